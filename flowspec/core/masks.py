@@ -1,0 +1,38 @@
+"""The attention mask of a pass, from parent links alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+
+def tree_mask(parents: Sequence[int], new: int) -> npt.NDArray[np.bool_]:
+    """Which tree rows the last ``new`` rows see: ``[new, len(parents)]``, themselves included.
+
+    ``parents``: a ``slots.Plan``'s, offsets into the tree region, -1 for a context parent. Context rows
+    are seen by every row and are not part of the mask. A lone row is masked like any other.
+    """
+    total = len(parents)
+    first = total - new
+    mask = np.zeros((new, total), dtype=np.bool_)
+    if not first and parents[:2] == (-1, 0)[:total] and tuple(parents) == tuple(range(-1, total - 1)):
+        return np.tri(total, dtype=np.bool_)
+    for row in range(new):
+        at = first + row
+        mask[row, at] = True
+        above = parents[at]
+        while 0 <= above < first:
+            mask[row, above] = True
+            above = parents[above]
+        if above >= first:
+            mask[row] |= mask[above - first]
+    return mask
+
+
+def full_mask(context: int, parents: Sequence[int], new: int) -> npt.NDArray[np.bool_]:
+    """``[new, context + len(parents)]``: the whole context, then ``tree_mask``."""
+    mask = np.ones((new, context + len(parents)), dtype=np.bool_)
+    mask[:, context:] = tree_mask(parents, new)
+    return mask

@@ -1,0 +1,118 @@
+"""The one rule by which a target token is chosen: argmax, or a draw keyed by (seed, index, token).
+
+With temperature the choice is Gumbel-max over the processed distribution: the token that maximises
+``logit / T + g`` where ``g = -log(-log u)`` and ``u`` is a 53-bit hash of (seed, absolute index in
+prompt + output, token id). Nothing else enters, so every strategy, stage count and machine that sees
+the same logits chooses the same token. Source: the design's "one rule of acceptance"; the coupling is
+that of arXiv 2408.07978.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flowspec.errors import JobError
+
+Floats = npt.NDArray[np.float64]
+Ids = npt.NDArray[np.int64]
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+_MASK = (1 << 64) - 1
+#: Largest seed accepted: 63 bits, so that it is a plain integer to every client.
+MAX_SEED = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the target's token is chosen.
+
+    ``temperature`` 0 is greedy and ignores the rest. ``top_k`` 0 and ``top_p`` 1 keep every token.
+    They apply in the order temperature, top-k, top-p.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise JobError(f"temperature is {self.temperature}; expected a number of 0 (greedy) or more")
+        if self.top_k < 0:
+            raise JobError(f"top_k is {self.top_k}; expected 0 (off) or a positive number of tokens")
+        if not 0 < self.top_p <= 1:
+            raise JobError(f"top_p is {self.top_p}; expected a share above 0 and at most 1 (off)")
+        if not 0 <= self.seed <= MAX_SEED:
+            raise JobError(f"seed is {self.seed}; expected an integer from 0 to {MAX_SEED}")
+
+
+def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """SplitMix64's finaliser, element by element, modulo 2^64."""
+    x = (x ^ (x >> np.uint64(30))) * _MIX_1
+    x = (x ^ (x >> np.uint64(27))) * _MIX_2
+    return x ^ (x >> np.uint64(31))
+
+
+def _key(seed: int, index: int) -> np.uint64:
+    first = _mix(np.array([(seed + 0x9E3779B97F4A7C15) & _MASK], dtype=np.uint64))
+    second = _mix(np.array([(index * 0xD1B54A32D192ED03 + 1) & _MASK], dtype=np.uint64))
+    return np.uint64(_mix(first ^ second)[0])
+
+
+def uniform(seed: int, index: int, tokens: npt.ArrayLike) -> Floats:
+    """The draw of every token id in ``tokens`` at ``index``: float64 strictly between 0 and 1."""
+    ids = np.asarray(tokens, dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        bits = _mix(_key(seed, index) + (ids + np.uint64(1)) * _GOLDEN) >> np.uint64(11)
+    return (bits.astype(np.float64) + 0.5) * 2.0**-53
+
+
+def gumbel(seed: int, index: int, tokens: npt.ArrayLike) -> Floats:
+    """Standard Gumbel noise for ``tokens`` at ``index``: ``-log(-log u)``, float64."""
+    noise: Floats = -np.log(-np.log(uniform(seed, index, tokens)))
+    return noise
+
+
+@lru_cache(maxsize=64)
+def _whole_vocabulary_noise(seed: int, index: int, size: int) -> Floats:
+    noise = gumbel(seed, index, np.arange(size))
+    noise.flags.writeable = False
+    return noise
+
+
+def survivors(logits: npt.NDArray[Any], sampling: Sampling) -> tuple[Ids, Floats]:
+    """Token ids left by temperature, top-k and top-p, best first, and their scores ``logit / T``.
+
+    ``logits``: one row, ``[vocabulary]``. Ties are broken towards the lower token id, so exactly
+    ``top_k`` tokens survive; top-p keeps the shortest prefix whose probability reaches ``top_p``.
+    """
+    scores = np.asarray(logits, dtype=np.float64) / sampling.temperature
+    order = np.argsort(-scores, kind="stable")
+    if sampling.top_k:
+        order = order[: sampling.top_k]
+    kept = scores[order]
+    if sampling.top_p < 1:
+        shares = np.exp(kept - kept[0])
+        before = (np.cumsum(shares) - shares) / shares.sum()
+        count = int(np.count_nonzero(before < sampling.top_p))
+        order, kept = order[:count], kept[:count]
+    return order, kept
+
+
+def choose(logits: npt.NDArray[Any], sampling: Sampling, index: int) -> int:
+    """The target's token at absolute ``index``, given one row of its logits, ``[vocabulary]``."""
+    if sampling.temperature == 0:
+        return int(np.argmax(logits))
+    if not sampling.top_k and sampling.top_p >= 1:
+        scores = np.asarray(logits, dtype=np.float64) / sampling.temperature
+        return int(np.argmax(scores + _whole_vocabulary_noise(sampling.seed, index, scores.size)))
+    ids, kept = survivors(logits, sampling)
+    return int(ids[np.argmax(kept + gumbel(sampling.seed, index, ids))])

@@ -1,0 +1,43 @@
+"""Cutting an ordered set of nodes into pipeline segments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def cut(ids: Sequence[int], parts: int, limit: int) -> list[list[int]]:
+    """``parts`` consecutive, near-equal segments, smaller first, none above ``limit`` rows.
+
+    Where the limit binds the surplus follows in segments of at most ``limit``. Source: FlowSpec section
+    3.2; ``algorithms.md`` 2.4 and 9.3 (the limit is enforced, the surplus waits).
+    """
+    parts = max(1, min(parts, len(ids)))
+    size, longer = divmod(len(ids), parts)
+    if size + (longer > 0) > limit:
+        return chunks(ids, limit)
+    sizes = [size] * (parts - longer) + [size + 1] * longer
+    return _split(ids, sizes)
+
+
+def chunks(ids: Sequence[int], limit: int) -> list[list[int]]:
+    """Consecutive segments of ``limit`` rows, the last one shorter."""
+    return [list(ids[at : at + limit]) for at in range(0, len(ids), limit)]
+
+
+def prefill_chunks(length: int, single: int = 64, size: int = 60) -> list[range]:
+    """Prompt positions in chunks: one up to ``single`` tokens, else near-equal ones of at most ``size``.
+
+    Source: FlowSpec's code (``algorithms.md`` 2.2), smaller chunks first.
+    """
+    if length <= single:
+        return [range(length)]
+    parts = -(-length // size)
+    base, longer = divmod(length, parts)
+    sizes = [base] * (parts - longer) + [base + 1] * longer
+    starts = [sum(sizes[:at]) for at in range(parts)]
+    return [range(start, start + count) for start, count in zip(starts, sizes, strict=True)]
+
+
+def _split(ids: Sequence[int], sizes: list[int]) -> list[list[int]]:
+    ends = [sum(sizes[: at + 1]) for at in range(len(sizes))]
+    return [list(ids[end - size : end]) for end, size in zip(ends, sizes, strict=True) if size]

@@ -1,0 +1,245 @@
+"""Machines under a virtual clock: an event heap, costs as functions, results computed on the spot.
+
+The simulation is the broker too: one task graph a job, the output, the rows that travel with segments.
+At one moment results of finished work come first, then messages, and only then does a free executor
+start new work; so a stage that finishes when a prune arrives starts its next pass with it applied.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+from flowspec.core.graph import TaskGraph
+from flowspec.core.machine import (
+    Accepted,
+    Allocate,
+    Commit,
+    Complete,
+    Discard,
+    Done,
+    Draft,
+    Encode,
+    EncodeDone,
+    Finish,
+    Input,
+    Machine,
+    Output,
+    Pass,
+    Poll,
+    Received,
+    Release,
+    Run,
+    Send,
+    Tick,
+    Work,
+    WorkResult,
+)
+from flowspec.core.messages import Envelope, Segment, Task
+from flowspec.core.sequence import SeqWriter
+from flowspec.errors import StateError
+from flowspec.model.base import DraftExecutor, RowArray, StageExecutor
+
+_RESULT, _MESSAGE, _POLL, _TICK = range(4)
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Seconds of virtual time: ``work(node, work)`` to compute, ``link(source, target, envelope)`` to travel."""
+
+    work: Callable[[str, Work], float]
+    link: Callable[[str, str, Envelope], float] = lambda source, target, envelope: 0.0
+
+
+def unit_costs(work: Work) -> float:
+    """A stage's pass costs 1; a growth's drafting costs 1, charged with its first pass."""
+    if isinstance(work, Pass):
+        return 1.0
+    if isinstance(work, Draft) and work.part.answers and work.growth_pass == 0:
+        return 1.0
+    return 0.0
+
+
+UNIT = Costs(lambda node, work: unit_costs(work))
+
+
+@dataclass(slots=True)
+class JobRecord:
+    """What the simulated broker knows of a job; times are virtual seconds."""
+
+    prompt: tuple[int, ...] = ()
+    tokens: list[int] = field(default_factory=list)
+    committed_at: list[tuple[float, int]] = field(default_factory=list)  # (when, tokens so far)
+    finish: Finish | None = None
+    graph: TaskGraph = field(default_factory=TaskGraph)
+    graph_seqs: SeqWriter = field(default_factory=SeqWriter)
+
+
+@dataclass(slots=True)
+class _Node:
+    machine: Machine
+    executor: StageExecutor | DraftExecutor | None
+    busy: bool = False
+    outputs: list[RowArray] = field(default_factory=list)
+    deadline: float | None = None
+
+
+Tap = Callable[[str, float, Input, list[Output]], None]
+
+
+class Simulation:
+    """``nodes``: machine and executor by name. ``tap`` sees every step (node, now, input, outputs)."""
+
+    def __init__(
+        self,
+        nodes: Mapping[str, tuple[Machine, StageExecutor | DraftExecutor | None]],
+        costs: Costs = UNIT,
+        *,
+        encode: Callable[[Encode], EncodeDone] | None = None,
+        tap: Tap | None = None,
+    ) -> None:
+        self._nodes = {name: _Node(machine, executor) for name, (machine, executor) in nodes.items()}
+        self._costs, self._encode, self._tap = costs, encode, tap
+        self._heap: list[tuple[float, int, int, str, object]] = []
+        self._order = itertools.count()
+        self._rows: dict[tuple[str, str, int], RowArray] = {}
+        self.jobs: dict[str, JobRecord] = {}
+        self.now = 0.0
+
+    # ---- running -------------------------------------------------------------------------------------
+
+    def post(self, to: str, envelope: Envelope, at: float = 0.0) -> None:
+        """Deliver ``envelope`` to ``to`` at virtual time ``at``."""
+        self._push(at, _MESSAGE, to, envelope)
+
+    def run(self, until: float = 1e6) -> None:
+        """Run until nothing is left to happen; StateError if that takes beyond ``until``."""
+        while self._heap:
+            now, kind, _, name, what = heapq.heappop(self._heap)
+            if now > until:
+                raise StateError(f"the simulation is still busy at {until} s")
+            self.now = max(self.now, now)
+            node = self._nodes[name]
+            if kind == _MESSAGE:
+                self._step(name, Received(self._drain(now, name, what)))
+            elif kind == _RESULT:
+                node.busy = False
+                self._step(name, Done(what))  # type: ignore[arg-type]
+            elif kind == _POLL and not node.busy and node.machine.runnable:
+                self._step(name, Poll())
+            elif kind == _TICK and node.machine.deadline is not None and node.machine.deadline <= now:
+                self._step(name, Tick())
+
+    def _drain(self, now: float, name: str, first: object) -> tuple[Envelope, ...]:
+        """``first`` and what else reaches ``name`` at this moment, in order."""
+        batch: list[object] = [first]
+        while self._heap and self._heap[0][:2] == (now, _MESSAGE) and self._heap[0][3] == name:
+            batch.append(heapq.heappop(self._heap)[4])
+        return tuple(envelope for envelope in batch if isinstance(envelope, Envelope))
+
+    def _push(self, at: float, kind: int, node: str, what: object) -> None:
+        heapq.heappush(self._heap, (at, kind, next(self._order), node, what))
+
+    def _step(self, name: str, event: Input) -> None:
+        node = self._nodes[name]
+        outputs = list(node.machine.step(event, self.now))
+        if self._tap is not None:
+            self._tap(name, self.now, event, outputs)
+        for output in outputs:
+            self._perform(name, node, output)
+        self._push(self.now, _POLL, name, None)
+        due = node.machine.deadline
+        if due is not None and due != node.deadline:
+            self._push(max(due, self.now), _TICK, name, None)
+        node.deadline = due
+
+    def machine(self, node: str) -> Machine:
+        """The machine of ``node``."""
+        return self._nodes[node].machine
+
+    def executor(self, node: str) -> StageExecutor | DraftExecutor | None:
+        """The executor of ``node``."""
+        return self._nodes[node].executor
+
+    @property
+    def rows_held(self) -> int:
+        """Segments whose rows were sent and neither computed nor dropped."""
+        return len(self._rows)
+
+    # ---- performing ----------------------------------------------------------------------------------
+
+    def record(self, job: str) -> JobRecord:
+        """What is known of ``job``."""
+        return self.jobs.setdefault(job, JobRecord())
+
+    def _perform(self, name: str, node: _Node, output: Output) -> None:
+        match output:
+            case Send():
+                self._send(name, node, output)
+            case Commit():
+                self._commit(name, output)
+            case Complete(job, _, tasks):
+                self._complete(name, job, tasks)
+            case Run(work):
+                self._run(name, node, work)
+            case Allocate(job, capacity, sampling, returns) if node.executor is not None:
+                node.executor.allocate(job, capacity, sampling, returns)
+            case Release(job) if node.executor is not None:
+                node.executor.release(job)
+                self._rows = {key: rows for key, rows in self._rows.items() if key[:2] != (name, job)}
+            case Discard(job, segment):
+                self._rows.pop((name, job, segment), None)
+            case Accepted(job, _, prompt):
+                self.record(job).prompt = prompt
+            case Finish(job):
+                self.record(job).finish = output
+
+    def _send(self, name: str, node: _Node, output: Send) -> None:
+        message = output.envelope.message
+        if output.rows is not None and isinstance(message, Segment):
+            rows = node.outputs[output.rows.part][list(output.rows.offsets)]
+            self._rows[output.to, message.job, message.segment] = rows
+        if output.task:
+            task = Task(message.job, output.task, output.after, output.to, output.envelope)
+            self._complete(name, message.job, output.completes, (task,))
+        else:
+            self._deliver(name, output.to, output.envelope)
+            self._complete(name, message.job, output.completes)
+
+    def _commit(self, name: str, output: Commit) -> None:
+        record = self.record(output.job)
+        if len(record.tokens) != output.emitted:
+            raise StateError(f"commit at token {output.emitted} where {len(record.tokens)} are in the output")
+        record.tokens += output.tokens
+        record.committed_at.append((self.now, len(record.tokens)))
+        for to, envelope in zip(output.to, output.prunes, strict=True):
+            self._deliver(name, to, envelope)
+        self._complete(name, output.job, output.completes)
+
+    def _complete(self, source: str, job: str, tasks: Sequence[str], created: Sequence[Task] = ()) -> None:
+        record = self.record(job)
+        for task in record.graph.apply(tasks, created):
+            if task.envelope is not None:
+                seq = record.graph_seqs.next(task.to)
+                self._deliver(source, task.to, replace(task.envelope, seq=seq))
+
+    def _deliver(self, source: str, to: str, envelope: Envelope) -> None:
+        self._push(self.now + self._costs.link(source, to, envelope), _MESSAGE, to, envelope)
+
+    def _run(self, name: str, node: _Node, work: Work) -> None:
+        node.busy = True
+        self._push(self.now + self._costs.work(name, work), _RESULT, name, self._compute(name, node, work))
+
+    def _compute(self, name: str, node: _Node, work: Work) -> WorkResult:
+        if isinstance(work, Encode):
+            if self._encode is None:
+                raise StateError("this simulation takes jobs with prompt_ids only")
+            return self._encode(work)
+        if isinstance(work, Draft):
+            return cast(DraftExecutor, node.executor).run(work)
+        inputs = [None if part.tokens else self._rows.pop((name, part.job, part.segment)) for part in work.parts]
+        result, node.outputs = cast(StageExecutor, node.executor).run(work, inputs)
+        return result

@@ -1,0 +1,85 @@
+"""Every error FlowSpec raises on purpose, as one tree.
+
+    FlowSpecError
+    ├── ConfigError            a value the user gave is wrong
+    │   ├── ModelError         a model directory cannot be used
+    │   └── JobError           a job's fields or prompt cannot be served
+    ├── ProtocolError          a rule of the wire was broken
+    │   ├── WireError          bytes that are not a message (truncated, oversized, wrong type)
+    │   ├── GapError           a message or its rows are missing
+    │   └── StateError         one of our machines was driven against its rules: our bug
+    ├── BrokerError            the broker cannot be used
+    │   ├── BrokerUnreachable  no connection, a lost one, or a refused password
+    │   ├── BrokerFull         a capped stream or the broker's memory is full
+    │   └── StaleEpoch         the caller no longer owns the job
+    ├── ClusterError           a worker process could not start, or died
+    │   └── ClaimError         another worker already owns the stage
+    ├── JobFailed              a job ended with an error; the message is the one in its output
+    └── ReplayMismatch         a recording and the machines disagree
+
+The text of an error is one line for a person: what was wrong, what was expected, what to do.
+"""
+
+
+class FlowSpecError(Exception):
+    """Root of all errors raised on purpose."""
+
+
+class ConfigError(FlowSpecError):
+    """A value the user gave is wrong."""
+
+
+class ModelError(ConfigError):
+    """A model directory cannot be used."""
+
+
+class JobError(ConfigError):
+    """A job's fields or prompt cannot be served."""
+
+
+class ProtocolError(FlowSpecError):
+    """A rule of the wire was broken."""
+
+
+class WireError(ProtocolError):
+    """Bytes that are not a message: truncated, oversized, of an unknown or forbidden type."""
+
+
+class GapError(ProtocolError):
+    """A message, or the rows a message names, are missing."""
+
+
+class StateError(ProtocolError):
+    """One of our machines was driven against its rules: a bug here, not the peer's fault."""
+
+
+class BrokerError(FlowSpecError):
+    """The broker cannot be used."""
+
+
+class BrokerUnreachable(BrokerError):
+    """No connection to the broker, a lost one, or a refused password."""
+
+
+class BrokerFull(BrokerError):
+    """A capped stream, or the broker's memory, is full."""
+
+
+class StaleEpoch(BrokerError):
+    """The caller's epoch is not the job's: somebody else owns it, or it has ended."""
+
+
+class ClusterError(FlowSpecError):
+    """A worker process could not start, or died."""
+
+
+class ClaimError(ClusterError):
+    """Another worker already owns the stage."""
+
+
+class JobFailed(FlowSpecError):
+    """A job ended with an error; the message is the one in the job's output."""
+
+
+class ReplayMismatch(FlowSpecError):
+    """A recording and the machines disagree; the message names the first difference."""

@@ -1,0 +1,123 @@
+"""What the beam-tree strategies share: parameters, growths that end in segments, one way to read options.
+
+A new strategy is a file beside this one and a line in the registry. It must answer ``grow`` and
+``judges`` (``core.strategy``); most need no more than a growth and the segments it ends in.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Generic, TypeVar
+
+from flowspec.core.growth import BeamGrowth
+from flowspec.core.segments import cut
+from flowspec.core.session import TREE_ROWS
+from flowspec.core.strategy import Growth, Occasion, View
+from flowspec.core.tree import Tree
+from flowspec.errors import ConfigError
+
+P = TypeVar("P", bound="BeamParams")
+D = TypeVar("D")
+
+
+@dataclass(frozen=True, slots=True)
+class BeamParams:
+    """A drafted tree: ``width`` children and beam (k), ``loops`` layers after the first (d0), ``nodes``
+    kept, root excluded (L), ``segment`` rows at most per segment (L_max).
+
+    ``order``: of the nodes in their segments, by falling ``score`` or in order of ``generation``.
+    ``lockstep``: the papers' barrier.
+    """
+
+    width: int = 10
+    loops: int = 6
+    nodes: int = 80
+    segment: int = 16
+    order: str = "score"
+    lockstep: bool = False
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("width", 1, 64), ("loops", 0, 32), ("nodes", 1, TREE_ROWS - 1), ("segment", 1, TREE_ROWS),
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise ConfigError(f"{name} is {value}; expected {low} to {high}")
+        if self.order not in ("score", "generation"):
+            raise ConfigError(f"order is {self.order!r}; expected score or generation")
+
+    @property
+    def by_score(self) -> bool:
+        return self.order == "score"
+
+
+class Grown:
+    """A beam growth and what to send of it: ``finish`` names the segments."""
+
+    def __init__(self, base: BeamGrowth, finish: Callable[[Tree], list[list[int]]]) -> None:
+        self._base, self._finish = base, finish
+
+    def pending(self, tree: Tree) -> tuple[int, ...]:
+        return self._base.pending(tree)
+
+    def segments(self, tree: Tree) -> list[list[int]]:
+        return self._finish(tree)
+
+
+class BeamStrategy(Generic[P]):
+    """Common ground: one parameter object, N + 1 segments in flight, judging whatever has come back."""
+
+    Params: ClassVar[type[BeamParams]]
+    source: ClassVar[str]
+
+    def __init__(self, params: P, stages: int) -> None:
+        self.params = params
+        self.stages = stages
+        self.capacity = stages + 1
+        self.width = params.width
+        self.lockstep = params.lockstep
+        self.base: BeamGrowth | None = None
+
+    def grow(self, view: View, occasion: Occasion) -> Growth | None:
+        return None
+
+    def seed(self, tree: Tree) -> Grown:
+        """The round's tree, cut into N + 1 segments; keeps its beam as ``self.base``."""
+        shape = self.params
+        base = self.base = BeamGrowth(tree, shape.width, shape.loops)
+
+        def finish(tree: Tree) -> list[list[int]]:
+            nodes = [tree.root, *base.best(tree, shape.nodes, by_score=shape.by_score)]
+            return cut(nodes, self.stages + 1, shape.segment)
+
+        return Grown(base, finish)
+
+    def judges(self, view: View) -> bool:
+        return True
+
+
+def read_params(kind: type[D], options: Mapping[str, str]) -> D:
+    """Parameters of dataclass ``kind`` from texts; ConfigError lists the names there are."""
+    fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    values: dict[str, object] = {}
+    for name, text in options.items():
+        if name not in fields:
+            known = ", ".join(fields) or "none"
+            raise ConfigError(f"unknown strategy option {name!r}; the options are: {known}")
+        values[name] = _parse(name, text, fields[name].default)
+    return kind(**values)
+
+
+def _parse(name: str, text: str, default: object) -> object:
+    if isinstance(default, bool):
+        if text.lower() not in ("on", "off", "1", "0", "true", "false"):
+            raise ConfigError(f"strategy option {name} is {text!r}; expected on or off")
+        return text.lower() in ("on", "1", "true")
+    if isinstance(default, int):
+        try:
+            return int(text)
+        except ValueError:
+            raise ConfigError(f"strategy option {name} is {text!r}; expected a whole number") from None
+    return text

@@ -1,0 +1,74 @@
+"""FlowSpec: continuous pipelined speculation with a tree that is pruned and grown while in flight.
+
+Source: FlowSpec (arXiv 2507.02620), sections 3.2 to 3.4; ``algorithms.md`` section 2. Each mechanism is a
+switch, so that the paper's ablation is configuration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flowspec.core.growth import BeamGrowth
+from flowspec.core.strategy import Growth, Occasion, View
+from flowspec.core.tree import Tree
+from flowspec.strategies.base import BeamParams, BeamStrategy, Grown
+
+
+@dataclass(frozen=True, slots=True)
+class FlowSpecParams(BeamParams):
+    """Beside the tree of a round:
+
+    ``merge``: context-aware expansion. After every verdict that stays in the tree, draft anew from the
+    new root (``merge_loops``, ``merge_nodes``: d_exp, L_exp) and send what is not in T yet.
+    ``expand``: score-aware expansion. When a slot is free and the context unchanged, grow the last beam
+    by ``expand_layers`` (d_se) and send the ``expand_nodes`` (L_se) best that are not in T.
+    """
+
+    merge: bool = True
+    merge_loops: int = 6
+    merge_nodes: int = 64
+    expand: bool = True
+    expand_layers: int = 1
+    expand_nodes: int = 48
+
+
+class FlowSpec(BeamStrategy[FlowSpecParams]):
+    """Score-ordered segments judged one by one, pruned in flight, and topped up with merged new drafts."""
+
+    Params = FlowSpecParams
+    source = "FlowSpec, arXiv 2507.02620"
+
+    def grow(self, view: View, occasion: Occasion) -> Growth | None:
+        match occasion:
+            case Occasion.ROUND:
+                return self.seed(view.tree)
+            case Occasion.VERDICT if self.params.merge:
+                return self._merge(view.tree)
+            case Occasion.IDLE if self.params.expand and self.base is not None:
+                return self._expand(self.base, view.tree)
+        return None
+
+    def _merge(self, tree: Tree) -> Growth:
+        """S_app: the new draft's nodes that T lacks, in its order, as one segment."""
+        base = self.base = BeamGrowth(tree, self.params.width, self.params.merge_loops)
+
+        def finish(tree: Tree) -> list[list[int]]:
+            best = base.best(tree, self.params.merge_nodes, by_score=self.params.by_score)
+            return _segment([node for node in best if not tree[node].selected])
+
+        return Grown(base, finish)
+
+    def _expand(self, base: BeamGrowth, tree: Tree) -> Growth:
+        """The best of the last beam's deeper layers that T lacks, as one segment."""
+        base.rebase(tree)
+        base.extend(tree, self.params.expand_layers)
+
+        def finish(tree: Tree) -> list[list[int]]:
+            by_score = self.params.by_score
+            return _segment(base.best(tree, self.params.expand_nodes, by_score=by_score, unselected=True))
+
+        return Grown(base, finish)
+
+
+def _segment(nodes: list[int]) -> list[list[int]]:
+    return [nodes] if nodes else []

@@ -1,0 +1,30 @@
+"""A drafted tree per round, streamed in micro-segments, verified when all of it is back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flowspec.core.session import TREE_ROWS
+from flowspec.core.strategy import Growth, Occasion, View
+from flowspec.strategies.base import BeamParams, BeamStrategy
+
+
+@dataclass(frozen=True, slots=True)
+class NaiveParams(BeamParams):
+    """As the paper runs it: generation order, N + 1 equal parts whatever their size."""
+
+    segment: int = TREE_ROWS
+    order: str = "generation"
+
+
+class NaivePP(BeamStrategy[NaiveParams]):
+    """A drafted tree per round in N+1 segments, judged when all of them have returned."""
+
+    Params = NaiveParams
+    source = "FlowSpec (baseline)"
+
+    def grow(self, view: View, occasion: Occasion) -> Growth | None:
+        return self.seed(view.tree) if occasion is Occasion.ROUND else None
+
+    def judges(self, view: View) -> bool:
+        return not view.in_flight and not view.waiting

@@ -1,0 +1,251 @@
+"""Seam: PipeDec's timestep barrier, as data in the task graph.
+
+A sketch, not the strategy: a drafted chain instead of a width-limited tree. What it proves is that the
+unchanged stage machine, messages, graph and simulation carry the workflow of ``algorithms.md`` 3.6:
+``sync(t)`` joins every ``decode(node, t)`` including the drafter's, and ``decode(node, t + 1)`` waits for
+the verdict of t wherever its rows already are.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import pytest
+
+from flowspec.core.accept import follow
+from flowspec.core.drafting import Drafting
+from flowspec.core.machine import (
+    Allocate,
+    Commit,
+    Complete,
+    Done,
+    Draft,
+    DraftDone,
+    Input,
+    Output,
+    Poll,
+    Received,
+    Run,
+    Send,
+    Work,
+)
+from flowspec.core.machine import Pass as StagePass
+from flowspec.core.messages import (
+    DRAFT,
+    GRAPH,
+    Envelope,
+    Hop,
+    Open,
+    Prune,
+    Result,
+    Returns,
+    Segment,
+    Synced,
+    stage_node,
+)
+from flowspec.core.sampling import Sampling
+from flowspec.core.sequence import SeqWriter
+from flowspec.core.stage import StageMachine
+from flowspec.core.tree import Tree
+from flowspec.drivers.sim import Costs, Simulation
+from flowspec.model.toy import ToyDrafter, ToyStage
+from tests.toy import PROMPT, TARGET
+
+STAGES = 3
+COUNT = 20
+JOB = "job"
+
+
+def task(kind: str, t: int, node: int | str = "") -> str:
+    return f"{kind}/{node}/{t}"
+
+
+class WholeChain:
+    """Grows one layer of one node below the deepest one."""
+
+    def __init__(self, tip: int) -> None:
+        self.tip = tip
+
+    def pending(self, tree: Tree) -> tuple[int, ...]:
+        return (self.tip,) if tree[self.tip].expansion is None else ()
+
+    def segments(self, tree: Tree) -> list[list[int]]:
+        expansion = tree[self.tip].expansion
+        assert expansion is not None
+        return [[tree.add(self.tip, expansion.tokens[0], expansion.values[0])]]
+
+
+class PipeDecSketch:
+    """D0 of the sketch: one layer a timestep, a verdict at every sync."""
+
+    deadline = None
+
+    def __init__(self) -> None:
+        self.tree = Tree(len(PROMPT) - 1)
+        self.tree.plant(PROMPT[-1], len(PROMPT) - 1, len(PROMPT) - 2)
+        self.drafting = Drafting(JOB, PROMPT, 4)
+        self.writer = SeqWriter()
+        self.output: list[int] = []
+        self.answers: dict[int, int] = {}
+        self.offset = len(PROMPT) - 1
+        self.t = 0
+        self.layers: dict[int, list[int]] = {}  # stage a layer reaches in this timestep -> its nodes
+        self.number = 0
+        self.working = False
+        self.draft_cost_task = ""
+
+    @property
+    def runnable(self) -> bool:
+        return not self.working and self.drafting.has_work
+
+    def step(self, event: Input, now: float) -> Sequence[Output]:
+        match event:
+            case Received(envelopes):
+                return [output for envelope in envelopes for output in self.receive(envelope.message)]
+            case Poll():
+                self.working = True
+                work = self.drafting.next_work(self.tree)
+                return [Run(work)] if work else []
+            case Done(result) if isinstance(result, DraftDone):
+                self.working = False
+                self.drafting.done(result, self.tree)
+                if self.drafting.growing and self.drafting.advance(self.tree) is not None:
+                    return [Complete(JOB, 1, (task("decode", self.t, 0),))]
+                return []
+        raise AssertionError(event)
+
+    def receive(self, message: object) -> list[Output]:
+        if isinstance(message, Open):
+            return self.start()
+        if isinstance(message, Result):
+            self.answers.update(zip(message.ids, message.tokens, strict=True))
+            return self.sync() if self.t == 0 else []
+        if isinstance(message, Synced):
+            assert message.task == task("sync", self.t)
+            return self.sync()
+        raise AssertionError(message)
+
+    def start(self) -> list[Output]:
+        outputs: list[Output] = [Allocate(JOB, 400, Sampling(), Returns())]
+        opened = Open(JOB, 1, len(PROMPT), 400, Sampling())
+        outputs += [self.direct(stage, opened) for stage in range(1, STAGES + 1)]
+        rows = tuple(range(len(PROMPT)))
+        prefill = Segment(JOB, 1, -1, 0, rows, tuple(at - 1 for at in rows), rows, PROMPT)
+        return [*outputs, self.direct(1, prefill)]
+
+    def direct(self, stage: int, message: object) -> Send:
+        node = stage_node(stage)
+        return Send(node, Envelope(DRAFT, self.writer.next(node), message))  # type: ignore[arg-type]
+
+    def sync(self) -> list[Output]:
+        """The verdict of timestep t, and everything timestep t + 1 starts with."""
+        outputs: list[Output] = []
+        grown = self.deepest_child()
+        verdict = follow(self.tree, self.answers, budget=COUNT - len(self.output), eos=TARGET.eos)
+        layers = {stage + 1: nodes for stage, nodes in self.layers.items()}
+        if verdict is not None:
+            path = [(node, self.tree[node].token) for node in verdict.accepted]
+            position = self.tree[verdict.accepted[-1]].position + 1
+            if verdict.successor is None or verdict.finish:
+                root = self.tree.plant(verdict.tokens[-1], position, verdict.accepted[-1])
+                layers, grown = {1: [root]}, None
+            else:
+                root = verdict.successor
+                self.tree.advance(root)
+            prune = Prune(JOB, 1, self.offset, verdict.accepted, root, tuple(node.id for node in self.tree))
+            nodes = tuple(stage_node(stage) for stage in range(1, STAGES + 1))
+            prunes = tuple(Envelope(DRAFT, self.writer.next(node), prune) for node in nodes)
+            outputs.append(
+                Commit(JOB, 1, self.offset, len(self.output), len(verdict.accepted), verdict.tokens, verdict.finish,
+                       nodes, prunes)
+            )  # fmt: skip
+            self.offset += len(verdict.accepted)
+            self.output += verdict.tokens
+            self.drafting.commit(path, root)
+            if verdict.finish:
+                return outputs
+        if grown is not None and grown in self.tree:
+            self.tree.select([grown])
+            layers[1] = [grown]
+        self.layers = {stage: nodes for stage, nodes in layers.items() if stage <= STAGES}
+        return [*outputs, *self.next_timestep()]
+
+    def deepest_child(self) -> int | None:
+        deepest = max(self.tree, key=lambda node: node.depth)
+        return None if deepest.selected else deepest.id
+
+    def next_timestep(self) -> list[Output]:
+        """sync(t) waits for every active decode; the held rows of t go once verdict(t - 1) is complete."""
+        before, self.t = self.t, self.t + 1
+        active = [task("decode", self.t, stage) for stage in self.layers]
+        synced = Envelope(GRAPH, 0, Synced(JOB, 1, task("sync", self.t)))
+        after = (*active, task("decode", self.t, 0))
+        outputs: list[Output] = [Send(DRAFT, synced, task=task("sync", self.t), after=after)]
+        if 1 in self.layers:
+            outputs.append(self.inject(self.layers[1]))
+        tip = max(self.tree, key=lambda node: node.depth).id
+        self.drafting.begin(WholeChain(tip), idle=False)
+        assert self.drafting.advance(self.tree) is None
+        return [*outputs, Complete(JOB, 1, (task("verdict", before),))]
+
+    def inject(self, nodes: list[int]) -> Send:
+        self.number += 1
+        route = tuple(
+            Hop(task("decode", self.t + hop, 1 + hop), (task("verdict", self.t + hop - 1),)) for hop in range(1, STAGES)
+        )
+        entries = [self.tree[node] for node in nodes]
+        segment = Segment(
+            JOB, 1, self.number, 0, tuple(nodes), tuple(e.parent for e in entries),
+            tuple(e.position for e in entries), tuple(e.token for e in entries),
+            task=task("decode", self.t, 1), route=route,
+        )  # fmt: skip
+        return self.direct(1, segment)
+
+
+def run(hit_rate: float, seconds: dict[str, float]) -> tuple[PipeDecSketch, Simulation, list[tuple[str, float, float]]]:
+    spans: list[tuple[str, float, float]] = []
+
+    def cost(node: str, work: Work) -> float:
+        prompt = isinstance(work, StagePass) and any(0 in part.ids for part in work.parts)
+        return 0.0 if prompt or (isinstance(work, Draft) and not work.part.answers) else seconds[node]
+
+    def tap(node: str, now: float, event: Input, outputs: list[Output]) -> None:
+        for output in outputs:
+            if isinstance(output, Run) and (spent := cost(node, output.work)):
+                spans.append((node, now, now + spent))
+
+    sketch = PipeDecSketch()
+    nodes = {DRAFT: (sketch, ToyDrafter(TARGET, hit_rate, ranks=(0,)))}
+    for stage in range(1, STAGES + 1):
+        nodes[stage_node(stage)] = (StageMachine(stage, STAGES), ToyStage(TARGET, stage, STAGES))  # type: ignore[assignment]
+    simulation = Simulation(nodes, Costs(cost), tap=tap)
+    simulation.post(DRAFT, Envelope("scheduler", 1, Open(JOB, 1, len(PROMPT), 400, Sampling())))
+    simulation.run()
+    return sketch, simulation, spans
+
+
+UNEQUAL = {"d0": 2.0, "s1": 1.0, "s2": 3.0, "s3": 2.0}
+
+
+@pytest.mark.parametrize("hit_rate", [0.0, 0.7, 1.0])
+def test_text_is_the_targets_and_no_timestep_overlaps_the_next(hit_rate: float) -> None:
+    sketch, simulation, spans = run(hit_rate, UNEQUAL)
+    assert tuple(sketch.output) == TARGET.decode(PROMPT, COUNT, Sampling())
+    assert simulation.jobs[JOB].tokens == sketch.output
+    starts = sorted({start for _, start, _ in spans})
+    for step, following in itertools.pairwise(starts):
+        assert max(end for _, start, end in spans if start == step) <= following, "two timesteps overlap"
+
+
+def test_at_hit_rate_one_a_token_a_timestep_after_the_fill() -> None:
+    _, simulation, _spans = run(1.0, dict.fromkeys(("d0", "s1", "s2", "s3"), 1.0))
+    times = [when for when, _ in simulation.jobs[JOB].committed_at]
+    assert times[1] - times[0] == STAGES, "the fill"
+    assert {round(b - a, 9) for a, b in itertools.pairwise(times[1:])} == {1.0}
+
+
+def test_a_miss_costs_the_refill() -> None:
+    _, simulation, _ = run(0.0, dict.fromkeys(("d0", "s1", "s2", "s3"), 1.0))
+    times = [when for when, _ in simulation.jobs[JOB].committed_at]
+    assert {round(b - a, 9) for a, b in itertools.pairwise(times)} == {float(STAGES)}

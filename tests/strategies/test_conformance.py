@@ -1,0 +1,168 @@
+"""What every registered strategy must hold, on the toy model and the virtual clock."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from flowspec.core.draft import DraftMachine
+from flowspec.core.jobs import JobSpec
+from flowspec.core.machine import Input, Output, Received, Run, Send
+from flowspec.core.machine import Pass as StagePass
+from flowspec.core.messages import Result, Segment
+from flowspec.core.sampling import Sampling
+from flowspec.drivers.sim import Costs, Simulation, unit_costs
+from flowspec.strategies import STRATEGIES
+from tests.toy import PROMPT, TARGET, generate, pipeline, submit
+
+VARIANTS = [
+    *STRATEGIES,
+    "flowspec:lockstep=on", "flowspec:merge=off", "flowspec:expand=off", "flowspec:order=generation",
+    "flowspec:nodes=5,width=2,loops=2,segment=3", "pruned_pp:order=score,lockstep=on", "naive_pp:lockstep=on",
+    "flowspec:merge=off,expand=off,lockstep=on", "flowspec:nodes=300,segment=40",
+]  # fmt: skip
+GREEDY = Sampling()
+SAMPLED = [Sampling(temperature=1.0, seed=seed) for seed in range(3)]
+NUCLEUS = Sampling(temperature=0.6, top_k=20, top_p=0.9, seed=7)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4, 7])
+@pytest.mark.parametrize("hit_rate", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_ids_equal_plain_decoding(variant: str, hit_rate: float, stages: int) -> None:
+    for sampling in (GREEDY, SAMPLED[0], NUCLEUS):
+        record = generate(variant, stages, hit_rate=hit_rate, sampling=sampling, count=40)
+        assert record.finish is not None
+        assert record.finish.error == ""
+        expected = TARGET.decode(PROMPT, 40, sampling)
+        assert tuple(record.tokens) == expected
+        assert record.finish.reason == ("eos" if expected[-1] in TARGET.eos else "length")
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_the_budget_is_exact(variant: str, count: int) -> None:
+    record = generate(variant, 3, count=count, hit_rate=1.0)
+    assert tuple(record.tokens) == TARGET.decode(PROMPT, count, GREEDY)
+    assert record.finish is not None
+    assert record.finish.reason == "length"
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_end_of_the_context_is_the_end(variant: str) -> None:
+    prompt = PROMPT + tuple(range(2, 52)) * 10
+    assert TARGET.context - len(prompt) == 2
+    record = generate(variant, 2, prompt=prompt, count=50)
+    assert tuple(record.tokens) == TARGET.decode(prompt, 50, GREEDY)[:2]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_seeds_are_reproduced_and_differ(variant: str) -> None:
+    texts = [tuple(generate(variant, 2, sampling=sampling, count=30).tokens) for sampling in SAMPLED]
+    assert texts == [TARGET.decode(PROMPT, 30, sampling) for sampling in SAMPLED]
+    assert len(set(texts)) == len(texts)
+
+
+class Watch:
+    """Follows a run: what was sent, answered, computed; checks trees after every step."""
+
+    def __init__(self) -> None:
+        self.sent: Counter[int] = Counter()
+        self.answered: Counter[int] = Counter()
+        self.rows: dict[int, set[int]] = {}
+        self.trace: list[object] = []
+        self.most_in_flight = 0
+        self.draft: DraftMachine | None = None
+
+    def __call__(self, node: str, now: float, event: Input, outputs: list[Output]) -> None:
+        self.trace.append((node, now, event, tuple(outputs)))
+        if node != "d0" or self.draft is None:
+            return
+        for session in self.draft.sessions.values():
+            session.tree.check()
+            self.most_in_flight = max(self.most_in_flight, session.in_flight)
+        for output in outputs:
+            if isinstance(output, Send) and isinstance(segment := output.envelope.message, Segment) and segment.round:
+                self.sent[segment.segment] += 1
+                self.rows[segment.segment] = set(segment.ids)
+        if isinstance(event, Received):
+            for envelope in event.envelopes:
+                if isinstance(envelope.message, Result):
+                    self.answered[envelope.message.segment] += 1
+                    if envelope.message.segment in self.rows:
+                        assert set(envelope.message.ids) <= self.rows[envelope.message.segment]
+
+
+def watched(variant: str, stages: int, hit_rate: float, costs: Costs) -> tuple[Watch, Simulation]:
+    watch = Watch()
+    simulation = pipeline(stages, hit_rate, costs=costs, tap=watch)
+    machine = simulation.machine("d0")
+    assert isinstance(machine, DraftMachine)
+    watch.draft = machine
+    submit(simulation, "job", JobSpec(prompt_ids=PROMPT, max_new_tokens=40, strategy=variant))
+    simulation.run()
+    return watch, simulation
+
+
+UNIT = Costs(lambda node, work: unit_costs(work))
+#: Links take time, the drafter is quick, stages differ: answers and prunes meet segments everywhere.
+RAGGED = Costs(
+    lambda node, work: {"d0": 0.3, "s1": 1.0, "s2": 1.7, "s3": 0.6}.get(node, 1.1),
+    lambda source, target, envelope: 0.45,
+)
+
+
+@pytest.mark.parametrize("costs", [UNIT, RAGGED], ids=["unit", "ragged"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_segment_is_answered_once_or_void(variant: str, costs: Costs) -> None:
+    watch, simulation = watched(variant, 3, 0.7, costs)
+    record = simulation.jobs["job"]
+    assert tuple(record.tokens) == TARGET.decode(PROMPT, 40, GREEDY)
+    assert max(watch.sent.values()) == 1
+    assert max(watch.answered.values()) == 1
+    assert watch.draft is not None
+    stats = record.finish.stats if record.finish else {}
+    assert isinstance(stats["rows"], dict)
+    committed = len(record.tokens) - 1
+    assert stats["rows"]["useful"] == committed * 3, "every committed row passed every stage once"
+    if "lockstep" not in variant:
+        assert watch.most_in_flight <= 4
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_same_input_same_trace(variant: str) -> None:
+    first, _ = watched(variant, 3, 0.7, RAGGED)
+    second, _ = watched(variant, 3, 0.7, RAGGED)
+    assert first.trace == second.trace
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_nothing_is_left_behind(variant: str) -> None:
+    _, simulation = watched(variant, 3, 0.7, RAGGED)
+    assert simulation.jobs["job"].graph.waiting == ()
+    assert simulation.rows_held == 0
+    for stage in ("s1", "s2", "s3"):
+        assert simulation.machine(stage).open_jobs == ()  # type: ignore[attr-defined]
+        assert simulation.executor(stage).layers.jobs == ()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if "lockstep" in v])
+def test_lockstep_starts_no_step_before_the_answer_of_n_steps_before(variant: str) -> None:
+    """With answers slow to travel, the last stage must not run ahead of the draft worker's verdicts."""
+    slow = Costs(
+        lambda node, work: unit_costs(work),
+        lambda source, target, envelope: 5.0 if target == "d0" else 0.0,
+    )
+    watch, _ = watched(variant, 2, 1.0, slow)
+    answers, running, held_back = 0, 0, False
+    for node, _, event, outputs in watch.trace:  # type: ignore[misc]
+        if node == "d0" and isinstance(event, Received):
+            answers += sum(isinstance(envelope.message, Result) for envelope in event.envelopes)
+        for output in outputs:
+            if node == "s2" and isinstance(output, Run) and isinstance(output.work, StagePass):
+                running += min(output.work.parts[0].ids) >= len(PROMPT)
+                # Segment i is at stage 2 in step i + 1, after verdict i - 1. The first answer is the prompt's.
+                assert running <= answers - 1 + 1
+                held_back |= running == answers - 1 + 1
+    assert held_back, "the barrier never bound"

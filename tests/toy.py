@@ -1,0 +1,61 @@
+"""A simulated pipeline over the toy model, for tests of everything that is not Redis or torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flowspec.core.draft import DraftMachine
+from flowspec.core.jobs import JobSpec
+from flowspec.core.messages import SCHEDULER, Envelope, Submit, stage_node
+from flowspec.core.sampling import Sampling
+from flowspec.core.session import Limits
+from flowspec.core.stage import StageMachine
+from flowspec.drivers.sim import UNIT, Costs, JobRecord, Simulation, Tap
+from flowspec.model.toy import ToyDrafter, ToyStage, ToyTarget
+from flowspec.strategies import build
+
+TARGET = ToyTarget()
+PROMPT = tuple((35 + at * 3) % 60 + 2 for at in range(10))
+
+
+def limits(stages: int, target: ToyTarget = TARGET, eos: frozenset[int] | None = None) -> Limits:
+    return Limits(stages, target.context, target.vocabulary, target.eos if eos is None else eos)
+
+
+def pipeline(
+    stages: int,
+    hit_rate: float = 0.8,
+    *,
+    target: ToyTarget = TARGET,
+    ranks: Sequence[int] = (0, 0, 0, 0, 0, 1, 1, 2),
+    costs: Costs = UNIT,
+    parts_per_pass: int = 1,
+    tap: Tap | None = None,
+) -> Simulation:
+    nodes = {"d0": (DraftMachine(limits(stages, target), build), ToyDrafter(target, hit_rate, ranks))}
+    for stage in range(1, stages + 1):
+        machine = StageMachine(stage, stages, parts_per_pass=parts_per_pass)
+        nodes[stage_node(stage)] = (machine, ToyStage(target, stage, stages))
+    return Simulation(nodes, costs, tap=tap)
+
+
+def submit(simulation: Simulation, job: str, spec: JobSpec, at: float = 0.0) -> None:
+    message = Submit(job, 1, tuple(spec.fields().items()))
+    simulation.post("d0", Envelope(SCHEDULER, 1, message), at)
+
+
+def generate(
+    strategy: str,
+    stages: int = 4,
+    *,
+    prompt: Sequence[int] = PROMPT,
+    count: int = 48,
+    sampling: Sampling = Sampling(),
+    **options: object,
+) -> JobRecord:
+    """One job to its end under unit costs."""
+    simulation = pipeline(stages, **options)  # type: ignore[arg-type]
+    spec = JobSpec(prompt_ids=tuple(prompt), max_new_tokens=count, sampling=sampling, strategy=strategy)
+    submit(simulation, "job", spec)
+    simulation.run()
+    return simulation.jobs["job"]
