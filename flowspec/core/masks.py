@@ -36,3 +36,18 @@ def full_mask(context: int, parents: Sequence[int], new: int) -> npt.NDArray[np.
     mask = np.ones((new, context + len(parents)), dtype=np.bool_)
     mask[:, context:] = tree_mask(parents, new)
     return mask
+
+
+def windowed(mask: npt.NDArray[np.bool_], context: int, parents: Sequence[int], window: int) -> npt.NDArray[np.bool_]:
+    """``mask`` of ``full_mask`` without what lies ``window`` positions back or more.
+
+    A tree row's position follows from its depth: a row with a context parent is at ``context``.
+    """
+    total = mask.shape[1]
+    if total <= window:
+        return mask
+    positions = np.arange(total)
+    for at, above in enumerate(parents):
+        positions[context + at] = context if above < 0 else positions[context + above] + 1
+    rows = positions[total - mask.shape[0] :, None]
+    return mask & (rows - positions[None, :] < window)

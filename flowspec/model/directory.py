@@ -1,0 +1,240 @@
+"""A model directory in the Hugging Face layout, checked before anything is loaded. No torch here."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+from flowspec.errors import ModelError
+
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+#: Largest safetensors header accepted, bytes; the format's own limit.
+_MAX_HEADER = 100_000_000
+_TEXT_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """Where a tensor's bytes are: ``file``, absolute byte range, safetensors dtype name and shape."""
+
+    file: Path
+    start: int
+    end: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ModelDirectory:
+    """A directory whose config was read and found to be a decoder-only language model's."""
+
+    path: Path
+    config: Mapping[str, Any]
+
+    @property
+    def layers(self) -> int:
+        """Decoder layers."""
+        return int(self.config["num_hidden_layers"])
+
+    @property
+    def hidden_size(self) -> int:
+        return int(self.config["hidden_size"])
+
+    @property
+    def vocabulary(self) -> int:
+        return int(self.config["vocab_size"])
+
+    @property
+    def context(self) -> int:
+        """Tokens the model was trained for, prompt and output together."""
+        return int(self.config.get("max_position_embeddings", 2048))
+
+    @property
+    def tied(self) -> bool:
+        """The output head shares the embedding's weights."""
+        return bool(self.config.get("tie_word_embeddings", False))
+
+    @cached_property
+    def eos(self) -> frozenset[int]:
+        """End-of-sequence token ids, by the same precedence as ``generate``: generation config first."""
+        generation = _read_json(self.path / "generation_config.json") if self.has("generation_config.json") else {}
+        found = generation.get("eos_token_id", self.config.get("eos_token_id"))
+        ids = found if isinstance(found, list) else [found]
+        return frozenset(int(token) for token in ids if token is not None)
+
+    def has(self, name: str) -> bool:
+        """Whether the directory has a file ``name``."""
+        return (self.path / name).is_file()
+
+    @cached_property
+    def weight_files(self) -> dict[str, Path]:
+        """The file that holds each tensor, by tensor name; no weights file but a lone one is opened."""
+        if self.has(_INDEX):
+            weight_map = _read_json(self.path / _INDEX).get("weight_map")
+            if not isinstance(weight_map, dict) or not weight_map:
+                raise ModelError(f"{self.path / _INDEX} has no weight_map; download the model again")
+            return {str(tensor): self.path / str(file) for tensor, file in weight_map.items()}
+        if not self.has(_SINGLE):
+            raise ModelError(f"{self.path} has no {_SINGLE} and no {_INDEX}; only safetensors checkpoints are read")
+        return dict.fromkeys(_header(self.path / _SINGLE), self.path / _SINGLE)
+
+    def tensor(self, name: str) -> TensorEntry:
+        """Where tensor ``name`` is; ModelError if there is none, or its file is missing or cut short."""
+        file = self.weight_files.get(name)
+        entry = _header(file).get(name) if file is not None else None
+        if entry is None:
+            raise ModelError(f"{self.path} has no tensor {name}; the checkpoint is incomplete")
+        return entry
+
+    def check_weights(self, prefixes: tuple[str, ...] = ("",)) -> None:
+        """ModelError unless every file that holds tensors under ``prefixes`` is there and whole."""
+        files = {file for name, file in self.weight_files.items() if name.startswith(prefixes)}
+        for file in sorted(files):
+            _header(file)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Digest of the config and the tensors' names: equal for copies of one model."""
+        text = json.dumps([dict(self.config), sorted(self.weight_files)], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @cached_property
+    def vocabulary_fingerprint(self) -> str:
+        """Digest of the tokenizer's map from text to ids: equal for tokenizers that agree."""
+        if self.has("tokenizer.json"):
+            tokenizer = _read_json(self.path / "tokenizer.json")
+            kept = {key: tokenizer.get(key) for key in ("model", "added_tokens", "normalizer", "pre_tokenizer")}
+            text = json.dumps(kept, sort_keys=True)
+        elif self.has("tokenizer.model"):
+            return hashlib.sha256((self.path / "tokenizer.model").read_bytes()).hexdigest()[:16]
+        else:
+            raise ModelError(f"{self.path} has no tokenizer.json and no tokenizer.model: it has no tokenizer")
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def open_directory(name: str) -> ModelDirectory:
+    """The model called ``name``: a local directory, or a hub name like ``org/model``.
+
+    A hub name is looked up in the local cache first and fetched if it may be; only configuration and
+    tokenizer files are fetched here, the weights of a stage by ``fetch_weights``.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return _checked(path)
+    if path.exists():
+        raise ModelError(f"{name} is a file; expected a model directory")
+    if not _looks_like_hub_name(name):
+        raise ModelError(f"model folder {name} does not exist")
+    return _checked(_snapshot(name, [*_TEXT_FILES]))
+
+
+def fetch_weights(name: str, prefixes: tuple[str, ...]) -> ModelDirectory:
+    """As ``open_directory``; of a hub model also fetch the files that hold tensors under ``prefixes``."""
+    directory = open_directory(name)
+    if Path(name).expanduser().is_dir():
+        return directory
+    wanted = {_SINGLE}
+    if directory.has(_INDEX):
+        wanted = {file.name for tensor, file in directory.weight_files.items() if tensor.startswith(prefixes)}
+    return _checked(_snapshot(name, [*_TEXT_FILES, *sorted(wanted)]))
+
+
+def layer_ranges(layers: int, stages: int) -> list[range]:
+    """Near-equal consecutive blocks of layers, one per stage, larger ones first."""
+    if not 1 <= stages <= layers:
+        raise ModelError(f"{stages} stages asked for; the target has {layers} layers, so 1 to {layers} are possible")
+    size, longer = divmod(layers, stages)
+    bounds = [0]
+    for stage in range(stages):
+        bounds.append(bounds[-1] + size + (stage < longer))
+    return [range(first, end) for first, end in itertools.pairwise(bounds)]
+
+
+def check_pair(target: ModelDirectory, draft: ModelDirectory) -> None:
+    """ModelError unless the draft speaks the target's token ids."""
+    if target.vocabulary_fingerprint != draft.vocabulary_fingerprint:
+        raise ModelError(
+            f"draft {draft.path} and target {target.path} have different tokenizers; "
+            "a draft must share the target's: choose a draft of the same family"
+        )
+
+
+def _checked(path: Path) -> ModelDirectory:
+    if not (path / "config.json").is_file():
+        raise ModelError(f"{path} is not a model: it has no config.json")
+    config = _read_json(path / "config.json")
+    missing = [key for key in ("model_type", "num_hidden_layers", "hidden_size", "vocab_size") if key not in config]
+    if missing:
+        raise ModelError(f"{path / 'config.json'} has no {missing[0]}: it is not a decoder-only language model's")
+    if config.get("is_encoder_decoder"):
+        raise ModelError(f"{path} is an encoder-decoder model; only decoder-only language models can be split")
+    return ModelDirectory(path, config)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read as JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} holds {type(value).__name__}; expected a JSON object")
+    return value
+
+
+@lru_cache(maxsize=256)
+def _header(path: Path) -> dict[str, TensorEntry]:
+    """Tensor entries of one safetensors file, their ranges checked against the file's size."""
+    if not path.is_file():
+        raise ModelError(f"weights file {path} is missing; download the model again")
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        prefix = file.read(8)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else _MAX_HEADER + 1
+        if length > _MAX_HEADER or 8 + length > size:
+            raise ModelError(f"weights file {path} is cut short or no safetensors file; download it again")
+        try:
+            header = json.loads(file.read(length))
+            entries = {
+                name: TensorEntry(
+                    path,
+                    8 + length + int(entry["data_offsets"][0]),
+                    8 + length + int(entry["data_offsets"][1]),
+                    str(entry["dtype"]),
+                    tuple(int(extent) for extent in entry["shape"]),
+                )
+                for name, entry in header.items()
+                if name != "__metadata__"
+            }
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+            raise ModelError(f"weights file {path} has a damaged header; download it again") from None
+    end = max((entry.end for entry in entries.values()), default=8 + length)
+    if end > size:
+        raise ModelError(f"weights file {path} is cut short: {size} bytes of {end}; download it again")
+    return entries
+
+
+def _looks_like_hub_name(name: str) -> bool:
+    owner, slash, model = name.partition("/")
+    return bool(slash and owner and model) and "/" not in model and not name.startswith((".", "/", "~"))
+
+
+def _snapshot(name: str, patterns: list[str]) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=patterns))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ModelError(
+            f"model {name} is neither a local folder nor to be had from the hub ({reason}); "
+            "download it first, or give a folder"
+        ) from None

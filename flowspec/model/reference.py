@@ -1,0 +1,94 @@
+"""The oracle: plain decoding of the whole target in one process, by the library's own forward pass.
+
+Nothing of the pipeline is used here except the keyed draw, which both must share. ``excuse`` decides
+whether a difference is a near-tie of float32, by a float64 pass of the whole model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+from flowspec.core.sampling import Sampling, choose, gumbel, survivors
+from flowspec.model.directory import ModelDirectory
+
+#: Two candidates closer than this in a float64 pass may be chosen either way in float32.
+TIE = 1e-4
+#: Likewise for a token whose cumulative probability lies this close to the nucleus' edge.
+NUCLEUS_TIE = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Excuse:
+    """A position at which ``ours`` and ``theirs`` differ by no more than rounding."""
+
+    index: int
+    ours: int
+    theirs: int
+    gap: float
+
+
+class Reference:
+    """The whole model in ``directory``, float32 on the CPU."""
+
+    def __init__(self, directory: ModelDirectory) -> None:
+        self._directory = directory
+        self._model = self._load(torch.float32)
+        self._double: Any = None
+
+    def _load(self, dtype: torch.dtype) -> Any:
+        model = AutoModelForCausalLM.from_pretrained(self._directory.path, dtype=dtype, attn_implementation="sdpa")
+        return model.eval()
+
+    @torch.inference_mode()
+    def decode(self, prompt: Sequence[int], count: int, sampling: Sampling) -> tuple[int, ...]:
+        """Up to ``count`` tokens after ``prompt``, one forward pass a token, ended by eos or the context."""
+        room = self._directory.context - len(prompt)
+        tokens: list[int] = []
+        inputs, cache = torch.tensor([list(prompt)]), None
+        for index in range(len(prompt), len(prompt) + min(count, room)):
+            output = self._model(input_ids=inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            tokens.append(choose(output.logits[0, -1].numpy(), sampling, index))
+            if tokens[-1] in self._directory.eos:
+                break
+            inputs, cache = torch.tensor([tokens[-1:]]), output.past_key_values
+        return tuple(tokens)
+
+    @torch.inference_mode()
+    def excuse(self, prefix: Sequence[int], ours: int, theirs: int, sampling: Sampling) -> Excuse | None:
+        """Whether both tokens may follow ``prefix`` by float64's judgement; None: it is a real difference."""
+        if self._double is None:
+            self._double = self._load(torch.float64)
+        logits = self._double(input_ids=torch.tensor([list(prefix)])).logits[0, -1].numpy()
+        index = len(prefix)
+        if sampling.temperature == 0:
+            gap = abs(float(logits[ours] - logits[theirs]))
+            return Excuse(index, ours, theirs, gap) if gap < TIE and max(logits) - logits[ours] < TIE else None
+        if _at_nucleus_edge(logits, sampling, (ours, theirs)):
+            return Excuse(index, ours, theirs, NUCLEUS_TIE)
+        pair = np.array([ours, theirs])
+        scores = logits[pair] / sampling.temperature + gumbel(sampling.seed, index, pair)
+        gap = abs(float(scores[0] - scores[1]))
+        return Excuse(index, ours, theirs, gap) if gap < TIE else None
+
+
+def _at_nucleus_edge(logits: np.ndarray[Any, Any], sampling: Sampling, tokens: tuple[int, int]) -> bool:
+    """Whether one of ``tokens`` enters or leaves the nucleus (or the top-k) within rounding."""
+    if sampling.top_p >= 1 and not sampling.top_k:
+        return False
+    loose = Sampling(sampling.temperature, sampling.top_k and sampling.top_k + 1, 1.0, sampling.seed)
+    ids, scores = survivors(logits, loose)
+    shares = np.exp(scores - scores[0])
+    before = (np.cumsum(shares) - shares) / shares[: sampling.top_k or None].sum()
+    for token in tokens:
+        (at,) = np.nonzero(ids == token)
+        if at.size and sampling.top_p < 1 and abs(before[at[0]] - sampling.top_p) < NUCLEUS_TIE:
+            return True
+        if sampling.top_k and at.size and at[0] >= sampling.top_k - 1 and scores.size > sampling.top_k:
+            return bool(scores[sampling.top_k - 1] - scores[sampling.top_k] < TIE)
+    return False

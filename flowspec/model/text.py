@@ -1,0 +1,58 @@
+"""Text and token ids: the target's tokenizer, its chat template, and a stream of whole characters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flowspec.errors import ModelError
+from flowspec.model.directory import ModelDirectory
+
+#: Ids decoded together with new ones, so that pieces join as they would in the whole text.
+_WINDOW = 8
+
+
+class Tokenizer:
+    """The tokenizer of ``directory``."""
+
+    def __init__(self, directory: ModelDirectory) -> None:
+        from transformers import AutoTokenizer
+
+        try:
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(
+                directory.path, trust_remote_code=False, local_files_only=True
+            )
+        except (ValueError, OSError, KeyError, TypeError) as error:
+            raise ModelError(f"the tokenizer in {directory.path} cannot be loaded: {error}") from None
+
+    def encode(self, prompt: str, *, raw: bool) -> tuple[int, ...]:
+        """Ids of ``prompt``: inside the chat template if there is one and not ``raw``, else as it is."""
+        if raw or not self._tokenizer.chat_template:
+            return tuple(self._tokenizer(prompt)["input_ids"])
+        text = self._tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
+        )
+        return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of ``ids`` without special tokens."""
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+class TextStream:
+    """Turns a growing list of ids into pieces of text that end on whole characters."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []
+        self._start = 0  # ids from here on are decoded together
+        self._given = 0  # ids whose text has been given out
+
+    def push(self, ids: tuple[int, ...], *, last: bool = False) -> str:
+        """The text that became certain; with ``last`` all that is left, broken characters included."""
+        self._ids += ids
+        before = self._tokenizer.decode(self._ids[self._start : self._given])
+        text = self._tokenizer.decode(self._ids[self._start :])
+        if text.endswith("\N{REPLACEMENT CHARACTER}") and not last:
+            return ""
+        self._start, self._given = max(0, len(self._ids) - _WINDOW), len(self._ids)
+        return text[len(before) :]

@@ -1,0 +1,54 @@
+"""Reading one stage's tensors from safetensors files: those bytes only, once, into their final place.
+
+Memory-mapping counts a page twice while a copy is made; ``readinto`` does not, so that loading peaks at
+the shard itself (``feasibility.md`` 1). A conversion goes through a small buffer.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from flowspec.errors import ModelError
+from flowspec.model.directory import TensorEntry
+
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+#: Bytes converted at a time.
+_BUFFER = 8 << 20
+
+
+def read_tensor(name: str, entry: TensorEntry, dtype: torch.dtype) -> torch.Tensor:
+    """The tensor of ``entry`` as ``dtype``; ModelError if its bytes are not what the header says."""
+    stored = _DTYPES.get(entry.dtype)
+    if stored is None:
+        raise ModelError(f"tensor {name} has type {entry.dtype}; expected one of {', '.join(_DTYPES)}")
+    count = math.prod(entry.shape)
+    if count * stored.itemsize != entry.end - entry.start:
+        raise ModelError(f"tensor {name} in {entry.file} has {entry.end - entry.start} bytes for shape {entry.shape}")
+    result = torch.empty(count, dtype=dtype)
+    with entry.file.open("rb", buffering=0) as file:
+        file.seek(entry.start)
+        if stored == dtype:
+            _read_exactly(file, result, name)
+        else:
+            buffer = torch.empty(min(count, _BUFFER // stored.itemsize), dtype=stored)
+            for at in range(0, count, max(1, buffer.numel())):
+                part = buffer[: count - at]
+                _read_exactly(file, part, name)
+                result[at : at + part.numel()] = part
+    return result.view(entry.shape)
+
+
+def _read_exactly(file: object, into: torch.Tensor, name: str) -> None:
+    view = memoryview(into.view(torch.uint8).numpy())  # type: ignore[arg-type]
+    while view:
+        got = file.readinto(view)  # type: ignore[attr-defined]
+        if not got:
+            raise ModelError(f"the weights file of tensor {name} ends inside it; download the model again")
+        view = view[got:]

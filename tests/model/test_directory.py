@@ -1,0 +1,139 @@
+"""Bad model directories: each gets one clear line before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowspec.errors import ModelError
+from flowspec.model.directory import (
+    ModelDirectory,
+    check_pair,
+    fetch_weights,
+    layer_ranges,
+    open_directory,
+)
+
+
+def refused(name: object) -> str:
+    with pytest.raises(ModelError) as raised:
+        open_directory(str(name)).check_weights()
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def test_a_missing_folder(tmp_path: Path) -> None:
+    assert "does not exist" in refused(tmp_path / "nowhere")
+    assert "does not exist" in refused("./models/nowhere")
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "weights.bin").write_text("x")
+    assert "expected a model directory" in refused(tmp_path / "weights.bin")
+
+
+def test_a_folder_that_is_no_model(tmp_path: Path) -> None:
+    assert "no config.json" in refused(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    assert "cannot be read as JSON" in refused(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    assert "expected a JSON object" in refused(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "resnet"}')
+    assert "not a decoder-only language model" in refused(tmp_path)
+
+
+def test_a_missing_shard(llama_copy: Path) -> None:
+    shard = next(llama_copy.glob("model-0*.safetensors"))
+    shard.unlink()
+    message = refused(llama_copy)
+    assert shard.name in message
+    assert "missing" in message
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, -1])
+def test_a_truncated_shard(llama_copy: Path, keep: int) -> None:
+    shard = next(llama_copy.glob("model-0*.safetensors"))
+    shard.write_bytes(shard.read_bytes()[:keep])
+    assert "cut short" in refused(llama_copy)
+
+
+def test_a_damaged_header(llama_copy: Path) -> None:
+    shard = next(llama_copy.glob("model-0*.safetensors"))
+    data = bytearray(shard.read_bytes())
+    data[8:12] = b"!!!!"
+    shard.write_bytes(data)
+    assert "damaged header" in refused(llama_copy)
+
+
+def test_no_weights_at_all(llama_copy: Path) -> None:
+    (llama_copy / "model.safetensors.index.json").unlink()
+    assert "only safetensors" in refused(llama_copy)
+
+
+def test_different_tokenizers_are_refused(llama_copy: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "config.json").write_text((llama_copy / "config.json").read_text())
+    for folder, vocabulary in ((llama_copy, {"a": 0}), (other, {"b": 0})):
+        (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}}))
+    check_pair(open_directory(str(llama_copy)), open_directory(str(llama_copy)))
+    with pytest.raises(ModelError, match="different tokenizers"):
+        check_pair(open_directory(str(llama_copy)), open_directory(str(other)))
+
+
+def test_a_model_without_a_tokenizer_is_named(family: Callable[..., ModelDirectory]) -> None:
+    with pytest.raises(ModelError, match="no tokenizer"):
+        _ = family("llama").vocabulary_fingerprint
+
+
+@given(st.integers(1, 100), st.integers(1, 100))
+def test_layers_are_split_evenly_and_completely(layers: int, stages: int) -> None:
+    if stages > layers:
+        with pytest.raises(ModelError, match=f"1 to {layers} are possible"):
+            layer_ranges(layers, stages)
+        return
+    ranges = layer_ranges(layers, stages)
+    assert [layer for block in ranges for layer in block] == list(range(layers))
+    sizes = [len(block) for block in ranges]
+    assert sizes == sorted(sizes, reverse=True)
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_eos_comes_from_the_generation_config_first(llama_copy: Path) -> None:
+    (llama_copy / "generation_config.json").write_text('{"eos_token_id": [3, 4]}')
+    assert open_directory(str(llama_copy)).eos == {3, 4}
+    (llama_copy / "generation_config.json").unlink()
+    assert open_directory(str(llama_copy)).eos == {1}
+
+
+@pytest.fixture
+def hub_cache(family: Callable[..., ModelDirectory], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A hub cache that holds lab/small, as a download leaves it; nothing may be fetched."""
+    import huggingface_hub.constants as constants
+
+    snapshot = tmp_path / "models--lab--small" / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    refs = tmp_path / "models--lab--small" / "refs"
+    refs.mkdir()
+    (refs / "main").write_text("0" * 40)
+    for file in family("llama").path.iterdir():
+        (snapshot / file.name).write_bytes(file.read_bytes())
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    return snapshot
+
+
+def test_a_hub_name_is_found_in_the_local_cache(hub_cache: Path) -> None:
+    assert open_directory("lab/small").path == hub_cache
+    directory = fetch_weights("lab/small", ("model.layers.0.",))
+    directory.check_weights(("model.layers.0.",))
+
+
+def test_a_hub_name_that_cannot_be_had_is_one_line(hub_cache: Path) -> None:
+    message = refused("lab/other")
+    assert "neither a local folder nor to be had from the hub" in message

@@ -1,0 +1,191 @@
+"""Stages against the whole model: the same logits on every path, the same text under every strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from flowspec.core.draft import DraftMachine
+from flowspec.core.jobs import JobSpec
+from flowspec.core.machine import Pass
+from flowspec.core.messages import Open, Prune, Returns, Segment, stage_node
+from flowspec.core.sampling import Sampling
+from flowspec.core.session import Limits
+from flowspec.core.stage import StageMachine
+from flowspec.core.stage_job import StageJob, rows_of
+from flowspec.drivers.sim import Simulation
+from flowspec.model.directory import ModelDirectory, layer_ranges
+from flowspec.model.drafter import load_drafter
+from flowspec.model.reference import Reference
+from flowspec.model.stage import LayerBlock, ModelStage, load_stage
+from flowspec.strategies import STRATEGIES, build
+from tests.model.families import FAMILIES
+from tests.toy import submit
+
+Family = Callable[..., ModelDirectory]
+PROMPT = tuple(int(token) for token in np.random.default_rng(5).integers(2, 120, 21))
+RANGES = [range(2), range(2, 3), range(3, 6)]
+
+
+class StageByStage:
+    """Three stages fed by hand, returning logits."""
+
+    def __init__(self, directory: ModelDirectory) -> None:
+        self.blocks = [
+            LayerBlock(directory, layers, first=layers.start == 0, last=layers.stop == 6) for layers in RANGES
+        ]
+        self.caches = [block.new_cache(128) for block in self.blocks]
+        self.jobs = [
+            StageJob(at + 1, Open("j", 1, len(PROMPT), 128, Sampling()), last=at == 2) for at in range(len(RANGES))
+        ]
+        self.number = 0
+
+    def feed(self, ids: Sequence[int], parents: Sequence[int], positions: Sequence[int], tokens: Sequence[int]):  # type: ignore[no-untyped-def]
+        segment = Segment("j", 1, self.number, 1, tuple(ids), tuple(parents), tuple(positions), tuple(tokens))
+        self.number += 1
+        rows = None
+        for block, cache, job in zip(self.blocks, self.caches, self.jobs, strict=True):
+            kept = job.left_of(segment)
+            hidden = block.run(job.plan(rows_of(segment, kept), kept), rows, cache)
+            segment = rows_of(segment, kept)
+            rows = hidden.numpy()
+        return self.blocks[-1].logits(hidden).numpy()
+
+    def prune(self, offset: int, accepted: Sequence[int], root: int, retained: Sequence[int]) -> None:
+        for job in self.jobs:
+            job.prune(Prune("j", 1, offset, tuple(accepted), root, tuple(retained)))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_path_gets_the_whole_models_logits(family: Family, name: str) -> None:
+    """A prompt in two chunks, a tree in two segments, a prune, a lone row: no path sees another."""
+    directory = family(name)
+    whole = AutoModelForCausalLM.from_pretrained(directory.path, dtype=torch.float32).eval()
+
+    def truth(tokens: Sequence[int]) -> np.ndarray:
+        with torch.inference_mode():
+            return whole(input_ids=torch.tensor([list(tokens)])).logits[0, -1].numpy()
+
+    stages = StageByStage(directory)
+    length = len(PROMPT)
+    stages.feed(range(8), range(-1, 7), range(8), PROMPT[:8])
+    logits = stages.feed(range(8, length), range(7, length - 1), range(8, length), PROMPT[8:])
+    assert np.abs(logits[-1] - truth(PROMPT)).max() < 1e-4
+    stages.prune(length - 1, [length - 1], length, [])
+
+    tokens = {length: 7, 22: 9, 23: 11, 24: 7, 25: 30, 26: 31, 27: 32, 28: 33}
+    parents = {length: length - 1, 22: length, 23: length, 24: 22, 25: 23, 26: 24, 27: 25, 28: 27}
+
+    def path(node: int) -> list[int]:
+        return [*path(parents[node]), tokens[node]] if node in tokens else list(PROMPT)
+
+    def check(ids: Sequence[int], logits: np.ndarray) -> None:
+        for node, row in zip(ids, logits, strict=True):
+            assert np.abs(row - truth(path(node))).max() < 1e-4, f"node {node}"
+
+    def feed(*ids: int) -> None:
+        rows = [len(path(node)) - 1 for node in ids]
+        check(ids, stages.feed(ids, [parents[n] for n in ids], rows, [tokens[n] for n in ids]))
+
+    feed(length, 22, 23, 24)
+    feed(25, 26)
+    stages.prune(length, [length, 23], 25, [25])
+    feed(27)  # a lone row, with pruned cousins gone from its cache
+    feed(28)
+
+
+def simulate(target: ModelDirectory, draft: ModelDirectory, stages: int, spec: JobSpec) -> tuple[int, ...]:
+    limits = Limits(stages, target.context, target.vocabulary, target.eos)
+    nodes = {"d0": (DraftMachine(limits, build), load_drafter(draft))}
+    for stage, layers in enumerate(layer_ranges(target.layers, stages), start=1):
+        nodes[stage_node(stage)] = (StageMachine(stage, stages), load_stage(target, layers))  # type: ignore[assignment]
+    simulation = Simulation(nodes)  # type: ignore[arg-type]
+    submit(simulation, "j", spec)
+    simulation.run()
+    record = simulation.jobs["j"]
+    assert record.finish is not None
+    assert record.finish.error == ""
+    return tuple(record.tokens)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_greedy_text_is_that_of_generate(family: Family, name: str) -> None:
+    """Greedy, against the library's own ``generate``; the target drafts for itself, so paths are long."""
+    directory = family(name)
+    whole = AutoModelForCausalLM.from_pretrained(directory.path, dtype=torch.float32).eval()
+    expected = whole.generate(torch.tensor([PROMPT]), max_new_tokens=40, do_sample=False, pad_token_id=0)
+    wanted = tuple(expected[0, len(PROMPT) :].tolist())
+    for strategy in STRATEGIES:
+        spec = JobSpec(prompt_ids=PROMPT, max_new_tokens=40, strategy=strategy)
+        assert simulate(directory, directory, 3, spec) == wanted, strategy
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+@pytest.mark.parametrize(
+    "sampling", [Sampling(1.0, seed=3), Sampling(0.6, top_k=80, top_p=0.9, seed=1)], ids=["T=1", "nucleus"]
+)
+def test_sampled_text_is_that_of_plain_decoding(family: Family, name: str, sampling: Sampling) -> None:
+    target, draft = family(name), family(name, seed=9)
+    wanted = Reference(target).decode(PROMPT, 40, sampling)
+    for strategy in STRATEGIES:
+        for stages in (1, 2):
+            spec = JobSpec(prompt_ids=PROMPT, max_new_tokens=40, strategy=strategy, sampling=sampling)
+            assert simulate(target, draft, stages, spec) == wanted, (strategy, stages)
+
+
+def test_a_stage_reads_its_own_weights_and_no_others(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    import flowspec.model.stage as module
+
+    directory = family("llama3-rope-tied")
+    read: list[str] = []
+    real = module.read_tensor
+
+    def spy(name: str, entry: object, dtype: torch.dtype) -> torch.Tensor:
+        read.append(name)
+        return real(name, entry, dtype)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "read_tensor", spy)
+    load_stage(directory, range(2, 4))
+    assert {name.split(".")[2] for name in read} == {"2", "3"}
+    assert all(name.startswith("model.layers.") for name in read)
+    read.clear()
+    load_stage(directory, range(4, 6))
+    assert {name for name in read if not name.startswith("model.layers.")} == {
+        "model.norm.weight",
+        "model.embed_tokens.weight",
+    }
+
+
+def test_other_stages_shard_files_need_not_be_there(family: Family, llama_copy: object) -> None:
+    from flowspec.model.directory import open_directory
+
+    directory = open_directory(str(llama_copy))
+    own = {file for name, file in directory.weight_files.items() if name.startswith("model.layers.2.")}
+    for file in set(directory.weight_files.values()) - own:
+        file.unlink()
+    load_stage(directory, range(2, 3))
+
+
+def test_answers_carry_log_probabilities_when_a_job_asks(family: Family) -> None:
+    directory = family("llama")
+    stage = ModelStage(LayerBlock(directory, range(6), first=True, last=True))
+    stage.allocate("j", 64, Sampling(), Returns(logprob=True, top=3, hidden=True))
+    job = StageJob(1, Open("j", 1, 4, 64, Sampling(), Returns(True, 3, True)), last=True)
+    segment = Segment("j", 1, 0, 0, (0, 1, 2, 3), (-1, 0, 1, 2), (0, 1, 2, 3), (5, 6, 7, 8))
+    done, outputs = stage.run(Pass((job.plan(segment, [0, 1, 2, 3]),)), [None])
+    whole = AutoModelForCausalLM.from_pretrained(directory.path, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        result = whole(input_ids=torch.tensor([[5, 6, 7, 8]]), output_hidden_states=True)
+    expected = torch.log_softmax(result.logits[0], dim=-1)
+    choice = done.choices[0]
+    assert choice.tokens == tuple(expected.argmax(-1).tolist())
+    assert choice.logprobs == pytest.approx(expected.max(-1).values.tolist(), abs=1e-4)
+    for row, pairs in enumerate(choice.top):
+        best = torch.topk(expected[row], 3)
+        assert [token for token, _ in pairs] == best.indices.tolist()
+        assert [value for _, value in pairs] == pytest.approx(best.values.tolist(), abs=1e-4)
+    assert np.abs(outputs[0] - result.hidden_states[-1][0].numpy()).max() < 1e-4

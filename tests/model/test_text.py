@@ -1,0 +1,48 @@
+"""Text comes out in whole characters, and the pieces are the whole."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowspec.model.directory import open_directory
+from flowspec.model.text import TextStream, Tokenizer
+from tests.pair import TARGET
+
+TOKENIZER = Tokenizer(open_directory(TARGET))
+
+
+def test_the_chat_template_applies_unless_raw() -> None:
+    raw = TOKENIZER.encode("Why?", raw=True)
+    chat = TOKENIZER.encode("Why?", raw=False)
+    assert TOKENIZER.decode(list(raw)) == "Why?"
+    assert TOKENIZER.decode(list(chat)) == "Question: Why?\nAnswer:"
+    assert chat[0] == 0
+
+
+@given(st.text(min_size=1, max_size=40), st.data())
+@settings(deadline=None, max_examples=150)
+def test_pieces_join_to_the_whole_and_break_no_character(text: str, data: st.DataObject) -> None:
+    ids = TOKENIZER.encode(text, raw=True)
+    stream, pieces, at = TextStream(TOKENIZER), [], 0
+    while at < len(ids):
+        step = data.draw(st.integers(1, 4))
+        pieces.append(stream.push(ids[at : at + step], last=at + step >= len(ids)))
+        at += step
+    assert "".join(pieces) == TOKENIZER.decode(list(ids))
+    assert "\N{REPLACEMENT CHARACTER}" not in "".join(pieces) or "\N{REPLACEMENT CHARACTER}" in text
+
+
+@pytest.mark.parametrize("text", ["naïve café", "日本語のテキスト", "🙂🙃", "mixed ü 日 🙂 end"])
+def test_one_id_at_a_time(text: str) -> None:
+    stream = TextStream(TOKENIZER)
+    pieces = [stream.push((token,)) for token in TOKENIZER.encode(text, raw=True)]
+    assert "".join(pieces) + stream.push((), last=True) == text
+
+
+def test_a_broken_character_at_the_end_is_not_lost() -> None:
+    ids = TOKENIZER.encode("日", raw=True)
+    stream = TextStream(TOKENIZER)
+    assert stream.push(ids[:-1]) == ""
+    assert stream.push((), last=True) == "\N{REPLACEMENT CHARACTER}"
