@@ -10,8 +10,7 @@
     │   └── StateError         one of our machines was driven against its rules: our bug
     ├── BrokerError            the broker cannot be used
     │   ├── BrokerUnreachable  no connection, a lost one, or a refused password
-    │   ├── BrokerFull         a capped stream or the broker's memory is full
-    │   └── StaleEpoch         the caller no longer owns the job
+    │   └── BrokerFull         the broker's memory is full
     ├── ClusterError           a worker process could not start, or died
     │   └── ClaimError         another worker already owns the stage
     ├── JobFailed              a job ended with an error; the message is the one in its output
@@ -62,11 +61,7 @@ class BrokerUnreachable(BrokerError):
 
 
 class BrokerFull(BrokerError):
-    """A capped stream, or the broker's memory, is full."""
-
-
-class StaleEpoch(BrokerError):
-    """The caller's epoch is not the job's: somebody else owns it, or it has ended."""
+    """The broker's memory is full."""
 
 
 class ClusterError(FlowSpecError):

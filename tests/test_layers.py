@@ -45,7 +45,10 @@ def imports(path: Path) -> Iterator[tuple[str, bool]]:
                 yield alias.name, id(node) in top
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            yield node.module or "", id(node) in top
+            package = node.module == "flowspec"
+            names = [f"flowspec.{alias.name}" for alias in node.names] if package else [node.module]
+            for name in names:
+                yield name or "", id(node) in top
 
 
 def layer(path: Path) -> str:

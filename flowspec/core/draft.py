@@ -31,6 +31,7 @@ from flowspec.core.machine import (
     Output,
     Poll,
     Received,
+    Refused,
     Release,
     Run,
     Tick,
@@ -80,13 +81,17 @@ class DraftMachine:
         return self._working is None and (bool(self._encoding) or any(drafting))
 
     @property
+    def continuing(self) -> bool:
+        return self._working is None and any(job.session.drafting.continuing for job in self._jobs.values())
+
+    @property
     def deadline(self) -> float | None:
         return min((self._due(running) for running in self._jobs.values()), default=None)
 
     def _due(self, running: _Running) -> float:
         if running.closing_since is not None:
             return running.closing_since + REPORT_SECONDS
-        return running.session.progress_at + self._limits.stall_seconds
+        return running.session.progress_at + running.session.patience
 
     def step(self, event: Input, now: float) -> Sequence[Output]:
         match event:
@@ -98,6 +103,8 @@ class DraftMachine:
                 return self._end_work(result, now)
             case Tick():
                 return self._tick(now)
+            case Refused():
+                return self._refused(event)
             case _:
                 raise StateError(f"the draft worker cannot take {type(event).__name__} now")
 
@@ -109,7 +116,9 @@ class DraftMachine:
             return self._submit(message, now)
         running = self._jobs.get(message.job)
         if isinstance(message, Revoke):
-            self._encoding.pop(message.job, None)
+            encoding = self._encoding.pop(message.job, None)
+            if encoding is not None:
+                return [Release(message.job)]
             if running is None or running.session.epoch >= message.epoch:
                 return []
             del self._jobs[message.job]
@@ -121,7 +130,9 @@ class DraftMachine:
             if not session.seen.accept(envelope.sender, envelope.seq):
                 return []
             match message:
-                case Result():
+                case Result(tokens=tokens):
+                    if any(not 0 <= token < self._limits.vocabulary for token in tokens):
+                        raise ProtocolError("an answer names a token outside the vocabulary")
                     session.answer(message, now)
                 case Report(stage=stage, meter=meter):
                     running.meters[stage] = meter
@@ -171,7 +182,7 @@ class DraftMachine:
         capacity = len(prompt) + session.budget + DRAFT_TREE_ROWS
         return [
             Accepted(message.job, message.epoch, prompt, spec.strategy),
-            Allocate(message.job, capacity, spec.sampling, Returns()),
+            Allocate(message.job, message.epoch, capacity, spec.sampling, Returns()),
             *self._collect(running, now),
         ]
 
@@ -228,9 +239,18 @@ class DraftMachine:
             if running.closing_since is not None:
                 outputs += self._finish(running, running.session.closing, "")
             else:
-                waited = self._limits.stall_seconds
+                waited = running.session.patience
                 outputs += self._fail(running, f"no answer from the pipeline for {waited:g} s: a message was lost")
         return outputs
+
+    def _refused(self, event: Refused) -> list[Output]:
+        running = self._jobs.get(event.job)
+        if running is None or running.session.epoch != event.epoch:
+            return []
+        if not event.stale:
+            return self._fail(running, event.reason)
+        del self._jobs[event.job]
+        return [Release(event.job)]
 
     def _fail(self, running: _Running, reason: str) -> list[Output]:
         """End the job with an error. What was committed before stays in its output."""

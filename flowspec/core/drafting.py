@@ -23,9 +23,9 @@ DRAFT_TREE_ROWS = 1024
 class Drafting:
     """Growth and drafter rows of one job; ``width`` continuations are asked per node, 0: no drafter."""
 
-    def __init__(self, job: str, prompt: tuple[int, ...], width: int) -> None:
+    def __init__(self, job: str, epoch: int, prompt: tuple[int, ...], width: int) -> None:
         self.was_idle = False
-        self._job = job
+        self._job, self._epoch = job, epoch
         self._width = width
         self._growth: Growth | None = None
         self._growth_passes = 0
@@ -44,6 +44,11 @@ class Drafting:
         """A pass could start now."""
         return not self._asked and bool(self._wanted or self._lag)
 
+    @property
+    def continuing(self) -> bool:
+        """The growth under way has been drafted for and wants another pass."""
+        return self.has_work and self._growth is not None and self._growth_passes > 0
+
     def begin(self, growth: Growth | None, *, idle: bool) -> None:
         """Put ``growth`` in the place of the one under way; expansions known so far stay in the tree."""
         self._growth, self.was_idle = growth, idle
@@ -61,6 +66,18 @@ class Drafting:
         growth, self._growth = self._growth, None
         return growth.segments(tree)
 
+    def harvest(self, tree: Tree) -> list[list[int]]:
+        """End a growth that a verdict has overtaken; what it has of use below the new root.
+
+        Without this a drafter slower than the pipeline would never finish a growth: each verdict would
+        find it half done, start it over, and the pipeline would run dry.
+        """
+        if self._growth is None:
+            return []
+        growth, self._growth, self._wanted = self._growth, None, ()
+        growth.rebase(tree)
+        return growth.segments(tree)
+
     def next_work(self, tree: Tree) -> Draft | None:
         """The next pass of the drafter: what it lags behind, then the nodes the growth waits for."""
         lag = self._lag[:CATCH_UP_ROWS]
@@ -73,11 +90,22 @@ class Drafting:
         tokens = (*(token for _, token in lag), *(tree[node].token for node in nodes))
         chain = (-1, *ids[: len(lag) - 1]) if lag else ()
         plan = self._slots.plan(ids, (*chain, *(tree[node].parent for node in nodes)), len(lag))
-        self._lag, self._asked, self._wanted = self._lag[len(lag) :], nodes, ()
+        self._lag, self._asked = self._lag[len(lag) :], nodes
+        self._wanted = () if nodes else self._wanted
         part = Part(
-            self._job, -1, ids, positions, tokens, (), plan.context, plan.held, plan.moves, plan.parents,
-            tuple(range(len(lag), len(ids))),
-        )  # fmt: skip
+            job=self._job,
+            epoch=self._epoch,
+            segment=-1,
+            ids=ids,
+            positions=positions,
+            tokens=tokens,
+            offsets=(),
+            context=plan.context,
+            held=plan.held,
+            moves=plan.moves,
+            parents=plan.parents,
+            answers=tuple(range(len(lag), len(ids))),
+        )
         growth_pass, self._growth_passes = self._growth_passes, self._growth_passes + bool(nodes)
         return Draft(part, self._width, growth_pass)
 

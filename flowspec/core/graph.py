@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from flowspec.core.messages import Task
-from flowspec.errors import StateError
 
 
 @dataclass(slots=True)
@@ -19,6 +18,7 @@ class TaskGraph:
     """The tasks of one job."""
 
     done: set[str] = field(default_factory=set)
+    _known: set[str] = field(default_factory=set)
     _waiting: dict[str, Task] = field(default_factory=dict)
     _open: dict[str, int] = field(default_factory=dict)  # task -> dependencies not complete
     _dependents: dict[str, list[str]] = field(default_factory=dict)
@@ -26,7 +26,7 @@ class TaskGraph:
     def apply(self, completed: Iterable[str] = (), created: Iterable[Task] = ()) -> list[Task]:
         """Create tasks, then complete others; the tasks whose envelopes may go, in order.
 
-        Completing twice is harmless. Creating a known task is refused.
+        Doing either twice is harmless: a caller that lost the answer may ask again.
         """
         ready: list[Task] = []
         for task in created:
@@ -35,9 +35,14 @@ class TaskGraph:
             self._complete(name, ready)
         return ready
 
+    def knows(self, name: str) -> bool:
+        """Whether a task of that name was created before."""
+        return name in self._known
+
     def _create(self, task: Task, ready: list[Task]) -> None:
-        if task.name in self._waiting or task.name in self.done:
-            raise StateError(f"task {task.name} of job {task.job} exists already")
+        if task.name in self._known:
+            return
+        self._known.add(task.name)
         missing = [name for name in dict.fromkeys(task.after) if name not in self.done]
         if not missing:
             self._release(task, ready)

@@ -12,10 +12,15 @@ from flowspec.errors import JobError
 
 DEFAULT_STRATEGY = "flowspec"
 DEFAULT_MAX_NEW_TOKENS = 128
-#: Longest prompt text accepted, in bytes of UTF-8.
+#: Longest prompt accepted, as text or as a list of ids, in bytes of UTF-8.
 MAX_PROMPT_BYTES = 1 << 20
+#: Longest value of any other field, in bytes of UTF-8.
+MAX_FIELD_BYTES = 1 << 10
 #: Most tokens a job may ask for; the model's context usually ends it earlier.
 MAX_NEW_TOKENS = 1 << 20
+
+#: A submission with this one field is no job: it cancels the job it names.
+CANCEL = "cancel"
 
 FIELDS = (
     "prompt", "prompt_ids", "max_new_tokens", "temperature", "top_k", "top_p", "seed", "strategy",
@@ -47,8 +52,12 @@ class JobSpec:
             raise JobError("a job needs either 'prompt' or 'prompt_ids', and not both")
         if self.prompt is not None and not self.prompt.strip():
             raise JobError("the prompt is empty; give it at least one character that is not a space")
-        if self.prompt is not None and len(self.prompt.encode(errors="replace")) > MAX_PROMPT_BYTES:
-            raise JobError(f"the prompt is longer than {MAX_PROMPT_BYTES} bytes")
+        for name, text in (
+            ("prompt", self.prompt),
+            ("strategy", self.strategy),
+            ("idempotency_key", self.idempotency_key),
+        ):
+            _check_text(name, text or "")
         if self.prompt_ids is not None and (not self.prompt_ids or min(self.prompt_ids) < 0):
             raise JobError("prompt_ids must be a list of at least one token id, none negative")
         if not 1 <= self.max_new_tokens <= MAX_NEW_TOKENS:
@@ -77,7 +86,9 @@ def parse(fields: Mapping[str, str]) -> JobSpec:
     """The spec of flat ``fields``; JobError names the first thing that is wrong with them."""
     unknown = sorted(set(fields) - set(FIELDS))
     if unknown:
-        raise JobError(f"unknown job field {unknown[0]!r}; the fields are {', '.join(FIELDS)}")
+        raise JobError(f"unknown job field {unknown[0][:60]!r}; the fields are {', '.join(FIELDS)}")
+    for name, text in fields.items():
+        _check_text(name, text)
     return JobSpec(
         prompt=fields.get("prompt"),
         prompt_ids=_read(fields, "prompt_ids", _ids, "a list of token ids like [1, 2, 3]", None),
@@ -95,13 +106,23 @@ def parse(fields: Mapping[str, str]) -> JobSpec:
     )
 
 
+def _check_text(name: str, text: str) -> None:
+    most = MAX_PROMPT_BYTES if name in ("prompt", "prompt_ids") else MAX_FIELD_BYTES
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise JobError(f"{name} is not valid Unicode text: it holds half of a surrogate pair") from None
+    if size > most:
+        raise JobError(f"{name} is longer than {most} bytes: it has {size}")
+
+
 def _read(fields: Mapping[str, str], name: str, kind: Callable[[str], T], expected: str, default: T) -> T:
     text = fields.get(name)
     if text is None:
         return default
     try:
         return kind(text)
-    except (ValueError, OverflowError):
+    except (ValueError, OverflowError, RecursionError):
         raise JobError(f"{name} is {text[:60]!r}; expected {expected}") from None
 
 

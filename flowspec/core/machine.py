@@ -31,6 +31,7 @@ class Part:
     """
 
     job: str
+    epoch: int
     segment: int
     ids: tuple[int, ...]
     positions: tuple[int, ...]
@@ -137,7 +138,17 @@ class Tick:
     """The machine's deadline has passed."""
 
 
-Input = Received | Poll | Done | Tick
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The broker did not take what was written for a job. ``stale``: the job is somebody else's now."""
+
+    job: str
+    epoch: int
+    stale: bool
+    reason: str
+
+
+Input = Received | Poll | Done | Tick | Refused
 
 # ---- outputs -----------------------------------------------------------------------------------------
 
@@ -220,6 +231,7 @@ class Allocate:
     """Make room for a job's rows before its first pass."""
 
     job: str
+    epoch: int
     capacity: int
     sampling: Sampling
     returns: Returns
@@ -256,6 +268,11 @@ class Machine(Protocol):
     @property
     def runnable(self) -> bool:
         """``Poll`` would start work."""
+        ...
+
+    @property
+    def continuing(self) -> bool:
+        """``Poll`` would carry on with what has just ended: the next pass of the same growth."""
         ...
 
     @property

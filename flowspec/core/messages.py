@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from flowspec.core.sampling import Sampling
+from flowspec.errors import ProtocolError
 
 DRAFT = "d0"
 SCHEDULER = "scheduler"
@@ -52,7 +53,10 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Draft worker to every stage: a job begins. ``capacity``: KV rows it will never exceed."""
+    """Draft worker to every stage: a job begins. ``capacity``: KV rows it will never exceed.
+
+    ``record``: keep a recording of what is done for it.
+    """
 
     job: str
     epoch: int
@@ -60,6 +64,7 @@ class Open:
     capacity: int
     sampling: Sampling
     returns: Returns = Returns()
+    record: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +87,11 @@ class Segment:
     marker: bool = False
     task: str = ""
     route: tuple[Hop, ...] = ()
+
+    def __post_init__(self) -> None:
+        rows = len(self.ids)
+        if not len(self.parents) == len(self.positions) == rows or len(self.tokens) not in (0, rows):
+            raise ProtocolError(f"the columns of segment {self.segment} differ in length")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +125,11 @@ class Result:
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...] = ()
     top: tuple[tuple[tuple[int, float], ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        rows = len(self.ids)
+        if len(self.tokens) != rows or {len(self.logprobs), len(self.top)} - {0, rows}:
+            raise ProtocolError(f"the columns of the answer to segment {self.segment} differ in length")
 
 
 @dataclass(frozen=True, slots=True)

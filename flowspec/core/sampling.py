@@ -28,6 +28,8 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 _MASK = (1 << 64) - 1
 #: Largest seed accepted: 63 bits, so that it is a plain integer to every client.
 MAX_SEED = (1 << 63) - 1
+#: Largest top-k accepted; no vocabulary comes near it.
+MAX_TOP_K = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +48,8 @@ class Sampling:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise JobError(f"temperature is {self.temperature}; expected a number of 0 (greedy) or more")
-        if self.top_k < 0:
-            raise JobError(f"top_k is {self.top_k}; expected 0 (off) or a positive number of tokens")
+        if not 0 <= self.top_k <= MAX_TOP_K:
+            raise JobError(f"top_k is {self.top_k}; expected 0 (off) or a number of tokens up to {MAX_TOP_K}")
         if not 0 < self.top_p <= 1:
             raise JobError(f"top_p is {self.top_p}; expected a share above 0 and at most 1 (off)")
         if not 0 <= self.seed <= MAX_SEED:

@@ -76,12 +76,14 @@ class Session:
         self.tally = Tally(now)
         self.closing = ""  # finish reason once the text is complete
         self.progress_at = now
-        self.drafting = Drafting(job, prompt, strategy.width)
+        self.patience = limits.stall_seconds * len(prefill_chunks(len(prompt)))  # only the last is answered
+        self.drafting = Drafting(job, epoch, prompt, strategy.width)
         self._pace: Pace = Lockstep(limits.stages) if strategy.lockstep else Free()
         self._tree = Tree(len(prompt) - 1)
         self._tree.plant(prompt[-1], len(prompt) - 1, len(prompt) - 2)
         self._offset = len(prompt) - 1
         self._writer = SeqWriter()
+        self._stages = tuple(stage_node(stage) for stage in range(1, limits.stages + 1))
         self._next_segment = 0
         self._waiting: deque[list[int]] = deque()
         self._flights: dict[int, _Flight] = {}
@@ -110,7 +112,7 @@ class Session:
     def _begin(self) -> None:
         length = len(self.prompt)
         capacity = length + self.budget + self.limits.tree_rows
-        self._tell_stages(Open(self.job, self.epoch, length, capacity, self.spec.sampling))
+        self._tell_stages(Open(self.job, self.epoch, length, capacity, self.spec.sampling, record=self.spec.record))
         for chunk in prefill_chunks(length):
             parents = tuple(position - 1 for position in chunk)
             tokens = tuple(self.prompt[position] for position in chunk)
@@ -125,7 +127,7 @@ class Session:
     def answer(self, result: Result, now: float) -> None:
         """Take the target's choices for one segment, judge if the strategy agrees, and go on."""
         flight = self._flights.pop(result.segment, None)
-        self.progress_at = now
+        self.progress_at, self.patience = now, self.limits.stall_seconds
         if flight is not None and not flight.live <= set(result.ids):
             raise StateError(f"segment {result.segment} came back without rows that are still live")
         for node, token in zip(result.ids, result.tokens, strict=True):
@@ -176,12 +178,11 @@ class Session:
         return self._tree.plant(verdict.tokens[-1], position, verdict.accepted[-1])
 
     def _commit(self, prune: Prune, emitted: int, verdict: Verdict, completes: tuple[str, ...]) -> None:
-        nodes = tuple(stage_node(stage) for stage in range(1, self.limits.stages + 1))
-        prunes = tuple(Envelope(DRAFT, self._writer.next(node), prune) for node in nodes)
+        prunes = tuple(Envelope(DRAFT, self._writer.next(node), prune) for node in self._stages)
         self.outbox.append(
             Commit(
                 self.job, self.epoch, self._offset, emitted, len(verdict.accepted), verdict.tokens, verdict.finish,
-                nodes, prunes, completes,
+                self._stages, prunes, completes,
             )
         )  # fmt: skip
         self._offset += len(verdict.accepted)
@@ -217,6 +218,8 @@ class Session:
     # ---- growth --------------------------------------------------------------------------------------
 
     def _grow(self, occasion: Occasion) -> None:
+        if occasion is Occasion.VERDICT:
+            self._take_grown(self.drafting.harvest(self._tree))
         growth = self.strategy.grow(self._view(), occasion)
         self.drafting.begin(growth, idle=occasion is Occasion.IDLE)
         if occasion is Occasion.ROUND and growth is None:
@@ -282,15 +285,14 @@ class Session:
     # ---- sending -------------------------------------------------------------------------------------
 
     def _send(self, segment: Segment, hop: Hop | None = None) -> None:
-        node = stage_node(1)
+        node = self._stages[0]
         if hop is None:
             self.outbox.append(Send(node, Envelope(DRAFT, self._writer.next(node), segment)))
         else:
             self.outbox.append(Send(node, Envelope(GRAPH, 0, segment), task=hop.task, after=hop.after))
 
     def _tell_stages(self, message: Message) -> None:
-        for stage in range(1, self.limits.stages + 1):
-            node = stage_node(stage)
+        for node in self._stages:
             self.outbox.append(Send(node, Envelope(DRAFT, self._writer.next(node), message)))
 
     def close_stages(self) -> None:

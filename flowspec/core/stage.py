@@ -31,6 +31,7 @@ from flowspec.core.machine import (
     PassDone,
     Poll,
     Received,
+    Refused,
     Release,
     Rows,
     Run,
@@ -89,9 +90,8 @@ class StageMachine:
     def runnable(self) -> bool:
         return bool(self._queue) and not self._running
 
-    @property
-    def deadline(self) -> float | None:
-        return None
+    continuing = False
+    deadline = None
 
     @property
     def open_jobs(self) -> tuple[str, ...]:
@@ -106,6 +106,8 @@ class StageMachine:
                 return self._start_pass(now) if self.runnable else []
             case Done(result) if self._running:
                 return self._end_pass(result, now)
+            case Refused():
+                return self._refused(event)
             case _:
                 raise StateError(f"stage {self.stage} cannot take {type(event).__name__} now")
 
@@ -135,7 +137,9 @@ class StageMachine:
             return []
         job = StageJob(self.stage, message, last=self.last)
         self._jobs[message.job] = job
-        outputs: list[Output] = [Allocate(message.job, message.capacity, message.sampling, message.returns)]
+        outputs: list[Output] = [
+            Allocate(message.job, message.epoch, message.capacity, message.sampling, message.returns)
+        ]
         try:
             job.seen.accept(envelope.sender, envelope.seq)
         except GapError as error:
@@ -175,6 +179,12 @@ class StageMachine:
         fault = Fault(job.opened.job, job.opened.epoch, self.name, reason)
         return [self._send(job, DRAFT, fault)]
 
+    def _refused(self, event: Refused) -> list[Output]:
+        job = self._jobs.get(event.job)
+        if job is None or job.opened.epoch != event.epoch or job.failed:
+            return []
+        return self._drop(event.job, event.epoch) if event.stale else self._fail(job, event.reason)
+
     def _drop(self, name: str, epoch: int) -> list[Output]:
         """Forget ``name`` if its epoch is at most ``epoch``."""
         self._ended[name] = max(epoch, self._ended.get(name, -1))
@@ -191,23 +201,24 @@ class StageMachine:
     # ---- passes --------------------------------------------------------------------------------------
 
     def _start_pass(self, now: float) -> list[Output]:
+        """Look at the first waiting segment of up to ``parts_per_pass`` jobs, and at no more: what a job's
+        segments meet then does not depend on the other jobs, so that it can be replayed alone."""
         outputs: list[Output] = []
         later: deque[Segment] = deque()
-        taken: dict[str, _Running] = {}
-        while self._queue and len(taken) < self._parts_per_pass:
+        seen: set[str] = set()
+        while self._queue and len(seen) < self._parts_per_pass:
             segment = self._queue.popleft()
-            if segment.job in taken:
+            if segment.job in seen:
                 later.append(segment)
                 continue
+            seen.add(segment.job)
             job = self._jobs[segment.job]
-            if job.failed:
-                outputs.append(Discard(segment.job, segment.segment))
-                continue
-            running = self._plan(job, segment, outputs)
+            running = None if job.failed else self._plan(job, segment, outputs)
             if running is not None:
-                taken[segment.job] = running
+                self._running.append(running)
+            elif job.failed:
+                outputs.append(Discard(segment.job, segment.segment))
         self._queue.extendleft(reversed(later))
-        self._running = list(taken.values())
         if self._running:
             self._started_at = now
             outputs.append(Run(Pass(tuple(running.part for running in self._running))))

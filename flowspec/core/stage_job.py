@@ -74,6 +74,7 @@ class StageJob:
         unanswered = 0 if self.opened.returns.hidden else context_rows
         return Part(
             job=segment.job,
+            epoch=segment.epoch,
             segment=segment.segment,
             ids=segment.ids,
             positions=segment.positions,

@@ -66,6 +66,15 @@ class Tally:
         }
 
 
+def unmeasured(output: Sequence[int], stages: int) -> dict[str, object]:
+    """The ``stats`` of a job ended from outside: what follows from its output; the rest is None."""
+    known = Tally(0.0).stats(output, {}, stages)
+    lists = {name: value for name, value in known.items() if isinstance(value, list)}
+    rows = {"rows": dict.fromkeys(("useful", "wasted", "void"))}
+    kept = {"tokens": len(output), "repeated_4grams": repeated_4grams(output)}
+    return {**dict.fromkeys(known), **lists, **rows, **kept}
+
+
 def _since(end: float | None, start: float) -> float | None:
     return None if end is None else end - start
 

@@ -41,6 +41,10 @@ class Growth(Protocol):
         """What to send, in order: nodes not in T before, each after its parent. Asked once, at the end."""
         ...
 
+    def rebase(self, tree: Tree) -> None:
+        """The root moved within the tree: forget what is no longer below it."""
+        ...
+
 
 class Strategy(Protocol):
     """One system's answers for one job."""

@@ -2,7 +2,8 @@
 
 The simulation is the broker too: one task graph a job, the output, the rows that travel with segments.
 At one moment results of finished work come first, then messages, and only then does a free executor
-start new work; so a stage that finishes when a prune arrives starts its next pass with it applied.
+start new work (further passes of a growth are no new work); so a stage that finishes when a prune
+arrives starts its next pass with it applied.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ from flowspec.core.sequence import SeqWriter
 from flowspec.errors import StateError
 from flowspec.model.base import DraftExecutor, RowArray, StageExecutor
 
-_RESULT, _MESSAGE, _POLL, _TICK = range(4)
+#: What happens first among events of one moment.
+_RESULT, _CARRY_ON, _MESSAGE, _POLL, _TICK = range(5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,7 @@ class Simulation:
             elif kind == _RESULT:
                 node.busy = False
                 self._step(name, Done(what))  # type: ignore[arg-type]
-            elif kind == _POLL and not node.busy and node.machine.runnable:
+            elif kind in (_POLL, _CARRY_ON) and not node.busy and node.machine.runnable:
                 self._step(name, Poll())
             elif kind == _TICK and node.machine.deadline is not None and node.machine.deadline <= now:
                 self._step(name, Tick())
@@ -150,7 +152,8 @@ class Simulation:
             self._tap(name, self.now, event, outputs)
         for output in outputs:
             self._perform(name, node, output)
-        self._push(self.now, _POLL, name, None)
+        # A growth's next pass is part of the work that just ended: it does not wait for messages.
+        self._push(self.now, _CARRY_ON if node.machine.continuing else _POLL, name, None)
         due = node.machine.deadline
         if due is not None and due != node.deadline:
             self._push(max(due, self.now), _TICK, name, None)
@@ -185,7 +188,7 @@ class Simulation:
                 self._complete(name, job, tasks)
             case Run(work):
                 self._run(name, node, work)
-            case Allocate(job, capacity, sampling, returns) if node.executor is not None:
+            case Allocate(job, _, capacity, sampling, returns) if node.executor is not None:
                 node.executor.allocate(job, capacity, sampling, returns)
             case Release(job) if node.executor is not None:
                 node.executor.release(job)

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -136,15 +136,32 @@ def open_directory(name: str) -> ModelDirectory:
     return _checked(_snapshot(name, [*_TEXT_FILES]))
 
 
-def fetch_weights(name: str, prefixes: tuple[str, ...]) -> ModelDirectory:
-    """As ``open_directory``; of a hub model also fetch the files that hold tensors under ``prefixes``."""
+def fetch_weights(name: str, needs: Callable[[ModelDirectory], tuple[str, ...]]) -> ModelDirectory:
+    """As ``open_directory``; of a hub model also fetch the files of the tensors ``needs`` names by prefix.
+
+    ModelError if one of those files is missing or cut short.
+    """
     directory = open_directory(name)
-    if Path(name).expanduser().is_dir():
-        return directory
-    wanted = {_SINGLE}
-    if directory.has(_INDEX):
-        wanted = {file.name for tensor, file in directory.weight_files.items() if tensor.startswith(prefixes)}
-    return _checked(_snapshot(name, [*_TEXT_FILES, *sorted(wanted)]))
+    prefixes = needs(directory)
+    if not Path(name).expanduser().is_dir():
+        wanted = {_SINGLE}
+        if directory.has(_INDEX):
+            wanted = {file.name for tensor, file in directory.weight_files.items() if tensor.startswith(prefixes)}
+        directory = _checked(_snapshot(name, [*_TEXT_FILES, *sorted(wanted)]))
+    directory.check_weights(prefixes)
+    return directory
+
+
+def default_pair() -> tuple[str, str]:
+    """The packaged target and draft."""
+    pair = Path(__file__).parent.parent / "default_pair"
+    return str(pair / "target"), str(pair / "draft")
+
+
+def layer_range(text: str, stage: int) -> range:
+    """The block of ``stage`` in a pipeline record's ``layers``, such as ``0-3 3-6``."""
+    first, _, end = text.split()[stage - 1].partition("-")
+    return range(int(first), int(end))
 
 
 def layer_ranges(layers: int, stages: int) -> list[range]:
@@ -174,6 +191,9 @@ def _checked(path: Path) -> ModelDirectory:
     missing = [key for key in ("model_type", "num_hidden_layers", "hidden_size", "vocab_size") if key not in config]
     if missing:
         raise ModelError(f"{path / 'config.json'} has no {missing[0]}: it is not a decoder-only language model's")
+    for key in ("num_hidden_layers", "hidden_size", "vocab_size", "max_position_embeddings"):
+        if not isinstance(config.get(key, 1), int) or config.get(key, 1) < 1:
+            raise ModelError(f"{path / 'config.json'}: {key} is {config[key]!r}; expected a whole number above 0")
     if config.get("is_encoder_decoder"):
         raise ModelError(f"{path} is an encoder-decoder model; only decoder-only language models can be split")
     return ModelDirectory(path, config)

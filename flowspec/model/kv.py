@@ -63,7 +63,7 @@ class TreeCache(Cache):
     def begin_pass(self, held: int, moves: Moves | None) -> None:
         """Carry out ``moves`` and let the next rows go to slot ``held``."""
         if moves is not None:
-            for start, source, count in _runs(moves):
+            for start, source, count in runs(moves):
                 self._copy(start, source, count)
         for layer in self.layers:
             layer.length = held
@@ -75,7 +75,7 @@ class TreeCache(Cache):
         self.storage[..., start : start + count, :] = rows
 
 
-def _runs(moves: Moves) -> Iterator[tuple[int, int, int]]:
+def runs(moves: Moves) -> Iterator[tuple[int, int, int]]:
     """Consecutive sources as (destination, source, rows)."""
     start, first, count = moves.start, -1, 0
     for source in moves.sources:

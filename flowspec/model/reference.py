@@ -60,6 +60,17 @@ class Reference:
         return tuple(tokens)
 
     @torch.inference_mode()
+    def generate(self, prompt: Sequence[int], count: int) -> tuple[int, ...]:
+        """Greedy decoding by the library's own ``generate``."""
+        room = min(count, self._directory.context - len(prompt))
+        ids = torch.tensor([list(prompt)])
+        output = self._model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=room, do_sample=False, pad_token_id=0,
+            eos_token_id=sorted(self._directory.eos) or None,
+        )  # fmt: skip
+        return tuple(output[0, len(prompt) :].tolist())
+
+    @torch.inference_mode()
     def excuse(self, prefix: Sequence[int], ours: int, theirs: int, sampling: Sampling) -> Excuse | None:
         """Whether both tokens may follow ``prefix`` by float64's judgement; None: it is a real difference."""
         if self._double is None:

@@ -28,10 +28,11 @@ from flowspec.model.weights import read_tensor
 TESTED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
-def tensor_prefixes(layers: range, *, first: bool, last: bool, tied: bool) -> tuple[str, ...]:
-    """Prefixes of the checkpoint tensors that a block of layers needs."""
+def tensor_prefixes(directory: ModelDirectory, layers: range) -> tuple[str, ...]:
+    """Prefixes of the checkpoint tensors that the block ``layers`` needs."""
+    first, last = layers.start == 0, layers.stop == directory.layers
     own = tuple(f"model.layers.{layer}." for layer in layers)
-    embedding = ("model.embed_tokens.",) if first or (last and tied) else ()
+    embedding = ("model.embed_tokens.",) if first or (last and directory.tied) else ()
     return own + embedding + (("model.norm.", "lm_head.") if last else ())
 
 

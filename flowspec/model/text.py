@@ -33,6 +33,10 @@ class Tokenizer:
         )
         return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
+    def stream(self) -> TextStream:
+        """A fresh stream of text."""
+        return TextStream(self)
+
     def decode(self, ids: list[int]) -> str:
         """The text of ``ids`` without special tokens."""
         return str(self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))

@@ -39,14 +39,16 @@ class BeamParams:
     lockstep: bool = False
 
     def __post_init__(self) -> None:
-        for name, low, high in (
-            ("width", 1, 64), ("loops", 0, 32), ("nodes", 1, TREE_ROWS - 1), ("segment", 1, TREE_ROWS),
-        ):  # fmt: skip
+        self.check(("width", 1, 64), ("loops", 0, 32), ("nodes", 1, TREE_ROWS - 1), ("segment", 1, TREE_ROWS))
+        if self.order not in ("score", "generation"):
+            raise ConfigError(f"order is {self.order!r}; expected score or generation")
+
+    def check(self, *ranges: tuple[str, int, int]) -> None:
+        """ConfigError unless each named value lies in its range, ends included."""
+        for name, low, high in ranges:
             value = getattr(self, name)
             if not low <= value <= high:
                 raise ConfigError(f"{name} is {value}; expected {low} to {high}")
-        if self.order not in ("score", "generation"):
-            raise ConfigError(f"order is {self.order!r}; expected score or generation")
 
     @property
     def by_score(self) -> bool:
@@ -64,6 +66,9 @@ class Grown:
 
     def segments(self, tree: Tree) -> list[list[int]]:
         return self._finish(tree)
+
+    def rebase(self, tree: Tree) -> None:
+        self._base.rebase(tree)
 
 
 class BeamStrategy(Generic[P]):

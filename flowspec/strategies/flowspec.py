@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flowspec.core.growth import BeamGrowth
+from flowspec.core.session import TREE_ROWS
 from flowspec.core.strategy import Growth, Occasion, View
 from flowspec.core.tree import Tree
 from flowspec.strategies.base import BeamParams, BeamStrategy, Grown
@@ -30,6 +31,14 @@ class FlowSpecParams(BeamParams):
     expand: bool = True
     expand_layers: int = 1
     expand_nodes: int = 48
+
+    def __post_init__(self) -> None:
+        # The zero-argument form of super() does not survive a dataclass with slots.
+        BeamParams.__post_init__(self)
+        most = TREE_ROWS // 2  # a segment must find room beside what is in flight
+        self.check(
+            ("merge_loops", 0, 32), ("merge_nodes", 1, most), ("expand_layers", 1, 32), ("expand_nodes", 1, most)
+        )
 
 
 class FlowSpec(BeamStrategy[FlowSpecParams]):

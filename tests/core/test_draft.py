@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 import pytest
@@ -18,6 +19,7 @@ from flowspec.core.machine import (
     Output,
     Poll,
     Received,
+    Refused,
     Release,
     Run,
     Send,
@@ -187,12 +189,40 @@ def test_revoked_jobs_are_forgotten_without_a_word() -> None:
     draft.submit(prompt_ids="[2]", strategy="autoregressive")
     draft.submit("k", prompt="text")
     assert draft.receive(Revoke("j", 2), "scheduler") == [Release("j")]
-    assert draft.receive(Revoke("k", 2), "scheduler") == []
+    assert draft.receive(Revoke("k", 2), "scheduler") == [Release("k")], "else its part of the log stays for good"
     assert draft.receive(Result("j", 1, 0, (0,), (40,))) == []
     assert not draft.machine.runnable
+
+
+def test_a_refused_write_fails_the_job_or_ends_it_here() -> None:
+    draft = Draft()
+    draft.submit(prompt_ids="[2]", strategy="autoregressive")
+    finish = one(draft.machine.step(Refused("j", 1, False, "the log of s1 is full"), 0.0), Finish)
+    assert isinstance(finish, Finish)
+    assert finish.error == "the log of s1 is full"
+    draft.submit(prompt_ids="[2]", strategy="autoregressive")
+    assert draft.machine.step(Refused("j", 1, True, ""), 0.0) == [Release("j")]
+    assert draft.machine.step(Refused("j", 1, True, ""), 0.0) == []
 
 
 def test_a_second_submit_of_a_running_job_changes_nothing() -> None:
     draft = Draft()
     draft.submit(prompt_ids="[2]", strategy="autoregressive")
     assert draft.submit(prompt_ids="[2]", strategy="autoregressive") == []
+
+
+def test_a_token_outside_the_vocabulary_ends_the_job() -> None:
+    draft = Draft()
+    draft.submit(prompt_ids="[2]", strategy="autoregressive")
+    finish = one(draft.receive(Result("j", 1, 0, (0,), (1 << 62,))), Finish)
+    assert "outside the vocabulary" in finish.error
+
+
+def test_a_long_prompt_has_as_long_a_patience_as_it_has_pieces() -> None:
+    draft = Draft()
+    draft.submit(prompt_ids=json.dumps([2] * 130), strategy="autoregressive")
+    one_piece = Draft()
+    one_piece.submit(prompt_ids="[2]", strategy="autoregressive")
+    assert draft.machine.deadline is not None
+    assert one_piece.machine.deadline is not None
+    assert draft.machine.deadline == 3 * one_piece.machine.deadline

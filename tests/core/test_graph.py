@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flowspec.core.graph import TaskGraph
 from flowspec.core.messages import Envelope, Synced, Task
-from flowspec.errors import StateError
 
 
 def work(name: str, *after: str) -> Task:
@@ -42,13 +40,14 @@ def test_a_join_completes_itself_and_frees_what_waits_for_it() -> None:
     assert names(graph.apply(completed=["y"])) == ["next"]
 
 
-def test_completing_twice_is_harmless_and_creating_twice_is_refused() -> None:
+def test_completing_or_creating_twice_is_harmless() -> None:
     graph = TaskGraph()
     graph.apply(created=[work("b", "a"), work("c", "a", "d")])
     assert names(graph.apply(completed=["a", "a"])) == ["b"]
     assert names(graph.apply(completed=["a"])) == []
-    with pytest.raises(StateError, match="exists already"):
-        graph.apply(created=[work("c", "a")])
+    assert names(graph.apply(created=[work("b", "a")])) == []
+    assert names(graph.apply(created=[work("c", "a")])) == []
+    assert names(graph.apply(completed=["d"])) == ["c"]
 
 
 @st.composite

@@ -17,6 +17,7 @@ from flowspec.core.machine import (
     PassDone,
     Poll,
     Received,
+    Refused,
     Release,
     Run,
     Send,
@@ -100,7 +101,7 @@ def sent(outputs: Sequence[Output]) -> list[Message]:
 
 def test_open_allocates_and_a_pass_goes_to_the_next_stage_with_its_rows() -> None:
     stage = Stage()
-    assert stage.receive(OPEN, PREFILL) == [Allocate("j", 64, Sampling(), Returns())]
+    assert stage.receive(OPEN, PREFILL) == [Allocate("j", 1, 64, Sampling(), Returns())]
     assert stage.machine.runnable
     work = stage.work()
     assert (work.parts[0].ids, work.parts[0].tokens, work.parts[0].parents) == ((0, 1), (7, 8), (-1, 0))
@@ -287,6 +288,17 @@ def test_two_jobs_in_one_pass_keep_their_segments_in_order() -> None:
     stage.receive(Prune("j", 1, 1, (1,), 2, ()))  # never computed: the job fails, the other does not
     stage.receive(Segment("k", 1, 0, 0, (0,), (-1,), (0,), (5,)), Segment("k", 1, 1, 0, (1,), (0,), (1,), (5,)))
     assert [part.job for part in stage.work().parts] == ["k"]
+
+
+def test_a_refused_write_fails_the_job_or_ends_it_here() -> None:
+    stage = Stage().prefilled()
+    stage.receive(segment(1, {2: 1}))
+    (fault,) = sent(stage.machine.step(Refused("j", 1, False, "the log of s2 is full"), 0.0))
+    assert fault == Fault("j", 1, "s1", "the log of s2 is full")
+    assert stage.machine.step(Refused("j", 1, False, "again"), 0.0) == []
+    stage = Stage().prefilled()
+    assert stage.machine.step(Refused("j", 0, True, ""), 0.0) == []
+    assert stage.machine.step(Refused("j", 1, True, ""), 0.0) == [Release("j")]
 
 
 def test_what_a_stage_does_not_take_is_a_fault_or_our_bug() -> None:

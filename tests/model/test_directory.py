@@ -130,8 +130,14 @@ def hub_cache(family: Callable[..., ModelDirectory], tmp_path: Path, monkeypatch
 
 def test_a_hub_name_is_found_in_the_local_cache(hub_cache: Path) -> None:
     assert open_directory("lab/small").path == hub_cache
-    directory = fetch_weights("lab/small", ("model.layers.0.",))
-    directory.check_weights(("model.layers.0.",))
+    asked: list[Path] = []
+
+    def needs(found: ModelDirectory) -> tuple[str, ...]:
+        asked.append(found.path)
+        return ("model.layers.0.",)
+
+    assert fetch_weights("lab/small", needs).path == hub_cache
+    assert asked == [hub_cache]
 
 
 def test_a_hub_name_that_cannot_be_had_is_one_line(hub_cache: Path) -> None:

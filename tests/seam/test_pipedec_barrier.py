@@ -70,6 +70,9 @@ class WholeChain:
     def pending(self, tree: Tree) -> tuple[int, ...]:
         return (self.tip,) if tree[self.tip].expansion is None else ()
 
+    def rebase(self, tree: Tree) -> None:
+        """The sketch begins a growth anew in every timestep."""
+
     def segments(self, tree: Tree) -> list[list[int]]:
         expansion = tree[self.tip].expansion
         assert expansion is not None
@@ -80,11 +83,12 @@ class PipeDecSketch:
     """D0 of the sketch: one layer a timestep, a verdict at every sync."""
 
     deadline = None
+    continuing = False
 
     def __init__(self) -> None:
         self.tree = Tree(len(PROMPT) - 1)
         self.tree.plant(PROMPT[-1], len(PROMPT) - 1, len(PROMPT) - 2)
-        self.drafting = Drafting(JOB, PROMPT, 4)
+        self.drafting = Drafting(JOB, 1, PROMPT, 4)
         self.writer = SeqWriter()
         self.output: list[int] = []
         self.answers: dict[int, int] = {}
@@ -127,7 +131,7 @@ class PipeDecSketch:
         raise AssertionError(message)
 
     def start(self) -> list[Output]:
-        outputs: list[Output] = [Allocate(JOB, 400, Sampling(), Returns())]
+        outputs: list[Output] = [Allocate(JOB, 1, 400, Sampling(), Returns())]
         opened = Open(JOB, 1, len(PROMPT), 400, Sampling())
         outputs += [self.direct(stage, opened) for stage in range(1, STAGES + 1)]
         rows = tuple(range(len(PROMPT)))

@@ -64,6 +64,7 @@ class ChainModel:
     """Model ``index`` of the chain: verifies what the model before it drafts, drafts for the one after."""
 
     deadline = None
+    continuing = False
 
     def __init__(self, index: int, last: int) -> None:
         self.index, self.last = index, index == last
@@ -102,7 +103,7 @@ class ChainModel:
     def receive(self, envelope: Envelope) -> list[Output]:
         message = envelope.message
         if isinstance(message, Open):
-            return [Allocate(JOB, 4000, Sampling(), Returns())]
+            return [Allocate(JOB, 1, 4000, Sampling(), Returns())]
         assert self.seen.accept(envelope.sender, envelope.seq)
         if isinstance(message, Segment):
             self.unasked += self.working
@@ -160,7 +161,7 @@ class ChainModel:
         rows = len(self.asked) + 1
         parents = tuple(range(-1, len(positions) - 1))
         part = Part(
-            JOB, 0, positions, positions, tuple(text[self.cached :]), (), self.cached, self.cached,
+            JOB, 1, 0, positions, positions, tuple(text[self.cached :]), (), self.cached, self.cached,
             Moves(self.cached, ()), parents, tuple(range(len(positions) - rows, len(positions))),
         )  # fmt: skip
         self.cached = len(self.sequence)
