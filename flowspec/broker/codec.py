@@ -1,0 +1,209 @@
+"""Messages and rows as bytes. Everything read is checked before anything is built from it.
+
+Envelopes are msgpack: ``[version, kind, field, ...]``, dataclasses as lists of their fields in order.
+Rows are written in msgpack-numpy's published layout, so that any client with that package can read
+them, and read by the strict decoder here: that package's own decoder runs pickles and is never called.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import typing
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+import msgpack_numpy
+import numpy as np
+import numpy.typing as npt
+
+from flowspec.core.messages import MESSAGES, Message
+from flowspec.errors import FlowSpecError, WireError
+
+#: Version of the wire format; a reader refuses any other.
+VERSION = 1
+#: Largest envelope accepted, bytes.
+MAX_ENVELOPE = 8 << 20
+#: Largest payload of rows accepted, bytes.
+MAX_ROWS = 256 << 20
+#: Element types rows may have, as numpy writes them.
+ROW_DTYPES = frozenset({"<f4", "<f2", "<f8", "<u8", "|b1"})
+_MAX_DIMENSIONS = 4
+#: Largest integer a field may hold; ids, positions and counts all fit.
+_MAX_INT = (1 << 63) - 1
+
+Checker = Callable[[Any], Any]
+
+_KINDS: dict[type, int] = {kind: number for number, kind in enumerate(MESSAGES)}
+
+
+def encode(message: Message) -> bytes:
+    """``message`` as bytes; WireError if it is larger than a reader accepts, or no message."""
+    names = _field_names(type(message))
+    fields = [getattr(message, name) for name in names]
+    try:
+        packed: bytes = msgpack.packb([VERSION, _KINDS[type(message)], *fields], default=_as_list)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise WireError(f"a {type(message).__name__} cannot travel: {error}") from None
+    if len(packed) > MAX_ENVELOPE:
+        raise WireError(
+            f"a {type(message).__name__} of {len(packed)} bytes cannot travel; at most {MAX_ENVELOPE} are accepted"
+        )
+    return packed
+
+
+def decode(data: bytes) -> Message:
+    """The message in ``data``; WireError if it is not exactly one, well-formed and of this version."""
+    if len(data) > MAX_ENVELOPE:
+        raise WireError(f"envelope of {len(data)} bytes; at most {MAX_ENVELOPE} are accepted")
+    try:
+        parts = msgpack.unpackb(data, raw=False, max_ext_len=0, max_map_len=0, max_bin_len=0)
+    except (ValueError, msgpack.UnpackException, RecursionError) as error:
+        raise WireError(f"envelope is not msgpack: {type(error).__name__}") from None
+    if not isinstance(parts, list) or len(parts) < 2 or parts[0] != VERSION:
+        raise WireError(f"envelope is not of version {VERSION}")
+    if type(parts[1]) is not int or not 0 <= parts[1] < len(MESSAGES):
+        raise WireError(f"envelope has unknown kind {str(parts[1])[:20]}")
+    message: Message = _checker(MESSAGES[parts[1]])(parts[2:])
+    return message
+
+
+def encode_rows(rows: npt.NDArray[Any]) -> bytes:
+    """``rows`` in msgpack-numpy's layout; element types outside ROW_DTYPES are refused."""
+    if rows.dtype.str not in ROW_DTYPES:
+        raise WireError(f"rows of type {rows.dtype.str} cannot travel; expected one of {sorted(ROW_DTYPES)}")
+    packed: bytes = msgpack.packb(np.ascontiguousarray(rows), default=msgpack_numpy.encode)
+    return packed
+
+
+def decode_rows(data: bytes) -> npt.NDArray[Any]:
+    """The array in ``data``, a read-only view of it; WireError for anything else than plain numbers.
+
+    Size, element type and shape are checked against each other before an array is made.
+    """
+    if len(data) > MAX_ROWS:
+        raise WireError(f"rows of {len(data)} bytes; at most {MAX_ROWS} are accepted")
+    try:
+        found = msgpack.unpackb(
+            data, raw=False, strict_map_key=False, max_map_len=8, max_array_len=_MAX_DIMENSIONS, max_str_len=16,
+            max_ext_len=0,
+        )  # fmt: skip
+    except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
+        raise WireError(f"rows are not msgpack: {type(error).__name__}") from None
+    if not isinstance(found, dict) or found.keys() != {b"nd", b"type", b"kind", b"shape", b"data"}:
+        raise WireError("rows are not in msgpack-numpy's array layout")
+    dtype, shape, raw = found[b"type"], found[b"shape"], found[b"data"]
+    if found[b"nd"] is not True or found[b"kind"] != b"" or not isinstance(dtype, str) or dtype not in ROW_DTYPES:
+        raise WireError(f"rows of type {str(dtype)[:20]!r}; expected one of {sorted(ROW_DTYPES)}")
+    if not isinstance(shape, list) or not all(type(extent) is int and 0 <= extent <= MAX_ROWS for extent in shape):
+        raise WireError("rows have a shape that is no list of sizes")
+    if not isinstance(raw, bytes) or math.prod(shape) * np.dtype(dtype).itemsize != len(raw):
+        raise WireError(f"rows of shape {shape} and type {dtype} do not fill their bytes")
+    return np.frombuffer(raw, dtype=dtype).reshape(shape)
+
+
+# ---- checkers, one per field type, built once ----------------------------------------------------------
+
+
+def _field_names(kind: type) -> tuple[str, ...]:
+    names = _NAMES.get(kind)
+    if names is None:
+        names = _NAMES[kind] = tuple(field.name for field in dataclasses.fields(kind))
+    return names
+
+
+def _as_list(value: object) -> list[object]:
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        raise TypeError(f"{type(value).__name__} cannot travel in an envelope")
+    return [getattr(value, name) for name in _field_names(type(value))]
+
+
+def _checker(kind: Any) -> Checker:
+    """A function that turns a msgpack value into ``kind`` or raises WireError."""
+    known = _CHECKERS.get(kind)
+    if known is not None:
+        return known
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        checker = _dataclass_checker(kind)
+    elif typing.get_origin(kind) is tuple:
+        checker = _tuple_checker(typing.get_args(kind))
+    else:
+        raise TypeError(f"no wire form for {kind!r}")
+    _CHECKERS[kind] = checker
+    return checker
+
+
+def _dataclass_checker(kind: type) -> Checker:
+    hints = typing.get_type_hints(kind)
+    checkers = [_checker(hints[name]) for name in _field_names(kind)]
+
+    def check(value: Any) -> Any:
+        if type(value) is not list or len(value) != len(checkers):
+            raise WireError(f"{kind.__name__} does not have its {len(checkers)} fields")
+        try:
+            return kind(*[checker(part) for checker, part in zip(checkers, value, strict=True)])
+        except WireError as error:
+            raise WireError(f"{kind.__name__}: {error}") from None
+        except FlowSpecError as error:
+            raise WireError(f"{kind.__name__}: {error}") from None
+
+    return check
+
+
+def _tuple_checker(args: tuple[Any, ...]) -> Checker:
+    if args == (int, ...):
+        return _check_ints
+    if len(args) == 2 and args[1] is ...:
+        item = _checker(args[0])
+        return lambda value: tuple(item(part) for part in _check_list(value))
+    items = [_checker(arg) for arg in args]
+
+    def check(value: Any) -> Any:
+        if len(_check_list(value)) != len(items):
+            raise WireError(f"a group of {len(items)} has {len(value)} parts")
+        return tuple(item(part) for item, part in zip(items, value, strict=True))
+
+    return check
+
+
+def _check_list(value: Any) -> list[Any]:
+    if type(value) is not list:
+        raise WireError(f"expected a list, got {type(value).__name__}")
+    return value
+
+
+def _check_ints(value: Any) -> tuple[int, ...]:
+    if type(value) is not list or not all(type(part) is int for part in value):
+        raise WireError("expected a list of integers")
+    if value and (min(value) < -1 or max(value) > _MAX_INT):
+        raise WireError("an integer is out of range")
+    return tuple(value)
+
+
+def _check_int(value: Any) -> int:
+    if type(value) is not int or not -1 <= value <= _MAX_INT:
+        raise WireError("expected an integer")
+    return value
+
+
+def _check_float(value: Any) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise WireError("expected a finite number")
+    return float(value)
+
+
+def _check_bool(value: Any) -> bool:
+    if type(value) is not bool:
+        raise WireError("expected true or false")
+    return value
+
+
+def _check_str(value: Any) -> str:
+    if type(value) is not str:
+        raise WireError("expected text")
+    return value
+
+
+_NAMES: dict[type, tuple[str, ...]] = {}
+_CHECKERS: dict[Any, Checker] = {int: _check_int, float: _check_float, bool: _check_bool, str: _check_str}

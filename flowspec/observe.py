@@ -1,0 +1,48 @@
+"""Logs: structlog events on stderr, one line each, with job, epoch and stage where there is one.
+
+Prompts, texts and secrets are never logged. ``FLOWSPEC_LOG`` sets the level (default ``warning``),
+``FLOWSPEC_LOG_FORMAT=json`` gives one JSON object a line.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import Any, cast
+
+import structlog
+
+from flowspec.errors import ConfigError
+
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+def configure() -> None:
+    """Set up logging for this process; ConfigError for an unknown level or format."""
+    level = os.environ.get("FLOWSPEC_LOG", "warning").lower()
+    style = os.environ.get("FLOWSPEC_LOG_FORMAT", "text").lower()
+    if level not in _LEVELS:
+        raise ConfigError(f"FLOWSPEC_LOG is {level!r}; expected one of {', '.join(_LEVELS)}")
+    if style not in ("text", "json"):
+        raise ConfigError(f"FLOWSPEC_LOG_FORMAT is {style!r}; expected text or json")
+    renderer: Any = structlog.processors.JSONRenderer()
+    if style == "text":
+        renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+
+
+def logger(**context: object) -> structlog.typing.FilteringBoundLogger:
+    """A logger that adds ``context`` to every event."""
+    return cast(structlog.typing.FilteringBoundLogger, structlog.get_logger().bind(**context))

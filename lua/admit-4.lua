@@ -1,0 +1,42 @@
+-- admit: take a job from the intake into the pipeline's queue. Repeatable: the intake may be read again.
+--
+-- KEYS[1]   job hash
+-- KEYS[2]   queue
+-- KEYS[3]   output stream
+-- KEYS[4]   idempotency key
+-- ARGV[1]   job id
+-- ARGV[2]   most jobs that may wait
+-- ARGV[3]   retention, ms
+-- ARGV[4]   1 if the caller gave an idempotency key, else 0
+-- ARGV[5]   error: one line why the job is refused, '' to admit it
+-- ARGV[6..] submitted fields, name and value in turn
+-- returns   OK, DUP (admitted before; or another job has the idempotency key: the output says which),
+--           FULL (the queue is full: the output says so)
+
+local job, queue, out, idempotency = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local id, most, retention, refused = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[5]
+
+if redis.call('EXISTS', job) == 1 then return 1 end
+
+local answer = 0
+local earlier = ARGV[4] == '1' and redis.call('GET', idempotency) or false
+if refused == '' and earlier then
+    answer, refused = 1, 'the idempotency key belongs to job ' .. earlier
+elseif refused == '' and redis.call('LLEN', queue) >= most then
+    answer, refused = 4, 'the queue is full: ' .. most .. ' jobs wait already; submit again later'
+end
+
+redis.call('HSET', job, 'state', refused == '' and 'queued' or 'done', 'epoch', 0)
+for at = 6, #ARGV, 2 do redis.call('HSET', job, 'f:' .. ARGV[at], ARGV[at + 1]) end
+if refused ~= '' then
+    local entry = {'kind', 'error', 'text', refused}
+    if earlier then entry[5], entry[6] = 'duplicate_of', earlier end
+    redis.call('XADD', out, '*', unpack(entry))
+    redis.call('XADD', out, '*', 'kind', 'end', 'finish_reason', 'error')
+    redis.call('PEXPIRE', job, retention)
+    redis.call('PEXPIRE', out, retention)
+    return answer
+end
+if ARGV[4] == '1' then redis.call('SET', idempotency, id, 'PX', retention) end
+redis.call('RPUSH', queue, id)
+return 0

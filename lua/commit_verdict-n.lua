@@ -1,0 +1,50 @@
+-- commit_verdict: move a job forward. Appends the accepted tokens to the output, advances the global offset,
+-- puts the prune into every stage's log, completes tasks. All or nothing; sending it again is harmless.
+--
+-- KEYS[1]   job hash
+-- KEYS[2]   task graph hash
+-- KEYS[3]   output stream
+-- KEYS[4..] logs in the pipeline's order (d0, s1, .., sN)
+-- ARGV[1]   epoch
+-- ARGV[2]   cap, entries a log or the output may hold
+-- ARGV[3]   offset the caller expects: context length before the commit
+-- ARGV[4]   rows accepted: what the offset advances by
+-- ARGV[5]   output tokens before the commit
+-- ARGV[6]   number of new output tokens
+-- ARGV[7]   their ids, a JSON list
+-- ARGV[8]   their text, whole characters only
+-- ARGV[9]   finish reason, '' while the job goes on
+-- ARGV[10]  prune envelope
+-- ARGV[11..] sequence number of the prune per stage log, then tasks to complete
+-- returns   OK, DUP (the offset has passed), GAP (it is not there yet, or a sequence number is), STALE, FULL
+
+-- include fence
+-- include graph
+
+local job, graph, out, logs = KEYS[1], KEYS[2], KEYS[3], {}
+for at = 4, #KEYS do logs[at - 3] = KEYS[at] end
+local cap, offset, stages = tonumber(ARGV[2]), tonumber(ARGV[3]), #logs - 1
+
+if not fenced(job, ARGV[1]) then return 3 end
+local stored = tonumber(redis.call('HGET', job, 'offset') or '-1')
+if offset < stored then return 1 end
+if offset > stored then return 2 end
+for stage = 1, stages do
+    local last = tonumber(redis.call('HGET', job, 'q:d0:' .. (stage + 1)) or '0')
+    if tonumber(ARGV[10 + stage]) ~= last + 1 then return 2 end
+    if not has_room(logs[stage + 1], 1, cap) then return 4 end
+end
+if not has_room(out, 1, cap) then return 4 end
+
+for stage = 1, stages do
+    redis.call('XADD', logs[stage + 1], '*', 'f', 'd0', 'q', ARGV[10 + stage], 'm', ARGV[10])
+    redis.call('HSET', job, 'q:d0:' .. (stage + 1), ARGV[10 + stage])
+end
+local entry = {'kind', 'tokens', 'offset', ARGV[5], 'ids', ARGV[7], 'text', ARGV[8]}
+if ARGV[9] ~= '' then
+    entry[9], entry[10] = 'finish_reason', ARGV[9]
+end
+redis.call('XADD', out, '*', unpack(entry))
+redis.call('HSET', job, 'offset', offset + tonumber(ARGV[4]), 'emitted', tonumber(ARGV[5]) + tonumber(ARGV[6]))
+for at = 11 + stages, #ARGV do graph_complete(job, graph, logs, ARGV[at]) end
+return 0

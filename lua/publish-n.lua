@@ -1,0 +1,51 @@
+-- publish: deliver one message of a job, at once or as a task of its graph, and complete tasks.
+-- A hop's one write: fence, sequence number, envelope and the graph's step in one change.
+--
+-- KEYS[1]   job hash
+-- KEYS[2]   task graph hash
+-- KEYS[3..] logs a message or a released task may go to, in the pipeline's order (d0, s1, .., sN)
+-- ARGV[1]   epoch
+-- ARGV[2]   cap, entries a log may hold
+-- ARGV[3]   sender
+-- ARGV[4]   receiver's index in KEYS[3..], from 1; 0: no message, complete tasks only
+-- ARGV[5]   sequence number; 0 for a task
+-- ARGV[6]   task name; '' for a message delivered at once
+-- ARGV[7]   envelope
+-- ARGV[8]   number of dependencies, then their names
+-- ARGV[..]  tasks to complete
+-- returns   OK, DUP (sequence number or task known; its completions are carried out), GAP, STALE, FULL
+
+-- include fence
+-- include graph
+
+local job, graph, logs = KEYS[1], KEYS[2], {}
+for at = 3, #KEYS do logs[at - 2] = KEYS[at] end
+local epoch, cap, sender = ARGV[1], tonumber(ARGV[2]), ARGV[3]
+local index, seq, task, envelope = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6], ARGV[7]
+local after, first_complete = {}, 9 + tonumber(ARGV[8])
+for at = 9, first_complete - 1 do after[at - 8] = ARGV[at] end
+
+if not fenced(job, epoch) then return 3 end
+
+local answer, counter = 0, 'q:' .. sender .. ':' .. index
+if index > 0 then
+    if task == '' then
+        local last = tonumber(redis.call('HGET', job, counter) or '0')
+        if seq > last + 1 then return 2 end
+        if seq <= last then answer = 1 end
+    elseif redis.call('HEXISTS', graph, 's:' .. task) == 1 then
+        answer = 1
+    end
+    if answer == 0 and not has_room(logs[index], 1, cap) then return 4 end
+end
+
+if index > 0 and answer == 0 then
+    if task == '' then
+        redis.call('XADD', logs[index], '*', 'f', sender, 'q', seq, 'm', envelope)
+        redis.call('HSET', job, counter, seq)
+    else
+        graph_create(job, graph, logs, task, after, index, envelope)
+    end
+end
+for at = first_complete, #ARGV do graph_complete(job, graph, logs, ARGV[at]) end
+return answer

@@ -1,0 +1,37 @@
+-- revoke: end a job from outside, by the scheduler: it was cancelled, or a worker it needs was lost.
+-- Raises the epoch, so that nothing its owners still write is accepted, and tells them.
+--
+-- KEYS[1]   job hash
+-- KEYS[2]   task graph hash
+-- KEYS[3]   output stream
+-- KEYS[4]   recording stream
+-- KEYS[5]   running jobs
+-- KEYS[6]   queue
+-- KEYS[7..] logs of the draft worker and every stage
+-- ARGV[1]   job id
+-- ARGV[2]   the epoch the caller expects
+-- ARGV[3]   finish reason: cancelled or error
+-- ARGV[4]   error, one line; '' if there is none
+-- ARGV[5]   retention, ms
+-- ARGV[6]   revoke envelope, naming the expected epoch plus one
+-- returns   OK, DUP (the job has ended), STALE (its epoch moved)
+
+local found = redis.call('HMGET', KEYS[1], 'state', 'epoch')
+if not found[1] or found[1] == 'done' then return 1 end
+if found[2] ~= ARGV[2] then return 3 end
+
+redis.call('HINCRBY', KEYS[1], 'epoch', 1)
+if found[1] == 'running' then
+    for at = 7, #KEYS do redis.call('XADD', KEYS[at], '*', 'f', 'scheduler', 'q', 0, 'm', ARGV[6]) end
+    redis.call('SREM', KEYS[5], ARGV[1])
+else
+    redis.call('LREM', KEYS[6], 0, ARGV[1])
+end
+if ARGV[4] ~= '' then redis.call('XADD', KEYS[3], '*', 'kind', 'error', 'text', ARGV[4]) end
+redis.call('XADD', KEYS[3], '*', 'kind', 'end', 'finish_reason', ARGV[3])
+redis.call('HSET', KEYS[1], 'state', 'done', 'finish_reason', ARGV[3])
+redis.call('DEL', KEYS[2])
+for at = 1, 4 do
+    if at ~= 2 then redis.call('PEXPIRE', KEYS[at], ARGV[5]) end
+end
+return 0

@@ -1,0 +1,262 @@
+"""The wire: everything round-trips, and nothing malformed gets in, allocates or runs."""
+
+from __future__ import annotations
+
+import pickle
+import tracemalloc
+from typing import Any
+
+import msgpack
+import msgpack_numpy
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowspec.broker import codec
+from flowspec.core import messages as m
+from flowspec.core.sampling import Sampling
+from flowspec.errors import WireError
+
+INTS = st.integers(0, (1 << 63) - 1)
+IDS = st.lists(st.integers(-1, 1 << 40), max_size=20).map(tuple)
+TEXT = st.text(max_size=20)
+FLOATS = st.floats(allow_nan=False, allow_infinity=False)
+HOPS = st.lists(st.builds(m.Hop, TEXT, st.lists(TEXT, max_size=3).map(tuple)), max_size=3).map(tuple)
+PAIRS = st.lists(st.tuples(INTS, FLOATS), max_size=3).map(tuple)
+
+
+def columns(rows: int) -> st.SearchStrategy[tuple[int, ...]]:
+    return st.lists(st.integers(-1, 1 << 40), min_size=rows, max_size=rows).map(tuple)
+
+
+def segments(rows: int) -> st.SearchStrategy[m.Segment]:
+    one, tokens = columns(rows), st.one_of(st.just(()), columns(rows))
+    return st.builds(m.Segment, TEXT, INTS, INTS, INTS, one, one, one, tokens, st.booleans(), TEXT, HOPS)
+
+
+def results(rows: int) -> st.SearchStrategy[m.Result]:
+    shares = st.lists(FLOATS, min_size=rows, max_size=rows).map(tuple)
+    best = st.lists(PAIRS, min_size=rows, max_size=rows).map(tuple)
+    one, none = columns(rows), st.just(())
+    return st.builds(m.Result, TEXT, INTS, INTS, one, one, st.one_of(none, shares), st.one_of(none, best))
+
+
+MESSAGES = st.one_of(
+    st.builds(m.Submit, TEXT, INTS, st.lists(st.tuples(TEXT, TEXT), max_size=4).map(tuple)),
+    st.builds(
+        m.Open, TEXT, INTS, INTS, INTS,
+        st.builds(Sampling, st.floats(0, 9), st.integers(0, 99), st.floats(0.1, 1), INTS),
+        st.builds(m.Returns, st.booleans(), st.integers(0, 9), st.booleans()), st.booleans(),
+    ),
+    st.integers(0, 8).flatmap(segments),
+    st.builds(m.Prune, TEXT, INTS, INTS, IDS, INTS, IDS),
+    st.integers(0, 8).flatmap(results),
+    st.builds(m.Close, TEXT, INTS),
+    st.builds(m.Revoke, TEXT, INTS),
+    st.builds(m.Report, TEXT, INTS, INTS, st.builds(m.Meter, INTS, INTS, INTS, INTS, INTS, FLOATS)),
+    st.builds(m.Fault, TEXT, INTS, TEXT, TEXT),
+    st.builds(m.Synced, TEXT, INTS, TEXT),
+)  # fmt: skip
+
+
+@given(MESSAGES)
+def test_messages_round_trip(message: m.Message) -> None:
+    assert codec.decode(codec.encode(message)) == message
+
+
+def test_every_message_has_a_strategy_here() -> None:
+    found: set[type] = set()
+
+    @given(MESSAGES)
+    @settings(max_examples=400, database=None)
+    def collect(message: m.Message) -> None:
+        found.add(type(message))
+
+    collect()
+    assert found == set(m.MESSAGES)
+
+
+@given(MESSAGES, st.data())
+@settings(max_examples=300)
+def test_damaged_envelopes_are_refused_or_read_as_some_message(message: m.Message, data: st.DataObject) -> None:
+    raw = bytearray(codec.encode(message))
+    for _ in range(data.draw(st.integers(1, 4))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, len(raw)))
+    for damaged in (bytes(raw), bytes(raw[:cut]), bytes(raw) + b"\x00"):
+        try:
+            codec.decode(damaged)
+        except WireError as error:
+            assert "\n" not in str(error)
+
+
+@given(st.binary(max_size=400))
+@settings(max_examples=500)
+def test_noise_is_refused(noise: bytes) -> None:
+    for decode in (codec.decode, codec.decode_rows):
+        with pytest.raises(WireError):
+            decode(noise)
+
+
+def packed(*parts: object) -> bytes:
+    return msgpack.packb([codec.VERSION, *parts])
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (msgpack.packb([99, 5, "j", 1]), "version"),
+        (packed(77, "j", 1), "unknown kind"),
+        (packed(True, "j", 1), "unknown kind"),
+        (packed(5, "j"), "2 fields"),
+        (packed(5, "j", 1, 2), "2 fields"),
+        (packed(5, "j", "1"), "expected an integer"),
+        (packed(5, "j", True), "expected an integer"),
+        (packed(5, "j", -2), "expected an integer"),
+        (packed(5, b"j", 1), "not msgpack"),
+        (packed(5, {"a": 1}, 1), "not msgpack"),
+        (packed(3, "j", 1, 1, [1.5], 1, []), "list of integers"),
+        (packed(3, "j", 1, 1, [True], 1, []), "list of integers"),
+        (packed(3, "j", 1, 1, [-5], 1, []), "out of range"),
+        (packed(7, "j", 1, 1, [0, 0, 0, 0, 0, float("nan")]), "finite number"),
+        (packed(1, "j", 1, 1, 1, [-1.0, 0, 1.0, 0], [False, 0, False], False), "temperature"),
+        (msgpack.packb({"a": 1}), "not msgpack"),
+        (b"\xc1", "not msgpack"),
+        (b"\x91" * 3000, "not msgpack"),
+    ],
+)
+def test_malformed_envelopes_get_one_reason(data: bytes, says: str) -> None:
+    with pytest.raises(WireError, match=says):
+        codec.decode(data)
+
+
+def test_oversized_envelopes_are_refused_unread() -> None:
+    with pytest.raises(WireError, match="at most"):
+        codec.decode(b"\x00" * (codec.MAX_ENVELOPE + 1))
+
+
+# ---- rows ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["<f4", "<f2", "<f8", "<u8", "|b1"])
+@pytest.mark.parametrize("shape", [(0, 4), (1,), (17, 192), (2, 3, 4)])
+def test_rows_round_trip_and_any_client_of_the_package_reads_them(dtype: str, shape: tuple[int, ...]) -> None:
+    rows = (np.random.default_rng(0).normal(size=shape) * 9).astype(dtype)
+    data = codec.encode_rows(rows)
+    ours = codec.decode_rows(data)
+    assert ours.dtype == rows.dtype
+    assert (ours == rows).all()
+    assert not ours.flags.writeable
+    theirs = msgpack.unpackb(data, object_hook=msgpack_numpy.decode)
+    assert (theirs == rows).all()
+
+
+def layout(**changes: Any) -> bytes:
+    rows = np.zeros((2, 3), dtype=np.float32)
+    found = {b"nd": True, b"type": "<f4", b"kind": b"", b"shape": [2, 3], b"data": rows.tobytes()}
+    for name, value in changes.items():
+        found[name.encode()] = value
+    return msgpack.packb(found)
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (pytest.fail, ("a pickle was run",))
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (layout(type="|O", data=pickle.dumps(Bomb())), "type"),
+        (layout(kind=b"O", data=pickle.dumps(Bomb())), "type"),
+        (layout(kind=b"V", type=[["a", "<f4"]]), "type"),
+        (layout(type="<i4"), "type"),
+        (layout(type=">f4"), "type"),
+        (layout(type="<f8"), "do not fill"),
+        (layout(shape=[2, 4]), "do not fill"),
+        (layout(shape=[-2, -3]), "no list of sizes"),
+        (layout(shape=[2.0, 3]), "no list of sizes"),
+        (layout(shape=[1 << 62, 1 << 62]), "no list of sizes"),
+        (layout(shape=[2, 3, 1, 1, 1]), "not msgpack"),
+        (layout(shape="23"), "no list of sizes"),
+        (layout(data="text of 24 characters...."), "not msgpack|do not fill"),
+        (layout(nd=False), "type"),
+        (layout(extra=1), "layout"),
+        (layout()[:-5], "not msgpack"),
+        (layout() + b"x", "not msgpack"),
+        (msgpack.packb(np.float32(1), default=msgpack_numpy.encode), "layout"),
+        (msgpack.packb([1, 2]), "layout"),
+        (msgpack.packb({b"complex": True, b"data": "1j"}), "layout"),
+    ],
+)
+def test_rows_that_are_no_plain_array_are_refused(data: bytes, says: str) -> None:
+    with pytest.raises(WireError, match=says):
+        codec.decode_rows(data)
+
+
+def test_a_huge_declared_shape_allocates_nothing() -> None:
+    data = layout(shape=[1 << 27, 1 << 27])
+    tracemalloc.start()
+    with pytest.raises(WireError):
+        codec.decode_rows(data)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 100_000
+
+
+def test_oversized_rows_are_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec, "MAX_ROWS", 100)
+    with pytest.raises(WireError, match="at most 100"):
+        codec.decode_rows(b"\x00" * 101)
+
+
+def test_rows_of_other_types_are_not_written() -> None:
+    with pytest.raises(WireError, match="cannot travel"):
+        codec.encode_rows(np.array(["a"], dtype=object))
+
+
+@given(st.data())
+@settings(max_examples=300)
+def test_damaged_rows_are_refused_or_are_an_array(data: st.DataObject) -> None:
+    raw = bytearray(codec.encode_rows(np.ones((3, 5), dtype=np.float32)))
+    for _ in range(data.draw(st.integers(1, 4))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        rows = codec.decode_rows(bytes(raw))
+    except WireError:
+        return
+    assert rows.dtype.str in codec.ROW_DTYPES
+
+
+def test_the_packages_own_decoder_is_never_called() -> None:
+    from pathlib import Path
+
+    for file in Path(codec.__file__).parent.parent.rglob("*.py"):
+        text = file.read_text()
+        assert "msgpack_numpy.decode" not in text
+        assert "msgpack_numpy.unpackb" not in text
+        assert "msgpack_numpy.patch" not in text
+        assert "pickle" not in text or file.name == "codec.py"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [2, "j", 1, 1, 1, [5, 6], [4], [1, 2], [], False, "", []],
+        [2, "j", 1, 1, 1, [5, 6], [4, 5], [], [], False, "", []],
+        [2, "j", 1, 1, 1, [5, 6], [4, 5], [1, 2], [7], False, "", []],
+        [4, "j", 1, 1, [5, 6], [7], [], []],
+        [4, "j", 1, 1, [5, 6], [7, 8], [0.5], []],
+    ],
+)
+def test_columns_of_different_length_are_refused(fields: list[Any]) -> None:
+    with pytest.raises(WireError, match="differ in length"):
+        codec.decode(msgpack.packb([codec.VERSION, *fields]))
+
+
+def test_what_no_reader_would_accept_is_not_written() -> None:
+    with pytest.raises(WireError, match="cannot travel"):
+        codec.encode(m.Close("j", 1 << 70))
+    with pytest.raises(WireError, match="cannot travel"):
+        codec.encode(m.Fault("j", 1, "s1", "x" * codec.MAX_ENVELOPE))

@@ -1,0 +1,340 @@
+"""redis-py's and Redis' traps, each met by construction (``reliability.md`` 0): one test a trap."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+import redis
+from redis.connection import PythonRespSerializer
+
+from flowspec.broker import connection
+from flowspec.broker.base import PutRows
+from flowspec.broker.connection import MAX_BLOCK_SECONDS, connect, redact
+from flowspec.broker.keys import JOBS, Keys
+from flowspec.broker.redis_client import Client
+from flowspec.broker.redis_control import RedisControl
+from flowspec.broker.redis_link import RedisLink
+from flowspec.broker.scripts import Code
+from flowspec.broker.server import PrivateBroker
+from flowspec.core.machine import Commit
+from flowspec.errors import BrokerError, BrokerUnreachable, ConfigError, FlowSpecError
+from tests.broker.conftest import Rig, send
+from tests.broker.proxy import Proxy
+from tests.broker.test_contract import commit
+
+
+@pytest.fixture
+def proxy(server: PrivateBroker, client: redis.Redis, tmp_path: Path) -> Iterator[tuple[Proxy, str]]:
+    """A lossy way to the broker, and its URL."""
+    parts = urlsplit(server.url)
+    proxy = Proxy(parts.path, tmp_path / "p")
+    yield proxy, f"unix://:{parts.password}@{tmp_path / 'p'}"
+    proxy.close()
+
+
+def started(url: str) -> tuple[Rig, RedisLink, str]:
+    rig = Rig(url=url)
+    draft = rig.link("d0")
+    job = rig.start(rig.control(), draft)
+    assert isinstance(draft, RedisLink)
+    return rig, draft, job
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_lost_reply_never_makes_two_entries(proxy: tuple[Proxy, str], client: redis.Redis, times: int) -> None:
+    """The default of ten silent retries writes an entry again; here the script knows it."""
+    lossy, url = proxy
+    _, draft, job = started(url)
+    lossy.lose_replies(times)
+    assert draft.write([send("s1", job, 1), send("s2", job, 1)]) == [Code.DUP, Code.DUP]
+    assert lossy.lost == times
+    assert client.xlen(Keys().log("s1")) == client.xlen(Keys().log("s2")) == 1
+
+
+def test_a_lost_reply_to_rows_and_their_envelope_makes_one_segment(
+    server: PrivateBroker, client: redis.Redis, proxy: tuple[Proxy, str]
+) -> None:
+    lossy, url = proxy
+    rig, _, job = started(server.url)
+    stage, sender = rig.link("s2"), RedisLink(url, Keys(), "s1", 2)
+    rows = np.ones((2, 3), np.float32)
+    sender.write([send("s2", job, 1, sender="s1")])
+    lossy.lose_replies(1)
+    assert sender.write([PutRows("s2", job, 1, 7, rows), send("s2", job, 2, sender="s1")])[1] is Code.DUP
+    assert lossy.lost == 1
+    assert [envelope.seq for envelope in stage.read(1.0).envelopes] == [1, 2]
+    assert (stage.take_rows(job, 1, 7) == rows).all()
+    sender.close()
+
+
+def test_a_lost_reply_never_commits_twice(proxy: tuple[Proxy, str], client: redis.Redis) -> None:
+    lossy, url = proxy
+    _, draft, job = started(url)
+    op = commit(job)
+    assert isinstance(op.commit, Commit)
+    lossy.lose_replies(1)
+    assert draft.write([op]) == [Code.DUP]
+    assert client.xlen(Keys().out(job)) == 1
+
+
+def test_a_submission_is_never_sent_twice_by_itself(proxy: tuple[Proxy, str], client: redis.Redis) -> None:
+    lossy, url = proxy
+    control = RedisControl(url, Keys())
+    lossy.lose_replies(1)
+    with pytest.raises(BrokerUnreachable):
+        control.submit({"prompt": "once"})
+    assert client.xlen(JOBS) == 1
+
+
+def test_a_lost_reply_of_a_group_read_skips_no_submission(proxy: tuple[Proxy, str]) -> None:
+    """New entries read by a reply that was lost are ours already, and no later '>' shows them again."""
+    lossy, url = proxy
+    control = RedisControl(url, Keys())
+    control.join_intake()
+    control.read_intake(0.01)
+    first = control.submit({"prompt": "first"})
+    original = Client.once
+
+    def losing(self: Client, command: tuple[object, ...]) -> object:
+        lossy.lose_replies(1)
+        return original(self, command)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Client, "once", losing)
+        assert control.read_intake(1.0) == [], "nobody can tell: the next read begins with what became ours"
+    second = control.submit({"prompt": "second"})
+    assert [intake.job for intake in control.read_intake(1.0)] == [first]
+    control.acknowledge([first])
+    assert [intake.job for intake in control.read_intake(1.0)] == [second]
+
+
+def test_redis_py_retries_nothing_by_itself(server: PrivateBroker) -> None:
+    client = connect(server.url)
+    assert client.get_connection_kwargs()["retry"].get_retries() == 0
+    assert client.connection_pool.get_connection().retry.get_retries() == 0
+    client.close()
+
+
+def test_a_blocking_read_is_shorter_than_the_sockets_patience(server: PrivateBroker, client: redis.Redis) -> None:
+    """With the default timeout of 5 s a longer idle read hangs for a minute and then fails."""
+    assert connect(server.url).get_connection_kwargs()["socket_timeout"] > MAX_BLOCK_SECONDS + 1
+    link = RedisLink(server.url, Keys(), "s1", 2)
+    began = time.monotonic()
+    assert link.read(60.0).envelopes == ()
+    assert MAX_BLOCK_SECONDS - 0.1 < time.monotonic() - began < MAX_BLOCK_SECONDS + 1.5
+    link.close()
+
+
+def test_replies_keep_the_shape_the_code_reads(client: redis.Redis) -> None:
+    client.xadd("stream", {"a": "1"})
+    found = client.xread({"stream": "0"})
+    assert isinstance(found, list)
+    assert found[0][0] == b"stream"
+    assert found[0][1][0][1] == {b"a": b"1"}
+    assert client.xread({"stream": "$"}) == []
+
+
+def test_commands_are_packed_in_python(server: PrivateBroker) -> None:
+    client = connect(server.url)
+    assert isinstance(client.connection_pool.get_connection()._command_packer, PythonRespSerializer)
+    client.close()
+
+
+def test_rows_and_their_envelope_wake_their_reader_once(server: PrivateBroker, client: redis.Redis) -> None:
+    """Written one after the other they would cost the reader a second round trip."""
+    _, draft, job = started(server.url)
+    stage = RedisLink(server.url, Keys(), "s2", 2)
+    rows = np.zeros((16, 512), np.float32)
+    for number in range(1, 40):
+        writer = threading.Timer(0.005, draft.write, ([PutRows("s2", job, 1, number, rows), send("s2", job, number)],))
+        writer.start()
+        assert len(stage.read(2.0).envelopes) == 1, "the first thing read has rows and envelope"
+        writer.join()
+    stage.close()
+
+
+def test_large_rows_arrive_whole(server: PrivateBroker, client: redis.Redis) -> None:
+    _, draft, job = started(server.url)
+    stage = RedisLink(server.url, Keys(), "s2", 2)
+    rows = np.random.default_rng(0).normal(size=(512, 1024)).astype(np.float32)
+    draft.write([PutRows("s2", job, 1, 1, rows), send("s2", job, 1)])
+    stage.read(1.0)
+    assert (stage.take_rows(job, 1, 1) == rows).all()
+    stage.close()
+
+
+def test_scripts_a_server_forgot_are_loaded_again(server: PrivateBroker, client: redis.Redis) -> None:
+    _, draft, job = started(server.url)
+    client.script_flush()
+    assert draft.write([send("s1", job, 1), send("s1", job, 2)]) == [Code.OK, Code.OK]
+
+
+def test_a_server_that_lost_its_memory_is_not_taken_for_the_old_one() -> None:
+    """Its streams begin anew, and a cursor ahead of them would wait for ever."""
+    with PrivateBroker() as broker:
+        link = RedisLink(broker.url, Keys(), "s1", 2)
+        assert broker.directory is not None
+        config, binary = broker.directory / "conf", Path(f"/proc/{broker.pid}/exe").resolve()
+        assert broker._process is not None
+        broker._process.kill()
+        broker._process.wait()
+        import subprocess
+
+        broker._process = subprocess.Popen([str(binary), str(config)])
+        with pytest.raises(BrokerUnreachable, match="was restarted; what ran on it is lost"):
+            for _ in range(100):
+                link.read(0.05)
+
+
+def test_a_broker_that_is_gone_is_one_line_within_bounded_time(tmp_path: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises(BrokerUnreachable, match="cannot reach the broker at unix://:\\*\\*\\*@") as raised:
+        RedisControl(f"unix://:secret@{tmp_path}/none", Keys())
+    assert time.monotonic() - began < connection.FIRST_SECONDS + 2
+    assert "secret" not in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_wrong_password_is_said_at_once(server: PrivateBroker) -> None:
+    wrong = server.url.replace(urlsplit(server.url).password or "", "wrong")
+    began = time.monotonic()
+    with pytest.raises(BrokerUnreachable, match="refused the password"):
+        RedisControl(wrong, Keys())
+    assert time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize("url", ["http://x", "localhost:6379", "redis://h:port", ""])
+def test_what_is_no_broker_url_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="is not understood"):
+        connect(url)
+
+
+def test_passwords_are_never_shown() -> None:
+    assert redact("redis://user:pa@ss@host:1/0") == "redis://user:***@host:1/0"
+    assert redact("unix://:pw@/s") == "unix://:***@/s"
+    assert redact("redis://host") == "redis://host"
+
+
+def test_every_redis_error_has_one_of_ours() -> None:
+    for name in dir(redis.exceptions):
+        kind = getattr(redis.exceptions, name)
+        if isinstance(kind, type) and issubclass(kind, redis.RedisError):
+            error = kind("1 host:1") if kind is not redis.exceptions.ExternalAuthProviderError else kind("1")
+            assert isinstance(connection.translate(error, "redis://h"), BrokerError), name
+
+
+# ---- what is on the wire and in the logs ----------------------------------------------------------------
+
+
+def test_malformed_entries_are_refused_counted_and_survived(server: PrivateBroker, client: redis.Redis) -> None:
+    _, draft, job = started(server.url)
+    stage = RedisLink(server.url, Keys(), "s1", 2)
+    log, rows = Keys().log("s1"), Keys().rows("s1")
+    client.xadd(log, {"f": "d0", "q": 1, "m": b"\xc1"})
+    client.xadd(log, {"f": "d0", "m": b"x"})
+    client.xadd(log, {"f": b"\xff", "q": "1", "m": b"x"})
+    client.xadd(log, {"f": "d0", "q": "-1", "m": b"x"})
+    client.xadd(rows, {"j": job, "e": 1, "s": 1, "d": b"\x80\x04pickle"})
+    draft.write([send("s1", job, 1)])
+    delivery = stage.read(1.0)
+    assert len(delivery.refused) == 5
+    assert len(delivery.envelopes) == 1
+    stage.close()
+
+
+def test_what_was_read_is_trimmed_and_what_was_not_is_kept(server: PrivateBroker, client: redis.Redis) -> None:
+    rig, draft, job = started(server.url)
+    stage = rig.link("s1")
+    from flowspec.core.messages import Open
+    from flowspec.core.sampling import Sampling
+
+    draft.write([send("s1", job, 1, Open(job, 1, 2, 9, Sampling())), send("s1", job, 2)])
+    draft.write([PutRows("s1", job, 1, 5, np.zeros((2, 2), np.float32))])
+    stage.read(1.0)
+    stage.read(0.0)
+    assert client.xlen(Keys().rows("s1")) == 0, "rows go once they are in the reader's hands"
+    assert client.xlen(Keys().log("s1")) == 2, "the log of an open job stays"
+    draft.write([send("s1", job, 3)])
+    stage.forget(job)
+    stage.read(0.0)
+    assert client.xlen(Keys().log("s1")) == 1, "what nobody has read is never trimmed"
+    stage.read(1.0)
+    stage.read(0.0)
+    assert client.xlen(Keys().log("s1")) == 0
+
+
+def test_a_full_stream_of_rows_is_said_and_never_trimmed(
+    server: PrivateBroker, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flowspec.broker.redis_link.ROWS_CAP", 10)
+    _, draft, job = started(server.url)
+    op = PutRows("s2", job, 1, 1, np.zeros((1, 1), np.float32))
+    codes = [draft.write([op])[0] for _ in range(64)]
+    assert Code.FULL in codes
+    assert client.xlen(Keys().rows("s2")) == 64
+
+
+def test_a_full_log_refuses_more(server: PrivateBroker, client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flowspec.broker.commands.LOG_CAP", 2)
+    _, draft, job = started(server.url)
+    assert [draft.write([send("s1", job, seq)])[0] for seq in (1, 2, 3)] == [Code.OK, Code.OK, Code.FULL]
+    assert client.xlen(Keys().log("s1")) == 2
+
+
+def test_rows_may_travel_on_another_server(server: PrivateBroker, client: redis.Redis) -> None:
+    with PrivateBroker() as second:
+        rig, _, job = started(server.url)
+        writer = RedisLink(server.url, Keys(), "s1", 2, rows_url=second.url)
+        reader = RedisLink(server.url, Keys(), "s2", 2, rows_url=second.url)
+        rows = np.ones((2, 2), np.float32)
+        writer.write([PutRows("s2", job, 1, 3, rows), send("s2", job, 1, sender="s1")])
+        assert len(reader.read(1.0).envelopes) == 1
+        assert (reader.take_rows(job, 1, 3) == rows).all()
+        reader.read(0.0)
+        other = connect(second.url)
+        assert client.xlen(Keys().rows("s2")) == other.xlen(Keys().rows("s2")) == 0
+        for end in (writer, reader, other):
+            end.close()
+        assert rig.url
+
+
+def test_rows_that_come_after_their_job_has_ended_are_not_kept(server: PrivateBroker, client: redis.Redis) -> None:
+    rig, _, job = started(server.url)
+    stage, sender = rig.link("s2"), rig.link("s1")
+    sender.write([PutRows("s2", job, 1, 1, np.zeros((1, 2), np.float32))])
+    stage.read(1.0)
+    stage.forget(job)
+    sender.write([PutRows("s2", job, 1, 2, np.zeros((1, 2), np.float32))])
+    stage.read(1.0)
+    assert isinstance(stage, RedisLink)
+    assert stage._rows == {}
+
+
+def test_a_lease_that_says_nothing_sensible_harms_nobody(server: PrivateBroker, client: redis.Redis) -> None:
+    control = RedisControl(server.url, Keys())
+    control.set_pipeline({"stages": "1"})
+    client.set(Keys().claim("draft"), b"\xff not json")
+    assert control.claims()["draft"][1] == {}
+    control.close()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://h:1/0?password=hunter2",
+        "redis://:hunter2@h:1/0",
+        "redis://:hun/ter2@h:1/0",
+        "unix:///s?db=0&password=hunter2",
+    ],
+)
+def test_no_form_of_a_password_is_shown(url: str) -> None:
+    assert "hunter2" not in redact(url)
+    with pytest.raises(FlowSpecError) as raised:
+        RedisControl(url, Keys())
+    assert "hun" not in str(raised.value).replace("***", "")

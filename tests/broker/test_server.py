@@ -1,0 +1,116 @@
+"""The private broker: private, and gone when its parent is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+import redis
+
+from flowspec.broker import server as module
+from flowspec.broker.connection import connect
+from flowspec.broker.server import PrivateBroker, find_server
+from flowspec.errors import BrokerError
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+
+
+def wait_until_dead(pid: int) -> bool:
+    deadline = time.monotonic() + 5
+    while alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not alive(pid)
+
+
+def test_it_is_private_and_leaves_nothing() -> None:
+    broker = PrivateBroker()
+    url = broker.start()
+    directory, pid = broker.directory, broker.pid
+    assert directory is not None
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert stat.S_IMODE((directory / "conf").stat().st_mode) == 0o600
+    assert len(urlsplit(url).password or "") >= 24
+    with pytest.raises(redis.AuthenticationError):
+        redis.Redis(unix_socket_path=urlsplit(url).path).ping()
+    client = connect(url)
+    assert client.config_get("port") == {"port": "0"}
+    assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
+    client.close()
+    broker.stop()
+    assert not directory.exists()
+    assert wait_until_dead(pid)
+    broker.stop()
+
+
+def test_it_dies_with_its_parent_however_that_ends() -> None:
+    code = (
+        "import sys, time; from flowspec.broker.server import PrivateBroker; b = PrivateBroker(); b.start(); "
+        "print(b.pid, b.directory, flush=True); time.sleep(60)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pid, directory = parent.stdout.readline().split()
+    assert alive(int(pid))
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+    assert wait_until_dead(int(pid))
+    assert Path(directory).exists()
+    with PrivateBroker():
+        assert not Path(directory).exists(), "what a killed parent left is swept at the next start"
+
+
+def test_a_server_that_fails_to_start_shows_its_logs_tail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_CONFIG", module._CONFIG + "no-such-option yes\n")
+    with pytest.raises(BrokerError, match="stopped with status") as raised:
+        PrivateBroker().start()
+    assert "\n" not in str(raised.value)
+
+
+def test_a_server_that_never_answers_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "START_SECONDS", 0.3)
+    fake = tmp_path / "server"
+    fake.write_text("#!/bin/sh\nexec sleep 30\n")
+    fake.chmod(0o700)
+    broker = PrivateBroker(binary=fake)
+    with pytest.raises(BrokerError, match="does not answer"):
+        broker.start()
+    assert broker.directory is None
+
+
+def version_script(folder: Path, name: str, version: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    file = folder / name
+    file.write_text(f"#!/bin/sh\necho 'Redis server v={version} sha=0'\n")
+    file.chmod(0o700)
+    return file
+
+
+def test_the_order_of_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recent server on the PATH, else the packaged one, else an older one, else what to install."""
+    old = version_script(tmp_path / "old", "redis-server", "7.0.15")
+    new = version_script(tmp_path / "new", "redis-server", "7.4.1")
+    packaged = tmp_path / "packaged"
+    monkeypatch.setattr(module, "_packaged", lambda: packaged)
+    monkeypatch.setenv("PATH", f"{new.parent}:/bin:/usr/bin")
+    assert find_server() == new
+    monkeypatch.setenv("PATH", f"{old.parent}:/bin:/usr/bin")
+    assert find_server() == packaged
+    monkeypatch.setattr(module, "_packaged", lambda: None)
+    assert find_server() == old
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BrokerError, match=r"pip install 'flowspec\[broker\]'"):
+        find_server()

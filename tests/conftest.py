@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from flowspec import observe
+from flowspec.broker.connection import connect
+from flowspec.broker.server import PrivateBroker
+
+observe.configure()
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[PrivateBroker]:
+    """One private broker for the whole run."""
+    with PrivateBroker() as broker:
+        yield broker
+
+
+@pytest.fixture
+def client(server: PrivateBroker) -> Iterator[redis.Redis]:
+    """A plain client of an empty broker."""
+    client = connect(server.url)
+    client.flushall()
+    yield client
+    client.close()

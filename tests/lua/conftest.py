@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import redis
+
+from flowspec.broker.scripts import Code, load
+
+Call = Callable[..., Code]
+
+JOB, GRAPH, OUT, RECORDING, QUEUE, RUNNING = (f"t:{{p}}:{name}" for name in ("job", "g", "out", "rec", "queue", "run"))
+LOGS = tuple(f"t:{{p}}:log:{node}" for node in ("d0", "s1", "s2"))
+
+
+@pytest.fixture
+def call(client: redis.Redis) -> Call:
+    """``call(script, keys, *arguments)`` on a real, empty server."""
+
+    def run(name: str, keys: Sequence[str], *arguments: object) -> Code:
+        return Code(client.eval(load()[name].text, len(keys), *keys, *arguments))  # type: ignore[arg-type]
+
+    return run
+
+
+@pytest.fixture
+def running(client: redis.Redis) -> redis.Redis:
+    """A server with one job that runs under epoch 3, its context at 5."""
+    client.hset(JOB, mapping={"state": "running", "epoch": 3, "offset": 5, "emitted": 0})
+    client.sadd(RUNNING, "j")
+    return client
+
+
+def snapshot(client: redis.Redis) -> dict[bytes, object]:
+    """Everything in the server, to prove that a refused call changed nothing."""
+    found: dict[bytes, object] = {}
+    for key in client.scan_iter():
+        kind = client.type(key)
+        if kind == b"hash":
+            found[key] = client.hgetall(key)
+        elif kind == b"stream":
+            found[key] = client.xrange(key)
+        elif kind == b"list":
+            found[key] = client.lrange(key, 0, -1)
+        elif kind == b"set":
+            found[key] = client.smembers(key)
+        else:
+            found[key] = client.get(key)
+    return found

@@ -1,0 +1,43 @@
+"""assign: the head of the queue, under a new epoch, while there is room."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from flowspec.broker.scripts import Code
+from tests.lua.conftest import JOB, LOGS, QUEUE, RUNNING, Call, snapshot
+
+KEYS = [JOB, QUEUE, RUNNING, LOGS[0]]
+
+
+@pytest.fixture
+def waiting(client: redis.Redis) -> redis.Redis:
+    client.rpush(QUEUE, "j", "k")
+    client.hset(JOB, mapping={"state": "queued", "epoch": 2})
+    return client
+
+
+def test_ok_raises_the_epoch_and_tells_the_draft_worker(call: Call, waiting: redis.Redis) -> None:
+    assert call("assign", KEYS, "j", 1, 3, b"submit", "{}") is Code.OK
+    assert waiting.hgetall(JOB) == {b"state": b"running", b"epoch": b"3", b"owners": b"{}"}
+    assert waiting.lrange(QUEUE, 0, -1) == [b"k"]
+    assert waiting.smembers(RUNNING) == {b"j"}
+    ((_, fields),) = waiting.xrange(LOGS[0])
+    assert fields == {b"f": b"scheduler", b"q": b"1", b"m": b"submit"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [(("k", 1, 3), Code.GAP), (("j", 1, 2), Code.STALE), (("j", 1, 4), Code.STALE), (("j", 0, 3), Code.FULL)],
+)
+def test_refusals_change_nothing(call: Call, waiting: redis.Redis, arguments: tuple[object, ...], code: Code) -> None:
+    before = snapshot(waiting)
+    assert call("assign", KEYS, *arguments, b"submit", "{}") is code
+    assert snapshot(waiting) == before
+
+
+def test_assigning_twice_is_refused(call: Call, waiting: redis.Redis) -> None:
+    call("assign", KEYS, "j", 5, 3, b"submit", "{}")
+    assert call("assign", KEYS, "j", 5, 3, b"submit", "{}") is Code.GAP
+    assert waiting.xlen(LOGS[0]) == 1

@@ -1,0 +1,79 @@
+"""commit_verdict: all or nothing, each answer, redelivery."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import redis
+
+from flowspec.broker.scripts import Code
+from tests.lua.conftest import GRAPH, JOB, LOGS, OUT, Call, snapshot
+
+KEYS = [JOB, GRAPH, OUT, *LOGS]
+
+
+def verdict(
+    offset: int = 5, *, epoch: int = 3, cap: int = 5, seqs: tuple[int, int] = (1, 1), finish: str = "",
+    completes: tuple[str, ...] = (),
+) -> list[object]:  # fmt: skip
+    return [epoch, cap, offset, 2, 0, 2, json.dumps([7, 8]), "text", finish, b"prune", *seqs, *completes]
+
+
+def test_ok_moves_everything_at_once(call: Call, running: redis.Redis) -> None:
+    assert call("commit_verdict", KEYS, *verdict(finish="eos")) is Code.OK
+    for log in LOGS[1:]:
+        ((_, fields),) = running.xrange(log)
+        assert fields == {b"f": b"d0", b"q": b"1", b"m": b"prune"}
+    assert running.xlen(LOGS[0]) == 0, "the draft worker needs no prune"
+    ((_, entry),) = running.xrange(OUT)
+    assert entry == {
+        b"kind": b"tokens", b"offset": b"0", b"ids": b"[7, 8]", b"text": b"text", b"finish_reason": b"eos",
+    }  # fmt: skip
+    assert running.hmget(JOB, "offset", "emitted", "q:d0:2", "q:d0:3") == [b"7", b"2", b"1", b"1"]
+
+
+def test_redelivery_is_dup_and_writes_nothing(call: Call, running: redis.Redis) -> None:
+    call("commit_verdict", KEYS, *verdict())
+    before = snapshot(running)
+    assert call("commit_verdict", KEYS, *verdict()) is Code.DUP
+    assert snapshot(running) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (verdict(6), Code.GAP),
+        (verdict(seqs=(1, 2)), Code.GAP),
+        (verdict(epoch=2), Code.STALE),
+        (verdict(cap=0), Code.FULL),
+    ],
+)
+def test_refusals_change_nothing(call: Call, running: redis.Redis, arguments: list[object], code: Code) -> None:
+    before = snapshot(running)
+    assert call("commit_verdict", KEYS, *arguments, "task") is code
+    assert snapshot(running) == before
+
+
+def test_one_full_log_refuses_the_whole_commit(call: Call, running: redis.Redis) -> None:
+    for _ in range(5):
+        running.xadd(LOGS[2], {"x": 1})
+    before = snapshot(running)
+    assert call("commit_verdict", KEYS, *verdict()) is Code.FULL
+    assert snapshot(running) == before
+
+
+def test_released_tasks_come_behind_the_prune(call: Call, running: redis.Redis) -> None:
+    call("publish", [JOB, GRAPH, *LOGS], 3, 9, "d0", 2, 0, "next", b"held", 1, "verdict/0")
+    assert call("commit_verdict", KEYS, *verdict(completes=("verdict/0",))) is Code.OK
+    assert [fields[b"m"] for _, fields in running.xrange(LOGS[1])] == [b"prune", b"held"]
+
+
+def test_a_script_that_fails_midway_cannot_be(call: Call, running: redis.Redis) -> None:
+    """A key of the wrong type is met by the checks, before the first write."""
+    running.delete(OUT)
+    running.set(OUT, "not a stream")
+    before = snapshot(running)
+    with pytest.raises(redis.ResponseError):
+        call("commit_verdict", KEYS, *verdict())
+    assert snapshot(running) == before

@@ -1,0 +1,39 @@
+"""finish: the owner ends a job; what is left expires."""
+
+from __future__ import annotations
+
+import redis
+
+from flowspec.broker.scripts import Code
+from tests.lua.conftest import GRAPH, JOB, OUT, RECORDING, RUNNING, Call, snapshot
+
+WAKE = "t:{p}:log:scheduler"
+KEYS = [JOB, GRAPH, OUT, RECORDING, RUNNING, WAKE]
+
+
+def test_ok_ends_the_job_and_lets_it_expire(call: Call, running: redis.Redis) -> None:
+    running.hset(GRAPH, "d:x", 1)
+    running.xadd(RECORDING, {"l": "line"})
+    assert call("finish", KEYS, 3, "j", "length", "", '{"tokens": 2}', 60_000) is Code.OK
+    ((_, end),) = running.xrange(OUT)
+    assert end == {b"kind": b"end", b"finish_reason": b"length", b"stats": b'{"tokens": 2}'}
+    assert running.hget(JOB, "state") == b"done"
+    assert running.smembers(RUNNING) == set()
+    assert running.exists(GRAPH) == 0
+    assert all(0 < running.pttl(key) <= 60_000 for key in (JOB, OUT, RECORDING))
+    assert running.xlen(WAKE) == 1
+
+
+def test_an_error_comes_before_the_end(call: Call, running: redis.Redis) -> None:
+    call("finish", KEYS, 3, "j", "error", "stage 2 is gone", "{}", 60_000)
+    entries = [(fields[b"kind"], fields.get(b"text")) for _, fields in running.xrange(OUT)]
+    assert entries == [(b"error", b"stage 2 is gone"), (b"end", None)]
+
+
+def test_only_the_owner_may_and_only_once(call: Call, running: redis.Redis) -> None:
+    before = snapshot(running)
+    assert call("finish", KEYS, 2, "j", "length", "", "{}", 1000) is Code.STALE
+    assert snapshot(running) == before
+    call("finish", KEYS, 3, "j", "length", "", "{}", 60_000)
+    assert call("finish", KEYS, 3, "j", "length", "", "{}", 60_000) is Code.STALE
+    assert running.xlen(OUT) == 1

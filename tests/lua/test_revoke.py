@@ -1,0 +1,44 @@
+"""revoke: ending a job from outside fences its owners and tells them."""
+
+from __future__ import annotations
+
+import redis
+
+from flowspec.broker.scripts import Code
+from tests.lua.conftest import GRAPH, JOB, LOGS, OUT, QUEUE, RECORDING, RUNNING, Call, snapshot
+
+KEYS = [JOB, GRAPH, OUT, RECORDING, RUNNING, QUEUE, *LOGS]
+
+
+def test_ok_raises_the_epoch_and_tells_every_node(call: Call, running: redis.Redis) -> None:
+    assert call("revoke", KEYS, "j", 3, "error", "a worker was lost", 60_000, b"revoke") is Code.OK
+    assert running.hmget(JOB, "epoch", "state") == [b"4", b"done"]
+    assert [running.xrange(log)[0][1][b"m"] for log in LOGS] == [b"revoke"] * 3
+    assert [fields[b"kind"] for _, fields in running.xrange(OUT)] == [b"error", b"end"]
+    assert running.smembers(RUNNING) == set()
+    assert 0 < running.pttl(OUT) <= 60_000
+    publish = [JOB, GRAPH, *LOGS]
+    assert call("publish", publish, 3, 9, "d0", 2, 1, "", b"late", 0) is Code.STALE
+
+
+def test_a_waiting_job_leaves_the_queue_and_nobody_is_told(call: Call, client: redis.Redis) -> None:
+    client.hset(JOB, mapping={"state": "queued", "epoch": 0})
+    client.rpush(QUEUE, "i", "j")
+    assert call("revoke", KEYS, "j", 0, "cancelled", "", 60_000, b"revoke") is Code.OK
+    assert client.lrange(QUEUE, 0, -1) == [b"i"]
+    assert all(client.xlen(log) == 0 for log in LOGS)
+    assert [fields[b"kind"] for _, fields in client.xrange(OUT)] == [b"end"]
+
+
+def test_repeating_it_is_dup_and_another_epoch_is_stale(call: Call, running: redis.Redis) -> None:
+    before = snapshot(running)
+    assert call("revoke", KEYS, "j", 2, "cancelled", "", 1000, b"revoke") is Code.STALE
+    assert snapshot(running) == before
+    call("revoke", KEYS, "j", 3, "cancelled", "", 60_000, b"revoke")
+    assert call("revoke", KEYS, "j", 3, "cancelled", "", 60_000, b"revoke") is Code.DUP
+    assert running.xlen(OUT) == 1
+
+
+def test_a_job_nobody_knows_is_dup(call: Call, client: redis.Redis) -> None:
+    assert call("revoke", KEYS, "j", 0, "cancelled", "", 1000, b"revoke") is Code.DUP
+    assert snapshot(client) == {}
