@@ -1,0 +1,1 @@
+"""The processes: ``python -m workers.scheduler``, ``workers.draft``, ``workers.verify --stage N``."""

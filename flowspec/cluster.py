@@ -1,0 +1,170 @@
+"""A pipeline of real worker processes on this machine, under one parent.
+
+Each worker is ``python -m workers...`` in a session of its own, so that Ctrl-C reaches only the parent,
+and dies with it however it ends. What a worker writes to stderr is kept and shown when it fails.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from flowspec.broker.keys import Keys
+from flowspec.broker.redis_control import RedisControl
+from flowspec.broker.server import PrivateBroker, die_with_parent
+from flowspec.errors import ClusterError
+from flowspec.model.directory import check_pair, layer_ranges, open_directory
+
+#: How long all workers together may take to be ready, seconds.
+READY_SECONDS = 300.0
+_STOP_SECONDS = 5.0
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a pipeline runs: model folders or hub names, and how many verify stages."""
+
+    target: str
+    draft: str
+    stages: int
+
+    def check(self) -> None:
+        """ModelError for anything that would make a worker fail: found before one is started."""
+        target, draft = open_directory(self.target), open_directory(self.draft)
+        check_pair(target, draft)
+        layer_ranges(target.layers, self.stages)
+        for name, directory in ((self.target, target), (self.draft, draft)):
+            if Path(name).expanduser().is_dir():
+                directory.check_weights()
+
+
+class Cluster:
+    """Scheduler, draft worker and verify workers of ``setup``, on a private broker or the one at ``url``."""
+
+    def __init__(self, setup: Setup, *, url: str | None = None) -> None:
+        self.setup = setup
+        self._given_url = url
+        self._broker: PrivateBroker | None = None
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._logs: Path | None = None
+        self.url = url or ""
+
+    def start(self, progress: Progress = lambda ready, of: None) -> None:
+        """Start everything and wait until it can serve; on an error nothing is left running."""
+        self.setup.check()
+        try:
+            if self._given_url is None:
+                self._broker = PrivateBroker()
+                self.url = self._broker.start()
+            place = self._broker.directory if self._broker is not None else None
+            self._logs = Path(tempfile.mkdtemp(prefix="flowspec-logs-", dir=place))
+            setup = ("--target", self.setup.target, "--draft", self.setup.draft, "--stages", str(self.setup.stages))
+            self._spawn("scheduler", "scheduler", *setup)
+            self._spawn("draft", "draft")
+            for stage in range(1, self.setup.stages + 1):
+                self._spawn(f"verify-{stage}", "verify", "--stage", str(stage))
+            self._wait_until_ready(progress)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _spawn(self, role: str, module: str, *arguments: str) -> None:
+        assert self._logs is not None
+        environment = {**os.environ, "FLOWSPEC_REDIS_URL": self.url, "PYTHONUNBUFFERED": "1"}
+        with (self._logs / role).open("wb") as log:
+            self._processes[role] = subprocess.Popen(
+                [sys.executable, "-m", f"workers.{module}", *arguments],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=die_with_parent(),
+                start_new_session=True,
+            )
+
+    def _wait_until_ready(self, progress: Progress) -> None:
+        control = RedisControl(self.url, Keys())
+        deadline = time.monotonic() + READY_SECONDS
+        try:
+            while True:
+                self.check()
+                claims = control.claims() if control.pipeline() else {}
+                facts = {role: claims[role][1] for role in self._processes if role in claims}
+                ready = [
+                    role
+                    for role, known in facts.items()
+                    if known.get("state") == "ready" and known.get("pid") == self._processes[role].pid
+                ]
+                progress(len(ready), len(self._processes))
+                if len(ready) == len(self._processes):
+                    return
+                if time.monotonic() > deadline:
+                    late = sorted(set(self._processes) - set(ready))[0]
+                    raise ClusterError(f"{late} was not ready after {READY_SECONDS:g} s; {self._said(late)}")
+                time.sleep(0.05)
+        finally:
+            control.close()
+
+    def check(self) -> None:
+        """ClusterError if the broker or a worker has stopped, with what it said last."""
+        if self._broker is not None and self._broker.exited is not None:
+            raise ClusterError(f"the private broker stopped: {self._broker.log_tail()}")
+        for role, process in self._processes.items():
+            status = process.poll()
+            if status is not None:
+                raise ClusterError(f"{role} stopped with status {status}: {self._said(role)}")
+
+    @property
+    def alive(self) -> bool:
+        """Whether the broker, if it is ours, and any worker still run."""
+        broker = self._broker is None or self._broker.exited is None
+        return broker and any(process.poll() is None for process in self._processes.values())
+
+    def _said(self, role: str) -> str:
+        assert self._logs is not None
+        log = self._logs / role
+        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()] if log.exists() else []
+        prefix = f"flowspec {role.partition('-')[0]}: "
+        return lines[-1].strip().removeprefix(prefix) if lines else "it said nothing"
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids by role, the private broker's as ``broker``."""
+        found = {role: process.pid for role, process in self._processes.items()}
+        return found | ({"broker": self._broker.pid} if self._broker is not None else {})
+
+    def stop(self) -> None:
+        """Stop every process and the private broker; nothing is left behind."""
+        for process in self._processes.values():
+            if process.poll() is None:
+                process.terminate()
+        deadline = time.monotonic() + _STOP_SECONDS
+        for process in self._processes.values():
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._processes.clear()
+        if self._broker is not None:
+            self._broker.stop()
+            self._broker = None
+        if self._logs is not None:
+            shutil.rmtree(self._logs, ignore_errors=True)
+            self._logs = None
+
+    def __enter__(self) -> Cluster:
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()

@@ -1,0 +1,101 @@
+"""How each role carries out its machine's wishes: with layers, or with a drafter and a tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from flowspec.broker.base import Link
+from flowspec.core.machine import Allocate, Commit, Draft, Encode, EncodeDone, Pass, Work, WorkResult
+from flowspec.errors import StateError, WireError
+from flowspec.model.base import DraftExecutor, RowArray, StageExecutor
+
+
+class Encoder(Protocol):
+    """Text to ids and back; ``model.text.Tokenizer`` is one."""
+
+    def encode(self, prompt: str, *, raw: bool) -> tuple[int, ...]: ...
+
+    def stream(self) -> TextPieces: ...
+
+
+class TextPieces(Protocol):
+    """A growing text, given out in whole characters."""
+
+    def push(self, ids: tuple[int, ...], *, last: bool = False) -> str: ...
+
+
+class VerifyRole:
+    """A verify stage: rows in, rows out.
+
+    ``row_shape`` and ``row_dtype``: what one incoming row must look like; anything else is refused.
+    """
+
+    def __init__(self, executor: StageExecutor, row_shape: tuple[int, ...], row_dtype: str) -> None:
+        self._executor = executor
+        self._row_shape, self._row_dtype = row_shape, np.dtype(row_dtype)
+        self._outputs: list[RowArray] = []
+
+    def compute(self, work: Work, link: Link) -> WorkResult:
+        if not isinstance(work, Pass):
+            raise StateError(f"a verify stage cannot do {type(work).__name__}")
+        inputs = [
+            None if part.tokens else self._checked(link.take_rows(part.job, part.epoch, part.segment), part.offsets)
+            for part in work.parts
+        ]
+        result, self._outputs = self._executor.run(work, inputs)
+        return result
+
+    def _checked(self, rows: RowArray, offsets: Sequence[int]) -> RowArray:
+        if rows.dtype != self._row_dtype or rows.shape[1:] != self._row_shape or rows.ndim != len(self._row_shape) + 1:
+            wanted = f"[rows, {', '.join(map(str, self._row_shape))}] of {self._row_dtype}"
+            raise WireError(f"rows of shape {list(rows.shape)} of {rows.dtype} arrived; expected {wanted}")
+        if rows.shape[0] <= max(offsets):
+            raise WireError(f"{rows.shape[0]} rows arrived for a segment of at least {max(offsets) + 1}")
+        return rows
+
+    def allocate(self, output: Allocate) -> None:
+        self._executor.allocate(output.job, output.capacity, output.sampling, output.returns)
+
+    def release(self, job: str) -> None:
+        self._executor.release(job)
+
+    def rows(self, part: int, offsets: Sequence[int]) -> RowArray:
+        rows = self._outputs[part]
+        return rows if len(offsets) == len(rows) else rows[list(offsets)]
+
+    def text(self, commit: Commit) -> str:
+        raise StateError("a verify stage commits nothing")
+
+
+class DraftRole:
+    """The draft worker: text to ids, drafting, ids to text."""
+
+    def __init__(self, executor: DraftExecutor, encoder: Encoder) -> None:
+        self._executor, self._encoder = executor, encoder
+        self._texts: dict[str, TextPieces] = {}
+
+    def compute(self, work: Work, link: Link) -> WorkResult:
+        match work:
+            case Encode(_, prompt, raw):
+                return EncodeDone(self._encoder.encode(prompt, raw=raw))
+            case Draft():
+                return self._executor.run(work)
+            case _:
+                raise StateError("the draft worker runs no stage's pass")
+
+    def allocate(self, output: Allocate) -> None:
+        self._executor.allocate(output.job, output.capacity, output.sampling, output.returns)
+        self._texts[output.job] = self._encoder.stream()
+
+    def release(self, job: str) -> None:
+        self._executor.release(job)
+        self._texts.pop(job, None)
+
+    def rows(self, part: int, offsets: Sequence[int]) -> RowArray:
+        raise StateError("the draft worker sends no rows")
+
+    def text(self, commit: Commit) -> str:
+        return self._texts[commit.job].push(commit.tokens, last=bool(commit.finish))

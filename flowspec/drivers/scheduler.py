@@ -1,0 +1,169 @@
+"""The scheduler: takes submissions in, gives jobs to the pipeline, and ends those whose workers are lost.
+
+Every change it makes is one script; this loop only decides when. It owns the epochs.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from flowspec.broker.base import Control, Intake, setup_of
+from flowspec.broker.scripts import Code
+from flowspec.core.jobs import CANCEL, parse
+from flowspec.errors import BrokerError, ConfigError
+from flowspec.observe import logger
+from flowspec.strategies import build
+
+#: How often workers are looked at, seconds.
+WATCH_SECONDS = 0.25
+#: How long jobs wait for a pipeline that is not complete, seconds.
+INCOMPLETE_SECONDS = 60.0
+#: A job is assigned once, so that a second try to cancel it meets nothing new.
+_CANCEL_TRIES = 3
+
+Claims = Mapping[str, tuple[str, Mapping[str, object]]]
+
+
+class Scheduler:
+    """Serves one pipeline of ``stages`` verify stages, ``most_running`` jobs at a time."""
+
+    def __init__(
+        self,
+        control: Control,
+        stages: int,
+        *,
+        most_running: int = 1,
+        incomplete_seconds: float = INCOMPLETE_SECONDS,
+    ) -> None:
+        self._control = control
+        self._stages = stages
+        self._setup = setup_of(control.pipeline())
+        self._roles = ("draft", *(f"verify-{stage}" for stage in range(1, stages + 1)))
+        self._most_running = most_running
+        self._patience = incomplete_seconds
+        self._owners: dict[str, dict[str, str]] = {}  # job -> role -> token of its worker
+        self._incomplete_since: float | None = None
+        self._log = logger(role="scheduler")
+        self._intake_error = ""
+
+    def run(self, stop: Callable[[], bool]) -> None:
+        """Go on until ``stop()``; raises BrokerUnreachable when the broker is lost for good."""
+        self._control.join_intake()
+        intake = threading.Thread(target=self._take_in, args=(stop,), name="intake", daemon=True)
+        intake.start()
+        while not stop():
+            self.turn()
+            if self._intake_error:
+                raise BrokerError(self._intake_error)
+            self._control.wait_for_change(WATCH_SECONDS)
+
+    def turn(self) -> None:
+        """Look at the workers once: end what is lost, start what can be."""
+        claims = self._control.claims()
+        self._end_lost(claims)
+        missing = self._missing(claims)
+        if missing:
+            self._end_waiting(missing)
+            return
+        self._incomplete_since = None
+        for job in self._control.queued():
+            tokens = {role: claims[role][0] for role in self._roles}
+            if self._control.assign(job, self._most_running, tokens) is not Code.OK:
+                break
+            self._owners[job] = tokens
+            self._log.info("job assigned", job=job)
+
+    # ---- intake --------------------------------------------------------------------------------------
+
+    def _take_in(self, stop: Callable[[], bool]) -> None:
+        try:
+            while not stop():
+                for intake in self._control.read_intake(1.0):
+                    self.take(intake)
+        except BrokerError as error:
+            self._intake_error = str(error)
+        except Exception as error:  # noqa: BLE001 - a scheduler that reads no submissions must not look alive
+            self._intake_error = f"reading submissions failed: {type(error).__name__}: {error}"
+
+    def take(self, intake: Intake) -> None:
+        """Admit a submission; one that cannot even be looked at is refused, and the next ones are served."""
+        try:
+            self.admit(intake)
+        except BrokerError:
+            raise
+        except Exception as error:  # noqa: BLE001 - what a stranger wrote must not end the service
+            self._log.error("submission failed", job=intake.job, exc_info=True)
+            self._control.admit(intake.job, {}, f"the job could not be read: {type(error).__name__}")
+            self._control.acknowledge([intake.job])
+
+    def admit(self, intake: Intake) -> None:
+        """Deal with one submission; repeating it changes nothing."""
+        if intake.fields.keys() == {CANCEL}:
+            self._cancel(intake.fields[CANCEL])
+        else:
+            error = intake.error or self._fault_of(intake.fields)
+            code = self._control.admit(intake.job, intake.fields, error)
+            self._log.info("job admitted", job=intake.job, code=code.name, refused=bool(error))
+        self._control.acknowledge([intake.job])
+
+    def _cancel(self, job: str) -> None:
+        code = Code.STALE
+        for _ in range(_CANCEL_TRIES):
+            code = self._control.revoke(job, "cancelled")
+            if code is not Code.STALE:  # else it was assigned meanwhile
+                break
+        self._owners.pop(job, None)
+        self._log.info("job cancelled", job=job, code=code.name)
+
+    def _fault_of(self, fields: Mapping[str, str]) -> str:
+        """Why a submission cannot be served, one line; empty if it can."""
+        try:
+            build(parse(fields).strategy, self._stages)
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    # ---- workers -------------------------------------------------------------------------------------
+
+    def _missing(self, claims: Claims) -> list[str]:
+        """Roles without a worker that is ready and was set up as the pipeline's record says."""
+        wanted = {"state": "ready", "setup": self._setup}
+        return [role for role in self._roles if role not in claims or not wanted.items() <= claims[role][1].items()]
+
+    def _end_lost(self, claims: Claims) -> None:
+        """End the running jobs one of whose workers is gone, or is not the one the job began with."""
+        running = self._control.running()
+        for job in list(self._owners):
+            if job not in running:
+                self._owners.pop(job, None)  # a cancellation may have been faster
+        for job in running:
+            owners = self._owners.get(job) or self._owners.setdefault(job, self._control.owners(job))
+            lost = [role for role in self._roles if role not in claims or claims[role][0] != owners.get(role)]
+            if lost:
+                self._revoke(job, f"the {_person(lost[0])} was lost; submit the job again")
+
+    def _end_waiting(self, missing: list[str]) -> None:
+        """After a while, end jobs that wait for workers nobody starts."""
+        now = time.monotonic()
+        if self._incomplete_since is None:
+            self._incomplete_since = now
+        if now - self._incomplete_since < self._patience:
+            return
+        for job in self._control.queued():
+            command = "python -m workers.draft"
+            if missing[0] != "draft":
+                command = f"python -m workers.verify --stage {missing[0].rpartition('-')[2]}"
+            waited = f"{self._patience:g} s"
+            self._revoke(job, f"no {_person(missing[0])} for {waited}; start one with `{command}`")
+
+    def _revoke(self, job: str, error: str) -> None:
+        self._owners.pop(job, None)
+        code = self._control.revoke(job, "error", error)
+        self._log.warning("job ended", job=job, error=error, code=code.name)
+
+
+def _person(role: str) -> str:
+    """What a user calls the worker of ``role``."""
+    return "draft worker" if role == "draft" else f"worker of verify stage {role.rpartition('-')[2]}"

@@ -1,0 +1,3 @@
+from tests.broker.conftest import rig
+
+__all__ = ["rig"]

@@ -1,0 +1,333 @@
+"""Real workers in threads over both brokers: the same text as plain decoding, whatever happens."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+
+from flowspec.broker.base import Delivery, Link, Op, PutRows
+from flowspec.broker.connection import connect
+from flowspec.broker.keys import Keys
+from flowspec.broker.redis_link import RedisLink
+from flowspec.broker.scripts import Code
+from flowspec.core.jobs import JobSpec
+from flowspec.core.machine import Send
+from flowspec.core.messages import Result, Segment
+from flowspec.core.sampling import Sampling
+from flowspec.drivers.replay import merge, replay
+from flowspec.errors import ReplayMismatch
+from tests.broker.conftest import Rig
+from tests.toy import TARGET
+from tests.toy_cluster import ToyCluster, ids_of
+
+Start = Callable[..., ToyCluster]
+
+
+@pytest.fixture
+def start(rig: Rig) -> Iterator[Start]:
+    """``start(stages)`` gives a running cluster over the broker under test."""
+    running: list[ToyCluster] = []
+
+    def link(node: str) -> Link:
+        made: Link = rig.link(node) if rig.memory else RedisLink(rig.url, Keys(), node, stages[0])
+        rig.given.append(made)
+        return made
+
+    stages: list[int] = []
+
+    def begin(count: int, **options: object) -> ToyCluster:
+        stages[:] = [count]
+        running.append(ToyCluster(rig.control, link, count, **options))  # type: ignore[arg-type]
+        return running[-1]
+
+    yield begin
+    for cluster in running:
+        cluster.stop()
+
+
+PROMPT = "whyitworks"
+
+
+def expected(count: int = 40, sampling: Sampling = Sampling(), prompt: str = PROMPT) -> tuple[int, ...]:
+    return TARGET.decode(ids_of(prompt), count, sampling)
+
+
+@pytest.mark.parametrize("stages", [1, 3])
+def test_every_strategy_gives_the_targets_text(start: Start, stages: int) -> None:
+    cluster = start(stages)
+    for strategy in ("autoregressive", "naive_pp", "pruned_pp", "flowspec", "flowspec:lockstep=on"):
+        for sampling in (Sampling(), Sampling(1.0, seed=2)):
+            spec = JobSpec(prompt=PROMPT, max_new_tokens=40, strategy=strategy, sampling=sampling)
+            ids, end, error = cluster.run(spec)
+            assert (ids, error) == (expected(40, sampling), ""), strategy
+            stats = json.loads(end["stats"])
+            assert stats["tokens"] == len(ids)
+            assert stats["rows"]["useful"] == (len(ids) - 1) * stages
+            assert all(0 <= busy <= 1.5 for busy in stats["stage_busy"])
+
+
+def test_jobs_run_side_by_side_and_in_turn(start: Start) -> None:
+    cluster = start(2, jobs=2)
+    specs = [JobSpec(prompt=PROMPT + letter, max_new_tokens=30) for letter in "abcde"]
+    jobs = [cluster.submit(spec) for spec in specs]
+    for job, spec in zip(jobs, specs, strict=True):
+        assert cluster.wait(job)[0] == expected(30, prompt=spec.prompt or "")
+
+
+def test_after_a_job_the_streams_are_empty(start: Start, rig: Rig) -> None:
+    if rig.memory:
+        return  # the in-memory broker trims nothing
+    cluster = start(2)
+    cluster.run(JobSpec(prompt=PROMPT, max_new_tokens=30, record=True))
+    time.sleep(1.5)  # idle reads carry out the last trims
+    client, keys = connect(rig.url), Keys()
+    streams = [keys.log(node) for node in ("d0", "s1", "s2")] + [keys.rows("s2")]
+    assert [client.xlen(stream) for stream in streams] == [0] * 4
+    lives = {key.decode(): client.pttl(key) for key in client.scan_iter("flowspec:*")}
+    client.close()
+    mortal = [key for key in lives if ":job:" in key or ":out:" in key or ":recording:" in key]
+    assert len(mortal) == 3
+    assert all(0 < lives[key] <= 3_600_000 for key in mortal)
+    assert not [key for key in lives if ":graph:" in key]
+
+
+def test_a_bad_job_is_answered_and_the_next_one_served(start: Start) -> None:
+    cluster = start(2)
+    for fields, says in (
+        ({"prompt": ""}, "the prompt is empty"),
+        ({"prompt": "x", "strategy": "fastest"}, "unknown strategy 'fastest'"),
+        ({"prompt": "x", "max_new_tokens": "many"}, "expected a whole number"),
+        ({"nonsense": "1"}, "unknown job field"),
+        ({"prompt": "x" * 600}, "the model's context is 512"),
+        ({"prompt": "boom"}, "RuntimeError: no tokenizer for this"),
+    ):
+        _, end, error = cluster.wait(cluster.control.submit(fields))
+        assert end["finish_reason"] == "error"
+        assert says in error
+    assert cluster.run(JobSpec(prompt=PROMPT, max_new_tokens=5))[0] == expected(5)
+
+
+def test_a_job_there_is_no_memory_for_ends_alone(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = start(2)
+    performer = cluster.workers["verify-2"]._performer
+    real = performer.allocate
+
+    def full(output: object) -> None:
+        raise MemoryError("no room for 600 rows")
+
+    monkeypatch.setattr(performer, "allocate", full)
+    _, end, error = cluster.run(JobSpec(prompt=PROMPT, max_new_tokens=5))
+    assert end["finish_reason"] == "error"
+    assert error == "s2: MemoryError: no room for 600 rows"
+    monkeypatch.setattr(performer, "allocate", real)
+    assert cluster.run(JobSpec(prompt=PROMPT, max_new_tokens=5))[0] == expected(5)
+
+
+def test_cancelling_keeps_what_was_committed_and_frees_the_pipeline(start: Start) -> None:
+    cluster = start(2)
+    slow = cluster.workers["verify-2"]._performer
+    real = slow.compute
+
+    def slowly(*arguments: object) -> object:
+        time.sleep(0.05)
+        return real(*arguments)  # type: ignore[arg-type]
+
+    slow.compute = slowly  # type: ignore[method-assign, assignment]
+    job = cluster.submit(JobSpec(prompt=PROMPT, max_new_tokens=60))
+    while not cluster.control.read_output(job, "0", 0.5):
+        pass
+    cluster.control.submit({"cancel": job})
+    ids, end, error = cluster.wait(job)
+    assert (end["finish_reason"], error) == ("cancelled", "")
+    assert 0 < len(ids) < 60
+    assert ids == expected(60)[: len(ids)]
+    slow.compute = real  # type: ignore[method-assign]
+    assert cluster.run(JobSpec(prompt=PROMPT, max_new_tokens=5))[0] == expected(5)
+
+
+def test_a_lost_worker_ends_its_jobs_in_time_with_one_line(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("redis_control", "memory_control"):
+        monkeypatch.setattr(f"flowspec.broker.{module}.LEASE_MS", 1500)
+    cluster = start(2)
+    cluster.workers["verify-2"]._performer.compute = lambda *_: time.sleep(3)  # type: ignore[method-assign, assignment, return-value]
+    job = cluster.submit(JobSpec(prompt=PROMPT, max_new_tokens=60))
+    time.sleep(0.3)
+    cluster.leases["verify-2"]._stop.set()  # as if its process were gone
+    _, end, error = cluster.wait(job, 10)
+    assert end["finish_reason"] == "error"
+    assert error == "the worker of verify stage 2 was lost; submit the job again"
+
+
+# ---- recordings ------------------------------------------------------------------------------------------
+
+
+def recorded(cluster: ToyCluster, strategy: str) -> list[str]:
+    job = cluster.submit(JobSpec(prompt=PROMPT, max_new_tokens=30, strategy=strategy, record=True))
+    cluster.wait(job)
+    return merge(cluster.control.read_recording(job))
+
+
+@pytest.mark.parametrize("strategy", ["flowspec", "flowspec:lockstep=on", "naive_pp"])
+def test_a_recording_replays_exactly(start: Start, strategy: str) -> None:
+    lines = recorded(start(3), strategy)
+    result = replay(lines)
+    assert result.tokens == expected(30)
+    assert result.nodes == ("d0", "s1", "s2", "s3")
+    assert result.steps == len(lines) - 1
+
+
+def test_a_recording_of_one_job_among_others_replays_alone(start: Start) -> None:
+    cluster = start(2, jobs=3)
+    others = [cluster.submit(JobSpec(prompt=PROMPT + letter, max_new_tokens=40)) for letter in "xy"]
+    lines = recorded(cluster, "flowspec")
+    for job in others:
+        cluster.wait(job)
+    assert replay(lines).tokens == expected(30)
+    assert all(job not in line for line in lines for job in others)
+
+
+def test_an_edited_recording_is_found_out(start: Start) -> None:
+    lines = recorded(start(1), "flowspec")
+    at = next(at for at, line in enumerate(lines) if '"PassDone"' in line and at > len(lines) // 2)
+    row = json.loads(lines[at])
+    row["in"]["result"]["choices"][0]["tokens"][0] += 1
+    with pytest.raises(ReplayMismatch, match=r"step \d+ of (s1|d0), output \d+: .* was .* and is now"):
+        replay([*lines[:at], json.dumps(row), *lines[at + 1 :]])
+    with pytest.raises(ReplayMismatch, match="is missing; the recording goes on with"):
+        replay([*lines[:at], *lines[at + 1 :]])
+    with pytest.raises(ReplayMismatch, match="no JSON"):
+        replay([*lines[:-1], lines[-1][:40]])
+    with pytest.raises(ReplayMismatch, match="not a recording"):
+        replay(lines[1:])
+    with pytest.raises(ReplayMismatch, match="says nothing"):
+        replay([])
+
+
+# ---- what a network does to messages --------------------------------------------------------------------
+
+
+class Meddling:
+    """A link that hurts what it reads or writes, and is a link otherwise."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self.node = link.node
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._link, name)
+
+
+class Stuttering(Meddling):
+    """Every delivery comes twice, late or in pieces."""
+
+    def read(self, block_seconds: float) -> Delivery:
+        self.__dict__.setdefault("_rng", random.Random(self.node))
+        rng: random.Random = self.__dict__["_rng"]
+        held: list[object] = self.__dict__.setdefault("_held", [])
+        delivery = self._link.read(0.0 if held else block_seconds)
+        held += [envelope for envelope in delivery.envelopes for _ in range(rng.choice((1, 1, 2)))]
+        count = rng.randint(0, len(held))
+        now, held[:] = held[:count], held[count:]
+        return Delivery(tuple(now), delivery.refused)  # type: ignore[arg-type]
+
+
+class Repeating(Meddling):
+    """Every write is sent twice, as after a lost answer."""
+
+    def write(self, ops: Sequence[Op]) -> list[Code]:
+        self._link.write(ops)
+        codes = self._link.write(ops)
+        assert all(code in (Code.OK, Code.DUP, Code.STALE) for code in codes), codes
+        return [Code.OK if code is Code.STALE else code for code in codes]
+
+
+@pytest.mark.parametrize("meddler", [Stuttering, Repeating])
+@pytest.mark.parametrize("strategy", ["flowspec", "flowspec:lockstep=on", "naive_pp"])
+def test_duplicates_and_delays_change_nothing(start: Start, meddler: type[Meddling], strategy: str) -> None:
+    cluster = start(2, wrap=meddler)
+    ids, _, error = cluster.run(JobSpec(prompt=PROMPT, max_new_tokens=30, strategy=strategy))
+    assert (ids, error) == (expected(30), "")
+
+
+class Losing(Meddling):
+    """One message of a kind never arrives."""
+
+    def __init__(self, link: Link, kind: type, node: str) -> None:
+        super().__init__(link)
+        self._kind, self._victim, self._left = kind, node, 3
+
+    def read(self, block_seconds: float) -> Delivery:
+        delivery = self._link.read(block_seconds)
+        kept = []
+        for envelope in delivery.envelopes:
+            if isinstance(envelope.message, self._kind) and self.node == self._victim:
+                self._left -= 1
+                if self._left == 0:
+                    continue
+            kept.append(envelope)
+        return Delivery(tuple(kept), delivery.refused)
+
+
+@pytest.mark.parametrize(("kind", "node"), [(Segment, "s1"), (Segment, "s2"), (Result, "d0")])
+def test_a_lost_message_ends_in_an_error_never_in_a_hang(start: Start, kind: type, node: str) -> None:
+    cluster = start(2, wrap=lambda link: Losing(link, kind, node), stall_seconds=2.0)
+    ids, end, error = cluster.run(JobSpec(prompt=PROMPT, max_new_tokens=60, strategy="flowspec"))
+    assert end["finish_reason"] == "error"
+    assert "was lost" in error
+    assert ids == expected(60)[: len(ids)], "what was committed is right"
+
+
+class LosingRows(Meddling):
+    """Rows of one segment never arrive."""
+
+    def write(self, ops: Sequence[Op]) -> list[Code]:
+        kept = [op for op in ops if not (isinstance(op, PutRows) and op.segment == 4)]
+        codes = iter(self._link.write(kept))
+        return [Code.OK if isinstance(op, PutRows) and op.segment == 4 else next(codes) for op in ops]
+
+
+def test_lost_rows_end_in_an_error(start: Start) -> None:
+    cluster = start(2, wrap=LosingRows)
+    _, end, error = cluster.run(JobSpec(prompt=PROMPT, max_new_tokens=60))
+    assert end["finish_reason"] == "error"
+    assert "stage 2 could not compute: the rows of segment 4 did not arrive at s2" in error
+
+
+class Corrupting(Meddling):
+    """Rows of one segment arrive in another shape."""
+
+    def write(self, ops: Sequence[Op]) -> list[Code]:
+        return self._link.write([self._spoil(op) for op in ops])
+
+    def _spoil(self, op: Op) -> Op:
+        if isinstance(op, PutRows) and op.segment == 4:
+            return PutRows(op.to, op.job, op.epoch, op.segment, op.rows.astype("<f4").reshape(1, -1))
+        return op
+
+
+def test_rows_of_another_type_end_the_job_not_the_worker(start: Start) -> None:
+    cluster = start(2, wrap=Corrupting)
+    _, end, error = cluster.run(JobSpec(prompt=PROMPT, max_new_tokens=60))
+    assert end["finish_reason"] == "error"
+    assert "of float32 arrived; expected" in error
+    assert cluster.run(JobSpec(prompt=PROMPT, max_new_tokens=3))[0] == expected(3)
+
+
+def test_a_message_the_broker_refuses_fails_the_job(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = start(1)
+
+    class Full(Meddling):
+        def write(self, ops: Sequence[Op]) -> list[Code]:
+            codes = self._link.write(ops)
+            segments = [isinstance(op, Send) and isinstance(op.envelope.message, Segment) for op in ops]
+            return [Code.FULL if segment else code for segment, code in zip(segments, codes, strict=True)]
+
+    worker = cluster.workers["draft"]
+    monkeypatch.setattr(worker, "_link", Full(worker._link))
+    _, end, error = cluster.run(JobSpec(prompt=PROMPT, max_new_tokens=10))
+    assert end["finish_reason"] == "error"
+    assert "the broker refused a message to s1: a stream is at its cap" in error

@@ -1,0 +1,200 @@
+"""The scheduler's decisions, turn by turn, over both brokers."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from flowspec.broker.base import Control, Intake, setup_of
+from flowspec.broker.scripts import Code
+from flowspec.drivers.scheduler import Scheduler
+from flowspec.errors import BrokerError
+from tests.broker.conftest import Rig
+
+ROLES = ("draft", "verify-1", "verify-2")
+
+
+def lease(control: Control, *roles: str, token: str = "t", state: str = "ready") -> None:
+    for role in roles:
+        setup = setup_of(control.pipeline())
+        assert control.claim(role, f"{token}-{role}", {"state": state, "setup": setup})
+
+
+def submit(scheduler: Scheduler, control: Control, **fields: str) -> str:
+    job = control.submit(fields or {"prompt": "p"})
+    for intake in control.read_intake(1.0):
+        scheduler.admit(intake)
+    return job
+
+
+def last(control: Control, job: str) -> tuple[str, str]:
+    """The error and the finish reason in a job's output."""
+    entries = [entry.fields for entry in control.read_output(job, "0", 0.2)]
+    error = next((entry["text"] for entry in entries if entry["kind"] == "error"), "")
+    return error, entries[-1].get("finish_reason", "") if entries else ""
+
+
+def test_jobs_start_when_every_worker_is_ready_and_there_is_room(rig: Rig) -> None:
+    control = rig.control()
+    scheduler = Scheduler(control, 2, most_running=2)
+    jobs = [submit(scheduler, control) for _ in range(3)]
+    scheduler.turn()
+    assert control.running() == []
+    lease(control, *ROLES[:2])
+    lease(control, ROLES[2], state="loading")
+    scheduler.turn()
+    assert control.running() == [], "a worker that still loads cannot serve"
+    lease(control, ROLES[2])
+    scheduler.turn()
+    assert control.running() == sorted(jobs[:2])
+    assert control.queued() == jobs[2:]
+
+
+@pytest.mark.parametrize("how", ["gone", "replaced"])
+def test_a_job_ends_with_the_worker_it_began_with(rig: Rig, how: str) -> None:
+    control = rig.control()
+    scheduler = Scheduler(control, 2)
+    lease(control, *ROLES)
+    job = submit(scheduler, control)
+    scheduler.turn()
+    scheduler.turn()
+    assert control.running() == [job]
+    control.release("verify-2", "t-verify-2")
+    if how == "replaced":
+        lease(control, "verify-2", token="new")
+    scheduler.turn()
+    assert last(control, job) == ("the worker of verify stage 2 was lost; submit the job again", "error")
+    assert control.running() == []
+
+
+def test_jobs_do_not_wait_for_ever_for_workers_nobody_starts(rig: Rig) -> None:
+    control = rig.control()
+    scheduler = Scheduler(control, 2, incomplete_seconds=0.1)
+    lease(control, "draft", "verify-1")
+    job = submit(scheduler, control)
+    scheduler.turn()
+    assert control.queued() == [job]
+    time.sleep(0.15)
+    scheduler.turn()
+    error, reason = last(control, job)
+    assert error == "no worker of verify stage 2 for 0.1 s; start one with `python -m workers.verify --stage 2`"
+    assert reason == "error"
+
+
+def test_a_pipeline_that_was_complete_meanwhile_starts_the_wait_anew(rig: Rig) -> None:
+    control = rig.control()
+    scheduler = Scheduler(control, 2, incomplete_seconds=0.2)
+    scheduler.turn()
+    time.sleep(0.25)
+    lease(control, *ROLES)
+    scheduler.turn()
+    control.release("draft", "t-draft")
+    job = submit(scheduler, control)
+    scheduler.turn()
+    assert control.queued() == [job]
+
+
+def test_a_scheduler_started_again_adopts_what_runs(rig: Rig) -> None:
+    control = rig.control()
+    lease(control, *ROLES)
+    first = Scheduler(control, 2)
+    job = submit(first, control)
+    first.turn()
+    second = Scheduler(control, 2)
+    second.turn()
+    assert control.running() == [job]
+    control.release("draft", "t-draft")
+    second.turn()
+    assert last(control, job) == ("the draft worker was lost; submit the job again", "error")
+
+
+@pytest.mark.parametrize(
+    ("intake", "says"),
+    [
+        (Intake("9-0", {"prompt": "x", "strategy": "flowspec:width=many"}), "expected a whole number"),
+        (Intake("9-0", {"prompt": "x", "cancel": "1-0"}), "unknown job field 'cancel'"),
+        (Intake("9-0", error="a field of the job is not UTF-8 text"), "not UTF-8"),
+        (Intake("9-0", {}), "either 'prompt' or 'prompt_ids'"),
+    ],
+)
+def test_what_cannot_be_served_is_answered_in_its_output(rig: Rig, intake: Intake, says: str) -> None:
+    control = rig.control()
+    Scheduler(control, 2).admit(intake)
+    error, reason = last(control, "9-0")
+    assert says in error
+    assert reason == "error"
+
+
+def test_cancelling_nobodys_job_does_no_harm(rig: Rig) -> None:
+    control = rig.control()
+    Scheduler(control, 2).admit(Intake("9-0", {"cancel": "1-0"}))
+    assert control.job("9-0") == {}
+    assert control.revoke("1-0", "cancelled") is Code.DUP
+
+
+def test_a_cancellation_that_meets_an_assignment_is_not_lost(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    control = rig.control()
+    scheduler = Scheduler(control, 2)
+    lease(control, *ROLES)
+    job = submit(scheduler, control)
+    revoke, calls = control.revoke, []
+
+    def assigned_meanwhile(job: str, reason: str, error: str = "") -> Code:
+        calls.append(job)
+        if len(calls) == 1:
+            scheduler.turn()
+            return Code.STALE
+        return revoke(job, reason, error)
+
+    monkeypatch.setattr(control, "revoke", assigned_meanwhile)
+    scheduler.admit(Intake("9-0", {"cancel": job}))
+    assert control.running() == []
+    assert last(control, job) == ("", "cancelled")
+
+
+def test_a_submission_nobody_can_look_at_is_refused_and_the_next_is_served(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control = rig.control()
+    scheduler = Scheduler(control, 2)
+    monkeypatch.setattr("flowspec.drivers.scheduler.parse", lambda fields: 1 / 0)
+    job = control.submit({"prompt": "p"})
+    for intake in control.read_intake(1.0):
+        scheduler.take(intake)
+    assert last(control, job) == ("the job could not be read: ZeroDivisionError", "error")
+    monkeypatch.undo()
+    assert control.read_intake(0.01) == []
+
+
+def test_a_scheduler_that_reads_no_submissions_stops(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    control = rig.control()
+    scheduler = Scheduler(control, 2)
+    monkeypatch.setattr(control, "read_intake", lambda seconds: 1 / 0)
+    with pytest.raises(BrokerError, match="reading submissions failed: ZeroDivisionError"):
+        scheduler.run(lambda: False)
+
+
+def test_a_job_from_before_everything_was_started_again_is_ended(rig: Rig) -> None:
+    control = rig.control()
+    scheduler = Scheduler(control, 2)
+    lease(control, *ROLES)
+    job = submit(scheduler, control)
+    scheduler.turn()
+    for role in ROLES:
+        control.release(role, f"t-{role}")
+    lease(control, *ROLES, token="new")
+    again = Scheduler(control, 2)
+    again.turn()
+    assert control.running() == []
+    assert "was lost; submit the job again" in last(control, job)[0]
+
+
+def test_workers_of_another_setup_serve_nothing(rig: Rig) -> None:
+    control = rig.control()
+    lease(control, *ROLES)
+    control.set_pipeline({"stages": "2", "target": "another"})
+    scheduler = Scheduler(control, 2)
+    submit(scheduler, control)
+    scheduler.turn()
+    assert control.running() == []

@@ -1,0 +1,114 @@
+"""A whole pipeline of real workers in threads, on the toy model, over either broker."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from flowspec.broker.base import Control, Link, setup_of
+from flowspec.core.draft import DraftMachine
+from flowspec.core.jobs import JobSpec
+from flowspec.core.messages import DRAFT, stage_node
+from flowspec.core.stage import StageMachine
+from flowspec.drivers.lease import Lease
+from flowspec.drivers.live import Worker
+from flowspec.drivers.replay import header
+from flowspec.drivers.roles import DraftRole, VerifyRole
+from flowspec.drivers.scheduler import Scheduler
+from flowspec.model.toy import ToyDrafter, ToyStage
+from flowspec.strategies import build
+from tests.toy import TARGET, limits
+
+
+class Characters:
+    """Text and ids for the toy model: id 2 is 'a'."""
+
+    def encode(self, prompt: str, *, raw: bool) -> tuple[int, ...]:
+        if prompt == "boom":
+            raise RuntimeError("no tokenizer for this")
+        return tuple(2 + (ord(character) - ord("a")) % (TARGET.vocabulary - 2) for character in prompt)
+
+    def stream(self) -> Characters:
+        return self
+
+    def push(self, ids: tuple[int, ...], *, last: bool = False) -> str:
+        return "".join(chr(ord("a") + token - 2) if token >= 2 else "." for token in ids)
+
+
+class ToyCluster:
+    """``control()`` and ``link(node)`` come from the broker under test."""
+
+    def __init__(
+        self, control: Callable[[], Control], link: Callable[[str], Link], stages: int, *, jobs: int = 1,
+        hit_rate: float = 0.8, stall_seconds: float = 120.0, wrap: Callable[[Link], Link] = lambda link: link,
+    ) -> None:  # fmt: skip
+        self.control, scheduling = control(), control()
+        self.control.set_pipeline({"stages": str(stages)})
+        self._stopped = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self.workers: dict[str, Worker] = {}
+        self.leases: dict[str, Lease] = {}
+        self.failures: list[BaseException] = []
+        bounds = limits(stages)
+        bounds = type(bounds)(stages, bounds.context, bounds.vocabulary, bounds.eos, stall_seconds=stall_seconds)
+        role = DraftRole(ToyDrafter(TARGET, hit_rate), Characters())
+        self._add("draft", DraftMachine(bounds, build), wrap(link(DRAFT)), role, header(bounds))
+        for stage in range(1, stages + 1):
+            executor = VerifyRole(ToyStage(TARGET, stage, stages), (), "<u8")
+            self._add(f"verify-{stage}", StageMachine(stage, stages), wrap(link(stage_node(stage))), executor)
+        self.scheduler = Scheduler(scheduling, stages, most_running=jobs)
+        self._start("scheduler", lambda: self.scheduler.run(self._stopped.is_set))
+
+    def _add(self, role: str, machine: object, link: Link, performer: object, head: str = "") -> None:
+        setup = setup_of(self.control.pipeline())
+        worker = self.workers[role] = Worker(machine, link, performer, header=head)  # type: ignore[arg-type]
+        lease = self.leases[role] = Lease(self.control, role, lambda: {"state": "ready", "setup": setup})
+        lease.take()
+        self._start(role, lambda: worker.run(self._stopped.is_set))
+
+    def _start(self, name: str, body: Callable[[], None]) -> None:
+        def guarded() -> None:
+            try:
+                body()
+            except BaseException as error:  # noqa: BLE001 - shown by the test's thread
+                self.failures.append(error)
+
+        thread = threading.Thread(target=guarded, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def submit(self, spec: JobSpec) -> str:
+        return self.control.submit(spec.fields())
+
+    def wait(self, job: str, seconds: float = 20.0) -> tuple[tuple[int, ...], dict[str, str], str]:
+        """Token ids, the last entry and the error of a job that has ended."""
+        ids: list[int] = []
+        error, cursor, deadline = "", "0", time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            for entry in self.control.read_output(job, cursor, 0.2):
+                cursor = entry.cursor
+                if entry.fields["kind"] == "tokens":
+                    assert int(entry.fields["offset"]) == len(ids)
+                    ids += json.loads(entry.fields["ids"])
+                elif entry.fields["kind"] == "error":
+                    error = entry.fields["text"]
+                else:
+                    return tuple(ids), dict(entry.fields), error
+        raise AssertionError(f"job {job} did not end; failures: {self.failures}")
+
+    def run(self, spec: JobSpec) -> tuple[tuple[int, ...], dict[str, str], str]:
+        return self.wait(self.submit(spec))
+
+    def stop(self) -> None:
+        self._stopped.set()
+        for thread in self._threads:
+            thread.join(5)
+        for lease in self.leases.values():
+            lease.release()
+        assert not self.failures, self.failures
+
+
+def ids_of(text: str) -> Sequence[int]:
+    return Characters().encode(text, raw=True)

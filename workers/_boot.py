@@ -1,0 +1,112 @@
+"""What every worker process does around its loop: arguments, logs, signals, lease, and one line when it fails."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from flowspec import observe
+from flowspec.broker.base import Control, setup_of
+from flowspec.broker.connection import DEFAULT_URL
+from flowspec.broker.keys import Keys
+from flowspec.broker.redis_control import RedisControl
+from flowspec.drivers.lease import Lease
+from flowspec.errors import ClusterError, ConfigError, FlowSpecError
+from flowspec.model.directory import ModelDirectory
+
+#: How long a worker waits for the pipeline's record, seconds.
+RECORD_SECONDS = 60.0
+
+
+def parser(role: str) -> argparse.ArgumentParser:
+    """Arguments every worker takes."""
+    arguments = argparse.ArgumentParser(prog=f"python -m workers.{role}")
+    arguments.add_argument("--redis-url", help=f"broker (default: FLOWSPEC_REDIS_URL, else {DEFAULT_URL})")
+    return arguments
+
+
+class Process:
+    """A worker process: where its broker is, and whether it was told to stop."""
+
+    def __init__(self, url: str | None) -> None:
+        self.url = url or os.environ.get("FLOWSPEC_REDIS_URL") or DEFAULT_URL
+        self.keys = Keys()
+        self.state = "loading"
+        self._setup = ""  # the record this worker was built from
+        self._stopped = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._stop)
+
+    def _stop(self, number: int, frame: object) -> None:
+        self._stopped = True
+
+    @property
+    def stopped(self) -> bool:
+        """A signal asked for the end."""
+        return self._stopped
+
+    def control(self) -> RedisControl:
+        """A connection for control; BrokerUnreachable in one line if there is no broker."""
+        return RedisControl(self.url, self.keys)
+
+    def pipeline_record(self, control: Control) -> dict[str, str]:
+        """The pipeline's record, once a scheduler has written it."""
+        deadline = time.monotonic() + RECORD_SECONDS
+        while not self._stopped:
+            record = control.pipeline()
+            if record:
+                self._setup = setup_of(record)
+                return record
+            if time.monotonic() > deadline:
+                raise ClusterError(
+                    f"pipeline {self.keys.pipeline} has no record after {RECORD_SECONDS:g} s; "
+                    "start its scheduler with `python -m workers.scheduler`"
+                )
+            time.sleep(0.1)
+        raise SystemExit(0)
+
+    @contextmanager
+    def leased(
+        self, control: Control, role: str, facts: Callable[[], dict[str, object]]
+    ) -> Iterator[Callable[[], bool]]:
+        """Hold the lease on ``role``; yields whether to stop. A lost lease ends in ClusterError."""
+        lease = Lease(control, role, lambda: {"state": self.state, "setup": self._setup, **facts()})
+        lease.take()
+        try:
+            yield lambda: self._stopped or bool(lease.lost)
+            if lease.lost:
+                raise ClusterError(lease.lost)
+        finally:
+            lease.release()
+
+
+def run(main: Callable[[], None], role: str) -> None:
+    """Run a worker's ``main``: an expected error is one line on stderr and status 1."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # one torch thread a process, before torch is imported
+    try:
+        observe.configure()
+        main()
+    except FlowSpecError as error:
+        sys.stderr.write(f"flowspec {role}: {error}\n")
+        sys.exit(1)
+
+
+def stage_number(text: str | None, stages: int) -> int:
+    """``--stage`` as a number from 1 to ``stages``; ConfigError otherwise."""
+    if text is None or not text.isascii() or not text.isdigit() or not 1 <= int(text) <= stages:
+        raise ConfigError(f"stage {text} is not in the pipeline; its stages are 1 to {stages}")
+    return int(text)
+
+
+def check_fingerprint(directory: ModelDirectory, expected: str, name: str) -> None:
+    """ConfigError unless this machine's copy is the model the pipeline was set up with."""
+    if directory.fingerprint != expected:
+        raise ConfigError(
+            f"model {name} is not the one the pipeline was set up with "
+            f"(fingerprint {directory.fingerprint}, expected {expected}); copy that model here"
+        )

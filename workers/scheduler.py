@@ -1,0 +1,40 @@
+"""The scheduler: ``python -m workers.scheduler --target DIR --draft DIR --stages N``."""
+
+from __future__ import annotations
+
+from flowspec.drivers.scheduler import Scheduler
+from flowspec.model.directory import check_pair, default_pair, layer_ranges, open_directory
+from workers._boot import Process, parser, run
+
+
+def main() -> None:
+    arguments = parser("scheduler")
+    arguments.add_argument("--target", default=default_pair()[0], help="model to serve (default: the packaged one)")
+    arguments.add_argument("--draft", default=default_pair()[1], help="model that drafts (default: the packaged one)")
+    arguments.add_argument("--stages", type=int, default=4, help="verify stages (default: %(default)s)")
+    arguments.add_argument("--jobs", type=int, default=1, help="jobs that run at once (default: %(default)s)")
+    given = arguments.parse_args()
+    target, draft = open_directory(given.target), open_directory(given.draft)
+    check_pair(target, draft)
+    ranges = layer_ranges(target.layers, given.stages)
+    process = Process(given.redis_url)
+    control = process.control()
+    process.state = "ready"
+    with process.leased(control, "scheduler", dict) as stop:
+        control.set_pipeline(
+            {
+                "stages": str(given.stages),
+                "target": given.target,
+                "draft": given.draft,
+                "target_fingerprint": target.fingerprint,
+                "draft_fingerprint": draft.fingerprint,
+                "dtype": "float32",
+                "layers": " ".join(f"{block.start}-{block.stop}" for block in ranges),
+            }
+        )
+        Scheduler(control, given.stages, most_running=given.jobs).run(stop)
+    control.close()
+
+
+if __name__ == "__main__":
+    run(main, "scheduler")

@@ -1,0 +1,42 @@
+"""A verify worker: ``python -m workers.verify --stage 2`` is enough; the pipeline's record has the rest."""
+
+from __future__ import annotations
+
+from flowspec.broker.redis_link import RedisLink
+from flowspec.core.messages import stage_node
+from flowspec.core.stage import StageMachine
+from flowspec.drivers.live import Worker
+from flowspec.drivers.roles import VerifyRole
+from flowspec.model.directory import fetch_weights, layer_range
+from workers._boot import Process, check_fingerprint, parser, run, stage_number
+
+
+def main() -> None:
+    arguments = parser("verify")
+    arguments.add_argument("--stage", required=True, help="which block of the target's layers to serve, from 1")
+    arguments.add_argument("--target", help="where the target is on this machine (default: as the record says)")
+    given = arguments.parse_args()
+    process = Process(given.redis_url)
+    control = process.control()
+    record = process.pipeline_record(control)
+    stages = int(record["stages"])
+    stage = stage_number(given.stage, stages)
+    worker: list[Worker] = []
+
+    with process.leased(control, f"verify-{stage}", lambda: worker[0].facts() if worker else {}) as stop:
+        from flowspec.model.stage import load_stage, tensor_prefixes
+
+        name, layers = given.target or record["target"], layer_range(record["layers"], stage)
+        target = fetch_weights(name, lambda found: tensor_prefixes(found, layers))
+        check_fingerprint(target, record["target_fingerprint"], name)
+        role = VerifyRole(load_stage(target, layers), (target.hidden_size,), "float32")
+        link = RedisLink(process.url, process.keys, stage_node(stage), stages)
+        worker.append(Worker(StageMachine(stage, stages), link, role))
+        process.state = "ready"
+        worker[0].run(stop)
+        link.close()
+    control.close()
+
+
+if __name__ == "__main__":
+    run(main, "verify")
