@@ -1,0 +1,181 @@
+"""``flowspec``: every command's flags; what they do is in the modules beside this one."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from flowspec.core.jobs import DEFAULT_MAX_NEW_TOKENS, DEFAULT_STRATEGY
+from flowspec.errors import BrokerUnreachable, FlowSpecError
+
+app = typer.Typer(
+    name="flowspec",
+    help="Run one large language model split over several small machines; answer single requests fast.",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+#: click's error for a wrong command line, which typer brings along under changing names.
+_UsageError: type[Any] = typer.BadParameter.__mro__[1]
+_WHERE = "start a pipeline with `flowspec up`, or name a running one by --redis-url or FLOWSPEC_REDIS_URL"
+
+Url = Annotated[
+    str | None,
+    typer.Option("--redis-url", envvar="FLOWSPEC_REDIS_URL", help="Broker of a running pipeline.", show_default=False),
+]
+Target = Annotated[str | None, typer.Option(help="Model to run: folder or hub name; default: the packaged one.")]
+Draft = Annotated[str | None, typer.Option(help="Model that drafts, of the same tokenizer; default: the packaged one.")]
+Stages = Annotated[int | None, typer.Option(help="Verify workers the target's layers are split over; default: 4.")]
+Strategy = Annotated[str, typer.Option(help="See `flowspec strategies`; options as NAME:option=value,...")]
+MaxNewTokens = Annotated[int, typer.Option(help="Most tokens to generate.")]
+Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
+TopK = Annotated[int, typer.Option(help="Keep the K most likely tokens; 0 keeps all.")]
+TopP = Annotated[float, typer.Option(help="Keep the shortest set of tokens of this probability; 1 keeps all.")]
+Seed = Annotated[int, typer.Option(help="Same seed, same text.")]
+Raw = Annotated[bool, typer.Option("--raw", help="Do not apply the chat template.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout, all else on stderr.")]
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str | None, typer.Argument(help="What to ask.", show_default=False)] = None,
+    target: Target = None,
+    draft: Draft = None,
+    stages: Stages = None,
+    strategy: Strategy = DEFAULT_STRATEGY,
+    max_new_tokens: MaxNewTokens = DEFAULT_MAX_NEW_TOKENS,
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    seed: Seed = 0,
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSON lines with `prompt`, or `turns` of which the first is used.")
+    ] = None,
+    raw: Raw = False,
+    as_json: Json = False,
+    record: Annotated[Path | None, typer.Option(help="Keep a recording of the run in this file.")] = None,
+    redis_url: Url = None,
+) -> None:
+    """Start a private pipeline (or use a running one), answer, report, and stop it."""
+    from flowspec.cli.generate import Request, run
+    from flowspec.cli.places import check_alone, setup_of
+    from flowspec.core.sampling import Sampling
+
+    check_alone(redis_url, target, draft, stages)
+    run(
+        Request(
+            setup=setup_of(target, draft, stages),
+            sampling=Sampling(temperature, top_k, top_p, seed),
+            strategy=strategy,
+            max_new_tokens=max_new_tokens,
+            raw=raw,
+            as_json=as_json,
+            record=record,
+            url=redis_url or None,
+        ),
+        prompt,
+        prompts,
+    )
+
+
+@app.command()
+def up(target: Target = None, draft: Draft = None, stages: Stages = None, redis_url: Url = None) -> None:
+    """Start a pipeline that keeps running, and say how to reach it."""
+    from flowspec.cli.places import setup_of
+    from flowspec.cli.service import up
+
+    up(setup_of(target, draft, stages), redis_url)
+
+
+@app.command()
+def down() -> None:
+    """Stop the pipeline that `flowspec up` started."""
+    from flowspec.cli.service import down
+
+    down()
+
+
+@app.command()
+def status(redis_url: Url = None, as_json: Json = False) -> None:
+    """Show who serves the pipeline and what it is doing."""
+    from flowspec.cli.service import status
+
+    status(redis_url, as_json=as_json)
+
+
+@app.command()
+def submit(
+    prompt: Annotated[str, typer.Argument(help="What to ask.")],
+    strategy: Strategy = DEFAULT_STRATEGY,
+    max_new_tokens: MaxNewTokens = DEFAULT_MAX_NEW_TOKENS,
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    seed: Seed = 0,
+    raw: Raw = False,
+    redis_url: Url = None,
+) -> None:
+    """Submit a job to a running pipeline and print its id."""
+    from flowspec.cli.jobs import submit
+    from flowspec.core.jobs import JobSpec
+    from flowspec.core.sampling import Sampling
+
+    sampling = Sampling(temperature, top_k, top_p, seed)
+    submit(JobSpec(prompt, None, max_new_tokens, sampling, strategy, raw=raw), redis_url)
+
+
+@app.command()
+def watch(
+    job: Annotated[str, typer.Argument(help="A job's id.")], as_json: Json = False, redis_url: Url = None
+) -> None:
+    """Stream a job's output from its start to its end."""
+    from flowspec.cli.jobs import watch
+
+    watch(job, redis_url, as_json=as_json)
+
+
+@app.command()
+def cancel(job: Annotated[str, typer.Argument(help="A job's id.")], redis_url: Url = None) -> None:
+    """End a job; what it has committed stays readable."""
+    from flowspec.cli.jobs import cancel
+
+    cancel(job, redis_url)
+
+
+@app.command()
+def strategies(as_json: Json = False) -> None:
+    """List the strategies, where they come from, and their options."""
+    from flowspec.cli.show import strategies
+
+    strategies(as_json=as_json)
+
+
+@app.command()
+def replay(recording: Annotated[Path, typer.Argument(help="A file made with `generate --record`.")]) -> None:
+    """Re-run a recording without model or broker; fails at the first difference."""
+    from flowspec.cli.show import replay
+
+    replay(recording)
+
+
+def main() -> None:
+    """Entry point: an expected error is one line on stderr and status 1."""
+    from flowspec import observe
+
+    try:
+        observe.configure()
+        sys.exit(app(sys.argv[1:] or ["--help"], standalone_mode=False))
+    except _UsageError as error:
+        sys.stderr.write(f"flowspec: {' '.join(error.format_message().split()).rstrip('.')}; see `flowspec --help`\n")
+        sys.exit(2)
+    except BrokerUnreachable as error:
+        sys.stderr.write(f"flowspec: {error}; {_WHERE}\n")
+        sys.exit(1)
+    except FlowSpecError as error:
+        sys.stderr.write(f"flowspec: {error}\n")
+        sys.exit(1)
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(130)

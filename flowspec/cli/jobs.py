@@ -1,0 +1,53 @@
+"""``flowspec submit | watch | cancel``: jobs of a running pipeline."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from flowspec.cli.places import url_or_running
+from flowspec.cli.show import Screen
+from flowspec.client import Client, Job
+from flowspec.core.jobs import JobSpec
+from flowspec.errors import JobError
+from flowspec.strategies import build
+
+#: How long a job submitted elsewhere may take to be seen by the scheduler, seconds.
+_KNOWN_SECONDS = 2.0
+
+
+def submit(spec: JobSpec, url: str | None) -> None:
+    """Submit and print the job's id."""
+    with Client(url_or_running(url)) as client:
+        build(spec.strategy, int(client.pipeline().get("stages", "1")))
+        sys.stdout.write(client.submit_spec(spec).id + "\n")
+
+
+def watch(job_id: str, url: str | None, *, as_json: bool) -> None:
+    """Stream a job's output; leaving does not end the job."""
+    screen = Screen(as_json=as_json)
+    with Client(url_or_running(url)) as client:
+        job = _known(client, job_id)
+        with screen.streaming(client) as show:
+            for chunk in job.stream():
+                show(chunk)
+        screen.result(job.so_far())
+
+
+def cancel(job_id: str, url: str | None) -> None:
+    """Ask for a job's end and wait until it has come."""
+    with Client(url_or_running(url)) as client:
+        job = _known(client, job_id)
+        job.cancel()
+        result = job.result()
+        sys.stdout.write(f"{job_id} ended by {result.finish_reason} after {len(result.token_ids)} tokens\n")
+
+
+def _known(client: Client, job_id: str) -> Job:
+    """The job, once the scheduler has seen it; JobError if that does not happen soon."""
+    deadline = time.monotonic() + _KNOWN_SECONDS
+    while not client.knows(job_id):
+        if time.monotonic() > deadline:
+            raise JobError(f"there is no job {job_id}: it never was, or it ended too long ago")
+        time.sleep(0.05)
+    return client.job(job_id)

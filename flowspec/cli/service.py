@@ -1,0 +1,194 @@
+"""``flowspec up | down | status``: a pipeline that outlives the command.
+
+``up`` starts a supervisor process (this module run as a program) that holds the workers and the private
+broker, and waits until it serves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from rich.console import Console
+from rich.table import Table
+
+from flowspec.broker.base import setup_of
+from flowspec.cli.places import lock_file, running, state_file, url_or_running
+from flowspec.client import Client
+from flowspec.cluster import READY_SECONDS, Cluster, Setup
+from flowspec.errors import ClusterError, FlowSpecError
+
+_STOP_SECONDS = 15.0
+
+
+def up(setup: Setup, url: str | None) -> None:
+    """Start a supervisor and wait until its pipeline serves."""
+    found = running()
+    if found is not None:
+        raise ClusterError(f"a pipeline is up already (process {found.pid}); stop it with `flowspec down`")
+    setup.check()
+    state_file().unlink(missing_ok=True)
+    arguments = ["--target", setup.target, "--draft", setup.draft, "--stages", str(setup.stages)]
+    log = state_file().with_suffix(".log")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    surroundings = {name: value for name, value in os.environ.items() if name != "FLOWSPEC_REDIS_URL"}
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "flowspec.cli.service", *arguments],
+            env=surroundings | ({"FLOWSPEC_REDIS_URL": url} if url else {}),  # a password is not for `ps`
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    try:
+        _wait_until_up(process, log)
+    except BaseException:
+        process.terminate()
+        process.wait()
+        raise
+    _say_up(setup)
+
+
+def _wait_until_up(process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + READY_SECONDS + _STOP_SECONDS
+    while running() is None:
+        if process.poll() is not None:
+            said = log.read_text(errors="replace").strip().splitlines()
+            raise ClusterError(said[-1].removeprefix("flowspec: ") if said else "the supervisor stopped")
+        if time.monotonic() > deadline:
+            raise ClusterError(f"the pipeline did not serve within {READY_SECONDS:g} s")
+        time.sleep(0.1)
+
+
+def _say_up(setup: Setup) -> None:
+    found = running()
+    assert found is not None
+    sys.stderr.write(
+        f"serving {setup.target} on {setup.stages} stages; `flowspec submit`, `watch`, `status` and `down` find it, "
+        "other programs by:\n"
+    )
+    parts = urlsplit(found.url)
+    if parts.scheme == "unix":
+        sys.stderr.write(f"redis-cli by: REDISCLI_AUTH='{parts.password}' redis-cli -s {parts.path}\n")
+    sys.stdout.write(f"export FLOWSPEC_REDIS_URL='{found.url}'\n")
+
+
+def down() -> None:
+    """Stop the supervisor and wait until it is gone."""
+    found = running()
+    if found is None:
+        raise ClusterError("no pipeline is up; `flowspec up` starts one")
+    os.kill(found.pid, signal.SIGTERM)
+    deadline = time.monotonic() + _STOP_SECONDS
+    while found.alive:
+        if time.monotonic() > deadline:
+            raise ClusterError(f"process {found.pid} does not stop; end it with `kill -9 {found.pid}`")
+        time.sleep(0.05)
+    state_file().unlink(missing_ok=True)
+    sys.stderr.write("stopped\n")
+
+
+def status(url: str | None, *, as_json: bool) -> None:
+    """Show a pipeline's workers and load."""
+    with Client(url_or_running(url)) as client:
+        pipeline, workers, (running_jobs, waiting) = client.pipeline(), client.workers(), client.load()
+    if as_json:
+        shown = {"pipeline": pipeline, "workers": workers, "running": running_jobs, "waiting": waiting}
+        sys.stdout.write(json.dumps(shown) + "\n")
+        return
+    if not pipeline:
+        raise ClusterError("no pipeline here: no scheduler has announced one; start it with `flowspec up`")
+    console = Console(highlight=False)
+    console.print(f"{pipeline['target']} on {pipeline['stages']} stages; {running_jobs} running, {waiting} waiting")
+    table = Table("worker", "state", "host", "process", "passes", "refused", box=None, pad_edge=False)
+    roles = ["scheduler", "draft", *(f"verify-{stage}" for stage in range(1, int(pipeline["stages"]) + 1))]
+    for role in roles:
+        info = workers.get(role, {})
+        other = role != "scheduler" and info.get("setup") not in (None, setup_of(pipeline))
+        cells = (
+            "other setup" if other else info.get("state", "missing"),
+            info.get("host"),
+            info.get("pid"),
+            info.get("passes"),
+            info.get("refused"),
+        )
+        table.add_row(role, *("-" if cell is None else str(cell) for cell in cells))
+    console.print(table)
+    missing = [role for role in roles if role not in workers]
+    if missing:
+        raise ClusterError(f"{missing[0]} has no worker: jobs wait until it is started again")
+
+
+class _Supervisor:
+    """The process behind ``flowspec up``."""
+
+    def __init__(self, setup: Setup, url: str | None) -> None:
+        self._cluster = Cluster(setup, url=url)
+        self._stopped = False
+        self._said = ""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._stop)
+
+    def _stop(self, number: int, frame: object) -> None:
+        self._stopped = True
+        if not self._serving:
+            raise SystemExit(0)
+
+    _serving = False
+
+    def run(self) -> None:
+        try:
+            lock = lock_file().open("wb")
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._cluster.start()
+            self._note()
+            self._serving = True
+            while not self._stopped and self._watch():
+                time.sleep(0.2)
+        finally:
+            self._cluster.stop()
+
+    def _watch(self) -> bool:
+        """Say once who has stopped; False when nothing is left to hold."""
+        try:
+            self._cluster.check()
+        except ClusterError as error:
+            if str(error) != self._said:
+                self._said = str(error)
+                sys.stderr.write(f"flowspec: {error}\n")
+        return self._cluster.alive
+
+    def _note(self) -> None:
+        """Written beside its place first: ``up`` must not read half of it. It holds the password."""
+        file = state_file()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(f"{file}.{os.getpid()}")
+        draft.touch(mode=0o600)
+        draft.write_text(json.dumps({"pid": os.getpid(), "url": self._cluster.url}))
+        draft.replace(file)
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser()
+    for flag in ("--target", "--draft"):
+        parser.add_argument(flag)
+    parser.add_argument("--stages", type=int)
+    given = parser.parse_args()
+    try:
+        _Supervisor(Setup(given.target, given.draft, given.stages), os.environ.get("FLOWSPEC_REDIS_URL")).run()
+    except FlowSpecError as error:
+        sys.stderr.write(f"flowspec: {error}\n")
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,229 @@
+"""What the user sees: streamed text, a live status line, a table at the end; or JSON lines."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from flowspec.client import Chunk, Client, Result
+from flowspec.drivers.replay import replay_file
+from flowspec.strategies import describe
+
+#: As much of the streamed text is laid out above the status line; the rest is out of view.
+_TAIL_CHARACTERS = 8000
+
+
+class Screen:
+    """Text goes to stdout, everything else to stderr; with ``as_json`` stdout is JSON lines only."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._json = as_json
+        self._errors = Console(stderr=True, highlight=False)
+
+    @property
+    def _live(self) -> bool:
+        return self._errors.is_terminal
+
+    @contextlib.contextmanager
+    def starting(self) -> Iterator[Callable[[int, int], None]]:
+        """A line while workers start; gives the function to call with (ready, of)."""
+        if not self._live:
+            yield lambda ready, of: None
+            return
+        with self._errors.status("starting the pipeline") as line:
+            yield lambda ready, of: line.update(f"starting the pipeline: {ready} of {of} workers ready")
+
+    @contextlib.contextmanager
+    def streaming(self, client: Client) -> Iterator[Callable[[Chunk], None]]:
+        """Show a job's output as it comes; gives the function to call with each piece."""
+        plain = not self._json and not (self._live and sys.stdout.isatty())
+        if not self._live:
+            yield self._write if plain else lambda chunk: None
+            return
+        status = StatusLine(client)
+        tail = "" if plain or self._json else None  # both streams on one terminal: text above the line
+        with Live(status, console=self._errors, refresh_per_second=8, transient=True) as live:
+
+            def show(chunk: Chunk) -> None:
+                nonlocal tail
+                status.count(chunk)
+                if plain:
+                    self._write(chunk)
+                elif tail is not None:
+                    tail = self._last_lines(tail + chunk.text)
+                    live.update(Group(Text(tail), status))
+
+            if not plain and not self._json:
+                tail = ""
+            yield show
+
+    def _last_lines(self, text: str) -> str:
+        """As much of the end of ``text`` as fits above the status line."""
+        rows = Text(text[-_TAIL_CHARACTERS:]).wrap(self._errors, self._errors.width)
+        return "\n".join(row.plain for row in rows[-max(1, self._errors.height - 2) :])
+
+    def broken_off(self, result: Result) -> None:
+        """What came before a failure: the whole of it if it was shown on a terminal, else the line's end."""
+        if self._json or not result.text:
+            return
+        shown = not (self._live and sys.stdout.isatty())
+        sys.stdout.write(("" if shown else result.text) + "\n")
+        sys.stdout.flush()
+
+    def _write(self, chunk: Chunk) -> None:
+        sys.stdout.write(chunk.text)
+        sys.stdout.flush()
+
+    def result(self, result: Result) -> None:
+        """A job's end: one JSON object, or the whole text (if it was not streamed) and the table."""
+        if self._json:
+            sys.stdout.write(json.dumps(as_object(result)) + "\n")
+            sys.stdout.flush()
+            return
+        shown = not (self._live and sys.stdout.isatty())
+        sys.stdout.write(("" if shown else result.text) + "\n")
+        sys.stdout.flush()
+        self._errors.print(table(result))
+
+    def error(self, text: str) -> None:
+        """One line for what went wrong with one job."""
+        self._errors.print(f"flowspec: {text}", markup=False, soft_wrap=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a worker last said of itself: its clock and its counters."""
+
+    at: float
+    passes: int
+    busy_seconds: float
+
+
+class StatusLine:
+    """Tokens, tokens/s, tokens per step and how busy each stage is, between its last two reports."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._spinner = Spinner("dots")
+        self._tokens = 0
+        self._began: float | None = None
+        self._looked = -math.inf
+        self._reports: dict[str, Report] = {}
+        self._since: dict[str, Report] = {}  # role -> the difference of its last two reports
+
+    def count(self, chunk: Chunk) -> None:
+        """More tokens have come."""
+        self._began = self._began or time.monotonic()
+        self._tokens += len(chunk.token_ids)
+
+    def __rich__(self) -> Spinner:
+        now = time.monotonic()
+        if now - self._looked > 1.0:
+            self._looked = now
+            self._look()
+        seconds = now - self._began if self._began is not None else 0.0
+        speed = f"  {(self._tokens - 1) / seconds:.1f} tokens/s" if seconds else ""
+        self._spinner.update(text=f"{self._tokens} tokens{speed}{self._stages(seconds)}")
+        return self._spinner
+
+    def _look(self) -> None:
+        """Workers report about once a second, each at its own time."""
+        for role, info in sorted(self._client.workers().items()):
+            if not role.startswith("verify-") or "at" not in info:
+                continue
+            new = Report(float(info["at"]), int(info["passes"]), float(info["busy_seconds"]))
+            old = self._reports.setdefault(role, new)
+            if new.at > old.at:
+                self._since[role] = Report(
+                    new.at - old.at, new.passes - old.passes, new.busy_seconds - old.busy_seconds
+                )
+                self._reports[role] = new
+
+    def _stages(self, seconds: float) -> str:
+        passes = [since.busy_seconds / since.passes for since in self._since.values() if since.passes > 0]
+        if not passes or not max(passes):
+            return ""
+        per_step = f"  {self._tokens * max(passes) / seconds:.2f} tokens/step" if seconds else ""
+        in_order = sorted(self._since, key=lambda role: int(role.rpartition("-")[2]))
+        busy = [self._since[role].busy_seconds / self._since[role].at for role in in_order]
+        shares = " ".join(f"{min(1.0, share):.0%}" for share in busy)
+        return f"{per_step}  stage busy {shares}"
+
+
+def as_object(result: Result) -> dict[str, object]:
+    """A result as ``--json`` prints it."""
+    return {
+        "prompt_token_ids": list(result.prompt_token_ids),
+        "token_ids": list(result.token_ids),
+        "text": result.text,
+        "strategy": result.strategy,
+        "finish_reason": result.finish_reason,
+        "stats": dict(result.stats),
+    }
+
+
+def table(result: Result) -> Table:
+    """What happened, for a person."""
+    stats, rows = result.stats, result.stats.get("rows") or {}
+
+    def number(name: str, digits: int = 0) -> str:
+        return _number(stats.get(name), digits)
+
+    shown = Table(show_header=False, box=None, pad_edge=False)
+    for name, value in (
+        ("strategy", result.strategy),
+        ("finished by", result.finish_reason),
+        ("tokens", f"{number('tokens')} in {number('rounds')} rounds, {number('segments')} segments"),
+        ("time to first token", f"{number('ttft_seconds', 3)} s"),
+        ("decode", f"{number('decode_seconds', 3)} s, {number('tokens_per_second', 1)} tokens/s"),
+        ("tokens per step / round", f"{number('tokens_per_step', 2)} / {number('tokens_per_round', 2)}"),
+        ("hit rate", number("hit_rate", 2)),
+        ("rows", "  ".join(f"{fate} {_number(rows.get(fate))}" for fate in ("useful", "wasted", "void"))),
+        ("stage busy", "  ".join(_share(busy) for busy in stats.get("stage_busy") or [])),
+        ("repeated 4-grams", _share(stats.get("repeated_4grams"))),
+    ):
+        shown.add_row(f"{name}  ", value)
+    return shown
+
+
+def _number(value: object, digits: int = 0) -> str:
+    return f"{value:.{digits}f}" if isinstance(value, int | float) else "-"
+
+
+def _share(value: object) -> str:
+    return f"{value:.0%}" if isinstance(value, int | float) else "-"
+
+
+def strategies(*, as_json: bool) -> None:
+    """``flowspec strategies``."""
+    if as_json:
+        for entry in describe():
+            sys.stdout.write(json.dumps({**dataclasses.asdict(entry), "options": dict(entry.options)}) + "\n")
+        return
+    console = Console(highlight=False)
+    for entry in describe():
+        options = "  ".join(f"{name}={default}" for name, default in entry.options)
+        console.print(f"[bold]{entry.name}[/bold]  {entry.summary}", soft_wrap=True)
+        console.print(f"    source: {entry.source}", soft_wrap=True)
+        console.print(f"    options: {options}", soft_wrap=True)
+
+
+def replay(recording: Path) -> None:
+    """``flowspec replay``."""
+    done = replay_file(recording)
+    sys.stdout.write(
+        f"{done.steps} steps of {', '.join(done.nodes)} replayed exactly; {len(done.tokens)} tokens committed\n"
+    )

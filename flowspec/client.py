@@ -1,0 +1,213 @@
+"""The Python client: submit jobs to a running pipeline, stream their tokens, cancel them."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from flowspec.broker.connection import DEFAULT_URL
+from flowspec.broker.keys import DEFAULT_PIPELINE, Keys
+from flowspec.broker.redis_control import RedisControl
+from flowspec.core.jobs import CANCEL, DEFAULT_MAX_NEW_TOKENS, DEFAULT_STRATEGY, JobSpec
+from flowspec.core.sampling import Sampling
+from flowspec.core.stats import unmeasured
+from flowspec.errors import ClusterError, JobFailed
+
+#: After so long without a word from a job its client asks whether anybody serves it, seconds; longer than
+#: a lease, so that a scheduler that has just died is not taken for one that lives.
+SILENCE_SECONDS = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of a job's output. ``text`` ends on a whole character and may be empty."""
+
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A job that has ended. ``finish_reason``: eos, length or cancelled. ``token_ids`` are the generated ones.
+
+    ``stats`` has the keys the README lists; a value is None where it could not be measured.
+    """
+
+    job: str
+    prompt_token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    text: str
+    strategy: str
+    finish_reason: str
+    stats: Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class Job:
+    """One job, by its id. Iterate ``stream()`` or call ``result()``; both end with the job."""
+
+    id: str
+    _control: RedisControl
+    _cursor: str = "0"
+    _text: list[str] = field(default_factory=list)
+    _ids: list[int] = field(default_factory=list)
+    _end: dict[str, str] | None = None
+    _error: str = ""
+
+    def stream(self) -> Iterator[Chunk]:
+        """Pieces of the output from its start, as they are committed.
+
+        JobFailed when the job ends with an error; ClusterError when nobody serves the pipeline.
+        """
+        if self._text or self._ids:
+            yield Chunk("".join(self._text), tuple(self._ids))
+        silent_since = time.monotonic()
+        while self._end is None:
+            entries = self._control.read_output(self.id, self._cursor, 1.0)
+            if entries:
+                silent_since = time.monotonic()
+            else:
+                self._check_silence(time.monotonic() - silent_since)
+            reading = self.id
+            for entry in entries:
+                self._cursor = entry.cursor
+                chunk = self._take(entry.fields)
+                if chunk is not None:
+                    yield chunk
+                if self.id != reading:
+                    break  # the rest belongs to the submission this one repeats
+        if self._error:
+            raise JobFailed(self._error)
+
+    def _take(self, fields: Mapping[str, str]) -> Chunk | None:
+        match fields.get("kind"):
+            case "tokens":
+                chunk = Chunk(fields["text"], tuple(json.loads(fields["ids"])))
+                self._text.append(chunk.text)
+                self._ids += chunk.token_ids
+                return chunk
+            case "error" if "duplicate_of" in fields:
+                self.id, self._cursor = fields["duplicate_of"], "0"
+            case "error":
+                self._error = fields.get("text", "unknown error")
+            case "end":
+                self._end = dict(fields)
+        return None
+
+    def _check_silence(self, seconds: float) -> None:
+        """Whether there is still something to wait for."""
+        if seconds < SILENCE_SECONDS:
+            return
+        if "scheduler" not in self._control.claims():
+            raise ClusterError(
+                f"job {self.id} waits and no scheduler serves the pipeline; start one, or look with `flowspec status`"
+            )
+        if not self._control.job(self.id):
+            raise JobFailed(f"there is no job {self.id}: it never was, or it ended too long ago")
+
+    def result(self) -> Result:
+        """Wait for the end; JobFailed and ClusterError as ``stream``."""
+        for _ in self.stream():
+            continue
+        return self.so_far()
+
+    def so_far(self) -> Result:
+        """What has been read up to now; of a job not read to its end the finish reason is empty."""
+        known, end = self._control.job(self.id), self._end or {}
+        stages = int(self._control.pipeline().get("stages", "0"))
+        stats = json.loads(end["stats"]) if "stats" in end else unmeasured(self._ids, stages)
+        return Result(
+            job=self.id,
+            prompt_token_ids=tuple(json.loads(known.get("prompt_token_ids", "[]"))),
+            token_ids=tuple(self._ids),
+            text="".join(self._text),
+            strategy=known.get("strategy", ""),
+            finish_reason=end.get("finish_reason", ""),
+            stats=stats,
+        )
+
+    def cancel(self) -> None:
+        """Ask for the job's end; what was committed stays. Harmless when it has ended."""
+        self._control.submit({CANCEL: self.id})
+
+    def recording(self) -> list[str]:
+        """The lines of its recording, if it was submitted with ``record``."""
+        return self._control.read_recording(self.id)
+
+
+class Client:
+    """A connection to a running pipeline.
+
+    ``url``: the broker; default ``FLOWSPEC_REDIS_URL``, else localhost. BrokerUnreachable if it is not there.
+    """
+
+    def __init__(self, url: str | None = None, *, pipeline: str = DEFAULT_PIPELINE) -> None:
+        self._control = RedisControl(url or os.environ.get("FLOWSPEC_REDIS_URL") or DEFAULT_URL, Keys(pipeline))
+
+    def submit(
+        self,
+        prompt: str | None = None,
+        *,
+        prompt_ids: Sequence[int] | None = None,
+        max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        strategy: str = DEFAULT_STRATEGY,
+        raw: bool = False,
+        record: bool = False,
+        idempotency_key: str = "",
+    ) -> Job:
+        """Submit a job. JobError for values that cannot be right; what only the pipeline can judge (an
+        unknown strategy, a prompt longer than the context) comes back as JobFailed from the job."""
+        return self.submit_spec(
+            JobSpec(
+                prompt=prompt,
+                prompt_ids=tuple(prompt_ids) if prompt_ids is not None else None,
+                max_new_tokens=max_new_tokens,
+                sampling=Sampling(temperature, top_k, top_p, seed),
+                strategy=strategy,
+                idempotency_key=idempotency_key,
+                raw=raw,
+                record=record,
+            )
+        )
+
+    def submit_spec(self, spec: JobSpec) -> Job:
+        """Submit a checked spec."""
+        return Job(self._control.submit(spec.fields()), self._control)
+
+    def job(self, job_id: str) -> Job:
+        """A job submitted before, here or elsewhere."""
+        return Job(job_id, self._control)
+
+    def knows(self, job_id: str) -> bool:
+        """Whether the pipeline has heard of the job and not forgotten it."""
+        return bool(self._control.job(job_id))
+
+    def workers(self) -> dict[str, dict[str, Any]]:
+        """Who serves: facts by role."""
+        return {role: info for role, (_, info) in self._control.claims().items()}
+
+    def pipeline(self) -> dict[str, str]:
+        """What the pipeline runs; empty if there is none."""
+        return self._control.pipeline()
+
+    def load(self) -> tuple[int, int]:
+        """Jobs that run and jobs that wait."""
+        return len(self._control.running()), len(self._control.queued())
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self._control.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from flowspec.client import Client
+from flowspec.cluster import Cluster, Setup
+from flowspec.model.directory import default_pair, open_directory
+from flowspec.model.reference import Reference
+
+#: Lines for the end of the test run: what was compared, and which ties were excused.
+NOTES: list[str] = []
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if NOTES:
+        terminalreporter.section("equality with plain decoding")
+        for note in NOTES:
+            terminalreporter.write_line(note)
+
+
+Clusters = Callable[[int], Cluster]
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="session")
+def clusters() -> Iterator[Clusters]:
+    """``clusters(stages)``: a running pipeline of real processes, started once."""
+    running: dict[int, Cluster] = {}
+
+    def get(stages: int) -> Cluster:
+        if stages not in running:
+            cluster = Cluster(Setup(*default_pair(), stages))
+            cluster.start()
+            running[stages] = cluster
+        running[stages].check()
+        return running[stages]
+
+    yield get
+    for cluster in running.values():
+        cluster.stop()
+
+
+@pytest.fixture
+def client(clusters: Clusters) -> Iterator[Client]:
+    """A client of a pipeline of two stages."""
+    with Client(clusters(2).url) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def reference() -> Reference:
+    import torch
+
+    torch.set_num_threads(1)
+    return Reference(open_directory(default_pair()[0]))
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A folder for what commands keep for a while, its path short enough for a socket's."""
+    folder = Path(tempfile.mkdtemp(prefix="fs-"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def surroundings(place: Path) -> dict[str, str]:
+    """An environment in which nothing of other pipelines on this machine is seen or touched."""
+    kept = {name: value for name, value in os.environ.items() if name != "FLOWSPEC_REDIS_URL"}
+    return kept | {"TMPDIR": str(place), "XDG_STATE_HOME": str(place / "state")}
+
+
+def left_in(place: Path) -> list[str]:
+    """Processes that belong to ``place`` and what FlowSpec keeps in it."""
+    mark = str(place).encode()
+    found = [entry.name for entry in place.glob("flowspec-*")]
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            known = (folder / "cmdline").read_bytes() + (folder / "environ").read_bytes()
+        except OSError:
+            continue
+        if mark in known and (folder / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            found.append(folder.name)
+    return found
+
+
+def heed_interrupts() -> None:
+    """As in a terminal: a suite started in the background hands its deafness to SIGINT down."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@pytest.fixture
+def flowspec(place: Path) -> Run:
+    """``flowspec(*arguments)``: the command line, as installed beside this Python, in a place of its own."""
+
+    def run(*arguments: str, url: str | None = None, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+        environment = surroundings(place) | ({"FLOWSPEC_REDIS_URL": url} if url else {})
+        return subprocess.run(
+            [str(Path(sys.executable).parent / "flowspec"), *arguments],
+            capture_output=True, text=True, timeout=timeout, env=environment, check=False,
+        )  # fmt: skip
+
+    return run
+
+
+def one_line(done: subprocess.CompletedProcess[str]) -> str:
+    """The single line a command that failed wrote to stderr."""
+    assert done.returncode == 1, done
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("flowspec: ")
+    return line
+
+
+def workers_of(url: str) -> list[int]:
+    """Worker processes on this machine that serve the broker at ``url``."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            environment = (folder / "environ").read_bytes()
+            command = (folder / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if url.encode() in environment and b"workers." in command:
+            found.append(int(folder.name))
+    return found

@@ -1,0 +1,273 @@
+"""Workers as a user starts them: claims, records, failures, and what is said then."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flowspec.broker.server import PrivateBroker
+from flowspec.client import Client
+from flowspec.cluster import Cluster, Setup
+from flowspec.errors import BrokerUnreachable, ClusterError, JobError, JobFailed, ModelError
+from flowspec.model.directory import default_pair
+from tests.e2e.conftest import Clusters, Run, heed_interrupts, left_in, surroundings, workers_of
+
+PROMPT = "Describe how to open a text file in Python."
+
+
+def worker(*arguments: str, url: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    """One worker process, run to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", *arguments], capture_output=True, text=True, timeout=timeout, check=False,
+        env={**os.environ, "FLOWSPEC_REDIS_URL": url},
+    )  # fmt: skip
+
+
+def said(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 1, done
+    (line,) = done.stderr.splitlines()
+    return line
+
+
+@pytest.mark.parametrize("stage", ["0", "3", "-1", "two", ""])
+def test_a_stage_outside_the_pipeline_is_refused(clusters: Clusters, stage: str) -> None:
+    line = said(worker("workers.verify", f"--stage={stage}", url=clusters(2).url))
+    assert "is not in the pipeline; its stages are 1 to 2" in line
+
+
+def test_two_workers_cannot_claim_one_stage(clusters: Clusters) -> None:
+    cluster = clusters(2)
+    line = said(worker("workers.verify", "--stage", "2", url=cluster.url))
+    assert "verify-2 is taken by" in line
+    assert f":{cluster.pids['verify-2']}" in line
+    assert "draft is taken by" in said(worker("workers.draft", url=cluster.url))
+    assert "scheduler is taken by" in said(worker("workers.scheduler", "--stages", "2", url=cluster.url))
+    with Client(cluster.url) as client:
+        assert client.submit("still served?", max_new_tokens=2).result().finish_reason == "length"
+
+
+def test_another_model_under_the_same_name_is_refused(clusters: Clusters, tmp_path: Path) -> None:
+    with PrivateBroker() as broker:
+        scheduler = subprocess.Popen(
+            [sys.executable, "-m", "workers.scheduler", "--stages", "2"],
+            env={**os.environ, "FLOWSPEC_REDIS_URL": broker.url},
+        )
+        draft = default_pair()[1]
+        line = said(worker("workers.verify", "--stage", "1", "--target", draft, url=broker.url))
+        scheduler.terminate()
+        scheduler.wait()
+    assert "is not the one the pipeline was set up with" in line
+
+
+def test_a_worker_without_a_pipeline_waits_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    import workers._boot as boot
+
+    with PrivateBroker() as broker:
+        monkeypatch.setattr(boot, "RECORD_SECONDS", 0.3)
+        process = boot.Process.__new__(boot.Process)
+        process.url, process.keys, process._stopped = broker.url, boot.Keys(), False
+        control = process.control()
+        with pytest.raises(ClusterError, match=r"pipeline p0 has no record after 0.3 s; start its scheduler"):
+            process.pipeline_record(control)
+        control.close()
+
+
+def test_workers_without_a_broker_say_so(tmp_path: Path) -> None:
+    for arguments in (("workers.verify", "--stage", "1"), ("workers.draft",), ("workers.scheduler",)):
+        assert "cannot reach the broker at unix://" in said(worker(*arguments, url=f"unix://{tmp_path}/none"))
+
+
+def test_a_wrong_password_is_said_and_not_shown(clusters: Clusters) -> None:
+    url = clusters(2).url
+    password = url.split(":")[2].split("@")[0]
+    line = said(worker("workers.verify", "--stage", "1", url=url.replace(password, "wrong-secret")))
+    assert "refused the password" in line
+    assert "wrong-secret" not in line
+
+
+def test_setups_that_cannot_work_start_nothing(tmp_path: Path) -> None:
+    target, draft = default_pair()
+    cut = tmp_path / "cut"
+    cut.mkdir()
+    for file in Path(target).iterdir():
+        data = file.read_bytes()
+        (cut / file.name).write_bytes(data[: len(data) // 2] if file.suffix == ".safetensors" else data)
+    for setup, says in (
+        (Setup(str(cut), draft, 2), "is cut short"),
+        (Setup(str(tmp_path), draft, 2), "no config.json"),
+        (Setup(target, draft, 13), "the target has 12 layers"),
+    ):
+        cluster = Cluster(setup)
+        with pytest.raises(ModelError, match=says):
+            cluster.start()
+        assert cluster.pids == {}
+
+
+@pytest.fixture
+def doomed() -> Iterator[Cluster]:
+    """A pipeline of two stages to break."""
+    with Cluster(Setup(*default_pair(), 2)) as cluster:
+        yield cluster
+
+
+def start_slow_job(client: Client) -> tuple[object, list[int]]:
+    """A job in the middle of its output."""
+    job = client.submit(PROMPT, max_new_tokens=900, strategy="autoregressive")
+    stream, ids = job.stream(), []
+    while len(ids) < 10:
+        ids += next(stream).token_ids
+    return stream, ids
+
+
+@pytest.mark.parametrize("role", ["verify-2", "draft"])
+def test_a_dead_worker_ends_its_job_within_ten_seconds_with_one_line(doomed: Cluster, role: str) -> None:
+    with Client(doomed.url) as client:
+        stream, ids = start_slow_job(client)
+        os.kill(doomed.pids[role], signal.SIGKILL)
+        began = time.monotonic()
+        with pytest.raises(JobFailed) as raised:
+            for chunk in stream:  # type: ignore[attr-defined]
+                ids += chunk.token_ids
+        assert time.monotonic() - began < 10
+        name = "draft worker" if role == "draft" else "worker of verify stage 2"
+        assert str(raised.value) == f"the {name} was lost; submit the job again"
+    with pytest.raises(ClusterError, match=f"{role} stopped with status -9"):
+        doomed.check()
+
+
+def test_a_broker_lost_mid_run_ends_everything_with_a_line(doomed: Cluster) -> None:
+    url = doomed.url
+    workers = workers_of(url)
+    assert len(workers) == 4
+    with Client(url) as client:
+        stream, _ = start_slow_job(client)
+        os.kill(doomed.pids["broker"], signal.SIGKILL)
+        began = time.monotonic()
+        with pytest.raises(BrokerUnreachable, match="cannot reach the broker"):
+            for _ in stream:  # type: ignore[attr-defined]
+                continue
+        assert time.monotonic() - began < 15
+    deadline = time.monotonic() + 20
+    while workers_of(url) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert workers_of(url) == [], "a worker outlived its broker"
+    assert doomed._said("verify-1").startswith("cannot reach the broker")
+
+
+def test_a_stopped_scheduler_is_noticed_by_the_client(doomed: Cluster) -> None:
+    os.kill(doomed.pids["scheduler"], signal.SIGKILL)
+    with Client(doomed.url) as client, pytest.raises(ClusterError, match="no scheduler serves the pipeline"):
+        client.submit("anyone?").result()
+
+
+def test_up_status_submit_watch_cancel_down(flowspec: Run) -> None:
+    up = flowspec("up", "--stages", "2")
+    assert up.returncode == 0, up.stderr
+    try:
+        assert up.stdout.startswith("export FLOWSPEC_REDIS_URL='unix://")
+        again = flowspec("up", "--stages", "2")
+        assert again.returncode == 1
+        assert "is up already" in again.stderr
+        status = flowspec("status")
+        assert status.returncode == 0
+        assert status.stdout.count("ready") == 4
+        job = flowspec("submit", PROMPT, "--max-new-tokens", "8").stdout.strip()
+        watched = flowspec("watch", job, "--json")
+        assert '"finish_reason": "length"' in watched.stdout
+        long = flowspec("submit", PROMPT, "--max-new-tokens", "900", "--strategy", "autoregressive").stdout.strip()
+        cancelled = flowspec("cancel", long)
+        assert cancelled.returncode == 0, cancelled.stderr
+        assert "ended by cancelled after" in cancelled.stdout
+        unknown = flowspec("cancel", "1-0")
+        assert "there is no job 1-0" in unknown.stderr
+        assert "there is no job 1-0" in flowspec("watch", "1-0").stderr
+    finally:
+        down = flowspec("down")
+    assert down.returncode == 0, down.stderr
+    url = up.stdout.split("'")[1]
+    assert workers_of(url) == []
+    assert flowspec("status").returncode == 1
+
+
+def test_down_never_ends_a_process_that_is_not_ours(flowspec: Run, place: Path) -> None:
+    """A note that outlived its supervisor may name a process id that is somebody else's by now."""
+    with subprocess.Popen(["sleep", "60"]) as bystander:
+        (place / "state" / "flowspec").mkdir(parents=True)
+        note = {"pid": bystander.pid, "url": "unix:///none"}
+        (place / "state" / "flowspec" / "up.json").write_text(json.dumps(note))
+        assert "no pipeline is up" in flowspec("down").stderr
+        assert bystander.poll() is None
+        bystander.kill()
+
+
+def test_ctrl_c_during_up_stops_what_was_started(place: Path) -> None:
+    command = [str(Path(sys.executable).parent / "flowspec"), "up", "--stages", "2"]
+    with subprocess.Popen(
+        command, env=surroundings(place), preexec_fn=heed_interrupts, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        deadline = time.monotonic() + 30
+        while not list(place.glob("flowspec-broker-*/s")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert left_in(place) == []
+
+
+def test_up_says_why_it_cannot(flowspec: Run, tmp_path: Path) -> None:
+    done = flowspec("up", "--redis-url", f"unix://{tmp_path}/none")
+    assert done.returncode == 1
+    assert "cannot reach the broker" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+# ---- the Python client -----------------------------------------------------------------------------------
+
+
+def test_the_client_streams_what_the_result_holds(client: Client) -> None:
+    job = client.submit(PROMPT, max_new_tokens=24)
+    chunks = list(job.stream())
+    result = job.result()
+    assert "".join(chunk.text for chunk in chunks) == result.text
+    assert tuple(token for chunk in chunks for token in chunk.token_ids) == result.token_ids
+    assert len(chunks) > 1
+    assert client.job(job.id).result() == result, "a job can be read again by its id"
+
+
+def test_prompt_ids_are_taken_as_they_are(client: Client) -> None:
+    result = client.submit(prompt_ids=[0, 482, 28], max_new_tokens=3).result()
+    assert result.prompt_token_ids == (0, 482, 28)
+    with pytest.raises(JobFailed, match="vocabulary ends at 4095"):
+        client.submit(prompt_ids=[4096]).result()
+
+
+def test_an_idempotency_key_answers_with_the_first_job(client: Client) -> None:
+    first = client.submit(PROMPT, max_new_tokens=6, idempotency_key="once").result()
+    second = client.submit(PROMPT, max_new_tokens=6, idempotency_key="once").result()
+    assert second == first
+
+
+def test_client_cancel(client: Client) -> None:
+    job = client.submit(PROMPT, max_new_tokens=900, strategy="autoregressive")
+    stream = job.stream()
+    next(stream)
+    job.cancel()
+    result = job.result()
+    assert result.finish_reason == "cancelled"
+    assert 0 < len(result.token_ids) < 900
+
+
+def test_values_that_cannot_be_right_never_leave_the_client(client: Client) -> None:
+    for wrong in ({"temperature": -1.0}, {"max_new_tokens": 0}, {"top_p": 2.0}):
+        with pytest.raises(JobError):
+            client.submit(PROMPT, **wrong)  # type: ignore[arg-type]
+    with pytest.raises(JobError, match="empty"):
+        client.submit(" ")

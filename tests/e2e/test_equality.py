@@ -1,0 +1,126 @@
+"""The product's promise: real processes give the target's own text, token for token.
+
+``make test`` runs a grid of a prompt of each kind; ``make test-all`` the whole of it, and with
+``PROMPTS=dir`` the sets in that folder as well. A difference is excused only where a float64 pass of
+the whole model finds the candidates closer than float32's rounding; excuses are printed and counted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from flowspec.cli.generate import read_prompts
+from flowspec.client import Client
+from flowspec.core.sampling import Sampling
+from flowspec.model.directory import default_pair, open_directory
+from flowspec.model.reference import Reference
+from flowspec.model.text import Tokenizer
+from flowspec.strategies import STRATEGIES
+from tests.e2e.conftest import NOTES, Clusters
+
+PROMPTS = Path(__file__).parent.parent / "data" / "prompts.jsonl"
+KINDS = ("chat", "code", "mathematics", "instructions", "summaries", "questions")
+SAMPLED = [Sampling(1.0, seed=seed) for seed in range(5)] + [Sampling(0.6, top_k=80, top_p=0.9, seed=0)]
+
+
+def rows() -> list[dict[str, str]]:
+    return [json.loads(line) for line in PROMPTS.read_text().splitlines()]
+
+
+def test_there_are_24_prompts_of_six_kinds() -> None:
+    assert [row["kind"] for row in rows()] == [kind for kind in KINDS for _ in range(4)]
+
+
+class Checker:
+    """Compares runs with the oracle; remembers references and excuses."""
+
+    def __init__(self, reference: Reference) -> None:
+        self._reference = reference
+        self._tokenizer = Tokenizer(open_directory(default_pair()[0]))
+        self._known: dict[tuple[str, int, Sampling], tuple[int, ...]] = {}
+        self.tokens = 0
+        self.excuses: list[str] = []
+
+    def wanted(self, prompt: str, count: int, sampling: Sampling) -> tuple[int, ...]:
+        key = (prompt, count, sampling)
+        if key not in self._known:
+            ids = self._tokenizer.encode(prompt, raw=False)
+            self._known[key] = self._decode(ids, count, sampling)
+        return self._known[key]
+
+    def _decode(self, ids: Sequence[int], count: int, sampling: Sampling) -> tuple[int, ...]:
+        if sampling.temperature > 0:
+            return self._reference.decode(ids, count, sampling)
+        return self._reference.generate(ids, count)
+
+    def check(self, client: Client, prompt: str, strategy: str, count: int, sampling: Sampling) -> None:
+        result = client.submit(
+            prompt, strategy=strategy, max_new_tokens=count, temperature=sampling.temperature,
+            top_k=sampling.top_k, top_p=sampling.top_p, seed=sampling.seed,
+        ).result()  # fmt: skip
+        wanted = self.wanted(prompt, count, sampling)
+        self.tokens += len(wanted)
+        if result.token_ids == wanted:
+            return
+        pairs = enumerate(zip(result.token_ids, wanted, strict=False))
+        at, (ours, theirs) = next((at, pair) for at, pair in pairs if pair[0] != pair[1])
+        excuse = self._reference.excuse(result.prompt_token_ids + wanted[:at], ours, theirs, sampling)
+        assert excuse is not None, f"{strategy}: token {at} of {prompt[:40]!r} is {ours}, not {theirs}"
+        self.excuses.append(f"{strategy}, {sampling}, {prompt[:40]!r}: {excuse}")
+        assert result.token_ids[:at] == wanted[:at]
+
+    def report(self) -> None:
+        NOTES[:] = [f"excused tie: {excuse}" for excuse in self.excuses]
+        NOTES.append(f"{self.tokens} tokens compared, {len(self.excuses)} ties excused")
+        assert len(self.excuses) <= self.tokens / 10_000
+
+
+@pytest.fixture(scope="module")
+def checker(reference: Reference) -> Checker:
+    return Checker(reference)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_a_prompt_of_each_kind(checker: Checker, clusters: Clusters, stages: int) -> None:
+    with Client(clusters(stages).url) as client:
+        for row in rows()[::4]:
+            for strategy in STRATEGIES:
+                checker.check(client, row["prompt"], strategy, 24, Sampling())
+        for row, sampling in zip(rows()[1::4], SAMPLED, strict=True):
+            for strategy in STRATEGIES:
+                checker.check(client, row["prompt"], strategy, 24, sampling)
+        checker.check(client, rows()[0]["prompt"], "flowspec:lockstep=on", 24, Sampling())
+    checker.report()
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_the_whole_grid(checker: Checker, clusters: Clusters, stages: int) -> None:
+    with Client(clusters(stages).url) as client:
+        for row in rows():
+            for strategy in STRATEGIES:
+                for sampling in (Sampling(), *SAMPLED):
+                    checker.check(client, row["prompt"], strategy, 64, sampling)
+    checker.report()
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("stages", [1, 4])
+def test_public_prompt_sets(checker: Checker, clusters: Clusters, stages: int) -> None:
+    folder = os.environ.get("FLOWSPEC_PROMPTS", "")
+    files = sorted(Path(folder).glob("*.jsonl")) if folder else []
+    assert files, "no prompt sets: run `make test-all PROMPTS=dir` with a folder of .jsonl files"
+    context = open_directory(default_pair()[0]).context
+    with Client(clusters(stages).url) as client:
+        for file in files:
+            usable = [p for p in read_prompts(file) if len(checker._tokenizer.encode(p, raw=False)) < context - 64]
+            for prompt in usable[:4]:
+                for strategy in STRATEGIES:
+                    for sampling in (Sampling(), Sampling(1.0, seed=0)):
+                        checker.check(client, prompt, strategy, 64, sampling)
+    checker.report()

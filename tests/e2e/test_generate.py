@@ -1,0 +1,243 @@
+"""The command line against real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flowspec.client import Client
+from flowspec.core.sampling import Sampling
+from flowspec.model.reference import Reference
+from tests.e2e.conftest import Clusters, Run, heed_interrupts, left_in, one_line, surroundings, workers_of
+
+FLOWSPEC = str(Path(sys.executable).parent / "flowspec")
+PROMPT = "Tom has 5 apples and buys 7 more. How many apples does he have?"
+STATS = {
+    "tokens", "ttft_seconds", "decode_seconds", "tokens_per_second", "rounds", "segments", "steps",
+    "tokens_per_step", "tokens_per_round", "hit_rate", "rows", "stage_busy", "repeated_4grams",
+}  # fmt: skip
+
+
+def test_a_private_pipeline_answers_in_json_and_leaves_nothing(
+    flowspec: Run, reference: Reference, place: Path
+) -> None:
+    done = flowspec("generate", PROMPT, "--json", "--stages", "3", "--max-new-tokens", "20", "--strategy", "flowspec")
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    result = json.loads(line)
+    assert set(result) == {"prompt_token_ids", "token_ids", "text", "strategy", "finish_reason", "stats"}
+    assert result["strategy"] == "flowspec"
+    assert result["finish_reason"] == "length"
+    assert tuple(result["token_ids"]) == reference.generate(result["prompt_token_ids"], 20)
+    stats = result["stats"]
+    assert stats.keys() >= STATS
+    assert stats["rows"].keys() == {"useful", "wasted", "void"}
+    assert len(stats["stage_busy"]) == 3
+    assert stats["tokens"] == 20
+    assert all(value is not None for value in stats.values())
+    assert left_in(place) == []
+
+
+def test_text_goes_to_stdout_and_the_report_to_stderr(flowspec: Run, clusters: Clusters) -> None:
+    done = flowspec("generate", PROMPT, "--max-new-tokens", "12", url=clusters(2).url)
+    assert done.returncode == 0
+    assert done.stdout.startswith(" Tom has")
+    assert "tokens per step / round" in done.stderr
+    assert "stage busy" in done.stderr
+
+
+def test_sampling_flags_reach_the_draw(flowspec: Run, clusters: Clusters, reference: Reference) -> None:
+    flags = ("--temperature", "0.6", "--top-k", "80", "--top-p", "0.9", "--seed", "7")
+    done = flowspec("generate", PROMPT, "--json", "--max-new-tokens", "16", *flags, url=clusters(2).url)
+    result = json.loads(done.stdout)
+    wanted = reference.decode(result["prompt_token_ids"], 16, Sampling(0.6, 80, 0.9, 7))
+    assert tuple(result["token_ids"]) == wanted
+
+
+def test_raw_leaves_the_template_out(flowspec: Run, clusters: Clusters) -> None:
+    url = clusters(2).url
+    chat = json.loads(flowspec("generate", "Why?", "--json", "--max-new-tokens", "1", url=url).stdout)
+    raw = json.loads(flowspec("generate", "Why?", "--json", "--max-new-tokens", "1", "--raw", url=url).stdout)
+    assert len(raw["prompt_token_ids"]) < len(chat["prompt_token_ids"])
+
+
+def test_a_file_of_prompts_gives_a_line_each(flowspec: Run, clusters: Clusters, tmp_path: Path) -> None:
+    file = tmp_path / "p.jsonl"
+    file.write_text('{"prompt": "One?"}\n\n{"turns": ["Two?", "ignored"], "category": "x"}\n')
+    done = flowspec("generate", "--prompts", str(file), "--json", "--max-new-tokens", "4", url=clusters(2).url)
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [len(result["token_ids"]) for result in results] == [4, 4]
+    assert results[0]["prompt_token_ids"] != results[1]["prompt_token_ids"]
+
+
+def test_one_prompt_that_fails_does_not_stop_the_others(flowspec: Run, clusters: Clusters, tmp_path: Path) -> None:
+    file = tmp_path / "p.jsonl"
+    file.write_text(json.dumps({"prompt": "word " * 3000}) + '\n{"prompt": "Two?"}\n')
+    done = flowspec("generate", "--prompts", str(file), "--json", "--max-new-tokens", "4", url=clusters(2).url)
+    assert done.returncode == 1
+    assert len(done.stdout.splitlines()) == 1
+    assert "the model's context is 1024: shorten it" in done.stderr
+
+
+def test_a_recording_replays_and_an_edited_one_does_not(flowspec: Run, clusters: Clusters, tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl"
+    done = flowspec("generate", PROMPT, "--max-new-tokens", "16", "--record", str(file), url=clusters(2).url)
+    assert done.returncode == 0, done.stderr
+    assert file.stat().st_mode & 0o777 == 0o600
+    again = flowspec("replay", str(file))
+    assert again.returncode == 0, again.stderr
+    assert "replayed exactly; 16 tokens committed" in again.stdout
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join(line for line in lines if '"n":3,' not in line or '"node":"s1"' not in line) + "\n")
+    assert "step 3 of s1 is missing" in one_line(flowspec("replay", str(file)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["generate"], "give either a PROMPT or --prompts"),
+        (["generate", "hi", "--prompts", "x"], "give either a PROMPT or --prompts"),
+        (["generate", "--prompts", "/no/such.jsonl"], "cannot be read"),
+        (["generate", ""], "the prompt is empty"),
+        (["generate", "hi", "--max-new-tokens", "0"], "max_new_tokens is 0"),
+        (["generate", "hi", "--max-new-tokens", "-1"], "max_new_tokens is -1"),
+        (["generate", "hi", "--temperature", "-1"], "temperature is -1"),
+        (["generate", "hi", "--temperature", "nan"], "temperature is nan"),
+        (["generate", "hi", "--strategy", "best"], "unknown strategy 'best'; there are: autoregressive, naive_pp"),
+        (["generate", "hi", "--stages", "13"], "13 stages asked for; the target has 12 layers"),
+        (["generate", "hi", "--stages", "0"], "0 stages asked for"),
+        (["generate", "hi", "--target", "/no/model", "--draft", "/no/model"], "model folder /no/model does not exist"),
+        (["generate", "hi", "--target", "/tmp"], "--target needs --draft"),
+        (["generate", "hi", "--record", "/no/such/folder/x"], "does not exist"),
+        (["generate", "hi", "--record", "/tmp"], "/tmp is a folder; name a file"),
+        (["generate", "hi", "--record", ""], "name a file"),
+        (["generate", "hi \udcff"], "not valid Unicode"),
+        (["generate", "hi", "--strategy", "flowspec:merge_nodes=100000"], "merge_nodes is 100000; expected 1 to 256"),
+        (["generate", "hi", "--redis-url", "unix:///x", "--stages", "2"], "leave out the one or the other"),
+        (["generate", "hi", "--top-k", str(1 << 70)], "top_k is"),
+        (["generate", "hi", "--redis-url", "http://x"], "is not understood"),
+        (["generate", "hi", "--redis-url", "unix:///no/such/socket"], "cannot reach the broker"),
+        (["watch", "1-0", "--redis-url", "unix:///no/such/socket"], "cannot reach the broker"),
+        (["replay", "/no/such/file"], "cannot be read"),
+        (["down"], "no pipeline is up"),
+    ],
+)
+def test_bad_input_gets_one_line_and_leaves_nothing(
+    flowspec: Run, place: Path, arguments: list[str], says: str
+) -> None:
+    assert says in one_line(flowspec(*arguments))
+    assert left_in(place) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["generate", "hi", "--temperature", "abc"], "'--temperature'"),
+        (["generate", "hi", "--stages", "x"], "'--stages'"),
+        (["generate", "hi", "there"], "unexpected extra argument"),
+        (["generate", "hi", "--strateg", "y"], "No such option"),
+        (["replay"], "Missing argument"),
+        (["generat"], "No such command"),
+    ],
+)
+def test_wrong_usage_gets_one_line_too(flowspec: Run, arguments: list[str], says: str) -> None:
+    done = flowspec(*arguments)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("flowspec: ")
+    assert says in line
+
+
+def test_submit_knows_the_strategies(flowspec: Run, clusters: Clusters) -> None:
+    assert "there are: autoregressive" in one_line(flowspec("submit", "hi", "--strategy", "x", url=clusters(2).url))
+
+
+def test_a_cancelled_job_has_every_key_of_the_stats(flowspec: Run, clusters: Clusters) -> None:
+    url = clusters(2).url
+    job = flowspec("submit", "Tell me all.", "--max-new-tokens", "900", url=url).stdout.strip()
+    flowspec("cancel", job, url=url)
+    result = json.loads(flowspec("watch", job, "--json", url=url).stdout)
+    assert result["finish_reason"] == "cancelled"
+    assert result["stats"].keys() >= STATS
+    assert result["stats"]["tokens"] == len(result["token_ids"])
+
+
+def test_a_dead_worker_ends_every_prompt_with_one_line(generating: subprocess.Popen[str], place: Path) -> None:
+    url = private_url(place)
+    with Client(url) as client:
+        deadline = time.monotonic() + 60
+        while client.load()[0] == 0 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.kill(int(client.workers()["verify-2"]["pid"]), signal.SIGKILL)
+    _, err = generating.communicate(timeout=15)
+    assert generating.returncode == 1
+    (line,) = err.splitlines()
+    assert "the worker of verify stage 2 was lost: verify-2 stopped with status -9" in line
+    assert left_in(place) == []
+
+
+def test_help_is_instant_and_imports_no_torch() -> None:
+    code = "import sys; sys.argv = ['flowspec', 'generate', '--help']\nfrom flowspec.cli import main\ntry: main()\n"
+    code += "except SystemExit: pass\nassert not {'torch', 'transformers'} & set(sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    flags = (
+        "--target --draft --stages --strategy --max-new-tokens --temperature --top-k --top-p --seed --prompts "
+        "--raw --json --record --redis-url"
+    )
+    for flag in flags.split():
+        assert flag in shown.stdout
+
+
+@pytest.fixture
+def generating(place: Path) -> Iterator[subprocess.Popen[str]]:
+    """``flowspec generate`` of a long text on a cluster of its own; gone after the test."""
+    command = [FLOWSPEC, "generate", PROMPT, "--json", "--stages", "2", "--max-new-tokens", "800"]
+    with subprocess.Popen(
+        [*command, "--strategy", "autoregressive"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=heed_interrupts, env=surroundings(place),
+    ) as process:  # fmt: skip
+        try:
+            yield process
+        finally:
+            process.terminate()
+
+
+def private_url(place: Path) -> str:
+    """The URL of the private broker that is started in ``place``, once it has its configuration file."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for config in place.glob("flowspec-broker-*/conf"):
+            text = config.read_text()
+            if text and config.with_name("s").exists():
+                password = text.split("requirepass ")[1].split()[0]
+                return f"unix://:{password}@{config.with_name('s')}"
+        time.sleep(0.05)
+    raise AssertionError("no private broker was started")
+
+
+def test_ctrl_c_stops_every_process_and_loses_no_committed_token(
+    reference: Reference, generating: subprocess.Popen[str], place: Path
+) -> None:
+    url, deadline = private_url(place), time.monotonic() + 60
+    with Client(url) as client:
+        while client.load()[0] == 0 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(0.7)
+    assert len(workers_of(url)) == 4
+    generating.send_signal(signal.SIGINT)
+    out, _ = generating.communicate(timeout=20)
+    assert generating.returncode == 130
+    result = json.loads(out)
+    assert result["finish_reason"] == "cancelled"
+    count = len(result["token_ids"])
+    assert 0 < count < 800
+    assert tuple(result["token_ids"]) == reference.generate(result["prompt_token_ids"], count)
+    assert left_in(place) == []
