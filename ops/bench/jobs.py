@@ -1,0 +1,15 @@
+"""A job that is only broker state, for benchmarks that play its workers."""
+
+from __future__ import annotations
+
+from flowspec.broker.redis_control import RedisControl
+
+
+def running_job(control: RedisControl, *, stages: int) -> str:
+    """The id of a job that runs under epoch 1 in a pipeline of ``stages`` that has no scheduler."""
+    control.set_pipeline({"stages": str(stages)})
+    control.join_intake()
+    job = control.submit({"prompt": "x"})
+    control.admit(job, {"prompt": "x"})
+    control.assign(job, 1, {})
+    return job

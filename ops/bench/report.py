@@ -1,0 +1,40 @@
+"""How benchmarks print: quantiles as table rows, and which machine it was."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Quantiles:
+    """Median and 99th percentile, seconds."""
+
+    p50: float
+    p99: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Quantiles:
+        p50, p99 = np.percentile(seconds, [50, 99])
+        return cls(float(p50), float(p99))
+
+    def row(self, name: str, bare: Quantiles | None = None) -> str:
+        """A Markdown row in microseconds, with the difference and ratio of medians to ``bare``."""
+        over = ""
+        if bare is not None:
+            over = f"{(self.p50 - bare.p50) * 1e6:+.0f} us, {self.p50 / bare.p50:.2f}x"
+        return f"| {name} | {self.p50 * 1e6:.0f} | {self.p99 * 1e6:.0f} | {over} |"
+
+
+def machine_line() -> str:
+    """One line about this machine: processor, cores, kernel, Python."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    system = f"Linux {platform.release()}, Python {platform.python_version()}"
+    return f"{os.cpu_count()} cores of {names[0] if names else platform.machine()}, {system}"

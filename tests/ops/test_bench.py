@@ -1,0 +1,36 @@
+"""The benchmarks run, in little, and print the tables the results page is made of."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+PROMPTS = ROOT / "tests" / "data" / "prompts.jsonl"
+
+
+def printed(*words: str) -> list[list[str]]:
+    """The cells of every table row that ``python -m ops.bench...`` prints."""
+    command = [sys.executable, "-m", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=170, check=False)
+    assert done.returncode == 0, done.stderr
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines() if line[:1] == "|"]
+
+
+def test_hop_prints_every_row_with_its_medians() -> None:
+    rows = {row[0]: row[1:] for row in printed("ops.bench.hop", "--rounds", "60")}
+    for name in ("bare, 16 KB", "ours, 16 KB", "bare, 128 KB", "ours, 128 KB", "our commit, 4 stages"):
+        assert 0 < float(rows[name][0]) <= float(rows[name][1])
+    assert float(rows["our prune, 80 rows to 12"][0]) > float(rows["in-place copy of the same 12 rows"][0])
+    assert float(rows["receiver: mask"][0]) > 0
+
+
+def test_ablation_checks_the_text_and_orders_the_strategies(tmp_path: Path) -> None:
+    few = tmp_path / "few.jsonl"
+    few.write_text("\n".join(PROMPTS.read_text().splitlines()[8:10]))
+    rows = printed("ops.bench.ablation", "--tokens", "16", "--seeds", "1", "--prompts", str(few))
+    greedy = {row[0]: row[1:] for row in rows[2:9]}
+    assert greedy["autoregressive"][0] == "0.2500"
+    assert float(greedy["flowspec whole"][0]) > float(greedy["pruned_pp"][0]) > 0.25
+    assert len(rows) == 18
