@@ -1,16 +1,21 @@
-# Everything a contributor runs. The first call makes .venv with the exact versions CI uses.
+# Everything a user or contributor runs. The first call makes .venv with the exact versions CI uses.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# A folder of .jsonl prompt files: make test-all PROMPTS=dir, make bench-ablation PROMPTS=dir
 PROMPTS ?=
+QUESTION := Tom has 5 apples and buys 7 more. He gives 3 to each of his 2 friends. How many apples does he have left?
 
-.PHONY: help venv test test-all check clean
+.PHONY: help venv demo test prompts test-all check bench-hop bench-ablation clean
 
 help:
-	@echo "make test        what CI runs: lint, types, and the tests (under 12 minutes on two cores)"
-	@echo "make test-all    the heavy checks as well"
-	@echo "make check       lint and types only"
+	@echo "make demo            answer a prompt with one draft worker and four verify workers"
+	@echo "make test            what CI runs: lint, types and tests, under 12 minutes on two cores"
+	@echo "make test-all        the heavy checks as well; needs PROMPTS=dir, a folder of .jsonl prompt files"
+	@echo "make check           lint and types only"
+	@echo "make bench-hop       what a hop, a commit and a prune cost here"
+	@echo "make bench-ablation  FlowSpec's mechanisms one by one, in simulation"
 
 venv: $(STAMP)
 
@@ -18,6 +23,9 @@ $(STAMP): pyproject.toml ops/constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint ops/constraints.txt --editable '.[broker,dev]'
 	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/flowspec generate "$(QUESTION)" --max-new-tokens 64
 
 check: $(STAMP)
 	$(BIN)/ruff check .
@@ -27,8 +35,17 @@ check: $(STAMP)
 test: check
 	$(BIN)/python -m pytest -m "not heavy"
 
-test-all: check
-	FLOWSPEC_PROMPTS="$(PROMPTS)" $(BIN)/python -m pytest --timeout 3600
+prompts:
+	@ls "$(PROMPTS)"/*.jsonl >/dev/null 2>&1 || { echo "no prompt sets in '$(PROMPTS)': give PROMPTS=dir, a folder of .jsonl files" >&2; exit 1; }
+
+test-all: prompts check
+	FLOWSPEC_PROMPTS="$(abspath $(PROMPTS))" $(BIN)/python -m pytest --timeout 7200
+
+bench-hop: $(STAMP)
+	$(BIN)/python -m ops.bench.hop
+
+bench-ablation: $(if $(PROMPTS),prompts) $(STAMP)
+	$(BIN)/python -m ops.bench.ablation $(if $(PROMPTS),--prompts "$(PROMPTS)")
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

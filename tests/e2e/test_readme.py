@@ -1,0 +1,52 @@
+"""The README's transcript is what the demo says; its Python runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from flowspec.model.directory import default_pair, open_directory
+from flowspec.model.reference import Reference
+from flowspec.model.text import Tokenizer
+from tests.e2e.conftest import Clusters
+
+ROOT = Path(__file__).parent.parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def block(language: str) -> str:
+    found = re.search(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+def demo() -> tuple[str, int]:
+    """The demo's prompt and how many tokens it asks for."""
+    makefile = (ROOT / "Makefile").read_text()
+    prompt = re.search(r"^QUESTION := (.*)$", makefile, re.MULTILINE)
+    count = re.search(r'generate "\$\(QUESTION\)" --max-new-tokens (\d+)', makefile)
+    assert prompt is not None
+    assert count is not None
+    return prompt[1], int(count[1])
+
+
+def test_the_transcript_is_what_the_demo_says(reference: Reference) -> None:
+    prompt, count = demo()
+    tokenizer = Tokenizer(open_directory(default_pair()[0]))
+    text = tokenizer.decode(list(reference.generate(tokenizer.encode(prompt, raw=False), count)))
+    transcript = block("console")
+    assert transcript.startswith("$ make demo\n")
+    assert text.strip() in transcript
+    assert re.search(rf"^tokens +{count} in \d+ rounds", transcript, re.MULTILINE)
+
+
+def test_the_python_of_the_readme_runs(
+    clusters: Clusters, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FLOWSPEC_REDIS_URL", clusters(2).url)
+    exec(compile(block("python"), "README.md", "exec"), {})
+    shown = capsys.readouterr().out
+    assert float(shown.split()[-1]) > 0
+    assert len(shown) > 40

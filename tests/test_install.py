@@ -1,0 +1,78 @@
+"""The package as users get it: a wheel with everything in it, and an editable checkout."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import flowspec
+from flowspec.broker.scripts import _folder, load
+
+ROOT = Path(__file__).parent.parent
+SCRIPTS = sorted(file.name for file in (ROOT / "lua").glob("*.lua"))
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel built from a copy of what is tracked, so that nothing lands in the checkout."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in ("flowspec", "workers", "lua"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(out)]
+    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, "."], cwd=source, check=True, capture_output=True)
+    (built,) = out.glob("*.whl")
+    return built
+
+
+def test_the_wheel_has_scripts_models_and_workers(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {f"flowspec/_lua/{name}" for name in SCRIPTS} <= names
+    assert "flowspec/_lua/include/graph.lua" in names
+    for model in ("target", "draft"):
+        for file in ("config.json", "model.safetensors", "tokenizer.json"):
+            assert f"flowspec/default_pair/{model}/{file}" in names
+    assert {"workers/scheduler.py", "workers/draft.py", "workers/verify.py", "flowspec/py.typed"} <= names
+    assert not any(name.startswith("tests/") for name in names)
+
+
+def test_an_installed_wheel_finds_its_own_scripts(wheel: Path, tmp_path: Path) -> None:
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "import flowspec; from flowspec.broker.scripts import load, _folder\n"
+        "from flowspec.model.directory import default_pair, open_directory\n"
+        f"assert flowspec.__file__.startswith({str(tmp_path)!r})\n"
+        f"assert str(_folder()) == {str(tmp_path / 'flowspec' / '_lua')!r}\n"
+        "open_directory(default_pair()[0]).check_weights()\n"
+        "print(len(load()))"
+    )
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=clean, capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) == len(SCRIPTS)
+
+
+def test_an_editable_checkout_finds_the_scripts_beside_it() -> None:
+    if Path(flowspec.__file__).parent.parent == ROOT:
+        assert _folder() == ROOT / "lua"
+    assert len(load()) == len(SCRIPTS)
+
+
+def test_the_version_is_said_once() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == flowspec.__version__
+
+
+def test_public_names_are_what_all_says() -> None:
+    assert set(flowspec.__all__) == {"Chunk", "Client", "FlowSpecError", "Job", "Result", "__version__"}
+    assert all(hasattr(flowspec, name) for name in flowspec.__all__)
