@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PROMPTS ?=
 QUESTION := Tom has 5 apples and buys 7 more. He gives 3 to each of his 2 friends. How many apples does he have left?
 
-.PHONY: help venv demo test prompts test-all check bench-hop bench-ablation clean
+.PHONY: help venv demo test prompts test-all check bench-hop bench-ablation bench-systems clean
 
 help:
 	@echo "make demo            answer a prompt with one draft worker and four verify workers"
@@ -16,6 +16,7 @@ help:
 	@echo "make check           lint and types only"
 	@echo "make bench-hop       what a hop, a commit and a prune cost here"
 	@echo "make bench-ablation  FlowSpec's mechanisms one by one, in simulation"
+	@echo "make bench-systems   every system with every draft source, in simulation"
 
 venv: $(STAMP)
 
@@ -46,6 +47,9 @@ bench-hop: $(STAMP)
 
 bench-ablation: $(if $(PROMPTS),prompts) $(STAMP)
 	$(BIN)/python -m ops.bench.ablation $(if $(PROMPTS),--prompts "$(PROMPTS)")
+
+bench-systems: $(if $(PROMPTS),prompts) $(STAMP)
+	$(BIN)/python -m ops.bench.systems $(if $(PROMPTS),--prompts "$(PROMPTS)")
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -20,7 +20,8 @@ from flowspec.broker.keys import Keys
 from flowspec.broker.redis_control import RedisControl
 from flowspec.broker.server import PrivateBroker, die_with_parent
 from flowspec.errors import ClusterError
-from flowspec.model.directory import check_pair, layer_ranges, open_directory
+from flowspec.model.directory import check_pair, layer_ranges, local_path, open_directory
+from flowspec.model.sources import check_sources
 
 #: How long all workers together may take to be ready, seconds.
 READY_SECONDS = 300.0
@@ -31,20 +32,30 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a pipeline runs: model folders or hub names, and how many verify stages."""
+    """What a pipeline runs: model folders or hub names, how many verify stages, and the models of a chain
+    between drafter and target, smaller ones first. ``draft``: see ``model.sources``."""
 
     target: str
     draft: str
     stages: int
+    middles: tuple[str, ...] = ()
 
     def check(self) -> None:
         """ModelError for anything that would make a worker fail: found before one is started."""
-        target, draft = open_directory(self.target), open_directory(self.draft)
-        check_pair(target, draft)
+        target = open_directory(self.target)
+        check_sources(target, self.draft)
         layer_ranges(target.layers, self.stages)
-        for name, directory in ((self.target, target), (self.draft, draft)):
-            if Path(name).expanduser().is_dir():
+        for name in (self.target, *self.middles):
+            directory = open_directory(name)
+            check_pair(target, directory)
+            if local_path(name) is not None:
                 directory.check_weights()
+
+    @property
+    def arguments(self) -> list[str]:
+        """The scheduler's, to serve this setup."""
+        chain = [part for middle in self.middles for part in ("--middle", middle)]
+        return ["--target", self.target, "--draft", self.draft, "--stages", str(self.stages), *chain]
 
 
 class Cluster:
@@ -67,11 +78,12 @@ class Cluster:
                 self.url = self._broker.start()
             place = self._broker.directory if self._broker is not None else None
             self._logs = Path(tempfile.mkdtemp(prefix="flowspec-logs-", dir=place))
-            setup = ("--target", self.setup.target, "--draft", self.setup.draft, "--stages", str(self.setup.stages))
-            self._spawn("scheduler", "scheduler", *setup)
+            self._spawn("scheduler", "scheduler", *self.setup.arguments)
             self._spawn("draft", "draft")
             for stage in range(1, self.setup.stages + 1):
                 self._spawn(f"verify-{stage}", "verify", "--stage", str(stage))
+            for model in range(1, len(self.setup.middles) + 1):
+                self._spawn(f"middle-{model}", "middle", "--model", str(model))
             self._wait_until_ready(progress)
         except BaseException:
             self.stop()

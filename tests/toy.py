@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from flowspec.core.draft import DraftMachine
 from flowspec.core.jobs import JobSpec
-from flowspec.core.messages import SCHEDULER, Envelope, Submit, stage_node
+from flowspec.core.limits import Limits
+from flowspec.core.messages import SCHEDULER, Envelope, Submit, middle_node, stage_node
 from flowspec.core.sampling import Sampling
-from flowspec.core.session import Limits
 from flowspec.core.stage import StageMachine
 from flowspec.drivers.sim import UNIT, Costs, JobRecord, Simulation, Tap
-from flowspec.model.toy import ToyDrafter, ToyStage, ToyTarget
+from flowspec.model.toy import ToyDrafter, ToyMiddle, ToyStage, ToyTarget
 from flowspec.strategies import build
 
 TARGET = ToyTarget()
 PROMPT = tuple((35 + at * 3) % 60 + 2 for at in range(10))
 
 
-def limits(stages: int, target: ToyTarget = TARGET, eos: frozenset[int] | None = None) -> Limits:
-    return Limits(stages, target.context, target.vocabulary, target.eos if eos is None else eos)
+def limits(stages: int, target: ToyTarget = TARGET, eos: frozenset[int] | None = None, middles: int = 0) -> Limits:
+    return Limits(stages, target.context, target.vocabulary, target.eos if eos is None else eos, middles=middles)
 
 
 def pipeline(
@@ -31,8 +32,13 @@ def pipeline(
     costs: Costs = UNIT,
     parts_per_pass: int = 1,
     tap: Tap | None = None,
+    middles: Sequence[float] = (),
 ) -> Simulation:
-    nodes = {"d0": (DraftMachine(limits(stages, target), build), ToyDrafter(target, hit_rate, ranks))}
+    """``middles``: for each middle model how often it agrees with the target."""
+    machine = DraftMachine(limits(stages, target, middles=len(middles)), build)
+    nodes: dict[str, Any] = {"d0": (machine, ToyDrafter(target, hit_rate, ranks))}
+    for model, agreement in enumerate(middles, 1):
+        nodes[middle_node(model)] = (StageMachine(1, stages, middle=model), ToyMiddle(target, agreement))
     for stage in range(1, stages + 1):
         machine = StageMachine(stage, stages, parts_per_pass=parts_per_pass)
         nodes[stage_node(stage)] = (machine, ToyStage(target, stage, stages))

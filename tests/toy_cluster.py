@@ -6,18 +6,19 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from flowspec.broker.base import Control, Link, setup_of
 from flowspec.core.draft import DraftMachine
 from flowspec.core.jobs import JobSpec
-from flowspec.core.messages import DRAFT, stage_node
+from flowspec.core.messages import DRAFT, middle_node, stage_node
 from flowspec.core.stage import StageMachine
 from flowspec.drivers.lease import Lease
 from flowspec.drivers.live import Worker
 from flowspec.drivers.replay import header
 from flowspec.drivers.roles import DraftRole, VerifyRole
 from flowspec.drivers.scheduler import Scheduler
-from flowspec.model.toy import ToyDrafter, ToyStage
+from flowspec.model.toy import ToyDrafter, ToyMiddle, ToyStage
 from flowspec.strategies import build
 from tests.toy import TARGET, limits
 
@@ -43,21 +44,25 @@ class ToyCluster:
     def __init__(
         self, control: Callable[[], Control], link: Callable[[str], Link], stages: int, *, jobs: int = 1,
         hit_rate: float = 0.8, stall_seconds: float = 120.0, wrap: Callable[[Link], Link] = lambda link: link,
+        middles: Sequence[float] = (),
     ) -> None:  # fmt: skip
         self.control, scheduling = control(), control()
-        self.control.set_pipeline({"stages": str(stages)})
+        self.control.set_pipeline({"stages": str(stages), "middles": json.dumps(["toy"] * len(middles))})
         self._stopped = threading.Event()
         self._threads: list[threading.Thread] = []
         self.workers: dict[str, Worker] = {}
         self.leases: dict[str, Lease] = {}
         self.failures: list[BaseException] = []
-        bounds = limits(stages)
-        bounds = type(bounds)(stages, bounds.context, bounds.vocabulary, bounds.eos, stall_seconds=stall_seconds)
+        bounds = replace(limits(stages, middles=len(middles)), stall_seconds=stall_seconds)
         role = DraftRole(ToyDrafter(TARGET, hit_rate), Characters())
         self._add("draft", DraftMachine(bounds, build), wrap(link(DRAFT)), role, header(bounds))
         for stage in range(1, stages + 1):
             executor = VerifyRole(ToyStage(TARGET, stage, stages), (), "<u8")
             self._add(f"verify-{stage}", StageMachine(stage, stages), wrap(link(stage_node(stage))), executor)
+        for model, agreement in enumerate(middles, 1):
+            executor = VerifyRole(ToyMiddle(TARGET, agreement), (), "<u8")
+            machine = StageMachine(1, stages, middle=model)
+            self._add(f"middle-{model}", machine, wrap(link(middle_node(model))), executor)
         self.scheduler = Scheduler(scheduling, stages, most_running=jobs)
         self._start("scheduler", lambda: self.scheduler.run(self._stopped.is_set))
 

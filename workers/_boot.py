@@ -17,7 +17,6 @@ from flowspec.broker.keys import Keys
 from flowspec.broker.redis_control import RedisControl
 from flowspec.drivers.lease import Lease
 from flowspec.errors import ClusterError, ConfigError, FlowSpecError
-from flowspec.model.directory import ModelDirectory
 
 #: How long a worker waits for the pipeline's record, seconds.
 RECORD_SECONDS = 60.0
@@ -103,10 +102,10 @@ def stage_number(text: str | None, stages: int) -> int:
     return int(text)
 
 
-def check_fingerprint(directory: ModelDirectory, expected: str, name: str) -> None:
-    """ConfigError unless this machine's copy is the model the pipeline was set up with."""
-    if directory.fingerprint != expected:
+def check_fingerprint(found: str, expected: str, name: str) -> None:
+    """ConfigError unless this machine's copy of ``name`` is the model the pipeline was set up with."""
+    if found != expected:
         raise ConfigError(
             f"model {name} is not the one the pipeline was set up with "
-            f"(fingerprint {directory.fingerprint}, expected {expected}); copy that model here"
+            f"(fingerprint {found}, expected {expected}); copy that model here"
         )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from flowspec.broker.base import middles_of
 from flowspec.broker.redis_link import RedisLink
 from flowspec.core.draft import DraftMachine
+from flowspec.core.limits import Limits
 from flowspec.core.messages import DRAFT
-from flowspec.core.session import Limits
 from flowspec.drivers.live import Worker
 from flowspec.drivers.replay import header
 from flowspec.drivers.roles import DraftRole
-from flowspec.model.directory import check_pair, fetch_weights, open_directory
+from flowspec.model.directory import fetch_weights
+from flowspec.model.sources import fingerprint, load_sources, target_needs
 from flowspec.strategies import build
 from workers._boot import Process, check_fingerprint, parser, run
 
@@ -17,25 +19,26 @@ from workers._boot import Process, check_fingerprint, parser, run
 def main() -> None:
     arguments = parser("draft")
     arguments.add_argument("--target", help="where the target is on this machine (default: as the record says)")
-    arguments.add_argument("--draft", help="where the draft is on this machine (default: as the record says)")
+    arguments.add_argument("--draft", help="what drafts, as found on this machine (default: as the record says)")
     given = arguments.parse_args()
     process = Process(given.redis_url)
     control = process.control()
     record = process.pipeline_record(control)
-    stages = int(record["stages"])
+    stages, middles = int(record["stages"]), len(middles_of(record))
     worker: list[Worker] = []
 
     with process.leased(control, "draft", lambda: worker[0].facts() if worker else {}) as stop:
-        from flowspec.model.drafter import load_drafter
         from flowspec.model.text import Tokenizer
 
-        target = open_directory(given.target or record["target"])
-        draft = fetch_weights(given.draft or record["draft"], lambda found: ("",))
-        check_fingerprint(draft, record["draft_fingerprint"], str(draft.path))
-        check_pair(target, draft)
-        limits = Limits(stages, target.context, target.vocabulary, target.eos)
-        link = RedisLink(process.url, process.keys, DRAFT, stages)
-        role = DraftRole(load_drafter(draft), Tokenizer(target))
+        name, draft = given.target or record["target"], given.draft or record["draft"]
+        check_fingerprint(fingerprint(draft), record["draft_fingerprint"], draft)
+        target = fetch_weights(name, target_needs(draft))
+        drafter = load_sources(draft, target)
+        limits = Limits(
+            stages, target.context, target.vocabulary, target.eos, middles=middles, hidden=drafter.wants_hidden
+        )  # fmt: skip
+        link = RedisLink(process.url, process.keys, DRAFT, stages, middles=middles)
+        role = DraftRole(drafter, Tokenizer(target), target.hidden_size)
         worker.append(Worker(DraftMachine(limits, build), link, role, header=header(limits)))
         process.state = "ready"
         worker[0].run(stop)

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import json
+
 from flowspec.drivers.scheduler import Scheduler
 from flowspec.model.directory import check_pair, default_pair, layer_ranges, open_directory
+from flowspec.model.sources import check_sources, fingerprint
 from workers._boot import Process, parser, run
 
 
 def main() -> None:
     arguments = parser("scheduler")
     arguments.add_argument("--target", default=default_pair()[0], help="model to serve (default: the packaged one)")
-    arguments.add_argument("--draft", default=default_pair()[1], help="model that drafts (default: the packaged one)")
+    arguments.add_argument(
+        "--draft", default=default_pair()[1], help="what drafts: a model or head, ngram, or several joined by +"
+    )
+    arguments.add_argument(
+        "--middle", action="append", default=[], help="a middle model of a chain; repeat it, smaller ones first"
+    )
     arguments.add_argument("--stages", type=int, default=4, help="verify stages (default: %(default)s)")
     arguments.add_argument("--jobs", type=int, default=1, help="jobs that run at once (default: %(default)s)")
     given = arguments.parse_args()
-    target, draft = open_directory(given.target), open_directory(given.draft)
-    check_pair(target, draft)
+    target = open_directory(given.target)
+    check_sources(target, given.draft)
+    middles = [open_directory(name) for name in given.middle]
+    for middle in middles:
+        check_pair(target, middle)
     ranges = layer_ranges(target.layers, given.stages)
     process = Process(given.redis_url)
     control = process.control()
@@ -27,7 +38,9 @@ def main() -> None:
                 "target": given.target,
                 "draft": given.draft,
                 "target_fingerprint": target.fingerprint,
-                "draft_fingerprint": draft.fingerprint,
+                "draft_fingerprint": fingerprint(given.draft),
+                "middles": json.dumps(given.middle),
+                "middle_fingerprints": " ".join(middle.fingerprint for middle in middles),
                 "dtype": "float32",
                 "layers": " ".join(f"{block.start}-{block.stop}" for block in ranges),
             }

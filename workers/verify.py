@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flowspec.broker.base import middles_of
 from flowspec.broker.redis_link import RedisLink
 from flowspec.core.messages import stage_node
 from flowspec.core.stage import StageMachine
@@ -10,11 +11,20 @@ from flowspec.drivers.roles import VerifyRole
 from flowspec.model.directory import fetch_weights, layer_range
 from workers._boot import Process, check_fingerprint, parser, run, stage_number
 
+#: Attention paths of ``flowspec.model``, which imports torch and so waits for the lease.
+ATTENTIONS = ("plain", "two-level")
+
 
 def main() -> None:
     arguments = parser("verify")
     arguments.add_argument("--stage", required=True, help="which block of the target's layers to serve, from 1")
     arguments.add_argument("--target", help="where the target is on this machine (default: as the record says)")
+    arguments.add_argument(
+        "--attention",
+        choices=ATTENTIONS,
+        default=ATTENTIONS[0],
+        help="how tree rows see the context (default: %(default)s)",
+    )
     given = arguments.parse_args()
     process = Process(given.redis_url)
     control = process.control()
@@ -28,9 +38,9 @@ def main() -> None:
 
         name, layers = given.target or record["target"], layer_range(record["layers"], stage)
         target = fetch_weights(name, lambda found: tensor_prefixes(found, layers))
-        check_fingerprint(target, record["target_fingerprint"], name)
-        role = VerifyRole(load_stage(target, layers), (target.hidden_size,), "float32")
-        link = RedisLink(process.url, process.keys, stage_node(stage), stages)
+        check_fingerprint(target.fingerprint, record["target_fingerprint"], name)
+        role = VerifyRole(load_stage(target, layers, given.attention), (target.hidden_size,), "float32")
+        link = RedisLink(process.url, process.keys, stage_node(stage), stages, middles=len(middles_of(record)))
         worker.append(Worker(StageMachine(stage, stages), link, role))
         process.state = "ready"
         worker[0].run(stop)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from flowspec.broker.scripts import Code
 from flowspec.core.machine import Accepted, Commit, Complete, Finish, Send
-from flowspec.core.messages import Envelope
+from flowspec.core.messages import Envelope, worker_nodes
 
 Rows = npt.NDArray[Any]
 
@@ -39,6 +39,22 @@ RENEW_SECONDS = 1.0
 def setup_of(record: Mapping[str, str]) -> str:
     """Digest of a pipeline's record: a worker built from another one must not serve it."""
     return hashlib.sha256(json.dumps(dict(record), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def middles_of(record: Mapping[str, str]) -> tuple[str, ...]:
+    """Folders or hub names of the middle models of a pipeline, the smallest first."""
+    return tuple(json.loads(record.get("middles", "[]")))
+
+
+def nodes_of(record: Mapping[str, str]) -> tuple[str, ...]:
+    """Every node that works on a pipeline's jobs."""
+    return worker_nodes(int(record.get("stages", "0")), len(middles_of(record)))
+
+
+def roles_of(record: Mapping[str, str]) -> tuple[str, ...]:
+    """The lease of every worker in ``nodes_of``."""
+    verify = (f"verify-{stage}" for stage in range(1, int(record.get("stages", "0")) + 1))
+    return ("draft", *verify, *(f"middle-{model}" for model in range(1, len(middles_of(record)) + 1)))
 
 
 # ---- what a worker writes ------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from flowspec.core.messages import MESSAGES, Message
 from flowspec.errors import FlowSpecError, WireError
 
 #: Version of the wire format; a reader refuses any other.
-VERSION = 1
+VERSION = 2
 #: Largest envelope accepted, bytes.
 MAX_ENVELOPE = 8 << 20
 #: Largest payload of rows accepted, bytes.

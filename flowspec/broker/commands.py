@@ -11,17 +11,19 @@ from flowspec.broker.keys import Keys
 from flowspec.broker.redis_client import Command
 from flowspec.broker.scripts import load
 from flowspec.core.machine import Accepted, Complete, Finish, Send
-from flowspec.core.messages import DRAFT, SCHEDULER, stage_node
+from flowspec.core.messages import SCHEDULER, worker_nodes
 
 
 class Commands:
-    """Builds the command of each operation of ``node`` in a pipeline of ``stages`` verify stages."""
+    """Builds the command of each operation of ``node`` in a pipeline of ``stages`` verify stages and
+    ``middles`` middle models."""
 
-    def __init__(self, keys: Keys, node: str, stages: int) -> None:
+    def __init__(self, keys: Keys, node: str, stages: int, middles: int = 0) -> None:
         self._keys, self._node = keys, node
         self._scripts = load()
-        nodes = [DRAFT, *(stage_node(stage) for stage in range(1, stages + 1))]
+        nodes = worker_nodes(stages, middles)
         self._logs = [keys.log(name) for name in nodes]
+        self._stage_logs = self._logs[: stages + 1]
         self._index = {name: at + 1 for at, name in enumerate(nodes)}
 
     def build(self, op: Op) -> Command:
@@ -75,7 +77,7 @@ class Commands:
             commit.finish,
             codec.encode(commit.prunes[0].message),
         ]
-        named = [keys.job(commit.job), keys.graph(commit.job), keys.out(commit.job), *self._logs]
+        named = [keys.job(commit.job), keys.graph(commit.job), keys.out(commit.job), *self._stage_logs]
         seqs = [envelope.seq for envelope in commit.prunes]
         return self._call("commit_verdict", named, [*arguments, *seqs, *commit.completes])
 

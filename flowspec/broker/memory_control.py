@@ -7,10 +7,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flowspec.broker.base import LEASE_MS, QUEUE_CAP, Intake, OutputEntry
+from flowspec.broker.base import LEASE_MS, QUEUE_CAP, Intake, OutputEntry, nodes_of
 from flowspec.broker.memory import MemoryBroker, MemoryJob
 from flowspec.broker.scripts import Code
-from flowspec.core.messages import DRAFT, SCHEDULER, Revoke, Submit, stage_node
+from flowspec.core.messages import DRAFT, SCHEDULER, Revoke, Submit
 
 
 class MemoryControl:
@@ -110,8 +110,7 @@ class MemoryControl:
                 return Code.DUP
             known.epoch += 1
             if known.state == "running":
-                stages = int(broker.record.get("stages", "0"))
-                for node in (DRAFT, *map(stage_node, range(1, stages + 1))):
+                for node in nodes_of(broker.record):
                     broker.append(node, SCHEDULER, 0, Revoke(job, known.epoch))
             else:
                 broker.queue.remove(job)

@@ -9,12 +9,12 @@ from typing import Any
 import redis
 
 from flowspec.broker import codec
-from flowspec.broker.base import LEASE_MS, QUEUE_CAP, RETENTION_MS, Intake, OutputEntry
+from flowspec.broker.base import LEASE_MS, QUEUE_CAP, RETENTION_MS, Intake, OutputEntry, nodes_of, roles_of
 from flowspec.broker.connection import MAX_BLOCK_SECONDS
 from flowspec.broker.keys import JOBS, Keys
 from flowspec.broker.redis_client import Client
 from flowspec.broker.scripts import Code
-from flowspec.core.messages import DRAFT, SCHEDULER, Revoke, Submit, stage_node
+from flowspec.core.messages import DRAFT, SCHEDULER, Revoke, Submit
 from flowspec.errors import BrokerUnreachable
 
 _GROUP = "flowspec"
@@ -118,8 +118,7 @@ class RedisControl:
     def revoke(self, job: str, reason: str, error: str = "") -> Code:
         keys, known = self._keys, self.job(job)
         epoch = int(known.get("epoch", "0"))
-        stages = int(self.pipeline().get("stages", "0"))
-        logs = [keys.log(node) for node in (DRAFT, *map(stage_node, range(1, stages + 1)))]
+        logs = [keys.log(node) for node in nodes_of(self.pipeline())]
         named = [keys.job(job), keys.graph(job), keys.out(job), keys.recording(job), keys.running, keys.queue, *logs]
         envelope = codec.encode(Revoke(job, epoch + 1))
         return Code(self._client.script("revoke", named, [job, epoch, reason, error, RETENTION_MS, envelope]))
@@ -154,8 +153,7 @@ class RedisControl:
         self._client.script("release", [self._keys.claim(role)], [token])
 
     def claims(self) -> dict[str, tuple[str, dict[str, Any]]]:
-        stages = int(self.pipeline().get("stages", "0"))
-        roles = ["scheduler", "draft", *(f"verify-{stage}" for stage in range(1, stages + 1))]
+        roles = ["scheduler", *roles_of(self.pipeline())]
         values: Any = self._client.call(lambda client: client.mget([self._keys.claim(role) for role in roles]))
         held = {}
         for role, value in zip(roles, values, strict=True):

@@ -31,15 +31,17 @@ Fields = Mapping[bytes, bytes]
 
 
 class RedisLink:
-    """``node``'s link to a pipeline of ``stages`` verify stages.
+    """``node``'s link to a pipeline of ``stages`` verify stages and ``middles`` middle models.
 
     ``rows_url``: where rows travel, if not on the control broker at ``url``.
     """
 
-    def __init__(self, url: str, keys: Keys, node: str, stages: int, rows_url: str | None = None) -> None:
+    def __init__(
+        self, url: str, keys: Keys, node: str, stages: int, rows_url: str | None = None, *, middles: int = 0
+    ) -> None:
         self.node = node
         self._keys = keys
-        self._commands = Commands(keys, node, stages)
+        self._commands = Commands(keys, node, stages, middles)
         self._client = DirectClient(url)
         self._rows_client = self._client if rows_url in (None, url) else DirectClient(rows_url or url)
         self._log, self._rows_stream = keys.log(node), keys.rows(node)

@@ -27,7 +27,16 @@ Url = Annotated[
     typer.Option("--redis-url", envvar="FLOWSPEC_REDIS_URL", help="Broker of a running pipeline.", show_default=False),
 ]
 Target = Annotated[str | None, typer.Option(help="Model to run: folder or hub name; default: the packaged one.")]
-Draft = Annotated[str | None, typer.Option(help="Model that drafts, of the same tokenizer; default: the packaged one.")]
+Draft = Annotated[
+    str | None,
+    typer.Option(
+        help="What drafts: a model of the same tokenizer, an EAGLE head, ngram, or several joined by +; "
+        "default: the packaged model."
+    ),
+]
+Models = Annotated[
+    str | None, typer.Option(help="A chain instead of --draft and --target: DRAFT,MIDDLE,TARGET, smallest first.")
+]
 Stages = Annotated[int | None, typer.Option(help="Verify workers the target's layers are split over; default: 4.")]
 Strategy = Annotated[str, typer.Option(help="See `flowspec strategies`; options as NAME:option=value,...")]
 MaxNewTokens = Annotated[int, typer.Option(help="Most tokens to generate.")]
@@ -44,6 +53,7 @@ def generate(
     prompt: Annotated[str | None, typer.Argument(help="What to ask.", show_default=False)] = None,
     target: Target = None,
     draft: Draft = None,
+    models: Models = None,
     stages: Stages = None,
     strategy: Strategy = DEFAULT_STRATEGY,
     max_new_tokens: MaxNewTokens = DEFAULT_MAX_NEW_TOKENS,
@@ -64,10 +74,10 @@ def generate(
     from flowspec.cli.places import check_alone, setup_of
     from flowspec.core.sampling import Sampling
 
-    check_alone(redis_url, target, draft, stages)
+    check_alone(redis_url, target, draft, models, stages)
     run(
         Request(
-            setup=setup_of(target, draft, stages),
+            setup=setup_of(target, draft, models, stages),
             sampling=Sampling(temperature, top_k, top_p, seed),
             strategy=strategy,
             max_new_tokens=max_new_tokens,
@@ -82,12 +92,14 @@ def generate(
 
 
 @app.command()
-def up(target: Target = None, draft: Draft = None, stages: Stages = None, redis_url: Url = None) -> None:
+def up(
+    target: Target = None, draft: Draft = None, models: Models = None, stages: Stages = None, redis_url: Url = None
+) -> None:
     """Start a pipeline that keeps running, and say how to reach it."""
     from flowspec.cli.places import setup_of
     from flowspec.cli.service import up
 
-    up(setup_of(target, draft, stages), redis_url)
+    up(setup_of(target, draft, models, stages), redis_url)
 
 
 @app.command()

@@ -17,21 +17,30 @@ from flowspec.model.directory import default_pair
 DEFAULT_STAGES = 4
 
 
-def check_alone(url: str | None, target: str | None, draft: str | None, stages: int | None) -> None:
+def check_alone(url: str | None, *flags: object) -> None:
     """ConfigError if flags of a private pipeline come with the URL of one that runs already."""
-    if url and (target, draft, stages) != (None, None, None):
+    if url and any(flag is not None for flag in flags):
         raise ConfigError(
-            "--target, --draft and --stages are for a private pipeline, and a running one is named by "
+            "--target, --draft, --models and --stages are for a private pipeline, and a running one is named by "
             "--redis-url or FLOWSPEC_REDIS_URL: leave out the one or the other"
         )
 
 
-def setup_of(target: str | None, draft: str | None, stages: int | None) -> Setup:
-    """The setup flags ask for. A target of one's own needs a draft of one's own."""
+def setup_of(target: str | None, draft: str | None, models: str | None, stages: int | None) -> Setup:
+    """The setup flags ask for. A target of one's own needs a draft of one's own; ``models`` names both,
+    and what lies between them, smallest first, joined by commas."""
     packaged_target, packaged_draft = default_pair()
+    count = DEFAULT_STAGES if stages is None else stages
+    if models is not None:
+        if (target, draft) != (None, None):
+            raise ConfigError("--models names the draft and the target too: leave out --target and --draft")
+        names = [name.strip() for name in models.split(",")]
+        if len(names) < 2 or not all(names):
+            raise ConfigError(f"--models is {models!r}; expected at least DRAFT,TARGET, smallest first")
+        return Setup(names[-1], names[0], count, tuple(names[1:-1]))
     if target is not None and draft is None:
         raise ConfigError("--target needs --draft: the packaged draft has another tokenizer than your model")
-    return Setup(target or packaged_target, draft or packaged_draft, DEFAULT_STAGES if stages is None else stages)
+    return Setup(target or packaged_target, draft or packaged_draft, count)
 
 
 @dataclass(frozen=True, slots=True)

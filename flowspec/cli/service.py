@@ -36,13 +36,12 @@ def up(setup: Setup, url: str | None) -> None:
         raise ClusterError(f"a pipeline is up already (process {found.pid}); stop it with `flowspec down`")
     setup.check()
     state_file().unlink(missing_ok=True)
-    arguments = ["--target", setup.target, "--draft", setup.draft, "--stages", str(setup.stages)]
     log = state_file().with_suffix(".log")
     log.parent.mkdir(parents=True, exist_ok=True)
     surroundings = {name: value for name, value in os.environ.items() if name != "FLOWSPEC_REDIS_URL"}
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "flowspec.cli.service", *arguments],
+            [sys.executable, "-m", "flowspec.cli.service", *setup.arguments],
             env=surroundings | ({"FLOWSPEC_REDIS_URL": url} if url else {}),  # a password is not for `ps`
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -182,9 +181,11 @@ def _main() -> None:
     for flag in ("--target", "--draft"):
         parser.add_argument(flag)
     parser.add_argument("--stages", type=int)
+    parser.add_argument("--middle", action="append", default=[])
     given = parser.parse_args()
+    setup = Setup(given.target, given.draft, given.stages, tuple(given.middle))
     try:
-        _Supervisor(Setup(given.target, given.draft, given.stages), os.environ.get("FLOWSPEC_REDIS_URL")).run()
+        _Supervisor(setup, os.environ.get("FLOWSPEC_REDIS_URL")).run()
     except FlowSpecError as error:
         sys.stderr.write(f"flowspec: {error}\n")
         sys.exit(1)

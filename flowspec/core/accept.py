@@ -6,7 +6,7 @@ only decides whether the next row is already computed. Source: ``algorithms.md``
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from flowspec.core.tree import Tree
@@ -29,18 +29,32 @@ class Verdict:
     finish: str
 
 
-def follow(tree: Tree, choices: Mapping[int, int], *, budget: int, eos: frozenset[int]) -> Verdict | None:
+def _as_chosen(node: int, token: int) -> int:
+    return token
+
+
+def follow(
+    tree: Tree,
+    choices: Mapping[int, int],
+    *,
+    budget: int,
+    eos: frozenset[int],
+    candidates: bool = False,
+    decide: Callable[[int, int], int] = _as_chosen,
+) -> Verdict | None:
     """Walk from the root through the nodes whose rows were answered; None if the root's was not.
 
     ``choices``: target token by node id. ``budget``: tokens that may still be emitted, at least 1.
+    ``candidates``: a child counts even if it was never sent. ``decide(node, token)`` is the token to
+    emit where the target chose ``token``; anything but the token itself is lossy.
     """
     if tree.root not in choices:
         return None
     node, accepted, tokens, hits = tree.root, [tree.root], [], 0
     while True:
-        token = choices[node]
+        token = decide(node, choices[node])
         child = tree.child(node, token)
-        if child is not None and not tree[child].selected:
+        if child is not None and not (candidates or tree[child].selected):
             child = None
         tokens.append(token)
         hits += child is not None

@@ -6,7 +6,7 @@
     Report    ignore                          ignore                     count; all in: finish
     Fault     ignore                          close the stages, finish   ignore
     Revoke    ignore                          forget                     forget
-    Synced    ignore                          ignore (no strategy here waits for a join)
+    Synced    ignore                          end a timestep              ignore
 
 One executor serves all sessions: encoding first, then drafting, sessions in turn.
 """
@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from flowspec.core.drafting import DRAFT_TREE_ROWS
 from flowspec.core.jobs import JobSpec, parse
+from flowspec.core.limits import Limits
 from flowspec.core.machine import (
     Accepted,
     Allocate,
@@ -28,6 +29,7 @@ from flowspec.core.machine import (
     EncodeDone,
     Finish,
     Input,
+    Learn,
     Output,
     Poll,
     Received,
@@ -37,8 +39,8 @@ from flowspec.core.machine import (
     Tick,
     WorkFailed,
 )
-from flowspec.core.messages import Envelope, Fault, Meter, Report, Result, Returns, Revoke, Submit
-from flowspec.core.session import Limits, Session
+from flowspec.core.messages import Envelope, Fault, Meter, Report, Result, Revoke, Submit, Synced, stage_node
+from flowspec.core.session import Session
 from flowspec.core.strategy import Strategy
 from flowspec.errors import ConfigError, JobError, ProtocolError, StateError
 
@@ -67,6 +69,7 @@ class DraftMachine:
         self._build = build
         self._jobs: dict[str, _Running] = {}
         self._encoding: dict[str, _Encoding] = {}
+        self._last_stage = stage_node(limits.stages)
         self._working: Draft | Encode | None = None
         self._started_at = 0.0
 
@@ -133,21 +136,30 @@ class DraftMachine:
                 case Result(tokens=tokens):
                     if any(not 0 <= token < self._limits.vocabulary for token in tokens):
                         raise ProtocolError("an answer names a token outside the vocabulary")
-                    session.answer(message, now)
+                    session.answer(envelope.sender, message, now)
+                case Synced():
+                    session.synced(message, now)
                 case Report(stage=stage, meter=meter):
                     running.meters[stage] = meter
                 case Fault(reason=reason):
                     return self._fail(running, reason)
         except (ProtocolError, JobError) as error:
             return self._fail(running, str(error))
-        return self._collect(running, now)
+        return [*self._learn(session, envelope), *self._collect(running, now)]
+
+    def _learn(self, session: Session, envelope: Envelope) -> list[Output]:
+        """Hidden rows that came with an answer go to the drafter before it works again."""
+        message = envelope.message
+        if not session.returns.hidden or not isinstance(message, Result) or envelope.sender != self._last_stage:
+            return []
+        return [Learn(message.job, message.epoch, message.segment, message.ids)] if message.ids else []
 
     def _collect(self, running: _Running, now: float) -> list[Output]:
         session = running.session
-        outputs, session.outbox = session.outbox, []
+        outputs = session.out.take()
         if session.closing and running.closing_since is None:
             running.closing_since = now
-        if running.closing_since is not None and len(running.meters) == self._limits.stages:
+        if running.closing_since is not None and len(running.meters) == session.workers:
             outputs += self._finish(running, session.closing, "")
         return outputs
 
@@ -182,7 +194,7 @@ class DraftMachine:
         capacity = len(prompt) + session.budget + DRAFT_TREE_ROWS
         return [
             Accepted(message.job, message.epoch, prompt, spec.strategy),
-            Allocate(message.job, message.epoch, capacity, spec.sampling, Returns()),
+            Allocate(message.job, message.epoch, capacity, spec.sampling, session.returns),
             *self._collect(running, now),
         ]
 
@@ -224,7 +236,7 @@ class DraftMachine:
             return self._fail(running, f"the draft model could not compute: {_why(result)}")
         try:
             session.drafting.done(result, session.tree)
-            session.settle()
+            session.settle(now)
         except (ProtocolError, JobError) as error:
             return self._fail(running, str(error))
         return self._collect(running, now)
@@ -265,7 +277,7 @@ class DraftMachine:
         session = running.session
         del self._jobs[session.job]
         stats = session.tally.stats(session.output, running.meters, self._limits.stages)
-        outputs, session.outbox = session.outbox, []
+        outputs = session.out.take()
         return [*outputs, Finish(session.job, session.epoch, reason, error, stats), Release(session.job)]
 
 

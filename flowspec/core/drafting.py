@@ -1,38 +1,51 @@
 """A session's dealings with the drafter: the growth under way, and which rows the drafter holds.
 
 The drafter's KV rows follow the same slot arithmetic as a stage's. Context rows it has not computed
-(the prompt at first, later accepted leaves) are its *lag*; they lead the next pass.
+(the prompt at first, later accepted leaves) are its *lag*; they lead the next pass. A drafter that is
+*refreshed* drafts from the target's hidden rows: what it computed for a tree was computed from guesses,
+so every verdict makes it compute the accepted rows anew and forget the rest (``algorithms.md`` 2.12). What
+it had proposed goes too, unless the strategy needs it at once (``Strategy.redrafts``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from flowspec.core.accept import Verdict
+from flowspec.core.calibrate import Calibration
 from flowspec.core.machine import Draft, DraftDone, Part
 from flowspec.core.slots import SlotTable
 from flowspec.core.strategy import Growth
-from flowspec.core.tree import Expansion, Tree
-from flowspec.errors import StateError
+from flowspec.core.tree import Expansion, Node, Tree
+from flowspec.errors import ProtocolError, StateError
 
 #: Context rows fed to the drafter in one pass.
 CATCH_UP_ROWS = 256
 #: Tree rows the drafter may hold beyond the context; a growth that needs more ends where it is.
-DRAFT_TREE_ROWS = 1024
+DRAFT_TREE_ROWS = 2048
 
 
 class Drafting:
     """Growth and drafter rows of one job; ``width`` continuations are asked per node, 0: no drafter."""
 
-    def __init__(self, job: str, epoch: int, prompt: tuple[int, ...], width: int) -> None:
+    def __init__(
+        self, job: str, epoch: int, prompt: tuple[int, ...], width: int, coupled: bool = False,
+        refreshed: bool = False, redrafts: bool = True,
+    ) -> None:  # fmt: skip
         self.was_idle = False
         self._job, self._epoch = job, epoch
-        self._width = width
+        self._width, self._coupled = width, coupled
+        self._refreshed, self._redrafts = refreshed, redrafts
         self._growth: Growth | None = None
         self._growth_passes = 0
         self._wanted: tuple[int, ...] = ()
         self._asked: tuple[int, ...] = ()  # nodes of the pass being computed
+        self._stale: set[int] = set()  # of those, the ones a refresh has overtaken
         self._slots = SlotTable(len(prompt))
-        self._lag = [(at, token) for at, token in enumerate(prompt)] if width else []  # (id, token)
+        self._calibration = Calibration(coupled)
+        self._prompt = list(enumerate(prompt))
+        # The hidden rows of the prompt are there with the first verdict, not before.
+        self._lag = [] if refreshed or not width else self._prompt  # (id, token)
 
     @property
     def growing(self) -> bool:
@@ -55,15 +68,31 @@ class Drafting:
         self._growth_passes = 0
         self._wanted = ()
 
-    def advance(self, tree: Tree) -> list[list[int]] | None:
-        """The grown segments, ending the growth; None while nodes have to be drafted."""
+    def wants(self, tree: Tree) -> bool:
+        """Whether the growth under way needs nodes drafted before it can go on."""
         if self._growth is None:
-            raise StateError("there is no growth to advance")
-        self._wanted = self._growth.pending(tree)
-        if self._wanted and len(self._slots.live) + len(self._wanted) <= DRAFT_TREE_ROWS:
-            return None
-        self._wanted = ()
-        growth, self._growth = self._growth, None
+            return False
+        self._wanted = tuple(self._closed(tree, self._growth.pending(tree)))
+        if len(self._slots.live) + len(self._wanted) > DRAFT_TREE_ROWS:
+            self._wanted = ()
+        return bool(self._wanted)
+
+    def _closed(self, tree: Tree, nodes: Sequence[int]) -> list[int]:
+        """``nodes`` and those above them that the drafter does not hold, parents first."""
+        missing: set[int] = set()
+        for node in nodes:
+            while node not in missing and node not in self._slots:
+                missing.add(node)
+                if node == tree.root:
+                    break
+                node = tree[node].parent
+        return sorted(missing.union(nodes))
+
+    def collect(self, tree: Tree) -> list[list[int]]:
+        """The grown segments; the growth is over."""
+        if self._growth is None:
+            raise StateError("there is no growth to collect")
+        growth, self._growth, self._wanted = self._growth, None, ()
         return growth.segments(tree)
 
     def harvest(self, tree: Tree) -> list[list[int]]:
@@ -107,19 +136,47 @@ class Drafting:
             answers=tuple(range(len(lag), len(ids))),
         )
         growth_pass, self._growth_passes = self._growth_passes, self._growth_passes + bool(nodes)
-        return Draft(part, self._width, growth_pass)
+        parents = (*chain, *(tree[node].parent for node in nodes))
+        return Draft(part, self._width, growth_pass, parents, self._coupled)
 
     def done(self, result: DraftDone, tree: Tree) -> None:
         """Take the proposals of the pass; nodes pruned meanwhile are forgotten."""
-        for node, tokens, values in zip(self._asked, result.tokens, result.values, strict=True):
-            if node in tree:
-                tree.expand(node, Expansion(tokens, values))
-        self._asked = ()
+        asked, self._asked = self._asked, ()
+        stale, self._stale = self._stale, set()
+        if not len(result.tokens) == len(result.values) == len(asked) or len(result.sources) not in (0, len(asked)):
+            raise ProtocolError("the drafter did not answer for the rows it was asked for")
+        for at, node in enumerate(asked):
+            if node in tree and node not in stale:
+                sources = result.sources[at] if result.sources else ()
+                tree.expand(node, self._expansion(result.tokens[at], result.values[at], sources))
 
-    def commit(self, accepted: Sequence[tuple[int, int]], root: int) -> None:
-        """The nodes ``accepted`` (id, token), the old root first, are context now and ``root`` is the root."""
-        fresh = [(node, token) for node, token in accepted if node not in self._slots]
-        self._slots.prune([node for node, _ in accepted], root)
-        if self._width:
-            # The prompt's last row is the first root, and is in the lag from the start.
-            self._lag += [(node, token) for node, token in fresh if node >= self._slots.prompt_length]
+    def _expansion(self, tokens: tuple[int, ...], values: tuple[float, ...], sources: Sequence[int]) -> Expansion:
+        if self._coupled or sources:
+            return self._calibration.expansion(tokens, values, sources)
+        return Expansion(tokens, values)
+
+    def observe(self, tree: Tree, verdict: Verdict) -> None:
+        """Learn from a verdict that was not applied yet what candidates are worth."""
+        for node, token in zip(verdict.accepted, verdict.tokens, strict=True):
+            self._calibration.observe(tree[node], token)
+
+    def commit(self, accepted: Sequence[Node], root: int, tree: Tree) -> None:
+        """The nodes ``accepted``, the old root first, are context now and ``root`` is the tree's root."""
+        if self._refreshed:
+            self._refresh(accepted, tree)
+        else:
+            fresh = [(node.id, node.token) for node in accepted if node.id not in self._slots]
+            self._slots.prune([node.id for node in accepted], root)
+            if self._width:
+                # The prompt's last row is the first root, and is in the lag from the start.
+                self._lag += [(node, token) for node, token in fresh if node >= self._slots.prompt_length]
+
+    def _refresh(self, accepted: Sequence[Node], tree: Tree) -> None:
+        self._slots.forget_tree(tree.root)
+        self._lag += self._prompt
+        self._lag += [(node.id, node.token) for node in accepted if node.id >= self._slots.prompt_length]
+        self._prompt = []
+        if self._redrafts:
+            self._stale = set(self._asked)
+            for node in tree:
+                node.expansion = None

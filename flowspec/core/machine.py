@@ -17,8 +17,6 @@ from flowspec.core.messages import Envelope, Returns
 from flowspec.core.sampling import Sampling
 from flowspec.core.slots import Moves
 
-# ---- work: what a machine asks its executor to compute, and what comes back -------------------------
-
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -72,19 +70,29 @@ class Draft:
     """One forward pass of the drafter; the best ``width`` continuations of every answered row.
 
     ``growth_pass`` counts the passes of one growth from 0: a cost model may charge a growth once.
+    ``parents``: ids of the rows' parents, parallel to ``part.ids``; -1: none. ``coupled``: rank by
+    ``log softmax(logits / T) + noise`` of the job's keyed draw (``algorithms.md`` 7, coupled drafting).
     """
 
     part: Part
     width: int
     growth_pass: int = 0
+    parents: tuple[int, ...] = ()
+    coupled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class DraftDone:
-    """Per answered row: token ids best first and their values (log of the expected acceptance)."""
+    """Per answered row: token ids best first, distinct, and their values.
+
+    A value is the log of the expected acceptance, at most 0; in a coupled draft the candidate's perturbed
+    score less the best one's. ``sources`` is empty or says which of a hybrid's drafters proposed each
+    candidate. Values of both kinds are calibrated by the session (``core.calibrate``).
+    """
 
     tokens: tuple[tuple[int, ...], ...]
     values: tuple[tuple[float, ...], ...]
+    sources: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +118,6 @@ class WorkFailed:
 
 Work = Pass | Draft | Encode
 WorkResult = PassDone | DraftDone | EncodeDone | WorkFailed
-
-# ---- inputs ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +155,6 @@ class Refused:
 
 
 Input = Received | Poll | Done | Tick | Refused
-
-# ---- outputs -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,13 +257,23 @@ class Discard:
 
 
 @dataclass(frozen=True, slots=True)
+class Learn:
+    """Give the drafter the target's hidden rows that came with an answer, one per id."""
+
+    job: str
+    epoch: int
+    segment: int
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """Compute; the machine asks for nothing else until ``Done``."""
 
     work: Work
 
 
-Output = Send | Commit | Complete | Finish | Accepted | Allocate | Release | Discard | Run
+Output = Send | Commit | Complete | Finish | Accepted | Allocate | Release | Discard | Learn | Run
 
 
 class Machine(Protocol):

@@ -25,6 +25,16 @@ def stage_node(stage: int) -> str:
     return f"s{stage}"
 
 
+def middle_node(model: int) -> str:
+    """Node name of middle model ``model``, counted from 1, between the drafter and the target."""
+    return f"m{model}"
+
+
+def worker_nodes(stages: int, middles: int) -> tuple[str, ...]:
+    """Every node of a pipeline that works on jobs: draft worker, verify stages, middle models."""
+    return (DRAFT, *map(stage_node, range(1, stages + 1)), *map(middle_node, range(1, middles + 1)))
+
+
 @dataclass(frozen=True, slots=True)
 class Hop:
     """A task of the graph and the tasks that must be complete before its envelope is delivered."""
@@ -73,7 +83,7 @@ class Segment:
 
     ``tokens`` only reach the first stage; the others find their input rows under (job, epoch, segment).
     ``marker``: forward it even if nothing is left of it (the papers' lockstep). ``task`` is completed
-    by the pass, ``route`` holds the hops still ahead.
+    by the pass, ``route`` holds the hops still ahead. ``seconds``: its slowest pass so far.
     """
 
     job: str
@@ -87,6 +97,7 @@ class Segment:
     marker: bool = False
     task: str = ""
     route: tuple[Hop, ...] = ()
+    seconds: float = 0.0
 
     def __post_init__(self) -> None:
         rows = len(self.ids)
@@ -115,7 +126,8 @@ class Result:
     """Last stage to draft worker: the target's choice for every row of a segment that was left.
 
     ``logprobs`` and ``top`` are empty unless the job asked: per row the choice's log-probability, and
-    the best (id, log-probability) pairs, of the unprocessed distribution.
+    the best (id, log-probability) pairs, of the unprocessed distribution. ``seconds``: the slowest pass
+    any stage made over the segment, what a step of the pipeline costs with so many rows.
     """
 
     job: str
@@ -125,6 +137,7 @@ class Result:
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...] = ()
     top: tuple[tuple[tuple[int, float], ...], ...] = ()
+    seconds: float = 0.0
 
     def __post_init__(self) -> None:
         rows = len(self.ids)

@@ -1,12 +1,16 @@
-"""How segments are paced through the stages: freely, or in the papers' lockstep.
+"""How segments are paced through the stages: freely, in FlowSpec's lockstep, or in PipeDec's timesteps.
 
 In lockstep stage k computes segment i of a round in step i + k - 1, and a step s >= N starts only after
-the verdict of step s - N (FlowSpec section 3.3; ``algorithms.md`` 2.5). The waiting is done by the task
-graph: a hop's envelope is held until the verdict's task is complete.
+the verdict of step s - N (FlowSpec section 3.3; ``algorithms.md`` 2.5). In timesteps every active stage
+group and the drafter compute once, a join of the task graph waits for all of them, and the next
+timestep starts after the draft worker's verdict (PipeDec; ``algorithms.md`` 3.3, 3.6). The waiting is
+done by the task graph: a hop's envelope is held until the verdict's task is complete.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from flowspec.core.messages import Hop
@@ -17,6 +21,8 @@ class Pace(Protocol):
 
     #: Segments emptied by a prune still travel, to keep the count of steps.
     markers: bool
+    #: Answers are judged, and segments sent, only where a timestep ends.
+    barrier: bool
 
     def start_round(self, number: int) -> tuple[str, ...]:
         """A new round begins; tasks to complete so that nothing of the old one is held for ever."""
@@ -35,6 +41,7 @@ class Free:
     """Nobody waits for a verdict."""
 
     markers = False
+    barrier = False
 
     def start_round(self, number: int) -> tuple[str, ...]:
         return ()
@@ -47,9 +54,10 @@ class Free:
 
 
 class Lockstep:
-    """The barrier of the papers, for a pipeline of ``stages``."""
+    """FlowSpec's barrier, for a pipeline of ``stages``."""
 
     markers = True
+    barrier = False
 
     def __init__(self, stages: int) -> None:
         self._stages = stages
@@ -80,3 +88,63 @@ class Lockstep:
 
     def _verdict(self, step: int) -> str:
         return f"{self._round}/verdict/{step}"
+
+
+class Timestep:
+    """PipeDec's timesteps over ``groups`` stage groups, contiguous and near-equal.
+
+    The stages of a group follow each other within one timestep. Tasks are PipeDec's tuples:
+    ``decode/NODE/t`` (node 0 is the drafter), ``sync/t`` and ``verdict/t``.
+    """
+
+    markers = False
+    barrier = True
+
+    def __init__(self, stages: int, groups: int) -> None:
+        self.now = 0  # the timestep
+        bounds = [stages * group // groups for group in range(groups + 1)]
+        self._groups = [range(first + 1, end + 1) for first, end in itertools.pairwise(bounds)]
+        self._born: dict[int, int] = {}  # segment -> the timestep it enters the first group
+
+    def start_round(self, number: int) -> tuple[str, ...]:
+        return ()
+
+    def answered(self) -> tuple[str, ...]:
+        return ()
+
+    def hops(self) -> tuple[Hop, ...]:
+        """Hops of the segment that enters the first group in the coming timestep."""
+        first = self.now + 1
+        return tuple(
+            Hop(
+                f"decode/{stage}/{first + group}",
+                (f"verdict/{first + group - 1}",) if group and stage == stages[0] else (),
+            )
+            for group, stages in enumerate(self._groups)
+            for stage in stages
+        )
+
+    def entered(self, segment: int) -> None:
+        """``segment`` was sent over the hops named last."""
+        self._born[segment] = self.now + 1
+
+    def advance(self, flights: Iterable[int], *, drafting: bool) -> tuple[str, Sequence[str]]:
+        """The next timestep begins with ``flights`` on their way: its join, and what the join waits for."""
+        self.now += 1
+        alive = set(flights)
+        self._born = {segment: born for segment, born in self._born.items() if segment in alive}
+        active = [f"decode/0/{self.now}"] if drafting else []
+        for born in self._born.values():
+            if self.now - born < len(self._groups):
+                active += [f"decode/{stage}/{self.now}" for stage in self._groups[self.now - born]]
+        return f"sync/{self.now}", active
+
+    @property
+    def drafted(self) -> str:
+        """The drafter's own task in this timestep."""
+        return f"decode/0/{self.now}"
+
+    @property
+    def verdict(self) -> str:
+        """The task that ends this timestep."""
+        return f"verdict/{self.now}"

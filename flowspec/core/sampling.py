@@ -56,6 +56,11 @@ class Sampling:
             raise JobError(f"seed is {self.seed}; expected an integer from 0 to {MAX_SEED}")
 
 
+#: What a candidate outside the drafter's own nucleus loses in a coupled draft, nats. The drafter's nucleus is
+#: not the target's, so it is no exclusion; at T = 0.6, top-p 0.9, top-k 80 five measured better than two.
+OUTSIDE = 5.0
+
+
 def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """SplitMix64's finaliser, element by element, modulo 2^64."""
     x = (x ^ (x >> np.uint64(30))) * _MIX_1
@@ -118,3 +123,23 @@ def choose(logits: npt.NDArray[Any], sampling: Sampling, index: int) -> int:
         return int(np.argmax(scores + _whole_vocabulary_noise(sampling.seed, index, scores.size)))
     ids, kept = survivors(logits, sampling)
     return int(ids[np.argmax(kept + gumbel(sampling.seed, index, ids))])
+
+
+def perturbed(
+    logits: npt.NDArray[Any], sampling: Sampling, index: int, count: int
+) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """The ``count`` tokens a drafter's ``logits`` make likeliest at absolute ``index``, given the target's noise.
+
+    Ranked by ``log softmax(logits / T) + g``, best first, with each one's score less the best one's: a
+    drafter that agrees with the target about the logits agrees with it about the draw. A token that the
+    job's top-k or top-p would cut from the drafter's own distribution loses ``OUTSIDE``: noise alone must
+    not carry it past what the target may still draw. Needs a temperature above 0.
+    """
+    scores = np.asarray(logits, dtype=np.float64) / sampling.temperature
+    scores = scores + _whole_vocabulary_noise(sampling.seed, index, scores.size)
+    if sampling.top_k or sampling.top_p < 1:
+        outside = np.ones(scores.size, dtype=np.bool_)
+        outside[survivors(logits, sampling)[0]] = False
+        scores[outside] -= OUTSIDE
+    best = np.argsort(-scores, kind="stable")[:count]
+    return tuple(best.tolist()), tuple((scores[best] - scores[best[0]]).tolist())

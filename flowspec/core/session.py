@@ -10,58 +10,27 @@ pruned. If that choice was not in T, a new round begins from a fresh root. Promp
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 
 from flowspec.core.accept import Verdict, follow
 from flowspec.core.drafting import Drafting
+from flowspec.core.flights import Flights
 from flowspec.core.jobs import JobSpec
-from flowspec.core.machine import Commit, Complete, Output, Send
-from flowspec.core.messages import (
-    DRAFT,
-    GRAPH,
-    Close,
-    Envelope,
-    Hop,
-    Message,
-    Open,
-    Prune,
-    Result,
-    Segment,
-    stage_node,
-)
-from flowspec.core.pace import Free, Lockstep, Pace
+from flowspec.core.limits import Limits
+from flowspec.core.links import Links
+from flowspec.core.machine import Commit
+from flowspec.core.messages import DRAFT, Close, Open, Prune, Result, Returns, Synced
+from flowspec.core.outgoing import Outgoing
+from flowspec.core.pace import Timestep
 from flowspec.core.segments import prefill_chunks
-from flowspec.core.sequence import SeqReader, SeqWriter
+from flowspec.core.sequence import SeqReader
 from flowspec.core.stats import Tally
 from flowspec.core.strategy import Occasion, Strategy, View
 from flowspec.core.tree import Tree
-from flowspec.errors import JobError, StateError
-
-#: Tree rows sent and live at once; bounds every stage's KV rows beyond the context.
-TREE_ROWS = 512
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What the models and the pipeline allow; ``context`` in tokens, prompt and output together."""
-
-    stages: int
-    context: int
-    vocabulary: int
-    eos: frozenset[int]
-    tree_rows: int = TREE_ROWS
-    stall_seconds: float = 120.0  # a job without an answer for so long has failed
-
-
-@dataclass(slots=True)
-class _Flight:
-    """A segment on its way; ``live`` are its rows no prune has reached."""
-
-    live: set[int]
+from flowspec.errors import JobError
 
 
 class Session:
-    """A running job; outputs are collected in ``outbox`` and taken by the machine."""
+    """A running job; outputs are collected in ``out`` and taken by the machine."""
 
     def __init__(
         self, job: str, epoch: int, spec: JobSpec, prompt: tuple[int, ...], limits: Limits, strategy: Strategy,
@@ -72,25 +41,26 @@ class Session:
         self.output: list[int] = []
         self.budget = min(spec.max_new_tokens, limits.context - len(prompt))
         self.seen = SeqReader()
-        self.outbox: list[Output] = []
-        self.tally = Tally(now)
+        self.out = Outgoing(job, epoch, limits.stages)
+        self.tally = Tally(now, lossy=strategy.lossy)
         self.closing = ""  # finish reason once the text is complete
-        self.progress_at = now
+        self.progress_at = self._now = now
         self.patience = limits.stall_seconds * len(prefill_chunks(len(prompt)))  # only the last is answered
-        self.drafting = Drafting(job, epoch, prompt, strategy.width)
-        self._pace: Pace = Lockstep(limits.stages) if strategy.lockstep else Free()
+        self.returns = Returns(top=strategy.top, hidden=limits.hidden and strategy.width > 0)
+        coupled = strategy.coupled and spec.sampling.temperature > 0
+        self.drafting = Drafting(job, epoch, prompt, strategy.width, coupled, self.returns.hidden, strategy.redrafts)
+        self._pace = strategy.pace
         self._tree = Tree(len(prompt) - 1)
         self._tree.plant(prompt[-1], len(prompt) - 1, len(prompt) - 2)
         self._offset = len(prompt) - 1
-        self._writer = SeqWriter()
-        self._stages = tuple(stage_node(stage) for stage in range(1, limits.stages + 1))
-        self._next_segment = 0
         self._waiting: deque[list[int]] = deque()
-        self._flights: dict[int, _Flight] = {}
-        self._answers: dict[int, int] = {}
-        self._sent: set[int] = {self._tree.root}
+        self._flights = Flights(self._tree.root)
         self._exhausted = False  # an idle growth found nothing; ask again after the next verdict
         self._owed = 0  # lockstep: segments due before the next answer
+        self._slot = False  # timesteps: one segment may be sent where one ends
+        self._drafting_owed = False  # timesteps: the join waits for the drafter
+        middles = limits.middles if strategy.middles else 0
+        self._links = Links(job, epoch, prompt, middles, limits.tree_rows, self.out)
         self._begin()
 
     # ---- what the machine asks -----------------------------------------------------------------------
@@ -98,65 +68,106 @@ class Session:
     @property
     def in_flight(self) -> int:
         """Segments sent and neither answered nor emptied by a prune."""
-        return sum(bool(flight.live) for flight in self._flights.values())
+        return len(self._flights.loaded)
 
     @property
     def tree(self) -> Tree:
         return self._tree
 
+    @property
+    def workers(self) -> int:
+        """How many hold rows of this job and report on it."""
+        return self.limits.stages + len(self._links.nodes)
+
     def _view(self) -> View:
-        return View(self._tree, self.in_flight, len(self._waiting))
+        planted = self.tally.rounds > 0
+        return View(self._tree, self.in_flight, len(self._waiting), self._flights.covering, planted)
 
     # ---- start ---------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         length = len(self.prompt)
         capacity = length + self.budget + self.limits.tree_rows
-        self._tell_stages(Open(self.job, self.epoch, length, capacity, self.spec.sampling, record=self.spec.record))
-        for chunk in prefill_chunks(length):
-            parents = tuple(position - 1 for position in chunk)
-            tokens = tuple(self.prompt[position] for position in chunk)
-            self._send(Segment(self.job, self.epoch, self._number(), 0, tuple(chunk), parents, tuple(chunk), tokens))
-
-    def _number(self) -> int:
-        self._next_segment += 1
-        return self._next_segment - 1
+        sampling, record = self.spec.sampling, self.spec.record
+        self.out.tell(self.out.stages, Open(self.job, self.epoch, length, capacity, sampling, self.returns, record))
+        self.out.prefill(self.out.stages[0], self.prompt)
+        for node in self._links.nodes:
+            self.out.send(node, Open(self.job, self.epoch, length, capacity, sampling, record=record))
+            self.out.prefill(node, self.prompt)
 
     # ---- answers -------------------------------------------------------------------------------------
 
-    def answer(self, result: Result, now: float) -> None:
-        """Take the target's choices for one segment, judge if the strategy agrees, and go on."""
-        flight = self._flights.pop(result.segment, None)
-        self.progress_at, self.patience = now, self.limits.stall_seconds
-        if flight is not None and not flight.live <= set(result.ids):
-            raise StateError(f"segment {result.segment} came back without rows that are still live")
-        for node, token in zip(result.ids, result.tokens, strict=True):
-            if node in self._sent:
-                self._answers[node] = token
+    def answer(self, sender: str, result: Result, now: float) -> None:
+        """Take a model's choices for one segment, judge if the strategy agrees, and go on."""
+        self.progress_at = self._now = now
+        middle = self._links.model_of(sender)
+        if middle is not None:
+            if not self.closing:
+                self._links.land(middle, result, self._view())
+                self.strategy.verified(self._view(), self._links.tips)
+                self._exhausted = False
+            self.settle(now)
+            return
+        self.patience = self.limits.stall_seconds
+        known = self._flights.land(result, now)
         if self.closing:
             return
-        stepped = self._pace.answered() if flight is not None else ()
-        self._owed += flight is not None and self._pace.markers
+        self.strategy.heard(self._view(), result)
+        stepped = self._pace.answered() if known else ()
+        self._owed += known and self._pace.markers
+        first = not self.tally.rounds
+        if first or not self._pace.barrier:
+            self._judge(stepped)
+        if first and self.tally.rounds and self._pace.barrier:
+            self._next_timestep()
+        else:
+            self.settle(now)
+
+    def synced(self, message: Synced, now: float) -> None:
+        """A timestep has ended: judge what came back, send the next segment, begin the next timestep."""
+        if self.closing or not isinstance(self._pace, Timestep):
+            return
+        self._now = now
+        self._judge((self._pace.verdict,))
+        if not self.closing:
+            self._next_timestep()
+
+    def _next_timestep(self) -> None:
+        assert isinstance(self._pace, Timestep)
+        self._slot = True
+        self.settle(self._now)
+        self._slot = False
+        self._drafting_owed = self.drafting.wants(self._tree)
+        task, after = self._pace.advance(self._flights.loaded, drafting=self._drafting_owed)
+        self.out.join(DRAFT, Synced(self.job, self.epoch, task), task, after)
+
+    def _judge(self, stepped: tuple[str, ...]) -> None:
         verdict = None
         if self.strategy.judges(self._view()):
-            budget = self.budget - len(self.output)
-            verdict = follow(self._tree, self._answers, budget=budget, eos=self.limits.eos)
+            verdict = follow(
+                self._tree, self._flights.answers, budget=self.budget - len(self.output), eos=self.limits.eos,
+                candidates=self.strategy.candidates, decide=self._decide,
+            )  # fmt: skip
         if verdict is not None:
-            self._judge(verdict, stepped, now)
+            self._apply(verdict, stepped)
         elif stepped:
-            self.outbox.append(Complete(self.job, self.epoch, stepped))
-            self._grow(Occasion.IDLE)
-        self.settle()
+            self.out.complete(stepped)
+            if self._pace.markers:
+                self._grow(Occasion.IDLE)
 
-    def _judge(self, verdict: Verdict, stepped: tuple[str, ...], now: float) -> None:
-        self._count(verdict, now)
-        path = [(node, self._tree[node].token) for node in verdict.accepted]
+    def _decide(self, node: int, token: int) -> int:
+        return self.strategy.decide(self._tree, node, token, self._flights.tops.get(node, ()))
+
+    def _apply(self, verdict: Verdict, stepped: tuple[str, ...]) -> None:
+        self.tally.count(len(verdict.tokens), verdict.hits, self._now)
+        self.drafting.observe(self._tree, verdict)
+        accepted = [self._tree[node] for node in verdict.accepted]
         emitted = len(self.output)
         self.output += verdict.tokens
         self.closing = verdict.finish
         if verdict.finish:
             root, occasion = self._tree.next_id, None
-            self._sent.clear()
+            self._flights.clear()
         elif verdict.successor is not None:
             root, occasion = verdict.successor, Occasion.VERDICT
             self._tree.advance(root)
@@ -164,13 +175,15 @@ class Session:
             root, occasion = self._plant(verdict), Occasion.ROUND
             stepped += self._pace.start_round(self.tally.rounds)
         self._forget_pruned(miss=occasion is not Occasion.VERDICT)
-        prune = Prune(self.job, self.epoch, self._offset, verdict.accepted, root, tuple(sorted(self._sent)))
+        prune = Prune(self.job, self.epoch, self._offset, verdict.accepted, root, tuple(sorted(self._flights.sent)))
         self._commit(prune, emitted, verdict, stepped)
-        self.drafting.commit(path, root)
+        self.drafting.commit(accepted, root, self._tree)
         if occasion is None:
-            self._tell_stages(Close(self.job, self.epoch))
-        else:
-            self._grow(occasion)
+            self.close_stages()
+            return
+        self._links.commit(accepted, self._tree)
+        self.strategy.verified(self._view(), self._links.tips)
+        self._grow(occasion)
 
     def _plant(self, verdict: Verdict) -> int:
         position = len(self.prompt) + len(self.output) - 1
@@ -178,22 +191,15 @@ class Session:
         return self._tree.plant(verdict.tokens[-1], position, verdict.accepted[-1])
 
     def _commit(self, prune: Prune, emitted: int, verdict: Verdict, completes: tuple[str, ...]) -> None:
-        prunes = tuple(Envelope(DRAFT, self._writer.next(node), prune) for node in self._stages)
-        self.outbox.append(
+        stages = self.out.stages
+        prunes = tuple(self.out.envelope(node, prune) for node in stages)
+        self.out.put(
             Commit(
                 self.job, self.epoch, self._offset, emitted, len(verdict.accepted), verdict.tokens, verdict.finish,
-                self._stages, prunes, completes,
+                stages, prunes, completes,
             )
         )  # fmt: skip
         self._offset += len(verdict.accepted)
-
-    def _count(self, verdict: Verdict, now: float) -> None:
-        self.tally.last_token_at = now
-        if self.tally.first_token_at is None:
-            self.tally.first_token_at = now
-        else:
-            self.tally.choices += len(verdict.tokens)
-            self.tally.hits += verdict.hits
 
     def _forget_pruned(self, *, miss: bool) -> None:
         """Free what a verdict made void: flights, waiting segments and answers."""
@@ -201,17 +207,10 @@ class Session:
         if miss:
             self._flights.clear()
             self._waiting.clear()
-            self._answers.clear()
-            self._sent.clear()
             self._owed = self.strategy.capacity if self._pace.markers else 0
             return
         nodes = self._tree.nodes.keys()
-        self._sent &= nodes
-        self._answers = {node: token for node, token in self._answers.items() if node in nodes}
-        for flight in self._flights.values():
-            flight.live &= nodes
-        if not self._pace.markers:
-            self._flights = {number: flight for number, flight in self._flights.items() if flight.live}
+        self._flights.keep(nodes, emptied=self._pace.markers)
         waiting = ([node for node in segment if node in nodes] for segment in self._waiting)
         self._waiting = deque(segment for segment in waiting if segment)
 
@@ -222,23 +221,32 @@ class Session:
             self._take_grown(self.drafting.harvest(self._tree))
         growth = self.strategy.grow(self._view(), occasion)
         self.drafting.begin(growth, idle=occasion is Occasion.IDLE)
-        if occasion is Occasion.ROUND and growth is None:
+        if occasion is Occasion.ROUND and (growth is None or self.strategy.ahead):
             self._waiting.append([self._tree.root])
 
-    def settle(self) -> None:
+    def settle(self, now: float) -> None:
         """Send what may be sent and carry growths on, until something has to be drafted or answered."""
+        self._now = now
         while not self.closing:
             self._send_waiting()
-            if not self.drafting.growing and not self._may_fill():
-                return
             if not self.drafting.growing:
+                if not self._may_grow():
+                    break
                 self._grow(Occasion.IDLE)
                 self._exhausted = not self.drafting.growing
-                continue
-            segments = self.drafting.advance(self._tree)
-            if segments is None:
-                return
-            self._take_grown(segments)
+            elif self.drafting.wants(self._tree) or (self.strategy.ahead and not self._room()):
+                break
+            else:
+                self._take_grown(self.drafting.collect(self._tree))
+        if not self.closing:
+            self._links.feed(self.strategy, self._view())
+            self._report_drafted()
+
+    def _report_drafted(self) -> None:
+        """Timesteps: the drafter's share of this one is done."""
+        if self._drafting_owed and isinstance(self._pace, Timestep) and not self.drafting.wants(self._tree):
+            self._drafting_owed = False
+            self.out.complete((self._pace.drafted,))
 
     def _take_grown(self, segments: list[list[int]]) -> None:
         for segment in segments:
@@ -249,10 +257,15 @@ class Session:
         if not segments and self.drafting.was_idle:
             self._exhausted = True
 
-    def _may_fill(self) -> bool:
-        planted = self.tally.rounds > 0
-        room = len(self._flights) < self.strategy.capacity and not self._waiting
-        return planted and room and not self._exhausted and not self._pace.markers
+    def _may_grow(self) -> bool:
+        planted = self.tally.rounds > 0 and not self._waiting and not self._exhausted
+        return planted and not self._pace.markers and (self.strategy.ahead or self._room())
+
+    def _room(self) -> bool:
+        """A segment that is ready now could leave now."""
+        if self._pace.barrier:
+            return self._slot and not self._waiting
+        return len(self._flights) < self.strategy.capacity and not self._waiting
 
     def _send_waiting(self) -> None:
         while self._waiting and self._may_send(self._waiting[0]):
@@ -261,40 +274,27 @@ class Session:
             self._send_tree_segment([])  # a bubble: the stages still count the step
 
     def _may_send(self, segment: list[int]) -> bool:
-        if len(self._sent) + len(segment) > self.limits.tree_rows:
+        if len(self._flights.sent) + len(segment) > self.limits.tree_rows:
             return False
         if self._pace.markers:
             return self._owed > 0
-        return len(self._flights) < self.strategy.capacity
+        return self._slot if self._pace.barrier else len(self._flights) < self.strategy.capacity
 
     def _send_tree_segment(self, ids: list[int]) -> None:
-        nodes = [self._tree[node] for node in ids]
-        number = self._number()
         hops = self._pace.hops()
-        segment = Segment(
-            self.job, self.epoch, number, self.tally.rounds, tuple(ids), tuple(node.parent for node in nodes),
-            tuple(node.position for node in nodes), tuple(node.token for node in nodes),
-            marker=self._pace.markers, route=hops[1:],
+        first = hops[0] if hops else None
+        segment = self.out.segment(
+            self.tally.rounds, [self._tree[node] for node in ids], marker=self._pace.markers,
+            task=first.task if first and self._pace.barrier else "", route=hops[1:],
         )  # fmt: skip
-        self._flights[number] = _Flight(set(ids))
-        self._sent.update(ids)
+        self._flights.launch(segment.segment, ids, self._now)
+        if isinstance(self._pace, Timestep):
+            self._pace.entered(segment.segment)
         self._owed = max(0, self._owed - 1)
+        self._slot = False
         self.tally.segments += bool(ids)
-        self._send(segment, hops[0] if hops else None)
-
-    # ---- sending -------------------------------------------------------------------------------------
-
-    def _send(self, segment: Segment, hop: Hop | None = None) -> None:
-        node = self._stages[0]
-        if hop is None:
-            self.outbox.append(Send(node, Envelope(DRAFT, self._writer.next(node), segment)))
-        else:
-            self.outbox.append(Send(node, Envelope(GRAPH, 0, segment), task=hop.task, after=hop.after))
-
-    def _tell_stages(self, message: Message) -> None:
-        for node in self._stages:
-            self.outbox.append(Send(node, Envelope(DRAFT, self._writer.next(node), message)))
+        self.out.send(self.out.stages[0], segment, first)
 
     def close_stages(self) -> None:
-        """Tell every stage that the job is over."""
-        self._tell_stages(Close(self.job, self.epoch))
+        """Tell every worker that holds rows that the job is over."""
+        self.out.tell((*self.out.stages, *self._links.nodes), Close(self.job, self.epoch))

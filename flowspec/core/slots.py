@@ -112,6 +112,12 @@ class SlotTable:
         self.context += len(kept)
         self._parents = survivors
 
+    def forget_tree(self, root: int) -> None:
+        """Drop every tree row, accepted ones too; ``root`` is the root."""
+        self.root = root
+        self._layout = self._layout[: self.context - self._base]
+        self._parents = {}
+
     def _take_moves(self) -> Moves | None:
         same = 0
         while same < len(self._layout) and self._layout[same] == self._base + same:

@@ -51,6 +51,7 @@ from flowspec.core.messages import (
     Result,
     Revoke,
     Segment,
+    middle_node,
     stage_node,
 )
 from flowspec.core.stage_job import StageJob, rows_of
@@ -71,12 +72,12 @@ class _Running:
 
 
 class StageMachine:
-    """Verify stage ``stage`` of ``stages``; see the module's table."""
+    """Verify stage ``stage`` of ``stages``, or middle model ``middle``, which reports as a stage behind the last."""
 
-    def __init__(self, stage: int, stages: int, *, parts_per_pass: int = 1) -> None:
-        self.name = stage_node(stage)
-        self.stage = stage
-        self.last = stage == stages
+    def __init__(self, stage: int, stages: int, *, middle: int = 0, parts_per_pass: int = 1) -> None:
+        self.name = middle_node(middle) if middle else stage_node(stage)
+        self.stage = stages + middle if middle else stage
+        self.last = bool(middle) or stage == stages
         self._next = DRAFT if self.last else stage_node(stage + 1)
         self._parts_per_pass = parts_per_pass
         self._jobs: dict[str, StageJob] = {}
@@ -137,9 +138,8 @@ class StageMachine:
             return []
         job = StageJob(self.stage, message, last=self.last)
         self._jobs[message.job] = job
-        outputs: list[Output] = [
-            Allocate(message.job, message.epoch, message.capacity, message.sampling, message.returns)
-        ]
+        allocate = Allocate(message.job, message.epoch, message.capacity, message.sampling, message.returns)
+        outputs: list[Output] = [allocate]
         try:
             job.seen.accept(envelope.sender, envelope.seq)
         except GapError as error:
@@ -198,8 +198,6 @@ class StageMachine:
         self._queue = deque(segment for segment in self._queue if segment.job != name)
         return [Release(name)]
 
-    # ---- passes --------------------------------------------------------------------------------------
-
     def _start_pass(self, now: float) -> list[Output]:
         """Look at the first waiting segment of up to ``parts_per_pass`` jobs, and at no more: what a job's
         segments meet then does not depend on the other jobs, so that it can be replayed alone."""
@@ -241,17 +239,18 @@ class StageMachine:
     def _end_pass(self, result: object, now: float) -> list[Output]:
         running, self._running = self._running, []
         outputs: list[Output] = []
-        rows = sum(len(entry.part.ids) for entry in running)
+        rows, seconds = sum(len(entry.part.ids) for entry in running), now - self._started_at
         for at, entry in enumerate(running):
             job = self._jobs.get(entry.segment.job)
             if job is None or job.opened.epoch != entry.segment.epoch or job.failed:
                 continue
             if not isinstance(result, PassDone):
-                reason = result.reason if isinstance(result, WorkFailed) else "the executor gave a strange answer"
-                outputs += self._fail(job, f"stage {self.stage} could not compute: {reason}")
+                why = result.reason if isinstance(result, WorkFailed) else "the executor gave a strange answer"
+                outputs += self._fail(job, f"stage {self.stage} could not compute: {why}")
                 continue
-            job.computed(entry.segment.ids, (now - self._started_at) * len(entry.part.ids) / rows)
-            outputs += self._forward(job, entry.segment, result.choices[at], at)
+            job.computed(entry.segment.ids, seconds * len(entry.part.ids) / rows)
+            timed = replace(entry.segment, seconds=max(seconds, entry.segment.seconds))
+            outputs += self._forward(job, timed, result.choices[at], at)
         return outputs
 
     def _forward(self, job: StageJob, segment: Segment, choice: Choice, part: int | None) -> list[Output]:
@@ -291,7 +290,7 @@ class StageMachine:
             segment.job, segment.epoch, segment.segment, tuple(segment.ids[offset] for offset in kept),
             tuple(choice.tokens[i] for i in at),
             tuple(choice.logprobs[i] for i in at) if choice.logprobs else (),
-            tuple(choice.top[i] for i in at) if choice.top else (),
+            tuple(choice.top[i] for i in at) if choice.top else (), segment.seconds,
         )  # fmt: skip
         rows = Rows(part, tuple(kept)) if job.opened.returns.hidden and part is not None else None
         return result, rows

@@ -27,6 +27,16 @@ class Tally:
     hits: int = 0  # of those, how many had a node in the tree
     draft_passes: int = 0
     draft_seconds: float = 0.0
+    lossy: str = ""  # the mode, if the text may differ from the target's own
+
+    def count(self, tokens: int, hits: int, now: float) -> None:
+        """A verdict gave ``tokens`` tokens, ``hits`` of them in the tree; the first of a job is prefill's."""
+        self.last_token_at = now
+        if self.first_token_at is None:
+            self.first_token_at = now
+        else:
+            self.choices += tokens
+            self.hits += hits
 
     def stats(self, output: Sequence[int], meters: Mapping[int, Meter], stages: int) -> dict[str, object]:
         """The ``stats`` object of a result.
@@ -35,6 +45,7 @@ class Tally:
         A step is one mean pass of the slowest stage; ``steps`` is the decode time in steps. ``rows``
         are summed over the stages. Values that need a stage which did not report are None.
         """
+        meters = {stage: meter for stage, meter in meters.items() if stage <= stages}
         tokens = len(output)
         decode = (self.last_token_at or 0.0) - (self.first_token_at or 0.0) if tokens else 0.0
         passes = [meter.busy_seconds / meter.passes for meter in meters.values() if meter.passes]
@@ -63,6 +74,7 @@ class Tally:
             "draft_passes": self.draft_passes,
             "draft_seconds": self.draft_seconds,
             "repeated_4grams": repeated_4grams(output),
+            **({"lossy": self.lossy} if self.lossy else {}),
         }
 
 

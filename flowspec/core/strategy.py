@@ -1,15 +1,19 @@
 """What a strategy answers. A strategy is one job's plan: it looks at the tree, and knows no I/O.
 
 The session asks ``grow`` at three occasions, drives the growth it gets until nothing is pending, and
-sends the segments the growth then names. Before it passes a verdict it asks ``judges``.
+sends the segments the growth then names. Before it passes a verdict it asks ``judges``. The other
+questions have the common answer here, so that a strategy only says what is special about it.
 """
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
+from flowspec.core.messages import Result
+from flowspec.core.pace import Free, Pace
 from flowspec.core.tree import Tree
 
 
@@ -18,16 +22,22 @@ class Occasion(enum.Enum):
 
     ROUND = "round"  #: a root was planted and nothing else is in the tree
     VERDICT = "verdict"  #: the root moved to a node of the tree, all else was pruned
-    IDLE = "idle"  #: a pipeline slot is free, nothing waits to be sent, the drafter is free
+    IDLE = "idle"  #: nothing waits to be sent, no growth is under way, and a slot is free (or ``ahead``)
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a strategy may see of its session; it must not change the tree outside a growth."""
+    """What a strategy may see of its session; it must not change the tree outside a growth.
+
+    ``covering``: segments that have to be in flight so that none of the pipeline waits for the draft
+    worker, from measured times; 0: not known yet.
+    """
 
     tree: Tree
     in_flight: int  # segments sent and neither answered nor emptied by a prune
     waiting: int  # segments cut but not sent
+    covering: int = 0
+    planted: bool = True  # the target has given its first token
 
 
 class Growth(Protocol):
@@ -38,7 +48,8 @@ class Growth(Protocol):
         ...
 
     def segments(self, tree: Tree) -> list[list[int]]:
-        """What to send, in order: nodes not in T before, each after its parent. Asked once, at the end."""
+        """What to send, in order: nodes not in T before, each after its parent. Asked once, at the end,
+        or earlier when a verdict overtakes the growth; then it gives what it has."""
         ...
 
     def rebase(self, tree: Tree) -> None:
@@ -46,20 +57,54 @@ class Growth(Protocol):
         ...
 
 
-class Strategy(Protocol):
+class Strategy:
     """One system's answers for one job."""
 
     #: Continuations to draft per node; 0: this strategy never drafts.
-    width: int
+    width: int = 0
     #: Segments allowed in flight.
-    capacity: int
-    #: Keep the papers' barrier: a stage starts a step only after the verdict of the one N steps before.
-    lockstep: bool
+    capacity: int = 1
+    #: Draft while no slot is free, and choose what to send only once one is; a fresh root goes out at once.
+    ahead: bool = False
+    #: A candidate that was never sent may become the root: the draft ran ahead of what is in flight.
+    candidates: bool = False
+    #: A draft head's proposals are drafted anew after every verdict, from the target's true rows.
+    redrafts: bool = True
+    #: At a temperature, let the drafter see the target's noise (``algorithms.md`` 7, coupled drafting).
+    coupled: bool = False
+    #: The drafter drafts for the first middle model where the pipeline has some, not for the target.
+    middles: bool = False
+    #: Best (id, log-probability) pairs wanted with every answer.
+    top: int = 0
+    #: Whether the text may differ from the target's own: the mode's name, or "".
+    lossy: ClassVar[str] = ""
+
+    def __init__(self) -> None:
+        #: How segments are paced through the stages.
+        self.pace: Pace = Free()
 
     def grow(self, view: View, occasion: Occasion) -> Growth | None:
         """A growth to carry out now, or None to leave the tree as it is."""
-        ...
+        return None
 
     def judges(self, view: View) -> bool:
         """Whether the answers at hand may be judged now; answers are kept until then."""
-        ...
+        return True
+
+    def heard(self, view: View, result: Result) -> None:
+        """An answer came in and has not been judged."""
+
+    def decide(self, tree: Tree, node: int, token: int, top: Sequence[tuple[int, float]]) -> int:
+        """The token that follows ``node``, whose target chose ``token``; another one only if ``lossy``."""
+        return token
+
+    def feed(self, view: View, model: int, tip: int) -> int | None:
+        """The node up to which middle model ``model`` (from 1) is to verify now; None: it waits.
+
+        ``tip``: where its own text ends; the answer is ``tip`` or lies below it. Asked when the model is
+        free. Source: PipeSpec (``algorithms.md`` 5.1).
+        """
+        return None
+
+    def verified(self, view: View, tips: Mapping[int, int]) -> None:
+        """The middle models' texts now end in ``tips``, by model: one has verified, or the target has."""

@@ -23,10 +23,14 @@ from flowspec.errors import StateError
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """A drafter's best next tokens at a node, best first, and the value of each (log, at most 0)."""
+    """A drafter's best next tokens at a node, best first, and the value of each (log, at most 0).
+
+    ``cells``: where a calibrated value came from (``core.calibrate``); empty if it is the drafter's own.
+    """
 
     tokens: tuple[int, ...]
     values: tuple[float, ...]
+    cells: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -77,16 +81,25 @@ class Tree:
         return node.id
 
     def add(self, parent: int, token: int, value: float) -> int:
-        """The child of ``parent`` labelled ``token``: the existing one, or a new candidate."""
+        """The child of ``parent`` labelled ``token``, worth ``value``: the existing one, or a new candidate."""
+        if not value <= 0:
+            raise StateError(f"node value {value} is above 0 (log of an acceptance)")
         above = self.nodes[parent]
         known = above.children.get(token)
         if known is not None:
+            if self.nodes[known].value != value:
+                self._revalue(known, value)
             return known
-        if not value <= 0:
-            raise StateError(f"node value {value} is above 0 (log of an acceptance)")
         node = Node(self.next_id, parent, token, above.position + 1, value, above.score + value, above.depth + 1)
         above.children[token] = node.id
         return self._new(node)
+
+    def _revalue(self, top: int, value: float) -> None:
+        """A drafter thinks otherwise of ``top`` by now: its score and those below it follow."""
+        self.nodes[top].value = value
+        for node in self.subtree(top):
+            entry = self.nodes[node]
+            entry.score = self.nodes[entry.parent].score + entry.value
 
     def child(self, parent: int, token: int) -> int | None:
         """The id of ``parent``'s child labelled ``token``, candidate or selected, if there is one."""

@@ -20,6 +20,7 @@ from flowspec.core.machine import (
     Done,
     Finish,
     Input,
+    Learn,
     Machine,
     Output,
     Poll,
@@ -33,7 +34,7 @@ from flowspec.core.machine import (
     WorkFailed,
     WorkResult,
 )
-from flowspec.core.messages import Segment
+from flowspec.core.messages import Result, Segment
 from flowspec.drivers.record import Recorder
 from flowspec.errors import FlowSpecError
 from flowspec.model.base import RowArray
@@ -53,6 +54,10 @@ class Performer(Protocol):
         ...
 
     def allocate(self, output: Allocate) -> None: ...
+
+    def learn(self, output: Learn, link: Link) -> None:
+        """Give the drafter the hidden rows that came with an answer."""
+        ...
 
     def release(self, job: str) -> None: ...
 
@@ -142,7 +147,7 @@ class Worker:
             try:
                 ops += self._ops(output)
             except Exception as error:
-                if not isinstance(output, Send | Commit | Allocate):
+                if not isinstance(output, Send | Commit | Allocate | Learn):
                     raise
                 self._log.error("output failed", kind=type(output).__name__, exc_info=True)
                 about = output.envelope.message if isinstance(output, Send) else output
@@ -169,6 +174,9 @@ class Worker:
             case Discard(job, segment):
                 self._link.drop_rows(job, segment)
                 return []
+            case Learn():
+                self._performer.learn(output, self._link)
+                return []
             case Run() | Release():
                 return []
             case _:
@@ -176,7 +184,7 @@ class Worker:
 
     def _row_ops(self, output: Send) -> list[Op]:
         message = output.envelope.message
-        if output.rows is None or not isinstance(message, Segment):
+        if output.rows is None or not isinstance(message, Segment | Result):
             return []
         rows = self._performer.rows(output.rows.part, output.rows.offsets)
         return [PutRows(output.to, message.job, message.epoch, message.segment, rows)]

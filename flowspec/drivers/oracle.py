@@ -18,14 +18,22 @@ from flowspec.model.base import RowArray
 
 
 class OracleStage:
-    """Any stage of a target whose whole ``sequences`` (prompt and output, by job) are known."""
+    """Any stage of a target whose whole ``sequences`` (prompt and output, by job) are known.
 
-    def __init__(self, sequences: Mapping[str, Sequence[int]]) -> None:
+    ``hidden``: by job the target's rows after its final norm along that sequence, ``[tokens, hidden]``, for
+    drafters that draft from them; a row off the path gets zeros, which nobody ever uses.
+    """
+
+    def __init__(self, sequences: Mapping[str, Sequence[int]], hidden: Mapping[str, RowArray] | None = None) -> None:
         self._sequences = sequences
+        self._hidden = hidden or {}
+        self._returned: set[str] = set()  # jobs that want hidden rows
         self._on_path: dict[str, npt.NDArray[np.bool_]] = {}
 
     def allocate(self, job: str, capacity: int, sampling: Sampling, returns: Returns) -> None:
         self._on_path[job] = np.zeros(capacity, dtype=np.bool_)
+        if returns.hidden:
+            self._returned.add(job)
 
     def release(self, job: str) -> None:
         self._on_path.pop(job, None)
@@ -34,10 +42,18 @@ class OracleStage:
         outputs: list[RowArray] = []
         choices = []
         for part, rows in zip(work.parts, inputs, strict=True):
-            true = self._first_stage(part) if rows is None else rows[list(part.offsets)]
-            outputs.append(true)
+            true = self._first_stage(part) if rows is None else rows[list(part.offsets)].astype(np.bool_)
+            outputs.append(self._rows(part, true))
             choices.append(self._choose(part, true))
         return PassDone(tuple(choices)), outputs
+
+    def _rows(self, part: Part, true: npt.NDArray[np.bool_]) -> RowArray:
+        """What leaves this stage: whether each row is on the path, or, from the last one, its hidden row."""
+        if not part.answers or part.job not in self._returned:
+            return true
+        known = self._hidden[part.job]
+        places = np.minimum(part.positions, len(known) - 1)
+        return np.where(true[:, None], known[places], np.float32(0))
 
     def _first_stage(self, part: Part) -> npt.NDArray[np.bool_]:
         sequence, held = self._sequences[part.job], self._on_path[part.job]

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from flowspec.core import jobs, machine, messages, sampling, session, slots
+from flowspec.core import jobs, limits, machine, messages, sampling, slots
 from flowspec.core.machine import (
     Done,
     Draft,
@@ -34,7 +34,7 @@ FORMAT = 1
 
 _CLASSES: dict[str, type] = {
     name: kind
-    for module in (machine, messages, sampling, slots, jobs, session)
+    for module in (machine, messages, sampling, slots, jobs, limits)
     for name, kind in vars(module).items()
     if dataclasses.is_dataclass(kind) and isinstance(kind, type)
 }

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from flowspec.broker.base import Link
-from flowspec.core.machine import Allocate, Commit, Draft, Encode, EncodeDone, Pass, Work, WorkResult
+from flowspec.core.machine import Allocate, Commit, Draft, Encode, EncodeDone, Learn, Pass, Work, WorkResult
 from flowspec.errors import StateError, WireError
 from flowspec.model.base import DraftExecutor, RowArray, StageExecutor
 
@@ -59,6 +59,9 @@ class VerifyRole:
     def allocate(self, output: Allocate) -> None:
         self._executor.allocate(output.job, output.capacity, output.sampling, output.returns)
 
+    def learn(self, output: Learn, link: Link) -> None:
+        raise StateError("a verify stage learns nothing")
+
     def release(self, job: str) -> None:
         self._executor.release(job)
 
@@ -71,10 +74,10 @@ class VerifyRole:
 
 
 class DraftRole:
-    """The draft worker: text to ids, drafting, ids to text."""
+    """The draft worker: text to ids, drafting, ids to text. ``hidden_size``: the target's, of rows to learn."""
 
-    def __init__(self, executor: DraftExecutor, encoder: Encoder) -> None:
-        self._executor, self._encoder = executor, encoder
+    def __init__(self, executor: DraftExecutor, encoder: Encoder, hidden_size: int = 0) -> None:
+        self._executor, self._encoder, self._hidden_size = executor, encoder, hidden_size
         self._texts: dict[str, TextPieces] = {}
 
     def compute(self, work: Work, link: Link) -> WorkResult:
@@ -89,6 +92,13 @@ class DraftRole:
     def allocate(self, output: Allocate) -> None:
         self._executor.allocate(output.job, output.capacity, output.sampling, output.returns)
         self._texts[output.job] = self._encoder.stream()
+
+    def learn(self, output: Learn, link: Link) -> None:
+        rows = link.take_rows(output.job, output.epoch, output.segment)
+        if rows.dtype != np.float32 or rows.shape != (len(output.ids), self._hidden_size):
+            wanted = f"[{len(output.ids)}, {self._hidden_size}] of float32"
+            raise WireError(f"hidden rows of shape {list(rows.shape)} of {rows.dtype} arrived; expected {wanted}")
+        self._executor.learn(output.job, output.ids, rows)
 
     def release(self, job: str) -> None:
         self._executor.release(job)

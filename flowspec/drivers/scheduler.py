@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from flowspec.broker.base import Control, Intake, setup_of
+from flowspec.broker.base import Control, Intake, roles_of, setup_of
 from flowspec.broker.scripts import Code
 from flowspec.core.jobs import CANCEL, parse
 from flowspec.errors import BrokerError, ConfigError
@@ -40,7 +40,7 @@ class Scheduler:
         self._control = control
         self._stages = stages
         self._setup = setup_of(control.pipeline())
-        self._roles = ("draft", *(f"verify-{stage}" for stage in range(1, stages + 1)))
+        self._roles = roles_of(control.pipeline())
         self._most_running = most_running
         self._patience = incomplete_seconds
         self._owners: dict[str, dict[str, str]] = {}  # job -> role -> token of its worker
@@ -152,11 +152,8 @@ class Scheduler:
         if now - self._incomplete_since < self._patience:
             return
         for job in self._control.queued():
-            command = "python -m workers.draft"
-            if missing[0] != "draft":
-                command = f"python -m workers.verify --stage {missing[0].rpartition('-')[2]}"
             waited = f"{self._patience:g} s"
-            self._revoke(job, f"no {_person(missing[0])} for {waited}; start one with `{command}`")
+            self._revoke(job, f"no {_person(missing[0])} for {waited}; start one with `{_command(missing[0])}`")
 
     def _revoke(self, job: str, error: str) -> None:
         self._owners.pop(job, None)
@@ -166,4 +163,14 @@ class Scheduler:
 
 def _person(role: str) -> str:
     """What a user calls the worker of ``role``."""
-    return "draft worker" if role == "draft" else f"worker of verify stage {role.rpartition('-')[2]}"
+    kind, _, number = role.partition("-")
+    return {"draft": "draft worker", "verify": f"worker of verify stage {number}"}.get(
+        kind, f"worker of middle model {number}"
+    )
+
+
+def _command(role: str) -> str:
+    """What starts the worker of ``role``."""
+    kind, _, number = role.partition("-")
+    option = {"verify": f" --stage {number}", "middle": f" --model {number}"}.get(kind, "")
+    return f"python -m workers.{kind}{option}"

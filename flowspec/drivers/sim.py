@@ -27,6 +27,7 @@ from flowspec.core.machine import (
     EncodeDone,
     Finish,
     Input,
+    Learn,
     Machine,
     Output,
     Pass,
@@ -39,13 +40,14 @@ from flowspec.core.machine import (
     Work,
     WorkResult,
 )
-from flowspec.core.messages import Envelope, Segment, Task
+from flowspec.core.messages import Envelope, Result, Segment, Task
 from flowspec.core.sequence import SeqWriter
+from flowspec.drivers.sim_links import ExclusiveLinks, Letter, Transfer
 from flowspec.errors import StateError
 from flowspec.model.base import DraftExecutor, RowArray, StageExecutor
 
 #: What happens first among events of one moment.
-_RESULT, _CARRY_ON, _MESSAGE, _POLL, _TICK = range(5)
+_ARRIVAL, _RESULT, _CARRY_ON, _MESSAGE, _POLL, _TICK = range(6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,7 @@ class JobRecord:
     finish: Finish | None = None
     graph: TaskGraph = field(default_factory=TaskGraph)
     graph_seqs: SeqWriter = field(default_factory=SeqWriter)
+    origins: dict[str, str] = field(default_factory=dict)  # task -> the node its rows or answers come from
 
 
 @dataclass(slots=True)
@@ -93,7 +96,13 @@ Tap = Callable[[str, float, Input, list[Output]], None]
 
 
 class Simulation:
-    """``nodes``: machine and executor by name. ``tap`` sees every step (node, now, input, outputs)."""
+    """``nodes``: machine and executor by name. ``tap`` sees every step (node, now, input, outputs).
+
+    ``exclusive_transfers``: a segment or an answer that takes time to travel occupies both its nodes, by
+    PipeDec's transfer scheduler, and waits until both are free. One that the task graph held back travels
+    from the node it comes from once it is let go; without the option only the word to go travels then,
+    from the node that gave it.
+    """
 
     def __init__(
         self,
@@ -102,11 +111,13 @@ class Simulation:
         *,
         encode: Callable[[Encode], EncodeDone] | None = None,
         tap: Tap | None = None,
+        exclusive_transfers: bool = False,
     ) -> None:
         self._nodes = {name: _Node(machine, executor) for name, (machine, executor) in nodes.items()}
         self._costs, self._encode, self._tap = costs, encode, tap
         self._heap: list[tuple[float, int, int, str, object]] = []
         self._order = itertools.count()
+        self._links = ExclusiveLinks(nodes) if exclusive_transfers else None
         self._rows: dict[tuple[str, str, int], RowArray] = {}
         self.jobs: dict[str, JobRecord] = {}
         self.now = 0.0
@@ -125,7 +136,9 @@ class Simulation:
                 raise StateError(f"the simulation is still busy at {until} s")
             self.now = max(self.now, now)
             node = self._nodes[name]
-            if kind == _MESSAGE:
+            if kind == _ARRIVAL and self._links is not None:
+                self._arrive(self._links, cast(Letter, what))
+            elif kind == _MESSAGE:
                 self._step(name, Received(self._drain(now, name, what)))
             elif kind == _RESULT:
                 node.busy = False
@@ -172,6 +185,11 @@ class Simulation:
         """Segments whose rows were sent and neither computed nor dropped."""
         return len(self._rows)
 
+    @property
+    def transfers(self) -> list[Transfer]:
+        """With ``exclusive_transfers``: those that took place, by the time they ended."""
+        return self._links.log if self._links else []
+
     # ---- performing ----------------------------------------------------------------------------------
 
     def record(self, job: str) -> JobRecord:
@@ -195,6 +213,8 @@ class Simulation:
                 self._rows = {key: rows for key, rows in self._rows.items() if key[:2] != (name, job)}
             case Discard(job, segment):
                 self._rows.pop((name, job, segment), None)
+            case Learn(job, _, segment, ids):
+                cast(DraftExecutor, node.executor).learn(job, ids, self._rows.pop((name, job, segment)))
             case Accepted(job, _, prompt):
                 self.record(job).prompt = prompt
             case Finish(job):
@@ -202,11 +222,12 @@ class Simulation:
 
     def _send(self, name: str, node: _Node, output: Send) -> None:
         message = output.envelope.message
-        if output.rows is not None and isinstance(message, Segment):
+        if output.rows is not None and isinstance(message, Segment | Result):
             rows = node.outputs[output.rows.part][list(output.rows.offsets)]
             self._rows[output.to, message.job, message.segment] = rows
         if output.task:
             task = Task(message.job, output.task, output.after, output.to, output.envelope)
+            self.record(message.job).origins[task.name] = name
             self._complete(name, message.job, output.completes, (task,))
         else:
             self._deliver(name, output.to, output.envelope)
@@ -227,10 +248,26 @@ class Simulation:
         for task in record.graph.apply(tasks, created):
             if task.envelope is not None:
                 seq = record.graph_seqs.next(task.to)
-                self._deliver(source, task.to, replace(task.envelope, seq=seq))
+                carries_rows = self._links is not None and isinstance(task.envelope.message, Segment | Result)
+                origin = record.origins.get(task.name, source) if carries_rows else source
+                self._deliver(origin, task.to, replace(task.envelope, seq=seq))
 
     def _deliver(self, source: str, to: str, envelope: Envelope) -> None:
-        self._push(self.now + self._costs.link(source, to, envelope), _MESSAGE, to, envelope)
+        seconds = self._costs.link(source, to, envelope)
+        if self._links is None:
+            self._push(self.now + seconds, _MESSAGE, to, envelope)
+        else:
+            self._depart(self._links.send(Letter(source, to, envelope, seconds), self.now))
+
+    def _depart(self, letters: Sequence[Letter]) -> None:
+        for letter in letters:
+            self._push(self.now + letter.seconds, _ARRIVAL, letter.to, letter)
+
+    def _arrive(self, links: ExclusiveLinks, letter: Letter) -> None:
+        delivered, begun = links.arrive(letter, self.now)
+        for other in delivered:
+            self._push(self.now, _MESSAGE, other.to, other.envelope)
+        self._depart(begun)
 
     def _run(self, name: str, node: _Node, work: Work) -> None:
         node.busy = True

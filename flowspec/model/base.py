@@ -34,7 +34,10 @@ class StageExecutor(Protocol):
 
 
 class DraftExecutor(Protocol):
-    """A drafter with its own KV rows."""
+    """A drafter with its own KV rows. ``wants_hidden``: it drafts from the target's hidden rows."""
+
+    @property
+    def wants_hidden(self) -> bool: ...
 
     def allocate(self, job: str, capacity: int, sampling: Sampling, returns: Returns) -> None: ...
 
@@ -42,4 +45,12 @@ class DraftExecutor(Protocol):
 
     def run(self, work: Draft) -> DraftDone:
         """The best ``work.width`` continuations of every answered row."""
+        ...
+
+    def learn(self, job: str, ids: Sequence[int], rows: RowArray) -> None:
+        """The target's hidden rows ``[ids, hidden]`` after its final norm, float32, of nodes ``ids``.
+
+        Only called if ``wants_hidden``; then every context row is drafted from after its parent's row
+        has been learnt, and context rows come again in no pass.
+        """
         ...

@@ -18,6 +18,9 @@ _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 #: Largest safetensors header accepted, bytes; the format's own limit.
 _MAX_HEADER = 100_000_000
+#: Models that come with the package: a target, two smaller ones of its tokenizer, an EAGLE head for it.
+PACKAGED = ("target", "medium", "draft", "head")
+_PACKAGE = Path(__file__).parent.parent / "default_pair"
 _TEXT_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
 
 
@@ -121,15 +124,15 @@ class ModelDirectory:
 
 
 def open_directory(name: str) -> ModelDirectory:
-    """The model called ``name``: a local directory, or a hub name like ``org/model``.
+    """The model called ``name``: a local directory, a packaged model, or a hub name like ``org/model``.
 
     A hub name is looked up in the local cache first and fetched if it may be; only configuration and
     tokenizer files are fetched here, the weights of a stage by ``fetch_weights``.
     """
-    path = Path(name).expanduser()
-    if path.is_dir():
+    path = local_path(name)
+    if path is not None:
         return _checked(path)
-    if path.exists():
+    if Path(name).expanduser().exists():
         raise ModelError(f"{name} is a file; expected a model directory")
     if not _looks_like_hub_name(name):
         raise ModelError(f"model folder {name} does not exist")
@@ -143,7 +146,7 @@ def fetch_weights(name: str, needs: Callable[[ModelDirectory], tuple[str, ...]])
     """
     directory = open_directory(name)
     prefixes = needs(directory)
-    if not Path(name).expanduser().is_dir():
+    if local_path(name) is None:
         wanted = {_SINGLE}
         if directory.has(_INDEX):
             wanted = {file.name for tensor, file in directory.weight_files.items() if tensor.startswith(prefixes)}
@@ -152,10 +155,17 @@ def fetch_weights(name: str, needs: Callable[[ModelDirectory], tuple[str, ...]])
     return directory
 
 
+def local_path(name: str) -> Path | None:
+    """The folder ``name`` is, or the packaged model of that name; None: neither, so a hub name at best."""
+    path = Path(name).expanduser()
+    if not path.exists() and name in PACKAGED:
+        path = _PACKAGE / name
+    return path if name and path.is_dir() else None
+
+
 def default_pair() -> tuple[str, str]:
     """The packaged target and draft."""
-    pair = Path(__file__).parent.parent / "default_pair"
-    return str(pair / "target"), str(pair / "draft")
+    return str(_PACKAGE / "target"), str(_PACKAGE / "draft")
 
 
 def layer_range(text: str, stage: int) -> range:

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from flowspec.core.machine import Draft, DraftDone
 from flowspec.core.messages import Returns
-from flowspec.core.sampling import Sampling
+from flowspec.core.sampling import Sampling, perturbed
+from flowspec.errors import StateError
+from flowspec.model.base import RowArray
 from flowspec.model.directory import ModelDirectory
-from flowspec.model.kv import TreeCache
 from flowspec.model.stage import LayerBlock
+from flowspec.model.two_level import RowCache
 
 
 class ModelDrafter:
     """Proposes the most likely continuations; a child's value is its log-probability (T = 1).
 
-    Raw probabilities, whatever the job's temperature: ``algorithms.md`` 9.14.
+    Raw probabilities, whatever the job's temperature: ``algorithms.md`` 9.14. A coupled draft ranks by
+    the job's own temperature and noise instead.
     """
+
+    wants_hidden = False
 
     def __init__(self, block: LayerBlock) -> None:
         self._block = block
-        self._jobs: dict[str, TreeCache] = {}
+        self._jobs: dict[str, tuple[RowCache, Sampling]] = {}
 
     def allocate(self, job: str, capacity: int, sampling: Sampling, returns: Returns) -> None:
-        self._jobs[job] = self._block.new_cache(capacity)
+        self._jobs[job] = (self._block.new_cache(capacity), sampling)
 
     def release(self, job: str) -> None:
         self._jobs.pop(job, None)
@@ -31,13 +38,27 @@ class ModelDrafter:
     @torch.inference_mode()
     def run(self, work: Draft) -> DraftDone:
         part = work.part
-        hidden = self._block.run(part, None, self._jobs[part.job])
+        cache, sampling = self._jobs[part.job]
+        hidden = self._block.run(part, None, cache)
         if not part.answers:
             return DraftDone((), ())
-        logprobs = torch.log_softmax(self._block.logits(hidden[part.answers[0] :]).float(), dim=-1)
-        top = torch.topk(logprobs, min(work.width, logprobs.shape[-1]))
+        return propose(self._block.logits(hidden[part.answers[0] :]), work, sampling)
+
+    def learn(self, job: str, ids: Sequence[int], rows: RowArray) -> None:
+        raise StateError("a language model drafts from tokens alone")
+
+
+def propose(logits: torch.Tensor, work: Draft, sampling: Sampling) -> DraftDone:
+    """The best ``work.width`` tokens of every answered row of ``work``, from its logits ``[answers, vocabulary]``."""
+    width = min(work.width, logits.shape[-1])
+    if not work.coupled:
+        top = torch.topk(torch.log_softmax(logits.float(), dim=-1), width)
         values = top.values.clamp(max=0.0)
         return DraftDone(tuple(map(tuple, top.indices.tolist())), tuple(map(tuple, values.tolist())))
+    rows = logits.double().numpy()
+    indices = [work.part.positions[row] + 1 for row in work.part.answers]
+    ranked = [perturbed(row, sampling, index, width) for row, index in zip(rows, indices, strict=True)]
+    return DraftDone(tuple(tokens for tokens, _ in ranked), tuple(gaps for _, gaps in ranked))
 
 
 def load_drafter(directory: ModelDirectory) -> ModelDrafter:

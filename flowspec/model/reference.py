@@ -71,6 +71,12 @@ class Reference:
         return tuple(output[0, len(prompt) :].tolist())
 
     @torch.inference_mode()
+    def hidden(self, tokens: Sequence[int]) -> np.ndarray[Any, Any]:
+        """The rows after the final norm, ``[tokens, hidden]``, float32: what a draft head is given."""
+        rows: np.ndarray[Any, Any] = self._model.model(torch.tensor([list(tokens)])).last_hidden_state[0].numpy()
+        return rows
+
+    @torch.inference_mode()
     def excuse(self, prefix: Sequence[int], ours: int, theirs: int, sampling: Sampling) -> Excuse | None:
         """Whether both tokens may follow ``prefix`` by float64's judgement; None: it is a real difference."""
         if self._double is None:

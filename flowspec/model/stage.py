@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from flowspec.core.machine import Choice, Part, Pass, PassDone
-from flowspec.core.masks import full_mask, windowed
+from flowspec.core.masks import full_mask, tree_mask, windowed
 from flowspec.core.messages import Returns
 from flowspec.core.sampling import Sampling, choose
 from flowspec.errors import ModelError
 from flowspec.model.base import RowArray
 from flowspec.model.directory import ModelDirectory
 from flowspec.model.kv import TreeCache
+from flowspec.model.two_level import PLAIN, TWO_LEVEL, RowCache, TwoLevelCache, implementation
 from flowspec.model.weights import read_tensor
 
 #: Families whose equality with the whole model is part of the test suite.
@@ -39,16 +40,21 @@ def tensor_prefixes(directory: ModelDirectory, layers: range) -> tuple[str, ...]
 class LayerBlock(torch.nn.Module):
     """Layers ``layers`` of the model in ``directory``, float32 on the CPU.
 
-    ``first`` has the embedding, ``last`` the final norm and the head.
+    ``first`` has the embedding, ``last`` the final norm and the head. ``attention``: ``plain``, or
+    ``two-level`` (``two_level``), which gives the same rows; ModelError if the model rules it out.
     """
 
-    def __init__(self, directory: ModelDirectory, layers: range, *, first: bool, last: bool) -> None:
+    def __init__(
+        self, directory: ModelDirectory, layers: range, *, first: bool, last: bool, attention: str = PLAIN
+    ) -> None:
         super().__init__()
         self.first, self.last = first, last
+        self.two_level = attention == TWO_LEVEL
         self.dtype = torch.float32
         self.config = _cut_config(directory, layers)
+        kernel = implementation(attention, self.config)
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(self.config, dtype=self.dtype, attn_implementation="sdpa")
+            model = AutoModelForCausalLM.from_config(self.config, dtype=self.dtype, attn_implementation=kernel)
         _check_shape(directory, model)
         self.body = model.model
         self.head = model.lm_head if last else None
@@ -82,38 +88,46 @@ class LayerBlock(torch.nn.Module):
             kind = directory.config["model_type"]
             raise ModelError(f"{directory.path}: {kind} models keep state outside their weights; not supported")
 
-    def new_cache(self, capacity: int) -> TreeCache:
+    def new_cache(self, capacity: int) -> RowCache:
         """KV rows for one job."""
         config = self.config
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        return TreeCache.allocate(config.num_hidden_layers, heads, capacity, head_dim, self.dtype)
+        kind = TwoLevelCache if self.two_level else TreeCache
+        return kind.allocate(config.num_hidden_layers, heads, capacity, head_dim, self.dtype)
 
     @torch.inference_mode()
-    def run(self, part: Part, rows: RowArray | None, cache: TreeCache) -> torch.Tensor:
+    def run(self, part: Part, rows: RowArray | None, cache: RowCache) -> torch.Tensor:
         """Hidden rows after this block, ``[rows, hidden]``; after the final norm in the last one."""
-        cache.begin_pass(part.held, part.moves)
+        if self.two_level:
+            levels = cast(TwoLevelCache, cache)
+            levels.begin_pass(part.context, part.held, part.moves, len(part.ids))
+            inputs: dict[str, Any] = {"past_key_values": levels.tree, "two_level": levels}
+        else:
+            cast(TreeCache, cache).begin_pass(part.held, part.moves)
+            inputs = {"past_key_values": cache}
         positions = torch.tensor(part.positions).unsqueeze(0)
         if rows is None:
-            inputs = {"input_ids": torch.tensor(part.tokens).unsqueeze(0)}
+            inputs["input_ids"] = torch.tensor(part.tokens).unsqueeze(0)
         else:
-            inputs = {"inputs_embeds": torch.from_numpy(_kept(rows, part.offsets)).unsqueeze(0)}
+            inputs["inputs_embeds"] = torch.from_numpy(_kept(rows, part.offsets)).unsqueeze(0)
         output = self.body(
             **inputs,
             attention_mask=self._mask(part),
             position_ids=positions,
-            past_key_values=cache,
             use_cache=True,
         )
         hidden: torch.Tensor = output.last_hidden_state[0]
         return hidden
 
     def _mask(self, part: Part) -> torch.Tensor | dict[str, torch.Tensor]:
-        """Boolean masks ``[1, 1, rows, slots]``, by layer type where the family asks for that.
+        """Boolean masks ``[1, 1, rows, slots]``, by layer type where the family asks for that; two-level
+        attention masks tree slots only.
 
         Boolean is right for SDPA only: the library's eager attention would add it (``feasibility.md`` 1).
         """
-        whole = full_mask(part.context, part.parents, len(part.ids))
+        new = len(part.ids)
+        whole = tree_mask(part.parents, new) if self.two_level else full_mask(part.context, part.parents, new)
         window = getattr(self.config, "sliding_window", None)
         masks = {"full_attention": torch.from_numpy(whole)[None, None]}
         if window is not None:
@@ -137,7 +151,7 @@ class ModelStage:
 
     def __init__(self, block: LayerBlock) -> None:
         self._block = block
-        self._jobs: dict[str, tuple[TreeCache, Sampling, Returns]] = {}
+        self._jobs: dict[str, tuple[RowCache, Sampling, Returns]] = {}
 
     def allocate(self, job: str, capacity: int, sampling: Sampling, returns: Returns) -> None:
         self._jobs[job] = (self._block.new_cache(capacity), sampling, returns)
@@ -163,15 +177,15 @@ class ModelStage:
             return Choice(tokens)
         logprobs = torch.log_softmax(logits, dim=-1)
         chosen = logprobs[torch.arange(len(tokens)), torch.tensor(tokens)].tolist() if returns.logprob else []
-        top = torch.topk(logprobs, returns.top) if returns.top else None
+        top = torch.topk(logprobs, min(returns.top, logprobs.shape[-1])) if returns.top else None
         pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True) if top else ()
         return Choice(tokens, tuple(chosen), tuple(tuple(zip(*pair, strict=True)) for pair in pairs))
 
 
-def load_stage(directory: ModelDirectory, layers: range) -> ModelStage:
-    """The executor of the verify stage that holds ``layers`` of the target."""
+def load_stage(directory: ModelDirectory, layers: range, attention: str = PLAIN) -> ModelStage:
+    """The executor of the verify stage that holds ``layers`` of the target; ``attention`` as ``LayerBlock``'s."""
     first, last = layers.start == 0, layers.stop == directory.layers
-    return ModelStage(LayerBlock(directory, layers, first=first, last=last))
+    return ModelStage(LayerBlock(directory, layers, first=first, last=last, attention=attention))
 
 
 def _kept(rows: RowArray, offsets: tuple[int, ...]) -> np.ndarray[Any, Any]:

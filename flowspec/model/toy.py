@@ -18,6 +18,7 @@ from flowspec.core.machine import Choice, Draft, DraftDone, Part, Pass, PassDone
 from flowspec.core.masks import tree_mask
 from flowspec.core.messages import Returns
 from flowspec.core.sampling import Sampling, choose
+from flowspec.errors import StateError
 from flowspec.model.base import RowArray
 
 State = npt.NDArray[np.uint64]
@@ -79,9 +80,9 @@ class ToyTarget:
 class _Rows:
     """KV rows of one job: ``[layers, capacity]`` entries."""
 
-    def __init__(self, layers: int, capacity: int, sampling: Sampling) -> None:
+    def __init__(self, layers: int, capacity: int, sampling: Sampling, returns: Returns) -> None:
         self.entries = np.zeros((layers, capacity), dtype=np.uint64)
-        self.sampling = sampling
+        self.sampling, self.returns = sampling, returns
 
 
 class ToyLayers:
@@ -92,7 +93,7 @@ class ToyLayers:
         self._jobs: dict[str, _Rows] = {}
 
     def allocate(self, job: str, capacity: int, sampling: Sampling, returns: Returns) -> None:
-        self._jobs[job] = _Rows(len(self._range), capacity, sampling)
+        self._jobs[job] = _Rows(len(self._range), capacity, sampling, returns)
 
     def release(self, job: str) -> None:
         self._jobs.pop(job, None)
@@ -123,12 +124,17 @@ class ToyLayers:
 
     def choose(self, part: Part, states: State) -> Choice:
         """The target's choice at the part's answered rows."""
-        sampling = self._jobs[part.job].sampling
-        return Choice(
-            tuple(
-                choose(self._target.logits(int(states[row])), sampling, part.positions[row] + 1) for row in part.answers
-            )
-        )
+        held = self._jobs[part.job]
+        logits = [self._target.logits(int(states[row])) for row in part.answers]
+        indices = [part.positions[row] + 1 for row in part.answers]
+        tokens = tuple(choose(row, held.sampling, index) for row, index in zip(logits, indices, strict=True))
+        return Choice(tokens, (), tuple(_best(row, held.returns.top) for row in logits) if held.returns.top else ())
+
+
+def _best(logits: npt.NDArray[np.float64], count: int) -> tuple[tuple[int, float], ...]:
+    logprobs = logits - np.log(np.exp(logits).sum())
+    order = np.argsort(-logits, kind="stable")[:count]
+    return tuple(zip(order.tolist(), logprobs[order].tolist(), strict=True))
 
 
 class ToyStage:
@@ -148,6 +154,8 @@ class ToyStage:
 class ToyDrafter:
     """Proposes the target's own choice with probability ``hit_rate``, at one of ``ranks`` (from 0)."""
 
+    wants_hidden = False
+
     def __init__(self, target: ToyTarget, hit_rate: float, ranks: Sequence[int] = (0, 0, 0, 0, 0, 1, 1, 2)) -> None:
         self._target, self._hit_rate, self._ranks = target, hit_rate, ranks
         self._layers = ToyLayers(target, 0, target.layers)
@@ -164,6 +172,9 @@ class ToyDrafter:
         values = tuple(float(np.log(0.6 * 0.4**rank)) for rank in range(work.width))
         return DraftDone(tuple(proposals), (values,) * len(proposals))
 
+    def learn(self, job: str, ids: Sequence[int], rows: RowArray) -> None:
+        raise StateError("the toy drafter drafts from tokens alone")
+
     def _propose(self, state: int, choice: int, width: int) -> tuple[int, ...]:
         bits = int(_mix(_unsigned([state ^ 0xD1B54A32D192ED03]))[0])
         others = [(choice + 1 + (bits + at * 7) % (self._target.vocabulary - 1)) for at in range(width)]
@@ -173,3 +184,22 @@ class ToyDrafter:
             rank = min(width - 1, self._ranks[(bits >> 50) % len(self._ranks)])
             tokens.insert(rank, choice)
         return tuple(tokens[:width])
+
+
+class ToyMiddle:
+    """A middle model: the whole toy target, which says what the target says in ``agreement`` of the cases."""
+
+    def __init__(self, target: ToyTarget, agreement: float) -> None:
+        self._target, self._agreement = target, agreement
+        self.layers = ToyLayers(target, 0, target.layers)
+        self.allocate, self.release = self.layers.allocate, self.layers.release
+
+    def run(self, work: Pass, inputs: Sequence[RowArray | None]) -> tuple[PassDone, list[RowArray]]:
+        outputs = [self.layers.forward(part, rows) for part, rows in zip(work.parts, inputs, strict=True)]
+        return PassDone(tuple(map(self._choose, work.parts, outputs))), list(outputs)
+
+    def _choose(self, part: Part, states: State) -> Choice:
+        right = self.layers.choose(part, states).tokens
+        agrees = [int(states[row]) % 1000 < self._agreement * 1000 for row in part.answers]
+        pairs = zip(right, agrees, strict=True)
+        return Choice(tuple(token if same else (token + 1) % self._target.vocabulary for token, same in pairs))

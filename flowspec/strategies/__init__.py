@@ -9,9 +9,16 @@ from flowspec.core.strategy import Strategy
 from flowspec.errors import ConfigError
 from flowspec.strategies.autoregressive import Autoregressive
 from flowspec.strategies.base import read_params
+from flowspec.strategies.chain import Chain
 from flowspec.strategies.flowspec import FlowSpec
 from flowspec.strategies.naive_pp import NaivePP
+from flowspec.strategies.pipedec import PipeDec, PipeDecHead
+from flowspec.strategies.pipespec import PipeSpec
 from flowspec.strategies.pruned_pp import PrunedPP
+from flowspec.strategies.specpipe import SpecPipe
+from flowspec.strategies.specpipe_lossy import LossyNucleus, LossyRelaxed
+from flowspec.strategies.speculative import Speculative
+from flowspec.strategies.static_tree import StaticTree
 
 
 class StrategyClass(Protocol):
@@ -19,6 +26,7 @@ class StrategyClass(Protocol):
 
     Params: type[Any]
     source: str
+    lossy: str
 
     def __call__(self, params: Any, stages: int) -> Strategy: ...
 
@@ -28,7 +36,20 @@ STRATEGIES: dict[str, StrategyClass] = {
     "naive_pp": NaivePP,
     "pruned_pp": PrunedPP,
     "flowspec": FlowSpec,
+    "pipedec": PipeDec,
+    "pipedec_head": PipeDecHead,
+    "specpipe": SpecPipe,
+    "specpipe_lossy_relaxed": LossyRelaxed,
+    "specpipe_lossy_nucleus": LossyNucleus,
+    "pipespec": PipeSpec,
+    "speculative": Speculative,
+    "static_tree": StaticTree,
+    "chain": Chain,
 }
+
+
+#: Strategies whose text is the target's own, token for token.
+EXACT = tuple(name for name, kind in STRATEGIES.items() if not kind.lossy)
 
 
 def build(text: str, stages: int) -> Strategy:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flowspec.core.strategy import Growth, Occasion, View
+from flowspec.core.pace import Lockstep
+from flowspec.core.strategy import Strategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,19 +15,13 @@ class NoDraft:
     lockstep: bool = False
 
 
-class Autoregressive:
+class Autoregressive(Strategy):
     """One token at a time through all stages, no speculation."""
 
     Params = NoDraft
     source = "every paper's baseline"
-    width = 0
-    capacity = 1
 
     def __init__(self, params: NoDraft, stages: int) -> None:
-        self.lockstep = params.lockstep
-
-    def grow(self, view: View, occasion: Occasion) -> Growth | None:
-        return None
-
-    def judges(self, view: View) -> bool:
-        return True
+        super().__init__()
+        if params.lockstep:
+            self.pace = Lockstep(stages)

@@ -1,7 +1,7 @@
 """What the beam-tree strategies share: parameters, growths that end in segments, one way to read options.
 
-A new strategy is a file beside this one and a line in the registry. It must answer ``grow`` and
-``judges`` (``core.strategy``); most need no more than a growth and the segments it ends in.
+A new strategy is a file beside this one and a line in the registry. It answers ``grow`` and whatever
+else of ``core.strategy`` is special about it; most need no more than a growth and the segments it ends in.
 """
 
 from __future__ import annotations
@@ -12,14 +12,23 @@ from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
 from flowspec.core.growth import BeamGrowth
+from flowspec.core.limits import TREE_ROWS
+from flowspec.core.pace import Lockstep
 from flowspec.core.segments import cut
-from flowspec.core.session import TREE_ROWS
-from flowspec.core.strategy import Growth, Occasion, View
+from flowspec.core.strategy import Strategy
 from flowspec.core.tree import Tree
 from flowspec.errors import ConfigError
 
 P = TypeVar("P", bound="BeamParams")
 D = TypeVar("D")
+
+
+def check(params: object, *ranges: tuple[str, int, int]) -> None:
+    """ConfigError unless each named value of ``params`` lies in its range, ends included."""
+    for name, low, high in ranges:
+        value = getattr(params, name)
+        if not low <= value <= high:
+            raise ConfigError(f"{name} is {value}; expected {low} to {high}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +37,7 @@ class BeamParams:
     kept, root excluded (L), ``segment`` rows at most per segment (L_max).
 
     ``order``: of the nodes in their segments, by falling ``score`` or in order of ``generation``.
-    ``lockstep``: the papers' barrier.
+    ``coupled``: at a temperature, draft with the target's noise. ``lockstep``: the papers' barrier.
     """
 
     width: int = 10
@@ -36,19 +45,13 @@ class BeamParams:
     nodes: int = 80
     segment: int = 16
     order: str = "score"
+    coupled: bool = True
     lockstep: bool = False
 
     def __post_init__(self) -> None:
-        self.check(("width", 1, 64), ("loops", 0, 32), ("nodes", 1, TREE_ROWS - 1), ("segment", 1, TREE_ROWS))
+        check(self, ("width", 1, 64), ("loops", 0, 32), ("nodes", 1, TREE_ROWS - 1), ("segment", 1, TREE_ROWS))
         if self.order not in ("score", "generation"):
             raise ConfigError(f"order is {self.order!r}; expected score or generation")
-
-    def check(self, *ranges: tuple[str, int, int]) -> None:
-        """ConfigError unless each named value lies in its range, ends included."""
-        for name, low, high in ranges:
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise ConfigError(f"{name} is {value}; expected {low} to {high}")
 
     @property
     def by_score(self) -> bool:
@@ -71,22 +74,22 @@ class Grown:
         self._base.rebase(tree)
 
 
-class BeamStrategy(Generic[P]):
+class BeamStrategy(Strategy, Generic[P]):
     """Common ground: one parameter object, N + 1 segments in flight, judging whatever has come back."""
 
     Params: ClassVar[type[BeamParams]]
     source: ClassVar[str]
 
     def __init__(self, params: P, stages: int) -> None:
+        super().__init__()
         self.params = params
         self.stages = stages
         self.capacity = stages + 1
         self.width = params.width
-        self.lockstep = params.lockstep
+        self.coupled = params.coupled
+        if params.lockstep:
+            self.pace = Lockstep(stages)
         self.base: BeamGrowth | None = None
-
-    def grow(self, view: View, occasion: Occasion) -> Growth | None:
-        return None
 
     def seed(self, tree: Tree) -> Grown:
         """The round's tree, cut into N + 1 segments; keeps its beam as ``self.base``."""
@@ -98,9 +101,6 @@ class BeamStrategy(Generic[P]):
             return cut(nodes, self.stages + 1, shape.segment)
 
         return Grown(base, finish)
-
-    def judges(self, view: View) -> bool:
-        return True
 
 
 def read_params(kind: type[D], options: Mapping[str, str]) -> D:
@@ -121,6 +121,8 @@ def _parse(name: str, text: str, default: object) -> object:
             raise ConfigError(f"strategy option {name} is {text!r}; expected on or off")
         return text.lower() in ("on", "1", "true")
     if isinstance(default, int):
+        if text.lower() == "auto":
+            return 0
         try:
             return int(text)
         except ValueError:

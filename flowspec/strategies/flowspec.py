@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flowspec.core.growth import BeamGrowth
-from flowspec.core.session import TREE_ROWS
+from flowspec.core.limits import TREE_ROWS
 from flowspec.core.strategy import Growth, Occasion, View
 from flowspec.core.tree import Tree
-from flowspec.strategies.base import BeamParams, BeamStrategy, Grown
+from flowspec.strategies.base import BeamParams, BeamStrategy, Grown, check
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class FlowSpecParams(BeamParams):
         # The zero-argument form of super() does not survive a dataclass with slots.
         BeamParams.__post_init__(self)
         most = TREE_ROWS // 2  # a segment must find room beside what is in flight
-        self.check(
-            ("merge_loops", 0, 32), ("merge_nodes", 1, most), ("expand_layers", 1, 32), ("expand_nodes", 1, most)
+        check(
+            self, ("merge_loops", 0, 32), ("merge_nodes", 1, most), ("expand_layers", 1, 32), ("expand_nodes", 1, most)
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flowspec.core.session import TREE_ROWS
+from flowspec.core.limits import TREE_ROWS
 from flowspec.core.strategy import Growth, Occasion, View
 from flowspec.strategies.base import BeamParams, BeamStrategy
 

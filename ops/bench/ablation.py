@@ -1,37 +1,24 @@
 """FlowSpec's mechanisms one by one, in simulation, with the default pair's real acceptance.
 
-    python -m ops.bench.ablation [--lockstep] [--stages 4] [--tokens 64] [--seeds 3] [--prompts FILE.jsonl|DIR]
+    python -m ops.bench.ablation [--lockstep] [--coupled] [--stages 4] [--tokens 64] [--seeds 3]
+                                 [--prompts FILE.jsonl|DIR]
 
 The machines are the live ones under the virtual clock: a stage's pass costs 1, a growth's drafting 1,
 links nothing. The target's text is computed once by plain decoding; drafts are the draft model's own.
-``--lockstep`` keeps the papers' barrier. Prints Markdown.
+``--lockstep`` keeps the papers' barrier; the papers draft uncoupled, ``--coupled`` does not. Prints Markdown.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-from flowspec.cli.generate import read_prompts
-from flowspec.core.draft import DraftMachine
-from flowspec.core.jobs import JobSpec
-from flowspec.core.messages import SCHEDULER, Envelope, Submit, stage_node
 from flowspec.core.sampling import Sampling
-from flowspec.core.session import Limits
-from flowspec.core.stage import StageMachine
-from flowspec.drivers.oracle import OracleStage
-from flowspec.drivers.sim import Simulation
-from flowspec.model.base import DraftExecutor
-from flowspec.model.directory import ModelDirectory, default_pair, open_directory
-from flowspec.strategies import build
+from flowspec.model.directory import default_pair, open_directory
+from ops.bench.simulated import PROMPTS, prompts_of, simulate, texts
 
-PROMPTS = Path(__file__).parents[2] / "tests" / "data" / "prompts.jsonl"
 ROWS = (
     ("autoregressive", "autoregressive"),
     ("naive_pp", "naive_pp"),
@@ -41,15 +28,6 @@ ROWS = (
     ("flowspec without score-aware expansion", "flowspec:expand=off"),
     ("flowspec whole", "flowspec"),
 )
-
-
-@dataclass(frozen=True)
-class Text:
-    """A prompt and what the target makes of it."""
-
-    prompt: tuple[int, ...]
-    output: tuple[int, ...]
-    sampling: Sampling
 
 
 @dataclass
@@ -81,45 +59,10 @@ class Sum:
         )
 
 
-def simulate(text: Text, strategy: str, stages: int, target: ModelDirectory, drafter: DraftExecutor) -> dict[str, Any]:
-    """Stats of one run; raises if the text that came out is not the target's."""
-    limits = Limits(stages, target.context, target.vocabulary, target.eos)
-    nodes: dict[str, Any] = {"d0": (DraftMachine(limits, build), drafter)}
-    sequences = {"j": (*text.prompt, *text.output)}
-    for stage in range(1, stages + 1):
-        nodes[stage_node(stage)] = (StageMachine(stage, stages), OracleStage(sequences))
-    simulation = Simulation(nodes)
-    count = len(text.output)
-    spec = JobSpec(prompt_ids=text.prompt, max_new_tokens=count, sampling=text.sampling, strategy=strategy)
-    simulation.post("d0", Envelope(SCHEDULER, 1, Submit("j", 1, tuple(spec.fields().items()))))
-    simulation.run()
-    record = simulation.jobs["j"]
-    if tuple(record.tokens) != text.output or record.finish is None:
-        raise SystemExit(f"{strategy} did not give the target's text: {record.finish}")
-    return record.finish.stats
-
-
-def texts(prompts: Iterable[str], samplings: Sequence[Sampling], count: int, target: ModelDirectory) -> list[Text]:
-    """The target's own text for every prompt and sampling."""
-    import torch
-
-    from flowspec.model.reference import Reference
-    from flowspec.model.text import Tokenizer
-
-    torch.set_num_threads(1)
-    reference, tokenizer = Reference(target), Tokenizer(target)
-    encoded = [tokenizer.encode(prompt, raw=False) for prompt in prompts]
-    return [
-        Text(prompt, reference.decode(prompt, count, sampling), sampling)
-        for sampling in samplings
-        for prompt in encoded
-        if len(prompt) + count <= target.context
-    ]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--lockstep", action="store_true", help="keep the papers' barrier")
+    parser.add_argument("--coupled", action="store_true", help="let the drafter see the noise at T = 1")
     parser.add_argument("--stages", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--seeds", type=int, default=3, help="seeds at T = 1")
@@ -128,8 +71,7 @@ def main() -> None:
     from flowspec.core.stats import repeated_4grams
     from flowspec.model.drafter import load_drafter
 
-    files = sorted(given.prompts.glob("*.jsonl")) if given.prompts.is_dir() else [given.prompts]
-    prompts = [prompt for file in files for prompt in read_prompts(file)]
+    prompts = prompts_of(given.prompts)
     target, drafter = open_directory(default_pair()[0]), load_drafter(open_directory(default_pair()[1]))
     for temperature, seeds in ((0.0, [0]), (1.0, list(range(given.seeds)))):
         samplings = [Sampling(temperature, seed=seed) for seed in seeds]
@@ -142,7 +84,9 @@ def main() -> None:
         sums: dict[str, Sum] = {}
         for name, strategy in ROWS:
             sums[name] = Sum()
-            full = strategy + ("," if ":" in strategy else ":") + "lockstep=on" if given.lockstep else strategy
+            switches = [] if strategy == "autoregressive" or given.coupled else ["coupled=off"]
+            switches += ["lockstep=on"] if given.lockstep else []
+            full = ",".join([strategy if ":" in strategy else f"{strategy}:", *switches]).replace(":,", ":")
             for run in runs:
                 sums[name].add(simulate(run, full, given.stages, target, drafter))
         for name, total in sums.items():

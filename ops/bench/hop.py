@@ -79,6 +79,9 @@ class Stopwatch:
 
     def allocate(self, output: Allocate) -> None: ...
 
+    def learn(self, output: Any, link: Link) -> None:
+        raise NotImplementedError
+
     def release(self, job: str) -> None: ...
 
     def rows(self, part: int, offsets: Sequence[int]) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from flowspec.core.draft import REPORT_SECONDS, DraftMachine
+from flowspec.core.limits import TREE_ROWS
 from flowspec.core.machine import (
     Accepted,
     Allocate,
@@ -72,7 +73,7 @@ def test_a_job_opens_the_stages_and_streams_its_prompt_in_chunks() -> None:
     assert isinstance(accepted, Accepted)
     assert len(accepted.prompt_ids) == 120
     opened = [message for message in messages(outputs) if isinstance(message, Open)]
-    assert [message.capacity for message in opened] == [120 + 8 + 512] * 2
+    assert [message.capacity for message in opened] == [120 + 8 + TREE_ROWS] * 2
     chunks = [message for message in messages(outputs) if isinstance(message, Segment)]
     assert [len(chunk.ids) for chunk in chunks] == [60, 60]
     assert chunks[1].parents[0] == 59

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.core.sampling import MAX_SEED, Sampling, choose, gumbel, survivors, uniform
+from flowspec.core.sampling import MAX_SEED, Sampling, choose, gumbel, perturbed, survivors, uniform
 from flowspec.errors import JobError
 
 MASK = (1 << 64) - 1
@@ -134,3 +134,21 @@ def test_bad_values_are_refused_in_one_line(bad: dict[str, float]) -> None:
         Sampling(**bad)  # type: ignore[arg-type]
     assert "expected" in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@given(
+    st.integers(0, 1 << 40), st.integers(0, 1 << 20), st.floats(0.1, 3.0), st.sampled_from([0, 3, 20]),
+    st.sampled_from([1.0, 0.9, 0.5]),
+)  # fmt: skip
+def test_a_drafter_with_the_targets_logits_foresees_the_draw(
+    seed: int, index: int, temperature: float, top_k: int, top_p: float
+) -> None:
+    logits = np.sin(np.arange(50) * 1.7 + index % 13) * 4
+    sampling = Sampling(temperature, top_k, top_p, seed)
+    tokens, gaps = perturbed(logits, sampling, index, 8)
+    drawn, kept = choose(logits, sampling, index), set(survivors(logits, sampling)[0].tolist())
+    inside = [token for token in tokens if token in kept]
+    assert not inside or inside[0] == drawn, "among what may be drawn the draw comes first"
+    assert tokens[0] == drawn or top_k or top_p < 1
+    assert list(gaps) == sorted(gaps, reverse=True)
+    assert len(set(tokens)) == 8

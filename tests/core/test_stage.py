@@ -120,7 +120,7 @@ def test_the_last_stage_answers_for_tree_rows_and_the_prompts_last_one() -> None
     stage = Stage(2, 2)
     stage.receive(OPEN, PREFILL)
     assert stage.work().parts[0].answers == (1,)
-    assert sent(stage.done((9,))) == [Result("j", 1, 0, (1,), (9,))]
+    assert sent(stage.done((9,))) == [Result("j", 1, 0, (1,), (9,), seconds=1.0)]
 
 
 def test_a_job_that_asks_for_hidden_rows_gets_all_of_them() -> None:
@@ -129,7 +129,7 @@ def test_a_job_that_asks_for_hidden_rows_gets_all_of_them() -> None:
     assert stage.work().parts[0].answers == (0, 1)
     (send,) = stage.done((4, 9))
     assert isinstance(send, Send)
-    assert send.envelope.message == Result("j", 1, 0, (0, 1), (4, 9))
+    assert send.envelope.message == Result("j", 1, 0, (0, 1), (4, 9), seconds=1.0)
     assert send.rows is not None
 
 
@@ -228,12 +228,24 @@ def test_a_prune_is_idempotent_and_one_for_unknown_rows_is_a_fault() -> None:
 
 def test_the_retained_set_is_a_check() -> None:
     stage = Stage().prefilled()
-    stage.receive(segment(1, {2: 1, 3: 2, 4: 3}))
+    stage.receive(segment(1, {2: 1, 3: 2, 4: 3, 5: 3}))
     stage.poll()
     stage.done(())
-    (fault,) = sent(stage.receive(Prune("j", 1, 2, (2,), 3, (3,))))
+    (fault,) = sent(stage.receive(Prune("j", 1, 2, (2,), 3, (3, 5))))
     assert isinstance(fault, Fault)
     assert "keeps rows" in fault.reason
+
+
+def test_a_segment_that_overtook_a_prune_is_none_of_the_prunes_business() -> None:
+    """Its ids are newer than anything the prune knew of."""
+    stage = Stage().prefilled()
+    stage.receive(segment(1, {2: 1, 3: 2}))
+    stage.poll()
+    stage.done(())
+    stage.receive(segment(2, {4: 3}))
+    stage.poll()
+    stage.done(())
+    assert sent(stage.receive(Prune("j", 1, 2, (2,), 3, (3,)))) == []
 
 
 def test_messages_that_overtake_the_open_are_kept_for_it() -> None:

@@ -166,3 +166,15 @@ def test_check_finds_damage(damage: str) -> None:
         tree.next_id = 1
     with pytest.raises(StateError):
         tree.check()
+
+
+def test_a_child_added_again_with_another_value_takes_its_descendants_along() -> None:
+    """A drafter that saw more may think otherwise; no node may then outrank its parent."""
+    tree = Tree(0)
+    root = tree.plant(1, 0, -1)
+    child = tree.add(root, 5, -0.1)
+    leaf = tree.add(tree.add(child, 6, -0.2), 7, -0.3)
+    assert tree.add(root, 5, -2.0) == child
+    assert tree[child].value == -2.0
+    assert tree[leaf].score == pytest.approx(-2.5)
+    tree.check()

@@ -6,6 +6,7 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from flowspec.core.messages import Result, Segment
 from flowspec.core.sampling import Sampling
 from flowspec.drivers.replay import merge, replay
 from flowspec.errors import ReplayMismatch
+from flowspec.strategies import EXACT
 from tests.broker.conftest import Rig
 from tests.toy import TARGET
 from tests.toy_cluster import ToyCluster, ids_of
@@ -33,15 +35,16 @@ def start(rig: Rig) -> Iterator[Start]:
     running: list[ToyCluster] = []
 
     def link(node: str) -> Link:
-        made: Link = rig.link(node) if rig.memory else RedisLink(rig.url, Keys(), node, stages[0])
+        stages, middles = shape
+        made: Link = rig.link(node) if rig.memory else RedisLink(rig.url, Keys(), node, stages, middles=middles)
         rig.given.append(made)
         return made
 
-    stages: list[int] = []
+    shape = [0, 0]
 
-    def begin(count: int, **options: object) -> ToyCluster:
-        stages[:] = [count]
-        running.append(ToyCluster(rig.control, link, count, **options))  # type: ignore[arg-type]
+    def begin(count: int, **options: Any) -> ToyCluster:
+        shape[:] = [count, len(options.get("middles", ()))]
+        running.append(ToyCluster(rig.control, link, count, **options))
         return running[-1]
 
     yield begin
@@ -59,7 +62,7 @@ def expected(count: int = 40, sampling: Sampling = Sampling(), prompt: str = PRO
 @pytest.mark.parametrize("stages", [1, 3])
 def test_every_strategy_gives_the_targets_text(start: Start, stages: int) -> None:
     cluster = start(stages)
-    for strategy in ("autoregressive", "naive_pp", "pruned_pp", "flowspec", "flowspec:lockstep=on"):
+    for strategy in (*EXACT, "flowspec:lockstep=on", "specpipe:barrier=on", "specpipe:width=auto"):
         for sampling in (Sampling(), Sampling(1.0, seed=2)):
             spec = JobSpec(prompt=PROMPT, max_new_tokens=40, strategy=strategy, sampling=sampling)
             ids, end, error = cluster.run(spec)
@@ -68,6 +71,30 @@ def test_every_strategy_gives_the_targets_text(start: Start, stages: int) -> Non
             assert stats["tokens"] == len(ids)
             assert stats["rows"]["useful"] == (len(ids) - 1) * stages
             assert all(0 <= busy <= 1.5 for busy in stats["stage_busy"])
+
+
+@pytest.mark.parametrize("middles", [(0.8,), (0.7, 0.9)])
+def test_a_chain_of_models_gives_the_targets_text(start: Start, middles: tuple[float, ...]) -> None:
+    cluster = start(2, middles=middles)
+    for strategy in ("pipespec:window=16", "speculative", "flowspec"):
+        for sampling in (Sampling(), Sampling(1.0, seed=2)):
+            spec = JobSpec(prompt=PROMPT, max_new_tokens=30, strategy=strategy, sampling=sampling)
+            ids, end, error = cluster.run(spec)
+            assert (ids, error) == (expected(30, sampling), ""), strategy
+            assert len(json.loads(end["stats"])["stage_busy"]) == 2
+
+
+def test_a_lost_middle_model_ends_its_jobs(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("redis_control", "memory_control"):
+        monkeypatch.setattr(f"flowspec.broker.{module}.LEASE_MS", 1500)
+    cluster = start(1, middles=(0.9,))
+    cluster.workers["middle-1"]._performer.compute = lambda *_: time.sleep(3)  # type: ignore[method-assign, assignment, return-value]
+    job = cluster.submit(JobSpec(prompt=PROMPT, max_new_tokens=60, strategy="speculative"))
+    time.sleep(0.3)
+    cluster.leases["middle-1"]._stop.set()  # as if its process were gone
+    _, end, error = cluster.wait(job, 10)
+    assert end["finish_reason"] == "error"
+    assert error == "the worker of middle model 1 was lost; submit the job again"
 
 
 def test_jobs_run_side_by_side_and_in_turn(start: Start) -> None:
@@ -171,13 +198,21 @@ def recorded(cluster: ToyCluster, strategy: str) -> list[str]:
     return merge(cluster.control.read_recording(job))
 
 
-@pytest.mark.parametrize("strategy", ["flowspec", "flowspec:lockstep=on", "naive_pp"])
-def test_a_recording_replays_exactly(start: Start, strategy: str) -> None:
-    lines = recorded(start(3), strategy)
-    result = replay(lines)
-    assert result.tokens == expected(30)
-    assert result.nodes == ("d0", "s1", "s2", "s3")
-    assert result.steps == len(lines) - 1
+def test_a_recording_replays_exactly(start: Start) -> None:
+    cluster = start(3)
+    for strategy in (*EXACT, "flowspec:lockstep=on", "specpipe:width=auto"):
+        lines = recorded(cluster, strategy)
+        result = replay(lines)
+        assert result.tokens == expected(30), strategy
+        assert result.nodes == ("d0", "s1", "s2", "s3")
+        assert result.steps == len(lines) - 1
+
+
+@pytest.mark.parametrize("strategy", ["pipespec:window=8", "speculative", "specpipe"])
+def test_a_chains_recording_replays_exactly(start: Start, strategy: str) -> None:
+    """Also where the job had no use for the middle model."""
+    lines = recorded(start(2, middles=(0.8,)), strategy)
+    assert replay(lines).tokens == expected(30)
 
 
 def test_a_recording_of_one_job_among_others_replays_alone(start: Start) -> None:
@@ -246,11 +281,11 @@ class Repeating(Meddling):
 
 
 @pytest.mark.parametrize("meddler", [Stuttering, Repeating])
-@pytest.mark.parametrize("strategy", ["flowspec", "flowspec:lockstep=on", "naive_pp"])
-def test_duplicates_and_delays_change_nothing(start: Start, meddler: type[Meddling], strategy: str) -> None:
-    cluster = start(2, wrap=meddler)
-    ids, _, error = cluster.run(JobSpec(prompt=PROMPT, max_new_tokens=30, strategy=strategy))
-    assert (ids, error) == (expected(30), "")
+def test_duplicates_and_delays_change_nothing(start: Start, meddler: type[Meddling]) -> None:
+    cluster = start(2, wrap=meddler, middles=(0.8,))
+    for strategy in (*EXACT, "flowspec:lockstep=on"):
+        ids, _, error = cluster.run(JobSpec(prompt=PROMPT, max_new_tokens=30, strategy=strategy))
+        assert (ids, error) == (expected(30), ""), strategy
 
 
 class Losing(Meddling):

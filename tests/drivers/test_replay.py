@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 
 from flowspec.core import machine as m
+from flowspec.core.limits import Limits
 from flowspec.core.messages import Close, Envelope, Message, Open
 from flowspec.core.sampling import Sampling
-from flowspec.core.session import Limits
 from flowspec.drivers.record import Recorder, from_json, to_json
 from flowspec.drivers.replay import header, merge, replay, replay_file
 from flowspec.errors import ReplayMismatch

@@ -43,6 +43,30 @@ def test_a_stage_outside_the_pipeline_is_refused(clusters: Clusters, stage: str)
     assert "is not in the pipeline; its stages are 1 to 2" in line
 
 
+@pytest.mark.parametrize(
+    ("middles", "model", "says"), [((), "1", "has no middle models"), (("draft",), "2", "are 1 to 1")]
+)
+def test_a_middle_model_outside_the_chain_is_refused(middles: tuple[str, ...], model: str, says: str) -> None:
+    with Cluster(Setup("target", "draft", 1, middles)) as cluster:
+        assert says in said(worker("workers.middle", f"--model={model}", url=cluster.url))
+
+
+def test_a_stage_may_keep_its_rows_in_two_levels() -> None:
+    with Cluster(Setup("target", "draft", 1)) as cluster, Client(cluster.url) as client:
+        expected = client.submit("Why is the sky blue?", max_new_tokens=16).result().token_ids
+        stage = cluster._processes["verify-1"]
+        stage.terminate()
+        stage.wait(10)
+        command = [sys.executable, "-m", "workers.verify", "--stage", "1", "--attention", "two-level"]
+        other = subprocess.Popen(command, env={**os.environ, "FLOWSPEC_REDIS_URL": cluster.url})
+        try:
+            found = client.submit("Why is the sky blue?", max_new_tokens=16, strategy="pipedec").result()
+        finally:
+            other.terminate()
+            other.wait(10)
+    assert found.token_ids == expected
+
+
 def test_two_workers_cannot_claim_one_stage(clusters: Clusters) -> None:
     cluster = clusters(2)
     line = said(worker("workers.verify", "--stage", "2", url=cluster.url))

@@ -16,11 +16,12 @@ import pytest
 
 from flowspec.cli.generate import read_prompts
 from flowspec.client import Client
+from flowspec.cluster import Cluster, Setup
 from flowspec.core.sampling import Sampling
 from flowspec.model.directory import default_pair, open_directory
 from flowspec.model.reference import Reference
 from flowspec.model.text import Tokenizer
-from flowspec.strategies import STRATEGIES
+from flowspec.strategies import EXACT
 from tests.e2e.conftest import NOTES, Clusters
 
 PROMPTS = Path(__file__).parent.parent / "data" / "prompts.jsonl"
@@ -85,25 +86,44 @@ def checker(reference: Reference) -> Checker:
     return Checker(reference)
 
 
-@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize("stages", [1, 4])
 def test_a_prompt_of_each_kind(checker: Checker, clusters: Clusters, stages: int) -> None:
     with Client(clusters(stages).url) as client:
         for row in rows()[::4]:
-            for strategy in STRATEGIES:
+            for strategy in ("flowspec", "pipedec"):
                 checker.check(client, row["prompt"], strategy, 24, Sampling())
         for row, sampling in zip(rows()[1::4], SAMPLED, strict=True):
-            for strategy in STRATEGIES:
-                checker.check(client, row["prompt"], strategy, 24, sampling)
-        checker.check(client, rows()[0]["prompt"], "flowspec:lockstep=on", 24, Sampling())
+            checker.check(client, row["prompt"], "flowspec", 24, sampling)
+        for at, strategy in enumerate((*EXACT, "flowspec:lockstep=on", "specpipe:width=auto")):
+            sampling = (Sampling(), SAMPLED[0], SAMPLED[-1])[(at + stages) % 3]
+            checker.check(client, rows()[0]["prompt"], strategy, 16, sampling)
+    checker.report()
+
+
+@pytest.mark.parametrize("draft", ["head", "draft+ngram"])
+def test_every_draft_source(checker: Checker, draft: str) -> None:
+    with Cluster(Setup("target", draft, 2)) as cluster, Client(cluster.url) as client:
+        for strategy in ("flowspec", "pipedec_head", "specpipe", "chain"):
+            for row, sampling in zip(rows()[::12], (Sampling(), SAMPLED[-1]), strict=True):
+                checker.check(client, row["prompt"], strategy, 16, sampling)
+    checker.report()
+
+
+def test_a_chain_of_three_models(checker: Checker) -> None:
+    with Cluster(Setup("target", "draft", 2, ("medium",))) as cluster, Client(cluster.url) as client:
+        for strategy in ("pipespec", "speculative"):
+            for row, sampling in zip(rows()[::12], (Sampling(), SAMPLED[-1]), strict=True):
+                checker.check(client, row["prompt"], strategy, 16, sampling)
     checker.report()
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize("stages", [1, 4, 6, 12])
 def test_the_whole_grid(checker: Checker, clusters: Clusters, stages: int) -> None:
+    """Every prompt and sampling with FlowSpec; every strategy with a prompt of each kind."""
     with Client(clusters(stages).url) as client:
-        for row in rows():
-            for strategy in STRATEGIES:
+        for at, row in enumerate(rows()):
+            for strategy in EXACT if at % 4 == 0 else ("flowspec", "specpipe"):
                 for sampling in (Sampling(), *SAMPLED):
                     checker.check(client, row["prompt"], strategy, 64, sampling)
     checker.report()
@@ -120,7 +140,7 @@ def test_public_prompt_sets(checker: Checker, clusters: Clusters, stages: int) -
         for file in files:
             usable = [p for p in read_prompts(file) if len(checker._tokenizer.encode(p, raw=False)) < context - 64]
             for prompt in usable[:4]:
-                for strategy in STRATEGIES:
+                for strategy in EXACT:
                     for sampling in (Sampling(), Sampling(1.0, seed=0)):
                         checker.check(client, prompt, strategy, 64, sampling)
     checker.report()

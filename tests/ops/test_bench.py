@@ -34,3 +34,19 @@ def test_ablation_checks_the_text_and_orders_the_strategies(tmp_path: Path) -> N
     assert greedy["autoregressive"][0] == "0.2500"
     assert float(greedy["flowspec whole"][0]) > float(greedy["pruned_pp"][0]) > 0.25
     assert len(rows) == 18
+
+
+def test_systems_checks_the_text_and_agrees_with_the_formulas(tmp_path: Path) -> None:
+    few = tmp_path / "few.jsonl"
+    few.write_text("\n".join(PROMPTS.read_text().splitlines()[8:10]))
+    chosen = "autoregressive,pipedec,specpipe,static_tree,speculative,chain"
+    rows = printed(
+        "ops.bench.systems", "--tokens", "16", "--stages", "4", "--temperatures", "0", "--sources", "slm,ngram",
+        "--strategies", chosen, "--prompts", str(few),
+    )  # fmt: skip
+    table = {(row[0], row[1]): row for row in rows[2:]}
+    assert len(table) == 11, "plain decoding drafts nothing: one row"
+    assert table["autoregressive", "slm"][3] == "0.250"
+    for strategy in ("pipedec", "specpipe", "static_tree", "speculative"):
+        assert 0.97 <= float(table[strategy, "slm"][8]) <= 1.03
+        assert float(table[strategy, "slm"][3]) > 0.25

@@ -114,7 +114,8 @@ class PipeDecSketch:
             case Done(result) if isinstance(result, DraftDone):
                 self.working = False
                 self.drafting.done(result, self.tree)
-                if self.drafting.growing and self.drafting.advance(self.tree) is not None:
+                if self.drafting.growing and not self.drafting.wants(self.tree):
+                    self.drafting.collect(self.tree)
                     return [Complete(JOB, 1, (task("decode", self.t, 0),))]
                 return []
         raise AssertionError(event)
@@ -149,7 +150,7 @@ class PipeDecSketch:
         verdict = follow(self.tree, self.answers, budget=COUNT - len(self.output), eos=TARGET.eos)
         layers = {stage + 1: nodes for stage, nodes in self.layers.items()}
         if verdict is not None:
-            path = [(node, self.tree[node].token) for node in verdict.accepted]
+            path = [self.tree[node] for node in verdict.accepted]
             position = self.tree[verdict.accepted[-1]].position + 1
             if verdict.successor is None or verdict.finish:
                 root = self.tree.plant(verdict.tokens[-1], position, verdict.accepted[-1])
@@ -166,7 +167,7 @@ class PipeDecSketch:
             )  # fmt: skip
             self.offset += len(verdict.accepted)
             self.output += verdict.tokens
-            self.drafting.commit(path, root)
+            self.drafting.commit(path, root, self.tree)
             if verdict.finish:
                 return outputs
         if grown is not None and grown in self.tree:
@@ -190,7 +191,7 @@ class PipeDecSketch:
             outputs.append(self.inject(self.layers[1]))
         tip = max(self.tree, key=lambda node: node.depth).id
         self.drafting.begin(WholeChain(tip), idle=False)
-        assert self.drafting.advance(self.tree) is None
+        assert self.drafting.wants(self.tree)
         return [*outputs, Complete(JOB, 1, (task("verdict", before),))]
 
     def inject(self, nodes: list[int]) -> Send:

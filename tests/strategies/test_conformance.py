@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import zlib
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -10,27 +13,34 @@ from flowspec.core.draft import DraftMachine
 from flowspec.core.jobs import JobSpec
 from flowspec.core.machine import Input, Output, Received, Run, Send
 from flowspec.core.machine import Pass as StagePass
-from flowspec.core.messages import Result, Segment
+from flowspec.core.messages import DRAFT, GRAPH, Envelope, Prune, Result, Segment
 from flowspec.core.sampling import Sampling
+from flowspec.core.tree import Tree
 from flowspec.drivers.sim import Costs, Simulation, unit_costs
-from flowspec.strategies import STRATEGIES
+from flowspec.strategies import EXACT, STRATEGIES, build
 from tests.toy import PROMPT, TARGET, generate, pipeline, submit
 
+LOSSY = sorted(set(STRATEGIES) - set(EXACT))
 VARIANTS = [
-    *STRATEGIES,
+    *EXACT,
     "flowspec:lockstep=on", "flowspec:merge=off", "flowspec:expand=off", "flowspec:order=generation",
     "flowspec:nodes=5,width=2,loops=2,segment=3", "pruned_pp:order=score,lockstep=on", "naive_pp:lockstep=on",
-    "flowspec:merge=off,expand=off,lockstep=on", "flowspec:nodes=300,segment=40",
+    "flowspec:merge=off,expand=off,lockstep=on", "flowspec:nodes=300,segment=40", "flowspec:coupled=off",
+    "pipedec:groups=2", "pipedec:barrier=off", "pipedec:width=4,children=2", "specpipe:width=auto", "specpipe:levels=2",
+    "specpipe:barrier=on", "specpipe:width=3,children=2,in_flight=9", "chain:window=1", "chain:window=5,in_flight=3",
+    "chain:confidence=30", "pipespec:window=4", "speculative:lookahead=3", "static_tree:shape=2-2-1",
 ]  # fmt: skip
 GREEDY = Sampling()
 SAMPLED = [Sampling(temperature=1.0, seed=seed) for seed in range(3)]
 NUCLEUS = Sampling(temperature=0.6, top_k=20, top_p=0.9, seed=7)
 
 
-@pytest.mark.parametrize("stages", [1, 2, 4, 7])
-@pytest.mark.parametrize("hit_rate", [0.0, 0.6, 1.0])
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_ids_equal_plain_decoding(variant: str, hit_rate: float, stages: int) -> None:
+@pytest.mark.parametrize(
+    ("variant", "stages", "hit_rate"),
+    [(variant, *shape) for variant in EXACT for shape in ((1, 0.6), (2, 1.0), (4, 0.0), (7, 0.6))]
+    + [(variant, 4, 0.6) for variant in VARIANTS],
+)
+def test_ids_equal_plain_decoding(variant: str, stages: int, hit_rate: float) -> None:
     for sampling in (GREEDY, SAMPLED[0], NUCLEUS):
         record = generate(variant, stages, hit_rate=hit_rate, sampling=sampling, count=40)
         assert record.finish is not None
@@ -41,7 +51,7 @@ def test_ids_equal_plain_decoding(variant: str, hit_rate: float, stages: int) ->
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("count", [1, 3])
 def test_the_budget_is_exact(variant: str, count: int) -> None:
     record = generate(variant, 3, count=count, hit_rate=1.0)
     assert tuple(record.tokens) == TARGET.decode(PROMPT, count, GREEDY)
@@ -57,7 +67,7 @@ def test_the_end_of_the_context_is_the_end(variant: str) -> None:
     assert tuple(record.tokens) == TARGET.decode(prompt, 50, GREEDY)[:2]
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", EXACT)
 def test_seeds_are_reproduced_and_differ(variant: str) -> None:
     texts = [tuple(generate(variant, 2, sampling=sampling, count=30).tokens) for sampling in SAMPLED]
     assert texts == [TARGET.decode(PROMPT, 30, sampling) for sampling in SAMPLED]
@@ -72,7 +82,6 @@ class Watch:
         self.answered: Counter[int] = Counter()
         self.rows: dict[int, set[int]] = {}
         self.trace: list[object] = []
-        self.most_in_flight = 0
         self.draft: DraftMachine | None = None
 
     def __call__(self, node: str, now: float, event: Input, outputs: list[Output]) -> None:
@@ -81,7 +90,7 @@ class Watch:
             return
         for session in self.draft.sessions.values():
             session.tree.check()
-            self.most_in_flight = max(self.most_in_flight, session.in_flight)
+            assert session.in_flight <= session.strategy.capacity
         for output in outputs:
             if isinstance(output, Send) and isinstance(segment := output.envelope.message, Segment) and segment.round:
                 self.sent[segment.segment] += 1
@@ -126,8 +135,6 @@ def test_every_segment_is_answered_once_or_void(variant: str, costs: Costs) -> N
     assert isinstance(stats["rows"], dict)
     committed = len(record.tokens) - 1
     assert stats["rows"]["useful"] == committed * 3, "every committed row passed every stage once"
-    if "lockstep" not in variant:
-        assert watch.most_in_flight <= 4
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -166,3 +173,100 @@ def test_lockstep_starts_no_step_before_the_answer_of_n_steps_before(variant: st
                 assert running <= answers - 1 + 1
                 held_back |= running == answers - 1 + 1
     assert held_back, "the barrier never bound"
+
+
+@pytest.mark.parametrize("name", LOSSY)
+def test_a_lossy_mode_says_so_in_name_and_result_and_ends(name: str) -> None:
+    assert "lossy" in name
+    for sampling in (GREEDY, SAMPLED[0]):
+        record = generate(name, 3, hit_rate=0.6, sampling=sampling, count=40)
+        assert record.finish is not None
+        assert record.finish.error == ""
+        assert record.finish.stats["lossy"] == name.rpartition("_")[2]
+        assert 1 <= len(record.tokens) <= 40
+
+
+def test_the_relaxed_mode_hits_where_the_exact_one_misses() -> None:
+    exact, relaxed = (generate(name, 3, hit_rate=0.3) for name in ("specpipe", "specpipe_lossy_relaxed"))
+    assert exact.finish is not None
+    assert relaxed.finish is not None
+    assert relaxed.finish.stats["hit_rate"] == 1.0  # every child is among the 256 best of 64 tokens
+    assert exact.finish.stats["hit_rate"] < 0.6  # type: ignore[operator]
+    assert relaxed.tokens != exact.tokens
+    assert "lossy" not in exact.finish.stats
+
+
+def test_the_nucleus_mode_takes_the_drafts_favourite_of_those_the_target_likes() -> None:
+    tree = Tree(0)
+    root = tree.plant(1, 0, -1)
+    best, second = tree.add(root, 5, -0.1), tree.add(root, 6, -0.2)
+    tree.select([best, second])
+    mode = build("specpipe_lossy_nucleus:nucleus=50", 2)
+    top = [(7, math.log(0.4)), (6, math.log(0.3)), (5, math.log(0.2))]
+    assert mode.decide(tree, root, 7, top) == 6, "5 lies outside the nucleus"
+    assert mode.decide(tree, root, 7, [(5, math.log(0.3)), *top]) == 5
+    assert mode.decide(tree, root, 7, [(7, math.log(0.9))]) == 7, "a miss emits the target's own"
+
+
+class Meddled(Simulation):
+    """A broker that says some things twice, and loses one message if told which."""
+
+    def __init__(self, *arguments: Any, lose: tuple[type, str] | None = None, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._lose, self._seen = lose, 0
+        self.lost = False
+
+    def _deliver(self, source: str, to: str, envelope: Envelope) -> None:
+        if self._lose is not None and not self.lost and self._is_lost(to, envelope):
+            self.lost = True
+            return
+        super()._deliver(source, to, envelope)
+        if zlib.crc32(f"{to} {envelope.sender} {envelope.seq}".encode()) % 3 == 0:
+            super()._deliver(source, to, envelope)
+
+    def _is_lost(self, to: str, envelope: Envelope) -> bool:
+        assert self._lose is not None
+        kind, node = self._lose
+        self._seen += to == node and isinstance(envelope.message, kind)
+        return self._seen == 3
+
+
+def meddled(variant: str, **options: Any) -> Meddled:
+    """A run in which senders' messages overtake each other on the way to a receiver.
+
+    Each sender's keep their order. What the graph lets go keeps its place among the draft worker's own: a
+    commit and the segments it releases are written to one log by one script.
+    """
+    arrived: dict[tuple[str, str], float] = {}
+
+    def link(source: str, to: str, envelope: Envelope) -> float:
+        now = simulation.now
+        sender = DRAFT if envelope.sender == GRAPH else envelope.sender
+        wanted = now + zlib.crc32(f"{source} {to} {envelope.seq}".encode()) % 100 / 30
+        # A margin over the one before: equal times might be rounded into the wrong order.
+        arrived[sender, to] = max(wanted, arrived.get((sender, to), 0.0) + 1e-6)
+        return arrived[sender, to] - now
+
+    plain = pipeline(3, 0.7)
+    nodes = {name: (plain.machine(name), plain.executor(name)) for name in ("d0", "s1", "s2", "s3")}
+    simulation = Meddled(nodes, Costs(RAGGED.work, link), **options)
+    submit(simulation, "job", JobSpec(prompt_ids=PROMPT, max_new_tokens=40, strategy=variant))
+    simulation.run()
+    return simulation
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_duplicates_delays_and_reordered_streams_do_not_change_the_text(variant: str) -> None:
+    assert tuple(meddled(variant).jobs["job"].tokens) == TARGET.decode(PROMPT, 40, GREEDY)
+
+
+@pytest.mark.parametrize("lose", [(Segment, "s1"), (Segment, "s3"), (Prune, "s2"), (Result, "d0")])
+@pytest.mark.parametrize("variant", EXACT)
+def test_a_lost_message_ends_in_a_clear_failure(variant: str, lose: tuple[type, str]) -> None:
+    simulation = meddled(variant, lose=lose)
+    record = simulation.jobs["job"]
+    assert simulation.lost
+    assert record.finish is not None, "it hangs"
+    assert record.finish.reason == "error"
+    assert "lost" in record.finish.error or "missing" in record.finish.error or "lacks" in record.finish.error
+    assert tuple(record.tokens) == TARGET.decode(PROMPT, 40, GREEDY)[: len(record.tokens)]

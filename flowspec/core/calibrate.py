@@ -1,0 +1,92 @@
+"""What a candidate is worth: an online table of acceptance by source, rank and gap.
+
+Where a drafter's numbers are no probabilities of acceptance (it saw the target's noise, or several
+drafters speak at once) a node's value is what such candidates were worth so far in this job. A cell
+counts how often a candidate of that source, rank and gap was the target's token; before anything is known
+it holds a prior. The gap of a coupled candidate is how far it lies behind its source's best, of the best
+itself how far it leads; of an uncoupled one it is its own log-probability, negated. Rank says who is asked
+first, the value what to expect: the two are kept apart (``design.md`` 4).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flowspec.core.tree import Expansion, Node
+
+#: Upper ends of the gap's cells, in nats.
+EDGES = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
+CELLS = len(EDGES) + 1
+#: Ranks from this one on share a cell.
+RANKS = 16
+#: How many observations the prior counts for.
+PRIOR_WEIGHT = 6.0
+#: No value says certainty: the log of it would make every descendant as good as its ancestor.
+MOST = 0.98
+
+
+@dataclass(slots=True)
+class _Cell:
+    tries: float
+    hits: float
+
+
+class Calibration:
+    """One job's table; ``coupled``: the drafters see the target's noise."""
+
+    def __init__(self, coupled: bool) -> None:
+        self._coupled = coupled
+        self._cells: dict[int, _Cell] = {}
+
+    def expansion(self, tokens: Sequence[int], values: Sequence[float], sources: Sequence[int] = ()) -> Expansion:
+        """The candidates with calibrated values, best first; ``values`` are the drafter's own."""
+        own: dict[int, list[float]] = {}
+        entries = []
+        for at, value in enumerate(values):
+            own.setdefault(sources[at] if sources else 0, []).append(value)
+        ranks = dict.fromkeys(own, -1)
+        for at, token in enumerate(tokens):
+            source = sources[at] if sources else 0
+            ranks[source] += 1
+            gap = _gap(own[source], ranks[source]) if self._coupled else -values[at]
+            cell = (source * RANKS + min(ranks[source], RANKS - 1)) * CELLS + sum(gap > edge for edge in EDGES)
+            entries.append((self._value(cell), token, cell))
+        entries.sort(key=lambda entry: -entry[0])
+        return Expansion(
+            tuple(token for _, token, _ in entries),
+            tuple(value for value, _, _ in entries),
+            tuple(cell for _, _, cell in entries),
+        )
+
+    def observe(self, node: Node, token: int) -> None:
+        """The target chose ``token`` after ``node``."""
+        if node.expansion is None:
+            return
+        for candidate, cell in zip(node.expansion.tokens, node.expansion.cells, strict=False):
+            entry = self._cells[cell]
+            entry.tries += 1
+            entry.hits += candidate == token
+
+    def _value(self, number: int) -> float:
+        cell = self._cells.get(number)
+        if cell is None:
+            cell = self._cells[number] = _Cell(PRIOR_WEIGHT, PRIOR_WEIGHT * self._prior(number))
+        return math.log(min(MOST, max(1e-4, cell.hits / cell.tries)))
+
+    def _prior(self, number: int) -> float:
+        """Expected acceptance before anything was seen: a lead helps the first, a lag hurts the others."""
+        rank, bucket = number // CELLS % RANKS, number % CELLS
+        middle = (0.0, *EDGES)[bucket]
+        if not self._coupled:
+            return math.exp(-middle)
+        if rank == 0:
+            return 0.3 + 0.5 * (1 - math.exp(-middle / 2))
+        return 0.25 / (rank + 1) * math.exp(-middle / 4)
+
+
+def _gap(values: Sequence[float], rank: int) -> float:
+    if rank:
+        return values[0] - values[rank]
+    return values[0] - values[1] if len(values) > 1 else EDGES[-1]

@@ -1,0 +1,154 @@
+"""Growing a tree layer by layer, and along one path.
+
+``LayerGrowth`` appends whole layers of bounded width (PipeDec, SpecPipe: ``algorithms.md`` 3.2, 4.1),
+``StaticGrowth`` a tree of fixed shape (SpecInfer: ``algorithms.md`` 6), ``PathGrowth`` one token after the
+other (chains). All are driven like a ``core.strategy.Growth``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from flowspec.core.tree import Tree
+
+
+def deepest(tree: Tree) -> list[int]:
+    """The nodes of T's deepest layer, parents' order: the bottom layer of PipeDec's arrays."""
+    depth = max(node.depth for node in tree if node.selected)
+    return sorted(node.id for node in tree if node.selected and node.depth == depth)
+
+
+def missing(tree: Tree, nodes: Sequence[int]) -> tuple[int, ...]:
+    """Those of ``nodes`` no drafter has answered for."""
+    return tuple(node for node in nodes if tree[node].expansion is None)
+
+
+def add_layer(tree: Tree, above: Sequence[int], children: int, width: int) -> list[int]:
+    """The ``width`` best of ``children`` candidates of every node of ``above``, as nodes.
+
+    Best by cumulative score; the answer is grouped by parent, as BFS arrays need it (``algorithms.md``
+    9.16). Ties go to the earlier parent and the earlier candidate.
+    """
+    entries = []
+    for order, parent in enumerate(above):
+        expansion = tree[parent].expansion
+        if expansion is None:
+            continue
+        pairs = zip(expansion.tokens[:children], expansion.values[:children], strict=True)
+        for rank, (token, value) in enumerate(pairs):
+            entries.append((-(tree[parent].score + value), order, rank, parent, token, value))
+    chosen = sorted(sorted(entries)[:width], key=lambda entry: entry[1:3])
+    return [tree.add(parent, token, value) for _, _, _, parent, token, value in chosen]
+
+
+class LayerGrowth:
+    """``levels`` layers below the bottom one as one segment, ``width`` nodes each, ``children`` a node.
+
+    The last layer is chosen only when the segment is asked for: a verdict that comes meanwhile leaves
+    more of the width to what is valid (PipeDec draws before the prune and selects after it, 9.15). After
+    a prune the bottom layer is the deepest that survived, with whatever was drafted for it before.
+    """
+
+    def __init__(self, tree: Tree, width: int, children: int, levels: int = 1) -> None:
+        self._width, self._children, self._levels = width, children, levels
+        self._start(tree)
+
+    def _start(self, tree: Tree) -> None:
+        self._grown: list[int] = []
+        self._bottom = deepest(tree)
+        self._left = self._levels
+
+    def pending(self, tree: Tree) -> tuple[int, ...]:
+        """Nodes of the bottom layer that no drafter has answered for."""
+        while self._left > 1 and self._bottom and not missing(tree, self._bottom):
+            self._bottom = add_layer(tree, self._bottom, self._children, self._width)
+            self._grown += self._bottom
+            self._left -= 1
+        return missing(tree, self._bottom)
+
+    def segments(self, tree: Tree) -> list[list[int]]:
+        """One segment; none while the drafter has not answered."""
+        if self.pending(tree):
+            return []
+        layer = add_layer(tree, self._bottom, self._children, self._width) if self._bottom else []
+        grown = [*self._grown, *layer]
+        return [grown] if grown else []
+
+    def rebase(self, tree: Tree) -> None:
+        """Begin below the deepest layer that survived; what was drafted stays with its nodes."""
+        self._start(tree)
+
+
+class StaticGrowth:
+    """A tree of fixed shape: every node of level i gets ``branching[i]`` children; root and tree at once."""
+
+    def __init__(self, tree: Tree, branching: Sequence[int]) -> None:
+        self._branching = list(branching)
+        self._nodes = [tree.root]
+        self._bottom = [tree.root]
+
+    def pending(self, tree: Tree) -> tuple[int, ...]:
+        """Nodes of the level under way that no drafter has answered for."""
+        while self._branching and self._bottom:
+            wanted = missing(tree, self._bottom)
+            if wanted:
+                return wanted
+            children = self._branching.pop(0)
+            self._bottom = add_layer(tree, self._bottom, children, children * len(self._bottom))
+            self._nodes += self._bottom
+        return ()
+
+    def segments(self, tree: Tree) -> list[list[int]]:
+        """The root and all levels as one segment."""
+        return [self._nodes]
+
+    def rebase(self, tree: Tree) -> None:
+        """A static tree is judged as a whole: there is no prune inside a round."""
+
+
+class PathGrowth:
+    """The best child of the best child, from ``tip`` on, ``length`` nodes beyond it at most.
+
+    ``finish`` names the segments from the path's nodes; it is asked with what there is. A node whose score
+    since ``tip`` is below ``least`` ends the path: it is not worth a row.
+    """
+
+    def __init__(
+        self,
+        tree: Tree,
+        tip: int,
+        length: int,
+        finish: Callable[[Tree, list[int]], list[list[int]]],
+        least: float = float("-inf"),
+    ) -> None:
+        self.tip = tip
+        self._end, self._finish = tree[tip].depth + length, finish
+        self._floor = tree[tip].score + least
+        self._nodes: list[int] = []
+
+    def pending(self, tree: Tree) -> tuple[int, ...]:
+        """The path's end, until the path is as long as it may be."""
+        while tree[self.tip].depth < self._end:
+            expansion = tree[self.tip].expansion
+            if expansion is None:
+                return (self.tip,)
+            if not expansion.tokens or tree[self.tip].score + expansion.values[0] < self._floor:
+                break
+            self.tip = tree.add(self.tip, expansion.tokens[0], expansion.values[0])
+            self._nodes.append(self.tip)
+        return ()
+
+    def segments(self, tree: Tree) -> list[list[int]]:
+        """What ``finish`` makes of the path so far."""
+        return self._finish(tree, self._nodes)
+
+    def rebase(self, tree: Tree) -> None:
+        """Keep what lies below the new root."""
+        self._nodes = [node for node in self._nodes if node in tree]
+        if self.tip not in tree:
+            self.tip = tree.root
+
+    def adopt(self, tree: Tree, tip: int) -> None:
+        """Go on from ``tip``: another model has had its say."""
+        if self.tip not in tree or tip not in tree.path(self.tip):
+            self.tip, self._nodes = tip, []

@@ -1,0 +1,97 @@
+"""Where drafts come from: a draft's name, checked before anything is loaded. torch only to load one.
+
+A name is a folder or hub name of a small language model or of an EAGLE head (told apart by what is in it),
+``ngram``, or several of these joined by ``+``, merged into one tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from flowspec.errors import ConfigError, ModelError
+from flowspec.model.base import DraftExecutor
+from flowspec.model.directory import ModelDirectory, check_pair, fetch_weights, local_path
+
+NGRAM = "ngram"
+#: What an EAGLE head has and no language model.
+_HEAD_TENSOR = "fc.weight"
+
+
+def source_names(draft: str) -> tuple[str, ...]:
+    """The parts of ``draft``; ConfigError if one is empty or named twice."""
+    if local_path(draft) is not None:
+        return (draft,)
+    names = tuple(name.strip() for name in draft.split("+"))
+    if not all(names) or len(set(names)) != len(names):
+        raise ConfigError(f"draft {draft!r} is no list of drafters; expected like DIR, ngram or DIR+ngram")
+    return names
+
+
+def is_head(directory: ModelDirectory) -> bool:
+    """Whether the directory holds an EAGLE head and not a language model."""
+    return _HEAD_TENSOR in directory.weight_files
+
+
+def check_sources(target: ModelDirectory, draft: str) -> None:
+    """ModelError or ConfigError unless every part of ``draft`` can draft for ``target``."""
+    for name in source_names(draft):
+        if name == NGRAM:
+            continue
+        directory = fetch_weights(name, _all)
+        if is_head(directory):
+            check_head(directory, target)
+        else:
+            check_pair(target, directory)
+
+
+def check_head(head: ModelDirectory, target: ModelDirectory) -> None:
+    """ModelError unless ``head`` is an EAGLE head of the target's shape."""
+    if not is_head(head):
+        raise ModelError(f"{head.path} is no EAGLE head: it has no tensor {_HEAD_TENSOR}")
+    if head.hidden_size != target.hidden_size:
+        raise ModelError(
+            f"the head in {head.path} has hidden size {head.hidden_size}, the target {target.hidden_size}; "
+            "a head serves only the target it was trained for"
+        )
+
+
+def fingerprint(draft: str) -> str:
+    """Digests of the parts: equal for copies of the same drafters."""
+    names = source_names(draft)
+    return "+".join(name if name == NGRAM else fetch_weights(name, _all).fingerprint for name in names)
+
+
+def load_sources(draft: str, target: ModelDirectory) -> DraftExecutor:
+    """The drafter called ``draft``, for ``target``."""
+    loaded = [_load(name, target) for name in source_names(draft)]
+    if len(loaded) == 1:
+        return loaded[0]
+    from flowspec.model.hybrid import HybridDrafter
+
+    return HybridDrafter(loaded)
+
+
+def target_needs(draft: str) -> Callable[[ModelDirectory], tuple[str, ...]]:
+    """Which of the target's tensors the draft worker reads, by prefix: a head shares its ends."""
+    heads = any(name != NGRAM and is_head(fetch_weights(name, _all)) for name in source_names(draft))
+    return lambda target: ("model.embed_tokens.", "lm_head.") if heads else ("config only",)
+
+
+def _load(name: str, target: ModelDirectory) -> DraftExecutor:
+    if name == NGRAM:
+        from flowspec.model.ngram import NgramDrafter
+
+        return NgramDrafter(target.vocabulary)
+    directory = fetch_weights(name, _all)
+    if is_head(directory):
+        from flowspec.model.eagle import load_head
+
+        return load_head(directory, target)
+    from flowspec.model.drafter import load_drafter
+
+    check_pair(target, directory)
+    return load_drafter(directory)
+
+
+def _all(directory: ModelDirectory) -> tuple[str, ...]:
+    return ("",)

@@ -1,0 +1,68 @@
+"""PipeDec: a dynamic prediction tree, one layer of it a timestep through the pipeline.
+
+Source: PipeDec (arXiv 2504.04104 v1), sections 3.1 to 3.7; ``algorithms.md`` section 3. Every timestep each
+stage group computes one layer and the drafter the next; a join of the task graph waits for all of them;
+the verdict prunes; only then the new layer's nodes are chosen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from flowspec.core.layers import LayerGrowth
+from flowspec.core.pace import Timestep
+from flowspec.core.strategy import Growth, Occasion, Strategy, View
+from flowspec.strategies.base import check
+
+
+@dataclass(frozen=True, slots=True)
+class PipeDecParams:
+    """``width``: nodes of a layer at most (w). ``children``: candidates a node (c). ``groups``: stage
+    groups, whose stages follow each other within a timestep; 0 or auto: one stage a group. ``barrier``:
+    the timesteps of the paper; without it layers flow freely. ``coupled``: at a temperature, draft with
+    the target's noise.
+    """
+
+    width: int = 32
+    children: int = 16
+    groups: int = 0
+    barrier: bool = True
+    coupled: bool = True
+
+    def __post_init__(self) -> None:
+        check(self, ("width", 1, 128), ("children", 1, 64), ("groups", 0, 1024))
+
+
+class PipeDec(Strategy):
+    """A prediction tree that moves one layer a timestep: a token a timestep while it is hit."""
+
+    Params: ClassVar[type[PipeDecParams]] = PipeDecParams
+    source = "PipeDec, arXiv 2504.04104 v1"
+    ahead = True
+    redrafts = False  # the layer that was drafted in a timestep is chosen right where it ends
+
+    def __init__(self, params: PipeDecParams, stages: int) -> None:
+        super().__init__()
+        self.params = params
+        self.width, self.coupled = params.children, params.coupled
+        self.capacity = min(params.groups or stages, stages)
+        if params.barrier:
+            self.pace = Timestep(stages, self.capacity)
+
+    def grow(self, view: View, occasion: Occasion) -> Growth | None:
+        return LayerGrowth(view.tree, self.params.width, self.params.children)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadParams(PipeDecParams):
+    """As FlowSpec's authors ran it: 16 nodes a layer, 16 candidates a node."""
+
+    width: int = 16
+
+
+class PipeDecHead(PipeDec):
+    """PipeDec as FlowSpec's authors compared it: width and children 16, meant for a draft head."""
+
+    Params = HeadParams
+    source = "FlowSpec, arXiv 2507.02620 (baseline)"

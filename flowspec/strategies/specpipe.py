@@ -1,0 +1,62 @@
+"""SpecPipe: PipeDec's successor, a fixed-width tree that flows through the pipeline without a barrier.
+
+Source: SpecPipe (arXiv 2504.04104 v2); ``algorithms.md`` section 4. A level a step; prunes travel beside the
+rows and every stage applies what it knows before its next pass; the token source may be any drafter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from flowspec.core.layers import LayerGrowth
+from flowspec.core.messages import Result
+from flowspec.core.pace import Timestep
+from flowspec.core.strategy import Growth, Occasion, Strategy, View
+from flowspec.core.width import WidthTuner
+from flowspec.strategies.base import check
+
+
+@dataclass(frozen=True, slots=True)
+class SpecPipeParams:
+    """``width``: nodes of a level (w); auto: chosen as the run goes, by the expected time between tokens.
+    ``children``: candidates a node (c). ``levels``: levels a segment (m). ``in_flight``: segments on
+    their way; auto: one a stage. ``barrier``: PipeDec's timesteps. ``coupled``: at a temperature, draft
+    with the target's noise.
+    """
+
+    width: int = 64
+    children: int = 16
+    levels: int = 1
+    in_flight: int = 0
+    barrier: bool = False
+    coupled: bool = True
+
+    def __post_init__(self) -> None:
+        check(self, ("width", 0, 128), ("children", 1, 64), ("levels", 1, 8), ("in_flight", 0, 64))
+
+
+class SpecPipe(Strategy):
+    """A fixed-width tree, a level a step, no barrier: prunes overtake the rows they make void."""
+
+    Params: ClassVar[type[SpecPipeParams]] = SpecPipeParams
+    source = "SpecPipe, arXiv 2504.04104 v2"
+    ahead = True
+    redrafts = False
+
+    def __init__(self, params: SpecPipeParams, stages: int) -> None:
+        super().__init__()
+        self.params = params
+        self.width, self.coupled = params.children, params.coupled
+        self.capacity = params.in_flight or stages
+        self.tuner = WidthTuner(stages) if not params.width else None
+        if params.barrier:
+            self.pace = Timestep(stages, stages)
+
+    def grow(self, view: View, occasion: Occasion) -> Growth | None:
+        width = self.tuner.width if self.tuner is not None else self.params.width
+        return LayerGrowth(view.tree, width, self.params.children, self.params.levels)
+
+    def heard(self, view: View, result: Result) -> None:
+        if self.tuner is not None:
+            self.tuner.hear(view.tree, result)

@@ -1,0 +1,72 @@
+"""Synchronous speculative decoding: draft a window, verify it, repeat; only one model works at a time.
+
+Source: PipeSpec's baselines (``algorithms.md`` 5.3), Leviathan et al. With middle models the drafter drafts
+until the window is full; each middle model verifies it and drafts on until it is full again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from flowspec.core.layers import PathGrowth
+from flowspec.core.strategy import Growth, Occasion, Strategy, View
+from flowspec.core.tree import Tree
+from flowspec.strategies.base import check
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeParams:
+    """``lookahead``: tokens of a window, the root included. ``coupled``: at a temperature, draft with the
+    target's noise."""
+
+    lookahead: int = 8
+    coupled: bool = True
+
+    def __post_init__(self) -> None:
+        check(self, ("lookahead", 2, 64))
+
+
+class Speculative(Strategy):
+    """Draft a window, verify it, repeat; with middle models each verifies and drafts on in turn."""
+
+    Params = SpeculativeParams
+    source = "Leviathan et al., arXiv 2211.17192; PipeSpec (baseline)"
+    middles = True
+    width = 4  # of several drafters the best valued one leads
+
+    def __init__(self, params: SpeculativeParams, stages: int) -> None:
+        super().__init__()
+        self.params, self.coupled = params, params.coupled
+        self._tips: Mapping[int, int] = {}
+        self._drafted = -1
+        self._turn = 0  # 0: the drafter's; then the middle models' in order; then the target's
+
+    def grow(self, view: View, occasion: Occasion) -> Growth | None:
+        if occasion is Occasion.ROUND:
+            self._turn = 0
+            return PathGrowth(view.tree, view.tree.root, self.params.lookahead - 1, self._hand_on)
+        if self._tips and self._turn > max(self._tips) and not view.in_flight:
+            return PathGrowth(view.tree, view.tree.root, 0, self._whole)
+        return None
+
+    def feed(self, view: View, model: int, tip: int) -> int | None:
+        """In its turn: what the model before has drafted; then its own last token, until the window is full."""
+        if model != self._turn:
+            return None
+        below = self._tips[model - 1] if model > 1 else self._drafted
+        return below if tip in view.tree.path(below) else tip
+
+    def verified(self, view: View, tips: Mapping[int, int]) -> None:
+        tree = view.tree
+        self._tips = tips
+        full = tree[tree.root].depth + self.params.lookahead - 1
+        while self._turn in tips and tree[tips[self._turn]].depth >= full:
+            self._turn += 1
+
+    def _hand_on(self, tree: Tree, path: list[int]) -> list[list[int]]:
+        self._drafted, self._turn = path[-1] if path else tree.root, 1
+        return [] if self._tips else [[tree.root, *path]]
+
+    def _whole(self, tree: Tree, path: list[int]) -> list[list[int]]:
+        return [tree.path(self._tips[max(self._tips)])]

@@ -1,0 +1,52 @@
+"""SpecInfer in a pipeline (STPP): a tree of fixed shape as one batch, verified as a whole, repeated.
+
+Source: SpecInfer section 6.1 (the shape), PipeDec and SpecPipe (the baseline); ``algorithms.md`` 6 and 9.26.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flowspec.core.layers import StaticGrowth
+from flowspec.core.strategy import Growth, Occasion, Strategy, View
+from flowspec.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class StaticParams:
+    """``shape``: children of every node, level by level; 1-1-3-1-1-1-1-1 has levels of 1, 1, 3, 3, 3, 3, 3
+    and 3 nodes, 20 in all. ``coupled``: at a temperature, draft with the target's noise."""
+
+    shape: str = "1-1-3-1-1-1-1-1"
+    coupled: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.branching or not all(1 <= children <= 16 for children in self.branching):
+            raise ConfigError(f"shape is {self.shape!r}; expected 1 to 16 children a level, like 1-1-3-1")
+        nodes, level = 0, 1
+        for children in self.branching:
+            level *= children
+            nodes += level
+        if nodes > 512:
+            raise ConfigError(f"shape {self.shape} has {nodes} nodes; expected at most 512")
+
+    @property
+    def branching(self) -> tuple[int, ...]:
+        """Children of every node of each level; empty if ``shape`` is no such list."""
+        parts = self.shape.split("-")
+        return tuple(map(int, parts)) if all(part.isascii() and part.isdigit() for part in parts) else ()
+
+
+class StaticTree(Strategy):
+    """A static tree of 20 nodes a round, as one segment, verified as a whole."""
+
+    Params = StaticParams
+    source = "SpecInfer, arXiv 2305.09781 (STPP in PipeDec)"
+
+    def __init__(self, params: StaticParams, stages: int) -> None:
+        super().__init__()
+        self.params, self.coupled = params, params.coupled
+        self.width = max(params.branching)
+
+    def grow(self, view: View, occasion: Occasion) -> Growth | None:
+        return StaticGrowth(view.tree, self.params.branching) if occasion is Occasion.ROUND else None

@@ -1,0 +1,155 @@
+"""Every system against every draft source, in simulation, with the default pair's real acceptance.
+
+    python -m ops.bench.systems [--stages 4,8,12] [--temperatures 0,1] [--sources slm,head,ngram,slm+ngram]
+                                [--strategies a,b,...] [--tokens 48] [--per-kind 2] [--prompts FILE.jsonl|DIR]
+                                [--middles medium]
+
+The unit is one pass of a stage, which costs the same for every stage and any number of rows; links cost
+nothing. A pass of the drafter costs 1/7: what FlowSpec drafts for a round (one pass for the root, six for
+the layers below) then takes one step. A middle model's pass costs 1/2. ``over formula``: the time between
+tokens over what the system's own formula gives at the acceptance of the same runs; of layered systems less
+``starved``, the steps a token waited behind a gap that a prune left (partial starvation), which their
+formula leaves out. Prints Markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flowspec.core.sampling import Sampling
+from flowspec.core.stats import repeated_4grams
+from flowspec.model.base import DraftExecutor, StageExecutor
+from flowspec.model.directory import default_pair, open_directory
+from flowspec.model.sources import load_sources
+from flowspec.strategies import EXACT
+from ops.bench.formulas import predicted
+from ops.bench.simulated import PROMPTS, Text, per_pass, prompts_of, simulate, texts
+
+DRAFT_COST, MIDDLE_COST = 1 / 7, 0.5
+COLUMNS = (
+    "tokens per step", "per round", "hit rate", "useful / wasted / void", "TBT, steps", "over formula", "starved",
+)  # fmt: skip
+#: Systems that send a layer a step, whose formula knows hits and misses but no partial starvation.
+LAYERED = ("pipedec", "pipedec_head", "specpipe")
+
+
+class Total:
+    """Sums over runs; tokens after the first, which prefill gives."""
+
+    def __init__(self) -> None:
+        self.tokens = self.units = self.rounds = self.hits = self.starved = 0.0
+        self.rows = dict.fromkeys(("useful", "wasted", "void"), 0.0)
+
+    def add(self, stats: dict[str, Any]) -> None:
+        """One run's stats."""
+        tokens = stats["tokens"] - 1
+        self.tokens += tokens
+        self.units += stats["decode_seconds"]
+        self.rounds += stats["rounds"]
+        self.starved += stats["starved"]
+        self.hits += (stats["hit_rate"] or 0) * tokens
+        for fate in self.rows:
+            self.rows[fate] += stats["rows"][fate]
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of tokens that were in the tree when the target chose them."""
+        return self.hits / self.tokens
+
+    def line(self, strategy: str, source: str, stages: int, *, formula: bool = True) -> str:
+        """One row of the table; ``formula``: whether the system's own applies."""
+        tbt = self.units / self.tokens
+        expected = predicted(strategy, stages, self, DRAFT_COST) if formula else None
+        starved = self.starved / self.tokens if strategy.partition(":")[0] in LAYERED else 0.0
+        ratio = f"{(tbt - starved) / expected:.3f}" if expected else "-"
+        rows = " / ".join(f"{count / self.tokens:.0f}" for count in self.rows.values())
+        return (
+            f"| {strategy} | {source} | {stages} | {self.tokens / self.units:.3f} | {self.tokens / self.rounds:.2f} "
+            f"| {self.hit_rate:.3f} | {rows} | {tbt:.3f} | {ratio} | {f'{starved:.3f}' if starved else '-'} |"
+        )
+
+
+def drafts(strategy: str, source: str) -> bool:
+    """Whether the pair makes sense: plain decoding drafts nothing, so one source stands for all."""
+    return strategy != "autoregressive" or source == "slm"
+
+
+def table(
+    runs: Sequence[Text],
+    strategies: Sequence[str],
+    sources: Sequence[tuple[str, DraftExecutor]],
+    stages: Sequence[int],
+    emit: Callable[[str], None],
+    middles: Mapping[str, Callable[[], StageExecutor]] | None = None,
+) -> None:
+    """One table over ``runs``."""
+    target = open_directory(default_pair()[0])
+    emit(f"| strategy | draft | stages | {' | '.join(COLUMNS)} |")
+    emit("|---|---|---|---|---|---|---|---|---|---|")
+    for count in stages:
+        for strategy in strategies:
+            for name, drafter in sources:
+                if not drafts(strategy, name):
+                    continue
+                total = Total()
+                for run in runs:
+                    costs = per_pass(DRAFT_COST, MIDDLE_COST)
+                    total.add(simulate(run, strategy, count, target, drafter, costs, middles))
+                emit(total.line(strategy, "+".join((name, *(middles or ()))), count, formula=not middles))
+
+
+def chosen_prompts(place: Path, per_kind: int) -> list[str]:
+    """``per_kind`` prompts of every kind; of a folder as many of every file."""
+    if place.is_dir():
+        return prompts_of(place, per_kind)
+    rows = [json.loads(line) for line in place.read_text().splitlines()]
+    kinds = dict.fromkeys(row.get("kind", "") for row in rows)
+    return [row["prompt"] for kind in kinds for row in [r for r in rows if r.get("kind", "") == kind][:per_kind]]
+
+
+def _whole(name: str) -> Callable[[], StageExecutor]:
+    """A middle model, loaded once."""
+    from flowspec.model.stage import load_stage
+
+    directory = open_directory(name)
+    loaded = load_stage(directory, range(directory.layers))
+    return lambda: loaded
+
+
+def show(line: str) -> None:
+    """Print at once: a table takes its time."""
+    print(line, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--stages", default="4,8,12")
+    parser.add_argument("--temperatures", default="0,1")
+    parser.add_argument("--sources", default="slm,head,ngram,slm+ngram")
+    parser.add_argument("--strategies", default=",".join(EXACT), help="separated by spaces or commas")
+    parser.add_argument("--middles", default="", help="models of a chain between draft and target, by name")
+    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--per-kind", type=int, default=2)
+    parser.add_argument("--prompts", type=Path, default=PROMPTS)
+    given = parser.parse_args()
+    target = open_directory(default_pair()[0])
+    names = given.sources.split(",")
+    sources = [(name, load_sources(name.replace("slm", "draft"), target)) for name in names]
+    hidden = any(drafter.wants_hidden for _, drafter in sources)
+    prompts = chosen_prompts(given.prompts, given.per_kind)
+    middles = {name: _whole(name) for name in filter(None, given.middles.split(","))}
+    strategies = given.strategies.split() if " " in given.strategies else given.strategies.split(",")
+    for temperature in map(float, given.temperatures.split(",")):
+        sampling = Sampling(0.6, 80, 0.9) if temperature == 0.6 else Sampling(temperature)
+        runs = texts(prompts, [sampling], given.tokens, target, hidden=hidden)
+        repeated = sum(repeated_4grams(run.output) for run in runs) / len(runs)
+        print(f"\nT = {temperature:g}, {len(runs)} prompts, {given.tokens} tokens; repeated 4-grams {repeated:.0%}\n")
+        table(runs, strategies, sources, list(map(int, given.stages.split(","))), show, middles)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,300 @@
+"""The EAGLE drafter against a plain forward pass of the same head over whole paths."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaModel
+
+from flowspec.core.draft import DraftMachine
+from flowspec.core.jobs import JobSpec
+from flowspec.core.limits import Limits
+from flowspec.core.machine import Draft, DraftDone, Part
+from flowspec.core.messages import Returns, stage_node
+from flowspec.core.sampling import Sampling
+from flowspec.core.slots import SlotTable
+from flowspec.core.stage import StageMachine
+from flowspec.drivers.sim import Simulation
+from flowspec.errors import ModelError, StateError
+from flowspec.model.directory import ModelDirectory, layer_ranges, open_directory
+from flowspec.model.eagle import EagleDrafter, EagleHead, load_head
+from flowspec.model.reference import Reference
+from flowspec.model.sources import check_sources, target_needs
+from flowspec.model.stage import load_stage
+from flowspec.strategies import build
+from tests.toy import submit
+
+Family = Callable[..., ModelDirectory]
+HIDDEN, VOCABULARY = 64, 120
+#: Heads as they are published: plain, and with all that some have.
+LAYOUTS = {
+    "plain": {},
+    "full": {"bias": True, "input_norm": True, "attention_bias": True, "embedding": True},
+    "no output bias": {"attention_bias": True, "drop": ["layers.0.self_attn.o_proj.bias"]},
+}
+
+
+def save_head(
+    folder: Path, *, hidden: int = HIDDEN, fc: int = 2, drop: Sequence[str] = (), **layout: bool
+) -> ModelDirectory:
+    """A random head in the authors' layout."""
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=hidden, intermediate_size=96, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256, attention_bias=layout.get("attention_bias", False),
+    )  # fmt: skip
+    torch.manual_seed(3)
+    head = EagleHead(config, bias=layout.get("bias", False), input_norm=layout.get("input_norm", False))
+    tensors = {}
+    for name, value in head.named_parameters():
+        fresh = torch.randn(value.shape)
+        tensors[name.removeprefix("body.")] = 0.15 * fresh if value.ndim > 1 else 1 + 0.5 * fresh
+    # Embeddings are small; features must not grow along a path, or rounding would.
+    tensors["fc.weight"] *= torch.tensor([4.0, 0.3]).repeat_interleave(hidden)
+    tensors["fc.weight"] = tensors["fc.weight"].repeat(1, fc)[:, : fc * hidden].contiguous()
+    if layout.get("embedding"):
+        tensors["embed_tokens.weight"] = torch.randn(VOCABULARY, hidden)
+    folder.mkdir(exist_ok=True)
+    save_file({name: value for name, value in tensors.items() if name not in drop}, folder / "model.safetensors")
+    told = {key: value for key, value in config.to_dict().items() if key != "attention_bias"}
+    (folder / "config.json").write_text(json.dumps(told))
+    return open_directory(str(folder))
+
+
+class Plain:
+    """The head as one causal sequence by the library alone; positions count from the second token, as the authors'."""
+
+    def __init__(self, head: ModelDirectory, target: ModelDirectory) -> None:
+        weights = load_file(head.path / "model.safetensors")
+        stored = {name: load_file(file)[name] for name, file in target.weight_files.items() if "layers" not in name}
+        biased = "layers.0.self_attn.q_proj.bias" in weights
+        model = LlamaModel(LlamaConfig.from_dict({**head.config, "attention_bias": biased})).eval()
+        model.norm = model.embed_tokens = torch.nn.Identity()
+        layer = {name: value for name, value in weights.items() if name.startswith("layers.")}
+        if biased:
+            layer.setdefault("layers.0.self_attn.o_proj.bias", torch.zeros(HIDDEN))
+        if "layers.0.input_layernorm.weight" not in weights:
+            model.layers[0].input_layernorm = torch.nn.Identity()
+        model.load_state_dict(layer)
+        self.model, self.fc, self.bias = model, weights["fc.weight"], weights.get("fc.bias")
+        self.embedding = weights.get("embed_tokens.weight", stored["model.embed_tokens.weight"])
+        self.lm_head = stored.get("lm_head.weight", stored["model.embed_tokens.weight"])
+
+    @torch.inference_mode()
+    def last(self, tokens: Sequence[int], features: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The predicted feature of the last of ``tokens``, each given with the feature before it."""
+        pairs = torch.cat((self.embedding[list(tokens)], torch.stack(list(features))), dim=-1)
+        rows = torch.nn.functional.linear(pairs, self.fc, self.bias)
+        return self.model(inputs_embeds=rows[None]).last_hidden_state[0, -1]
+
+
+class Bench:
+    """One job of a drafter, fed by hand through the slot arithmetic, and the plain head's view of it."""
+
+    def __init__(self, drafter: EagleDrafter, plain: Plain, prompt: Sequence[int]) -> None:
+        self.drafter, self.plain = drafter, plain
+        self.table = SlotTable(len(prompt))
+        self.token = dict(enumerate(prompt))
+        self.parent = {at: at - 1 for at in range(len(prompt))}
+        self.true: dict[int, torch.Tensor] = {}
+        self.given: dict[int, torch.Tensor] = {}
+        self.predicted: dict[int, torch.Tensor] = {}
+        drafter.allocate("j", 400, Sampling(), Returns())
+
+    def path(self, node: int) -> list[int]:
+        return [*(self.path(self.parent[node]) if self.parent[node] >= 0 else []), node]
+
+    def learn(self, *nodes: int) -> None:
+        """The target's rows of ``nodes``: noise, but the same noise whenever asked."""
+        rows = torch.stack([torch.randn(HIDDEN, generator=torch.manual_seed(100 + node)) for node in nodes])
+        self.true.update(zip(nodes, rows, strict=True))
+        self.drafter.learn("j", nodes, rows.numpy())
+
+    def run(
+        self, context: Sequence[int], tree: Sequence[int], width: int = VOCABULARY, *, rootless: bool = False
+    ) -> DraftDone:
+        """``rootless``: the first context row does not say which row it continues."""
+        ids = (*context, *tree)
+        parents = tuple(-1 if rootless and not at else self.parent[node] for at, node in enumerate(ids))
+        plan = self.table.plan(ids, parents, len(context))
+        positions = tuple(len(self.path(node)) - 1 for node in ids)
+        tokens = tuple(self.token[node] for node in ids)
+        answers = tuple(range(len(context), len(ids)))
+        part = Part("j", 1, -1, ids, positions, tokens, (), plan.context, plan.held, plan.moves, plan.parents, answers)
+        return self.drafter.run(Draft(part, width, parents=parents))
+
+    def check(self, context: Sequence[int], tree: Sequence[int], *, rootless: bool = False) -> None:
+        """Run a pass and compare every answer with a plain pass over the node's whole path."""
+        for node in (*context, *tree):
+            above = self.parent[node]
+            self.given[node] = self.true.get(above, self.predicted.get(above, torch.zeros(HIDDEN)))
+            path = self.path(node)[1:] or [0]
+            self.predicted[node] = self.plain.last([self.token[n] for n in path], [self.given[n] for n in path])
+        done = self.run(context, tree, rootless=rootless)
+        for node, tokens, values in zip(tree, done.tokens, done.values, strict=True):
+            wanted = torch.log_softmax(self.plain.lm_head @ self.predicted[node], dim=-1)[list(tokens)]
+            assert len(set(tokens)) == VOCABULARY
+            assert (torch.tensor(values) - wanted).abs().max() < 1e-4, f"node {node}"
+
+
+@pytest.fixture
+def make(family: Family, tmp_path: Path) -> Callable[..., Bench]:
+    def bench(prompt: Sequence[int], layout: str = "plain", target: str = "llama") -> Bench:
+        head = save_head(tmp_path / "head", **LAYOUTS[layout])  # type: ignore[arg-type]
+        goal = family(target)
+        return Bench(load_head(head, goal), Plain(head, goal), prompt)
+
+    return bench
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("target", ["llama", "llama3-rope-tied"])
+@pytest.mark.parametrize("rootless", [False, True])
+def test_true_features_give_the_plain_causal_pass(
+    make: Callable[..., Bench], layout: str, target: str, rootless: bool
+) -> None:
+    bench = make(range(5, 17), layout, target)
+    bench.learn(*range(12))
+    bench.check(range(7), (), rootless=rootless)
+    bench.check(range(7, 11), [11], rootless=rootless)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_the_shortest_prompts_draft(make: Callable[..., Bench], length: int) -> None:
+    bench = make(range(20, 20 + length))
+    if length > 1:
+        bench.learn(*range(length - 1))
+        bench.check(range(length - 1), ())
+    bench.parent[length], bench.token[length] = length - 1, 40
+    bench.check((), [length - 1, length])
+
+
+def random_tree(bench: Bench, rng: np.random.Generator, tops: Sequence[int], nodes: Sequence[int]) -> None:
+    known = [*tops]
+    for node in nodes:
+        bench.parent[node], bench.token[node] = int(rng.choice(known)), int(rng.integers(VOCABULARY))
+        known.append(node)
+
+
+def feed(bench: Bench, rng: np.random.Generator, nodes: Sequence[int]) -> None:
+    """In passes of any size; now and then the target's row of one becomes known."""
+    while nodes:
+        count = int(rng.integers(1, 16))
+        bench.check((), nodes[:count])
+        if rng.random() < 0.4:
+            bench.learn(int(rng.choice(nodes[:count])))
+        nodes = nodes[count:]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_any_tree_in_any_passes_equals_its_paths(make: Callable[..., Bench], seed: int) -> None:
+    """Deep trees in one pass, branches, nodes learnt in between, prunes with survivors, refreshes."""
+    rng = np.random.default_rng(seed)
+    bench = make(rng.integers(VOCABULARY, size=9).tolist())
+    bench.learn(*range(8))
+    bench.check(range(8), ())
+    root, fresh = 8, 9
+    for _ in range(5):
+        held = bench.table.live
+        nodes = range(fresh, fresh + 14)
+        random_tree(bench, rng, held or [root], nodes)
+        feed(bench, rng, [*([] if held else [root]), *nodes])
+        fresh = nodes.stop
+        path = bench.path(int(rng.choice(nodes)))
+        root, accepted = path[-1], path[path.index(root) : -1]
+        if rng.random() < 0.5:
+            bench.table.prune(accepted, root)
+            continue
+        if rng.random() < 0.5:
+            root, fresh = fresh, fresh + 1
+            bench.parent[root], bench.token[root] = accepted[-1], int(rng.integers(VOCABULARY))
+        bench.learn(*accepted)
+        bench.table.forget_tree(root)
+        bench.check(accepted, ())
+
+
+def test_one_pass_equals_one_row_at_a_time(make: Callable[..., Bench]) -> None:
+    nodes, tokens, values = [8, *range(9, 30)], [], []
+    for size in (len(nodes), 1):
+        bench = make(range(9))
+        random_tree(bench, np.random.default_rng(7), [8], nodes[1:])
+        bench.learn(*range(8))
+        bench.run(range(8), ())
+        passes = [bench.run((), nodes[at : at + size], 5) for at in range(0, len(nodes), size)]
+        tokens.append([row for done in passes for row in done.tokens])
+        values.append(np.array([row for done in passes for row in done.values]))
+    assert tokens[0] == tokens[1]
+    assert np.abs(values[0] - values[1]).max() < 1e-4
+
+
+@pytest.mark.parametrize("strategy", ["flowspec", "static_tree", "naive_pp"])
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0, seed=4)], ids=["greedy", "T=1"])
+def test_text_drafted_by_a_head_is_that_of_plain_decoding(
+    family: Family, tmp_path: Path, strategy: str, sampling: Sampling
+) -> None:
+    """The last stage's rows reach the head, and whatever it makes of them, the text is the target's."""
+    target, prompt = family("llama"), tuple(range(30, 47))
+    limits = Limits(2, target.context, target.vocabulary, target.eos, hidden=True)
+    nodes = {"d0": (DraftMachine(limits, build), load_head(save_head(tmp_path), target))}
+    for stage, layers in enumerate(layer_ranges(target.layers, 2), start=1):
+        nodes[stage_node(stage)] = (StageMachine(stage, 2), load_stage(target, layers))  # type: ignore[assignment]
+    simulation = Simulation(nodes)  # type: ignore[arg-type]
+    submit(simulation, "j", JobSpec(prompt_ids=prompt, max_new_tokens=24, strategy=strategy, sampling=sampling))
+    simulation.run()
+    assert tuple(simulation.jobs["j"].tokens) == Reference(target).decode(prompt, 24, sampling)
+
+
+def test_what_is_remembered_is_bounded(make: Callable[..., Bench]) -> None:
+    bench = make(range(9))
+    bench.learn(*range(9))
+    bench.check(range(9), ())
+    above = 8
+    for first in range(9, 249, 6):
+        bench.parent[first], bench.token[first] = above, 7
+        bench.table.forget_tree(first)
+        random_tree(bench, np.random.default_rng(first), [first], range(first + 1, first + 6))
+        bench.run((), range(first, first + 6))
+        bench.learn(*range(first, first + 6))
+        bench.table.forget_tree(first + 6)
+        bench.run([first], ())
+        above = first
+    job = bench.drafter._jobs["j"]
+    assert len(job.true) + len(job.predicted) <= 12
+    bench.drafter.learn("j", [3], np.zeros((1, HIDDEN), dtype=np.float32))
+    assert 3 not in job.true
+
+
+def test_only_embedding_and_lm_head_of_the_target_are_needed(llama_copy: Path, tmp_path: Path) -> None:
+    head, target = save_head(tmp_path / "head"), open_directory(str(llama_copy))
+    prefixes = target_needs(str(head.path))(target)
+    needed = {file for name, file in target.weight_files.items() if name.startswith(prefixes)}
+    for file in set(target.weight_files.values()) - needed:
+        file.unlink()
+    assert len(list(llama_copy.glob("*.safetensors"))) == len(needed)
+    check_sources(target, str(head.path))
+    assert load_head(head, target).wants_hidden
+
+
+def test_what_is_no_head_for_the_target_is_refused(family: Family, tmp_path: Path) -> None:
+    target = family("llama")
+    with pytest.raises(ModelError, match="no EAGLE head: it has no tensor fc"):
+        load_head(target, target)
+    with pytest.raises(ModelError, match="hidden size 128, the target 64"):
+        load_head(save_head(tmp_path / "wide", hidden=128), target)
+    with pytest.raises(ModelError, match=r"has no tensor layers.0.mlp.up_proj.weight"):
+        load_head(save_head(tmp_path / "cut", drop=["layers.0.mlp.up_proj.weight"]), target)
+    with pytest.raises(ModelError, match=r"fc.weight has shape \(64, 192\); expected \(64, 128\)"):
+        load_head(save_head(tmp_path / "three", fc=3), target)
+
+
+def test_wrong_features_are_refused(make: Callable[..., Bench]) -> None:
+    bench = make(range(9))
+    with pytest.raises(StateError, match="features of shape"):
+        bench.drafter.learn("j", [0, 1], np.zeros((1, HIDDEN), dtype=np.float32))
+    with pytest.raises(StateError, match="node 7 has no feature"):
+        bench.run((), [8])

@@ -1,0 +1,296 @@
+"""Two-level attention against the plain one: the same rows whatever grows, is pruned or missed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM
+
+from flowspec.core.draft import DraftMachine
+from flowspec.core.jobs import JobSpec
+from flowspec.core.limits import Limits
+from flowspec.core.machine import Part
+from flowspec.core.messages import Open, Prune, Segment, stage_node
+from flowspec.core.sampling import Sampling
+from flowspec.core.slots import Moves
+from flowspec.core.stage import StageMachine
+from flowspec.core.stage_job import StageJob, rows_of
+from flowspec.drivers.sim import Simulation
+from flowspec.errors import ModelError, StateError
+from flowspec.model import two_level
+from flowspec.model.directory import ModelDirectory, layer_ranges
+from flowspec.model.drafter import load_drafter
+from flowspec.model.kv import TreeCache
+from flowspec.model.stage import LayerBlock, load_stage
+from flowspec.model.two_level import TREE_ROWS, TwoLevelCache, two_level_attention
+from flowspec.strategies import build
+from tests.model.families import COMMON
+from tests.toy import submit
+
+Family = Callable[..., ModelDirectory]
+SERVED = ("llama", "llama3-rope-tied", "qwen2", "qwen3")
+VOCABULARY = COMMON["vocab_size"]
+CAPACITY = 200
+
+
+class Story:
+    """What a stage's log holds of one random job: a prompt in chunks, segments, hits and misses.
+
+    A segment may reach the log only behind the next prune, so that a stage meets rows that are dead.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.length = int(self.rng.integers(2, 30))
+        self.tokens = self.rng.integers(2, VOCABULARY, self.length).tolist()
+        self.parents = list(range(-1, self.length - 1))
+        self.root = self.context = self.length - 1
+        self.alive, self.computed = {self.root}, {self.root}  # not pruned: written, and met by the stage
+
+    def line(self, node: int) -> list[int]:
+        """Ids from the prompt's first to ``node``."""
+        return [*self.line(self.parents[node]), node] if node >= 0 else []
+
+    def events(self, steps: int) -> Iterator[Segment | Prune]:
+        cuts = self.rng.choice(np.arange(1, self.length), size=min(2, self.length - 1), replace=False)
+        for chunk in np.split(np.arange(self.length), sorted(cuts)):
+            yield self.segment(chunk.tolist())
+        late: list[int] = []
+        for _ in range(steps):
+            nodes = self.grow()
+            if not late and self.root in self.computed and self.rng.random() < 0.3:
+                late = nodes
+            else:
+                self.computed |= set(nodes)
+                yield self.segment(nodes)
+            if self.root in self.computed and self.rng.random() < 0.6:
+                yield self.commit()
+                if late:
+                    self.computed |= self.alive & set(late)
+                    yield self.segment(late)
+                    late = []
+
+    def segment(self, ids: Sequence[int]) -> Segment:
+        rows = [(node, self.parents[node], len(self.line(node)) - 1, self.tokens[node]) for node in ids]
+        return Segment("j", 1, 0, 1, *zip(*rows, strict=True))
+
+    def add(self, parent: int) -> int:
+        self.parents.append(parent)
+        self.tokens.append(int(self.rng.integers(2, VOCABULARY)))
+        return len(self.tokens) - 1
+
+    def grow(self) -> list[int]:
+        """A new root where the last one missed, and children of what a segment may build on."""
+        nodes = [] if self.root in self.alive else [self.root]
+        for _ in range(int(self.rng.integers(0 if nodes else 1, 6))):
+            nodes.append(self.add(int(self.rng.choice(sorted({*self.computed, *nodes})))))
+        self.alive |= set(nodes)
+        return nodes
+
+    def commit(self) -> Prune:
+        """Accept a random computed path; go on at a computed child of its end, or miss."""
+        last = int(self.rng.choice(sorted(self.computed)))
+        accepted = [node for node in self.line(last) if node >= self.root]
+        children = [node for node in self.computed if self.parents[node] == last]
+        if children and self.rng.random() < 0.7:
+            self.root = int(self.rng.choice(children))
+            self.alive = {node for node in self.alive if self.root in self.line(node)}
+        else:
+            self.root, self.alive = self.add(last), set()
+        self.computed &= self.alive
+        prune = Prune("j", 1, self.context, tuple(accepted), self.root, tuple(sorted(self.alive - {self.root})))
+        self.context += len(accepted)
+        return prune
+
+    def job(self) -> StageJob:
+        return StageJob(1, Open("j", 1, self.length, CAPACITY, Sampling()), last=True)
+
+
+def next_part(job: StageJob, event: Segment | Prune) -> Part | None:
+    """The rows ``event`` gives a stage to compute, if any."""
+    if isinstance(event, Prune):
+        job.prune(event)
+        return None
+    kept = job.left_of(event)
+    return job.plan(rows_of(event, kept), kept) if kept else None
+
+
+@given(st.integers(0, 2**32 - 1))
+@settings(deadline=None, max_examples=150)
+def test_both_levels_together_hold_what_one_store_holds(seed: int) -> None:
+    """Row by row, over all layers: the model cache holds the context, the tree cache what is above it."""
+    story = Story(seed)
+    linear = TreeCache.allocate(2, 3, CAPACITY, 4, torch.float32)
+    levels = TwoLevelCache.allocate(2, 3, CAPACITY, 4, torch.float32)
+    assert levels.model.is_contiguous()
+    rows = torch.Generator().manual_seed(seed)
+    job = story.job()
+    for event in story.events(12):
+        part = next_part(job, event)
+        if part is None:
+            continue
+        linear.begin_pass(part.held, part.moves)
+        levels.begin_pass(part.context, part.held, part.moves, len(part.ids))
+        above = part.held - part.context
+        assert levels.context == part.context
+        assert torch.equal(levels.model[..., : part.context, :], linear.storage[..., : part.context, :])
+        assert torch.equal(levels.tree.storage[..., :above, :], linear.storage[..., part.context : part.held, :])
+        for one, two in zip(linear.layers, levels.tree.layers, strict=True):
+            keys, values = torch.randn(2, 1, 3, len(part.ids), 4, generator=rows)
+            one.update(keys, values)
+            assert two.update(keys, values)[0].shape[2] == above + len(part.ids)
+
+
+@pytest.mark.parametrize(("heads", "key_heads"), [(4, 4), (6, 2), (4, 1)])
+@pytest.mark.parametrize(("context", "tree", "rows"), [(0, 5, 5), (9, 7, 3), (30, 1, 1)])
+def test_one_softmax_over_both_parts(heads: int, key_heads: int, context: int, tree: int, rows: int) -> None:
+    """Against the library's kernel on one store and one mask, with large scores of either sign."""
+    generator = torch.Generator().manual_seed(heads + context)
+    cache = TwoLevelCache.allocate(2, key_heads, 64, 8, torch.float32)
+    cache.model.copy_(torch.randn(cache.model.shape, generator=generator) * 4)
+    cache.context = context
+    query = torch.randn(1, heads, rows, 8, generator=generator) * 4
+    keys, values = torch.randn(2, 1, key_heads, tree, 8, generator=generator) * 4
+    mask = torch.rand(1, 1, rows, tree, generator=generator) < 0.5
+    mask[..., tree - rows :] |= torch.eye(rows, dtype=torch.bool)
+    layer = torch.nn.Module()
+    layer.layer_idx = 1  # type: ignore[assignment]
+    output, _ = two_level_attention(layer, query, keys, values, mask, scaling=0.3, two_level=cache)
+    past = cache.model[1, :, :, :, :context]
+    rows_of_all = torch.cat((past, torch.stack((keys, values))), dim=3).repeat_interleave(heads // key_heads, dim=2)
+    seen = torch.nn.functional.pad(mask, (context, 0), value=True)
+    expected = torch.nn.functional.scaled_dot_product_attention(query, *rows_of_all, attn_mask=seen, scale=0.3)
+    assert torch.allclose(output, expected.transpose(1, 2), atol=1e-5)
+
+
+class Stages:
+    """Two stages under both attentions, fed the same passes; nothing is pruned between the two."""
+
+    def __init__(self, directory: ModelDirectory, story: Story) -> None:
+        self.job = story.job()
+        self.runs = {}
+        for name in ("plain", "two-level"):
+            first = LayerBlock(directory, range(3), first=True, last=False, attention=name)
+            last = LayerBlock(directory, range(3, 6), first=False, last=True, attention=name)
+            self.runs[name] = (first, first.new_cache(CAPACITY), last, last.new_cache(CAPACITY))
+
+    def feed(self, event: Segment | Prune) -> tuple[tuple[int, ...], dict[str, list[np.ndarray]]]:
+        """Ids computed and, by attention, the rows of both stages and the logits."""
+        part = next_part(self.job, event)
+        if part is None:
+            return (), {}
+        onward = replace(part, tokens=(), offsets=tuple(range(len(part.ids))))
+        outputs = {}
+        for name, (first, first_cache, last, last_cache) in self.runs.items():
+            middle = first.run(part, None, first_cache).numpy()
+            hidden = last.run(onward, middle, last_cache)
+            outputs[name] = [middle, hidden.numpy(), last.logits(hidden).numpy()]
+        return part.ids, outputs
+
+
+@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("seed", range(6))
+def test_rows_and_choices_are_those_of_plain_attention(family: Family, name: str, seed: int) -> None:
+    story = Story(seed)
+    stages = Stages(family(name), story)
+    computed = 0
+    for event in story.events(14):
+        ids, outputs = stages.feed(event)
+        if not ids:
+            continue
+        computed += len(ids)
+        for plain, levels in zip(outputs["plain"], outputs["two-level"], strict=True):
+            assert np.abs(plain - levels).max() < 1e-5
+        assert outputs["plain"][-1].argmax(-1).tolist() == outputs["two-level"][-1].argmax(-1).tolist()
+    assert computed > story.length + 10
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+def test_a_row_sees_its_ancestors_alone(family: Family, name: str) -> None:
+    """Siblings and cousins in one segment, then a row left alone in its own beside live cousins: the whole
+    model gets each row's path and nothing else, so a row that saw more of the tree would differ."""
+    directory = family(name)
+    whole = AutoModelForCausalLM.from_pretrained(directory.path, dtype=torch.float32).eval()
+    story = Story(3)
+    stages = Stages(directory, story)
+
+    def check(ids: Sequence[int], dead: Sequence[int] = ()) -> None:
+        computed, outputs = stages.feed(story.segment([*dead, *ids]))
+        assert computed == tuple(ids)
+        for node, row in zip(ids, outputs["two-level"][-1], strict=True):
+            tokens = torch.tensor([[story.tokens[above] for above in story.line(node)]])
+            with torch.inference_mode():
+                truth = whole(input_ids=tokens).logits[0, -1].numpy()
+            assert np.abs(row - truth).max() < 1e-4, f"node {node}"
+
+    check(range(story.length))
+    children = [story.add(story.root) for _ in range(3)]
+    cousins = [story.add(child) for child in children]
+    check([*children, *cousins])
+    stages.feed(Prune("j", 1, story.context, (story.root,), children[1], (cousins[1],)))
+    check([story.add(children[1]), story.add(cousins[1])])
+    check([story.add(cousins[1])], dead=[story.add(cousins[0])])
+
+
+def test_only_the_tree_is_masked(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library's own layers call the path, each once a pass, with a mask as wide as the tree."""
+    calls: list[tuple[int, tuple[int, ...]]] = []
+
+    def spy(module: torch.nn.Module, *args: torch.Tensor, **named: object) -> object:
+        calls.append((named["two_level"].context, tuple(args[3].shape)))  # type: ignore[attr-defined]
+        return two_level_attention(module, *args, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setitem(two_level.AttentionInterface._global_mapping, "flowspec_two_level", spy)
+    block = LayerBlock(family("qwen2"), range(3), first=True, last=False, attention="two-level")
+    cache = block.new_cache(64)
+    block.run(Part("j", 1, 0, (0, 1, 2), (0, 1, 2), (5, 6, 7), (0, 1, 2), 0, 0, None, (-1, 0, 1)), None, cache)
+    assert calls == [(0, (1, 1, 3, 3))] * 3
+    calls.clear()
+    block.run(Part("j", 1, 1, (3,), (3,), (8,), (0,), 2, 3, None, (-1, 0)), None, cache)
+    assert calls == [(2, (1, 1, 1, 2))] * 3
+
+
+@pytest.mark.parametrize("strategy", ["pipedec", "flowspec"])
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0, seed=3)], ids=["greedy", "T=1"])
+def test_a_pipeline_writes_the_same_text(family: Family, strategy: str, sampling: Sampling) -> None:
+    """Stage machines over a prompt of several chunks; a drafter that errs, so that prunes and misses come."""
+    target, texts = family("llama"), []
+    prompt = tuple(np.random.default_rng(2).integers(2, VOCABULARY, 90).tolist())
+    for attention in ("plain", "two-level"):
+        limits = Limits(2, target.context, target.vocabulary, target.eos)
+        nodes = {"d0": (DraftMachine(limits, build), load_drafter(family("llama", seed=9)))}
+        for stage, layers in enumerate(layer_ranges(target.layers, 2), start=1):
+            nodes[stage_node(stage)] = (StageMachine(stage, 2), load_stage(target, layers, attention))  # type: ignore[assignment]
+        simulation = Simulation(nodes)  # type: ignore[arg-type]
+        submit(simulation, "j", JobSpec(prompt_ids=prompt, max_new_tokens=30, strategy=strategy, sampling=sampling))
+        simulation.run()
+        texts.append(tuple(simulation.jobs["j"].tokens))
+    assert len(texts[0]) == 30
+    assert texts[0] == texts[1]
+
+
+def test_what_does_not_fit_or_does_not_continue_is_refused() -> None:
+    cache = TwoLevelCache.allocate(1, 1, 8, 4, torch.float32)
+    cache.begin_pass(0, 0, None, 8)
+    with pytest.raises(StateError, match="9 rows above the context do not fit the tree cache, which has room for 8"):
+        cache.begin_pass(3, 8, None, 4)
+    assert cache.context == 0
+    cache.begin_pass(3, 8, None, 3)
+    for context, held, moves in [(2, 4, None), (4, 8, Moves(5, (6,)))]:
+        with pytest.raises(StateError, match="does not continue 3 rows"):
+            cache.begin_pass(context, held, moves, 1)
+    assert TwoLevelCache.allocate(1, 1, 4 * TREE_ROWS, 4, torch.float32).tree.storage.shape[-2] == TREE_ROWS
+
+
+def test_what_cannot_be_served_is_refused(family: Family) -> None:
+    for name, window in {"qwen2-sliding": 12, "mistral-sliding": 16}.items():
+        with pytest.raises(ModelError, match=f"sliding window of {window} tokens; use plain"):
+            load_stage(family(name), range(2), attention="two-level")
+    with pytest.raises(ModelError, match="attention 'flash' is unknown; expected plain or two-level"):
+        load_stage(family("llama"), range(2), attention="flash")

@@ -1,0 +1,144 @@
+"""Timesteps counted by hand: what the papers say a hit, a miss and a starved pipeline cost.
+
+The unit is one pass of a stage; drafting a layer takes as long. The prompt's first token comes after one
+pass of every stage.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from flowspec.core.machine import Input, Output, Run, Send
+from flowspec.core.machine import Pass as StagePass
+from flowspec.core.messages import Segment
+from flowspec.drivers.sim import Costs
+from flowspec.strategies import build
+from tests.strategies.scripted import commits, pipeline
+from tests.toy import generate
+
+LAYERED = ("pipedec", "pipedec:barrier=off", "specpipe", "specpipe:barrier=on", "pipedec_head")
+
+
+def gaps(strategy: str, stages: int, hit_rate: float) -> list[float]:
+    record = generate(strategy, stages, hit_rate=hit_rate, ranks=(0,), count=24)
+    return [b - a for (a, _), (b, _) in itertools.pairwise(record.committed_at)]
+
+
+@pytest.mark.parametrize("stages", [1, 3, 4, 7])
+@pytest.mark.parametrize("strategy", LAYERED)
+def test_at_hit_rate_one_a_token_a_timestep_after_the_fill(strategy: str, stages: int) -> None:
+    assert gaps(strategy, stages, 1.0) == [stages] + [1.0] * 22
+
+
+@pytest.mark.parametrize("stages", [1, 3, 4, 7])
+@pytest.mark.parametrize("strategy", LAYERED)
+def test_a_miss_costs_a_refill_of_all_groups(strategy: str, stages: int) -> None:
+    assert gaps(strategy, stages, 0.0) == [stages] * 23
+
+
+@pytest.mark.parametrize(("groups", "stages", "step"), [(2, 4, 2), (3, 6, 2), (2, 6, 3), (4, 4, 1)])
+def test_the_stages_of_a_group_follow_each_other_within_a_timestep(groups: int, stages: int, step: int) -> None:
+    """A timestep lasts as long as its largest group; the fill takes as many timesteps as there are groups."""
+    assert gaps(f"pipedec:groups={groups}", stages, 1.0) == [stages] + [step] * 22
+    assert gaps(f"pipedec:groups={groups}", stages, 0.0) == [groups * step] * 23
+
+
+def test_two_levels_a_segment_commit_two_tokens_where_both_hit() -> None:
+    record = generate("specpipe:levels=2", 4, hit_rate=1.0, ranks=(0,), count=24)
+    counts = [0, *(count for _, count in record.committed_at)]
+    assert [b - a for a, b in itertools.pairwise(counts)] == [1, 1] + [2] * 11
+
+
+#: After 3 the drafter prefers 5 (wrong) to 4 (right), so that with two nodes a layer everything deeper hangs
+#: from the wrong one; below 4 it knows the way.
+STARVED = {
+    3: [(5, -0.1), (4, -2.5)],
+    5: [(50, -0.1), (51, -0.1)],
+    50: [(52, -0.1), (53, -0.1)],
+    51: [(54, -0.1), (55, -0.1)],
+    4: [(6, -0.1), (60, -3.0)],
+    6: [(7, -0.1), (61, -3.0)],
+    7: [(8, -0.1), (62, -3.0)],
+    8: [(9, -0.1), (63, -3.0)],
+}
+
+
+@pytest.mark.parametrize("strategy", ["pipedec:width=2,children=2", "specpipe:width=2,children=2"])
+def test_partial_starvation(strategy: str) -> None:
+    """Three stages; prompt 1 2, text 3 4 6 7 8 9.
+
+    t=3   3 is decided by prefill and enters stage 1; the drafter works below it.
+    t=4   layer {5, 4} follows; t=5 layer {50, 51}: both below 5, the wrong one.
+    t=6   3's row says 4: a hit. 4's row is at stage 3 next; behind it nothing lives, so stage 2 idles. The
+          drafter begins again below 4, the deepest layer that survived, whose candidates are known:
+          {6, 60} enters stage 1 at once, behind the gap.
+    t=7   4's row says 6: a hit, one stage on its way. Now stage 3 idles: the gap moves on.
+    t=9   6's row comes out: 7, and from here one token a step.
+    A miss at t=7 would have cost three steps; the gap costs two.
+    """
+    simulation = pipeline(strategy, [1, 2, 3, 4, 6, 7, 8, 9], STARVED, stages=3)
+    assert commits(simulation) == [(3, 1), (6, 1), (7, 1), (9, 1), (10, 1), (11, 1)]
+
+
+def test_a_starved_group_computes_nothing() -> None:
+    passes: list[tuple[float, str, tuple[int, ...]]] = []
+
+    def tap(node: str, now: float, event: Input, outputs: list[Output]) -> None:
+        for output in outputs:
+            if isinstance(output, Run) and isinstance(output.work, StagePass):
+                passes.append((now, node, output.work.parts[0].ids))
+
+    pipeline("pipedec:width=2,children=2", [1, 2, 3, 4, 6, 7, 8, 9], STARVED, stages=3, tap=tap)
+    busy = {now: {node for when, node, _ in passes if when == now} for now in (5, 6, 7, 8)}
+    assert busy == {5: {"s1", "s2", "s3"}, 6: {"s1", "s3"}, 7: {"s1", "s2"}, 8: {"s1", "s2", "s3"}}
+
+
+def test_the_static_tree_has_twenty_nodes_and_goes_as_one_segment() -> None:
+    sent: list[Segment] = []
+
+    def tap(node: str, now: float, event: Input, outputs: list[Output]) -> None:
+        messages = [output.envelope.message for output in outputs if isinstance(output, Send) and node == "d0"]
+        sent.extend(message for message in messages if isinstance(message, Segment) and message.round)
+
+    script = {token: [(token + 1, -0.1), (token + 40, -1.0), (token + 41, -2.0)] for token in range(3, 60)}
+    pipeline("static_tree", [1, 2, *range(3, 24)], script, stages=2, tap=tap)
+    first = sent[0]
+    assert len(first.ids) == 21
+    depth = {first.ids[0]: 0}
+    for node, parent in zip(first.ids[1:], first.parents[1:], strict=True):
+        depth[node] = depth[parent] + 1
+    assert [list(depth.values()).count(level) for level in range(9)] == [1, 1, 1, 3, 3, 3, 3, 3, 3]
+
+
+def test_a_static_trees_round_is_a_draft_and_a_pass_of_every_stage() -> None:
+    assert gaps("static_tree", 4, 1.0) == [5, 5, 5]  # nine tokens a round: eight levels and one more
+    assert gaps("static_tree", 4, 0.0) == [5] * 23
+
+
+def test_a_chain_keeps_windows_in_flight_and_loses_them_all_at_a_miss() -> None:
+    assert gaps("chain:window=1", 4, 1.0) == [4] + [1] * 22
+    assert gaps("chain:window=2", 4, 1.0) == [4] + [1] * 11
+    assert gaps("chain:window=1", 4, 0.0) == [4] * 23
+
+
+@pytest.mark.parametrize("latency", [0.0, 2.0, 6.0])
+def test_a_chain_keeps_as_many_windows_in_flight_as_hide_the_link(latency: float) -> None:
+    """Three stages and four links there and back; the drafter is quick. Where guesses are right the time
+    between tokens nears one pass, however long the way."""
+    slow = Costs(lambda node, work: 0.1 if node == "d0" else 1.0, lambda source, target, envelope: latency)
+
+    def seconds(strategy: str) -> float:
+        record = generate(strategy, 3, hit_rate=1.0, ranks=(0,), costs=slow, count=120)
+        (first, before), (last, after) = record.committed_at[-40], record.committed_at[-1]
+        return (last - first) / (after - before)
+
+    assert seconds("chain:window=1") == pytest.approx(1.0, abs=0.05)
+    assert seconds("chain:window=1,in_flight=3") == pytest.approx(1.0 + latency * 4 / 3, abs=0.1)
+
+
+@pytest.mark.parametrize(("text", "fault"), [("1-0-2", "shape"), ("x", "shape"), ("9-9-9-9", "at most 512")])
+def test_a_static_shape_must_be_one(text: str, fault: str) -> None:
+    with pytest.raises(Exception, match=fault):
+        build(f"static_tree:shape={text}", 2)
