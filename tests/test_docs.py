@@ -15,7 +15,9 @@ from flowspec.cli.app import app
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-DOCUMENTS = [ROOT / name for name in ("README.md", "CHANGELOG.md", "lua/README.md", "ops/bench/RESULTS.md")]
+DOCUMENTS = [
+    ROOT / name for name in ("README.md", "CHANGELOG.md", "lua/README.md", "ops/bench/RESULTS.md", "docs/systems.md")
+]
 
 
 def commands() -> list[str]:
