@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # A folder of .jsonl prompt files: make test-all PROMPTS=dir, make bench-ablation PROMPTS=dir
 PROMPTS ?=
+# Tests of brokers, workers and whole clusters; all others need no process but their own.
+LIVE := tests/broker tests/drivers tests/e2e tests/lua
 QUESTION := Tom has 5 apples and buys 7 more. He gives 3 to each of his 2 friends. How many apples does he have left?
 
 .PHONY: help venv demo test prompts test-all check bench-hop bench-ablation bench-systems clean
@@ -33,8 +35,11 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Two runs side by side, one a core: what talks to brokers and processes mostly waits, the rest computes.
 test: check
-	$(BIN)/python -m pytest -m "not heavy"
+	@$(BIN)/python -m pytest -m "not heavy" -p no:cacheprovider $(addprefix --ignore=,$(LIVE)) > .pytest-pure.log 2>&1 & pure=$$!; \
+	$(BIN)/python -m pytest -m "not heavy" $(LIVE); live=$$?; \
+	wait $$pure; pure=$$?; cat .pytest-pure.log; exit $$((live | pure))
 
 prompts:
 	@ls "$(PROMPTS)"/*.jsonl >/dev/null 2>&1 || { echo "no prompt sets in '$(PROMPTS)': give PROMPTS=dir, a folder of .jsonl files" >&2; exit 1; }
@@ -52,4 +57,4 @@ bench-systems: $(if $(PROMPTS),prompts) $(STAMP)
 	$(BIN)/python -m ops.bench.systems $(if $(PROMPTS),--prompts "$(PROMPTS)")
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .pytest-pure.log build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
