@@ -9,7 +9,7 @@ from flowspec.core.stage import StageMachine
 from flowspec.drivers.live import Worker
 from flowspec.drivers.roles import VerifyRole
 from flowspec.errors import ConfigError
-from flowspec.model.directory import check_pair, fetch_weights, open_directory
+from flowspec.model.directory import fetch_weights
 from workers._boot import Process, check_fingerprint, parser, run
 
 
@@ -31,7 +31,6 @@ def main() -> None:
         name = given.path or middles[model - 1]
         directory = fetch_weights(name, lambda found: ("",))
         check_fingerprint(directory.fingerprint, record["middle_fingerprints"].split()[model - 1], name)
-        check_pair(open_directory(record["target"]), directory)
         role = VerifyRole(load_stage(directory, range(directory.layers)), (directory.hidden_size,), "float32")
         link = RedisLink(process.url, process.keys, middle_node(model), stages, middles=len(middles))
         worker.append(Worker(StageMachine(1, stages, middle=model), link, role))

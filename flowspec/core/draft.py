@@ -235,6 +235,7 @@ class DraftMachine:
         if not isinstance(result, DraftDone):
             return self._fail(running, f"the draft model could not compute: {_why(result)}")
         try:
+            session.progress_at = now  # a slow drafter is no lost message
             session.drafting.done(result, session.tree)
             session.settle(now)
         except (ProtocolError, JobError) as error:

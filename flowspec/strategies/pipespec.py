@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from flowspec.core.layers import PathGrowth
 from flowspec.core.strategy import Growth, Occasion, Strategy, View
 from flowspec.core.tree import Tree
+from flowspec.errors import ConfigError
 from flowspec.strategies.base import check
 
 
@@ -29,6 +30,8 @@ class PipeSpecParams:
 
     def __post_init__(self) -> None:
         check(self, ("lookahead", 0, 64), ("window", 2, 256))
+        if self.lookahead > self.window:
+            raise ConfigError(f"lookahead is {self.lookahead}; expected at most the window, {self.window}")
 
 
 class PipeSpec(Strategy):

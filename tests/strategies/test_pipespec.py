@@ -9,6 +9,8 @@ import pytest
 from flowspec.core.machine import Commit, Input, Output, Pass, Run
 from flowspec.core.sampling import Sampling
 from flowspec.drivers.sim import Costs
+from flowspec.errors import ConfigError
+from flowspec.strategies import build
 from tests.strategies.scripted import ScriptedMiddle, pipeline
 from tests.toy import PROMPT, TARGET, generate
 
@@ -119,3 +121,16 @@ def test_a_middle_model_that_is_late_with_the_prompt_is_waited_for() -> None:
         assert record.finish is not None
         assert record.finish.error == ""
         assert tuple(record.tokens) == TARGET.decode(PROMPT, 24, Sampling())
+
+
+def test_a_lookahead_beyond_the_window_is_refused() -> None:
+    with pytest.raises(ConfigError, match="lookahead is 9; expected at most the window, 8"):
+        build("pipespec:window=8,lookahead=9", 2)
+
+
+def test_a_slow_drafter_is_no_lost_message() -> None:
+    """Sixty-three passes of two seconds are more than the patience with a silent pipeline."""
+    costs = Costs(lambda node, work: 2.0 if node == "d0" else 1.0)
+    record = generate("speculative:lookahead=64", 2, costs=costs, count=8)
+    assert record.finish is not None
+    assert record.finish.error == ""
