@@ -19,6 +19,8 @@ from flowspec.core.tree import Expansion, Node
 #: Upper ends of the gap's cells, in nats.
 EDGES = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 CELLS = len(EDGES) + 1
+#: The lead of a candidate that came alone, nats.
+ALONE = 2.0
 #: Ranks from this one on share a cell.
 RANKS = 16
 #: How many observations the prior counts for.
@@ -46,11 +48,12 @@ class Calibration:
         entries = []
         for at, value in enumerate(values):
             own.setdefault(sources[at] if sources else 0, []).append(value)
-        ranks = dict.fromkeys(own, -1)
+        # A source whose best was credited to another one begins at its second: in a coupled draft a best has value 0.
+        ranks = {source: 0 if self._coupled and values[0] < 0 else -1 for source, values in own.items()}
         for at, token in enumerate(tokens):
             source = sources[at] if sources else 0
             ranks[source] += 1
-            gap = _gap(own[source], ranks[source]) if self._coupled else -values[at]
+            gap = _lead(own[source]) if self._coupled and not ranks[source] else -values[at]
             cell = (source * RANKS + min(ranks[source], RANKS - 1)) * CELLS + sum(gap > edge for edge in EDGES)
             entries.append((self._value(cell), token, cell))
         entries.sort(key=lambda entry: -entry[0])
@@ -86,7 +89,6 @@ class Calibration:
         return 0.25 / (rank + 1) * math.exp(-middle / 4)
 
 
-def _gap(values: Sequence[float], rank: int) -> float:
-    if rank:
-        return values[0] - values[rank]
-    return values[0] - values[1] if len(values) > 1 else EDGES[-1]
+def _lead(values: Sequence[float]) -> float:
+    """How far a source's best is ahead of its second; of a lone candidate nobody knows: something in between."""
+    return values[0] - values[1] if len(values) > 1 else ALONE

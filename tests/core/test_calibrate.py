@@ -76,3 +76,10 @@ def test_nodes_nobody_drafted_for_teach_nothing() -> None:
     assert table.expansion([], []) == Expansion((), (), ())
     (alone,) = table.expansion([4], [0.0]).values
     assert alone > table.expansion([4, 5], [0.0, -1.0]).values[0], "nobody else was thought of"
+
+
+def test_a_source_whose_best_was_credited_to_another_does_not_lead_with_its_second() -> None:
+    """Both name 5 first; 7 lies three nats behind it."""
+    expansion = Calibration(coupled=True).expansion([5, 6, 7, 8], [0.0, -1.0, -3.0, -2.0], [0, 0, 1, 0])
+    assert expansion.tokens[0] == 5
+    assert shares(expansion)[7] < shares(expansion)[6]
