@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from flowspec.core.layers import PathGrowth
+from flowspec.core.layers import PathGrowth, deepest
 from flowspec.core.strategy import Growth, Occasion, Strategy, View
 from flowspec.core.tree import Tree
 from flowspec.strategies.base import check
@@ -52,7 +52,7 @@ class Chain(Strategy):
     def grow(self, view: View, occasion: Occasion) -> Growth | None:
         if not self.params.in_flight and view.covering:
             self.capacity = min(64, max(self.stages, view.covering))
-        tip = max((node for node in view.tree if node.selected), key=lambda node: node.depth).id
+        (tip,) = deepest(view.tree)
         return PathGrowth(view.tree, tip, self.params.window, _window, self.least)
 
 

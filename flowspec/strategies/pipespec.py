@@ -53,18 +53,16 @@ class PipeSpec(Strategy):
     def grow(self, view: View, occasion: Occasion) -> Growth | None:
         tree = view.tree
         tip = self._drafted(tree)
-        left = self.params.window - tree[tip].depth + tree[tree.root].depth
-        self._draft = PathGrowth(tree, tip, max(0, left), self._segments) if left > 0 else None
+        room = self._room(tree, tip)
+        self._draft = PathGrowth(tree, tip, room, self._segments) if room > 0 else None
         return self._draft
 
     def feed(self, view: View, model: int, tip: int) -> int | None:
         """What lies before it, if that goes on from its own text; its own last token alone otherwise."""
         tree = view.tree
         below = self._tips[model - 1] if model > 1 else self._drafted(tree)
-        room = self.params.window - tree[tip].depth + tree[tree.root].depth
-        path = tree.path(below)
-        ahead = tree[below].depth - tree[tip].depth if tip in path else 0
-        if room <= 0 or ahead < self.params.lookahead - 1:
+        ahead = tree[below].depth - tree[tip].depth if tip in tree.path(below) else 0
+        if self._room(tree, tip) <= 0 or ahead < self.params.lookahead - 1:
             return None
         return below if ahead else tip
 
@@ -72,6 +70,10 @@ class PipeSpec(Strategy):
         self._tips = tips
         if self._draft is not None and 1 in tips:
             self._draft.adopt(view.tree, tips[1])
+
+    def _room(self, tree: Tree, tip: int) -> int:
+        """How much further than ``tip`` a text may run ahead of the target, in tokens."""
+        return self.params.window - tree[tip].depth + tree[tree.root].depth
 
     def _drafted(self, tree: Tree) -> int:
         """Where the drafter's text ends."""

@@ -38,6 +38,7 @@ from flowspec.core.stats import repeated_4grams
 from flowspec.errors import ModelError
 from flowspec.model.directory import open_directory
 from flowspec.model.eagle import EagleHead, read_head
+from ops.train.pair import descend
 
 HELD_OUT = 100_000
 #: Peak learning rates of Muon (the layer's matrices) and AdamW (the rest).
@@ -181,13 +182,7 @@ def train(head: EagleHead, teacher: Teacher, material: Material, given: argparse
         scale = min(1.0, (step + 1) / 50) * (1 + math.cos(math.pi * spent / (60 * given.minutes))) / 2
         with torch.autocast(teacher.device, dtype=torch.bfloat16):
             loss = loss_of(head, teacher, material.batch(given.batch), given.steps)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
-        for optimizer, rate in zip(using, rates, strict=True):
-            for group in optimizer.param_groups:
-                group["lr"] = rate * scale
-            optimizer.step()
-            optimizer.zero_grad()
+        descend(head, loss, using, [rate * scale for rate in rates])
         step += 1
         if step % 50 == 0:
             print(f"step {step}, {spent:.0f} s, loss {loss.item():.3f}", flush=True)

@@ -121,6 +121,19 @@ def optimizers(model: Any, rates: tuple[float, float]) -> list[torch.optim.Optim
     ]
 
 
+def descend(
+    model: torch.nn.Module, loss: torch.Tensor, using: Sequence[torch.optim.Optimizer], rates: Sequence[float]
+) -> None:
+    """One step of all optimizers down ``loss``, each at its rate, gradients clipped at norm 1."""
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for optimizer, rate in zip(using, rates, strict=True):
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def train(model: Any, teacher: Any, rows: Iterator[torch.Tensor], rates: tuple[float, float], minutes: float) -> None:
     """Train for ``minutes`` of wall time: a short warm-up, a flat part, and a linear fall to 2%."""
     using = optimizers(model, rates)
@@ -128,13 +141,7 @@ def train(model: Any, teacher: Any, rows: Iterator[torch.Tensor], rates: tuple[f
     while (done := (time.monotonic() - began) / (60 * minutes)) < 1:
         scale = min(1.0, (step + 1) / 50) * min(1.0, max(0.02, (1 - done) / 0.6))
         loss = loss_of(model, teacher, next(rows))
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer, rate in zip(using, rates, strict=True):
-            for group in optimizer.param_groups:
-                group["lr"] = rate * scale
-            optimizer.step()
-            optimizer.zero_grad()
+        descend(model, loss, using, [rate * scale for rate in rates])
         step += 1
         if step % 50 == 0:
             print(f"step {step}, {time.monotonic() - began:.0f} s, loss {loss.item():.3f}", flush=True)
