@@ -38,7 +38,7 @@ from flowspec.core.stats import repeated_4grams
 from flowspec.errors import ModelError
 from flowspec.model.directory import open_directory
 from flowspec.model.eagle import EagleHead, read_head
-from ops.train.pair import descend
+from ops.train.pair import descend, optimizers
 
 HELD_OUT = 100_000
 #: Peak learning rates of Muon (the layer's matrices) and AdamW (the rest).
@@ -159,21 +159,11 @@ class Material:
         return torch.cat((self.text(rows - len(own), self._length), *(row[None] for row in own)))
 
 
-def optimizers(head: EagleHead, rates: tuple[float, float]) -> list[torch.optim.Optimizer]:
-    """Muon for the layer's matrices, AdamW for the rest: ``fc``'s two halves have scales of their own."""
-    matrices = [weight for weight in head.body.parameters() if weight.ndim == 2]
-    known = {id(weight) for weight in matrices}
-    rest = [weight for weight in head.parameters() if id(weight) not in known]
-    return [
-        torch.optim.Muon(matrices, lr=rates[0], momentum=0.95, weight_decay=0.01),
-        torch.optim.AdamW(rest, lr=rates[1], betas=(0.9, 0.95), weight_decay=0.0),
-    ]
-
-
 def train(head: EagleHead, teacher: Teacher, material: Material, given: argparse.Namespace) -> None:
     """Train for ``given.minutes`` of wall time: a short warm-up, then a cosine to zero."""
     rates = GO_ON if given.resume else FRESH
-    using = optimizers(head, rates)
+    # AdamW has fc too: its two halves have scales of their own.
+    using = optimizers(head, head.body, rates)
     began, step, writing, saved = time.monotonic(), 0, 0.0, 0.0
     while (spent := time.monotonic() - began) < 60 * given.minutes:
         if writing <= WRITING_SHARE * spent:

@@ -110,9 +110,11 @@ def batches(text: np.ndarray, length: int, size: int, device: str) -> Iterator[t
         yield torch.from_numpy(np.stack([text[at : at + length] for at in starts]).astype(np.int64)).to(device)
 
 
-def optimizers(model: Any, rates: tuple[float, float]) -> list[torch.optim.Optimizer]:
-    """Muon for the layers' matrices, AdamW for the rest."""
-    matrices = [weight for weight in model.model.layers.parameters() if weight.ndim == 2]
+def optimizers(
+    model: torch.nn.Module, layers: torch.nn.Module, rates: tuple[float, float]
+) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of the model's ``layers``, AdamW for the rest."""
+    matrices = [weight for weight in layers.parameters() if weight.ndim == 2]
     known = {id(weight) for weight in matrices}
     rest = [weight for weight in model.parameters() if id(weight) not in known]
     return [
@@ -136,7 +138,7 @@ def descend(
 
 def train(model: Any, teacher: Any, rows: Iterator[torch.Tensor], rates: tuple[float, float], minutes: float) -> None:
     """Train for ``minutes`` of wall time: a short warm-up, a flat part, and a linear fall to 2%."""
-    using = optimizers(model, rates)
+    using = optimizers(model, model.model.layers, rates)
     began, step = time.monotonic(), 0
     while (done := (time.monotonic() - began) / (60 * minutes)) < 1:
         scale = min(1.0, (step + 1) / 50) * min(1.0, max(0.02, (1 - done) / 0.6))
