@@ -20,8 +20,8 @@ from flowspec.broker.keys import Keys
 from flowspec.broker.redis_control import RedisControl
 from flowspec.broker.server import PrivateBroker, die_with_parent
 from flowspec.errors import ClusterError
-from flowspec.model.directory import check_pair, layer_ranges, local_path, open_directory
-from flowspec.model.sources import check_sources
+from flowspec.model.directory import layer_ranges, local_path
+from flowspec.model.sources import open_models
 
 #: How long all workers together may take to be ready, seconds.
 READY_SECONDS = 300.0
@@ -41,13 +41,10 @@ class Setup:
     middles: tuple[str, ...] = ()
 
     def check(self) -> None:
-        """ModelError for anything that would make a worker fail: found before one is started."""
-        target = open_directory(self.target)
-        check_sources(target, self.draft)
+        """ConfigError for anything that would make a worker fail: found before one is started."""
+        target, middles = open_models(self.target, self.draft, self.middles)
         layer_ranges(target.layers, self.stages)
-        for name in (self.target, *self.middles):
-            directory = open_directory(name)
-            check_pair(target, directory)
+        for name, directory in zip((self.target, *self.middles), (target, *middles), strict=True):
             if local_path(name) is not None:
                 directory.check_weights()
 

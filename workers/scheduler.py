@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from flowspec.drivers.scheduler import Scheduler
-from flowspec.model.directory import check_pair, default_pair, layer_ranges, open_directory
-from flowspec.model.sources import check_sources, fingerprint
+from flowspec.model.directory import default_pair, layer_ranges
+from flowspec.model.sources import fingerprint, open_models
 from workers._boot import Process, parser, run
 
 
@@ -22,11 +22,7 @@ def main() -> None:
     arguments.add_argument("--stages", type=int, default=4, help="verify stages (default: %(default)s)")
     arguments.add_argument("--jobs", type=int, default=1, help="jobs that run at once (default: %(default)s)")
     given = arguments.parse_args()
-    target = open_directory(given.target)
-    check_sources(target, given.draft)
-    middles = [open_directory(name) for name in given.middle]
-    for middle in middles:
-        check_pair(target, middle)
+    target, middles = open_models(given.target, given.draft, given.middle)
     ranges = layer_ranges(target.layers, given.stages)
     process = Process(given.redis_url)
     control = process.control()

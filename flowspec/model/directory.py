@@ -185,12 +185,12 @@ def layer_ranges(layers: int, stages: int) -> list[range]:
     return [range(first, end) for first, end in itertools.pairwise(bounds)]
 
 
-def check_pair(target: ModelDirectory, draft: ModelDirectory) -> None:
-    """ModelError unless the draft speaks the target's token ids."""
-    if target.vocabulary_fingerprint != draft.vocabulary_fingerprint:
+def check_pair(target: ModelDirectory, model: ModelDirectory, role: str = "draft") -> None:
+    """ModelError unless ``model`` speaks the target's token ids; ``role`` is what the error calls it."""
+    if target.vocabulary_fingerprint != model.vocabulary_fingerprint:
         raise ModelError(
-            f"draft {draft.path} and target {target.path} have different tokenizers; "
-            "a draft must share the target's: choose a draft of the same family"
+            f"{role} {model.path} and target {target.path} have different tokenizers; "
+            f"a {role} must share the target's: choose a {role} of the same family"
         )
 
 

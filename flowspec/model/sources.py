@@ -1,12 +1,13 @@
-"""Where drafts come from: a draft's name, checked before anything is loaded. torch only to load one.
+"""What a pipeline's models are called, checked before anything is loaded. torch only to load a drafter.
 
-A name is a folder or hub name of a small language model or of an EAGLE head (told apart by what is in it),
-``ngram``, or several of these joined by ``+``, merged into one tree.
+A draft's name is a folder or hub name of a small language model or of an EAGLE head (told apart by what is
+in it), ``ngram``, or several of these joined by ``+``, merged into one tree. Target and middle models are
+language models.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from flowspec.errors import ConfigError, ModelError
 from flowspec.model.base import DraftExecutor
@@ -15,6 +16,25 @@ from flowspec.model.directory import ModelDirectory, check_pair, fetch_weights, 
 NGRAM = "ngram"
 #: What an EAGLE head has and no language model.
 _HEAD_TENSOR = "fc.weight"
+#: A prefix no tensor has: of the weights nothing but the tensors' names.
+_NO_TENSOR = ("config only",)
+
+
+def open_models(
+    target: str, draft: str, middles: Iterable[str] = ()
+) -> tuple[ModelDirectory, tuple[ModelDirectory, ...]]:
+    """The target and the middle models of a chain, found to serve together with ``draft``.
+
+    ModelError if the target or a middle model is something that can only draft, or if tokenizers differ;
+    errors as ``check_sources``'s for the draft. Weights are not looked into beyond their tensors' names.
+    """
+    first = _language_model(target, "target")
+    _ = first.vocabulary_fingerprint  # fails here without a tokenizer, whatever drafts
+    check_sources(first, draft)
+    others = tuple(_language_model(name, "middle model") for name in middles)
+    for other in others:
+        check_pair(first, other, "middle model")
+    return first, others
 
 
 def source_names(draft: str) -> tuple[str, ...]:
@@ -74,7 +94,23 @@ def load_sources(draft: str, target: ModelDirectory) -> DraftExecutor:
 def target_needs(draft: str) -> Callable[[ModelDirectory], tuple[str, ...]]:
     """Which of the target's tensors the draft worker reads, by prefix: a head shares its ends."""
     heads = any(name != NGRAM and is_head(fetch_weights(name, _all)) for name in source_names(draft))
-    return lambda target: ("model.embed_tokens.", "lm_head.") if heads else ("config only",)
+    return lambda target: ("model.embed_tokens.", "lm_head.") if heads else _NO_TENSOR
+
+
+def _language_model(name: str, role: str) -> ModelDirectory:
+    if name == NGRAM and local_path(name) is None:
+        raise _only_drafts(name, NGRAM, role)
+    directory = fetch_weights(name, lambda found: _NO_TENSOR)
+    if is_head(directory):
+        raise _only_drafts(name, "an EAGLE head", role)
+    return directory
+
+
+def _only_drafts(name: str, kind: str, role: str) -> ModelError:
+    return ModelError(
+        f"the {role} is {name}, and {kind} can only draft; "
+        f"expected a language model: give one as the {role}, and {name} as the draft"
+    )
 
 
 def _load(name: str, target: ModelDirectory) -> DraftExecutor:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from flowspec.core.strategy import Strategy
 from flowspec.errors import ConfigError
 from flowspec.strategies.autoregressive import Autoregressive
-from flowspec.strategies.base import read_params
+from flowspec.strategies.base import default_text, read_params
 from flowspec.strategies.chain import Chain
 from flowspec.strategies.flowspec import FlowSpec
 from flowspec.strategies.naive_pp import NaivePP
@@ -63,7 +63,10 @@ def build(text: str, stages: int) -> Strategy:
         key, equals, value = item.partition("=")
         if not equals:
             raise ConfigError(f"strategy option {item!r} has no value; write option=value")
-        options[key.strip()] = value.strip()
+        option = key.strip()
+        if option in options:
+            raise ConfigError(f"strategy option {option} is given twice; give it once")
+        options[option] = value.strip()
     return kind(read_params(kind.Params, options), stages)
 
 
@@ -84,11 +87,7 @@ def describe() -> list[Description]:
             name,
             (kind.__doc__ or "").strip().splitlines()[0],
             kind.source,
-            tuple((field.name, _show(field.default)) for field in dataclasses.fields(kind.Params)),
+            tuple((field.name, default_text(field)) for field in dataclasses.fields(kind.Params)),
         )
         for name, kind in STRATEGIES.items()
     ]
-
-
-def _show(default: object) -> str:
-    return {True: "on", False: "off"}.get(default, str(default)) if isinstance(default, bool) else str(default)

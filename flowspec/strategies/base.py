@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from flowspec.core.growth import BeamGrowth
 from flowspec.core.limits import TREE_ROWS
@@ -21,6 +21,14 @@ from flowspec.errors import ConfigError
 
 P = TypeVar("P", bound="BeamParams")
 D = TypeVar("D")
+
+#: How an option asks the strategy to choose, and what marks the fields of those that can.
+_AUTO = "auto"
+
+
+def or_auto(default: int) -> int:
+    """``default`` of a whole-number option that may also be ``auto``, which is 0: the strategy chooses."""
+    return dataclasses.field(default=default, metadata={_AUTO: True})
 
 
 def check(params: object, *ranges: tuple[str, int, int]) -> None:
@@ -111,20 +119,30 @@ def read_params(kind: type[D], options: Mapping[str, str]) -> D:
         if name not in fields:
             known = ", ".join(fields) or "none"
             raise ConfigError(f"unknown strategy option {name!r}; the options are: {known}")
-        values[name] = _parse(name, text, fields[name].default)
+        values[name] = _parse(fields[name], text)
     return kind(**values)
 
 
-def _parse(name: str, text: str, default: object) -> object:
+def default_text(field: dataclasses.Field[Any]) -> str:
+    """A field's default as an option is written; ``read_params`` makes the default of it again."""
+    if isinstance(field.default, bool):
+        return "on" if field.default else "off"
+    return _AUTO if field.default == 0 and _AUTO in field.metadata else str(field.default)
+
+
+def _parse(field: dataclasses.Field[Any], text: str) -> object:
+    name, default = field.name, field.default
     if isinstance(default, bool):
         if text.lower() not in ("on", "off", "1", "0", "true", "false"):
             raise ConfigError(f"strategy option {name} is {text!r}; expected on or off")
         return text.lower() in ("on", "1", "true")
     if isinstance(default, int):
-        if text.lower() == "auto":
+        automatic = _AUTO in field.metadata
+        if automatic and text.lower() == _AUTO:
             return 0
         try:
             return int(text)
         except ValueError:
-            raise ConfigError(f"strategy option {name} is {text!r}; expected a whole number") from None
+            expected = f"a whole number or {_AUTO}" if automatic else "a whole number"
+            raise ConfigError(f"strategy option {name} is {text!r}; expected {expected}") from None
     return text

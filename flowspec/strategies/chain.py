@@ -14,18 +14,18 @@ from dataclasses import dataclass
 from flowspec.core.layers import PathGrowth, deepest
 from flowspec.core.strategy import Growth, Occasion, Strategy, View
 from flowspec.core.tree import Tree
-from flowspec.strategies.base import check
+from flowspec.strategies.base import check, or_auto
 
 
 @dataclass(frozen=True, slots=True)
 class ChainParams:
-    """``window``: tokens a segment. ``in_flight``: windows on their way; auto: what covers the link.
+    """``window``: tokens a segment. ``in_flight``: windows on their way; 0 or auto: what covers the link.
     ``confidence``: a window ends early, in percent, where the draft's probability of getting so far falls
     below it. ``coupled``: at a temperature, draft with the target's noise.
     """
 
     window: int = 2
-    in_flight: int = 0
+    in_flight: int = or_auto(0)
     confidence: int = 0
     coupled: bool = True
 

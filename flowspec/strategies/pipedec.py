@@ -13,7 +13,7 @@ from typing import ClassVar
 from flowspec.core.layers import LayerGrowth
 from flowspec.core.pace import Timestep
 from flowspec.core.strategy import Growth, Occasion, Strategy, View
-from flowspec.strategies.base import check
+from flowspec.strategies.base import check, or_auto
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class PipeDecParams:
 
     width: int = 32
     children: int = 16
-    groups: int = 0
+    groups: int = or_auto(0)
     barrier: bool = True
     coupled: bool = True
 

@@ -14,21 +14,21 @@ from flowspec.core.messages import Result
 from flowspec.core.pace import Timestep
 from flowspec.core.strategy import Growth, Occasion, Strategy, View
 from flowspec.core.width import WidthTuner
-from flowspec.strategies.base import check
+from flowspec.strategies.base import check, or_auto
 
 
 @dataclass(frozen=True, slots=True)
 class SpecPipeParams:
-    """``width``: nodes of a level (w); auto: chosen as the run goes, by the expected time between tokens.
+    """``width``: nodes of a level (w); 0 or auto: chosen as the run goes, by the expected time between tokens.
     ``children``: candidates a node (c). ``levels``: levels a segment (m). ``in_flight``: segments on
-    their way; auto: one a stage. ``barrier``: PipeDec's timesteps. ``coupled``: at a temperature, draft
+    their way; 0 or auto: one a stage. ``barrier``: PipeDec's timesteps. ``coupled``: at a temperature, draft
     with the target's noise.
     """
 
-    width: int = 64
+    width: int = or_auto(64)
     children: int = 16
     levels: int = 1
-    in_flight: int = 0
+    in_flight: int = or_auto(0)
     barrier: bool = False
     coupled: bool = True
 

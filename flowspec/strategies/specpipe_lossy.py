@@ -14,7 +14,6 @@ from typing import ClassVar
 from flowspec.core.layers import LayerGrowth
 from flowspec.core.strategy import Growth, Occasion, Strategy, View
 from flowspec.core.tree import Tree
-from flowspec.errors import ConfigError
 from flowspec.strategies.base import check
 
 #: The target's best tokens that come back with every row.
@@ -64,8 +63,7 @@ class NucleusParams(LossyParams):
 
     def __post_init__(self) -> None:
         LossyParams.__post_init__(self)
-        if not 1 <= self.nucleus <= 100:
-            raise ConfigError(f"nucleus is {self.nucleus}; expected a share of 1 to 100 percent")
+        check(self, ("nucleus", 1, 100))
 
 
 class LossyNucleus(LossyRelaxed):

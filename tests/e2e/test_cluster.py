@@ -128,11 +128,25 @@ def test_setups_that_cannot_work_start_nothing(tmp_path: Path) -> None:
         (Setup(str(cut), draft, 2), "is cut short"),
         (Setup(str(tmp_path), draft, 2), "no config.json"),
         (Setup(target, draft, 13), "the target has 12 layers"),
+        (Setup("head", draft, 1), "the target is head, and an EAGLE head can only draft"),
+        (Setup("ngram", draft, 1), "the target is ngram, and ngram can only draft"),
+        (Setup(target, draft, 1, ("medium", "head")), "the middle model is head, and an EAGLE head can only draft"),
+        (Setup(target, draft, 1, ("ngram",)), "the middle model is ngram, and ngram can only draft"),
     ):
         cluster = Cluster(setup)
         with pytest.raises(ModelError, match=says):
             cluster.start()
         assert cluster.pids == {}
+
+
+@pytest.mark.parametrize("flag", ["target", "middle"])
+@pytest.mark.parametrize("name", ["head", "ngram"])
+def test_a_scheduler_refuses_what_can_only_draft_before_it_asks_for_a_broker(
+    tmp_path: Path, flag: str, name: str
+) -> None:
+    line = said(worker("workers.scheduler", f"--{flag}", name, "--stages", "1", url=f"unix://{tmp_path}/none"))
+    assert line.startswith(f"flowspec scheduler: the {flag}")
+    assert "can only draft; expected a language model" in line
 
 
 @pytest.fixture

@@ -119,7 +119,15 @@ def test_a_recording_replays_and_an_edited_one_does_not(flowspec: Run, clusters:
         (["generate", "hi", "--models", "draft"], "expected at least DRAFT,TARGET"),
         (["generate", "hi", "--models", "draft,,target"], "expected at least DRAFT,TARGET"),
         (["generate", "hi", "--models", "draft,target", "--draft", "draft"], "leave out --target and --draft"),
-        (["generate", "hi", "--models", "draft,head,target"], "it has no tokenizer"),
+        (
+            ["generate", "hi", "--models", "draft,head,target"],
+            "the middle model is head, and an EAGLE head can only draft",
+        ),
+        (
+            ["generate", "hi", "--target", "head", "--draft", "draft"],
+            "the target is head, and an EAGLE head can only draft",
+        ),
+        (["generate", "hi", "--strategy", "flowspec:width=8,width=9"], "strategy option width is given twice"),
         (["generate", "hi", "--models", "draft,/no/model,target"], "model folder /no/model does not exist"),
         (["generate", "hi", "--draft", "ngram+"], "is no list of drafters"),
         (["generate", "hi", "--draft", "ngram+/no/model"], "model folder /no/model does not exist"),

@@ -82,8 +82,10 @@ def test_different_tokenizers_are_refused(llama_copy: Path, tmp_path: Path) -> N
     for folder, vocabulary in ((llama_copy, {"a": 0}), (other, {"b": 0})):
         (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}}))
     check_pair(open_directory(str(llama_copy)), open_directory(str(llama_copy)))
-    with pytest.raises(ModelError, match="different tokenizers"):
-        check_pair(open_directory(str(llama_copy)), open_directory(str(other)))
+    for role in ("draft", "middle model"):
+        says = f"^{role} {other} and target {llama_copy} have different tokenizers; a {role} must share"
+        with pytest.raises(ModelError, match=says):
+            check_pair(open_directory(str(llama_copy)), open_directory(str(other)), role)
 
 
 def test_a_model_without_a_tokenizer_is_named(family: Callable[..., ModelDirectory]) -> None:

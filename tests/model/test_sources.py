@@ -13,7 +13,15 @@ from flowspec.model.drafter import ModelDrafter
 from flowspec.model.eagle import EagleDrafter
 from flowspec.model.hybrid import HybridDrafter
 from flowspec.model.ngram import NgramDrafter
-from flowspec.model.sources import check_sources, fingerprint, is_head, load_sources, source_names, target_needs
+from flowspec.model.sources import (
+    check_sources,
+    fingerprint,
+    is_head,
+    load_sources,
+    open_models,
+    source_names,
+    target_needs,
+)
 
 TARGET = open_directory(default_pair()[0])
 
@@ -61,11 +69,82 @@ def test_a_drafter_that_cannot_draft_for_the_target_is_refused(tmp_path: Path) -
     )
     with pytest.raises(ModelError, match="hidden size 96, the target 192"):
         check_sources(TARGET, str(other))
-    foreign = tmp_path / "draft"
-    shutil.copytree(default_pair()[1], foreign)
-    (foreign / "tokenizer.json").write_text((foreign / "tokenizer.json").read_text().replace('"<pad>"', '"<nil>"'))
     with pytest.raises(FlowSpecError, match="different tokenizers"):
-        check_sources(TARGET, f"ngram+{foreign}")
+        check_sources(TARGET, f"ngram+{foreign(tmp_path / 'draft')}")
+
+
+def foreign(folder: Path) -> str:
+    """A model of another tokenizer."""
+    shutil.copytree(default_pair()[1], folder)
+    (folder / "tokenizer.json").write_text((folder / "tokenizer.json").read_text().replace('"<pad>"', '"<nil>"'))
+    return str(folder)
+
+
+def test_a_setup_opens_as_target_and_middle_models() -> None:
+    opened = open_models("target", "head+ngram", ("draft", "medium"))
+    assert opened == (TARGET, (open_directory("draft"), open_directory("medium")))
+
+
+@pytest.mark.parametrize(("name", "kind"), [("head", "an EAGLE head"), ("ngram", "ngram")])
+@pytest.mark.parametrize("role", ["target", "middle model"])
+def test_what_can_only_draft_is_refused_elsewhere(name: str, kind: str, role: str) -> None:
+    with pytest.raises(ModelError) as raised:
+        if role == "target":
+            open_models(name, "draft")
+        else:
+            open_models("target", "draft", ("medium", name))
+    assert str(raised.value) == (
+        f"the {role} is {name}, and {kind} can only draft; "
+        f"expected a language model: give one as the {role}, and {name} as the draft"
+    )
+
+
+def test_a_head_is_known_by_its_tensors_and_not_by_what_it_lacks(tmp_path: Path) -> None:
+    head = tmp_path / "head"
+    shutil.copytree(str(local_path("head")), head)
+    shutil.copy(Path(default_pair()[0]) / "tokenizer.json", head)
+    with pytest.raises(ModelError, match=f"the middle model is {head}, and an EAGLE head can only draft"):
+        open_models("target", "draft", (str(head),))
+
+
+def test_a_hub_model_is_told_apart_by_names_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hub that gives what is asked for: a lone weights file has the tensors' names, so that is fetched."""
+
+    def snapshot(name: str, patterns: list[str]) -> Path:
+        for file in Path(str(local_path(name.removeprefix("lab/")))).iterdir():
+            if any(file.match(pattern) for pattern in patterns):
+                (tmp_path / name).mkdir(parents=True, exist_ok=True)
+                shutil.copy(file, tmp_path / name)
+        return tmp_path / name
+
+    monkeypatch.setattr("flowspec.model.directory._snapshot", snapshot)
+    target, (middle,) = open_models("lab/target", "ngram", ("lab/medium",))
+    assert (target.fingerprint, middle.fingerprint) == (TARGET.fingerprint, open_directory("medium").fingerprint)
+    with pytest.raises(ModelError, match="the middle model is lab/head, and an EAGLE head can only draft"):
+        open_models("lab/target", "ngram", ("lab/head",))
+
+
+def test_a_folder_called_ngram_is_the_model_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(default_pair()[0], tmp_path / "ngram")
+    monkeypatch.chdir(tmp_path)
+    target, _ = open_models("ngram", "draft")
+    assert target.path == Path("ngram")
+
+
+def test_a_setup_names_the_model_whose_tokenizer_differs(tmp_path: Path) -> None:
+    other = foreign(tmp_path / "other")
+    with pytest.raises(ModelError, match=f"draft {other} and target .* a draft must share the target's"):
+        open_models("target", other, ("medium",))
+    with pytest.raises(ModelError, match=f"middle model {other} and target .* a middle model must share the target's"):
+        open_models("target", "draft", ("medium", other))
+
+
+def test_a_target_without_a_tokenizer_is_refused_whatever_drafts(tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    shutil.copytree(default_pair()[0], bare)
+    (bare / "tokenizer.json").unlink()
+    with pytest.raises(ModelError, match="it has no tokenizer"):
+        open_models(str(bare), "ngram")
 
 
 def test_the_packaged_models_have_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,82 @@
+"""How a strategy's options are read: what each takes, and one clear line for what it does not."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from flowspec.core.pace import Timestep
+from flowspec.errors import ConfigError
+from flowspec.strategies import STRATEGIES, build, describe
+from flowspec.strategies.base import read_params
+from flowspec.strategies.specpipe import SpecPipe
+
+#: Every option that chooses its own value where asked to.
+AUTOMATIC = {
+    ("pipedec", "groups"),
+    ("pipedec_head", "groups"),
+    ("specpipe", "width"),
+    ("specpipe", "in_flight"),
+    ("chain", "in_flight"),
+}
+WHOLE = [
+    (name, field.name)
+    for name, kind in STRATEGIES.items()
+    for field in dataclasses.fields(kind.Params)
+    if type(field.default) is int
+]
+
+
+def refused(text: str) -> str:
+    with pytest.raises(ConfigError) as raised:
+        build(text, 3)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(("name", "option"), WHOLE)
+def test_auto_is_taken_where_it_is_documented_and_refused_elsewhere(name: str, option: str) -> None:
+    kind = STRATEGIES[name].Params
+    if (name, option) in AUTOMATIC:
+        assert read_params(kind, {option: "auto"}) == read_params(kind, {option: "0"}), "0 means the same"
+        assert refused(f"{name}:{option}=some").endswith("expected a whole number or auto")
+    else:
+        message = refused(f"{name}:{option}=auto")
+        assert message == f"strategy option {option} is 'auto'; expected a whole number"
+
+
+def test_auto_leaves_the_choice_to_the_strategy() -> None:
+    for text in ("pipedec:groups=auto", "pipedec:groups=0", "specpipe:in_flight=AUTO", "chain:in_flight=auto"):
+        assert build(text, 3).capacity == 3
+    paced = build("pipedec:groups=2", 3)
+    assert paced.capacity == 2
+    assert isinstance(paced.pace, Timestep)
+    for text, tuned in (("specpipe:width=auto", True), ("specpipe:width=0", True), ("specpipe", False)):
+        strategy = build(text, 3)
+        assert isinstance(strategy, SpecPipe)
+        assert (strategy.tuner is not None) == tuned
+
+
+def test_the_list_shows_auto_where_it_is_the_default() -> None:
+    shown = {(entry.name, option) for entry in describe() for option, default in entry.options if default == "auto"}
+    assert shown == AUTOMATIC - {("specpipe", "width")}
+
+
+def test_what_the_list_shows_is_taken_and_changes_nothing() -> None:
+    for entry in describe():
+        kind = STRATEGIES[entry.name].Params
+        assert read_params(kind, dict(entry.options)) == kind()
+
+
+@pytest.mark.parametrize("text", ["flowspec:width=8,width=9", "flowspec:width=8,nodes=9, width =8"])
+def test_an_option_given_twice_is_refused(text: str) -> None:
+    assert refused(text) == "strategy option width is given twice; give it once"
+
+
+@pytest.mark.parametrize("share", [0, 101])
+def test_a_nucleus_is_a_share_in_percent(share: int) -> None:
+    assert refused(f"specpipe_lossy_nucleus:nucleus={share}") == f"nucleus is {share}; expected 1 to 100"
+    assert "children is 0" in refused("specpipe_lossy_nucleus:children=0")
+    for taken in (1, 100):
+        build(f"specpipe_lossy_nucleus:nucleus={taken}", 3)
