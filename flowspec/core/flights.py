@@ -10,18 +10,25 @@ from dataclasses import dataclass
 from flowspec.core.messages import Result
 from flowspec.errors import StateError
 
-#: Samples of travel times remembered.
+#: Samples of each measure remembered.
 SAMPLES = 32
+#: Trips remembered: a way that became longer is believed once so many guesses have missed.
+TRIPS = 8
+#: ``covering`` is at most so many times what was in flight, so that no one measure can send it far.
+GROWTH = 4
+#: ``covering`` is at most so many times what the answers' own pace calls for.
+SLACK = 2
 
 Top = Sequence[tuple[int, float]]
 
 
 @dataclass(slots=True)
 class Flight:
-    """A segment on its way; ``live`` are its rows no prune has reached."""
+    """A segment on its way; ``live`` are its rows no prune has reached, ``alone``: it met no other."""
 
     live: set[int]
     sent_at: float
+    alone: bool
 
 
 class Flights:
@@ -32,8 +39,12 @@ class Flights:
         self.answers: dict[int, int] = {}  # node -> the target's token after it
         self.tops: dict[int, Top] = {}
         self._flights: dict[int, Flight] = {}
-        self._trips: deque[float] = deque(maxlen=SAMPLES)
-        self._gaps: deque[float] = deque(maxlen=SAMPLES)
+        self._trips: deque[float] = deque(maxlen=TRIPS)  # of segments that waited for no other
+        self._passes: deque[float] = deque(maxlen=SAMPLES)  # the slowest of each segment
+        self._gaps: deque[float] = deque(maxlen=SAMPLES)  # between answers, others on their way
+        self._depths: deque[int] = deque(maxlen=SAMPLES)  # in flight as an answer came, its own included
+        #: Segments in flight that hide the way there and back, from what was measured; 0: not known.
+        self.covering = 0
         self._landed_at: float | None = None  # the last answer, if others were on their way behind it
 
     def __len__(self) -> int:
@@ -44,17 +55,9 @@ class Flights:
         """Segments with live rows."""
         return [number for number, flight in self._flights.items() if flight.live]
 
-    @property
-    def covering(self) -> int:
-        """Segments in flight that hide the way there and back: shortest trip over shortest gap between
-        answers, the bandwidth-delay product in segments, plus the one being computed; 0: not known."""
-        if not self._trips or not self._gaps or min(self._gaps) <= 0:
-            return 0
-        return math.ceil(min(self._trips) / min(self._gaps)) + 1
-
     def launch(self, number: int, ids: Sequence[int], now: float) -> None:
         """Segment ``number`` leaves."""
-        self._flights[number] = Flight(set(ids), now)
+        self._flights[number] = Flight(set(ids), now, not self._flights)
         self.sent.update(ids)
 
     def land(self, result: Result, now: float) -> bool:
@@ -63,7 +66,7 @@ class Flights:
         if flight is not None:
             if not flight.live <= set(result.ids):
                 raise StateError(f"segment {result.segment} came back without rows that are still live")
-            self._time(flight, now)
+            self._time(flight, result.seconds, now)
         for at, (node, token) in enumerate(zip(result.ids, result.tokens, strict=True)):
             if node in self.sent:
                 self.answers[node] = token
@@ -71,11 +74,33 @@ class Flights:
                     self.tops[node] = result.top[at]
         return flight is not None
 
-    def _time(self, flight: Flight, now: float) -> None:
-        self._trips.append(now - flight.sent_at)
-        if self._landed_at is not None and now > self._landed_at:
+    def _time(self, flight: Flight, slowest: float, now: float) -> None:
+        trip = now - flight.sent_at
+        if flight.alone or trip < min(self._trips, default=math.inf):
+            self._trips.append(trip)
+        if slowest > 0:
+            self._passes.append(slowest)
+        if self._landed_at is not None:
             self._gaps.append(now - self._landed_at)
         self._landed_at = now if self._flights else None
+        self._depths.append(len(self._flights) + 1)
+        self.covering = self._estimate()
+
+    def _estimate(self) -> int:
+        """The bandwidth-delay product in segments, plus the one being computed: the shortest trip over the
+        median of the segments' slowest passes.
+
+        Trips behind others of the job hold its own queue, so they count only where they are shorter yet.
+        Passes are timed by the stages, so they are the pipeline's pace also while it is not full. Gaps
+        between answers are that only once it is, and a late answer makes the next gap nothing; so their
+        median counts, and as a limit alone, for a pipeline whose links or other jobs set its pace.
+        """
+        if not self._passes:
+            return 0
+        way, gap = min(self._trips), _median(self._gaps) if self._gaps else 0.0
+        enough = math.ceil(way / _median(self._passes)) + 1
+        paced = math.ceil(SLACK * way / gap) + 1 if gap else enough
+        return min(enough, paced, GROWTH * max(self._depths))
 
     def keep(self, nodes: Collection[int], *, emptied: bool) -> None:
         """A prune has left ``nodes``; flights without live rows go, unless ``emptied`` ones still count."""
@@ -94,3 +119,8 @@ class Flights:
         self.tops.clear()
         self.sent.clear()
         self._landed_at = None
+
+
+def _median(samples: Collection[float]) -> float:
+    """The middle one; of two in the middle, the smaller."""
+    return sorted(samples)[(len(samples) - 1) // 2]

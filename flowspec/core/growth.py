@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from flowspec.core.layers import missing
 from flowspec.core.tree import Tree
 
 Ints = npt.NDArray[np.int64]
@@ -60,9 +61,9 @@ class BeamGrowth:
     def pending(self, tree: Tree) -> tuple[int, ...]:
         """Nodes to draft before the growth can go on; empty when it is grown."""
         while self._layers_left:
-            missing = tuple(node for node in self._beam if tree[node].expansion is None)
-            if missing:
-                return missing
+            wanted = missing(tree, self._beam)
+            if wanted:
+                return wanted
             self._add_layer(tree)
         return ()
 

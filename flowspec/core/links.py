@@ -101,10 +101,11 @@ class Links:
                     self._send(model, link, view.tree, end)
 
     def _send(self, model: int, link: _Link, tree: Tree, end: int) -> None:
-        """A prune for what it holds of the committed text, then what it lacks up to ``end``."""
+        """A prune for what it holds of the committed text, then what it lacks up to ``end``, or as much of
+        that as it has room for: one far behind catches up in several turns."""
         rows = [*link.behind, *(tree[node] for node in tree.path(end))]
         fresh = [row for row in rows if row.id not in link.choices]
-        if not fresh or len(link.choices) + len(fresh) > self._tree_rows:
+        if not fresh:
             return
         done = next((at for at, row in enumerate(link.behind) if row.id not in link.choices), len(link.behind))
         if done:
@@ -115,5 +116,7 @@ class Links:
             self._out.send(middle_node(model), prune)
             link.offset += done
             link.behind = link.behind[done:]
-        link.busy = True
-        self._out.send(middle_node(model), self._out.segment(1, fresh))
+        room = self._tree_rows - len(link.choices)
+        if room > 0:
+            link.busy = True
+            self._out.send(middle_node(model), self._out.segment(1, fresh[:room]))

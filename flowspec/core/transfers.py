@@ -12,6 +12,9 @@ from typing import NamedTuple
 
 from flowspec.errors import StateError
 
+#: Transfers that ended and are still known by name.
+REMEMBERED = 1024
+
 
 class Ends(NamedTuple):
     """The two nodes of a transfer."""
@@ -22,16 +25,22 @@ class Ends(NamedTuple):
 
 class Transfers:
     """The transfers among ``nodes``. Tasks are named by the caller; transfers between the same two nodes
-    in the same direction start in the order they were asked for."""
+    in the same direction start in the order they were asked for.
 
-    def __init__(self, nodes: Iterable[str]) -> None:
+    ``remembered``: of the transfers that ended, so many of the last are known still. A word about one that
+    comes again must come before so many more have ended: later its name is that of no transfer, and free.
+    """
+
+    def __init__(self, nodes: Iterable[str], remembered: int = REMEMBERED) -> None:
         self._busy = dict.fromkeys(nodes, False)
         self._waiting: dict[str, Ends] = {}
         self._under_way: dict[str, Ends] = {}
-        self._done: dict[str, Ends] = {}
+        self._done: dict[str, Ends] = {}  # in the order they ended
+        self._remembered = remembered
 
     def request(self, task: str, source: str, target: str) -> list[str]:
-        """Ask for a transfer; the tasks that start now, oldest first. Asking again is harmless.
+        """Ask for a transfer; the tasks that start now, oldest first. Asking again is harmless
+        while it is remembered; after that it is asking for a new one.
 
         StateError: a node nobody named, one node as both ends, or a known task with other ends.
         """
@@ -49,16 +58,19 @@ class Transfers:
         return self._dispatch()
 
     def complete(self, task: str) -> list[str]:
-        """A transfer ended; the tasks that start now, oldest first. Completing again is harmless.
+        """A transfer ended; the tasks that start now, oldest first. Completing again is harmless
+        while it is remembered.
 
-        StateError: a task nobody asked for, or one that did not start yet.
+        StateError: a task nobody asked for or nobody remembers, or one that did not start yet.
         """
         if task in self._done:
             return []
         if task not in self._under_way:
-            state = "did not start yet" if task in self._waiting else "was never asked for"
+            state = "did not start yet" if task in self._waiting else "is not known"
             raise StateError(f"transfer {task} is said to be complete but {state}")
         self._done[task] = ends = self._under_way.pop(task)
+        if len(self._done) > self._remembered:
+            del self._done[next(iter(self._done))]
         for node in ends:
             self._busy[node] = False
         return self._dispatch()

@@ -11,6 +11,9 @@ from flowspec.core.layers import StaticGrowth
 from flowspec.core.strategy import Growth, Occasion, Strategy, View
 from flowspec.errors import ConfigError
 
+#: Nodes of a tree, the root excluded.
+MOST_NODES = 512
+
 
 @dataclass(frozen=True, slots=True)
 class StaticParams:
@@ -22,19 +25,25 @@ class StaticParams:
 
     def __post_init__(self) -> None:
         if not self.branching or not all(1 <= children <= 16 for children in self.branching):
-            raise ConfigError(f"shape is {self.shape!r}; expected 1 to 16 children a level, like 1-1-3-1")
+            raise ConfigError(f"shape is {self._brief!r}; expected 1 to 16 children a level, like 1-1-3-1")
         nodes, level = 0, 1
         for children in self.branching:
             level *= children
             nodes += level
-        if nodes > 512:
-            raise ConfigError(f"shape {self.shape} has {nodes} nodes; expected at most 512")
+            if nodes > MOST_NODES:
+                raise ConfigError(f"shape {self._brief} has too many nodes; expected at most {MOST_NODES}")
 
     @property
     def branching(self) -> tuple[int, ...]:
-        """Children of every node of each level; empty if ``shape`` is no such list."""
+        """Children of every node of each level; empty if ``shape`` is no list of numbers of one or two digits."""
         parts = self.shape.split("-")
-        return tuple(map(int, parts)) if all(part.isascii() and part.isdigit() for part in parts) else ()
+        numbers = all(part.isascii() and part.isdigit() and len(part) <= 2 for part in parts)
+        return tuple(map(int, parts)) if numbers else ()
+
+    @property
+    def _brief(self) -> str:
+        """``shape`` as a message shows it."""
+        return self.shape if len(self.shape) <= 40 else f"{self.shape[:40]}..."
 
 
 class StaticTree(Strategy):

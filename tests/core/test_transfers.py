@@ -69,7 +69,7 @@ def test_what_nobody_knows_is_an_error_and_changes_nothing() -> None:
     transfers = Transfers(NODES)
     transfers.request("a", "d0", "s1")
     transfers.request("b", "s1", "s2")
-    with pytest.raises(StateError, match="z is said to be complete but was never asked for"):
+    with pytest.raises(StateError, match="z is said to be complete but is not known"):
         transfers.complete("z")
     with pytest.raises(StateError, match="b is said to be complete but did not start yet"):
         transfers.complete("b")
@@ -80,3 +80,29 @@ def test_what_nobody_knows_is_an_error_and_changes_nothing() -> None:
     with pytest.raises(StateError, match="from s1 to d0, but was from d0 to s1"):
         transfers.request("a", "s1", "d0")
     assert (list(transfers.under_way), list(transfers.waiting)) == (["a"], ["b"])
+
+
+def test_only_the_last_that_ended_are_remembered() -> None:
+    """Late words about those change nothing; an older name is free, and the state stays small for ever."""
+    transfers = Transfers(NODES, remembered=3)
+    for at in range(50):
+        assert transfers.request(f"t{at}", "d0", "s1") == [f"t{at}"]
+        assert transfers.complete(f"t{at}") == []
+        for known in range(max(0, at - 2), at + 1):
+            assert transfers.complete(f"t{known}") == transfers.request(f"t{known}", "d0", "s1") == []
+        if at >= 3:
+            with pytest.raises(StateError, match=f"t{at - 3} is said to be complete but is not known"):
+                transfers.complete(f"t{at - 3}")
+    assert transfers.under_way == transfers.waiting == {}
+    assert transfers.request("t0", "s2", "s3") == ["t0"]
+
+
+def test_a_transfer_under_way_is_remembered_however_many_have_ended() -> None:
+    transfers = Transfers(NODES, remembered=1)
+    transfers.request("slow", "s1", "s2")
+    transfers.request("waits", "s2", "s3")
+    for at in range(20):
+        transfers.request(f"t{at}", "d0", "s4")
+        transfers.complete(f"t{at}")
+    assert transfers.request("slow", "s1", "s2") == transfers.request("waits", "s2", "s3") == []
+    assert transfers.complete("slow") == ["waits"]

@@ -10,13 +10,17 @@ import itertools
 
 import pytest
 
+from flowspec.core.draft import DraftMachine
+from flowspec.core.jobs import JobSpec
 from flowspec.core.machine import Input, Output, Run, Send
 from flowspec.core.machine import Pass as StagePass
-from flowspec.core.messages import Segment
+from flowspec.core.messages import Envelope, Result, Segment
 from flowspec.drivers.sim import Costs
+from flowspec.errors import ConfigError
 from flowspec.strategies import build
 from tests.strategies.scripted import commits, pipeline
-from tests.toy import generate
+from tests.toy import PROMPT, generate, submit
+from tests.toy import pipeline as toy_pipeline
 
 LAYERED = ("pipedec", "pipedec:barrier=off", "specpipe", "specpipe:barrier=on", "pipedec_head")
 
@@ -138,7 +142,64 @@ def test_a_chain_keeps_as_many_windows_in_flight_as_hide_the_link(latency: float
     assert seconds("chain:window=1,in_flight=3") == pytest.approx(1.0 + latency * 4 / 3, abs=0.1)
 
 
+def seconds_a_token(strategy: str, latency: float) -> float:
+    """Between the first token and the last; three stages, a quick drafter that is nearly always right."""
+    costs = Costs(lambda node, work: 0.1 if node == "d0" else 1.0, lambda source, target, envelope: latency)
+    record = generate(strategy, 3, hit_rate=0.97, ranks=(0,), costs=costs, count=300)
+    (first, before), (last, after) = record.committed_at[0], record.committed_at[-1]
+    return (last - first) / (after - before)
+
+
+@pytest.mark.parametrize("latency", [0.0, 0.5, 2.0, 6.0])
+def test_a_chain_left_to_itself_is_as_fast_as_the_best_fixed_depth(latency: float) -> None:
+    fixed = {depth: seconds_a_token(f"chain:in_flight={depth}", latency) for depth in (1, 2, 4, 8, 16)}
+    assert seconds_a_token("chain", latency) <= min(fixed.values()) * 1.03
+
+
+def test_late_answers_do_not_send_a_chain_to_its_ceiling() -> None:
+    """Every sixth answer is late, and the next ones come with it: the pipeline holds no more for that."""
+    depths: set[int] = set()
+    late = itertools.cycle([0.0] * 5 + [3.0])
+    last = 0.0
+
+    def link(source: str, target: str, envelope: Envelope) -> float:
+        nonlocal last
+        if target != "d0" or not isinstance(envelope.message, Result):
+            return 0.0
+        last = max(simulation.now + next(late), last + 1e-6)
+        return last - simulation.now
+
+    def tap(node: str, now: float, event: Input, outputs: list[Output]) -> None:
+        machine = simulation.machine("d0")
+        assert isinstance(machine, DraftMachine)
+        depths.update(session.strategy.capacity for session in machine.sessions.values())
+
+    costs = Costs(lambda node, work: 0.1 if node == "d0" else 1.0, link)
+    simulation = toy_pipeline(3, 0.97, ranks=(0,), costs=costs, tap=tap)
+    submit(simulation, "job", JobSpec(prompt_ids=PROMPT, max_new_tokens=120, strategy="chain"))
+    simulation.run()
+    assert max(depths) <= 5
+
+
 @pytest.mark.parametrize(("text", "fault"), [("1-0-2", "shape"), ("x", "shape"), ("9-9-9-9", "at most 512")])
 def test_a_static_shape_must_be_one(text: str, fault: str) -> None:
     with pytest.raises(Exception, match=fault):
         build(f"static_tree:shape={text}", 2)
+
+
+@pytest.mark.parametrize(
+    ("shape", "fault"),
+    [
+        ("7" * 5000, "expected 1 to 16 children a level"),
+        ("1-" + "0" * 5000 + "1", "expected 1 to 16 children a level"),
+        ("x" * 5000, "expected 1 to 16 children a level"),
+        ("16-" * 5000 + "16", "expected at most 512"),
+        ("1-" * 5000 + "1", "expected at most 512"),
+    ],
+    ids=["huge", "zeros", "no number", "wide", "deep"],
+)
+def test_a_long_static_shape_is_refused_in_one_short_line(shape: str, fault: str) -> None:
+    with pytest.raises(ConfigError, match=fault) as raised:
+        build(f"static_tree:shape={shape}", 2)
+    assert len(str(raised.value)) < 200
+    assert "\n" not in str(raised.value)
