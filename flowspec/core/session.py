@@ -237,7 +237,9 @@ class Session:
             elif self.drafting.wants(self._tree) or (self.strategy.ahead and not self._room()):
                 break
             else:
-                self._take_grown(self.drafting.collect(self._tree))
+                segments = self.drafting.collect(self._tree)
+                self._exhausted = not segments and self.drafting.was_idle
+                self._take_grown(segments)
         if not self.closing:
             self._links.feed(self.strategy, self._view())
             self._report_drafted()
@@ -254,8 +256,6 @@ class Session:
                 raise JobError(f"a segment has {len(segment)} rows; the pipeline holds {self.limits.tree_rows}")
             self._tree.select(segment)
             self._waiting.append(segment)
-        if not segments and self.drafting.was_idle:
-            self._exhausted = True
 
     def _may_grow(self) -> bool:
         planted = self.tally.rounds > 0 and not self._waiting and not self._exhausted

@@ -12,7 +12,7 @@ import pytest
 
 from flowspec.core.draft import DraftMachine
 from flowspec.core.jobs import JobSpec
-from flowspec.core.machine import Input, Output, Run, Send
+from flowspec.core.machine import Done, Input, Output, Run, Send
 from flowspec.core.machine import Pass as StagePass
 from flowspec.core.messages import Envelope, Result, Segment
 from flowspec.drivers.sim import Costs
@@ -154,6 +154,30 @@ def seconds_a_token(strategy: str, latency: float) -> float:
 def test_a_chain_left_to_itself_is_as_fast_as_the_best_fixed_depth(latency: float) -> None:
     fixed = {depth: seconds_a_token(f"chain:in_flight={depth}", latency) for depth in (1, 2, 4, 8, 16)}
     assert seconds_a_token("chain", latency) <= min(fixed.values()) * 1.03
+
+
+def test_a_chain_drafts_on_while_a_slot_is_free() -> None:
+    """A verdict that overtakes a growth with nothing to send yet leaves the drafter work to do."""
+    idle = []
+    drafting = False
+
+    def tap(node: str, now: float, event: Input, outputs: list[Output]) -> None:
+        nonlocal drafting
+        if node != "d0":
+            return
+        machine = simulation.machine("d0")
+        assert isinstance(machine, DraftMachine)
+        drafting = any(isinstance(output, Run) for output in outputs) or (drafting and not isinstance(event, Done))
+        for session in machine.sessions.values():
+            free = session.tally.rounds and session.in_flight < session.strategy.capacity and not session.closing
+            if free and not drafting and not machine.runnable:
+                idle.append(now)
+
+    costs = Costs(lambda node, work: 0.7 if node == "d0" else 1.0, lambda source, target, envelope: 6.0)
+    simulation = toy_pipeline(3, 1.0, ranks=(0,), costs=costs, tap=tap)
+    submit(simulation, "job", JobSpec(prompt_ids=PROMPT, max_new_tokens=92, strategy="chain"))
+    simulation.run()
+    assert not idle
 
 
 def test_late_answers_do_not_send_a_chain_to_its_ceiling() -> None:
