@@ -22,7 +22,8 @@ ALLOWED = {
     "drivers": {"strategies", "broker", "model", "core", "errors", "observe"},
     "cluster": {"broker", "drivers", "model", "core", "strategies", "errors", "observe"},
     "client": {"broker", "core", "errors", "observe"},
-    "cli": {"client", "cluster", "drivers", "broker", "model", "core", "strategies", "errors", "observe"},
+    "testbed": {"cluster", "drivers", "broker", "model", "core", "strategies", "errors", "observe"},
+    "cli": {"testbed", "client", "cluster", "drivers", "broker", "model", "core", "strategies", "errors", "observe"},
     "workers": {"drivers", "strategies", "broker", "model", "core", "errors", "observe"},
     "flowspec": {"client", "errors"},
 }

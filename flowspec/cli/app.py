@@ -166,6 +166,23 @@ def strategies(as_json: Json = False) -> None:
 
 
 @app.command()
+def profile(
+    target: Target = None,
+    draft: Annotated[str | None, typer.Option(help="Drafters to time, joined by +; default: one of each kind.")] = None,
+    rows: Annotated[str, typer.Option(help="Row counts to time.")] = "1,4,16,64",
+    stages: Annotated[int, typer.Option(help="Verify workers the target is meant to be split over.")] = 4,
+    repeats: Annotated[int, typer.Option(help="Timed passes of each kind.")] = 15,
+    latency_ms: Annotated[float, typer.Option(help="One-way link latency to write down; not measured.")] = 0.2,
+    mbit: Annotated[float, typer.Option(help="Link bandwidth to write down, Mbit/s; not measured.")] = 1000.0,
+    out: Annotated[Path | None, typer.Option(help="Write the profile to this .toml; default: stdout.")] = None,
+) -> None:
+    """Measure this machine and write it down as a profile for simulations."""
+    from flowspec.cli.profile import profile
+
+    profile(target, draft, rows, stages, repeats, latency_ms, mbit, out)
+
+
+@app.command()
 def replay(recording: Annotated[Path, typer.Argument(help="A file made with `generate --record`.")]) -> None:
     """Re-run a recording without model or broker; fails at the first difference."""
     from flowspec.cli.show import replay

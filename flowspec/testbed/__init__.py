@@ -1,0 +1,1 @@
+"""Rehearsing a cluster on one machine: profiles of devices and links, simulation, comparison, tables."""

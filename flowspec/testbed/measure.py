@@ -1,0 +1,267 @@
+"""A profile of the machine at hand: real blocks and drafters timed on one core, written as a profile's table.
+
+Times are CPU time of the one torch thread, medians of repeats interleaved over the row counts: what a core needs
+when it is not shared. Links are not measured but given. A drafter's pass is timed as a whole, proposals included.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import platform
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from flowspec.core.machine import Draft, Part
+from flowspec.core.messages import Returns
+from flowspec.core.profile import LinkShape, Profile, Times
+from flowspec.core.sampling import Sampling
+from flowspec.errors import ConfigError
+from flowspec.model.base import DraftExecutor, RowArray
+from flowspec.model.directory import ModelDirectory, fetch_weights, layer_ranges
+from flowspec.model.sources import NGRAM, is_head, load_sources, open_models, source_names, target_needs
+
+#: Passes before the first that counts: the first ones allocate and fill caches.
+WARM_UP = 2
+#: Candidates a drafter is asked for, FlowSpec's beam (``algorithms.md`` 2.13).
+WIDTH = 10
+_JOB = "measured"
+_CONTEXT = 64
+_MEGABIT = 1e6 / 8
+
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to measure: passes over each of ``rows`` rows behind a context, of one of ``stages`` stages,
+    ``repeats`` times. ``latency_ms`` and ``mbit``: the links, as they are to be written down.
+
+    ConfigError for a count below 1, no rows, or a link that is none.
+    """
+
+    rows: tuple[int, ...] = (1, 4, 16, 64)
+    stages: int = 4
+    repeats: int = 15
+    latency_ms: float = 0.2
+    mbit: float = 1000.0
+
+    def __post_init__(self) -> None:
+        if not self.rows or min(self.rows) < 1 or self.repeats < 1:
+            raise ConfigError(f"rows {list(self.rows)} in {self.repeats} repeats; expected counts of 1 or more")
+        _ = self.link
+
+    @property
+    def link(self) -> LinkShape:
+        """The links as a profile has them."""
+        return LinkShape(self.latency_ms / 1e3, self.mbit * _MEGABIT)
+
+
+def measure(target: str, drafts: str, plan: Plan, tell: Callable[[str], None] = lambda what: None) -> Profile:
+    """The profile called ``measured`` of ``target`` and of each of ``drafts`` (joined by ``+``).
+
+    ``tell`` is called with what is timed next. Errors as those of ``open_models``; ConfigError for two drafters
+    of one kind.
+    """
+    import torch
+
+    torch.set_num_threads(1)
+    open_models(target, drafts)
+    names = _by_kind(drafts)
+    directory = fetch_weights(target, partial(_needs, plan=plan, drafts=drafts))
+    tell(f"the layers and the head of {directory.path.name}")
+    layer, head, last = _stage_times(directory, plan)
+    drafters = {}
+    for kind, name in names.items():
+        tell(f"the drafter {name}")
+        drafters[kind] = _drafter_times(load_sources(name, directory), directory, plan)
+    return Profile(
+        "measured",
+        f"{directory.path.name} and {drafts}, float32, on one core",
+        f"measured: {platform.machine()}, torch {torch.__version__}, one thread; links as given",
+        directory.layers,
+        directory.hidden_size,
+        4,
+        layer,
+        head,
+        drafters,
+        plan.link,
+        (plan.stages,),
+        anchors={"last_stage_layers": len(layer_ranges(directory.layers, plan.stages)[-1]), "last_stage_ms": last},
+    )
+
+
+def as_toml(profile: Profile, plan: Plan) -> str:
+    """``profile`` in the form ``profiles.load`` reads, milliseconds to four digits."""
+    drafters = "\n".join(f"{kind} = {_points(times)}" for kind, times in profile.drafters.items())
+    anchors = "\n".join(f"{name} = {value:.4g}" for name, value in profile.anchors.items())
+    return f"""\
+# Made by `flowspec profile`: CPU time of one torch thread, medians of {plan.repeats}; a table never falls, so
+# a median below that of fewer rows is raised to it. A layer's time is that of a block of the longest stage's
+# layers, divided. The link was not measured: both its numbers were given, or are the defaults of the command.
+# Anchor: the last stage's block and head, timed together at the fewest rows.
+summary = {json.dumps(profile.summary)}
+source = {json.dumps(profile.source)}
+stages = {list(profile.stages)}
+
+[target]
+layers = {profile.layers}
+hidden = {profile.hidden}
+value_bytes = {profile.value_bytes}
+layer_ms = {_points(profile.layer)}
+head_ms = {_points(profile.head)}
+
+[drafters]
+{drafters}
+
+[link]
+latency_ms = {plan.latency_ms:g}
+mbit = {plan.mbit:g}
+
+[anchors]
+{anchors}
+"""
+
+
+def _points(times: Times) -> str:
+    return "{" + ", ".join(f"{rows} = {seconds * 1e3:.4g}" for rows, seconds in times.points) + "}"
+
+
+def _by_kind(drafts: str) -> dict[str, str]:
+    """The drafters' names by what a profile calls their kind."""
+    kinds: dict[str, str] = {}
+    for name in source_names(drafts):
+        kind = "ngram" if name == NGRAM else "head" if is_head(fetch_weights(name, lambda found: ("",))) else "slm"
+        if kind in kinds:
+            raise ConfigError(f"{kinds[kind]} and {name} are both of kind {kind}; a profile has one of each kind")
+        kinds[kind] = name
+    return kinds
+
+
+def _needs(directory: ModelDirectory, plan: Plan, drafts: str) -> tuple[str, ...]:
+    """Prefixes of the target's tensors that are measured: two blocks, and what the drafters share."""
+    from flowspec.model.stage import tensor_prefixes
+
+    ranges = layer_ranges(directory.layers, plan.stages)
+    blocks = tensor_prefixes(directory, ranges[0]) + tensor_prefixes(directory, ranges[-1])
+    return blocks + target_needs(drafts)(directory)
+
+
+def _stage_times(directory: ModelDirectory, plan: Plan) -> tuple[Times, Times, float]:
+    """One layer, norm and head, and the ms of the last stage's whole pass over the fewest rows."""
+    import torch
+
+    from flowspec.model.stage import LayerBlock
+
+    ranges = layer_ranges(directory.layers, plan.stages)
+    inner = LayerBlock(directory, ranges[0], first=False, last=False)
+    ending = LayerBlock(directory, ranges[-1], first=False, last=True)
+
+    @torch.inference_mode()
+    def norm_and_head(given: RowArray) -> object:
+        return ending.logits(ending.body.norm(torch.from_numpy(given)))
+
+    calls: dict[tuple[str, int], Call] = {}
+    for rows in plan.rows:
+        given = _random(rows, directory.hidden_size)
+        calls["layers", rows] = _block_pass(inner, directory, given)
+        calls["head", rows] = partial(norm_and_head, given)
+    fewest = min(plan.rows)
+    last_pass = _block_pass(ending, directory, _random(fewest, directory.hidden_size))
+    calls["last", fewest] = lambda: ending.logits(last_pass())
+    seconds = _medians(calls, plan.repeats)
+    layer = {rows: seconds["layers", rows] / len(ranges[0]) for rows in plan.rows}
+    head = {rows: seconds["head", rows] for rows in plan.rows}
+    return _rising(layer), _rising(head), seconds["last", fewest] * 1e3
+
+
+def _block_pass(block: Any, directory: ModelDirectory, given: RowArray) -> Callable[[], Any]:
+    """A pass of ``block`` over the rows ``given``, siblings behind a context; it can be repeated."""
+    context = _context(directory)
+    cache = block.new_cache(context + len(given))
+    block.run(_prompt(directory, tokens=False), _random(context, directory.hidden_size), cache)
+    part = _siblings(directory, len(given), tokens=False)
+    return lambda: block.run(part, given, cache)
+
+
+def _drafter_times(drafter: DraftExecutor, directory: ModelDirectory, plan: Plan) -> Times:
+    context = _context(directory)
+    drafter.allocate(_JOB, context + max(plan.rows), Sampling(), Returns(hidden=drafter.wants_hidden))
+    if drafter.wants_hidden:
+        drafter.learn(_JOB, range(context), _random(context, directory.hidden_size))
+    drafter.run(Draft(_prompt(directory), WIDTH, parents=tuple(range(-1, context - 1))))
+
+    def draft(rows: int) -> Call:
+        work = Draft(_siblings(directory, rows), WIDTH, parents=(context - 1,) * rows)
+        return lambda: drafter.run(work)
+
+    seconds = _medians({("draft", rows): draft(rows) for rows in plan.rows}, plan.repeats)
+    drafter.release(_JOB)
+    return _rising({rows: seconds["draft", rows] for rows in plan.rows})
+
+
+def _medians(calls: Mapping[tuple[str, int], Call], repeats: int) -> dict[tuple[str, int], float]:
+    """Median seconds of each call. Every repeat makes all of them in another order: what ran before decides how
+    warm the caches are."""
+    order = list(calls)
+    shuffled = random.Random(0)
+    for call in calls.values():
+        for _ in range(WARM_UP):
+            call()
+    found: dict[tuple[str, int], list[float]] = {key: [] for key in calls}
+    for _ in range(repeats):
+        shuffled.shuffle(order)
+        for key in order:
+            began = time.thread_time()
+            calls[key]()
+            found[key].append(time.thread_time() - began)
+    return {key: statistics.median(taken) for key, taken in found.items()}
+
+
+def _rising(seconds: Mapping[int, float]) -> Times:
+    """A table by rows; a time below that of fewer rows is noise and raised to it."""
+    rows = sorted(seconds)
+    return Times(tuple(zip(rows, itertools.accumulate((seconds[count] for count in rows), max), strict=True)))
+
+
+def _context(directory: ModelDirectory) -> int:
+    return min(_CONTEXT, directory.context // 2)
+
+
+def _prompt(directory: ModelDirectory, *, tokens: bool = True) -> Part:
+    """A context's rows, one after another."""
+    ids = tuple(range(_context(directory)))
+    return _part(directory, ids, ids, 0, range(-1, len(ids) - 1), (), tokens=tokens)
+
+
+def _siblings(directory: ModelDirectory, rows: int, *, tokens: bool = True) -> Part:
+    """``rows`` rows that all follow the context, every one answered."""
+    context = _context(directory)
+    ids = tuple(range(context, context + rows))
+    return _part(directory, ids, (context,) * rows, context, (-1,) * rows, tuple(range(rows)), tokens=tokens)
+
+
+def _part(
+    directory: ModelDirectory,
+    ids: tuple[int, ...],
+    positions: tuple[int, ...],
+    held: int,
+    parents: Sequence[int],
+    answers: tuple[int, ...],
+    *,
+    tokens: bool,
+) -> Part:
+    texts = tuple(node * 7919 % directory.vocabulary for node in ids) if tokens else ()
+    offsets = () if tokens else tuple(range(len(ids)))
+    return Part(_JOB, 1, 1, ids, positions, texts, offsets, held, held, None, tuple(parents), answers)
+
+
+def _random(rows: int, hidden: int) -> RowArray:
+    return np.random.default_rng(rows).standard_normal((rows, hidden), dtype=np.float32)
