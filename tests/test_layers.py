@@ -30,7 +30,7 @@ ALLOWED = {
 #: What the pure part may import beside itself: values and arithmetic, nothing that acts or looks around.
 PURE_IMPORTS = {
     "__future__", "collections", "dataclasses", "enum", "functools", "heapq", "itertools", "json", "math", "numpy",
-    "numpy.typing", "typing", "collections.abc",
+    "numpy.typing", "statistics", "typing", "collections.abc",
 }  # fmt: skip
 PURE = ("core", "strategies")
 TORCH_FREE = ("core", "strategies", "broker", "client", "cli", "cluster", "observe", "errors", "flowspec", "drivers")

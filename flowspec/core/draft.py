@@ -278,6 +278,8 @@ class DraftMachine:
         session = running.session
         del self._jobs[session.job]
         stats = session.tally.stats(session.output, running.meters, self._limits.stages)
+        if session.strategy.decisions:
+            stats["decisions"] = session.strategy.decisions
         outputs = session.out.take()
         return [*outputs, Finish(session.job, session.epoch, reason, error, stats), Release(session.job)]
 

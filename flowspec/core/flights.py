@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from flowspec.core.messages import Result
 from flowspec.errors import StateError
@@ -24,11 +25,12 @@ Top = Sequence[tuple[int, float]]
 
 @dataclass(slots=True)
 class Flight:
-    """A segment on its way; ``live`` are its rows no prune has reached, ``alone``: it met no other."""
+    """A segment of ``rows`` on its way; ``live`` are those no prune has reached, ``alone``: it met no other."""
 
     live: set[int]
     sent_at: float
     alone: bool
+    rows: int
 
 
 class Flights:
@@ -57,11 +59,11 @@ class Flights:
 
     def launch(self, number: int, ids: Sequence[int], now: float) -> None:
         """Segment ``number`` leaves."""
-        self._flights[number] = Flight(set(ids), now, not self._flights)
+        self._flights[number] = Flight(set(ids), now, not self._flights, len(ids))
         self.sent.update(ids)
 
-    def land(self, result: Result, now: float) -> bool:
-        """Take an answer in; whether its segment was counted as in flight."""
+    def land(self, result: Result, now: float) -> Flight | None:
+        """Take an answer in; its segment, if that was counted as in flight."""
         flight = self._flights.pop(result.segment, None)
         if flight is not None:
             if not flight.live <= set(result.ids):
@@ -72,7 +74,7 @@ class Flights:
                 self.answers[node] = token
                 if result.top:
                     self.tops[node] = result.top[at]
-        return flight is not None
+        return flight
 
     def _time(self, flight: Flight, slowest: float, now: float) -> None:
         trip = now - flight.sent_at
@@ -97,8 +99,8 @@ class Flights:
         """
         if not self._passes:
             return 0
-        way, gap = min(self._trips), _median(self._gaps) if self._gaps else 0.0
-        enough = math.ceil(way / _median(self._passes)) + 1
+        way, gap = min(self._trips), median(self._gaps) if self._gaps else 0.0
+        enough = math.ceil(way / median(self._passes)) + 1
         paced = math.ceil(SLACK * way / gap) + 1 if gap else enough
         return min(enough, paced, GROWTH * max(self._depths))
 
@@ -119,8 +121,3 @@ class Flights:
         self.tops.clear()
         self.sent.clear()
         self._landed_at = None
-
-
-def _median(samples: Collection[float]) -> float:
-    """The middle one; of two in the middle, the smaller."""
-    return sorted(samples)[(len(samples) - 1) // 2]

@@ -80,8 +80,8 @@ class Session:
         return self.limits.stages + len(self._links.nodes)
 
     def _view(self) -> View:
-        planted = self.tally.rounds > 0
-        return View(self._tree, self.in_flight, len(self._waiting), self._flights.covering, planted)
+        planted, drafting = self.tally.rounds > 0, self.tally.mean_draft_seconds
+        return View(self._tree, self.in_flight, len(self._waiting), self._flights.covering, planted, drafting)
 
     # ---- start ---------------------------------------------------------------------------------------
 
@@ -109,12 +109,12 @@ class Session:
             self.settle(now)
             return
         self.patience = self.limits.stall_seconds
-        known = self._flights.land(result, now)
+        flight = self._flights.land(result, now)
         if self.closing:
             return
-        self.strategy.heard(self._view(), result)
-        stepped = self._pace.answered() if known else ()
-        self._owed += known and self._pace.markers
+        self.strategy.heard(self._view(), result, flight.rows if flight else 0)
+        stepped = self._pace.answered() if flight else ()
+        self._owed += bool(flight) and self._pace.markers
         first = not self.tally.rounds
         if first or not self._pace.barrier:
             self._judge(stepped)

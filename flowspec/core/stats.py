@@ -29,6 +29,11 @@ class Tally:
     draft_seconds: float = 0.0
     lossy: str = ""  # the mode, if the text may differ from the target's own
 
+    @property
+    def mean_draft_seconds(self) -> float:
+        """Of a pass of the drafter; 0: there was none."""
+        return self.draft_seconds / self.draft_passes if self.draft_passes else 0.0
+
     def count(self, tokens: int, hits: int, now: float) -> None:
         """A verdict gave ``tokens`` tokens, ``hits`` of them in the tree; the first of a job is prefill's."""
         self.last_token_at = now

@@ -30,7 +30,7 @@ class View:
     """What a strategy may see of its session; it must not change the tree outside a growth.
 
     ``covering``: segments that have to be in flight so that none of the pipeline waits for the draft
-    worker, from measured times; 0: not known yet.
+    worker, from measured times; 0: not known yet. ``draft_seconds``: a pass of the drafter, on average.
     """
 
     tree: Tree
@@ -38,6 +38,7 @@ class View:
     waiting: int  # segments cut but not sent
     covering: int = 0
     planted: bool = True  # the target has given its first token
+    draft_seconds: float = 0.0
 
 
 class Growth(Protocol):
@@ -79,6 +80,11 @@ class Strategy:
     #: Whether the text may differ from the target's own: the mode's name, or "".
     lossy: ClassVar[str] = ""
 
+    @property
+    def decisions(self) -> list[dict[str, object]]:
+        """What it chose by itself while the job ran, in order, for the job's ``stats``; empty: nothing."""
+        return []
+
     def __init__(self) -> None:
         #: How segments are paced through the stages.
         self.pace: Pace = Free()
@@ -91,8 +97,8 @@ class Strategy:
         """Whether the answers at hand may be judged now; answers are kept until then."""
         return True
 
-    def heard(self, view: View, result: Result) -> None:
-        """An answer came in and has not been judged."""
+    def heard(self, view: View, result: Result, rows: int) -> None:
+        """An answer to a segment sent with ``rows`` rows (0: void since) came in and has not been judged."""
 
     def decide(self, tree: Tree, node: int, token: int, top: Sequence[tuple[int, float]]) -> int:
         """The token that follows ``node``, whose target chose ``token``; another one only if ``lossy``."""

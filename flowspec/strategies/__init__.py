@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from flowspec.core.strategy import Strategy
 from flowspec.errors import ConfigError
+from flowspec.strategies.auto import Auto
 from flowspec.strategies.autoregressive import Autoregressive
 from flowspec.strategies.base import default_text, read_params
 from flowspec.strategies.chain import Chain
@@ -45,6 +46,7 @@ STRATEGIES: dict[str, StrategyClass] = {
     "speculative": Speculative,
     "static_tree": StaticTree,
     "chain": Chain,
+    "auto": Auto,
 }
 
 

@@ -57,6 +57,6 @@ class SpecPipe(Strategy):
         width = self.tuner.width if self.tuner is not None else self.params.width
         return LayerGrowth(view.tree, width, self.params.children, self.params.levels)
 
-    def heard(self, view: View, result: Result) -> None:
+    def heard(self, view: View, result: Result, rows: int) -> None:
         if self.tuner is not None:
             self.tuner.hear(view.tree, result)

@@ -14,6 +14,8 @@ from flowspec.strategies.specpipe import SpecPipe
 
 #: Every option that chooses its own value where asked to.
 AUTOMATIC = {
+    ("auto", "rows"),
+    ("auto", "in_flight"),
     ("pipedec", "groups"),
     ("pipedec_head", "groups"),
     ("specpipe", "width"),

@@ -1,0 +1,117 @@
+"""The best rows first: exactly the likeliest, drafted no further than they need."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowspec.core.best import BestGrowth
+from flowspec.core.tree import Expansion, Tree
+
+CHILDREN = 3
+
+
+def planted() -> Tree:
+    tree = Tree(10)
+    tree.plant(7, 10, 9)
+    return tree
+
+
+def proposals(path: tuple[int, ...], weights: list[float]) -> Expansion:
+    """What the drafter says after ``path``: always the same, by a hash of it."""
+    picks = sorted((weights[hash((path, rank)) % len(weights)] for rank in range(CHILDREN)), reverse=True)
+    return Expansion(tuple(range(CHILDREN)), tuple(math.log(pick / CHILDREN) for pick in picks))
+
+
+def grow(tree: Tree, growth: BestGrowth, weights: list[float]) -> int:
+    """Draft until the growth wants no more; the passes it took."""
+    passes = 0
+    while wanted := growth.pending(tree):
+        passes += 1
+        for node in wanted:
+            tree.expand(node, proposals(tree.tokens(node), weights))
+    return passes
+
+
+def every_path(depth: int) -> Iterator[tuple[int, ...]]:
+    for length in range(1, depth + 1):
+        yield from itertools.product(range(CHILDREN), repeat=length)
+
+
+@given(weights=st.lists(st.floats(0.05, 0.98), min_size=3, max_size=9), rows=st.integers(1, 12))
+def test_without_a_bound_on_passes_the_rows_are_the_likeliest_there_are(weights: list[float], rows: int) -> None:
+    tree = planted()
+    growth = BestGrowth(rows, batch=4, passes=1000)
+    grow(tree, growth, weights)
+    (segment,) = growth.segments(tree)
+
+    def score(path: tuple[int, ...]) -> float:
+        return sum(proposals((7, *path[:at]), weights).values[token] for at, token in enumerate(path))
+
+    found = sorted((tree[node].score for node in segment), reverse=True)
+    # No path longer than the rows can be among them: all that lead to it would be there too.
+    best = sorted(map(score, every_path(min(rows, 6))), reverse=True)[: len(found)]
+    assert len(found) == rows
+    if rows <= 6:
+        assert all(math.isclose(one, other) for one, other in zip(found, best, strict=True))
+    assert all(tree[node].parent == tree.root or tree[node].parent in segment for node in segment)
+    assert segment == sorted(segment)
+
+
+@given(st.integers(1, 5), st.integers(1, 8))
+def test_passes_are_bounded_and_their_size_too(passes: int, batch: int) -> None:
+    tree = planted()
+    growth = BestGrowth(40, batch, passes)
+    taken = 0
+    while wanted := growth.pending(tree):
+        assert len(wanted) <= batch
+        assert growth.pending(tree) == wanted, "asked again while it is drafted"
+        taken += 1
+        for node in wanted:
+            tree.expand(node, proposals(tree.tokens(node), [0.9]))
+    assert taken == min(passes, taken) <= passes
+    assert growth.segments(tree)
+
+
+def test_the_next_segment_goes_on_where_the_last_one_ended() -> None:
+    tree = planted()
+    sent: set[int] = set()
+    for _ in range(4):
+        growth = BestGrowth(5, 5, 10)
+        grow(tree, growth, [0.5, 0.8])
+        (segment,) = growth.segments(tree)
+        assert not sent & set(segment)
+        tree.select(segment)
+        sent |= set(segment)
+    tree.check()
+    assert len(sent) == 20
+
+
+def test_a_verdict_leaves_the_growth_what_is_below_the_new_root() -> None:
+    tree = planted()
+    first = BestGrowth(6, 6, 10)
+    grow(tree, first, [0.6])
+    tree.select(first.segments(tree)[0])
+    growth = BestGrowth(6, 6, 10)
+    asked = growth.pending(tree)
+    root = next(iter(tree[tree.root].children.values()))
+    tree.advance(root)
+    growth.rebase(tree)
+    assert set(growth.pending(tree)) <= set(tree.nodes)
+    assert set(growth.pending(tree)) != set(asked)
+    grow(tree, growth, [0.6])
+    (segment,) = growth.segments(tree)
+    assert set(segment) <= set(tree.nodes)
+
+
+def test_a_drafter_that_knows_nothing_gives_no_segment() -> None:
+    tree = planted()
+    growth = BestGrowth(4, 4, 4)
+    assert growth.pending(tree) == (tree.root,)
+    tree.expand(tree.root, Expansion((), ()))
+    assert growth.pending(tree) == ()
+    assert growth.segments(tree) == []
