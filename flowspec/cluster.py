@@ -19,6 +19,7 @@ from pathlib import Path
 from flowspec.broker.keys import Keys
 from flowspec.broker.redis_control import RedisControl
 from flowspec.broker.server import PrivateBroker, die_with_parent
+from flowspec.drivers.emulated_setup import Emulation
 from flowspec.errors import ClusterError
 from flowspec.model.directory import layer_ranges, local_path
 from flowspec.model.sources import open_models
@@ -33,17 +34,21 @@ Progress = Callable[[int, int], None]
 @dataclass(frozen=True, slots=True)
 class Setup:
     """What a pipeline runs: model folders or hub names, how many verify stages, and the models of a chain
-    between drafter and target, smaller ones first. ``draft``: see ``model.sources``."""
+    between drafter and target, smaller ones first. ``draft``: see ``model.sources``.
+
+    ``emulated``: the devices and links it pretends to be; None: those it runs on.
+    """
 
     target: str
     draft: str
     stages: int
     middles: tuple[str, ...] = ()
+    emulated: Emulation | None = None
 
     def check(self) -> None:
         """ConfigError for anything that would make a worker fail: found before one is started."""
         target, middles = open_models(self.target, self.draft, self.middles)
-        layer_ranges(target.layers, self.stages)
+        layer_ranges(target.layers, self.stages, surplus=self.emulated is not None)
         for name, directory in zip((self.target, *self.middles), (target, *middles), strict=True):
             if local_path(name) is not None:
                 directory.check_weights()
@@ -52,7 +57,8 @@ class Setup:
     def arguments(self) -> list[str]:
         """The scheduler's, to serve this setup."""
         chain = [part for middle in self.middles for part in ("--middle", middle)]
-        return ["--target", self.target, "--draft", self.draft, "--stages", str(self.stages), *chain]
+        emulated = ["--emulate", self.emulated.text()] if self.emulated is not None else []
+        return ["--target", self.target, "--draft", self.draft, "--stages", str(self.stages), *chain, *emulated]
 
 
 class Cluster:

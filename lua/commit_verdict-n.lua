@@ -15,15 +15,17 @@
 -- ARGV[8]   their text, whole characters only
 -- ARGV[9]   finish reason, '' while the job goes on
 -- ARGV[10]  prune envelope
--- ARGV[11..] sequence number of the prune per stage log, then tasks to complete
+-- ARGV[11]  stamp of an emulated run, '' in any other; its seconds are put into the output as 'at'
+-- ARGV[12..] sequence number of the prune per stage log, then tasks to complete
 -- returns   OK, DUP (the offset has passed), GAP (it is not there yet, or a sequence number is), STALE, FULL
 
 -- include fence
+-- include log
 -- include graph
 
 local job, graph, out, logs = KEYS[1], KEYS[2], KEYS[3], {}
 for at = 4, #KEYS do logs[at - 3] = KEYS[at] end
-local cap, offset, stages = tonumber(ARGV[2]), tonumber(ARGV[3]), #logs - 1
+local cap, offset, stages, stamp = tonumber(ARGV[2]), tonumber(ARGV[3]), #logs - 1, ARGV[11]
 
 if not fenced(job, ARGV[1]) then return 3 end
 local stored = tonumber(redis.call('HGET', job, 'offset') or '-1')
@@ -31,20 +33,23 @@ if offset < stored then return 1 end
 if offset > stored then return 2 end
 for stage = 1, stages do
     local last = tonumber(redis.call('HGET', job, 'q:d0:' .. (stage + 1)) or '0')
-    if tonumber(ARGV[10 + stage]) ~= last + 1 then return 2 end
+    if tonumber(ARGV[11 + stage]) ~= last + 1 then return 2 end
     if not has_room(logs[stage + 1], 1, cap) then return 4 end
 end
 if not has_room(out, 1, cap) then return 4 end
 
 for stage = 1, stages do
-    redis.call('XADD', logs[stage + 1], '*', 'f', 'd0', 'q', ARGV[10 + stage], 'm', ARGV[10])
-    redis.call('HSET', job, 'q:d0:' .. (stage + 1), ARGV[10 + stage])
+    append(logs[stage + 1], 'd0', ARGV[11 + stage], ARGV[10], stamp)
+    redis.call('HSET', job, 'q:d0:' .. (stage + 1), ARGV[11 + stage])
 end
 local entry = {'kind', 'tokens', 'offset', ARGV[5], 'ids', ARGV[7], 'text', ARGV[8]}
 if ARGV[9] ~= '' then
     entry[9], entry[10] = 'finish_reason', ARGV[9]
 end
+if stamp ~= '' then
+    entry[#entry + 1], entry[#entry + 2] = 'at', string.match(stamp, '^%S+')
+end
 redis.call('XADD', out, '*', unpack(entry))
 redis.call('HSET', job, 'offset', offset + tonumber(ARGV[4]), 'emitted', tonumber(ARGV[5]) + tonumber(ARGV[6]))
-for at = 11 + stages, #ARGV do graph_complete(job, graph, logs, ARGV[at]) end
+for at = 12 + stages, #ARGV do graph_complete(job, graph, logs, ARGV[at], stamp) end
 return 0

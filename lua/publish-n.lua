@@ -11,19 +11,21 @@
 -- ARGV[5]   sequence number; 0 for a task
 -- ARGV[6]   task name; '' for a message delivered at once
 -- ARGV[7]   envelope
--- ARGV[8]   number of dependencies, then their names
+-- ARGV[8]   stamp of an emulated run, '' in any other
+-- ARGV[9]   number of dependencies, then their names
 -- ARGV[..]  tasks to complete
 -- returns   OK, DUP (sequence number or task known; its completions are carried out), GAP, STALE, FULL
 
 -- include fence
+-- include log
 -- include graph
 
 local job, graph, logs = KEYS[1], KEYS[2], {}
 for at = 3, #KEYS do logs[at - 2] = KEYS[at] end
 local epoch, cap, sender = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local index, seq, task, envelope = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6], ARGV[7]
-local after, first_complete = {}, 9 + tonumber(ARGV[8])
-for at = 9, first_complete - 1 do after[at - 8] = ARGV[at] end
+local stamp, after, first_complete = ARGV[8], {}, 10 + tonumber(ARGV[9])
+for at = 10, first_complete - 1 do after[at - 9] = ARGV[at] end
 
 if not fenced(job, epoch) then return 3 end
 
@@ -41,11 +43,11 @@ end
 
 if index > 0 and answer == 0 then
     if task == '' then
-        redis.call('XADD', logs[index], '*', 'f', sender, 'q', seq, 'm', envelope)
+        append(logs[index], sender, seq, envelope, stamp)
         redis.call('HSET', job, counter, seq)
     else
-        graph_create(job, graph, logs, task, after, index, envelope)
+        graph_create(job, graph, logs, task, after, index, envelope, stamp)
     end
 end
-for at = first_complete, #ARGV do graph_complete(job, graph, logs, ARGV[at]) end
+for at = first_complete, #ARGV do graph_complete(job, graph, logs, ARGV[at], stamp) end
 return answer

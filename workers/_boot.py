@@ -7,15 +7,19 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from flowspec import observe
-from flowspec.broker.base import Control, setup_of
+from flowspec.broker.base import Control, Link, setup_of
 from flowspec.broker.connection import DEFAULT_URL
 from flowspec.broker.keys import Keys
 from flowspec.broker.redis_control import RedisControl
+from flowspec.core.machine import Machine
+from flowspec.drivers.emulated import EmulatedWorker
+from flowspec.drivers.emulated_setup import EMULATED, Emulation
 from flowspec.drivers.lease import Lease
+from flowspec.drivers.live import Performer, Worker
 from flowspec.errors import ClusterError, ConfigError, FlowSpecError
 
 #: How long a worker waits for the pipeline's record, seconds.
@@ -93,6 +97,21 @@ def run(main: Callable[[], None], role: str) -> None:
     except FlowSpecError as error:
         sys.stderr.write(f"flowspec {role}: {error}\n")
         sys.exit(1)
+
+
+def make_worker(
+    record: Mapping[str, str], machine: Machine, link: Link, role: Performer, *, header: str = "",
+    hidden: bool = False, model_seconds: Callable[[], float] | None = None,
+) -> Worker:  # fmt: skip
+    """The loop of a worker process, on an emulated device if the pipeline's ``record`` says so.
+
+    ``hidden`` and ``model_seconds``: see ``drivers.emulated``.
+    """
+    emulated = record.get(EMULATED)
+    if not emulated:
+        return Worker(machine, link, role, header=header)
+    emulation = Emulation.read(emulated)
+    return EmulatedWorker(machine, link, role, emulation, header=header, hidden=hidden, model_seconds=model_seconds)
 
 
 def stage_number(text: str | None, stages: int) -> int:

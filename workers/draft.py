@@ -13,7 +13,7 @@ from flowspec.drivers.roles import DraftRole
 from flowspec.model.directory import fetch_weights
 from flowspec.model.sources import fingerprint, load_sources, target_needs
 from flowspec.strategies import build
-from workers._boot import Process, check_fingerprint, parser, run
+from workers._boot import Process, check_fingerprint, make_worker, parser, run
 
 
 def main() -> None:
@@ -39,7 +39,8 @@ def main() -> None:
         )  # fmt: skip
         link = RedisLink(process.url, process.keys, DRAFT, stages, middles=middles)
         role = DraftRole(drafter, Tokenizer(target), target.hidden_size)
-        worker.append(Worker(DraftMachine(limits, build), link, role, header=header(limits)))
+        machine = DraftMachine(limits, build)
+        worker.append(make_worker(record, machine, link, role, header=header(limits), hidden=drafter.wants_hidden))
         process.state = "ready"
         worker[0].run(stop)
         link.close()

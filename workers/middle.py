@@ -10,7 +10,7 @@ from flowspec.drivers.live import Worker
 from flowspec.drivers.roles import VerifyRole
 from flowspec.errors import ConfigError
 from flowspec.model.directory import fetch_weights
-from workers._boot import Process, check_fingerprint, parser, run
+from workers._boot import Process, check_fingerprint, make_worker, parser, run
 
 
 def main() -> None:
@@ -31,9 +31,11 @@ def main() -> None:
         name = given.path or middles[model - 1]
         directory = fetch_weights(name, lambda found: ("",))
         check_fingerprint(directory.fingerprint, record["middle_fingerprints"].split()[model - 1], name)
-        role = VerifyRole(load_stage(directory, range(directory.layers)), (directory.hidden_size,), "float32")
+        executor = load_stage(directory, range(directory.layers))
+        role = VerifyRole(executor, (directory.hidden_size,), "float32")
         link = RedisLink(process.url, process.keys, middle_node(model), stages, middles=len(middles))
-        worker.append(Worker(StageMachine(1, stages, middle=model), link, role))
+        machine = StageMachine(1, stages, middle=model)
+        worker.append(make_worker(record, machine, link, role, model_seconds=lambda: executor.model_seconds))
         process.state = "ready"
         worker[0].run(stop)
         link.close()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
+from dataclasses import replace
 
+from flowspec.drivers.emulated_setup import EMULATED, Emulation
 from flowspec.drivers.scheduler import Scheduler
 from flowspec.model.directory import default_pair, layer_ranges
 from flowspec.model.sources import fingerprint, open_models
@@ -21,9 +24,11 @@ def main() -> None:
     )
     arguments.add_argument("--stages", type=int, default=4, help="verify stages (default: %(default)s)")
     arguments.add_argument("--jobs", type=int, default=1, help="jobs that run at once (default: %(default)s)")
+    arguments.add_argument("--emulate", default="", help="pretend to be other devices and links, as JSON")
     given = arguments.parse_args()
     target, middles = open_models(given.target, given.draft, given.middle)
-    ranges = layer_ranges(target.layers, given.stages)
+    ranges = layer_ranges(target.layers, given.stages, surplus=bool(given.emulate))
+    emulation = Emulation.read(given.emulate) if given.emulate else None
     process = Process(given.redis_url)
     control = process.control()
     process.state = "ready"
@@ -39,6 +44,7 @@ def main() -> None:
                 "middle_fingerprints": " ".join(middle.fingerprint for middle in middles),
                 "dtype": "float32",
                 "layers": " ".join(f"{block.start}-{block.stop}" for block in ranges),
+                **({EMULATED: replace(emulation, began=time.monotonic()).text()} if emulation else {}),
             }
         )
         Scheduler(control, given.stages, most_running=given.jobs).run(stop)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from flowspec.broker.base import middles_of
 from flowspec.broker.redis_link import RedisLink
 from flowspec.core.messages import stage_node
 from flowspec.core.stage import StageMachine
 from flowspec.drivers.live import Worker
 from flowspec.drivers.roles import VerifyRole
-from flowspec.model.directory import fetch_weights, layer_range
-from workers._boot import Process, check_fingerprint, parser, run, stage_number
+from flowspec.model.base import StageExecutor
+from flowspec.model.directory import ModelDirectory, fetch_weights, layer_range
+from flowspec.model.passing import PassingStage
+from workers._boot import Process, check_fingerprint, make_worker, parser, run, stage_number
 
 #: Attention paths of ``flowspec.model``, which imports torch and so waits for the lease.
 ATTENTIONS = ("plain", "two-level")
+#: A prefix no tensor has: a stage without layers reads none.
+NO_WEIGHTS = "none"
 
 
 def main() -> None:
@@ -34,18 +40,38 @@ def main() -> None:
     worker: list[Worker] = []
 
     with process.leased(control, f"verify-{stage}", lambda: worker[0].facts() if worker else {}) as stop:
-        from flowspec.model.stage import load_stage, tensor_prefixes
-
         name, layers = given.target or record["target"], layer_range(record["layers"], stage)
-        target = fetch_weights(name, lambda found: tensor_prefixes(found, layers))
+        target = fetch_weights(name, lambda found: _needs(found, layers))
         check_fingerprint(target.fingerprint, record["target_fingerprint"], name)
-        role = VerifyRole(load_stage(target, layers, given.attention), (target.hidden_size,), "float32")
+        executor, model_seconds = _executor(target, layers, given.attention)
+        role = VerifyRole(executor, (target.hidden_size,), "float32")
         link = RedisLink(process.url, process.keys, stage_node(stage), stages, middles=len(middles_of(record)))
-        worker.append(Worker(StageMachine(stage, stages), link, role))
+        worker.append(make_worker(record, StageMachine(stage, stages), link, role, model_seconds=model_seconds))
         process.state = "ready"
         worker[0].run(stop)
         link.close()
     control.close()
+
+
+def _needs(target: ModelDirectory, layers: range) -> tuple[str, ...]:
+    """Prefixes of the tensors that ``layers`` need."""
+    if not layers:
+        return (NO_WEIGHTS,)
+    from flowspec.model.stage import tensor_prefixes
+
+    return tensor_prefixes(target, layers)
+
+
+def _executor(
+    target: ModelDirectory, layers: range, attention: str
+) -> tuple[StageExecutor, Callable[[], float] | None]:
+    """What computes ``layers``, and how much CPU time that has spent in the model."""
+    if not layers:
+        return PassingStage(), None
+    from flowspec.model.stage import load_stage
+
+    executor = load_stage(target, layers, attention)
+    return executor, lambda: executor.model_seconds
 
 
 if __name__ == "__main__":

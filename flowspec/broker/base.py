@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ import numpy.typing as npt
 from flowspec.broker.scripts import Code
 from flowspec.core.machine import Accepted, Commit, Complete, Finish, Send
 from flowspec.core.messages import Envelope, worker_nodes
+from flowspec.errors import WireError
 
 Rows = npt.NDArray[Any]
 
@@ -91,11 +93,42 @@ Op = PutRows | Send | CommitText | Complete | Accepted | Finish | Record
 
 
 @dataclass(frozen=True, slots=True)
+class Stamp:
+    """When, in nominal seconds, ``source`` let a message of an emulated run go; its link's time comes on top.
+
+    A message the task graph held goes with the latest stamp of its creation and of what it waited for.
+    """
+
+    at: float
+    source: str
+
+    def text(self) -> str:
+        """As it travels beside an envelope."""
+        return f"{self.at!r} {self.source}"
+
+    @classmethod
+    def read(cls, text: str) -> Stamp:
+        """The inverse of ``text``; WireError for anything else."""
+        at, _, source = text.partition(" ")
+        try:
+            stamp = cls(float(at), source)
+        except ValueError:
+            stamp = cls(math.nan, source)
+        if not math.isfinite(stamp.at) or not source:
+            raise WireError(f"a stamp is {text[:40]!r}; expected seconds and a node")
+        return stamp
+
+
+@dataclass(frozen=True, slots=True)
 class Delivery:
-    """What one read returned: messages in order, and how many entries were refused as malformed."""
+    """What one read returned: messages in order, and how many entries were refused as malformed.
+
+    ``stamps``: parallel to ``envelopes`` if any of them has one, else empty.
+    """
 
     envelopes: tuple[Envelope, ...] = ()
     refused: tuple[str, ...] = ()  # one line each
+    stamps: tuple[Stamp | None, ...] = ()
 
 
 class Link(Protocol):
@@ -115,8 +148,11 @@ class Link(Protocol):
         """Forget rows nobody will compute."""
         ...
 
-    def write(self, ops: Sequence[Op]) -> list[Code]:
-        """Carry out ``ops`` in order, in one round trip; a code for each."""
+    def write(self, ops: Sequence[Op], at: float | None = None) -> list[Code]:
+        """Carry out ``ops`` in order, in one round trip; a code for each.
+
+        ``at``: the nominal time of an emulated run; messages and commits are stamped with it.
+        """
         ...
 
     def forget(self, job: str) -> None:

@@ -26,21 +26,22 @@ class Commands:
         self._stage_logs = self._logs[: stages + 1]
         self._index = {name: at + 1 for at, name in enumerate(nodes)}
 
-    def build(self, op: Op) -> Command:
-        """The command that carries out ``op``."""
+    def build(self, op: Op, stamp: str = "") -> Command:
+        """The command that carries out ``op``; ``stamp`` goes with what it delivers, now or later."""
         match op:
             case Send():
-                return self._publish(op)
+                return self._publish(op, stamp)
             case PutRows(to, job, epoch, segment, rows):
                 data = codec.encode_rows(rows)
                 return ("XADD", self._keys.rows(to), "*", "j", job, "e", epoch, "s", segment, "d", data)
             case CommitText():
-                return self._commit(op)
+                return self._commit(op, stamp)
             case Complete(job, epoch, tasks):
-                return self._call("publish", self._job_keys(job), [epoch, LOG_CAP, self._node, 0, 0, "", "", 0, *tasks])
+                arguments = [epoch, LOG_CAP, self._node, 0, 0, "", "", stamp, 0, *tasks]
+                return self._call("publish", self._job_keys(job), arguments)
             case Accepted(job, epoch, prompt, strategy):
-                arguments = [epoch, len(prompt) - 1, json.dumps(prompt), strategy]
-                return self._call("open_job", [self._keys.job(job)], arguments)
+                facts = [epoch, len(prompt) - 1, json.dumps(prompt), strategy]
+                return self._call("open_job", [self._keys.job(job)], facts)
             case Finish():
                 return self._finish(op)
             case Record(job, line):
@@ -49,7 +50,7 @@ class Commands:
     def _job_keys(self, job: str) -> list[str]:
         return [self._keys.job(job), self._keys.graph(job), *self._logs]
 
-    def _publish(self, op: Send) -> Command:
+    def _publish(self, op: Send, stamp: str) -> Command:
         message = op.envelope.message
         arguments = [
             message.epoch,
@@ -59,11 +60,12 @@ class Commands:
             op.envelope.seq,
             op.task,
             codec.encode(message),
+            stamp,
             len(op.after),
         ]
         return self._call("publish", self._job_keys(message.job), [*arguments, *op.after, *op.completes])
 
-    def _commit(self, op: CommitText) -> Command:
+    def _commit(self, op: CommitText, stamp: str) -> Command:
         commit, keys = op.commit, self._keys
         arguments = [
             commit.epoch,
@@ -76,6 +78,7 @@ class Commands:
             op.text,
             commit.finish,
             codec.encode(commit.prunes[0].message),
+            stamp,
         ]
         named = [keys.job(commit.job), keys.graph(commit.job), keys.out(commit.job), *self._stage_logs]
         seqs = [envelope.seq for envelope in commit.prunes]

@@ -18,6 +18,7 @@ from flowspec.broker.base import (
     PutRows,
     Record,
     Rows,
+    Stamp,
 )
 from flowspec.broker.scripts import Code
 from flowspec.core.graph import TaskGraph
@@ -39,6 +40,8 @@ class MemoryJob:
     seqs: dict[tuple[str, str], int] = field(default_factory=dict)
     graph: TaskGraph = field(default_factory=TaskGraph)
     graph_seqs: SeqWriter = field(default_factory=SeqWriter)
+    created: dict[str, Stamp] = field(default_factory=dict)  # tasks of an emulated run
+    done: dict[str, Stamp] = field(default_factory=dict)
     output: list[dict[str, str]] = field(default_factory=list)
     recording: list[str] = field(default_factory=list)
 
@@ -49,7 +52,7 @@ class MemoryBroker:
     def __init__(self, *, log_cap: int = LOG_CAP) -> None:
         self.log_cap = log_cap
         self.changed = threading.Condition()
-        self.logs: dict[str, list[tuple[str, int, bytes]]] = {}  # sender, seq, envelope
+        self.logs: dict[str, list[tuple[str, int, bytes, Stamp | None]]] = {}  # sender, seq, envelope
         self.rows: dict[str, list[tuple[str, int, int, bytes]]] = {}
         self.jobs: dict[str, MemoryJob] = {}
         self.intake: list[Intake] = []
@@ -67,15 +70,15 @@ class MemoryBroker:
         known = self.jobs.get(job)
         return known if known is not None and known.state == "running" and known.epoch == epoch else None
 
-    def append(self, node: str, sender: str, seq: int, message: Message) -> None:
+    def append(self, node: str, sender: str, seq: int, message: Message, stamp: Stamp | None = None) -> None:
         """One more entry of a log."""
-        self.logs.setdefault(node, []).append((sender, seq, codec.encode(message)))
+        self.logs.setdefault(node, []).append((sender, seq, codec.encode(message), stamp))
 
     def has_room(self, node: str) -> bool:
         """Whether a log may take one more entry."""
         return len(self.logs.get(node, ())) < self.log_cap
 
-    def publish(self, op: Send) -> Code:
+    def publish(self, op: Send, stamp: Stamp | None) -> Code:
         message, envelope = op.envelope.message, op.envelope
         job = self.fenced(message.job, message.epoch)
         if job is None:
@@ -91,18 +94,26 @@ class MemoryBroker:
         if op.task:
             created = (Task(message.job, op.task, op.after, op.to, envelope),)
         elif answer is Code.OK:
-            self.append(op.to, envelope.sender, envelope.seq, message)
+            self.append(op.to, envelope.sender, envelope.seq, message, stamp)
             job.seqs[key] = envelope.seq
-        self.graph_step(job, op.completes, created)
+        self.graph_step(job, op.completes, stamp, created)
         return answer
 
-    def graph_step(self, job: MemoryJob, completes: Sequence[str], created: Sequence[Task] = ()) -> None:
+    def graph_step(
+        self, job: MemoryJob, completes: Sequence[str], stamp: Stamp | None, created: Sequence[Task] = ()
+    ) -> None:
         """Advance the graph and deliver what it lets go."""
+        if stamp is not None:
+            job.created |= {task.name: stamp for task in created if task.name not in job.created}
+            job.done |= {name: stamp for name in completes if name not in job.done}
         for task in job.graph.apply(completes, created):
             if task.envelope is not None:
-                self.append(task.to, GRAPH, job.graph_seqs.next(task.to), task.envelope.message)
+                waited = [job.done.get(name) for name in task.after]
+                known = (stamp, job.created.get(task.name), *waited)
+                latest = max(filter(None, known), key=lambda found: found.at, default=None)
+                self.append(task.to, GRAPH, job.graph_seqs.next(task.to), task.envelope.message, latest)
 
-    def commit(self, op: CommitText) -> Code:
+    def commit(self, op: CommitText, stamp: Stamp | None) -> Code:
         commit = op.commit
         job = self.fenced(commit.job, commit.epoch)
         if job is None:
@@ -119,12 +130,13 @@ class MemoryBroker:
         if len(job.output) >= self.log_cap:
             return Code.FULL
         for node, prune in zip(commit.to, commit.prunes, strict=True):
-            self.append(node, DRAFT, prune.seq, prune.message)
+            self.append(node, DRAFT, prune.seq, prune.message, stamp)
             job.seqs[DRAFT, node] = prune.seq
         entry = {"kind": "tokens", "offset": str(commit.emitted), "ids": json.dumps(commit.tokens), "text": op.text}
-        job.output.append(entry | ({"finish_reason": commit.finish} if commit.finish else {}))
+        entry |= {"finish_reason": commit.finish} if commit.finish else {}
+        job.output.append(entry | ({"at": repr(stamp.at)} if stamp is not None else {}))
         job.offset = commit.offset + commit.advance
-        self.graph_step(job, commit.completes)
+        self.graph_step(job, commit.completes, stamp)
         return Code.OK
 
     def open_job(self, op: Accepted) -> Code:
@@ -169,7 +181,9 @@ class MemoryLink:
             self._log_at += len(log)
         for job, epoch, segment, data in rows:
             self._rows[job, epoch, segment] = codec.decode_rows(data)
-        return Delivery(tuple(Envelope(sender, seq, codec.decode(data)) for sender, seq, data in log))
+        envelopes = tuple(Envelope(sender, seq, codec.decode(data)) for sender, seq, data, _ in log)
+        stamps = tuple(stamp for *_, stamp in log)
+        return Delivery(envelopes, stamps=stamps if any(stamps) else ())
 
     def _has_news(self) -> bool:
         broker = self._broker
@@ -184,28 +198,29 @@ class MemoryLink:
     def drop_rows(self, job: str, segment: int) -> None:
         self._rows = {name: rows for name, rows in self._rows.items() if (name[0], name[2]) != (job, segment)}
 
-    def write(self, ops: Sequence[Op]) -> list[Code]:
+    def write(self, ops: Sequence[Op], at: float | None = None) -> list[Code]:
+        stamp = None if at is None else Stamp(at, self.node)
         with self._broker.changed:
-            codes = [self._perform(op) for op in ops]
+            codes = [self._perform(op, stamp) for op in ops]
             self._broker.changed.notify_all()
         return codes
 
-    def _perform(self, op: Op) -> Code:
+    def _perform(self, op: Op, stamp: Stamp | None) -> Code:
         broker = self._broker
         match op:
             case Send():
-                return broker.publish(op)
+                return broker.publish(op, stamp)
             case PutRows(to, job, epoch, segment, rows):
                 waiting = broker.rows.setdefault(to, [])
                 waiting.append((job, epoch, segment, codec.encode_rows(rows)))
                 return Code.FULL if len(waiting) >= ROWS_CAP else Code.OK
             case CommitText():
-                return broker.commit(op)
+                return broker.commit(op, stamp)
             case Complete(job, epoch, tasks):
                 known = broker.fenced(job, epoch)
                 if known is None:
                     return Code.STALE
-                broker.graph_step(known, tasks)
+                broker.graph_step(known, tasks, stamp)
             case Accepted():
                 return broker.open_job(op)
             case Finish(job, epoch, reason, error, stats):

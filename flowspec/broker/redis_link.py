@@ -10,7 +10,7 @@ from typing import Any
 import redis
 
 from flowspec.broker import codec
-from flowspec.broker.base import RECORDING_CAP, ROWS_CAP, Delivery, Op, PutRows, Record, Rows
+from flowspec.broker.base import RECORDING_CAP, ROWS_CAP, Delivery, Op, PutRows, Record, Rows, Stamp
 from flowspec.broker.commands import Commands
 from flowspec.broker.connection import MAX_BLOCK_SECONDS
 from flowspec.broker.keys import Keys
@@ -63,6 +63,7 @@ class RedisLink:
         if self._rows_client is self._client:
             streams.append((self._rows_stream, self._rows_cursor))
         envelopes: list[Envelope] = []
+        stamps: list[Stamp | None] = []
         refused: list[str] = []
         # Trims go out with the wait for more: on the way of a hop they would only delay its reader.
         found = self._xread(self._client, streams, min(block_seconds, MAX_BLOCK_SECONDS), self._take_trims())
@@ -70,8 +71,8 @@ class RedisLink:
             if stream == self._rows_name:
                 self._take_in_rows(entries, refused)
             else:
-                self._take_in_log(entries, envelopes, refused)
-        return Delivery(tuple(envelopes), tuple(refused))
+                self._take_in_log(entries, envelopes, stamps, refused)
+        return Delivery(tuple(envelopes), tuple(refused), tuple(stamps) if any(stamps) else ())
 
     @staticmethod
     def _xread(
@@ -89,11 +90,15 @@ class RedisLink:
         *_, found = client.run([*before, ("XREAD", "COUNT", _BATCH, *block, "STREAMS", *names, *cursors)])
         return found or ()
 
-    def _take_in_log(self, entries: Any, envelopes: list[Envelope], refused: list[str]) -> None:
+    def _take_in_log(
+        self, entries: Any, envelopes: list[Envelope], stamps: list[Stamp | None], refused: list[str]
+    ) -> None:
         for entry, flat in entries:
             self._log_cursor = entry.decode()
+            fields = _fields(flat)
             try:
-                envelope = _envelope(_fields(flat))
+                envelope = _envelope(fields)
+                stamp = Stamp.read(_text(fields, b"t")) if b"t" in fields else None
             except WireError as error:
                 refused.append(f"{self._log} {self._log_cursor}: {error}")
                 continue
@@ -101,6 +106,7 @@ class RedisLink:
                 self._first_entry.setdefault(envelope.message.job, self._log_cursor)
                 self._ended.pop(envelope.message.job, None)
             envelopes.append(envelope)
+            stamps.append(stamp)
         if not self._first_entry:
             self._trim_log()
 
@@ -149,21 +155,22 @@ class RedisLink:
 
     # ---- writing -------------------------------------------------------------------------------------
 
-    def write(self, ops: Sequence[Op]) -> list[Code]:
+    def write(self, ops: Sequence[Op], at: float | None = None) -> list[Code]:
         """Safe to repeat after a lost reply: every command answers DUP or is ignored by its reader."""
         full = self._rows_full([op for op in ops if isinstance(op, PutRows)])
         apart = self._rows_client is not self._client
         if apart:
             self._rows_client.run([self._commands.build(op) for op in ops if isinstance(op, PutRows)])
-        sent = [at for at, op in enumerate(ops) if not (apart and isinstance(op, PutRows)) and not self._over(op)]
+        sent = [number for number, op in enumerate(ops) if not ((apart and isinstance(op, PutRows)) or self._over(op))]
+        stamp = "" if at is None else Stamp(at, self.node).text()
         # Rows and the envelope that names them must wake their reader once, not one after the other.
         together = not apart and any(isinstance(op, PutRows) for op in ops)
-        commands = [self._commands.build(ops[at]) for at in sent]
+        commands = [self._commands.build(ops[number], stamp) for number in sent]
         answers = self._client.run(commands, atomic=together)
         codes = [Code.FULL if isinstance(op, PutRows) and op.to in full else Code.OK for op in ops]
-        for at, answer in zip(sent, answers, strict=False):
-            if not isinstance(ops[at], PutRows | Record):
-                codes[at] = Code(answer)
+        for number, answer in zip(sent, answers, strict=False):
+            if not isinstance(ops[number], PutRows | Record):
+                codes[number] = Code(answer)
         return codes
 
     def _take_trims(self) -> list[Command]:

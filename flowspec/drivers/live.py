@@ -152,7 +152,7 @@ class Worker:
                 self._log.error("output failed", kind=type(output).__name__, exc_info=True)
                 about = output.envelope.message if isinstance(output, Send) else output
                 refusals[about.job] = Refused(about.job, about.epoch, False, f"{self._link.node}: {_one_line(error)}")
-        codes = self._link.write(ops) if ops else []
+        codes = self._put(ops) if ops else []
         for op, code in zip(ops, codes, strict=True):
             refusal = self._refusal(op, code) if code is not Code.OK else None
             if refusal is not None:
@@ -161,6 +161,9 @@ class Worker:
             if isinstance(output, Finish | Release):
                 self._end(output.job)
         return list(refusals.values())
+
+    def _put(self, ops: Sequence[Op]) -> list[Code]:
+        return self._link.write(ops)
 
     def _ops(self, output: Output) -> list[Op]:
         match output:

@@ -174,8 +174,14 @@ def layer_range(text: str, stage: int) -> range:
     return range(int(first), int(end))
 
 
-def layer_ranges(layers: int, stages: int) -> list[range]:
-    """Near-equal consecutive blocks of layers, one per stage, larger ones first."""
+def layer_ranges(layers: int, stages: int, *, surplus: bool = False) -> list[range]:
+    """Near-equal consecutive blocks of layers, one per stage, larger ones first.
+
+    ``surplus``: there may be more stages than layers; those before the last that find none left have none.
+    """
+    if surplus and stages > layers >= 2:
+        without = [range(layers - 1, layers - 1)] * (stages - layers)
+        return [*(range(layer, layer + 1) for layer in range(layers - 1)), *without, range(layers - 1, layers)]
     if not 1 <= stages <= layers:
         raise ModelError(f"{stages} stages asked for; the target has {layers} layers, so 1 to {layers} are possible")
     size, longer = divmod(layers, stages)

@@ -7,6 +7,7 @@ them: which rows see which (tree masks from parent links) and where keys and val
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -49,6 +50,7 @@ class LayerBlock(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.first, self.last = first, last
+        self.seconds = 0.0  # CPU time in the layers and the head, without masks and moving KV rows
         self.two_level = attention == TWO_LEVEL
         self.dtype = torch.float32
         self.config = _cut_config(directory, layers)
@@ -111,12 +113,9 @@ class LayerBlock(torch.nn.Module):
             inputs["input_ids"] = torch.tensor(part.tokens).unsqueeze(0)
         else:
             inputs["inputs_embeds"] = torch.from_numpy(_kept(rows, part.offsets)).unsqueeze(0)
-        output = self.body(
-            **inputs,
-            attention_mask=self._mask(part),
-            position_ids=positions,
-            use_cache=True,
-        )
+        mask, began = self._mask(part), time.thread_time()
+        output = self.body(**inputs, attention_mask=mask, position_ids=positions, use_cache=True)
+        self.seconds += time.thread_time() - began
         hidden: torch.Tensor = output.last_hidden_state[0]
         return hidden
 
@@ -142,7 +141,9 @@ class LayerBlock(torch.nn.Module):
         """``[rows, vocabulary]`` from rows after the final norm."""
         if self.head is None:
             raise ModelError("only the last stage has the output head")
+        began = time.thread_time()
         logits: torch.Tensor = self.head(hidden)
+        self.seconds += time.thread_time() - began
         return logits
 
 
@@ -152,6 +153,11 @@ class ModelStage:
     def __init__(self, block: LayerBlock) -> None:
         self._block = block
         self._jobs: dict[str, tuple[RowCache, Sampling, Returns]] = {}
+
+    @property
+    def model_seconds(self) -> float:
+        """CPU seconds spent in the model itself so far; the rest of the passes is ours."""
+        return self._block.seconds
 
     def allocate(self, job: str, capacity: int, sampling: Sampling, returns: Returns) -> None:
         self._jobs[job] = (self._block.new_cache(capacity), sampling, returns)

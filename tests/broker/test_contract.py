@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from flowspec.broker.base import CommitText, PutRows, Record
+from flowspec.broker.base import CommitText, PutRows, Record, Stamp
 from flowspec.broker.scripts import Code
 from flowspec.core.graph import TaskGraph
 from flowspec.core.machine import Accepted, Commit, Complete, Finish
@@ -100,6 +100,37 @@ def test_rows_travel_beside_their_envelope_and_are_taken_once(rig: Rig) -> None:
     stage.forget(job)
     with pytest.raises(GapError):
         stage.take_rows(job, 1, 9)
+
+
+def test_stamps_travel_beside_envelopes_and_only_if_given(rig: Rig) -> None:
+    control, draft, stage = rig.control(), rig.link("d0"), rig.link("s1")
+    job = rig.start(control, draft)
+    draft.write([send("s1", job, 1), send("s2", job, 1)])
+    assert stage.read(1.0).stamps == ()
+    draft.write([send("s1", job, 2), send("s2", job, 2)], 1.25)
+    assert stage.read(1.0).stamps == (Stamp(1.25, "d0"),)
+    draft.write([commit(job, seq=3)], 1e-7)
+    assert stage.read(1.0).stamps == (Stamp(1e-7, "d0"),)
+    assert [entry.fields["at"] for entry in control.read_output(job, "0", 1.0)] == ["1e-07"]
+
+
+def test_what_the_graph_held_goes_with_the_latest_stamp_it_waited_for(rig: Rig) -> None:
+    control, draft, first, second = rig.control(), rig.link("d0"), rig.link("s1"), rig.link("s2")
+    job = rig.start(control, draft)
+    held = {"sender": GRAPH, "after": ("a", "b")}
+    draft.write([send("s2", job, 0, Synced(job, 1, "x"), task="x", **held)], 2.0)
+    first.write([Complete(job, 1, ("a",))], 5.5)
+    assert second.read(0.0).envelopes == ()
+    draft.write([Complete(job, 1, ("b",))], 3.0)
+    assert second.read(1.0).stamps == (Stamp(5.5, "s1"),), "not the one that let it go"
+    draft.write([send("s2", job, 0, Synced(job, 1, "y"), task="y", **held)], 4.0)
+    draft.write([send("s2", job, 0, Synced(job, 1, "z"), task="z", **held)], 7.0)
+    delivery = second.read(1.0)
+    assert delivery.stamps == (Stamp(5.5, "s1"), Stamp(7.0, "d0"))
+    draft.write([send("s2", job, 0, Synced(job, 1, "w"), task="w", sender=GRAPH, after=("v",))], 9.0)
+    draft.write([commit(job, completes=("v",))], 8.0)
+    *_, last = second.read(1.0).stamps
+    assert last == Stamp(9.0, "d0"), "not before it was made"
 
 
 # ---- commits ---------------------------------------------------------------------------------------------

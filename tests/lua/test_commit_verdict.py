@@ -15,9 +15,9 @@ KEYS = [JOB, GRAPH, OUT, *LOGS]
 
 def verdict(
     offset: int = 5, *, epoch: int = 3, cap: int = 5, seqs: tuple[int, int] = (1, 1), finish: str = "",
-    completes: tuple[str, ...] = (),
+    completes: tuple[str, ...] = (), stamp: str = "",
 ) -> list[object]:  # fmt: skip
-    return [epoch, cap, offset, 2, 0, 2, json.dumps([7, 8]), "text", finish, b"prune", *seqs, *completes]
+    return [epoch, cap, offset, 2, 0, 2, json.dumps([7, 8]), "text", finish, b"prune", stamp, *seqs, *completes]
 
 
 def test_ok_moves_everything_at_once(call: Call, running: redis.Redis) -> None:
@@ -64,7 +64,7 @@ def test_one_full_log_refuses_the_whole_commit(call: Call, running: redis.Redis)
 
 
 def test_released_tasks_come_behind_the_prune(call: Call, running: redis.Redis) -> None:
-    call("publish", [JOB, GRAPH, *LOGS], 3, 9, "d0", 2, 0, "next", b"held", 1, "verdict/0")
+    call("publish", [JOB, GRAPH, *LOGS], 3, 9, "d0", 2, 0, "next", b"held", "", 1, "verdict/0")
     assert call("commit_verdict", KEYS, *verdict(completes=("verdict/0",))) is Code.OK
     assert [fields[b"m"] for _, fields in running.xrange(LOGS[1])] == [b"prune", b"held"]
 
@@ -77,3 +77,12 @@ def test_a_script_that_fails_midway_cannot_be(call: Call, running: redis.Redis) 
     with pytest.raises(redis.ResponseError):
         call("commit_verdict", KEYS, *verdict())
     assert snapshot(running) == before
+
+
+def test_a_stamp_reaches_every_prune_and_the_output(call: Call, running: redis.Redis) -> None:
+    assert call("commit_verdict", KEYS, *verdict(finish="eos", stamp="0.25 d0")) is Code.OK
+    for log in LOGS[1:]:
+        ((_, fields),) = running.xrange(log)
+        assert fields[b"t"] == b"0.25 d0"
+    ((_, entry),) = running.xrange(OUT)
+    assert (entry[b"at"], entry[b"finish_reason"]) == (b"0.25", b"eos")

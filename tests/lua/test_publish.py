@@ -12,12 +12,14 @@ KEYS = [JOB, GRAPH, *LOGS]
 CAP = 5
 
 
-def message(seq: int = 1, *, epoch: int = 3, index: int = 2, sender: str = "d0", cap: int = CAP) -> list[object]:
-    return [epoch, cap, sender, index, seq, "", b"envelope", 0]
+def message(
+    seq: int = 1, *, epoch: int = 3, index: int = 2, sender: str = "d0", cap: int = CAP, stamp: str = ""
+) -> list[object]:
+    return [epoch, cap, sender, index, seq, "", b"envelope", stamp, 0]
 
 
-def task(name: str, *after: str, completes: tuple[str, ...] = ()) -> list[object]:
-    return [3, CAP, "s1", 3, 0, name, b"envelope of " + name.encode(), len(after), *after, *completes]
+def task(name: str, *after: str, completes: tuple[str, ...] = (), stamp: str = "") -> list[object]:
+    return [3, CAP, "s1", 3, 0, name, b"envelope of " + name.encode(), stamp, len(after), *after, *completes]
 
 
 def test_ok_writes_envelope_and_counter_together(call: Call, running: redis.Redis) -> None:
@@ -77,8 +79,8 @@ def test_a_task_is_held_released_once_and_numbered_by_the_graph(call: Call, runn
     assert call("publish", KEYS, *task("b", "a")) is Code.OK
     assert call("publish", KEYS, *task("b", "a")) is Code.DUP
     assert running.xlen(LOGS[2]) == 0
-    assert call("publish", KEYS, 3, CAP, "s1", 0, 0, "", "", 0, "a") is Code.OK
-    assert call("publish", KEYS, 3, CAP, "s1", 0, 0, "", "", 0, "a") is Code.OK
+    assert call("publish", KEYS, 3, CAP, "s1", 0, 0, "", "", "", 0, "a") is Code.OK
+    assert call("publish", KEYS, 3, CAP, "s1", 0, 0, "", "", "", 0, "a") is Code.OK
     ((_, fields),) = running.xrange(LOGS[2])
     assert fields == {b"f": b"graph", b"q": b"1", b"m": b"envelope of b"}
 
@@ -87,3 +89,14 @@ def test_a_released_task_leaves_only_marks_behind(call: Call, running: redis.Red
     call("publish", KEYS, *task("b", "a"))
     call("publish", KEYS, *task("c", completes=("a",)))
     assert set(running.hkeys(GRAPH)) == {b"s:b", b"s:c", b"d:a"}
+
+
+def test_a_stamp_is_one_more_field_and_its_latest_is_kept(call: Call, running: redis.Redis) -> None:
+    assert call("publish", KEYS, *message(stamp="1.5 d0")) is Code.OK
+    ((_, fields),) = running.xrange(LOGS[1])
+    assert fields[b"t"] == b"1.5 d0"
+    call("publish", KEYS, *task("b", "a", stamp="2.5 s1"))
+    assert running.hget(GRAPH, "m:b") == b"2.5 s1"
+    call("publish", KEYS, *task("c", completes=("a",), stamp="10 s2"))
+    assert [entry[b"t"] for _, entry in running.xrange(LOGS[2])] == [b"10 s2", b"10 s2"]
+    assert not running.hexists(GRAPH, "m:b")

@@ -18,7 +18,7 @@ def test_ok_raises_the_epoch_and_tells_every_node(call: Call, running: redis.Red
     assert running.smembers(RUNNING) == set()
     assert 0 < running.pttl(OUT) <= 60_000
     publish = [JOB, GRAPH, *LOGS]
-    assert call("publish", publish, 3, 9, "d0", 2, 1, "", b"late", 0) is Code.STALE
+    assert call("publish", publish, 3, 9, "d0", 2, 1, "", b"late", "", 0) is Code.STALE
 
 
 def test_a_waiting_job_leaves_the_queue_and_nobody_is_told(call: Call, client: redis.Redis) -> None:

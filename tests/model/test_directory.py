@@ -15,6 +15,7 @@ from flowspec.model.directory import (
     ModelDirectory,
     check_pair,
     fetch_weights,
+    layer_range,
     layer_ranges,
     open_directory,
 )
@@ -145,3 +146,13 @@ def test_a_hub_name_is_found_in_the_local_cache(hub_cache: Path) -> None:
 def test_a_hub_name_that_cannot_be_had_is_one_line(hub_cache: Path) -> None:
     message = refused("lab/other")
     assert "neither a local folder nor to be had from the hub" in message
+
+
+@given(st.integers(2, 40), st.integers(1, 60))
+def test_surplus_stages_have_no_layers_and_lie_between_the_ends(layers: int, stages: int) -> None:
+    ranges = layer_ranges(layers, stages, surplus=True)
+    assert len(ranges) == stages
+    assert [layer for block in ranges for layer in block] == list(range(layers))
+    assert ranges[0] and ranges[-1].stop == layers and len(ranges[-1]) > 0
+    text = " ".join(f"{block.start}-{block.stop}" for block in ranges)
+    assert [layer_range(text, stage) for stage in range(1, stages + 1)] == ranges

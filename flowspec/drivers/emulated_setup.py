@@ -1,0 +1,108 @@
+"""What an emulated pipeline pretends to be, and its nominal clock."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flowspec.broker.base import Stamp
+from flowspec.core.machine import Work
+from flowspec.core.messages import Envelope
+from flowspec.core.profile import LinkShape, Profile, Times
+from flowspec.errors import ConfigError
+
+#: Entry of a pipeline's record that says it is emulated, and as what.
+EMULATED = "emulated"
+#: How long after its nominal time an event is held for inputs on their way, wall seconds.
+GUARD_SECONDS = 0.0005
+
+
+@dataclass(frozen=True, slots=True)
+class Emulation:
+    """The devices and links of ``profile`` as a pipeline of ``stages`` that drafts with ``source``.
+
+    Nominal time t is wall time ``began + stretch * t`` (monotonic clock of one machine, seconds). Software
+    is charged its CPU seconds, and ``hop`` seconds a write, what a bare message through the broker takes
+    beyond the CPU time of its ends; ``free_software``: neither.
+    """
+
+    profile: Profile
+    stages: int
+    source: str
+    stretch: float = 1.0
+    free_software: bool = False
+    hop: float = 0.0
+    guard: float = GUARD_SECONDS
+    began: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 1.0 <= self.stretch <= 1e4:
+            raise ConfigError(f"stretch is {self.stretch}; expected 1 to 10000")
+        self.profile.draft_seconds(self.source, 1)
+
+    def wall(self, nominal: float) -> float:
+        """The wall time at which what happens at ``nominal`` may be done."""
+        return self.began + self.stretch * nominal + self.guard
+
+    def nominal(self, wall: float) -> float:
+        """The nominal time of ``wall``, without the guard."""
+        return (wall - self.began) / self.stretch
+
+    def work_seconds(self, node: str, work: Work) -> float:
+        """Nominal seconds of ``work`` at ``node``."""
+        return self.profile.work_seconds(node, work, self.stages, self.source)
+
+    def text(self) -> str:
+        """JSON, as a pipeline's record holds it."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def read(cls, text: str) -> Emulation:
+        """The inverse of ``text``; ConfigError for anything else."""
+        try:
+            fields = json.loads(text)
+            return cls(**{**fields, "profile": _profile(fields["profile"])})
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ConfigError(f"an emulated pipeline is described by {text[:60]!r}: {error}") from None
+
+
+class Arrivals:
+    """When messages reach ``node``: each directed link has its own free-at clock, kept where it ends.
+
+    ``hidden``: answers carry the target's hidden rows.
+    """
+
+    def __init__(self, profile: Profile, node: str, *, hidden: bool = False) -> None:
+        self._profile, self._node, self._hidden = profile, node, hidden
+        self._free_at: dict[str, float] = {}
+
+    def at(self, stamp: Stamp, envelope: Envelope) -> float:
+        """Nominal time at which ``envelope`` arrives; messages of one source come in the order they left."""
+        if stamp.source == self._node:
+            return stamp.at
+        seconds = self._profile.transfer_seconds(self._node, envelope, hidden=self._hidden)
+        end = max(stamp.at, self._free_at.get(stamp.source, 0.0)) + seconds
+        self._free_at[stamp.source] = end
+        # Added up as the simulation does, so that equal costs give equal numbers.
+        return stamp.at + (self._profile.link.latency + (end - stamp.at))
+
+
+def _profile(fields: Mapping[str, Any]) -> Profile:
+    return Profile(
+        **{
+            **fields,
+            "layer": _times(fields["layer"]),
+            "head": _times(fields["head"]),
+            "drafters": {name: _times(times) for name, times in fields["drafters"].items()},
+            "link": LinkShape(**fields["link"]),
+            "stages": tuple(fields["stages"]),
+            "middles": tuple(_times(times) for times in fields["middles"]),
+        }
+    )
+
+
+def _times(fields: Mapping[str, Any]) -> Times:
+    return Times(tuple((int(rows), float(seconds)) for rows, seconds in fields["points"]))

@@ -1,0 +1,283 @@
+"""Emulated workers: the trace of the simulation, charged software, and inputs that come too late."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowspec.broker.base import Link, Stamp
+from flowspec.broker.memory import MemoryBroker, MemoryLink
+from flowspec.broker.memory_control import MemoryControl
+from flowspec.broker.scripts import Code
+from flowspec.core.draft import DraftMachine
+from flowspec.core.jobs import JobSpec
+from flowspec.core.machine import Allocate, Part, Pass
+from flowspec.core.messages import DRAFT, Close, Envelope, Returns, middle_node, stage_node
+from flowspec.core.profile import LinkShape, Profile, Times
+from flowspec.core.sampling import Sampling
+from flowspec.core.stage import StageMachine
+from flowspec.drivers.emulated import EmulatedWorker
+from flowspec.drivers.emulated_setup import Arrivals, Emulation
+from flowspec.drivers.roles import DraftRole, VerifyRole
+from flowspec.drivers.sim import Costs
+from flowspec.errors import ConfigError
+from flowspec.model.toy import ToyDrafter, ToyMiddle, ToyStage
+from flowspec.strategies import build
+from tests.toy import PROMPT, TARGET, limits, pipeline, submit
+from tests.toy_cluster import Characters
+
+MS = 2.0**-10  # seconds; costs are sums of powers of two, so that no sum is rounded
+#: Like a small machine on a fast network: stages of 12 to 24 ms, a drafter of 2 ms.
+PROFILE = Profile(
+    "toy", "", "", layers=12, hidden=512, value_bytes=2, layer=Times(((1, 2 * MS), (17, 2.5 * MS))),
+    head=Times(((1, 1.25 * MS),)), drafters={"slm": Times(((1, 1.5 * MS), (9, 2 * MS)))},
+    link=LinkShape(0.25 * MS, 2.0**27), stages=(4,), middles=(Times(((1, 6 * MS),)),),
+)  # fmt: skip
+Trace = list[tuple[float, int]]
+Run = tuple[Trace, Mapping[str, object]]
+
+
+def costs(profile: Profile, stages: int) -> Costs:
+    return Costs(
+        lambda node, work: profile.work_seconds(node, work, stages, "slm"),
+        lambda source, target, _: 0.0 if source == target else profile.link.latency,
+        lambda _, target, envelope: profile.transfer_seconds(target, envelope),
+    )
+
+
+class Emulated:
+    """Emulated workers in threads over the in-memory broker."""
+
+    def __init__(self, emulation: Emulation, middles: Sequence[float] = (), delay: float = 0.0) -> None:
+        self.broker, self.emulation, self.delay = MemoryBroker(), emulation, delay
+        self.control, self.stages = MemoryControl(self.broker), emulation.stages
+        self.workers: dict[str, EmulatedWorker] = {}
+        self.failures: list[BaseException] = []
+        drafter = DraftRole(ToyDrafter(TARGET, 0.8, (0, 0, 0, 0, 0, 1, 1, 2)), Characters())
+        self._add(DRAFT, DraftMachine(limits(self.stages, middles=len(middles)), build), drafter)
+        for stage in range(1, self.stages + 1):
+            executor = VerifyRole(ToyStage(TARGET, stage, self.stages), (), "<u8")
+            self._add(stage_node(stage), StageMachine(stage, self.stages), executor)
+        for model, agreement in enumerate(middles, 1):
+            executor = VerifyRole(ToyMiddle(TARGET, agreement), (), "<u8")
+            self._add(middle_node(model), StageMachine(1, self.stages, middle=model), executor)
+
+    def _add(self, node: str, machine: object, role: object) -> None:
+        link: Link = Slow(MemoryLink(self.broker, node), self.delay)
+        self.workers[node] = EmulatedWorker(machine, link, role, self.emulation)  # type: ignore[arg-type]
+
+    @contextmanager
+    def running(self) -> Iterator[Emulated]:
+        stopped = threading.Event()
+
+        def body(worker: EmulatedWorker) -> None:
+            try:
+                worker.run(stopped.is_set)
+            except BaseException as error:  # noqa: BLE001 - shown by the test's thread
+                self.failures.append(error)
+
+        threads = [threading.Thread(target=body, args=(worker,), daemon=True) for worker in self.workers.values()]
+        for thread in threads:
+            thread.start()
+        try:
+            yield self
+        finally:
+            stopped.set()
+            for thread in threads:
+                thread.join(5)
+            assert not self.failures, self.failures
+
+    def run(self, spec: JobSpec) -> Run:
+        """When how many tokens were out, since the job came in, and its stats."""
+        job = self.control.submit(spec.fields())
+        (intake,) = self.control.read_intake(0.0)
+        self.control.admit(job, intake.fields)
+        self.control.acknowledge([job])
+        assert self.control.assign(job, 1, {}) is Code.OK
+        deadline = time.monotonic() + 60
+        while not self.broker.jobs[job].output or self.broker.jobs[job].output[-1]["kind"] != "end":
+            assert time.monotonic() < deadline and not self.failures, self.failures
+            time.sleep(0.01)
+        *texts, end = self.broker.jobs[job].output
+        counts, stats = [], json.loads(end["stats"])
+        for entry in texts:
+            counts.append((float(entry["at"]), int(entry["offset"]) + len(json.loads(entry["ids"]))))
+        began = counts[0][0] - stats["ttft_seconds"]
+        return [(at - began, count) for at, count in counts], stats
+
+    def total(self, name: str) -> int:
+        return sum(int(worker.facts()[name]) for worker in self.workers.values())  # type: ignore[call-overload]
+
+
+def flat(stats: Mapping[str, object]) -> dict[str, float]:
+    """Numbers of nested stats by path."""
+    found: dict[str, float] = {}
+    for name, value in stats.items():
+        if isinstance(value, list):
+            value = dict(enumerate(value))
+        if isinstance(value, dict):
+            found |= {f"{name}.{path}": number for path, number in flat(value).items()}
+        else:
+            found[str(name)] = value  # type: ignore[assignment]
+    return found
+
+
+class Slow:
+    """A link that takes ``delay`` wall seconds to write."""
+
+    def __init__(self, link: Link, delay: float) -> None:
+        self._link, self._delay = link, delay
+
+    def write(self, ops: Sequence[object], at: float | None = None) -> object:
+        time.sleep(self._delay)
+        return self._link.write(ops, at)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._link, name)
+
+
+def simulated(strategy: str, stages: int, middles: Sequence[float] = (), count: int = 16) -> Run:
+    """What the simulation says to the same costs."""
+    simulation = pipeline(stages, costs=costs(PROFILE, stages), middles=middles)
+    submit(simulation, "j", spec_of(strategy, count))
+    simulation.run()
+    record = simulation.jobs["j"]
+    assert record.finish is not None
+    return record.committed_at, record.finish.stats
+
+
+def first_whole(make: Callable[[float], Emulated], strategy: str) -> Run:
+    """The first run nothing was overtaken in: a busy machine needs more stretch."""
+    for stretch in (6.0, 20.0, 60.0):
+        with make(stretch).running() as emulated:
+            run = emulated.run(spec_of(strategy))
+            if not emulated.total("overtaken"):
+                return run
+    raise AssertionError("this machine is too busy to emulate anything")
+
+
+def spec_of(strategy: str, count: int = 16) -> JobSpec:
+    return JobSpec(prompt_ids=PROMPT, max_new_tokens=count, strategy=strategy)
+
+
+def emulation(stages: int, **more: object) -> Emulation:
+    return Emulation(PROFILE, stages, "slm", began=time.monotonic(), **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "stages"),
+    [
+        ("autoregressive", 3), ("chain", 2), ("chain:window=4", 4), ("flowspec", 2), ("flowspec", 4),
+        ("flowspec:lockstep=on", 3), ("pipedec:width=8,children=4", 3), ("pipedec:width=8,children=4,barrier=off", 4),
+        ("specpipe:width=8,children=4", 4), ("static_tree", 2), ("pipespec", 2),
+    ],
+)  # fmt: skip
+def test_free_software_gives_the_trace_of_the_simulation(strategy: str, stages: int) -> None:
+    middles = (0.7,) if strategy == "pipespec" else ()
+    trace, stats = simulated(strategy, stages, middles)
+    run = first_whole(
+        lambda stretch: Emulated(emulation(stages, stretch=stretch, free_software=True), middles), strategy
+    )
+    assert [count for _, count in run[0]] == [count for _, count in trace]
+    assert [at for at, _ in run[0]] == pytest.approx([at for at, _ in trace], abs=1e-9)
+    assert flat(run[1]) == pytest.approx(flat(stats))
+
+
+def test_a_later_job_has_the_same_trace() -> None:
+    expected = pytest.approx([at for at, _ in simulated("flowspec", 2)[0]], abs=1e-9)
+    with Emulated(emulation(2, stretch=8.0, free_software=True)).running() as emulated:
+        for _ in range(2):
+            run, _ = emulated.run(spec_of("flowspec"))
+            assert emulated.total("overtaken") or [at for at, _ in run] == expected
+            time.sleep(8.0 * 30 * MS)  # a stage may still be at work on what was pruned last
+
+
+def test_software_is_charged_once_a_hop_and_with_its_cpu_time() -> None:
+    stages, hop, count = 2, 4 * MS, 8
+    free, _ = simulated("autoregressive", stages, count=count)
+    with Emulated(emulation(stages, hop=hop, stretch=4.0)).running() as emulated:
+        trace, _ = emulated.run(spec_of("autoregressive", count))
+        software = sum(worker.software_seconds for worker in emulated.workers.values())
+    # A token's way: d0 to s1, s1 to s2, s2 to d0. What else there is, is CPU time.
+    extra = (trace[-1][0] - trace[0][0]) - (free[-1][0] - free[0][0])
+    hops = (count - 1) * (stages + 1) * hop
+    assert hops < extra < hops + software
+
+
+def test_an_input_behind_what_it_might_have_changed_is_counted() -> None:
+    slow = 40 * MS
+    with Emulated(emulation(3, free_software=True), delay=slow).running() as emulated:
+        emulated.run(spec_of("flowspec"))
+        assert emulated.total("overtaken") > 0
+    trace, _ = simulated("autoregressive", 2)
+    with Emulated(emulation(2, free_software=True), delay=slow).running() as emulated:
+        run, _ = emulated.run(spec_of("autoregressive"))
+        assert emulated.total("late") > 0
+        assert emulated.total("overtaken") == 0, "with one segment on its way nothing can be overtaken"
+    assert [at for at, _ in run] == pytest.approx([at for at, _ in trace], abs=1e-9)
+
+
+def test_model_seconds_split_a_pass_into_device_and_software() -> None:
+    spent = [0.0]
+
+    class Executor(ToyStage):
+        def run(self, work: object, inputs: object) -> object:  # type: ignore[override]
+            began = time.thread_time()
+            result = super().run(work, inputs)  # type: ignore[arg-type]
+            while time.thread_time() - began < 3 * MS:
+                pass
+            spent[0] += MS
+            return result
+
+    broker = MemoryBroker()
+    role = VerifyRole(Executor(TARGET, 1, 2), (), "<u8")
+    worker = EmulatedWorker(
+        StageMachine(1, 2), MemoryLink(broker, "s1"), role, emulation(2), model_seconds=lambda: spent[0]
+    )  # fmt: skip
+    part = Part("j", 1, 0, (0,), (0,), (2,), (0,), 0, 0, None, (-1,))
+    role.allocate(Allocate("j", 1, 4, Sampling(), Returns()))
+    worker._start(Pass((part,)))
+    assert worker.software_seconds >= 2 * MS
+    assert worker.busy_seconds == PROFILE.stage_seconds(1, 2, 1)
+    assert worker._running is not None
+    assert worker._running[0] == pytest.approx(worker.busy_seconds + worker.software_seconds, abs=1e-3)
+
+
+@given(st.floats(1.0, 1e4), st.booleans(), st.floats(0, 1), st.floats(0, 1e6))
+def test_a_description_survives_the_record(stretch: float, free: bool, hop: float, began: float) -> None:
+    one = Emulation(PROFILE, 4, "slm", stretch, free, hop, began=began)
+    assert Emulation.read(one.text()) == one
+    assert one.nominal(one.wall(2.0)) == pytest.approx(2.0 + one.guard / stretch)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"profile": {}}', '{"profile": 3, "stages": 1}'])
+def test_a_description_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="an emulated pipeline is described by"):
+        Emulation.read(text)
+
+
+def test_what_cannot_be_emulated_is_refused_at_once() -> None:
+    with pytest.raises(ConfigError, match=r"stretch is 0\.5; expected 1"):
+        emulation(2, stretch=0.5)
+    with pytest.raises(ConfigError, match="no drafter 'head'"):
+        Emulation(PROFILE, 2, "head")
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.sampled_from(["d0", "s1"])), min_size=1))
+def test_a_link_carries_one_message_at_a_time(stamps: list[tuple[float, str]]) -> None:
+    arrivals, envelope = Arrivals(PROFILE, "s2"), Envelope("s1", 1, Close("j", 1))
+    seconds = PROFILE.transfer_seconds("s2", envelope)
+    last: dict[str, float] = {}
+    for at, source in sorted(stamps):
+        arrival = arrivals.at(Stamp(at, source), envelope)
+        assert arrival >= at + PROFILE.link.latency + seconds - 1e-9
+        assert arrival >= last.get(source, 0.0) + seconds - 1e-9
+        last[source] = arrival
+    assert arrivals.at(Stamp(3.0, "s2"), envelope) == 3.0, "what a node tells itself takes no link"
