@@ -52,10 +52,15 @@ _ARRIVAL, _RESULT, _CARRY_ON, _MESSAGE, _POLL, _TICK = range(6)
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Seconds of virtual time: ``work(node, work)`` to compute, ``link(source, target, envelope)`` to travel."""
+    """Seconds of virtual time: ``work(node, work)`` to compute, ``link(source, target, envelope)`` to travel.
+
+    ``occupy(source, target, envelope)``: how long a message keeps its directed link from the next one,
+    before it travels: its bytes over the bandwidth.
+    """
 
     work: Callable[[str, Work], float]
     link: Callable[[str, str, Envelope], float] = lambda source, target, envelope: 0.0
+    occupy: Callable[[str, str, Envelope], float] | None = None
 
 
 def unit_costs(work: Work) -> float:
@@ -118,6 +123,7 @@ class Simulation:
         self._heap: list[tuple[float, int, int, str, object]] = []
         self._order = itertools.count()
         self._links = ExclusiveLinks(nodes) if exclusive_transfers else None
+        self._free_at: dict[tuple[str, str], float] = {}  # directed links that were used
         self._rows: dict[tuple[str, str, int], RowArray] = {}
         self.jobs: dict[str, JobRecord] = {}
         self.now = 0.0
@@ -194,7 +200,9 @@ class Simulation:
 
     def record(self, job: str) -> JobRecord:
         """What is known of ``job``."""
-        return self.jobs.setdefault(job, JobRecord())
+        if job not in self.jobs:
+            self.jobs[job] = JobRecord()
+        return self.jobs[job]
 
     def _perform(self, name: str, node: _Node, output: Output) -> None:
         match output:
@@ -254,6 +262,10 @@ class Simulation:
 
     def _deliver(self, source: str, to: str, envelope: Envelope) -> None:
         seconds = self._costs.link(source, to, envelope)
+        if self._costs.occupy is not None and source != to:
+            end = max(self.now, self._free_at.get((source, to), 0.0)) + self._costs.occupy(source, to, envelope)
+            self._free_at[source, to] = end
+            seconds += end - self.now
         if self._links is None:
             self._push(self.now + seconds, _MESSAGE, to, envelope)
         else:

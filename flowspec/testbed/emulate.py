@@ -1,0 +1,253 @@
+"""Runs on emulated devices: real worker processes over Redis, their clocks from a profile.
+
+What comes out is in nominal seconds, whatever the stretch, and always *emulated*. A run is only worth
+something if the machine kept up: the share of inputs that came behind what they might have changed is
+measured with it, and above ``OVERTAKEN_SHARE`` the run is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from flowspec.broker.base import roles_of
+from flowspec.broker.connection import connect
+from flowspec.broker.keys import Keys
+from flowspec.broker.redis_client import DirectClient
+from flowspec.broker.redis_control import RedisControl
+from flowspec.broker.server import PrivateBroker
+from flowspec.cluster import Cluster, Setup
+from flowspec.core.jobs import JobSpec
+from flowspec.core.profile import Profile
+from flowspec.drivers.emulated_setup import EMULATED, Emulation
+from flowspec.errors import ClusterError, JobFailed
+from flowspec.model.directory import default_pair
+from flowspec.testbed.simulate import Ran
+from flowspec.testbed.texts import Text
+
+#: Largest share of inputs that may come behind what they might have changed.
+OVERTAKEN_SHARE = 0.01
+#: Largest share of the machine's cores that a run with automatic stretch keeps busy.
+BUSY_SHARE = 1 / 3
+#: The probe: its stretch, and tokens at most.
+PROBE_STRETCH, PROBE_TOKENS = 4.0, 12
+#: How often an automatic stretch is doubled when the machine did not keep up after all.
+_DOUBLINGS = 3
+#: Bare writes measured.
+_WRITES = 300
+#: Longest wait for every worker's counters, seconds.
+_FACTS_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Sums over the workers since they were started. ``inputs``: messages read; ``late``: of those, behind
+    their time on the wall clock; ``overtaken``: of those, behind something they might have changed.
+    ``cpu_seconds``: of the workers and the broker; ``software_seconds``: what was charged, nominal.
+    """
+
+    inputs: int
+    late: int
+    overtaken: int
+    cpu_seconds: float
+    software_seconds: float
+
+    def __sub__(self, other: Counts) -> Counts:
+        return Counts(
+            self.inputs - other.inputs, self.late - other.late, self.overtaken - other.overtaken,
+            self.cpu_seconds - other.cpu_seconds, self.software_seconds - other.software_seconds,
+        )  # fmt: skip
+
+    def check(self, stretch: float) -> None:
+        """ClusterError if the run cannot be believed."""
+        if self.overtaken > OVERTAKEN_SHARE * self.inputs:
+            raise ClusterError(
+                f"the emulation fell behind: {self.overtaken} of {self.inputs} inputs came after what they might have "
+                f"changed, at most {OVERTAKEN_SHARE:.0%} may; use a stretch above {stretch:g}, or a machine with less "
+                "to do"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Emulated:
+    """Runs one after another on one emulated cluster; ``different``: indices of those whose text is not the
+    target's own, which rounding at a tie can bring about and nothing else should."""
+
+    runs: tuple[Ran, ...]
+    different: tuple[int, ...]
+    counts: Counts
+    stretch: float
+
+
+def emulate(
+    texts: Sequence[Text],
+    strategy: str,
+    profile: Profile,
+    stages: int,
+    *,
+    models: tuple[str, ...] = (),
+    source: str = "slm",
+    stretch: float | None = None,
+    free_software: bool = False,
+) -> Emulated:
+    """Run ``strategy`` on every prompt of ``texts``, on ``stages`` emulated devices of ``profile``.
+
+    ``models``: target, draft and the middle models of a chain, smallest first (default: the packaged pair).
+    ``source``: the profile's name for that draft. ``stretch``: None: from a probe, and doubled while the
+    machine does not keep up. ClusterError if it did not; ConfigError, JobFailed as any cluster.
+    """
+    if stretch is None:
+        stretch = probe(texts[0], strategy, profile, stages, models=models, source=source, free_software=free_software)
+        tries = _DOUBLINGS
+    else:
+        tries = 0
+    while True:
+        with EmulatedCluster(
+            profile, stages, models=models, source=source, stretch=stretch, free_software=free_software
+        ) as cluster:
+            done = cluster.run_all(texts, strategy)
+        if not tries or done.counts.overtaken <= OVERTAKEN_SHARE * done.counts.inputs:
+            done.counts.check(stretch)
+            return done
+        stretch, tries = 2 * stretch, tries - 1
+
+
+def probe(
+    text: Text, strategy: str, profile: Profile, stages: int, *, models: tuple[str, ...] = (), source: str = "slm",
+    free_software: bool = False,
+) -> float:  # fmt: skip
+    """The stretch at which ``strategy`` keeps the machine at most ``BUSY_SHARE`` busy, from a short run."""
+    short = replace(text, output=text.output[:PROBE_TOKENS])
+    with EmulatedCluster(
+        profile, stages, models=models, source=source, stretch=PROBE_STRETCH, free_software=free_software
+    ) as cluster:
+        done = cluster.run_all([short], strategy)
+    stats = done.runs[0].stats
+    nominal = stats["ttft_seconds"] + stats["decode_seconds"]
+    return stretch_for(done.counts.cpu_seconds, nominal, len(os.sched_getaffinity(0)))
+
+
+def stretch_for(cpu_seconds: float, nominal_seconds: float, cores: int) -> float:
+    """The stretch that keeps ``cores`` at most ``BUSY_SHARE`` busy with so much work in so much nominal time."""
+    needed = cpu_seconds / (nominal_seconds * cores * BUSY_SHARE)
+    return max(1.0, math.ceil(10 * needed) / 10)
+
+
+class EmulatedCluster:
+    """A pipeline of real workers that pretends to be ``stages`` devices of ``profile``; see ``emulate``."""
+
+    def __init__(
+        self, profile: Profile, stages: int, *, models: tuple[str, ...] = (), source: str = "slm",
+        stretch: float = 1.0, free_software: bool = False,
+    ) -> None:  # fmt: skip
+        self._emulation = Emulation(profile, stages, source, stretch, free_software)
+        target, draft, *middles = models or default_pair()
+        self._setup = Setup(target, draft, stages, tuple(middles))
+        self._settle = stretch * max(profile.stage_seconds(stage, stages, 64) for stage in (1, stages))
+
+    def start(self) -> None:
+        """Start everything; the bare hop is measured while nothing else runs."""
+        self._broker = PrivateBroker()
+        url = self._broker.start()
+        try:
+            hop = 0.0 if self._emulation.free_software else bare_hop(url)
+            self._cluster = Cluster(replace(self._setup, emulated=replace(self._emulation, hop=hop)), url=url)
+            self._cluster.start()
+            self._control = RedisControl(url, Keys())
+        except BaseException:
+            self._broker.stop()
+            raise
+
+    def stop(self) -> None:
+        """Stop everything."""
+        self._control.close()
+        self._cluster.stop()
+        self._broker.stop()
+
+    def run_all(self, texts: Iterable[Text], strategy: str) -> Emulated:
+        """Run ``strategy`` on ``texts`` one after another; the counts are those of these runs."""
+        before = self.counts()
+        runs, different = [], []
+        for at, text in enumerate(texts):
+            run, output = self.run(text, strategy)
+            runs.append(run)
+            if output != text.output:
+                different.append(at)
+        return Emulated(tuple(runs), tuple(different), self.counts() - before, self._emulation.stretch)
+
+    def run(self, text: Text, strategy: str) -> tuple[Ran, tuple[int, ...]]:
+        """One job to its end, in nominal seconds since it came in, and its token ids."""
+        spec = JobSpec(
+            prompt_ids=text.prompt, max_new_tokens=len(text.output), sampling=text.sampling, strategy=strategy
+        )  # fmt: skip
+        job, cursor = self._control.submit(spec.fields()), "0"
+        tokens: list[int] = []
+        committed: list[tuple[float, int]] = []
+        while True:
+            for entry in self._control.read_output(job, cursor, 1.0):
+                cursor, fields = entry.cursor, entry.fields
+                if fields["kind"] == "tokens":
+                    tokens += json.loads(fields["ids"])
+                    committed.append((float(fields["at"]), len(tokens)))
+                elif fields["kind"] == "error":
+                    raise JobFailed(fields["text"])
+                else:
+                    # A stage may still be at work on what was pruned last; the next job finds it free.
+                    time.sleep(self._settle)
+                    return _ran(json.loads(fields["stats"]), committed), tuple(tokens)
+            self._cluster.check()
+
+    def counts(self) -> Counts:
+        """Every worker's counters, as of now or a little later."""
+        record = self._control.pipeline()
+        since = Emulation.read(record[EMULATED]).nominal(time.monotonic())
+        deadline = time.monotonic() + _FACTS_SECONDS
+        while time.monotonic() < deadline:
+            self._cluster.check()
+            claims = self._control.claims()
+            facts = [claims[role][1] for role in roles_of(record) if role in claims]
+            if len(facts) == len(roles_of(record)) and all(fact["at"] >= since for fact in facts):
+                names = ("inputs", "late", "overtaken", "cpu_seconds", "software_seconds")
+                inputs, late, overtaken, cpu, software = (sum(fact[name] for fact in facts) for name in names)
+                return Counts(inputs, late, overtaken, cpu + _broker_cpu(self._cluster.url), software)
+            time.sleep(0.05)
+        raise ClusterError(f"the workers' counters did not come within {_FACTS_SECONDS:g} s: the machine is too busy")
+
+    def __enter__(self) -> EmulatedCluster:
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+
+def _ran(stats: dict[str, Any], committed: Sequence[tuple[float, int]]) -> Ran:
+    began = committed[0][0] - stats["ttft_seconds"] if committed else 0.0
+    return Ran(stats, tuple((at - began, count) for at, count in committed))
+
+
+def bare_hop(url: str) -> float:
+    """Seconds a bare message through the broker takes beyond the CPU time of its ends: the median of writes
+    whose reader waits for the answer, which is on its way as long as the message to a blocked one."""
+    client = DirectClient(url)
+    waits = []
+    for _ in range(_WRITES):
+        began, spent = time.monotonic(), time.thread_time()
+        client.run([("XADD", "bare", "MAXLEN", "~", 100, "*", "d", "hop")])
+        waits.append((time.monotonic() - began) - (time.thread_time() - spent))
+    client.run([("DEL", "bare")])
+    client.close()
+    return max(0.0, statistics.median(waits))
+
+
+def _broker_cpu(url: str) -> float:
+    client = connect(url)
+    info: Any = client.info("cpu")
+    client.close()
+    return float(info["used_cpu_sys"]) + float(info["used_cpu_user"])

@@ -1,0 +1,77 @@
+"""A simulated run costs what its profile says, and gives the target's text or none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from flowspec.core.messages import Envelope, Result, Segment
+from flowspec.core.profile import Profile
+from flowspec.core.sampling import Sampling
+from flowspec.errors import StateError
+from flowspec.model.base import DraftExecutor
+from flowspec.model.directory import ModelDirectory, default_pair, open_directory
+from flowspec.model.sources import load_sources
+from flowspec.testbed.profiles import load
+from flowspec.testbed.simulate import profile_costs, simulate
+from flowspec.testbed.texts import Text, texts
+
+
+@pytest.fixture(scope="module")
+def target() -> ModelDirectory:
+    return open_directory(default_pair()[0])
+
+
+@pytest.fixture(scope="module")
+def drafter(target: ModelDirectory) -> DraftExecutor:
+    return load_sources("draft", target)
+
+
+@pytest.fixture(scope="module")
+def text(target: ModelDirectory) -> Text:
+    (text,) = texts(["Why is the sky blue?"], [Sampling()], 16, target)
+    return text
+
+
+def hop(profile: Profile, to: str, envelope: Envelope) -> float:
+    """Seconds a message is on its way over a free link."""
+    return profile.transfer_seconds(to, envelope) + profile.link.latency
+
+
+@pytest.mark.parametrize(("name", "stages"), [("jetson-7b", 4), ("wan-50ms", 4), ("rtx3090-70b", 21)])
+def test_plain_decoding_takes_the_way_around_the_pipeline_for_every_token(
+    name: str, stages: int, text: Text, target: ModelDirectory, drafter: DraftExecutor
+) -> None:
+    profile = load(name)
+    ran = simulate(text, "autoregressive", stages, target, drafter, profile_costs(profile, stages, "slm"))
+    segment = Segment("j", 1, 1, 1, (1,), (0,), (1,))
+    way = hop(profile, "s1", Envelope("d0", 1, replace(segment, tokens=(1,))))
+    way += (stages - 1) * hop(profile, "s2", Envelope("s1", 1, segment))
+    way += hop(profile, "d0", Envelope("s4", 1, Result("j", 1, 1, (1,), (1,))))
+    way += sum(profile.stage_seconds(stage, stages, 1) for stage in range(1, stages + 1))
+    (first, _), (last, count) = ran.committed_at[0], ran.committed_at[-1]
+    # The prune of the verdict before leaves over the same link just ahead of the segment.
+    assert (last - first) / (count - 1) == pytest.approx(way, rel=1e-3)
+    assert ran.stats["tokens"] == count == len(text.output)
+
+
+def test_a_slower_link_makes_every_strategy_slower(text: Text, target: ModelDirectory, drafter: DraftExecutor) -> None:
+    profile = load("jetson-7b")
+    slow = replace(profile, link=replace(profile.link, bandwidth=profile.link.bandwidth / 200))
+    for strategy in ("flowspec", "specpipe", "chain", "auto"):
+        seconds = [
+            simulate(text, strategy, 3, target, drafter, profile_costs(at, 3, "slm")).stats["decode_seconds"]
+            for at in (profile, slow)
+        ]
+        assert seconds[0] < seconds[1]
+
+
+def test_a_run_that_gives_another_text_is_an_error(text: Text, target: ModelDirectory, drafter: DraftExecutor) -> None:
+    ended = replace(text, output=(*text.output[:-1], next(iter(target.eos)), 5))
+    with pytest.raises(StateError, match="did not give the target's text"):
+        simulate(ended, "autoregressive", 2, target, drafter, profile_costs(load("jetson-7b"), 2, "slm"))
+
+
+def test_prompts_without_room_are_left_out(target: ModelDirectory) -> None:
+    assert texts(["word " * target.context], [Sampling()], 8, target) == []
