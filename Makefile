@@ -9,7 +9,7 @@ PROMPTS ?=
 LIVE := tests/broker tests/drivers tests/e2e tests/lua
 QUESTION := Tom has 5 apples and buys 7 more. He gives 3 to each of his 2 friends. How many apples does he have left?
 
-.PHONY: help venv demo test prompts test-all check bench-hop bench-ablation bench-systems clean
+.PHONY: help venv demo test prompts test-all check bench-hop bench-ablation bench-systems peer bench-peer clean
 
 help:
 	@echo "make demo            answer a prompt with one draft worker and four verify workers"
@@ -19,6 +19,8 @@ help:
 	@echo "make bench-hop       what a hop, a commit and a prune cost here"
 	@echo "make bench-ablation  FlowSpec's mechanisms one by one, in simulation"
 	@echo "make bench-systems   every system with every draft source, in simulation"
+	@echo "make peer            build llama.cpp from its published package, to compare with (about 15 minutes)"
+	@echo "make bench-peer      llama.cpp's RPC split beside ours in one run, links shaped"
 
 venv: $(STAMP)
 
@@ -55,6 +57,12 @@ bench-ablation: $(if $(PROMPTS),prompts) $(STAMP)
 
 bench-systems: $(if $(PROMPTS),prompts) $(STAMP)
 	$(BIN)/python -m ops.bench.systems $(if $(PROMPTS),--prompts "$(PROMPTS)")
+
+peer: $(STAMP)
+	$(BIN)/python -m ops.peer.install
+
+bench-peer: peer
+	$(BIN)/python -m ops.bench.peer
 
 clean:
 	rm -rf $(VENV) .pytest-pure.log build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

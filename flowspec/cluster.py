@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,10 +62,14 @@ class Setup:
 
 
 class Cluster:
-    """Scheduler, draft worker and verify workers of ``setup``, on a private broker or the one at ``url``."""
+    """Scheduler, draft worker and verify workers of ``setup``, on a private broker or the one at ``url``.
 
-    def __init__(self, setup: Setup, *, url: str | None = None) -> None:
+    ``urls``: where roles (``verify-1``) that reach the broker by another way find it.
+    """
+
+    def __init__(self, setup: Setup, *, url: str | None = None, urls: Mapping[str, str] | None = None) -> None:
         self.setup = setup
+        self._urls = urls or {}
         self._given_url = url
         self._broker: PrivateBroker | None = None
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -94,7 +98,7 @@ class Cluster:
 
     def _spawn(self, role: str, module: str, *arguments: str) -> None:
         assert self._logs is not None
-        environment = {**os.environ, "FLOWSPEC_REDIS_URL": self.url, "PYTHONUNBUFFERED": "1"}
+        environment = {**os.environ, "FLOWSPEC_REDIS_URL": self._urls.get(role, self.url), "PYTHONUNBUFFERED": "1"}
         with (self._logs / role).open("wb") as log:
             self._processes[role] = subprocess.Popen(
                 [sys.executable, "-m", f"workers.{module}", *arguments],

@@ -163,10 +163,9 @@ class RedisLink:
             self._rows_client.run([self._commands.build(op) for op in ops if isinstance(op, PutRows)])
         sent = [number for number, op in enumerate(ops) if not ((apart and isinstance(op, PutRows)) or self._over(op))]
         stamp = "" if at is None else Stamp(at, self.node).text()
-        # Rows and the envelope that names them must wake their reader once, not one after the other.
-        together = not apart and any(isinstance(op, PutRows) for op in ops)
         commands = [self._commands.build(ops[number], stamp) for number in sent]
-        answers = self._client.run(commands, atomic=together)
+        # Rows and the envelope that names them, a prune and the segment behind it: one waking of their reader, not two.
+        answers = self._client.run(commands, atomic=len(commands) > 1)
         codes = [Code.FULL if isinstance(op, PutRows) and op.to in full else Code.OK for op in ops]
         for number, answer in zip(sent, answers, strict=False):
             if not isinstance(ops[number], PutRows | Record):
