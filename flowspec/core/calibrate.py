@@ -11,6 +11,8 @@ first, the value what to expect: the two are kept apart (``design.md`` 4).
 from __future__ import annotations
 
 import math
+import operator
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,11 +30,17 @@ PRIOR_WEIGHT = 6.0
 #: No value says certainty: the log of it would make every descendant as good as its ancestor.
 MOST = 0.98
 
+_FIRST = operator.itemgetter(0)
+
 
 @dataclass(slots=True)
 class _Cell:
     tries: float
     hits: float
+    value: float = 0.0  # the log of their ratio, within bounds
+
+    def __post_init__(self) -> None:
+        self.value = math.log(min(MOST, max(1e-4, self.hits / self.tries)))
 
 
 class Calibration:
@@ -44,24 +52,20 @@ class Calibration:
 
     def expansion(self, tokens: Sequence[int], values: Sequence[float], sources: Sequence[int] = ()) -> Expansion:
         """The candidates with calibrated values, best first; ``values`` are the drafter's own."""
-        own: dict[int, list[float]] = {}
-        entries = []
-        for at, value in enumerate(values):
-            own.setdefault(sources[at] if sources else 0, []).append(value)
+        own: dict[int, list[float]] = {} if sources else {0: list(values)}
+        for source, value in zip(sources, values, strict=False):
+            own.setdefault(source, []).append(value)
         # A source whose best was credited to another one begins at its second: in a coupled draft a best has value 0.
-        ranks = {source: 0 if self._coupled and values[0] < 0 else -1 for source, values in own.items()}
-        for at, token in enumerate(tokens):
-            source = sources[at] if sources else 0
-            ranks[source] += 1
-            gap = _lead(own[source]) if self._coupled and not ranks[source] else -values[at]
-            cell = (source * RANKS + min(ranks[source], RANKS - 1)) * CELLS + sum(gap > edge for edge in EDGES)
-            entries.append((self._value(cell), token, cell))
-        entries.sort(key=lambda entry: -entry[0])
-        return Expansion(
-            tuple(token for _, token, _ in entries),
-            tuple(value for value, _, _ in entries),
-            tuple(cell for _, _, cell in entries),
-        )
+        ranks = {source: 0 if self._coupled and theirs and theirs[0] < 0 else -1 for source, theirs in own.items()}
+        entries = []
+        for token, value, source in zip(tokens, values, sources or (0,) * len(tokens), strict=True):
+            rank = ranks[source] = ranks[source] + 1
+            gap = _lead(own[source]) if self._coupled and not rank else -value
+            cell = (source * RANKS + min(rank, RANKS - 1)) * CELLS + bisect_left(EDGES, gap)
+            entries.append((-self._value(cell), token, cell))
+        entries.sort(key=_FIRST)
+        losses, found, cells = zip(*entries, strict=True) if entries else ((), (), ())
+        return Expansion(found, tuple([-loss for loss in losses]), cells)
 
     def observe(self, node: Node, token: int) -> None:
         """The target chose ``token`` after ``node``."""
@@ -69,14 +73,13 @@ class Calibration:
             return
         for candidate, cell in zip(node.expansion.tokens, node.expansion.cells, strict=False):
             entry = self._cells[cell]
-            entry.tries += 1
-            entry.hits += candidate == token
+            self._cells[cell] = _Cell(entry.tries + 1, entry.hits + (candidate == token))
 
     def _value(self, number: int) -> float:
         cell = self._cells.get(number)
         if cell is None:
             cell = self._cells[number] = _Cell(PRIOR_WEIGHT, PRIOR_WEIGHT * self._prior(number))
-        return math.log(min(MOST, max(1e-4, cell.hits / cell.tries)))
+        return cell.value
 
     def _prior(self, number: int) -> float:
         """Expected acceptance before anything was seen: a lead helps the first, a lag hurts the others."""

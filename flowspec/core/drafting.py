@@ -73,15 +73,16 @@ class Drafting:
         if self._growth is None:
             return False
         self._wanted = tuple(self._closed(tree, self._growth.pending(tree)))
-        if len(self._slots.live) + len(self._wanted) > DRAFT_TREE_ROWS:
+        if len(self._slots.held) + len(self._wanted) > DRAFT_TREE_ROWS:
             self._wanted = ()
         return bool(self._wanted)
 
     def _closed(self, tree: Tree, nodes: Sequence[int]) -> list[int]:
         """``nodes`` and those above them that the drafter does not hold, parents first."""
         missing: set[int] = set()
+        held = self._slots.held
         for node in nodes:
-            while node not in missing and node not in self._slots:
+            while node not in missing and node not in held:
                 missing.add(node)
                 if node == tree.root:
                     break

@@ -8,6 +8,7 @@ Source: FlowSpec section 3.2 (``algorithms.md`` 2.3), with the tie-safe total or
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -100,7 +101,8 @@ class BeamGrowth:
         """
         ranked = self._base.ranked()
         if unselected:
-            ranked = ranked[[not self._is_selected(tree, entry) for entry in ranked]]
+            fresh = (entry for entry in ranked.tolist() if not self._is_selected(tree, entry))
+            ranked = np.fromiter(itertools.islice(fresh, count), np.int64)
         chosen = ranked[:count]
         return _materialise(tree, self._base, chosen if by_score else np.sort(chosen))
 

@@ -9,13 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from flowspec.core.tree import Tree
 
 
 def deepest(tree: Tree) -> list[int]:
     """The nodes of T's deepest layer, parents' order: the bottom layer of PipeDec's arrays."""
-    depth = max(node.depth for node in tree if node.selected)
-    return sorted(node.id for node in tree if node.selected and node.depth == depth)
+    depth = -1
+    found: list[int] = []
+    for node in tree.nodes.values():
+        if node.selected and node.depth >= depth:
+            if node.depth > depth:
+                depth, found = node.depth, []
+            found.append(node.id)
+    return sorted(found)
 
 
 def missing(tree: Tree, nodes: Sequence[int]) -> tuple[int, ...]:
@@ -29,16 +37,22 @@ def add_layer(tree: Tree, above: Sequence[int], children: int, width: int) -> li
     Best by cumulative score; the answer is grouped by parent, as BFS arrays need it (``algorithms.md``
     9.16). Ties go to the earlier parent and the earlier candidate.
     """
-    entries = []
-    for order, parent in enumerate(above):
-        expansion = tree[parent].expansion
-        if expansion is None:
-            continue
-        pairs = zip(expansion.tokens[:children], expansion.values[:children], strict=True)
-        for rank, (token, value) in enumerate(pairs):
-            entries.append((-(tree[parent].score + value), order, rank, parent, token, value))
-    chosen = sorted(sorted(entries)[:width], key=lambda entry: entry[1:3])
-    return [tree.add(parent, token, value) for _, _, _, parent, token, value in chosen]
+    scores: list[float] = []
+    firsts, drafted = [], []  # where a parent's entries begin
+    for parent in above:
+        node = tree.nodes[parent]
+        if node.expansion is not None:
+            firsts.append(len(scores))
+            drafted.append((parent, node.expansion))
+            scores += [node.score + value for value in node.expansion.values[:children]]
+    best = np.sort(np.argsort(-np.array(scores), kind="stable")[:width])
+    owners = np.searchsorted(firsts, best, side="right") - 1
+    layer = []
+    for entry, owner in zip(best.tolist(), owners.tolist(), strict=True):
+        parent, expansion = drafted[owner]
+        rank = entry - firsts[owner]
+        layer.append(tree.add(parent, expansion.tokens[rank], expansion.values[rank]))
+    return layer
 
 
 class LayerGrowth:

@@ -11,7 +11,8 @@ an accepted parent and is dead.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import KeysView, Sequence
 from dataclasses import dataclass
 
 from flowspec.errors import StateError
@@ -47,26 +48,44 @@ class SlotTable:
         self.prompt_length = prompt_length
         self.root = prompt_length - 1
         self.context = 0
-        self._parents: dict[int, int] = {}  # live tree rows in slot order: id -> parent
+        # Live tree rows in slot order: id -> place behind the context, and the parent's place, -1: context.
+        self._places: dict[int, int] = {}
+        self._above: list[int] = []
         self._base = 0  # slots below hold their rows physically
-        self._layout: list[int] = []  # physical slot of each row from ``_base`` on
+        self._layout: Sequence[int] = range(0)  # physical slot of each row from ``_base`` on; a range: nothing moved
 
     @property
     def length(self) -> int:
         """Rows held, context and tree."""
-        return self.context + len(self._parents)
+        return self.context + len(self._places)
 
     @property
     def live(self) -> tuple[int, ...]:
         """Ids of the tree rows in slot order."""
-        return tuple(self._parents)
+        return tuple(self._places)
+
+    @property
+    def held(self) -> KeysView[int]:
+        """Ids of the tree rows in slot order, as they are at any time."""
+        return self._places.keys()
 
     def __contains__(self, node: int) -> bool:
-        return node in self._parents
+        return node in self._places
 
     def is_live(self, node: int, parent: int) -> bool:
         """The rule of the module's head, for a row about to be computed."""
-        return node < self.prompt_length or node == self.root or parent == self.root or parent in self._parents
+        return bool(self.live_rows((node,), (parent,)))
+
+    def live_rows(self, ids: Sequence[int], parents: Sequence[int]) -> list[int]:
+        """Offsets of those of rows about to be computed that are live; parents come first."""
+        held, root, prompt_length = self._places, self.root, self.prompt_length
+        alive: set[int] = set()
+        kept = []
+        for offset, (node, parent) in enumerate(zip(ids, parents, strict=True)):
+            if parent in alive or parent in held or parent == root or node == root or node < prompt_length:
+                alive.add(node)
+                kept.append(offset)
+        return kept
 
     def plan(self, ids: Sequence[int], parents: Sequence[int], context_rows: int = 0) -> Plan:
         """Give the next slots to ``ids``, which are live and come parents first.
@@ -74,18 +93,20 @@ class SlotTable:
         The first ``context_rows`` of them are context at once (prompt rows, or accepted rows a drafter
         never computed); tree rows may then only follow them. The caller must carry the plan out.
         """
-        moves = self._take_moves()
-        place = {node: at for at, node in enumerate(self._parents)}
-        offsets = [place.get(parent, -1) for parent in self._parents.values()]
-        for node, parent in zip(ids, parents, strict=True):
-            offsets.append(place.get(parent, -1))
-            place[node] = len(place)
-        plan = Plan(self.context, self.length, moves, tuple(offsets))
-        if context_rows and self._parents:
+        if context_rows and self._places:
             raise StateError("context rows arrived behind tree rows")
-        self.context += context_rows
-        self._parents.update(zip(ids[context_rows:], parents[context_rows:], strict=True))
-        self._layout.extend(range(self._base + len(self._layout), self._base + len(self._layout) + len(ids)))
+        moves = self._take_moves()
+        context, held = self.context, self.length
+        places, above = self._places, self._above
+        for node, parent in zip(ids, parents, strict=True):
+            above.append(places.get(parent, -1))
+            places[node] = len(places)
+        plan = Plan(context, held, moves, tuple(above))
+        if context_rows:
+            self.context += context_rows
+            self._places = {node: at for at, node in enumerate(ids[context_rows:])}
+            self._above = [max(at - context_rows, -1) for at in above[context_rows:]]
+        self._layout = range(context, self.length)
         return plan
 
     def prune(self, accepted: Sequence[int], root: int) -> None:
@@ -93,36 +114,42 @@ class SlotTable:
 
         Accepted ids that were never computed here must form the path's tail: a drafter's lag.
         """
-        kept: list[int] = []
-        first_tree = self.context - self._base
-        place = {node: first_tree + at for at, node in enumerate(self._parents)}
-        for node in accepted:
-            if node not in place:
-                break
-            kept.append(place[node])
+        kept = list(itertools.takewhile(lambda at: at >= 0, (self._places.get(node, -1) for node in accepted)))
         self.root = root
-        survivors: dict[int, int] = {}
-        for node, parent in self._parents.items():
-            if node == root or parent in survivors:
-                survivors[node] = parent
-        rows = [*range(first_tree), *kept, *(place[node] for node in survivors)]
-        if rows != sorted(rows):
+        survivors = self._keep_below(root)
+        if kept != sorted(kept) or (kept and survivors and kept[-1] > survivors[0]):
             raise StateError("rows were not held parents first")
-        self._layout = [self._layout[row] for row in rows]
+        layout, first_tree = self._layout, self.context - self._base
+        self._layout = [*layout[:first_tree], *(layout[first_tree + at] for at in itertools.chain(kept, survivors))]
         self.context += len(kept)
-        self._parents = survivors
+
+    def _keep_below(self, root: int) -> list[int]:
+        """Drop tree rows that are neither ``root`` nor below it; the old places of those that stay."""
+        moved = [-1] * len(self._above)  # by old place: the new one; -1: dropped
+        places: dict[int, int] = {}
+        above: list[int] = []
+        survivors: list[int] = []
+        for at, (node, parent) in enumerate(zip(self._places, self._above, strict=True)):
+            parent = moved[parent] if parent >= 0 else -1
+            if parent >= 0 or node == root:
+                moved[at] = places[node] = len(survivors)
+                above.append(parent)
+                survivors.append(at)
+        self._places, self._above = places, above
+        return survivors
 
     def forget_tree(self, root: int) -> None:
         """Drop every tree row, accepted ones too; ``root`` is the root."""
         self.root = root
         self._layout = self._layout[: self.context - self._base]
-        self._parents = {}
+        self._places, self._above = {}, []
 
     def _take_moves(self) -> Moves | None:
-        same = 0
-        while same < len(self._layout) and self._layout[same] == self._base + same:
-            same += 1
-        sources = tuple(self._layout[same:])
-        moves = Moves(self._base + same, sources) if sources else None
-        self._base, self._layout = self.context, list(range(self.context, self.length))
-        return moves
+        """What has to be copied so that every row is where the table says; ``_base`` is the context then."""
+        layout, base = self._layout, self._base
+        self._base = self.context
+        if isinstance(layout, range):
+            return None
+        there = enumerate(layout, base)
+        same = next((slot - base for slot, source in there if slot != source), len(layout))
+        return Moves(base + same, tuple(layout[same:])) if same < len(layout) else None

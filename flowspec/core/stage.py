@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from flowspec.core.machine import (
     Allocate,
@@ -54,7 +54,7 @@ from flowspec.core.messages import (
     middle_node,
     stage_node,
 )
-from flowspec.core.stage_job import StageJob, rows_of
+from flowspec.core.stage_job import StageJob, onward, rows_of
 from flowspec.errors import GapError, ProtocolError, StateError
 
 #: Messages kept for jobs whose Open has not arrived; more than this are dropped, and then missed as gaps.
@@ -228,7 +228,7 @@ class StageMachine:
         left = rows_of(segment, kept)
         if not kept:
             outputs.append(Discard(segment.job, segment.segment))
-            outputs += self._forward(job, left, Choice(), None)
+            outputs += self._forward(job, left, left.seconds, Choice(), None)
             return None
         try:
             return _Running(left, job.plan(left, kept))
@@ -249,17 +249,19 @@ class StageMachine:
                 outputs += self._fail(job, f"stage {self.stage} could not compute: {why}")
                 continue
             job.computed(entry.segment.ids, seconds * len(entry.part.ids) / rows)
-            timed = replace(entry.segment, seconds=max(seconds, entry.segment.seconds))
-            outputs += self._forward(job, timed, result.choices[at], at)
+            slowest = max(seconds, entry.segment.seconds)
+            outputs += self._forward(job, entry.segment, slowest, result.choices[at], at)
         return outputs
 
-    def _forward(self, job: StageJob, segment: Segment, choice: Choice, part: int | None) -> list[Output]:
+    def _forward(
+        self, job: StageJob, segment: Segment, seconds: float, choice: Choice, part: int | None
+    ) -> list[Output]:
         """Send on what is still live of a computed (or emptied) segment, and complete its task."""
         live = job.still_live(segment.ids)
         if self.last:
-            message, rows = self._answer(job, segment, choice, live, part)
+            message, rows = self._answer(job, segment, seconds, choice, live, part)
         else:
-            message, rows = self._pass_on(segment, live, part)
+            message, rows = self._pass_on(segment, seconds, live, part)
         done = (segment.task,) if segment.task else ()
         if message is None:
             return [Complete(segment.job, segment.epoch, done)] if done else []
@@ -269,17 +271,16 @@ class StageMachine:
         hop = segment.route[0]
         return [Send(self._next, Envelope(GRAPH, 0, message), rows, hop.task, hop.after, done)]
 
-    def _pass_on(self, segment: Segment, live: list[int], part: int | None) -> tuple[Message | None, Rows | None]:
+    def _pass_on(
+        self, segment: Segment, seconds: float, live: list[int], part: int | None
+    ) -> tuple[Message | None, Rows | None]:
         if not live and not segment.marker:
             return None, None
-        onward = replace(rows_of(segment, live), tokens=())
-        if segment.route:
-            onward = replace(onward, task=segment.route[0].task, route=segment.route[1:])
         rows = Rows(part, tuple(live)) if part is not None and live else None
-        return onward, rows
+        return onward(segment, live, seconds), rows
 
     def _answer(
-        self, job: StageJob, segment: Segment, choice: Choice, live: list[int], part: int | None
+        self, job: StageJob, segment: Segment, seconds: float, choice: Choice, live: list[int], part: int | None
     ) -> tuple[Message | None, Rows | None]:
         skipped = len(segment.ids) - len(choice.tokens)
         kept = [at for at in live if at >= skipped]
@@ -290,7 +291,7 @@ class StageMachine:
             segment.job, segment.epoch, segment.segment, tuple(segment.ids[offset] for offset in kept),
             tuple(choice.tokens[i] for i in at),
             tuple(choice.logprobs[i] for i in at) if choice.logprobs else (),
-            tuple(choice.top[i] for i in at) if choice.top else (), segment.seconds,
+            tuple(choice.top[i] for i in at) if choice.top else (), seconds,
         )  # fmt: skip
         rows = Rows(part, tuple(kept)) if job.opened.returns.hidden and part is not None else None
         return result, rows

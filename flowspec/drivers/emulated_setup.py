@@ -10,7 +10,7 @@ from typing import Any
 
 from flowspec.broker.base import Stamp
 from flowspec.core.machine import Work
-from flowspec.core.messages import Envelope
+from flowspec.core.messages import GRAPH, Envelope
 from flowspec.core.profile import LinkShape, Profile, Times
 from flowspec.errors import ConfigError
 
@@ -78,16 +78,24 @@ class Arrivals:
     def __init__(self, profile: Profile, node: str, *, hidden: bool = False) -> None:
         self._profile, self._node, self._hidden = profile, node, hidden
         self._free_at: dict[str, float] = {}
+        self._let_go_at = 0.0  # when the graph's last envelope arrives
 
     def at(self, stamp: Stamp, envelope: Envelope) -> float:
         """Nominal time at which ``envelope`` arrives; messages of one source come in the order they left."""
         if stamp.source == self._node:
-            return stamp.at
+            return self._in_order(stamp.at, envelope)
         seconds = self._profile.transfer_seconds(self._node, envelope, hidden=self._hidden)
         end = max(stamp.at, self._free_at.get(stamp.source, 0.0)) + seconds
         self._free_at[stamp.source] = end
         # Added up as the simulation does, so that equal costs give equal numbers.
-        return stamp.at + (self._profile.link.latency + (end - stamp.at))
+        at = stamp.at + (self._profile.link.latency + (end - stamp.at))
+        return self._in_order(at, envelope)
+
+    def _in_order(self, at: float, envelope: Envelope) -> float:
+        """What the graph lets go is read in that order, whoever let it go."""
+        if envelope.sender == GRAPH:
+            at = self._let_go_at = max(at, self._let_go_at)
+        return at
 
 
 def _profile(fields: Mapping[str, Any]) -> Profile:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from flowspec.core.machine import Choice, Part, Pass, PassDone
 from flowspec.core.messages import Returns
@@ -28,10 +27,10 @@ class OracleStage:
         self._sequences = sequences
         self._hidden = hidden or {}
         self._returned: set[str] = set()  # jobs that want hidden rows
-        self._on_path: dict[str, npt.NDArray[np.bool_]] = {}
+        self._on_path: dict[str, bytearray] = {}  # by slot, 1: the row is on the path
 
     def allocate(self, job: str, capacity: int, sampling: Sampling, returns: Returns) -> None:
-        self._on_path[job] = np.zeros(capacity, dtype=np.bool_)
+        self._on_path[job] = bytearray(capacity)
         if returns.hidden:
             self._returned.add(job)
 
@@ -42,12 +41,15 @@ class OracleStage:
         outputs: list[RowArray] = []
         choices = []
         for part, rows in zip(work.parts, inputs, strict=True):
-            true = self._first_stage(part) if rows is None else rows[list(part.offsets)].astype(np.bool_)
+            if rows is None:
+                true = self._first_stage(part)
+            else:
+                true = rows if len(rows) == len(part.offsets) else rows[list(part.offsets)]
             outputs.append(self._rows(part, true))
-            choices.append(self._choose(part, true))
+            choices.append(self._choose(part, true) if part.answers else Choice())
         return PassDone(tuple(choices)), outputs
 
-    def _rows(self, part: Part, true: npt.NDArray[np.bool_]) -> RowArray:
+    def _rows(self, part: Part, true: RowArray) -> RowArray:
         """What leaves this stage: whether each row is on the path, or, from the last one, its hidden row."""
         if not part.answers or part.job not in self._returned:
             return true
@@ -55,24 +57,25 @@ class OracleStage:
         places = np.minimum(part.positions, len(known) - 1)
         return np.where(true[:, None], known[places], np.float32(0))
 
-    def _first_stage(self, part: Part) -> npt.NDArray[np.bool_]:
+    def _first_stage(self, part: Part) -> RowArray:
         sequence, held = self._sequences[part.job], self._on_path[part.job]
         if part.moves is not None:
-            count = len(part.moves.sources)
-            held[part.moves.start : part.moves.start + count] = held[list(part.moves.sources)]
-        new_parents = part.parents[len(part.parents) - len(part.ids) :]
-        for row, (position, token, parent) in enumerate(zip(part.positions, part.tokens, new_parents, strict=True)):
-            above = bool(held[part.context + parent]) if parent >= 0 else True
+            start, sources = part.moves.start, part.moves.sources
+            held[start : start + len(sources)] = bytes([held[source] for source in sources])
+        above = part.parents[len(part.parents) - len(part.ids) :]
+        rows = enumerate(zip(part.positions, part.tokens, above, strict=True), start=part.held)
+        for slot, (position, token, parent) in rows:
             known = position < len(sequence) and sequence[position] == token
-            held[part.held + row] = above and known
-        return held[part.held : part.held + len(part.ids)].copy()
+            held[slot] = known and (parent < 0 or held[part.context + parent])
+        return np.frombuffer(bytes(held[part.held : part.held + len(part.ids)]), dtype=np.bool_)
 
     def _choose(self, part: Part, true: RowArray) -> Choice:
-        sequence = self._sequences[part.job]
-        following = (part.positions[row] + 1 for row in part.answers)
+        sequence, on_path = self._sequences[part.job], true.tolist()
         return Choice(
             tuple(
-                sequence[index] if true[row] and index < len(sequence) else 0
-                for row, index in zip(part.answers, following, strict=True)
+                [
+                    sequence[part.positions[row] + 1] if on_path[row] and part.positions[row] + 1 < len(sequence) else 0
+                    for row in part.answers
+                ]
             )
         )

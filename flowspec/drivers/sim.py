@@ -40,7 +40,7 @@ from flowspec.core.machine import (
     Work,
     WorkResult,
 )
-from flowspec.core.messages import Envelope, Result, Segment, Task
+from flowspec.core.messages import GRAPH, Envelope, Result, Segment, Task
 from flowspec.core.sequence import SeqWriter
 from flowspec.drivers.sim_links import ExclusiveLinks, Letter, Transfer
 from flowspec.errors import StateError
@@ -124,6 +124,7 @@ class Simulation:
         self._order = itertools.count()
         self._links = ExclusiveLinks(nodes) if exclusive_transfers else None
         self._free_at: dict[tuple[str, str], float] = {}  # directed links that were used
+        self._let_go_at: dict[str, float] = {}  # by receiver: when the graph's last envelope arrives
         self._rows: dict[tuple[str, str, int], RowArray] = {}
         self.jobs: dict[str, JobRecord] = {}
         self.now = 0.0
@@ -200,9 +201,7 @@ class Simulation:
 
     def record(self, job: str) -> JobRecord:
         """What is known of ``job``."""
-        if job not in self.jobs:
-            self.jobs[job] = JobRecord()
-        return self.jobs[job]
+        return self.jobs.get(job) or self.jobs.setdefault(job, JobRecord())
 
     def _perform(self, name: str, node: _Node, output: Output) -> None:
         match output:
@@ -266,10 +265,13 @@ class Simulation:
             end = max(self.now, self._free_at.get((source, to), 0.0)) + self._costs.occupy(source, to, envelope)
             self._free_at[source, to] = end
             seconds += end - self.now
-        if self._links is None:
-            self._push(self.now + seconds, _MESSAGE, to, envelope)
-        else:
+        if self._links is not None:
             self._depart(self._links.send(Letter(source, to, envelope, seconds), self.now))
+            return
+        at = self.now + seconds
+        if envelope.sender == GRAPH:  # what the graph lets go is read in that order, whoever let it go
+            at = self._let_go_at[to] = max(at, self._let_go_at.get(to, 0.0))
+        self._push(at, _MESSAGE, to, envelope)
 
     def _depart(self, letters: Sequence[Letter]) -> None:
         for letter in letters:

@@ -26,6 +26,14 @@ def test_hop_prints_every_row_with_its_medians() -> None:
     assert float(rows["receiver: mask"][0]) > 0
 
 
+def test_simulation_speed_computes_no_pass_twice() -> None:
+    words = ("--tokens", "12", "--stages", "2,5", "--strategies", "flowspec,pipedec,chain", "--temperature", "1")
+    rows = printed("ops.bench.simulation_speed", *words)
+    assert rows[0] == ["strategy, tokens/s", "2 stages", "5 stages"]
+    assert [row[0] for row in rows[2:]] == ["flowspec", "pipedec", "chain"]
+    assert all(float(cell) > 0 for row in rows[2:] for cell in row[1:])
+
+
 def test_ablation_checks_the_text_and_orders_the_strategies(tmp_path: Path) -> None:
     few = tmp_path / "few.jsonl"
     few.write_text("\n".join(PROMPTS.read_text().splitlines()[8:10]))

@@ -67,6 +67,15 @@ def test_a_slower_link_makes_every_strategy_slower(text: Text, target: ModelDire
         assert seconds[0] < seconds[1]
 
 
+@pytest.mark.parametrize("strategy", ["flowspec:lockstep=on", "pipedec", "specpipe:barrier=on"])
+def test_what_the_graph_lets_go_is_read_in_order_over_links_that_take_time(
+    strategy: str, text: Text, target: ModelDirectory, drafter: DraftExecutor
+) -> None:
+    profile = load("wan-25ms")
+    slow = replace(profile, link=replace(profile.link, bandwidth=profile.link.bandwidth / 20))
+    simulate(text, strategy, 4, target, drafter, profile_costs(slow, 4, "slm"))
+
+
 def test_a_run_that_gives_another_text_is_an_error(text: Text, target: ModelDirectory, drafter: DraftExecutor) -> None:
     ended = replace(text, output=(*text.output[:-1], next(iter(target.eos)), 5))
     with pytest.raises(StateError, match="did not give the target's text"):

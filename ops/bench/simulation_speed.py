@@ -1,0 +1,91 @@
+"""How fast the machines are simulated, everything that models compute being known: tokens a second of one core.
+
+    python -m ops.bench.simulation_speed [--stages 4,21] [--strategies a,b,...] [--tokens 64] [--temperature 0]
+                                         [--source draft] [--profile]
+
+A first run of every strategy fills the memo of the drafter (``testbed.memo``), the best of three more counts:
+they compute no model pass. ``--profile`` lists the functions that take the time instead. Prints Markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import pstats
+import time
+
+from flowspec.core.sampling import Sampling
+from flowspec.model.directory import default_pair, open_directory
+from flowspec.model.sources import load_sources
+from flowspec.strategies import EXACT
+from flowspec.testbed.memo import MemoDrafter
+from flowspec.testbed.profiles import load
+from flowspec.testbed.simulate import Ran, profile_costs, simulate
+from flowspec.testbed.texts import texts
+
+PROMPT = "Explain how a lighthouse works, and why ships need it."
+#: Its times decide what is drafted and pruned when, not what simulating costs.
+CLUSTER = load("rtx3090-70b")
+
+
+class Bench:
+    """One text and the drafter whose proposals for it are remembered."""
+
+    def __init__(self, source: str, tokens: int, temperature: float) -> None:
+        self.target = open_directory(default_pair()[0])
+        self.memo = MemoDrafter(load_sources(source, self.target))
+        sampling = Sampling(temperature, seed=1)
+        (self.text,) = texts([PROMPT], [sampling], tokens, self.target, hidden=self.memo.wants_hidden)
+
+    def run(self, strategy: str, stages: int) -> Ran:
+        """One simulated run."""
+        costs = profile_costs(CLUSTER, stages, next(iter(CLUSTER.drafters)), hidden=self.memo.wants_hidden)
+        return simulate(self.text, strategy, stages, self.target, self.memo, costs)
+
+    def speed(self, strategy: str, stages: int, times: int = 3) -> float:
+        """Tokens a second of one core, the best of ``times`` runs."""
+        self.run(strategy, stages)
+        passes, seconds = self.memo.passes, []
+        for _ in range(times):
+            begun = time.process_time()
+            self.run(strategy, stages)
+            seconds.append(time.process_time() - begun)
+        if self.memo.passes != passes:
+            raise SystemExit(f"{strategy} computed {self.memo.passes - passes} passes that were known")
+        return len(self.text.output) / min(seconds)
+
+
+def profiled(bench: Bench, strategies: list[str], stages: list[int]) -> None:
+    """The functions that take the time, all runs together."""
+    watch = cProfile.Profile()
+    for strategy in strategies:
+        for count in stages:
+            bench.run(strategy, count)
+            watch.runcall(bench.run, strategy, count)
+    pstats.Stats(watch).sort_stats("tottime").print_stats(25)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--stages", default="4,21")
+    parser.add_argument("--strategies", default=",".join(EXACT), help="separated by spaces or commas")
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--source", default="draft")
+    parser.add_argument("--profile", action="store_true", help="where the time goes")
+    given = parser.parse_args()
+    strategies = given.strategies.split() if " " in given.strategies else given.strategies.split(",")
+    stages = list(map(int, given.stages.split(",")))
+    bench = Bench(given.source, given.tokens, given.temperature)
+    if given.profile:
+        profiled(bench, strategies, stages)
+        return
+    print(f"| strategy, tokens/s | {' | '.join(f'{count} stages' for count in stages)} |")
+    print("|---" * (len(stages) + 1) + "|")
+    for strategy in strategies:
+        speeds = (bench.speed(strategy, count) for count in stages)
+        print(f"| {strategy} | {' | '.join(f'{speed:.0f}' for speed in speeds)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

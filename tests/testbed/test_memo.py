@@ -1,0 +1,200 @@
+"""The memo gives what the drafter behind it would have given, and computes nothing twice.
+
+Where arithmetic is exact (the toy) whole traces are equal. Real models add up in an order that depends on what
+else is in a pass, so there a pass answers alike if its values agree to 1e-4 and its tokens are the same
+but where two values are that close: then either order is right, and it may lead to another tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowspec.core.draft import DraftMachine
+from flowspec.core.machine import Draft, DraftDone, Input, Output, Part
+from flowspec.core.messages import Returns, stage_node
+from flowspec.core.sampling import Sampling
+from flowspec.core.stage import StageMachine
+from flowspec.drivers.sim import Costs, Simulation, unit_costs
+from flowspec.errors import StateError
+from flowspec.model.base import DraftExecutor, RowArray
+from flowspec.model.directory import open_directory
+from flowspec.model.ngram import NgramDrafter
+from flowspec.model.sources import load_sources
+from flowspec.model.toy import ToyDrafter, ToyStage
+from flowspec.strategies import EXACT, build
+from flowspec.testbed import memo as module
+from flowspec.testbed.memo import WIDTH, MemoDrafter
+from flowspec.testbed.simulate import simulate
+from flowspec.testbed.texts import Text, texts
+from tests.model.test_ngram import VOCABULARY, Bench, tokens_of
+from tests.pair import TARGET as DEFAULT
+from tests.toy import PROMPT, TARGET, JobSpec, limits, submit
+
+SAMPLINGS = [Sampling(), Sampling(1.0, seed=3)]
+#: A pass of the drafter takes a third of a stage's, so that drafts, answers and verdicts interleave.
+COSTS = Costs(lambda node, work: 0.3 if isinstance(work, Draft) else unit_costs(work), lambda *_: 0.1)
+CLOSE = 1e-4
+
+torch.set_num_threads(1)
+
+
+class Toy(ToyDrafter):
+    """A toy drafter whose shorter answers are the beginnings of its longer ones, as of any that ranks."""
+
+    def _propose(self, state: int, choice: int, width: int) -> tuple[int, ...]:
+        return super()._propose(state, choice, WIDTH)[:width]
+
+
+class Both:
+    """Asks the drafter and its memo, holds their answers together and gives the drafter's."""
+
+    def __init__(self, plain: DraftExecutor, memo: MemoDrafter, close: float) -> None:
+        self.plain, self.memo, self.close = plain, memo, close
+        self.wants_hidden = plain.wants_hidden
+        self.swapped = self.compared = 0
+
+    def allocate(self, job: str, capacity: int, sampling: Sampling, returns: Returns) -> None:
+        for one in (self.plain, self.memo):
+            one.allocate(job, capacity, sampling, returns)
+
+    def release(self, job: str) -> None:
+        self.plain.release(job)
+        self.memo.release(job)
+
+    def learn(self, job: str, ids: Sequence[int], rows: RowArray) -> None:
+        self.plain.learn(job, ids, rows)
+        self.memo.learn(job, ids, rows)
+
+    def run(self, work: Draft) -> DraftDone:
+        plain, memo = self.plain.run(work), self.memo.run(work)
+        assert list(map(len, plain.tokens)) == list(map(len, memo.tokens))
+        for values, others in zip(plain.values, memo.values, strict=True):
+            assert np.allclose(values, others, rtol=0, atol=self.close)
+        for tokens, others, values in zip(plain.tokens, memo.tokens, plain.values, strict=True):
+            for at in range(len(tokens)):
+                self.compared += 1
+                if tokens[at] != others[at]:
+                    self.swapped += 1
+                    near = [value for i, value in enumerate(values) if i != at and abs(value - values[at]) < self.close]
+                    assert near or at == len(tokens) - 1, "another token than the drafter's, and no tie"
+        if not self.swapped:
+            assert plain.sources == memo.sources
+        return plain
+
+
+def toy_trace(strategy: str, drafter: DraftExecutor, sampling: Sampling) -> list[object]:
+    """Everything that happens in a toy pipeline of 3 stages."""
+    trace: list[object] = []
+
+    def tap(node: str, now: float, event: Input, outputs: list[Output]) -> None:
+        trace.append((node, now, event, tuple(outputs)))
+
+    nodes: dict[str, Any] = {"d0": (DraftMachine(limits(3), build), drafter)}
+    for stage in (1, 2, 3):
+        nodes[stage_node(stage)] = (StageMachine(stage, 3), ToyStage(TARGET, stage, 3))
+    simulation = Simulation(nodes, COSTS, tap=tap)
+    submit(simulation, "j", JobSpec(prompt_ids=PROMPT, max_new_tokens=16, strategy=strategy, sampling=sampling))
+    simulation.run()
+    assert simulation.jobs["j"].finish is not None
+    return [*trace, simulation.jobs["j"].committed_at, simulation.jobs["j"].finish.stats]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "T=1"])
+def test_strategies_that_share_a_memo_run_as_without_it(sampling: Sampling) -> None:
+    memo = MemoDrafter(Toy(TARGET, 0.7))
+    for strategy in EXACT:
+        assert toy_trace(strategy, memo, sampling) == toy_trace(strategy, Toy(TARGET, 0.7), sampling), strategy
+        passes = memo.passes
+        toy_trace(strategy, memo, sampling)
+        assert memo.passes == passes
+
+
+@pytest.fixture(scope="module")
+def text() -> Callable[[Sampling], Text]:
+    """What the default target says, by sampling; with its hidden rows."""
+    found = texts(["Say: red blue red blue red"], SAMPLINGS, 8, open_directory(DEFAULT), hidden=True)
+    return dict(zip(SAMPLINGS, found, strict=True)).__getitem__
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "T=1"])
+@pytest.mark.parametrize("source", ["draft", "head", "ngram", "head+ngram"])
+def test_real_drafters_are_remembered_as_they_are(
+    text: Callable[[Sampling], Text], source: str, sampling: Sampling
+) -> None:
+    target = open_directory(DEFAULT)
+    plain = load_sources(source, target)
+    memo = MemoDrafter(load_sources(source, target))
+    both = Both(plain, memo, 0.0 if source == "ngram" else CLOSE)
+    for strategy in EXACT:
+        given = simulate(text(sampling), strategy, 3, target, both, COSTS)
+        first = simulate(text(sampling), strategy, 3, target, memo, COSTS)
+        assert both.swapped or first == given
+        passes = memo.passes
+        assert simulate(text(sampling), strategy, 3, target, memo, COSTS) == first
+        assert memo.passes == passes
+    assert both.compared > 100 * (1 + both.swapped)
+
+
+@given(st.data(), st.integers(1, 8))
+@settings(max_examples=100, deadline=None)
+def test_any_passes_prunes_and_repetitions_answer_alike(data: st.DataObject, width: int) -> None:
+    """Several runs over few tokens, so that they meet each other's paths in part."""
+    memo = MemoDrafter(Toy(TARGET, 0.7))
+    prompt = data.draw(st.lists(tokens_of, min_size=1, max_size=6))
+    for _ in range(data.draw(st.integers(1, 3))):
+        both = Both(Toy(TARGET, 0.7), memo, 0.0)
+        bench = Bench(both, prompt)
+        bench.root = bench.add(bench.lag[-1], data.draw(tokens_of))
+        for _ in range(data.draw(st.integers(1, 5))):
+            nodes = [] if bench.root in bench.table else [bench.root]
+            for _ in range(data.draw(st.integers(0, 5))):
+                above = data.draw(st.sampled_from([*bench.table.live, *nodes]))
+                nodes.append(bench.add(above, data.draw(tokens_of)))
+            bench.run(nodes, width)
+            bench.prune(data)
+        both.release("j")
+        assert not both.swapped
+
+
+def one_pass(drafter: MemoDrafter, tokens: Sequence[int], width: int = 4, sampling: Sampling = SAMPLINGS[0]) -> int:
+    """Draft below ``tokens``, a run of its own; how many passes were computed by then."""
+    rows = tuple(range(len(tokens)))
+    drafter.allocate("j", 99, sampling, Returns())
+    parents = tuple(row - 1 for row in rows)
+    part = Part("j", 1, -1, rows, rows, tuple(tokens), (), 0, 0, None, parents, rows[-1:])
+    drafter.run(Draft(part, width, parents=parents))
+    drafter.release("j")
+    return drafter.passes
+
+
+def test_a_text_is_its_tokens_and_its_sampling() -> None:
+    memo = MemoDrafter(NgramDrafter(VOCABULARY))
+    assert [one_pass(memo, [0, 1, 0]), one_pass(memo, [0, 1, 0]), one_pass(memo, [1, 1, 0])] == [1, 1, 2]
+    assert one_pass(memo, [0, 1, 0], width=1) == one_pass(memo, [0, 1, 0], width=WIDTH) == 2
+    assert one_pass(memo, [0, 1, 0], sampling=SAMPLINGS[1]) == 3
+
+
+def test_what_is_remembered_is_bounded_and_can_be_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    memo = MemoDrafter(NgramDrafter(VOCABULARY))
+    one_pass(memo, [0, 1])
+    memo.forget()
+    assert one_pass(memo, [0, 1]) == 2
+    monkeypatch.setattr(module, "MOST", 1)
+    assert one_pass(memo, [1, 1]) == 3, "one proposal is held, which is not too many"
+    assert [one_pass(memo, [0, 1]), one_pass(memo, [0, 1])] == [4, 4]
+
+
+def test_what_cannot_be_served_is_refused() -> None:
+    memo = MemoDrafter(NgramDrafter(VOCABULARY))
+    with pytest.raises(StateError, match=f"asks for 65 continuations; {WIDTH} of every node"):
+        one_pass(memo, [0], width=65)
+    memo.allocate("j", 9, SAMPLINGS[0], Returns())
+    with pytest.raises(StateError, match="drafts from tokens alone"):
+        memo.learn("j", [0], np.zeros((1, 4), np.float32))
