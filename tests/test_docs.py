@@ -16,13 +16,17 @@ from flowspec.cli.app import app
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 DOCUMENTS = [
-    ROOT / name for name in ("README.md", "CHANGELOG.md", "lua/README.md", "ops/bench/RESULTS.md", "docs/systems.md")
-]
+    ROOT / name
+    for name in (
+        "README.md", "CHANGELOG.md", "lua/README.md", "ops/bench/RESULTS.md", "docs/systems.md", "docs/testbed.md",
+    )
+]  # fmt: skip
 
 
 def commands() -> list[str]:
-    """Every command line in the README's blocks."""
-    blocks = re.findall(r"^```(?:console|sh)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    """Every command line in the blocks of the README and of the testbed's page."""
+    texts = README + (ROOT / "docs" / "testbed.md").read_text()
+    blocks = re.findall(r"^```(?:console|sh)\n(.*?)^```", texts, re.MULTILINE | re.DOTALL)
     lines = [line.strip() for block in blocks for line in block.splitlines()]
     starts = ("make ", "flowspec ", "python ", "redis-cli ", "docker ", "export ", "git ", "pip ")
     return [line.removeprefix("$ ") for line in lines if line.removeprefix("$ ").startswith(starts)]
@@ -33,7 +37,7 @@ def make_targets() -> set[str]:
 
 
 @pytest.mark.parametrize("command", commands())
-def test_every_command_of_the_readme_exists(command: str) -> None:
+def test_every_command_of_the_documents_exists(command: str) -> None:
     words = [word for word in shlex.split(command.partition(" #")[0]) if word != "&&"]
     match words[0]:
         case "make":

@@ -182,6 +182,74 @@ def profile(
     profile(target, draft, rows, stages, repeats, latency_ms, mbit, out)
 
 
+Cluster = Annotated[str, typer.Option("--profile", help="Cluster to pretend: a profile that comes along, or a .toml.")]
+PromptFile = Annotated[
+    Path | None, typer.Option(help="JSON lines, or a folder of such files; default: twelve prompts that come along.")
+]
+Strategies = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--strategies",
+        "--strategy",
+        help="Several by spaces or commas, or by repeating the flag; NAME:option=value,option=value is one; all: "
+        "every exact one.",
+    ),
+]
+Sweep = Annotated[list[str] | None, typer.Option(help="Other links too: latency=MS,... or mbit=N,...; repeatable.")]
+Pair = Annotated[tuple[Path, Path] | None, typer.Option("--compare", help="Compare two files made by --out instead.")]
+
+
+@app.command()
+def simulate(
+    prompt: Annotated[str | None, typer.Argument(help="What to ask.", show_default=False)] = None,
+    prompts: PromptFile = None,
+    profile: Cluster = "jetson-7b",
+    stages: Annotated[int | None, typer.Option(help="Stages to pretend; default: the profile's first.")] = None,
+    strategy: Strategy = DEFAULT_STRATEGY,
+    draft: Annotated[str, typer.Option(help="slm, head, ngram, or several joined by +.")] = "slm",
+    temperature: Temperature = 0.0,
+    seed: Seed = 1,
+    max_new_tokens: MaxNewTokens = 48,
+    as_json: Json = False,
+) -> None:
+    """Say how fast a strategy would be on a cluster you describe, without one."""
+    from flowspec.cli.bench import simulate
+
+    simulate(prompt, prompts, profile, stages, strategy, draft, temperature, seed, max_new_tokens, as_json=as_json)
+
+
+@app.command()
+def bench(
+    profile: Cluster = "jetson-7b",
+    strategies: Strategies = None,
+    draft: Annotated[str, typer.Option(help="Draft sources: slm, head, ngram, slm+ngram, by commas.")] = "slm",
+    temperatures: Annotated[str, typer.Option(help="Temperatures, by commas.")] = "0",
+    stages: Annotated[str | None, typer.Option(help="Stage counts, by commas; default: the profile's first.")] = None,
+    tokens: Annotated[int | None, typer.Option(help="Tokens of every text; default: 48.")] = None,
+    prompts: PromptFile = None,
+    half: Annotated[str, typer.Option(help="tuning, measuring or all: every other prompt of a set.")] = "all",
+    no_loops: Annotated[bool, typer.Option("--no-loops", help="Leave out prompts whose text repeats itself.")] = False,
+    baseline: Annotated[str, typer.Option(help="Strategy that speedups are over.")] = "autoregressive",
+    seed: Seed = 1,
+    sweep: Sweep = None,
+    out: Annotated[Path | None, typer.Option(help="Write the figures to this .json.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write the table to this .md; default: stdout.")] = None,
+    plots: Annotated[Path | None, typer.Option(help="Draw charts into this folder; needs matplotlib.")] = None,
+    plot_format: Annotated[str, typer.Option(help="svg or png.")] = "svg",
+    compare: Pair = None,
+    table: Annotated[str | None, typer.Option(help="Print a paper's table beside ours instead.")] = None,
+) -> None:
+    """Compare strategies, draft sources and temperatures in one simulated run."""
+    from flowspec.cli import bench as commands
+
+    if compare is not None:
+        return commands.compare(*compare)
+    if table is not None:
+        return commands.table(table, prompts, tokens)
+    given = (profile, strategies or ["all"], draft, temperatures, stages, tokens, prompts, half, no_loops, baseline)
+    return commands.bench(commands.Options(*given, seed, sweep or [], out, markdown, plots, plot_format))
+
+
 @app.command()
 def replay(recording: Annotated[Path, typer.Argument(help="A file made with `generate --record`.")]) -> None:
     """Re-run a recording without model or broker; fails at the first difference."""

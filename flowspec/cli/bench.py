@@ -1,0 +1,264 @@
+"""``flowspec bench`` and ``flowspec simulate``: strategies compared on a cluster that is only described."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from flowspec.cli.generate import read_prompts
+from flowspec.core.profile import LinkShape, Profile
+from flowspec.errors import ConfigError
+from flowspec.strategies import EXACT
+
+if TYPE_CHECKING:
+    from flowspec.testbed.grid import Grid, Link, Plan, Prompt, Tell
+    from flowspec.testbed.report import Report
+
+T = TypeVar("T")
+
+DEFAULT_TOKENS = 48
+#: Plain decoding makes so many tokens in the time a timeline shows.
+_TIMELINE_TOKENS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the flags of ``bench`` say; None: the default."""
+
+    profile: str
+    strategies: Sequence[str]
+    draft: str
+    temperatures: str
+    stages: str | None
+    tokens: int | None
+    prompts: Path | None
+    half: str
+    no_loops: bool
+    baseline: str
+    seed: int
+    sweep: Sequence[str]
+    out: Path | None
+    markdown: Path | None
+    plots: Path | None
+    plot_format: str
+
+
+def bench(options: Options) -> None:
+    """Run the comparison; Markdown goes to stdout unless a file was named for it."""
+    from flowspec.testbed.grid import Grid, halve
+    from flowspec.testbed.report import Report, markdown
+
+    _check_places(options)
+    plan = _plan(options)
+    prompts = halve(prompts_in(options.prompts), options.half)
+    with _progress() as tell:
+        grid = Grid(plan, prompts, tell)
+        report = Report(grid.header(_command(), options.half), tuple(grid.run()))
+    if options.out is not None:
+        _write(options.out, report.text())
+    if options.markdown is not None:
+        _write(options.markdown, markdown(report))
+    else:
+        sys.stdout.write(markdown(report))
+    if options.plots is not None:
+        _draw(report, grid, options.plots, f".{options.plot_format}")
+
+
+def _plan(options: Options) -> Plan:
+    from flowspec.testbed.grid import Plan
+    from flowspec.testbed.profiles import load
+
+    profile = load(options.profile)
+    return Plan(
+        profile,
+        strategies_of(options.strategies),
+        _list(options.draft, str, "--draft", "names like slm,head"),
+        _list(options.temperatures, float, "--temperatures", "numbers like 0,1"),
+        profile.stages[:1] if options.stages is None else _list(options.stages, int, "--stages", "counts like 4,8"),
+        DEFAULT_TOKENS if options.tokens is None else options.tokens,
+        options.seed,
+        options.baseline,
+        tuple(link for text in options.sweep for link in _links(text, profile)),
+        options.no_loops,
+    )
+
+
+def _check_places(options: Options) -> None:
+    """ConfigError before anything is computed if what comes out could not be written."""
+    from flowspec.testbed import plots
+
+    for file in (options.out, options.markdown):
+        if file is not None and (file.is_dir() or not file.parent.is_dir()):
+            raise ConfigError(f"{file} cannot be written: it is a folder, or its folder does not exist")
+    if options.plots is None:
+        return
+    plots.require()
+    if f".{options.plot_format}" not in plots.FORMATS:
+        raise ConfigError(f"--plot-format is {options.plot_format!r}; expected svg or png")
+    try:
+        options.plots.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--plots: folder {options.plots} cannot be made: {error}") from None
+
+
+def _command() -> str:
+    return shlex.join(["flowspec", *sys.argv[1:]])
+
+
+def simulate(
+    prompt: str | None, prompts: Path | None, profile: str, stages: int | None, strategy: str, draft: str,
+    temperature: float, seed: int, max_new_tokens: int, *, as_json: bool,
+) -> None:  # fmt: skip
+    """Run one strategy and print what came out: a table, or with ``as_json`` what ``bench --out`` writes."""
+    from flowspec.testbed.grid import Grid, Plan, Prompt
+    from flowspec.testbed.profiles import load
+    from flowspec.testbed.report import Report, described
+
+    if prompt is not None and prompts is not None:
+        raise ConfigError("give either a PROMPT or --prompts FILE.jsonl, not both")
+    cluster = load(profile)
+    count = cluster.stages[0] if stages is None else stages
+    plan = Plan(cluster, (strategy,), (draft,), (temperature,), (count,), max_new_tokens, seed)
+    asked = [Prompt("prompt", prompt)] if prompt is not None else prompts_in(prompts)
+    with _progress() as tell:
+        grid = Grid(plan, asked, tell)
+        row = next(row for row in grid.run() if row.strategy == strategy)
+    if as_json:
+        sys.stdout.write(Report(grid.header(_command(), "all"), (row,)).text())
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(
+        f"Simulated: {cluster.name}, {count} stages. {cluster.summary}.\nSource: {cluster.source}.", markup=False
+    )
+    for name, value in described(row):
+        console.print(f"{name + '  ':<50}{value}", markup=False)
+
+
+def compare(old: Path, new: Path) -> None:
+    """Print what changed between two files that ``bench`` wrote."""
+    from flowspec.testbed.report import compare
+
+    sys.stdout.write(compare(old, new))
+
+
+def table(name: str, prompts: Path | None, tokens: int | None) -> None:
+    """Print a paper's table beside ours."""
+    from flowspec.testbed import tables
+
+    if name not in tables.names():
+        raise ConfigError(f"there is no table {name!r}; expected one of: {', '.join(tables.names())}")
+
+    def tell(line: str) -> None:
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+
+    texts = None if prompts is None else [prompt.text for prompt in prompts_in(prompts)]
+    tables.run(name, tell, prompts=texts, tokens=DEFAULT_TOKENS if tokens is None else tokens)
+
+
+def strategies_of(given: Sequence[str]) -> tuple[str, ...]:
+    """Strategies from flags that each hold one or several, apart by spaces or commas; ``all``: every exact one.
+
+    A piece ``option=value`` after a comma belongs to the strategy before it.
+    """
+    found: list[str] = []
+    for text in given:
+        for word in text.split():
+            pieces = [piece for piece in word.split(",") if piece]
+            for number, piece in enumerate(pieces):
+                option = "=" in piece and ":" not in piece.partition("=")[0]
+                if option and number:
+                    found[-1] += f",{piece}"
+                else:
+                    found += EXACT if piece == "all" else (piece,)
+    return tuple(dict.fromkeys(found))
+
+
+def prompts_in(place: Path | None) -> list[Prompt]:
+    """Prompts of a JSON-lines file or of every such file of a folder; None: the packaged ones. A prompt's set is
+    its file's name, in a file of several kinds its ``kind``."""
+    from flowspec.testbed import grid
+
+    place = place or Path(grid.__file__).with_name("prompts.jsonl")
+    files = sorted(place.glob("*.jsonl")) if place.is_dir() else [place]
+    if not files:
+        raise ConfigError(f"folder {place} has no .jsonl files; expected at least one with prompts")
+    found = []
+    for file in files:
+        prompts = read_prompts(file)
+        lines = [line for line in file.read_text("utf-8-sig").split("\n") if line.strip()]
+        for line, prompt in zip(lines, prompts, strict=True):
+            kind = json.loads(line).get("kind") if len(files) == 1 else None
+            found.append(grid.Prompt(str(kind or file.stem), prompt))
+    return found
+
+
+def _links(text: str, profile: Profile) -> list[Link]:
+    from flowspec.testbed.grid import Link
+
+    name, _, values = text.partition("=")
+    if name not in ("latency", "mbit"):
+        raise ConfigError(f"--sweep is {text!r}; expected latency=MS,MS,... or mbit=N,N,...")
+    numbers = _list(values, float, "--sweep", "latency=0,5,25 or mbit=10,100")
+    if name == "latency":
+        shapes = [replace(profile.link, latency=number / 1e3) for number in numbers]
+    else:
+        shapes = [LinkShape(profile.link.latency, number * 1e6 / 8) for number in numbers]
+    return [Link(name, shape) for shape in shapes if shape != profile.link]
+
+
+def _draw(report: Report, grid: Grid, folder: Path, suffix: str) -> None:
+    """Every chart of the report, and a timeline of each strategy on the first prompt."""
+    from flowspec.testbed import plots
+
+    for name, draw in plots.charts(report):
+        plots.save(draw(), folder / f"{name}{suffix}")
+    plan, rows = grid.plan, report.rows
+    shown = [row for row in rows if (row.stages, row.temperature) == (plan.stages[0], plan.temperatures[0])]
+    seconds = _TIMELINE_TOKENS * max(row.tbt["mean"] for row in shown if not row.swept)
+    counted: Counter[str] = Counter()
+    for strategy in plan.runs:
+        taken = plots.Timeline()
+        prompt_rows = grid.follow(strategy, taken)
+        title = f"{strategy}: {plan.profile.name}, simulated, T = {plan.temperatures[0]:g}"
+        plain = strategy.partition(":")[0]
+        counted[plain] += 1
+        number = f"-{counted[plain]}" if counted[plain] > 1 else ""
+        file = folder / f"timeline-{plain}{number}{suffix}"
+        plots.save(plots.timeline(taken, prompt_rows, seconds, title), file)
+
+
+def _list(text: str, kind: Callable[[str], T], flag: str, expected: str) -> tuple[T, ...]:
+    try:
+        return tuple(dict.fromkeys(kind(part.strip()) for part in text.split(",")))
+    except ValueError:
+        raise ConfigError(f"{flag} is {text!r}; expected {expected}") from None
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.write_text(text)
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written: {error}") from None
+
+
+@contextmanager
+def _progress() -> Iterator[Tell]:
+    """A bar on stderr while runs go on, if that is a terminal."""
+    console = Console(stderr=True, highlight=False)
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("starting", total=None)
+        yield lambda what, done, of: progress.update(task, description=what, completed=done, total=of or None)

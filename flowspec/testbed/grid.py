@@ -1,0 +1,298 @@
+"""Strategies x draft sources x temperatures x stage counts over one profile and one set of prompts, simulated.
+
+What the target says is computed once (``texts``), a drafter's proposals once a text (``memo``); all strategies see
+the same prompts one after another. The virtual clock gives the same seconds every time, so nothing is repeated:
+what varies is the prompt, and intervals are over prompts.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib.metadata import version
+from typing import Any
+
+from flowspec.core.profile import LinkShape, Profile
+from flowspec.core.sampling import Sampling
+from flowspec.core.stats import repeated_4grams
+from flowspec.drivers.sim import Tap
+from flowspec.errors import ConfigError
+from flowspec.model.base import StageExecutor
+from flowspec.model.directory import default_pair, open_directory
+from flowspec.model.sources import NGRAM, load_sources, source_names
+from flowspec.strategies import build
+from flowspec.testbed.memo import MemoDrafter
+from flowspec.testbed.report import Estimate, Row, digest, machine, measured, model_digest, profile_digest
+from flowspec.testbed.simulate import Ran, profile_costs, simulate
+from flowspec.testbed.texts import Text, texts
+
+#: The packaged drafter of every name a profile has times for; ``draft`` is the small model's name elsewhere.
+DRAFTERS = {"slm": "draft", "draft": "draft", "head": "head", "ngram": "ngram"}
+#: The packaged model between drafter and target, where a profile has times for one.
+MIDDLE = "medium"
+#: From this share of repeated 4-grams on a greedy text counts as a loop.
+LOOP = 0.3
+
+Tell = Callable[[str, int, int], None]
+"""What is being done, how many of it are done, and of how many (0: not known)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt and the ``set`` it belongs to: its file's or its kind's name."""
+
+    set: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Links to simulate instead of the profile's own. ``swept``: ``latency``, ``mbit`` or "": the profile's own."""
+
+    swept: str
+    shape: LinkShape
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run. ``sources``: profile names of drafters, joined by + for hybrids. ``links``: further links.
+
+    ``no_loops``: leave out prompts whose greedy text repeats itself. ConfigError for what cannot be run.
+    """
+
+    profile: Profile
+    strategies: tuple[str, ...]
+    sources: tuple[str, ...] = ("slm",)
+    temperatures: tuple[float, ...] = (0.0,)
+    stages: tuple[int, ...] = (4,)
+    tokens: int = 48
+    seed: int = 1
+    baseline: str = "autoregressive"
+    links: tuple[Link, ...] = ()
+    no_loops: bool = False
+
+    def __post_init__(self) -> None:
+        if not (self.strategies and self.sources and self.temperatures and self.stages):
+            raise ConfigError(
+                "nothing to run; expected at least one strategy, draft source, temperature and stage count"
+            )
+        if self.tokens < 2 or min(self.stages) < 1:
+            raise ConfigError(f"tokens is {self.tokens}, stages {list(self.stages)}; expected 2 or more, and 1 or more")
+        for temperature in self.temperatures:
+            Sampling(temperature, seed=self.seed)
+        for source in self.sources:
+            drafter_of(source)
+            self.profile.draft_seconds(_canonical(source), 1)
+        for strategy in self.runs:
+            for stages in self.stages:
+                build(strategy, stages)
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        """Every strategy once, the baseline first."""
+        return tuple(dict.fromkeys((self.baseline, *self.strategies)))
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Prompt number ``number`` at a temperature."""
+
+    number: int
+    temperature: float
+    text: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Which row a run belongs to."""
+
+    strategy: str
+    source: str
+    stages: int
+    temperature: float
+    link: Link
+
+
+def halve(prompts: Iterable[Prompt], half: str) -> list[Prompt]:
+    """Every other prompt of each set: ``tuning`` is the first, third, ..., ``measuring`` the others; or ``all``."""
+    if half not in ("tuning", "measuring", "all"):
+        raise ConfigError(f"the half is {half!r}; expected tuning, measuring or all")
+    seen: dict[str, int] = defaultdict(int)
+    kept = []
+    for prompt in prompts:
+        if half == "all" or seen[prompt.set] % 2 == (half == "measuring"):
+            kept.append(prompt)
+        seen[prompt.set] += 1
+    return kept
+
+
+def drafter_of(source: str) -> str:
+    """What ``load_sources`` calls a profile's drafter ``source``; ConfigError if no such one comes along."""
+    names = source_names(source)
+    unknown = [name for name in names if name not in DRAFTERS]
+    if unknown:
+        raise ConfigError(f"unknown draft source {unknown[0]!r}; expected slm, head, ngram, or several joined by +")
+    return "+".join(DRAFTERS[name] for name in names)
+
+
+def _canonical(source: str) -> str:
+    return "+".join("slm" if name == "draft" else name for name in source_names(source))
+
+
+class Grid:
+    """A plan over ``prompts``. ``cases`` are what is left of them; ``loops``, ``too_long``, ``too_short``: how many
+    prompts repeat themselves, have no room for the tokens, or end at once."""
+
+    def __init__(self, plan: Plan, prompts: Sequence[Prompt], tell: Tell = lambda what, done, of: None) -> None:
+        self.plan, self._tell = plan, tell
+        self._target = open_directory(default_pair()[0])
+        self._drafters: dict[str, MemoDrafter] = {}
+        self.prompts = self._fitting(prompts)
+        self.too_long = len(prompts) - len(self.prompts)
+        self.loops = self.too_short = 0
+        self.cases = self._cases()
+
+    def run(self) -> list[Row]:
+        """Every row, the baseline's first among those it is compared with; ConfigError if no prompt is left."""
+        if not self.cases:
+            raise ConfigError("no prompt is left to run: all are too long, end at once or repeat themselves")
+        plan, done = self.plan, 0
+        found: dict[Cell, dict[int, Ran]] = defaultdict(dict)
+        cells = [cell for source in plan.sources for cell in self._cells(_canonical(source))]
+        total = sum(cell.temperature == case.temperature for cell in cells for case in self.cases)
+        for source in map(_canonical, plan.sources):
+            for case in self.cases:
+                for cell in self._cells(source):
+                    if cell.temperature == case.temperature:
+                        self._tell(f"{cell.strategy} with {source}", done, total)
+                        found[cell][case.number] = self.trace(case, cell, source)
+                        done += 1
+                self._drafter(source).forget()
+        return self._compared([self._row(cell, found[cell]) for cell in found])
+
+    def header(self, command: str, half: str) -> dict[str, Any]:
+        """What a report must say of these runs; ``half`` is which of the prompts they are."""
+        plan, line = self.plan, machine()
+        used = [self.prompts[number] for number in sorted({case.number for case in self.cases})]
+        names = dict.fromkeys(name for source in plan.sources for name in source_names(_canonical(source)))
+        drafts = {name: model_digest(open_directory(DRAFTERS[name]).path) for name in names if name != NGRAM}
+        said = {
+            "digest": digest([[prompt.set, prompt.text] for prompt in used]), "count": len(used), "half": half,
+            "sets": {str(case.number): self.prompts[case.number].set for case in self.cases}, "loops": self.loops,
+            "no_loops": plan.no_loops, "too_long": self.too_long, "too_short": self.too_short,
+        }  # fmt: skip
+        profile = {name: getattr(plan.profile, name) for name in ("name", "summary", "source")}
+        return {
+            "how": "simulated",
+            "target": model_digest(self._target.path),
+            "drafts": drafts,
+            "prompts": said,
+            "profile": {**profile, "digest": profile_digest(plan.profile)},
+            "temperatures": plan.temperatures,
+            "tokens": plan.tokens,
+            "seed": plan.seed,
+            "baseline": plan.baseline,
+            "version": version("flowspec"),
+            "machine": {"line": line, "digest": digest(line)},
+            "command": command,
+        }
+
+    def trace(self, case: Case, cell: Cell, source: str, tap: Tap | None = None) -> Ran:
+        """One run; ``tap`` sees every step of its machines."""
+        drafter = self._drafter(source)
+        strategy = build(cell.strategy, cell.stages)
+        profile = replace(self.plan.profile, link=cell.link.shape)
+        hidden = drafter.wants_hidden and strategy.width > 0
+        costs = profile_costs(profile, cell.stages, source, hidden=hidden)
+        middles = {MIDDLE: lambda: self._middle} if strategy.middles and profile.middles else None
+        return simulate(case.text, cell.strategy, cell.stages, self._target, drafter, costs, middles, tap)
+
+    def follow(self, strategy: str, tap: Tap) -> int:
+        """Run the first prompt at the first temperature and stage count with the first source, seen by ``tap``;
+        how many rows its prompt has."""
+        plan, source = self.plan, _canonical(self.plan.sources[0])
+        case = next(case for case in self.cases if case.temperature == plan.temperatures[0])
+        self.trace(
+            case, Cell(strategy, source, plan.stages[0], case.temperature, Link("", plan.profile.link)), source, tap
+        )
+        return len(case.text.prompt)
+
+    def _cells(self, source: str) -> list[Cell]:
+        """What is run with ``source``; strategies that draft nothing run once, with the first source."""
+        first = source == _canonical(self.plan.sources[0])
+        found = []
+        for temperature in self.plan.temperatures:
+            for link in (Link("", self.plan.profile.link), *self.plan.links):
+                for stages in self.plan.stages:
+                    for name in self.plan.runs:
+                        strategy = build(name, stages)
+                        chain = f",{MIDDLE}" if strategy.middles and self.plan.profile.middles else ""
+                        if first or strategy.width:
+                            shown = source + chain if strategy.width else "-"
+                            found.append(Cell(name, shown, stages, temperature, link))
+        return found
+
+    def _fitting(self, prompts: Sequence[Prompt]) -> list[Prompt]:
+        from flowspec.model.text import Tokenizer
+
+        tokenizer, room = Tokenizer(self._target), self._target.context - self.plan.tokens
+        return [prompt for prompt in prompts if len(tokenizer.encode(prompt.text, raw=False)) <= room]
+
+    def _cases(self) -> list[Case]:
+        from transformers.utils.logging import disable_progress_bar
+
+        disable_progress_bar()
+        plan, count = self.plan, len(self.prompts)
+        self._tell(f"what the target says to {count} prompts", 0, 0)
+        hidden = any("head" in source_names(source) for source in plan.sources)
+        temperatures = list(dict.fromkeys((0.0, *plan.temperatures)))
+        samplings = [Sampling(temperature, seed=plan.seed) for temperature in temperatures]
+        said = texts([prompt.text for prompt in self.prompts], samplings, plan.tokens, self._target, hidden=hidden)
+        looping = {at for at in range(count) if repeated_4grams(said[at].output) >= LOOP}
+        self.loops = len(looping)
+        cases = [
+            Case(at % count, temperatures[at // count], text)
+            for at, text in enumerate(said)
+            if temperatures[at // count] in plan.temperatures and not (plan.no_loops and at % count in looping)
+        ]
+        short = {case.number for case in cases if len(case.text.output) < 2}
+        self.too_short = len(short)
+        return [case for case in cases if case.number not in short]
+
+    def _drafter(self, source: str) -> MemoDrafter:
+        if source not in self._drafters:
+            self._drafters[source] = MemoDrafter(load_sources(drafter_of(source), self._target))
+        return self._drafters[source]
+
+    @cached_property
+    def _middle(self) -> StageExecutor:
+        from flowspec.model.stage import load_stage
+
+        directory = open_directory(MIDDLE)
+        return load_stage(directory, range(directory.layers))
+
+    def _row(self, cell: Cell, runs: Mapping[int, Ran]) -> Row:
+        link = cell.link
+        return Row(
+            cell.strategy, cell.source, cell.stages, cell.temperature, link.swept, link.shape.latency * 1e3,
+            link.shape.bandwidth * 8 / 1e6, **measured(runs),
+        )  # fmt: skip
+
+    def _compared(self, rows: Iterable[Row]) -> list[Row]:
+        """``rows`` with their speedup over the baseline of the same source, or of none if it drafts nothing."""
+        rows = list(rows)
+        bases = {_place(row): row for row in rows if row.strategy == self.plan.baseline}
+        found = []
+        for row in rows:
+            base = bases.get(_place(row)) or bases[_place(replace(row, source="-"))]
+            ratios = {at: speed / base.speeds[at] for at, speed in row.speeds.items() if at in base.speeds}
+            found.append(replace(row, speedup=Estimate.of(list(ratios.values())), speedups=ratios))
+        return sorted(found, key=lambda row: (row.temperature, row.swept, row.latency_ms, row.mbit, row.stages))
+
+
+def _place(row: Row) -> tuple[object, ...]:
+    """What two rows have in common that differ in their strategy alone."""
+    source = row.source.partition(",")[0]
+    return (source, row.stages, row.temperature, row.swept, row.latency_ms, row.mbit)

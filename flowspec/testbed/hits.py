@@ -1,0 +1,169 @@
+"""Models that are right at a settable rate: a paper's acceptance in a simulation, without a model.
+
+They know the target's text. At every position of it one draw, a hash of seed and position, decides who is
+right there: the drafter has the true next token at the rank whose share of the draws it falls into, a middle
+model says it if the draw lies below its rate. So every strategy meets the same luck, and the models'
+hits are nested: where a model is right, a better one is right too. Two models that are both wrong, or
+both on a wrong path, say the same: they share their errors, as models of one family do. A chain's middle model
+then corrects just those drafts on which it is right and the drafter is not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from flowspec.core.machine import Choice, Draft, DraftDone, Part, Pass, PassDone
+from flowspec.core.messages import Returns
+from flowspec.core.sampling import Sampling
+from flowspec.drivers.oracle import OracleStage
+from flowspec.errors import ConfigError, StateError
+from flowspec.model.base import RowArray
+
+#: Expected acceptance of a proposal at a rank that is never right.
+LEAST = 1e-6
+_MASK = (1 << 64) - 1
+_RANK, _KIND, _OTHER = range(3)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Positions of one kind, a ``share`` of all: ``rates`` say how often each rank has the true token there.
+
+    A drafter tells kinds apart, as a calibrated one knows where it is sure. ConfigError for rates that rise by
+    rank, lie outside 0 to 1 or add up to more.
+    """
+
+    rates: tuple[float, ...]
+    share: float = 1.0
+
+    def __post_init__(self) -> None:
+        rising = any(low < high for low, high in zip(self.rates, self.rates[1:], strict=False))
+        if not self.rates or rising or min(self.rates) < 0 or math.fsum(self.rates) > 1 + 1e-9 or not self.share > 0:
+            raise ConfigError(
+                f"rates {self.rates} of a share {self.share}; expected falling ones that add up to 1 at most"
+            )
+
+
+def geometric(first: float, ratio: float, ranks: int = 32) -> tuple[float, ...]:
+    """Rates that begin with ``first``, each one ``ratio`` times the one before."""
+    return tuple(first * ratio**rank for rank in range(ranks))
+
+
+def _draw(seed: int, what: int, position: int, token: int = 0) -> float:
+    """A number from 0 to below 1 for these keys: SplitMix64's finaliser over each in turn."""
+    state = seed
+    for key in (what, position, token):
+        state = (state + key + 0x9E3779B97F4A7C15) & _MASK
+        state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+        state = (state ^ (state >> 27)) * 0x94D049BB133111EB & _MASK
+        state ^= state >> 31
+    return (state >> 11) * 2.0**-53
+
+
+class HitDrafter:
+    """Drafts for texts it knows (``sequences``: prompt and output by job), right as ``kinds`` say.
+
+    Of a node's proposals off the path the kind is drawn alike, so that what it says of a node never gives away
+    whether that is on the path. Values are the logs of the rates: honest, and the same wherever a kind holds.
+    ``vocabulary`` must be larger than any width asked for. ``wants_hidden``: behave as a draft head does, which
+    is told true rows before it drafts; they are not looked at. ConfigError if the kinds' shares are not 1 in all.
+    """
+
+    def __init__(
+        self,
+        sequences: Mapping[str, Sequence[int]],
+        kinds: Sequence[Kind],
+        vocabulary: int,
+        *,
+        seed: int = 0,
+        wants_hidden: bool = False,
+    ) -> None:
+        if abs(math.fsum(kind.share for kind in kinds) - 1) > 1e-6:
+            raise ConfigError(f"the shares of {list(kinds)} do not add up to 1")
+        self.wants_hidden = wants_hidden
+        self._sequences, self._vocabulary, self._seed = sequences, vocabulary, seed
+        self._limits = tuple(accumulate(kind.share for kind in kinds))
+        self._cumulated = [tuple(accumulate(kind.rates)) for kind in kinds]
+        self._logs = [tuple(math.log(max(LEAST, rate)) for rate in kind.rates) for kind in kinds]
+        self._path = OracleStage(sequences)  # says which rows are on the path
+
+    def allocate(self, job: str, capacity: int, sampling: Sampling, returns: Returns) -> None:
+        self._path.allocate(job, capacity, sampling, Returns())
+
+    def release(self, job: str) -> None:
+        self._path.release(job)
+
+    def learn(self, job: str, ids: Sequence[int], rows: RowArray) -> None:
+        """As ``DraftExecutor.learn``; StateError unless the drafter ``wants_hidden``."""
+        if not self.wants_hidden:
+            raise StateError("this drafter drafts from tokens alone")
+
+    def run(self, work: Draft) -> DraftDone:
+        """As ``DraftExecutor.run``; StateError for a coupled draft: this drafter sees nobody's noise, nor needs it."""
+        if work.coupled:
+            raise StateError("a drafter of settable rates does not draft coupled; give the job temperature 0")
+        part = work.part
+        _, (true,) = self._path.run(Pass((replace(part, answers=()),)), [None])
+        on_path = true.tolist()
+        answers = [self._propose(part, row, on_path[row], work.width) for row in part.answers]
+        return DraftDone(tuple(tokens for tokens, _ in answers), tuple(values for _, values in answers))
+
+    def _propose(self, part: Part, row: int, on_path: bool, width: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        position, token = part.positions[row], part.tokens[row]
+        drawn = _draw(self._seed, _KIND, position, token)
+        kind = min(sum(limit <= drawn for limit in self._limits), len(self._limits) - 1)
+        logs = self._logs[kind][:width]
+        values = logs + (math.log(LEAST),) * (width - len(logs))
+        sequence = self._sequences[part.job]
+        if not on_path or position + 1 >= len(sequence):
+            first = _other(self._seed, position, token, self._vocabulary)
+            return self._run_from(first, width), values
+        truth = sequence[position + 1]
+        luck = _draw(self._seed, _RANK, position)
+        rank = sum(limit <= luck for limit in self._cumulated[kind])
+        others = self._run_from(truth + 1, width)
+        if rank >= min(width, len(self._cumulated[kind])):
+            return others, values
+        return (*others[:rank], truth, *others[rank : width - 1]), values
+
+    def _run_from(self, first: int, count: int) -> tuple[int, ...]:
+        return tuple([(first + at) % self._vocabulary for at in range(count)])
+
+
+class HitStage:
+    """A middle model that knows the texts and says the target's token at a row of theirs with probability ``rate``.
+
+    See the module's head for how its hits lie to a drafter's of the same ``seed``. ConfigError for a rate that is
+    none.
+    """
+
+    def __init__(self, sequences: Mapping[str, Sequence[int]], rate: float, vocabulary: int, *, seed: int = 0) -> None:
+        if not 0 <= rate <= 1:
+            raise ConfigError(f"a middle model is right at rate {rate}; expected 0 to 1")
+        self._rate, self._vocabulary, self._seed = rate, vocabulary, seed
+        self._path = OracleStage(sequences)
+        self.allocate, self.release = self._path.allocate, self._path.release
+
+    def run(self, work: Pass, inputs: Sequence[RowArray | None]) -> tuple[PassDone, list[RowArray]]:
+        done, rows = self._path.run(work, inputs)
+        parts = zip(work.parts, done.choices, rows, strict=True)
+        return PassDone(tuple(self._choose(part, choice, true) for part, choice, true in parts)), rows
+
+    def _choose(self, part: Part, choice: Choice, true: RowArray) -> Choice:
+        said = []
+        for row, truth in zip(part.answers, choice.tokens, strict=True):
+            position = part.positions[row]
+            if not true[row]:
+                truth = _other(self._seed, position, part.tokens[row], self._vocabulary)
+            elif _draw(self._seed, _RANK, position) >= self._rate:
+                truth = (truth + 1) % self._vocabulary
+            said.append(truth)
+        return Choice(tuple(said))
+
+
+def _other(seed: int, position: int, token: int, vocabulary: int) -> int:
+    """What every model says next after ``token`` at ``position`` of a wrong path."""
+    return int(_draw(seed, _OTHER, position, token) * vocabulary)

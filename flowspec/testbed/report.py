@@ -1,0 +1,298 @@
+"""What a comparison says: rows of measurements, a header that says of what, as JSON and as Markdown.
+
+Two files can be compared if they were made of the same models, prompts, profile and machine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flowspec.core.profile import Profile
+from flowspec.errors import ConfigError
+from flowspec.testbed.simulate import Ran
+
+#: What a file of ours says it is.
+KIND = "flowspec bench"
+#: Most a 95% interval leaves out on either side.
+_TAIL = 0.025
+_FATES = ("useful", "wasted", "void")
+#: Header entries two runs must share to be compared, and what they are called in an error.
+_SAME = {
+    "how": "kind of run", "target": "target", "drafts": "draft models", "prompts": "prompts", "tokens": "tokens",
+    "seed": "seed", "profile": "profile", "machine": "machine",
+}  # fmt: skip
+_PROFILE_TEXT = ("name", "summary", "source", "anchors")
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A median over prompts with its 95% interval by order statistics; below six prompts there is none."""
+
+    median: float
+    low: float | None = None
+    high: float | None = None
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Estimate | None:
+        """None of nothing. The interval's ends are the values that with at least 95% enclose the median,
+        whatever the distribution: P(Binomial(n, 1/2) < rank) <= 2.5%."""
+        if not values:
+            return None
+        ordered, count = sorted(values), len(values)
+        below, rank = 0.0, 0
+        while (below := below + math.comb(count, rank) / 2**count) <= _TAIL:
+            rank += 1
+        median = float(np.median(ordered))
+        return cls(median, ordered[rank - 1], ordered[count - rank]) if rank else cls(median)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One strategy with one draft source, on so many stages, at one temperature, over all prompts.
+
+    ``source`` is "-" where nothing is drafted. Times are simulated seconds, over tokens after each prompt's first:
+    ``tbt``: mean, p50 and p99 over all tokens; tokens committed together waited 0 but for the first of them.
+    ``rows``: by fate, summed over stages; ``stage_busy``: by stage. ``speeds``: tokens/s by the prompt's number.
+    ``speedup``, ``speedups``: over the baseline on the same prompt.
+    """
+
+    strategy: str
+    source: str
+    stages: int
+    temperature: float
+    swept: str
+    latency_ms: float
+    mbit: float
+    prompts: int
+    tokens: int
+    tbt: Mapping[str, float]
+    tokens_per_second: Estimate | None
+    ttft_seconds: float
+    tokens_per_step: float
+    tokens_per_round: float
+    hit_rate: float
+    stage_busy: tuple[float, ...]
+    rows: Mapping[str, int]
+    draft_passes_per_token: float
+    draft_seconds_per_token: float
+    repeated_4grams: float
+    speeds: Mapping[int, float]
+    speedup: Estimate | None = None
+    speedups: Mapping[int, float] | None = None
+
+
+def gaps(ran: Ran) -> list[float]:
+    """Seconds each token after the first commit's first waited for the one before it."""
+    found: list[float] = []
+    before, counted = ran.committed_at[0][0], 0
+    for when, count in ran.committed_at:
+        found += [when - before] + [0.0] * (count - counted - 1)
+        before, counted = when, count
+    return found[1:]
+
+
+def measured(runs: Mapping[int, Ran]) -> dict[str, Any]:
+    """What a row says of its runs, by prompt."""
+    stats = {at: ran.stats for at, ran in runs.items()}
+    waits = [wait for ran in runs.values() for wait in gaps(ran)]
+    tokens = len(waits)
+    speeds = {at: one["tokens_per_second"] for at, one in stats.items() if one["tokens_per_second"]}
+    decode = sum(one["decode_seconds"] for one in stats.values())
+
+    def total(name: str) -> float:
+        return sum(one[name] or 0 for one in stats.values())
+
+    busy = [[share or 0.0 for share in one["stage_busy"]] for one in stats.values()]
+    weights = [one["decode_seconds"] / decode for one in stats.values()]
+    p50, p99 = np.percentile(waits, [50, 99])
+    return {
+        "prompts": len(runs),
+        "tokens": int(total("tokens")),
+        "tbt": {"mean": float(np.mean(waits)), "p50": float(p50), "p99": float(p99)},
+        "tokens_per_second": Estimate.of(list(speeds.values())),
+        "ttft_seconds": float(np.median([one["ttft_seconds"] for one in stats.values()])),
+        "tokens_per_step": tokens / total("steps"),
+        "tokens_per_round": tokens / total("rounds"),
+        "hit_rate": sum((one["hit_rate"] or 0) * (one["tokens"] - 1) for one in stats.values()) / tokens,
+        "stage_busy": tuple(float(share) for share in np.average(busy, axis=0, weights=weights)),
+        "rows": {fate: sum(one["rows"][fate] for one in stats.values()) for fate in _FATES},
+        "draft_passes_per_token": total("draft_passes") / tokens,
+        "draft_seconds_per_token": total("draft_seconds") / tokens,
+        "repeated_4grams": total("repeated_4grams") / len(stats),
+        "speeds": speeds,
+    }
+
+
+def digest(value: object) -> str:
+    """Of anything JSON can hold."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def profile_digest(profile: Profile) -> str:
+    """Of everything in a profile that changes a figure."""
+    fields = dataclasses.asdict(profile)
+    return digest({name: value for name, value in fields.items() if name not in _PROFILE_TEXT})
+
+
+def model_digest(folder: Path) -> str:
+    """Of a model's configuration and weights."""
+    whole = hashlib.sha256()
+    for file in sorted([folder / "config.json", *folder.glob("*.safetensors")]):
+        with file.open("rb") as opened:
+            whole.update(hashlib.file_digest(opened, "sha256").digest())
+    return whole.hexdigest()[:12]
+
+
+def machine() -> str:
+    """One line about this machine: processor, cores, system, versions that decide a rounding."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "numpy"))
+    return f"{os.cpu_count()} cores of {names[0] if names else platform.machine()}, {platform.system()}, {libraries}"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """``header``: what was run, of what, where; ``rows``: what came out."""
+
+    header: Mapping[str, Any]
+    rows: tuple[Row, ...]
+
+    def text(self) -> str:
+        """As JSON."""
+        return json.dumps({"kind": KIND, **self.header, "rows": [dataclasses.asdict(row) for row in self.rows]}) + "\n"
+
+    @classmethod
+    def load(cls, file: Path) -> Report:
+        """ConfigError if ``file`` cannot be read or is none of ours."""
+        try:
+            content = json.loads(file.read_text())
+            if content.pop("kind") != KIND:
+                raise ValueError("it is of another kind")
+            return cls(content, tuple(_row_of(row) for row in content.pop("rows")))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{file} is no file written by `flowspec bench --out`: {error}") from None
+
+
+def _row_of(row: dict[str, Any]) -> Row:
+    for name in ("tokens_per_second", "speedup"):
+        row[name] = Estimate(**row[name]) if row[name] is not None else None
+    for name in ("speeds", "speedups"):
+        row[name] = {int(at): speed for at, speed in row[name].items()} if row[name] is not None else None
+    return Row(**{**row, "stage_busy": tuple(row["stage_busy"])})
+
+
+_COLUMNS: dict[str, Callable[[Row], str]] = {
+    "strategy": lambda row: row.strategy,
+    "draft": lambda row: row.source,
+    "stages": lambda row: str(row.stages),
+    "T": lambda row: f"{row.temperature:g}",
+    "link": lambda row: f"{row.latency_ms:g} ms, {row.mbit:g} Mbit/s",
+    "tokens/s (95%)": lambda row: _estimate(row.tokens_per_second),
+    "speedup (95%)": lambda row: _estimate(row.speedup),
+    "TBT mean / p50 / p99, ms": lambda row: " / ".join(f"{row.tbt[key] * 1e3:.1f}" for key in ("mean", "p50", "p99")),
+    "TTFT, s": lambda row: f"{row.ttft_seconds:.2f}",
+    "tokens per step / round": lambda row: f"{row.tokens_per_step:.2f} / {row.tokens_per_round:.2f}",
+    "hit rate": lambda row: f"{row.hit_rate:.2f}",
+    "stage busy": lambda row: f"{min(row.stage_busy):.0%} to {max(row.stage_busy):.0%}",
+    "rows a token and stage, useful / wasted / void": lambda row: " / ".join(
+        f"{row.rows[fate] / (row.tokens - row.prompts) / row.stages:.1f}" for fate in _FATES
+    ),
+    "draft passes, ms a token": lambda row: (
+        f"{row.draft_passes_per_token:.2f}, {row.draft_seconds_per_token * 1e3:.1f}"
+    ),
+    "repeated 4-grams": lambda row: f"{row.repeated_4grams:.0%}",
+}
+
+
+def markdown(report: Report) -> str:
+    """The header in a few lines and one table."""
+    head = report.header
+    profile, prompts = head["profile"], head["prompts"]
+    lines = [
+        f"## {profile['name']}, {head['how']}",
+        "",
+        f"{profile['summary']}. Source: {profile['source']}. All times are {head['how']}, none was measured on such "
+        "a machine; acceptance is that of the packaged models.",
+        "",
+        f"{prompts['count']} prompts ({prompts['half']}; {prompts['loops']} of them with loops, "
+        f"{'left out' if prompts['no_loops'] else 'kept'}), {head['tokens']} tokens each, seed {head['seed']}; speedup "
+        f"over {head['baseline']}; medians over prompts with 95% intervals by order statistics (none below six "
+        "prompts), all else over all tokens.",
+        "",
+        f"| {' | '.join(_COLUMNS)} |",
+        "|---" * len(_COLUMNS) + "|",
+        *(f"| {' | '.join(show(row) for show in _COLUMNS.values())} |" for row in report.rows),
+        "",
+        f"`{head['command']}`, version {head['version']}, on {head['machine']['line']}.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def described(row: Row) -> list[tuple[str, str]]:
+    """A row as names and values."""
+    return [(name, show(row)) for name, show in _COLUMNS.items()]
+
+
+def _estimate(value: Estimate | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value.median:.2f}" + (f" ({value.low:.2f} to {value.high:.2f})" if value.low is not None else "")
+
+
+def compare(old: Path, new: Path) -> str:
+    """What changed from ``old`` to ``new``, as Markdown; ConfigError if they are not of the same thing."""
+    reports = Report.load(old), Report.load(new)
+    was, now = (report.header for report in reports)
+    for name, called in _SAME.items():
+        one, other = was.get(name), now.get(name)
+        if _identity(one, other) != _identity(other, one):
+            raise ConfigError(
+                f"{old} and {new} differ in {called}: {_short(one)} and {_short(other)}; only runs of the same models, "
+                "prompts, profile and machine can be compared"
+            )
+    before, after = ({_key(row): row for row in report.rows} for report in reports)
+    lines = [
+        f"{was['profile']['name']}, {was['how']}: version {was['version']} to {now['version']}", "",
+        "| strategy | draft | stages | T | link | tokens/s, old | new | new over old (95%) |", "|---" * 8 + "|",
+    ]  # fmt: skip
+    for key in dict.fromkeys((*before, *after)):
+        pair = [rows[key] for rows in (before, after) if key in rows]
+        ratios = [pair[-1].speeds[at] / speed for at, speed in pair[0].speeds.items() if at in pair[-1].speeds]
+        speeds = [_estimate(rows[key].tokens_per_second if key in rows else None) for rows in (before, after)]
+        change = _estimate(Estimate.of(ratios) if len(pair) == 2 else None)
+        lines.append(f"| {' | '.join([*(show(pair[0]) for show in list(_COLUMNS.values())[:5]), *speeds, change])} |")
+    return "\n".join(lines) + "\n"
+
+
+def _key(row: Row) -> tuple[object, ...]:
+    return (row.strategy, row.source, row.stages, row.temperature, row.swept, row.latency_ms, row.mbit)
+
+
+def _identity(value: object, other: object) -> object:
+    """What of a header entry must be equal: its digest, or what both have entries for."""
+    if not isinstance(value, dict) or not isinstance(other, dict):
+        return value
+    return value["digest"] if "digest" in value else {key: value[key] for key in sorted(value.keys() & other.keys())}
+
+
+def _short(value: object) -> str:
+    """A header entry in a few words."""
+    if isinstance(value, dict):
+        return " ".join(f"{key} {value[key]}" for key in ("name", "count", "line", "digest") if key in value) or str(
+            value
+        )
+    return str(value)

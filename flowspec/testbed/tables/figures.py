@@ -1,0 +1,155 @@
+"""A table's figures: systems under the virtual clock, with models of a paper's hit rates or the packaged ones."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from flowspec.core.profile import Profile
+from flowspec.core.sampling import Sampling
+from flowspec.errors import ConfigError
+from flowspec.model.base import DraftExecutor, StageExecutor
+from flowspec.model.directory import ModelDirectory, default_pair, open_directory
+from flowspec.testbed import profiles
+from flowspec.testbed.hits import HitDrafter, HitStage
+from flowspec.testbed.simulate import JOB, Ran, profile_costs, simulate
+from flowspec.testbed.tables.contents import Block, Oracle, Row, Table
+from flowspec.testbed.texts import Text, texts
+
+#: Texts of a run at a paper's hit rate.
+TEXTS = 16
+#: The packaged models by what a profile calls such a drafter; ``m8b`` is a chain's middle model.
+PACKAGED = {"slm": "draft", "head": "head", "m8b": "medium"}
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """What runs came to: ``value`` in the table's unit, shares of tokens hit and of repeated 4-grams."""
+
+    value: float
+    hit_rate: float
+    repeated: float
+
+
+def at_hit_rate(table: Table, block: Block, row: Row, oracle: Oracle, count: int) -> Figure:
+    """``row`` with models that are right at ``oracle``'s rates, over ``count`` texts.
+
+    The texts are arbitrary: only what drafters hit enters. Sampling does not either; a temperature is its rates.
+    """
+    target, draft = open_directory(default_pair()[0]), row.draft or table.draft
+
+    def runs() -> Iterator[Ran]:
+        for seed, text in enumerate(_arbitrary(table, target, count)):
+            sequences = {JOB: (*text.prompt, *text.output)}
+            drafter = HitDrafter(
+                sequences, oracle.kinds[draft], target.vocabulary, seed=seed, wants_hidden=draft == "head"
+            )
+            makers = {
+                f"m{model}": lambda sequences=sequences, seed=seed: HitStage(
+                    sequences, oracle.middle, target.vocabulary, seed=seed
+                )
+                for model in range(row.middles)
+            }
+            yield _run(text, block, row, draft, target, drafter, makers)
+
+    return _figure(table, runs())
+
+
+def _arbitrary(table: Table, target: ModelDirectory, count: int) -> Iterator[Text]:
+    drawn = random.Random(0)
+    allowed = [token for token in range(target.vocabulary) if token not in target.eos]
+    for _ in range(count):
+        prompt, output = (
+            tuple(drawn.choices(allowed, k=length)) for length in (table.prompt_tokens, table.output_tokens)
+        )
+        yield Text(prompt, output, Sampling(), np.zeros((len(prompt) + len(output), 1), np.float32))
+
+
+def _run(
+    text: Text,
+    block: Block,
+    row: Row,
+    draft: str,
+    target: ModelDirectory,
+    drafter: DraftExecutor,
+    middles: Mapping[str, Callable[[], StageExecutor]],
+) -> Ran:
+    costs = profile_costs(_profile(block.profile), block.stages, draft, hidden=drafter.wants_hidden)
+    return simulate(text, row.strategy, block.stages, target, drafter, costs, middles)
+
+
+@cache
+def _profile(name: str) -> Profile:
+    """A profile whose middle model, if it has one, may also draft alone."""
+    profile = profiles.load(name)
+    alone = dict(zip(("m8b",), profile.middles, strict=False))
+    return replace(profile, drafters={**profile.drafters, **alone})
+
+
+def _figure(table: Table, runs: Iterator[Ran]) -> Figure:
+    tokens = after = seconds = hits = repeated = 0.0
+    count = 0
+    for ran in runs:
+        stats: Mapping[str, Any] = ran.stats
+        count += 1
+        tokens += stats["tokens"]
+        after += stats["tokens"] - 1
+        hits += (stats["hit_rate"] or 0.0) * (stats["tokens"] - 1)
+        repeated += stats["repeated_4grams"]
+        seconds += ran.committed_at[-1][0] if table.unit == "tokens/s" else stats["decode_seconds"]
+    value = tokens / seconds if table.unit == "tokens/s" else 1e3 * seconds / after
+    return Figure(value, hits / after, repeated / count)
+
+
+class Pair:
+    """The packaged models on ``prompts``: texts, drafters and figures, each made once."""
+
+    def __init__(self, table: Table, prompts: Sequence[str], tokens: int) -> None:
+        self._table, self._prompts, self._tokens = table, prompts, tokens
+        self._target = open_directory(default_pair()[0])
+        self._texts: dict[float, list[Text]] = {}
+        self._drafters: dict[str, DraftExecutor] = {}
+        self._middles: dict[str, StageExecutor] = {}
+        self._figures: dict[tuple[object, ...], Figure] = {}
+
+    def figure(self, block: Block, row: Row) -> Figure:
+        """``row`` with real drafts and the target's own text."""
+        draft = row.draft or self._table.draft
+        key = (block.profile, block.stages, block.temperature, row.strategy, draft, row.middles)
+        if key not in self._figures:
+            middles = {f"m{model}": self._middle for model in range(row.middles)}
+            given = self._of(block.temperature)
+            drafter = self._drafter(draft)
+            runs = (_run(text, block, row, draft, self._target, drafter, middles) for text in given)
+            self._figures[key] = _figure(self._table, runs)
+        return self._figures[key]
+
+    def _of(self, temperature: float) -> list[Text]:
+        if temperature not in self._texts:
+            samplings, hidden = [Sampling(temperature)], self._table.draft == "head"
+            found = texts(self._prompts, samplings, self._tokens, self._target, hidden=hidden)
+            if not found:
+                raise ConfigError(f"no prompt leaves room for {self._tokens} tokens; expected shorter ones")
+            self._texts[temperature] = found
+        return self._texts[temperature]
+
+    def _drafter(self, draft: str) -> DraftExecutor:
+        from flowspec.model.sources import load_sources
+        from flowspec.testbed.memo import MemoDrafter
+
+        if draft not in self._drafters:
+            self._drafters[draft] = MemoDrafter(load_sources(PACKAGED[draft], self._target))
+        return self._drafters[draft]
+
+    def _middle(self) -> StageExecutor:
+        from flowspec.model.stage import load_stage
+
+        if "medium" not in self._middles:
+            directory = open_directory(PACKAGED["m8b"])
+            self._middles["medium"] = load_stage(directory, range(directory.layers))
+        return self._middles["medium"]

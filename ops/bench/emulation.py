@@ -1,0 +1,93 @@
+"""The simulator against real workers on emulated devices: the same profile, strategy and prompts.
+
+    python -m ops.bench.emulation [--profiles jetson-7b,rtx3090-70b] [--stages N] [--strategies a,b,...]
+                                  [--tokens 24] [--count 2] [--stretch X] [--free]
+
+Emulated workers are real processes over Redis; their software is charged unless ``--free``. One cluster a
+profile serves all strategies. ``over simulated``: the time between tokens over the simulator's, which
+charges none. A run in which more than 1 percent of the inputs came behind what they might have changed is
+marked and its figure is worth nothing. Prints Markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from flowspec.core.profile import Profile
+from flowspec.core.sampling import Sampling
+from flowspec.errors import FlowSpecError
+from flowspec.model.directory import default_pair, open_directory
+from flowspec.model.sources import load_sources
+from flowspec.strategies import EXACT
+from flowspec.testbed.emulate import OVERTAKEN_SHARE, EmulatedCluster, probe
+from flowspec.testbed.profiles import load
+from flowspec.testbed.simulate import Ran, profile_costs, simulate
+from flowspec.testbed.texts import Text, texts
+from ops.bench.simulated import PROMPTS
+from ops.bench.systems import chosen_prompts, show
+
+COLUMNS = ("strategy", "profile", "stages", "emulated, ms", "simulated, ms", "over simulated", "overtaken")
+
+
+def token_seconds(runs: Sequence[Ran]) -> float:
+    """Seconds between tokens, over all runs."""
+    return sum(run.stats["decode_seconds"] for run in runs) / sum(run.stats["tokens"] - 1 for run in runs)
+
+
+def simulated(found: Sequence[Text], strategy: str, profile: Profile, stages: int) -> float:
+    """Seconds between tokens by the simulator."""
+    target = open_directory(default_pair()[0])
+    drafter = load_sources("draft", target)
+    costs = profile_costs(profile, stages, "slm")
+    return token_seconds([simulate(text, strategy, stages, target, drafter, costs) for text in found])
+
+
+def rows(
+    found: Sequence[Text], strategies: Sequence[str], profile: Profile, stages: int, stretch: float, *, free: bool
+) -> None:
+    """The table's rows of one profile, each shown as soon as it is known."""
+    with EmulatedCluster(profile, stages, stretch=stretch, free_software=free) as cluster:
+        for strategy in strategies:
+            try:
+                done = cluster.run_all(found, strategy)
+            except FlowSpecError as error:
+                show(f"| {strategy} | {profile.name} | {stages} | {error} | | | |")
+                continue
+            ours, model = token_seconds(done.runs), simulated(found, strategy, profile, stages)
+            share = done.counts.overtaken / max(1, done.counts.inputs)
+            mark = " (refused)" if share > OVERTAKEN_SHARE else ""
+            show(
+                f"| {strategy} | {profile.name} | {stages} | {ours * 1e3:.2f} | {model * 1e3:.2f} "
+                f"| {ours / model:.3f} | {share:.2%}{mark} |"
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--profiles", default="jetson-7b")
+    parser.add_argument("--stages", type=int, default=0, help="0: each profile's own")
+    parser.add_argument("--strategies", default=",".join(EXACT))
+    parser.add_argument("--tokens", type=int, default=24)
+    parser.add_argument("--count", type=int, default=2, help="prompts")
+    parser.add_argument("--stretch", type=float, default=0.0, help="0: from a probe")
+    parser.add_argument("--free", action="store_true", help="charge no software")
+    given = parser.parse_args()
+    strategies = given.strategies.split() if " " in given.strategies else given.strategies.split(",")
+    target = open_directory(default_pair()[0])
+    found = texts(chosen_prompts(PROMPTS, 1)[: given.count], [Sampling()], given.tokens, target)
+    show(f"| {' | '.join(COLUMNS)} |")
+    show("|---|---|---|---|---|---|---|")
+    for name in given.profiles.split(","):
+        profile = load(name)
+        stages = given.stages or profile.stages[0]
+        stretch = given.stretch or probe(found[0], "specpipe", profile, stages, free_software=given.free)
+        rows(found, strategies, profile, stages, stretch, free=given.free)
+        show(f"\n{name}: stretch {stretch:g}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""``flowspec bench`` and ``simulate`` as their users call them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flowspec.cli.bench import Options, bench, compare, prompts_in, simulate, strategies_of
+from flowspec.errors import ConfigError
+from flowspec.strategies import EXACT
+
+OPTIONS = Options(
+    profile="jetson-7b", strategies=["chain"], draft="slm", temperatures="0", stages="2", tokens=8, prompts=None,
+    half="tuning", no_loops=False, baseline="autoregressive", seed=1, sweep=[], out=None, markdown=None, plots=None,
+    plot_format="svg",
+)  # fmt: skip
+QUESTION = "Who wrote the first computer program?"
+
+
+@pytest.fixture
+def question(tmp_path: Path) -> Path:
+    file = tmp_path / "questions.jsonl"
+    file.write_text(json.dumps({"prompt": QUESTION}) + "\n")
+    return file
+
+
+def test_a_comparison_is_written_drawn_and_compared_with_itself(
+    tmp_path: Path, question: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, text, plots = tmp_path / "run.json", tmp_path / "run.md", tmp_path / "plots"
+    bench(
+        replace(OPTIONS, prompts=question, sweep=["latency=25"], out=out, markdown=text, plots=plots),
+    )
+    assert capsys.readouterr().out == ""
+    assert {row["strategy"] for row in json.loads(out.read_text())["rows"]} == {"autoregressive", "chain"}
+    assert "jetson-7b, simulated" in text.read_text()
+    assert {file.name for file in plots.iterdir()} == {
+        "tbt-2-stages-T0.svg", "speedup-2-stages-T0.svg", "rows-2-stages-T0.svg", "sweep-latency-2-stages-T0.svg",
+        "timeline-autoregressive.svg", "timeline-chain.svg",
+    }  # fmt: skip
+    compare(out, out)
+    assert "| chain | slm | 2 | 0 | 0.3 ms, 1000 Mbit/s |" in capsys.readouterr().out
+
+
+def test_one_strategy_is_simulated_and_says_on_what(capsys: pytest.CaptureFixture[str]) -> None:
+    simulate(QUESTION, None, "jetson-7b", None, "chain", "ngram", 0.0, 1, 8, as_json=False)
+    shown = capsys.readouterr().out
+    assert "Simulated: jetson-7b, 4 stages" in shown and "NVIDIA's data sheet" in shown
+    assert "tokens/s" in shown
+
+
+def test_json_is_what_a_comparison_writes(question: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    simulate(None, question, "jetson-7b", 2, "chain", "ngram", 0.0, 1, 8, as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    (row,) = found["rows"]
+    assert (found["how"], row["strategy"], row["stages"], row["tokens"]) == ("simulated", "chain", 2, 8)
+    assert row["speedup"]["median"] > 0
+    assert found["profile"]["name"] == "jetson-7b"
+
+
+def test_several_strategies_come_in_any_of_the_usual_ways() -> None:
+    wanted = ("auto", "chain:window=4,in_flight=2", "flowspec")
+    for given in (
+        ["auto", "chain:window=4,in_flight=2", "flowspec"],
+        ["auto chain:window=4,in_flight=2 flowspec"],
+        ["auto,chain:window=4,in_flight=2,flowspec"],
+        ["auto, chain:window=4,in_flight=2", "flowspec", "auto"],
+    ):
+        assert strategies_of(given) == wanted
+    assert strategies_of(["all"]) == EXACT
+    assert strategies_of(["auto,all"])[0] == "auto" and set(strategies_of(["auto,all"])) == set(EXACT)
+
+
+def test_packaged_prompts_are_of_six_kinds_of_two() -> None:
+    sets = [prompt.set for prompt in prompts_in(None)]
+    assert len(sets) == 12 and {sets.count(name) for name in sets} == {2}
+
+
+def test_a_folders_sets_are_its_files(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        (tmp_path / f"{name}.jsonl").write_text('{"turns": ["x"], "kind": "k"}\n\n{"prompt": "y"}\n')
+    assert [(prompt.set, prompt.text) for prompt in prompts_in(tmp_path)] == [
+        ("a", "x"), ("a", "y"), ("b", "x"), ("b", "y")
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"profile": "nowhere"}, "no profile 'nowhere'"),
+        ({"strategies": ["quick"]}, "unknown strategy 'quick'"),
+        ({"strategies": []}, "nothing to run"),
+        ({"temperatures": "warm"}, "--temperatures is 'warm'"),
+        ({"stages": "4,x"}, "--stages is '4,x'"),
+        ({"tokens": 0}, "tokens is 0"),
+        ({"sweep": ["speed=1"]}, "--sweep is 'speed=1'"),
+        ({"sweep": ["mbit=0"]}, "a link has"),
+        ({"plots": Path("x"), "plot_format": "pdf"}, "--plot-format is 'pdf'"),
+        ({"out": Path("/nowhere/run.json")}, "/nowhere/run.json cannot be written"),
+        ({"prompts": Path("/nowhere")}, "/nowhere cannot be read"),
+        ({"half": "third"}, "the half is 'third'"),
+    ],
+)
+def test_a_wrong_flag_is_one_line(change: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as caught:
+        bench(replace(OPTIONS, **change))  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+
+
+def test_a_prompt_and_a_file_of_prompts_exclude_each_other(question: Path) -> None:
+    with pytest.raises(ConfigError, match="not both"):
+        simulate(QUESTION, question, "jetson-7b", 2, "chain", "slm", 0.0, 1, 8, as_json=False)

@@ -1,0 +1,169 @@
+"""A comparison's rows: every combination once, the same every time, and what they are compared with."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowspec.core.profile import LinkShape
+from flowspec.core.stats import repeated_4grams
+from flowspec.errors import ConfigError
+from flowspec.testbed import grid as module
+from flowspec.testbed.grid import Grid, Link, Plan, Prompt, drafter_of, halve
+from flowspec.testbed.profiles import load
+from flowspec.testbed.report import Row
+
+PROFILE = load("jetson-7b")
+FAR = Link("latency", LinkShape(0.05, PROFILE.link.bandwidth))
+PROMPTS = [Prompt("a", "Who wrote the first computer program?"), Prompt("b", "Tell me about the moon. " * 400),
+           Prompt("b", "Why is the sky blue?")]  # fmt: skip
+PLAN = Plan(
+    PROFILE, ("naive_pp", "autoregressive", "chain:window=2"), ("slm", "ngram"), (0.0, 1.0), (2, 4), 8, links=(FAR,)
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def grid() -> Grid:
+    return Grid(PLAN, PROMPTS)
+
+
+@pytest.fixture(scope="module")
+def rows(grid: Grid) -> list[Row]:
+    return grid.run()
+
+
+def key(row: Row) -> tuple[Any, ...]:
+    return (row.strategy, row.source, row.stages, row.temperature, row.swept)
+
+
+def test_there_is_one_row_for_every_combination_and_plain_decoding_has_no_source(rows: list[Row]) -> None:
+    drafting = itertools.product(("naive_pp", "chain:window=2"), ("slm", "ngram"), (2, 4), (0.0, 1.0), ("", "latency"))
+    plain = itertools.product(("autoregressive",), ("-",), (2, 4), (0.0, 1.0), ("", "latency"))
+    assert sorted(map(key, rows)) == sorted([*drafting, *plain])
+
+
+def test_a_prompt_that_does_not_fit_is_left_out_and_counted(grid: Grid, rows: list[Row]) -> None:
+    assert grid.too_long == 1
+    assert [prompt.set for prompt in grid.prompts] == ["a", "b"]
+    assert {row.prompts for row in rows} == {2}
+
+
+def test_speedups_are_over_plain_decoding_of_the_same_prompt_in_the_same_place(rows: list[Row]) -> None:
+    plain = {key(row)[2:]: row for row in rows if row.strategy == "autoregressive"}
+    for row in rows:
+        base = plain[key(row)[2:]]
+        assert row.speedups == {at: row.speeds[at] / base.speeds[at] for at in row.speeds}
+        assert row.speedup is not None
+        if row is base:
+            assert set(row.speedups.values()) == {1.0}
+
+
+def test_plain_decoding_takes_what_its_formula_says(rows: list[Row]) -> None:
+    for row in (row for row in rows if row.strategy == "autoregressive" and not row.swept):
+        seconds = sum(PROFILE.stage_seconds(stage, row.stages, 1) for stage in range(1, row.stages + 1))
+        hops = (row.stages + 1) * PROFILE.link.latency
+        assert row.tbt["mean"] == pytest.approx(seconds + hops, rel=0.01)
+        assert row.tbt["mean"] == pytest.approx(row.tbt["p99"])
+        assert row.rows == {"useful": (row.tokens - row.prompts) * row.stages, "wasted": 0, "void": 0}
+        assert row.draft_passes_per_token == 0
+
+
+def test_a_longer_link_is_slower_for_every_strategy(rows: list[Row]) -> None:
+    near = {key(row)[:4]: row for row in rows if not row.swept}
+    for row in (row for row in rows if row.swept):
+        assert row.latency_ms == 50
+        assert row.tbt["mean"] > near[key(row)[:4]].tbt["mean"]
+
+
+def test_the_same_plan_gives_the_same_rows(grid: Grid, rows: list[Row]) -> None:
+    assert grid.run() == rows
+
+
+def test_the_header_names_what_was_used(grid: Grid) -> None:
+    head = grid.header("flowspec bench", "all")
+    assert head["how"] == "simulated"
+    assert set(head["drafts"]) == {"slm"}  # a table in the text needs no model
+    assert head["prompts"]["sets"] == {"0": "a", "1": "b"}
+    assert (head["profile"]["name"], head["tokens"], head["command"]) == ("jetson-7b", 8, "flowspec bench")
+
+
+def test_prompts_whose_greedy_text_repeats_itself_are_counted_and_can_be_left_out(
+    monkeypatch: pytest.MonkeyPatch, grid: Grid
+) -> None:
+    shares = {case.number: repeated_4grams(case.text.output) for case in grid.cases if case.temperature == 0}
+    monkeypatch.setattr(module, "LOOP", max(shares.values()))
+    plan = replace(PLAN, temperatures=(1.0,))
+    kept, left = Grid(plan, PROMPTS), Grid(replace(plan, no_loops=True), PROMPTS)
+    looping = {number for number, share in shares.items() if share >= module.LOOP}
+    assert kept.loops == left.loops == len(looping) > 0
+    assert {case.number for case in kept.cases} == set(shares)
+    assert {case.number for case in left.cases} == set(shares) - looping
+    assert {case.temperature for case in kept.cases} == {1.0}
+
+
+def test_nothing_left_to_run_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOOP", 0.0)
+    with pytest.raises(ConfigError, match="no prompt is left"):
+        Grid(replace(PLAN, no_loops=True, temperatures=(0.0,)), PROMPTS[:1]).run()
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=30))
+def test_halves_are_disjoint_whole_and_even_in_every_set(sets: list[str]) -> None:
+    prompts = [Prompt(name, str(at)) for at, name in enumerate(sets)]
+    tuning, measuring = halve(prompts, "tuning"), halve(prompts, "measuring")
+    assert sorted([*tuning, *measuring], key=lambda prompt: int(prompt.text)) == prompts == halve(prompts, "all")
+    for name in set(sets):
+        counts = [sum(prompt.set == name for prompt in half) for half in (tuning, measuring)]
+        assert counts[0] - counts[1] in (0, 1)
+
+
+def test_a_draft_source_is_the_packaged_drafter_of_that_name() -> None:
+    assert [drafter_of(name) for name in ("slm", "draft", "head", "slm+ngram")] == [
+        "draft", "draft", "head", "draft+ngram"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"strategies": ()}, "nothing to run"),
+        ({"strategies": ("quick",)}, "unknown strategy 'quick'"),
+        ({"sources": ("medusa",)}, "unknown draft source 'medusa'"),
+        ({"baseline": "none"}, "unknown strategy 'none'"),
+        ({"tokens": 1}, "tokens is 1"),
+        ({"stages": (0,)}, "stages"),
+        ({"temperatures": (-1.0,)}, "temperature is -1.0"),
+        ({"half": "third"}, "the half is 'third'"),
+    ],
+)
+def test_a_plan_that_cannot_be_run_says_why(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        if "half" in change:
+            halve([], change["half"])
+        replace(PLAN, **change)
+
+
+def test_progress_counts_every_run(grid: Grid) -> None:
+    told: list[tuple[int, int]] = []
+    again = Grid(
+        replace(PLAN, temperatures=(0.0,), sources=("ngram",)), PROMPTS, lambda _, done, of: told.append((done, of))
+    )
+    again.run()
+    runs = [(done, of) for done, of in told if of]
+    assert [done for done, _ in runs] == list(range(runs[0][1]))
+    assert runs[0][1] == 3 * 2 * 2 * 2  # strategies, stage counts, links, prompts
+
+
+def test_a_chain_of_three_where_the_profile_has_a_middle_model() -> None:
+    (row,) = [
+        row
+        for row in Grid(Plan(load("a100-70b"), ("pipespec",), tokens=8), PROMPTS[:1]).run()
+        if row.strategy == "pipespec"
+    ]
+    assert row.source == "slm,medium"
+    assert row.rows["useful"] > 0
