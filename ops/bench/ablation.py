@@ -59,6 +59,13 @@ class Sum:
         )
 
 
+def switched(strategy: str, *, coupled: bool, lockstep: bool) -> str:
+    """``strategy`` with the switches of this run."""
+    switches = [] if strategy == "autoregressive" or coupled else ["coupled=off"]
+    switches += ["lockstep=on"] if lockstep else []
+    return ",".join([strategy if ":" in strategy else f"{strategy}:", *switches]).replace(":,", ":")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--lockstep", action="store_true", help="keep the papers' barrier")
@@ -70,9 +77,11 @@ def main() -> None:
     given = parser.parse_args()
     from flowspec.core.stats import repeated_4grams
     from flowspec.model.drafter import load_drafter
+    from flowspec.testbed.memo import MemoDrafter
 
     prompts = prompts_of(given.prompts)
-    target, drafter = open_directory(default_pair()[0]), load_drafter(open_directory(default_pair()[1]))
+    target = open_directory(default_pair()[0])
+    drafter = MemoDrafter(load_drafter(open_directory(default_pair()[1])))
     for temperature, seeds in ((0.0, [0]), (1.0, list(range(given.seeds)))):
         samplings = [Sampling(temperature, seed=seed) for seed in seeds]
         runs = texts(prompts, samplings, given.tokens, target)
@@ -81,14 +90,12 @@ def main() -> None:
         columns = ("tokens per step", "steps", "over whole", "tokens per round", "hit rate", "useful / wasted / void")
         print(f"| | {' | '.join(columns)} |")
         print("|---|---|---|---|---|---|---|")
-        sums: dict[str, Sum] = {}
-        for name, strategy in ROWS:
-            sums[name] = Sum()
-            switches = [] if strategy == "autoregressive" or given.coupled else ["coupled=off"]
-            switches += ["lockstep=on"] if given.lockstep else []
-            full = ",".join([strategy if ":" in strategy else f"{strategy}:", *switches]).replace(":,", ":")
-            for run in runs:
+        sums = {name: Sum() for name, _ in ROWS}
+        for run in runs:
+            for name, strategy in ROWS:
+                full = switched(strategy, coupled=given.coupled, lockstep=given.lockstep)
                 sums[name].add(simulate(run, full, given.stages, target, drafter))
+            drafter.forget()
         for name, total in sums.items():
             print(total.row(name, sums["flowspec whole"].steps), flush=True)
 
