@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from flowspec.core.sampling import Sampling, choose, gumbel, survivors
 from flowspec.model.directory import ModelDirectory
@@ -42,6 +43,7 @@ class Reference:
         self._double: Any = None
 
     def _load(self, dtype: torch.dtype) -> Any:
+        disable_progress_bar()  # it would land in the middle of a report
         model = AutoModelForCausalLM.from_pretrained(self._directory.path, dtype=dtype, attn_implementation="sdpa")
         return model.eval()
 

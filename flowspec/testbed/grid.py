@@ -241,9 +241,6 @@ class Grid:
         return [prompt for prompt in prompts if len(tokenizer.encode(prompt.text, raw=False)) <= room]
 
     def _cases(self) -> list[Case]:
-        from transformers.utils.logging import disable_progress_bar
-
-        disable_progress_bar()
         plan, count = self.plan, len(self.prompts)
         self._tell(f"what the target says to {count} prompts", 0, 0)
         hidden = any("head" in source_names(source) for source in plan.sources)

@@ -37,6 +37,14 @@ def excuse(reference: Reference, row: list[float], ours: int, theirs: int, sampl
     return found.gap if found else None
 
 
+def test_loading_prints_nothing(family: Family, capfd: pytest.CaptureFixture[str]) -> None:
+    """A table is being printed on the same terminal."""
+    directory = family("llama")
+    capfd.readouterr()  # writing it is the test's own doing
+    Reference(directory)
+    assert capfd.readouterr() == ("", "")
+
+
 def test_decoding_is_generate(reference: Reference, family: Family) -> None:
     expected = reference._model.generate(torch.tensor([PROMPT]), max_new_tokens=30, do_sample=False, pad_token_id=0)
     assert reference.decode(PROMPT, 30, Sampling()) == tuple(expected[0, 4:].tolist())
