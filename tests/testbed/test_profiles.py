@@ -163,8 +163,8 @@ VALID = (
     ("old", "new", "said"),
     [
         ("layers = 4", "layer = 4", "unknown entry 'layer'"),
-        ("hidden = 8\n", "", "'hidden'"),
-        ("hidden = 8", 'hidden = "wide"', "wide"),
+        ("hidden = 8\n", "", "lacks the entry 'hidden'"),
+        ("hidden = 8", 'hidden = "wide"', "a value of the wrong kind: invalid literal for int() with base 10: 'wide'"),
         ("layer_ms = {1 = 1.0}", "layer_ms = {2 = 1.0, 4 = 0.5}", "never fall"),
         ("layer_ms = {1 = 1.0}", "layer_ms = 1.0", "items"),
         ("layers = 4", "layers = 0", "layers"),

@@ -37,8 +37,10 @@ def load(name: str) -> Profile:
         return _profile(path.stem, _table(path))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"profile {path} is no TOML: {error}") from None
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ConfigError(f"profile {path} lacks or misplaces {error}; compare one that comes along") from None
+    except KeyError as error:
+        raise ConfigError(f"profile {path} lacks the entry {error}; compare one that comes along") from None
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"profile {path} has a value of the wrong kind: {error}; compare a packaged one") from None
     except ConfigError as error:
         raise ConfigError(f"profile {path}: {error}") from None
 
