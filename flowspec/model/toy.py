@@ -170,7 +170,7 @@ class ToyDrafter:
             for row, choice in zip(part.answers, choices, strict=True)
         ]
         values = tuple(float(np.log(0.6 * 0.4**rank)) for rank in range(work.width))
-        return DraftDone(tuple(proposals), (values,) * len(proposals))
+        return DraftDone(tuple(proposals), tuple(values[: len(tokens)] for tokens in proposals))
 
     def learn(self, job: str, ids: Sequence[int], rows: RowArray) -> None:
         raise StateError("the toy drafter drafts from tokens alone")
