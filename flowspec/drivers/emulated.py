@@ -30,7 +30,6 @@ from flowspec.core.machine import (
     Pass,
     Poll,
     Received,
-    Run,
     Send,
     Tick,
     Work,
@@ -193,22 +192,6 @@ class EmulatedWorker(Worker):
             return Done(result)
         return Tick() if kind == _TICK else Poll()
 
-    def _step(self, event: Input) -> bool:
-        worked = False
-        pending: list[Input] = [event]
-        while pending:
-            event = pending.pop(0)
-            now = self._now
-            outputs = list(self._machine.step(event, now))
-            self._recorder.step(now, event, outputs)
-            if self._records or any(not isinstance(output, Run) for output in outputs):
-                pending += self._write(outputs)
-            for output in outputs:
-                if isinstance(output, Run):
-                    self._start(output.work)
-                    worked = True
-        return worked
-
     # ---- software and device ----------------------------------------------------------------------------
 
     def _charge(self) -> float:
@@ -231,7 +214,7 @@ class EmulatedWorker(Worker):
             self._seen_to = 0.0
         return codes
 
-    def _start(self, work: Work) -> None:
+    def _start(self, work: Work) -> list[Input]:
         self._charge()
         before = self._model_seconds() if self._model_seconds is not None else 0.0
         result = self._compute(work)
@@ -247,6 +230,7 @@ class EmulatedWorker(Worker):
         self.software_seconds += software
         self._last_start = self._last.at
         self._running = (self._now + seconds + software, result)
+        return []
 
 
 def _may_come_back(op: Op, node: str) -> bool:

@@ -132,9 +132,13 @@ class Worker:
                 pending += self._write(outputs)
             for output in outputs:
                 if isinstance(output, Run):
-                    pending.append(Done(self._compute(output.work)))
+                    pending += self._start(output.work)
                     worked = True
         return worked
+
+    def _start(self, work: Work) -> list[Input]:
+        """Begin ``work``; what the machine is told at once."""
+        return [Done(self._compute(work))]
 
     # ---- performing ----------------------------------------------------------------------------------
 
