@@ -1,14 +1,45 @@
-"""``flowspec``: every command's flags; what they do is in the modules beside this one."""
+"""``flowspec``: every command and its flags; what they do is in the modules beside this one."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from flowspec.core.jobs import DEFAULT_MAX_NEW_TOKENS, DEFAULT_STRATEGY
+from flowspec.cli.flags import (
+    Cluster,
+    Draft,
+    Drafter,
+    Drafters,
+    Json,
+    Latency,
+    MaxNewTokens,
+    Mbit,
+    Models,
+    Pair,
+    Pretended,
+    PromptFile,
+    Raw,
+    Repeats,
+    Seed,
+    Simulated,
+    SplitOver,
+    Stages,
+    Strategies,
+    Strategy,
+    Sweep,
+    Target,
+    Temperature,
+    Tokens,
+    TopK,
+    TopP,
+    Url,
+)
+from flowspec.cli.parser import Command, UsageError, check_beside
+from flowspec.core.jobs import DEFAULT_MAX_NEW_TOKENS, DEFAULT_STRATEGY, JobSpec
+from flowspec.core.sampling import Sampling
 from flowspec.errors import BrokerUnreachable, FlowSpecError
 
 app = typer.Typer(
@@ -18,34 +49,7 @@ app = typer.Typer(
     add_completion=False,
 )
 
-#: click's error for a wrong command line, which typer brings along under changing names.
-_UsageError: type[Any] = typer.BadParameter.__mro__[1]
 _WHERE = "start a pipeline with `flowspec up`, or name a running one by --redis-url or FLOWSPEC_REDIS_URL"
-
-Url = Annotated[
-    str | None,
-    typer.Option("--redis-url", envvar="FLOWSPEC_REDIS_URL", help="Broker of a running pipeline.", show_default=False),
-]
-Target = Annotated[str | None, typer.Option(help="Model to run: folder or hub name; default: the packaged one.")]
-Draft = Annotated[
-    str | None,
-    typer.Option(
-        help="What drafts: a model of the same tokenizer, an EAGLE head, ngram, or several joined by +; "
-        "default: the packaged model."
-    ),
-]
-Models = Annotated[
-    str | None, typer.Option(help="A chain instead of --draft and --target: DRAFT,MIDDLE,TARGET, smallest first.")
-]
-Stages = Annotated[int | None, typer.Option(help="Verify workers the target's layers are split over; default: 4.")]
-Strategy = Annotated[str, typer.Option(help="See `flowspec strategies`; options as NAME:option=value,...")]
-MaxNewTokens = Annotated[int, typer.Option(help="Most tokens to generate.")]
-Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
-TopK = Annotated[int, typer.Option(help="Keep the K most likely tokens; 0 keeps all.")]
-TopP = Annotated[float, typer.Option(help="Keep the shortest set of tokens of this probability; 1 keeps all.")]
-Seed = Annotated[int, typer.Option(help="Same seed, same text.")]
-Raw = Annotated[bool, typer.Option("--raw", help="Do not apply the chat template.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout, all else on stderr.")]
 
 
 @app.command()
@@ -72,7 +76,6 @@ def generate(
     """Start a private pipeline (or use a running one), answer, report, and stop it."""
     from flowspec.cli.generate import Request, run
     from flowspec.cli.places import check_alone, setup_of
-    from flowspec.core.sampling import Sampling
 
     check_alone(redis_url, target, draft, models, stages)
     run(
@@ -132,8 +135,6 @@ def submit(
 ) -> None:
     """Submit a job to a running pipeline and print its id."""
     from flowspec.cli.jobs import submit
-    from flowspec.core.jobs import JobSpec
-    from flowspec.core.sampling import Sampling
 
     sampling = Sampling(temperature, top_k, top_p, seed)
     submit(JobSpec(prompt, None, max_new_tokens, sampling, strategy, raw=raw), redis_url)
@@ -170,10 +171,10 @@ def profile(
     target: Target = None,
     draft: Annotated[str | None, typer.Option(help="Drafters to time, joined by +; default: one of each kind.")] = None,
     rows: Annotated[str, typer.Option(help="Row counts to time.")] = "1,4,16,64",
-    stages: Annotated[int, typer.Option(help="Verify workers the target is meant to be split over.")] = 4,
-    repeats: Annotated[int, typer.Option(help="Timed passes of each kind.")] = 15,
-    latency_ms: Annotated[float, typer.Option(help="One-way link latency to write down; not measured.")] = 0.2,
-    mbit: Annotated[float, typer.Option(help="Link bandwidth to write down, Mbit/s; not measured.")] = 1000.0,
+    stages: SplitOver = 4,
+    repeats: Repeats = 15,
+    latency_ms: Latency = 0.2,
+    mbit: Mbit = 1000.0,
     out: Annotated[Path | None, typer.Option(help="Write the profile to this .toml; default: stdout.")] = None,
 ) -> None:
     """Measure this machine and write it down as a profile for simulations."""
@@ -182,34 +183,17 @@ def profile(
     profile(target, draft, rows, stages, repeats, latency_ms, mbit, out)
 
 
-Cluster = Annotated[str, typer.Option("--profile", help="Cluster to pretend: a profile that comes along, or a .toml.")]
-PromptFile = Annotated[
-    Path | None, typer.Option(help="JSON lines, or a folder of such files; default: twelve prompts that come along.")
-]
-Strategies = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--strategies",
-        "--strategy",
-        help="Several by spaces or commas, or by repeating the flag; NAME:option=value,option=value is one; all: "
-        "every exact one.",
-    ),
-]
-Sweep = Annotated[list[str] | None, typer.Option(help="Other links too: latency=MS,... or mbit=N,...; repeatable.")]
-Pair = Annotated[tuple[Path, Path] | None, typer.Option("--compare", help="Compare two files made by --out instead.")]
-
-
 @app.command()
 def simulate(
     prompt: Annotated[str | None, typer.Argument(help="What to ask.", show_default=False)] = None,
     prompts: PromptFile = None,
     profile: Cluster = "jetson-7b",
-    stages: Annotated[int | None, typer.Option(help="Stages to pretend; default: the profile's first.")] = None,
+    stages: Pretended = None,
     strategy: Strategy = DEFAULT_STRATEGY,
-    draft: Annotated[str, typer.Option(help="slm, head, ngram, or several joined by +.")] = "slm",
+    draft: Drafter = "slm",
     temperature: Temperature = 0.0,
     seed: Seed = 1,
-    max_new_tokens: MaxNewTokens = 48,
+    max_new_tokens: Simulated = 48,
     as_json: Json = False,
 ) -> None:
     """Say how fast a strategy would be on a cluster you describe, without one."""
@@ -220,12 +204,13 @@ def simulate(
 
 @app.command()
 def bench(
+    ctx: typer.Context,
     profile: Cluster = "jetson-7b",
     strategies: Strategies = None,
-    draft: Annotated[str, typer.Option(help="Draft sources: slm, head, ngram, slm+ngram, by commas.")] = "slm",
+    draft: Drafters = "slm",
     temperatures: Annotated[str, typer.Option(help="Temperatures, by commas.")] = "0",
     stages: Annotated[str | None, typer.Option(help="Stage counts, by commas; default: the profile's first.")] = None,
-    tokens: Annotated[int | None, typer.Option(help="Tokens of every text; default: 48.")] = None,
+    tokens: Tokens = None,
     prompts: PromptFile = None,
     half: Annotated[str, typer.Option(help="tuning, measuring or all: every other prompt of a set.")] = "all",
     no_loops: Annotated[bool, typer.Option("--no-loops", help="Leave out prompts whose text repeats itself.")] = False,
@@ -243,8 +228,10 @@ def bench(
     from flowspec.cli import bench as commands
 
     if compare is not None:
+        check_beside(ctx, "--compare")
         return commands.compare(*compare)
     if table is not None:
+        check_beside(ctx, "--table", "--prompts", "--tokens")
         return commands.table(table, prompts, tokens)
     given = (profile, strategies or ["all"], draft, temperatures, stages, tokens, prompts, half, no_loops, baseline)
     return commands.bench(commands.Options(*given, seed, sweep or [], out, markdown, plots, plot_format))
@@ -258,6 +245,10 @@ def replay(recording: Annotated[Path, typer.Argument(help="A file made with `gen
     replay(recording)
 
 
+for _command in app.registered_commands:
+    _command.cls = Command
+
+
 def main() -> None:
     """Entry point: an expected error is one line on stderr and status 1."""
     from flowspec import observe
@@ -265,8 +256,10 @@ def main() -> None:
     try:
         observe.configure()
         sys.exit(app(sys.argv[1:] or ["--help"], standalone_mode=False))
-    except _UsageError as error:
-        sys.stderr.write(f"flowspec: {' '.join(error.format_message().split()).rstrip('.')}; see `flowspec --help`\n")
+    except UsageError as error:
+        command = f" {error.ctx.info_name}" if error.ctx is not None and error.ctx.parent is not None else ""
+        said = " ".join(error.format_message().split()).rstrip(".")
+        sys.stderr.write(f"flowspec: {said}; see `flowspec{command} --help`\n")
         sys.exit(2)
     except BrokerUnreachable as error:
         sys.stderr.write(f"flowspec: {error}; {_WHERE}\n")

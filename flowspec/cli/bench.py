@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import sys
 from collections import Counter
@@ -16,6 +17,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from flowspec.cli.generate import read_prompts
+from flowspec.cli.parser import positive
+from flowspec.core.jobs import JobSpec
 from flowspec.core.profile import LinkShape, Profile
 from flowspec.errors import ConfigError
 from flowspec.strategies import EXACT
@@ -60,6 +63,7 @@ def bench(options: Options) -> None:
 
     _check_places(options)
     plan = _plan(options)
+    _note_surplus(plan)
     prompts = halve(prompts_in(options.prompts), options.half)
     with _progress() as tell:
         grid = Grid(plan, prompts, tell)
@@ -83,8 +87,8 @@ def _plan(options: Options) -> Plan:
         profile,
         strategies_of(options.strategies),
         _list(options.draft, str, "--draft", "names like slm,head"),
-        _list(options.temperatures, float, "--temperatures", "numbers like 0,1"),
-        profile.stages[:1] if options.stages is None else _list(options.stages, int, "--stages", "counts like 4,8"),
+        _list(options.temperatures, _temperature, "--temperatures", "numbers of 0 (greedy) or more, like 0,1"),
+        profile.stages[:1] if options.stages is None else _counts(options.stages),
         DEFAULT_TOKENS if options.tokens is None else options.tokens,
         options.seed,
         options.baseline,
@@ -111,6 +115,18 @@ def _check_places(options: Options) -> None:
         raise ConfigError(f"--plots: folder {options.plots} cannot be made: {error}") from None
 
 
+def _note_surplus(plan: Plan) -> None:
+    """A line on stderr for every stage count above what the profile's layers are enough for."""
+    profile = plan.profile
+    for stages in plan.stages:
+        idle = sum(profile.stage_layers(stage, stages) == 0 for stage in range(1, stages))
+        if idle:
+            sys.stderr.write(
+                f"note: {idle} of {stages} stages have no layer and pass rows on: the model of profile "
+                f"{profile.name} has {profile.layers} layers\n"
+            )
+
+
 def _command() -> str:
     return shlex.join(["flowspec", *sys.argv[1:]])
 
@@ -126,9 +142,12 @@ def simulate(
 
     if prompt is not None and prompts is not None:
         raise ConfigError("give either a PROMPT or --prompts FILE.jsonl, not both")
+    if prompt is not None:
+        JobSpec(prompt)  # says what is wrong with it
     cluster = load(profile)
     count = cluster.stages[0] if stages is None else stages
     plan = Plan(cluster, (strategy,), (draft,), (temperature,), (count,), max_new_tokens, seed)
+    _note_surplus(plan)
     asked = [Prompt("prompt", prompt)] if prompt is not None else prompts_in(prompts)
     with _progress() as tell:
         grid = Grid(plan, asked, tell)
@@ -210,10 +229,15 @@ def _links(text: str, profile: Profile) -> list[Link]:
     if name not in ("latency", "mbit"):
         raise ConfigError(f"--sweep is {text!r}; expected latency=MS,MS,... or mbit=N,N,...")
     numbers = _list(values, float, "--sweep", "latency=0,5,25 or mbit=10,100")
-    if name == "latency":
-        shapes = [replace(profile.link, latency=number / 1e3) for number in numbers]
-    else:
-        shapes = [LinkShape(profile.link.latency, number * 1e6 / 8) for number in numbers]
+    try:
+        if name == "latency":
+            shapes = [replace(profile.link, latency=number / 1e3) for number in numbers]
+        else:
+            shapes = [LinkShape(profile.link.latency, number * 1e6 / 8) for number in numbers]
+    except ConfigError:
+        raise ConfigError(
+            f"--sweep is {text!r}, but a link has a latency from 0 to 999999 ms and a bandwidth above 0 Mbit/s"
+        ) from None
     return [Link(name, shape) for shape in shapes if shape != profile.link]
 
 
@@ -243,6 +267,17 @@ def _list(text: str, kind: Callable[[str], T], flag: str, expected: str) -> tupl
         return tuple(dict.fromkeys(kind(part.strip()) for part in text.split(",")))
     except ValueError:
         raise ConfigError(f"{flag} is {text!r}; expected {expected}") from None
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return _list(text, positive, "--stages", "counts of 1 or more, like 4,8")
+
+
+def _temperature(text: str) -> float:
+    number = float(text)
+    if not (math.isfinite(number) and number >= 0):
+        raise ValueError(text)
+    return number
 
 
 def _write(file: Path, text: str) -> None:

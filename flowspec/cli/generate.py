@@ -16,7 +16,7 @@ from flowspec.cluster import Cluster, Setup
 from flowspec.core.jobs import JobSpec
 from flowspec.core.sampling import Sampling
 from flowspec.drivers.replay import merge
-from flowspec.errors import ClusterError, ConfigError, FlowSpecError
+from flowspec.errors import ClusterError, ConfigError, FlowSpecError, JobError
 from flowspec.strategies import build
 
 
@@ -176,5 +176,9 @@ def _prompt_of(line: str, where: str) -> str:
         if text is None:
             text = turns[0] if isinstance(turns, list) and turns else None
         if isinstance(text, str):
+            try:
+                JobSpec(text)
+            except JobError as error:
+                raise ConfigError(f"{where}: {error}") from None
             return text
     raise ConfigError(f'{where} has neither "prompt" nor "turns"')

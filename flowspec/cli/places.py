@@ -12,7 +12,10 @@ from pathlib import Path
 from flowspec.cluster import Setup
 from flowspec.errors import ConfigError
 from flowspec.model.directory import default_pair
+from flowspec.model.sources import NGRAM, open_models
 
+#: What comes along and can only draft.
+_DRAFTERS = (NGRAM, "head")
 #: Verify stages of a pipeline nobody said more about.
 DEFAULT_STAGES = 4
 
@@ -24,6 +27,15 @@ def check_alone(url: str | None, *flags: object) -> None:
             "--target, --draft, --models and --stages are for a private pipeline, and a running one is named by "
             "--redis-url or FLOWSPEC_REDIS_URL: leave out the one or the other"
         )
+
+
+def check_target(target: str | None, draft: str | None) -> None:
+    """ConfigError for a target of one's own without a draft; ModelError if it could not be a target anyway."""
+    if target is None or draft is not None:
+        return
+    if target in _DRAFTERS:
+        open_models(target, NGRAM)
+    raise ConfigError("--target needs --draft: the packaged draft has another tokenizer than your model")
 
 
 def setup_of(target: str | None, draft: str | None, models: str | None, stages: int | None) -> Setup:
@@ -38,8 +50,7 @@ def setup_of(target: str | None, draft: str | None, models: str | None, stages: 
         if len(names) < 2 or not all(names):
             raise ConfigError(f"--models is {models!r}; expected at least DRAFT,TARGET, smallest first")
         return Setup(names[-1], names[0], count, tuple(names[1:-1]))
-    if target is not None and draft is None:
-        raise ConfigError("--target needs --draft: the packaged draft has another tokenizer than your model")
+    check_target(target, draft)
     return Setup(target or packaged_target, draft or packaged_draft, count)
 
 

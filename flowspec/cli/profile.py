@@ -7,6 +7,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from flowspec.cli.parser import positive
+from flowspec.cli.places import check_target
 from flowspec.errors import ConfigError
 from flowspec.model.directory import default_pair
 
@@ -27,8 +29,7 @@ def profile(
     """Measure, and write the profile to ``out`` or stdout; ConfigError for flags that make no sense."""
     from flowspec.testbed.measure import Plan, as_toml, measure
 
-    if target is not None and draft is None:
-        raise ConfigError("--target needs --draft: the packaged draft has another tokenizer than your model")
+    check_target(target, draft)
     plan = Plan(_counts(rows), stages, repeats, latency_ms, mbit)
     if out is not None and out.suffix != ".toml":
         raise ConfigError(f"--out is {out}; expected a name that ends in .toml, by which a profile is told from a name")
@@ -49,6 +50,6 @@ def profile(
 
 def _counts(text: str) -> tuple[int, ...]:
     try:
-        return tuple(sorted({int(part) for part in text.split(",")}))
+        return tuple(sorted({positive(part) for part in text.split(",")}))
     except ValueError:
-        raise ConfigError(f"--rows is {text!r}; expected counts like 1,4,16,64") from None
+        raise ConfigError(f"--rows is {text!r}; expected counts of 1 or more, like 1,4,16,64") from None

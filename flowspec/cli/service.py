@@ -17,11 +17,11 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from rich.console import Console
 from rich.table import Table
 
 from flowspec.broker.base import setup_of
 from flowspec.cli.places import lock_file, running, state_file, url_or_running
+from flowspec.cli.show import console
 from flowspec.client import Client
 from flowspec.cluster import READY_SECONDS, Cluster, Setup
 from flowspec.errors import ClusterError, FlowSpecError
@@ -106,8 +106,8 @@ def status(url: str | None, *, as_json: bool) -> None:
         return
     if not pipeline:
         raise ClusterError("no pipeline here: no scheduler has announced one; start it with `flowspec up`")
-    console = Console(highlight=False)
-    console.print(f"{pipeline['target']} on {pipeline['stages']} stages; {running_jobs} running, {waiting} waiting")
+    screen = console()
+    screen.print(f"{pipeline['target']} on {pipeline['stages']} stages; {running_jobs} running, {waiting} waiting")
     table = Table("worker", "state", "host", "process", "passes", "refused", box=None, pad_edge=False)
     roles = ["scheduler", "draft", *(f"verify-{stage}" for stage in range(1, int(pipeline["stages"]) + 1))]
     for role in roles:
@@ -121,7 +121,7 @@ def status(url: str | None, *, as_json: bool) -> None:
             info.get("refused"),
         )
         table.add_row(role, *("-" if cell is None else str(cell) for cell in cells))
-    console.print(table)
+    screen.print(table)
     missing = [role for role in roles if role not in workers]
     if missing:
         raise ClusterError(f"{missing[0]} has no worker: jobs wait until it is started again")

@@ -24,6 +24,16 @@ from flowspec.strategies import describe
 
 #: As much of the streamed text is laid out above the status line; the rest is out of view.
 _TAIL_CHARACTERS = 8000
+#: Characters of a line where no terminal says how many there are.
+_ENDLESS = 10_000
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console without colours of its own; what goes to no terminal has lines as long as they need to be."""
+    found = Console(stderr=stderr, highlight=False)
+    if not found.is_terminal:
+        found.width = _ENDLESS
+    return found
 
 
 class Screen:
@@ -31,7 +41,7 @@ class Screen:
 
     def __init__(self, *, as_json: bool) -> None:
         self._json = as_json
-        self._errors = Console(stderr=True, highlight=False)
+        self._errors = console(stderr=True)
 
     @property
     def _live(self) -> bool:
@@ -213,12 +223,12 @@ def strategies(*, as_json: bool) -> None:
         for entry in describe():
             sys.stdout.write(json.dumps({**dataclasses.asdict(entry), "options": dict(entry.options)}) + "\n")
         return
-    console = Console(highlight=False)
+    shown = console()
     for entry in describe():
         options = "  ".join(f"{name}={default}" for name, default in entry.options)
-        console.print(f"[bold]{entry.name}[/bold]  {entry.summary}", soft_wrap=True)
-        console.print(f"    source: {entry.source}", soft_wrap=True)
-        console.print(f"    options: {options}", soft_wrap=True)
+        shown.print(f"[bold]{entry.name}[/bold]  {entry.summary}", soft_wrap=True)
+        shown.print(f"    source: {entry.source}", soft_wrap=True)
+        shown.print(f"    options: {options}", soft_wrap=True)
 
 
 def replay(recording: Path) -> None:

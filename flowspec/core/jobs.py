@@ -48,8 +48,12 @@ class JobSpec:
     record: bool = False
 
     def __post_init__(self) -> None:
-        if (self.prompt is None) == (self.prompt_ids is None):
-            raise JobError("a job needs either 'prompt' or 'prompt_ids', and not both")
+        if self.prompt is None and self.prompt_ids is None:
+            raise JobError(
+                "the job has no prompt; give it either 'prompt' or 'prompt_ids': a text, or a list of ids like [1, 2]"
+            )
+        if self.prompt is not None and self.prompt_ids is not None:
+            raise JobError("the job has 'prompt' and 'prompt_ids'; leave out one of them: it takes not both")
         if self.prompt is not None and not self.prompt.strip():
             raise JobError("the prompt is empty; give it at least one character that is not a space")
         for name, text in (

@@ -40,7 +40,8 @@ class Times:
         falling = any(low > high for low, high in pairwise(seconds))
         if not rows or rows[0] < 1 or not rising or falling or not 0 < min(seconds) <= max(seconds) < 1e6:
             raise ConfigError(
-                f"pass times {self.points} are no table; expected rising rows from 1 on and seconds that never fall"
+                f"pass times {self.points} are no table; "
+                "expected rising rows from 1 on, and seconds above 0 that never fall"
             )
 
     def at(self, rows: int) -> float:

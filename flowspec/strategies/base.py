@@ -24,6 +24,8 @@ D = TypeVar("D")
 
 #: How an option asks the strategy to choose, and what marks the fields of those that can.
 _AUTO = "auto"
+#: As many characters of a wrong value are shown.
+_SHOWN = 60
 
 
 def or_auto(default: int) -> int:
@@ -36,7 +38,7 @@ def check(params: object, *ranges: tuple[str, int, int]) -> None:
     for name, low, high in ranges:
         value = getattr(params, name)
         if not low <= value <= high:
-            raise ConfigError(f"{name} is {value}; expected {low} to {high}")
+            raise ConfigError(f"{name} is {str(value)[:_SHOWN]}; expected {low} to {high}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,7 @@ def read_params(kind: type[D], options: Mapping[str, str]) -> D:
     for name, text in options.items():
         if name not in fields:
             known = ", ".join(fields) or "none"
-            raise ConfigError(f"unknown strategy option {name!r}; the options are: {known}")
+            raise ConfigError(f"unknown strategy option {_shown(name)}; the options are: {known}")
         values[name] = _parse(fields[name], text)
     return kind(**values)
 
@@ -134,7 +136,7 @@ def _parse(field: dataclasses.Field[Any], text: str) -> object:
     name, default = field.name, field.default
     if isinstance(default, bool):
         if text.lower() not in ("on", "off", "1", "0", "true", "false"):
-            raise ConfigError(f"strategy option {name} is {text!r}; expected on or off")
+            raise ConfigError(f"strategy option {name} is {_shown(text)}; expected on or off")
         return text.lower() in ("on", "1", "true")
     if isinstance(default, int):
         automatic = _AUTO in field.metadata
@@ -144,5 +146,10 @@ def _parse(field: dataclasses.Field[Any], text: str) -> object:
             return int(text)
         except ValueError:
             expected = f"a whole number or {_AUTO}" if automatic else "a whole number"
-            raise ConfigError(f"strategy option {name} is {text!r}; expected {expected}") from None
+            raise ConfigError(f"strategy option {name} is {_shown(text)}; expected {expected}") from None
     return text
+
+
+def _shown(text: str) -> str:
+    """``text`` as an error shows it: quoted, and no longer than a line takes."""
+    return repr(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]!r}..."

@@ -75,15 +75,15 @@ class Plan:
 
     def __post_init__(self) -> None:
         if not (self.strategies and self.sources and self.temperatures and self.stages):
-            raise ConfigError(
-                "nothing to run; expected at least one strategy, draft source, temperature and stage count"
-            )
-        if self.tokens < 2 or min(self.stages) < 1:
-            raise ConfigError(f"tokens is {self.tokens}, stages {list(self.stages)}; expected 2 or more, and 1 or more")
+            raise ConfigError("nothing to run; expected a strategy, a draft source, a temperature and a stage count")
+        if self.tokens < 2:
+            raise ConfigError(f"tokens is {self.tokens}; expected 2 or more")
+        if min(self.stages) < 1:
+            raise ConfigError(f"stages is {list(self.stages)}; expected counts of 1 or more")
         for temperature in self.temperatures:
             Sampling(temperature, seed=self.seed)
         for source in self.sources:
-            drafter_of(source)
+            drafter_of(source, self.profile.drafters)
             self.profile.draft_seconds(_canonical(source), 1)
         for strategy in self.runs:
             for stages in self.stages:
@@ -128,12 +128,15 @@ def halve(prompts: Iterable[Prompt], half: str) -> list[Prompt]:
     return kept
 
 
-def drafter_of(source: str) -> str:
-    """What ``load_sources`` calls a profile's drafter ``source``; ConfigError if no such one comes along."""
+def drafter_of(source: str, timed: Iterable[str] = ("slm", "head", "ngram")) -> str:
+    """What ``load_sources`` calls a profile's drafter ``source``; else a ConfigError names those of ``timed``."""
     names = source_names(source)
     unknown = [name for name in names if name not in DRAFTERS]
     if unknown:
-        raise ConfigError(f"unknown draft source {unknown[0]!r}; expected slm, head, ngram, or several joined by +")
+        known = ", ".join(name for name in timed if name in DRAFTERS)
+        raise ConfigError(
+            f"unknown draft source {unknown[0]!r}; expected {known}, or several joined by +; draft means slm"
+        )
     return "+".join(DRAFTERS[name] for name in names)
 
 

@@ -54,8 +54,10 @@ class Plan:
     mbit: float = 1000.0
 
     def __post_init__(self) -> None:
-        if not self.rows or min(self.rows) < 1 or self.repeats < 1:
-            raise ConfigError(f"rows {list(self.rows)} in {self.repeats} repeats; expected counts of 1 or more")
+        if not self.rows or min(self.rows) < 1:
+            raise ConfigError(f"rows is {list(self.rows)}; expected counts of 1 or more")
+        if self.repeats < 1:
+            raise ConfigError(f"repeats is {self.repeats}; expected 1 or more")
         _ = self.link
 
     @property

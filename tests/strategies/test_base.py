@@ -82,3 +82,14 @@ def test_a_nucleus_is_a_share_in_percent(share: int) -> None:
     assert "children is 0" in refused("specpipe_lossy_nucleus:children=0")
     for taken in (1, 100):
         build(f"specpipe_lossy_nucleus:nucleus={taken}", 3)
+
+
+@pytest.mark.parametrize("text", ["chain:window={}", "flowspec:merge={}", "chain:{}=1"])
+def test_a_wrong_value_is_shown_whole_if_it_is_short_and_cut_if_it_is_long(text: str) -> None:
+    assert f"'{'x' * 60}';" in refused(text.format("x" * 60))
+    long = refused(text.format("x" * 3000))
+    assert f"'{'x' * 60}'...;" in long and "x" * 61 not in long
+
+
+def test_a_number_far_out_of_range_is_cut() -> None:
+    assert len(refused(f"chain:window={'9' * 3000}")) < 100

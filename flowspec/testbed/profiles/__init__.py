@@ -68,16 +68,22 @@ def _profile(name: str, table: Mapping[str, Any]) -> Profile:
         int(target["layers"]),
         int(target["hidden"]),
         int(target["value_bytes"]),
-        _times(target["layer_ms"]),
-        _times(target["head_ms"]),
-        {source: _times(points) for source, points in table["drafters"].items()},
+        _times("target.layer_ms", target["layer_ms"]),
+        _times("target.head_ms", target["head_ms"]),
+        {source: _times(f"drafters.{source}", points) for source, points in table["drafters"].items()},
         LinkShape(float(link["latency_ms"]) / 1e3, float(link["mbit"]) * _MEGABIT),
         tuple(map(int, table["stages"])),
-        tuple(_times(points) for points in table.get("middles", {}).values()),
+        tuple(_times(f"middles.{model}", points) for model, points in table.get("middles", {}).items()),
         {key: float(value) for key, value in table.get("anchors", {}).items()},
     )
 
 
-def _times(points: Mapping[str, float]) -> Times:
-    """A table of milliseconds by rows, like ``{1 = 2.0, 16 = 2.2}``."""
-    return Times(tuple(sorted((int(rows), float(ms) / 1e3) for rows, ms in points.items())))
+def _times(place: str, points: Mapping[str, float]) -> Times:
+    """A table of milliseconds by rows, like ``{1 = 2.0, 16 = 2.2}``; ConfigError names its ``place`` in the file."""
+    try:
+        return Times(tuple(sorted((int(rows), float(ms) / 1e3) for rows, ms in points.items())))
+    except (ConfigError, TypeError, ValueError, AttributeError):
+        raise ConfigError(
+            f"{place} is {str(points)[:200]}; expected milliseconds by rows, with items like 1 = 2.0, 16 = 2.2: "
+            "rows from 1 on, times above 0 that never fall as rows rise"
+        ) from None

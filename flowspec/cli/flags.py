@@ -1,0 +1,94 @@
+"""The flags that commands share, and those whose values are checked as they are read."""
+
+from __future__ import annotations
+
+from functools import partial
+from math import inf
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flowspec.cli.parser import in_range, taken_by
+from flowspec.core.jobs import MAX_NEW_TOKENS, JobSpec
+from flowspec.core.sampling import Sampling
+
+_POSITIVE = in_range(1, inf, "1 or more")
+_SAMPLING = taken_by(Sampling)
+_SIMULATED = in_range(2, MAX_NEW_TOKENS, f"2 to {MAX_NEW_TOKENS}")
+_SOURCES = (
+    "slm (or draft: the packaged small model), head, ngram; a profile must have times for it, as all packaged ones do"
+)
+
+Url = Annotated[
+    str | None,
+    typer.Option("--redis-url", envvar="FLOWSPEC_REDIS_URL", help="Broker of a running pipeline.", show_default=False),
+]
+Target = Annotated[str | None, typer.Option(help="Model to run: folder or hub name; default: the packaged one.")]
+Draft = Annotated[
+    str | None,
+    typer.Option(
+        help="What drafts: a model of the same tokenizer, an EAGLE head, ngram, or several joined by +; "
+        "default: the packaged model."
+    ),
+]
+Models = Annotated[
+    str | None, typer.Option(help="A chain instead of --draft and --target: DRAFT,MIDDLE,TARGET, smallest first.")
+]
+Stages = Annotated[
+    int | None,
+    typer.Option(callback=_POSITIVE, help="Verify workers the target's layers are split over; default: 4."),
+]
+Strategy = Annotated[str, typer.Option(help="See `flowspec strategies`; options as NAME:option=value,...")]
+MaxNewTokens = Annotated[int, typer.Option(callback=taken_by(partial(JobSpec, "-")), help="Most tokens to generate.")]
+Temperature = Annotated[float, typer.Option(callback=_SAMPLING, help="0 is greedy.")]
+TopK = Annotated[int, typer.Option(callback=_SAMPLING, help="Keep the K most likely tokens; 0 keeps all.")]
+TopP = Annotated[
+    float, typer.Option(callback=_SAMPLING, help="Keep the shortest set of tokens of this probability; 1 keeps all.")
+]
+Seed = Annotated[int, typer.Option(callback=_SAMPLING, help="Same seed, same text.")]
+Raw = Annotated[bool, typer.Option("--raw", help="Do not apply the chat template.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout, all else on stderr.")]
+SplitOver = Annotated[
+    int, typer.Option("--stages", callback=_POSITIVE, help="Verify workers the target is meant to be split over.")
+]
+Repeats = Annotated[int, typer.Option(callback=_POSITIVE, help="Timed passes of each kind.")]
+Latency = Annotated[
+    float,
+    typer.Option(
+        callback=in_range(0, 999_999, "milliseconds from 0 to 999999"),
+        help="One-way link latency to write down; not measured.",
+    ),
+]
+Mbit = Annotated[
+    float,
+    typer.Option(
+        callback=in_range(1e-6, inf, "Mbit/s, more than 0"),
+        help="Link bandwidth to write down, Mbit/s; not measured.",
+    ),
+]
+
+Cluster = Annotated[str, typer.Option("--profile", help="Cluster to pretend: a profile that comes along, or a .toml.")]
+PromptFile = Annotated[
+    Path | None, typer.Option(help="JSON lines, or a folder of such files; default: twelve prompts that come along.")
+]
+Strategies = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--strategies",
+        "--strategy",
+        help="Several by spaces or commas, or by repeating the flag; NAME:option=value,option=value is one; all: "
+        "every exact one.",
+    ),
+]
+Sweep = Annotated[list[str] | None, typer.Option(help="Other links too: latency=MS,... or mbit=N,...; repeatable.")]
+Pair = Annotated[tuple[Path, Path] | None, typer.Option("--compare", help="Compare two files made by --out instead.")]
+Drafter = Annotated[str, typer.Option("--draft", help=f"What drafts, several joined by +: {_SOURCES}.")]
+Drafters = Annotated[
+    str, typer.Option("--draft", help=f"Draft sources by commas, like slm,head,slm+ngram: {_SOURCES}.")
+]
+Pretended = Annotated[
+    int | None, typer.Option("--stages", callback=_POSITIVE, help="Stages to pretend; default: the profile's first.")
+]
+Simulated = Annotated[int, typer.Option(callback=_SIMULATED, help="Most tokens to generate.")]
+Tokens = Annotated[int | None, typer.Option(callback=_SIMULATED, help="Tokens of every text; default: 48.")]

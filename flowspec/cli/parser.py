@@ -1,0 +1,79 @@
+"""What every command's flags have in common: each is given once, its number is in range, and none is ignored."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import typer
+from typer.core import TyperCommand
+
+from flowspec.errors import ConfigError
+
+#: click's error for a wrong command line, which typer brings along under changing names.
+UsageError: type[Any] = typer.BadParameter.__mro__[1]
+
+N = TypeVar("N", int, float, None)
+
+
+class Command(TyperCommand):
+    """A command that takes a flag with a value once, unless the flag is meant to be repeated."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As click's, which keeps the last of several values; a usage error names a flag given twice."""
+        try:
+            _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+        except UsageError as error:
+            error.ctx = error.ctx or ctx  # click leaves out some commands' names
+            raise
+        repeated: Counter[Any] = Counter(order)
+        for param, times in repeated.items():
+            if times > 1 and param.param_type_name == "option" and not (param.multiple or param.is_flag):
+                ctx.fail(f"{param.opts[0]} is given {times} times; give it once")
+        return super().parse_args(ctx, args)
+
+
+def in_range(low: float, high: float, expected: str) -> Callable[[typer.CallbackParam, N], N]:
+    """A callback: ConfigError that names the flag unless its value is from ``low`` to ``high``, or not given."""
+
+    def check(param: typer.CallbackParam, value: N) -> N:
+        if value is not None and not low <= value <= high:
+            raise ConfigError(f"{param.opts[0]} is {value}; expected {expected}")
+        return value
+
+    return check
+
+
+def taken_by(kind: Callable[..., object]) -> Callable[[typer.CallbackParam, N], N]:
+    """A callback: ConfigError unless ``kind`` takes the value under the parameter's name; it names the flag."""
+
+    def check(param: typer.CallbackParam, value: N) -> N:
+        name = str(param.name)
+        try:
+            kind(**{name: value})
+        except ConfigError as error:
+            raise ConfigError(str(error).replace(name, param.opts[0], 1)) from None
+        return value
+
+    return check
+
+
+def positive(text: str) -> int:
+    """A count; ValueError unless it is 1 or more."""
+    count = int(text)
+    if count < 1:
+        raise ValueError(text)
+    return count
+
+
+def check_beside(ctx: typer.Context, *allowed: str) -> None:
+    """ConfigError if the command line has flags besides ``allowed``, of which the first gives them no meaning."""
+    given = {
+        param.opts[0]
+        for param in ctx.command.params
+        if getattr(ctx.get_parameter_source(str(param.name)), "name", "") == "COMMANDLINE"
+    }
+    others = sorted(given - set(allowed))
+    if others:
+        raise ConfigError(f"{allowed[0]} takes no {', '.join(others)}; leave out the one or the other")

@@ -1,0 +1,36 @@
+"""A wrong command line is one line that points to the help of its command."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cli.conftest import Command
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said", "help_of"),
+    [
+        (["generate", "hi", "--stages", "x"], "'--stages'", "flowspec generate"),
+        (["generate", "hi", "--stages"], "requires an argument", "flowspec generate"),
+        (["generate", "hi", "--frob"], "No such option", "flowspec generate"),
+        (["simulate", "hi", "there"], "extra argument", "flowspec simulate"),
+        (["replay"], "Missing argument", "flowspec replay"),
+        (["bench", "--compare", "a"], "'--compare'", "flowspec bench"),
+        (["frob"], "No such command", "flowspec"),
+        (["--frob"], "No such option", "flowspec"),
+    ],
+)
+def test_wrong_usage_points_to_the_help_of_its_command(
+    command: Command, arguments: list[str], said: str, help_of: str
+) -> None:
+    status, out, err = command(*arguments)
+    assert (status, out) == (2, "")
+    assert said in err and err.endswith(f"; see `{help_of} --help`\n") and err.count("\n") == 1
+
+
+def test_the_help_says_what_drafts(command: Command) -> None:
+    for name in ("simulate", "bench"):
+        status, out, _ = command(name, "--help")
+        assert status == 0
+        words = " ".join(out.replace("│", " ").split())
+        assert "slm (or draft: the packaged small model), head, ngram; a profile must have times" in words

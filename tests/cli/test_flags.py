@@ -1,0 +1,55 @@
+"""A number out of range is answered with the flag's name and what it takes, never with an inner name."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cli.conftest import Command
+
+
+@pytest.mark.parametrize("name", ["generate", "submit"])
+@pytest.mark.parametrize(
+    ("flag", "value", "expected"),
+    [
+        ("--max-new-tokens", "0", "1 to 1048576"),
+        ("--temperature", "-1.5", "a number of 0 (greedy) or more"),
+        ("--temperature", "nan", "a number of 0 (greedy) or more"),
+        ("--top-k", "-1", "0 (off) or a number of tokens up to 2147483647"),
+        ("--top-p", "2.5", "a share above 0 and at most 1 (off)"),
+        ("--seed", "-1", "an integer from 0 to 9223372036854775807"),
+    ],
+)
+def test_sampling(command: Command, name: str, flag: str, value: str, expected: str) -> None:
+    assert command(name, "hi", flag, value) == (1, "", f"flowspec: {flag} is {value}; expected {expected}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "flag", "value", "expected"),
+    [
+        (["generate", "hi"], "--stages", "0", "1 or more"),
+        (["up"], "--stages", "-2", "1 or more"),
+        (["profile"], "--stages", "0", "1 or more"),
+        (["profile"], "--repeats", "0", "1 or more"),
+        (["profile"], "--latency-ms", "-1.5", "milliseconds from 0 to 999999"),
+        (["profile"], "--mbit", "0.0", "Mbit/s, more than 0"),
+        (["simulate", "hi"], "--stages", "0", "1 or more"),
+        (["simulate", "hi"], "--max-new-tokens", "1", "2 to 1048576"),
+        (["simulate", "hi"], "--temperature", "-1.0", "a number of 0 (greedy) or more"),
+        (["bench"], "--tokens", "0", "2 to 1048576"),
+        (["bench"], "--seed", "-1", "an integer from 0 to 9223372036854775807"),
+        (["bench"], "--stages", "'4,0'", "counts of 1 or more, like 4,8"),
+        (["bench"], "--temperatures", "'0,-1'", "numbers of 0 (greedy) or more, like 0,1"),
+        (["bench"], "--temperatures", "'inf'", "numbers of 0 (greedy) or more, like 0,1"),
+        (["profile"], "--rows", "'0,1'", "counts of 1 or more, like 1,4,16,64"),
+    ],
+)
+def test_clusters(command: Command, arguments: list[str], flag: str, value: str, expected: str) -> None:
+    done = command(*arguments, f"{flag}={value.strip(chr(39))}")
+    assert done == (1, "", f"flowspec: {flag} is {value}; expected {expected}\n")
+
+
+@pytest.mark.parametrize("sweep", ["latency=-1", "latency=5,1e9", "mbit=0"])
+def test_links(command: Command, sweep: str) -> None:
+    status, out, err = command("bench", "--sweep", sweep)
+    assert (status, out) == (1, "")
+    assert err.startswith(f"flowspec: --sweep is '{sweep}', but a link has a latency from 0 to 999999 ms and")

@@ -1,0 +1,80 @@
+"""What is refused before a command begins: a flag given twice, a number out of range, flags without a meaning."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import typer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowspec.cli.app import app
+from flowspec.cli.parser import in_range, positive
+from flowspec.errors import ConfigError
+from tests.cli.conftest import Command
+
+GROUP = typer.main.get_command(app)
+#: Every flag with a value, and whether it may be repeated.
+VALUED = [
+    (name, flag, option.multiple)
+    for name, found in GROUP.commands.items()  # type: ignore[attr-defined]
+    for option in found.params
+    if option.param_type_name == "option" and not option.is_flag and option.nargs == 1
+    for flag in option.opts
+]
+
+
+@pytest.mark.parametrize(("name", "flag"), [(name, flag) for name, flag, multiple in VALUED if not multiple])
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_flag_given_twice_is_refused(command: Command, name: str, flag: str, joined: bool) -> None:
+    second = [f"{flag}=2"] if joined else [flag, "2"]
+    status, out, err = command(name, flag, "1", *second)
+    assert (status, out) == (2, "")
+    assert err == f"flowspec: {flag} is given 2 times; give it once; see `flowspec {name} --help`\n"
+
+
+def test_flags_meant_to_be_repeated_are_taken(command: Command) -> None:
+    assert {flag for _, flag, multiple in VALUED if multiple} == {"--strategies", "--strategy", "--sweep"}
+    links = ("--sweep", "latency=1", "--sweep", "mbit=1")
+    _, _, err = command("bench", "--strategies", "auto", "--strategy", "chain", *links, "--profile", "nowhere")
+    assert "there is no profile 'nowhere'" in err
+
+
+@pytest.mark.parametrize("beside", [["--stages", "3"], ["--tokens", "48"], ["--no-loops"], ["--table", "flowspec-1"]])
+def test_nothing_stands_beside_compare(command: Command, beside: list[str]) -> None:
+    status, out, err = command("bench", "--compare", "a", "b", *beside)
+    assert (status, out) == (1, "")
+    assert err == f"flowspec: --compare takes no {beside[0]}; leave out the one or the other\n"
+    assert "a is no file written by" in command("bench", "--compare", "a", "b")[2]
+
+
+def test_a_table_takes_prompts_and_tokens_only(command: Command) -> None:
+    refused = command("bench", "--table", "none", "--seed", "1", "--stages", "4")[2]
+    assert refused == "flowspec: --table takes no --seed, --stages; leave out the one or the other\n"
+    assert "there is no table 'none'" in command("bench", "--table", "none", "--prompts", "x", "--tokens", "8")[2]
+
+
+#: As much of a flag as a check looks at.
+FLAG: Any = SimpleNamespace(opts=["--some"])
+
+
+@given(st.floats(-10, 10), st.floats(-10, 10), st.floats())
+def test_a_number_is_taken_in_its_range_only(low: float, high: float, value: float) -> None:
+    check = in_range(low, high, "some")
+    assert check(FLAG, None) is None  # not given
+    if low <= value <= high:
+        assert check(FLAG, value) == value
+    else:
+        with pytest.raises(ConfigError, match=r"^--some is .*; expected some"):
+            check(FLAG, value)
+
+
+@given(st.integers())
+def test_a_count_is_one_or_more(count: int) -> None:
+    if count >= 1:
+        assert positive(str(count)) == count
+    else:
+        with pytest.raises(ValueError):
+            positive(str(count))

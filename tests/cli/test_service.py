@@ -1,0 +1,52 @@
+"""What ``flowspec status`` prints where no terminal says how wide a line may be."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+import pytest
+
+from flowspec.cli import service
+from tests.cli.conftest import Command
+
+HOST = "a-machine-with-a-very-long-name.in-a-rack.of-a-site.of-a-firm.example.org"
+
+
+class Pipeline:
+    """A client of a pipeline of two stages on machines with long names."""
+
+    def __init__(self, url: str | None) -> None:
+        self.url = url
+
+    def __enter__(self) -> Pipeline:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        return None
+
+    def pipeline(self) -> dict[str, str]:
+        return {"target": f"/models/{HOST}", "draft": "d", "stages": "2"}
+
+    def workers(self) -> dict[str, dict[str, Any]]:
+        facts = {"state": "ready", "host": HOST, "pid": 4194304, "passes": 10**9, "refused": 0}
+        return dict.fromkeys(("scheduler", "draft", "verify-1", "verify-2"), facts)
+
+    def load(self) -> tuple[int, int]:
+        return 1, 2
+
+
+@pytest.mark.parametrize("columns", [None, "40"])
+def test_piped_output_is_not_wrapped(command: Command, monkeypatch: pytest.MonkeyPatch, columns: str | None) -> None:
+    monkeypatch.setattr(service, "Client", Pipeline)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    status, out, _ = command("status", "--redis-url", "unix:///x")
+    assert status == 0
+    first, head, *rows = out.splitlines()
+    assert first == f"/models/{HOST} on 2 stages; 1 running, 2 waiting"
+    assert head.split() == ["worker", "state", "host", "process", "passes", "refused"]
+    assert [row.split() for row in rows] == [
+        [role, "ready", HOST, "4194304", "1000000000", "0"] for role in ("scheduler", "draft", "verify-1", "verify-2")
+    ]
+    assert max(map(len, out.splitlines())) < 200
