@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from tests.cli.conftest import Command
@@ -34,3 +37,9 @@ def test_the_help_says_what_drafts(command: Command) -> None:
         assert status == 0
         words = " ".join(out.replace("│", " ").split())
         assert "slm (or draft: the packaged small model), head, ngram; a profile must have times" in words
+
+
+def test_the_package_can_be_run_where_no_script_is_on_the_path() -> None:
+    done = subprocess.run([sys.executable, "-m", "flowspec", "--help"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "COMMAND" in done.stdout
