@@ -22,9 +22,10 @@ from flowspec.core.jobs import JobSpec
 from flowspec.core.profile import LinkShape, Profile
 from flowspec.errors import ConfigError
 from flowspec.strategies import EXACT
+from flowspec.testbed.prompts import Prompt, halve
 
 if TYPE_CHECKING:
-    from flowspec.testbed.grid import Grid, Link, Plan, Prompt, Tell
+    from flowspec.testbed.grid import Grid, Link, Plan, Tell
     from flowspec.testbed.report import Report
 
 T = TypeVar("T")
@@ -58,7 +59,7 @@ class Options:
 
 def bench(options: Options) -> None:
     """Run the comparison; Markdown goes to stdout unless a file was named for it."""
-    from flowspec.testbed.grid import Grid, halve
+    from flowspec.testbed.grid import Grid
     from flowspec.testbed.report import Report, markdown
 
     _check_places(options)
@@ -136,7 +137,7 @@ def simulate(
     temperature: float, seed: int, max_new_tokens: int, *, as_json: bool,
 ) -> None:  # fmt: skip
     """Run one strategy and print what came out: a table, or with ``as_json`` what ``bench --out`` writes."""
-    from flowspec.testbed.grid import Grid, Plan, Prompt
+    from flowspec.testbed.grid import Grid, Plan
     from flowspec.testbed.profiles import load
     from flowspec.testbed.report import Report, described
 
@@ -218,7 +219,7 @@ def prompts_in(place: Path | None) -> list[Prompt]:
         lines = [line for line in file.read_text("utf-8-sig").split("\n") if line.strip()]
         for line, prompt in zip(lines, prompts, strict=True):
             kind = json.loads(line).get("kind") if len(files) == 1 else None
-            found.append(grid.Prompt(str(kind or file.stem), prompt))
+            found.append(Prompt(str(kind or file.stem), prompt))
     return found
 
 

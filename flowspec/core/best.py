@@ -1,27 +1,31 @@
 """Growing a tree by value: the rows that are likeliest to be committed go first, whatever their depth.
 
-A segment is the ``rows`` best nodes that were not sent yet. A child is never worth more than its parent, so
-the best are found from the top down, and the drafter is asked only for nodes whose children could be among
-them. What a row is worth is the product of the drafter's probabilities along its path: the expected number
-of tokens it commits, so the choice is the one with the most expected tokens a segment.
+A segment is the best nodes that were not sent yet, as many of them as bring in more than they cost. A child
+is never worth more than its parent, so the best are found from the top down, and the drafter is asked
+only for nodes whose children could be among them. What a row is worth is the product of the drafter's
+probabilities along its path: the expected number of tokens it commits, so the choice is the one with the
+most expected tokens a segment.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
+from collections.abc import Callable
 
 from flowspec.core.layers import missing
 from flowspec.core.tree import Tree
 
 
 class BestGrowth:
-    """The ``rows`` best unsent nodes as one segment, after at most ``passes`` passes over ``batch`` nodes each.
+    """Up to ``rows`` of the best unsent nodes as one segment, after at most ``passes`` passes over ``batch`` each.
 
+    ``price``: expected tokens that a segment of so many rows has to bring in; None: all ``rows`` are wanted.
     The passes bound how long a free slot waits for a better choice; a verdict may ask sooner.
     """
 
-    def __init__(self, rows: int, batch: int, passes: int) -> None:
-        self._rows, self._batch, self._passes = rows, batch, passes
+    def __init__(self, rows: int, batch: int, passes: int, price: Callable[[int], float] | None = None) -> None:
+        self._rows, self._batch, self._passes, self._price = rows, batch, passes, price
         self._asked: tuple[int, ...] = ()
 
     def pending(self, tree: Tree) -> tuple[int, ...]:
@@ -35,8 +39,9 @@ class BestGrowth:
         if self._passes <= 0:
             return ()
         best, leaves = self._best(tree)
-        if len(best) == self._rows:
-            least = tree[best[-1]].score
+        paying = best[: self._paying(tree, best)]
+        if len(paying) == self._rows or len(paying) < len(best):
+            least = tree[paying[-1]].score
             leaves = [leaf for leaf in leaves if tree[leaf].score > least]
         leaves.sort(key=lambda leaf: (-tree[leaf].score, leaf))
         self._asked = tuple(sorted(leaves[: self._batch]))
@@ -45,11 +50,22 @@ class BestGrowth:
     def segments(self, tree: Tree) -> list[list[int]]:
         """One segment of what is best by now; none if nothing is known that was not sent."""
         best, _ = self._best(tree)
-        return [sorted(best)] if best else []
+        return [sorted(best[: self._paying(tree, best)])] if best else []
 
     def rebase(self, tree: Tree) -> None:
         """Forget what was asked for and is gone."""
         self._asked = tuple(node for node in self._asked if node in tree)
+
+    def _paying(self, tree: Tree, best: list[int]) -> int:
+        """How many of ``best`` bring in the most expected tokens over their price; one at least, if there are any."""
+        if self._price is None:
+            return len(best)
+        start, tokens, most, paying = tree[tree.root].score, 0.0, -math.inf, 0
+        for rows, node in enumerate(best, 1):
+            tokens += math.exp(tree[node].score - start)
+            if tokens - self._price(rows) > most:
+                most, paying = tokens - self._price(rows), rows
+        return paying
 
     def _best(self, tree: Tree) -> tuple[list[int], list[int]]:
         """The best unsent nodes, best first, and the nodes no drafter has answered for among them and T."""

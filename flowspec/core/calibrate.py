@@ -92,6 +92,40 @@ class Calibration:
         return 0.25 / (rank + 1) * math.exp(-middle / 4)
 
 
+class Scaling:
+    """A table for drafters that give log-probabilities and do not see the noise: how far to believe them.
+
+    A cell counts what its candidates promised and how often they were right; their values are scaled by the
+    ratio. A small model is too modest where the target takes its best token, and promises too much below.
+    """
+
+    def __init__(self) -> None:
+        self._cells: dict[int, tuple[float, float]] = {}  # promised, hits
+
+    def expansion(self, tokens: Sequence[int], values: Sequence[float], sources: Sequence[int] = ()) -> Expansion:
+        """The candidates with scaled values, best first; ``values`` are the drafter's own."""
+        ranks: dict[int, int] = {}
+        entries = []
+        for token, value, source in zip(tokens, values, sources or (0,) * len(tokens), strict=True):
+            rank = ranks[source] = ranks.get(source, -1) + 1
+            cell = (source * RANKS + min(rank, RANKS - 1)) * CELLS + bisect_left(EDGES, -value)
+            promised, hits = self._cells.get(cell, (0.0, 0.0))
+            scaled = min(math.log(MOST), value + math.log((hits + 1) / (promised + 1)))
+            entries.append((-scaled, token, cell, value))
+        entries.sort(key=_FIRST)
+        losses, found, cells, raw = zip(*entries, strict=True) if entries else ((), (), (), ())
+        return Expansion(found, tuple([-loss for loss in losses]), cells, raw)
+
+    def observe(self, node: Node, token: int) -> None:
+        """The target chose ``token`` after ``node``."""
+        if node.expansion is None:
+            return
+        found = node.expansion
+        for candidate, cell, value in zip(found.tokens, found.cells, found.raw, strict=True):
+            promised, hits = self._cells.get(cell, (0.0, 0.0))
+            self._cells[cell] = (promised + math.exp(value), hits + (candidate == token))
+
+
 def _lead(values: Sequence[float]) -> float:
     """How far a source's best is ahead of its second; of a lone candidate nobody knows: something in between."""
     return values[0] - values[1] if len(values) > 1 else ALONE

@@ -1,42 +1,42 @@
-"""Deciding while a job runs how many rows a segment has, how long to draft for it, how many are in flight.
+"""Deciding while a job runs what a segment's rows may cost, how long to draft for it, how many are in flight.
 
-All from measured times and hits. A pass over w rows takes t(w) seconds in the slowest stage. Of w rows about
-one in ``SPREAD`` is an alternative to the next token, the others continue it; so the next token is among
-what was sent with probability acc(w), the share of tokens whose rank among the drafter's proposals was below
-w / SPREAD. A miss costs the way through the n steps of the pipeline again. SpecPipe's expected time between
-tokens (``algorithms.md`` 4.3), ``t(w) * (1 + (n - 1) * (1 - acc(w)))``, then says which w is best.
+A row is worth the tokens it is expected to commit. A segment of w rows keeps the pipeline's slowest part, a
+stage or a link, busy for t(w) seconds, and in that time the job would else have made ``rate * t(w)`` tokens.
+So rows go into a segment, best first, while they add more tokens than their time costs: where rows are
+free a segment is wide, where a link is slow or a second row costs four times the first it is narrow,
+and where the tree is uncertain everything it holds is worth little. The sum over all segments of what
+their rows are worth is the text, so the choice that gains most each time makes the most tokens a second.
+
+The rate is the job's own, and in the beginning that of the job before (``core.experience``).
 """
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from dataclasses import dataclass
 from statistics import median
 
-from flowspec.core.formulas import expected_tbt
+from flowspec.core.experience import Experience, Trip
 from flowspec.core.messages import Result
-from flowspec.core.tree import Tree
 
-#: Rows of a segment to choose among.
-ROWS = (1, 8, 16, 32, 64, 128)
-#: Where to begin: wide enough that passes of one row and of many are both seen at once.
-FIRST_ROWS = 64
-#: Rows of a segment to one alternative of the next token.
-SPREAD = 8
-#: Verdicts after which the first decisions are made.
-FIRST = (2, 4)
-#: Verdicts between two decisions, ranks and times remembered, and what a change must promise to gain.
-EVERY, SAMPLES, GAIN = 8, 64, 0.05
-#: Ranks taken for granted before any were seen, so that the first decisions need not wait for many.
-PRIOR = (0, 0, 0, 0, 1, 4)
+#: Most rows of a segment, and by how much it may be wider than any that was measured.
+MOST_ROWS, WIDER = 128, 2
+#: What a second of the slowest part costs, in seconds of the job: the stages a segment delays lie one behind
+#: the other, and after a miss nothing is behind it to fill them.
+WEIGHT = 3.0
+#: Tokens the rate of the job before counts for.
+MEMORY = 8
 #: Most passes of the drafter a free slot waits for.
 PASSES = 8
+#: Segments whose size the drafter's time is planned for.
+RECENT = 16
+#: Most changes of size that are written down.
+DECISIONS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``rows`` of a segment, drafted in at most ``passes`` passes; ``in_flight`` segments on their way."""
+    """At most ``rows`` of a segment, drafted in at most ``passes`` passes; ``in_flight`` segments on their way."""
 
     rows: int
     passes: int
@@ -46,54 +46,52 @@ class Plan:
 class Controller:
     """One job's decisions, for a pipeline of ``stages``; ``rows`` fixes the rows where they are given."""
 
-    def __init__(self, stages: int, rows: int = 0) -> None:
-        self._stages, self._fixed = stages, rows
-        self._rows = rows or FIRST_ROWS
-        self._times: dict[int, deque[float]] = {}  # by the size of a pass, in powers of two
-        self._ranks: deque[int] = deque(PRIOR, maxlen=SAMPLES)
-        self._verdicts = 0
-        #: What was decided, as (verdicts so far, rows).
-        self.decisions: list[tuple[int, int]] = [(0, self._rows)]
+    def __init__(self, stages: int, experience: Experience, rows: int = 0) -> None:
+        self._stages, self._experience, self._fixed = stages, experience, rows
+        self._before = self._rate = experience.rate
+        self._recent: deque[int] = deque(maxlen=RECENT)
+        self._segments = 0
+        #: Sizes chosen: (segments before, rows at most, a power of two) at every change.
+        self.decisions: list[tuple[int, int]] = []
 
-    def hear(self, tree: Tree, result: Result, rows: int) -> None:
-        """Learn from an answer to ``rows`` rows (0: unknown) that was not judged yet."""
-        if result.seconds > 0 and rows:
-            size = (rows - 1).bit_length()
-            self._times.setdefault(size, deque(maxlen=8)).append(result.seconds)
-        choices = dict(zip(result.ids, result.tokens, strict=True))
-        expansion = tree[tree.root].expansion
-        if tree.root in choices and expansion is not None:
-            token = choices[tree.root]
-            self._ranks.append(expansion.tokens.index(token) if token in expansion.tokens else len(expansion.tokens))
-            self._verdicts += 1
-            if not self._fixed and (self._verdicts % EVERY == 0 or self._verdicts in FIRST):
-                self._decide()
+    def hear(self, result: Result, trip: Trip, *, tokens: int, seconds: float) -> None:
+        """Learn from an answer. ``tokens`` were decoded in ``seconds`` since the first one; 0: the answer has that."""
+        known = self._experience
+        if not seconds:
+            known.prefilled(trip, result.seconds)
+            return
+        known.answered(trip, result.seconds)
+        single = known.passes.single
+        before = self._before or (1 / (self._stages * single) if single else 0.0)
+        self._rate = (tokens + MEMORY) / (seconds + MEMORY / before) if before else tokens / seconds
+        known.rate = self._rate
 
     def plan(self, covering: int, draft_seconds: float) -> Plan:
         """What holds now. ``covering``: segments that hide the way (0: unknown); ``draft_seconds``: of a pass."""
-        step = self._seconds(self._rows)
-        passes = math.ceil(step / draft_seconds) if step and draft_seconds else 2
-        return Plan(self._rows, max(1, min(PASSES, passes)), max(self._stages, covering - 2))
+        step = self._seconds(int(median(self._recent))) if self._recent else 0.0
+        passes = int(step / draft_seconds) if step and draft_seconds else 2
+        return Plan(self._most(), max(1, min(PASSES, passes)), max(self._stages, covering - 2))
 
-    def _decide(self) -> None:
-        expected = {rows: self._expected(rows) for rows in ROWS}
-        best = min(ROWS, key=lambda rows: (expected[rows], rows))
-        if expected[best] < expected[self._rows] * (1 - GAIN):
-            self._rows = best
-            self.decisions.append((self._verdicts, best))
+    def price(self, rows: int) -> float:
+        """Tokens that a segment of ``rows`` rows has to bring in."""
+        return 0.0 if self._fixed else WEIGHT * self._rate * self._seconds(rows)
 
-    def _expected(self, rows: int) -> float:
-        reach = max(1, rows // SPREAD)
-        accuracy = sum(rank < reach for rank in self._ranks) / len(self._ranks)
-        return expected_tbt([self._seconds(rows)] * self._stages, accuracy, self._stages - 1)
+    def chose(self, rows: int) -> None:
+        """A segment of ``rows`` rows was cut."""
+        size = 1 << (rows - 1).bit_length()
+        if len(self.decisions) < DECISIONS and (not self.decisions or self.decisions[-1][1] != size):
+            self.decisions.append((self._segments, size))
+        self._segments += 1
+        self._recent.append(rows)
+
+    def _most(self) -> int:
+        """Rows to choose among: before a pass of one is known nobody knows whether more are dear."""
+        passes = self._experience.passes
+        if self._fixed:
+            return self._fixed
+        return min(MOST_ROWS, max(8, WIDER * passes.widest)) if passes.single else 1
 
     def _seconds(self, rows: int) -> float:
-        """t(w): the median of passes of that size, else a straight line between sizes that were seen."""
-        known = sorted((2**size, median(times)) for size, times in self._times.items())
-        if not known:
-            return 0.0
-        below = [entry for entry in known if entry[0] <= rows] or known[:1]
-        above = [entry for entry in known if entry[0] >= rows] or known[-1:]
-        (low, fast), (high, slow) = below[-1], above[0]
-        share = (rows - low) / (high - low) if high > low else 0.0
-        return fast + max(0.0, slow - fast) * share
+        """t(w): of the slowest stage, or of a link where that is longer."""
+        known = self._experience
+        return max(known.passes.at(rows), rows * known.row_seconds(self._stages))

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from flowspec.core.drafting import DRAFT_TREE_ROWS
+from flowspec.core.experience import Experience
 from flowspec.core.jobs import JobSpec, parse
 from flowspec.core.limits import Limits
 from flowspec.core.machine import (
@@ -46,6 +47,7 @@ from flowspec.errors import ConfigError, JobError, ProtocolError, StateError
 
 #: How long a finished job waits for the stages' reports before it ends without them, seconds.
 REPORT_SECONDS = 2.0
+Build = Callable[[str, int], Strategy]
 
 
 @dataclass(slots=True)
@@ -62,10 +64,14 @@ class _Encoding:
 
 
 class DraftMachine:
-    """``build(spec, stages)`` makes the strategy a job names; it raises ConfigError for a bad name."""
+    """``build(spec, stages)`` makes the strategy a job names; it raises ConfigError for a bad name.
 
-    def __init__(self, limits: Limits, build: Callable[[str, int], Strategy]) -> None:
+    ``experience``: what was found out on this pipeline before; it is added to.
+    """
+
+    def __init__(self, limits: Limits, build: Build, experience: Experience | None = None) -> None:
         self._limits = limits
+        self._experience = experience if experience is not None else Experience()
         self._build = build
         self._jobs: dict[str, _Running] = {}
         self._encoding: dict[str, _Encoding] = {}
@@ -189,7 +195,9 @@ class DraftMachine:
             reason = f"prompt_ids has token {max(prompt)}; the model's vocabulary ends at {limits.vocabulary - 1}"
             return [_refused(message, reason)]
         strategy = self._build(spec.strategy, limits.stages)
-        session = Session(message.job, message.epoch, spec, prompt, limits, strategy, now)
+        # A recording has this job alone, so what it chose must follow from itself.
+        experience = Experience() if spec.record else self._experience
+        session = Session(message.job, message.epoch, spec, prompt, limits, strategy, now, experience)
         running = self._jobs[message.job] = _Running(session)
         capacity = len(prompt) + session.budget + DRAFT_TREE_ROWS
         return [

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flowspec.core.accept import Verdict
-from flowspec.core.calibrate import Calibration
+from flowspec.core.calibrate import Calibration, Scaling
 from flowspec.core.machine import Draft, DraftDone, Part
 from flowspec.core.slots import SlotTable
 from flowspec.core.strategy import Growth
@@ -26,11 +26,14 @@ DRAFT_TREE_ROWS = 2048
 
 
 class Drafting:
-    """Growth and drafter rows of one job; ``width`` continuations are asked per node, 0: no drafter."""
+    """Growth and drafter rows of one job; ``width`` continuations are asked per node, 0: no drafter.
+
+    ``calibration``: says what every candidate is worth; None: only where the drafter's numbers cannot, by a new one.
+    """
 
     def __init__(
         self, job: str, epoch: int, prompt: tuple[int, ...], width: int, coupled: bool = False,
-        refreshed: bool = False, redrafts: bool = True,
+        refreshed: bool = False, redrafts: bool = True, calibration: Calibration | Scaling | None = None,
     ) -> None:  # fmt: skip
         self.was_idle = False
         self._job, self._epoch = job, epoch
@@ -42,7 +45,7 @@ class Drafting:
         self._asked: tuple[int, ...] = ()  # nodes of the pass being computed
         self._stale: set[int] = set()  # of those, the ones a refresh has overtaken
         self._slots = SlotTable(len(prompt))
-        self._calibration = Calibration(coupled)
+        self._calibrates, self._calibration = calibration is not None, calibration or Calibration(coupled)
         self._prompt = list(enumerate(prompt))
         # The hidden rows of the prompt are there with the first verdict, not before.
         self._lag = [] if refreshed or not width else self._prompt  # (id, token)
@@ -152,7 +155,7 @@ class Drafting:
                 tree.expand(node, self._expansion(result.tokens[at], result.values[at], sources))
 
     def _expansion(self, tokens: tuple[int, ...], values: tuple[float, ...], sources: Sequence[int]) -> Expansion:
-        if self._coupled or sources:
+        if self._calibrates or self._coupled or sources:
             return self._calibration.expansion(tokens, values, sources)
         return Expansion(tokens, values)
 

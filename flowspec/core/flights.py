@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from flowspec.core.experience import Trip
 from flowspec.core.messages import Result
 from flowspec.errors import StateError
 
@@ -31,6 +32,10 @@ class Flight:
     sent_at: float
     alone: bool
     rows: int
+
+    def trip(self, now: float) -> Trip:
+        """Its way, if it has come back ``now``."""
+        return Trip(self.rows, now - self.sent_at, self.alone)
 
 
 class Flights:

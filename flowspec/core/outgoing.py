@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from flowspec.core.machine import Complete, Output, Send
-from flowspec.core.messages import DRAFT, GRAPH, Envelope, Hop, Message, Segment, stage_node
+from flowspec.core.accept import Verdict
+from flowspec.core.machine import Commit, Complete, Output, Send
+from flowspec.core.messages import DRAFT, GRAPH, Envelope, Hop, Message, Prune, Segment, stage_node
 from flowspec.core.segments import prefill_chunks
 from flowspec.core.sequence import SeqWriter
 from flowspec.core.tree import Node
@@ -64,6 +65,16 @@ class Outgoing:
         """The same to every one of ``nodes``."""
         for node in nodes:
             self.send(node, message)
+
+    def commit(self, prune: Prune, emitted: int, verdict: Verdict, completes: Sequence[str]) -> None:
+        """The tokens of ``verdict`` behind the ``emitted`` ones, and ``prune`` to every stage, as one."""
+        prunes = tuple(self.envelope(node, prune) for node in self.stages)
+        self.put(
+            Commit(
+                self._job, self._epoch, prune.offset, emitted, len(verdict.accepted), verdict.tokens, verdict.finish,
+                self.stages, prunes, tuple(completes),
+            )
+        )  # fmt: skip
 
     def complete(self, tasks: Sequence[str]) -> None:
         """Complete tasks of the graph."""

@@ -13,11 +13,11 @@ from collections import deque
 
 from flowspec.core.accept import Verdict, follow
 from flowspec.core.drafting import Drafting
+from flowspec.core.experience import Experience, Trip
 from flowspec.core.flights import Flights
 from flowspec.core.jobs import JobSpec
 from flowspec.core.limits import Limits
 from flowspec.core.links import Links
-from flowspec.core.machine import Commit
 from flowspec.core.messages import DRAFT, Close, Open, Prune, Result, Returns, Synced
 from flowspec.core.outgoing import Outgoing
 from flowspec.core.pace import Timestep
@@ -34,7 +34,7 @@ class Session:
 
     def __init__(
         self, job: str, epoch: int, spec: JobSpec, prompt: tuple[int, ...], limits: Limits, strategy: Strategy,
-        now: float,
+        now: float, experience: Experience,
     ) -> None:  # fmt: skip
         self.job, self.epoch, self.spec, self.limits, self.strategy = job, epoch, spec, limits, strategy
         self.prompt = prompt
@@ -48,7 +48,11 @@ class Session:
         self.patience = limits.stall_seconds * len(prefill_chunks(len(prompt)))  # only the last is answered
         self.returns = Returns(top=strategy.top, hidden=limits.hidden and strategy.width > 0)
         coupled = strategy.coupled and spec.sampling.temperature > 0
-        self.drafting = Drafting(job, epoch, prompt, strategy.width, coupled, self.returns.hidden, strategy.redrafts)
+        strategy.recall(experience)
+        self.drafting = Drafting(
+            job, epoch, prompt, strategy.width, coupled, self.returns.hidden, strategy.redrafts,
+            experience.calibration(coupled) if strategy.calibrated else None,
+        )  # fmt: skip
         self._pace = strategy.pace
         self._tree = Tree(len(prompt) - 1)
         self._tree.plant(prompt[-1], len(prompt) - 1, len(prompt) - 2)
@@ -80,8 +84,11 @@ class Session:
         return self.limits.stages + len(self._links.nodes)
 
     def _view(self) -> View:
-        planted, drafting = self.tally.rounds > 0, self.tally.mean_draft_seconds
-        return View(self._tree, self.in_flight, len(self._waiting), self._flights.covering, planted, drafting)
+        tally, covering = self.tally, self._flights.covering
+        return View(
+            self._tree, self.in_flight, len(self._waiting), covering, tally.rounds > 0, tally.mean_draft_seconds,
+            tally.choices, tally.decoding(self._now),
+        )  # fmt: skip
 
     # ---- start ---------------------------------------------------------------------------------------
 
@@ -112,10 +119,11 @@ class Session:
         flight = self._flights.land(result, now)
         if self.closing:
             return
-        self.strategy.heard(self._view(), result, flight.rows if flight else 0)
+        first = not self.tally.rounds
+        prompt = Trip(len(self.prompt), now - self.tally.submitted_at, alone=True) if first else None
+        self.strategy.heard(self._view(), result, flight.trip(now) if flight else prompt)
         stepped = self._pace.answered() if flight else ()
         self._owed += bool(flight) and self._pace.markers
-        first = not self.tally.rounds
         if first or not self._pace.barrier:
             self._judge(stepped)
         if first and self.tally.rounds and self._pace.barrier:
@@ -176,7 +184,8 @@ class Session:
             stepped += self._pace.start_round(self.tally.rounds)
         self._forget_pruned(miss=occasion is not Occasion.VERDICT)
         prune = Prune(self.job, self.epoch, self._offset, verdict.accepted, root, tuple(sorted(self._flights.sent)))
-        self._commit(prune, emitted, verdict, stepped)
+        self.out.commit(prune, emitted, verdict, stepped)
+        self._offset += len(verdict.accepted)
         self.drafting.commit(accepted, root, self._tree)
         if occasion is None:
             self.close_stages()
@@ -189,17 +198,6 @@ class Session:
         position = len(self.prompt) + len(self.output) - 1
         self.tally.rounds += 1
         return self._tree.plant(verdict.tokens[-1], position, verdict.accepted[-1])
-
-    def _commit(self, prune: Prune, emitted: int, verdict: Verdict, completes: tuple[str, ...]) -> None:
-        stages = self.out.stages
-        prunes = tuple(self.out.envelope(node, prune) for node in stages)
-        self.out.put(
-            Commit(
-                self.job, self.epoch, self._offset, emitted, len(verdict.accepted), verdict.tokens, verdict.finish,
-                stages, prunes, completes,
-            )
-        )  # fmt: skip
-        self._offset += len(verdict.accepted)
 
     def _forget_pruned(self, *, miss: bool) -> None:
         """Free what a verdict made void: flights, waiting segments and answers."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
+from flowspec.core.experience import Experience, Trip
 from flowspec.core.messages import Result
 from flowspec.core.pace import Free, Pace
 from flowspec.core.tree import Tree
@@ -31,6 +32,7 @@ class View:
 
     ``covering``: segments that have to be in flight so that none of the pipeline waits for the draft
     worker, from measured times; 0: not known yet. ``draft_seconds``: a pass of the drafter, on average.
+    ``decoded``: tokens after the first one, made in ``decode_seconds``.
     """
 
     tree: Tree
@@ -39,6 +41,8 @@ class View:
     covering: int = 0
     planted: bool = True  # the target has given its first token
     draft_seconds: float = 0.0
+    decoded: int = 0
+    decode_seconds: float = 0.0
 
 
 class Growth(Protocol):
@@ -73,6 +77,8 @@ class Strategy:
     redrafts: bool = True
     #: At a temperature, let the drafter see the target's noise (``algorithms.md`` 7, coupled drafting).
     coupled: bool = False
+    #: Values of candidates are corrected by what they were worth so far, also those of a drafter's own probabilities.
+    calibrated: bool = False
     #: The drafter drafts for the first middle model where the pipeline has some, not for the target.
     middles: bool = False
     #: Best (id, log-probability) pairs wanted with every answer.
@@ -97,8 +103,11 @@ class Strategy:
         """Whether the answers at hand may be judged now; answers are kept until then."""
         return True
 
-    def heard(self, view: View, result: Result, rows: int) -> None:
-        """An answer to a segment sent with ``rows`` rows (0: void since) came in and has not been judged."""
+    def recall(self, experience: Experience) -> None:
+        """What jobs before this one have found out; what this one finds out may be added to it."""
+
+    def heard(self, view: View, result: Result, trip: Trip | None) -> None:
+        """An answer came in and has not been judged. ``trip``: the prompt's is the first; None: its segment is void."""
 
     def decide(self, tree: Tree, node: int, token: int, top: Sequence[tuple[int, float]]) -> int:
         """The token that follows ``node``, whose target chose ``token``; another one only if ``lossy``."""

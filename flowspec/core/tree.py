@@ -26,11 +26,13 @@ class Expansion:
     """A drafter's best next tokens at a node, best first, and the value of each (log, at most 0).
 
     ``cells``: where a calibrated value came from (``core.calibrate``); empty if it is the drafter's own.
+    ``raw``: what the drafter itself said, where values were scaled from that.
     """
 
     tokens: tuple[int, ...]
     values: tuple[float, ...]
     cells: tuple[int, ...] = ()
+    raw: tuple[float, ...] = ()
 
 
 @dataclass(slots=True)

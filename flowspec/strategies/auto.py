@@ -1,4 +1,4 @@
-"""Best rows first, as many as pay: a tree grown by value, its segments sized by what passes cost and hit."""
+"""Best rows first, as many as pay: a tree grown by value, a segment cut where a row costs more than it brings."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from flowspec.core.best import BestGrowth
 from flowspec.core.controller import Controller
+from flowspec.core.experience import Experience, Trip
 from flowspec.core.messages import Result
 from flowspec.core.strategy import Growth, Occasion, Strategy, View
+from flowspec.core.tree import Tree
 from flowspec.strategies.base import check, or_auto
 
 
@@ -26,29 +28,48 @@ class AutoParams:
 
 
 class Auto(Strategy):
-    """The likeliest rows first, sized and paced by what is measured while the job runs."""
+    """The likeliest rows first, as many as pay by what is measured, in this job and those before it."""
 
     Params = AutoParams
     source = "this project"
     ahead = True
     redrafts = False
+    calibrated = True
 
     def __init__(self, params: AutoParams, stages: int) -> None:
         super().__init__()
         self.params = params
         self.width, self.coupled = params.children, params.coupled
         self.capacity = params.in_flight or stages
-        self.controller = Controller(stages, params.rows)
+        self._stages = stages
+        self.recall(Experience())
+
+    def recall(self, experience: Experience) -> None:
+        self.controller = Controller(self._stages, experience, self.params.rows)
 
     def grow(self, view: View, occasion: Occasion) -> Growth | None:
         plan = self.controller.plan(view.covering, view.draft_seconds)
         self.capacity = self.params.in_flight or plan.in_flight
-        return BestGrowth(plan.rows, max(plan.rows, 4), plan.passes)
+        return _Priced(plan.rows, max(plan.rows, 4), plan.passes, self.controller)
 
     @property
     def decisions(self) -> list[dict[str, object]]:
-        return [{"verdicts": verdicts, "rows": rows} for verdicts, rows in self.controller.decisions]
+        return [{"segments": segments, "rows": rows} for segments, rows in self.controller.decisions]
 
-    def heard(self, view: View, result: Result, rows: int) -> None:
-        if view.planted:
-            self.controller.hear(view.tree, result, rows)
+    def heard(self, view: View, result: Result, trip: Trip | None) -> None:
+        if trip is not None:
+            self.controller.hear(result, trip, tokens=view.decoded, seconds=view.decode_seconds)
+
+
+class _Priced(BestGrowth):
+    """Rows at the controller's prices; it hears how many were chosen."""
+
+    def __init__(self, rows: int, batch: int, passes: int, controller: Controller) -> None:
+        super().__init__(rows, batch, passes, controller.price)
+        self._controller = controller
+
+    def segments(self, tree: Tree) -> list[list[int]]:
+        found = super().segments(tree)
+        for segment in found:
+            self._controller.chose(len(segment))
+        return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from flowspec.core.experience import Trip
 from flowspec.core.layers import LayerGrowth
 from flowspec.core.messages import Result
 from flowspec.core.pace import Timestep
@@ -57,6 +58,6 @@ class SpecPipe(Strategy):
         width = self.tuner.width if self.tuner is not None else self.params.width
         return LayerGrowth(view.tree, width, self.params.children, self.params.levels)
 
-    def heard(self, view: View, result: Result, rows: int) -> None:
+    def heard(self, view: View, result: Result, trip: Trip | None) -> None:
         if self.tuner is not None:
             self.tuner.hear(view.tree, result)

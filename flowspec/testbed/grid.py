@@ -14,6 +14,7 @@ from functools import cached_property
 from importlib.metadata import version
 from typing import Any
 
+from flowspec.core.experience import Experience
 from flowspec.core.profile import LinkShape, Profile
 from flowspec.core.sampling import Sampling
 from flowspec.core.stats import repeated_4grams
@@ -24,6 +25,7 @@ from flowspec.model.directory import default_pair, open_directory
 from flowspec.model.sources import NGRAM, load_sources, source_names
 from flowspec.strategies import build
 from flowspec.testbed.memo import MemoDrafter
+from flowspec.testbed.prompts import Prompt
 from flowspec.testbed.report import Estimate, Row, digest, machine, measured, model_digest, profile_digest
 from flowspec.testbed.simulate import Ran, profile_costs, simulate
 from flowspec.testbed.texts import Text, texts
@@ -37,14 +39,6 @@ LOOP = 0.3
 
 Tell = Callable[[str, int, int], None]
 """What is being done, how many of it are done, and of how many (0: not known)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A prompt and the ``set`` it belongs to: its file's or its kind's name."""
-
-    set: str
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,19 +109,6 @@ class Cell:
     link: Link
 
 
-def halve(prompts: Iterable[Prompt], half: str) -> list[Prompt]:
-    """Every other prompt of each set: ``tuning`` is the first, third, ..., ``measuring`` the others; or ``all``."""
-    if half not in ("tuning", "measuring", "all"):
-        raise ConfigError(f"the half is {half!r}; expected tuning, measuring or all")
-    seen: dict[str, int] = defaultdict(int)
-    kept = []
-    for prompt in prompts:
-        if half == "all" or seen[prompt.set] % 2 == (half == "measuring"):
-            kept.append(prompt)
-        seen[prompt.set] += 1
-    return kept
-
-
 def drafter_of(source: str, timed: Iterable[str] = ("slm", "head", "ngram")) -> str:
     """What ``load_sources`` calls a profile's drafter ``source``; else a ConfigError names those of ``timed``."""
     names = source_names(source)
@@ -152,6 +133,7 @@ class Grid:
         self.plan, self._tell = plan, tell
         self._target = open_directory(default_pair()[0])
         self._drafters: dict[str, MemoDrafter] = {}
+        self._known: dict[Cell, Experience] = {}
         self.prompts = self._fitting(prompts)
         self.too_long = len(prompts) - len(self.prompts)
         self.loops = self.too_short = 0
@@ -203,14 +185,21 @@ class Grid:
         }
 
     def trace(self, case: Case, cell: Cell, source: str, tap: Tap | None = None) -> Ran:
-        """One run; ``tap`` sees every step of its machines."""
+        """One run; ``tap`` sees every step of its machines. A strategy that learns has the experience of its runs
+        before, the first one that of an unmeasured run of the last prompt."""
         drafter = self._drafter(source)
         strategy = build(cell.strategy, cell.stages)
         profile = replace(self.plan.profile, link=cell.link.shape)
         hidden = drafter.wants_hidden and strategy.width > 0
         costs = profile_costs(profile, cell.stages, source, hidden=hidden)
         middles = {MIDDLE: lambda: self._middle} if strategy.middles and profile.middles else None
-        return simulate(case.text, cell.strategy, cell.stages, self._target, drafter, costs, middles, tap)
+        experience = self._known.get(cell)
+        if experience is None:
+            experience = self._known[cell] = Experience()
+            if strategy.calibrated:
+                last = next(case for case in reversed(self.cases) if case.temperature == cell.temperature)
+                simulate(last.text, cell.strategy, cell.stages, self._target, drafter, costs, middles, None, experience)
+        return simulate(case.text, cell.strategy, cell.stages, self._target, drafter, costs, middles, tap, experience)
 
     def follow(self, strategy: str, tap: Tap) -> int:
         """Run the first prompt at the first temperature and stage count with the first source, seen by ``tap``;

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flowspec.core.draft import DraftMachine
+from flowspec.core.experience import Experience
 from flowspec.core.jobs import JobSpec
 from flowspec.core.limits import Limits
 from flowspec.core.messages import SCHEDULER, Envelope, Submit, middle_node, stage_node
@@ -58,17 +59,19 @@ def simulate(
     costs: Costs,
     middles: Mapping[str, Callable[[], StageExecutor]] | None = None,
     tap: Tap | None = None,
+    experience: Experience | None = None,
 ) -> Ran:
     """Run ``strategy``; StateError if the text that came out is not the target's.
 
-    ``middles``: the models of a chain between drafter and target, by name, smallest first.
+    ``middles``: the models of a chain between drafter and target, by name, smallest first. ``experience``: what
+    the cluster knows from jobs before; None: this is its first.
     """
     makers = list((middles or {}).values())
     limits = Limits(
         stages, target.context, target.vocabulary, target.eos, middles=len(makers),
         hidden=drafter.wants_hidden,
     )  # fmt: skip
-    nodes: dict[str, Any] = {"d0": (DraftMachine(limits, build), drafter)}
+    nodes: dict[str, Any] = {"d0": (DraftMachine(limits, build, experience), drafter)}
     sequences, hidden = {JOB: (*text.prompt, *text.output)}, {JOB: text.hidden}
     for stage in range(1, stages + 1):
         nodes[stage_node(stage)] = (StageMachine(stage, stages), OracleStage(sequences, hidden))

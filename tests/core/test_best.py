@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -115,3 +115,74 @@ def test_a_drafter_that_knows_nothing_gives_no_segment() -> None:
     tree.expand(tree.root, Expansion((), ()))
     assert growth.pending(tree) == ()
     assert growth.segments(tree) == []
+
+
+WEIGHTS = st.lists(st.floats(0.05, 0.98), min_size=3, max_size=9)
+
+
+def worth(tree: Tree, segment: list[int]) -> float:
+    """Expected tokens of ``segment``, given that the root is right."""
+    return sum(math.exp(tree[node].score - tree[tree.root].score) for node in segment)
+
+
+def cut(weights: list[float], rows: int, price: Callable[[int], float] | None) -> tuple[Tree, list[int], int]:
+    """The segment at ``price``, and the passes it took."""
+    tree = planted()
+    growth = BestGrowth(rows, 4, 1000, price)
+    passes = grow(tree, growth, weights)
+    (segment,) = growth.segments(tree)
+    return tree, segment, passes
+
+
+@given(WEIGHTS, st.integers(1, 12), st.floats(0.0, 1.0))
+def test_a_segment_ends_where_a_row_brings_less_than_it_costs(weights: list[float], rows: int, each: float) -> None:
+    tree, segment, _ = cut(weights, rows, lambda count: each * count)
+    everything, full, _ = cut(weights, rows, None)
+    best = sorted((worth(everything, [node]) for node in full), reverse=True)
+    taken = sorted((worth(tree, [node]) for node in segment), reverse=True)
+    assert taken == best[: len(taken)], "the best of them, as if there were no price"
+    assert all(value > each - 1e-9 for value in taken[1:]), "the first goes whatever it costs"
+    (known,) = BestGrowth(rows, 4, 0).segments(tree)
+    left = [worth(tree, [node]) for node in known if node not in segment]
+    assert all(value < each + 1e-9 for value in left), "of what the drafter has said"
+
+
+@given(WEIGHTS, st.integers(1, 12), st.lists(st.sampled_from((0.0, 0.02, 0.1, 0.4)), min_size=12, max_size=12))
+def test_no_other_number_of_rows_brings_in_more_over_its_price(
+    weights: list[float], rows: int, steps: list[float]
+) -> None:
+    prices = [0.0, *itertools.accumulate(steps)]
+    tree, segment, _ = cut(weights, rows, prices.__getitem__)
+    # A price may level off, so that rows that do not pay are followed by some that do.
+    growth = BestGrowth(rows, 4, 0)
+    (known,) = growth.segments(tree)
+    order = sorted(known, key=lambda node: (-tree[node].score, node))
+    gains = [worth(tree, order[:count]) - prices[count] for count in range(1, len(order) + 1)]
+    assert set(segment) <= set(order)
+    assert math.isclose(worth(tree, segment) - prices[len(segment)], max(gains), abs_tol=1e-9)
+
+
+@given(WEIGHTS, st.integers(1, 12), st.floats(0.0, 5.0))
+def test_rows_that_cost_no_more_than_one_are_all_taken(weights: list[float], rows: int, price: float) -> None:
+    _, segment, passes = cut(weights, rows, lambda count: price)
+    assert (len(segment), passes) == (rows, cut(weights, rows, None)[2])
+
+
+@given(WEIGHTS, st.integers(1, 12))
+def test_the_best_row_goes_whatever_it_costs_and_nothing_is_drafted_for_others(weights: list[float], rows: int) -> None:
+    tree, segment, passes = cut(weights, rows, lambda count: 9.0 * count)
+    (node,) = segment
+    assert tree[node].score == max(tree[child].score for child in tree[tree.root].children.values())
+    assert passes == 1
+
+
+def test_what_rows_are_worth_is_counted_from_the_root() -> None:
+    """A root that was unlikely before it was accepted makes its children no less worth sending."""
+    tree = planted()
+    tree.expand(tree.root, Expansion((1,), (math.log(0.01),)))
+    root = tree.add(tree.root, 1, math.log(0.01))
+    tree.select([root])
+    tree.advance(root)
+    tree.expand(root, Expansion((1, 2, 3), tuple(map(math.log, (0.5, 0.3, 0.1)))))
+    (segment,) = BestGrowth(3, 4, 0, lambda count: 0.2 * count).segments(tree)
+    assert [tree[node].token for node in segment] == [1, 2]

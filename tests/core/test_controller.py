@@ -1,83 +1,178 @@
-"""How many rows a segment gets: by what passes cost and how often the drafter is right."""
+"""What a segment's rows may cost: the tokens the job would else have made in the time they take."""
 
 from __future__ import annotations
 
 import itertools
+import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.core.controller import EVERY, FIRST_ROWS, GAIN, PASSES, ROWS, Controller
+from flowspec.core.controller import DECISIONS, MEMORY, MOST_ROWS, PASSES, WEIGHT, WIDER, Controller
+from flowspec.core.experience import Experience, Trip
 from flowspec.core.messages import Result
-from flowspec.core.tree import Expansion, Tree
+
+STAGES = 4
+SIZES, SECONDS = st.integers(1, 128), st.floats(1e-3, 10.0)
+#: Answers: (rows, seconds of the slowest pass, of the trip).
+ANSWERS = st.lists(st.tuples(SIZES, SECONDS, SECONDS), max_size=60)
 
 
-def told(controller: Controller, rank: int, *passes: tuple[int, float]) -> None:
-    """A verdict in which the token was the drafter's ``rank``-th guess, and passes of (rows, seconds)."""
+def hear(
+    controller: Controller, rows: int, slowest: float, *, trip: float = 9.0, tokens: int = 1, seconds: float = 1.0
+) -> None:
+    """An answer to a segment that met no other; ``seconds`` 0: to the prompt."""
+    answer = Result("j", 1, 1, (1,), (5,), seconds=slowest)
+    controller.hear(answer, Trip(rows, trip, True), tokens=tokens, seconds=seconds)
+
+
+def measured(*passes: tuple[int, float]) -> Experience:
+    """Of passes over so many rows that took so long."""
+    known = Experience()
     for rows, seconds in passes:
-        tree = Tree(10)
-        root = tree.plant(7, 10, 9)
-        tree.expand(root, Expansion(tuple(range(100, 132)), (-1.0,) * 32))
-        controller.hear(tree, Result("j", 1, 1, (root,), (100 + rank,), seconds=seconds), rows)
+        known.answered(Trip(rows, 9.0, False), seconds)
+    return known
 
 
-def test_rows_that_cost_nothing_are_taken() -> None:
-    controller = Controller(4)
+def marginal(controller: Controller, rows: int) -> float:
+    """What one more row than ``rows`` has to bring in."""
+    return controller.price(rows + 1) - controller.price(rows)
+
+
+@given(ANSWERS)
+def test_before_a_pass_of_one_row_is_known_no_more_are_sent(answers: list[tuple[int, float, float]]) -> None:
+    controller, heard = Controller(STAGES, Experience()), []
+    assert controller.plan(0, 0.0).rows == 1
+    for rows, slowest, trip in answers:
+        hear(controller, rows, slowest, trip=trip)
+        heard.append(rows)
+        most = controller.plan(0, 0.0).rows
+        assert most <= min(MOST_ROWS, max(8, WIDER * max(heard))), "nobody knows what far more cost"
+        assert (most > 1) == (1 in heard)
+
+
+def test_one_row_more_is_free_where_its_pass_takes_no_longer() -> None:
+    controller = Controller(STAGES, measured((1, 1.0), (8, 1.0), (64, 1.0)))
+    hear(controller, 1, 1.0)
+    assert controller.price(1) == controller.price(64) > 0
+    assert controller.plan(0, 0.0).rows == MOST_ROWS
+
+
+def test_a_second_row_costs_what_its_time_is_worth() -> None:
+    """Half a token a second was made, and a row more keeps a stage three seconds longer."""
+    controller = Controller(STAGES, measured((1, 1.0), (2, 4.0)))
     for _ in range(40):
-        told(controller, 3, (1, 1.0), (64, 1.0))
-    assert controller.plan(0, 0.1).rows >= 32
+        hear(controller, 1, 1.0, tokens=4000, seconds=8000.0)
+    assert marginal(controller, 1) == pytest.approx(WEIGHT * 0.5 * 3.0, rel=0.01)
+    assert marginal(controller, 1) > 1, "more than any row can bring"
 
 
-def test_where_many_rows_cost_far_more_a_segment_has_one() -> None:
-    controller = Controller(4)
-    for _ in range(4):
-        told(controller, 0, (1, 1.0), (64, 4.1))
-    assert controller.plan(0, 0.1).rows == 1
-    assert controller.decisions[0] == (0, FIRST_ROWS)
-    assert controller.decisions[-1][1] == 1
+@pytest.mark.parametrize("link", [0.5, 2.0])
+def test_where_a_link_is_slower_than_the_stages_its_time_is_what_counts(link: float) -> None:
+    """Rows are free to compute; a prompt of 40 took ``link`` seconds a row longer than a lone one."""
+    known = Experience()
+    controller = Controller(2, known)
+    hear(controller, 40, 1.0, trip=2.0 + 40 * link, seconds=0.0)
+    hear(controller, 1, 1.0, trip=2.0)
+    assert controller.price(40) == pytest.approx(WEIGHT * known.rate * 40 * link)
+    assert marginal(controller, 20) == pytest.approx(WEIGHT * known.rate * link)
 
 
-def test_a_drafter_that_gets_worse_is_given_more_alternatives() -> None:
-    controller = Controller(8)
-    for _ in range(64):
-        told(controller, 0, (1, 1.0), (8, 1.1), (64, 1.9))
-    few = controller.plan(0, 0.1).rows
-    for _ in range(64):
-        told(controller, 6, (1, 1.0), (8, 1.1), (64, 1.9))
-    assert few < controller.plan(0, 0.1).rows
+@given(st.floats(0.0, 50.0), ANSWERS)
+def test_more_rows_never_cost_less(rate: float, answers: list[tuple[int, float, float]]) -> None:
+    known = Experience()
+    known.rate = rate
+    controller = Controller(STAGES, known)
+    hear(controller, 40, 1.0, trip=30.0, seconds=0.0)
+    for at, (rows, slowest, trip) in enumerate(answers):
+        hear(controller, rows, slowest, trip=trip, tokens=at, seconds=float(at + 1))
+    prices = [controller.price(rows) for rows in range(1, MOST_ROWS + 1)]
+    assert all(math.isfinite(price) and price >= 0 for price in prices)
+    assert all(few <= more * (1 + 1e-9) for few, more in itertools.pairwise(prices))
 
 
-def test_given_rows_are_kept() -> None:
-    controller = Controller(4, rows=16)
-    for _ in range(30):
-        told(controller, 0, (1, 1.0), (16, 9.0))
-    assert controller.plan(0, 0.1).rows == 16
-    assert controller.decisions == [(0, 16)]
+@given(st.floats(0.01, 100.0), st.integers(0, 500), SECONDS)
+def test_the_rate_is_between_that_of_the_job_before_and_its_own(before: float, tokens: int, seconds: float) -> None:
+    known = Experience()
+    known.rate = before
+    hear(Controller(STAGES, known), 1, 1.0, tokens=tokens, seconds=seconds)
+    own = tokens / seconds
+    assert min(before, own) * (1 - 1e-9) <= known.rate <= max(before, own) * (1 + 1e-9)
+    farther = Experience()
+    farther.rate = before
+    hear(Controller(STAGES, farther), 1, 1.0, tokens=10 * tokens, seconds=10 * seconds)
+    assert abs(farther.rate - own) <= abs(known.rate - own) + 1e-9 * before, "the longer it runs the more it is its own"
+
+
+def test_a_first_job_begins_at_the_rate_of_plain_decoding() -> None:
+    known = Experience()
+    controller = Controller(STAGES, known)
+    hear(controller, 1, 0.5, tokens=0, seconds=1e-9)
+    assert known.rate == pytest.approx(1 / (STAGES * 0.5))
+    hear(controller, 1, 0.5, tokens=MEMORY, seconds=MEMORY / 1.5)
+    assert known.rate == pytest.approx(2 * MEMORY / (MEMORY / 0.5 + MEMORY / 1.5)), "half of each by now"
+
+
+def test_a_second_job_begins_where_the_first_one_was() -> None:
+    known = Experience()
+    first = Controller(STAGES, known)
+    hear(first, 20, 2.0, seconds=0.0)
+    for rows in (1, 8):
+        hear(first, rows, 1.0, tokens=30, seconds=10.0)
+    second = Controller(STAGES, known)
+    assert second.plan(0, 0.0).rows == first.plan(0, 0.0).rows > 1
+    assert [second.price(rows) for rows in (1, 8, 20)] == [first.price(rows) for rows in (1, 8, 20)]
+    assert second.price(1) > 0
+
+
+@given(st.integers(1, 256), ANSWERS)
+def test_given_rows_are_kept_whatever_they_cost(rows: int, answers: list[tuple[int, float, float]]) -> None:
+    controller = Controller(STAGES, measured((1, 1.0), (2, 9.0)), rows)
+    for count, slowest, trip in answers:
+        hear(controller, count, slowest, trip=trip, tokens=50)
+    assert controller.plan(0, 0.1).rows == rows
+    assert controller.price(rows) == 0
 
 
 def test_drafting_fills_a_step_and_no_more() -> None:
-    controller = Controller(4, rows=64)
-    assert controller.plan(0, 0.0).passes >= 1, "nothing measured yet"
-    told(controller, 0, (64, 1.0))
+    controller = Controller(STAGES, measured((1, 1.0)))
+    assert controller.plan(0, 0.0).passes >= 1, "nothing drafted yet"
+    controller.chose(1)
+    assert controller.plan(0, 0.0).passes >= 1, "no pass of the drafter was timed"
     assert controller.plan(0, 0.25).passes == 4
     assert controller.plan(0, 3.0).passes == 1
     assert controller.plan(0, 1e-6).passes == PASSES
 
 
+def test_drafting_has_the_time_of_segments_as_they_were_cut_lately() -> None:
+    controller = Controller(STAGES, measured((1, 1.0), (8, 3.0)))
+    controller.chose(1)
+    few = controller.plan(0, 0.5).passes
+    for _ in range(20):
+        controller.chose(8)
+    assert (few, controller.plan(0, 0.5).passes) == (2, 6)
+
+
 def test_links_that_take_long_are_covered() -> None:
-    controller = Controller(4)
-    assert controller.plan(0, 0.1).in_flight == 4
-    assert controller.plan(6, 0.1).in_flight == 4
+    controller = Controller(STAGES, Experience())
+    assert controller.plan(0, 0.1).in_flight == STAGES
+    assert controller.plan(6, 0.1).in_flight == STAGES
     assert controller.plan(11, 0.1).in_flight == 9
 
 
-@given(st.lists(st.tuples(st.integers(0, 40), st.sampled_from(ROWS), st.floats(1e-4, 10.0)), max_size=120))
-def test_it_changes_rarely_and_only_for_a_gain(heard: list[tuple[int, int, float]]) -> None:
-    controller = Controller(4)
-    for rank, rows, seconds in heard:
-        told(controller, rank, (rows, seconds))
+@given(st.lists(st.integers(1, MOST_ROWS), max_size=300))
+def test_what_is_written_down_are_changes_of_size(chosen: list[int]) -> None:
+    controller = Controller(STAGES, Experience())
+    for rows in chosen:
+        controller.chose(rows)
+    written = dict(controller.decisions)
     whens = [when for when, _ in controller.decisions]
-    assert all(rows in ROWS for _, rows in controller.decisions)
-    assert whens == sorted(set(whens))
-    assert all(later - earlier >= EVERY for earlier, later in itertools.pairwise(whens[3:]))
-    assert 0 < GAIN < 1
+    assert len(whens) <= DECISIONS
+    assert whens == sorted(written)
+    assert all(one != other for (_, one), (_, other) in itertools.pairwise(controller.decisions))
+    size = 0
+    for at, rows in enumerate(chosen[: whens[-1] + 1] if whens else ()):
+        size = written.get(at, size)
+        assert size / 2 < rows <= size
+    assert bool(written) == bool(chosen)

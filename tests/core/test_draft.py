@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from flowspec.core.draft import REPORT_SECONDS, DraftMachine
+from flowspec.core.experience import Experience
 from flowspec.core.limits import TREE_ROWS
 from flowspec.core.machine import (
     Accepted,
@@ -41,12 +42,13 @@ from flowspec.core.messages import (
     Submit,
 )
 from flowspec.strategies import build
+from flowspec.strategies.auto import Auto
 from tests.toy import limits
 
 
 class Draft:
-    def __init__(self, stages: int = 1) -> None:
-        self.machine = DraftMachine(limits(stages), build)
+    def __init__(self, stages: int = 1, experience: Experience | None = None) -> None:
+        self.machine = DraftMachine(limits(stages), build, experience)
         self.seqs: dict[str, int] = {}
 
     def receive(self, message: Message, sender: str = "s1", now: float = 0.0) -> list[Output]:
@@ -227,3 +229,43 @@ def test_a_long_prompt_has_as_long_a_patience_as_it_has_pieces() -> None:
     assert draft.machine.deadline is not None
     assert one_piece.machine.deadline is not None
     assert draft.machine.deadline == 3 * one_piece.machine.deadline
+
+
+def answered(draft: Draft, job: str, **fields: str) -> Auto:
+    """The strategy of a job whose prompt of 20 tokens, then a lone row, was answered after a second each."""
+    draft.seqs.clear()  # a job counts what is sent for it
+    draft.submit(job, prompt_ids=json.dumps([2] * 20), strategy="auto", **fields)
+    strategy = draft.machine.sessions[job].strategy
+    assert isinstance(strategy, Auto)
+    draft.receive(Result(job, 1, 0, (19,), (40,), seconds=1.0), now=1.0)
+    draft.receive(Result(job, 1, 1, (20,), (41,), seconds=0.5), now=2.0)
+    return strategy
+
+
+def test_jobs_share_what_they_find_out() -> None:
+    known = Experience()
+    draft = Draft(experience=known)
+    answered(draft, "j")
+    assert (known.passes.single, known.passes.widest) == (0.5, 20)
+    assert known.rate > 0
+    draft.submit("k", prompt_ids="[2]", strategy="auto")
+    session = draft.machine.sessions["k"]
+    assert isinstance(session.strategy, Auto)
+    assert session.strategy.controller.plan(0, 0.0).rows == 40
+    assert session.strategy.controller.price(1) > 0
+
+
+def test_a_job_that_is_recorded_starts_without_experience_and_leaves_none() -> None:
+    known = Experience()
+    draft = Draft(experience=known)
+    recorded = answered(draft, "j", record="1")
+    assert recorded.controller.price(1) > 0, "of itself it learns"
+    assert (known.passes.widest, known.rate) == (0, 0.0)
+    answered(draft, "k")
+    rate = known.rate
+    draft.submit("l", prompt_ids="[2]", strategy="auto", record="1")
+    session = draft.machine.sessions["l"]
+    assert isinstance(session.strategy, Auto)
+    assert session.strategy.controller.plan(0, 0.0).rows == 1
+    assert session.strategy.controller.price(1) == 0
+    assert (known.passes.widest, known.rate) == (20, rate)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from flowspec.core.experience import Trip
 from flowspec.core.flights import TRIPS, Flights
 from flowspec.core.messages import Result
 from flowspec.errors import StateError
@@ -25,6 +26,16 @@ def test_answers_are_kept_for_what_was_sent_and_lives() -> None:
     assert flights.answers == {2: 102, 3: 103}
     assert flights.sent == {2, 3}
     assert not flights.land(answer(7, 2), 1.0), "the prompt's, or one that was void"
+
+
+def test_a_trip_is_of_what_was_sent_and_knows_whether_it_met_another() -> None:
+    flights = Flights(1)
+    flights.launch(0, [1, 2, 3], 1.0)
+    flights.launch(1, [4], 2.0)
+    flights.keep({1, 4}, emptied=False)
+    first, second = flights.land(answer(0, 1), 5.0), flights.land(answer(1, 4), 7.0)
+    assert first is not None and second is not None
+    assert (first.trip(5.0), second.trip(7.0)) == (Trip(3, 4.0, True), Trip(1, 5.0, False))
 
 
 def test_a_flight_a_prune_has_emptied_frees_its_slot_unless_it_counts() -> None:

@@ -7,15 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from flowspec.core.profile import LinkShape
 from flowspec.core.stats import repeated_4grams
 from flowspec.errors import ConfigError
 from flowspec.testbed import grid as module
-from flowspec.testbed.grid import Grid, Link, Plan, Prompt, drafter_of, halve
+from flowspec.testbed.grid import Grid, Link, Plan, drafter_of
 from flowspec.testbed.profiles import load
+from flowspec.testbed.prompts import Prompt, halve
 from flowspec.testbed.report import Row
 
 PROFILE = load("jetson-7b")
@@ -110,16 +109,6 @@ def test_nothing_left_to_run_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(module, "LOOP", 0.0)
     with pytest.raises(ConfigError, match="no prompt is left"):
         Grid(replace(PLAN, no_loops=True, temperatures=(0.0,)), PROMPTS[:1]).run()
-
-
-@given(st.lists(st.sampled_from("abc"), max_size=30))
-def test_halves_are_disjoint_whole_and_even_in_every_set(sets: list[str]) -> None:
-    prompts = [Prompt(name, str(at)) for at, name in enumerate(sets)]
-    tuning, measuring = halve(prompts, "tuning"), halve(prompts, "measuring")
-    assert sorted([*tuning, *measuring], key=lambda prompt: int(prompt.text)) == prompts == halve(prompts, "all")
-    for name in set(sets):
-        counts = [sum(prompt.set == name for prompt in half) for half in (tuning, measuring)]
-        assert counts[0] - counts[1] in (0, 1)
 
 
 def test_a_draft_source_is_the_packaged_drafter_of_that_name() -> None:

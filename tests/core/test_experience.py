@@ -1,0 +1,142 @@
+"""What jobs teach about the pipeline they ran on: pass times, what a row costs a link, what a drafter is worth."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowspec.core.calibrate import Calibration, Scaling
+from flowspec.core.experience import PROMPT_ROWS, TRIPS, Experience, PassTimes, Trip
+from flowspec.core.segments import prefill_chunks
+
+SIZES = st.integers(1, 200)
+SECONDS = st.floats(1e-4, 10.0)
+
+
+@given(st.lists(st.tuples(SIZES, SECONDS), max_size=60), SIZES, SIZES)
+def test_more_rows_never_take_less_time(noted: list[tuple[int, float]], few: int, more: int) -> None:
+    times = PassTimes()
+    for rows, seconds in noted:
+        times.note(rows, seconds)
+    low, high = times.at(min(few, more)), times.at(max(few, more))
+    assert low <= high + 1e-9 * high
+    assert (low > 0) == bool(noted)
+    assert times.widest <= max((rows for rows, _ in noted), default=0)
+    assert (times.single > 0) == any(rows == 1 for rows, _ in noted)
+
+
+@given(
+    st.floats(1e-3, 1.0), st.floats(0.0, 0.1), st.sets(st.integers(0, 7), min_size=2).map(sorted), st.integers(1, 400)
+)
+def test_between_and_beyond_what_was_measured_is_a_straight_line(
+    base: float, slope: float, powers: list[int], asked: int
+) -> None:
+    times = PassTimes()
+    for power in powers:
+        times.note(1 << power, base + slope * (1 << power))
+    expected = base + slope * max(asked, 1 << powers[0])  # nobody knows that fewer rows are quicker
+    assert math.isclose(times.at(asked), expected, rel_tol=1e-6)
+
+
+def test_one_size_says_nothing_of_others() -> None:
+    times = PassTimes()
+    times.note(7, 3.0)
+    assert times.at(1) == times.at(7) == times.at(100) == 3.0
+    assert times.single == 0
+
+
+def test_a_pass_that_was_held_up_once_is_not_believed() -> None:
+    times = PassTimes()
+    for seconds in (1.0, 1.0, 40.0, 1.0, 1.1):
+        times.note(1, seconds)
+    assert times.single == times.at(1) == 1.0
+    for _ in range(20):
+        times.note(1, 2.0)
+    assert times.single == 2.0, "what lasts is"
+
+
+def travelled(
+    chunks: list[int], stages: int, latency: float, passes: dict[int, float], row: float
+) -> tuple[float, float]:
+    """Seconds until the last of ``chunks`` is answered, by every stage and link in turn, and of its pass."""
+    free_stage, free_link = [0.0] * stages, [0.0] * stages
+    end = 0.0
+    for size in chunks:
+        end = 0.0
+        for stage in range(stages):
+            end = free_stage[stage] = max(end, free_stage[stage]) + passes[size]
+            if stage < stages - 1:
+                end = free_link[stage] = max(end, free_link[stage]) + size * row
+                end += latency
+    return end + 2 * latency, passes[chunks[-1]]
+
+
+@given(
+    prompt=st.integers(PROMPT_ROWS, 400),
+    stages=st.integers(2, 21),
+    latency=st.floats(0.0, 0.2),
+    base=st.floats(1e-3, 0.1),
+    slope=st.floats(0.0, 0.01),
+    row=st.floats(1e-6, 0.05),
+)
+def test_what_a_row_costs_a_link_is_told_from_latency_and_computing(
+    prompt: int, stages: int, latency: float, base: float, slope: float, row: float
+) -> None:
+    known, sizes = Experience(), [len(chunk) for chunk in prefill_chunks(prompt)]
+    passes = {size: base + slope * size for size in {1, *sizes}}
+    seconds, slowest = travelled(sizes, stages, latency, passes, row)
+    alone, single = travelled([1], stages, latency, passes, row)
+    known.prefilled(Trip(prompt, seconds, True), slowest)
+    assert known.row_seconds(stages) == 0
+    known.answered(Trip(1, alone, True), single)
+    found, size = known.row_seconds(stages), sizes[-1]
+    # The lone row crossed the links too, and of a long prompt the chunks before the last may be a row shorter.
+    off = (row + len(sizes) * (slope + row)) / size
+    assert row - off <= found + 1e-9 <= row + off + 2e-9
+
+
+@given(st.integers(1, 12), SECONDS, SECONDS)
+def test_links_that_cost_nothing_are_not_charged(stages: int, single: float, slower: float) -> None:
+    known = Experience()
+    known.answered(Trip(1, stages * single, True), single)
+    known.prefilled(Trip(40, stages * (single + slower), True), single + slower)
+    assert known.row_seconds(stages) <= 1e-9 * stages * (single + slower)
+
+
+def test_only_a_lone_row_that_met_no_other_tells_the_way_and_the_shortest_of_late_ones_counts() -> None:
+    def cost(*trips: Trip) -> float:
+        known = Experience()
+        known.prefilled(Trip(40, 5.0, True), 1.0)
+        for trip in trips:
+            known.answered(trip, 1.0)
+        return known.row_seconds(2)
+
+    lone = Trip(1, 3.0, True)
+    assert cost(lone) == pytest.approx((5.0 - 3.0) / 40)
+    assert cost(Trip(1, 1.0, False), lone) == cost(Trip(2, 1.0, True), lone) == cost(lone)
+    assert cost(lone, Trip(1, 4.5, True)) == cost(lone)
+    assert cost(lone, *[Trip(1, 4.0, True)] * TRIPS) == pytest.approx((5.0 - 4.0) / 40), "the way became longer"
+    assert cost(Trip(1, 1.0, False)) == 0
+
+
+def test_a_short_prompt_or_one_that_no_stage_timed_tells_nothing() -> None:
+    known = Experience()
+    known.prefilled(Trip(PROMPT_ROWS - 1, 5.0, True), 1.0)
+    known.prefilled(Trip(PROMPT_ROWS, 5.0, True), 0.0)
+    assert known.passes.widest == 0
+    known.answered(Trip(1, 2.0, True), 0.0)
+    assert known.passes.single == 0
+    known.answered(Trip(1, 2.0, True), 0.5)
+    assert (known.passes.single, known.row_seconds(4)) == (0.5, 0.0)
+
+
+def test_what_a_drafter_is_worth_is_kept_apart_for_those_that_see_the_noise() -> None:
+    known = Experience()
+    assert isinstance(known.calibration(coupled=True), Calibration)
+    assert isinstance(known.calibration(coupled=False), Scaling)
+    for coupled in (False, True):
+        assert known.calibration(coupled) is known.calibration(coupled)
+        assert known.calibration(coupled) is not Experience().calibration(coupled)
