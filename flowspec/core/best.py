@@ -63,8 +63,9 @@ class BestGrowth:
         start, tokens, most, paying = tree[tree.root].score, 0.0, -math.inf, 0
         for rows, node in enumerate(best, 1):
             tokens += math.exp(tree[node].score - start)
-            if tokens - self._price(rows) > most:
-                most, paying = tokens - self._price(rows), rows
+            gain = tokens - self._price(rows)
+            if gain > most:
+                most, paying = gain, rows
         return paying
 
     def _best(self, tree: Tree) -> tuple[list[int], list[int]]:

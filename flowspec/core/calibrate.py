@@ -1,7 +1,7 @@
 """What a candidate is worth: an online table of acceptance by source, rank and gap.
 
 Where a drafter's numbers are no probabilities of acceptance (it saw the target's noise, or several
-drafters speak at once) a node's value is what such candidates were worth so far in this job. A cell
+drafters speak at once) a node's value is what such candidates were worth so far. A cell
 counts how often a candidate of that source, rank and gap was the target's token; before anything is known
 it holds a prior. The gap of a coupled candidate is how far it lies behind its source's best, of the best
 itself how far it leads; of an uncoupled one it is its own log-probability, negated. Rank says who is asked
@@ -27,6 +27,8 @@ ALONE = 2.0
 RANKS = 16
 #: How many observations the prior counts for.
 PRIOR_WEIGHT = 6.0
+#: Observations a cell holds before it halves what it has: what was true many jobs ago is outvoted by this one.
+REMEMBERED = 400
 #: No value says certainty: the log of it would make every descendant as good as its ancestor.
 MOST = 0.98
 
@@ -44,7 +46,7 @@ class _Cell:
 
 
 class Calibration:
-    """One job's table; ``coupled``: the drafters see the target's noise."""
+    """A table of one job or several; ``coupled``: the drafters see the target's noise."""
 
     def __init__(self, coupled: bool) -> None:
         self._coupled = coupled
@@ -73,7 +75,8 @@ class Calibration:
             return
         for candidate, cell in zip(node.expansion.tokens, node.expansion.cells, strict=False):
             entry = self._cells[cell]
-            self._cells[cell] = _Cell(entry.tries + 1, entry.hits + (candidate == token))
+            share = 0.5 if entry.tries > REMEMBERED else 1.0
+            self._cells[cell] = _Cell(share * entry.tries + 1, share * entry.hits + (candidate == token))
 
     def _value(self, number: int) -> float:
         cell = self._cells.get(number)
@@ -123,7 +126,8 @@ class Scaling:
         found = node.expansion
         for candidate, cell, value in zip(found.tokens, found.cells, found.raw, strict=True):
             promised, hits = self._cells.get(cell, (0.0, 0.0))
-            self._cells[cell] = (promised + math.exp(value), hits + (candidate == token))
+            share = 0.5 if promised + hits > REMEMBERED else 1.0
+            self._cells[cell] = (share * promised + math.exp(value), share * hits + (candidate == token))
 
 
 def _lead(values: Sequence[float]) -> float:

@@ -2,7 +2,7 @@
 
 A row is worth the tokens it is expected to commit. A segment of w rows keeps the pipeline's slowest part, a
 stage or a link, busy for t(w) seconds, and in that time the job would else have made ``rate * t(w)`` tokens.
-So rows go into a segment, best first, while they add more tokens than their time costs: where rows are
+So rows go into a segment, best first, while they add more tokens than ``WEIGHT`` times that: where rows are
 free a segment is wide, where a link is slow or a second row costs four times the first it is narrow,
 and where the tree is uncertain everything it holds is worth little. The sum over all segments of what
 their rows are worth is the text, so the choice that gains most each time makes the most tokens a second.
@@ -18,9 +18,11 @@ from statistics import median
 
 from flowspec.core.experience import Experience, Trip
 from flowspec.core.messages import Result
+from flowspec.core.segments import prefill_chunks
 
-#: Most rows of a segment, and by how much it may be wider than any that was measured.
-MOST_ROWS, WIDER = 128, 2
+#: Most rows of a segment; how many may be tried once a pass of one is known; by how much a segment may be
+#: wider than any pass that was measured, the prompt's included.
+MOST_ROWS, FEW_ROWS, WIDER = 128, 8, 2
 #: What a second of the slowest part costs, in seconds of the job: the stages a segment delays lie one behind
 #: the other, and after a miss nothing is behind it to fill them.
 WEIGHT = 3.0
@@ -47,24 +49,35 @@ class Controller:
     """One job's decisions, for a pipeline of ``stages``; ``rows`` fixes the rows where they are given."""
 
     def __init__(self, stages: int, experience: Experience, rows: int = 0) -> None:
-        self._stages, self._experience, self._fixed = stages, experience, rows
+        self._stages, self._experience, self.fixed = stages, experience, rows
         self._before = self._rate = experience.rate
+        self._prompt: tuple[Trip, float] | None = None  # until a lone row has gone the same way
         self._recent: deque[int] = deque(maxlen=RECENT)
         self._segments = 0
         #: Sizes chosen: (segments before, rows at most, a power of two) at every change.
         self.decisions: list[tuple[int, int]] = []
 
+    def prefilled(self, trip: Trip, slowest: float) -> None:
+        """The prompt made ``trip``; the slowest pass over its last chunk took so many seconds."""
+        if slowest > 0:
+            self._experience.passes.note(len(prefill_chunks(trip.rows)[-1]), slowest)
+            self._prompt = (trip, slowest)
+
     def hear(self, result: Result, trip: Trip, *, tokens: int, seconds: float) -> None:
-        """Learn from an answer. ``tokens`` were decoded in ``seconds`` since the first one; 0: the answer has that."""
+        """Learn from an answer. Before it ``tokens`` tokens were decoded in ``seconds``, the first one not counted."""
         known = self._experience
-        if not seconds:
-            known.prefilled(trip, result.seconds)
-            return
-        known.answered(trip, result.seconds)
+        if result.seconds > 0 and 2 * len(result.ids) >= trip.rows:  # else it was pruned on its way
+            known.passes.note(trip.rows, result.seconds)
+        if self._prompt and trip.alone and trip.rows == 1:
+            known.crossed(*self._prompt, trip, self._stages)
+            self._prompt = None
         single = known.passes.single
         before = self._before or (1 / (self._stages * single) if single else 0.0)
-        self._rate = (tokens + MEMORY) / (seconds + MEMORY / before) if before else tokens / seconds
-        known.rate = self._rate
+        if not seconds:
+            self._rate = before
+        else:
+            self._rate = (tokens + MEMORY) / (seconds + MEMORY / before) if before else tokens / seconds
+            known.rate = self._rate
 
     def plan(self, covering: int, draft_seconds: float) -> Plan:
         """What holds now. ``covering``: segments that hide the way (0: unknown); ``draft_seconds``: of a pass."""
@@ -74,7 +87,7 @@ class Controller:
 
     def price(self, rows: int) -> float:
         """Tokens that a segment of ``rows`` rows has to bring in."""
-        return 0.0 if self._fixed else WEIGHT * self._rate * self._seconds(rows)
+        return WEIGHT * self._rate * self._seconds(rows)
 
     def chose(self, rows: int) -> None:
         """A segment of ``rows`` rows was cut."""
@@ -87,11 +100,11 @@ class Controller:
     def _most(self) -> int:
         """Rows to choose among: before a pass of one is known nobody knows whether more are dear."""
         passes = self._experience.passes
-        if self._fixed:
-            return self._fixed
-        return min(MOST_ROWS, max(8, WIDER * passes.widest)) if passes.single else 1
+        if self.fixed:
+            return self.fixed
+        return min(MOST_ROWS, max(FEW_ROWS, WIDER * passes.widest)) if passes.single else 1
 
     def _seconds(self, rows: int) -> float:
         """t(w): of the slowest stage, or of a link where that is longer."""
         known = self._experience
-        return max(known.passes.at(rows), rows * known.row_seconds(self._stages))
+        return max(known.passes.at(rows), rows * known.row_seconds)

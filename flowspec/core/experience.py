@@ -6,6 +6,7 @@ job of fifty tokens is over before it has found them out by itself.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
 from statistics import median
@@ -13,8 +14,10 @@ from statistics import median
 from flowspec.core.calibrate import Calibration, Scaling
 from flowspec.core.segments import prefill_chunks
 
-#: Samples remembered: passes of one size, trips of a lone row.
-PASSES, TRIPS = 8, 16
+#: Samples remembered: passes of one size, prompts' trips.
+PASSES, PROMPTS = 8, 8
+#: Passes of any size after which one that was not seen again is forgotten: what it took may have been an accident.
+FORGOTTEN = 256
 #: Rows from which a prompt's trip tells how long a link takes for one.
 PROMPT_ROWS = 8
 
@@ -34,15 +37,24 @@ class PassTimes:
 
     def __init__(self) -> None:
         self._samples: dict[int, deque[tuple[int, float]]] = {}  # by size, in powers of two
+        self._noted: dict[int, int] = {}  # size -> the number of its last note
+        self._notes = 0
         self._points: list[tuple[float, float]] = []
 
     def note(self, rows: int, seconds: float) -> None:
         """A pass over ``rows`` rows took ``seconds``."""
-        self._samples.setdefault((rows - 1).bit_length(), deque(maxlen=PASSES)).append((rows, seconds))
-        self._points, longest = [], 0.0
-        for _, samples in sorted(self._samples.items()):
-            longest = max(longest, median(took for _, took in samples))
-            self._points.append((median(count for count, _ in samples), longest))
+        size = (rows - 1).bit_length()
+        self._notes += 1
+        self._noted[size] = self._notes
+        self._samples.setdefault(size, deque(maxlen=PASSES)).append((rows, seconds))
+        for other in [other for other, at in self._noted.items() if at <= self._notes - FORGOTTEN]:
+            del self._noted[other], self._samples[other]
+        points, least = [], math.inf
+        for _, samples in sorted(self._samples.items(), reverse=True):
+            # A pass is no slower than one over more rows: a stage that was held up says nothing of its rows.
+            least = min(least, median(took for _, took in samples))
+            points.append((median(count for count, _ in samples), least))
+        self._points = points[::-1]
 
     @property
     def single(self) -> float:
@@ -66,49 +78,44 @@ class PassTimes:
 
 
 class Experience:
-    """Times of one pipeline and what its drafter is worth, as far as they are known."""
+    """Times of one pipeline and what its drafter is worth, as far as they are known.
+
+    They are a job's own view: of jobs that share passes and links each takes the others' time for its rows'.
+    """
 
     def __init__(self) -> None:
         self.passes = PassTimes()
-        #: Tokens a second of the job before; 0: there was none.
+        #: Tokens a second of the job that was answered last; 0: there was none.
         self.rate = 0.0
-        self._prompt: tuple[int, float, float] | None = None  # rows, seconds of the trip, of its last pass
-        self._lone: deque[float] = deque(maxlen=TRIPS)
-        self._calibrations: dict[bool, Calibration | Scaling] = {}
+        self._row_seconds: deque[float] = deque(maxlen=PROMPTS)
+        self._calibrations: dict[tuple[bool, bool], Calibration | Scaling] = {}
 
-    def calibration(self, coupled: bool) -> Calibration | Scaling:
-        """What candidates were worth; ``coupled``: the drafters see the target's noise."""
-        if coupled not in self._calibrations:
-            self._calibrations[coupled] = Calibration(True) if coupled else Scaling()
-        return self._calibrations[coupled]
+    def calibration(self, *, coupled: bool, sampled: bool) -> Calibration | Scaling:
+        """What candidates were worth; ``coupled``: the drafters see the target's noise, ``sampled``: it has some."""
+        key = (coupled, sampled)
+        if key not in self._calibrations:
+            self._calibrations[key] = Calibration(True) if coupled else Scaling()
+        return self._calibrations[key]
 
-    def prefilled(self, trip: Trip, slowest: float) -> None:
-        """A prompt went through, its last chunk with a ``slowest`` pass of so many seconds."""
-        if trip.rows >= PROMPT_ROWS and slowest > 0:
-            self.passes.note(len(prefill_chunks(trip.rows)[-1]), slowest)
-            self._prompt = (trip.rows, trip.seconds, slowest)
+    @property
+    def row_seconds(self) -> float:
+        """How long one row occupies a link between two stages; 0: not known, or nothing."""
+        return median(self._row_seconds) if self._row_seconds else 0.0
 
-    def answered(self, trip: Trip, slowest: float) -> None:
-        """A segment of a tree came back; ``slowest``: seconds of its slowest pass, 0: not measured."""
-        if slowest > 0:
-            self.passes.note(trip.rows, slowest)
-        if trip.alone and trip.rows == 1:
-            self._lone.append(trip.seconds)
+    def crossed(self, prompt: Trip, slowest: float, lone: Trip, stages: int) -> None:
+        """A prompt went through ``stages`` stages, its last chunk with a ``slowest`` pass of so many seconds, and
+        after it a ``lone`` row.
 
-    def row_seconds(self, stages: int) -> float:
-        """How long one row occupies a link between two of ``stages`` stages; 0: not known, or nothing.
-
-        The trips of a prompt and of a lone row cross the same links with the same latency. What the prompt took
-        longer, and no stage computed, its rows took on the links. It came in chunks that followed each
-        other, as fast as a link or a stage let them.
+        Both cross the same links with the same latency. What the prompt took longer, and no stage computed, its
+        rows took on the links. It came in chunks that followed each other, as fast as a link or a stage let
+        them.
         """
-        if self._prompt is None or not self._lone or not self.passes.single:
-            return 0.0
-        rows, seconds, slowest = self._prompt
-        chunks = prefill_chunks(rows)
+        if prompt.rows < PROMPT_ROWS or not self.passes.single:
+            return
+        chunks = prefill_chunks(prompt.rows)
         size, links = len(chunks[-1]), max(1, stages - 1)
-        extra = seconds - min(self._lone) - stages * (slowest - self.passes.single)
+        extra = prompt.seconds - lone.seconds - stages * (slowest - self.passes.single)
         bound = extra / (size * (links + len(chunks) - 1))
         if bound * size < slowest:
             bound = (extra - (len(chunks) - 1) * slowest) / (size * links)
-        return max(0.0, bound)
+        self._row_seconds.append(max(0.0, bound))

@@ -49,9 +49,10 @@ class Session:
         self.returns = Returns(top=strategy.top, hidden=limits.hidden and strategy.width > 0)
         coupled = strategy.coupled and spec.sampling.temperature > 0
         strategy.recall(experience)
+        known = experience.calibration(coupled=coupled, sampled=spec.sampling.temperature > 0)
         self.drafting = Drafting(
             job, epoch, prompt, strategy.width, coupled, self.returns.hidden, strategy.redrafts,
-            experience.calibration(coupled) if strategy.calibrated else None,
+            known if strategy.calibrated else None,
         )  # fmt: skip
         self._pace = strategy.pace
         self._tree = Tree(len(prompt) - 1)
@@ -87,7 +88,7 @@ class Session:
         tally, covering = self.tally, self._flights.covering
         return View(
             self._tree, self.in_flight, len(self._waiting), covering, tally.rounds > 0, tally.mean_draft_seconds,
-            tally.choices, tally.decoding(self._now),
+            tally.choices, tally.decoding,
         )  # fmt: skip
 
     # ---- start ---------------------------------------------------------------------------------------
@@ -120,7 +121,8 @@ class Session:
         if self.closing:
             return
         first = not self.tally.rounds
-        prompt = Trip(len(self.prompt), now - self.tally.submitted_at, alone=True) if first else None
+        prompted = first and self._tree.root in result.ids  # its earlier chunks may be answered, too
+        prompt = Trip(len(self.prompt), now - self.tally.submitted_at, alone=True) if prompted else None
         self.strategy.heard(self._view(), result, flight.trip(now) if flight else prompt)
         stepped = self._pace.answered() if flight else ()
         self._owed += bool(flight) and self._pace.markers

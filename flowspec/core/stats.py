@@ -34,9 +34,10 @@ class Tally:
         """Of a pass of the drafter; 0: there was none."""
         return self.draft_seconds / self.draft_passes if self.draft_passes else 0.0
 
-    def decoding(self, now: float) -> float:
-        """Seconds since the first token; 0: there is none."""
-        return now - self.first_token_at if self.first_token_at is not None else 0.0
+    @property
+    def decoding(self) -> float:
+        """Seconds from the first token to the last one so far; 0: there are no two."""
+        return (self.last_token_at or 0.0) - (self.first_token_at or 0.0)
 
     def count(self, tokens: int, hits: int, now: float) -> None:
         """A verdict gave ``tokens`` tokens, ``hits`` of them in the tree; the first of a job is prefill's."""

@@ -57,7 +57,9 @@ class Auto(Strategy):
         return [{"segments": segments, "rows": rows} for segments, rows in self.controller.decisions]
 
     def heard(self, view: View, result: Result, trip: Trip | None) -> None:
-        if trip is not None:
+        if trip is not None and not view.planted:
+            self.controller.prefilled(trip, result.seconds)
+        elif trip is not None:
             self.controller.hear(result, trip, tokens=view.decoded, seconds=view.decode_seconds)
 
 
@@ -65,7 +67,7 @@ class _Priced(BestGrowth):
     """Rows at the controller's prices; it hears how many were chosen."""
 
     def __init__(self, rows: int, batch: int, passes: int, controller: Controller) -> None:
-        super().__init__(rows, batch, passes, controller.price)
+        super().__init__(rows, batch, passes, None if controller.fixed else controller.price)
         self._controller = controller
 
     def segments(self, tree: Tree) -> list[list[int]]:

@@ -186,7 +186,7 @@ class Grid:
 
     def trace(self, case: Case, cell: Cell, source: str, tap: Tap | None = None) -> Ran:
         """One run; ``tap`` sees every step of its machines. A strategy that learns has the experience of its runs
-        before, the first one that of an unmeasured run of the last prompt."""
+        before, the first one that of an unmeasured run of the last prompt, if there is another one."""
         drafter = self._drafter(source)
         strategy = build(cell.strategy, cell.stages)
         profile = replace(self.plan.profile, link=cell.link.shape)
@@ -196,8 +196,8 @@ class Grid:
         experience = self._known.get(cell)
         if experience is None:
             experience = self._known[cell] = Experience()
-            if strategy.calibrated:
-                last = next(case for case in reversed(self.cases) if case.temperature == cell.temperature)
+            last = next(other for other in reversed(self.cases) if other.temperature == cell.temperature)
+            if strategy.calibrated and last.number != case.number:
                 simulate(last.text, cell.strategy, cell.stages, self._target, drafter, costs, middles, None, experience)
         return simulate(case.text, cell.strategy, cell.stages, self._target, drafter, costs, middles, tap, experience)
 

@@ -25,6 +25,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
+from flowspec.core.experience import Experience
 from flowspec.core.machine import Commit, Done, Draft, Input, Output, Part, Pass, Received, Run, Send
 from flowspec.core.messages import DRAFT, Result, Returns, Segment, Synced
 from flowspec.core.profile import Profile
@@ -171,13 +172,13 @@ class Bench:
         )
 
     def run(self, strategy: str, profile: Profile, stages: int) -> tuple[list[Ran], list[Trace]]:
-        """All texts, simulated, and what the machines did."""
+        """All texts one after another, simulated, and what the machines did."""
         hidden = self.drafter.wants_hidden and build(strategy, stages).width > 0
         costs = profile_costs(profile, stages, self.source, hidden=hidden)
-        runs, traces = [], []
+        runs, traces, known = [], [], Experience()
         for text in self.texts:
             traces.append(Trace(profile, len(text.prompt), hidden=hidden))
-            runs.append(simulate(text, strategy, stages, self.target, self.drafter, costs, tap=traces[-1]))
+            runs.append(simulate(text, strategy, stages, self.target, self.drafter, costs, None, traces[-1], known))
         return runs, traces
 
 

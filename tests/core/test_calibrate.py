@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.core.calibrate import MOST, RANKS, Calibration, Scaling
+from flowspec.core.calibrate import MOST, RANKS, REMEMBERED, Calibration, Scaling
 from flowspec.core.tree import Expansion, Tree
 
 
@@ -148,7 +148,8 @@ def test_a_value_converges_on_how_often_such_candidates_are_right(share: float, 
     for at in range(count):
         watch(table, found, 1 if int((at + 1) * share) > int(at * share) else 2)
     (value,) = table.expansion([1], [own]).values
-    assert abs(math.exp(value) - share) <= (2 + math.exp(-own)) / count
+    held = min(count, REMEMBERED / 2 / (share + math.exp(own)))
+    assert abs(math.exp(value) - share) <= (3 + math.exp(-own)) / held
 
 
 def test_sources_and_ranks_are_scaled_apart() -> None:
@@ -169,3 +170,11 @@ def test_a_node_nobody_drafted_for_scales_nothing() -> None:
     table.observe(tree[root], 5)
     assert table.expansion([], []) == Expansion((), (), (), ())
     assert table.expansion([5], [-0.7]).values == (-0.7,)
+
+
+def test_what_was_true_many_jobs_ago_is_outvoted() -> None:
+    for table in (Scaling(), Calibration(True)):
+        for token, times in ((1, 5000), (2, 400)):
+            for _ in range(times):
+                watch(table, table.expansion([1, 3], [-0.5, -2.0]), token)
+        assert shares(table.expansion([1, 3], [-0.5, -2.0]))[1] < 0.35

@@ -22,8 +22,8 @@ ANSWERS = st.lists(st.tuples(SIZES, SECONDS, SECONDS), max_size=60)
 def hear(
     controller: Controller, rows: int, slowest: float, *, trip: float = 9.0, tokens: int = 1, seconds: float = 1.0
 ) -> None:
-    """An answer to a segment that met no other; ``seconds`` 0: to the prompt."""
-    answer = Result("j", 1, 1, (1,), (5,), seconds=slowest)
+    """An answer to a segment that met no other."""
+    answer = Result("j", 1, 1, tuple(range(rows)), (5,) * rows, seconds=slowest)
     controller.hear(answer, Trip(rows, trip, True), tokens=tokens, seconds=seconds)
 
 
@@ -31,7 +31,7 @@ def measured(*passes: tuple[int, float]) -> Experience:
     """Of passes over so many rows that took so long."""
     known = Experience()
     for rows, seconds in passes:
-        known.answered(Trip(rows, 9.0, False), seconds)
+        known.passes.note(rows, seconds)
     return known
 
 
@@ -73,7 +73,7 @@ def test_where_a_link_is_slower_than_the_stages_its_time_is_what_counts(link: fl
     """Rows are free to compute; a prompt of 40 took ``link`` seconds a row longer than a lone one."""
     known = Experience()
     controller = Controller(2, known)
-    hear(controller, 40, 1.0, trip=2.0 + 40 * link, seconds=0.0)
+    controller.prefilled(Trip(40, 2.0 + 40 * link, True), 1.0)
     hear(controller, 1, 1.0, trip=2.0)
     assert controller.price(40) == pytest.approx(WEIGHT * known.rate * 40 * link)
     assert marginal(controller, 20) == pytest.approx(WEIGHT * known.rate * link)
@@ -84,7 +84,7 @@ def test_more_rows_never_cost_less(rate: float, answers: list[tuple[int, float, 
     known = Experience()
     known.rate = rate
     controller = Controller(STAGES, known)
-    hear(controller, 40, 1.0, trip=30.0, seconds=0.0)
+    controller.prefilled(Trip(40, 30.0, True), 1.0)
     for at, (rows, slowest, trip) in enumerate(answers):
         hear(controller, rows, slowest, trip=trip, tokens=at, seconds=float(at + 1))
     prices = [controller.price(rows) for rows in range(1, MOST_ROWS + 1)]
@@ -105,11 +105,41 @@ def test_the_rate_is_between_that_of_the_job_before_and_its_own(before: float, t
     assert abs(farther.rate - own) <= abs(known.rate - own) + 1e-9 * before, "the longer it runs the more it is its own"
 
 
+def test_short_jobs_one_after_another_do_not_forget_the_rate() -> None:
+    known = Experience()
+    known.rate = 2.5
+    for _ in range(200):
+        controller = Controller(STAGES, known)
+        hear(controller, 1, 0.1, tokens=0, seconds=0.0)
+        hear(controller, 1, 0.1, tokens=2, seconds=0.8)
+    assert known.rate == pytest.approx(2.5)
+
+
+def test_a_pass_most_of_whose_rows_were_pruned_on_the_way_is_not_booked_under_what_was_sent() -> None:
+    known = Experience()
+    answer = Result("j", 1, 1, (1, 2, 3), (5,) * 3, seconds=0.1)
+    Controller(STAGES, known).hear(answer, Trip(32, 1.0, False), tokens=1, seconds=1.0)
+    assert known.passes.widest == 0
+
+
+def test_only_the_first_lone_row_behind_a_prompt_went_the_way_it_went() -> None:
+    known = Experience()
+    controller = Controller(2, known)
+    controller.prefilled(Trip(40, 5.0, True), 1.0)
+    met = Result("j", 1, 1, (1,), (5,), seconds=1.0)
+    controller.hear(met, Trip(1, 1.0, False), tokens=1, seconds=1.0)
+    assert known.row_seconds == 0
+    for trip in (3.0, 4.5):
+        hear(controller, 1, 1.0, trip=trip)
+    assert known.row_seconds == pytest.approx((5.0 - 3.0) / 40)
+
+
 def test_a_first_job_begins_at_the_rate_of_plain_decoding() -> None:
     known = Experience()
     controller = Controller(STAGES, known)
-    hear(controller, 1, 0.5, tokens=0, seconds=1e-9)
-    assert known.rate == pytest.approx(1 / (STAGES * 0.5))
+    hear(controller, 1, 0.5, tokens=0, seconds=0.0)
+    assert controller.price(1) == pytest.approx(WEIGHT * 0.5 / (STAGES * 0.5))
+    assert known.rate == 0, "nothing to remember yet"
     hear(controller, 1, 0.5, tokens=MEMORY, seconds=MEMORY / 1.5)
     assert known.rate == pytest.approx(2 * MEMORY / (MEMORY / 0.5 + MEMORY / 1.5)), "half of each by now"
 
@@ -117,7 +147,7 @@ def test_a_first_job_begins_at_the_rate_of_plain_decoding() -> None:
 def test_a_second_job_begins_where_the_first_one_was() -> None:
     known = Experience()
     first = Controller(STAGES, known)
-    hear(first, 20, 2.0, seconds=0.0)
+    first.prefilled(Trip(20, 9.0, True), 2.0)
     for rows in (1, 8):
         hear(first, rows, 1.0, tokens=30, seconds=10.0)
     second = Controller(STAGES, known)
@@ -131,8 +161,7 @@ def test_given_rows_are_kept_whatever_they_cost(rows: int, answers: list[tuple[i
     controller = Controller(STAGES, measured((1, 1.0), (2, 9.0)), rows)
     for count, slowest, trip in answers:
         hear(controller, count, slowest, trip=trip, tokens=50)
-    assert controller.plan(0, 0.1).rows == rows
-    assert controller.price(rows) == 0
+    assert controller.plan(0, 0.1).rows == controller.fixed == rows
 
 
 def test_drafting_fills_a_step_and_no_more() -> None:

@@ -232,13 +232,15 @@ def test_a_long_prompt_has_as_long_a_patience_as_it_has_pieces() -> None:
 
 
 def answered(draft: Draft, job: str, **fields: str) -> Auto:
-    """The strategy of a job whose prompt of 20 tokens, then a lone row, was answered after a second each."""
+    """The strategy of a job whose prompt of 20 tokens, then two lone rows, were answered after a second each."""
     draft.seqs.clear()  # a job counts what is sent for it
     draft.submit(job, prompt_ids=json.dumps([2] * 20), strategy="auto", **fields)
     strategy = draft.machine.sessions[job].strategy
     assert isinstance(strategy, Auto)
     draft.receive(Result(job, 1, 0, (19,), (40,), seconds=1.0), now=1.0)
     draft.receive(Result(job, 1, 1, (20,), (41,), seconds=0.5), now=2.0)
+    root = draft.machine.sessions[job].tree.root
+    draft.receive(Result(job, 1, 2, (root,), (42,), seconds=0.5), now=3.0)
     return strategy
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowspec.core.calibrate import Calibration, Scaling
-from flowspec.core.experience import PROMPT_ROWS, TRIPS, Experience, PassTimes, Trip
+from flowspec.core.experience import FORGOTTEN, PROMPT_ROWS, PROMPTS, Experience, PassTimes, Trip
 from flowspec.core.segments import prefill_chunks
 
 SIZES = st.integers(1, 200)
@@ -58,6 +58,25 @@ def test_a_pass_that_was_held_up_once_is_not_believed() -> None:
     assert times.single == 2.0, "what lasts is"
 
 
+def test_a_size_seen_once_and_held_up_then_does_not_outweigh_wider_ones_that_were_not() -> None:
+    times = PassTimes()
+    times.note(8, 4.0)
+    for _ in range(3):
+        times.note(1, 0.1)
+        times.note(30, 0.1)
+    assert times.at(2) == times.at(8) == times.at(30) == 0.1
+
+
+def test_a_size_that_is_not_seen_again_is_forgotten() -> None:
+    times = PassTimes()
+    times.note(100, 4.0)
+    for _ in range(FORGOTTEN - 1):
+        times.note(1, 0.1)
+    assert times.widest == 100
+    times.note(1, 0.1)
+    assert (times.widest, times.at(100)) == (1, 0.1)
+
+
 def travelled(
     chunks: list[int], stages: int, latency: float, passes: dict[int, float], row: float
 ) -> tuple[float, float]:
@@ -89,10 +108,10 @@ def test_what_a_row_costs_a_link_is_told_from_latency_and_computing(
     passes = {size: base + slope * size for size in {1, *sizes}}
     seconds, slowest = travelled(sizes, stages, latency, passes, row)
     alone, single = travelled([1], stages, latency, passes, row)
-    known.prefilled(Trip(prompt, seconds, True), slowest)
-    assert known.row_seconds(stages) == 0
-    known.answered(Trip(1, alone, True), single)
-    found, size = known.row_seconds(stages), sizes[-1]
+    known.passes.note(1, single)
+    assert known.row_seconds == 0
+    known.crossed(Trip(prompt, seconds, True), slowest, Trip(1, alone, True), stages)
+    found, size = known.row_seconds, sizes[-1]
     # The lone row crossed the links too, and of a long prompt the chunks before the last may be a row shorter.
     off = (row + len(sizes) * (slope + row)) / size
     assert row - off <= found + 1e-9 <= row + off + 2e-9
@@ -101,42 +120,39 @@ def test_what_a_row_costs_a_link_is_told_from_latency_and_computing(
 @given(st.integers(1, 12), SECONDS, SECONDS)
 def test_links_that_cost_nothing_are_not_charged(stages: int, single: float, slower: float) -> None:
     known = Experience()
-    known.answered(Trip(1, stages * single, True), single)
-    known.prefilled(Trip(40, stages * (single + slower), True), single + slower)
-    assert known.row_seconds(stages) <= 1e-9 * stages * (single + slower)
+    known.passes.note(1, single)
+    lone = Trip(1, stages * single, True)
+    known.crossed(Trip(40, stages * (single + slower), True), single + slower, lone, stages)
+    assert known.row_seconds <= 1e-9 * stages * (single + slower)
 
 
-def test_only_a_lone_row_that_met_no_other_tells_the_way_and_the_shortest_of_late_ones_counts() -> None:
-    def cost(*trips: Trip) -> float:
-        known = Experience()
-        known.prefilled(Trip(40, 5.0, True), 1.0)
-        for trip in trips:
-            known.answered(trip, 1.0)
-        return known.row_seconds(2)
-
-    lone = Trip(1, 3.0, True)
-    assert cost(lone) == pytest.approx((5.0 - 3.0) / 40)
-    assert cost(Trip(1, 1.0, False), lone) == cost(Trip(2, 1.0, True), lone) == cost(lone)
-    assert cost(lone, Trip(1, 4.5, True)) == cost(lone)
-    assert cost(lone, *[Trip(1, 4.0, True)] * TRIPS) == pytest.approx((5.0 - 4.0) / 40), "the way became longer"
-    assert cost(Trip(1, 1.0, False)) == 0
-
-
-def test_a_short_prompt_or_one_that_no_stage_timed_tells_nothing() -> None:
+def test_one_prompt_that_was_held_up_is_not_believed() -> None:
     known = Experience()
-    known.prefilled(Trip(PROMPT_ROWS - 1, 5.0, True), 1.0)
-    known.prefilled(Trip(PROMPT_ROWS, 5.0, True), 0.0)
-    assert known.passes.widest == 0
-    known.answered(Trip(1, 2.0, True), 0.0)
-    assert known.passes.single == 0
-    known.answered(Trip(1, 2.0, True), 0.5)
-    assert (known.passes.single, known.row_seconds(4)) == (0.5, 0.0)
+    known.passes.note(1, 1.0)
+    for seconds in (5.0, 5.0, 60.0):
+        known.crossed(Trip(40, seconds, True), 1.0, Trip(1, 3.0, True), 2)
+    assert known.row_seconds == pytest.approx((5.0 - 3.0) / 40)
+    for _ in range(PROMPTS):
+        known.crossed(Trip(40, 9.0, True), 1.0, Trip(1, 3.0, True), 2)
+    assert known.row_seconds == pytest.approx((9.0 - 3.0) / 40), "what lasts is"
 
 
-def test_what_a_drafter_is_worth_is_kept_apart_for_those_that_see_the_noise() -> None:
+def test_a_short_prompt_or_a_row_that_no_stage_timed_tells_nothing() -> None:
     known = Experience()
-    assert isinstance(known.calibration(coupled=True), Calibration)
-    assert isinstance(known.calibration(coupled=False), Scaling)
-    for coupled in (False, True):
-        assert known.calibration(coupled) is known.calibration(coupled)
-        assert known.calibration(coupled) is not Experience().calibration(coupled)
+    known.crossed(Trip(40, 60.0, True), 1.0, Trip(1, 3.0, True), 2)
+    known.passes.note(1, 1.0)
+    known.crossed(Trip(PROMPT_ROWS - 1, 60.0, True), 1.0, Trip(1, 3.0, True), 2)
+    assert known.row_seconds == 0
+
+
+def test_what_a_drafter_is_worth_is_kept_apart_by_what_the_noise_makes_of_it() -> None:
+    known = Experience()
+    assert isinstance(known.calibration(coupled=True, sampled=True), Calibration)
+    assert isinstance(known.calibration(coupled=False, sampled=True), Scaling)
+    tables = [
+        known.calibration(coupled=coupled, sampled=sampled)
+        for coupled, sampled in ((True, True), (False, True), (False, False))
+    ]
+    assert len(set(map(id, tables))) == 3
+    assert known.calibration(coupled=False, sampled=True) is tables[1]
+    assert Experience().calibration(coupled=False, sampled=True) is not tables[1]
