@@ -103,7 +103,7 @@ def test_a_prompt_of_each_kind(checker: Checker, clusters: Clusters, stages: int
 @pytest.mark.parametrize("draft", ["head", "draft+ngram"])
 def test_every_draft_source(checker: Checker, draft: str) -> None:
     with Cluster(Setup("target", draft, 2)) as cluster, Client(cluster.url) as client:
-        for strategy in ("flowspec", "pipedec_head", "specpipe", "chain"):
+        for strategy in ("flowspec", "pipedec_head", "specpipe", "chain", "auto"):
             for row, sampling in zip(rows()[::12], (Sampling(), SAMPLED[-1]), strict=True):
                 checker.check(client, row["prompt"], strategy, 16, sampling)
     checker.report()
