@@ -63,7 +63,7 @@ class Calibration:
         for token, value, source in zip(tokens, values, sources or (0,) * len(tokens), strict=True):
             rank = ranks[source] = ranks[source] + 1
             gap = _lead(own[source]) if self._coupled and not rank else -value
-            cell = (source * RANKS + min(rank, RANKS - 1)) * CELLS + bisect_left(EDGES, gap)
+            cell = _cell(source, rank, gap)
             entries.append((-self._value(cell), token, cell))
         entries.sort(key=_FIRST)
         losses, found, cells = zip(*entries, strict=True) if entries else ((), (), ())
@@ -111,7 +111,7 @@ class Scaling:
         entries = []
         for token, value, source in zip(tokens, values, sources or (0,) * len(tokens), strict=True):
             rank = ranks[source] = ranks.get(source, -1) + 1
-            cell = (source * RANKS + min(rank, RANKS - 1)) * CELLS + bisect_left(EDGES, -value)
+            cell = _cell(source, rank, -value)
             promised, hits = self._cells.get(cell, (0.0, 0.0))
             scaled = min(math.log(MOST), value + math.log((hits + 1) / (promised + 1)))
             entries.append((-scaled, token, cell, value))
@@ -128,6 +128,11 @@ class Scaling:
             promised, hits = self._cells.get(cell, (0.0, 0.0))
             share = 0.5 if promised + hits > REMEMBERED else 1.0
             self._cells[cell] = (share * promised + math.exp(value), share * hits + (candidate == token))
+
+
+def _cell(source: int, rank: int, gap: float) -> int:
+    """The number of the cell of candidates of ``source`` at ``rank`` with so wide a ``gap``, nats."""
+    return (source * RANKS + min(rank, RANKS - 1)) * CELLS + bisect_left(EDGES, gap)
 
 
 def _lead(values: Sequence[float]) -> float:

@@ -87,7 +87,9 @@ class Experience:
         self.passes = PassTimes()
         #: Tokens a second of the job that was answered last; 0: there was none.
         self.rate = 0.0
-        self._row_seconds: deque[float] = deque(maxlen=PROMPTS)
+        #: How long one row occupies a link between two stages; 0: not known, or nothing.
+        self.row_seconds = 0.0
+        self._crossings: deque[float] = deque(maxlen=PROMPTS)
         self._calibrations: dict[tuple[bool, bool], Calibration | Scaling] = {}
 
     def calibration(self, *, coupled: bool, sampled: bool) -> Calibration | Scaling:
@@ -96,11 +98,6 @@ class Experience:
         if key not in self._calibrations:
             self._calibrations[key] = Calibration(True) if coupled else Scaling()
         return self._calibrations[key]
-
-    @property
-    def row_seconds(self) -> float:
-        """How long one row occupies a link between two stages; 0: not known, or nothing."""
-        return median(self._row_seconds) if self._row_seconds else 0.0
 
     def crossed(self, prompt: Trip, slowest: float, lone: Trip, stages: int) -> None:
         """A prompt went through ``stages`` stages, its last chunk with a ``slowest`` pass of so many seconds, and
@@ -118,4 +115,5 @@ class Experience:
         bound = extra / (size * (links + len(chunks) - 1))
         if bound * size < slowest:
             bound = (extra - (len(chunks) - 1) * slowest) / (size * links)
-        self._row_seconds.append(max(0.0, bound))
+        self._crossings.append(max(0.0, bound))
+        self.row_seconds = median(self._crossings)

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from flowspec.cli.bench import strategies_of
 from flowspec.core.experience import Experience
 from flowspec.core.profile import Profile
 from flowspec.core.sampling import Sampling
@@ -79,7 +80,7 @@ def main() -> None:
     parser.add_argument("--stretch", type=float, default=0.0, help="0: from a probe")
     parser.add_argument("--free", action="store_true", help="charge no software")
     given = parser.parse_args()
-    strategies = given.strategies.split() if " " in given.strategies else given.strategies.split(",")
+    strategies = strategies_of([given.strategies])
     target = open_directory(default_pair()[0])
     found = texts(chosen_prompts(PROMPTS, 1)[: given.count], [Sampling()], given.tokens, target)
     show(f"| {' | '.join(COLUMNS)} |")

@@ -40,6 +40,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+from flowspec.cli.bench import strategies_of
 from flowspec.core.formulas import pipedec_step, pipeline_token_seconds, pipespec_tokens
 from flowspec.core.messages import DRAFT, stage_node
 from flowspec.core.profile import Profile
@@ -49,8 +50,8 @@ from flowspec.strategies import EXACT, build
 from flowspec.testbed.emulate import OVERTAKEN_SHARE, EmulatedCluster, probe
 from flowspec.testbed.profiles import load, names
 from flowspec.testbed.simulate import Ran
-from ops.bench.drafting import Bench, Trace, Verdict
 from ops.bench.systems import show
+from ops.bench.trace import Bench, Trace, Verdict
 
 #: The time between tokens over the formula's, at most.
 BAR = 1.10
@@ -281,7 +282,7 @@ def main() -> None:
     parser.add_argument("--emulate", action="store_true", help="real workers on emulated devices, software charged")
     parser.add_argument("--stretch", type=float, default=0.0, help="of the emulation; 0: from a probe")
     given = parser.parse_args()
-    strategies = given.strategies.split() if " " in given.strategies else given.strategies.split(",")
+    strategies = strategies_of([given.strategies])
     bench = Bench(given.source, given.tokens, given.per_kind, given.temperature, given.count)
     columns = ["profile", "stages", "strategy", "formula, ms", "simulated, ms", "over formula", "gaps counted"]
     if given.emulate:

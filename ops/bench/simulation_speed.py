@@ -14,6 +14,7 @@ import cProfile
 import pstats
 import time
 
+from flowspec.cli.bench import strategies_of
 from flowspec.core.sampling import Sampling
 from flowspec.model.directory import default_pair, open_directory
 from flowspec.model.sources import load_sources
@@ -74,7 +75,7 @@ def main() -> None:
     parser.add_argument("--source", default="draft")
     parser.add_argument("--profile", action="store_true", help="where the time goes")
     given = parser.parse_args()
-    strategies = given.strategies.split() if " " in given.strategies else given.strategies.split(",")
+    strategies = strategies_of([given.strategies])
     stages = list(map(int, given.stages.split(",")))
     bench = Bench(given.source, given.tokens, given.temperature)
     if given.profile:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from flowspec.cli.bench import strategies_of
 from flowspec.core.sampling import Sampling
 from flowspec.core.stats import repeated_4grams
 from flowspec.model.base import DraftExecutor, StageExecutor
@@ -143,7 +144,7 @@ def main() -> None:
     hidden = any(drafter.wants_hidden for _, drafter in sources)
     prompts = chosen_prompts(given.prompts, given.per_kind)
     middles = {name: _whole(name) for name in filter(None, given.middles.split(","))}
-    strategies = given.strategies.split() if " " in given.strategies else given.strategies.split(",")
+    strategies = strategies_of([given.strategies])
     for temperature in map(float, given.temperatures.split(",")):
         sampling = Sampling(0.6, 80, 0.9) if temperature == 0.6 else Sampling(temperature)
         runs = texts(prompts, [sampling], given.tokens, target, hidden=hidden)

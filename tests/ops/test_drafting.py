@@ -13,7 +13,8 @@ from flowspec.model.base import DraftExecutor, RowArray
 from flowspec.model.directory import default_pair, open_directory
 from flowspec.model.sources import load_sources
 from flowspec.testbed.profiles import load
-from ops.bench.drafting import Bench, Level, hidden_table, speed_table, step_seconds
+from ops.bench.drafting import Level, hidden_table, speed_table, step_seconds
+from ops.bench.trace import Bench
 
 CONTEXT, NODES = 12, 4
 

@@ -13,9 +13,9 @@ from flowspec.core.formulas import expected_tbt
 from flowspec.strategies import EXACT
 from flowspec.testbed.profiles import load
 from ops.bench import engineering
-from ops.bench.drafting import Bench
 from ops.bench.engineering import BAR, FORMULAS, GAPLESS, Measured, predicted, timeline, waits
 from ops.bench.formulas import predicted as unit_predicted
+from ops.bench.trace import Bench
 
 UNITED = ("autoregressive", "naive_pp", "pipedec", "specpipe", "static_tree", "speculative", "chain", "pipespec")
 
