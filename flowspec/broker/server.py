@@ -49,15 +49,20 @@ appendonly no
 maxmemory {maxmemory}
 maxmemory-policy noeviction
 slowlog-max-len 0
+hz {ticks}
 """
 
 
 class PrivateBroker:
-    """A server of our own; ``url`` is valid between ``start`` and ``stop``."""
+    """A server of our own; ``url`` is valid between ``start`` and ``stop``.
 
-    def __init__(self, *, binary: Path | None = None, maxmemory: str = "4gb") -> None:
+    ``ticks``: how many times a second a server with nothing to do looks whether a blocked reader's time is over,
+    1 to 500: a read that nothing answers ends up to one tick late.
+    """
+
+    def __init__(self, *, binary: Path | None = None, maxmemory: str = "4gb", ticks: int = 10) -> None:
         self._binary = binary
-        self._maxmemory = maxmemory
+        self._maxmemory, self._ticks = maxmemory, ticks
         self._process: subprocess.Popen[bytes] | None = None
         self.directory: Path | None = None
         self.url = ""
@@ -71,7 +76,8 @@ class PrivateBroker:
         socket, log = directory / "s", directory / "log"
         password = secrets.token_urlsafe(24)
         text = _CONFIG.format(
-            socket=socket, password=password, directory=directory, log=log, maxmemory=self._maxmemory
+            socket=socket, password=password, directory=directory, log=log, maxmemory=self._maxmemory,
+            ticks=self._ticks,
         )  # fmt: skip
         config = directory / "conf"
         config.touch(mode=0o600)

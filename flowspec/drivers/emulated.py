@@ -43,8 +43,9 @@ from flowspec.drivers.live import IDLE_SECONDS, Performer, Worker
 _RESULT, _CARRY_ON, _MESSAGE, _POLL, _TICK = range(5)
 #: Messages from outside come at multiples of this, nominal seconds: sums of round costs stay exact.
 _GRID = 2.0**-10
-#: Waits shorter than this are slept, seconds: the broker counts in milliseconds.
-_SHORT_WAIT = 0.002
+#: Waits shorter than this are slept, and longer ones end by so much early, seconds: the broker counts in
+#: milliseconds, and what waits there for nothing is told up to one of its ticks too late.
+_SHORT_WAIT, _EARLY = 0.005, 0.004
 #: Nominal times closer than this are one moment, seconds.
 _MOMENT = 1e-9
 #: Share of the newest write in the running mean of what a write costs.
@@ -125,7 +126,7 @@ class EmulatedWorker(Worker):
         if 0 < seconds < _SHORT_WAIT:
             time.sleep(seconds)
         began, marked = time.monotonic(), time.thread_time()
-        waited = seconds - _SHORT_WAIT / 2 if seconds >= _SHORT_WAIT else 0.0
+        waited = seconds - _EARLY if seconds >= _SHORT_WAIT else 0.0
         delivery = self._link.read(waited)
         for reason in delivery.refused:
             self.refused += 1

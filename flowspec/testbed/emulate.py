@@ -39,6 +39,8 @@ BUSY_SHARE = 1 / 3
 PROBE_STRETCH, PROBE_TOKENS = 4.0, 12
 #: How often an automatic stretch is doubled when the machine did not keep up after all.
 _DOUBLINGS = 3
+#: Ticks of the broker a second: a worker that waits there for its next moment has to be told in time.
+_TICKS = 500
 #: Bare writes measured.
 _WRITES = 300
 #: Longest wait for every worker's counters, seconds.
@@ -153,7 +155,7 @@ class EmulatedCluster:
 
     def start(self) -> None:
         """Start everything; the bare hop is measured while nothing else runs."""
-        self._broker = PrivateBroker()
+        self._broker = PrivateBroker(ticks=_TICKS)
         url = self._broker.start()
         try:
             hop = 0.0 if self._emulation.free_software else bare_hop(url)

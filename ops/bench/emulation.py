@@ -1,10 +1,10 @@
 """The simulator against real workers on emulated devices: the same profile, strategy and prompts.
 
-    python -m ops.bench.emulation [--profiles jetson-7b,rtx3090-70b] [--stages N] [--strategies a,b,...]
-                                  [--tokens 24] [--count 2] [--stretch X] [--free]
+    python -m ops.bench.emulation [--profiles jetson-7b,rtx3090-70b] [--stages N,...] [--strategies a,b,...]
+                                  [--temperatures 0,1] [--tokens 24] [--count 2] [--stretch X] [--free]
 
 Emulated workers are real processes over Redis; their software is charged unless ``--free``. One cluster a
-profile serves all strategies. ``over simulated``: the time between tokens over the simulator's, which
+profile and number of stages serves all strategies. ``over simulated``: time between tokens over the simulator's, which
 charges none. A run in which more than 1 percent of the inputs came behind what they might have changed is
 marked and its figure is worth nothing. Prints Markdown.
 """
@@ -12,8 +12,9 @@ marked and its figure is worth nothing. Prints Markdown.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -32,7 +33,7 @@ from flowspec.testbed.texts import Text, texts
 from ops.bench.simulated import PROMPTS
 from ops.bench.systems import chosen_prompts, show
 
-COLUMNS = ("strategy", "profile", "stages", "emulated, ms", "simulated, ms", "over simulated", "overtaken")
+COLUMNS = ("strategy", "profile", "stages", "T", "emulated, ms", "simulated, ms", "over simulated", "overtaken")
 
 
 def token_seconds(runs: Sequence[Ran]) -> float:
@@ -51,46 +52,50 @@ def simulated(found: Sequence[Text], strategy: str, profile: Profile, stages: in
 
 
 def rows(
-    found: Sequence[Text], strategies: Sequence[str], profile: Profile, stages: int, stretch: float, *, free: bool
-) -> None:
-    """The table's rows of one profile, each shown as soon as it is known."""
+    found: Mapping[float, Sequence[Text]], strategies: Sequence[str], profile: Profile, stages: int, stretch: float,
+    *, free: bool,
+) -> None:  # fmt: skip
+    """The table's rows of one profile, each shown as soon as it is known. ``found``: texts by temperature."""
     with EmulatedCluster(profile, stages, stretch=stretch, free_software=free) as cluster:
-        for strategy in strategies:
+        for temperature, strategy in itertools.product(found, strategies):
+            cell = f"| {strategy} | {profile.name} | {stages} | {temperature:g}"
             try:
-                done = cluster.run_all(found, strategy)
+                done = cluster.run_all(found[temperature], strategy)
             except FlowSpecError as error:
-                show(f"| {strategy} | {profile.name} | {stages} | {error} | | | |")
+                show(f"{cell} | {error} | | | |")
                 continue
-            ours, model = token_seconds(done.runs), simulated(found, strategy, profile, stages)
+            ours, model = token_seconds(done.runs), simulated(found[temperature], strategy, profile, stages)
             share = done.counts.overtaken / max(1, done.counts.inputs)
             mark = " (refused)" if share > OVERTAKEN_SHARE else ""
-            show(
-                f"| {strategy} | {profile.name} | {stages} | {ours * 1e3:.2f} | {model * 1e3:.2f} "
-                f"| {ours / model:.3f} | {share:.2%}{mark} |"
-            )
+            show(f"{cell} | {ours * 1e3:.2f} | {model * 1e3:.2f} | {ours / model:.3f} | {share:.2%}{mark} |")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--profiles", default="jetson-7b")
-    parser.add_argument("--stages", type=int, default=0, help="0: each profile's own")
+    parser.add_argument("--stages", default="", help="none: each profile's own")
     parser.add_argument("--strategies", default=",".join(EXACT))
+    parser.add_argument("--temperatures", default="0")
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--count", type=int, default=2, help="prompts")
     parser.add_argument("--stretch", type=float, default=0.0, help="0: from a probe")
     parser.add_argument("--free", action="store_true", help="charge no software")
     given = parser.parse_args()
     strategies = strategies_of([given.strategies])
-    target = open_directory(default_pair()[0])
-    found = texts(chosen_prompts(PROMPTS, 1)[: given.count], [Sampling()], given.tokens, target)
+    target, prompts = open_directory(default_pair()[0]), chosen_prompts(PROMPTS, 1)[: given.count]
+    found = {
+        float(t): texts(prompts, [Sampling(temperature=float(t), seed=1)], given.tokens, target)
+        for t in given.temperatures.split(",")
+    }
     show(f"| {' | '.join(COLUMNS)} |")
-    show("|---|---|---|---|---|---|---|")
+    show("|---|---|---|---|---|---|---|---|")
     for name in given.profiles.split(","):
         profile = load(name)
-        stages = given.stages or profile.stages[0]
-        stretch = given.stretch or probe(found[0], "specpipe", profile, stages, free_software=given.free)
-        rows(found, strategies, profile, stages, stretch, free=given.free)
-        show(f"\n{name}: stretch {stretch:g}")
+        for stages in map(int, given.stages.split(",")) if given.stages else profile.stages[:1]:
+            first = next(iter(found.values()))[0]
+            stretch = given.stretch or probe(first, "specpipe", profile, stages, free_software=given.free)
+            rows(found, strategies, profile, stages, stretch, free=given.free)
+            show(f"\n{name}, {stages} stages: stretch {stretch:g}\n")
 
 
 if __name__ == "__main__":

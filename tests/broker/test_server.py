@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import stat
+import statistics
 import subprocess
 import sys
 import time
@@ -53,6 +54,17 @@ def test_it_is_private_and_leaves_nothing() -> None:
     assert not directory.exists()
     assert wait_until_dead(pid)
     broker.stop()
+
+
+def test_a_wait_for_nothing_ends_within_a_tick() -> None:
+    with PrivateBroker(ticks=500) as broker:
+        client, took = connect(broker.url), []
+        for _ in range(11):
+            began = time.monotonic()
+            assert client.xread({"nothing": "0"}, block=30) in (None, {}, [])
+            took.append(time.monotonic() - began)
+        client.close()
+    assert min(took) > 0.025 and statistics.median(took) < 0.04, took
 
 
 def test_it_dies_with_its_parent_however_that_ends() -> None:
