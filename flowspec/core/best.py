@@ -16,6 +16,10 @@ from collections.abc import Callable
 from flowspec.core.layers import missing
 from flowspec.core.tree import Tree
 
+#: Expected tokens below which a segment stays unsent: a useless one is still in a stage's way when the next root
+#: comes, and on eight stages that costs more than one use in twenty brings.
+LEAST = 0.05
+
 
 class BestGrowth:
     """Up to ``rows`` of the best unsent nodes as one segment, after at most ``passes`` passes over ``batch`` each.
@@ -41,32 +45,33 @@ class BestGrowth:
         best, leaves = self._best(tree)
         paying = best[: self._paying(tree, best)]
         if len(paying) == self._rows or len(paying) < len(best):
-            least = tree[paying[-1]].score
+            least = tree[paying[-1]].score if paying else tree[tree.root].score + math.log(LEAST)
             leaves = [leaf for leaf in leaves if tree[leaf].score > least]
         leaves.sort(key=lambda leaf: (-tree[leaf].score, leaf))
         self._asked = tuple(sorted(leaves[: self._batch]))
         return self._asked
 
     def segments(self, tree: Tree) -> list[list[int]]:
-        """One segment of what is best by now; none if nothing is known that was not sent."""
+        """One segment of what is best by now; none if nothing is known that was not sent and is worth it."""
         best, _ = self._best(tree)
-        return [sorted(best[: self._paying(tree, best)])] if best else []
+        paying = self._paying(tree, best)
+        return [sorted(best[:paying])] if paying else []
 
     def rebase(self, tree: Tree) -> None:
         """Forget what was asked for and is gone."""
         self._asked = tuple(node for node in self._asked if node in tree)
 
     def _paying(self, tree: Tree, best: list[int]) -> int:
-        """How many of ``best`` bring in the most expected tokens over their price; one at least, if there are any."""
+        """How many of ``best`` bring in the most expected tokens over their price: one at least, or none at all."""
         if self._price is None:
             return len(best)
-        start, tokens, most, paying = tree[tree.root].score, 0.0, -math.inf, 0
+        start, tokens, most, paying, brought = tree[tree.root].score, 0.0, -math.inf, 0, 0.0
         for rows, node in enumerate(best, 1):
             tokens += math.exp(tree[node].score - start)
             gain = tokens - self._price(rows)
             if gain > most:
-                most, paying = gain, rows
-        return paying
+                most, paying, brought = gain, rows, tokens
+        return paying if brought >= LEAST else 0
 
     def _best(self, tree: Tree) -> tuple[list[int], list[int]]:
         """The best unsent nodes, best first, and the nodes no drafter has answered for among them and T."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.core.best import BestGrowth
+from flowspec.core.best import LEAST, BestGrowth
 from flowspec.core.tree import Expansion, Tree
 
 CHILDREN = 3
@@ -117,7 +117,8 @@ def test_a_drafter_that_knows_nothing_gives_no_segment() -> None:
     assert growth.segments(tree) == []
 
 
-WEIGHTS = st.lists(st.floats(0.05, 0.98), min_size=3, max_size=9)
+#: The best child of any node is worth more than ``LEAST``.
+WEIGHTS = st.lists(st.floats(0.16, 0.98), min_size=3, max_size=9)
 
 
 def worth(tree: Tree, segment: list[int]) -> float:
@@ -174,6 +175,22 @@ def test_the_best_row_goes_whatever_it_costs_and_nothing_is_drafted_for_others(w
     (node,) = segment
     assert tree[node].score == max(tree[child].score for child in tree[tree.root].children.values())
     assert passes == 1
+
+
+@given(st.lists(st.floats(0.0, 0.15), min_size=3, max_size=9), st.integers(1, 12), st.floats(0.0, 1.0))
+def test_a_segment_that_brings_next_to_nothing_is_not_sent(weights: list[float], rows: int, each: float) -> None:
+    tree, growth = planted(), BestGrowth(rows, 4, 1000, lambda count: each * count)
+    weights = [max(weight, 1e-6) for weight in weights]
+    passes = grow(tree, growth, weights)
+    (free,) = BestGrowth(rows, 4, 0).segments(tree)
+    best = sorted((worth(tree, [node]) for node in free), reverse=True)
+    gains = [sum(best[:count]) - each * count for count in range(1, len(best) + 1)]
+    brought = sum(best[: gains.index(max(gains)) + 1])
+    segments = growth.segments(tree)
+    if abs(brought - LEAST) > 1e-6:
+        assert bool(segments) == (brought > LEAST), "as many rows as bring in the most decide together"
+    if not segments:
+        assert passes <= 1, "nor is anything drafted below rows that are worth less"
 
 
 def test_what_rows_are_worth_is_counted_from_the_root() -> None:

@@ -12,11 +12,17 @@ from statistics import median
 
 import pytest
 
+from flowspec.core.experience import Experience
 from flowspec.core.jobs import JobSpec
 from flowspec.core.machine import Input, Output, Pass, Send, Work
 from flowspec.core.messages import Envelope, Segment
 from flowspec.core.sampling import Sampling
 from flowspec.drivers.sim import Costs
+from flowspec.model.directory import default_pair, open_directory
+from flowspec.testbed.hits import HitDrafter, Kind
+from flowspec.testbed.profiles import load
+from flowspec.testbed.simulate import JOB, profile_costs, simulate
+from flowspec.testbed.texts import Text
 from tests.toy import PROMPT, TARGET, pipeline, submit
 
 PROMPTS = (PROMPT, *(tuple((first + at * 3) % 60 + 2 for at in range(10)) for first in (7, 21)))
@@ -162,3 +168,20 @@ def test_a_recorded_job_does_what_it_does_on_a_pipeline_nobody_has_used() -> Non
     assert (recorded.rows, recorded.decided) == (alone.rows, alone.decided)
     assert fresh.run().rows == two("rows are free")[0].rows, "nor does it leave anything behind"
     assert used.run().decided[0] > 1, "others still know what they knew"
+
+
+@pytest.mark.parametrize("name", ["rtx3090-70b", "a100-70b", "jetson-7b"])
+@pytest.mark.parametrize("right", [0.001, 0.04, 0.1])
+def test_where_the_drafter_knows_next_to_nothing_it_is_no_slower_than_plain_decoding(name: str, right: float) -> None:
+    profile, target = load(name), open_directory(default_pair()[0])
+    text = Text(tuple(range(10, 40)), tuple((at * 7919 + 11) % 4000 for at in range(COUNT)), GREEDY)
+    costs, stages = profile_costs(profile, profile.stages[0], "slm"), profile.stages[0]
+    seconds = {}
+    for strategy in ("auto", "autoregressive"):
+        rates = (right, right / 4, right / 8)
+        drafter = HitDrafter({JOB: (*text.prompt, *text.output)}, [Kind(rates)], target.vocabulary)
+        known = Experience()
+        for _ in range(2):
+            ran = simulate(text, strategy, stages, target, drafter, costs, experience=known)
+        seconds[strategy] = ran.stats["decode_seconds"]
+    assert seconds["auto"] <= 1.01 * seconds["autoregressive"]
