@@ -10,6 +10,7 @@ from flowspec.core.messages import DRAFT
 from flowspec.drivers.live import Worker
 from flowspec.drivers.replay import header
 from flowspec.drivers.roles import DraftRole
+from flowspec.model.choice import wanting_hidden
 from flowspec.model.directory import fetch_weights
 from flowspec.model.sources import fingerprint, load_sources, target_needs
 from flowspec.strategies import build
@@ -34,8 +35,10 @@ def main() -> None:
         check_fingerprint(fingerprint(draft), record["draft_fingerprint"], draft)
         target = fetch_weights(name, target_needs(draft))
         drafter = load_sources(draft, target)
+        wanting = wanting_hidden(drafter)
         limits = Limits(
-            stages, target.context, target.vocabulary, target.eos, middles=middles, hidden=drafter.wants_hidden
+            stages, target.context, target.vocabulary, target.eos, middles=middles, hidden=wanting[0],
+            others=wanting[1:],
         )  # fmt: skip
         link = RedisLink(process.url, process.keys, DRAFT, stages, middles=middles)
         role = DraftRole(drafter, Tokenizer(target), target.hidden_size)

@@ -29,7 +29,7 @@ Draft = Annotated[
     str | None,
     typer.Option(
         help="What drafts: a model of the same tokenizer, an EAGLE head, ngram, or several joined by +; "
-        "default: the packaged model."
+        "drafts joined by : are for auto to choose from; default: the packaged model."
     ),
 ]
 Models = Annotated[
@@ -83,9 +83,12 @@ Strategies = Annotated[
 ]
 Sweep = Annotated[list[str] | None, typer.Option(help="Other links too: latency=MS,... or mbit=N,...; repeatable.")]
 Pair = Annotated[tuple[Path, Path] | None, typer.Option("--compare", help="Compare two files made by --out instead.")]
-Drafter = Annotated[str, typer.Option("--draft", help=f"What drafts, several joined by +: {_SOURCES}.")]
+Drafter = Annotated[str, typer.Option("--draft", help=f"What drafts, several joined by +, choices by :. {_SOURCES}.")]
 Drafters = Annotated[
-    str, typer.Option("--draft", help=f"Draft sources by commas, like slm,head,slm+ngram: {_SOURCES}.")
+    str,
+    typer.Option(
+        "--draft", help=f"Draft sources by commas, like slm,head,slm+ngram,head:slm (auto chooses): {_SOURCES}."
+    ),
 ]
 Pretended = Annotated[
     int | None, typer.Option("--stages", callback=_POSITIVE, help="Stages to pretend; default: the profile's first.")

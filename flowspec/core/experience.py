@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from flowspec.core.calibrate import Calibration, Scaling
+from flowspec.core.contest import Speed
 from flowspec.core.segments import prefill_chunks
 
 #: Samples remembered: passes of one size, prompts' trips.
@@ -91,6 +92,8 @@ class Experience:
         self.row_seconds = 0.0
         self._crossings: deque[float] = deque(maxlen=PROMPTS)
         self._calibrations: dict[tuple[bool, bool], Calibration | Scaling] = {}
+        #: Tokens a second with every drafter by its number, of greedy jobs and of sampled ones.
+        self.speeds: tuple[dict[int, Speed], dict[int, Speed]] = ({}, {})
 
     def calibration(self, *, coupled: bool, sampled: bool) -> Calibration | Scaling:
         """What candidates were worth; ``coupled``: the drafters see the target's noise, ``sampled``: it has some."""

@@ -12,7 +12,8 @@ TREE_ROWS = 1536
 class Limits:
     """What the models and the pipeline allow; ``context`` in tokens, prompt and output together.
 
-    ``middles``: models between the drafter and the target. ``hidden``: the drafter wants hidden rows.
+    ``middles``: models between the drafter and the target. ``hidden``: the drafter wants hidden rows; ``others``:
+    whether the further ones do that a strategy may choose instead.
     """
 
     stages: int
@@ -23,3 +24,9 @@ class Limits:
     stall_seconds: float = 120.0  # a job without an answer for so long has failed
     middles: int = 0
     hidden: bool = False
+    others: tuple[bool, ...] = ()
+
+    @property
+    def drafters(self) -> tuple[bool, ...]:
+        """Of every drafter, the first one's own, whether it wants hidden rows."""
+        return (self.hidden, *self.others)

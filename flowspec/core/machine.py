@@ -71,7 +71,7 @@ class Draft:
 
     ``growth_pass`` counts the passes of one growth from 0: a cost model may charge a growth once.
     ``parents``: ids of the rows' parents, parallel to ``part.ids``; -1: none. ``coupled``: rank by
-    ``log softmax(logits / T) + noise`` of the job's keyed draw (``algorithms.md`` 7, coupled drafting).
+    ``log softmax(logits / T) + noise`` of the job's keyed draw (``algorithms.md`` 7). ``drafter``: whose pass it is.
     """
 
     part: Part
@@ -79,6 +79,7 @@ class Draft:
     growth_pass: int = 0
     parents: tuple[int, ...] = ()
     coupled: bool = False
+    drafter: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,9 +117,12 @@ class Profile:
         judged = rows if answers is None else answers
         return seconds + (self.head.at(judged) if stage == stages and judged else 0.0)
 
-    def draft_seconds(self, source: str, rows: int) -> float:
-        """A pass of the drafter ``source`` over ``rows`` rows; a hybrid's drafters compute one after another."""
-        names = source.split("+")
+    def draft_seconds(self, source: str, rows: int, drafter: int = 0) -> float:
+        """A pass of the drafter ``source`` over ``rows`` rows; a hybrid's drafters compute one after another.
+
+        ``drafter``: its number, where ``source`` names several to choose from.
+        """
+        names = source.split(":")[drafter].split("+")
         unknown = [name for name in names if name not in self.drafters]
         if unknown:
             known = ", ".join(self.drafters)
@@ -134,7 +137,7 @@ class Profile:
                 return self._middle(int(node[1:])).at(rows)
             answers = sum(len(part.answers) for part in work.parts)
             return self.stage_seconds(int(node[1:]), stages, rows, answers)
-        return self.draft_seconds(source, len(work.part.ids)) if isinstance(work, Draft) else 0.0
+        return self.draft_seconds(source, len(work.part.ids), work.drafter) if isinstance(work, Draft) else 0.0
 
     def _middle(self, model: int) -> Times:
         if model > len(self.middles):

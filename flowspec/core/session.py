@@ -46,13 +46,13 @@ class Session:
         self.closing = ""  # finish reason once the text is complete
         self.progress_at = self._now = now
         self.patience = limits.stall_seconds * len(prefill_chunks(len(prompt)))  # only the last is answered
-        self.returns = Returns(top=strategy.top, hidden=limits.hidden and strategy.width > 0)
-        coupled = strategy.coupled and spec.sampling.temperature > 0
-        strategy.recall(experience)
-        known = experience.calibration(coupled=coupled, sampled=spec.sampling.temperature > 0)
+        sampled = spec.sampling.temperature > 0
+        coupled, drafters = strategy.coupled and sampled, limits.drafters if strategy.chooses else limits.drafters[:1]
+        self.returns = Returns(top=strategy.top, hidden=any(drafters) and strategy.width > 0)
+        strategy.recall(experience, sampled=sampled, drafters=len(drafters))
+        known = experience.calibration(coupled=coupled, sampled=sampled) if strategy.calibrated else None
         self.drafting = Drafting(
-            job, epoch, prompt, strategy.width, coupled, self.returns.hidden, strategy.redrafts,
-            known if strategy.calibrated else None,
+            job, epoch, prompt, strategy.width, coupled, drafters, strategy.redrafts, known
         )  # fmt: skip
         self._pace = strategy.pace
         self._tree = Tree(len(prompt) - 1)
@@ -220,7 +220,7 @@ class Session:
         if occasion is Occasion.VERDICT:
             self._take_grown(self.drafting.harvest(self._tree))
         growth = self.strategy.grow(self._view(), occasion)
-        self.drafting.begin(growth, idle=occasion is Occasion.IDLE)
+        self.drafting.begin(growth, idle=occasion is Occasion.IDLE, drafter=self.strategy.drafter)
         if occasion is Occasion.ROUND and (growth is None or self.strategy.ahead):
             self._waiting.append([self._tree.root])
 

@@ -79,6 +79,10 @@ class Strategy:
     coupled: bool = False
     #: Values of candidates are corrected by what they were worth so far, also those of a drafter's own probabilities.
     calibrated: bool = False
+    #: It may choose among several drafters; one that does not has the first.
+    chooses: bool = False
+    #: The number of the drafter whose passes it wants now.
+    drafter: int = 0
     #: The drafter drafts for the first middle model where the pipeline has some, not for the target.
     middles: bool = False
     #: Best (id, log-probability) pairs wanted with every answer.
@@ -103,8 +107,9 @@ class Strategy:
         """Whether the answers at hand may be judged now; answers are kept until then."""
         return True
 
-    def recall(self, experience: Experience) -> None:
-        """What jobs before this one have found out; what this one finds out may be added to it."""
+    def recall(self, experience: Experience, *, sampled: bool = False, drafters: int = 1) -> None:
+        """What jobs before this one have found out; what this one finds out may be added to it. ``sampled``: the job
+        has a temperature; ``drafters``: how many there are to choose from."""
 
     def heard(self, view: View, result: Result, trip: Trip | None) -> None:
         """An answer came in and has not been judged. ``trip``: the prompt's is the first; None: its segment is void."""

@@ -41,7 +41,8 @@ class Emulation:
     def __post_init__(self) -> None:
         if not 1.0 <= self.stretch <= 1e4:
             raise ConfigError(f"stretch is {self.stretch}; expected 1 to 10000")
-        self.profile.draft_seconds(self.source, 1)
+        for drafter in range(self.source.count(":") + 1):
+            self.profile.draft_seconds(self.source, 1, drafter)
 
     def wall(self, nominal: float) -> float:
         """The wall time at which what happens at ``nominal`` may be done."""

@@ -32,6 +32,10 @@ from flowspec.errors import ReplayMismatch
 #: Version of the recording's form; the header names it.
 FORMAT = 1
 
+#: Fields that recordings did not always have: left out as long as they say nothing.
+_TOLD = object()
+_LATER = {("Draft", "drafter"): 0, ("Limits", "others"): ()}
+
 _CLASSES: dict[str, type] = {
     name: kind
     for module in (machine, messages, sampling, slots, jobs, limits)
@@ -43,8 +47,10 @@ _CLASSES: dict[str, type] = {
 def to_json(value: Any) -> Any:
     """``value`` as JSON types; dataclasses keep their name."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
-        return {"_": type(value).__name__, **fields}
+        name = type(value).__name__
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        told = {at: to_json(kept) for at, kept in fields.items() if _LATER.get((name, at), _TOLD) != kept}
+        return {"_": name, **told}
     if isinstance(value, tuple | list):
         return [to_json(part) for part in value]
     if isinstance(value, frozenset):

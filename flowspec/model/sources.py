@@ -1,8 +1,8 @@
 """What a pipeline's models are called, checked before anything is loaded. torch only to load a drafter.
 
 A draft's name is a folder or hub name of a small language model or of an EAGLE head (told apart by what is
-in it), ``ngram``, or several of these joined by ``+``, merged into one tree. Target and middle models are
-language models.
+in it), ``ngram``, or several of these joined by ``+``, merged into one tree. Drafts joined by ``:`` are there to be
+chosen from; a strategy that does not choose has the first. Target and middle models are language models.
 """
 
 from __future__ import annotations
@@ -37,13 +37,27 @@ def open_models(
     return first, others
 
 
-def source_names(draft: str) -> tuple[str, ...]:
-    """The parts of ``draft``; ConfigError if one is empty or named twice."""
+def choices(draft: str) -> tuple[str, ...]:
+    """The drafts of ``draft`` there are to choose from; ConfigError if one is named twice."""
     if local_path(draft) is not None:
         return (draft,)
-    names = tuple(name.strip() for name in draft.split("+"))
+    found = tuple(part.strip() for part in draft.split(":"))
+    if len(set(found)) != len(found):
+        raise ConfigError(f"draft {draft!r} names one choice twice; expected like DIR:ngram or DIR:DIR+ngram")
+    return found
+
+
+def source_names(draft: str) -> tuple[str, ...]:
+    """The parts of ``draft``, over all its choices; ConfigError if one is empty or, of a choice, named twice."""
+    return tuple(dict.fromkeys(name for choice in choices(draft) for name in _merged(choice)))
+
+
+def _merged(choice: str) -> tuple[str, ...]:
+    if local_path(choice) is not None:
+        return (choice,)
+    names = tuple(name.strip() for name in choice.split("+"))
     if not all(names) or len(set(names)) != len(names):
-        raise ConfigError(f"draft {draft!r} is no list of drafters; expected like DIR, ngram or DIR+ngram")
+        raise ConfigError(f"draft {choice!r} is no list of drafters; expected like DIR, ngram or DIR+ngram")
     return names
 
 
@@ -77,13 +91,27 @@ def check_head(head: ModelDirectory, target: ModelDirectory) -> None:
 
 def fingerprint(draft: str) -> str:
     """Digests of the parts: equal for copies of the same drafters."""
-    names = source_names(draft)
-    return "+".join(name if name == NGRAM else fetch_weights(name, _all).fingerprint for name in names)
+    return ":".join("+".join(_digest(name) for name in _merged(choice)) for choice in choices(draft))
 
 
-def load_sources(draft: str, target: ModelDirectory) -> DraftExecutor:
-    """The drafter called ``draft``, for ``target``."""
-    loaded = [_load(name, target) for name in source_names(draft)]
+def _digest(name: str) -> str:
+    return name if name == NGRAM else fetch_weights(name, _all).fingerprint
+
+
+def load_sources(
+    draft: str, target: ModelDirectory, wrapped: Callable[[DraftExecutor], DraftExecutor] = lambda drafter: drafter
+) -> DraftExecutor:
+    """The drafter called ``draft``, for ``target``; ``wrapped`` is put around it, or around each there is to choose."""
+    drafters = [wrapped(_load_merged(choice, target)) for choice in choices(draft)]
+    if len(drafters) == 1:
+        return drafters[0]
+    from flowspec.model.choice import ChoiceDrafter
+
+    return ChoiceDrafter(drafters)
+
+
+def _load_merged(choice: str, target: ModelDirectory) -> DraftExecutor:
+    loaded = [_load(name, target) for name in _merged(choice)]
     if len(loaded) == 1:
         return loaded[0]
     from flowspec.model.hybrid import HybridDrafter

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flowspec.core.best import BestGrowth
-from flowspec.core.controller import Controller
+from flowspec.core.contest import Contest
+from flowspec.core.controller import DECISIONS, Controller
 from flowspec.core.experience import Experience, Trip
 from flowspec.core.messages import Result
 from flowspec.core.strategy import Growth, Occasion, Strategy, View
@@ -35,6 +36,7 @@ class Auto(Strategy):
     ahead = True
     redrafts = False
     calibrated = True
+    chooses = True
 
     def __init__(self, params: AutoParams, stages: int) -> None:
         super().__init__()
@@ -44,17 +46,29 @@ class Auto(Strategy):
         self._stages = stages
         self.recall(Experience())
 
-    def recall(self, experience: Experience) -> None:
+    def recall(self, experience: Experience, *, sampled: bool = False, drafters: int = 1) -> None:
         self.controller = Controller(self._stages, experience, self.params.rows)
+        self.contest = Contest(drafters, experience.speeds[sampled])
+        self.drafter, self._drafters = self.contest.drafter, [(0, self.contest.drafter)]
 
     def grow(self, view: View, occasion: Occasion) -> Growth | None:
+        self._choose(view)
         plan = self.controller.plan(view.covering, view.draft_seconds)
         self.capacity = self.params.in_flight or plan.in_flight
         return _Priced(plan.rows, max(plan.rows, 4), plan.passes, self.controller)
 
+    def _choose(self, view: View) -> None:
+        before, self.drafter = self.drafter, self.contest.decoded(view.decoded, view.decode_seconds)
+        if self.drafter != before and len(self._drafters) < DECISIONS:
+            self._drafters.append((view.decoded, self.drafter))
+
     @property
     def decisions(self) -> list[dict[str, object]]:
-        return [{"segments": segments, "rows": rows} for segments, rows in self.controller.decisions]
+        sizes: list[dict[str, object]] = [
+            {"segments": segments, "rows": rows} for segments, rows in self.controller.decisions
+        ]
+        chosen: list[dict[str, object]] = [{"tokens": tokens, "drafter": drafter} for tokens, drafter in self._drafters]
+        return [*sizes, *chosen] if self.contest.several else sizes
 
     def heard(self, view: View, result: Result, trip: Trip | None) -> None:
         if trip is not None and not view.planted:

@@ -20,18 +20,18 @@ from flowspec.core.sampling import Sampling
 from flowspec.core.stats import repeated_4grams
 from flowspec.drivers.sim import Tap
 from flowspec.errors import ConfigError
-from flowspec.model.base import StageExecutor
+from flowspec.model.base import DraftExecutor, StageExecutor
+from flowspec.model.choice import wanting_hidden
 from flowspec.model.directory import default_pair, open_directory
 from flowspec.model.sources import NGRAM, load_sources, source_names
 from flowspec.strategies import build
 from flowspec.testbed.memo import MemoDrafter
+from flowspec.testbed.naming import DRAFTERS, canonical, drafter_of, first_choice
 from flowspec.testbed.prompts import Prompt
 from flowspec.testbed.report import Estimate, Row, digest, machine, measured, model_digest, profile_digest
 from flowspec.testbed.simulate import Ran, profile_costs, simulate
 from flowspec.testbed.texts import Text, texts
 
-#: The packaged drafter of every name a profile has times for; ``draft`` is the small model's name elsewhere.
-DRAFTERS = {"slm": "draft", "draft": "draft", "head": "head", "ngram": "ngram"}
 #: The packaged model between drafter and target, where a profile has times for one.
 MIDDLE = "medium"
 #: From this share of repeated 4-grams on a greedy text counts as a loop.
@@ -51,7 +51,8 @@ class Link:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run. ``sources``: profile names of drafters, joined by + for hybrids. ``links``: further links.
+    """What to run. ``sources``: profile names of drafters, joined by + for hybrids and by : where a strategy may
+    choose; one that does not has the first. ``links``: further links.
 
     ``no_loops``: leave out prompts whose greedy text repeats itself. ConfigError for what cannot be run.
     """
@@ -78,7 +79,7 @@ class Plan:
             Sampling(temperature, seed=self.seed)
         for source in self.sources:
             drafter_of(source, self.profile.drafters)
-            self.profile.draft_seconds(_canonical(source), 1)
+            self.profile.draft_seconds(canonical(source), 1)
         for strategy in self.runs:
             for stages in self.stages:
                 build(strategy, stages)
@@ -109,22 +110,6 @@ class Cell:
     link: Link
 
 
-def drafter_of(source: str, timed: Iterable[str] = ("slm", "head", "ngram")) -> str:
-    """What ``load_sources`` calls a profile's drafter ``source``; else a ConfigError names those of ``timed``."""
-    names = source_names(source)
-    unknown = [name for name in names if name not in DRAFTERS]
-    if unknown:
-        known = ", ".join(name for name in timed if name in DRAFTERS)
-        raise ConfigError(
-            f"unknown draft source {unknown[0]!r}; expected {known}, or several joined by +; draft means slm"
-        )
-    return "+".join(DRAFTERS[name] for name in names)
-
-
-def _canonical(source: str) -> str:
-    return "+".join("slm" if name == "draft" else name for name in source_names(source))
-
-
 class Grid:
     """A plan over ``prompts``. ``cases`` are what is left of them; ``loops``, ``too_long``, ``too_short``: how many
     prompts repeat themselves, have no room for the tokens, or end at once."""
@@ -132,7 +117,8 @@ class Grid:
     def __init__(self, plan: Plan, prompts: Sequence[Prompt], tell: Tell = lambda what, done, of: None) -> None:
         self.plan, self._tell = plan, tell
         self._target = open_directory(default_pair()[0])
-        self._drafters: dict[str, MemoDrafter] = {}
+        self._drafters: dict[str, DraftExecutor] = {}
+        self._memos: list[MemoDrafter] = []
         self._known: dict[Cell, Experience] = {}
         self.prompts = self._fitting(prompts)
         self.too_long = len(prompts) - len(self.prompts)
@@ -145,23 +131,24 @@ class Grid:
             raise ConfigError("no prompt is left to run: all are too long, end at once or repeat themselves")
         plan, done = self.plan, 0
         found: dict[Cell, dict[int, Ran]] = defaultdict(dict)
-        cells = [cell for source in plan.sources for cell in self._cells(_canonical(source))]
+        cells = [cell for source in plan.sources for cell in self._cells(canonical(source))]
         total = sum(cell.temperature == case.temperature for cell in cells for case in self.cases)
-        for source in map(_canonical, plan.sources):
+        for source in map(canonical, plan.sources):
             for case in self.cases:
                 for cell in self._cells(source):
                     if cell.temperature == case.temperature:
                         self._tell(f"{cell.strategy} with {source}", done, total)
                         found[cell][case.number] = self.trace(case, cell, source)
                         done += 1
-                self._drafter(source).forget()
+                for memo in self._memos:
+                    memo.forget()
         return self._compared([self._row(cell, found[cell]) for cell in found])
 
     def header(self, command: str, half: str) -> dict[str, Any]:
         """What a report must say of these runs; ``half`` is which of the prompts they are."""
         plan, line = self.plan, machine()
         used = [self.prompts[number] for number in sorted({case.number for case in self.cases})]
-        names = dict.fromkeys(name for source in plan.sources for name in source_names(_canonical(source)))
+        names = dict.fromkeys(name for source in plan.sources for name in source_names(canonical(source)))
         drafts = {name: model_digest(open_directory(DRAFTERS[name]).path) for name in names if name != NGRAM}
         said = {
             "digest": digest([[prompt.set, prompt.text] for prompt in used]), "count": len(used), "half": half,
@@ -190,7 +177,8 @@ class Grid:
         drafter = self._drafter(source)
         strategy = build(cell.strategy, cell.stages)
         profile = replace(self.plan.profile, link=cell.link.shape)
-        hidden = drafter.wants_hidden and strategy.width > 0
+        wanting = wanting_hidden(drafter)
+        hidden = any(wanting if strategy.chooses else wanting[:1]) and strategy.width > 0
         costs = profile_costs(profile, cell.stages, source, hidden=hidden)
         middles = {MIDDLE: lambda: self._middle} if strategy.middles and profile.middles else None
         experience = self._known.get(cell)
@@ -204,7 +192,7 @@ class Grid:
     def follow(self, strategy: str, tap: Tap) -> int:
         """Run the first prompt at the first temperature and stage count with the first source, seen by ``tap``;
         how many rows its prompt has."""
-        plan, source = self.plan, _canonical(self.plan.sources[0])
+        plan, source = self.plan, canonical(self.plan.sources[0])
         case = next(case for case in self.cases if case.temperature == plan.temperatures[0])
         self.trace(
             case, Cell(strategy, source, plan.stages[0], case.temperature, Link("", plan.profile.link)), source, tap
@@ -213,16 +201,17 @@ class Grid:
 
     def _cells(self, source: str) -> list[Cell]:
         """What is run with ``source``; strategies that draft nothing run once, with the first source."""
-        first = source == _canonical(self.plan.sources[0])
-        found = []
+        sources = [canonical(source) for source in self.plan.sources]
+        first, found = source == sources[0], []
         for temperature in self.plan.temperatures:
             for link in (Link("", self.plan.profile.link), *self.plan.links):
                 for stages in self.plan.stages:
                     for name in self.plan.runs:
                         strategy = build(name, stages)
                         chain = f",{MIDDLE}" if strategy.middles and self.plan.profile.middles else ""
-                        if first or strategy.width:
-                            shown = source + chain if strategy.width else "-"
+                        drafts = source if strategy.chooses else first_choice(source)
+                        if (first or strategy.width) and (drafts == source or drafts not in sources):
+                            shown = drafts + chain if strategy.width else "-"
                             found.append(Cell(name, shown, stages, temperature, link))
         return found
 
@@ -250,10 +239,14 @@ class Grid:
         self.too_short = len(short)
         return [case for case in cases if case.number not in short]
 
-    def _drafter(self, source: str) -> MemoDrafter:
+    def _drafter(self, source: str) -> DraftExecutor:
         if source not in self._drafters:
-            self._drafters[source] = MemoDrafter(load_sources(drafter_of(source), self._target))
+            self._drafters[source] = load_sources(drafter_of(source), self._target, self._remembering)
         return self._drafters[source]
+
+    def _remembering(self, drafter: DraftExecutor) -> MemoDrafter:
+        self._memos.append(MemoDrafter(drafter))
+        return self._memos[-1]
 
     @cached_property
     def _middle(self) -> StageExecutor:
@@ -275,7 +268,8 @@ class Grid:
         bases = {_place(row): row for row in rows if row.strategy == self.plan.baseline}
         found = []
         for row in rows:
-            base = bases.get(_place(row)) or bases[_place(replace(row, source="-"))]
+            like = (row.source, first_choice(row.source), "-")
+            base = next(base for source in like if (base := bases.get(_place(replace(row, source=source)))))
             ratios = {at: speed / base.speeds[at] for at, speed in row.speeds.items() if at in base.speeds}
             found.append(replace(row, speedup=Estimate.of(list(ratios.values())), speedups=ratios))
         return sorted(found, key=lambda row: (row.temperature, row.swept, row.latency_ms, row.mbit, row.stages))

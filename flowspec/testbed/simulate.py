@@ -21,6 +21,7 @@ from flowspec.drivers.oracle import OracleStage
 from flowspec.drivers.sim import Costs, Simulation, Tap
 from flowspec.errors import StateError
 from flowspec.model.base import DraftExecutor, StageExecutor
+from flowspec.model.choice import wanting_hidden
 from flowspec.model.directory import ModelDirectory
 from flowspec.strategies import build
 from flowspec.testbed.texts import Text
@@ -67,9 +68,10 @@ def simulate(
     the cluster knows from jobs before; None: this is its first.
     """
     makers = list((middles or {}).values())
+    wanting = wanting_hidden(drafter)
     limits = Limits(
         stages, target.context, target.vocabulary, target.eos, middles=len(makers),
-        hidden=drafter.wants_hidden,
+        hidden=wanting[0], others=wanting[1:],
     )  # fmt: skip
     nodes: dict[str, Any] = {"d0": (DraftMachine(limits, build, experience), drafter)}
     sequences, hidden = {JOB: (*text.prompt, *text.output)}, {JOB: text.hidden}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from flowspec.core.drafting import CATCH_UP_ROWS, Drafting
+from flowspec.core.drafting import Drafting
 from flowspec.core.growth import BeamGrowth
+from flowspec.core.holding import CATCH_UP_ROWS
 from flowspec.core.machine import Draft, DraftDone
 from flowspec.core.tree import Expansion, Node, Tree
 from flowspec.strategies.base import Grown
@@ -150,7 +151,7 @@ def test_what_a_wanted_node_hangs_from_is_fed_before_it() -> None:
 
 
 def test_a_refreshed_drafter_runs_accepted_rows_again_and_forgets_the_tree() -> None:
-    drafting, tree = Drafting("j", 1, (7, 8), WIDTH, refreshed=True), planted(2)
+    drafting, tree = Drafting("j", 1, (7, 8), WIDTH, refreshed=(True,)), planted(2)
     assert not drafting.has_work, "the prompt's hidden rows come with the first verdict"
     drafting.commit(nodes((1, 8)), tree.root, tree)
     drafting.begin(growth(tree, 0), idle=False)
@@ -170,7 +171,7 @@ def test_a_refreshed_drafter_runs_accepted_rows_again_and_forgets_the_tree() -> 
 
 
 def test_a_pass_overtaken_by_a_refresh_counts_for_nothing() -> None:
-    drafting, tree = Drafting("j", 1, (7, 8), WIDTH, refreshed=True), planted(2)
+    drafting, tree = Drafting("j", 1, (7, 8), WIDTH, refreshed=(True,)), planted(2)
     drafting.commit(nodes((1, 8)), tree.root, tree)
     child = tree.add(tree.root, 1, -0.1)
     tree.select([child])

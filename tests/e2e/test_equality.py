@@ -100,7 +100,7 @@ def test_a_prompt_of_each_kind(checker: Checker, clusters: Clusters, stages: int
     checker.report()
 
 
-@pytest.mark.parametrize("draft", ["head", "draft+ngram"])
+@pytest.mark.parametrize("draft", ["head", "draft+ngram", "draft:head"])
 def test_every_draft_source(checker: Checker, draft: str) -> None:
     with Cluster(Setup("target", draft, 2)) as cluster, Client(cluster.url) as client:
         for strategy in ("flowspec", "pipedec_head", "specpipe", "chain", "auto"):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from flowspec.errors import ConfigError, FlowSpecError, ModelError
+from flowspec.model.choice import wanting_hidden
 from flowspec.model.directory import PACKAGED, default_pair, local_path, open_directory
 from flowspec.model.drafter import ModelDrafter
 from flowspec.model.eagle import EagleDrafter
@@ -40,6 +41,18 @@ def test_a_name_loads_its_drafter(name: str, kind: type) -> None:
 def test_a_fingerprint_names_every_part() -> None:
     parts = fingerprint("draft+ngram").split("+")
     assert parts == [open_directory("draft").fingerprint, "ngram"]
+
+
+def test_drafts_there_are_to_choose_from() -> None:
+    name = "draft:head+ngram"
+    check_sources(TARGET, name)
+    assert source_names(name) == ("draft", "head", "ngram")
+    assert fingerprint(name) == f"{fingerprint('draft')}:{fingerprint('head')}+ngram"
+    assert wanting_hidden(load_sources(name, TARGET)) == (False, True)
+    with pytest.raises(ConfigError, match="one choice twice"):
+        source_names("ngram:ngram")
+    with pytest.raises(ConfigError, match="is no list of drafters"):
+        source_names("ngram:")
 
 
 def test_only_a_head_needs_the_targets_ends() -> None:

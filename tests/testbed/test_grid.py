@@ -12,7 +12,8 @@ from flowspec.core.profile import LinkShape
 from flowspec.core.stats import repeated_4grams
 from flowspec.errors import ConfigError
 from flowspec.testbed import grid as module
-from flowspec.testbed.grid import Grid, Link, Plan, drafter_of
+from flowspec.testbed.grid import Grid, Link, Plan
+from flowspec.testbed.naming import drafter_of
 from flowspec.testbed.profiles import load
 from flowspec.testbed.prompts import Prompt, halve
 from flowspec.testbed.report import Row
@@ -112,9 +113,18 @@ def test_nothing_left_to_run_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_draft_source_is_the_packaged_drafter_of_that_name() -> None:
-    assert [drafter_of(name) for name in ("slm", "draft", "head", "slm+ngram")] == [
-        "draft", "draft", "head", "draft+ngram"
+    assert [drafter_of(name) for name in ("slm", "draft", "head", "slm+ngram", "head:slm+ngram")] == [
+        "draft", "draft", "head", "draft+ngram", "head:draft+ngram"
     ]  # fmt: skip
+
+
+def test_who_does_not_choose_among_drafts_has_the_first_one() -> None:
+    plan = Plan(PROFILE, ("chain", "auto"), ("slm", "ngram:slm"), (0.0,), (2,), 8)
+    rows = Grid(plan, PROMPTS[:1]).run()
+    drafted = {(row.strategy, row.source): row for row in rows}
+    assert set(drafted) == {
+        ("autoregressive", "-"), ("chain", "slm"), ("chain", "ngram"), ("auto", "slm"), ("auto", "ngram:slm")
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

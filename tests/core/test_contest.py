@@ -1,0 +1,92 @@
+"""The faster drafter drafts most, none is given up, and changes are rare."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowspec.core.contest import REMEMBERED, SETTLING, SLICE, TRIED, Contest, Speed
+
+
+def run(known: dict[int, Speed], rates: list[float], tokens: int, luck: random.Random) -> tuple[list[int], list[int]]:
+    """One job: how many tokens every drafter made, and at which tokens it changed. Verdicts of 1 to 5 tokens, whose
+    seconds vary by two times."""
+    contest, made, changes = Contest(len(rates), known), [0] * len(rates), []
+    decoded, seconds = 0, 0.0
+    while decoded < tokens:
+        drafter, fresh = contest.drafter, luck.randint(1, 5)
+        made[drafter] += fresh
+        decoded, seconds = decoded + fresh, seconds + fresh / rates[drafter] * luck.uniform(0.5, 1.5)
+        if contest.decoded(decoded, seconds) != drafter:
+            changes.append(decoded)
+    return made, changes
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 1000), st.floats(1.3, 4.0), st.booleans())
+def test_the_faster_drafts_most_and_the_slower_is_asked_again(seed: int, faster: float, first: bool) -> None:
+    known: dict[int, Speed] = {}
+    rates = [faster, 1.0] if first else [1.0, faster]
+    jobs = [run(known, rates, 64, random.Random(seed + job))[0] for job in range(100)]
+    late = [sum(made[drafter] for made in jobs[20:]) for drafter in (0, 1)]
+    best = 0 if first else 1
+    assert late[best] > 0.7 * sum(late)
+    assert late[1 - best] >= SLICE
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 1000))
+def test_what_has_become_slow_is_left(seed: int) -> None:
+    known: dict[int, Speed] = {}
+    luck = random.Random(seed)
+    for _ in range(40):
+        run(known, [2.0, 1.0], 64, luck)
+    for _ in range(2 * REMEMBERED // 64):
+        run(known, [0.5, 1.0], 64, luck)
+    made, _ = run(known, [0.5, 1.0], 640, luck)
+    assert made[1] > made[0]
+
+
+@given(st.integers(0, 1000), st.integers(2, 4), st.integers(10, 300))
+def test_changes_are_a_slice_apart(seed: int, count: int, tokens: int) -> None:
+    known: dict[int, Speed] = {}
+    luck = random.Random(seed)
+    rates = [luck.uniform(0.5, 2.0) for _ in range(count)]
+    _, changes = run(known, rates, tokens, luck)
+    assert all(later - earlier >= SLICE for earlier, later in itertools.pairwise([0, *changes]))
+
+
+def test_nobody_is_compared_before_it_was_tried() -> None:
+    known: dict[int, Speed] = {}
+    used = []
+    while min((speed.tokens for speed in known.values()), default=0.0) < TRIED:
+        contest = Contest(3, known)
+        used.append(contest.drafter)
+        contest.decoded(SETTLING, 1.0)
+        contest.decoded(SETTLING + SLICE - 1, 2.0)
+    assert set(used) == {0, 1, 2}
+    assert len(used) <= 3 * (1 + TRIED // (SLICE - 1))
+
+
+def test_what_the_drafter_before_has_drafted_counts_for_nobody() -> None:
+    known: dict[int, Speed] = {}
+    contest = Contest(2, known)
+    assert contest.decoded(SETTLING, 100.0) == 0
+    assert known[0].tokens == 0, "the pipeline was still filling"
+    assert contest.decoded(SLICE, 101.0) == 1, "the other one was tried less"
+    assert known[0] == Speed(SLICE - SETTLING, 1.0)
+    contest.decoded(SLICE + SETTLING - 1, 200.0)
+    contest.decoded(SLICE + SETTLING, 201.0)
+    assert known[1].tokens == 0
+    contest.decoded(SLICE + SETTLING + 3, 202.0)
+    assert known[1] == Speed(3, 1.0)
+
+
+def test_a_lone_drafter_is_never_judged() -> None:
+    known: dict[int, Speed] = {}
+    contest = Contest(1, known)
+    assert [contest.decoded(tokens, float(tokens)) for tokens in range(1, 200)] == [0] * 199
+    assert known == {0: Speed()}
