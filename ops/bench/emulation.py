@@ -1,7 +1,8 @@
 """The simulator against real workers on emulated devices: the same profile, strategy and prompts.
 
     python -m ops.bench.emulation [--profiles jetson-7b,rtx3090-70b] [--stages N,...] [--strategies a,b,...]
-                                  [--temperatures 0,1] [--tokens 24] [--count 2] [--stretch X] [--free]
+                                  [--temperatures 0,1] [--draft slm|head|...] [--tokens 24] [--count 2]
+                                  [--stretch X] [--free]
 
 Emulated workers are real processes over Redis; their software is charged unless ``--free``. One cluster a
 profile and number of stages serves all strategies. ``over simulated``: time between tokens over the simulator's, which
@@ -27,6 +28,7 @@ from flowspec.model.directory import default_pair, open_directory
 from flowspec.model.sources import load_sources
 from flowspec.strategies import EXACT
 from flowspec.testbed.emulate import OVERTAKEN_SHARE, EmulatedCluster, probe
+from flowspec.testbed.naming import canonical, drafter_of
 from flowspec.testbed.profiles import load
 from flowspec.testbed.simulate import Ran, profile_costs, simulate
 from flowspec.testbed.texts import Text, texts
@@ -41,11 +43,11 @@ def token_seconds(runs: Sequence[Ran]) -> float:
     return sum(run.stats["decode_seconds"] for run in runs) / sum(run.stats["tokens"] - 1 for run in runs)
 
 
-def simulated(found: Sequence[Text], strategy: str, profile: Profile, stages: int) -> float:
+def simulated(found: Sequence[Text], strategy: str, profile: Profile, stages: int, source: str) -> float:
     """Seconds between tokens by the simulator."""
     target = open_directory(default_pair()[0])
-    drafter = load_sources("draft", target)
-    costs = profile_costs(profile, stages, "slm")
+    drafter = load_sources(drafter_of(source), target)
+    costs = profile_costs(profile, stages, source, hidden=drafter.wants_hidden)
     known = Experience()  # the emulated cluster serves all texts, too
     runs = [simulate(text, strategy, stages, target, drafter, costs, experience=known) for text in found]
     return token_seconds(runs)
@@ -53,10 +55,13 @@ def simulated(found: Sequence[Text], strategy: str, profile: Profile, stages: in
 
 def rows(
     found: Mapping[float, Sequence[Text]], strategies: Sequence[str], profile: Profile, stages: int, stretch: float,
-    *, free: bool,
+    *, source: str, free: bool,
 ) -> None:  # fmt: skip
     """The table's rows of one profile, each shown as soon as it is known. ``found``: texts by temperature."""
-    with EmulatedCluster(profile, stages, stretch=stretch, free_software=free) as cluster:
+    models = (default_pair()[0], drafter_of(source))
+    with EmulatedCluster(
+        profile, stages, models=models, source=source, stretch=stretch, free_software=free
+    ) as cluster:  # fmt: skip
         for temperature, strategy in itertools.product(found, strategies):
             cell = f"| {strategy} | {profile.name} | {stages} | {temperature:g}"
             try:
@@ -64,7 +69,7 @@ def rows(
             except FlowSpecError as error:
                 show(f"{cell} | {error} | | | |")
                 continue
-            ours, model = token_seconds(done.runs), simulated(found[temperature], strategy, profile, stages)
+            ours, model = token_seconds(done.runs), simulated(found[temperature], strategy, profile, stages, source)
             share = done.counts.overtaken / max(1, done.counts.inputs)
             mark = " (refused)" if share > OVERTAKEN_SHARE else ""
             show(f"{cell} | {ours * 1e3:.2f} | {model * 1e3:.2f} | {ours / model:.3f} | {share:.2%}{mark} |")
@@ -76,6 +81,7 @@ def main() -> None:
     parser.add_argument("--stages", default="", help="none: each profile's own")
     parser.add_argument("--strategies", default=",".join(EXACT))
     parser.add_argument("--temperatures", default="0")
+    parser.add_argument("--draft", default="slm", help="a source every profile has times for, or several by + or :")
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--count", type=int, default=2, help="prompts")
     parser.add_argument("--stretch", type=float, default=0.0, help="0: from a probe")
@@ -83,8 +89,9 @@ def main() -> None:
     given = parser.parse_args()
     strategies = strategies_of([given.strategies])
     target, prompts = open_directory(default_pair()[0]), chosen_prompts(PROMPTS, 1)[: given.count]
+    source, hidden = canonical(given.draft), "head" in given.draft
     found = {
-        float(t): texts(prompts, [Sampling(temperature=float(t), seed=1)], given.tokens, target)
+        float(t): texts(prompts, [Sampling(temperature=float(t), seed=1)], given.tokens, target, hidden=hidden)
         for t in given.temperatures.split(",")
     }
     show(f"| {' | '.join(COLUMNS)} |")
@@ -93,8 +100,11 @@ def main() -> None:
         profile = load(name)
         for stages in map(int, given.stages.split(",")) if given.stages else profile.stages[:1]:
             first = next(iter(found.values()))[0]
-            stretch = given.stretch or probe(first, "specpipe", profile, stages, free_software=given.free)
-            rows(found, strategies, profile, stages, stretch, free=given.free)
+            stretch = given.stretch or probe(
+                first, "specpipe", profile, stages, models=(default_pair()[0], drafter_of(source)), source=source,
+                free_software=given.free,
+            )  # fmt: skip
+            rows(found, strategies, profile, stages, stretch, source=source, free=given.free)
             show(f"\n{name}, {stages} stages: stretch {stretch:g}\n")
 
 

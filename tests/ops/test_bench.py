@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent.parent
 PROMPTS = ROOT / "tests" / "data" / "prompts.jsonl"
 
@@ -58,3 +60,11 @@ def test_systems_checks_the_text_and_agrees_with_the_formulas(tmp_path: Path) ->
     for strategy in ("pipedec", "specpipe", "static_tree", "speculative"):
         assert 0.97 <= float(table[strategy, "slm"][8]) <= 1.03
         assert float(table[strategy, "slm"][3]) > 0.25
+
+
+@pytest.mark.heavy
+def test_real_workers_on_emulated_devices_take_the_simulators_time() -> None:
+    words = ("--strategies", "chain,auto", "--draft", "slm:head", "--tokens", "16", "--count", "1", "--stretch", "4")
+    rows = printed("ops.bench.emulation", *words, "--free")
+    assert [row[0] for row in rows[2:]] == ["chain", "auto"]
+    assert all(0.99 <= float(row[6]) <= 1.01 for row in rows[2:]), rows
