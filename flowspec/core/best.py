@@ -16,9 +16,9 @@ from collections.abc import Callable
 from flowspec.core.layers import missing
 from flowspec.core.tree import Tree
 
-#: Expected tokens below which a segment stays unsent: a useless one is still in a stage's way when the next root
-#: comes, and on eight stages that costs more than one use in twenty brings.
-LEAST = 0.05
+#: Expected tokens below which a segment stays unsent: a useless one may still be in a stage's way when the next root
+#: comes, and with eight stages that costs more than one use in a hundred brings.
+LEAST = 0.01
 
 
 class BestGrowth:

@@ -13,11 +13,11 @@ import math
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 
-#: Tokens between two decisions; of them, the first ones count for nobody: the drafter before has drafted them.
+#: Tokens between two decisions; the first ones after a change count for nobody: the drafter before has drafted them.
 SLICE, SETTLING = 24, 8
 #: Tokens of jobs before that count as much as the job's own.
 PRIOR = 128
-#: Tokens after which all that is known counts half, so that who lost is tried again: pipelines change.
+#: Tokens after which all that is known counts half, so that more is hoped of who lost: pipelines change.
 REMEMBERED = 2048
 #: Tokens a drafter makes before it is compared; of a pipeline's first job its first ones are slow.
 TRIED = 64
@@ -27,15 +27,17 @@ HOPE = 1.0
 
 @dataclass(slots=True)
 class Speed:
-    """Tokens decoded, and the seconds it took."""
+    """Tokens decoded, and the seconds it took; ``tried``: there once were enough of them to compare."""
 
     tokens: float = 0.0
     seconds: float = 0.0
+    tried: bool = False
 
     def add(self, tokens: float, seconds: float) -> None:
         """Count more of them."""
         self.tokens += tokens
         self.seconds += seconds
+        self.tried |= self.tokens >= TRIED
 
 
 class Contest:
@@ -47,7 +49,7 @@ class Contest:
             known.setdefault(drafter, Speed())
         self._own = [Speed() for _ in range(count)]
         self._tokens, self._seconds = 0, 0.0  # decoded when last heard
-        self._decided, self._settled = 0, SETTLING  # tokens when the drafter was chosen; from where on it counts
+        self._decided = self._settled = 0  # tokens when the drafter was chosen; from where on it counts
         self.several = count > 1
         self.drafter = self._best() if self.several else 0
 
@@ -58,6 +60,7 @@ class Contest:
         if self._tokens >= self._settled:
             for speed in (self._own[self.drafter], self._known[self.drafter]):
                 speed.add(tokens - self._tokens, seconds - self._seconds)
+            self._forget()
         self._tokens, self._seconds = tokens, seconds
         if tokens - self._decided >= SLICE:
             self._decide(tokens)
@@ -67,16 +70,18 @@ class Contest:
     def _remembers(self) -> float:
         return sum(speed.tokens for speed in self._known.values())
 
-    def _decide(self, tokens: int) -> None:
+    def _forget(self) -> None:
         if self._remembers > REMEMBERED:
             for speed in self._known.values():
                 speed.tokens, speed.seconds = speed.tokens / 2, speed.seconds / 2
+
+    def _decide(self, tokens: int) -> None:
         before, self._decided, self.drafter = self.drafter, tokens, self._best()
         if self.drafter != before:
             self._settled = tokens + SETTLING
 
     def _best(self) -> int:
-        untried = {drafter: speed.tokens for drafter, speed in self._known.items() if speed.tokens < TRIED}
+        untried = {drafter: speed.tokens for drafter, speed in self._known.items() if not speed.tried}
         if untried:
             return min(untried, key=lambda drafter: (untried[drafter], drafter))
         return max(self._known, key=lambda drafter: (self._hoped(drafter), -drafter))

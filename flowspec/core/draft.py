@@ -244,7 +244,7 @@ class DraftMachine:
             return self._fail(running, f"the draft model could not compute: {_why(result)}")
         try:
             session.progress_at = now  # a slow drafter is no lost message
-            session.drafting.done(result, session.tree)
+            session.drafting.done(result, session.tree, now - self._started_at)
             session.settle(now)
         except (ProtocolError, JobError) as error:
             return self._fail(running, str(error))

@@ -46,6 +46,7 @@ class Drafting:
         self._calibrates, self._calibration = calibration is not None, calibration or Calibration(coupled)
         self._holdings = [Holding(prompt, refreshed=each) for each in refreshed] if width else []
         self._active = 0
+        self._passes = [(0, 0.0) for _ in refreshed]  # by drafter: those that answered, and their seconds
 
     @property
     def growing(self) -> bool:
@@ -55,13 +56,25 @@ class Drafting:
     @property
     def has_work(self) -> bool:
         """A pass could start now."""
-        lags = bool(self._holdings) and self._holdings[self._active].lags
+        lags = bool(self._holdings) and self._holdings[self._turn].lags
         return not self._asked and bool(self._wanted or lags)
+
+    @property
+    def _turn(self) -> int:
+        """Whose pass is next: the active drafter's, unless one is overdue."""
+        overdue = (number for number, holding in enumerate(self._holdings) if holding.overdue)
+        return next(overdue, self._active)
 
     @property
     def continuing(self) -> bool:
         """The growth under way has been drafted for and wants another pass."""
         return self.has_work and self._growth is not None and self._growth_passes > 0
+
+    @property
+    def pass_seconds(self) -> float:
+        """Of an answering pass of the drafter that drafts now, on average; 0: it made none."""
+        count, seconds = self._passes[self._active]
+        return seconds / count if count else 0.0
 
     def begin(self, growth: Growth | None, *, idle: bool, drafter: int = 0) -> None:
         """Put ``growth`` in the place of the one under way; expansions known so far stay in the tree. ``drafter``
@@ -100,22 +113,27 @@ class Drafting:
         return growth.segments(tree)
 
     def next_work(self, tree: Tree) -> Draft | None:
-        """The next pass: what the drafter lags behind, then the nodes the growth waits for."""
-        found = self._holdings[self._active].next_part(self._job, self._epoch, tree, self._wanted)
+        """The next pass: what a drafter lags behind, then the nodes the growth waits for if it is the active one."""
+        turn = self._turn
+        wanted = self._wanted if turn == self._active else ()
+        found = self._holdings[turn].next_part(self._job, self._epoch, tree, wanted)
         if found is None:
             return None
         part, parents, nodes = found
-        self._asked, self._answers_next = nodes, self._active
+        self._asked, self._answers_next = nodes, turn
         self._wanted = () if nodes else self._wanted
         growth_pass, self._growth_passes = self._growth_passes, self._growth_passes + bool(nodes)
-        return Draft(part, self._width, growth_pass, parents, self._coupled, self._active)
+        return Draft(part, self._width, growth_pass, parents, self._coupled, turn)
 
-    def done(self, result: DraftDone, tree: Tree) -> None:
-        """Take the proposals of the pass; nodes pruned meanwhile are forgotten."""
+    def done(self, result: DraftDone, tree: Tree, seconds: float = 0.0) -> None:
+        """Take the proposals of the pass, which took ``seconds``; nodes pruned meanwhile are forgotten."""
         asked, self._asked = self._asked, ()
         stale, self._stale = self._stale, set()
         if not len(result.tokens) == len(result.values) == len(asked) or len(result.sources) not in (0, len(asked)):
             raise ProtocolError("the drafter did not answer for the rows it was asked for")
+        if asked:
+            count, spent = self._passes[self._answers_next]
+            self._passes[self._answers_next] = (count + 1, spent + seconds)
         for at, node in enumerate(asked):
             if node in tree and node not in stale:
                 sources = result.sources[at] if result.sources else ()

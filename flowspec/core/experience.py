@@ -7,7 +7,7 @@ job of fifty tokens is over before it has found them out by itself.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass
 from statistics import median
 
@@ -92,8 +92,8 @@ class Experience:
         self.row_seconds = 0.0
         self._crossings: deque[float] = deque(maxlen=PROMPTS)
         self._calibrations: dict[tuple[bool, bool], Calibration | Scaling] = {}
-        #: Tokens a second with every drafter by its number, of greedy jobs and of sampled ones.
-        self.speeds: tuple[dict[int, Speed], dict[int, Speed]] = ({}, {})
+        #: Tokens a second with every drafter by its number, by what calibrations are kept by.
+        self.speeds = defaultdict[tuple[bool, bool], dict[int, Speed]](dict)
 
     def calibration(self, *, coupled: bool, sampled: bool) -> Calibration | Scaling:
         """What candidates were worth; ``coupled``: the drafters see the target's noise, ``sampled``: it has some."""

@@ -35,6 +35,12 @@ class Holding:
         return bool(self._lag)
 
     @property
+    def overdue(self) -> bool:
+        """A whole pass of context rows is owed by a drafter that has to keep hidden rows, and those of rejected nodes
+        too, until it has computed them: it goes first, so that what it keeps is bounded."""
+        return self.refreshed and len(self._lag) >= CATCH_UP_ROWS
+
+    @property
     def tree_rows(self) -> int:
         """Rows held beyond the context."""
         return len(self._slots.held)

@@ -87,7 +87,7 @@ class Session:
     def _view(self) -> View:
         tally, covering = self.tally, self._flights.covering
         return View(
-            self._tree, self.in_flight, len(self._waiting), covering, tally.rounds > 0, tally.mean_draft_seconds,
+            self._tree, self.in_flight, len(self._waiting), covering, tally.rounds > 0, self.drafting.pass_seconds,
             tally.choices, tally.decoding,
         )  # fmt: skip
 

@@ -30,11 +30,6 @@ class Tally:
     lossy: str = ""  # the mode, if the text may differ from the target's own
 
     @property
-    def mean_draft_seconds(self) -> float:
-        """Of a pass of the drafter; 0: there was none."""
-        return self.draft_seconds / self.draft_passes if self.draft_passes else 0.0
-
-    @property
     def decoding(self) -> float:
         """Seconds from the first token to the last one so far; 0: there are no two."""
         return (self.last_token_at or 0.0) - (self.first_token_at or 0.0)

@@ -31,7 +31,7 @@ class View:
     """What a strategy may see of its session; it must not change the tree outside a growth.
 
     ``covering``: segments that have to be in flight so that none of the pipeline waits for the draft
-    worker, from measured times; 0: not known yet. ``draft_seconds``: a pass of the drafter, on average.
+    worker, from measured times; 0: not known yet. ``draft_seconds``: a pass of its drafter, on average.
     ``decoded``: tokens after the first one, made in ``decode_seconds``.
     """
 

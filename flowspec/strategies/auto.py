@@ -48,7 +48,7 @@ class Auto(Strategy):
 
     def recall(self, experience: Experience, *, sampled: bool = False, drafters: int = 1) -> None:
         self.controller = Controller(self._stages, experience, self.params.rows)
-        self.contest = Contest(drafters, experience.speeds[sampled])
+        self.contest = Contest(drafters, experience.speeds[self.coupled and sampled, sampled])
         self.drafter, self._drafters = self.contest.drafter, [(0, self.contest.drafter)]
 
     def grow(self, view: View, occasion: Occasion) -> Growth | None:

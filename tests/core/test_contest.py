@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,15 +27,15 @@ def run(known: dict[int, Speed], rates: list[float], tokens: int, luck: random.R
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.integers(0, 1000), st.floats(1.3, 4.0), st.booleans())
+@given(st.integers(0, 1000), st.floats(1.3, 2.5), st.booleans())
 def test_the_faster_drafts_most_and_the_slower_is_asked_again(seed: int, faster: float, first: bool) -> None:
     known: dict[int, Speed] = {}
     rates = [faster, 1.0] if first else [1.0, faster]
-    jobs = [run(known, rates, 64, random.Random(seed + job))[0] for job in range(100)]
+    jobs = [run(known, rates, 64, random.Random(seed + job))[0] for job in range(200)]
     late = [sum(made[drafter] for made in jobs[20:]) for drafter in (0, 1)]
     best = 0 if first else 1
     assert late[best] > 0.7 * sum(late)
-    assert late[1 - best] >= SLICE
+    assert late[1 - best] > 0
 
 
 @settings(max_examples=25, deadline=None)
@@ -65,8 +66,7 @@ def test_nobody_is_compared_before_it_was_tried() -> None:
     while min((speed.tokens for speed in known.values()), default=0.0) < TRIED:
         contest = Contest(3, known)
         used.append(contest.drafter)
-        contest.decoded(SETTLING, 1.0)
-        contest.decoded(SETTLING + SLICE - 1, 2.0)
+        contest.decoded(SLICE - 1, 2.0)
     assert set(used) == {0, 1, 2}
     assert len(used) <= 3 * (1 + TRIED // (SLICE - 1))
 
@@ -74,15 +74,33 @@ def test_nobody_is_compared_before_it_was_tried() -> None:
 def test_what_the_drafter_before_has_drafted_counts_for_nobody() -> None:
     known: dict[int, Speed] = {}
     contest = Contest(2, known)
-    assert contest.decoded(SETTLING, 100.0) == 0
-    assert known[0].tokens == 0, "the pipeline was still filling"
-    assert contest.decoded(SLICE, 101.0) == 1, "the other one was tried less"
-    assert known[0] == Speed(SLICE - SETTLING, 1.0)
+    assert contest.decoded(SLICE, 3.0) == 1, "the other one was tried less"
+    assert known[0] == Speed(SLICE, 3.0)
     contest.decoded(SLICE + SETTLING - 1, 200.0)
     contest.decoded(SLICE + SETTLING, 201.0)
     assert known[1].tokens == 0
     contest.decoded(SLICE + SETTLING + 3, 202.0)
     assert known[1] == Speed(3, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("rates", "most"), [([1.0, 0.5], 0.02), ([0.35, 1.0], 0.02), ([0.5, 1.0, 0.2], 0.05), ([1.0, 0.95], 0.05)]
+)
+def test_what_trying_the_others_costs_in_the_long_run(rates: list[float], most: float) -> None:
+    known: dict[int, Speed] = {}
+    luck = random.Random(1)
+    made = [run(known, rates, 64, luck)[0] for _ in range(400)][40:]
+    tokens = sum(map(sum, made))
+    seconds = sum(count / rate for job in made for count, rate in zip(job, rates, strict=True))
+    assert tokens / seconds >= (1 - most) * max(rates)
+
+
+def test_jobs_shorter_than_a_slice_are_learnt_from_and_forgotten_too() -> None:
+    known: dict[int, Speed] = {}
+    luck = random.Random(1)
+    made = [run(known, [1.0, 3.0], 6, luck)[0] for _ in range(2000)]
+    assert sum(speed.tokens for speed in known.values()) <= REMEMBERED
+    assert sum(job[1] for job in made[100:]) > 0.9 * sum(map(sum, made[100:]))
 
 
 def test_a_lone_drafter_is_never_judged() -> None:

@@ -189,3 +189,22 @@ def test_a_pass_overtaken_by_a_refresh_counts_for_nothing() -> None:
 
 def answer_of(width: int) -> Expansion:
     return Expansion(tuple(range(1, width + 1)), tuple(-0.1 * at for at in range(1, width + 1)))
+
+
+def test_a_pass_takes_what_passes_of_the_drafter_at_work_took() -> None:
+    drafting, tree = Drafting("j", 1, (7, 8), WIDTH, refreshed=(False, False)), planted(2)
+    drafting.commit(nodes((1, 8)), tree.root, tree)
+    for drafter, took in ((0, 0.25), (1, 2.0), (0, 0.75)):
+        drafting.begin(growth(tree, 0), idle=False, drafter=drafter)
+        tree[tree.root].expansion = None
+        assert drafting.wants(tree)
+        asked = work(drafting, tree)
+        assert asked.drafter == drafter
+        drafting.done(answer(asked), tree, took)
+        old, child = tree.root, tree.add(tree.root, 1, -0.1)
+        tree.select([child])
+        tree.advance(child)
+        drafting.commit(nodes((old, 50)), child, tree)
+    assert drafting.pass_seconds == 0.5
+    drafting.begin(None, idle=False, drafter=1)
+    assert drafting.pass_seconds == 2.0
