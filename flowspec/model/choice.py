@@ -12,39 +12,51 @@ from flowspec.model.base import DraftExecutor, RowArray
 
 
 class ChoiceDrafter:
-    """``drafters`` by number; all of them hold rows of every job."""
+    """``drafters`` by number; each makes room for a job when it first has a part in it.
+
+    Most strategies use only the first drafter, and the others' rows would be as many again.
+    """
 
     def __init__(self, drafters: Sequence[DraftExecutor]) -> None:
         """ConfigError without ``drafters``."""
         if not drafters:
             raise ConfigError("there are no drafters to choose from; expected at least one")
         self.drafters = tuple(drafters)
+        self._needs: dict[str, tuple[int, Sampling, Returns]] = {}
+        self._holders: dict[str, set[int]] = {}  # by job: the drafters that made room for it
 
     @property
     def wants_hidden(self) -> bool:
         return any(drafter.wants_hidden for drafter in self.drafters)
 
     def allocate(self, job: str, capacity: int, sampling: Sampling, returns: Returns) -> None:
-        for drafter in self.drafters:
-            drafter.allocate(job, capacity, sampling, returns)
+        self._needs[job], self._holders[job] = (capacity, sampling, returns), set()
 
     def release(self, job: str) -> None:
-        for drafter in self.drafters:
-            drafter.release(job)
+        self._needs.pop(job, None)
+        for number in self._holders.pop(job, ()):
+            self.drafters[number].release(job)
 
     def run(self, work: Draft) -> DraftDone:
         """As the drafter ``work`` names; StateError if there is none of that number."""
         if work.drafter >= len(self.drafters):
             raise StateError(f"a pass names drafter {work.drafter}; there are {len(self.drafters)}")
-        return self.drafters[work.drafter].run(work)
+        return self._with_room(work.drafter, work.part.job).run(work)
 
     def learn(self, job: str, ids: Sequence[int], rows: RowArray) -> None:
         """Passed on to the drafters that want it; StateError if none does."""
         if not self.wants_hidden:
             raise StateError("none of these drafters drafts from hidden rows")
-        for drafter in self.drafters:
+        for number, drafter in enumerate(self.drafters):
             if drafter.wants_hidden:
-                drafter.learn(job, ids, rows)
+                self._with_room(number, job).learn(job, ids, rows)
+
+    def _with_room(self, number: int, job: str) -> DraftExecutor:
+        drafter, holders = self.drafters[number], self._holders[job]
+        if number not in holders:
+            drafter.allocate(job, *self._needs[job])
+            holders.add(number)
+        return drafter
 
 
 def wanting_hidden(drafter: DraftExecutor) -> tuple[bool, ...]:

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.core.holding import Holding
-from flowspec.core.machine import Part
-from flowspec.core.tree import Tree
+from flowspec.core.drafting import Drafting
+from flowspec.core.holding import CATCH_UP_ROWS, Holding
+from flowspec.core.machine import DraftDone, Part
+from flowspec.core.tree import Node, Tree
+from tests.core.test_drafting import growth
 
 PROMPT = (7, 8, 9)
 LAST = len(PROMPT) - 1
@@ -80,3 +82,41 @@ def test_every_drafter_catches_up_when_its_turn_comes(data: st.DataObject, refre
             committed += [node.id for node in accepted]
             for holding in holdings:
                 holding.commit(accepted, tip)
+
+
+def accepted(*ids: int) -> list[Node]:
+    return [Node(node, node - 1, 5, node, 0.0, 0.0, 0) for node in ids]
+
+
+def test_who_has_hidden_rows_to_keep_is_overdue_when_it_owes_a_pass() -> None:
+    for refreshed in (False, True):
+        holding, tree = Holding(PROMPT, refreshed=refreshed), Tree(LAST)
+        for last in range(LAST, CATCH_UP_ROWS - 1):
+            assert not holding.overdue
+            holding.commit(accepted(last), last + 1)
+        holding.commit(accepted(CATCH_UP_ROWS - 1), CATCH_UP_ROWS)
+        assert holding.overdue == refreshed
+        assert holding.next_part("j", 1, tree, ()) is not None
+        assert not (holding.overdue or holding.lags)
+
+
+def test_an_overdue_drafter_goes_first_and_the_one_that_drafts_loses_nothing_but_the_time() -> None:
+    drafting = Drafting("j", 1, PROMPT, 2, refreshed=(False, True, False))
+    tree, passes = Tree(len(PROMPT)), list[tuple[int, int]]()
+    root = tree.plant(50, len(PROMPT), LAST)
+    drafting.commit(accepted(LAST), root, tree)
+    for _ in range(2 * CATCH_UP_ROWS):
+        drafting.begin(growth(tree, 0), idle=False)
+        assert drafting.wants(tree)
+        asked, answers = root, 0
+        while drafting.has_work:
+            work = drafting.next_work(tree)
+            assert work is not None
+            answers = len(work.part.answers)
+            passes.append((work.drafter, len(work.part.ids)))
+            drafting.done(DraftDone(((1, 2),) * answers, ((-0.1, -1.0),) * answers), tree)
+        assert answers == 1, "the node the growth waits for comes last"
+        root = tree.plant(50, tree[asked].position + 1, asked)
+        drafting.commit(accepted(asked), root, tree)
+    assert [rows for drafter, rows in passes if drafter == 1] == [CATCH_UP_ROWS] * 2
+    assert all(drafter in (0, 1) for drafter, _ in passes)

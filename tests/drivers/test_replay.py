@@ -5,19 +5,33 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 
+from flowspec.core import contest, holding
 from flowspec.core import machine as m
+from flowspec.core.draft import DraftMachine
+from flowspec.core.jobs import JobSpec
 from flowspec.core.limits import Limits
-from flowspec.core.messages import Close, Envelope, Message, Open
+from flowspec.core.messages import SCHEDULER, Close, Envelope, Message, Open, Submit, stage_node
 from flowspec.core.sampling import Sampling
+from flowspec.core.stage import StageMachine
 from flowspec.drivers.record import Recorder, from_json, to_json
 from flowspec.drivers.replay import header, merge, replay, replay_file
+from flowspec.drivers.sim import Simulation
 from flowspec.errors import ReplayMismatch
+from flowspec.model.base import RowArray
+from flowspec.model.choice import ChoiceDrafter
+from flowspec.model.toy import ToyDrafter, ToyStage
+from flowspec.strategies import build
 from tests.broker.test_codec import MESSAGES
+from tests.toy import PROMPT, TARGET, limits
 
 RECORDINGS = sorted((Path(__file__).parent.parent / "recordings").glob("*.jsonl"))
 
@@ -95,6 +109,57 @@ def test_only_jobs_that_asked_are_written_down() -> None:
     recorder.forget("a")
     recorder.step(0.8, m.Received((Envelope("d0", 2, Close("a", 1)),)), [])
     assert len(lines) == 1
+
+
+class Learning(ToyDrafter):
+    """A drafter that takes the target's rows, whatever they say."""
+
+    wants_hidden = True
+
+    def learn(self, job: str, ids: Sequence[int], rows: RowArray) -> None:
+        assert len(rows) == len(ids)
+
+
+def test_jobs_whose_drafters_take_turns_are_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one of several at once, which has every drafter to itself in the replay."""
+    monkeypatch.setattr(contest, "SLICE", 6)
+    monkeypatch.setattr(holding, "CATCH_UP_ROWS", 16)
+    drafters = ToyDrafter(TARGET, 0.5), Learning(TARGET, 0.6), ToyDrafter(TARGET, 0.7)
+    allowed = replace(limits(2, eos=frozenset()), others=(True, False))
+    nodes: dict[str, Any] = {"d0": (DraftMachine(allowed, build), ChoiceDrafter(drafters))}
+    nodes |= {stage_node(stage): (StageMachine(stage, 2), ToyStage(TARGET, stage, 2)) for stage in (1, 2)}
+    lines = defaultdict[str, list[str]](list)
+    recorders = {
+        node: Recorder(node, lambda job, line: lines[job].append(line), header(allowed) if node == "d0" else "")
+        for node in nodes
+    }
+    simulation = Simulation(nodes, tap=lambda node, now, event, outputs: recorders[node].step(now, event, outputs))
+    for at, job in enumerate(("a", "b", "silent")):
+        prompt = (*PROMPT, 2 + at)
+        fields = JobSpec(prompt_ids=prompt, max_new_tokens=60, strategy="auto", record=job != "silent").fields()
+        simulation.post("d0", Envelope(SCHEDULER, at + 1, Submit(job, 1, tuple(fields.items()))))
+    simulation.run()
+    assert lines.keys() == {"a", "b"}
+    for job, written in lines.items():
+        works = [
+            output["work"] for line in map(json.loads, written) for output in line.get("out", ()) if "work" in output
+        ]
+        assert {work.get("drafter", 0) for work in works if work["_"] == "Draft"} == {0, 1, 2}
+        done = replay(merge(written))
+        assert done.tokens == tuple(simulation.jobs[job].tokens)
+        assert len(done.tokens) == 60
+
+
+def test_what_says_nothing_is_left_out_as_it_was_before_it_could_be_said() -> None:
+    part = m.Part("j", 1, -1, (0,), (0,), (5,), (), 0, 0, None, (-1,), (0,))
+    one = Limits(2, 8, 8, frozenset(), hidden=True)
+    for plain, told, field in (
+        (m.Draft(part, 4), m.Draft(part, 4, drafter=2), "drafter"),
+        (one, replace(one, others=(False, True)), "others"),
+    ):
+        assert field not in to_json(plain)
+        assert from_json(json.loads(json.dumps(to_json(plain)))) == plain
+        assert from_json(json.loads(json.dumps(to_json(told)))) == told
 
 
 @pytest.mark.parametrize("kept", [1, 2, 30, -1])

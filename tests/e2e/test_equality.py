@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from flowspec.cli.generate import read_prompts
-from flowspec.client import Client
+from flowspec.client import Client, Result
 from flowspec.cluster import Cluster, Setup
 from flowspec.core.sampling import Sampling
 from flowspec.model.directory import default_pair, open_directory
@@ -59,7 +59,8 @@ class Checker:
             return self._reference.decode(ids, count, sampling)
         return self._reference.generate(ids, count)
 
-    def check(self, client: Client, prompt: str, strategy: str, count: int, sampling: Sampling) -> None:
+    def check(self, client: Client, prompt: str, strategy: str, count: int, sampling: Sampling) -> Result:
+        """What came of it, compared."""
         result = client.submit(
             prompt, strategy=strategy, max_new_tokens=count, temperature=sampling.temperature,
             top_k=sampling.top_k, top_p=sampling.top_p, seed=sampling.seed,
@@ -67,13 +68,14 @@ class Checker:
         wanted = self.wanted(prompt, count, sampling)
         self.tokens += len(wanted)
         if result.token_ids == wanted:
-            return
+            return result
         pairs = enumerate(zip(result.token_ids, wanted, strict=False))
         at, (ours, theirs) = next((at, pair) for at, pair in pairs if pair[0] != pair[1])
         excuse = self._reference.excuse(result.prompt_token_ids + wanted[:at], ours, theirs, sampling)
         assert excuse is not None, f"{strategy}: token {at} of {prompt[:40]!r} is {ours}, not {theirs}"
         self.excuses.append(f"{strategy}, {sampling}, {prompt[:40]!r}: {excuse}")
         assert result.token_ids[:at] == wanted[:at]
+        return result
 
     def report(self) -> None:
         NOTES[:] = [f"excused tie: {excuse}" for excuse in self.excuses]
@@ -100,12 +102,22 @@ def test_a_prompt_of_each_kind(checker: Checker, clusters: Clusters, stages: int
     checker.report()
 
 
-@pytest.mark.parametrize("draft", ["head", "draft+ngram", "draft:head"])
+@pytest.mark.parametrize("draft", ["head", "draft+ngram"])
 def test_every_draft_source(checker: Checker, draft: str) -> None:
     with Cluster(Setup("target", draft, 2)) as cluster, Client(cluster.url) as client:
         for strategy in ("flowspec", "pipedec_head", "specpipe", "chain", "auto"):
             for row, sampling in zip(rows()[::12], (Sampling(), SAMPLED[-1]), strict=True):
                 checker.check(client, row["prompt"], strategy, 16, sampling)
+    checker.report()
+
+
+def test_drafters_that_take_turns(checker: Checker) -> None:
+    """Others than auto draft with the first one alone."""
+    with Cluster(Setup("target", "draft:head", 2)) as cluster, Client(cluster.url) as client:
+        for row, sampling in zip(rows()[::12], (Sampling(), SAMPLED[-1]), strict=True):
+            checker.check(client, row["prompt"], "chain", 16, sampling)
+            decisions = checker.check(client, row["prompt"], "auto", 72, sampling).stats["decisions"]
+            assert {entry["drafter"] for entry in decisions if "drafter" in entry} == {0, 1}
     checker.report()
 
 

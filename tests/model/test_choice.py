@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
+from flowspec.core import holding
+from flowspec.core.contest import Contest
 from flowspec.core.experience import Experience
-from flowspec.core.machine import Draft, Part
+from flowspec.core.machine import Draft, DraftDone, Part
 from flowspec.core.messages import Returns
 from flowspec.core.sampling import Sampling
 from flowspec.errors import ConfigError, StateError
+from flowspec.model.base import RowArray
 from flowspec.model.choice import ChoiceDrafter, wanting_hidden
 from flowspec.model.directory import default_pair, open_directory
+from flowspec.model.eagle import EagleDrafter
 from flowspec.model.sources import load_sources
 from flowspec.testbed.memo import MemoDrafter
 from flowspec.testbed.profiles import load
@@ -22,19 +28,39 @@ from tests.model.test_hybrid import Scripted
 PART = Part("j", 1, -1, (0,), (0,), (5,), (), 0, 0, None, (-1,), (0,))
 
 
-def test_a_pass_goes_to_the_drafter_it_names_and_all_hold_the_job() -> None:
+def calls(drafter: Scripted) -> list[str]:
+    return [call[0] if isinstance(call, tuple) else "run" for call in drafter.calls]
+
+
+def test_a_pass_goes_to_the_drafter_it_names_and_rows_to_all_that_want_them() -> None:
     plain, head = Scripted([[(1, -0.1)]]), Scripted([[(2, -0.2)]], wants_hidden=True)
     choice = ChoiceDrafter((plain, head))
-    choice.allocate("j", 9, Sampling(), Returns())
-    assert choice.run(Draft(PART, 1, drafter=1)).tokens == ((2,),)
-    assert choice.run(Draft(PART, 1)).tokens == ((1,),)
+    choice.allocate("j", 9, Sampling(), Returns(hidden=True))
     choice.learn("j", (0,), np.zeros((1, 4), np.float32))
+    assert choice.run(Draft(PART, 1)).tokens == ((1,),)
+    assert choice.run(Draft(PART, 1, drafter=1)).tokens == ((2,),)
     choice.release("j")
-    assert [call[0] for call in plain.calls if isinstance(call, tuple)] == ["allocate", "release"]
-    assert [call[0] for call in head.calls if isinstance(call, tuple)] == ["allocate", "learn", "release"]
+    assert calls(plain) == ["allocate", "run", "release"]
+    assert calls(head) == ["allocate", "learn", "run", "release"]
     assert choice.wants_hidden
     assert wanting_hidden(choice) == (False, True)
     assert wanting_hidden(plain) == (False,)
+
+
+def test_only_drafters_with_a_part_in_a_job_hold_rows_of_it() -> None:
+    first, unused, late = Scripted([[(1, -0.1)]]), Scripted(wants_hidden=True), Scripted([[(3, -0.3)]])
+    choice = ChoiceDrafter((first, unused, late))
+    for turn in range(2):  # the second time as if there had been no first
+        choice.allocate("j", 9 + turn, Sampling(), Returns())
+        for drafter in (0, 0, 2, 0, 2):
+            choice.run(Draft(PART, 1, drafter=drafter))
+        choice.release("j")
+        choice.release("j")
+    made = [("allocate", "j", 9 + turn, Sampling(), Returns()) for turn in range(2)]
+    assert calls(first) == ["allocate", "run", "run", "run", "release"] * 2
+    assert calls(late) == ["allocate", "run", "run", "release"] * 2
+    assert [call for call in late.calls if isinstance(call, tuple) and call[0] == "allocate"] == made
+    assert unused.calls == []
 
 
 def test_what_it_cannot_do_is_an_error() -> None:
@@ -46,9 +72,13 @@ def test_what_it_cannot_do_is_an_error() -> None:
         ChoiceDrafter((Scripted(),)).learn("j", (), np.zeros((0, 4), np.float32))
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_drafter_that_has_caught_up_proposes_what_it_would_have_proposed_anyway(temperature: float) -> None:
-    """Both drafters, remembering by paths, beside the same two that keep rows: all proposals are alike."""
+@pytest.mark.parametrize(("temperature", "at_most"), [(0.0, 8), (1.0, holding.CATCH_UP_ROWS)])
+def test_a_drafter_that_has_caught_up_proposes_what_it_would_have_proposed_anyway(
+    monkeypatch: pytest.MonkeyPatch, temperature: float, at_most: int
+) -> None:
+    """Both drafters, remembering by paths, beside the same two that keep rows: all proposals are alike,
+    also where the head catches up, ``at_most`` rows a pass, while the other one drafts."""
+    monkeypatch.setattr(holding, "CATCH_UP_ROWS", at_most)
     target, profile = open_directory(default_pair()[0]), load("jetson-7b")
     (text,) = texts(["Why is the sky blue?"], [Sampling(temperature, seed=1)], 72, target, hidden=True)
     costs = profile_costs(profile, 4, "slm:head", hidden=True)
@@ -61,6 +91,43 @@ def test_a_drafter_that_has_caught_up_proposes_what_it_would_have_proposed_anywa
     assert len(rows.proposals) > 50
     assert {drafter for drafter, _ in rows.proposals} == {0, 1}
     assert rows.proposals == memos.proposals
+
+
+def test_what_a_head_keeps_while_another_drafts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It never drafts, and catches up all the same; of the rows in between it forgets the rejected ones, too."""
+    monkeypatch.setattr(holding, "CATCH_UP_ROWS", 16)
+    monkeypatch.setattr(Contest, "decoded", lambda contest, tokens, seconds: 0)
+    target = open_directory(default_pair()[0])
+    (text,) = texts(["Why is the sky blue?"], [Sampling()], 144, target, hidden=True)
+    choice = load_sources("ngram:head", target)
+    assert isinstance(choice, ChoiceDrafter)
+    head = Measured(choice.drafters[1])  # type: ignore[arg-type]
+    costs = profile_costs(load("jetson-7b"), 4, "ngram:head", hidden=True)
+    ran = simulate(text, "auto", 4, target, ChoiceDrafter((choice.drafters[0], head)), costs)
+    assert ran.stats["tokens"] == len(text.output)
+    assert [len(work.part.ids) for work in head.passes] == [16] * ((len(text.prompt) + len(text.output) - 1) // 16)
+    assert not any(work.part.answers for work in head.passes)
+    assert head.learnt > 2 * max(head.kept)
+
+
+class Measured:
+    """A head: what it was asked to compute, how many rows it learnt, and how many it kept each time."""
+
+    wants_hidden = True
+
+    def __init__(self, inner: EagleDrafter) -> None:
+        self.inner, self.passes, self.learnt, self.kept = inner, list[Draft](), 0, list[int]()
+        self.allocate, self.release = inner.allocate, inner.release
+
+    def run(self, work: Draft) -> DraftDone:
+        self.passes.append(work)
+        return self.inner.run(work)
+
+    def learn(self, job: str, ids: Sequence[int], rows: RowArray) -> None:
+        self.inner.learn(job, ids, rows)
+        self.learnt += len(ids)
+        state = self.inner._jobs[job]
+        self.kept.append(len(state.true) + len(state.predicted))
 
 
 class Watched:

@@ -8,6 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from flowspec.model.choice import ChoiceDrafter
+from flowspec.testbed.memo import MemoDrafter
+from flowspec.testbed.profiles import load
+from ops.bench import simulation_speed
+from ops.bench.emulation import simulated
+from ops.bench.trace import Bench
+
 ROOT = Path(__file__).parent.parent.parent
 PROMPTS = ROOT / "tests" / "data" / "prompts.jsonl"
 
@@ -62,9 +69,28 @@ def test_systems_checks_the_text_and_agrees_with_the_formulas(tmp_path: Path) ->
         assert float(table[strategy, "slm"][3]) > 0.25
 
 
+def test_a_bench_of_drafts_to_choose_from_charges_who_does_not_choose_for_the_first_alone() -> None:
+    profile = load("jetson-7b")
+    one, several = Bench("ngram", 8, 1, count=1), Bench("ngram:head", 8, 1, count=1)
+    assert isinstance(several.drafter, ChoiceDrafter)
+    assert all(isinstance(drafter, MemoDrafter) for drafter in several.drafter.drafters)
+    assert one.run("chain", profile, 3)[0] == several.run("chain", profile, 3)[0]
+    seconds = [simulated(bench.texts, "chain", profile, 3, bench.source) for bench in (one, several)]
+    assert seconds[0] == seconds[1]
+    auto = several.run("auto", profile, 3)[1][0], one.run("auto", profile, 3)[1][0]
+    each = [trace.kept["s3"] / trace.messages["s3"] for trace in auto]
+    assert each[0] > 2 * each[1], "the last stage sends hidden rows, whoever drafts"
+
+
+def test_simulation_speed_knows_every_drafters_passes() -> None:
+    bench = simulation_speed.Bench("ngram:draft", 8, 0.0)
+    assert bench.speed("auto", 2, times=1) > 0
+    assert bench.passes > 0
+
+
 @pytest.mark.heavy
 def test_real_workers_on_emulated_devices_take_the_simulators_time() -> None:
-    words = ("--strategies", "chain,auto", "--draft", "slm:head", "--tokens", "16", "--count", "1", "--stretch", "4")
+    words = ("--strategies", "chain,auto", "--draft", "slm:head", "--tokens", "36", "--count", "1", "--stretch", "4")
     rows = printed("ops.bench.emulation", *words, "--free")
     assert [row[0] for row in rows[2:]] == ["chain", "auto"]
     assert all(0.99 <= float(row[6]) <= 1.01 for row in rows[2:]), rows
