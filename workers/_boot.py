@@ -101,17 +101,17 @@ def run(main: Callable[[], None], role: str) -> None:
 
 def make_worker(
     record: Mapping[str, str], machine: Machine, link: Link, role: Performer, *, header: str = "",
-    hidden: bool = False, model_seconds: Callable[[], float] | None = None,
+    model_seconds: Callable[[], float] | None = None,
 ) -> Worker:  # fmt: skip
     """The loop of a worker process, on an emulated device if the pipeline's ``record`` says so.
 
-    ``hidden`` and ``model_seconds``: see ``drivers.emulated``.
+    ``model_seconds``: see ``drivers.emulated``.
     """
     emulated = record.get(EMULATED)
     if not emulated:
         return Worker(machine, link, role, header=header)
     emulation = Emulation.read(emulated)
-    return EmulatedWorker(machine, link, role, emulation, header=header, hidden=hidden, model_seconds=model_seconds)
+    return EmulatedWorker(machine, link, role, emulation, header=header, model_seconds=model_seconds)
 
 
 def stage_number(text: str | None, stages: int) -> int:

@@ -20,7 +20,10 @@ from workers._boot import Process, check_fingerprint, make_worker, parser, run
 def main() -> None:
     arguments = parser("draft")
     arguments.add_argument("--target", help="where the target is on this machine (default: as the record says)")
-    arguments.add_argument("--draft", help="what drafts, as found on this machine (default: as the record says)")
+    arguments.add_argument(
+        "--draft",
+        help="what drafts, as found on this machine, joined by + and : as in the record (default: what that says)",
+    )
     given = arguments.parse_args()
     process = Process(given.redis_url)
     control = process.control()
@@ -43,7 +46,7 @@ def main() -> None:
         link = RedisLink(process.url, process.keys, DRAFT, stages, middles=middles)
         role = DraftRole(drafter, Tokenizer(target), target.hidden_size)
         machine = DraftMachine(limits, build)
-        worker.append(make_worker(record, machine, link, role, header=header(limits), hidden=drafter.wants_hidden))
+        worker.append(make_worker(record, machine, link, role, header=header(limits)))
         process.state = "ready"
         worker[0].run(stop)
         link.close()

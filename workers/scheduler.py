@@ -17,7 +17,9 @@ def main() -> None:
     arguments = parser("scheduler")
     arguments.add_argument("--target", default=default_pair()[0], help="model to serve (default: the packaged one)")
     arguments.add_argument(
-        "--draft", default=default_pair()[1], help="what drafts: a model or head, ngram, or several joined by +"
+        "--draft",
+        default=default_pair()[1],
+        help="what drafts: a model or head, ngram, or several joined by +; drafts to choose from are joined by :",
     )
     arguments.add_argument(
         "--middle", action="append", default=[], help="a middle model of a chain; repeat it, smaller ones first"

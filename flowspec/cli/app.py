@@ -169,7 +169,9 @@ def strategies(as_json: Json = False) -> None:
 @app.command()
 def profile(
     target: Target = None,
-    draft: Annotated[str | None, typer.Option(help="Drafters to time, joined by +; default: one of each kind.")] = None,
+    draft: Annotated[
+        str | None, typer.Option(help="Drafters to time, joined by + or :; default: one of each kind.")
+    ] = None,
     rows: Annotated[str, typer.Option(help="Row counts to time.")] = "1,4,16,64",
     stages: SplitOver = 4,
     repeats: Repeats = 15,

@@ -117,12 +117,24 @@ class Profile:
         judged = rows if answers is None else answers
         return seconds + (self.head.at(judged) if stage == stages and judged else 0.0)
 
+    def check_source(self, source: str) -> None:
+        """ConfigError unless there are times for every drafter of every choice of ``source``."""
+        for drafter in range(len(source_parts(source))):
+            self.draft_seconds(source, 1, drafter)
+
     def draft_seconds(self, source: str, rows: int, drafter: int = 0) -> float:
         """A pass of the drafter ``source`` over ``rows`` rows; a hybrid's drafters compute one after another.
 
-        ``drafter``: its number, where ``source`` names several to choose from.
+        ``drafter``: its number, where ``source`` names several to choose from. ConfigError if it names none of that
+        number, or one the profile has no times for.
         """
-        names = source.split(":")[drafter].split("+")
+        parts = source_parts(source)
+        if not 0 <= drafter < len(parts):
+            raise ConfigError(
+                f"draft source {source!r} has no drafter number {drafter}; expected 0 to {len(parts) - 1}: "
+                "give it the same choices as the drafter that runs"
+            )
+        names = parts[drafter]
         unknown = [name for name in names if name not in self.drafters]
         if unknown:
             known = ", ".join(self.drafters)
@@ -145,7 +157,7 @@ class Profile:
         return self.middles[model - 1]
 
     def message_bytes(self, target: str, envelope: Envelope, *, hidden: bool = False) -> int:
-        """Bytes of ``envelope`` to ``target``, rows included. ``hidden``: answers carry hidden rows."""
+        """Bytes of ``envelope`` to ``target``, rows included. ``hidden``: the target's answers carry hidden rows."""
         message = envelope.message
         row = self.hidden * self.value_bytes
         match message:
@@ -154,7 +166,7 @@ class Profile:
                 return ENVELOPE_BYTES + len(message.ids) * (ROW_BYTES + carried)
             case Result():
                 pairs = sum(map(len, message.top)) * PAIR_BYTES
-                returned = row if hidden and target == DRAFT else 0
+                returned = row if hidden and target == DRAFT and not envelope.sender.startswith("m") else 0
                 return ENVELOPE_BYTES + len(message.ids) * (ROW_BYTES + returned) + pairs
             case Prune():
                 return ENVELOPE_BYTES + 4 * (len(message.accepted) + len(message.retained))
@@ -163,6 +175,22 @@ class Profile:
     def transfer_seconds(self, target: str, envelope: Envelope, *, hidden: bool = False) -> float:
         """How long ``envelope`` occupies its link; it arrives ``link.latency`` later."""
         return self.message_bytes(target, envelope, hidden=hidden) / self.link.bandwidth
+
+
+@lru_cache(maxsize=256)
+def source_parts(source: str) -> tuple[tuple[str, ...], ...]:
+    """The drafters a profile calls ``source``: choices, joined by ``:``, each of one or several merged by ``+``.
+
+    ConfigError if a name is empty or twice in a choice, or a choice is there twice.
+    """
+    parts = tuple(tuple(name.strip() for name in choice.split("+")) for choice in source.split(":"))
+    doubled = len(set(parts)) != len(parts) or any(len(set(names)) != len(names) for names in parts)
+    if doubled or not all(map(all, parts)):
+        raise ConfigError(
+            f"draft source {source!r} {'names one drafter twice' if doubled else 'has an empty name'}; "
+            "expected like slm, slm+ngram or slm:head+ngram"
+        )
+    return parts
 
 
 @lru_cache(maxsize=256)

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from flowspec.broker.base import CommitText, Link, Op
 from flowspec.broker.scripts import Code
+from flowspec.core.draft import DraftMachine
 from flowspec.core.machine import (
     Complete,
     Done,
@@ -67,7 +68,7 @@ class _Incoming(NamedTuple):
 
 
 class EmulatedWorker(Worker):
-    """As ``Worker``, on the device ``emulation`` says. ``hidden``: answers to it carry hidden rows.
+    """As ``Worker``, on the device ``emulation`` says.
 
     ``model_seconds``: CPU seconds the executor has spent in the model itself so far; the rest of its passes
     (masks, moving KV rows, choosing tokens) is software. Without it the whole of a pass is emulated.
@@ -75,11 +76,11 @@ class EmulatedWorker(Worker):
 
     def __init__(
         self, machine: Machine, link: Link, performer: Performer, emulation: Emulation, *, header: str = "",
-        hidden: bool = False, model_seconds: Callable[[], float] | None = None,
+        model_seconds: Callable[[], float] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(machine, link, performer, clock=lambda: self._now, header=header)
         self._emulation, self._model_seconds = emulation, model_seconds
-        self._arrivals = Arrivals(emulation.profile, link.node, hidden=hidden)
+        self._arrivals = Arrivals(emulation.profile, link.node, hidden=self._returns_hidden)
         self._now = 0.0  # the host's nominal clock
         self._inbox: list[_Incoming] = []
         self._order = itertools.count()
@@ -144,6 +145,11 @@ class EmulatedWorker(Worker):
             heapq.heappush(self._inbox, _Incoming(at, next(self._order), envelope, software))
             software = 0.0
         self._seen_to = began if waited == 0.0 else self._seen_to
+
+    def _returns_hidden(self, job: str) -> bool:
+        """Whether the last stage sends hidden rows with its answers to ``job``: not every strategy asks for them."""
+        session = self._machine.sessions.get(job) if isinstance(self._machine, DraftMachine) else None
+        return session is not None and session.returns.hidden
 
     def _from_outside(self, wall: float) -> float:
         nominal = max(self._emulation.nominal(wall), self._now, self._last.at)

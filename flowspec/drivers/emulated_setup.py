@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,8 +41,7 @@ class Emulation:
     def __post_init__(self) -> None:
         if not 1.0 <= self.stretch <= 1e4:
             raise ConfigError(f"stretch is {self.stretch}; expected 1 to 10000")
-        for drafter in range(self.source.count(":") + 1):
-            self.profile.draft_seconds(self.source, 1, drafter)
+        self.profile.check_source(self.source)
 
     def wall(self, nominal: float) -> float:
         """The wall time at which what happens at ``nominal`` may be done."""
@@ -73,10 +72,10 @@ class Emulation:
 class Arrivals:
     """When messages reach ``node``: each directed link has its own free-at clock, kept where it ends.
 
-    ``hidden``: answers carry the target's hidden rows.
+    ``hidden``: whether answers to the job of that name carry the target's hidden rows.
     """
 
-    def __init__(self, profile: Profile, node: str, *, hidden: bool = False) -> None:
+    def __init__(self, profile: Profile, node: str, *, hidden: Callable[[str], bool] = lambda job: False) -> None:
         self._profile, self._node, self._hidden = profile, node, hidden
         self._free_at: dict[str, float] = {}
         self._let_go_at = 0.0  # when the graph's last envelope arrives
@@ -85,7 +84,7 @@ class Arrivals:
         """Nominal time at which ``envelope`` arrives; messages of one source come in the order they left."""
         if stamp.source == self._node:
             return self._in_order(stamp.at, envelope)
-        seconds = self._profile.transfer_seconds(self._node, envelope, hidden=self._hidden)
+        seconds = self._profile.transfer_seconds(self._node, envelope, hidden=self._hidden(envelope.message.job))
         end = max(stamp.at, self._free_at.get(stamp.source, 0.0)) + seconds
         self._free_at[stamp.source] = end
         # Added up as the simulation does, so that equal costs give equal numbers.

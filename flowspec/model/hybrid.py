@@ -15,6 +15,9 @@ from flowspec.core.sampling import Sampling
 from flowspec.errors import ConfigError, StateError
 from flowspec.model.base import DraftExecutor, RowArray
 
+#: Most sources of one hybrid: more are not told apart from those of another drafter (``core.drafting``).
+MOST_SOURCES = 16
+
 
 class HybridDrafter:
     """Proposes what ``sources`` propose, by rank and within a rank by source, each token once.
@@ -24,9 +27,11 @@ class HybridDrafter:
     """
 
     def __init__(self, sources: Sequence[DraftExecutor]) -> None:
-        """ConfigError without ``sources``."""
+        """ConfigError without ``sources``, or with more than ``MOST_SOURCES``."""
         if not sources:
             raise ConfigError("a hybrid drafter has no sources; expected at least one drafter")
+        if len(sources) > MOST_SOURCES:
+            raise ConfigError(f"a hybrid drafter has {len(sources)} sources; expected {MOST_SOURCES} at most")
         self._sources = tuple(sources)
 
     @property

@@ -2,12 +2,14 @@
 
 A draft's name is a folder or hub name of a small language model or of an EAGLE head (told apart by what is
 in it), ``ngram``, or several of these joined by ``+``, merged into one tree. Drafts joined by ``:`` are there to be
-chosen from; a strategy that does not choose has the first. Target and middle models are language models.
+chosen from; a strategy that does not choose has the first. Where joined names are a folder's, it is the folder: the
+longest from the left. Target and middle models are language models.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Sequence
 
 from flowspec.errors import ConfigError, ModelError
 from flowspec.model.base import DraftExecutor
@@ -38,27 +40,42 @@ def open_models(
 
 
 def choices(draft: str) -> tuple[str, ...]:
-    """The drafts of ``draft`` there are to choose from; ConfigError if one is named twice."""
-    if local_path(draft) is not None:
-        return (draft,)
-    found = tuple(part.strip() for part in draft.split(":"))
+    """The drafts of ``draft`` there are to choose from; errors as ``source_names``'s."""
+    return tuple("+".join(names) for names in _merged(draft))
+
+
+def source_names(draft: str) -> tuple[str, ...]:
+    """The parts of ``draft``, over all its choices; ConfigError if one is empty or, of a choice, named twice, or if
+    a choice is there twice."""
+    return tuple(dict.fromkeys(name for names in _merged(draft) for name in names))
+
+
+def _merged(draft: str) -> tuple[tuple[str, ...], ...]:
+    """The parts of every choice of ``draft``; errors as ``source_names``'s."""
+    found = _split(draft)
+    for names in found:
+        if not all(names) or len(set(names)) != len(names):
+            raise ConfigError(
+                f"draft {'+'.join(names)!r} is no list of drafters; expected like DIR, ngram or DIR+ngram"
+            )
     if len(set(found)) != len(found):
         raise ConfigError(f"draft {draft!r} names one choice twice; expected like DIR:ngram or DIR:DIR+ngram")
     return found
 
 
-def source_names(draft: str) -> tuple[str, ...]:
-    """The parts of ``draft``, over all its choices; ConfigError if one is empty or, of a choice, named twice."""
-    return tuple(dict.fromkeys(name for choice in choices(draft) for name in _merged(choice)))
-
-
-def _merged(choice: str) -> tuple[str, ...]:
-    if local_path(choice) is not None:
-        return (choice,)
-    names = tuple(name.strip() for name in choice.split("+"))
-    if not all(names) or len(set(names)) != len(names):
-        raise ConfigError(f"draft {choice!r} is no list of drafters; expected like DIR, ngram or DIR+ngram")
-    return names
+def _split(draft: str) -> tuple[tuple[str, ...], ...]:
+    """The names in ``draft`` by choice, folders with a + or : in their name in one piece."""
+    pieces, at = re.split("([+:])", draft), 0
+    found: list[list[str]] = [[]]
+    while at < len(pieces):
+        ends = range(len(pieces), at + 1, -2)
+        folders = (end for end in ends if local_path("".join(pieces[at:end]).strip()) is not None)
+        end = next(folders, at + 1)
+        found[-1].append("".join(pieces[at:end]).strip())
+        if pieces[end : end + 1] == [":"]:
+            found.append([])
+        at = end + 1
+    return tuple(map(tuple, found))
 
 
 def is_head(directory: ModelDirectory) -> bool:
@@ -91,7 +108,7 @@ def check_head(head: ModelDirectory, target: ModelDirectory) -> None:
 
 def fingerprint(draft: str) -> str:
     """Digests of the parts: equal for copies of the same drafters."""
-    return ":".join("+".join(_digest(name) for name in _merged(choice)) for choice in choices(draft))
+    return ":".join("+".join(map(_digest, names)) for names in _merged(draft))
 
 
 def _digest(name: str) -> str:
@@ -102,7 +119,7 @@ def load_sources(
     draft: str, target: ModelDirectory, wrapped: Callable[[DraftExecutor], DraftExecutor] = lambda drafter: drafter
 ) -> DraftExecutor:
     """The drafter called ``draft``, for ``target``; ``wrapped`` is put around it, or around each there is to choose."""
-    drafters = [wrapped(_load_merged(choice, target)) for choice in choices(draft)]
+    drafters = [wrapped(_load_merged(names, target)) for names in _merged(draft)]
     if len(drafters) == 1:
         return drafters[0]
     from flowspec.model.choice import ChoiceDrafter
@@ -110,8 +127,8 @@ def load_sources(
     return ChoiceDrafter(drafters)
 
 
-def _load_merged(choice: str, target: ModelDirectory) -> DraftExecutor:
-    loaded = [_load(name, target) for name in _merged(choice)]
+def _load_merged(names: Sequence[str], target: ModelDirectory) -> DraftExecutor:
+    loaded = [_load(name, target) for name in names]
     if len(loaded) == 1:
         return loaded[0]
     from flowspec.model.hybrid import HybridDrafter

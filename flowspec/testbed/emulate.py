@@ -24,10 +24,11 @@ from flowspec.broker.redis_control import RedisControl
 from flowspec.broker.server import PrivateBroker
 from flowspec.cluster import Cluster, Setup
 from flowspec.core.jobs import JobSpec
-from flowspec.core.profile import Profile
+from flowspec.core.profile import Profile, source_parts
 from flowspec.drivers.emulated_setup import EMULATED, Emulation
-from flowspec.errors import ClusterError, JobFailed
+from flowspec.errors import ClusterError, ConfigError, JobFailed
 from flowspec.model.directory import default_pair
+from flowspec.model.sources import choices
 from flowspec.testbed.simulate import Ran
 from flowspec.testbed.texts import Text
 
@@ -142,7 +143,10 @@ def stretch_for(cpu_seconds: float, nominal_seconds: float, cores: int) -> float
 
 
 class EmulatedCluster:
-    """A pipeline of real workers that pretends to be ``stages`` devices of ``profile``; see ``emulate``."""
+    """A pipeline of real workers that pretends to be ``stages`` devices of ``profile``; see ``emulate``.
+
+    ConfigError if ``source`` names other drafters to choose from than ``models`` has, by their number.
+    """
 
     def __init__(
         self, profile: Profile, stages: int, *, models: tuple[str, ...] = (), source: str = "slm",
@@ -150,6 +154,11 @@ class EmulatedCluster:
     ) -> None:  # fmt: skip
         self._emulation = Emulation(profile, stages, source, stretch, free_software)
         target, draft, *middles = models or default_pair()
+        if len(choices(draft)) != len(source_parts(source)):
+            raise ConfigError(
+                f"draft {draft!r} and draft source {source!r} have {len(choices(draft))} and "
+                f"{len(source_parts(source))} drafters to choose from; expected as many, in the same order"
+            )
         self._setup = Setup(target, draft, stages, tuple(middles))
         self._settle = stretch * max(profile.stage_seconds(stage, stages, 64) for stage in (1, stages))
 

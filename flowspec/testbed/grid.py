@@ -7,6 +7,7 @@ what varies is the prompt, and intervals are over prompts.
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,15 +22,14 @@ from flowspec.core.stats import repeated_4grams
 from flowspec.drivers.sim import Tap
 from flowspec.errors import ConfigError
 from flowspec.model.base import DraftExecutor, StageExecutor
-from flowspec.model.choice import wanting_hidden
 from flowspec.model.directory import default_pair, open_directory
-from flowspec.model.sources import NGRAM, load_sources, source_names
+from flowspec.model.sources import NGRAM, load_sources
 from flowspec.strategies import build
 from flowspec.testbed.memo import MemoDrafter
-from flowspec.testbed.naming import DRAFTERS, canonical, drafter_of, first_choice
+from flowspec.testbed.naming import DRAFTERS, canonical, drafter_of, first_choice, names_of
 from flowspec.testbed.prompts import Prompt
 from flowspec.testbed.report import Estimate, Row, digest, machine, measured, model_digest, profile_digest
-from flowspec.testbed.simulate import Ran, profile_costs, simulate
+from flowspec.testbed.simulate import Ran, profile_costs, returns_hidden, simulate
 from flowspec.testbed.texts import Text, texts
 
 #: The packaged model between drafter and target, where a profile has times for one.
@@ -79,10 +79,14 @@ class Plan:
             Sampling(temperature, seed=self.seed)
         for source in self.sources:
             drafter_of(source, self.profile.drafters)
-            self.profile.draft_seconds(canonical(source), 1)
-        for strategy in self.runs:
-            for stages in self.stages:
-                build(strategy, stages)
+            self.profile.check_source(canonical(source))
+        widths = {name: max(build(name, stages).width for stages in self.stages) for name in self.runs}
+        plain = [name for name in self.strategies if not widths[name]]
+        if widths[self.baseline] and plain:
+            raise ConfigError(
+                f"{plain[0]} drafts nothing and has no draft source in common with the baseline {self.baseline}; "
+                "expected a baseline that drafts nothing either, like autoregressive"
+            )
 
     @property
     def runs(self) -> tuple[str, ...]:
@@ -129,14 +133,13 @@ class Grid:
         """Every row, the baseline's first among those it is compared with; ConfigError if no prompt is left."""
         if not self.cases:
             raise ConfigError("no prompt is left to run: all are too long, end at once or repeat themselves")
-        plan, done = self.plan, 0
         found: dict[Cell, dict[int, Ran]] = defaultdict(dict)
-        cells = [cell for source in plan.sources for cell in self._cells(canonical(source))]
-        total = sum(cell.temperature == case.temperature for cell in cells for case in self.cases)
-        for source in map(canonical, plan.sources):
+        given, done = self._cells(), 0
+        total = sum(cell.temperature == case.temperature for cell in given for case in self.cases)
+        for source in dict.fromkeys(given.values()):
             for case in self.cases:
-                for cell in self._cells(source):
-                    if cell.temperature == case.temperature:
+                for cell in given:
+                    if given[cell] == source and cell.temperature == case.temperature:
                         self._tell(f"{cell.strategy} with {source}", done, total)
                         found[cell][case.number] = self.trace(case, cell, source)
                         done += 1
@@ -148,7 +151,7 @@ class Grid:
         """What a report must say of these runs; ``half`` is which of the prompts they are."""
         plan, line = self.plan, machine()
         used = [self.prompts[number] for number in sorted({case.number for case in self.cases})]
-        names = dict.fromkeys(name for source in plan.sources for name in source_names(canonical(source)))
+        names = dict.fromkeys(name for source in plan.sources for name in names_of(canonical(source)))
         drafts = {name: model_digest(open_directory(DRAFTERS[name]).path) for name in names if name != NGRAM}
         said = {
             "digest": digest([[prompt.set, prompt.text] for prompt in used]), "count": len(used), "half": half,
@@ -177,9 +180,7 @@ class Grid:
         drafter = self._drafter(source)
         strategy = build(cell.strategy, cell.stages)
         profile = replace(self.plan.profile, link=cell.link.shape)
-        wanting = wanting_hidden(drafter)
-        hidden = any(wanting if strategy.chooses else wanting[:1]) and strategy.width > 0
-        costs = profile_costs(profile, cell.stages, source, hidden=hidden)
+        costs = profile_costs(profile, cell.stages, source, hidden=returns_hidden(drafter, strategy))
         middles = {MIDDLE: lambda: self._middle} if strategy.middles and profile.middles else None
         experience = self._known.get(cell)
         if experience is None:
@@ -199,20 +200,20 @@ class Grid:
         )
         return len(case.text.prompt)
 
-    def _cells(self, source: str) -> list[Cell]:
-        """What is run with ``source``; strategies that draft nothing run once, with the first source."""
-        sources = [canonical(source) for source in self.plan.sources]
-        first, found = source == sources[0], []
-        for temperature in self.plan.temperatures:
-            for link in (Link("", self.plan.profile.link), *self.plan.links):
-                for stages in self.plan.stages:
-                    for name in self.plan.runs:
-                        strategy = build(name, stages)
-                        chain = f",{MIDDLE}" if strategy.middles and self.plan.profile.middles else ""
-                        drafts = source if strategy.chooses else first_choice(source)
-                        if (first or strategy.width) and (drafts == source or drafts not in sources):
-                            shown = drafts + chain if strategy.width else "-"
-                            found.append(Cell(name, shown, stages, temperature, link))
+    def _cells(self) -> dict[Cell, str]:
+        """Every cell once, with the first source that gives it: strategies that do not choose are the same with all
+        sources of one first choice, those that draft nothing with any."""
+        plan, found = self.plan, dict[Cell, str]()
+        links = (Link("", plan.profile.link), *plan.links)
+        sources = map(canonical, plan.sources)
+        for source, temperature, link, stages, name in itertools.product(
+            sources, plan.temperatures, links, plan.stages, plan.runs
+        ):
+            strategy = build(name, stages)
+            chain = f",{MIDDLE}" if strategy.middles and plan.profile.middles else ""
+            drafts = source if strategy.chooses else first_choice(source)
+            shown = drafts + chain if strategy.width else "-"
+            found.setdefault(Cell(name, shown, stages, temperature, link), source)
         return found
 
     def _fitting(self, prompts: Sequence[Prompt]) -> list[Prompt]:
@@ -224,7 +225,7 @@ class Grid:
     def _cases(self) -> list[Case]:
         plan, count = self.plan, len(self.prompts)
         self._tell(f"what the target says to {count} prompts", 0, 0)
-        hidden = any("head" in source_names(source) for source in plan.sources)
+        hidden = any("head" in names_of(source) for source in plan.sources)
         temperatures = list(dict.fromkeys((0.0, *plan.temperatures)))
         samplings = [Sampling(temperature, seed=plan.seed) for temperature in temperatures]
         said = texts([prompt.text for prompt in self.prompts], samplings, plan.tokens, self._target, hidden=hidden)
@@ -263,9 +264,12 @@ class Grid:
         )  # fmt: skip
 
     def _compared(self, rows: Iterable[Row]) -> list[Row]:
-        """``rows`` with their speedup over the baseline of the same source, or of none if it drafts nothing."""
+        """``rows`` with their speedup over the baseline of the same source or else of the same first choice, or of
+        none if it drafts nothing."""
         rows = list(rows)
         bases = {_place(row): row for row in rows if row.strategy == self.plan.baseline}
+        for row in list(bases.values()):
+            bases.setdefault(_place(replace(row, source=first_choice(row.source))), row)
         found = []
         for row in rows:
             like = (row.source, first_choice(row.source), "-")

@@ -67,7 +67,7 @@ class Plan:
 
 
 def measure(target: str, drafts: str, plan: Plan, tell: Callable[[str], None] = lambda what: None) -> Profile:
-    """The profile called ``measured`` of ``target`` and of each of ``drafts`` (joined by ``+``).
+    """The profile called ``measured`` of ``target`` and of each of ``drafts`` (joined by ``+`` or ``:``).
 
     ``tell`` is called with what is timed next. Errors as those of ``open_models``; ConfigError for two drafters
     of one kind.

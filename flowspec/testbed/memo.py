@@ -25,6 +25,7 @@ from flowspec.core.sampling import Sampling
 from flowspec.core.slots import Moves
 from flowspec.errors import StateError
 from flowspec.model.base import DraftExecutor, RowArray
+from flowspec.model.choice import ChoiceDrafter
 
 #: Continuations computed and kept of every node: the most any strategy may ask for. The best ``w`` of them
 #: are what a pass of width ``w`` gives: every drafter ranks first and cuts then.
@@ -198,6 +199,9 @@ class MemoDrafter:
     """
 
     def __init__(self, inner: DraftExecutor) -> None:
+        """StateError if ``inner`` is a choice: what one of its drafters proposes is not another's answer."""
+        if isinstance(inner, ChoiceDrafter):
+            raise StateError("one memo is around several drafters to choose from; put one around each of them")
         self.passes = 0
         self._inner = inner
         self._texts: dict[Sampling, _State] = {}

@@ -17,6 +17,7 @@ from flowspec.core.limits import Limits
 from flowspec.core.messages import SCHEDULER, Envelope, Submit, middle_node, stage_node
 from flowspec.core.profile import Profile
 from flowspec.core.stage import StageMachine
+from flowspec.core.strategy import Strategy
 from flowspec.drivers.oracle import OracleStage
 from flowspec.drivers.sim import Costs, Simulation, Tap
 from flowspec.errors import StateError
@@ -41,7 +42,7 @@ class Ran:
 def profile_costs(profile: Profile, stages: int, source: str, *, hidden: bool = False) -> Costs:
     """What ``profile`` says of a pipeline of ``stages`` that drafts with ``source``.
 
-    ``hidden``: answers carry the target's rows, for a draft head.
+    ``hidden``: answers carry the target's rows, for a draft head (``returns_hidden``).
     """
     latency = profile.link.latency
     return Costs(
@@ -49,6 +50,12 @@ def profile_costs(profile: Profile, stages: int, source: str, *, hidden: bool = 
         lambda origin, target, _: 0.0 if origin == target else latency,
         lambda _, target, envelope: profile.transfer_seconds(target, envelope, hidden=hidden),
     )
+
+
+def returns_hidden(drafter: DraftExecutor, strategy: Strategy) -> bool:
+    """Whether a job of ``strategy`` has the target's rows returned for ``drafter``, as its session decides."""
+    wanting = wanting_hidden(drafter)
+    return strategy.width > 0 and any(wanting if strategy.chooses else wanting[:1])
 
 
 def simulate(

@@ -5,7 +5,8 @@
 
 First table, real time of this machine, one torch thread: a step that drafts for ``nodes`` nodes of one level.
 *recomputed*: a pass a node over its whole path, nothing kept; *a pass a node*: KV kept, one row a pass; *one
-pass*: KV kept, all nodes of the level together, what FlowSpec does. Repeats take turns, medians count.
+pass*: KV kept, all nodes of the level together, what FlowSpec does. Repeats take turns, medians count. Of sources
+to choose from each has rows of its own.
 
 Second table, simulated on a profile with the first source's real acceptance: passes and rows of the drafter a
 committed token, prefill left out, and the share of drafting time during which some stage computed. Prints Markdown.
@@ -31,8 +32,9 @@ from flowspec.core.profile import Profile
 from flowspec.core.sampling import Sampling
 from flowspec.model.base import DraftExecutor
 from flowspec.model.directory import default_pair, open_directory
-from flowspec.model.sources import load_sources
+from flowspec.model.sources import choices, load_sources
 from flowspec.strategies import EXACT
+from flowspec.testbed.naming import drafter_of
 from flowspec.testbed.profiles import load
 from ops.bench.report import machine_line
 from ops.bench.systems import show
@@ -112,7 +114,7 @@ def speed_table(sources: Sequence[str], nodes: Sequence[int], context: int, repe
     show(
         "| source | nodes | recomputed, ms | a pass a node, ms | one pass, ms | first over last |\n" + "|---" * 6 + "|"
     )
-    for source in sources:
+    for source in dict.fromkeys(choice for named in sources for choice in choices(drafter_of(named))):
         drafter = load_sources(source, target)
         for count in nodes:
             level = Level(drafter, target.vocabulary, target.hidden_size, context, count)
@@ -150,7 +152,7 @@ def main() -> None:
     strategies = strategies_of([given.strategies])
     sources = given.sources.split(",")
     speed_table(sources, list(map(int, given.nodes.split(","))), given.context, given.repeats)
-    bench = Bench(sources[0].replace("draft", "slm"), given.tokens, given.per_kind)
+    bench = Bench(sources[0], given.tokens, given.per_kind)
     hidden_table(bench, load(given.profile), strategies)
 
 

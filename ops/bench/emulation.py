@@ -26,11 +26,11 @@ from flowspec.core.sampling import Sampling
 from flowspec.errors import FlowSpecError
 from flowspec.model.directory import default_pair, open_directory
 from flowspec.model.sources import load_sources
-from flowspec.strategies import EXACT
+from flowspec.strategies import EXACT, build
 from flowspec.testbed.emulate import OVERTAKEN_SHARE, EmulatedCluster, probe
 from flowspec.testbed.naming import canonical, drafter_of
 from flowspec.testbed.profiles import load
-from flowspec.testbed.simulate import Ran, profile_costs, simulate
+from flowspec.testbed.simulate import Ran, profile_costs, returns_hidden, simulate
 from flowspec.testbed.texts import Text, texts
 from ops.bench.simulated import PROMPTS
 from ops.bench.systems import chosen_prompts, show
@@ -47,7 +47,7 @@ def simulated(found: Sequence[Text], strategy: str, profile: Profile, stages: in
     """Seconds between tokens by the simulator."""
     target = open_directory(default_pair()[0])
     drafter = load_sources(drafter_of(source), target)
-    costs = profile_costs(profile, stages, source, hidden=drafter.wants_hidden)
+    costs = profile_costs(profile, stages, source, hidden=returns_hidden(drafter, build(strategy, stages)))
     known = Experience()  # the emulated cluster serves all texts, too
     runs = [simulate(text, strategy, stages, target, drafter, costs, experience=known) for text in found]
     return token_seconds(runs)

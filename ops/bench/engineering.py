@@ -48,6 +48,7 @@ from flowspec.errors import FlowSpecError
 from flowspec.model.directory import default_pair
 from flowspec.strategies import EXACT, build
 from flowspec.testbed.emulate import OVERTAKEN_SHARE, EmulatedCluster, probe
+from flowspec.testbed.naming import drafter_of
 from flowspec.testbed.profiles import load, names
 from flowspec.testbed.simulate import Ran
 from ops.bench.systems import show
@@ -257,7 +258,7 @@ def rows(bench: Bench, strategies: Sequence[str], profile: Profile, stages: int,
     with ExitStack() as stack:
         cluster = None
         if stretch is not None:
-            of = {"models": (default_pair()[0], bench.source.replace("slm", "draft")), "source": bench.source}
+            of = {"models": (default_pair()[0], drafter_of(bench.source)), "source": bench.source}
             stretch = stretch or probe(bench.texts[0], "specpipe", profile, stages, **of)  # type: ignore[arg-type]
             cluster = stack.enter_context(EmulatedCluster(profile, stages, stretch=stretch, **of))  # type: ignore[arg-type]
             lines.append(f"\n{profile.name}, {stages} stages: stretch {stretch:g}")

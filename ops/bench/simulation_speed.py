@@ -3,7 +3,7 @@
     python -m ops.bench.simulation_speed [--stages 4,21] [--strategies a,b,...] [--tokens 64] [--temperature 0]
                                          [--source draft] [--profile]
 
-A first run of every strategy fills the memo of the drafter (``testbed.memo``), the best of three more counts:
+A first run of every strategy fills the memo of every drafter (``testbed.memo``), the best of three more counts:
 they compute no model pass. ``--profile`` lists the functions that take the time instead. Prints Markdown.
 """
 
@@ -16,12 +16,14 @@ import time
 
 from flowspec.cli.bench import strategies_of
 from flowspec.core.sampling import Sampling
+from flowspec.model.base import DraftExecutor
 from flowspec.model.directory import default_pair, open_directory
 from flowspec.model.sources import load_sources
-from flowspec.strategies import EXACT
+from flowspec.strategies import EXACT, build
 from flowspec.testbed.memo import MemoDrafter
+from flowspec.testbed.naming import canonical, drafter_of
 from flowspec.testbed.profiles import load
-from flowspec.testbed.simulate import Ran, profile_costs, simulate
+from flowspec.testbed.simulate import Ran, profile_costs, returns_hidden, simulate
 from flowspec.testbed.texts import texts
 
 PROMPT = "Explain how a lighthouse works, and why ships need it."
@@ -30,29 +32,41 @@ CLUSTER = load("rtx3090-70b")
 
 
 class Bench:
-    """One text and the drafter whose proposals for it are remembered."""
+    """One text and the drafters whose proposals for it are remembered."""
 
     def __init__(self, source: str, tokens: int, temperature: float) -> None:
         self.target = open_directory(default_pair()[0])
-        self.memo = MemoDrafter(load_sources(source, self.target))
+        self._memos: list[MemoDrafter] = []
+        self._source = canonical(source)
+        self.drafter = load_sources(drafter_of(source), self.target, self._remembering)
         sampling = Sampling(temperature, seed=1)
-        (self.text,) = texts([PROMPT], [sampling], tokens, self.target, hidden=self.memo.wants_hidden)
+        (self.text,) = texts([PROMPT], [sampling], tokens, self.target, hidden=self.drafter.wants_hidden)
 
     def run(self, strategy: str, stages: int) -> Ran:
         """One simulated run."""
-        costs = profile_costs(CLUSTER, stages, next(iter(CLUSTER.drafters)), hidden=self.memo.wants_hidden)
-        return simulate(self.text, strategy, stages, self.target, self.memo, costs)
+        hidden = returns_hidden(self.drafter, build(strategy, stages))
+        costs = profile_costs(CLUSTER, stages, self._source, hidden=hidden)
+        return simulate(self.text, strategy, stages, self.target, self.drafter, costs)
+
+    @property
+    def passes(self) -> int:
+        """Passes that models computed so far."""
+        return sum(memo.passes for memo in self._memos)
+
+    def _remembering(self, drafter: DraftExecutor) -> MemoDrafter:
+        self._memos.append(MemoDrafter(drafter))
+        return self._memos[-1]
 
     def speed(self, strategy: str, stages: int, times: int = 3) -> float:
         """Tokens a second of one core, the best of ``times`` runs."""
         self.run(strategy, stages)
-        passes, seconds = self.memo.passes, []
+        passes, seconds = self.passes, []
         for _ in range(times):
             begun = time.process_time()
             self.run(strategy, stages)
             seconds.append(time.process_time() - begun)
-        if self.memo.passes != passes:
-            raise SystemExit(f"{strategy} computed {self.memo.passes - passes} passes that were known")
+        if self.passes != passes:
+            raise SystemExit(f"{strategy} computed {self.passes - passes} passes that were known")
         return len(self.text.output) / min(seconds)
 
 

@@ -28,6 +28,7 @@ from flowspec.model.directory import default_pair, open_directory
 from flowspec.model.sources import load_sources
 from flowspec.strategies import EXACT
 from flowspec.testbed.memo import MemoDrafter
+from flowspec.testbed.naming import drafter_of
 from ops.bench.formulas import predicted
 from ops.bench.simulated import PROMPTS, Text, per_pass, prompts_of, simulate, texts
 
@@ -140,7 +141,7 @@ def main() -> None:
     given = parser.parse_args()
     target = open_directory(default_pair()[0])
     names = given.sources.split(",")
-    sources = [(name, MemoDrafter(load_sources(name.replace("slm", "draft"), target))) for name in names]
+    sources = [(name, load_sources(drafter_of(name), target, MemoDrafter)) for name in names]
     hidden = any(drafter.wants_hidden for _, drafter in sources)
     prompts = chosen_prompts(given.prompts, given.per_kind)
     middles = {name: _whole(name) for name in filter(None, given.middles.split(","))}

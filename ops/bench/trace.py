@@ -17,7 +17,8 @@ from flowspec.model.sources import load_sources
 from flowspec.strategies import build
 from flowspec.testbed.grid import LOOP
 from flowspec.testbed.memo import MemoDrafter
-from flowspec.testbed.simulate import Ran, profile_costs, simulate
+from flowspec.testbed.naming import canonical, drafter_of
+from flowspec.testbed.simulate import Ran, profile_costs, returns_hidden, simulate
 from flowspec.testbed.texts import texts
 from ops.bench.simulated import PROMPTS
 from ops.bench.systems import chosen_prompts
@@ -127,27 +128,27 @@ class Trace:
 
 
 class Bench:
-    """The target's texts to some prompts, loops left out, and one remembering drafter, by its profile name.
+    """The target's texts to some prompts, loops left out, and remembering drafters, by their profile name.
 
     ``count``: texts at most, 0: all.
     """
 
     def __init__(self, source: str, tokens: int, per_kind: int, temperature: float = 0.0, count: int = 0) -> None:
-        self.source, self.target = source, open_directory(default_pair()[0])
-        self.drafter = MemoDrafter(load_sources(source.replace("slm", "draft"), self.target))
+        self.source, self.target = canonical(source), open_directory(default_pair()[0])
+        self.drafter = load_sources(drafter_of(source), self.target, MemoDrafter)
         prompts, hidden = chosen_prompts(PROMPTS, per_kind), self.drafter.wants_hidden
         said = texts(prompts, [Sampling(temperature)], tokens, self.target, hidden=hidden)
         kept = [text for text in said if repeated_4grams(text.output) < LOOP]
         self.texts = kept[: count or None]
         repeated = sum(repeated_4grams(text.output) for text in self.texts) / max(1, len(self.texts))
         self.line = (
-            f"{len(self.texts)} prompts, {tokens} tokens, T = {temperature:g}, drafts by {source}; repeated 4-grams "
-            f"{repeated:.0%}, {len(said) - len(kept)} loops left out\n"
+            f"{len(self.texts)} prompts, {tokens} tokens, T = {temperature:g}, drafts by {self.source}; "
+            f"repeated 4-grams {repeated:.0%}, {len(said) - len(kept)} loops left out\n"
         )
 
     def run(self, strategy: str, profile: Profile, stages: int) -> tuple[list[Ran], list[Trace]]:
         """All texts one after another, simulated, and what the machines did."""
-        hidden = self.drafter.wants_hidden and build(strategy, stages).width > 0
+        hidden = returns_hidden(self.drafter, build(strategy, stages))
         costs = profile_costs(profile, stages, self.source, hidden=hidden)
         runs, traces, known = [], [], Experience()
         for text in self.texts:

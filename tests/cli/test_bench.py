@@ -27,7 +27,7 @@ def test_a_source_is_refused_by_what_the_profile_has(command: Command, tmp_path:
     own = tmp_path / "own.toml"
     own.write_text("".join(line for line in LAPTOP.splitlines(keepends=True) if not line.startswith("head = ")))
     unknown = command("bench", "--profile", str(own), "--draft", "slm,medusa")
-    said = "unknown draft source 'medusa'; expected slm, ngram, or several joined by +; draft means slm"
+    said = "unknown draft source 'medusa'; expected slm, ngram, or several joined by + or :; draft means slm"
     assert unknown == (1, "", f"flowspec: {said}\n")
     missing = command("simulate", "hi", "--profile", str(own), "--draft", "draft+head")
     assert missing == (1, "", "flowspec: profile own has no drafter 'head'; expected one of: slm, ngram\n")

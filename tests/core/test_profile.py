@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -154,6 +155,34 @@ def test_drafters_and_middle_models_a_profile_lacks_are_named() -> None:
         make().work_seconds("m1", Pass((part(1),)), 4, "slm")
 
 
+@given(ROWS)
+def test_each_of_several_drafters_costs_its_own_time(rows: int) -> None:
+    profile = make()
+    for number, alone in enumerate(("slm", "ngram", "slm+ngram")):
+        seconds = profile.draft_seconds("slm:ngram:slm + ngram", rows, number)
+        assert seconds == profile.draft_seconds(alone, rows)
+        assert profile.work_seconds("d0", Draft(part(rows), 4, drafter=number), 4, "slm:ngram:slm+ngram") == seconds
+
+
+def test_every_choice_of_a_source_needs_times() -> None:
+    make().check_source("slm:ngram:slm+ngram")
+    for source in ("head", "slm:head", "slm:ngram+head"):
+        with pytest.raises(ConfigError, match="no drafter 'head'"):
+            make().check_source(source)
+
+
+@pytest.mark.parametrize("source", ["", "slm:", "slm+", "+", "slm:slm", "slm+slm", "ngram:slm+slm", "slm:ngram: slm"])
+def test_a_source_that_is_no_list_of_drafters_is_refused(source: str) -> None:
+    with pytest.raises(ConfigError, match=r"an empty name|one drafter twice"):
+        make().check_source(source)
+
+
+@pytest.mark.parametrize("drafter", [-1, 2, 9])
+def test_a_drafter_of_no_choice_is_refused(drafter: int) -> None:
+    with pytest.raises(ConfigError, match=r"has no drafter number .*; expected 0 to 1"):
+        make().draft_seconds("slm:ngram", 1, drafter)
+
+
 @pytest.mark.parametrize("layers", [0, -1])
 def test_a_model_without_layers_is_refused(layers: int) -> None:
     with pytest.raises(ConfigError, match="layers"):
@@ -185,7 +214,10 @@ def test_hidden_rows_are_charged_where_they_travel(rows: int) -> None:
         assert sizes[0] - sizes[1] == carried
     back = [profile.message_bytes(DRAFT, answer(rows), hidden=hidden) for hidden in (True, False)]
     assert back[0] - back[1] == carried
-    # A middle model's worker is told the verdict, and no rows.
+    # A middle model's answers have no hidden rows.
+    ours = replace(answer(rows), sender="m1")
+    assert profile.message_bytes(DRAFT, ours, hidden=True) == back[1]
+    # Its worker is told the verdict, and no rows.
     assert profile.message_bytes("m1", answer(rows), hidden=True) == back[1]
 
 

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -18,8 +19,8 @@ from flowspec.broker.memory_control import MemoryControl
 from flowspec.broker.scripts import Code
 from flowspec.core.draft import DraftMachine
 from flowspec.core.jobs import JobSpec
-from flowspec.core.machine import Allocate, Part, Pass
-from flowspec.core.messages import DRAFT, Close, Envelope, Returns, middle_node, stage_node
+from flowspec.core.machine import Allocate, Part, Pass, Received
+from flowspec.core.messages import DRAFT, SCHEDULER, Close, Envelope, Result, Returns, Submit, middle_node, stage_node
 from flowspec.core.profile import LinkShape, Profile, Times
 from flowspec.core.sampling import Sampling
 from flowspec.core.stage import StageMachine
@@ -266,8 +267,24 @@ def test_a_description_that_is_none_is_refused(text: str) -> None:
 def test_what_cannot_be_emulated_is_refused_at_once() -> None:
     with pytest.raises(ConfigError, match=r"stretch is 0\.5; expected 1"):
         emulation(2, stretch=0.5)
-    with pytest.raises(ConfigError, match="no drafter 'head'"):
-        Emulation(PROFILE, 2, "head")
+    for source in ("head", "slm:head", "slm:slm+head"):
+        with pytest.raises(ConfigError, match="no drafter 'head'"):
+            Emulation(PROFILE, 2, source)
+
+
+def test_hidden_rows_are_charged_to_the_jobs_that_get_some() -> None:
+    stages, rows, taken = 2, (1, 2, 3), dict[str, float]()
+    machine = DraftMachine(replace(limits(stages), others=(True,)), build)
+    link, role = MemoryLink(MemoryBroker(), DRAFT), DraftRole(ToyDrafter(TARGET, 0.8), Characters())
+    worker = EmulatedWorker(machine, link, role, emulation(stages))
+    for job in ("autoregressive", "chain", "auto"):
+        machine.step(Received((Envelope(SCHEDULER, 1, Submit(job, 1, tuple(spec_of(job).fields().items()))),)), 0.0)
+    for at, job in enumerate((*machine.sessions, "unknown")):  # a link that is free again
+        answer = Envelope(stage_node(stages), 1, Result(job, 1, 1, rows, rows))
+        taken[job] = worker._arrivals.at(Stamp(float(at), stage_node(stages)), answer) - at
+    carried = len(rows) * PROFILE.hidden * PROFILE.value_bytes / PROFILE.link.bandwidth
+    expected = {job: taken["unknown"] + (carried if job == "auto" else 0.0) for job in taken}
+    assert taken == pytest.approx(expected, abs=1e-9), "only auto may come to the second drafter"
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.sampled_from(["d0", "s1"])), min_size=1))

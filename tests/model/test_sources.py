@@ -16,6 +16,7 @@ from flowspec.model.hybrid import HybridDrafter
 from flowspec.model.ngram import NgramDrafter
 from flowspec.model.sources import (
     check_sources,
+    choices,
     fingerprint,
     is_head,
     load_sources,
@@ -70,6 +71,17 @@ def test_a_folder_may_have_a_plus_in_its_name(tmp_path: Path) -> None:
     folder = tmp_path / "a+b"
     shutil.copytree(default_pair()[1], folder)
     assert source_names(str(folder)) == (str(folder),)
+
+
+@pytest.mark.parametrize("name", ["m:1b", "a+b", "a+b:c"])
+def test_a_folders_name_stays_whole_among_others(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    (tmp_path / "a").mkdir()  # the longest name is meant
+    assert choices(str(folder)) == (str(folder),)
+    assert choices(f"{folder}+ngram") == (f"{folder}+ngram",)
+    assert choices(f"head+{folder}:ngram: {folder} + draft") == (f"head+{folder}", "ngram", f"{folder}+draft")
+    assert source_names(f"head+{folder}:ngram:{folder}+draft") == ("head", str(folder), "ngram", "draft")
 
 
 def test_a_drafter_that_cannot_draft_for_the_target_is_refused(tmp_path: Path) -> None:

@@ -79,6 +79,9 @@ def test_a_level_in_one_pass_beats_recomputing_it(capsys: pytest.CaptureFixture[
     speed_table(["ngram"], [1, 2], 16, 1)
     printed = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines() if line.startswith("| ngram")]
     assert [row[1].strip() for row in printed] == ["1", "2"]
+    speed_table(["slm:ngram", "ngram"], [1], 16, 1)
+    printed = [line.split("|")[1].strip() for line in capsys.readouterr().out.splitlines() if line[-3:-2].isdigit()]
+    assert printed == ["draft", "ngram"], "each of those to choose from has its own row"
 
 
 def test_drafting_hides_where_the_next_layer_is_drafted_during_verification(

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.errors import ClusterError
-from flowspec.testbed.emulate import BUSY_SHARE, OVERTAKEN_SHARE, Counts, stretch_for
+from flowspec.errors import ClusterError, ConfigError
+from flowspec.model.directory import default_pair
+from flowspec.testbed.emulate import BUSY_SHARE, OVERTAKEN_SHARE, Counts, EmulatedCluster, stretch_for
+from flowspec.testbed.profiles import load
 
 counts = st.builds(
     Counts, st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**6), st.just(0.0), st.just(0.0)
@@ -32,6 +34,12 @@ def test_a_run_is_refused_in_one_line_where_too_much_was_overtaken(found: Counts
     with pytest.raises(ClusterError, match="use a stretch above 2, or a machine") as raised:
         found.check(2.0)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(("draft", "source"), [("draft:head", "slm"), ("draft", "slm:head"), ("draft:head", "")])
+def test_the_drafters_and_their_times_are_as_many(draft: str, source: str) -> None:
+    with pytest.raises(ConfigError, match=r"drafters to choose from|empty name"):
+        EmulatedCluster(load("jetson-7b"), 4, models=(default_pair()[0], draft), source=source)
 
 
 @given(counts, counts)

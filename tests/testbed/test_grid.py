@@ -19,6 +19,7 @@ from flowspec.testbed.prompts import Prompt, halve
 from flowspec.testbed.report import Row
 
 PROFILE = load("jetson-7b")
+NO_HEAD = replace(PROFILE, drafters={name: times for name, times in PROFILE.drafters.items() if name != "head"})
 FAR = Link("latency", LinkShape(0.05, PROFILE.link.bandwidth))
 PROMPTS = [Prompt("a", "Who wrote the first computer program?"), Prompt("b", "Tell me about the moon. " * 400),
            Prompt("b", "Why is the sky blue?")]  # fmt: skip
@@ -128,12 +129,42 @@ def test_who_does_not_choose_among_drafts_has_the_first_one() -> None:
 
 
 @pytest.mark.parametrize(
+    ("sources", "baseline", "strategy", "expected"),
+    [
+        (("ngram:slm", "ngram"), "autoregressive", "auto",
+         {("autoregressive", "-"), ("auto", "ngram:slm"), ("auto", "ngram")}),
+        (("ngram:slm",), "auto", "chain", {("auto", "ngram:slm"), ("chain", "ngram")}),
+        (("ngram:slm", "ngram:head"), "autoregressive", "chain", {("autoregressive", "-"), ("chain", "ngram")}),
+        (("slm", "draft"), "autoregressive", "chain", {("autoregressive", "-"), ("chain", "slm")}),
+    ],
+)  # fmt: skip
+def test_every_row_is_run_once_and_has_a_baseline(
+    sources: tuple[str, ...], baseline: str, strategy: str, expected: set[tuple[str, str]]
+) -> None:
+    told: list[tuple[int, int]] = []
+    plan = Plan(PROFILE, (strategy,), sources, (0.0,), (2,), 6, baseline=baseline)
+    rows = Grid(plan, PROMPTS[:1], lambda _, done, of: told.append((done, of))).run()
+    assert sorted((row.strategy, row.source) for row in rows) == sorted(expected)
+    assert [done for done, of in told if of] == list(range(len(rows)))
+    (base,) = {row.strategy: row for row in rows if row.strategy == baseline}.values()
+    for row in rows:
+        assert row.speedups == {at: speed / base.speeds[at] for at, speed in row.speeds.items()}
+
+
+@pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"strategies": ()}, "nothing to run"),
         ({"strategies": ("quick",)}, "unknown strategy 'quick'"),
         ({"sources": ("medusa",)}, "unknown draft source 'medusa'"),
+        ({"sources": ("slm:medusa",)}, "unknown draft source 'medusa'"),
+        ({"sources": ("slm:draft",)}, "names one drafter twice; .*; draft means slm"),
+        ({"sources": ("slm+draft",)}, "names one drafter twice; .*; draft means slm"),
+        ({"sources": ("slm:",)}, "has an empty name"),
+        ({"profile": NO_HEAD, "sources": ("slm:head",)}, "no drafter 'head'"),
+        ({"profile": NO_HEAD, "sources": ("slm:ngram+head",)}, "no drafter 'head'"),
         ({"baseline": "none"}, "unknown strategy 'none'"),
+        ({"baseline": "naive_pp"}, "autoregressive drafts nothing .* baseline naive_pp"),
         ({"tokens": 1}, "tokens is 1"),
         ({"stages": (0,)}, "stages"),
         ({"temperatures": (-1.0,)}, "temperature is -1.0"),

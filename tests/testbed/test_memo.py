@@ -24,6 +24,7 @@ from flowspec.core.stage import StageMachine
 from flowspec.drivers.sim import Costs, Simulation, unit_costs
 from flowspec.errors import StateError
 from flowspec.model.base import DraftExecutor, RowArray
+from flowspec.model.choice import ChoiceDrafter
 from flowspec.model.directory import open_directory
 from flowspec.model.ngram import NgramDrafter
 from flowspec.model.sources import load_sources
@@ -195,6 +196,8 @@ def test_what_cannot_be_served_is_refused() -> None:
     memo = MemoDrafter(NgramDrafter(VOCABULARY))
     with pytest.raises(StateError, match=f"asks for 65 continuations; {WIDTH} of every node"):
         one_pass(memo, [0], width=65)
+    with pytest.raises(StateError, match="put one around each of them"):
+        MemoDrafter(ChoiceDrafter([NgramDrafter(VOCABULARY), Toy(TARGET, 0.7)]))
     memo.allocate("j", 9, SAMPLINGS[0], Returns())
     with pytest.raises(StateError, match="drafts from tokens alone"):
         memo.learn("j", [0], np.zeros((1, 4), np.float32))

@@ -6,16 +6,24 @@ from dataclasses import replace
 
 import pytest
 
-from flowspec.core.messages import Envelope, Result, Segment
+from flowspec.core.draft import DraftMachine
+from flowspec.core.jobs import JobSpec
+from flowspec.core.limits import Limits
+from flowspec.core.machine import Received
+from flowspec.core.messages import SCHEDULER, Envelope, Result, Segment, Submit
 from flowspec.core.profile import Profile
 from flowspec.core.sampling import Sampling
 from flowspec.errors import StateError
 from flowspec.model.base import DraftExecutor
+from flowspec.model.choice import ChoiceDrafter
 from flowspec.model.directory import ModelDirectory, default_pair, open_directory
 from flowspec.model.sources import load_sources
+from flowspec.model.toy import ToyDrafter
+from flowspec.strategies import EXACT, build
 from flowspec.testbed.profiles import load
-from flowspec.testbed.simulate import profile_costs, simulate
+from flowspec.testbed.simulate import profile_costs, returns_hidden, simulate
 from flowspec.testbed.texts import Text, texts
+from tests.toy import PROMPT, TARGET
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +40,26 @@ def drafter(target: ModelDirectory) -> DraftExecutor:
 def text(target: ModelDirectory) -> Text:
     (text,) = texts(["Why is the sky blue?"], [Sampling()], 16, target)
     return text
+
+
+class Drafts(ToyDrafter):
+    """A drafter that wants hidden rows, or does not."""
+
+    def __init__(self, *, wants_hidden: bool) -> None:
+        super().__init__(TARGET, 0.5)
+        self.wants_hidden = wants_hidden
+
+
+@pytest.mark.parametrize("strategy", EXACT)
+@pytest.mark.parametrize("wanting", [(False,), (True,), (False, True), (True, False), (False, False)])
+def test_hidden_rows_are_said_to_return_where_a_session_asks_for_them(strategy: str, wanting: tuple[bool, ...]) -> None:
+    drafters = [Drafts(wants_hidden=each) for each in wanting]
+    drafter = drafters[0] if len(drafters) == 1 else ChoiceDrafter(drafters)
+    limits = Limits(3, 64, TARGET.vocabulary, TARGET.eos, hidden=wanting[0], others=wanting[1:])
+    machine = DraftMachine(limits, build)
+    spec = JobSpec(prompt_ids=PROMPT, strategy=strategy)
+    machine.step(Received((Envelope(SCHEDULER, 1, Submit("j", 1, tuple(spec.fields().items()))),)), 0.0)
+    assert machine.sessions["j"].returns.hidden == returns_hidden(drafter, build(strategy, 3))
 
 
 def hop(profile: Profile, to: str, envelope: Envelope) -> float:

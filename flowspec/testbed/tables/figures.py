@@ -15,9 +15,10 @@ from flowspec.core.sampling import Sampling
 from flowspec.errors import ConfigError
 from flowspec.model.base import DraftExecutor, StageExecutor
 from flowspec.model.directory import ModelDirectory, default_pair, open_directory
+from flowspec.strategies import build
 from flowspec.testbed import profiles
 from flowspec.testbed.hits import HitDrafter, HitStage
-from flowspec.testbed.simulate import JOB, Ran, profile_costs, simulate
+from flowspec.testbed.simulate import JOB, Ran, profile_costs, returns_hidden, simulate
 from flowspec.testbed.tables.contents import Block, Oracle, Row, Table
 from flowspec.testbed.texts import Text, texts
 
@@ -79,7 +80,8 @@ def _run(
     drafter: DraftExecutor,
     middles: Mapping[str, Callable[[], StageExecutor]],
 ) -> Ran:
-    costs = profile_costs(_profile(block.profile), block.stages, draft, hidden=drafter.wants_hidden)
+    strategy = build(row.strategy, block.stages)
+    costs = profile_costs(_profile(block.profile), block.stages, draft, hidden=returns_hidden(drafter, strategy))
     return simulate(text, row.strategy, block.stages, target, drafter, costs, middles)
 
 
