@@ -43,12 +43,13 @@ def token_seconds(runs: Sequence[Ran]) -> float:
     return sum(run.stats["decode_seconds"] for run in runs) / sum(run.stats["tokens"] - 1 for run in runs)
 
 
-def simulated(found: Sequence[Text], strategy: str, profile: Profile, stages: int, source: str) -> float:
-    """Seconds between tokens by the simulator."""
+def simulated(
+    found: Sequence[Text], strategy: str, profile: Profile, stages: int, source: str, known: Experience
+) -> float:
+    """Seconds between tokens by the simulator, on a cluster that has ``known``."""
     target = open_directory(default_pair()[0])
     drafter = load_sources(drafter_of(source), target)
     costs = profile_costs(profile, stages, source, hidden=returns_hidden(drafter, build(strategy, stages)))
-    known = Experience()  # the emulated cluster serves all texts, too
     runs = [simulate(text, strategy, stages, target, drafter, costs, experience=known) for text in found]
     return token_seconds(runs)
 
@@ -62,6 +63,7 @@ def rows(
     with EmulatedCluster(
         profile, stages, models=models, source=source, stretch=stretch, free_software=free
     ) as cluster:  # fmt: skip
+        known = Experience()  # both clusters serve all texts, and learn from them
         for temperature, strategy in itertools.product(found, strategies):
             cell = f"| {strategy} | {profile.name} | {stages} | {temperature:g}"
             try:
@@ -69,7 +71,8 @@ def rows(
             except FlowSpecError as error:
                 show(f"{cell} | {error} | | | |")
                 continue
-            ours, model = token_seconds(done.runs), simulated(found[temperature], strategy, profile, stages, source)
+            ours = token_seconds(done.runs)
+            model = simulated(found[temperature], strategy, profile, stages, source, known)
             share = done.counts.overtaken / max(1, done.counts.inputs)
             mark = " (refused)" if share > OVERTAKEN_SHARE else ""
             show(f"{cell} | {ours * 1e3:.2f} | {model * 1e3:.2f} | {ours / model:.3f} | {share:.2%}{mark} |")
