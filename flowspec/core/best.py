@@ -12,6 +12,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable
+from functools import cache
 
 from flowspec.core.layers import missing
 from flowspec.core.tree import Tree
@@ -29,7 +30,8 @@ class BestGrowth:
     """
 
     def __init__(self, rows: int, batch: int, passes: int, price: Callable[[int], float] | None = None) -> None:
-        self._rows, self._batch, self._passes, self._price = rows, batch, passes, price
+        self._rows, self._batch, self._passes = rows, batch, passes
+        self._price = cache(price) if price is not None else None  # one growth, one tariff
         self._asked: tuple[int, ...] = ()
 
     def pending(self, tree: Tree) -> tuple[int, ...]:

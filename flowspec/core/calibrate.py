@@ -32,7 +32,7 @@ REMEMBERED = 400
 #: No value says certainty: the log of it would make every descendant as good as its ancestor.
 MOST = 0.98
 
-_FIRST = operator.itemgetter(0)
+_TOP = math.log(MOST)
 
 
 @dataclass(slots=True)
@@ -54,20 +54,10 @@ class Calibration:
 
     def expansion(self, tokens: Sequence[int], values: Sequence[float], sources: Sequence[int] = ()) -> Expansion:
         """The candidates with calibrated values, best first; ``values`` are the drafter's own."""
-        own: dict[int, list[float]] = {} if sources else {0: list(values)}
-        for source, value in zip(sources, values, strict=False):
-            own.setdefault(source, []).append(value)
-        # A source whose best was credited to another one begins at its second: in a coupled draft a best has value 0.
-        ranks = {source: 0 if self._coupled and theirs and theirs[0] < 0 else -1 for source, theirs in own.items()}
-        entries = []
-        for token, value, source in zip(tokens, values, sources or (0,) * len(tokens), strict=True):
-            rank = ranks[source] = ranks[source] + 1
-            gap = _lead(own[source]) if self._coupled and not rank else -value
-            cell = _cell(source, rank, gap)
-            entries.append((-self._value(cell), token, cell))
-        entries.sort(key=_FIRST)
-        losses, found, cells = zip(*entries, strict=True) if entries else ((), (), ())
-        return Expansion(found, tuple([-loss for loss in losses]), cells)
+        cells = _cells(values, sources, coupled=self._coupled)
+        known = self._cells
+        worth = [known[cell].value if cell in known else self._unknown(cell) for cell in cells]
+        return _best_first(worth, tokens, cells)
 
     def observe(self, node: Node, token: int) -> None:
         """The target chose ``token`` after ``node``."""
@@ -78,10 +68,8 @@ class Calibration:
             share = 0.5 if entry.tries > REMEMBERED else 1.0
             self._cells[cell] = _Cell(share * entry.tries + 1, share * entry.hits + (candidate == token))
 
-    def _value(self, number: int) -> float:
-        cell = self._cells.get(number)
-        if cell is None:
-            cell = self._cells[number] = _Cell(PRIOR_WEIGHT, PRIOR_WEIGHT * self._prior(number))
+    def _unknown(self, number: int) -> float:
+        cell = self._cells[number] = _Cell(PRIOR_WEIGHT, PRIOR_WEIGHT * self._prior(number))
         return cell.value
 
     def _prior(self, number: int) -> float:
@@ -104,20 +92,13 @@ class Scaling:
 
     def __init__(self) -> None:
         self._cells: dict[int, tuple[float, float]] = {}  # promised, hits
+        self._scales: dict[int, float] = {}  # logs of their ratios
 
     def expansion(self, tokens: Sequence[int], values: Sequence[float], sources: Sequence[int] = ()) -> Expansion:
         """The candidates with scaled values, best first; ``values`` are the drafter's own."""
-        ranks: dict[int, int] = {}
-        entries = []
-        for token, value, source in zip(tokens, values, sources or (0,) * len(tokens), strict=True):
-            rank = ranks[source] = ranks.get(source, -1) + 1
-            cell = _cell(source, rank, -value)
-            promised, hits = self._cells.get(cell, (0.0, 0.0))
-            scaled = min(math.log(MOST), value + math.log((hits + 1) / (promised + 1)))
-            entries.append((-scaled, token, cell, value))
-        entries.sort(key=_FIRST)
-        losses, found, cells, raw = zip(*entries, strict=True) if entries else ((), (), (), ())
-        return Expansion(found, tuple([-loss for loss in losses]), cells, raw)
+        cells, scale = _cells(values, sources), self._scales.get
+        scaled = [value + scale(cell, 0.0) for value, cell in zip(values, cells, strict=True)]
+        return _best_first([value if value < _TOP else _TOP for value in scaled], tokens, cells, values)
 
     def observe(self, node: Node, token: int) -> None:
         """The target chose ``token`` after ``node``."""
@@ -127,12 +108,45 @@ class Scaling:
         for candidate, cell, value in zip(found.tokens, found.cells, found.raw, strict=True):
             promised, hits = self._cells.get(cell, (0.0, 0.0))
             share = 0.5 if promised + hits > REMEMBERED else 1.0
-            self._cells[cell] = (share * promised + math.exp(value), share * hits + (candidate == token))
+            promised, hits = share * promised + math.exp(value), share * hits + (candidate == token)
+            self._cells[cell], self._scales[cell] = (promised, hits), math.log((hits + 1) / (promised + 1))
 
 
-def _cell(source: int, rank: int, gap: float) -> int:
-    """The number of the cell of candidates of ``source`` at ``rank`` with so wide a ``gap``, nats."""
-    return (source * RANKS + min(rank, RANKS - 1)) * CELLS + bisect_left(EDGES, gap)
+def _cells(values: Sequence[float], sources: Sequence[int], *, coupled: bool = False) -> list[int]:
+    """For every candidate the number of its cell: by its source, its rank there and its gap, nats."""
+    if sources and min(sources) != max(sources):
+        return _cells_of_several(values, sources, coupled)
+    found, least = [], (sources[0] if sources else 0) * RANKS * CELLS
+    first, last = least, least + (RANKS - 1) * CELLS
+    if coupled and values:
+        if values[0] < 0:  # its best was credited to another one: there a best has value 0
+            first += CELLS
+        else:
+            found, first, values = [least + bisect_left(EDGES, _lead(values))], first + CELLS, values[1:]
+    for value in values:
+        found.append(first + bisect_left(EDGES, -value))
+        if first < last:
+            first += CELLS
+    return found
+
+
+def _cells_of_several(values: Sequence[float], sources: Sequence[int], coupled: bool) -> list[int]:
+    """Each source's candidates have ranks of their own."""
+    found = [0] * len(values)
+    for source in set(sources):
+        places = [at for at, named in enumerate(sources) if named == source]
+        own = _cells([values[at] for at in places], (source,), coupled=coupled)
+        for at, cell in zip(places, own, strict=True):
+            found[at] = cell
+    return found
+
+
+def _best_first(worth: list[float], tokens: Sequence[int], cells: list[int], raw: Sequence[float] = ()) -> Expansion:
+    """All by falling ``worth``, equals in the order they came."""
+    if len(worth) < 2:
+        return Expansion(tuple(tokens), tuple(worth), tuple(cells), tuple(raw))
+    pick = operator.itemgetter(*sorted(range(len(worth)), key=worth.__getitem__, reverse=True))
+    return Expansion(pick(tokens), pick(worth), pick(cells), pick(raw) if raw else ())
 
 
 def _lead(values: Sequence[float]) -> float:
