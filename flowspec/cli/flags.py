@@ -29,7 +29,7 @@ Draft = Annotated[
     str | None,
     typer.Option(
         help="What drafts: a model of the same tokenizer, an EAGLE head, ngram, or several joined by +; "
-        "drafts joined by : are for auto to choose from; default: the packaged model."
+        "of drafts joined by : auto chooses, others use the first. Packaged: draft (the default), head."
     ),
 ]
 Models = Annotated[

@@ -56,7 +56,7 @@ def _merged(draft: str) -> tuple[tuple[str, ...], ...]:
     for names in found:
         if not all(names) or len(set(names)) != len(names):
             raise ConfigError(
-                f"draft {'+'.join(names)!r} is no list of drafters; expected like DIR, ngram or DIR+ngram"
+                f"draft {draft!r} is no list of drafters; expected like DIR, ngram, DIR+ngram or DIR:DIR+ngram"
             )
     if len(set(found)) != len(found):
         raise ConfigError(f"draft {draft!r} names one choice twice; expected like DIR:ngram or DIR:DIR+ngram")

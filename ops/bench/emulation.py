@@ -7,7 +7,7 @@
 Emulated workers are real processes over Redis; their software is charged unless ``--free``. One cluster a
 profile and number of stages serves all strategies. ``over simulated``: time between tokens over the simulator's, which
 charges none. A run in which more than 1 percent of the inputs came behind what they might have changed is
-marked and its figure is worth nothing. Prints Markdown.
+marked (refused): its figures are shown and are worth nothing. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import sys
 from collections.abc import Mapping, Sequence
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -79,36 +80,46 @@ def rows(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--profiles", default="jetson-7b")
-    parser.add_argument("--stages", default="", help="none: each profile's own")
-    parser.add_argument("--strategies", default=",".join(EXACT))
-    parser.add_argument("--temperatures", default="0")
-    parser.add_argument("--draft", default="slm", help="a source every profile has times for, or several by + or :")
-    parser.add_argument("--tokens", type=int, default=24)
-    parser.add_argument("--count", type=int, default=2, help="prompts")
-    parser.add_argument("--stretch", type=float, default=0.0, help="0: from a probe")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--profiles", default="jetson-7b", help="by commas (jetson-7b)")
+    parser.add_argument("--stages", default="", help="by commas; left out: each profile's first")
+    parser.add_argument("--strategies", default=",".join(EXACT), help="by commas; left out: every exact one")
+    parser.add_argument("--temperatures", default="0", help="by commas (0)")
+    parser.add_argument("--draft", default="slm", help="slm, head or ngram, several by + or : (slm)")
+    parser.add_argument("--tokens", type=int, default=24, help="of every text (24)")
+    parser.add_argument("--count", type=int, default=2, help="prompts (2)")
+    parser.add_argument("--stretch", type=float, default=0.0, help="left out: from a probe")
     parser.add_argument("--free", action="store_true", help="charge no software")
-    given = parser.parse_args()
-    strategies = strategies_of([given.strategies])
-    target, prompts = open_directory(default_pair()[0]), chosen_prompts(PROMPTS, 1)[: given.count]
+    try:
+        run(parser.parse_args())
+    except FlowSpecError as error:
+        sys.exit(f"flowspec: {error}")
+
+
+def run(given: argparse.Namespace) -> None:
+    """The whole table; ConfigError for what cannot be run, before anything is."""
+    strategies, profiles = strategies_of([given.strategies]), [load(name) for name in given.profiles.split(",")]
     source, hidden = canonical(given.draft), "head" in given.draft
+    models = (default_pair()[0], drafter_of(source))
+    for strategy, profile in itertools.product(strategies, profiles):
+        build(strategy, 1)
+        profile.check_source(source)
+    target, prompts = open_directory(default_pair()[0]), chosen_prompts(PROMPTS, 1)[: given.count]
     found = {
         float(t): texts(prompts, [Sampling(temperature=float(t), seed=1)], given.tokens, target, hidden=hidden)
         for t in given.temperatures.split(",")
     }
     show(f"| {' | '.join(COLUMNS)} |")
     show("|---|---|---|---|---|---|---|---|")
-    for name in given.profiles.split(","):
-        profile = load(name)
+    for profile in profiles:
         for stages in map(int, given.stages.split(",")) if given.stages else profile.stages[:1]:
             first = next(iter(found.values()))[0]
             stretch = given.stretch or probe(
-                first, "specpipe", profile, stages, models=(default_pair()[0], drafter_of(source)), source=source,
+                first, "specpipe", profile, stages, models=models, source=source,
                 free_software=given.free,
             )  # fmt: skip
             rows(found, strategies, profile, stages, stretch, source=source, free=given.free)
-            show(f"\n{name}, {stages} stages: stretch {stretch:g}\n")
+            show(f"\n{profile.name}, {stages} stages: stretch {stretch:g}\n")
 
 
 if __name__ == "__main__":

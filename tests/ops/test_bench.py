@@ -11,7 +11,7 @@ import pytest
 from flowspec.model.choice import ChoiceDrafter
 from flowspec.testbed.memo import MemoDrafter
 from flowspec.testbed.profiles import load
-from ops.bench import simulation_speed
+from ops.bench import emulation, simulation_speed
 from ops.bench.emulation import simulated
 from ops.bench.trace import Bench
 
@@ -86,6 +86,23 @@ def test_simulation_speed_knows_every_drafters_passes() -> None:
     bench = simulation_speed.Bench("ngram:draft", 8, 0.0)
     assert bench.speed("auto", 2, times=1) > 0
     assert bench.passes > 0
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "said"),
+    [
+        ("--strategies", "nosuch", "unknown strategy 'nosuch'"),
+        ("--profiles", "nosuch", "there is no profile 'nosuch'"),
+        ("--draft", "head:", "has an empty name"),
+    ],
+)
+def test_what_the_emulation_bench_cannot_run_is_said_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flag: str, value: str, said: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["emulation", flag, value])
+    with pytest.raises(SystemExit, match=f"flowspec: .*{said}"):
+        emulation.main()
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.heavy
