@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from flowspec.core.experience import Experience
 from flowspec.model.choice import ChoiceDrafter
 from flowspec.testbed.memo import MemoDrafter
 from flowspec.testbed.profiles import load
@@ -75,7 +76,7 @@ def test_a_bench_of_drafts_to_choose_from_charges_who_does_not_choose_for_the_fi
     assert isinstance(several.drafter, ChoiceDrafter)
     assert all(isinstance(drafter, MemoDrafter) for drafter in several.drafter.drafters)
     assert one.run("chain", profile, 3)[0] == several.run("chain", profile, 3)[0]
-    seconds = [simulated(bench.texts, "chain", profile, 3, bench.source) for bench in (one, several)]
+    seconds = [simulated(bench.texts, "chain", profile, 3, bench.source, Experience()) for bench in (one, several)]
     assert seconds[0] == seconds[1]
     auto = several.run("auto", profile, 3)[1][0], one.run("auto", profile, 3)[1][0]
     each = [trace.kept["s3"] / trace.messages["s3"] for trace in auto]
