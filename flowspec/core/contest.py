@@ -83,8 +83,8 @@ class Contest:
     def _best(self) -> int:
         untried = {drafter: speed.tokens for drafter, speed in self._known.items() if not speed.tried}
         if untried:
-            return min(untried, key=lambda drafter: (untried[drafter], drafter))
-        return max(self._known, key=lambda drafter: (self._hoped(drafter), -drafter))
+            return min(untried, key=untried.__getitem__)
+        return max(self._known, key=self._hoped)
 
     def _hoped(self, drafter: int) -> float:
         """The rate of ``drafter``, tokens a second, and what is hoped of it beyond."""

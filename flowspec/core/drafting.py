@@ -19,8 +19,8 @@ from flowspec.errors import ProtocolError, StateError
 
 #: Tree rows a drafter may hold beyond the context; a growth that needs more ends where it is.
 DRAFT_TREE_ROWS = 2048
-#: Sources a drafter may be merged from: their candidates are told apart by number, over all drafters.
-_SOURCES = 16
+#: Most sources a drafter may be merged from: their candidates are told apart by number, over all drafters.
+MOST_SOURCES = 16
 
 
 class Drafting:
@@ -141,7 +141,7 @@ class Drafting:
 
     def _expansion(self, tokens: tuple[int, ...], values: tuple[float, ...], sources: Sequence[int]) -> Expansion:
         if self._answers_next:
-            sources = [self._answers_next * _SOURCES + source for source in sources or (0,) * len(tokens)]
+            sources = [self._answers_next * MOST_SOURCES + source for source in sources or (0,) * len(tokens)]
         if self._calibrates or self._coupled or sources:
             return self._calibration.expansion(tokens, values, sources)
         return Expansion(tokens, values)

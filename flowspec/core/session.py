@@ -47,7 +47,7 @@ class Session:
         self.progress_at = self._now = now
         self.patience = limits.stall_seconds * len(prefill_chunks(len(prompt)))  # only the last is answered
         sampled = spec.sampling.temperature > 0
-        coupled, drafters = strategy.coupled and sampled, limits.drafters if strategy.chooses else limits.drafters[:1]
+        coupled, drafters = strategy.coupled and sampled, strategy.among(limits.drafters)
         self.returns = Returns(top=strategy.top, hidden=any(drafters) and strategy.width > 0)
         strategy.recall(experience, sampled=sampled, drafters=len(drafters))
         known = experience.calibration(coupled=coupled, sampled=sampled) if strategy.calibrated else None

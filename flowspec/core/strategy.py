@@ -107,6 +107,10 @@ class Strategy:
         """Whether the answers at hand may be judged now; answers are kept until then."""
         return True
 
+    def among(self, drafters: tuple[bool, ...]) -> tuple[bool, ...]:
+        """Of what is said of each of a pipeline's drafters, what concerns those it may use."""
+        return drafters if self.chooses else drafters[:1]
+
     def recall(self, experience: Experience, *, sampled: bool = False, drafters: int = 1) -> None:
         """What jobs before this one have found out; what this one finds out may be added to it. ``sampled``: the job
         has a temperature; ``drafters``: how many there are to choose from."""

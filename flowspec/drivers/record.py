@@ -33,7 +33,6 @@ from flowspec.errors import ReplayMismatch
 FORMAT = 1
 
 #: Fields that recordings did not always have: left out as long as they say nothing.
-_TOLD = object()
 _LATER = {("Draft", "drafter"): 0, ("Limits", "others"): ()}
 
 _CLASSES: dict[str, type] = {
@@ -49,8 +48,8 @@ def to_json(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         name = type(value).__name__
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        told = {at: to_json(kept) for at, kept in fields.items() if _LATER.get((name, at), _TOLD) != kept}
-        return {"_": name, **told}
+        silent = [at for at, kept in fields.items() if (name, at) in _LATER and _LATER[name, at] == kept]
+        return {"_": name, **{at: to_json(kept) for at, kept in fields.items() if at not in silent}}
     if isinstance(value, tuple | list):
         return [to_json(part) for part in value]
     if isinstance(value, frozenset):

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from flowspec.core.drafting import MOST_SOURCES
 from flowspec.core.machine import Draft, DraftDone
 from flowspec.core.messages import Returns
 from flowspec.core.sampling import Sampling
 from flowspec.errors import ConfigError, StateError
 from flowspec.model.base import DraftExecutor, RowArray
-
-#: Most sources of one hybrid: more are not told apart from those of another drafter (``core.drafting``).
-MOST_SOURCES = 16
 
 
 class HybridDrafter:

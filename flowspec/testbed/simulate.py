@@ -54,8 +54,7 @@ def profile_costs(profile: Profile, stages: int, source: str, *, hidden: bool = 
 
 def returns_hidden(drafter: DraftExecutor, strategy: Strategy) -> bool:
     """Whether a job of ``strategy`` has the target's rows returned for ``drafter``, as its session decides."""
-    wanting = wanting_hidden(drafter)
-    return strategy.width > 0 and any(wanting if strategy.chooses else wanting[:1])
+    return strategy.width > 0 and any(strategy.among(wanting_hidden(drafter)))
 
 
 def simulate(
