@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import signal
 import sys
@@ -107,6 +108,8 @@ def make_worker(
 
     ``model_seconds``: see ``drivers.emulated``.
     """
+    gc.collect()
+    gc.freeze()  # a collection over a loaded model's objects takes 0.2 s, in the middle of somebody's text
     emulated = record.get(EMULATED)
     if not emulated:
         return Worker(machine, link, role, header=header)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -10,12 +11,16 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from flowspec.broker.memory import MemoryBroker, MemoryLink
 from flowspec.broker.server import PrivateBroker
 from flowspec.client import Client
 from flowspec.cluster import Cluster, Setup
+from flowspec.core.messages import stage_node
+from flowspec.core.stage import StageMachine
 from flowspec.errors import BrokerUnreachable, ClusterError, JobError, JobFailed, ModelError
 from flowspec.model.directory import default_pair
 from tests.e2e.conftest import Clusters, Run, heed_interrupts, left_in, surroundings, workers_of
@@ -102,6 +107,19 @@ def test_a_worker_without_a_pipeline_waits_a_bounded_time(monkeypatch: pytest.Mo
         with pytest.raises(ClusterError, match=r"pipeline p0 has no record after 0.3 s; start its scheduler"):
             process.pipeline_record(control)
         control.close()
+
+
+def test_a_collection_while_a_worker_serves_passes_over_what_it_loaded() -> None:
+    from workers._boot import make_worker
+
+    loaded = [object()]
+    try:
+        make_worker({}, StageMachine(1, 1), MemoryLink(MemoryBroker(), stage_node(1)), Mock())
+        assert all(loaded is not held for held in gc.get_objects())
+        assert gc.get_freeze_count()
+    finally:
+        gc.unfreeze()
+    assert any(loaded is held for held in gc.get_objects())
 
 
 def test_workers_without_a_broker_say_so(tmp_path: Path) -> None:
