@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--temperatures", default="0", help="by commas (0)")
     parser.add_argument("--draft", default="slm", help="slm, head or ngram, several by + or : (slm)")
     parser.add_argument("--tokens", type=int, default=24, help="of every text (24)")
-    parser.add_argument("--count", type=int, default=2, help="prompts (2)")
+    parser.add_argument("--count", type=int, default=2, help="prompts, of up to six kinds in equal parts (2)")
     parser.add_argument("--stretch", type=float, default=0.0, help="left out: from a probe")
     parser.add_argument("--free", action="store_true", help="charge no software")
     try:
@@ -104,7 +104,8 @@ def run(given: argparse.Namespace) -> None:
     for strategy, profile in itertools.product(strategies, profiles):
         build(strategy, 1)
         profile.check_source(source)
-    target, prompts = open_directory(default_pair()[0]), chosen_prompts(PROMPTS, 1)[: given.count]
+    target, kinds = open_directory(default_pair()[0]), len(chosen_prompts(PROMPTS, 1))
+    prompts = chosen_prompts(PROMPTS, -(-given.count // kinds))[: given.count]
     found = {
         float(t): texts(prompts, [Sampling(temperature=float(t), seed=1)], given.tokens, target, hidden=hidden)
         for t in given.temperatures.split(",")
