@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
-from flowspec.broker.base import middles_of
+from collections.abc import Sequence
+from dataclasses import replace
+
+from flowspec.broker.base import Op, middles_of
 from flowspec.broker.redis_link import RedisLink
+from flowspec.broker.scripts import Code
 from flowspec.core.draft import DraftMachine
 from flowspec.core.limits import Limits
+from flowspec.core.machine import Finish
 from flowspec.core.messages import DRAFT
 from flowspec.drivers.live import Worker
 from flowspec.drivers.replay import header
 from flowspec.drivers.roles import DraftRole
 from flowspec.model.choice import wanting_hidden
 from flowspec.model.directory import fetch_weights
-from flowspec.model.sources import fingerprint, load_sources, target_needs
+from flowspec.model.sources import fingerprint, labels, load_sources, target_needs
 from flowspec.strategies import build
+from flowspec.strategies.auto import named
 from workers._boot import Process, check_fingerprint, make_worker, parser, run
+
+
+class _Link(RedisLink):
+    """Says what the drafters are called that a job has used: machines, and so recordings, have numbers only."""
+
+    drafters: tuple[str, ...] = ()
+
+    def write(self, ops: Sequence[Op], at: float | None = None) -> list[Code]:
+        told = [replace(op, stats=named(op.stats, self.drafters)) if isinstance(op, Finish) else op for op in ops]
+        return super().write(told, at)
 
 
 def main() -> None:
@@ -34,7 +50,8 @@ def main() -> None:
     with process.leased(control, "draft", lambda: worker[0].facts() if worker else {}) as stop:
         from flowspec.model.text import Tokenizer
 
-        name, draft = given.target or record["target"], given.draft or record["draft"]
+        name = given.target or record["target"]
+        draft = record["draft"] if given.draft is None else given.draft
         check_fingerprint(fingerprint(draft), record["draft_fingerprint"], draft)
         target = fetch_weights(name, target_needs(draft))
         drafter = load_sources(draft, target)
@@ -43,7 +60,8 @@ def main() -> None:
             stages, target.context, target.vocabulary, target.eos, middles=middles, hidden=wanting[0],
             others=wanting[1:],
         )  # fmt: skip
-        link = RedisLink(process.url, process.keys, DRAFT, stages, middles=middles)
+        link = _Link(process.url, process.keys, DRAFT, stages, middles=middles)
+        link.drafters = labels(draft)
         role = DraftRole(drafter, Tokenizer(target), target.hidden_size)
         machine = DraftMachine(limits, build)
         worker.append(make_worker(record, machine, link, role, header=header(limits)))

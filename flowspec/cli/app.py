@@ -32,6 +32,7 @@ from flowspec.cli.flags import (
     Sweep,
     Target,
     Temperature,
+    Timed,
     Tokens,
     TopK,
     TopP,
@@ -169,9 +170,7 @@ def strategies(as_json: Json = False) -> None:
 @app.command()
 def profile(
     target: Target = None,
-    draft: Annotated[
-        str | None, typer.Option(help="Drafters to time, joined by + or :; default: one of each kind.")
-    ] = None,
+    draft: Timed = None,
     rows: Annotated[str, typer.Option(help="Row counts to time.")] = "1,4,16,64",
     stages: SplitOver = 4,
     repeats: Repeats = 15,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from flowspec.cli import notes
 from flowspec.cli.generate import read_prompts
 from flowspec.cli.parser import positive
 from flowspec.core.jobs import JobSpec
@@ -64,7 +65,7 @@ def bench(options: Options) -> None:
 
     _check_places(options)
     plan = _plan(options)
-    _note_surplus(plan)
+    notes.of_plan(plan)
     prompts = halve(prompts_in(options.prompts), options.half)
     with _progress() as tell:
         grid = Grid(plan, prompts, tell)
@@ -116,18 +117,6 @@ def _check_places(options: Options) -> None:
         raise ConfigError(f"--plots: folder {options.plots} cannot be made: {error}") from None
 
 
-def _note_surplus(plan: Plan) -> None:
-    """A line on stderr for every stage count above what the profile's layers are enough for."""
-    profile = plan.profile
-    for stages in plan.stages:
-        idle = sum(profile.stage_layers(stage, stages) == 0 for stage in range(1, stages))
-        if idle:
-            sys.stderr.write(
-                f"note: {idle} of {stages} stages have no layer and pass rows on: the model of profile "
-                f"{profile.name} has {profile.layers} layers\n"
-            )
-
-
 def _command() -> str:
     return shlex.join(["flowspec", *sys.argv[1:]])
 
@@ -148,7 +137,7 @@ def simulate(
     cluster = load(profile)
     count = cluster.stages[0] if stages is None else stages
     plan = Plan(cluster, (strategy,), (draft,), (temperature,), (count,), max_new_tokens, seed)
-    _note_surplus(plan)
+    notes.of_plan(plan)
     asked = [Prompt("prompt", prompt)] if prompt is not None else prompts_in(prompts)
     with _progress() as tell:
         grid = Grid(plan, asked, tell)

@@ -9,13 +9,14 @@ from typing import Annotated
 
 import typer
 
-from flowspec.cli.parser import in_range, taken_by
+from flowspec.cli.parser import in_range, not_empty, taken_by
 from flowspec.core.jobs import MAX_NEW_TOKENS, JobSpec
 from flowspec.core.sampling import Sampling
 
 _POSITIVE = in_range(1, inf, "1 or more")
 _SAMPLING = taken_by(Sampling)
 _SIMULATED = in_range(2, MAX_NEW_TOKENS, f"2 to {MAX_NEW_TOKENS}")
+_NAMED = not_empty("a name like draft, head or ngram, or several joined by + or :")
 _SOURCES = (
     "slm (or draft: the packaged small model), head, ngram; a profile must have times for it, as all packaged ones do"
 )
@@ -28,9 +29,14 @@ Target = Annotated[str | None, typer.Option(help="Model to run: folder or hub na
 Draft = Annotated[
     str | None,
     typer.Option(
+        callback=_NAMED,
         help="What drafts: a model of the same tokenizer, an EAGLE head, ngram, or several joined by +; "
-        "of drafts joined by : auto chooses, others use the first. Packaged: draft (the default), head."
+        "of drafts joined by : auto chooses, others use the first. Packaged: draft (the default), head.",
     ),
+]
+Timed = Annotated[
+    str | None,
+    typer.Option("--draft", callback=_NAMED, help="Drafters to time, joined by + or :; default: one of each kind."),
 ]
 Models = Annotated[
     str | None, typer.Option(help="A chain instead of --draft and --target: DRAFT,MIDDLE,TARGET, smallest first.")
@@ -83,11 +89,15 @@ Strategies = Annotated[
 ]
 Sweep = Annotated[list[str] | None, typer.Option(help="Other links too: latency=MS,... or mbit=N,...; repeatable.")]
 Pair = Annotated[tuple[Path, Path] | None, typer.Option("--compare", help="Compare two files made by --out instead.")]
-Drafter = Annotated[str, typer.Option("--draft", help=f"What drafts, several joined by +, choices by :. {_SOURCES}.")]
+Drafter = Annotated[
+    str, typer.Option("--draft", callback=_NAMED, help=f"What drafts, several joined by +, choices by :. {_SOURCES}.")
+]
 Drafters = Annotated[
     str,
     typer.Option(
-        "--draft", help=f"Draft sources by commas, like slm,head,slm+ngram,head:slm (auto chooses): {_SOURCES}."
+        "--draft",
+        callback=_NAMED,
+        help=f"Draft sources by commas, like slm,head,slm+ngram,head:slm (auto chooses): {_SOURCES}.",
     ),
 ]
 Pretended = Annotated[

@@ -59,6 +59,17 @@ def taken_by(kind: Callable[..., object]) -> Callable[[typer.CallbackParam, N], 
     return check
 
 
+def not_empty(expected: str) -> Callable[[typer.CallbackParam, str | None], str | None]:
+    """A callback: ConfigError that names the flag if it is given nothing but spaces."""
+
+    def check(param: typer.CallbackParam, value: str | None) -> str | None:
+        if value is not None and not value.strip():
+            raise ConfigError(f"{param.opts[0]} is empty; expected {expected}")
+        return value
+
+    return check
+
+
 def positive(text: str) -> int:
     """A count; ValueError unless it is 1 or more."""
     count = int(text)

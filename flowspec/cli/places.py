@@ -51,7 +51,7 @@ def setup_of(target: str | None, draft: str | None, models: str | None, stages: 
             raise ConfigError(f"--models is {models!r}; expected at least DRAFT,TARGET, smallest first")
         return Setup(names[-1], names[0], count, tuple(names[1:-1]))
     check_target(target, draft)
-    return Setup(target or packaged_target, draft or packaged_draft, count)
+    return Setup(target or packaged_target, packaged_draft if draft is None else draft, count)
 
 
 @dataclass(frozen=True, slots=True)

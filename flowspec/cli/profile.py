@@ -37,9 +37,8 @@ def profile(
         raise ConfigError(f"--out is {out}, but there is no folder {out.parent}")
     console = Console(stderr=True, highlight=False)
     with console.status("starting") as line:
-        measured = measure(
-            target or default_pair()[0], draft or DEFAULT_DRAFTS, plan, lambda what: line.update(f"timing {what}")
-        )
+        drafts = DEFAULT_DRAFTS if draft is None else draft
+        measured = measure(target or default_pair()[0], drafts, plan, lambda what: line.update(f"timing {what}"))
     text = as_toml(measured, plan)
     if out is None:
         sys.stdout.write(text)

@@ -21,6 +21,7 @@ from rich.text import Text
 from flowspec.client import Chunk, Client, Result
 from flowspec.drivers.replay import replay_file
 from flowspec.strategies import describe
+from flowspec.strategies.auto import drafted
 
 #: As much of the streamed text is laid out above the status line; the rest is out of view.
 _TAIL_CHARACTERS = 8000
@@ -193,6 +194,8 @@ def table(result: Result) -> Table:
         return _number(stats.get(name), digits)
 
     shown = Table(show_header=False, box=None, pad_edge=False)
+    made = drafted(stats)
+    by_draft = "  ".join(f"{draft} {tokens}" for draft, tokens in made.items())
     for name, value in (
         ("strategy", result.strategy),
         ("finished by", result.finish_reason),
@@ -200,6 +203,7 @@ def table(result: Result) -> Table:
         ("time to first token", f"{number('ttft_seconds', 3)} s"),
         ("decode", f"{number('decode_seconds', 3)} s, {number('tokens_per_second', 1)} tokens/s"),
         ("tokens per step / round", f"{number('tokens_per_step', 2)} / {number('tokens_per_round', 2)}"),
+        *([("tokens by draft", by_draft)] if made else []),
         ("hit rate", number("hit_rate", 2)),
         ("rows", "  ".join(f"{fate} {_number(rows.get(fate))}" for fate in ("useful", "wasted", "void"))),
         ("stage busy", "  ".join(_share(busy) for busy in stats.get("stage_busy") or [])),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 from flowspec.errors import ConfigError, ModelError
 from flowspec.model.base import DraftExecutor
@@ -44,23 +45,43 @@ def choices(draft: str) -> tuple[str, ...]:
     return tuple("+".join(names) for names in _merged(draft))
 
 
+def labels(draft: str) -> tuple[str, ...]:
+    """What a report calls each choice of ``draft``: as it was given, folders by their last part, unless two would be
+    called the same. ``draft`` is not checked."""
+    found = _split(draft)
+    short = tuple("+".join(map(_last_part, names)) for names in found)
+    return short if len(set(short)) == len(short) else tuple(map("+".join, found))
+
+
+def _last_part(name: str) -> str:
+    path = None if name == NGRAM else local_path(name)
+    return name if path is None else path.name or path.resolve().name
+
+
 def source_names(draft: str) -> tuple[str, ...]:
     """The parts of ``draft``, over all its choices; ConfigError if one is empty or, of a choice, named twice, or if
-    a choice is there twice."""
+    a choice is there twice. Two names of one folder are one."""
     return tuple(dict.fromkeys(name for names in _merged(draft) for name in names))
 
 
 def _merged(draft: str) -> tuple[tuple[str, ...], ...]:
     """The parts of every choice of ``draft``; errors as ``source_names``'s."""
     found = _split(draft)
-    for names in found:
+    meant = [tuple(map(_meant, names)) for names in found]
+    for names in meant:
         if not all(names) or len(set(names)) != len(names):
             raise ConfigError(
                 f"draft {draft!r} is no list of drafters; expected like DIR, ngram, DIR+ngram or DIR:DIR+ngram"
             )
-    if len(set(found)) != len(found):
+    if len(set(meant)) != len(meant):
         raise ConfigError(f"draft {draft!r} names one choice twice; expected like DIR:ngram or DIR:DIR+ngram")
     return found
+
+
+def _meant(name: str) -> str | Path:
+    """The folder that ``name`` is, however it is written; else the name itself."""
+    path = None if name == NGRAM else local_path(name)
+    return name if path is None else path.resolve()
 
 
 def _split(draft: str) -> tuple[tuple[str, ...], ...]:

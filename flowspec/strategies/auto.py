@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 from flowspec.core.best import BestGrowth
 from flowspec.core.contest import Contest
@@ -75,6 +79,29 @@ class Auto(Strategy):
             self.controller.prefilled(trip, result.seconds)
         elif trip is not None:
             self.controller.hear(result, trip, tokens=view.decoded, seconds=view.decode_seconds)
+
+
+def named(stats: Mapping[str, Any], drafters: Sequence[str]) -> dict[str, Any]:
+    """A job's ``stats`` with names from ``drafters`` where its decisions have a drafter's number."""
+    if "decisions" not in stats:
+        return dict(stats)
+    decisions = [
+        {**entry, "drafter": drafters[entry["drafter"]]} if "drafter" in entry else entry
+        for entry in stats["decisions"]
+    ]
+    return {**stats, "decisions": decisions}
+
+
+def drafted(stats: Mapping[str, Any]) -> dict[Any, int]:
+    """How many of a job's tokens after the first were made with which drafter, as its ``decisions`` call it; empty
+    where there was nothing to choose. Tokens after the last change there was room to write down are nobody's."""
+    changes = [(entry["tokens"], entry["drafter"]) for entry in stats.get("decisions") or () if "drafter" in entry]
+    if changes and len(changes) < DECISIONS:
+        changes.append((stats["tokens"] - 1, None))
+    made: Counter[Any] = Counter()
+    for (begin, drafter), (end, _) in pairwise(changes):
+        made[drafter] += max(0, end - begin)
+    return dict(made)
 
 
 class _Priced(BestGrowth):

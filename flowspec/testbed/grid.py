@@ -25,10 +25,11 @@ from flowspec.model.base import DraftExecutor, StageExecutor
 from flowspec.model.directory import default_pair, open_directory
 from flowspec.model.sources import NGRAM, load_sources
 from flowspec.strategies import build
+from flowspec.testbed.digests import digest, machine, model_digest, profile_digest
 from flowspec.testbed.memo import MemoDrafter
-from flowspec.testbed.naming import DRAFTERS, canonical, drafter_of, first_choice, names_of
+from flowspec.testbed.naming import DRAFTERS, canonical, choices_of, drafter_of, first_choice, names_of
 from flowspec.testbed.prompts import Prompt
-from flowspec.testbed.report import Estimate, Row, digest, machine, measured, model_digest, profile_digest
+from flowspec.testbed.report import Estimate, Row, measured
 from flowspec.testbed.simulate import Ran, profile_costs, returns_hidden, simulate
 from flowspec.testbed.texts import Text, texts
 
@@ -260,7 +261,7 @@ class Grid:
         link = cell.link
         return Row(
             cell.strategy, cell.source, cell.stages, cell.temperature, link.swept, link.shape.latency * 1e3,
-            link.shape.bandwidth * 8 / 1e6, **measured(runs),
+            link.shape.bandwidth * 8 / 1e6, **measured(runs, choices_of(cell.source)),
         )  # fmt: skip
 
     def _compared(self, rows: Iterable[Row]) -> list[Row]:

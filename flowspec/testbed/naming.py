@@ -37,9 +37,14 @@ def names_of(source: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for names in source_parts(source) for name in names))
 
 
+def choices_of(source: str) -> tuple[str, ...]:
+    """The drafts in ``source`` that a strategy may choose from."""
+    return tuple(map("+".join, source_parts(source)))
+
+
 def first_choice(source: str) -> str:
     """What a strategy that does not choose drafts with."""
-    return "+".join(source_parts(source)[0])
+    return choices_of(source)[0]
 
 
 def _renamed(source: str, names: Mapping[str, str]) -> str:

@@ -6,21 +6,18 @@ Two files can be compared if they were made of the same models, prompts, profile
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import math
-import os
-import platform
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from importlib.metadata import version
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from flowspec.core.profile import Profile
 from flowspec.errors import ConfigError
+from flowspec.strategies.auto import drafted
 from flowspec.testbed.simulate import Ran
 
 #: What a file of ours says it is.
@@ -33,7 +30,6 @@ _SAME = {
     "how": "kind of run", "target": "target", "drafts": "draft models", "prompts": "prompts", "tokens": "tokens",
     "seed": "seed", "profile": "profile", "machine": "machine",
 }  # fmt: skip
-_PROFILE_TEXT = ("name", "summary", "source", "anchors")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +61,8 @@ class Row:
     ``source`` is "-" where nothing is drafted. Times are simulated seconds, over tokens after each prompt's first:
     ``tbt``: mean, p50 and p99 over all tokens; tokens committed together waited 0 but for the first of them.
     ``rows``: by fate, summed over stages; ``stage_busy``: by stage. ``speeds``: tokens/s by the prompt's number.
-    ``speedup``, ``speedups``: over the baseline on the same prompt.
+    ``speedup``, ``speedups``: over the baseline on the same prompt. ``drafts``: where the strategy chose among several,
+    for how many of the tokens after each prompt's first each one was used.
     """
 
     strategy: str
@@ -91,6 +88,7 @@ class Row:
     speeds: Mapping[int, float]
     speedup: Estimate | None = None
     speedups: Mapping[int, float] | None = None
+    drafts: Mapping[str, int] = field(default_factory=dict)
 
 
 def gaps(ran: Ran) -> list[float]:
@@ -103,9 +101,10 @@ def gaps(ran: Ran) -> list[float]:
     return found[1:]
 
 
-def measured(runs: Mapping[int, Ran]) -> dict[str, Any]:
-    """What a row says of its runs, by prompt."""
+def measured(runs: Mapping[int, Ran], drafts: Sequence[str] = ()) -> dict[str, Any]:
+    """What a row says of its runs, by prompt; ``drafts``: what there was to choose from."""
     stats = {at: ran.stats for at, ran in runs.items()}
+    used = sum((Counter(drafted(one)) for one in stats.values()), Counter[int]())
     waits = [wait for ran in runs.values() for wait in gaps(ran)]
     tokens = len(waits)
     speeds = {at: one["tokens_per_second"] for at, one in stats.items() if one["tokens_per_second"]}
@@ -132,36 +131,8 @@ def measured(runs: Mapping[int, Ran]) -> dict[str, Any]:
         "draft_seconds_per_token": total("draft_seconds") / tokens,
         "repeated_4grams": total("repeated_4grams") / len(stats),
         "speeds": speeds,
+        "drafts": {name: used[number] for number, name in enumerate(drafts)} if used else {},
     }
-
-
-def digest(value: object) -> str:
-    """Of anything JSON can hold."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def profile_digest(profile: Profile) -> str:
-    """Of everything in a profile that changes a figure."""
-    fields = dataclasses.asdict(profile)
-    return digest({name: value for name, value in fields.items() if name not in _PROFILE_TEXT})
-
-
-def model_digest(folder: Path) -> str:
-    """Of a model's configuration and weights."""
-    whole = hashlib.sha256()
-    for file in sorted([folder / "config.json", *folder.glob("*.safetensors")]):
-        with file.open("rb") as opened:
-            whole.update(hashlib.file_digest(opened, "sha256").digest())
-    return whole.hexdigest()[:12]
-
-
-def machine() -> str:
-    """One line about this machine: processor, cores, system, versions that decide a rounding."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "numpy"))
-    return f"{os.cpu_count()} cores of {names[0] if names else platform.machine()}, {platform.system()}, {libraries}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +208,7 @@ def markdown(report: Report) -> str:
         "|---" * len(_COLUMNS) + "|",
         *(f"| {' | '.join(show(row) for show in _COLUMNS.values())} |" for row in report.rows),
         "",
+        *_footnote(report.rows),
         f"`{head['command']}`, version {head['version']}, on {head['machine']['line']}.",
     ]
     return "\n".join(lines) + "\n"
@@ -244,7 +216,23 @@ def markdown(report: Report) -> str:
 
 def described(row: Row) -> list[tuple[str, str]]:
     """A row as names and values."""
-    return [(name, show(row)) for name, show in _COLUMNS.items()]
+    shown = [(name, show(row)) for name, show in _COLUMNS.items()]
+    return [*shown, ("tokens by draft", _drafts(row))] if row.drafts else shown
+
+
+def _footnote(rows: Sequence[Row]) -> list[str]:
+    """Which drafts those rows used that had several to choose from; no line if there are none."""
+    said = [
+        f"{row.strategy} with {row.source} on {row.stages} stages, T {row.temperature:g}, {_COLUMNS['link'](row)}: "
+        f"{_drafts(row)}"
+        for row in rows
+        if row.drafts
+    ]
+    return [f"Tokens after each prompt's first by the draft used. {'; '.join(said)}.", ""] if said else []
+
+
+def _drafts(row: Row) -> str:
+    return ", ".join(f"{name} {tokens}" for name, tokens in row.drafts.items())
 
 
 def _estimate(value: Estimate | None) -> str:

@@ -1,4 +1,4 @@
-"""``simulate`` and ``bench`` about what they are given: stages without layers, draft sources, profiles, prompts."""
+"""``simulate`` and ``bench`` about what they are given: draft sources, profiles, prompts."""
 
 from __future__ import annotations
 
@@ -10,17 +10,6 @@ from flowspec.testbed import profiles
 from tests.cli.conftest import Command
 
 LAPTOP = (Path(profiles.__file__).parent / "laptop-cpu.toml").read_text()
-
-
-@pytest.mark.parametrize(("stages", "idle"), [(12, 0), (15, 2)])
-def test_stages_without_a_layer_are_counted_on_stderr(command: Command, stages: int, idle: int) -> None:
-    run = ("simulate", "hi", "--profile", "laptop-cpu", "--draft", "ngram", "--strategy", "chain", "--json")
-    status, out, err = command(*run, "--max-new-tokens", "2", "--stages", str(stages))
-    assert status == 0 and out.startswith("{")
-    said = (
-        f"note: {idle} of {stages} stages have no layer and pass rows on: the model of profile laptop-cpu has 12 layers"
-    )
-    assert err.splitlines() == ([said] if idle else [])
 
 
 def test_a_source_is_refused_by_what_the_profile_has(command: Command, tmp_path: Path) -> None:

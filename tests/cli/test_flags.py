@@ -48,6 +48,13 @@ def test_clusters(command: Command, arguments: list[str], flag: str, value: str,
     assert done == (1, "", f"flowspec: {flag} is {value}; expected {expected}\n")
 
 
+@pytest.mark.parametrize("name", ["generate", "up", "profile", "simulate", "bench"])
+@pytest.mark.parametrize("draft", ["", "  "])
+def test_an_empty_draft(command: Command, name: str, draft: str) -> None:
+    expected = "a name like draft, head or ngram, or several joined by + or :"
+    assert command(name, f"--draft={draft}") == (1, "", f"flowspec: --draft is empty; expected {expected}\n")
+
+
 @pytest.mark.parametrize("sweep", ["latency=-1", "latency=5,1e9", "mbit=0"])
 def test_links(command: Command, sweep: str) -> None:
     status, out, err = command("bench", "--sweep", sweep)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowspec.cli.app import app
-from flowspec.cli.parser import in_range, positive
+from flowspec.cli.parser import in_range, not_empty, positive
 from flowspec.errors import ConfigError
 from tests.cli.conftest import Command
 
@@ -68,6 +68,17 @@ def test_a_number_is_taken_in_its_range_only(low: float, high: float, value: flo
         assert check(FLAG, value) == value
     else:
         with pytest.raises(ConfigError, match=r"^--some is .*; expected some"):
+            check(FLAG, value)
+
+
+@given(st.text(" \n\tx"))
+def test_a_name_has_something_in_it(value: str) -> None:
+    check = not_empty("some")
+    assert check(FLAG, None) is None  # not given
+    if "x" in value:
+        assert check(FLAG, value) == value
+    else:
+        with pytest.raises(ConfigError, match=r"^--some is empty; expected some"):
             check(FLAG, value)
 
 

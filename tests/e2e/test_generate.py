@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,9 @@ from pathlib import Path
 import pytest
 
 from flowspec.client import Client
+from flowspec.cluster import Cluster, Setup
 from flowspec.core.sampling import Sampling
+from flowspec.model.directory import default_pair
 from flowspec.model.reference import Reference
 from tests.e2e.conftest import Clusters, Run, heed_interrupts, left_in, one_line, surroundings, workers_of
 
@@ -87,6 +90,25 @@ def test_one_prompt_that_fails_does_not_stop_the_others(flowspec: Run, clusters:
     assert "the model's context is 1024: shorten it" in done.stderr
 
 
+def test_drafts_to_choose_from_are_named_as_they_were_given(flowspec: Run, tmp_path: Path) -> None:
+    own, file = tmp_path / "small", tmp_path / "run.jsonl"
+    shutil.copytree(default_pair()[1], own)
+    with Cluster(Setup(default_pair()[0], f"ngram:{own}", 2)) as cluster:
+        fixed = flowspec("generate", PROMPT, "--max-new-tokens", "4", "--strategy", "chain", url=cluster.url)
+        chosen = flowspec("generate", PROMPT, "--max-new-tokens", "60", "--strategy", "auto", url=cluster.url)
+        auto = ("--strategy", "auto", "--json", "--record", str(file))
+        again = flowspec("generate", PROMPT, "--max-new-tokens", "60", *auto, url=cluster.url)
+    said = "flowspec: chain does not choose between drafts: it uses ngram, the first of ngram:small"
+    assert fixed.stderr.splitlines()[0] == said
+    (line,) = [line for line in chosen.stderr.splitlines() if line.startswith("tokens by draft")]
+    counts = dict(part.split() for part in line.removeprefix("tokens by draft").split("  ") if part.strip())
+    assert set(counts) <= {"ngram", "small"} and sum(map(int, counts.values())) == 59
+    assert "does not choose" not in chosen.stderr + again.stderr
+    decisions = json.loads(again.stdout)["stats"]["decisions"]
+    assert [entry["drafter"] for entry in decisions if "drafter" in entry][:2] == ["ngram", "small"]
+    assert flowspec("replay", str(file)).returncode == 0
+
+
 def test_a_recording_replays_and_an_edited_one_does_not(flowspec: Run, clusters: Clusters, tmp_path: Path) -> None:
     file = tmp_path / "run.jsonl"
     done = flowspec("generate", PROMPT, "--max-new-tokens", "16", "--record", str(file), url=clusters(2).url)
@@ -130,6 +152,10 @@ def test_a_recording_replays_and_an_edited_one_does_not(flowspec: Run, clusters:
         (["generate", "hi", "--strategy", "flowspec:width=8,width=9"], "strategy option width is given twice"),
         (["generate", "hi", "--models", "draft,/no/model,target"], "model folder /no/model does not exist"),
         (["generate", "hi", "--draft", "ngram+"], "is no list of drafters"),
+        (
+            ["generate", "hi", "--draft", f"draft:{default_pair()[1]}"],
+            "names one choice twice; expected like DIR:ngram",
+        ),
         (["generate", "hi", "--draft", "ngram+/no/model"], "model folder /no/model does not exist"),
         (["generate", "hi", "--target", "medium", "--draft", "head"], "hidden size 192, the target 160"),
         (["generate", "hi", "--strategy", "specpipe:width=500"], "width is 500; expected 0 to 128"),

@@ -19,6 +19,7 @@ from flowspec.model.sources import (
     choices,
     fingerprint,
     is_head,
+    labels,
     load_sources,
     open_models,
     source_names,
@@ -54,6 +55,30 @@ def test_drafts_there_are_to_choose_from() -> None:
         source_names("ngram:ngram")
     with pytest.raises(ConfigError, match="is no list of drafters"):
         source_names("ngram:")
+
+
+@pytest.mark.parametrize("other", ["{folder}", "{folder}/", "{folder}/../draft", "{link}"])
+def test_two_names_of_one_folder_are_one(tmp_path: Path, other: str) -> None:
+    (tmp_path / "link").symlink_to(str(local_path("draft")))
+    name = other.format(folder=local_path("draft"), link=tmp_path / "link")
+    with pytest.raises(ConfigError, match="names one choice twice; expected like DIR:ngram or DIR:DIR"):
+        choices(f"draft:{name}")
+    with pytest.raises(ConfigError, match="is no list of drafters"):
+        choices(f"head:draft+{name}")
+    assert choices(f"draft:head+{name}") == ("draft", f"head+{name}")
+
+
+def test_a_label_is_a_folders_last_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "models" / "small+fast"
+    folder.mkdir(parents=True)
+    assert labels(f"{folder}/:head+ngram:lab/tiny") == ("small+fast", "head+ngram", "lab/tiny")
+    assert labels(default_pair()[1]) == ("draft",)
+    assert labels("") == ("",)
+    monkeypatch.chdir(folder)
+    assert labels(".:ngram") == ("small+fast", "ngram")
+    (tmp_path / "other" / "small+fast").mkdir(parents=True)
+    both = (str(folder), str(tmp_path / "other" / "small+fast"))
+    assert labels(":".join(both)) == both, "or they could not be told apart"
 
 
 def test_only_a_head_needs_the_targets_ends() -> None:

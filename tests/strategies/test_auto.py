@@ -11,7 +11,10 @@ from functools import cache
 from statistics import median
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from flowspec.core.controller import DECISIONS
 from flowspec.core.experience import Experience
 from flowspec.core.jobs import JobSpec
 from flowspec.core.machine import Input, Output, Pass, Send, Work
@@ -19,6 +22,7 @@ from flowspec.core.messages import Envelope, Segment
 from flowspec.core.sampling import Sampling
 from flowspec.drivers.sim import Costs
 from flowspec.model.directory import default_pair, open_directory
+from flowspec.strategies.auto import drafted, named
 from flowspec.testbed.hits import HitDrafter, Kind
 from flowspec.testbed.profiles import load
 from flowspec.testbed.simulate import JOB, profile_costs, simulate
@@ -185,3 +189,22 @@ def test_where_the_drafter_knows_next_to_nothing_it_is_no_slower_than_plain_deco
             ran = simulate(text, strategy, stages, target, drafter, costs, experience=known)
         seconds[strategy] = ran.stats["decode_seconds"]
     assert seconds["auto"] <= 1.01 * seconds["autoregressive"]
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=200))
+def test_every_token_is_counted_for_the_drafter_that_was_chosen_by_then(drafters: list[int]) -> None:
+    """One drafter a token after the first; what was written down is where it changed."""
+    changes = [(at, drafter) for at, drafter in enumerate(drafters) if at == 0 or drafters[at - 1] != drafter]
+    whole = len(changes) < DECISIONS
+    decisions = [{"segments": 3, "rows": 1}, *({"tokens": at, "drafter": drafter} for at, drafter in changes)]
+    stats = {"tokens": len(drafters) + 1, "decisions": decisions if whole else decisions[: DECISIONS + 1]}
+    known = drafters if whole else drafters[: changes[DECISIONS - 1][0]]
+    assert drafted(stats) == {drafter: known.count(drafter) for drafter in known}
+    assert drafted(named(stats, "abc")) == {"abc"[drafter]: count for drafter, count in drafted(stats).items()}
+
+
+def test_a_job_without_a_choice_counts_for_nobody() -> None:
+    for stats in ({"tokens": 9}, {"tokens": 9, "decisions": [{"segments": 0, "rows": 1}]}):
+        assert drafted(stats) == {}
+        assert named(stats, ("a", "b")) == stats
+    assert drafted({"tokens": 0, "decisions": [{"tokens": 0, "drafter": 1}]}) == {1: 0}, "it failed before its first"

@@ -126,6 +126,10 @@ def test_who_does_not_choose_among_drafts_has_the_first_one() -> None:
     assert set(drafted) == {
         ("autoregressive", "-"), ("chain", "slm"), ("chain", "ngram"), ("auto", "slm"), ("auto", "ngram:slm")
     }  # fmt: skip
+    choosing = drafted.pop(("auto", "ngram:slm"))
+    assert list(choosing.drafts) == ["ngram", "slm"]
+    assert sum(choosing.drafts.values()) == choosing.tokens - choosing.prompts
+    assert not any(row.drafts for row in drafted.values())
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.core.profile import LinkShape
 from flowspec.errors import ConfigError
-from flowspec.testbed.profiles import load
-from flowspec.testbed.report import Estimate, Report, Row, compare, gaps, markdown, measured, profile_digest
+from flowspec.testbed.report import Estimate, Report, Row, compare, described, gaps, markdown, measured
 from flowspec.testbed.simulate import Ran
 
 VALUES = st.lists(st.floats(0.1, 1e3), min_size=1, max_size=60)
@@ -105,10 +103,47 @@ def test_a_row_weighs_its_prompts_by_their_tokens_and_seconds() -> None:
 
 
 def test_a_report_comes_back_from_its_file(tmp_path: Path) -> None:
-    rows = (row(), row("autoregressive", 1.0, source="-", speedup=None, tokens_per_second=None))
+    rows = (
+        row(), row("autoregressive", 1.0, source="-", speedup=None, tokens_per_second=None),
+        row("auto", source="slm:head", drafts={"slm": 30, "head": 12}),
+    )  # fmt: skip
     loaded = Report.load(write(tmp_path / "run.json", *rows))
     assert loaded.rows == rows
     assert loaded.header == json.loads(json.dumps(HEADER))
+
+
+def test_a_file_from_before_drafts_were_counted_is_read(tmp_path: Path) -> None:
+    file = write(tmp_path / "run.json")
+    content = json.loads(file.read_text())
+    del content["rows"][0]["drafts"]
+    file.write_text(json.dumps(content))
+    assert Report.load(file).rows == (row(),)
+
+
+def chosen(*changes: tuple[int, int], tokens: int) -> Ran:
+    decisions = [{"segments": 1, "rows": 4}, *({"tokens": at, "drafter": drafter} for at, drafter in changes)]
+    return Ran({**stats(tokens, 4.0, 0.9), "decisions": decisions}, ((1.0, 1), (2.0, tokens)))
+
+
+def test_a_row_says_how_many_tokens_every_draft_was_used_for() -> None:
+    runs = {0: chosen((0, 0), (24, 1), (48, 0), tokens=60), 1: chosen((0, 1), tokens=31)}
+    found = measured(runs, ("slm", "head", "ngram"))
+    assert found["drafts"] == {"slm": 24 + 11, "head": 24 + 30, "ngram": 0}
+    assert measured({0: Ran(stats(5, 4.0, 0.9), ((1.0, 1), (5.0, 5)))}, ("slm", "head"))["drafts"] == {}
+
+
+def test_drafts_are_named_below_the_table_where_there_was_a_choice() -> None:
+    auto = row("auto", source="slm:head", drafts={"slm": 30, "head": 12})
+    lines = markdown(Report(HEADER, (row(), auto, replace(auto, stages=8)))).splitlines()
+    (said,) = [line for line in lines if "by the draft used" in line]
+    assert said == (
+        "Tokens after each prompt's first by the draft used. "
+        "auto with slm:head on 4 stages, T 0, 0.3 ms, 1000 Mbit/s: slm 30, head 12; "
+        "auto with slm:head on 8 stages, T 0, 0.3 ms, 1000 Mbit/s: slm 30, head 12."
+    )
+    assert "by the draft used" not in markdown(Report(HEADER, (row(),)))
+    assert dict(described(auto))["tokens by draft"] == "slm 30, head 12"
+    assert described(auto)[:-1] == [(name, value) for name, value in described(replace(auto, drafts={}))]
 
 
 def test_the_markdown_says_that_it_is_simulated_and_of_what() -> None:
@@ -162,10 +197,3 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path, spoil: Callable[[str]
     file.write_text(spoil(file.read_text()))
     with pytest.raises(ConfigError, match=r"run\.json is no file written by"):
         Report.load(file)
-
-
-def test_a_profiles_digest_follows_what_it_costs_and_not_its_words() -> None:
-    profile = load("jetson-7b")
-    assert profile_digest(replace(profile, summary="x", source="y", name="z", anchors={})) == profile_digest(profile)
-    assert profile_digest(replace(profile, link=LinkShape(0.0, 1e6))) != profile_digest(profile)
-    assert profile_digest(replace(profile, layers=31)) != profile_digest(profile)

@@ -1,0 +1,45 @@
+"""By what two runs are known to be of the same models, prompts, profile and machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+
+from flowspec.core.profile import Profile
+
+#: What a profile says of itself that changes no figure.
+_PROFILE_TEXT = ("name", "summary", "source", "anchors")
+
+
+def digest(value: object) -> str:
+    """Of anything JSON can hold."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def profile_digest(profile: Profile) -> str:
+    """Of everything in a profile that changes a figure."""
+    fields = dataclasses.asdict(profile)
+    return digest({name: value for name, value in fields.items() if name not in _PROFILE_TEXT})
+
+
+def model_digest(folder: Path) -> str:
+    """Of a model's configuration and weights."""
+    whole = hashlib.sha256()
+    for file in sorted([folder / "config.json", *folder.glob("*.safetensors")]):
+        with file.open("rb") as opened:
+            whole.update(hashlib.file_digest(opened, "sha256").digest())
+    return whole.hexdigest()[:12]
+
+
+def machine() -> str:
+    """One line about this machine: processor, cores, system, versions that decide a rounding."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "numpy"))
+    return f"{os.cpu_count()} cores of {names[0] if names else platform.machine()}, {platform.system()}, {libraries}"

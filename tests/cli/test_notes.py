@@ -1,0 +1,61 @@
+"""What is done in another way than a user may expect is one line on stderr, and the rest is silence."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from flowspec.cli.notes import first_of_several
+from flowspec.strategies import STRATEGIES, build
+from tests.cli.conftest import Command
+
+
+@pytest.mark.parametrize(("stages", "idle"), [(12, 0), (15, 2)])
+def test_stages_without_a_layer_are_counted_on_stderr(command: Command, stages: int, idle: int) -> None:
+    run = ("simulate", "hi", "--profile", "laptop-cpu", "--draft", "ngram", "--strategy", "chain", "--json")
+    status, out, err = command(*run, "--max-new-tokens", "2", "--stages", str(stages))
+    assert status == 0 and out.startswith("{")
+    said = (
+        f"note: {idle} of {stages} stages have no layer and pass rows on: the model of profile laptop-cpu has 12 layers"
+    )
+    assert err.splitlines() == ([said] if idle else [])
+
+
+QUICK = ("--profile", "laptop-cpu", "--stages", "2")
+
+
+@pytest.mark.parametrize("draft", ["ngram:draft", "ngram"])
+@pytest.mark.parametrize("strategy", ["chain:window=2", "auto", "autoregressive"])
+def test_a_simulated_strategy_that_does_not_choose_says_what_it_uses(
+    command: Command, strategy: str, draft: str
+) -> None:
+    run = ("simulate", "hi", *QUICK, "--max-new-tokens", "6", "--json")
+    status, out, err = command(*run, "--draft", draft, "--strategy", strategy)
+    assert status == 0
+    (row,) = json.loads(out)["rows"]
+    silent = strategy in ("auto", "autoregressive") or draft == "ngram"
+    said = "flowspec: chain:window=2 does not choose between drafts: it uses ngram, the first of ngram:draft\n"
+    assert err == ("" if silent else said)
+    choosing = strategy == "auto" and draft == "ngram:draft"
+    assert row["drafts"] == ({"ngram": row["tokens"] - 1, "slm": 0} if choosing else {})
+
+
+def test_a_comparison_names_them_in_one_line_and_what_was_chosen_below_its_table(command: Command) -> None:
+    run = ("bench", *QUICK, "--tokens", "8", "--half", "tuning", "--strategies", "auto,chain,specpipe")
+    status, out, err = command(*run, "--draft", "ngram:slm,ngram,ngram:slm+ngram")
+    assert status == 0
+    used = "ngram, the first of ngram:slm, and ngram, the first of ngram:slm+ngram"
+    assert err == f"flowspec: chain, specpipe do not choose between drafts: they use {used}\n"
+    (said,) = [line for line in out.splitlines() if "by the draft used" in line]
+    assert "auto with ngram:slm on 2 stages" in said and "auto with ngram:slm+ngram on 2 stages" in said
+
+
+def test_only_who_drafts_and_does_not_choose_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    first_of_several(STRATEGIES, (2, 4), [("head", "slm")])
+    named = capsys.readouterr().err.removeprefix("flowspec: ").partition(" do not choose")[0].split(", ")
+    assert set(STRATEGIES) - set(named) == {
+        name for name in STRATEGIES if not build(name, 2).width or build(name, 2).chooses
+    }
+    first_of_several(STRATEGIES, (2,), [("head",), ("slm",)])
+    assert capsys.readouterr().err == ""

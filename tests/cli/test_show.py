@@ -1,0 +1,28 @@
+"""The table at a job's end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+
+from flowspec.cli.show import table
+from flowspec.client import Result
+from flowspec.core.stats import Tally
+
+
+def shown(decisions: list[dict[str, Any]]) -> dict[str, str]:
+    """The table's lines by their name."""
+    stats = {**Tally(0.0).stats(range(61), {}, 1), "decisions": decisions}
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(table(Result("j", (), (), "", "auto", "length", stats)))
+    lines = [line.split("  ", 1) for line in captured.get().splitlines()]
+    return {name.strip(): value.strip() for name, value in lines}
+
+
+def test_it_says_which_draft_was_used_for_how_many_tokens() -> None:
+    sizes: dict[str, Any] = {"segments": 2, "rows": 8}
+    took_turns = [sizes, *({"tokens": at, "drafter": name} for at, name in ((0, "head"), (24, "small"), (48, "head")))]
+    assert shown(took_turns)["tokens by draft"] == "head 36  small 24"
+    assert "tokens by draft" not in shown([sizes])

@@ -1,0 +1,16 @@
+"""A digest follows what changes a figure, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from flowspec.core.profile import LinkShape
+from flowspec.testbed.digests import profile_digest
+from flowspec.testbed.profiles import load
+
+
+def test_a_profiles_digest_follows_what_it_costs_and_not_its_words() -> None:
+    profile = load("jetson-7b")
+    assert profile_digest(replace(profile, summary="x", source="y", name="z", anchors={})) == profile_digest(profile)
+    assert profile_digest(replace(profile, link=LinkShape(0.0, 1e6))) != profile_digest(profile)
+    assert profile_digest(replace(profile, layers=31)) != profile_digest(profile)
