@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import operator
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Sequence
 
@@ -43,12 +44,12 @@ _BLOCK = RANKS * CELLS
 _EDGES = np.array(EDGES)
 
 
-class _Table:
+class _Table(ABC):
     """Cells by number, with what every one says; ``say``: of a block of cells nothing is known of."""
 
     def __init__(self, coupled: bool, say: Floats) -> None:
         self._coupled, self._say = coupled, say
-        self._says = say
+        self._says = say.copy()
         self._cells: dict[int, tuple[float, float]] = {}  # what was tried or promised, and hits
 
     def expansion(self, tokens: Sequence[int], values: Sequence[float], sources: Sequence[int] = ()) -> Expansion:
@@ -73,8 +74,9 @@ class _Table:
         ordered = [np.take_along_axis(column, best, axis=1).tolist() for column in columns]
         return [Expansion(*map(tuple, row)) for row in zip(*ordered, strict=True)]
 
+    @abstractmethod
     def _worth(self, own: Floats, says: Floats) -> Floats:
-        raise NotImplementedError
+        """Logs, of the drafter's ``own`` values and what their cells say."""
 
     def _look_up(self, cells: Ints) -> Floats:
         while cells.size and cells.max() >= self._says.size:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -107,6 +108,16 @@ def test_a_source_whose_best_was_credited_to_another_does_not_lead_with_its_seco
     expansion = Calibration(coupled=True).expansion([5, 6, 7, 8], [0.0, -1.0, -3.0, -2.0], [0, 0, 1, 0])
     assert expansion.tokens[0] == 5
     assert shares(expansion)[7] < shares(expansion)[6]
+
+
+@pytest.mark.parametrize("table_of", [lambda: Calibration(True), lambda: Calibration(False), Scaling])
+def test_what_is_learnt_of_one_source_says_nothing_of_a_later_one(
+    table_of: Callable[[], Calibration | Scaling],
+) -> None:
+    table, own = table_of(), [0.0, -0.6]
+    for _ in range(30):
+        watch(table, table.expansion([1, 2], own), 2)
+    assert table.expansion([1, 2], own, [1, 1]).values == table_of().expansion([1, 2], own, [1, 1]).values
 
 
 #: A drafter's own log-probabilities, best first.
