@@ -30,8 +30,8 @@ ALLOWED = {
 }
 #: What the pure part may import beside itself: values and arithmetic, nothing that acts or looks around.
 PURE_IMPORTS = {
-    "__future__", "abc", "bisect", "collections", "dataclasses", "enum", "functools", "heapq", "itertools", "json",
-    "math", "numpy", "numpy.typing", "operator", "statistics", "typing", "collections.abc",
+    "__future__", "bisect", "collections", "dataclasses", "enum", "functools", "heapq", "itertools", "json", "math",
+    "numpy", "numpy.typing", "operator", "statistics", "typing", "collections.abc",
 }  # fmt: skip
 PURE = ("core", "strategies")
 TORCH_FREE = ("core", "strategies", "broker", "client", "cli", "cluster", "observe", "errors", "flowspec", "drivers")

@@ -12,17 +12,11 @@ from __future__ import annotations
 
 import math
 import operator
-from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Sequence
-
-import numpy as np
-import numpy.typing as npt
+from dataclasses import dataclass
 
 from flowspec.core.tree import Expansion, Node
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 #: Upper ends of the gap's cells, in nats.
 EDGES = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
@@ -38,95 +32,58 @@ REMEMBERED = 400
 #: No value says certainty: the log of it would make every descendant as good as its ancestor.
 MOST = 0.98
 
-_TOP, _LEAST = math.log(MOST), math.log(1e-4)
-#: Cells of one source.
-_BLOCK = RANKS * CELLS
-_EDGES = np.array(EDGES)
+_TOP = math.log(MOST)
 
 
-class _Table(ABC):
-    """Cells by number, with what every one says; ``say``: of a block of cells nothing is known of."""
+@dataclass(slots=True)
+class _Cell:
+    tries: float
+    hits: float
+    value: float = 0.0  # the log of their ratio, within bounds
 
-    def __init__(self, coupled: bool, say: Floats) -> None:
-        self._coupled, self._say = coupled, say
-        self._says = say.copy()
-        self._cells: dict[int, tuple[float, float]] = {}  # what was tried or promised, and hits
+    def __post_init__(self) -> None:
+        self.value = math.log(min(MOST, max(1e-4, self.hits / self.tries)))
+
+
+class Calibration:
+    """A table of one job or several; ``coupled``: the drafters see the target's noise."""
+
+    def __init__(self, coupled: bool) -> None:
+        self._coupled = coupled
+        self._cells: dict[int, _Cell] = {}
 
     def expansion(self, tokens: Sequence[int], values: Sequence[float], sources: Sequence[int] = ()) -> Expansion:
         """The candidates with calibrated values, best first; ``values`` are the drafter's own."""
         cells = _cells(values, sources, coupled=self._coupled)
-        worth = self._worth(np.array(values), self._look_up(np.array(cells, np.int64))).tolist()
-        return _best_first(worth, tokens, cells, values)
-
-    def expansions(
-        self, tokens: Sequence[Sequence[int]], values: Sequence[Sequence[float]],
-        sources: Sequence[Sequence[int]] = (), source: int = 0,
-    ) -> list[Expansion]:  # fmt: skip
-        """Those of the nodes of one pass. ``sources`` left out: every candidate is of ``source``."""
-        if sources or len({len(row) for row in values}) != 1 or not values[0]:
-            rows = sources or [(source,) * len(row) for row in values]
-            return [self.expansion(*row) for row in zip(tokens, values, rows, strict=True)]
-        own = np.array(values)
-        cells = _cells_of_pass(own, source, coupled=self._coupled)
-        worth = self._worth(own, self._look_up(cells))
-        best = np.argsort(-worth, axis=1, kind="stable")
-        columns = (np.array(tokens), worth, cells, own)
-        ordered = [np.take_along_axis(column, best, axis=1).tolist() for column in columns]
-        return [Expansion(*map(tuple, row)) for row in zip(*ordered, strict=True)]
-
-    @abstractmethod
-    def _worth(self, own: Floats, says: Floats) -> Floats:
-        """Logs, of the drafter's ``own`` values and what their cells say."""
-
-    def _look_up(self, cells: Ints) -> Floats:
-        while cells.size and cells.max() >= self._says.size:
-            self._says = np.concatenate((self._says, self._say))
-        return self._says[cells]
-
-
-def _forgetting(cell: tuple[float, float], held: float) -> tuple[float, float]:
-    """Half of what a cell has, once it holds more than it is to remember."""
-    return (cell[0] / 2, cell[1] / 2) if held > REMEMBERED else cell
-
-
-class Calibration(_Table):
-    """A table of one job or several; ``coupled``: the drafters see the target's noise."""
-
-    def __init__(self, coupled: bool) -> None:
-        self._priors = [self._prior(*divmod(cell, CELLS), coupled=coupled) for cell in range(_BLOCK)]
-        super().__init__(coupled, np.array([_bounded(prior) for prior in self._priors]))
+        known = self._cells
+        worth = [known[cell].value if cell in known else self._unknown(cell) for cell in cells]
+        return _best_first(worth, tokens, cells)
 
     def observe(self, node: Node, token: int) -> None:
         """The target chose ``token`` after ``node``."""
         if node.expansion is None:
             return
         for candidate, cell in zip(node.expansion.tokens, node.expansion.cells, strict=False):
-            prior = (PRIOR_WEIGHT, PRIOR_WEIGHT * self._priors[cell % _BLOCK])
-            before = self._cells.get(cell, prior)
-            tries, hits = _forgetting(before, before[0])
-            tries, hits = tries + 1, hits + (candidate == token)
-            self._cells[cell], self._says[cell] = (tries, hits), _bounded(hits / tries)
+            entry = self._cells[cell]
+            share = 0.5 if entry.tries > REMEMBERED else 1.0
+            self._cells[cell] = _Cell(share * entry.tries + 1, share * entry.hits + (candidate == token))
 
-    def _worth(self, own: Floats, says: Floats) -> Floats:
-        return says
+    def _unknown(self, number: int) -> float:
+        cell = self._cells[number] = _Cell(PRIOR_WEIGHT, PRIOR_WEIGHT * self._prior(number))
+        return cell.value
 
-    @staticmethod
-    def _prior(rank: int, bucket: int, *, coupled: bool) -> float:
+    def _prior(self, number: int) -> float:
         """Expected acceptance before anything was seen: a lead helps the first, a lag hurts the others."""
+        rank, bucket = number // CELLS % RANKS, number % CELLS
         middle = (0.0, *EDGES)[bucket]
-        if not coupled:
+        if not self._coupled:
             return math.exp(-middle)
         if rank == 0:
             return 0.3 + 0.5 * (1 - math.exp(-middle / 2))
         return 0.25 / (rank + 1) * math.exp(-middle / 4)
 
 
-def _bounded(share: float) -> float:
-    """The log of ``share``, neither certainty nor nothing."""
-    return min(_TOP, max(_LEAST, math.log(share))) if share > 0 else _LEAST
-
-
-class Scaling(_Table):
+class Scaling:
     """A table for drafters that give log-probabilities and do not see the noise: how far to believe them.
 
     A cell counts what its candidates promised and how often they were right; their values are scaled by the
@@ -134,7 +91,14 @@ class Scaling(_Table):
     """
 
     def __init__(self) -> None:
-        super().__init__(False, np.zeros(_BLOCK))
+        self._cells: dict[int, tuple[float, float]] = {}  # promised, hits
+        self._scales: dict[int, float] = {}  # logs of their ratios
+
+    def expansion(self, tokens: Sequence[int], values: Sequence[float], sources: Sequence[int] = ()) -> Expansion:
+        """The candidates with scaled values, best first; ``values`` are the drafter's own."""
+        cells, scale = _cells(values, sources), self._scales.get
+        scaled = [value + scale(cell, 0.0) for value, cell in zip(values, cells, strict=True)]
+        return _best_first([value if value < _TOP else _TOP for value in scaled], tokens, cells, values)
 
     def observe(self, node: Node, token: int) -> None:
         """The target chose ``token`` after ``node``."""
@@ -142,25 +106,10 @@ class Scaling(_Table):
             return
         found = node.expansion
         for candidate, cell, value in zip(found.tokens, found.cells, found.raw, strict=True):
-            before = self._cells.get(cell, (0.0, 0.0))
-            promised, hits = _forgetting(before, sum(before))
-            promised, hits = promised + math.exp(value), hits + (candidate == token)
-            self._cells[cell], self._says[cell] = (promised, hits), math.log((hits + 1) / (promised + 1))
-
-    def _worth(self, own: Floats, says: Floats) -> Floats:
-        return np.minimum(own + says, _TOP)
-
-
-def _cells_of_pass(values: Floats, source: int, *, coupled: bool) -> Ints:
-    """``[nodes, candidates]``: the cell of every candidate, all of one source; as ``_cells`` has it."""
-    count = values.shape[1]
-    ranks, gaps = np.tile(np.arange(count), (len(values), 1)), -values
-    if coupled:
-        leads = values[:, 0] >= 0
-        gaps[leads, 0] = values[leads, 0] - values[leads, 1] if count > 1 else ALONE
-        ranks[~leads] += 1
-    found: Ints = (source * RANKS + np.minimum(ranks, RANKS - 1)) * CELLS + _EDGES.searchsorted(gaps)
-    return found
+            promised, hits = self._cells.get(cell, (0.0, 0.0))
+            share = 0.5 if promised + hits > REMEMBERED else 1.0
+            promised, hits = share * promised + math.exp(value), share * hits + (candidate == token)
+            self._cells[cell], self._scales[cell] = (promised, hits), math.log((hits + 1) / (promised + 1))
 
 
 def _cells(values: Sequence[float], sources: Sequence[int], *, coupled: bool = False) -> list[int]:

@@ -134,18 +134,17 @@ class Drafting:
         if asked:
             count, spent = self._passes[self._answers_next]
             self._passes[self._answers_next] = (count + 1, spent + seconds)
-        fresh = [at for at, node in enumerate(asked) if node in tree and node not in stale]
-        for at, expansion in zip(fresh, self._expansions(result, fresh), strict=True):
-            tree.expand(asked[at], expansion)
+        for at, node in enumerate(asked):
+            if node in tree and node not in stale:
+                sources = result.sources[at] if result.sources else ()
+                tree.expand(node, self._expansion(result.tokens[at], result.values[at], sources))
 
-    def _expansions(self, result: DraftDone, rows: Sequence[int]) -> list[Expansion]:
-        """What the pass proposes in its ``rows``, with values."""
-        tokens, values = [result.tokens[at] for at in rows], [result.values[at] for at in rows]
-        if not (self._calibrates or self._coupled or result.sources or self._answers_next):
-            return [Expansion(*row) for row in zip(tokens, values, strict=True)]
-        first = self._answers_next * MOST_SOURCES
-        sources = [[first + source for source in result.sources[at]] for at in rows] if result.sources else ()
-        return self._calibration.expansions(tokens, values, sources, first)
+    def _expansion(self, tokens: tuple[int, ...], values: tuple[float, ...], sources: Sequence[int]) -> Expansion:
+        if self._answers_next:
+            sources = [self._answers_next * MOST_SOURCES + source for source in sources or (0,) * len(tokens)]
+        if self._calibrates or self._coupled or sources:
+            return self._calibration.expansion(tokens, values, sources)
+        return Expansion(tokens, values)
 
     def observe(self, tree: Tree, verdict: Verdict) -> None:
         """Learn from a verdict that was not applied yet what candidates are worth."""

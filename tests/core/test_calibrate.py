@@ -72,29 +72,6 @@ def test_an_uncoupled_candidates_own_probability_is_where_it_begins() -> None:
     assert values[1] > values[2] > values[3]
 
 
-@given(
-    st.lists(st.lists(st.floats(-12, 0), min_size=1, max_size=20), max_size=5),
-    st.sampled_from([lambda: Calibration(True), lambda: Calibration(False), Scaling]),
-    st.booleans(),
-    st.integers(0, 40),
-    st.lists(st.integers(0, 20), max_size=30),
-)
-def test_the_nodes_of_a_pass_get_what_each_would_alone(
-    rows: list[list[float]], table_of: Callable[[], Calibration | Scaling], even: bool, source: int, seen: list[int]
-) -> None:
-    """Even rows go through the table at once; one by one and together they are the same to the last bit."""
-    length = min(map(len, rows), default=0)
-    values = [sorted(row[:length] if even else row, reverse=True) for row in rows]
-    tokens = [range(len(row)) for row in values]
-    table = table_of()
-    for token in seen:
-        watch(table, table.expansion([0, 1, 2], [0.0, -0.4, -2.1], [source] * 3), token)
-    sources = [[source] * len(row) for row in values]
-    alone = [table.expansion(*row) for row in zip(tokens, values, sources, strict=True)]
-    assert table.expansions(tokens, values, source=source) == alone
-    assert table.expansions(tokens, values, sources) == alone
-
-
 def test_nodes_nobody_drafted_for_teach_nothing() -> None:
     table, tree = Calibration(coupled=True), Tree(0)
     table.observe(tree[tree.plant(0, 0, -1)], 5)
