@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from flowspec.broker.base import Op, middles_of
+from flowspec.broker.base import Op, drafts_of, middles_of
 from flowspec.broker.redis_link import RedisLink
 from flowspec.broker.scripts import Code
 from flowspec.core.draft import DraftMachine
@@ -17,7 +17,7 @@ from flowspec.drivers.replay import header
 from flowspec.drivers.roles import DraftRole
 from flowspec.model.choice import wanting_hidden
 from flowspec.model.directory import fetch_weights
-from flowspec.model.sources import fingerprint, labels, load_sources, target_needs
+from flowspec.model.sources import fingerprint, load_sources, target_needs
 from flowspec.strategies import build
 from flowspec.strategies.auto import named
 from workers._boot import Process, check_fingerprint, make_worker, parser, run
@@ -26,10 +26,13 @@ from workers._boot import Process, check_fingerprint, make_worker, parser, run
 class _Link(RedisLink):
     """Says what the drafters are called that a job has used: machines, and so recordings, have numbers only."""
 
-    drafters: tuple[str, ...] = ()
+    def __init__(self, process: Process, record: Mapping[str, str]) -> None:
+        stages, middles = int(record["stages"]), len(middles_of(record))
+        super().__init__(process.url, process.keys, DRAFT, stages, middles=middles)
+        self._drafts = drafts_of(record)
 
     def write(self, ops: Sequence[Op], at: float | None = None) -> list[Code]:
-        told = [replace(op, stats=named(op.stats, self.drafters)) if isinstance(op, Finish) else op for op in ops]
+        told = [replace(op, stats=named(op.stats, self._drafts)) if isinstance(op, Finish) else op for op in ops]
         return super().write(told, at)
 
 
@@ -60,8 +63,7 @@ def main() -> None:
             stages, target.context, target.vocabulary, target.eos, middles=middles, hidden=wanting[0],
             others=wanting[1:],
         )  # fmt: skip
-        link = _Link(process.url, process.keys, DRAFT, stages, middles=middles)
-        link.drafters = labels(draft)
+        link = _Link(process, record)
         role = DraftRole(drafter, Tokenizer(target), target.hidden_size)
         machine = DraftMachine(limits, build)
         worker.append(make_worker(record, machine, link, role, header=header(limits)))

@@ -9,7 +9,7 @@ from dataclasses import replace
 from flowspec.drivers.emulated_setup import EMULATED, Emulation
 from flowspec.drivers.scheduler import Scheduler
 from flowspec.model.directory import default_pair, layer_ranges
-from flowspec.model.sources import fingerprint, open_models
+from flowspec.model.sources import fingerprint, labels, open_models
 from workers._boot import Process, parser, run
 
 
@@ -42,6 +42,7 @@ def main() -> None:
                 "draft": given.draft,
                 "target_fingerprint": target.fingerprint,
                 "draft_fingerprint": fingerprint(given.draft),
+                "drafts": json.dumps(labels(given.draft)),
                 "middles": json.dumps(given.middle),
                 "middle_fingerprints": " ".join(middle.fingerprint for middle in middles),
                 "dtype": "float32",

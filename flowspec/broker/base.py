@@ -48,6 +48,11 @@ def middles_of(record: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(json.loads(record.get("middles", "[]")))
 
 
+def drafts_of(record: Mapping[str, str]) -> tuple[str, ...]:
+    """What reports call the drafts a strategy may choose from; none in the record of an older pipeline."""
+    return tuple(json.loads(record.get("drafts", "[]")))
+
+
 def nodes_of(record: Mapping[str, str]) -> tuple[str, ...]:
     """Every node that works on a pipeline's jobs."""
     return worker_nodes(int(record.get("stages", "0")), len(middles_of(record)))

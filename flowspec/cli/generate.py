@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from flowspec.broker.base import drafts_of
 from flowspec.cli import notes
 from flowspec.cli.show import Screen
 from flowspec.client import Client, Job, Result
@@ -18,7 +19,6 @@ from flowspec.core.jobs import JobSpec
 from flowspec.core.sampling import Sampling
 from flowspec.drivers.replay import merge
 from flowspec.errors import ClusterError, ConfigError, FlowSpecError, JobError
-from flowspec.model.sources import labels
 from flowspec.strategies import build
 
 
@@ -58,8 +58,7 @@ def run(request: Request, prompt: str | None, prompts: Path | None) -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     with _pipeline(request, screen) as pipeline, Client(pipeline.url) as client:
-        draft = client.pipeline().get("draft", "")
-        notes.first_of_several([request.strategy], [request.setup.stages], [labels(draft)])
+        notes.first_of_several([request.strategy], [drafts_of(client.pipeline())])
         for spec in specs:
             failed |= not _answer(client, spec, request, screen, pipeline.check)
     if failed:

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 def of_plan(plan: Plan) -> None:
     """All there is to say of a simulated comparison."""
-    from flowspec.testbed.naming import choices_of
+    from flowspec.testbed.naming import canonical, choices_of
 
     surplus(plan)
-    first_of_several(plan.runs, plan.stages, map(choices_of, plan.sources))
+    first_of_several(plan.runs, [choices_of(canonical(source)) for source in plan.sources])
 
 
 def surplus(plan: Plan) -> None:
@@ -32,15 +32,17 @@ def surplus(plan: Plan) -> None:
             )
 
 
-def first_of_several(strategies: Iterable[str], stages: Iterable[int], drafts: Iterable[tuple[str, ...]]) -> None:
+def first_of_several(strategies: Iterable[str], drafts: Iterable[tuple[str, ...]]) -> None:
     """A line that names those of ``strategies`` that draft and do not choose, if any of ``drafts``, each what there is
     to choose from, has more than one name."""
     several = list(dict.fromkeys(names for names in drafts if len(names) > 1))
-    counts = list(stages)
-    built = {name: [build(name, count) for count in counts] for name in strategies}
-    fixed = [name for name, made in built.items() if any(one.width and not one.chooses for one in made)]
+    built = {name: build(name, 1) for name in strategies}  # for any number of stages
+    fixed = [name for name, strategy in built.items() if strategy.width and not strategy.chooses]
     if not several or not fixed:
         return
     does, uses = ("does", "it uses") if len(fixed) == 1 else ("do", "they use")
     used = ", and ".join(f"{names[0]}, the first of {':'.join(names)}" for names in several)
-    sys.stderr.write(f"flowspec: {', '.join(fixed)} {does} not choose between drafts: {uses} {used}\n")
+    sys.stderr.write(
+        f"note: {', '.join(fixed)} {does} not choose between drafts: {uses} {used}; "
+        "put another one first, or use auto\n"
+    )

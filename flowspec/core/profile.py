@@ -184,10 +184,11 @@ def source_parts(source: str) -> tuple[tuple[str, ...], ...]:
     ConfigError if a name is empty or twice in a choice, or a choice is there twice.
     """
     parts = tuple(tuple(name.strip() for name in choice.split("+")) for choice in source.split(":"))
+    whole = all(map(all, parts))
     doubled = len(set(parts)) != len(parts) or any(len(set(names)) != len(names) for names in parts)
-    if doubled or not all(map(all, parts)):
+    if doubled or not whole:
         raise ConfigError(
-            f"draft source {source!r} {'names one drafter twice' if doubled else 'has an empty name'}; "
+            f"draft source {source!r} {'names one drafter twice' if whole else 'has an empty name'}; "
             "expected like slm, slm+ngram or slm:head+ngram"
         )
     return parts

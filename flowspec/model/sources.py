@@ -49,13 +49,16 @@ def labels(draft: str) -> tuple[str, ...]:
     """What a report calls each choice of ``draft``: as it was given, folders by their last part, unless two would be
     called the same. ``draft`` is not checked."""
     found = _split(draft)
-    short = tuple("+".join(map(_last_part, names)) for names in found)
-    return short if len(set(short)) == len(short) else tuple(map("+".join, found))
+    short = [tuple(map(_last_part, names)) for names in found]
+    apart = len(set(short)) == len(short) and all(len(set(names)) == len(names) for names in short)
+    return tuple(map("+".join, short if apart else found))
 
 
 def _last_part(name: str) -> str:
     path = None if name == NGRAM else local_path(name)
-    return name if path is None else path.name or path.resolve().name
+    if path is None:
+        return name
+    return (path.resolve() if path.name in ("", "..") else path).name or name
 
 
 def source_names(draft: str) -> tuple[str, ...]:

@@ -82,11 +82,12 @@ class Auto(Strategy):
 
 
 def named(stats: Mapping[str, Any], drafters: Sequence[str]) -> dict[str, Any]:
-    """A job's ``stats`` with names from ``drafters`` where its decisions have a drafter's number."""
+    """A job's ``stats`` with names from ``drafters``, as far as they go, where its decisions have numbers."""
     if "decisions" not in stats:
         return dict(stats)
+    names = dict[Any, str](enumerate(drafters))
     decisions = [
-        {**entry, "drafter": drafters[entry["drafter"]]} if "drafter" in entry else entry
+        {**entry, "drafter": names.get(entry["drafter"], entry["drafter"])} if "drafter" in entry else entry
         for entry in stats["decisions"]
     ]
     return {**stats, "decisions": decisions}

@@ -101,7 +101,7 @@ def gaps(ran: Ran) -> list[float]:
     return found[1:]
 
 
-def measured(runs: Mapping[int, Ran], drafts: Sequence[str] = ()) -> dict[str, Any]:
+def measured(runs: Mapping[int, Ran], drafts: Sequence[str]) -> dict[str, Any]:
     """What a row says of its runs, by prompt; ``drafts``: what there was to choose from."""
     stats = {at: ran.stats for at, ran in runs.items()}
     used = sum((Counter(drafted(one)) for one in stats.values()), Counter[int]())
@@ -221,14 +221,14 @@ def described(row: Row) -> list[tuple[str, str]]:
 
 
 def _footnote(rows: Sequence[Row]) -> list[str]:
-    """Which drafts those rows used that had several to choose from; no line if there are none."""
+    """Which drafts those rows used that had several to choose from; no lines if there are none."""
     said = [
-        f"{row.strategy} with {row.source} on {row.stages} stages, T {row.temperature:g}, {_COLUMNS['link'](row)}: "
+        f"- {row.strategy} with {row.source} on {row.stages} stages, T {row.temperature:g}, {_COLUMNS['link'](row)}: "
         f"{_drafts(row)}"
         for row in rows
         if row.drafts
     ]
-    return [f"Tokens after each prompt's first by the draft used. {'; '.join(said)}.", ""] if said else []
+    return ["Tokens after each prompt's first by the draft used:", "", *said, ""] if said else []
 
 
 def _drafts(row: Row) -> str:

@@ -24,7 +24,7 @@ from flowspec.cli.bench import strategies_of
 from flowspec.core.experience import Experience
 from flowspec.core.profile import Profile
 from flowspec.core.sampling import Sampling
-from flowspec.errors import FlowSpecError
+from flowspec.errors import ConfigError, FlowSpecError
 from flowspec.model.directory import default_pair, open_directory
 from flowspec.model.sources import load_sources
 from flowspec.strategies import EXACT, build
@@ -87,13 +87,22 @@ def main() -> None:
     parser.add_argument("--temperatures", default="0", help="by commas (0)")
     parser.add_argument("--draft", default="slm", help="slm, head or ngram, several by + or : (slm)")
     parser.add_argument("--tokens", type=int, default=24, help="of every text (24)")
-    parser.add_argument("--count", type=int, default=2, help="prompts, of up to six kinds in equal parts (2)")
+    parser.add_argument("--count", type=int, default=2, help="prompts, of six kinds in turn (2)")
     parser.add_argument("--stretch", type=float, default=0.0, help="left out: from a probe")
     parser.add_argument("--free", action="store_true", help="charge no software")
     try:
         run(parser.parse_args())
     except FlowSpecError as error:
         sys.exit(f"flowspec: {error}")
+
+
+def _prompts(count: int) -> list[str]:
+    """``count`` of the packaged prompts, of their kinds in turn."""
+    every, kinds = chosen_prompts(PROMPTS, sys.maxsize), len(chosen_prompts(PROMPTS, 1))
+    if not 1 <= count <= len(every):
+        raise ConfigError(f"--count is {count}; expected 1 to {len(every)} prompts")
+    each = len(every) // kinds
+    return [prompt for at in range(each) for prompt in every[at::each]][:count]
 
 
 def run(given: argparse.Namespace) -> None:
@@ -104,8 +113,7 @@ def run(given: argparse.Namespace) -> None:
     for strategy, profile in itertools.product(strategies, profiles):
         build(strategy, 1)
         profile.check_source(source)
-    target, kinds = open_directory(default_pair()[0]), len(chosen_prompts(PROMPTS, 1))
-    prompts = chosen_prompts(PROMPTS, -(-given.count // kinds))[: given.count]
+    target, prompts = open_directory(default_pair()[0]), _prompts(given.count)
     found = {
         float(t): texts(prompts, [Sampling(temperature=float(t), seed=1)], given.tokens, target, hidden=hidden)
         for t in given.temperatures.split(",")

@@ -35,7 +35,10 @@ def test_a_simulated_strategy_that_does_not_choose_says_what_it_uses(
     assert status == 0
     (row,) = json.loads(out)["rows"]
     silent = strategy in ("auto", "autoregressive") or draft == "ngram"
-    said = "flowspec: chain:window=2 does not choose between drafts: it uses ngram, the first of ngram:draft\n"
+    said = (
+        "note: chain:window=2 does not choose between drafts: it uses ngram, the first of ngram:slm; "
+        "put another one first, or use auto\n"
+    )
     assert err == ("" if silent else said)
     choosing = strategy == "auto" and draft == "ngram:draft"
     assert row["drafts"] == ({"ngram": row["tokens"] - 1, "slm": 0} if choosing else {})
@@ -46,16 +49,20 @@ def test_a_comparison_names_them_in_one_line_and_what_was_chosen_below_its_table
     status, out, err = command(*run, "--draft", "ngram:slm,ngram,ngram:slm+ngram")
     assert status == 0
     used = "ngram, the first of ngram:slm, and ngram, the first of ngram:slm+ngram"
-    assert err == f"flowspec: chain, specpipe do not choose between drafts: they use {used}\n"
-    (said,) = [line for line in out.splitlines() if "by the draft used" in line]
-    assert "auto with ngram:slm on 2 stages" in said and "auto with ngram:slm+ngram on 2 stages" in said
+    assert err == (
+        f"note: chain, specpipe do not choose between drafts: they use {used}; put another one first, or use auto\n"
+    )
+    _, below = out.split("by the draft used:\n\n")
+    first, second, *_ = below.splitlines()
+    assert first.startswith("- auto with ngram:slm on 2 stages")
+    assert second.startswith("- auto with ngram:slm+ngram on 2 stages")
 
 
 def test_only_who_drafts_and_does_not_choose_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    first_of_several(STRATEGIES, (2, 4), [("head", "slm")])
-    named = capsys.readouterr().err.removeprefix("flowspec: ").partition(" do not choose")[0].split(", ")
-    assert set(STRATEGIES) - set(named) == {
-        name for name in STRATEGIES if not build(name, 2).width or build(name, 2).chooses
-    }
-    first_of_several(STRATEGIES, (2,), [("head",), ("slm",)])
+    first_of_several(STRATEGIES, [("head", "slm")])
+    named = capsys.readouterr().err.removeprefix("note: ").partition(" do not choose")[0].split(", ")
+    for stages in (1, 4, 21):
+        built = {name: build(name, stages) for name in STRATEGIES}
+        assert set(named) == {name for name in built if built[name].width and not built[name].chooses}
+    first_of_several(STRATEGIES, [("head",), ("slm",)])
     assert capsys.readouterr().err == ""

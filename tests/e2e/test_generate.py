@@ -94,12 +94,13 @@ def test_drafts_to_choose_from_are_named_as_they_were_given(flowspec: Run, tmp_p
     own, file = tmp_path / "small", tmp_path / "run.jsonl"
     shutil.copytree(default_pair()[1], own)
     with Cluster(Setup(default_pair()[0], f"ngram:{own}", 2)) as cluster:
+        own.rename(tmp_path / "elsewhere")  # as on a user's machine, which has no folder of that name
         fixed = flowspec("generate", PROMPT, "--max-new-tokens", "4", "--strategy", "chain", url=cluster.url)
         chosen = flowspec("generate", PROMPT, "--max-new-tokens", "60", "--strategy", "auto", url=cluster.url)
         auto = ("--strategy", "auto", "--json", "--record", str(file))
         again = flowspec("generate", PROMPT, "--max-new-tokens", "60", *auto, url=cluster.url)
-    said = "flowspec: chain does not choose between drafts: it uses ngram, the first of ngram:small"
-    assert fixed.stderr.splitlines()[0] == said
+    said = "note: chain does not choose between drafts: it uses ngram, the first of ngram:small; "
+    assert fixed.stderr.splitlines()[0] == said + "put another one first, or use auto"
     (line,) = [line for line in chosen.stderr.splitlines() if line.startswith("tokens by draft")]
     counts = dict(part.split() for part in line.removeprefix("tokens by draft").split("  ") if part.strip())
     assert set(counts) <= {"ngram", "small"} and sum(map(int, counts.values())) == 59

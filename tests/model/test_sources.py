@@ -79,6 +79,10 @@ def test_a_label_is_a_folders_last_part(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "other" / "small+fast").mkdir(parents=True)
     both = (str(folder), str(tmp_path / "other" / "small+fast"))
     assert labels(":".join(both)) == both, "or they could not be told apart"
+    assert labels("+".join(both)) == ("+".join(both),)
+    (folder / "below").mkdir()
+    monkeypatch.chdir(folder / "below")
+    assert labels("..:/:ngram") == ("small+fast", "/", "ngram")
 
 
 def test_only_a_head_needs_the_targets_ends() -> None:

@@ -95,6 +95,8 @@ def test_simulation_speed_knows_every_drafters_passes() -> None:
         ("--strategies", "nosuch", "unknown strategy 'nosuch'"),
         ("--profiles", "nosuch", "there is no profile 'nosuch'"),
         ("--draft", "head:", "has an empty name"),
+        ("--count", "0", "--count is 0; expected 1 to 24 prompts"),
+        ("--count", "25", "--count is 25; expected 1 to 24 prompts"),
     ],
 )
 def test_what_the_emulation_bench_cannot_run_is_said_at_once(

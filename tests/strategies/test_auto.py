@@ -201,6 +201,8 @@ def test_every_token_is_counted_for_the_drafter_that_was_chosen_by_then(drafters
     known = drafters if whole else drafters[: changes[DECISIONS - 1][0]]
     assert drafted(stats) == {drafter: known.count(drafter) for drafter in known}
     assert drafted(named(stats, "abc")) == {"abc"[drafter]: count for drafter, count in drafted(stats).items()}
+    assert named(named(stats, "abc"), "abc") == named(stats, "abc")
+    assert named(stats, ()) == stats, "a pipeline without names has numbers"
 
 
 def test_a_job_without_a_choice_counts_for_nobody() -> None:
