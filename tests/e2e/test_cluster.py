@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import signal
@@ -11,16 +10,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
-from flowspec.broker.memory import MemoryBroker, MemoryLink
 from flowspec.broker.server import PrivateBroker
 from flowspec.client import Client
 from flowspec.cluster import Cluster, Setup
-from flowspec.core.messages import stage_node
-from flowspec.core.stage import StageMachine
 from flowspec.errors import BrokerUnreachable, ClusterError, JobError, JobFailed, ModelError
 from flowspec.model.directory import default_pair
 from tests.e2e.conftest import Clusters, Run, heed_interrupts, left_in, surroundings, workers_of
@@ -94,32 +89,6 @@ def test_another_model_under_the_same_name_is_refused(clusters: Clusters, tmp_pa
         scheduler.terminate()
         scheduler.wait()
     assert "is not the one the pipeline was set up with" in line
-
-
-def test_a_worker_without_a_pipeline_waits_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    import workers._boot as boot
-
-    with PrivateBroker() as broker:
-        monkeypatch.setattr(boot, "RECORD_SECONDS", 0.3)
-        process = boot.Process.__new__(boot.Process)
-        process.url, process.keys, process._stopped = broker.url, boot.Keys(), False
-        control = process.control()
-        with pytest.raises(ClusterError, match=r"pipeline p0 has no record after 0.3 s; start its scheduler"):
-            process.pipeline_record(control)
-        control.close()
-
-
-def test_a_collection_while_a_worker_serves_passes_over_what_it_loaded() -> None:
-    from workers._boot import make_worker
-
-    loaded = [object()]
-    try:
-        make_worker({}, StageMachine(1, 1), MemoryLink(MemoryBroker(), stage_node(1)), Mock())
-        assert all(loaded is not held for held in gc.get_objects())
-        assert gc.get_freeze_count()
-    finally:
-        gc.unfreeze()
-    assert any(loaded is held for held in gc.get_objects())
 
 
 def test_workers_without_a_broker_say_so(tmp_path: Path) -> None:
