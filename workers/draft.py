@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from flowspec.broker.base import Op, drafts_of, middles_of
@@ -26,10 +26,9 @@ from workers._boot import Process, check_fingerprint, make_worker, parser, run
 class _Link(RedisLink):
     """Says what the drafters are called that a job has used: machines, and so recordings, have numbers only."""
 
-    def __init__(self, process: Process, record: Mapping[str, str]) -> None:
-        stages, middles = int(record["stages"]), len(middles_of(record))
-        super().__init__(process.url, process.keys, DRAFT, stages, middles=middles)
-        self._drafts = drafts_of(record)
+    def __init__(self, process: Process, limits: Limits, drafts: Sequence[str]) -> None:
+        super().__init__(process.url, process.keys, DRAFT, limits.stages, middles=limits.middles)
+        self._drafts = drafts
 
     def write(self, ops: Sequence[Op], at: float | None = None) -> list[Code]:
         told = [replace(op, stats=named(op.stats, self._drafts)) if isinstance(op, Finish) else op for op in ops]
@@ -63,7 +62,7 @@ def main() -> None:
             stages, target.context, target.vocabulary, target.eos, middles=middles, hidden=wanting[0],
             others=wanting[1:],
         )  # fmt: skip
-        link = _Link(process, record)
+        link = _Link(process, limits, drafts_of(record))
         role = DraftRole(drafter, Tokenizer(target), target.hidden_size)
         machine = DraftMachine(limits, build)
         worker.append(make_worker(record, machine, link, role, header=header(limits)))

@@ -36,9 +36,11 @@ def first_of_several(strategies: Iterable[str], drafts: Iterable[tuple[str, ...]
     """A line that names those of ``strategies`` that draft and do not choose, if any of ``drafts``, each what there is
     to choose from, has more than one name."""
     several = list(dict.fromkeys(names for names in drafts if len(names) > 1))
+    if not several:
+        return
     built = {name: build(name, 1) for name in strategies}  # for any number of stages
     fixed = [name for name, strategy in built.items() if strategy.width and not strategy.chooses]
-    if not several or not fixed:
+    if not fixed:
         return
     does, uses = ("does", "it uses") if len(fixed) == 1 else ("do", "they use")
     used = ", and ".join(f"{names[0]}, the first of {':'.join(names)}" for names in several)

@@ -55,7 +55,7 @@ def labels(draft: str) -> tuple[str, ...]:
 
 
 def _last_part(name: str) -> str:
-    path = None if name == NGRAM else local_path(name)
+    path = _folder(name)
     if path is None:
         return name
     return (path.resolve() if path.name in ("", "..") else path).name or name
@@ -83,8 +83,13 @@ def _merged(draft: str) -> tuple[tuple[str, ...], ...]:
 
 def _meant(name: str) -> str | Path:
     """The folder that ``name`` is, however it is written; else the name itself."""
-    path = None if name == NGRAM else local_path(name)
+    path = _folder(name)
     return name if path is None else path.resolve()
+
+
+def _folder(name: str) -> Path | None:
+    """Where ``name`` is on this machine; None for what is no folder here, as ``ngram`` never is."""
+    return None if name == NGRAM else local_path(name)
 
 
 def _split(draft: str) -> tuple[tuple[str, ...], ...]:
