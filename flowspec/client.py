@@ -17,8 +17,8 @@ from flowspec.core.sampling import Sampling
 from flowspec.core.stats import unmeasured
 from flowspec.errors import ClusterError, JobFailed
 
-#: After so long without a word from a job its client asks whether anybody serves it, seconds; longer than
-#: a lease, so that a scheduler that has just died is not taken for one that lives.
+#: After so long without a word from a job its client asks whether anybody serves it, seconds;
+#: longer than a lease, so that a scheduler that has just died is not taken for one that lives.
 SILENCE_SECONDS = 8.0
 
 
@@ -32,7 +32,8 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A job that has ended. ``finish_reason``: eos, length or cancelled. ``token_ids`` are the generated ones.
+    """A job that has ended. ``finish_reason``: eos, length or cancelled. ``token_ids`` are the
+    generated ones.
 
     ``stats`` has the keys the README lists; a value is None where it could not be measured.
     """
@@ -91,7 +92,8 @@ class Job:
                 self._ids += chunk.token_ids
                 return chunk
             case "error" if "duplicate_of" in fields:
-                self.id, self._cursor = fields["duplicate_of"], "0"
+                self.id = fields["duplicate_of"]
+                self._cursor = "0"
             case "error":
                 self._error = fields.get("text", "unknown error")
             case "end":
@@ -104,7 +106,8 @@ class Job:
             return
         if "scheduler" not in self._control.claims():
             raise ClusterError(
-                f"job {self.id} waits and no scheduler serves the pipeline; start one, or look with `flowspec status`"
+                f"job {self.id} waits and no scheduler serves the pipeline; start one, or look "
+                "with `flowspec status`"
             )
         if not self._control.job(self.id):
             raise JobFailed(f"there is no job {self.id}: it never was, or it ended too long ago")
@@ -117,7 +120,8 @@ class Job:
 
     def so_far(self) -> Result:
         """What has been read up to now; of a job not read to its end the finish reason is empty."""
-        known, end = self._control.job(self.id), self._end or {}
+        known = self._control.job(self.id)
+        end = self._end or {}
         stages = int(self._control.pipeline().get("stages", "0"))
         stats = json.loads(end["stats"]) if "stats" in end else unmeasured(self._ids, stages)
         return Result(
@@ -142,11 +146,14 @@ class Job:
 class Client:
     """A connection to a running pipeline.
 
-    ``url``: the broker; default ``FLOWSPEC_REDIS_URL``, else localhost. BrokerUnreachable if it is not there.
+    ``url``: the broker; default ``FLOWSPEC_REDIS_URL``, else localhost. BrokerUnreachable if it
+    is not there.
     """
 
     def __init__(self, url: str | None = None, *, pipeline: str = DEFAULT_PIPELINE) -> None:
-        self._control = RedisControl(url or os.environ.get("FLOWSPEC_REDIS_URL") or DEFAULT_URL, Keys(pipeline))
+        self._control = RedisControl(
+            url or os.environ.get("FLOWSPEC_REDIS_URL") or DEFAULT_URL, Keys(pipeline)
+        )
 
     def submit(
         self,
@@ -163,8 +170,10 @@ class Client:
         record: bool = False,
         idempotency_key: str = "",
     ) -> Job:
-        """Submit a job. JobError for values that cannot be right; what only the pipeline can judge (an
-        unknown strategy, a prompt longer than the context) comes back as JobFailed from the job."""
+        """Submit a job. JobError for values that cannot be right; what only the pipeline can judge
+        (an unknown strategy, a prompt longer than the context) comes back as JobFailed from the
+        job.
+        """
         return self.submit_spec(
             JobSpec(
                 prompt=prompt,

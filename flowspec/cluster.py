@@ -1,7 +1,8 @@
 """A pipeline of real worker processes on this machine, under one parent.
 
-Each worker is ``python -m workers...`` in a session of its own, so that Ctrl-C reaches only the parent,
-and dies with it however it ends. What a worker writes to stderr is kept and shown when it fails.
+Each worker is ``python -m workers...`` in a session of its own, so that Ctrl-C reaches only the
+parent, and dies with it however it ends. What a worker writes to stderr is kept and shown when
+it fails.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a pipeline runs: model folders or hub names, how many verify stages, and the models of a chain
-    between drafter and target, smaller ones first. ``draft``: see ``model.sources``.
+    """What a pipeline runs: model folders or hub names, how many verify stages, and the models of a
+    chain between drafter and target, smaller ones first. ``draft``: see ``model.sources``.
 
     ``emulated``: the devices and links it pretends to be; None: those it runs on.
     """
@@ -58,16 +59,28 @@ class Setup:
         """The scheduler's, to serve this setup."""
         chain = [part for middle in self.middles for part in ("--middle", middle)]
         emulated = ["--emulate", self.emulated.text()] if self.emulated is not None else []
-        return ["--target", self.target, "--draft", self.draft, "--stages", str(self.stages), *chain, *emulated]
+        return [
+            "--target",
+            self.target,
+            "--draft",
+            self.draft,
+            "--stages",
+            str(self.stages),
+            *chain,
+            *emulated,
+        ]
 
 
 class Cluster:
-    """Scheduler, draft worker and verify workers of ``setup``, on a private broker or the one at ``url``.
+    """Scheduler, draft worker and verify workers of ``setup``, on a private broker or the one at
+    ``url``.
 
     ``urls``: where roles (``verify-1``) that reach the broker by another way find it.
     """
 
-    def __init__(self, setup: Setup, *, url: str | None = None, urls: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, setup: Setup, *, url: str | None = None, urls: Mapping[str, str] | None = None
+    ) -> None:
         self.setup = setup
         self._urls = urls or {}
         self._given_url = url
@@ -98,7 +111,11 @@ class Cluster:
 
     def _spawn(self, role: str, module: str, *arguments: str) -> None:
         assert self._logs is not None
-        environment = {**os.environ, "FLOWSPEC_REDIS_URL": self._urls.get(role, self.url), "PYTHONUNBUFFERED": "1"}
+        environment = {
+            **os.environ,
+            "FLOWSPEC_REDIS_URL": self._urls.get(role, self.url),
+            "PYTHONUNBUFFERED": "1",
+        }
         with (self._logs / role).open("wb") as log:
             self._processes[role] = subprocess.Popen(
                 [sys.executable, "-m", f"workers.{module}", *arguments],
@@ -121,14 +138,17 @@ class Cluster:
                 ready = [
                     role
                     for role, known in facts.items()
-                    if known.get("state") == "ready" and known.get("pid") == self._processes[role].pid
+                    if known.get("state") == "ready"
+                    and known.get("pid") == self._processes[role].pid
                 ]
                 progress(len(ready), len(self._processes))
                 if len(ready) == len(self._processes):
                     return
                 if time.monotonic() > deadline:
                     late = sorted(set(self._processes) - set(ready))[0]
-                    raise ClusterError(f"{late} was not ready after {READY_SECONDS:g} s; {self._said(late)}")
+                    raise ClusterError(
+                        f"{late} was not ready after {READY_SECONDS:g} s; {self._said(late)}"
+                    )
                 time.sleep(0.05)
         finally:
             control.close()
@@ -151,7 +171,11 @@ class Cluster:
     def _said(self, role: str) -> str:
         assert self._logs is not None
         log = self._logs / role
-        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()] if log.exists() else []
+        lines = (
+            [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+            if log.exists()
+            else []
+        )
         prefix = f"flowspec {role.partition('-')[0]}: "
         return lines[-1].strip().removeprefix(prefix) if lines else "it said nothing"
 

@@ -18,9 +18,14 @@ README = (ROOT / "README.md").read_text()
 DOCUMENTS = [
     ROOT / name
     for name in (
-        "README.md", "CHANGELOG.md", "lua/README.md", "ops/bench/RESULTS.md", "docs/systems.md", "docs/testbed.md",
+        "README.md",
+        "CHANGELOG.md",
+        "lua/README.md",
+        "ops/bench/RESULTS.md",
+        "docs/systems.md",
+        "docs/testbed.md",
     )
-]  # fmt: skip
+]
 
 
 def commands() -> list[str]:
@@ -69,7 +74,9 @@ def test_every_path_a_document_names_is_there(document: Path) -> None:
     linked = re.findall(r"\]\(([^)#:]+)\)", text)
     quoted = re.findall(r"`((?:flowspec|workers|lua|ops|tests|docs)/[\w./-]*\w)`", text)
     for path in [*linked, *quoted]:
-        assert (ROOT / path).exists() or (document.parent / path).exists(), f"{document.name} names {path}"
+        assert (ROOT / path).exists() or (document.parent / path).exists(), (
+            f"{document.name} names {path}"
+        )
 
 
 def test_the_readme_is_for_a_stranger() -> None:
@@ -81,7 +88,15 @@ def test_the_readme_is_for_a_stranger() -> None:
 def test_compose_runs_the_workers_commands() -> None:
     composed = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
     services = composed["services"]
-    assert set(services) == {"broker", "scheduler", "draft", "verify-1", "verify-2", "verify-3", "verify-4"}
+    assert set(services) == {
+        "broker",
+        "scheduler",
+        "draft",
+        "verify-1",
+        "verify-2",
+        "verify-3",
+        "verify-4",
+    }
     from workers._boot import parser
 
     for name, service in services.items():

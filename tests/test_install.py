@@ -22,13 +22,19 @@ SCRIPTS = sorted(file.name for file in (ROOT / "lua").glob("*.lua"))
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel built from a copy of what is tracked, so that nothing lands in the checkout."""
-    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    source = tmp_path_factory.mktemp("source")
+    out = tmp_path_factory.mktemp("wheel")
     for name in ("flowspec", "workers", "lua"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(out)]
-    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, "."], cwd=source, check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", *options, "."],
+        cwd=source,
+        check=True,
+        capture_output=True,
+    )
     (built,) = out.glob("*.whl")
     return built
 
@@ -40,7 +46,12 @@ def test_the_wheel_has_scripts_models_and_workers(wheel: Path) -> None:
     for model in ("target", "draft"):
         for file in ("config.json", "model.safetensors", "tokenizer.json"):
             assert f"flowspec/default_pair/{model}/{file}" in names
-    assert {"workers/scheduler.py", "workers/draft.py", "workers/verify.py", "flowspec/py.typed"} <= names
+    assert {
+        "workers/scheduler.py",
+        "workers/draft.py",
+        "workers/verify.py",
+        "flowspec/py.typed",
+    } <= names
     assert not any(name.startswith("tests/") for name in names)
 
 
@@ -57,7 +68,12 @@ def test_an_installed_wheel_finds_its_own_scripts(wheel: Path, tmp_path: Path) -
     )
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=clean, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=clean,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert int(done.stdout) == len(SCRIPTS)
 
@@ -74,5 +90,12 @@ def test_the_version_is_said_once() -> None:
 
 
 def test_public_names_are_what_all_says() -> None:
-    assert set(flowspec.__all__) == {"Chunk", "Client", "FlowSpecError", "Job", "Result", "__version__"}
+    assert set(flowspec.__all__) == {
+        "Chunk",
+        "Client",
+        "FlowSpecError",
+        "Job",
+        "Result",
+        "__version__",
+    }
     assert all(hasattr(flowspec, name) for name in flowspec.__all__)

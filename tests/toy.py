@@ -19,8 +19,16 @@ TARGET = ToyTarget()
 PROMPT = tuple((35 + at * 3) % 60 + 2 for at in range(10))
 
 
-def limits(stages: int, target: ToyTarget = TARGET, eos: frozenset[int] | None = None, middles: int = 0) -> Limits:
-    return Limits(stages, target.context, target.vocabulary, target.eos if eos is None else eos, middles=middles)
+def limits(
+    stages: int, target: ToyTarget = TARGET, eos: frozenset[int] | None = None, middles: int = 0
+) -> Limits:
+    return Limits(
+        stages,
+        target.context,
+        target.vocabulary,
+        target.eos if eos is None else eos,
+        middles=middles,
+    )
 
 
 def pipeline(
@@ -38,7 +46,10 @@ def pipeline(
     machine = DraftMachine(limits(stages, target, middles=len(middles)), build)
     nodes: dict[str, Any] = {"d0": (machine, ToyDrafter(target, hit_rate, ranks))}
     for model, agreement in enumerate(middles, 1):
-        nodes[middle_node(model)] = (StageMachine(1, stages, middle=model), ToyMiddle(target, agreement))
+        nodes[middle_node(model)] = (
+            StageMachine(1, stages, middle=model),
+            ToyMiddle(target, agreement),
+        )
     for stage in range(1, stages + 1):
         machine = StageMachine(stage, stages, parts_per_pass=parts_per_pass)
         nodes[stage_node(stage)] = (machine, ToyStage(target, stage, stages))
@@ -61,7 +72,9 @@ def generate(
 ) -> JobRecord:
     """One job to its end under unit costs."""
     simulation = pipeline(stages, **options)  # type: ignore[arg-type]
-    spec = JobSpec(prompt_ids=tuple(prompt), max_new_tokens=count, sampling=sampling, strategy=strategy)
+    spec = JobSpec(
+        prompt_ids=tuple(prompt), max_new_tokens=count, sampling=sampling, strategy=strategy
+    )
     submit(simulation, "job", spec)
     simulation.run()
     return simulation.jobs["job"]

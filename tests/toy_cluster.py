@@ -29,7 +29,9 @@ class Characters:
     def encode(self, prompt: str, *, raw: bool) -> tuple[int, ...]:
         if prompt == "boom":
             raise RuntimeError("no tokenizer for this")
-        return tuple(2 + (ord(character) - ord("a")) % (TARGET.vocabulary - 2) for character in prompt)
+        return tuple(
+            2 + (ord(character) - ord("a")) % (TARGET.vocabulary - 2) for character in prompt
+        )
 
     def stream(self) -> Characters:
         return self
@@ -42,12 +44,22 @@ class ToyCluster:
     """``control()`` and ``link(node)`` come from the broker under test."""
 
     def __init__(
-        self, control: Callable[[], Control], link: Callable[[str], Link], stages: int, *, jobs: int = 1,
-        hit_rate: float = 0.8, stall_seconds: float = 120.0, wrap: Callable[[Link], Link] = lambda link: link,
+        self,
+        control: Callable[[], Control],
+        link: Callable[[str], Link],
+        stages: int,
+        *,
+        jobs: int = 1,
+        hit_rate: float = 0.8,
+        stall_seconds: float = 120.0,
+        wrap: Callable[[Link], Link] = lambda link: link,
         middles: Sequence[float] = (),
-    ) -> None:  # fmt: skip
-        self.control, scheduling = control(), control()
-        self.control.set_pipeline({"stages": str(stages), "middles": json.dumps(["toy"] * len(middles))})
+    ) -> None:
+        self.control = control()
+        scheduling = control()
+        self.control.set_pipeline(
+            {"stages": str(stages), "middles": json.dumps(["toy"] * len(middles))}
+        )
         self._stopped = threading.Event()
         self._threads: list[threading.Thread] = []
         self.workers: dict[str, Worker] = {}
@@ -58,7 +70,12 @@ class ToyCluster:
         self._add("draft", DraftMachine(bounds, build), wrap(link(DRAFT)), role, header(bounds))
         for stage in range(1, stages + 1):
             executor = VerifyRole(ToyStage(TARGET, stage, stages), (), "<u8")
-            self._add(f"verify-{stage}", StageMachine(stage, stages), wrap(link(stage_node(stage))), executor)
+            self._add(
+                f"verify-{stage}",
+                StageMachine(stage, stages),
+                wrap(link(stage_node(stage))),
+                executor,
+            )
         for model, agreement in enumerate(middles, 1):
             executor = VerifyRole(ToyMiddle(TARGET, agreement), (), "<u8")
             machine = StageMachine(1, stages, middle=model)
@@ -66,10 +83,14 @@ class ToyCluster:
         self.scheduler = Scheduler(scheduling, stages, most_running=jobs)
         self._start("scheduler", lambda: self.scheduler.run(self._stopped.is_set))
 
-    def _add(self, role: str, machine: object, link: Link, performer: object, head: str = "") -> None:
+    def _add(
+        self, role: str, machine: object, link: Link, performer: object, head: str = ""
+    ) -> None:
         setup = setup_of(self.control.pipeline())
         worker = self.workers[role] = Worker(machine, link, performer, header=head)  # type: ignore[arg-type]
-        lease = self.leases[role] = Lease(self.control, role, lambda: {"state": "ready", "setup": setup})
+        lease = self.leases[role] = Lease(
+            self.control, role, lambda: {"state": "ready", "setup": setup}
+        )
         lease.take()
         self._start(role, lambda: worker.run(self._stopped.is_set))
 
@@ -90,7 +111,9 @@ class ToyCluster:
     def wait(self, job: str, seconds: float = 20.0) -> tuple[tuple[int, ...], dict[str, str], str]:
         """Token ids, the last entry and the error of a job that has ended."""
         ids: list[int] = []
-        error, cursor, deadline = "", "0", time.monotonic() + seconds
+        error = ""
+        cursor = "0"
+        deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             for entry in self.control.read_output(job, cursor, 0.2):
                 cursor = entry.cursor

@@ -1,1 +1,3 @@
-"""The processes: ``python -m workers.scheduler``, ``workers.draft``, ``workers.verify --stage N``."""
+"""The processes: ``python -m workers.scheduler``, ``workers.draft``, ``workers.verify
+--stage N``.
+"""

@@ -1,4 +1,6 @@
-"""What every worker process does around its loop: arguments, logs, signals, lease, and one line when it fails."""
+"""What every worker process does around its loop: arguments, logs, signals, lease, and one line
+when it fails.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ RECORD_SECONDS = 60.0
 def parser(role: str) -> argparse.ArgumentParser:
     """Arguments every worker takes."""
     arguments = argparse.ArgumentParser(prog=f"python -m workers.{role}")
-    arguments.add_argument("--redis-url", help=f"broker (default: FLOWSPEC_REDIS_URL, else {DEFAULT_URL})")
+    arguments.add_argument(
+        "--redis-url", help=f"broker (default: FLOWSPEC_REDIS_URL, else {DEFAULT_URL})"
+    )
     return arguments
 
 
@@ -91,7 +95,9 @@ class Process:
 
 def run(main: Callable[[], None], role: str) -> None:
     """Run a worker's ``main``: an expected error is one line on stderr and status 1."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # one torch thread a process, before torch is imported
+    os.environ.setdefault(
+        "OMP_NUM_THREADS", "1"
+    )  # one torch thread a process, before torch is imported
     try:
         observe.configure()
         main()
@@ -101,20 +107,28 @@ def run(main: Callable[[], None], role: str) -> None:
 
 
 def make_worker(
-    record: Mapping[str, str], machine: Machine, link: Link, role: Performer, *, header: str = "",
+    record: Mapping[str, str],
+    machine: Machine,
+    link: Link,
+    role: Performer,
+    *,
+    header: str = "",
     model_seconds: Callable[[], float] | None = None,
-) -> Worker:  # fmt: skip
+) -> Worker:
     """The loop of a worker process, on an emulated device if the pipeline's ``record`` says so.
 
     ``model_seconds``: see ``drivers.emulated``.
     """
     gc.collect()
-    gc.freeze()  # a collection over a loaded model's objects takes 0.2 s, in the middle of somebody's text
+    # a collection over a loaded model's objects takes 0.2 s, in the middle of somebody's text
+    gc.freeze()
     emulated = record.get(EMULATED)
     if not emulated:
         return Worker(machine, link, role, header=header)
     emulation = Emulation.read(emulated)
-    return EmulatedWorker(machine, link, role, emulation, header=header, model_seconds=model_seconds)
+    return EmulatedWorker(
+        machine, link, role, emulation, header=header, model_seconds=model_seconds
+    )
 
 
 def stage_number(text: str | None, stages: int) -> int:
@@ -125,7 +139,9 @@ def stage_number(text: str | None, stages: int) -> int:
 
 
 def check_fingerprint(found: str, expected: str, name: str) -> None:
-    """ConfigError unless this machine's copy of ``name`` is the model the pipeline was set up with."""
+    """ConfigError unless this machine's copy of ``name`` is the model the pipeline was
+    set up with.
+    """
     if found != expected:
         raise ConfigError(
             f"model {name} is not the one the pipeline was set up with "

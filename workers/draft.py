@@ -24,29 +24,38 @@ from workers._boot import Process, check_fingerprint, make_worker, parser, run
 
 
 class _Link(RedisLink):
-    """Says what the drafters are called that a job has used: machines, and so recordings, have numbers only."""
+    """Says what the drafters are called that a job has used: machines, and so recordings, have
+    numbers only.
+    """
 
     def __init__(self, process: Process, limits: Limits, drafts: Sequence[str]) -> None:
         super().__init__(process.url, process.keys, DRAFT, limits.stages, middles=limits.middles)
         self._drafts = drafts
 
     def write(self, ops: Sequence[Op], at: float | None = None) -> list[Code]:
-        told = [replace(op, stats=named(op.stats, self._drafts)) if isinstance(op, Finish) else op for op in ops]
+        told = [
+            replace(op, stats=named(op.stats, self._drafts)) if isinstance(op, Finish) else op
+            for op in ops
+        ]
         return super().write(told, at)
 
 
 def main() -> None:
     arguments = parser("draft")
-    arguments.add_argument("--target", help="where the target is on this machine (default: as the record says)")
+    arguments.add_argument(
+        "--target", help="where the target is on this machine (default: as the record says)"
+    )
     arguments.add_argument(
         "--draft",
-        help="what drafts, as found on this machine, joined by + and : as in the record (default: what that says)",
+        help="what drafts, as found on this machine, joined by + and : as in the record (default: "
+        "what that says)",
     )
     given = arguments.parse_args()
     process = Process(given.redis_url)
     control = process.control()
     record = process.pipeline_record(control)
-    stages, middles = int(record["stages"]), len(middles_of(record))
+    stages = int(record["stages"])
+    middles = len(middles_of(record))
     worker: list[Worker] = []
 
     with process.leased(control, "draft", lambda: worker[0].facts() if worker else {}) as stop:
@@ -59,9 +68,14 @@ def main() -> None:
         drafter = load_sources(draft, target)
         wanting = wanting_hidden(drafter)
         limits = Limits(
-            stages, target.context, target.vocabulary, target.eos, middles=middles, hidden=wanting[0],
+            stages,
+            target.context,
+            target.vocabulary,
+            target.eos,
+            middles=middles,
+            hidden=wanting[0],
             others=wanting[1:],
-        )  # fmt: skip
+        )
         link = _Link(process, limits, drafts_of(record))
         role = DraftRole(drafter, Tokenizer(target), target.hidden_size)
         machine = DraftMachine(limits, build)

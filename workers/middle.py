@@ -1,4 +1,6 @@
-"""A middle model of a chain: ``python -m workers.middle --model 1``; the pipeline's record has the rest."""
+"""A middle model of a chain: ``python -m workers.middle --model 1``; the pipeline's record has the
+rest.
+"""
 
 from __future__ import annotations
 
@@ -15,27 +17,40 @@ from workers._boot import Process, check_fingerprint, make_worker, parser, run
 
 def main() -> None:
     arguments = parser("middle")
-    arguments.add_argument("--model", required=True, help="which of the pipeline's middle models to serve, from 1")
-    arguments.add_argument("--path", help="where that model is on this machine (default: as the record says)")
+    arguments.add_argument(
+        "--model", required=True, help="which of the pipeline's middle models to serve, from 1"
+    )
+    arguments.add_argument(
+        "--path", help="where that model is on this machine (default: as the record says)"
+    )
     given = arguments.parse_args()
     process = Process(given.redis_url)
     control = process.control()
     record = process.pipeline_record(control)
-    stages, middles = int(record["stages"]), middles_of(record)
+    stages = int(record["stages"])
+    middles = middles_of(record)
     model = _number(given.model, len(middles))
     worker: list[Worker] = []
 
-    with process.leased(control, f"middle-{model}", lambda: worker[0].facts() if worker else {}) as stop:
+    with process.leased(
+        control, f"middle-{model}", lambda: worker[0].facts() if worker else {}
+    ) as stop:
         from flowspec.model.stage import load_stage
 
         name = given.path or middles[model - 1]
         directory = fetch_weights(name, lambda found: ("",))
-        check_fingerprint(directory.fingerprint, record["middle_fingerprints"].split()[model - 1], name)
+        check_fingerprint(
+            directory.fingerprint, record["middle_fingerprints"].split()[model - 1], name
+        )
         executor = load_stage(directory, range(directory.layers))
         role = VerifyRole(executor, (directory.hidden_size,), "float32")
-        link = RedisLink(process.url, process.keys, middle_node(model), stages, middles=len(middles))
+        link = RedisLink(
+            process.url, process.keys, middle_node(model), stages, middles=len(middles)
+        )
         machine = StageMachine(1, stages, middle=model)
-        worker.append(make_worker(record, machine, link, role, model_seconds=lambda: executor.model_seconds))
+        worker.append(
+            make_worker(record, machine, link, role, model_seconds=lambda: executor.model_seconds)
+        )
         process.state = "ready"
         worker[0].run(stop)
         link.close()
@@ -44,9 +59,13 @@ def main() -> None:
 
 def _number(text: str, models: int) -> int:
     if not models:
-        raise ConfigError("this pipeline has no middle models; start it with --models SMALL,MIDDLE,TARGET")
+        raise ConfigError(
+            "this pipeline has no middle models; start it with --models SMALL,MIDDLE,TARGET"
+        )
     if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= models:
-        raise ConfigError(f"middle model {text} is not in the pipeline; its middle models are 1 to {models}")
+        raise ConfigError(
+            f"middle model {text} is not in the pipeline; its middle models are 1 to {models}"
+        )
     return int(text)
 
 

@@ -15,18 +15,30 @@ from workers._boot import Process, parser, run
 
 def main() -> None:
     arguments = parser("scheduler")
-    arguments.add_argument("--target", default=default_pair()[0], help="model to serve (default: the packaged one)")
+    arguments.add_argument(
+        "--target", default=default_pair()[0], help="model to serve (default: the packaged one)"
+    )
     arguments.add_argument(
         "--draft",
         default=default_pair()[1],
-        help="what drafts: a model or head, ngram, or several joined by +; drafts to choose from are joined by :",
+        help="what drafts: a model or head, ngram, or several joined by +; drafts to choose from "
+        "are joined by :",
     )
     arguments.add_argument(
-        "--middle", action="append", default=[], help="a middle model of a chain; repeat it, smaller ones first"
+        "--middle",
+        action="append",
+        default=[],
+        help="a middle model of a chain; repeat it, smaller ones first",
     )
-    arguments.add_argument("--stages", type=int, default=4, help="verify stages (default: %(default)s)")
-    arguments.add_argument("--jobs", type=int, default=1, help="jobs that run at once (default: %(default)s)")
-    arguments.add_argument("--emulate", default="", help="pretend to be other devices and links, as JSON")
+    arguments.add_argument(
+        "--stages", type=int, default=4, help="verify stages (default: %(default)s)"
+    )
+    arguments.add_argument(
+        "--jobs", type=int, default=1, help="jobs that run at once (default: %(default)s)"
+    )
+    arguments.add_argument(
+        "--emulate", default="", help="pretend to be other devices and links, as JSON"
+    )
     given = arguments.parse_args()
     target, middles = open_models(given.target, given.draft, given.middle)
     ranges = layer_ranges(target.layers, given.stages, surplus=bool(given.emulate))
@@ -47,7 +59,11 @@ def main() -> None:
                 "middle_fingerprints": " ".join(middle.fingerprint for middle in middles),
                 "dtype": "float32",
                 "layers": " ".join(f"{block.start}-{block.stop}" for block in ranges),
-                **({EMULATED: replace(emulation, began=time.monotonic()).text()} if emulation else {}),
+                **(
+                    {EMULATED: replace(emulation, began=time.monotonic()).text()}
+                    if emulation
+                    else {}
+                ),
             }
         )
         Scheduler(control, given.stages, most_running=given.jobs).run(stop)

@@ -1,4 +1,6 @@
-"""A verify worker: ``python -m workers.verify --stage 2`` is enough; the pipeline's record has the rest."""
+"""A verify worker: ``python -m workers.verify --stage 2`` is enough; the pipeline's record has the
+rest.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,12 @@ NO_WEIGHTS = "none"
 
 def main() -> None:
     arguments = parser("verify")
-    arguments.add_argument("--stage", required=True, help="which block of the target's layers to serve, from 1")
-    arguments.add_argument("--target", help="where the target is on this machine (default: as the record says)")
+    arguments.add_argument(
+        "--stage", required=True, help="which block of the target's layers to serve, from 1"
+    )
+    arguments.add_argument(
+        "--target", help="where the target is on this machine (default: as the record says)"
+    )
     arguments.add_argument(
         "--attention",
         choices=ATTENTIONS,
@@ -39,14 +45,23 @@ def main() -> None:
     stage = stage_number(given.stage, stages)
     worker: list[Worker] = []
 
-    with process.leased(control, f"verify-{stage}", lambda: worker[0].facts() if worker else {}) as stop:
-        name, layers = given.target or record["target"], layer_range(record["layers"], stage)
+    with process.leased(
+        control, f"verify-{stage}", lambda: worker[0].facts() if worker else {}
+    ) as stop:
+        name = given.target or record["target"]
+        layers = layer_range(record["layers"], stage)
         target = fetch_weights(name, lambda found: _needs(found, layers))
         check_fingerprint(target.fingerprint, record["target_fingerprint"], name)
         executor, model_seconds = _executor(target, layers, given.attention)
         role = VerifyRole(executor, (target.hidden_size,), "float32")
-        link = RedisLink(process.url, process.keys, stage_node(stage), stages, middles=len(middles_of(record)))
-        worker.append(make_worker(record, StageMachine(stage, stages), link, role, model_seconds=model_seconds))
+        link = RedisLink(
+            process.url, process.keys, stage_node(stage), stages, middles=len(middles_of(record))
+        )
+        worker.append(
+            make_worker(
+                record, StageMachine(stage, stages), link, role, model_seconds=model_seconds
+            )
+        )
         process.state = "ready"
         worker[0].run(stop)
         link.close()

@@ -1,1 +1,3 @@
-"""Everything that knows how messages travel: codec, key names, Lua scripts, Redis and its in-memory twin."""
+"""Everything that knows how messages travel: codec, key names, Lua scripts, Redis and its in-memory
+twin.
+"""

@@ -26,7 +26,8 @@ Rows = npt.NDArray[Any]
 LOG_CAP = 50_000
 #: Segments' rows that may wait for one stage before the job fails.
 ROWS_CAP = 1_000
-#: Recorded steps one node keeps of one job; a recording that reached it is cut, and its replay says so.
+#: Recorded steps one node keeps of one job; a recording that reached it is cut, and its replay says
+#: so.
 RECORDING_CAP = 200_000
 #: Jobs that may wait in a pipeline's queue.
 QUEUE_CAP = 1_000
@@ -49,7 +50,9 @@ def middles_of(record: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def drafts_of(record: Mapping[str, str]) -> tuple[str, ...]:
-    """What reports call the drafts a strategy may choose from; none in the record of an older pipeline."""
+    """What reports call the drafts a strategy may choose from; none in the record of an older
+    pipeline.
+    """
     return tuple(json.loads(record.get("drafts", "[]")))
 
 
@@ -61,15 +64,21 @@ def nodes_of(record: Mapping[str, str]) -> tuple[str, ...]:
 def roles_of(record: Mapping[str, str]) -> tuple[str, ...]:
     """The lease of every worker in ``nodes_of``."""
     verify = (f"verify-{stage}" for stage in range(1, int(record.get("stages", "0")) + 1))
-    return ("draft", *verify, *(f"middle-{model}" for model in range(1, len(middles_of(record)) + 1)))
+    return (
+        "draft",
+        *verify,
+        *(f"middle-{model}" for model in range(1, len(middles_of(record)) + 1)),
+    )
 
 
-# ---- what a worker writes ------------------------------------------------------------------------------
+# ---- what a worker writes ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class PutRows:
-    """Rows for ``to``, named by (job, epoch, segment); written before the envelope that needs them."""
+    """Rows for ``to``, named by (job, epoch, segment); written before the envelope
+    that needs them.
+    """
 
     to: str
     job: str
@@ -99,9 +108,11 @@ Op = PutRows | Send | CommitText | Complete | Accepted | Finish | Record
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """When, in nominal seconds, ``source`` let a message of an emulated run go; its link's time comes on top.
+    """When, in nominal seconds, ``source`` let a message of an emulated run go; its link's time
+    comes on top.
 
-    A message the task graph held goes with the latest stamp of its creation and of what it waited for.
+    A message the task graph held goes with the latest stamp of its creation and of what it
+    waited for.
     """
 
     at: float
@@ -146,7 +157,9 @@ class Link(Protocol):
         ...
 
     def take_rows(self, job: str, epoch: int, segment: int) -> Rows:
-        """The rows that came for a segment, once; GapError if they are not there within a bounded wait."""
+        """The rows that came for a segment, once; GapError if they are not there within a bounded
+        wait.
+        """
         ...
 
     def drop_rows(self, job: str, segment: int) -> None:
@@ -169,7 +182,7 @@ class Link(Protocol):
         ...
 
 
-# ---- what everyone else does ---------------------------------------------------------------------------
+# ---- what everyone else does ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

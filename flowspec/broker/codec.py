@@ -1,8 +1,9 @@
 """Messages and rows as bytes. Everything read is checked before anything is built from it.
 
-Envelopes are msgpack: ``[version, kind, field, ...]``, dataclasses as lists of their fields in order.
-Rows are written in msgpack-numpy's published layout, so that any client with that package can read
-them, and read by the strict decoder here: that package's own decoder runs pickles and is never called.
+Envelopes are msgpack: ``[version, kind, field, ...]``, dataclasses as lists of their fields in
+order. Rows are written in msgpack-numpy's published layout, so that any client with that package
+can read them, and read by the strict decoder here: that package's own decoder runs pickles and
+is never called.
 """
 
 from __future__ import annotations
@@ -48,13 +49,16 @@ def encode(message: Message) -> bytes:
         raise WireError(f"a {type(message).__name__} cannot travel: {error}") from None
     if len(packed) > MAX_ENVELOPE:
         raise WireError(
-            f"a {type(message).__name__} of {len(packed)} bytes cannot travel; at most {MAX_ENVELOPE} are accepted"
+            f"a {type(message).__name__} of {len(packed)} bytes cannot travel; at most "
+            f"{MAX_ENVELOPE} are accepted"
         )
     return packed
 
 
 def decode(data: bytes) -> Message:
-    """The message in ``data``; WireError if it is not exactly one, well-formed and of this version."""
+    """The message in ``data``; WireError if it is not exactly one, well-formed and of
+    this version.
+    """
     if len(data) > MAX_ENVELOPE:
         raise WireError(f"envelope of {len(data)} bytes; at most {MAX_ENVELOPE} are accepted")
     try:
@@ -72,13 +76,16 @@ def decode(data: bytes) -> Message:
 def encode_rows(rows: npt.NDArray[Any]) -> bytes:
     """``rows`` in msgpack-numpy's layout; element types outside ROW_DTYPES are refused."""
     if rows.dtype.str not in ROW_DTYPES:
-        raise WireError(f"rows of type {rows.dtype.str} cannot travel; expected one of {sorted(ROW_DTYPES)}")
+        raise WireError(
+            f"rows of type {rows.dtype.str} cannot travel; expected one of {sorted(ROW_DTYPES)}"
+        )
     packed: bytes = msgpack.packb(np.ascontiguousarray(rows), default=msgpack_numpy.encode)
     return packed
 
 
 def decode_rows(data: bytes) -> npt.NDArray[Any]:
-    """The array in ``data``, a read-only view of it; WireError for anything else than plain numbers.
+    """The array in ``data``, a read-only view of it; WireError for anything else than plain
+    numbers.
 
     Size, element type and shape are checked against each other before an array is made.
     """
@@ -86,24 +93,38 @@ def decode_rows(data: bytes) -> npt.NDArray[Any]:
         raise WireError(f"rows of {len(data)} bytes; at most {MAX_ROWS} are accepted")
     try:
         found = msgpack.unpackb(
-            data, raw=False, strict_map_key=False, max_map_len=8, max_array_len=_MAX_DIMENSIONS, max_str_len=16,
+            data,
+            raw=False,
+            strict_map_key=False,
+            max_map_len=8,
+            max_array_len=_MAX_DIMENSIONS,
+            max_str_len=16,
             max_ext_len=0,
-        )  # fmt: skip
+        )
     except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
         raise WireError(f"rows are not msgpack: {type(error).__name__}") from None
     if not isinstance(found, dict) or found.keys() != {b"nd", b"type", b"kind", b"shape", b"data"}:
         raise WireError("rows are not in msgpack-numpy's array layout")
-    dtype, shape, raw = found[b"type"], found[b"shape"], found[b"data"]
-    if found[b"nd"] is not True or found[b"kind"] != b"" or not isinstance(dtype, str) or dtype not in ROW_DTYPES:
+    dtype = found[b"type"]
+    shape = found[b"shape"]
+    raw = found[b"data"]
+    if (
+        found[b"nd"] is not True
+        or found[b"kind"] != b""
+        or not isinstance(dtype, str)
+        or dtype not in ROW_DTYPES
+    ):
         raise WireError(f"rows of type {str(dtype)[:20]!r}; expected one of {sorted(ROW_DTYPES)}")
-    if not isinstance(shape, list) or not all(type(extent) is int and 0 <= extent <= MAX_ROWS for extent in shape):
+    if not isinstance(shape, list) or not all(
+        type(extent) is int and 0 <= extent <= MAX_ROWS for extent in shape
+    ):
         raise WireError("rows have a shape that is no list of sizes")
     if not isinstance(raw, bytes) or math.prod(shape) * np.dtype(dtype).itemsize != len(raw):
         raise WireError(f"rows of shape {shape} and type {dtype} do not fill their bytes")
     return np.frombuffer(raw, dtype=dtype).reshape(shape)
 
 
-# ---- checkers, one per field type, built once ----------------------------------------------------------
+# ---- checkers, one per field type, built once ----------------------------------------------------
 
 
 def _field_names(kind: type) -> tuple[str, ...]:
@@ -206,4 +227,9 @@ def _check_str(value: Any) -> str:
 
 
 _NAMES: dict[type, tuple[str, ...]] = {}
-_CHECKERS: dict[Any, Checker] = {int: _check_int, float: _check_float, bool: _check_bool, str: _check_str}
+_CHECKERS: dict[Any, Checker] = {
+    int: _check_int,
+    float: _check_float,
+    bool: _check_bool,
+    str: _check_str,
+}

@@ -15,11 +15,13 @@ from flowspec.core.messages import SCHEDULER, worker_nodes
 
 
 class Commands:
-    """Builds the command of each operation of ``node`` in a pipeline of ``stages`` verify stages and
-    ``middles`` middle models."""
+    """Builds the command of each operation of ``node`` in a pipeline of ``stages`` verify stages
+    and ``middles`` middle models.
+    """
 
     def __init__(self, keys: Keys, node: str, stages: int, middles: int = 0) -> None:
-        self._keys, self._node = keys, node
+        self._keys = keys
+        self._node = node
         self._scripts = load()
         nodes = worker_nodes(stages, middles)
         self._logs = [keys.log(name) for name in nodes]
@@ -27,13 +29,27 @@ class Commands:
         self._index = {name: at + 1 for at, name in enumerate(nodes)}
 
     def build(self, op: Op, stamp: str = "") -> Command:
-        """The command that carries out ``op``; ``stamp`` goes with what it delivers, now or later."""
+        """The command that carries out ``op``; ``stamp`` goes with what it delivers,
+        now or later.
+        """
         match op:
             case Send():
                 return self._publish(op, stamp)
             case PutRows(to, job, epoch, segment, rows):
                 data = codec.encode_rows(rows)
-                return ("XADD", self._keys.rows(to), "*", "j", job, "e", epoch, "s", segment, "d", data)
+                return (
+                    "XADD",
+                    self._keys.rows(to),
+                    "*",
+                    "j",
+                    job,
+                    "e",
+                    epoch,
+                    "s",
+                    segment,
+                    "d",
+                    data,
+                )
             case CommitText():
                 return self._commit(op, stamp)
             case Complete(job, epoch, tasks):
@@ -63,10 +79,13 @@ class Commands:
             stamp,
             len(op.after),
         ]
-        return self._call("publish", self._job_keys(message.job), [*arguments, *op.after, *op.completes])
+        return self._call(
+            "publish", self._job_keys(message.job), [*arguments, *op.after, *op.completes]
+        )
 
     def _commit(self, op: CommitText, stamp: str) -> Command:
-        commit, keys = op.commit, self._keys
+        commit = op.commit
+        keys = self._keys
         arguments = [
             commit.epoch,
             LOG_CAP,
@@ -80,7 +99,12 @@ class Commands:
             codec.encode(commit.prunes[0].message),
             stamp,
         ]
-        named = [keys.job(commit.job), keys.graph(commit.job), keys.out(commit.job), *self._stage_logs]
+        named = [
+            keys.job(commit.job),
+            keys.graph(commit.job),
+            keys.out(commit.job),
+            *self._stage_logs,
+        ]
         seqs = [envelope.seq for envelope in commit.prunes]
         return self._call("commit_verdict", named, [*arguments, *seqs, *commit.completes])
 

@@ -1,9 +1,11 @@
 """redis-py set up so that its defaults cannot bite.
 
-- Nothing is retried behind our back: its default of ten retries would write an entry twice when a reply
-  is lost. What may be retried is retried by ``retrying``, the one policy there is.
-- The socket's timeout is longer than any blocking read, or an idle stream would look like a dead server.
-- Commands are packed by the Python packer: hiredis' has a cliff above 128 KB. Replies are parsed by it.
+- Nothing is retried behind our back: its default of ten retries would write an entry twice when
+  a reply is lost. What may be retried is retried by ``retrying``, the one policy there is.
+- The socket's timeout is longer than any blocking read, or an idle stream would look like a dead
+  server.
+- Commands are packed by the Python packer: hiredis' has a cliff above 128 KB. Replies are parsed
+  by it.
 - RESP2 by name, so that replies keep one shape.
 """
 
@@ -17,7 +19,12 @@ from urllib.parse import urlsplit
 import redis
 import tenacity
 from redis.backoff import NoBackoff
-from redis.connection import Connection, PythonRespSerializer, SSLConnection, UnixDomainSocketConnection
+from redis.connection import (
+    Connection,
+    PythonRespSerializer,
+    SSLConnection,
+    UnixDomainSocketConnection,
+)
 from redis.retry import Retry
 
 from flowspec.errors import BrokerError, BrokerFull, BrokerUnreachable, ConfigError
@@ -59,10 +66,14 @@ _CLASSES = {"redis": _Tcp, "valkey": _Tcp, "rediss": _Tls, "valkeys": _Tls, "uni
 
 
 def connect(url: str) -> redis.Redis:
-    """A client of its own for ``url``; nothing is sent yet. ConfigError for what is no broker URL."""
+    """A client of its own for ``url``; nothing is sent yet. ConfigError for what is no
+    broker URL.
+    """
     scheme = urlsplit(url).scheme
     if scheme not in _CLASSES:
-        raise ConfigError(f"broker URL {redact(url)} is not understood; expected redis://, rediss:// or unix://")
+        raise ConfigError(
+            f"broker URL {redact(url)} is not understood; expected redis://, rediss:// or unix://"
+        )
     try:
         pool = redis.ConnectionPool.from_url(
             url.replace("valkey", "redis", 1) if scheme.startswith("valkey") else url,
@@ -74,7 +85,8 @@ def connect(url: str) -> redis.Redis:
         )
     except ValueError:  # its text may quote a piece of the password
         raise ConfigError(
-            f"broker URL {redact(url)} is not understood; expected scheme://user:password@host:port/0, "
+            f"broker URL {redact(url)} is not understood; expected "
+            "scheme://user:password@host:port/0, "
             "with special characters in the password written as %XX"
         ) from None
     pool.connection_class = _CLASSES[scheme]
@@ -93,13 +105,18 @@ def redact(url: str) -> str:
 
 def translate(error: redis.RedisError, url: str) -> BrokerError:
     """Our error for one of redis-py's."""
-    where, reason = redact(url), str(error).splitlines()[0] if str(error) else type(error).__name__
+    where = redact(url)
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     if isinstance(error, redis.AuthenticationError) or reason.startswith(("NOAUTH", "WRONGPASS")):
-        return BrokerUnreachable(f"the broker at {where} refused the password; check the URL's user and password")
+        return BrokerUnreachable(
+            f"the broker at {where} refused the password; check the URL's user and password"
+        )
     if isinstance(error, redis.exceptions.NoPermissionError):
         return BrokerError(f"the broker at {where} does not allow this user a command: {reason}")
     if isinstance(error, redis.exceptions.OutOfMemoryError):
-        return BrokerFull(f"the broker at {where} is out of memory; raise maxmemory or wait for jobs to end")
+        return BrokerFull(
+            f"the broker at {where} is out of memory; raise maxmemory or wait for jobs to end"
+        )
     if isinstance(error, redis.ConnectionError | redis.TimeoutError):
         return BrokerUnreachable(f"cannot reach the broker at {where}: {reason}")
     return BrokerError(f"the broker at {where} refused a command: {reason}")

@@ -1,4 +1,6 @@
-"""Every key name. Keys of one pipeline share a hash tag, so that one script may touch all of them."""
+"""Every key name. Keys of one pipeline share a hash tag, so that one script may touch
+all of them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The broker in one process: same contract as Redis, same codec, same codes; for tests and simulations."""
+"""The broker in one process: same contract as Redis, same codec, same codes; for tests and
+simulations.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ class MemoryBroker:
     def __init__(self, *, log_cap: int = LOG_CAP) -> None:
         self.log_cap = log_cap
         self.changed = threading.Condition()
-        self.logs: dict[str, list[tuple[str, int, bytes, Stamp | None]]] = {}  # sender, seq, envelope
+        self.logs: dict[
+            str, list[tuple[str, int, bytes, Stamp | None]]
+        ] = {}  # sender, seq, envelope
         self.rows: dict[str, list[tuple[str, int, int, bytes]]] = {}
         self.jobs: dict[str, MemoryJob] = {}
         self.intake: list[Intake] = []
@@ -63,14 +67,20 @@ class MemoryBroker:
         self.idempotency: dict[str, str] = {}
         self.record: dict[str, str] = {}
 
-    # ---- scripts -------------------------------------------------------------------------------------
+    # ---- scripts ---------------------------------------------------------------------------------
 
     def fenced(self, job: str, epoch: int) -> MemoryJob | None:
         """The job if it runs under exactly ``epoch``."""
         known = self.jobs.get(job)
-        return known if known is not None and known.state == "running" and known.epoch == epoch else None
+        return (
+            known
+            if known is not None and known.state == "running" and known.epoch == epoch
+            else None
+        )
 
-    def append(self, node: str, sender: str, seq: int, message: Message, stamp: Stamp | None = None) -> None:
+    def append(
+        self, node: str, sender: str, seq: int, message: Message, stamp: Stamp | None = None
+    ) -> None:
         """One more entry of a log."""
         self.logs.setdefault(node, []).append((sender, seq, codec.encode(message), stamp))
 
@@ -79,11 +89,13 @@ class MemoryBroker:
         return len(self.logs.get(node, ())) < self.log_cap
 
     def publish(self, op: Send, stamp: Stamp | None) -> Code:
-        message, envelope = op.envelope.message, op.envelope
+        message = op.envelope.message
+        envelope = op.envelope
         job = self.fenced(message.job, message.epoch)
         if job is None:
             return Code.STALE
-        answer, key = Code.OK, (envelope.sender, op.to)
+        answer = Code.OK
+        key = (envelope.sender, op.to)
         created: tuple[Task, ...] = ()
         if not op.task and envelope.seq > job.seqs.get(key, 0) + 1:
             return Code.GAP
@@ -100,7 +112,11 @@ class MemoryBroker:
         return answer
 
     def graph_step(
-        self, job: MemoryJob, completes: Sequence[str], stamp: Stamp | None, created: Sequence[Task] = ()
+        self,
+        job: MemoryJob,
+        completes: Sequence[str],
+        stamp: Stamp | None,
+        created: Sequence[Task] = (),
     ) -> None:
         """Advance the graph and deliver what it lets go."""
         if stamp is not None:
@@ -111,7 +127,9 @@ class MemoryBroker:
                 waited = [job.done.get(name) for name in task.after]
                 known = (stamp, job.created.get(task.name), *waited)
                 latest = max(filter(None, known), key=lambda found: found.at, default=None)
-                self.append(task.to, GRAPH, job.graph_seqs.next(task.to), task.envelope.message, latest)
+                self.append(
+                    task.to, GRAPH, job.graph_seqs.next(task.to), task.envelope.message, latest
+                )
 
     def commit(self, op: CommitText, stamp: Stamp | None) -> Code:
         commit = op.commit
@@ -132,7 +150,12 @@ class MemoryBroker:
         for node, prune in zip(commit.to, commit.prunes, strict=True):
             self.append(node, DRAFT, prune.seq, prune.message, stamp)
             job.seqs[DRAFT, node] = prune.seq
-        entry = {"kind": "tokens", "offset": str(commit.emitted), "ids": json.dumps(commit.tokens), "text": op.text}
+        entry = {
+            "kind": "tokens",
+            "offset": str(commit.emitted),
+            "ids": json.dumps(commit.tokens),
+            "text": op.text,
+        }
         entry |= {"finish_reason": commit.finish} if commit.finish else {}
         job.output.append(entry | ({"at": repr(stamp.at)} if stamp is not None else {}))
         job.offset = commit.offset + commit.advance
@@ -187,7 +210,9 @@ class MemoryLink:
 
     def _has_news(self) -> bool:
         broker = self._broker
-        return len(broker.logs.get(self.node, ())) > self._log_at or bool(broker.rows.get(self.node))
+        return len(broker.logs.get(self.node, ())) > self._log_at or bool(
+            broker.rows.get(self.node)
+        )
 
     def take_rows(self, job: str, epoch: int, segment: int) -> Rows:
         rows = self._rows.pop((job, epoch, segment), None)
@@ -196,7 +221,9 @@ class MemoryLink:
         return rows
 
     def drop_rows(self, job: str, segment: int) -> None:
-        self._rows = {name: rows for name, rows in self._rows.items() if (name[0], name[2]) != (job, segment)}
+        self._rows = {
+            name: rows for name, rows in self._rows.items() if (name[0], name[2]) != (job, segment)
+        }
 
     def write(self, ops: Sequence[Op], at: float | None = None) -> list[Code]:
         stamp = None if at is None else Stamp(at, self.node)

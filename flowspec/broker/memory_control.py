@@ -33,7 +33,8 @@ class MemoryControl:
             return list(self._unacknowledged)
         with self._broker.changed:
             self._broker.changed.wait_for(lambda: bool(self._broker.intake), timeout=block_seconds)
-            self._unacknowledged, self._broker.intake = self._broker.intake, []
+            self._unacknowledged = self._broker.intake
+            self._broker.intake = []
         return list(self._unacknowledged)
 
     def join_intake(self) -> None:
@@ -43,14 +44,17 @@ class MemoryControl:
         self._unacknowledged = [intake for intake in self._unacknowledged if intake.job not in jobs]
 
     def admit(self, job: str, fields: Mapping[str, str], error: str = "") -> Code:
-        broker, key = self._broker, fields.get("idempotency_key", "")
+        broker = self._broker
+        key = fields.get("idempotency_key", "")
         with broker.changed:
             if job in broker.jobs:
                 return Code.DUP
-            answer, duplicate = Code.OK, ""
+            answer = Code.OK
+            duplicate = ""
             if not error and key in broker.idempotency:
                 duplicate = broker.idempotency[key]
-                answer, error = Code.DUP, f"the idempotency key belongs to job {duplicate}"
+                answer = Code.DUP
+                error = f"the idempotency key belongs to job {duplicate}"
             elif not error and len(broker.queue) >= QUEUE_CAP:
                 answer = Code.FULL
                 error = f"the queue is full: {QUEUE_CAP} jobs wait already; submit again later"
@@ -96,9 +100,12 @@ class MemoryControl:
             known = broker.jobs[job]
             broker.queue.pop(0)
             broker.running.add(job)
-            known.state, known.epoch = "running", known.epoch + 1
+            known.state = "running"
+            known.epoch = known.epoch + 1
             known.facts["owners"] = json.dumps(owners)
-            broker.append(DRAFT, SCHEDULER, 1, Submit(job, known.epoch, tuple(known.fields.items())))
+            broker.append(
+                DRAFT, SCHEDULER, 1, Submit(job, known.epoch, tuple(known.fields.items()))
+            )
             broker.changed.notify_all()
         return Code.OK
 
@@ -138,7 +145,8 @@ class MemoryControl:
             self._broker.changed.wait(timeout=block_seconds)
 
     def claim(self, role: str, token: str, info: Mapping[str, object]) -> bool:
-        broker, now = self._broker, time.monotonic()
+        broker = self._broker
+        now = time.monotonic()
         with broker.changed:
             held = broker.leases.get(role)
             if held is not None and held[0] != token and held[2] > now:

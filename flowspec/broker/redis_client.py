@@ -22,8 +22,8 @@ _END: tuple[Command, ...] = (("EXEC",),)
 class Client:
     """redis-py, plus what every caller here needs; for several threads.
 
-    After a lost connection the server is asked who it is: one that lost its memory must not be taken
-    for the one whose cursors and sequence numbers we hold.
+    After a lost connection the server is asked who it is: one that lost its memory must not be
+    taken for the one whose cursors and sequence numbers we hold.
     """
 
     def __init__(self, url: str) -> None:
@@ -33,13 +33,17 @@ class Client:
         self._server = retrying(self._ask_server, url, seconds=FIRST_SECONDS)
 
     def call(self, command: Callable[[redis.Redis], T]) -> T:
-        """``command(client)``, retried while the server is out of reach: it must be safe to send twice."""
+        """``command(client)``, retried while the server is out of reach: it must be safe to send
+        twice.
+        """
         return retrying(lambda: self._guarded(lambda: command(self._redis)), self.url)
 
     def _guarded(self, call: Callable[[], T]) -> T:
         if self._broken:
             if self._ask_server() != self._server:
-                raise BrokerUnreachable(f"the broker at {redact(self.url)} was restarted; what ran on it is lost")
+                raise BrokerUnreachable(
+                    f"the broker at {redact(self.url)} was restarted; what ran on it is lost"
+                )
             self._broken = False
         try:
             return call()
@@ -48,14 +52,17 @@ class Client:
             raise
 
     def once(self, command: Command) -> Any:
-        """The answer of one command that must not be sent twice; BrokerUnreachable leaves it unknown."""
+        """The answer of one command that must not be sent twice; BrokerUnreachable leaves it
+        unknown.
+        """
         try:
             return self._guarded(lambda: self._send([command], False))[0]
         except redis.RedisError as error:
             raise translate(error, self.url) from None
 
     def run(self, commands: Sequence[Command], *, atomic: bool = False) -> list[Any]:
-        """``commands`` in order in one round trip; scripts the server lost are loaded and all is sent again.
+        """``commands`` in order in one round trip; scripts the server lost are loaded and all is
+        sent again.
 
         ``atomic``: as one transaction, so that a blocked reader sees the effects of all or none.
         """
@@ -90,7 +97,8 @@ class Client:
 
 
 class DirectClient(Client):
-    """A client for one thread and the hot path: a connection of its own, no pool, no reply callbacks.
+    """A client for one thread and the hot path: a connection of its own, no pool, no reply
+    callbacks.
 
     Replies are as the server sends them (bytes, lists, integers).
     """

@@ -9,7 +9,15 @@ from typing import Any
 import redis
 
 from flowspec.broker import codec
-from flowspec.broker.base import LEASE_MS, QUEUE_CAP, RETENTION_MS, Intake, OutputEntry, nodes_of, roles_of
+from flowspec.broker.base import (
+    LEASE_MS,
+    QUEUE_CAP,
+    RETENTION_MS,
+    Intake,
+    OutputEntry,
+    nodes_of,
+    roles_of,
+)
 from flowspec.broker.connection import MAX_BLOCK_SECONDS
 from flowspec.broker.keys import JOBS, Keys
 from flowspec.broker.redis_client import Client
@@ -37,16 +45,19 @@ class RedisControl:
             self._blocking = Client(self._client.url)
         return self._blocking
 
-    # ---- intake --------------------------------------------------------------------------------------
+    # ---- intake ----------------------------------------------------------------------------------
 
     def submit(self, fields: Mapping[str, str]) -> str:
-        """Not retried: a lost reply must not make two jobs. Give an idempotency key and submit again."""
+        """Not retried: a lost reply must not make two jobs. Give an idempotency key and submit
+        again.
+        """
         flat: list[object] = [part for pair in fields.items() for part in pair]
         entry: bytes = self._client.once(("XADD", JOBS, "*", *flat))
         return entry.decode()
 
     def read_intake(self, block_seconds: float) -> list[Intake]:
-        """Own unacknowledged entries first: after a lost reply new ones are ours, but were never seen.
+        """Own unacknowledged entries first: after a lost reply new ones are ours, but were never
+        seen.
 
         For the same reason a read of new entries is not repeated.
         """
@@ -57,7 +68,8 @@ class RedisControl:
         try:
             return self._intakes(self._blocker().once(self._group_read(block, ">")))
         except BrokerUnreachable:
-            return []  # the next call begins with what may have become ours, and says so if the broker is gone
+            # the next call begins with what may have become ours, and says so if the broker is gone
+            return []
 
     def _group_read(self, block_ms: int, start: str) -> tuple[Any, ...]:
         count = ("COUNT", _BATCH, "BLOCK", block_ms)
@@ -83,10 +95,11 @@ class RedisControl:
         if jobs:
             self._client.run([("XACK", JOBS, _GROUP, *jobs), ("XDEL", JOBS, *jobs)])
 
-    # ---- jobs ----------------------------------------------------------------------------------------
+    # ---- jobs ------------------------------------------------------------------------------------
 
     def admit(self, job: str, fields: Mapping[str, str], error: str = "") -> Code:
-        keys, key = self._keys, fields.get("idempotency_key", "")
+        keys = self._keys
+        key = fields.get("idempotency_key", "")
         named = [keys.job(job), keys.queue, keys.out(job), keys.idempotency(key)]
         flat = [part for pair in fields.items() for part in pair] if not error else []
         arguments = [job, QUEUE_CAP, RETENTION_MS, int(bool(key)), error, *flat]
@@ -108,22 +121,40 @@ class RedisControl:
         return dict(json.loads(found)) if found else {}
 
     def assign(self, job: str, most: int, owners: Mapping[str, str]) -> Code:
-        keys, known = self._keys, self.job(job)
+        keys = self._keys
+        known = self.job(job)
         epoch = int(known.get("epoch", "0")) + 1
-        fields = tuple((name[len(_FIELD) :], value) for name, value in known.items() if name.startswith(_FIELD))
+        fields = tuple(
+            (name[len(_FIELD) :], value) for name, value in known.items() if name.startswith(_FIELD)
+        )
         envelope = codec.encode(Submit(job, epoch, fields))
         named = [keys.job(job), keys.queue, keys.running, keys.log(DRAFT)]
-        return Code(self._client.script("assign", named, [job, most, epoch, envelope, json.dumps(owners)]))
+        return Code(
+            self._client.script("assign", named, [job, most, epoch, envelope, json.dumps(owners)])
+        )
 
     def revoke(self, job: str, reason: str, error: str = "") -> Code:
-        keys, known = self._keys, self.job(job)
+        keys = self._keys
+        known = self.job(job)
         epoch = int(known.get("epoch", "0"))
         logs = [keys.log(node) for node in nodes_of(self.pipeline())]
-        named = [keys.job(job), keys.graph(job), keys.out(job), keys.recording(job), keys.running, keys.queue, *logs]
+        named = [
+            keys.job(job),
+            keys.graph(job),
+            keys.out(job),
+            keys.recording(job),
+            keys.running,
+            keys.queue,
+            *logs,
+        ]
         envelope = codec.encode(Revoke(job, epoch + 1))
-        return Code(self._client.script("revoke", named, [job, epoch, reason, error, RETENTION_MS, envelope]))
+        return Code(
+            self._client.script(
+                "revoke", named, [job, epoch, reason, error, RETENTION_MS, envelope]
+            )
+        )
 
-    # ---- output --------------------------------------------------------------------------------------
+    # ---- output ----------------------------------------------------------------------------------
 
     def read_output(self, job: str, cursor: str, block_seconds: float) -> list[OutputEntry]:
         streams: dict[Any, Any] = {self._keys.out(job): cursor}
@@ -143,10 +174,12 @@ class RedisControl:
         if found:
             self._changes = found[0][1][-1][0].decode()
 
-    # ---- leases and the record -----------------------------------------------------------------------
+    # ---- leases and the record -------------------------------------------------------------------
 
     def claim(self, role: str, token: str, info: Mapping[str, object]) -> bool:
-        answer = self._client.script("claim", [self._keys.claim(role)], [token, LEASE_MS, json.dumps(info)])
+        answer = self._client.script(
+            "claim", [self._keys.claim(role)], [token, LEASE_MS, json.dumps(info)]
+        )
         return Code(answer) is Code.OK
 
     def release(self, role: str, token: str) -> None:
@@ -154,7 +187,9 @@ class RedisControl:
 
     def claims(self) -> dict[str, tuple[str, dict[str, Any]]]:
         roles = ["scheduler", *roles_of(self.pipeline())]
-        values: Any = self._client.call(lambda client: client.mget([self._keys.claim(role) for role in roles]))
+        values: Any = self._client.call(
+            lambda client: client.mget([self._keys.claim(role) for role in roles])
+        )
         held = {}
         for role, value in zip(roles, values, strict=True):
             if value is not None:
@@ -189,7 +224,10 @@ def _facts(text: str) -> dict[str, Any]:
 
 
 def _texts(fields: Mapping[bytes, bytes]) -> dict[str, str]:
-    return {name.decode(errors="replace"): value.decode(errors="replace") for name, value in fields.items()}
+    return {
+        name.decode(errors="replace"): value.decode(errors="replace")
+        for name, value in fields.items()
+    }
 
 
 def _intake(entry: bytes, fields: Any) -> Intake:

@@ -1,4 +1,6 @@
-"""A worker's link over Redis: one round trip to write a hop, one blocking read to wait for the next."""
+"""A worker's link over Redis: one round trip to write a hop, one blocking read to wait for the
+next.
+"""
 
 from __future__ import annotations
 
@@ -37,14 +39,24 @@ class RedisLink:
     """
 
     def __init__(
-        self, url: str, keys: Keys, node: str, stages: int, rows_url: str | None = None, *, middles: int = 0
+        self,
+        url: str,
+        keys: Keys,
+        node: str,
+        stages: int,
+        rows_url: str | None = None,
+        *,
+        middles: int = 0,
     ) -> None:
         self.node = node
         self._keys = keys
         self._commands = Commands(keys, node, stages, middles)
         self._client = DirectClient(url)
-        self._rows_client = self._client if rows_url in (None, url) else DirectClient(rows_url or url)
-        self._log, self._rows_stream = keys.log(node), keys.rows(node)
+        self._rows_client = (
+            self._client if rows_url in (None, url) else DirectClient(rows_url or url)
+        )
+        self._log = keys.log(node)
+        self._rows_stream = keys.rows(node)
         self._rows_name = self._rows_stream.encode()
         self._log_cursor = _last_id(self._client, self._log)
         self._rows_cursor = _last_id(self._rows_client, self._rows_stream)
@@ -56,7 +68,7 @@ class RedisLink:
         self._rows_written = 0
         self._recorded: Counter[str] = Counter()
 
-    # ---- reading -------------------------------------------------------------------------------------
+    # ---- reading ---------------------------------------------------------------------------------
 
     def read(self, block_seconds: float) -> Delivery:
         streams = [(self._log, self._log_cursor)]
@@ -66,7 +78,9 @@ class RedisLink:
         stamps: list[Stamp | None] = []
         refused: list[str] = []
         # Trims go out with the wait for more: on the way of a hop they would only delay its reader.
-        found = self._xread(self._client, streams, min(block_seconds, MAX_BLOCK_SECONDS), self._take_trims())
+        found = self._xread(
+            self._client, streams, min(block_seconds, MAX_BLOCK_SECONDS), self._take_trims()
+        )
         for stream, entries in found:
             if stream == self._rows_name:
                 self._take_in_rows(entries, refused)
@@ -87,11 +101,17 @@ class RedisLink:
         """
         block = ("BLOCK", int(block_seconds * 1000)) if block_seconds >= 0.001 else ()
         names, cursors = zip(*streams, strict=True)
-        *_, found = client.run([*before, ("XREAD", "COUNT", _BATCH, *block, "STREAMS", *names, *cursors)])
+        *_, found = client.run(
+            [*before, ("XREAD", "COUNT", _BATCH, *block, "STREAMS", *names, *cursors)]
+        )
         return found or ()
 
     def _take_in_log(
-        self, entries: Any, envelopes: list[Envelope], stamps: list[Stamp | None], refused: list[str]
+        self,
+        entries: Any,
+        envelopes: list[Envelope],
+        stamps: list[Stamp | None],
+        refused: list[str],
     ) -> None:
         for entry, flat in entries:
             self._log_cursor = entry.decode()
@@ -137,7 +157,9 @@ class RedisLink:
             self._take_in_rows(entries, [])
 
     def drop_rows(self, job: str, segment: int) -> None:
-        self._rows = {name: rows for name, rows in self._rows.items() if (name[0], name[2]) != (job, segment)}
+        self._rows = {
+            name: rows for name, rows in self._rows.items() if (name[0], name[2]) != (job, segment)
+        }
 
     def forget(self, job: str) -> None:
         self._first_entry.pop(job, None)
@@ -153,18 +175,27 @@ class RedisLink:
         oldest = min(self._first_entry.values(), key=_order, default=_after(self._log_cursor))
         self._log_trim = ("XTRIM", self._log, "MINID", oldest)
 
-    # ---- writing -------------------------------------------------------------------------------------
+    # ---- writing ---------------------------------------------------------------------------------
 
     def write(self, ops: Sequence[Op], at: float | None = None) -> list[Code]:
-        """Safe to repeat after a lost reply: every command answers DUP or is ignored by its reader."""
+        """Safe to repeat after a lost reply: every command answers DUP or is ignored
+        by its reader.
+        """
         full = self._rows_full([op for op in ops if isinstance(op, PutRows)])
         apart = self._rows_client is not self._client
         if apart:
-            self._rows_client.run([self._commands.build(op) for op in ops if isinstance(op, PutRows)])
-        sent = [number for number, op in enumerate(ops) if not ((apart and isinstance(op, PutRows)) or self._over(op))]
+            self._rows_client.run(
+                [self._commands.build(op) for op in ops if isinstance(op, PutRows)]
+            )
+        sent = [
+            number
+            for number, op in enumerate(ops)
+            if not ((apart and isinstance(op, PutRows)) or self._over(op))
+        ]
         stamp = "" if at is None else Stamp(at, self.node).text()
         commands = [self._commands.build(ops[number], stamp) for number in sent]
-        # Rows and the envelope that names them, a prune and the segment behind it: one waking of their reader, not two.
+        # Rows and the envelope that names them, a prune and the segment behind it: one waking of
+        # their reader, not two.
         answers = self._client.run(commands, atomic=len(commands) > 1)
         codes = [Code.FULL if isinstance(op, PutRows) and op.to in full else Code.OK for op in ops]
         for number, answer in zip(sent, answers, strict=False):
@@ -182,7 +213,8 @@ class RedisLink:
 
     def _rows_full(self, rows: Sequence[PutRows]) -> set[str]:
         """Receivers whose stream of rows is at its cap; looked at now and then."""
-        before, self._rows_written = self._rows_written, self._rows_written + len(rows)
+        before = self._rows_written
+        self._rows_written = self._rows_written + len(rows)
         if before // _MEASURE_EVERY == self._rows_written // _MEASURE_EVERY:
             return set()
         targets = sorted({op.to for op in rows})

@@ -62,7 +62,9 @@ def read(file: Path, includes: Path) -> Script:
     numbers = [int(number) for number, _ in listed]
     varies = any(dots for _, dots in listed)
     if numbers != list(range(1, len(numbers) + 1)) or not text.startswith(f"-- {match['name']}: "):
-        raise ConfigError(f"the header of {file.name} must name it and list KEYS[1], KEYS[2] and so on")
+        raise ConfigError(
+            f"the header of {file.name} must name it and list KEYS[1], KEYS[2] and so on"
+        )
     if (match["keys"] == "n") != varies or (not varies and int(match["keys"]) != len(numbers)):
         raise ConfigError(f"{file.name} lists {len(numbers)} keys; its name says {match['keys']}")
     if "-- returns" not in text:
@@ -88,4 +90,7 @@ def _folder() -> Path:
     for folder in (package / "_lua", package.parent / "lua"):
         if folder.is_dir():
             return folder
-    raise ConfigError(f"the Lua scripts are neither in {package / '_lua'} nor beside {package}; reinstall flowspec")
+    raise ConfigError(
+        f"the Lua scripts are neither in {package / '_lua'} nor beside {package}; reinstall "
+        "flowspec"
+    )

@@ -1,6 +1,7 @@
 """A private broker: found on this machine, started in a private directory, gone with its parent.
 
-It listens on a unix socket only, asks for a random password, keeps nothing on disk, and never evicts.
+It listens on a unix socket only, asks for a random password, keeps nothing on disk, and never
+evicts.
 """
 
 from __future__ import annotations
@@ -56,29 +57,39 @@ hz {ticks}
 class PrivateBroker:
     """A server of our own; ``url`` is valid between ``start`` and ``stop``.
 
-    ``ticks``: how many times a second a server with nothing to do looks whether a blocked reader's time is over,
-    1 to 500: a read that nothing answers ends up to one tick late.
+    ``ticks``: how many times a second a server with nothing to do looks whether a blocked
+    reader's time is over, 1 to 500: a read that nothing answers ends up to one tick late.
     """
 
-    def __init__(self, *, binary: Path | None = None, maxmemory: str = "4gb", ticks: int = 10) -> None:
+    def __init__(
+        self, *, binary: Path | None = None, maxmemory: str = "4gb", ticks: int = 10
+    ) -> None:
         self._binary = binary
-        self._maxmemory, self._ticks = maxmemory, ticks
+        self._maxmemory = maxmemory
+        self._ticks = ticks
         self._process: subprocess.Popen[bytes] | None = None
         self.directory: Path | None = None
         self.url = ""
 
     def start(self) -> str:
-        """Start the server; its URL, password included. BrokerError with the log's tail if it fails."""
+        """Start the server; its URL, password included. BrokerError with the log's tail if it
+        fails.
+        """
         binary = self._binary or find_server()
         _sweep()
         directory = self.directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_short_temp()))
         (directory / "owner").write_text(str(os.getpid()))
-        socket, log = directory / "s", directory / "log"
+        socket = directory / "s"
+        log = directory / "log"
         password = secrets.token_urlsafe(24)
         text = _CONFIG.format(
-            socket=socket, password=password, directory=directory, log=log, maxmemory=self._maxmemory,
+            socket=socket,
+            password=password,
+            directory=directory,
+            log=log,
+            maxmemory=self._maxmemory,
             ticks=self._ticks,
-        )  # fmt: skip
+        )
         config = directory / "conf"
         config.touch(mode=0o600)
         config.write_text(text)
@@ -107,13 +118,17 @@ class PrivateBroker:
         try:
             while True:
                 if self.exited is not None:
-                    raise BrokerError(f"the private broker stopped with status {self.exited}: {_tail(log)}")
+                    raise BrokerError(
+                        f"the private broker stopped with status {self.exited}: {_tail(log)}"
+                    )
                 try:
                     client.ping()
                     return
                 except redis.RedisError as error:
                     if time.monotonic() > deadline:
-                        raise BrokerError(f"the private broker does not answer: {error}; {_tail(log)}") from None
+                        raise BrokerError(
+                            f"the private broker does not answer: {error}; {_tail(log)}"
+                        ) from None
                 time.sleep(0.01)
         finally:
             client.close()
@@ -155,8 +170,12 @@ class PrivateBroker:
 
 
 def find_server() -> Path:
-    """A server to run: a recent one on the PATH, else the packaged one, else an older one on the PATH."""
-    on_path = [Path(found) for name in ("valkey-server", "redis-server") if (found := shutil.which(name))]
+    """A server to run: a recent one on the PATH, else the packaged one, else an older one on the
+    PATH.
+    """
+    on_path = [
+        Path(found) for name in ("valkey-server", "redis-server") if (found := shutil.which(name))
+    ]
     recent = [path for path in on_path if (_version(path) or (0, 0)) >= (7, 2)]
     packaged = _packaged()
     older = [path for path in on_path if (_version(path) or (0, 0)) >= _OLDEST]
@@ -179,7 +198,9 @@ def _packaged() -> Path | None:
 
 def _version(binary: Path) -> tuple[int, int] | None:
     try:
-        shown = subprocess.run([str(binary), "--version"], capture_output=True, text=True, timeout=5, check=False)
+        shown = subprocess.run(
+            [str(binary), "--version"], capture_output=True, text=True, timeout=5, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     match = _VERSION.search(shown.stdout)
@@ -187,7 +208,9 @@ def _version(binary: Path) -> tuple[int, int] | None:
 
 
 def die_with_parent() -> Callable[[], None]:
-    """For ``preexec_fn``: the child is killed when the thread that started it ends, however it ends."""
+    """For ``preexec_fn``: the child is killed when the thread that started it ends, however it
+    ends.
+    """
     parent = os.getpid()
     libc = ctypes.CDLL(None, use_errno=True)
 

@@ -45,12 +45,16 @@ from flowspec.errors import BrokerUnreachable, FlowSpecError
 
 app = typer.Typer(
     name="flowspec",
-    help="Run one large language model split over several small machines; answer single requests fast.",
+    help="Run one large language model split over several small machines; answer single requests "
+    "fast.",
     pretty_exceptions_enable=False,
     add_completion=False,
 )
 
-_WHERE = "start a pipeline with `flowspec up`, or name a running one by --redis-url or FLOWSPEC_REDIS_URL"
+_WHERE = (
+    "start a pipeline with `flowspec up`, "
+    "or name a running one by --redis-url or FLOWSPEC_REDIS_URL"
+)
 
 
 @app.command()
@@ -67,11 +71,14 @@ def generate(
     top_p: TopP = 1.0,
     seed: Seed = 0,
     prompts: Annotated[
-        Path | None, typer.Option(help="JSON lines with `prompt`, or `turns` of which the first is used.")
+        Path | None,
+        typer.Option(help="JSON lines with `prompt`, or `turns` of which the first is used."),
     ] = None,
     raw: Raw = False,
     as_json: Json = False,
-    record: Annotated[Path | None, typer.Option(help="Keep a recording of the run in this file.")] = None,
+    record: Annotated[
+        Path | None, typer.Option(help="Keep a recording of the run in this file.")
+    ] = None,
     redis_url: Url = None,
 ) -> None:
     """Start a private pipeline (or use a running one), answer, report, and stop it."""
@@ -97,7 +104,11 @@ def generate(
 
 @app.command()
 def up(
-    target: Target = None, draft: Draft = None, models: Models = None, stages: Stages = None, redis_url: Url = None
+    target: Target = None,
+    draft: Draft = None,
+    models: Models = None,
+    stages: Stages = None,
+    redis_url: Url = None,
 ) -> None:
     """Start a pipeline that keeps running, and say how to reach it."""
     from flowspec.cli.places import setup_of
@@ -143,7 +154,9 @@ def submit(
 
 @app.command()
 def watch(
-    job: Annotated[str, typer.Argument(help="A job's id.")], as_json: Json = False, redis_url: Url = None
+    job: Annotated[str, typer.Argument(help="A job's id.")],
+    as_json: Json = False,
+    redis_url: Url = None,
 ) -> None:
     """Stream a job's output from its start to its end."""
     from flowspec.cli.jobs import watch
@@ -176,7 +189,9 @@ def profile(
     repeats: Repeats = 15,
     latency_ms: Latency = 0.2,
     mbit: Mbit = 1000.0,
-    out: Annotated[Path | None, typer.Option(help="Write the profile to this .toml; default: stdout.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the profile to this .toml; default: stdout.")
+    ] = None,
 ) -> None:
     """Measure this machine and write it down as a profile for simulations."""
     from flowspec.cli.profile import profile
@@ -200,7 +215,18 @@ def simulate(
     """Say how fast a strategy would be on a cluster you describe, without one."""
     from flowspec.cli.bench import simulate
 
-    simulate(prompt, prompts, profile, stages, strategy, draft, temperature, seed, max_new_tokens, as_json=as_json)
+    simulate(
+        prompt,
+        prompts,
+        profile,
+        stages,
+        strategy,
+        draft,
+        temperature,
+        seed,
+        max_new_tokens,
+        as_json=as_json,
+    )
 
 
 @app.command()
@@ -210,20 +236,34 @@ def bench(
     strategies: Strategies = None,
     draft: Drafters = "slm",
     temperatures: Annotated[str, typer.Option(help="Temperatures, by commas.")] = "0",
-    stages: Annotated[str | None, typer.Option(help="Stage counts, by commas; default: the profile's first.")] = None,
+    stages: Annotated[
+        str | None, typer.Option(help="Stage counts, by commas; default: the profile's first.")
+    ] = None,
     tokens: Tokens = None,
     prompts: PromptFile = None,
-    half: Annotated[str, typer.Option(help="tuning, measuring or all: every other prompt of a set.")] = "all",
-    no_loops: Annotated[bool, typer.Option("--no-loops", help="Leave out prompts whose text repeats itself.")] = False,
-    baseline: Annotated[str, typer.Option(help="Strategy that speedups are over.")] = "autoregressive",
+    half: Annotated[
+        str, typer.Option(help="tuning, measuring or all: every other prompt of a set.")
+    ] = "all",
+    no_loops: Annotated[
+        bool, typer.Option("--no-loops", help="Leave out prompts whose text repeats itself.")
+    ] = False,
+    baseline: Annotated[
+        str, typer.Option(help="Strategy that speedups are over.")
+    ] = "autoregressive",
     seed: Seed = 1,
     sweep: Sweep = None,
     out: Annotated[Path | None, typer.Option(help="Write the figures to this .json.")] = None,
-    markdown: Annotated[Path | None, typer.Option(help="Write the table to this .md; default: stdout.")] = None,
-    plots: Annotated[Path | None, typer.Option(help="Draw charts into this folder; needs matplotlib.")] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(help="Write the table to this .md; default: stdout.")
+    ] = None,
+    plots: Annotated[
+        Path | None, typer.Option(help="Draw charts into this folder; needs matplotlib.")
+    ] = None,
     plot_format: Annotated[str, typer.Option(help="svg or png.")] = "svg",
     compare: Pair = None,
-    table: Annotated[str | None, typer.Option(help="Print a paper's table beside ours instead.")] = None,
+    table: Annotated[
+        str | None, typer.Option(help="Print a paper's table beside ours instead.")
+    ] = None,
 ) -> None:
     """Compare strategies, draft sources and temperatures in one simulated run."""
     from flowspec.cli import bench as commands
@@ -234,12 +274,27 @@ def bench(
     if table is not None:
         check_beside(ctx, "--table", "--prompts", "--tokens")
         return commands.table(table, prompts, tokens)
-    given = (profile, strategies or ["all"], draft, temperatures, stages, tokens, prompts, half, no_loops, baseline)
-    return commands.bench(commands.Options(*given, seed, sweep or [], out, markdown, plots, plot_format))
+    given = (
+        profile,
+        strategies or ["all"],
+        draft,
+        temperatures,
+        stages,
+        tokens,
+        prompts,
+        half,
+        no_loops,
+        baseline,
+    )
+    return commands.bench(
+        commands.Options(*given, seed, sweep or [], out, markdown, plots, plot_format)
+    )
 
 
 @app.command()
-def replay(recording: Annotated[Path, typer.Argument(help="A file made with `generate --record`.")]) -> None:
+def replay(
+    recording: Annotated[Path, typer.Argument(help="A file made with `generate --record`.")],
+) -> None:
     """Re-run a recording without model or broker; fails at the first difference."""
     from flowspec.cli.show import replay
 
@@ -258,7 +313,11 @@ def main() -> None:
         observe.configure()
         sys.exit(app(sys.argv[1:] or ["--help"], standalone_mode=False))
     except UsageError as error:
-        command = f" {error.ctx.info_name}" if error.ctx is not None and error.ctx.parent is not None else ""
+        command = (
+            f" {error.ctx.info_name}"
+            if error.ctx is not None and error.ctx.parent is not None
+            else ""
+        )
         said = " ".join(error.format_message().split()).rstrip(".")
         sys.stderr.write(f"flowspec: {said}; see `flowspec{command} --help`\n")
         sys.exit(2)

@@ -1,4 +1,6 @@
-"""``flowspec bench`` and ``flowspec simulate``: strategies compared on a cluster that is only described."""
+"""``flowspec bench`` and ``flowspec simulate``: strategies compared on a cluster that is only
+described.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from flowspec.cli import notes
 from flowspec.cli.generate import read_prompts
@@ -89,7 +98,12 @@ def _plan(options: Options) -> Plan:
         profile,
         strategies_of(options.strategies),
         _list(options.draft, str, "--draft", "names like slm,head"),
-        _list(options.temperatures, _temperature, "--temperatures", "numbers of 0 (greedy) or more, like 0,1"),
+        _list(
+            options.temperatures,
+            _temperature,
+            "--temperatures",
+            "numbers of 0 (greedy) or more, like 0,1",
+        ),
         profile.stages[:1] if options.stages is None else _counts(options.stages),
         DEFAULT_TOKENS if options.tokens is None else options.tokens,
         options.seed,
@@ -105,7 +119,9 @@ def _check_places(options: Options) -> None:
 
     for file in (options.out, options.markdown):
         if file is not None and (file.is_dir() or not file.parent.is_dir()):
-            raise ConfigError(f"{file} cannot be written: it is a folder, or its folder does not exist")
+            raise ConfigError(
+                f"{file} cannot be written: it is a folder, or its folder does not exist"
+            )
     if options.plots is None:
         return
     plots.require()
@@ -122,10 +138,21 @@ def _command() -> str:
 
 
 def simulate(
-    prompt: str | None, prompts: Path | None, profile: str, stages: int | None, strategy: str, draft: str,
-    temperature: float, seed: int, max_new_tokens: int, *, as_json: bool,
-) -> None:  # fmt: skip
-    """Run one strategy and print what came out: a table, or with ``as_json`` what ``bench --out`` writes."""
+    prompt: str | None,
+    prompts: Path | None,
+    profile: str,
+    stages: int | None,
+    strategy: str,
+    draft: str,
+    temperature: float,
+    seed: int,
+    max_new_tokens: int,
+    *,
+    as_json: bool,
+) -> None:
+    """Run one strategy and print what came out: a table, or with ``as_json`` what ``bench --out``
+    writes.
+    """
     from flowspec.testbed.grid import Grid, Plan
     from flowspec.testbed.profiles import load
     from flowspec.testbed.report import Report, described
@@ -147,7 +174,8 @@ def simulate(
         return
     console = Console(highlight=False, soft_wrap=True)
     console.print(
-        f"Simulated: {cluster.name}, {count} stages. {cluster.summary}.\nSource: {cluster.source}.", markup=False
+        f"Simulated: {cluster.name}, {count} stages. {cluster.summary}.\nSource: {cluster.source}.",
+        markup=False,
     )
     for name, value in described(row):
         console.print(f"{name + '  ':<50}{value}", markup=False)
@@ -165,7 +193,9 @@ def table(name: str, prompts: Path | None, tokens: int | None) -> None:
     from flowspec.testbed import tables
 
     if name not in tables.names():
-        raise ConfigError(f"there is no table {name!r}; expected one of: {', '.join(tables.names())}")
+        raise ConfigError(
+            f"there is no table {name!r}; expected one of: {', '.join(tables.names())}"
+        )
 
     def tell(line: str) -> None:
         sys.stdout.write(line + "\n")
@@ -176,7 +206,8 @@ def table(name: str, prompts: Path | None, tokens: int | None) -> None:
 
 
 def strategies_of(given: Sequence[str]) -> tuple[str, ...]:
-    """Strategies from flags that each hold one or several, apart by spaces or commas; ``all``: every exact one.
+    """Strategies from flags that each hold one or several, apart by spaces or commas; ``all``:
+    every exact one.
 
     A piece ``option=value`` after a comma belongs to the strategy before it.
     """
@@ -194,8 +225,9 @@ def strategies_of(given: Sequence[str]) -> tuple[str, ...]:
 
 
 def prompts_in(place: Path | None) -> list[Prompt]:
-    """Prompts of a JSON-lines file or of every such file of a folder; None: the packaged ones. A prompt's set is
-    its file's name, in a file of several kinds its ``kind``."""
+    """Prompts of a JSON-lines file or of every such file of a folder; None: the packaged ones. A
+    prompt's set is its file's name, in a file of several kinds its ``kind``.
+    """
     from flowspec.testbed import grid
 
     place = place or Path(grid.__file__).with_name("prompts.jsonl")
@@ -226,7 +258,8 @@ def _links(text: str, profile: Profile) -> list[Link]:
             shapes = [LinkShape(profile.link.latency, number * 1e6 / 8) for number in numbers]
     except ConfigError:
         raise ConfigError(
-            f"--sweep is {text!r}, but a link has a latency from 0 to 999999 ms and a bandwidth above 0 Mbit/s"
+            f"--sweep is {text!r}, but a link has a latency from 0 to 999999 ms and a bandwidth "
+            "above 0 Mbit/s"
         ) from None
     return [Link(name, shape) for shape in shapes if shape != profile.link]
 
@@ -237,8 +270,13 @@ def _draw(report: Report, grid: Grid, folder: Path, suffix: str) -> None:
 
     for name, draw in plots.charts(report):
         plots.save(draw(), folder / f"{name}{suffix}")
-    plan, rows = grid.plan, report.rows
-    shown = [row for row in rows if (row.stages, row.temperature) == (plan.stages[0], plan.temperatures[0])]
+    plan = grid.plan
+    rows = report.rows
+    shown = [
+        row
+        for row in rows
+        if (row.stages, row.temperature) == (plan.stages[0], plan.temperatures[0])
+    ]
     seconds = _TIMELINE_TOKENS * max(row.tbt["mean"] for row in shown if not row.swept)
     counted: Counter[str] = Counter()
     for strategy in plan.runs:
@@ -282,8 +320,16 @@ def _progress() -> Iterator[Tell]:
     """A bar on stderr while runs go on, if that is a terminal."""
     console = Console(stderr=True, highlight=False)
     columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
         task = progress.add_task("starting", total=None)
-        yield lambda what, done, of: progress.update(task, description=what, completed=done, total=of or None)
+        yield lambda what, done, of: progress.update(
+            task, description=what, completed=done, total=of or None
+        )

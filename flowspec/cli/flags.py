@@ -18,45 +18,78 @@ _SAMPLING = taken_by(Sampling)
 _SIMULATED = in_range(2, MAX_NEW_TOKENS, f"2 to {MAX_NEW_TOKENS}")
 _NAMED = not_empty("a name like draft, head or ngram, or several joined by + or :")
 _SOURCES = (
-    "slm (or draft: the packaged small model), head, ngram; a profile must have times for it, as all packaged ones do"
+    "slm (or draft: the packaged small model), head, ngram; "
+    "a profile must have times for it, as all packaged ones do"
 )
 
 Url = Annotated[
     str | None,
-    typer.Option("--redis-url", envvar="FLOWSPEC_REDIS_URL", help="Broker of a running pipeline.", show_default=False),
+    typer.Option(
+        "--redis-url",
+        envvar="FLOWSPEC_REDIS_URL",
+        help="Broker of a running pipeline.",
+        show_default=False,
+    ),
 ]
-Target = Annotated[str | None, typer.Option(help="Model to run: folder or hub name; default: the packaged one.")]
+Target = Annotated[
+    str | None, typer.Option(help="Model to run: folder or hub name; default: the packaged one.")
+]
 Draft = Annotated[
     str | None,
     typer.Option(
         callback=_NAMED,
-        help="What drafts: a model of the same tokenizer, an EAGLE head, ngram, or several joined by +; "
-        "of drafts joined by : auto chooses, others use the first. Packaged: draft (the default), head.",
+        help="What drafts: a model of the same tokenizer, an EAGLE head, ngram, or several joined "
+        "by +; "
+        "of drafts joined by : auto chooses, others use the first. Packaged: draft (the default), "
+        "head.",
     ),
 ]
 Timed = Annotated[
     str | None,
-    typer.Option("--draft", callback=_NAMED, help="Drafters to time, joined by + or :; default: one of each kind."),
+    typer.Option(
+        "--draft",
+        callback=_NAMED,
+        help="Drafters to time, joined by + or :; default: one of each kind.",
+    ),
 ]
 Models = Annotated[
-    str | None, typer.Option(help="A chain instead of --draft and --target: DRAFT,MIDDLE,TARGET, smallest first.")
+    str | None,
+    typer.Option(
+        help="A chain instead of --draft and --target: DRAFT,MIDDLE,TARGET, smallest first."
+    ),
 ]
 Stages = Annotated[
     int | None,
-    typer.Option(callback=_POSITIVE, help="Verify workers the target's layers are split over; default: 4."),
+    typer.Option(
+        callback=_POSITIVE, help="Verify workers the target's layers are split over; default: 4."
+    ),
 ]
-Strategy = Annotated[str, typer.Option(help="See `flowspec strategies`; options as NAME:option=value,...")]
-MaxNewTokens = Annotated[int, typer.Option(callback=taken_by(partial(JobSpec, "-")), help="Most tokens to generate.")]
+Strategy = Annotated[
+    str, typer.Option(help="See `flowspec strategies`; options as NAME:option=value,...")
+]
+MaxNewTokens = Annotated[
+    int, typer.Option(callback=taken_by(partial(JobSpec, "-")), help="Most tokens to generate.")
+]
 Temperature = Annotated[float, typer.Option(callback=_SAMPLING, help="0 is greedy.")]
-TopK = Annotated[int, typer.Option(callback=_SAMPLING, help="Keep the K most likely tokens; 0 keeps all.")]
+TopK = Annotated[
+    int, typer.Option(callback=_SAMPLING, help="Keep the K most likely tokens; 0 keeps all.")
+]
 TopP = Annotated[
-    float, typer.Option(callback=_SAMPLING, help="Keep the shortest set of tokens of this probability; 1 keeps all.")
+    float,
+    typer.Option(
+        callback=_SAMPLING, help="Keep the shortest set of tokens of this probability; 1 keeps all."
+    ),
 ]
 Seed = Annotated[int, typer.Option(callback=_SAMPLING, help="Same seed, same text.")]
 Raw = Annotated[bool, typer.Option("--raw", help="Do not apply the chat template.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout, all else on stderr.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="One JSON object a line on stdout, all else on stderr.")
+]
 SplitOver = Annotated[
-    int, typer.Option("--stages", callback=_POSITIVE, help="Verify workers the target is meant to be split over.")
+    int,
+    typer.Option(
+        "--stages", callback=_POSITIVE, help="Verify workers the target is meant to be split over."
+    ),
 ]
 Repeats = Annotated[int, typer.Option(callback=_POSITIVE, help="Timed passes of each kind.")]
 Latency = Annotated[
@@ -74,34 +107,58 @@ Mbit = Annotated[
     ),
 ]
 
-Cluster = Annotated[str, typer.Option("--profile", help="Cluster to pretend: a profile that comes along, or a .toml.")]
+Cluster = Annotated[
+    str,
+    typer.Option("--profile", help="Cluster to pretend: a profile that comes along, or a .toml."),
+]
 PromptFile = Annotated[
-    Path | None, typer.Option(help="JSON lines, or a folder of such files; default: twelve prompts that come along.")
+    Path | None,
+    typer.Option(
+        help="JSON lines, or a folder of such files; default: twelve prompts that come along."
+    ),
 ]
 Strategies = Annotated[
     list[str] | None,
     typer.Option(
         "--strategies",
         "--strategy",
-        help="Several by spaces or commas, or by repeating the flag; NAME:option=value,option=value is one; all: "
+        help="Several by spaces or commas, or by repeating the flag; "
+        "NAME:option=value,option=value is one; all: "
         "every exact one.",
     ),
 ]
-Sweep = Annotated[list[str] | None, typer.Option(help="Other links too: latency=MS,... or mbit=N,...; repeatable.")]
-Pair = Annotated[tuple[Path, Path] | None, typer.Option("--compare", help="Compare two files made by --out instead.")]
+Sweep = Annotated[
+    list[str] | None,
+    typer.Option(help="Other links too: latency=MS,... or mbit=N,...; repeatable."),
+]
+Pair = Annotated[
+    tuple[Path, Path] | None,
+    typer.Option("--compare", help="Compare two files made by --out instead."),
+]
 Drafter = Annotated[
-    str, typer.Option("--draft", callback=_NAMED, help=f"What drafts, several joined by +, choices by :. {_SOURCES}.")
+    str,
+    typer.Option(
+        "--draft",
+        callback=_NAMED,
+        help=f"What drafts, several joined by +, choices by :. {_SOURCES}.",
+    ),
 ]
 Drafters = Annotated[
     str,
     typer.Option(
         "--draft",
         callback=_NAMED,
-        help=f"Draft sources by commas, like slm,head,slm+ngram,head:slm (auto chooses): {_SOURCES}.",
+        help="Draft sources by commas, like slm,head,slm+ngram,head:slm (auto chooses): "
+        f"{_SOURCES}.",
     ),
 ]
 Pretended = Annotated[
-    int | None, typer.Option("--stages", callback=_POSITIVE, help="Stages to pretend; default: the profile's first.")
+    int | None,
+    typer.Option(
+        "--stages", callback=_POSITIVE, help="Stages to pretend; default: the profile's first."
+    ),
 ]
 Simulated = Annotated[int, typer.Option(callback=_SIMULATED, help="Most tokens to generate.")]
-Tokens = Annotated[int | None, typer.Option(callback=_SIMULATED, help="Tokens of every text; default: 48.")]
+Tokens = Annotated[
+    int | None, typer.Option(callback=_SIMULATED, help="Tokens of every text; default: 48.")
+]

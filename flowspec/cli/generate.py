@@ -48,7 +48,9 @@ class Request:
 
 
 def run(request: Request, prompt: str | None, prompts: Path | None) -> None:
-    """Answer every prompt in turn. Ctrl-C ends the job, keeps what was committed, and stops everything."""
+    """Answer every prompt in turn. Ctrl-C ends the job, keeps what was committed, and stops
+    everything.
+    """
     specs = [request.spec(text) for text in _prompts(prompt, prompts)]
     build(request.strategy, request.setup.stages)
     if request.record is not None:
@@ -103,7 +105,9 @@ def _pipeline(request: Request, screen: Screen) -> Iterator[_Pipeline]:
         cluster.stop()
 
 
-def _answer(client: Client, spec: JobSpec, request: Request, screen: Screen, check: Callable[[], None]) -> bool:
+def _answer(
+    client: Client, spec: JobSpec, request: Request, screen: Screen, check: Callable[[], None]
+) -> bool:
     """One prompt; False if its job failed, which the others do not suffer from."""
     job = client.submit_spec(spec)
     try:
@@ -136,7 +140,9 @@ def _cancelled(job: Job) -> Result:
 
 
 def _save(path: Path, lines: Sequence[str]) -> None:
-    """Written beside its place first: a recording is there whole or not at all; it holds the prompt."""
+    """Written beside its place first: a recording is there whole or not at all; it holds the
+    prompt.
+    """
     draft = path.with_name(path.name + ".partial")
     try:
         draft.touch(mode=0o600)
@@ -162,7 +168,11 @@ def read_prompts(file: Path) -> list[str]:
         lines = file.read_text("utf-8-sig").split("\n")  # other line ends may stand inside a text
     except (OSError, ValueError) as error:
         raise ConfigError(f"prompts file {file} cannot be read: {error}") from None
-    found = [_prompt_of(line, f"{file}:{number}") for number, line in enumerate(lines, start=1) if line.strip()]
+    found = [
+        _prompt_of(line, f"{file}:{number}")
+        for number, line in enumerate(lines, start=1)
+        if line.strip()
+    ]
     if not found:
         raise ConfigError(f"prompts file {file} has no prompts")
     return found

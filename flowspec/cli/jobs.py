@@ -40,7 +40,9 @@ def cancel(job_id: str, url: str | None) -> None:
         job = _known(client, job_id)
         job.cancel()
         result = job.result()
-        sys.stdout.write(f"{job_id} ended by {result.finish_reason} after {len(result.token_ids)} tokens\n")
+        sys.stdout.write(
+            f"{job_id} ended by {result.finish_reason} after {len(result.token_ids)} tokens\n"
+        )
 
 
 def _known(client: Client, job_id: str) -> Job:

@@ -27,14 +27,16 @@ def surplus(plan: Plan) -> None:
         idle = sum(profile.stage_layers(stage, stages) == 0 for stage in range(1, stages))
         if idle:
             sys.stderr.write(
-                f"note: {idle} of {stages} stages have no layer and pass rows on: the model of profile "
+                f"note: {idle} of {stages} stages have no layer and pass rows on: the model of "
+                "profile "
                 f"{profile.name} has {profile.layers} layers\n"
             )
 
 
 def first_of_several(strategies: Iterable[str], drafts: Iterable[tuple[str, ...]]) -> None:
-    """A line that names those of ``strategies`` that draft and do not choose, if any of ``drafts``, each what there is
-    to choose from, has more than one name."""
+    """A line that names those of ``strategies`` that draft and do not choose, if any of ``drafts``,
+    each what there is to choose from, has more than one name.
+    """
     several = list(dict.fromkeys(names for names in drafts if len(names) > 1))
     if not several:
         return

@@ -1,4 +1,6 @@
-"""What every command's flags have in common: each is given once, its number is in range, and none is ignored."""
+"""What every command's flags have in common: each is given once, its number is in range, and none
+is ignored.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ class Command(TyperCommand):
     """A command that takes a flag with a value once, unless the flag is meant to be repeated."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As click's, which keeps the last of several values; a usage error names a flag given twice."""
+        """As click's, which keeps the last of several values; a usage error names a flag given
+        twice.
+        """
         try:
             _, _, order = self.make_parser(ctx).parse_args(args=list(args))
         except UsageError as error:
@@ -29,13 +33,19 @@ class Command(TyperCommand):
             raise
         repeated: Counter[Any] = Counter(order)
         for param, times in repeated.items():
-            if times > 1 and param.param_type_name == "option" and not (param.multiple or param.is_flag):
+            if (
+                times > 1
+                and param.param_type_name == "option"
+                and not (param.multiple or param.is_flag)
+            ):
                 ctx.fail(f"{param.opts[0]} is given {times} times; give it once")
         return super().parse_args(ctx, args)
 
 
 def in_range(low: float, high: float, expected: str) -> Callable[[typer.CallbackParam, N], N]:
-    """A callback: ConfigError that names the flag unless its value is from ``low`` to ``high``, or not given."""
+    """A callback: ConfigError that names the flag unless its value is from ``low`` to ``high``, or
+    not given.
+    """
 
     def check(param: typer.CallbackParam, value: N) -> N:
         if value is not None and not low <= value <= high:
@@ -46,7 +56,9 @@ def in_range(low: float, high: float, expected: str) -> Callable[[typer.Callback
 
 
 def taken_by(kind: Callable[..., object]) -> Callable[[typer.CallbackParam, N], N]:
-    """A callback: ConfigError unless ``kind`` takes the value under the parameter's name; it names the flag."""
+    """A callback: ConfigError unless ``kind`` takes the value under the parameter's name; it names
+    the flag.
+    """
 
     def check(param: typer.CallbackParam, value: N) -> N:
         name = str(param.name)
@@ -79,7 +91,9 @@ def positive(text: str) -> int:
 
 
 def check_beside(ctx: typer.Context, *allowed: str) -> None:
-    """ConfigError if the command line has flags besides ``allowed``, of which the first gives them no meaning."""
+    """ConfigError if the command line has flags besides ``allowed``, of which the first gives them
+    no meaning.
+    """
     given = {
         param.opts[0]
         for param in ctx.command.params
@@ -87,4 +101,6 @@ def check_beside(ctx: typer.Context, *allowed: str) -> None:
     }
     others = sorted(given - set(allowed))
     if others:
-        raise ConfigError(f"{allowed[0]} takes no {', '.join(others)}; leave out the one or the other")
+        raise ConfigError(
+            f"{allowed[0]} takes no {', '.join(others)}; leave out the one or the other"
+        )

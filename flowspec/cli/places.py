@@ -24,31 +24,43 @@ def check_alone(url: str | None, *flags: object) -> None:
     """ConfigError if flags of a private pipeline come with the URL of one that runs already."""
     if url and any(flag is not None for flag in flags):
         raise ConfigError(
-            "--target, --draft, --models and --stages are for a private pipeline, and a running one is named by "
+            "--target, --draft, --models and --stages are for a private pipeline, and a running "
+            "one is named by "
             "--redis-url or FLOWSPEC_REDIS_URL: leave out the one or the other"
         )
 
 
 def check_target(target: str | None, draft: str | None) -> None:
-    """ConfigError for a target of one's own without a draft; ModelError if it could not be a target anyway."""
+    """ConfigError for a target of one's own without a draft; ModelError if it could not be a target
+    anyway.
+    """
     if target is None or draft is not None:
         return
     if target in _DRAFTERS:
         open_models(target, NGRAM)
-    raise ConfigError("--target needs --draft: the packaged draft has another tokenizer than your model")
+    raise ConfigError(
+        "--target needs --draft: the packaged draft has another tokenizer than your model"
+    )
 
 
-def setup_of(target: str | None, draft: str | None, models: str | None, stages: int | None) -> Setup:
-    """The setup flags ask for. A target of one's own needs a draft of one's own; ``models`` names both,
-    and what lies between them, smallest first, joined by commas."""
+def setup_of(
+    target: str | None, draft: str | None, models: str | None, stages: int | None
+) -> Setup:
+    """The setup flags ask for. A target of one's own needs a draft of one's own; ``models`` names
+    both, and what lies between them, smallest first, joined by commas.
+    """
     packaged_target, packaged_draft = default_pair()
     count = DEFAULT_STAGES if stages is None else stages
     if models is not None:
         if (target, draft) != (None, None):
-            raise ConfigError("--models names the draft and the target too: leave out --target and --draft")
+            raise ConfigError(
+                "--models names the draft and the target too: leave out --target and --draft"
+            )
         names = [name.strip() for name in models.split(",")]
         if len(names) < 2 or not all(names):
-            raise ConfigError(f"--models is {models!r}; expected at least DRAFT,TARGET, smallest first")
+            raise ConfigError(
+                f"--models is {models!r}; expected at least DRAFT,TARGET, smallest first"
+            )
         return Setup(names[-1], names[0], count, tuple(names[1:-1]))
     check_target(target, draft)
     return Setup(target or packaged_target, packaged_draft if draft is None else draft, count)
@@ -58,7 +70,8 @@ def setup_of(target: str | None, draft: str | None, models: str | None, stages: 
 class Running:
     """A pipeline that `flowspec up` started: its supervisor's process and its broker's URL.
 
-    The supervisor holds a lock on a file as long as it lives: a process id alone may be somebody else's.
+    The supervisor holds a lock on a file as long as it lives: a process id alone may be somebody
+    else's.
     """
 
     pid: int

@@ -26,19 +26,26 @@ def profile(
     mbit: float,
     out: Path | None,
 ) -> None:
-    """Measure, and write the profile to ``out`` or stdout; ConfigError for flags that make no sense."""
+    """Measure, and write the profile to ``out`` or stdout; ConfigError for flags that make no
+    sense.
+    """
     from flowspec.testbed.measure import Plan, as_toml, measure
 
     check_target(target, draft)
     plan = Plan(_counts(rows), stages, repeats, latency_ms, mbit)
     if out is not None and out.suffix != ".toml":
-        raise ConfigError(f"--out is {out}; expected a name that ends in .toml, by which a profile is told from a name")
+        raise ConfigError(
+            f"--out is {out}; expected a name that ends in .toml, by which a profile is told from "
+            "a name"
+        )
     if out is not None and not out.parent.is_dir():
         raise ConfigError(f"--out is {out}, but there is no folder {out.parent}")
     console = Console(stderr=True, highlight=False)
     with console.status("starting") as line:
         drafts = DEFAULT_DRAFTS if draft is None else draft
-        measured = measure(target or default_pair()[0], drafts, plan, lambda what: line.update(f"timing {what}"))
+        measured = measure(
+            target or default_pair()[0], drafts, plan, lambda what: line.update(f"timing {what}")
+        )
     text = as_toml(measured, plan)
     if out is None:
         sys.stdout.write(text)
@@ -51,4 +58,6 @@ def _counts(text: str) -> tuple[int, ...]:
     try:
         return tuple(sorted({positive(part) for part in text.split(",")}))
     except ValueError:
-        raise ConfigError(f"--rows is {text!r}; expected counts of 1 or more, like 1,4,16,64") from None
+        raise ConfigError(
+            f"--rows is {text!r}; expected counts of 1 or more, like 1,4,16,64"
+        ) from None

@@ -1,7 +1,7 @@
 """``flowspec up | down | status``: a pipeline that outlives the command.
 
-``up`` starts a supervisor process (this module run as a program) that holds the workers and the private
-broker, and waits until it serves.
+``up`` starts a supervisor process (this module run as a program) that holds the workers and the
+private broker, and waits until it serves.
 """
 
 from __future__ import annotations
@@ -33,16 +33,21 @@ def up(setup: Setup, url: str | None) -> None:
     """Start a supervisor and wait until its pipeline serves."""
     found = running()
     if found is not None:
-        raise ClusterError(f"a pipeline is up already (process {found.pid}); stop it with `flowspec down`")
+        raise ClusterError(
+            f"a pipeline is up already (process {found.pid}); stop it with `flowspec down`"
+        )
     setup.check()
     state_file().unlink(missing_ok=True)
     log = state_file().with_suffix(".log")
     log.parent.mkdir(parents=True, exist_ok=True)
-    surroundings = {name: value for name, value in os.environ.items() if name != "FLOWSPEC_REDIS_URL"}
+    surroundings = {
+        name: value for name, value in os.environ.items() if name != "FLOWSPEC_REDIS_URL"
+    }
     with log.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "flowspec.cli.service", *setup.arguments],
-            env=surroundings | ({"FLOWSPEC_REDIS_URL": url} if url else {}),  # a password is not for `ps`
+            env=surroundings
+            | ({"FLOWSPEC_REDIS_URL": url} if url else {}),  # a password is not for `ps`
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -62,7 +67,9 @@ def _wait_until_up(process: subprocess.Popen[bytes], log: Path) -> None:
     while running() is None:
         if process.poll() is not None:
             said = log.read_text(errors="replace").strip().splitlines()
-            raise ClusterError(said[-1].removeprefix("flowspec: ") if said else "the supervisor stopped")
+            raise ClusterError(
+                said[-1].removeprefix("flowspec: ") if said else "the supervisor stopped"
+            )
         if time.monotonic() > deadline:
             raise ClusterError(f"the pipeline did not serve within {READY_SECONDS:g} s")
         time.sleep(0.1)
@@ -72,12 +79,15 @@ def _say_up(setup: Setup) -> None:
     found = running()
     assert found is not None
     sys.stderr.write(
-        f"serving {setup.target} on {setup.stages} stages; `flowspec submit`, `watch`, `status` and `down` find it, "
+        f"serving {setup.target} on {setup.stages} stages; `flowspec submit`, `watch`, `status` "
+        "and `down` find it, "
         "other programs by:\n"
     )
     parts = urlsplit(found.url)
     if parts.scheme == "unix":
-        sys.stderr.write(f"redis-cli by: REDISCLI_AUTH='{parts.password}' redis-cli -s {parts.path}\n")
+        sys.stderr.write(
+            f"redis-cli by: REDISCLI_AUTH='{parts.password}' redis-cli -s {parts.path}\n"
+        )
     sys.stdout.write(f"export FLOWSPEC_REDIS_URL='{found.url}'\n")
 
 
@@ -90,7 +100,9 @@ def down() -> None:
     deadline = time.monotonic() + _STOP_SECONDS
     while found.alive:
         if time.monotonic() > deadline:
-            raise ClusterError(f"process {found.pid} does not stop; end it with `kill -9 {found.pid}`")
+            raise ClusterError(
+                f"process {found.pid} does not stop; end it with `kill -9 {found.pid}`"
+            )
         time.sleep(0.05)
     state_file().unlink(missing_ok=True)
     sys.stderr.write("stopped\n")
@@ -99,17 +111,35 @@ def down() -> None:
 def status(url: str | None, *, as_json: bool) -> None:
     """Show a pipeline's workers and load."""
     with Client(url_or_running(url)) as client:
-        pipeline, workers, (running_jobs, waiting) = client.pipeline(), client.workers(), client.load()
+        pipeline = client.pipeline()
+        workers = client.workers()
+        (running_jobs, waiting) = client.load()
     if as_json:
-        shown = {"pipeline": pipeline, "workers": workers, "running": running_jobs, "waiting": waiting}
+        shown = {
+            "pipeline": pipeline,
+            "workers": workers,
+            "running": running_jobs,
+            "waiting": waiting,
+        }
         sys.stdout.write(json.dumps(shown) + "\n")
         return
     if not pipeline:
-        raise ClusterError("no pipeline here: no scheduler has announced one; start it with `flowspec up`")
+        raise ClusterError(
+            "no pipeline here: no scheduler has announced one; start it with `flowspec up`"
+        )
     screen = console()
-    screen.print(f"{pipeline['target']} on {pipeline['stages']} stages; {running_jobs} running, {waiting} waiting")
-    table = Table("worker", "state", "host", "process", "passes", "refused", box=None, pad_edge=False)
-    roles = ["scheduler", "draft", *(f"verify-{stage}" for stage in range(1, int(pipeline["stages"]) + 1))]
+    screen.print(
+        f"{pipeline['target']} on {pipeline['stages']} stages; {running_jobs} running, {waiting} "
+        "waiting"
+    )
+    table = Table(
+        "worker", "state", "host", "process", "passes", "refused", box=None, pad_edge=False
+    )
+    roles = [
+        "scheduler",
+        "draft",
+        *(f"verify-{stage}" for stage in range(1, int(pipeline["stages"]) + 1)),
+    ]
     for role in roles:
         info = workers.get(role, {})
         other = role != "scheduler" and info.get("setup") not in (None, setup_of(pipeline))
@@ -167,7 +197,9 @@ class _Supervisor:
         return self._cluster.alive
 
     def _note(self) -> None:
-        """Written beside its place first: ``up`` must not read half of it. It holds the password."""
+        """Written beside its place first: ``up`` must not read half of it. It holds
+        the password.
+        """
         file = state_file()
         file.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(f"{file}.{os.getpid()}")

@@ -30,7 +30,9 @@ _ENDLESS = 10_000
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console without colours of its own; what goes to no terminal has lines as long as they need to be."""
+    """A console without colours of its own; what goes to no terminal has lines as long as they need
+    to be.
+    """
     found = Console(stderr=stderr, highlight=False)
     if not found.is_terminal:
         found.width = _ENDLESS
@@ -38,7 +40,9 @@ def console(*, stderr: bool = False) -> Console:
 
 
 class Screen:
-    """Text goes to stdout, everything else to stderr; with ``as_json`` stdout is JSON lines only."""
+    """Text goes to stdout, everything else to stderr; with ``as_json`` stdout is JSON
+    lines only.
+    """
 
     def __init__(self, *, as_json: bool) -> None:
         self._json = as_json
@@ -55,7 +59,9 @@ class Screen:
             yield lambda ready, of: None
             return
         with self._errors.status("starting the pipeline") as line:
-            yield lambda ready, of: line.update(f"starting the pipeline: {ready} of {of} workers ready")
+            yield lambda ready, of: line.update(
+                f"starting the pipeline: {ready} of {of} workers ready"
+            )
 
     @contextlib.contextmanager
     def streaming(self, client: Client) -> Iterator[Callable[[Chunk], None]]:
@@ -65,7 +71,9 @@ class Screen:
             yield self._write if plain else lambda chunk: None
             return
         status = StatusLine(client)
-        tail = "" if plain or self._json else None  # both streams on one terminal: text above the line
+        tail = (
+            "" if plain or self._json else None
+        )  # both streams on one terminal: text above the line
         with Live(status, console=self._errors, refresh_per_second=8, transient=True) as live:
 
             def show(chunk: Chunk) -> None:
@@ -87,7 +95,9 @@ class Screen:
         return "\n".join(row.plain for row in rows[-max(1, self._errors.height - 2) :])
 
     def broken_off(self, result: Result) -> None:
-        """What came before a failure: the whole of it if it was shown on a terminal, else the line's end."""
+        """What came before a failure: the whole of it if it was shown on a terminal, else the
+        line's end.
+        """
         if self._json or not result.text:
             return
         shown = not (self._live and sys.stdout.isatty())
@@ -99,7 +109,9 @@ class Screen:
         sys.stdout.flush()
 
     def result(self, result: Result) -> None:
-        """A job's end: one JSON object, or the whole text (if it was not streamed) and the table."""
+        """A job's end: one JSON object, or the whole text (if it was not streamed) and
+        the table.
+        """
         if self._json:
             sys.stdout.write(json.dumps(as_object(result)) + "\n")
             sys.stdout.flush()
@@ -124,7 +136,9 @@ class Report:
 
 
 class StatusLine:
-    """Tokens, tokens/s, tokens per step and how busy each stage is, between its last two reports."""
+    """Tokens, tokens/s, tokens per step and how busy each stage is, between its last
+    two reports.
+    """
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -164,7 +178,9 @@ class StatusLine:
                 self._reports[role] = new
 
     def _stages(self, seconds: float) -> str:
-        passes = [since.busy_seconds / since.passes for since in self._since.values() if since.passes > 0]
+        passes = [
+            since.busy_seconds / since.passes for since in self._since.values() if since.passes > 0
+        ]
         if not passes or not max(passes):
             return ""
         per_step = f"  {self._tokens * max(passes) / seconds:.2f} tokens/step" if seconds else ""
@@ -188,7 +204,8 @@ def as_object(result: Result) -> dict[str, object]:
 
 def table(result: Result) -> Table:
     """What happened, for a person."""
-    stats, rows = result.stats, result.stats.get("rows") or {}
+    stats = result.stats
+    rows = result.stats.get("rows") or {}
 
     def number(name: str, digits: int = 0) -> str:
         return _number(stats.get(name), digits)
@@ -199,13 +216,22 @@ def table(result: Result) -> Table:
     for name, value in (
         ("strategy", result.strategy),
         ("finished by", result.finish_reason),
-        ("tokens", f"{number('tokens')} in {number('rounds')} rounds, {number('segments')} segments"),
+        (
+            "tokens",
+            f"{number('tokens')} in {number('rounds')} rounds, {number('segments')} segments",
+        ),
         ("time to first token", f"{number('ttft_seconds', 3)} s"),
         ("decode", f"{number('decode_seconds', 3)} s, {number('tokens_per_second', 1)} tokens/s"),
-        ("tokens per step / round", f"{number('tokens_per_step', 2)} / {number('tokens_per_round', 2)}"),
+        (
+            "tokens per step / round",
+            f"{number('tokens_per_step', 2)} / {number('tokens_per_round', 2)}",
+        ),
         *([("tokens by draft", by_draft)] if made else []),
         ("hit rate", number("hit_rate", 2)),
-        ("rows", "  ".join(f"{fate} {_number(rows.get(fate))}" for fate in ("useful", "wasted", "void"))),
+        (
+            "rows",
+            "  ".join(f"{fate} {_number(rows.get(fate))}" for fate in ("useful", "wasted", "void")),
+        ),
         ("stage busy", "  ".join(_share(busy) for busy in stats.get("stage_busy") or [])),
         ("repeated 4-grams", _share(stats.get("repeated_4grams"))),
     ):
@@ -225,7 +251,9 @@ def strategies(*, as_json: bool) -> None:
     """``flowspec strategies``."""
     if as_json:
         for entry in describe():
-            sys.stdout.write(json.dumps({**dataclasses.asdict(entry), "options": dict(entry.options)}) + "\n")
+            sys.stdout.write(
+                json.dumps({**dataclasses.asdict(entry), "options": dict(entry.options)}) + "\n"
+            )
         return
     shown = console()
     for entry in describe():
@@ -239,5 +267,6 @@ def replay(recording: Path) -> None:
     """``flowspec replay``."""
     done = replay_file(recording)
     sys.stdout.write(
-        f"{done.steps} steps of {', '.join(done.nodes)} replayed exactly; {len(done.tokens)} tokens committed\n"
+        f"{done.steps} steps of {', '.join(done.nodes)} replayed exactly; {len(done.tokens)} "
+        "tokens committed\n"
     )

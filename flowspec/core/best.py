@@ -1,10 +1,11 @@
-"""Growing a tree by value: the rows that are likeliest to be committed go first, whatever their depth.
+"""Growing a tree by value: the rows that are likeliest to be committed go first, whatever their
+depth.
 
-A segment is the best nodes that were not sent yet, as many of them as bring in more than they cost. A child
-is never worth more than its parent, so the best are found from the top down, and the drafter is asked
-only for nodes whose children could be among them. What a row is worth is the product of the drafter's
-probabilities along its path: the expected number of tokens it commits, so the choice is the one with the
-most expected tokens a segment.
+A segment is the best nodes that were not sent yet, as many of them as bring in more than they
+cost. A child is never worth more than its parent, so the best are found from the top down, and
+the drafter is asked only for nodes whose children could be among them. What a row is worth is
+the product of the drafter's probabilities along its path: the expected number of tokens it
+commits, so the choice is the one with the most expected tokens a segment.
 """
 
 from __future__ import annotations
@@ -17,25 +18,33 @@ from functools import cache
 from flowspec.core.layers import missing
 from flowspec.core.tree import Tree
 
-#: Expected tokens below which a segment stays unsent: a useless one may still be in a stage's way when the next root
-#: comes, and with eight stages that costs more than one use in a hundred brings.
+#: Expected tokens below which a segment stays unsent: a useless one may still be in a stage's way
+#: when the next root comes, and with eight stages that costs more than one use in a hundred brings.
 LEAST = 0.01
 
 
 class BestGrowth:
-    """Up to ``rows`` of the best unsent nodes as one segment, after at most ``passes`` passes over ``batch`` each.
+    """Up to ``rows`` of the best unsent nodes as one segment, after at most ``passes`` passes over
+    ``batch`` each.
 
-    ``price``: expected tokens that a segment of so many rows has to bring in; None: all ``rows`` are wanted.
-    The passes bound how long a free slot waits for a better choice; a verdict may ask sooner.
+    ``price``: expected tokens that a segment of so many rows has to bring in; None: all ``rows``
+    are wanted. The passes bound how long a free slot waits for a better choice; a verdict may
+    ask sooner.
     """
 
-    def __init__(self, rows: int, batch: int, passes: int, price: Callable[[int], float] | None = None) -> None:
-        self._rows, self._batch, self._passes = rows, batch, passes
+    def __init__(
+        self, rows: int, batch: int, passes: int, price: Callable[[int], float] | None = None
+    ) -> None:
+        self._rows = rows
+        self._batch = batch
+        self._passes = passes
         self._price = cache(price) if price is not None else None  # one growth, one tariff
         self._asked: tuple[int, ...] = ()
 
     def pending(self, tree: Tree) -> tuple[int, ...]:
-        """The batch being drafted, or the next one: the best nodes whose children could be among the rows."""
+        """The batch being drafted, or the next one: the best nodes whose children could be among
+        the rows.
+        """
         if self._asked:
             left = missing(tree, self._asked)
             if left:
@@ -54,7 +63,9 @@ class BestGrowth:
         return self._asked
 
     def segments(self, tree: Tree) -> list[list[int]]:
-        """One segment of what is best by now; none if nothing is known that was not sent and is worth it."""
+        """One segment of what is best by now; none if nothing is known that was not sent and is
+        worth it.
+        """
         best, _ = self._best(tree)
         paying = self._paying(tree, best)
         return [sorted(best[:paying])] if paying else []
@@ -64,20 +75,32 @@ class BestGrowth:
         self._asked = tuple(node for node in self._asked if node in tree)
 
     def _paying(self, tree: Tree, best: list[int]) -> int:
-        """How many of ``best`` bring in the most expected tokens over their price: one at least, or none at all."""
+        """How many of ``best`` bring in the most expected tokens over their price: one at least, or
+        none at all.
+        """
         if self._price is None:
             return len(best)
-        start, tokens, most, paying, brought = tree[tree.root].score, 0.0, -math.inf, 0, 0.0
+        start = tree[tree.root].score
+        tokens = 0.0
+        most = -math.inf
+        paying = 0
+        brought = 0.0
         for rows, node in enumerate(best, 1):
             tokens += math.exp(tree[node].score - start)
             gain = tokens - self._price(rows)
             if gain > most:
-                most, paying, brought = gain, rows, tokens
+                most = gain
+                paying = rows
+                brought = tokens
         return paying if brought >= LEAST else 0
 
     def _best(self, tree: Tree) -> tuple[list[int], list[int]]:
-        """The best unsent nodes, best first, and the nodes no drafter has answered for among them and T."""
-        heap: list[tuple[float, int, int]] = []  # (-score of a candidate, its parent, its rank there)
+        """The best unsent nodes, best first, and the nodes no drafter has answered for among them
+        and T.
+        """
+        heap: list[
+            tuple[float, int, int]
+        ] = []  # (-score of a candidate, its parent, its rank there)
         leaves = []
 
         def offer(parent: int, rank: int) -> None:

@@ -1,11 +1,12 @@
 """What a candidate is worth: an online table of acceptance by source, rank and gap.
 
-Where a drafter's numbers are no probabilities of acceptance (it saw the target's noise, or several
-drafters speak at once) a node's value is what such candidates were worth so far. A cell
-counts how often a candidate of that source, rank and gap was the target's token; before anything is known
-it holds a prior. The gap of a coupled candidate is how far it lies behind its source's best, of the best
-itself how far it leads; of an uncoupled one it is its own log-probability, negated. Rank says who is asked
-first, the value what to expect: the two are kept apart (``design.md`` 4).
+Where a drafter's numbers are no probabilities of acceptance (it saw the target's noise, or
+several drafters speak at once) a node's value is what such candidates were worth so far. A cell
+counts how often a candidate of that source, rank and gap was the target's token; before anything
+is known it holds a prior. The gap of a coupled candidate is how far it lies behind its source's
+best, of the best itself how far it leads; of an uncoupled one it is its own log-probability,
+negated. Rank says who is asked first, the value what to expect: the two are kept apart
+(``design.md`` 4).
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ ALONE = 2.0
 RANKS = 16
 #: How many observations the prior counts for.
 PRIOR_WEIGHT = 6.0
-#: Observations a cell holds before it halves what it has: what was true many jobs ago is outvoted by this one.
+#: Observations a cell holds before it halves what it has: what was true many jobs ago is outvoted
+#: by this one.
 REMEMBERED = 400
 #: No value says certainty: the log of it would make every descendant as good as its ancestor.
 MOST = 0.98
@@ -52,7 +54,9 @@ class Calibration:
         self._coupled = coupled
         self._cells: dict[int, _Cell] = {}
 
-    def expansion(self, tokens: Sequence[int], values: Sequence[float], sources: Sequence[int] = ()) -> Expansion:
+    def expansion(
+        self, tokens: Sequence[int], values: Sequence[float], sources: Sequence[int] = ()
+    ) -> Expansion:
         """The candidates with calibrated values, best first; ``values`` are the drafter's own."""
         cells = _cells(values, sources, coupled=self._coupled)
         known = self._cells
@@ -66,15 +70,20 @@ class Calibration:
         for candidate, cell in zip(node.expansion.tokens, node.expansion.cells, strict=False):
             entry = self._cells[cell]
             share = 0.5 if entry.tries > REMEMBERED else 1.0
-            self._cells[cell] = _Cell(share * entry.tries + 1, share * entry.hits + (candidate == token))
+            self._cells[cell] = _Cell(
+                share * entry.tries + 1, share * entry.hits + (candidate == token)
+            )
 
     def _unknown(self, number: int) -> float:
         cell = self._cells[number] = _Cell(PRIOR_WEIGHT, PRIOR_WEIGHT * self._prior(number))
         return cell.value
 
     def _prior(self, number: int) -> float:
-        """Expected acceptance before anything was seen: a lead helps the first, a lag hurts the others."""
-        rank, bucket = number // CELLS % RANKS, number % CELLS
+        """Expected acceptance before anything was seen: a lead helps the first, a lag hurts the
+        others.
+        """
+        rank = number // CELLS % RANKS
+        bucket = number % CELLS
         middle = (0.0, *EDGES)[bucket]
         if not self._coupled:
             return math.exp(-middle)
@@ -84,21 +93,28 @@ class Calibration:
 
 
 class Scaling:
-    """A table for drafters that give log-probabilities and do not see the noise: how far to believe them.
+    """A table for drafters that give log-probabilities and do not see the noise: how far to believe
+    them.
 
-    A cell counts what its candidates promised and how often they were right; their values are scaled by the
-    ratio. A small model is too modest where the target takes its best token, and promises too much below.
+    A cell counts what its candidates promised and how often they were right; their values are
+    scaled by the ratio. A small model is too modest where the target takes its best token, and
+    promises too much below.
     """
 
     def __init__(self) -> None:
         self._cells: dict[int, tuple[float, float]] = {}  # promised, hits
         self._scales: dict[int, float] = {}  # logs of their ratios
 
-    def expansion(self, tokens: Sequence[int], values: Sequence[float], sources: Sequence[int] = ()) -> Expansion:
+    def expansion(
+        self, tokens: Sequence[int], values: Sequence[float], sources: Sequence[int] = ()
+    ) -> Expansion:
         """The candidates with scaled values, best first; ``values`` are the drafter's own."""
-        cells, scale = _cells(values, sources), self._scales.get
+        cells = _cells(values, sources)
+        scale = self._scales.get
         scaled = [value + scale(cell, 0.0) for value, cell in zip(values, cells, strict=True)]
-        return _best_first([value if value < _TOP else _TOP for value in scaled], tokens, cells, values)
+        return _best_first(
+            [value if value < _TOP else _TOP for value in scaled], tokens, cells, values
+        )
 
     def observe(self, node: Node, token: int) -> None:
         """The target chose ``token`` after ``node``."""
@@ -108,21 +124,29 @@ class Scaling:
         for candidate, cell, value in zip(found.tokens, found.cells, found.raw, strict=True):
             promised, hits = self._cells.get(cell, (0.0, 0.0))
             share = 0.5 if promised + hits > REMEMBERED else 1.0
-            promised, hits = share * promised + math.exp(value), share * hits + (candidate == token)
-            self._cells[cell], self._scales[cell] = (promised, hits), math.log((hits + 1) / (promised + 1))
+            promised = share * promised + math.exp(value)
+            hits = share * hits + (candidate == token)
+            self._cells[cell] = (promised, hits)
+            self._scales[cell] = math.log((hits + 1) / (promised + 1))
 
 
 def _cells(values: Sequence[float], sources: Sequence[int], *, coupled: bool = False) -> list[int]:
-    """For every candidate the number of its cell: by its source, its rank there and its gap, nats."""
+    """For every candidate the number of its cell: by its source, its rank there and
+    its gap, nats.
+    """
     if sources and min(sources) != max(sources):
         return _cells_of_several(values, sources, coupled)
-    found, least = [], (sources[0] if sources else 0) * RANKS * CELLS
-    first, last = least, least + (RANKS - 1) * CELLS
+    found = []
+    least = (sources[0] if sources else 0) * RANKS * CELLS
+    first = least
+    last = least + (RANKS - 1) * CELLS
     if coupled and values:
         if values[0] < 0:  # its best was credited to another one: there a best has value 0
             first += CELLS
         else:
-            found, first, values = [least + bisect_left(EDGES, _lead(values))], first + CELLS, values[1:]
+            found = [least + bisect_left(EDGES, _lead(values))]
+            first = first + CELLS
+            values = values[1:]
     for value in values:
         found.append(first + bisect_left(EDGES, -value))
         if first < last:
@@ -141,7 +165,9 @@ def _cells_of_several(values: Sequence[float], sources: Sequence[int], coupled: 
     return found
 
 
-def _best_first(worth: list[float], tokens: Sequence[int], cells: list[int], raw: Sequence[float] = ()) -> Expansion:
+def _best_first(
+    worth: list[float], tokens: Sequence[int], cells: list[int], raw: Sequence[float] = ()
+) -> Expansion:
     """All by falling ``worth``, equals in the order they came."""
     if len(worth) < 2:
         return Expansion(tuple(tokens), tuple(worth), tuple(cells), tuple(raw))
@@ -150,5 +176,7 @@ def _best_first(worth: list[float], tokens: Sequence[int], cells: list[int], raw
 
 
 def _lead(values: Sequence[float]) -> float:
-    """How far a source's best is ahead of its second; of a lone candidate nobody knows: something in between."""
+    """How far a source's best is ahead of its second; of a lone candidate nobody knows: something
+    in between.
+    """
     return values[0] - values[1] if len(values) > 1 else ALONE

@@ -40,7 +40,17 @@ from flowspec.core.machine import (
     Tick,
     WorkFailed,
 )
-from flowspec.core.messages import Envelope, Fault, Meter, Report, Result, Revoke, Submit, Synced, stage_node
+from flowspec.core.messages import (
+    Envelope,
+    Fault,
+    Meter,
+    Report,
+    Result,
+    Revoke,
+    Submit,
+    Synced,
+    stage_node,
+)
 from flowspec.core.session import Session
 from flowspec.core.strategy import Strategy
 from flowspec.errors import ConfigError, JobError, ProtocolError, StateError
@@ -86,12 +96,18 @@ class DraftMachine:
 
     @property
     def runnable(self) -> bool:
-        drafting = (job.session.drafting.has_work for job in self._jobs.values() if job.closing_since is None)
+        drafting = (
+            job.session.drafting.has_work
+            for job in self._jobs.values()
+            if job.closing_since is None
+        )
         return self._working is None and (bool(self._encoding) or any(drafting))
 
     @property
     def continuing(self) -> bool:
-        return self._working is None and any(job.session.drafting.continuing for job in self._jobs.values())
+        return self._working is None and any(
+            job.session.drafting.continuing for job in self._jobs.values()
+        )
 
     @property
     def deadline(self) -> float | None:
@@ -117,7 +133,7 @@ class DraftMachine:
             case _:
                 raise StateError(f"the draft worker cannot take {type(event).__name__} now")
 
-    # ---- messages ------------------------------------------------------------------------------------
+    # ---- messages --------------------------------------------------------------------------------
 
     def _receive(self, envelope: Envelope, now: float) -> list[Output]:
         message = envelope.message
@@ -156,9 +172,15 @@ class DraftMachine:
     def _learn(self, session: Session, envelope: Envelope) -> list[Output]:
         """Hidden rows that came with an answer go to the drafter before it works again."""
         message = envelope.message
-        if not session.returns.hidden or not isinstance(message, Result) or envelope.sender != self._last_stage:
+        if (
+            not session.returns.hidden
+            or not isinstance(message, Result)
+            or envelope.sender != self._last_stage
+        ):
             return []
-        return [Learn(message.job, message.epoch, message.segment, message.ids)] if message.ids else []
+        return (
+            [Learn(message.job, message.epoch, message.segment, message.ids)] if message.ids else []
+        )
 
     def _collect(self, running: _Running, now: float) -> list[Output]:
         session = running.session
@@ -169,7 +191,7 @@ class DraftMachine:
             outputs += self._finish(running, session.closing, "")
         return outputs
 
-    # ---- beginning -----------------------------------------------------------------------------------
+    # ---- beginning -------------------------------------------------------------------------------
 
     def _submit(self, message: Submit, now: float) -> list[Output]:
         if message.job in self._jobs or message.job in self._encoding:
@@ -184,20 +206,30 @@ class DraftMachine:
         self._encoding[message.job] = _Encoding(message, spec)
         return []
 
-    def _start(self, message: Submit, spec: JobSpec, prompt: tuple[int, ...], now: float) -> list[Output]:
+    def _start(
+        self, message: Submit, spec: JobSpec, prompt: tuple[int, ...], now: float
+    ) -> list[Output]:
         limits = self._limits
         if not prompt:
             return [_refused(message, "the prompt has no tokens; give it some text")]
         if len(prompt) >= limits.context:
-            reason = f"the prompt has {len(prompt)} tokens; the model's context is {limits.context}: shorten it"
+            reason = (
+                f"the prompt has {len(prompt)} tokens; "
+                f"the model's context is {limits.context}: shorten it"
+            )
             return [_refused(message, reason)]
         if max(prompt) >= limits.vocabulary:
-            reason = f"prompt_ids has token {max(prompt)}; the model's vocabulary ends at {limits.vocabulary - 1}"
+            reason = (
+                f"prompt_ids has token {max(prompt)}; "
+                f"the model's vocabulary ends at {limits.vocabulary - 1}"
+            )
             return [_refused(message, reason)]
         strategy = self._build(spec.strategy, limits.stages)
         # A recording has this job alone, so what it chose must follow from itself.
         experience = Experience() if spec.record else self._experience
-        session = Session(message.job, message.epoch, spec, prompt, limits, strategy, now, experience)
+        session = Session(
+            message.job, message.epoch, spec, prompt, limits, strategy, now, experience
+        )
         running = self._jobs[message.job] = _Running(session)
         capacity = len(prompt) + session.budget + DRAFT_TREE_ROWS
         return [
@@ -206,13 +238,14 @@ class DraftMachine:
             *self._collect(running, now),
         ]
 
-    # ---- work ----------------------------------------------------------------------------------------
+    # ---- work ------------------------------------------------------------------------------------
 
     def _start_work(self, now: float) -> list[Output]:
         work = self._next_work()
         if work is None:
             return []
-        self._working, self._started_at = work, now
+        self._working = work
+        self._started_at = now
         return [Run(work)]
 
     def _next_work(self) -> Draft | Encode | None:
@@ -227,7 +260,8 @@ class DraftMachine:
         return None
 
     def _end_work(self, result: object, now: float) -> list[Output]:
-        work, self._working = self._working, None
+        work = self._working
+        self._working = None
         if isinstance(work, Encode):
             encoding = self._encoding.pop(work.job, None)
             if encoding is None:
@@ -250,7 +284,7 @@ class DraftMachine:
             return self._fail(running, str(error))
         return self._collect(running, now)
 
-    # ---- ending --------------------------------------------------------------------------------------
+    # ---- ending ----------------------------------------------------------------------------------
 
     def _tick(self, now: float) -> list[Output]:
         outputs: list[Output] = []
@@ -261,7 +295,9 @@ class DraftMachine:
                 outputs += self._finish(running, running.session.closing, "")
             else:
                 waited = running.session.patience
-                outputs += self._fail(running, f"no answer from the pipeline for {waited:g} s: a message was lost")
+                outputs += self._fail(
+                    running, f"no answer from the pipeline for {waited:g} s: a message was lost"
+                )
         return outputs
 
     def _refused(self, event: Refused) -> list[Output]:
@@ -289,7 +325,11 @@ class DraftMachine:
         if session.strategy.decisions:
             stats["decisions"] = session.strategy.decisions
         outputs = session.out.take()
-        return [*outputs, Finish(session.job, session.epoch, reason, error, stats), Release(session.job)]
+        return [
+            *outputs,
+            Finish(session.job, session.epoch, reason, error, stats),
+            Release(session.job),
+        ]
 
 
 def _refused(message: Submit, reason: str) -> Finish:

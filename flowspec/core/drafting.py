@@ -1,8 +1,9 @@
-"""A session's dealings with its drafters: the growth under way, and who is asked for what it waits for.
+"""A session's dealings with its drafters: the growth under way, and who is asked for what it waits
+for.
 
-One drafter drafts at a time; the others fall behind and catch up when their turn comes (``core.holding``).
-What a refreshed drafter had proposed goes with every verdict, unless the strategy needs it at once
-(``Strategy.redrafts``).
+One drafter drafts at a time; the others fall behind and catch up when their turn comes
+(``core.holding``). What a refreshed drafter had proposed goes with every verdict, unless the
+strategy needs it at once (``Strategy.redrafts``).
 """
 
 from __future__ import annotations
@@ -19,34 +20,49 @@ from flowspec.errors import ProtocolError, StateError
 
 #: Tree rows a drafter may hold beyond the context; a growth that needs more ends where it is.
 DRAFT_TREE_ROWS = 2048
-#: Most sources a drafter may be merged from: their candidates are told apart by number, over all drafters.
+#: Most sources a drafter may be merged from: their candidates are told apart by number, over all
+#: drafters.
 MOST_SOURCES = 16
 
 
 class Drafting:
-    """Growth and drafters' rows of one job; ``width`` continuations are asked per node, 0: no drafter.
+    """Growth and drafters' rows of one job; ``width`` continuations are asked per node, 0: no
+    drafter.
 
-    ``refreshed``: of every drafter there is to choose from, whether it is. ``calibration``: says what every
-    candidate is worth; None: only where the drafter's numbers cannot, by a new one.
+    ``refreshed``: of every drafter there is to choose from, whether it is. ``calibration``: says
+    what every candidate is worth; None: only where the drafter's numbers cannot, by a new one.
     """
 
     def __init__(
-        self, job: str, epoch: int, prompt: tuple[int, ...], width: int, coupled: bool = False,
-        refreshed: Sequence[bool] = (False,), redrafts: bool = True, calibration: Calibration | Scaling | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        job: str,
+        epoch: int,
+        prompt: tuple[int, ...],
+        width: int,
+        coupled: bool = False,
+        refreshed: Sequence[bool] = (False,),
+        redrafts: bool = True,
+        calibration: Calibration | Scaling | None = None,
+    ) -> None:
         self.was_idle = False
-        self._job, self._epoch = job, epoch
-        self._width, self._coupled, self._redrafts = width, coupled, redrafts
+        self._job = job
+        self._epoch = epoch
+        self._width = width
+        self._coupled = coupled
+        self._redrafts = redrafts
         self._growth: Growth | None = None
         self._growth_passes = 0
         self._wanted: tuple[int, ...] = ()
         self._asked: tuple[int, ...] = ()  # nodes of the pass being computed
         self._answers_next = 0  # the drafter that computes it
         self._stale: set[int] = set()  # of those, the ones a refresh has overtaken
-        self._calibrates, self._calibration = calibration is not None, calibration or Calibration(coupled)
+        self._calibrates = calibration is not None
+        self._calibration = calibration or Calibration(coupled)
         self._holdings = [Holding(prompt, refreshed=each) for each in refreshed] if width else []
         self._active = 0
-        self._passes = [(0, 0.0) for _ in refreshed]  # by drafter: those that answered, and their seconds
+        self._passes = [
+            (0, 0.0) for _ in refreshed
+        ]  # by drafter: those that answered, and their seconds
 
     @property
     def growing(self) -> bool:
@@ -77,9 +93,13 @@ class Drafting:
         return seconds / count if count else 0.0
 
     def begin(self, growth: Growth | None, *, idle: bool, drafter: int = 0) -> None:
-        """Put ``growth`` in the place of the one under way; expansions known so far stay in the tree. ``drafter``
-        drafts for it, by its number; a pass under way is still answered by its own."""
-        self._growth, self.was_idle, self._active = growth, idle, drafter
+        """Put ``growth`` in the place of the one under way; expansions known so far stay in the
+        tree. ``drafter`` drafts for it, by its number; a pass under way is still answered by its
+        own.
+        """
+        self._growth = growth
+        self.was_idle = idle
+        self._active = drafter
         self._growth_passes = 0
         self._wanted = ()
 
@@ -97,39 +117,53 @@ class Drafting:
         """The grown segments; the growth is over."""
         if self._growth is None:
             raise StateError("there is no growth to collect")
-        growth, self._growth, self._wanted = self._growth, None, ()
+        growth = self._growth
+        self._growth = None
+        self._wanted = ()
         return growth.segments(tree)
 
     def harvest(self, tree: Tree) -> list[list[int]]:
         """End a growth that a verdict has overtaken; what it has of use below the new root.
 
-        Without this a drafter slower than the pipeline would never finish a growth: each verdict would
-        find it half done, start it over, and the pipeline would run dry.
+        Without this a drafter slower than the pipeline would never finish a growth: each verdict
+        would find it half done, start it over, and the pipeline would run dry.
         """
         if self._growth is None:
             return []
-        growth, self._growth, self._wanted = self._growth, None, ()
+        growth = self._growth
+        self._growth = None
+        self._wanted = ()
         growth.rebase(tree)
         return growth.segments(tree)
 
     def next_work(self, tree: Tree) -> Draft | None:
-        """The next pass: what a drafter lags behind, then the nodes the growth waits for if it is the active one."""
+        """The next pass: what a drafter lags behind, then the nodes the growth waits for if it is
+        the active one.
+        """
         turn = self._turn
         wanted = self._wanted if turn == self._active else ()
         found = self._holdings[turn].next_part(self._job, self._epoch, tree, wanted)
         if found is None:
             return None
         part, parents, nodes = found
-        self._asked, self._answers_next = nodes, turn
+        self._asked = nodes
+        self._answers_next = turn
         self._wanted = () if nodes else self._wanted
-        growth_pass, self._growth_passes = self._growth_passes, self._growth_passes + bool(nodes)
+        growth_pass = self._growth_passes
+        self._growth_passes = self._growth_passes + bool(nodes)
         return Draft(part, self._width, growth_pass, parents, self._coupled, turn)
 
     def done(self, result: DraftDone, tree: Tree, seconds: float = 0.0) -> None:
-        """Take the proposals of the pass, which took ``seconds``; nodes pruned meanwhile are forgotten."""
-        asked, self._asked = self._asked, ()
-        stale, self._stale = self._stale, set()
-        if not len(result.tokens) == len(result.values) == len(asked) or len(result.sources) not in (0, len(asked)):
+        """Take the proposals of the pass, which took ``seconds``; nodes pruned meanwhile are
+        forgotten.
+        """
+        asked = self._asked
+        self._asked = ()
+        stale = self._stale
+        self._stale = set()
+        if not len(result.tokens) == len(result.values) == len(asked) or len(
+            result.sources
+        ) not in (0, len(asked)):
             raise ProtocolError("the drafter did not answer for the rows it was asked for")
         if asked:
             count, spent = self._passes[self._answers_next]
@@ -139,9 +173,14 @@ class Drafting:
                 sources = result.sources[at] if result.sources else ()
                 tree.expand(node, self._expansion(result.tokens[at], result.values[at], sources))
 
-    def _expansion(self, tokens: tuple[int, ...], values: tuple[float, ...], sources: Sequence[int]) -> Expansion:
+    def _expansion(
+        self, tokens: tuple[int, ...], values: tuple[float, ...], sources: Sequence[int]
+    ) -> Expansion:
         if self._answers_next:
-            sources = [self._answers_next * MOST_SOURCES + source for source in sources or (0,) * len(tokens)]
+            sources = [
+                self._answers_next * MOST_SOURCES + source
+                for source in sources or (0,) * len(tokens)
+            ]
         if self._calibrates or self._coupled or sources:
             return self._calibration.expansion(tokens, values, sources)
         return Expansion(tokens, values)
@@ -152,7 +191,9 @@ class Drafting:
             self._calibration.observe(tree[node], token)
 
     def commit(self, accepted: Sequence[Node], root: int, tree: Tree) -> None:
-        """The nodes ``accepted``, the old root first, are context now and ``root`` is the tree's root."""
+        """The nodes ``accepted``, the old root first, are context now and ``root`` is the tree's
+        root.
+        """
         for holding in self._holdings:
             holding.commit(accepted, root)
         if self._redrafts and self._holdings and self._holdings[self._active].refreshed:

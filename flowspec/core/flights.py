@@ -26,7 +26,9 @@ Top = Sequence[tuple[int, float]]
 
 @dataclass(slots=True)
 class Flight:
-    """A segment of ``rows`` on its way; ``live`` are those no prune has reached, ``alone``: it met no other."""
+    """A segment of ``rows`` on its way; ``live`` are those no prune has reached, ``alone``: it met
+    no other.
+    """
 
     live: set[int]
     sent_at: float
@@ -49,10 +51,15 @@ class Flights:
         self._trips: deque[float] = deque(maxlen=TRIPS)  # of segments that waited for no other
         self._passes: deque[float] = deque(maxlen=SAMPLES)  # the slowest of each segment
         self._gaps: deque[float] = deque(maxlen=SAMPLES)  # between answers, others on their way
-        self._depths: deque[int] = deque(maxlen=SAMPLES)  # in flight as an answer came, its own included
-        #: Segments in flight that hide the way there and back, from what was measured; 0: not known.
+        self._depths: deque[int] = deque(
+            maxlen=SAMPLES
+        )  # in flight as an answer came, its own included
+        #: Segments in flight that hide the way there and back, from what was measured; 0: not
+        #: known.
         self.covering = 0
-        self._landed_at: float | None = None  # the last answer, if others were on their way behind it
+        self._landed_at: float | None = (
+            None  # the last answer, if others were on their way behind it
+        )
 
     def __len__(self) -> int:
         return len(self._flights)
@@ -72,7 +79,9 @@ class Flights:
         flight = self._flights.pop(result.segment, None)
         if flight is not None:
             if not flight.live <= set(result.ids):
-                raise StateError(f"segment {result.segment} came back without rows that are still live")
+                raise StateError(
+                    f"segment {result.segment} came back without rows that are still live"
+                )
             self._time(flight, result.seconds, now)
         for at, (node, token) in enumerate(zip(result.ids, result.tokens, strict=True)):
             if node in self.sent:
@@ -94,30 +103,36 @@ class Flights:
         self.covering = self._estimate()
 
     def _estimate(self) -> int:
-        """The bandwidth-delay product in segments, plus the one being computed: the shortest trip over the
-        median of the segments' slowest passes.
+        """The bandwidth-delay product in segments, plus the one being computed: the shortest trip
+        over the median of the segments' slowest passes.
 
-        Trips behind others of the job hold its own queue, so they count only where they are shorter yet.
-        Passes are timed by the stages, so they are the pipeline's pace also while it is not full. Gaps
-        between answers are that only once it is, and a late answer makes the next gap nothing; so their
-        median counts, and as a limit alone, for a pipeline whose links or other jobs set its pace.
+        Trips behind others of the job hold its own queue, so they count only where they are
+        shorter yet. Passes are timed by the stages, so they are the pipeline's pace also while
+        it is not full. Gaps between answers are that only once it is, and a late answer makes
+        the next gap nothing; so their median counts, and as a limit alone, for a pipeline whose
+        links or other jobs set its pace.
         """
         if not self._passes:
             return 0
-        way, gap = min(self._trips), median(self._gaps) if self._gaps else 0.0
+        way = min(self._trips)
+        gap = median(self._gaps) if self._gaps else 0.0
         enough = math.ceil(way / median(self._passes)) + 1
         paced = math.ceil(SLACK * way / gap) + 1 if gap else enough
         return min(enough, paced, GROWTH * max(self._depths))
 
     def keep(self, nodes: Collection[int], *, emptied: bool) -> None:
-        """A prune has left ``nodes``; flights without live rows go, unless ``emptied`` ones still count."""
+        """A prune has left ``nodes``; flights without live rows go, unless ``emptied`` ones still
+        count.
+        """
         self.sent &= set(nodes)
         self.answers = {node: token for node, token in self.answers.items() if node in nodes}
         self.tops = {node: top for node, top in self.tops.items() if node in nodes}
         for flight in self._flights.values():
             flight.live &= self.sent
         if not emptied:
-            self._flights = {number: flight for number, flight in self._flights.items() if flight.live}
+            self._flights = {
+                number: flight for number, flight in self._flights.items() if flight.live
+            }
 
     def clear(self) -> None:
         """Nothing that was sent lives."""

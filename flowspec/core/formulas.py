@@ -1,7 +1,7 @@
 """The papers' formulas: what a tree node, a level's width, a timestep and a window are worth.
 
-Shares and rates are plain numbers between 0 and 1, times seconds. Every function raises ConfigError for a
-value outside its range. Numbers in brackets are sections of ``algorithms.md``.
+Shares and rates are plain numbers between 0 and 1, times seconds. Every function raises
+ConfigError for a value outside its range. Numbers in brackets are sections of ``algorithms.md``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from flowspec.errors import ConfigError
 def cumulative_score(log_probabilities: Sequence[float]) -> float:
     """Score of a tree node: the sum of the draft's log-probabilities on its path; the root's is 0.
 
-    Correctly rounded, so a node never scores above its parent. Source: EAGLE-2, used by FlowSpec (2.3).
+    Correctly rounded, so a node never scores above its parent. Source: EAGLE-2, used by FlowSpec
+    (2.3).
     """
     for value in log_probabilities:
         if not value <= 0:
@@ -23,8 +24,11 @@ def cumulative_score(log_probabilities: Sequence[float]) -> float:
     return math.fsum(log_probabilities)
 
 
-def pipeline_token_seconds(compute_seconds: Sequence[float], transfer_seconds: Sequence[float]) -> float:
-    """Seconds a token takes without speculation: every group's compute and transfer, one after another.
+def pipeline_token_seconds(
+    compute_seconds: Sequence[float], transfer_seconds: Sequence[float]
+) -> float:
+    """Seconds a token takes without speculation: every group's compute and transfer, one after
+    another.
 
     Source: PipeDec's latency model (3.7).
     """
@@ -39,20 +43,24 @@ def pipedec_step(
 ) -> float:
     """Seconds of a timestep that hits, and so of a token: the drafter's or the slowest group's.
 
-    ``compute_seconds`` and ``transfer_seconds``: one entry a group, for a single row. ``extra``: the part
-    by which a whole layer of rows costs more than one row (the paper's delta). Source: PipeDec (3.7).
+    ``compute_seconds`` and ``transfer_seconds``: one entry a group, for a single row. ``extra``:
+    the part by which a whole layer of rows costs more than one row (the paper's delta). Source:
+    PipeDec (3.7).
     """
     _seconds("draft_seconds", draft_seconds)
     _at_least_0("extra", extra)
     return max(draft_seconds, (1 + extra) * max(_groups(compute_seconds, transfer_seconds)))
 
 
-def expected_tbt(step_seconds: Sequence[float], accuracy: float, refill: float | None = None) -> float:
+def expected_tbt(
+    step_seconds: Sequence[float], accuracy: float, refill: float | None = None
+) -> float:
     """Expected seconds between tokens: the slowest step, and after a miss the pipeline's refill.
 
-    ``step_seconds``: one entry a pipeline step. ``accuracy``: how often the next token is among the root's
-    children. ``refill``: how many mean steps a miss costs; None is all n of them, as the text has it, and
-    n - 1 as defensible. Source: SpecPipe (4.3), ``max(t) + (1 - accuracy) * sum(t)``.
+    ``step_seconds``: one entry a pipeline step. ``accuracy``: how often the next token is among
+    the root's children. ``refill``: how many mean steps a miss costs; None is all n of them, as
+    the text has it, and n - 1 as defensible. Source: SpecPipe (4.3), ``max(t) + (1 - accuracy) *
+    sum(t)``.
     """
     _all_seconds("step_seconds", step_seconds)
     _share("accuracy", accuracy)
@@ -70,16 +78,20 @@ def best_width(
 ) -> int:
     """The width of a level with the least expected time between tokens; of equals the narrowest.
 
-    Both tables are keyed by width in rows and must have the same keys. ``stages``: pipeline steps, of
-    equal length. ``refill`` as in ``expected_tbt``. Source: SpecPipe (4.3).
+    Both tables are keyed by width in rows and must have the same keys. ``stages``: pipeline
+    steps, of equal length. ``refill`` as in ``expected_tbt``. Source: SpecPipe (4.3).
     """
     if not step_seconds_by_width or step_seconds_by_width.keys() != accuracy_by_width.keys():
-        raise ConfigError("the two tables name different widths, or none; expected one entry a width in each")
+        raise ConfigError(
+            "the two tables name different widths, or none; expected one entry a width in each"
+        )
     if stages < 1:
         raise ConfigError(f"stages is {stages}; expected 1 or more")
 
     def expected(width: int) -> float:
-        return expected_tbt([step_seconds_by_width[width]] * stages, accuracy_by_width[width], refill)
+        return expected_tbt(
+            [step_seconds_by_width[width]] * stages, accuracy_by_width[width], refill
+        )
 
     return min(sorted(step_seconds_by_width), key=expected)
 
@@ -87,8 +99,8 @@ def best_width(
 def speculative_tokens(acceptance: float, window: int) -> float:
     """Expected tokens of one verification of ``window`` drafts, the correction or bonus included.
 
-    ``(1 - a^(g+1)) / (1 - a)``, summed term by term so that a = 1 gives its limit g + 1. It is above 1
-    for every a > 0 and g > 0: PipeSpec's theorem rests on that. Source: PipeSpec (5.2).
+    ``(1 - a^(g+1)) / (1 - a)``, summed term by term so that a = 1 gives its limit g + 1. It is
+    above 1 for every a > 0 and g > 0: PipeSpec's theorem rests on that. Source: PipeSpec (5.2).
     """
     _drafts(acceptance, window)
     return math.fsum(acceptance**power for power in range(window + 1))
@@ -97,7 +109,8 @@ def speculative_tokens(acceptance: float, window: int) -> float:
 def speculative_speedup(acceptance: float, window: int, draft_speed: float) -> float:
     """Speed of drafting and verifying in turn, in multiples of the target decoding alone.
 
-    ``draft_speed``: draft steps in the time of one target step (the paper's c). Source: PipeSpec (5.2).
+    ``draft_speed``: draft steps in the time of one target step (the paper's c). Source: PipeSpec
+    (5.2).
     """
     if not 0 < draft_speed < math.inf:
         raise ConfigError(f"draft_speed is {draft_speed}; expected more than 0")
@@ -105,10 +118,12 @@ def speculative_speedup(acceptance: float, window: int, draft_speed: float) -> f
 
 
 def verification_share(acceptance: float, window: int) -> float:
-    """The share of a PipeSpec model's steps that verify drafts, in the long run; the others add one token.
+    """The share of a PipeSpec model's steps that verify drafts, in the long run; the others add one
+    token.
 
-    The fixed point ``a / (1 + a - a^(g+1))`` of ``r' = r * a^(g+1) + (1 - r) * a``: a step verifies if the
-    verification before it accepted all, or the token added before it was the draft's. Source: PipeSpec (5.2).
+    The fixed point ``a / (1 + a - a^(g+1))`` of ``r' = r * a^(g+1) + (1 - r) * a``: a step
+    verifies if the verification before it accepted all, or the token added before it was the
+    draft's. Source: PipeSpec (5.2).
     """
     _drafts(acceptance, window)
     return acceptance / (1 + acceptance - acceptance ** (window + 1))
@@ -117,8 +132,9 @@ def verification_share(acceptance: float, window: int) -> float:
 def pipespec_tokens(acceptance: float, window: int) -> float:
     """Expected tokens a step of a PipeSpec model, and so its speed in multiples of decoding alone.
 
-    ``(1 - r) * 1 + r * speculative_tokens``; above 1 for 0 < a < 1 and g > 0 (the paper's theorem). The
-    window is held fixed and a verification costs one step whatever its length. Source: PipeSpec (5.2).
+    ``(1 - r) * 1 + r * speculative_tokens``; above 1 for 0 < a < 1 and g > 0 (the paper's
+    theorem). The window is held fixed and a verification costs one step whatever its length.
+    Source: PipeSpec (5.2).
     """
     share = verification_share(acceptance, window)
     return 1 - share + share * speculative_tokens(acceptance, window)
@@ -143,9 +159,13 @@ def _groups(compute_seconds: Sequence[float], transfer_seconds: Sequence[float])
     _all_seconds("transfer_seconds", transfer_seconds)
     if len(compute_seconds) != len(transfer_seconds):
         raise ConfigError(
-            f"{len(compute_seconds)} compute times but {len(transfer_seconds)} transfer times; expected one a group"
+            f"{len(compute_seconds)} compute times but {len(transfer_seconds)} transfer times; "
+            "expected one a group"
         )
-    return [compute + transfer for compute, transfer in zip(compute_seconds, transfer_seconds, strict=True)]
+    return [
+        compute + transfer
+        for compute, transfer in zip(compute_seconds, transfer_seconds, strict=True)
+    ]
 
 
 def _all_seconds(name: str, values: Sequence[float]) -> None:

@@ -1,8 +1,8 @@
 """The task graph: counts down dependencies and says what may start. Rules live with its callers.
 
-Edges are data, given by the call that creates a task. A dependency may be named before it exists; it
-counts as open until some call completes it. ``lua/graph.lua`` is the same structure on the broker and
-passes the same tests.
+Edges are data, given by the call that creates a task. A dependency may be named before it
+exists; it counts as open until some call completes it. ``lua/graph.lua`` is the same structure
+on the broker and passes the same tests.
 """
 
 from __future__ import annotations

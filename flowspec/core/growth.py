@@ -1,9 +1,10 @@
 """Growing a tree: beam growth in the manner of EAGLE-2, over whatever drafter answers.
 
-A growth is a small iterator driven from outside: ``pending(tree)`` names the nodes whose continuations
-it needs next, the caller has them drafted and calls again, until nothing is pending. Expansions stay
-with the tree, so growing again from a new root drafts only what the old growth had not reached.
-Source: FlowSpec section 3.2 (``algorithms.md`` 2.3), with the tie-safe total order.
+A growth is a small iterator driven from outside: ``pending(tree)`` names the nodes whose
+continuations it needs next, the caller has them drafted and calls again, until nothing is
+pending. Expansions stay with the tree, so growing again from a new root drafts only what the old
+growth had not reached. Source: FlowSpec section 3.2 (``algorithms.md`` 2.3), with the tie-safe
+total order.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ Floats = npt.NDArray[np.float64]
 class _Base:
     """Candidate entries in generation order, as columns: T_base of the paper, root excluded.
 
-    An entry is a proposed child (``parent``, ``token``); it has a node only once something needs one.
+    An entry is a proposed child (``parent``, ``token``); it has a node only once something needs
+    one.
     """
 
     parent: Ints = field(default_factory=lambda: np.empty(0, np.int64))
@@ -39,10 +41,18 @@ class _Base:
             setattr(self, column, np.concatenate((getattr(self, column), getattr(other, column))))
 
     def keep(self, mask: npt.NDArray[np.bool_]) -> _Base:
-        return _Base(self.parent[mask], self.token[mask], self.value[mask], self.score[mask], self.depth[mask])
+        return _Base(
+            self.parent[mask],
+            self.token[mask],
+            self.value[mask],
+            self.score[mask],
+            self.depth[mask],
+        )
 
     def ranked(self) -> Ints:
-        """Indices by (score falling, depth rising, generation rising): every prefix is ancestor-closed."""
+        """Indices by (score falling, depth rising, generation rising): every prefix is
+        ancestor-closed.
+        """
         return np.lexsort((np.arange(self.score.size), self.depth, -self.score))
 
 
@@ -90,10 +100,14 @@ class BeamGrowth:
     def rebase(self, tree: Tree) -> None:
         """Forget entries that are no longer below the tree's root."""
         if self._base.parent.size:
-            self._base = self._base.keep(np.isin(self._base.parent, np.fromiter(tree.nodes, np.int64)))
+            self._base = self._base.keep(
+                np.isin(self._base.parent, np.fromiter(tree.nodes, np.int64))
+            )
         self._beam = [node for node in self._beam if node in tree]
 
-    def best(self, tree: Tree, count: int, *, by_score: bool = True, unselected: bool = False) -> list[int]:
+    def best(
+        self, tree: Tree, count: int, *, by_score: bool = True, unselected: bool = False
+    ) -> list[int]:
         """The ``count`` best entries as nodes, root excluded.
 
         The cut is always by score. The answer is in that order too, or in generation order with
@@ -117,7 +131,9 @@ def _children(tree: Tree, parents: list[int], width: int) -> _Base:
         node = tree[parent]
         if node.expansion is None:
             continue
-        for token, value in zip(node.expansion.tokens[:width], node.expansion.values[:width], strict=True):
+        for token, value in zip(
+            node.expansion.tokens[:width], node.expansion.values[:width], strict=True
+        ):
             layer.append((parent, token, value, node.score + value, node.depth + 1))
     if not layer:
         return _Base()
@@ -136,6 +152,9 @@ def _materialise(tree: Tree, base: _Base, entries: Ints) -> list[int]:
     return [
         tree.add(parent, token, value)
         for parent, token, value in zip(
-            base.parent[entries].tolist(), base.token[entries].tolist(), base.value[entries].tolist(), strict=True
+            base.parent[entries].tolist(),
+            base.token[entries].tolist(),
+            base.value[entries].tolist(),
+            strict=True,
         )
     ]

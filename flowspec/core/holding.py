@@ -1,10 +1,10 @@
 """Which rows of a job one drafter holds, and which it owes.
 
-A drafter's KV rows follow the same slot arithmetic as a stage's. Context rows it has not computed (the prompt
-at first, later accepted leaves, or all there is while another drafter drafts) are its *lag*; they lead its
-next pass. A drafter that is *refreshed* drafts from the target's hidden rows: what it computed for a tree was
-computed from guesses, so every verdict makes it compute the accepted rows anew and forget the rest
-(``algorithms.md`` 2.12).
+A drafter's KV rows follow the same slot arithmetic as a stage's. Context rows it has not
+computed (the prompt at first, later accepted leaves, or all there is while another drafter
+drafts) are its *lag*; they lead its next pass. A drafter that is *refreshed* drafts from the
+target's hidden rows: what it computed for a tree was computed from guesses, so every verdict
+makes it compute the accepted rows anew and forget the rest (``algorithms.md`` 2.12).
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ class Holding:
 
     @property
     def overdue(self) -> bool:
-        """A whole pass of context rows is owed by a drafter that has to keep hidden rows, and those of rejected nodes
-        too, until it has computed them: it goes first, so that what it keeps is bounded."""
+        """A whole pass of context rows is owed by a drafter that has to keep hidden rows, and those
+        of rejected nodes too, until it has computed them: it goes first, so that what it keeps
+        is bounded.
+        """
         return self.refreshed and len(self._lag) >= CATCH_UP_ROWS
 
     @property
@@ -60,8 +62,9 @@ class Holding:
     def next_part(
         self, job: str, epoch: int, tree: Tree, wanted: Sequence[int]
     ) -> tuple[Part, tuple[int, ...], tuple[int, ...]] | None:
-        """The next pass: what is owed, then ``wanted`` if that is all; with the rows' parents and the nodes
-        that get an answer. None: there is nothing to do."""
+        """The next pass: what is owed, then ``wanted`` if that is all; with the rows' parents and
+        the nodes that get an answer. None: there is nothing to do.
+        """
         lag = self._lag[:CATCH_UP_ROWS]
         nodes = tuple(wanted) if len(lag) == len(self._lag) else ()
         if not lag and not nodes:
@@ -89,7 +92,9 @@ class Holding:
         return part, parents, nodes
 
     def commit(self, accepted: Sequence[Node], root: int) -> None:
-        """The nodes ``accepted``, the old root first, are context now and ``root`` is the tree's root."""
+        """The nodes ``accepted``, the old root first, are context now and ``root`` is the tree's
+        root.
+        """
         slots = self._slots
         if self.refreshed:
             slots.forget_tree(root)

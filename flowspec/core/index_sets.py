@@ -1,7 +1,7 @@
 """FlowSpec's positional index sets, derived from node ids.
 
-The wire carries ids; the papers prune by positions in the sequence S. This view exists so that tests
-can hold the id-based rules against the papers' figures. Source: ``algorithms.md`` 2.8.
+The wire carries ids; the papers prune by positions in the sequence S. This view exists so that
+tests can hold the id-based rules against the papers' figures. Source: ``algorithms.md`` 2.8.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class IndexSets:
-    """Positions in S before pruning: accepted nodes, and the nodes that stay (new root, descendants)."""
+    """Positions in S before pruning: accepted nodes, and the nodes that stay (new root,
+    descendants).
+    """
 
     accepted: tuple[int, ...]
     drafted: tuple[int, ...]
@@ -27,14 +29,17 @@ class IndexSets:
         return tuple(at for at in self.retained if at < cached)
 
     def local(self, cached: int, pending: int) -> tuple[int, ...]:
-        """I_local: retained rows of the stage's pending segment of ``pending`` rows, from its start."""
+        """I_local: retained rows of the stage's pending segment of ``pending`` rows, from its
+        start.
+        """
         return tuple(at - cached for at in self.retained if cached <= at < cached + pending)
 
 
 def index_sets(sequence: Sequence[int], accepted: Sequence[int], survivors: Set[int]) -> IndexSets:
     """The positional view of a prune.
 
-    ``sequence``: ids of S in order, root first. ``survivors``: ids of the new root and its descendants.
+    ``sequence``: ids of S in order, root first. ``survivors``: ids of the new root and its
+    descendants.
     """
     place = {node: at for at, node in enumerate(sequence)}
     drafted = tuple(at for at, node in enumerate(sequence) if node in survivors)

@@ -23,9 +23,18 @@ MAX_NEW_TOKENS = 1 << 20
 CANCEL = "cancel"
 
 FIELDS = (
-    "prompt", "prompt_ids", "max_new_tokens", "temperature", "top_k", "top_p", "seed", "strategy",
-    "idempotency_key", "raw", "record",
-)  # fmt: skip
+    "prompt",
+    "prompt_ids",
+    "max_new_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "seed",
+    "strategy",
+    "idempotency_key",
+    "raw",
+    "record",
+)
 
 T = TypeVar("T")
 
@@ -35,7 +44,8 @@ class JobSpec:
     """What a job asks for. Exactly one of ``prompt`` and ``prompt_ids`` is set.
 
     ``raw``: do not apply the tokenizer's chat template. ``record``: keep a recording of the run.
-    Generation ends at ``max_new_tokens``, at the end-of-sequence token or where the context is full.
+    Generation ends at ``max_new_tokens``, at the end-of-sequence token or where the context is
+    full.
     """
 
     prompt: str | None = None
@@ -50,12 +60,17 @@ class JobSpec:
     def __post_init__(self) -> None:
         if self.prompt is None and self.prompt_ids is None:
             raise JobError(
-                "the job has no prompt; give it either 'prompt' or 'prompt_ids': a text, or a list of ids like [1, 2]"
+                "the job has no prompt; give it either 'prompt' or 'prompt_ids': a text, or a "
+                "list of ids like [1, 2]"
             )
         if self.prompt is not None and self.prompt_ids is not None:
-            raise JobError("the job has 'prompt' and 'prompt_ids'; leave out one of them: it takes not both")
+            raise JobError(
+                "the job has 'prompt' and 'prompt_ids'; leave out one of them: it takes not both"
+            )
         if self.prompt is not None and not self.prompt.strip():
-            raise JobError("the prompt is empty; give it at least one character that is not a space")
+            raise JobError(
+                "the prompt is empty; give it at least one character that is not a space"
+            )
         for name, text in (
             ("prompt", self.prompt),
             ("strategy", self.strategy),
@@ -65,16 +80,23 @@ class JobSpec:
         if self.prompt_ids is not None and (not self.prompt_ids or min(self.prompt_ids) < 0):
             raise JobError("prompt_ids must be a list of at least one token id, none negative")
         if not 1 <= self.max_new_tokens <= MAX_NEW_TOKENS:
-            raise JobError(f"max_new_tokens is {self.max_new_tokens}; expected 1 to {MAX_NEW_TOKENS}")
+            raise JobError(
+                f"max_new_tokens is {self.max_new_tokens}; expected 1 to {MAX_NEW_TOKENS}"
+            )
 
     def fields(self) -> dict[str, str]:
         """The flat form, as ``XADD`` takes it; defaults are left out."""
-        sampling, plain = self.sampling, Sampling()
+        sampling = self.sampling
+        plain = Sampling()
         values: dict[str, object] = {
             "prompt": self.prompt,
-            "prompt_ids": json.dumps(list(self.prompt_ids)) if self.prompt_ids is not None else None,
+            "prompt_ids": json.dumps(list(self.prompt_ids))
+            if self.prompt_ids is not None
+            else None,
             "max_new_tokens": self.max_new_tokens,
-            "temperature": sampling.temperature if sampling.temperature != plain.temperature else None,
+            "temperature": sampling.temperature
+            if sampling.temperature != plain.temperature
+            else None,
             "top_k": sampling.top_k or None,
             "top_p": sampling.top_p if sampling.top_p != plain.top_p else None,
             "seed": sampling.seed or None,
@@ -96,7 +118,9 @@ def parse(fields: Mapping[str, str]) -> JobSpec:
     return JobSpec(
         prompt=fields.get("prompt"),
         prompt_ids=_read(fields, "prompt_ids", _ids, "a list of token ids like [1, 2, 3]", None),
-        max_new_tokens=_read(fields, "max_new_tokens", int, "a whole number", DEFAULT_MAX_NEW_TOKENS),
+        max_new_tokens=_read(
+            fields, "max_new_tokens", int, "a whole number", DEFAULT_MAX_NEW_TOKENS
+        ),
         sampling=Sampling(
             temperature=_read(fields, "temperature", float, "a number", 0.0),
             top_k=_read(fields, "top_k", int, "a whole number", 0),
@@ -115,12 +139,16 @@ def _check_text(name: str, text: str) -> None:
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
-        raise JobError(f"{name} is not valid Unicode text: it holds half of a surrogate pair") from None
+        raise JobError(
+            f"{name} is not valid Unicode text: it holds half of a surrogate pair"
+        ) from None
     if size > most:
         raise JobError(f"{name} is longer than {most} bytes: it has {size}")
 
 
-def _read(fields: Mapping[str, str], name: str, kind: Callable[[str], T], expected: str, default: T) -> T:
+def _read(
+    fields: Mapping[str, str], name: str, kind: Callable[[str], T], expected: str, default: T
+) -> T:
     text = fields.get(name)
     if text is None:
         return default

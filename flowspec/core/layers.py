@@ -1,8 +1,8 @@
 """Growing a tree layer by layer, and along one path.
 
-``LayerGrowth`` appends whole layers of bounded width (PipeDec, SpecPipe: ``algorithms.md`` 3.2, 4.1),
-``StaticGrowth`` a tree of fixed shape (SpecInfer: ``algorithms.md`` 6), ``PathGrowth`` one token after the
-other (chains). All are driven like a ``core.strategy.Growth``.
+``LayerGrowth`` appends whole layers of bounded width (PipeDec, SpecPipe: ``algorithms.md`` 3.2,
+4.1), ``StaticGrowth`` a tree of fixed shape (SpecInfer: ``algorithms.md`` 6), ``PathGrowth`` one
+token after the other (chains). All are driven like a ``core.strategy.Growth``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ def deepest(tree: Tree) -> list[int]:
     for node in tree.nodes.values():
         if node.selected and node.depth >= depth:
             if node.depth > depth:
-                depth, found = node.depth, []
+                depth = node.depth
+                found = []
             found.append(node.id)
     return sorted(found)
 
@@ -34,11 +35,12 @@ def missing(tree: Tree, nodes: Sequence[int]) -> tuple[int, ...]:
 def add_layer(tree: Tree, above: Sequence[int], children: int, width: int) -> list[int]:
     """The ``width`` best of ``children`` candidates of every node of ``above``, as nodes.
 
-    Best by cumulative score; the answer is grouped by parent, as BFS arrays need it (``algorithms.md``
-    9.16). Ties go to the earlier parent and the earlier candidate.
+    Best by cumulative score; the answer is grouped by parent, as BFS arrays need it
+    (``algorithms.md`` 9.16). Ties go to the earlier parent and the earlier candidate.
     """
     scores: list[float] = []
-    firsts, drafted = [], []  # where a parent's entries begin
+    firsts = []
+    drafted = []  # where a parent's entries begin
     for parent in above:
         node = tree.nodes[parent]
         if node.expansion is not None:
@@ -56,15 +58,19 @@ def add_layer(tree: Tree, above: Sequence[int], children: int, width: int) -> li
 
 
 class LayerGrowth:
-    """``levels`` layers below the bottom one as one segment, ``width`` nodes each, ``children`` a node.
+    """``levels`` layers below the bottom one as one segment, ``width`` nodes each, ``children`` a
+    node.
 
-    The last layer is chosen only when the segment is asked for: a verdict that comes meanwhile leaves
-    more of the width to what is valid (PipeDec draws before the prune and selects after it, 9.15). After
-    a prune the bottom layer is the deepest that survived, with whatever was drafted for it before.
+    The last layer is chosen only when the segment is asked for: a verdict that comes meanwhile
+    leaves more of the width to what is valid (PipeDec draws before the prune and selects after
+    it, 9.15). After a prune the bottom layer is the deepest that survived, with whatever was
+    drafted for it before.
     """
 
     def __init__(self, tree: Tree, width: int, children: int, levels: int = 1) -> None:
-        self._width, self._children, self._levels = width, children, levels
+        self._width = width
+        self._children = children
+        self._levels = levels
         self._start(tree)
 
     def _start(self, tree: Tree) -> None:
@@ -94,7 +100,9 @@ class LayerGrowth:
 
 
 class StaticGrowth:
-    """A tree of fixed shape: every node of level i gets ``branching[i]`` children; root and tree at once."""
+    """A tree of fixed shape: every node of level i gets ``branching[i]`` children; root and tree at
+    once.
+    """
 
     def __init__(self, tree: Tree, branching: Sequence[int]) -> None:
         self._branching = list(branching)
@@ -123,8 +131,8 @@ class StaticGrowth:
 class PathGrowth:
     """The best child of the best child, from ``tip`` on, ``length`` nodes beyond it at most.
 
-    ``finish`` names the segments from the path's nodes; it is asked with what there is. A node whose score
-    since ``tip`` is below ``least`` ends the path: it is not worth a row.
+    ``finish`` names the segments from the path's nodes; it is asked with what there is. A node
+    whose score since ``tip`` is below ``least`` ends the path: it is not worth a row.
     """
 
     def __init__(
@@ -136,7 +144,8 @@ class PathGrowth:
         least: float = float("-inf"),
     ) -> None:
         self.tip = tip
-        self._end, self._finish = tree[tip].depth + length, finish
+        self._end = tree[tip].depth + length
+        self._finish = finish
         self._floor = tree[tip].score + least
         self._nodes: list[int] = []
 
@@ -165,4 +174,5 @@ class PathGrowth:
     def adopt(self, tree: Tree, tip: int) -> None:
         """Go on from ``tip``: another model has had its say."""
         if self.tip not in tree or tip not in tree.path(self.tip):
-            self.tip, self._nodes = tip, []
+            self.tip = tip
+            self._nodes = []

@@ -12,8 +12,8 @@ TREE_ROWS = 1536
 class Limits:
     """What the models and the pipeline allow; ``context`` in tokens, prompt and output together.
 
-    ``middles``: models between the drafter and the target. ``hidden``: the drafter wants hidden rows; ``others``:
-    whether the further ones do that a strategy may choose instead.
+    ``middles``: models between the drafter and the target. ``hidden``: the drafter wants hidden
+    rows; ``others``: whether the further ones do that a strategy may choose instead.
     """
 
     stages: int

@@ -1,10 +1,10 @@
 """The seam between machines and whatever drives them.
 
-A machine is driven by ``step(input, now) -> outputs``; ``now`` is in seconds on any clock that does not
-run backwards. A driver feeds what arrived (``Received``), asks for work when its executor is free and
-its log is drained (``Poll``), performs ``Run`` outputs and feeds their results back (``Done``), and
-calls ``step(Tick(), now)`` once ``machine.deadline`` has passed. Live, replay and simulation are three
-drivers of the same machines.
+A machine is driven by ``step(input, now) -> outputs``; ``now`` is in seconds on any clock that
+does not run backwards. A driver feeds what arrived (``Received``), asks for work when its
+executor is free and its log is drained (``Poll``), performs ``Run`` outputs and feeds their
+results back (``Done``), and calls ``step(Tick(), now)`` once ``machine.deadline`` has passed.
+Live, replay and simulation are three drivers of the same machines.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Part:
     """One job's rows of a pass. ``tokens`` is empty where the input rows travel beside the segment;
     then ``offsets`` says which of the segment's rows are left.
 
-    ``context``, ``held``, ``moves`` and ``parents`` are a ``slots.Plan``: first carry out ``moves``,
-    then the ``held`` rows stay and the new ones follow. ``answers``: offsets of the rows the executor
-    must answer for (a target's choice, a drafter's proposals).
+    ``context``, ``held``, ``moves`` and ``parents`` are a ``slots.Plan``: first carry out
+    ``moves``, then the ``held`` rows stay and the new ones follow. ``answers``: offsets of the
+    rows the executor must answer for (a target's choice, a drafter's proposals).
     """
 
     job: str
@@ -69,9 +69,10 @@ class PassDone:
 class Draft:
     """One forward pass of the drafter; the best ``width`` continuations of every answered row.
 
-    ``growth_pass`` counts the passes of one growth from 0: a cost model may charge a growth once.
-    ``parents``: ids of the rows' parents, parallel to ``part.ids``; -1: none. ``coupled``: rank by
-    ``log softmax(logits / T) + noise`` of the job's keyed draw (``algorithms.md`` 7). ``drafter``: whose pass it is.
+    ``growth_pass`` counts the passes of one growth from 0: a cost model may charge a growth
+    once. ``parents``: ids of the rows' parents, parallel to ``part.ids``; -1: none. ``coupled``:
+    rank by ``log softmax(logits / T) + noise`` of the job's keyed draw (``algorithms.md`` 7).
+    ``drafter``: whose pass it is.
     """
 
     part: Part
@@ -86,9 +87,10 @@ class Draft:
 class DraftDone:
     """Per answered row: token ids best first, distinct, and their values.
 
-    A value is the log of the expected acceptance, at most 0; in a coupled draft the candidate's perturbed
-    score less the best one's. ``sources`` is empty or says which of a hybrid's drafters proposed each
-    candidate. Values of both kinds are calibrated by the session (``core.calibrate``).
+    A value is the log of the expected acceptance, at most 0; in a coupled draft the candidate's
+    perturbed score less the best one's. ``sources`` is empty or says which of a hybrid's
+    drafters proposed each candidate. Values of both kinds are calibrated by the session
+    (``core.calibrate``).
     """
 
     tokens: tuple[tuple[int, ...], ...]
@@ -147,7 +149,9 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The broker did not take what was written for a job. ``stale``: the job is somebody else's now."""
+    """The broker did not take what was written for a job. ``stale``: the job is somebody else's
+    now.
+    """
 
     job: str
     epoch: int
@@ -168,7 +172,8 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Deliver ``envelope`` to ``to``: at once, or as task ``task`` of the graph once ``after`` are complete.
+    """Deliver ``envelope`` to ``to``: at once, or as task ``task`` of the graph once ``after`` are
+    complete.
 
     ``completes``: tasks complete at the same moment.
     """
@@ -183,8 +188,9 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Move the job forward, all or nothing: append ``tokens`` to its output, advance the offset by the
-    accepted rows, put ``prunes`` (one per stage, parallel to ``to``) into the logs, complete tasks.
+    """Move the job forward, all or nothing: append ``tokens`` to its output, advance the offset by
+    the accepted rows, put ``prunes`` (one per stage, parallel to ``to``) into the logs, complete
+    tasks.
 
     ``offset``: context length before it. ``emitted``: output tokens before it.
     """

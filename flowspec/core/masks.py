@@ -11,13 +11,18 @@ import numpy.typing as npt
 def tree_mask(parents: Sequence[int], new: int) -> npt.NDArray[np.bool_]:
     """Which tree rows the last ``new`` rows see: ``[new, len(parents)]``, themselves included.
 
-    ``parents``: a ``slots.Plan``'s, offsets into the tree region, -1 for a context parent. Context rows
-    are seen by every row and are not part of the mask. A lone row is masked like any other.
+    ``parents``: a ``slots.Plan``'s, offsets into the tree region, -1 for a context parent.
+    Context rows are seen by every row and are not part of the mask. A lone row is masked like
+    any other.
     """
     total = len(parents)
     first = total - new
     mask = np.zeros((new, total), dtype=np.bool_)
-    if not first and parents[:2] == (-1, 0)[:total] and tuple(parents) == tuple(range(-1, total - 1)):
+    if (
+        not first
+        and parents[:2] == (-1, 0)[:total]
+        and tuple(parents) == tuple(range(-1, total - 1))
+    ):
         return np.tri(total, dtype=np.bool_)
     for row in range(new):
         at = first + row
@@ -38,7 +43,9 @@ def full_mask(context: int, parents: Sequence[int], new: int) -> npt.NDArray[np.
     return mask
 
 
-def windowed(mask: npt.NDArray[np.bool_], context: int, parents: Sequence[int], window: int) -> npt.NDArray[np.bool_]:
+def windowed(
+    mask: npt.NDArray[np.bool_], context: int, parents: Sequence[int], window: int
+) -> npt.NDArray[np.bool_]:
     """``mask`` of ``full_mask`` without what lies ``window`` positions back or more.
 
     A tree row's position follows from its depth: a row with a context parent is at ``context``.

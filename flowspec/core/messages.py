@@ -1,7 +1,7 @@
 """What travels between processes: one small frozen dataclass a message.
 
-Every message names its job and the epoch (ownership fence) it belongs to; readers drop other epochs.
-Rows of hidden states are not in here: a segment's rows travel beside it under its name.
+Every message names its job and the epoch (ownership fence) it belongs to; readers drop other
+epochs. Rows of hidden states are not in here: a segment's rows travel beside it under its name.
 
 Senders and receivers are nodes: ``d0`` the draft worker, ``s1`` .. ``sN`` the verify stages,
 ``scheduler`` the scheduler.
@@ -81,9 +81,10 @@ class Open:
 class Segment:
     """Rows to compute, parents before children; columns are parallel.
 
-    ``tokens`` only reach the first stage; the others find their input rows under (job, epoch, segment).
-    ``marker``: forward it even if nothing is left of it (the papers' lockstep). ``task`` is completed
-    by the pass, ``route`` holds the hops still ahead. ``seconds``: its slowest pass so far.
+    ``tokens`` only reach the first stage; the others find their input rows under (job, epoch,
+    segment). ``marker``: forward it even if nothing is left of it (the papers' lockstep).
+    ``task`` is completed by the pass, ``route`` holds the hops still ahead. ``seconds``: its
+    slowest pass so far.
     """
 
     job: str
@@ -101,16 +102,20 @@ class Segment:
 
     def __post_init__(self) -> None:
         rows = len(self.ids)
-        if not len(self.parents) == len(self.positions) == rows or len(self.tokens) not in (0, rows):
+        if not len(self.parents) == len(self.positions) == rows or len(self.tokens) not in (
+            0,
+            rows,
+        ):
             raise ProtocolError(f"the columns of segment {self.segment} differ in length")
 
 
 @dataclass(frozen=True, slots=True)
 class Prune:
-    """Put into every stage's log by a commit: ``accepted`` rows become context, ``root`` is the root.
+    """Put into every stage's log by a commit: ``accepted`` rows become context, ``root`` is the
+    root.
 
-    ``offset``: context length before it. ``retained``: ids below the new root that were sent and live,
-    a check against what a stage keeps. Idempotent: a stage past ``offset`` ignores it.
+    ``offset``: context length before it. ``retained``: ids below the new root that were sent and
+    live, a check against what a stage keeps. Idempotent: a stage past ``offset`` ignores it.
     """
 
     job: str
@@ -125,9 +130,10 @@ class Prune:
 class Result:
     """Last stage to draft worker: the target's choice for every row of a segment that was left.
 
-    ``logprobs`` and ``top`` are empty unless the job asked: per row the choice's log-probability, and
-    the best (id, log-probability) pairs, of the unprocessed distribution. ``seconds``: the slowest pass
-    any stage made over the segment, what a step of the pipeline costs with so many rows.
+    ``logprobs`` and ``top`` are empty unless the job asked: per row the choice's
+    log-probability, and the best (id, log-probability) pairs, of the unprocessed distribution.
+    ``seconds``: the slowest pass any stage made over the segment, what a step of the pipeline
+    costs with so many rows.
     """
 
     job: str
@@ -142,7 +148,9 @@ class Result:
     def __post_init__(self) -> None:
         rows = len(self.ids)
         if len(self.tokens) != rows or {len(self.logprobs), len(self.top)} - {0, rows}:
-            raise ProtocolError(f"the columns of the answer to segment {self.segment} differ in length")
+            raise ProtocolError(
+                f"the columns of the answer to segment {self.segment} differ in length"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +171,9 @@ class Revoke:
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """A stage's work for one job. Rows by fate: ``useful`` were committed, ``wasted`` computed and then
-    pruned, ``void`` dropped before computing. Prompt rows are counted in ``prompt`` alone."""
+    """A stage's work for one job. Rows by fate: ``useful`` were committed, ``wasted`` computed and
+    then pruned, ``void`` dropped before computing. Prompt rows are counted in ``prompt`` alone.
+    """
 
     prompt: int = 0
     useful: int = 0
@@ -205,8 +214,17 @@ class Synced:
 
 Message = Submit | Open | Segment | Prune | Result | Close | Revoke | Report | Fault | Synced
 MESSAGES: tuple[type[Message], ...] = (
-    Submit, Open, Segment, Prune, Result, Close, Revoke, Report, Fault, Synced,
-)  # fmt: skip
+    Submit,
+    Open,
+    Segment,
+    Prune,
+    Result,
+    Close,
+    Revoke,
+    Report,
+    Fault,
+    Synced,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,8 +243,8 @@ class Envelope:
 class Task:
     """A piece of work in the graph: PipeDec's tuple plus the job (``algorithms.md`` 3.6).
 
-    ``envelope`` goes to ``to`` once every task in ``after`` is complete. A task without one is virtual:
-    it is complete as soon as its dependencies are.
+    ``envelope`` goes to ``to`` once every task in ``after`` is complete. A task without one is
+    virtual: it is complete as soon as its dependencies are.
     """
 
     job: str

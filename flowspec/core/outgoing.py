@@ -18,24 +18,38 @@ class Outgoing:
 
     def __init__(self, job: str, epoch: int, stages: int) -> None:
         self.stages = tuple(stage_node(stage) for stage in range(1, stages + 1))
-        self._job, self._epoch = job, epoch
+        self._job = job
+        self._epoch = epoch
         self._writer = SeqWriter()
         self._outputs: list[Output] = []
         self._next_segment = 0
 
     def segment(self, round_number: int, nodes: Sequence[Node], **more: Any) -> Segment:
-        """``nodes`` as the next segment; one count for all receivers. ``more``: further fields of it."""
+        """``nodes`` as the next segment; one count for all receivers. ``more``: further fields of
+        it.
+        """
         self._next_segment += 1
         return Segment(
-            self._job, self._epoch, self._next_segment - 1, round_number, tuple(node.id for node in nodes),
-            tuple(node.parent for node in nodes), tuple(node.position for node in nodes),
-            tuple(node.token for node in nodes), **more,
-        )  # fmt: skip
+            self._job,
+            self._epoch,
+            self._next_segment - 1,
+            round_number,
+            tuple(node.id for node in nodes),
+            tuple(node.parent for node in nodes),
+            tuple(node.position for node in nodes),
+            tuple(node.token for node in nodes),
+            **more,
+        )
 
     def prefill(self, node: str, prompt: Sequence[int]) -> None:
-        """The prompt in chunks to ``node``: positions are ids, each token the child of the one before."""
+        """The prompt in chunks to ``node``: positions are ids, each token the child of the one
+        before.
+        """
         for chunk in prefill_chunks(len(prompt)):
-            self.send(node, self.segment(0, [Node(at, at - 1, prompt[at], at, 0.0, 0.0, 0) for at in chunk]))
+            self.send(
+                node,
+                self.segment(0, [Node(at, at - 1, prompt[at], at, 0.0, 0.0, 0) for at in chunk]),
+            )
 
     def put(self, output: Output) -> None:
         """Add an output that is no message."""
@@ -43,7 +57,8 @@ class Outgoing:
 
     def take(self) -> list[Output]:
         """Everything since the last time."""
-        taken, self._outputs = self._outputs, []
+        taken = self._outputs
+        self._outputs = []
         return taken
 
     def envelope(self, node: str, message: Message) -> Envelope:
@@ -66,15 +81,27 @@ class Outgoing:
         for node in nodes:
             self.send(node, message)
 
-    def commit(self, prune: Prune, emitted: int, verdict: Verdict, completes: Sequence[str]) -> None:
-        """The tokens of ``verdict`` behind the ``emitted`` ones, and ``prune`` to every stage, as one."""
+    def commit(
+        self, prune: Prune, emitted: int, verdict: Verdict, completes: Sequence[str]
+    ) -> None:
+        """The tokens of ``verdict`` behind the ``emitted`` ones, and ``prune`` to every stage, as
+        one.
+        """
         prunes = tuple(self.envelope(node, prune) for node in self.stages)
         self.put(
             Commit(
-                self._job, self._epoch, prune.offset, emitted, len(verdict.accepted), verdict.tokens, verdict.finish,
-                self.stages, prunes, tuple(completes),
+                self._job,
+                self._epoch,
+                prune.offset,
+                emitted,
+                len(verdict.accepted),
+                verdict.tokens,
+                verdict.finish,
+                self.stages,
+                prunes,
+                tuple(completes),
             )
-        )  # fmt: skip
+        )
 
     def complete(self, tasks: Sequence[str]) -> None:
         """Complete tasks of the graph."""

@@ -1,10 +1,12 @@
-"""How segments are paced through the stages: freely, in FlowSpec's lockstep, or in PipeDec's timesteps.
+"""How segments are paced through the stages: freely, in FlowSpec's lockstep, or in PipeDec's
+timesteps.
 
-In lockstep stage k computes segment i of a round in step i + k - 1, and a step s >= N starts only after
-the verdict of step s - N (FlowSpec section 3.3; ``algorithms.md`` 2.5). In timesteps every active stage
-group and the drafter compute once, a join of the task graph waits for all of them, and the next
-timestep starts after the draft worker's verdict (PipeDec; ``algorithms.md`` 3.3, 3.6). The waiting is
-done by the task graph: a hop's envelope is held until the verdict's task is complete.
+In lockstep stage k computes segment i of a round in step i + k - 1, and a step s >= N starts
+only after the verdict of step s - N (FlowSpec section 3.3; ``algorithms.md`` 2.5). In timesteps
+every active stage group and the drafter compute once, a join of the task graph waits for all of
+them, and the next timestep starts after the draft worker's verdict (PipeDec; ``algorithms.md``
+3.3, 3.6). The waiting is done by the task graph: a hop's envelope is held until the verdict's
+task is complete.
 """
 
 from __future__ import annotations
@@ -67,8 +69,12 @@ class Lockstep:
 
     def start_round(self, number: int) -> tuple[str, ...]:
         # A hop of the last segment sent waits for the verdict of at most step sent - 2.
-        held = tuple(self._verdict(step) for step in range(self._judged, max(self._judged, self._sent - 1)))
-        self._round, self._sent, self._judged = number, 0, 0
+        held = tuple(
+            self._verdict(step) for step in range(self._judged, max(self._judged, self._sent - 1))
+        )
+        self._round = number
+        self._sent = 0
+        self._judged = 0
         return held
 
     def hops(self) -> tuple[Hop, ...]:
@@ -129,7 +135,9 @@ class Timestep:
         self._born[segment] = self.now + 1
 
     def advance(self, flights: Iterable[int], *, drafting: bool) -> tuple[str, Sequence[str]]:
-        """The next timestep begins with ``flights`` on their way: its join, and what the join waits for."""
+        """The next timestep begins with ``flights`` on their way: its join, and what the join waits
+        for.
+        """
         self.now += 1
         alive = set(flights)
         self._born = {segment: born for segment, born in self._born.items() if segment in alive}

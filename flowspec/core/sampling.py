@@ -1,10 +1,10 @@
 """The one rule by which a target token is chosen: argmax, or a draw keyed by (seed, index, token).
 
-With temperature the choice is Gumbel-max over the processed distribution: the token that maximises
-``logit / T + g`` where ``g = -log(-log u)`` and ``u`` is a 53-bit hash of (seed, absolute index in
-prompt + output, token id). Nothing else enters, so every strategy, stage count and machine that sees
-the same logits chooses the same token. Source: the design's "one rule of acceptance"; the coupling is
-that of arXiv 2408.07978.
+With temperature the choice is Gumbel-max over the processed distribution: the token that
+maximises ``logit / T + g`` where ``g = -log(-log u)`` and ``u`` is a 53-bit hash of (seed,
+absolute index in prompt + output, token id). Nothing else enters, so every strategy, stage count
+and machine that sees the same logits chooses the same token. Source: the design's "one rule of
+acceptance"; the coupling is that of arXiv 2408.07978.
 """
 
 from __future__ import annotations
@@ -47,17 +47,22 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise JobError(f"temperature is {self.temperature}; expected a number of 0 (greedy) or more")
+            raise JobError(
+                f"temperature is {self.temperature}; expected a number of 0 (greedy) or more"
+            )
         if not 0 <= self.top_k <= MAX_TOP_K:
-            raise JobError(f"top_k is {self.top_k}; expected 0 (off) or a number of tokens up to {MAX_TOP_K}")
+            raise JobError(
+                f"top_k is {self.top_k}; expected 0 (off) or a number of tokens up to {MAX_TOP_K}"
+            )
         if not 0 < self.top_p <= 1:
             raise JobError(f"top_p is {self.top_p}; expected a share above 0 and at most 1 (off)")
         if not 0 <= self.seed <= MAX_SEED:
             raise JobError(f"seed is {self.seed}; expected an integer from 0 to {MAX_SEED}")
 
 
-#: What a candidate outside the drafter's own nucleus loses in a coupled draft, nats. The drafter's nucleus is
-#: not the target's, so it is no exclusion; at T = 0.6, top-p 0.9, top-k 80 five measured better than two.
+#: What a candidate outside the drafter's own nucleus loses in a coupled draft, nats. The drafter's
+#: nucleus is not the target's, so it is no exclusion; at T = 0.6, top-p 0.9, top-k 80 five measured
+#: better than two.
 OUTSIDE = 5.0
 
 
@@ -110,7 +115,8 @@ def survivors(logits: npt.NDArray[Any], sampling: Sampling) -> tuple[Ids, Floats
         shares = np.exp(kept - kept[0])
         before = (np.cumsum(shares) - shares) / shares.sum()
         count = int(np.count_nonzero(before < sampling.top_p))
-        order, kept = order[:count], kept[:count]
+        order = order[:count]
+        kept = kept[:count]
     return order, kept
 
 
@@ -128,12 +134,14 @@ def choose(logits: npt.NDArray[Any], sampling: Sampling, index: int) -> int:
 def perturbed(
     logits: npt.NDArray[Any], sampling: Sampling, index: int, count: int
 ) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """The ``count`` tokens a drafter's ``logits`` make likeliest at absolute ``index``, given the target's noise.
+    """The ``count`` tokens a drafter's ``logits`` make likeliest at absolute ``index``, given the
+    target's noise.
 
-    Ranked by ``log softmax(logits / T) + g``, best first, with each one's score less the best one's: a
-    drafter that agrees with the target about the logits agrees with it about the draw. A token that the
-    job's top-k or top-p would cut from the drafter's own distribution loses ``OUTSIDE``: noise alone must
-    not carry it past what the target may still draw. Needs a temperature above 0.
+    Ranked by ``log softmax(logits / T) + g``, best first, with each one's score less the best
+    one's: a drafter that agrees with the target about the logits agrees with it about the draw.
+    A token that the job's top-k or top-p would cut from the drafter's own distribution loses
+    ``OUTSIDE``: noise alone must not carry it past what the target may still draw. Needs a
+    temperature above 0.
     """
     scores = np.asarray(logits, dtype=np.float64) / sampling.temperature
     scores = scores + _whole_vocabulary_noise(sampling.seed, index, scores.size)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 def cut(ids: Sequence[int], parts: int, limit: int) -> list[list[int]]:
     """``parts`` consecutive, near-equal segments, smaller first, none above ``limit`` rows.
 
-    Where the limit binds the surplus follows in segments of at most ``limit``. Source: FlowSpec section
-    3.2; ``algorithms.md`` 2.4 and 9.3 (the limit is enforced, the surplus waits).
+    Where the limit binds the surplus follows in segments of at most ``limit``. Source: FlowSpec
+    section 3.2; ``algorithms.md`` 2.4 and 9.3 (the limit is enforced, the surplus waits).
     """
     parts = max(1, min(parts, len(ids)))
     size, longer = divmod(len(ids), parts)
@@ -25,7 +25,8 @@ def chunks(ids: Sequence[int], limit: int) -> list[list[int]]:
 
 
 def prefill_chunks(length: int, single: int = 64, size: int = 60) -> list[range]:
-    """Prompt positions in chunks: one up to ``single`` tokens, else near-equal ones of at most ``size``.
+    """Prompt positions in chunks: one up to ``single`` tokens, else near-equal ones of at most
+    ``size``.
 
     Source: FlowSpec's code (``algorithms.md`` 2.2), smaller chunks first.
     """

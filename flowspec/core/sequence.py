@@ -1,4 +1,6 @@
-"""Sequence numbers: per (job, epoch, sender), last + 1 is taken, older is a duplicate, a hole is a gap."""
+"""Sequence numbers: per (job, epoch, sender), last + 1 is taken, older is a duplicate, a hole is a
+gap.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ class SeqReader:
         if seq <= last:
             return False
         if seq != last + 1:
-            raise GapError(f"message {seq} from {sender} arrived where {last + 1} was due: one was lost")
+            raise GapError(
+                f"message {seq} from {sender} arrived where {last + 1} was due: one was lost"
+            )
         self._last[sender] = seq
         return True
 

@@ -1,10 +1,10 @@
 """One job at the draft worker: its tree, what is in flight, and the moves between them.
 
-Theory of operation. The root is a token the target has decided but not yet run. Segments of T are in
-flight or waiting; answers come back by node id. As soon as the strategy allows, answers are judged:
-accepted nodes become context, the target's next choice becomes the root, everything not below it is
-pruned. If that choice was not in T, a new round begins from a fresh root. Prompt tokens are nodes
-0 .. L-1 of a chain, the last of them the first root.
+Theory of operation. The root is a token the target has decided but not yet run. Segments of T
+are in flight or waiting; answers come back by node id. As soon as the strategy allows, answers
+are judged: accepted nodes become context, the target's next choice becomes the root, everything
+not below it is pruned. If that choice was not in T, a new round begins from a fresh root. Prompt
+tokens are nodes 0 .. L-1 of a chain, the last of them the first root.
 """
 
 from __future__ import annotations
@@ -33,10 +33,21 @@ class Session:
     """A running job; outputs are collected in ``out`` and taken by the machine."""
 
     def __init__(
-        self, job: str, epoch: int, spec: JobSpec, prompt: tuple[int, ...], limits: Limits, strategy: Strategy,
-        now: float, experience: Experience,
-    ) -> None:  # fmt: skip
-        self.job, self.epoch, self.spec, self.limits, self.strategy = job, epoch, spec, limits, strategy
+        self,
+        job: str,
+        epoch: int,
+        spec: JobSpec,
+        prompt: tuple[int, ...],
+        limits: Limits,
+        strategy: Strategy,
+        now: float,
+        experience: Experience,
+    ) -> None:
+        self.job = job
+        self.epoch = epoch
+        self.spec = spec
+        self.limits = limits
+        self.strategy = strategy
         self.prompt = prompt
         self.output: list[int] = []
         self.budget = min(spec.max_new_tokens, limits.context - len(prompt))
@@ -45,15 +56,22 @@ class Session:
         self.tally = Tally(now, lossy=strategy.lossy)
         self.closing = ""  # finish reason once the text is complete
         self.progress_at = self._now = now
-        self.patience = limits.stall_seconds * len(prefill_chunks(len(prompt)))  # only the last is answered
+        self.patience = limits.stall_seconds * len(
+            prefill_chunks(len(prompt))
+        )  # only the last is answered
         sampled = spec.sampling.temperature > 0
-        coupled, drafters = strategy.coupled and sampled, strategy.among(limits.drafters)
+        coupled = strategy.coupled and sampled
+        drafters = strategy.among(limits.drafters)
         self.returns = Returns(top=strategy.top, hidden=any(drafters) and strategy.width > 0)
         strategy.recall(experience, sampled=sampled, drafters=len(drafters))
-        known = experience.calibration(coupled=coupled, sampled=sampled) if strategy.calibrated else None
+        known = (
+            experience.calibration(coupled=coupled, sampled=sampled)
+            if strategy.calibrated
+            else None
+        )
         self.drafting = Drafting(
             job, epoch, prompt, strategy.width, coupled, drafters, strategy.redrafts, known
-        )  # fmt: skip
+        )
         self._pace = strategy.pace
         self._tree = Tree(len(prompt) - 1)
         self._tree.plant(prompt[-1], len(prompt) - 1, len(prompt) - 2)
@@ -68,7 +86,7 @@ class Session:
         self._links = Links(job, epoch, prompt, middles, limits.tree_rows, self.out)
         self._begin()
 
-    # ---- what the machine asks -----------------------------------------------------------------------
+    # ---- what the machine asks -------------------------------------------------------------------
 
     @property
     def in_flight(self) -> int:
@@ -85,25 +103,38 @@ class Session:
         return self.limits.stages + len(self._links.nodes)
 
     def _view(self) -> View:
-        tally, covering = self.tally, self._flights.covering
+        tally = self.tally
+        covering = self._flights.covering
         return View(
-            self._tree, self.in_flight, len(self._waiting), covering, tally.rounds > 0, self.drafting.pass_seconds,
-            tally.choices, tally.decoding,
-        )  # fmt: skip
+            self._tree,
+            self.in_flight,
+            len(self._waiting),
+            covering,
+            tally.rounds > 0,
+            self.drafting.pass_seconds,
+            tally.choices,
+            tally.decoding,
+        )
 
-    # ---- start ---------------------------------------------------------------------------------------
+    # ---- start -----------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         length = len(self.prompt)
         capacity = length + self.budget + self.limits.tree_rows
-        sampling, record = self.spec.sampling, self.spec.record
-        self.out.tell(self.out.stages, Open(self.job, self.epoch, length, capacity, sampling, self.returns, record))
+        sampling = self.spec.sampling
+        record = self.spec.record
+        self.out.tell(
+            self.out.stages,
+            Open(self.job, self.epoch, length, capacity, sampling, self.returns, record),
+        )
         self.out.prefill(self.out.stages[0], self.prompt)
         for node in self._links.nodes:
-            self.out.send(node, Open(self.job, self.epoch, length, capacity, sampling, record=record))
+            self.out.send(
+                node, Open(self.job, self.epoch, length, capacity, sampling, record=record)
+            )
             self.out.prefill(node, self.prompt)
 
-    # ---- answers -------------------------------------------------------------------------------------
+    # ---- answers ---------------------------------------------------------------------------------
 
     def answer(self, sender: str, result: Result, now: float) -> None:
         """Take a model's choices for one segment, judge if the strategy agrees, and go on."""
@@ -121,8 +152,12 @@ class Session:
         if self.closing:
             return
         first = not self.tally.rounds
-        prompted = first and self._tree.root in result.ids  # its earlier chunks may be answered, too
-        prompt = Trip(len(self.prompt), now - self.tally.submitted_at, alone=True) if prompted else None
+        prompted = (
+            first and self._tree.root in result.ids
+        )  # its earlier chunks may be answered, too
+        prompt = (
+            Trip(len(self.prompt), now - self.tally.submitted_at, alone=True) if prompted else None
+        )
         self.strategy.heard(self._view(), result, flight.trip(now) if flight else prompt)
         stepped = self._pace.answered() if flight else ()
         self._owed += bool(flight) and self._pace.markers
@@ -134,7 +169,9 @@ class Session:
             self.settle(now)
 
     def synced(self, message: Synced, now: float) -> None:
-        """A timestep has ended: judge what came back, send the next segment, begin the next timestep."""
+        """A timestep has ended: judge what came back, send the next segment, begin the next
+        timestep.
+        """
         if self.closing or not isinstance(self._pace, Timestep):
             return
         self._now = now
@@ -155,9 +192,13 @@ class Session:
         verdict = None
         if self.strategy.judges(self._view()):
             verdict = follow(
-                self._tree, self._flights.answers, budget=self.budget - len(self.output), eos=self.limits.eos,
-                candidates=self.strategy.candidates, decide=self._decide,
-            )  # fmt: skip
+                self._tree,
+                self._flights.answers,
+                budget=self.budget - len(self.output),
+                eos=self.limits.eos,
+                candidates=self.strategy.candidates,
+                decide=self._decide,
+            )
         if verdict is not None:
             self._apply(verdict, stepped)
         elif stepped:
@@ -176,16 +217,26 @@ class Session:
         self.output += verdict.tokens
         self.closing = verdict.finish
         if verdict.finish:
-            root, occasion = self._tree.next_id, None
+            root = self._tree.next_id
+            occasion = None
             self._flights.clear()
         elif verdict.successor is not None:
-            root, occasion = verdict.successor, Occasion.VERDICT
+            root = verdict.successor
+            occasion = Occasion.VERDICT
             self._tree.advance(root)
         else:
-            root, occasion = self._plant(verdict), Occasion.ROUND
+            root = self._plant(verdict)
+            occasion = Occasion.ROUND
             stepped += self._pace.start_round(self.tally.rounds)
         self._forget_pruned(miss=occasion is not Occasion.VERDICT)
-        prune = Prune(self.job, self.epoch, self._offset, verdict.accepted, root, tuple(sorted(self._flights.sent)))
+        prune = Prune(
+            self.job,
+            self.epoch,
+            self._offset,
+            verdict.accepted,
+            root,
+            tuple(sorted(self._flights.sent)),
+        )
         self.out.commit(prune, emitted, verdict, stepped)
         self._offset += len(verdict.accepted)
         self.drafting.commit(accepted, root, self._tree)
@@ -214,7 +265,7 @@ class Session:
         waiting = ([node for node in segment if node in nodes] for segment in self._waiting)
         self._waiting = deque(segment for segment in waiting if segment)
 
-    # ---- growth --------------------------------------------------------------------------------------
+    # ---- growth ----------------------------------------------------------------------------------
 
     def _grow(self, occasion: Occasion) -> None:
         if occasion is Occasion.VERDICT:
@@ -225,7 +276,9 @@ class Session:
             self._waiting.append([self._tree.root])
 
     def settle(self, now: float) -> None:
-        """Send what may be sent and carry growths on, until something has to be drafted or answered."""
+        """Send what may be sent and carry growths on, until something has to be drafted or
+        answered.
+        """
         self._now = now
         while not self.closing:
             self._send_waiting()
@@ -246,14 +299,20 @@ class Session:
 
     def _report_drafted(self) -> None:
         """Timesteps: the drafter's share of this one is done."""
-        if self._drafting_owed and isinstance(self._pace, Timestep) and not self.drafting.wants(self._tree):
+        if (
+            self._drafting_owed
+            and isinstance(self._pace, Timestep)
+            and not self.drafting.wants(self._tree)
+        ):
             self._drafting_owed = False
             self.out.complete((self._pace.drafted,))
 
     def _take_grown(self, segments: list[list[int]]) -> None:
         for segment in segments:
             if len(segment) > self.limits.tree_rows:
-                raise JobError(f"a segment has {len(segment)} rows; the pipeline holds {self.limits.tree_rows}")
+                raise JobError(
+                    f"a segment has {len(segment)} rows; the pipeline holds {self.limits.tree_rows}"
+                )
             self._tree.select(segment)
             self._waiting.append(segment)
 
@@ -284,9 +343,12 @@ class Session:
         hops = self._pace.hops()
         first = hops[0] if hops else None
         segment = self.out.segment(
-            self.tally.rounds, [self._tree[node] for node in ids], marker=self._pace.markers,
-            task=first.task if first and self._pace.barrier else "", route=hops[1:],
-        )  # fmt: skip
+            self.tally.rounds,
+            [self._tree[node] for node in ids],
+            marker=self._pace.markers,
+            task=first.task if first and self._pace.barrier else "",
+            route=hops[1:],
+        )
         self._flights.launch(segment.segment, ids, self._now)
         if isinstance(self._pace, Timestep):
             self._pace.entered(segment.segment)

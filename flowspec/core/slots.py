@@ -1,12 +1,13 @@
 """Which KV rows a job holds at one model, and where: arithmetic only.
 
-Slots 0..context-1 hold the context, the rows after it the live tree nodes in order of arrival. A prune
-turns accepted rows into context and drops the dead; the rows that stay move down. Prunes only edit the
-layout: the plan of the next pass says, once for all of them, which rows to copy where.
+Slots 0..context-1 hold the context, the rows after it the live tree nodes in order of arrival. A
+prune turns accepted rows into context and drops the dead; the rows that stay move down. Prunes
+only edit the layout: the plan of the next pass says, once for all of them, which rows to copy
+where.
 
-**A row is live iff it is the current root, or its parent is the root or a live tree row** (prompt rows
-are context from the start). Context ids never make a child live: a late sibling of an accepted node has
-an accepted parent and is dead.
+**A row is live iff it is the current root, or its parent is the root or a live tree row**
+(prompt rows are context from the start). Context ids never make a child live: a late sibling of
+an accepted node has an accepted parent and is dead.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from flowspec.errors import StateError
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """Copy the rows at ``sources`` to consecutive slots from ``start``, in order; sources ascend and
-    none lies below its destination, so copying in order in place is safe."""
+    """Copy the rows at ``sources`` to consecutive slots from ``start``, in order; sources ascend
+    and none lies below its destination, so copying in order in place is safe.
+    """
 
     start: int
     sources: tuple[int, ...]
@@ -29,10 +31,11 @@ class Moves:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Where the rows of a pass go: after ``moves``, the ``held`` rows stay and the new ones follow them.
+    """Where the rows of a pass go: after ``moves``, the ``held`` rows stay and the new ones follow
+    them.
 
-    ``context`` rows are seen by all. ``parents``: for every row from slot ``context`` on, held rows
-    first, the offset of its parent from that slot; -1 where the parent is context.
+    ``context`` rows are seen by all. ``parents``: for every row from slot ``context`` on, held
+    rows first, the offset of its parent from that slot; -1 where the parent is context.
     """
 
     context: int
@@ -48,11 +51,14 @@ class SlotTable:
         self.prompt_length = prompt_length
         self.root = prompt_length - 1
         self.context = 0
-        # Live tree rows in slot order: id -> place behind the context, and the parent's place, -1: context.
+        # Live tree rows in slot order: id -> place behind the context, and the parent's place, -1:
+        # context.
         self._places: dict[int, int] = {}
         self._above: list[int] = []
         self._base = 0  # slots below hold their rows physically
-        self._layout: Sequence[int] = range(0)  # physical slot of each row from ``_base`` on; a range: nothing moved
+        self._layout: Sequence[int] = range(
+            0
+        )  # physical slot of each row from ``_base`` on; a range: nothing moved
 
     @property
     def length(self) -> int:
@@ -78,11 +84,19 @@ class SlotTable:
 
     def live_rows(self, ids: Sequence[int], parents: Sequence[int]) -> list[int]:
         """Offsets of those of rows about to be computed that are live; parents come first."""
-        held, root, prompt_length = self._places, self.root, self.prompt_length
+        held = self._places
+        root = self.root
+        prompt_length = self.prompt_length
         alive: set[int] = set()
         kept = []
         for offset, (node, parent) in enumerate(zip(ids, parents, strict=True)):
-            if parent in alive or parent in held or parent == root or node == root or node < prompt_length:
+            if (
+                parent in alive
+                or parent in held
+                or parent == root
+                or node == root
+                or node < prompt_length
+            ):
                 alive.add(node)
                 kept.append(offset)
         return kept
@@ -90,14 +104,17 @@ class SlotTable:
     def plan(self, ids: Sequence[int], parents: Sequence[int], context_rows: int = 0) -> Plan:
         """Give the next slots to ``ids``, which are live and come parents first.
 
-        The first ``context_rows`` of them are context at once (prompt rows, or accepted rows a drafter
-        never computed); tree rows may then only follow them. The caller must carry the plan out.
+        The first ``context_rows`` of them are context at once (prompt rows, or accepted rows a
+        drafter never computed); tree rows may then only follow them. The caller must carry the
+        plan out.
         """
         if context_rows and self._places:
             raise StateError("context rows arrived behind tree rows")
         moves = self._take_moves()
-        context, held = self.context, self.length
-        places, above = self._places, self._above
+        context = self.context
+        held = self.length
+        places = self._places
+        above = self._above
         for node, parent in zip(ids, parents, strict=True):
             above.append(places.get(parent, -1))
             places[node] = len(places)
@@ -110,21 +127,32 @@ class SlotTable:
         return plan
 
     def prune(self, accepted: Sequence[int], root: int) -> None:
-        """Make held ``accepted`` rows (a path from the root) context, and keep what lives under ``root``.
+        """Make held ``accepted`` rows (a path from the root) context, and keep what lives under
+        ``root``.
 
         Accepted ids that were never computed here must form the path's tail: a drafter's lag.
         """
-        kept = list(itertools.takewhile(lambda at: at >= 0, (self._places.get(node, -1) for node in accepted)))
+        kept = list(
+            itertools.takewhile(
+                lambda at: at >= 0, (self._places.get(node, -1) for node in accepted)
+            )
+        )
         self.root = root
         survivors = self._keep_below(root)
         if kept != sorted(kept) or (kept and survivors and kept[-1] > survivors[0]):
             raise StateError("rows were not held parents first")
-        layout, first_tree = self._layout, self.context - self._base
-        self._layout = [*layout[:first_tree], *(layout[first_tree + at] for at in itertools.chain(kept, survivors))]
+        layout = self._layout
+        first_tree = self.context - self._base
+        self._layout = [
+            *layout[:first_tree],
+            *(layout[first_tree + at] for at in itertools.chain(kept, survivors)),
+        ]
         self.context += len(kept)
 
     def _keep_below(self, root: int) -> list[int]:
-        """Drop tree rows that are neither ``root`` nor below it; the old places of those that stay."""
+        """Drop tree rows that are neither ``root`` nor below it; the old places of
+        those that stay.
+        """
         moved = [-1] * len(self._above)  # by old place: the new one; -1: dropped
         places: dict[int, int] = {}
         above: list[int] = []
@@ -135,18 +163,23 @@ class SlotTable:
                 moved[at] = places[node] = len(survivors)
                 above.append(parent)
                 survivors.append(at)
-        self._places, self._above = places, above
+        self._places = places
+        self._above = above
         return survivors
 
     def forget_tree(self, root: int) -> None:
         """Drop every tree row, accepted ones too; ``root`` is the root."""
         self.root = root
         self._layout = self._layout[: self.context - self._base]
-        self._places, self._above = {}, []
+        self._places = {}
+        self._above = []
 
     def _take_moves(self) -> Moves | None:
-        """What has to be copied so that every row is where the table says; ``_base`` is the context then."""
-        layout, base = self._layout, self._base
+        """What has to be copied so that every row is where the table says; ``_base`` is the context
+        then.
+        """
+        layout = self._layout
+        base = self._base
         self._base = self.context
         if isinstance(layout, range):
             return None

@@ -1,8 +1,8 @@
 """A verify stage: computes segments against its KV rows, applies prunes, forwards what is left.
 
 Theory of operation. The log is drained before every pass, so all prunes known by then have been
-applied; a pass takes the first waiting segment (of each of up to ``parts_per_pass`` jobs), drops its
-dead rows and computes the rest. Nobody waits for a prune. A stage knows no strategy.
+applied; a pass takes the first waiting segment (of each of up to ``parts_per_pass`` jobs), drops
+its dead rows and computes the rest. Nobody waits for a prune. A stage knows no strategy.
 
     message    job unknown         job open                          job failed
     Open       open it             (duplicate) ignore                ignore
@@ -57,7 +57,8 @@ from flowspec.core.messages import (
 from flowspec.core.stage_job import StageJob, onward, rows_of
 from flowspec.errors import GapError, ProtocolError, StateError
 
-#: Messages kept for jobs whose Open has not arrived; more than this are dropped, and then missed as gaps.
+#: Messages kept for jobs whose Open has not arrived; more than this are dropped, and then missed as
+#: gaps.
 EARLY_MESSAGES = 1024
 #: Ended jobs remembered, so that their late messages are not mistaken for early ones.
 ENDED_JOBS = 1024
@@ -72,9 +73,13 @@ class _Running:
 
 
 class StageMachine:
-    """Verify stage ``stage`` of ``stages``, or middle model ``middle``, which reports as a stage behind the last."""
+    """Verify stage ``stage`` of ``stages``, or middle model ``middle``, which reports as a stage
+    behind the last.
+    """
 
-    def __init__(self, stage: int, stages: int, *, middle: int = 0, parts_per_pass: int = 1) -> None:
+    def __init__(
+        self, stage: int, stages: int, *, middle: int = 0, parts_per_pass: int = 1
+    ) -> None:
         self.name = middle_node(middle) if middle else stage_node(stage)
         self.stage = stages + middle if middle else stage
         self.last = bool(middle) or stage == stages
@@ -112,7 +117,7 @@ class StageMachine:
             case _:
                 raise StateError(f"stage {self.stage} cannot take {type(event).__name__} now")
 
-    # ---- messages ------------------------------------------------------------------------------------
+    # ---- messages --------------------------------------------------------------------------------
 
     def _receive(self, envelope: Envelope) -> list[Output]:
         message = envelope.message
@@ -129,7 +134,9 @@ class StageMachine:
         if job.failed:
             return self._close(job) if isinstance(message, Close) else []
         try:
-            return self._take(job, envelope) if job.seen.accept(envelope.sender, envelope.seq) else []
+            return (
+                self._take(job, envelope) if job.seen.accept(envelope.sender, envelope.seq) else []
+            )
         except ProtocolError as error:
             return self._fail(job, str(error))
 
@@ -138,7 +145,9 @@ class StageMachine:
             return []
         job = StageJob(self.stage, message, last=self.last)
         self._jobs[message.job] = job
-        allocate = Allocate(message.job, message.epoch, message.capacity, message.sampling, message.returns)
+        allocate = Allocate(
+            message.job, message.epoch, message.capacity, message.sampling, message.returns
+        )
         outputs: list[Output] = [allocate]
         try:
             job.seen.accept(envelope.sender, envelope.seq)
@@ -166,10 +175,13 @@ class StageMachine:
                 job.prune(prune)
                 return []
             case other:
-                raise StateError(f"stage {self.stage} got a {type(other).__name__}, which no stage takes")
+                raise StateError(
+                    f"stage {self.stage} got a {type(other).__name__}, which no stage takes"
+                )
 
     def _close(self, job: StageJob) -> list[Output]:
-        name, epoch = job.opened.job, job.opened.epoch
+        name = job.opened.job
+        epoch = job.opened.epoch
         queued = sum(len(segment.ids) for segment in self._queue if segment.job == name)
         report = Report(name, epoch, self.stage, job.close(queued))
         return [self._send(job, DRAFT, report), *self._drop(name, epoch)]
@@ -199,8 +211,10 @@ class StageMachine:
         return [Release(name)]
 
     def _start_pass(self, now: float) -> list[Output]:
-        """Look at the first waiting segment of up to ``parts_per_pass`` jobs, and at no more: what a job's
-        segments meet then does not depend on the other jobs, so that it can be replayed alone."""
+        """Look at the first waiting segment of up to ``parts_per_pass`` jobs, and at no more: what
+        a job's segments meet then does not depend on the other jobs, so that it can be replayed
+        alone.
+        """
         outputs: list[Output] = []
         later: deque[Segment] = deque()
         seen: set[str] = set()
@@ -223,7 +237,9 @@ class StageMachine:
         return outputs
 
     def _plan(self, job: StageJob, segment: Segment, outputs: list[Output]) -> _Running | None:
-        """The part for what is left of ``segment``; None, with what follows from it, if nothing is."""
+        """The part for what is left of ``segment``; None, with what follows from it,
+        if nothing is.
+        """
         kept = job.left_of(segment)
         left = rows_of(segment, kept)
         if not kept:
@@ -237,15 +253,21 @@ class StageMachine:
             return None
 
     def _end_pass(self, result: object, now: float) -> list[Output]:
-        running, self._running = self._running, []
+        running = self._running
+        self._running = []
         outputs: list[Output] = []
-        rows, seconds = sum(len(entry.part.ids) for entry in running), now - self._started_at
+        rows = sum(len(entry.part.ids) for entry in running)
+        seconds = now - self._started_at
         for at, entry in enumerate(running):
             job = self._jobs.get(entry.segment.job)
             if job is None or job.opened.epoch != entry.segment.epoch or job.failed:
                 continue
             if not isinstance(result, PassDone):
-                why = result.reason if isinstance(result, WorkFailed) else "the executor gave a strange answer"
+                why = (
+                    result.reason
+                    if isinstance(result, WorkFailed)
+                    else "the executor gave a strange answer"
+                )
                 outputs += self._fail(job, f"stage {self.stage} could not compute: {why}")
                 continue
             job.computed(entry.segment.ids, seconds * len(entry.part.ids) / rows)
@@ -280,7 +302,13 @@ class StageMachine:
         return onward(segment, live, seconds), rows
 
     def _answer(
-        self, job: StageJob, segment: Segment, seconds: float, choice: Choice, live: list[int], part: int | None
+        self,
+        job: StageJob,
+        segment: Segment,
+        seconds: float,
+        choice: Choice,
+        live: list[int],
+        part: int | None,
     ) -> tuple[Message | None, Rows | None]:
         skipped = len(segment.ids) - len(choice.tokens)
         kept = [at for at in live if at >= skipped]
@@ -288,11 +316,15 @@ class StageMachine:
             return None, None
         at = [offset - skipped for offset in kept]
         result = Result(
-            segment.job, segment.epoch, segment.segment, tuple(segment.ids[offset] for offset in kept),
+            segment.job,
+            segment.epoch,
+            segment.segment,
+            tuple(segment.ids[offset] for offset in kept),
             tuple(choice.tokens[i] for i in at),
             tuple(choice.logprobs[i] for i in at) if choice.logprobs else (),
-            tuple(choice.top[i] for i in at) if choice.top else (), seconds,
-        )  # fmt: skip
+            tuple(choice.top[i] for i in at) if choice.top else (),
+            seconds,
+        )
         rows = Rows(part, tuple(kept)) if job.opened.returns.hidden and part is not None else None
         return result, rows
 

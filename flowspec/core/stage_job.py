@@ -1,4 +1,6 @@
-"""One job at a verify stage: which rows it holds, what is left of a segment, what its work came to."""
+"""One job at a verify stage: which rows it holds, what is left of a segment, what its
+work came to.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,12 @@ class StageJob:
     def __init__(self, stage: int, opened: Open, *, last: bool) -> None:
         self.opened = opened
         self.failed = False
-        self.seen, self.sent = SeqReader(), SeqWriter()
+        self.seen = SeqReader()
+        self.sent = SeqWriter()
         self._counts = dict.fromkeys(("prompt", "useful", "wasted", "void", "passes"), 0)
         self._busy_seconds = 0.0
-        self._stage, self._last = stage, last
+        self._stage = stage
+        self._last = last
         self._slots = SlotTable(opened.prompt_length)
         self._offset = opened.prompt_length - 1  # context length of the last prune
 
@@ -41,12 +45,16 @@ class StageJob:
             return
         absent = [node for node in prune.accepted if node not in self._slots]
         if prune.offset > self._offset or absent:
-            raise GapError(f"stage {self._stage} lacks rows before position {prune.offset + len(prune.accepted)}")
+            raise GapError(
+                f"stage {self._stage} lacks rows before position "
+                f"{prune.offset + len(prune.accepted)}"
+            )
         before = len(self._slots.held)
         self._slots.prune(prune.accepted, prune.root)
         self._offset += len(prune.accepted)
         left = self._slots.held
-        # A segment sent after this prune may have overtaken it: newer ids than it knows are none of its business.
+        # A segment sent after this prune may have overtaken it: newer ids than it knows are none of
+        # its business.
         newest = max((prune.root, *prune.retained))
         if any(node <= newest for node in left - {prune.root, *prune.retained}):
             raise StateError(f"stage {self._stage} keeps rows the draft worker has pruned")
@@ -61,14 +69,19 @@ class StageJob:
 
     def still_live(self, ids: Sequence[int]) -> list[int]:
         """Offsets of computed rows ``ids`` that no prune has reached since."""
-        held, first = self._slots.held, self.first_tree_id
+        held = self._slots.held
+        first = self.first_tree_id
         return [at for at, node in enumerate(ids) if node in held or node < first]
 
     def plan(self, segment: Segment, kept: Sequence[int]) -> Part:
-        """The part that computes the rows of ``segment``, which are offsets ``kept`` of what was sent."""
+        """The part that computes the rows of ``segment``, which are offsets ``kept`` of what was
+        sent.
+        """
         after = self._slots.length + len(kept)
         if after > self.opened.capacity:
-            raise StateError(f"stage {self._stage} has room for {self.opened.capacity} rows, not {after}")
+            raise StateError(
+                f"stage {self._stage} has room for {self.opened.capacity} rows, not {after}"
+            )
         context_rows = _below(self.first_tree_id, segment.ids)
         plan = self._slots.plan(segment.ids, segment.parents, context_rows)
         unanswered = 0 if self.opened.returns.hidden else context_rows
@@ -96,14 +109,18 @@ class StageJob:
             self._busy_seconds += seconds
 
     def close(self, queued: int) -> Meter:
-        """The final meter: rows still held were computed for nothing, ``queued`` ones never computed."""
+        """The final meter: rows still held were computed for nothing, ``queued`` ones never
+        computed.
+        """
         self._counts["wasted"] += sum(node > self.first_tree_id for node in self._slots.held)
         self._counts["void"] += queued
         return self.meter
 
 
 def _below(end: int, ids: Sequence[int]) -> int:
-    """How many of ``ids`` are below ``end``; few segments have prompt rows, so most are told by their lowest."""
+    """How many of ``ids`` are below ``end``; few segments have prompt rows, so most are told by
+    their lowest.
+    """
     return sum(node < end for node in ids) if ids and min(ids) < end else 0
 
 
@@ -121,8 +138,9 @@ def rows_of(segment: Segment, kept: Sequence[int]) -> Segment:
 
 
 def onward(segment: Segment, kept: Sequence[int], seconds: float) -> Segment:
-    """What the next stage gets of ``segment``: rows at offsets ``kept``, no tokens, one hop further on its route;
-    ``seconds`` is its slowest pass by now."""
+    """What the next stage gets of ``segment``: rows at offsets ``kept``, no tokens, one hop further
+    on its route; ``seconds`` is its slowest pass by now.
+    """
     hop = segment.route[0] if segment.route else None
     whole = len(kept) == len(segment.ids)
     return Segment(  # not ``replace``, which takes several times as long, once a hop

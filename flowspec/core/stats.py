@@ -35,7 +35,9 @@ class Tally:
         return (self.last_token_at or 0.0) - (self.first_token_at or 0.0)
 
     def count(self, tokens: int, hits: int, now: float) -> None:
-        """A verdict gave ``tokens`` tokens, ``hits`` of them in the tree; the first of a job is prefill's."""
+        """A verdict gave ``tokens`` tokens, ``hits`` of them in the tree; the first of a job is
+        prefill's.
+        """
         self.last_token_at = now
         if self.first_token_at is None:
             self.first_token_at = now
@@ -43,12 +45,15 @@ class Tally:
             self.choices += tokens
             self.hits += hits
 
-    def stats(self, output: Sequence[int], meters: Mapping[int, Meter], stages: int) -> dict[str, object]:
+    def stats(
+        self, output: Sequence[int], meters: Mapping[int, Meter], stages: int
+    ) -> dict[str, object]:
         """The ``stats`` object of a result.
 
-        ``tokens_per_second`` is decode only: tokens after the first over the time after the first.
-        A step is one mean pass of the slowest stage; ``steps`` is the decode time in steps. ``rows``
-        are summed over the stages. Values that need a stage which did not report are None.
+        ``tokens_per_second`` is decode only: tokens after the first over the time after the
+        first. A step is one mean pass of the slowest stage; ``steps`` is the decode time in
+        steps. ``rows`` are summed over the stages. Values that need a stage which did not report
+        are None.
         """
         meters = {stage: meter for stage, meter in meters.items() if stage <= stages}
         tokens = len(output)
@@ -75,7 +80,9 @@ class Tally:
                 _ratio(meters[stage].busy_seconds, decode) if stage in meters else None
                 for stage in range(1, stages + 1)
             ],
-            "stage_passes": [meters[stage].passes if stage in meters else None for stage in range(1, stages + 1)],
+            "stage_passes": [
+                meters[stage].passes if stage in meters else None for stage in range(1, stages + 1)
+            ],
             "draft_passes": self.draft_passes,
             "draft_seconds": self.draft_seconds,
             "repeated_4grams": repeated_4grams(output),

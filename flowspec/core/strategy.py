@@ -1,8 +1,9 @@
 """What a strategy answers. A strategy is one job's plan: it looks at the tree, and knows no I/O.
 
-The session asks ``grow`` at three occasions, drives the growth it gets until nothing is pending, and
-sends the segments the growth then names. Before it passes a verdict it asks ``judges``. The other
-questions have the common answer here, so that a strategy only says what is special about it.
+The session asks ``grow`` at three occasions, drives the growth it gets until nothing is pending,
+and sends the segments the growth then names. Before it passes a verdict it asks ``judges``. The
+other questions have the common answer here, so that a strategy only says what is special about
+it.
 """
 
 from __future__ import annotations
@@ -23,16 +24,17 @@ class Occasion(enum.Enum):
 
     ROUND = "round"  #: a root was planted and nothing else is in the tree
     VERDICT = "verdict"  #: the root moved to a node of the tree, all else was pruned
-    IDLE = "idle"  #: nothing waits to be sent, no growth is under way, and a slot is free (or ``ahead``)
+    # : nothing waits to be sent, no growth is under way, and a slot is free (or ``ahead``)
+    IDLE = "idle"
 
 
 @dataclass(frozen=True, slots=True)
 class View:
     """What a strategy may see of its session; it must not change the tree outside a growth.
 
-    ``covering``: segments that have to be in flight so that none of the pipeline waits for the draft
-    worker, from measured times; 0: not known yet. ``draft_seconds``: a pass of its drafter, on average.
-    ``decoded``: tokens after the first one, made in ``decode_seconds``.
+    ``covering``: segments that have to be in flight so that none of the pipeline waits for the
+    draft worker, from measured times; 0: not known yet. ``draft_seconds``: a pass of its
+    drafter, on average. ``decoded``: tokens after the first one, made in ``decode_seconds``.
     """
 
     tree: Tree
@@ -53,8 +55,9 @@ class Growth(Protocol):
         ...
 
     def segments(self, tree: Tree) -> list[list[int]]:
-        """What to send, in order: nodes not in T before, each after its parent. Asked once, at the end,
-        or earlier when a verdict overtakes the growth; then it gives what it has."""
+        """What to send, in order: nodes not in T before, each after its parent. Asked once, at the
+        end, or earlier when a verdict overtakes the growth; then it gives what it has.
+        """
         ...
 
     def rebase(self, tree: Tree) -> None:
@@ -69,21 +72,26 @@ class Strategy:
     width: int = 0
     #: Segments allowed in flight.
     capacity: int = 1
-    #: Draft while no slot is free, and choose what to send only once one is; a fresh root goes out at once.
+    #: Draft while no slot is free, and choose what to send only once one is; a fresh root goes out
+    #: at once.
     ahead: bool = False
-    #: A candidate that was never sent may become the root: the draft ran ahead of what is in flight.
+    #: A candidate that was never sent may become the root: the draft ran ahead of what is in
+    #: flight.
     candidates: bool = False
     #: A draft head's proposals are drafted anew after every verdict, from the target's true rows.
     redrafts: bool = True
-    #: At a temperature, let the drafter see the target's noise (``algorithms.md`` 7, coupled drafting).
+    #: At a temperature, let the drafter see the target's noise (``algorithms.md`` 7, coupled
+    #: drafting).
     coupled: bool = False
-    #: Values of candidates are corrected by what they were worth so far, also those of a drafter's own probabilities.
+    #: Values of candidates are corrected by what they were worth so far, also those of a drafter's
+    #: own probabilities.
     calibrated: bool = False
     #: It may choose among several drafters; one that does not has the first.
     chooses: bool = False
     #: The number of the drafter whose passes it wants now.
     drafter: int = 0
-    #: The drafter drafts for the first middle model where the pipeline has some, not for the target.
+    #: The drafter drafts for the first middle model where the pipeline has some, not for the
+    #: target.
     middles: bool = False
     #: Best (id, log-probability) pairs wanted with every answer.
     top: int = 0
@@ -92,7 +100,9 @@ class Strategy:
 
     @property
     def decisions(self) -> list[dict[str, object]]:
-        """What it chose by itself while the job ran, in order, for the job's ``stats``; empty: nothing."""
+        """What it chose by itself while the job ran, in order, for the job's ``stats``; empty:
+        nothing.
+        """
         return []
 
     def __init__(self) -> None:
@@ -112,23 +122,30 @@ class Strategy:
         return drafters if self.chooses else drafters[:1]
 
     def recall(self, experience: Experience, *, sampled: bool = False, drafters: int = 1) -> None:
-        """What jobs before this one have found out; what this one finds out may be added to it. ``sampled``: the job
-        has a temperature; ``drafters``: how many there are to choose from."""
+        """What jobs before this one have found out; what this one finds out may be added to it.
+        ``sampled``: the job has a temperature; ``drafters``: how many there are to choose from.
+        """
 
     def heard(self, view: View, result: Result, trip: Trip | None) -> None:
-        """An answer came in and has not been judged. ``trip``: the prompt's is the first; None: its segment is void."""
+        """An answer came in and has not been judged. ``trip``: the prompt's is the first; None: its
+        segment is void.
+        """
 
     def decide(self, tree: Tree, node: int, token: int, top: Sequence[tuple[int, float]]) -> int:
-        """The token that follows ``node``, whose target chose ``token``; another one only if ``lossy``."""
+        """The token that follows ``node``, whose target chose ``token``; another one only if
+        ``lossy``.
+        """
         return token
 
     def feed(self, view: View, model: int, tip: int) -> int | None:
         """The node up to which middle model ``model`` (from 1) is to verify now; None: it waits.
 
-        ``tip``: where its own text ends; the answer is ``tip`` or lies below it. Asked when the model is
-        free. Source: PipeSpec (``algorithms.md`` 5.1).
+        ``tip``: where its own text ends; the answer is ``tip`` or lies below it. Asked when the
+        model is free. Source: PipeSpec (``algorithms.md`` 5.1).
         """
         return None
 
     def verified(self, view: View, tips: Mapping[int, int]) -> None:
-        """The middle models' texts now end in ``tips``, by model: one has verified, or the target has."""
+        """The middle models' texts now end in ``tips``, by model: one has verified, or the target
+        has.
+        """

@@ -1,8 +1,8 @@
 """PipeDec's transfer scheduler: a node takes part in one transfer at a time.
 
-Source: PipeDec (arXiv 2504.04104 v1), Algorithms 2 and 3; ``algorithms.md`` 3.5. A central record says
-which nodes are busy and lists the transfers that wait. Whenever one is asked for or ends, the list is
-scanned from the oldest on and every transfer starts whose two ends are free.
+Source: PipeDec (arXiv 2504.04104 v1), Algorithms 2 and 3; ``algorithms.md`` 3.5. A central
+record says which nodes are busy and lists the transfers that wait. Whenever one is asked for or
+ends, the list is scanned from the oldest on and every transfer starts whose two ends are free.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ class Ends(NamedTuple):
 
 
 class Transfers:
-    """The transfers among ``nodes``. Tasks are named by the caller; transfers between the same two nodes
-    in the same direction start in the order they were asked for.
+    """The transfers among ``nodes``. Tasks are named by the caller; transfers between the same two
+    nodes in the same direction start in the order they were asked for.
 
-    ``remembered``: of the transfers that ended, so many of the last are known still. A word about one that
-    comes again must come before so many more have ended: later its name is that of no transfer, and free.
+    ``remembered``: of the transfers that ended, so many of the last are known still. A word
+    about one that comes again must come before so many more have ended: later its name is that
+    of no transfer, and free.
     """
 
     def __init__(self, nodes: Iterable[str], remembered: int = REMEMBERED) -> None:
@@ -47,12 +48,17 @@ class Transfers:
         ends = Ends(source, target)
         for node in ends:
             if node not in self._busy:
-                raise StateError(f"transfer {task} names the unknown node {node}; known: {', '.join(self._busy)}")
+                raise StateError(
+                    f"transfer {task} names the unknown node {node}; known: {', '.join(self._busy)}"
+                )
         if source == target:
             raise StateError(f"transfer {task} has {source} as both ends; expected two nodes")
         known = self._waiting.get(task) or self._under_way.get(task) or self._done.get(task)
         if known is not None and known != ends:
-            raise StateError(f"transfer {task} is from {source} to {target}, but was from {known[0]} to {known[1]}")
+            raise StateError(
+                f"transfer {task} is from {source} to {target}, but was from {known[0]} to "
+                f"{known[1]}"
+            )
         if known is None:
             self._waiting[task] = ends
         return self._dispatch()

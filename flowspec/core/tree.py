@@ -1,13 +1,14 @@
 """The token tree of one job: speculated continuations below a root the target has already decided.
 
-Two kinds of nodes share it. *Candidates* exist only at the drafter: the target may never see them.
-*Selected* nodes were put into a segment, sent or waiting: they are the tree T of the papers.
+Two kinds of nodes share it. *Candidates* exist only at the drafter: the target may never see
+them. *Selected* nodes were put into a segment, sent or waiting: they are the tree T of the
+papers.
 
 Rules:
 - Ids only grow within a job and are never reused; a parent's id is below its children's.
 - Siblings have distinct tokens, so a path of tokens names a node.
-- ``value`` is the log of a node's expected acceptance given its parent, at most 0; ``score`` is its sum
-  along the path. A child's score is therefore never above its parent's.
+- ``value`` is the log of a node's expected acceptance given its parent, at most 0; ``score`` is
+  its sum along the path. A child's score is therefore never above its parent's.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from flowspec.errors import StateError
 class Expansion:
     """A drafter's best next tokens at a node, best first, and the value of each (log, at most 0).
 
-    ``cells``: where a calibrated value came from (``core.calibrate``); empty if it is the drafter's own.
-    ``raw``: what the drafter itself said, where values were scaled from that.
+    ``cells``: where a calibrated value came from (``core.calibrate``); empty if it is the
+    drafter's own. ``raw``: what the drafter itself said, where values were scaled from that.
     """
 
     tokens: tuple[int, ...]
@@ -37,7 +38,9 @@ class Expansion:
 
 @dataclass(slots=True)
 class Node:
-    """One node; ``position`` is absolute (prompt + output), ``depth`` counts from the planted root."""
+    """One node; ``position`` is absolute (prompt + output), ``depth`` counts from the
+    planted root.
+    """
 
     id: int
     parent: int
@@ -74,7 +77,9 @@ class Tree:
     def plant(self, token: int, position: int, parent: int) -> int:
         """Drop everything and start from one decided token; ``parent`` is the last context id."""
         self.nodes.clear()
-        self.root = self._new(Node(self.next_id, parent, token, position, 0.0, 0.0, 0, selected=True))
+        self.root = self._new(
+            Node(self.next_id, parent, token, position, 0.0, 0.0, 0, selected=True)
+        )
         return self.root
 
     def _new(self, node: Node) -> int:
@@ -83,7 +88,9 @@ class Tree:
         return node.id
 
     def add(self, parent: int, token: int, value: float) -> int:
-        """The child of ``parent`` labelled ``token``, worth ``value``: the existing one, or a new candidate."""
+        """The child of ``parent`` labelled ``token``, worth ``value``: the existing one, or a new
+        candidate.
+        """
         if not value <= 0:
             raise StateError(f"node value {value} is above 0 (log of an acceptance)")
         above = self.nodes[parent]
@@ -92,7 +99,15 @@ class Tree:
             if self.nodes[known].value != value:
                 self._revalue(known, value)
             return known
-        node = Node(self.next_id, parent, token, above.position + 1, value, above.score + value, above.depth + 1)
+        node = Node(
+            self.next_id,
+            parent,
+            token,
+            above.position + 1,
+            value,
+            above.score + value,
+            above.depth + 1,
+        )
         above.children[token] = node.id
         return self._new(node)
 
@@ -104,7 +119,9 @@ class Tree:
             entry.score = self.nodes[entry.parent].score + entry.value
 
     def child(self, parent: int, token: int) -> int | None:
-        """The id of ``parent``'s child labelled ``token``, candidate or selected, if there is one."""
+        """The id of ``parent``'s child labelled ``token``, candidate or selected, if
+        there is one.
+        """
         return self.nodes[parent].children.get(token)
 
     def expand(self, node: int, expansion: Expansion) -> None:
@@ -148,7 +165,9 @@ class Tree:
         return sorted(node.id for node in self if node.selected)
 
     def mask(self, order: Sequence[int]) -> npt.NDArray[np.bool_]:
-        """``[n, n]``: entry (u, v) says that v is u itself or an ancestor of u, both in ``order``."""
+        """``[n, n]``: entry (u, v) says that v is u itself or an ancestor of u, both
+        in ``order``.
+        """
         column = {node: at for at, node in enumerate(order)}
         mask = np.zeros((len(order), len(order)), dtype=np.bool_)
         for row, node in enumerate(order):
@@ -166,8 +185,14 @@ class Tree:
                 continue
             above = self.nodes.get(node.parent)
             if above is None or above.children.get(node.token) != node.id:
-                raise StateError(f"node {node.id} and its parent {node.parent} do not name each other")
-            if not (node.id > above.id and node.position == above.position + 1 and node.depth == above.depth + 1):
+                raise StateError(
+                    f"node {node.id} and its parent {node.parent} do not name each other"
+                )
+            if not (
+                node.id > above.id
+                and node.position == above.position + 1
+                and node.depth == above.depth + 1
+            ):
                 raise StateError(f"node {node.id} is out of order or place below {above.id}")
             if node.score > above.score or (node.selected and not above.selected):
                 raise StateError(f"node {node.id} outranks its parent {above.id}")

@@ -1,7 +1,8 @@
-"""How wide a level should be: measured step times and hit ranks, and the expected time between tokens.
+"""How wide a level should be: measured step times and hit ranks, and the expected time between
+tokens.
 
-Source: SpecPipe section 4.3 of ``algorithms.md``: choose w by measuring t(w) and acc(w), then the least
-``E[TBT](w) = t(w) + (1 - acc(w)) * n * t(w)``.
+Source: SpecPipe section 4.3 of ``algorithms.md``: choose w by measuring t(w) and acc(w), then
+the least ``E[TBT](w) = t(w) + (1 - acc(w)) * n * t(w)``.
 """
 
 from __future__ import annotations
@@ -14,21 +15,25 @@ from flowspec.core.tree import Tree
 
 WIDTHS = (2, 4, 8, 16, 32, 64, 128)
 #: Verdicts between two decisions, and answers remembered.
-EVERY, SAMPLES = 8, 64
+EVERY = 8
+SAMPLES = 64
 
 
 class WidthTuner:
-    """Chooses among ``WIDTHS`` for a pipeline of ``stages``; begins wide, to learn how far hits reach.
+    """Chooses among ``WIDTHS`` for a pipeline of ``stages``; begins wide, to learn how far hits
+    reach.
 
-    Only levels cut to the present width can be seen to hit, so a choice goes up at most one size at a
-    time, and one try in four is made one size above what the formula says.
+    Only levels cut to the present width can be seen to hit, so a choice goes up at most one size
+    at a time, and one try in four is made one size above what the formula says.
     """
 
     def __init__(self, stages: int) -> None:
         self.width = 64
         self._stages = stages
         self._times: deque[tuple[int, float]] = deque(maxlen=SAMPLES)  # rows of a pass, its seconds
-        self._ranks: deque[int] = deque(maxlen=SAMPLES)  # rank of the hit among the root's children; -1: a miss
+        self._ranks: deque[int] = deque(
+            maxlen=SAMPLES
+        )  # rank of the hit among the root's children; -1: a miss
         self._verdicts = 0
         self._decisions = 0
 
@@ -39,7 +44,9 @@ class WidthTuner:
         choices = dict(zip(result.ids, result.tokens, strict=True))
         if tree.root not in choices or not tree[tree.root].children:
             return
-        children = [tree[child] for child in tree[tree.root].children.values() if tree[child].selected]
+        children = [
+            tree[child] for child in tree[tree.root].children.values() if tree[child].selected
+        ]
         ranked = sorted(children, key=lambda child: (-child.score, child.id))
         tokens = [child.token for child in ranked]
         chosen = choices[tree.root]
@@ -69,5 +76,9 @@ class WidthTuner:
         rows = sum(row for row, _ in self._times) / count
         mean = sum(seconds for _, seconds in self._times) / count
         spread = sum((row - rows) ** 2 for row, _ in self._times)
-        rise = sum((row - rows) * (seconds - mean) for row, seconds in self._times) / spread if spread else 0.0
+        rise = (
+            sum((row - rows) * (seconds - mean) for row, seconds in self._times) / spread
+            if spread
+            else 0.0
+        )
         return max(mean + max(0.0, rise) * (width - rows), mean / 10)

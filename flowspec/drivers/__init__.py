@@ -1,1 +1,3 @@
-"""The only loops: they feed machines and perform what these ask for, live, simulated or replayed."""
+"""The only loops: they feed machines and perform what these ask for, live, simulated
+or replayed.
+"""

@@ -1,13 +1,14 @@
 """A worker on an emulated device: real work and real messages, nominal time.
 
-Theory of operation. A worker does its real pass; its result counts from the nominal time the profile says
-on. Messages carry the nominal time they left, the receiver adds their link's. Events (a result, a message,
-a poll) are taken in the order of their nominal times, results before messages before polls as in the
-simulation, and none before wall time has passed its own: by then what should have come first is here, if
-the machine keeps up. Whether it did is counted: an input is *overtaken* if something was done at a later
-nominal moment that it might have changed; without such inputs a run that charges no software is the
-simulation's, event by event. An input that is merely *late* on the wall clock has changed nothing.
-Software is charged as it runs: a device's host is one thread, so its CPU time moves the nominal clock on.
+Theory of operation. A worker does its real pass; its result counts from the nominal time the
+profile says on. Messages carry the nominal time they left, the receiver adds their link's.
+Events (a result, a message, a poll) are taken in the order of their nominal times, results
+before messages before polls as in the simulation, and none before wall time has passed its own:
+by then what should have come first is here, if the machine keeps up. Whether it did is counted:
+an input is *overtaken* if something was done at a later nominal moment that it might have
+changed; without such inputs a run that charges no software is the simulation's, event by event.
+An input that is merely *late* on the wall clock has changed nothing. Software is charged as it
+runs: a device's host is one thread, so its CPU time moves the nominal clock on.
 """
 
 from __future__ import annotations
@@ -44,9 +45,10 @@ from flowspec.drivers.live import IDLE_SECONDS, Performer, Worker
 _RESULT, _CARRY_ON, _MESSAGE, _POLL, _TICK = range(5)
 #: Messages from outside come at multiples of this, nominal seconds: sums of round costs stay exact.
 _GRID = 2.0**-10
-#: Waits shorter than this are slept, and longer ones end by so much early, seconds: the broker counts in
-#: milliseconds, and what waits there for nothing is told up to one of its ticks too late.
-_SHORT_WAIT, _EARLY = 0.005, 0.004
+#: Waits shorter than this are slept, and longer ones end by so much early, seconds: the broker
+#: counts in milliseconds, and what waits there for nothing is told up to one of its ticks too late.
+_SHORT_WAIT = 0.005
+_EARLY = 0.004
 #: Nominal times closer than this are one moment, seconds.
 _MOMENT = 1e-9
 #: Share of the newest write in the running mean of what a write costs.
@@ -70,36 +72,60 @@ class _Incoming(NamedTuple):
 class EmulatedWorker(Worker):
     """As ``Worker``, on the device ``emulation`` says.
 
-    ``model_seconds``: CPU seconds the executor has spent in the model itself so far; the rest of its passes
-    (masks, moving KV rows, choosing tokens) is software. Without it the whole of a pass is emulated.
+    ``model_seconds``: CPU seconds the executor has spent in the model itself so far; the rest of
+    its passes (masks, moving KV rows, choosing tokens) is software. Without it the whole of a
+    pass is emulated.
     """
 
     def __init__(
-        self, machine: Machine, link: Link, performer: Performer, emulation: Emulation, *, header: str = "",
+        self,
+        machine: Machine,
+        link: Link,
+        performer: Performer,
+        emulation: Emulation,
+        *,
+        header: str = "",
         model_seconds: Callable[[], float] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(machine, link, performer, clock=lambda: self._now, header=header)
-        self._emulation, self._model_seconds = emulation, model_seconds
+        self._emulation = emulation
+        self._model_seconds = model_seconds
         self._arrivals = Arrivals(emulation.profile, link.node, hidden=self._returns_hidden)
         self._now = 0.0  # the host's nominal clock
         self._inbox: list[_Incoming] = []
         self._order = itertools.count()
-        self._running: tuple[float, WorkResult] | None = None  # when the device is done, and what comes of it
+        self._running: tuple[float, WorkResult] | None = (
+            None  # when the device is done, and what comes of it
+        )
         self._seen_to = 0.0  # wall time up to which all messages are in the inbox
         self._marked = 0.0  # CPU clock at the last charge
         self._write_seconds = 0.0  # mean CPU time of a write
-        self._last, self._last_act, self._last_start = _Key(0.0, _RESULT), 0.0, 0.0
+        self._last = _Key(0.0, _RESULT)
+        self._last_act = 0.0
+        self._last_start = 0.0
         self.inputs = self.late = self.overtaken = 0
         self.latest = 0.0  # wall seconds the latest input was behind
         self.software_seconds = 0.0  # nominal
 
     def facts(self) -> dict[str, object]:
-        """Busy seconds, software and ``at`` are nominal; inputs by lateness, and this process's CPU seconds."""
-        lateness = {"inputs": self.inputs, "late": self.late, "overtaken": self.overtaken, "latest": self.latest}
+        """Busy seconds, software and ``at`` are nominal; inputs by lateness, and this process's CPU
+        seconds.
+        """
+        lateness = {
+            "inputs": self.inputs,
+            "late": self.late,
+            "overtaken": self.overtaken,
+            "latest": self.latest,
+        }
         spent = {"software_seconds": self.software_seconds, "cpu_seconds": time.process_time()}
-        return {**super().facts(), "at": self._emulation.nominal(time.monotonic()), **lateness, **spent}
+        return {
+            **super().facts(),
+            "at": self._emulation.nominal(time.monotonic()),
+            **lateness,
+            **spent,
+        }
 
-    # ---- events --------------------------------------------------------------------------------------
+    # ---- events ----------------------------------------------------------------------------------
 
     def turn(self) -> None:
         """Wait for the next event's time, or for something to read, or do the event."""
@@ -126,7 +152,8 @@ class EmulatedWorker(Worker):
         """Take in what comes within ``seconds``."""
         if 0 < seconds < _SHORT_WAIT:
             time.sleep(seconds)
-        began, marked = time.monotonic(), time.thread_time()
+        began = time.monotonic()
+        marked = time.thread_time()
         waited = seconds - _EARLY if seconds >= _SHORT_WAIT else 0.0
         delivery = self._link.read(waited)
         for reason in delivery.refused:
@@ -147,8 +174,12 @@ class EmulatedWorker(Worker):
         self._seen_to = began if waited == 0.0 else self._seen_to
 
     def _returns_hidden(self, job: str) -> bool:
-        """Whether the last stage sends hidden rows with its answers to ``job``: not every strategy asks for them."""
-        session = self._machine.sessions.get(job) if isinstance(self._machine, DraftMachine) else None
+        """Whether the last stage sends hidden rows with its answers to ``job``: not every strategy
+        asks for them.
+        """
+        session = (
+            self._machine.sessions.get(job) if isinstance(self._machine, DraftMachine) else None
+        )
         return session is not None and session.returns.hidden
 
     def _from_outside(self, wall: float) -> float:
@@ -195,15 +226,17 @@ class EmulatedWorker(Worker):
     def _act(self, kind: int) -> Input:
         if kind == _RESULT:
             assert self._running is not None
-            (_, result), self._running = self._running, None
+            (_, result) = self._running
+            self._running = None
             return Done(result)
         return Tick() if kind == _TICK else Poll()
 
-    # ---- software and device ----------------------------------------------------------------------------
+    # ---- software and device ---------------------------------------------------------------------
 
     def _charge(self) -> float:
         """Put the CPU time since the last charge on the clock; how much it was."""
-        marked, self._marked = self._marked, time.thread_time()
+        marked = self._marked
+        self._marked = time.thread_time()
         if self._emulation.free_software:
             return 0.0
         spent = self._marked - marked
@@ -214,9 +247,13 @@ class EmulatedWorker(Worker):
     def _put(self, ops: Sequence[Op]) -> list[Code]:
         self._charge()
         charged = not self._emulation.free_software
-        codes = self._link.write(ops, self._now + (self._write_seconds + self._emulation.hop if charged else 0.0))
+        codes = self._link.write(
+            ops, self._now + (self._write_seconds + self._emulation.hop if charged else 0.0)
+        )
         spent = self._charge()
-        self._write_seconds += (spent - self._write_seconds) * (_NEWEST if self._write_seconds else 1.0)
+        self._write_seconds += (spent - self._write_seconds) * (
+            _NEWEST if self._write_seconds else 1.0
+        )
         if any(_may_come_back(op, self._link.node) for op in ops):
             self._seen_to = 0.0
         return codes
@@ -225,7 +262,8 @@ class EmulatedWorker(Worker):
         self._charge()
         before = self._model_seconds() if self._model_seconds is not None else 0.0
         result = self._compute(work)
-        spent, self._marked = time.thread_time() - self._marked, time.thread_time()
+        spent = time.thread_time() - self._marked
+        self._marked = time.thread_time()
         software = 0.0
         if not self._emulation.free_software:
             if self._model_seconds is not None:

@@ -24,9 +24,9 @@ GUARD_SECONDS = 0.0005
 class Emulation:
     """The devices and links of ``profile`` as a pipeline of ``stages`` that drafts with ``source``.
 
-    Nominal time t is wall time ``began + stretch * t`` (monotonic clock of one machine, seconds). Software
-    is charged its CPU seconds, and ``hop`` seconds a write, what a bare message through the broker takes
-    beyond the CPU time of its ends; ``free_software``: neither.
+    Nominal time t is wall time ``began + stretch * t`` (monotonic clock of one machine,
+    seconds). Software is charged its CPU seconds, and ``hop`` seconds a write, what a bare
+    message through the broker takes beyond the CPU time of its ends; ``free_software``: neither.
     """
 
     profile: Profile
@@ -66,25 +66,36 @@ class Emulation:
             fields = json.loads(text)
             return cls(**{**fields, "profile": _profile(fields["profile"])})
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ConfigError(f"an emulated pipeline is described by {text[:60]!r}: {error}") from None
+            raise ConfigError(
+                f"an emulated pipeline is described by {text[:60]!r}: {error}"
+            ) from None
 
 
 class Arrivals:
-    """When messages reach ``node``: each directed link has its own free-at clock, kept where it ends.
+    """When messages reach ``node``: each directed link has its own free-at clock, kept where it
+    ends.
 
     ``hidden``: whether answers to the job of that name carry the target's hidden rows.
     """
 
-    def __init__(self, profile: Profile, node: str, *, hidden: Callable[[str], bool] = lambda job: False) -> None:
-        self._profile, self._node, self._hidden = profile, node, hidden
+    def __init__(
+        self, profile: Profile, node: str, *, hidden: Callable[[str], bool] = lambda job: False
+    ) -> None:
+        self._profile = profile
+        self._node = node
+        self._hidden = hidden
         self._free_at: dict[str, float] = {}
         self._let_go_at = 0.0  # when the graph's last envelope arrives
 
     def at(self, stamp: Stamp, envelope: Envelope) -> float:
-        """Nominal time at which ``envelope`` arrives; messages of one source come in the order they left."""
+        """Nominal time at which ``envelope`` arrives; messages of one source come in the order they
+        left.
+        """
         if stamp.source == self._node:
             return self._in_order(stamp.at, envelope)
-        seconds = self._profile.transfer_seconds(self._node, envelope, hidden=self._hidden(envelope.message.job))
+        seconds = self._profile.transfer_seconds(
+            self._node, envelope, hidden=self._hidden(envelope.message.job)
+        )
         end = max(stamp.at, self._free_at.get(stamp.source, 0.0)) + seconds
         self._free_at[stamp.source] = end
         # Added up as the simulation does, so that equal costs give equal numbers.

@@ -26,7 +26,9 @@ class Lease:
     """The lease on ``role``; ``facts`` are shown to others with every renewal."""
 
     def __init__(self, control: Control, role: str, facts: Facts) -> None:
-        self._control, self.role, self._facts = control, role, facts
+        self._control = control
+        self.role = role
+        self._facts = facts
         self.token = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._stop = threading.Event()
         self._renewed_at = time.monotonic()
@@ -63,12 +65,15 @@ class Lease:
                 held = self._control.claim(self.role, self.token, self._info())
             except BrokerFull as error:
                 logger(role=self.role).warning("lease not renewed", reason=str(error))
-                continue  # what is there may still be read and finished; the fence below is the limit
+                # what is there may still be read and finished; the fence below is the limit
+                continue
             except BrokerError as error:
                 self.lost = str(error)
                 return
             except Exception as error:  # noqa: BLE001 - a lease nobody renews must not look held
-                self.lost = f"renewing the lease on {self.role} failed: {type(error).__name__}: {error}"
+                self.lost = (
+                    f"renewing the lease on {self.role} failed: {type(error).__name__}: {error}"
+                )
                 return
             now = time.monotonic()
             if not held:

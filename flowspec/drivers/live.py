@@ -77,9 +77,18 @@ class Worker:
     """
 
     def __init__(
-        self, machine: Machine, link: Link, performer: Performer, *, clock: Clock = time.monotonic, header: str = ""
+        self,
+        machine: Machine,
+        link: Link,
+        performer: Performer,
+        *,
+        clock: Clock = time.monotonic,
+        header: str = "",
     ) -> None:
-        self._machine, self._link, self._performer, self._clock = machine, link, performer, clock
+        self._machine = machine
+        self._link = link
+        self._performer = performer
+        self._clock = clock
         self._log = logger(node=link.node)
         self._recorder = Recorder(link.node, self._record, header)
         self._records: list[Record] = []
@@ -93,8 +102,14 @@ class Worker:
             self.turn()
 
     def facts(self) -> dict[str, object]:
-        """What others may know of this worker; ``at`` is its own clock, to take rates from two reports."""
-        counters = {"passes": self.passes, "busy_seconds": round(self.busy_seconds, 4), "refused": self.refused}
+        """What others may know of this worker; ``at`` is its own clock, to take rates from two
+        reports.
+        """
+        counters = {
+            "passes": self.passes,
+            "busy_seconds": round(self.busy_seconds, 4),
+            "refused": self.refused,
+        }
         return {"at": round(self._clock(), 3), **counters}
 
     def turn(self) -> None:
@@ -117,7 +132,11 @@ class Worker:
         if self._machine.runnable:
             return 0.0
         deadline = self._machine.deadline
-        return IDLE_SECONDS if deadline is None else max(0.0, min(IDLE_SECONDS, deadline - self._clock()))
+        return (
+            IDLE_SECONDS
+            if deadline is None
+            else max(0.0, min(IDLE_SECONDS, deadline - self._clock()))
+        )
 
     def _step(self, event: Input) -> bool:
         """Feed ``event`` and what follows from it; whether work was done."""
@@ -140,13 +159,14 @@ class Worker:
         """Begin ``work``; what the machine is told at once."""
         return [Done(self._compute(work))]
 
-    # ---- performing ----------------------------------------------------------------------------------
+    # ---- performing ------------------------------------------------------------------------------
 
     def _write(self, outputs: Sequence[Output]) -> list[Input]:
         """Carry out all but computing; what the broker refused, as inputs for the machine."""
         # A step's record goes before its effects: who sees the effects can read the record.
         refusals: dict[str, Refused] = {}
-        ops, self._records = list[Op](self._records), []
+        ops = list[Op](self._records)
+        self._records = []
         for output in outputs:
             try:
                 ops += self._ops(output)
@@ -155,7 +175,9 @@ class Worker:
                     raise
                 self._log.error("output failed", kind=type(output).__name__, exc_info=True)
                 about = output.envelope.message if isinstance(output, Send) else output
-                refusals[about.job] = Refused(about.job, about.epoch, False, f"{self._link.node}: {_one_line(error)}")
+                refusals[about.job] = Refused(
+                    about.job, about.epoch, False, f"{self._link.node}: {_one_line(error)}"
+                )
         codes = self._put(ops) if ops else []
         for op, code in zip(ops, codes, strict=True):
             refusal = self._refusal(op, code) if code is not Code.OK else None
@@ -201,9 +223,13 @@ class Worker:
             return None
         match op:
             case Send(to=to, envelope=envelope):
-                job, epoch, what = envelope.message.job, envelope.message.epoch, f"a message to {to}"
+                job = envelope.message.job
+                epoch = envelope.message.epoch
+                what = f"a message to {to}"
             case CommitText(commit):
-                job, epoch, what = commit.job, commit.epoch, "a commit"
+                job = commit.job
+                epoch = commit.epoch
+                what = "a commit"
             case PutRows(to, job, epoch):
                 what = f"rows for {to}"
             case Accepted(job, epoch):
@@ -211,7 +237,9 @@ class Worker:
             case Record():
                 return None
             case _:
-                job, epoch, what = op.job, op.epoch, "a task's completion"
+                job = op.job
+                epoch = op.epoch
+                what = "a task's completion"
         self._log.info("write refused", job=job, epoch=epoch, what=what, code=code.name)
         reason = "a stream is at its cap: a reader has stopped or is too slow"
         if code is Code.GAP:

@@ -1,7 +1,7 @@
 """A target that knows its own text: stages for simulations with real acceptance, at no cost.
 
-Rows off the true path are computed by nobody who matters: acceptance only ever walks the path of the
-target's own tokens. So it is enough to know, per row, whether it lies on that path.
+Rows off the true path are computed by nobody who matters: acceptance only ever walks the path of
+the target's own tokens. So it is enough to know, per row, whether it lies on that path.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ from flowspec.model.base import RowArray
 class OracleStage:
     """Any stage of a target whose whole ``sequences`` (prompt and output, by job) are known.
 
-    ``hidden``: by job the target's rows after its final norm along that sequence, ``[tokens, hidden]``, for
-    drafters that draft from them; a row off the path gets zeros, which nobody ever uses.
+    ``hidden``: by job the target's rows after its final norm along that sequence, ``[tokens,
+    hidden]``, for drafters that draft from them; a row off the path gets zeros, which nobody
+    ever uses.
     """
 
-    def __init__(self, sequences: Mapping[str, Sequence[int]], hidden: Mapping[str, RowArray] | None = None) -> None:
+    def __init__(
+        self, sequences: Mapping[str, Sequence[int]], hidden: Mapping[str, RowArray] | None = None
+    ) -> None:
         self._sequences = sequences
         self._hidden = hidden or {}
         self._returned: set[str] = set()  # jobs that want hidden rows
@@ -50,7 +53,9 @@ class OracleStage:
         return PassDone(tuple(choices)), outputs
 
     def _rows(self, part: Part, true: RowArray) -> RowArray:
-        """What leaves this stage: whether each row is on the path, or, from the last one, its hidden row."""
+        """What leaves this stage: whether each row is on the path, or, from the last one, its
+        hidden row.
+        """
         if not part.answers or part.job not in self._returned:
             return true
         known = self._hidden[part.job]
@@ -58,9 +63,11 @@ class OracleStage:
         return np.where(true[:, None], known[places], np.float32(0))
 
     def _first_stage(self, part: Part) -> RowArray:
-        sequence, held = self._sequences[part.job], self._on_path[part.job]
+        sequence = self._sequences[part.job]
+        held = self._on_path[part.job]
         if part.moves is not None:
-            start, sources = part.moves.start, part.moves.sources
+            start = part.moves.start
+            sources = part.moves.sources
             held[start : start + len(sources)] = bytes([held[source] for source in sources])
         above = part.parents[len(part.parents) - len(part.ids) :]
         rows = enumerate(zip(part.positions, part.tokens, above, strict=True), start=part.held)
@@ -70,11 +77,14 @@ class OracleStage:
         return np.frombuffer(bytes(held[part.held : part.held + len(part.ids)]), dtype=np.bool_)
 
     def _choose(self, part: Part, true: RowArray) -> Choice:
-        sequence, on_path = self._sequences[part.job], true.tolist()
+        sequence = self._sequences[part.job]
+        on_path = true.tolist()
         return Choice(
             tuple(
                 [
-                    sequence[part.positions[row] + 1] if on_path[row] and part.positions[row] + 1 < len(sequence) else 0
+                    sequence[part.positions[row] + 1]
+                    if on_path[row] and part.positions[row] + 1 < len(sequence)
+                    else 0
                     for row in part.answers
                 ]
             )

@@ -1,7 +1,7 @@
 """The one form in which steps are written down: JSON, one step a line.
 
-A line says which node stepped, when, on which input, and what it gave out. Only what concerns one job
-is kept, so that the machines can be run again with that job alone.
+A line says which node stepped, when, on which input, and what it gave out. Only what concerns
+one job is kept, so that the machines can be run again with that job alone.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ def to_json(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         name = type(value).__name__
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        silent = [at for at, kept in fields.items() if (name, at) in _LATER and _LATER[name, at] == kept]
+        silent = [
+            at for at, kept in fields.items() if (name, at) in _LATER and _LATER[name, at] == kept
+        ]
         return {"_": name, **{at: to_json(kept) for at, kept in fields.items() if at not in silent}}
     if isinstance(value, tuple | list):
         return [to_json(part) for part in value]
@@ -72,21 +74,28 @@ def from_json(value: Any) -> Any:
         return frozenset(value["of"])
     kind = _CLASSES.get(name)
     if kind is None:
-        raise ReplayMismatch(f"the recording holds an unknown {name!r}; it was made by another version")
+        raise ReplayMismatch(
+            f"the recording holds an unknown {name!r}; it was made by another version"
+        )
     try:
         return kind(**{key: from_json(part) for key, part in value.items() if key != "_"})
     except TypeError as error:
-        raise ReplayMismatch(f"the recording's {name} has other fields than this version's: {error}") from None
+        raise ReplayMismatch(
+            f"the recording's {name} has other fields than this version's: {error}"
+        ) from None
 
 
 class Recorder:
-    """Writes down the steps of one node for the jobs that asked; ``emit(job, line)`` takes the lines.
+    """Writes down the steps of one node for the jobs that asked; ``emit(job, line)`` takes the
+    lines.
 
     ``header`` is written once a job, by the one node that has it.
     """
 
     def __init__(self, node: str, emit: Callable[[str, str], None], header: str = "") -> None:
-        self._node, self._emit, self._header = node, emit, header
+        self._node = node
+        self._emit = emit
+        self._header = header
         self._jobs: dict[str, int] = {}  # recorded jobs -> lines so far
         self._work: Work | None = None
 
@@ -108,7 +117,10 @@ class Recorder:
             return
         for envelope in event.envelopes:
             message = envelope.message
-            asked = isinstance(message, messages.Submit) and dict(message.fields).get("record") in ("1", "true")
+            asked = isinstance(message, messages.Submit) and dict(message.fields).get("record") in (
+                "1",
+                "true",
+            )
             opened = isinstance(message, messages.Open) and message.record
             if (asked or opened) and message.job not in self._jobs:
                 self._jobs[message.job] = 0
@@ -121,7 +133,13 @@ class Recorder:
         if about is None or (isinstance(about, Poll | Tick) and not given):
             return
         number = self._jobs[job] = self._jobs[job] + 1
-        line = {"node": self._node, "n": number, "now": now, "in": to_json(about), "out": to_json(given)}
+        line = {
+            "node": self._node,
+            "n": number,
+            "now": now,
+            "in": to_json(about),
+            "out": to_json(given),
+        }
         self._emit(job, json.dumps(line, separators=(",", ":")))
 
 

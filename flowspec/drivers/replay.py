@@ -1,7 +1,7 @@
 """Re-run a recording: the machines get its inputs again and must give out what they gave out then.
 
-Needs neither a broker nor a model. What a run committed is compared as part of the machines' outputs,
-so a replay also proves that the text follows from the recorded results.
+Needs neither a broker nor a model. What a run committed is compared as part of the machines'
+outputs, so a replay also proves that the text follows from the recorded results.
 """
 
 from __future__ import annotations
@@ -45,19 +45,28 @@ def replay(lines: Iterable[str]) -> Replay:
         raise ReplayMismatch(f"not a recording of format {FORMAT}: its first line says {found}")
     limits = from_json(first.get("limits"))
     if not isinstance(limits, Limits):
-        raise ReplayMismatch("the recording's first line does not say what the machines are built from")
+        raise ReplayMismatch(
+            "the recording's first line does not say what the machines are built from"
+        )
     machines = _machines(limits)
-    counts, ended = dict.fromkeys(machines, 0), dict.fromkeys(machines, False)
+    counts = dict.fromkeys(machines, 0)
+    ended = dict.fromkeys(machines, False)
     tokens: list[int] = []
     for row in rows:
         node, number, outputs = _step(machines, counts, row)
         counts[node] = number
         ended[node] |= any(isinstance(output, Release) for output in outputs)
-        tokens += [token for output in outputs if isinstance(output, Commit) for token in output.tokens]
+        tokens += [
+            token for output in outputs if isinstance(output, Commit) for token in output.tokens
+        ]
     for node, whole in ended.items():
-        unasked = node.startswith("m") and not counts[node]  # a middle model this job had no use for
+        unasked = (
+            node.startswith("m") and not counts[node]
+        )  # a middle model this job had no use for
         if not whole and not unasked:
-            raise ReplayMismatch(f"the recording ends before the job does at {node}: after its step {counts[node]}")
+            raise ReplayMismatch(
+                f"the recording ends before the job does at {node}: after its step {counts[node]}"
+            )
     return Replay(sum(counts.values()), tuple(machines), tuple(tokens))
 
 
@@ -65,13 +74,19 @@ def _step(
     machines: Mapping[str, Machine], counts: Mapping[str, int], row: Mapping[str, Any]
 ) -> tuple[str, int, Sequence[Output]]:
     """One step again: its node, its number, and what the machine gave out."""
-    node, number, now = row.get("node"), row.get("n"), row.get("now")
+    node = row.get("node")
+    number = row.get("n")
+    now = row.get("now")
     if not isinstance(node, str) or not isinstance(number, int) or not isinstance(now, int | float):
         raise ReplayMismatch(f"the recording has a line that is no step: {_short(dict(row))}")
     if node not in machines:
-        raise ReplayMismatch(f"the recording has a step of {node}, and the pipeline has no such node")
+        raise ReplayMismatch(
+            f"the recording has a step of {node}, and the pipeline has no such node"
+        )
     if number != counts[node] + 1:
-        raise ReplayMismatch(f"step {counts[node] + 1} of {node} is missing; the recording goes on with {number}")
+        raise ReplayMismatch(
+            f"step {counts[node] + 1} of {node} is missing; the recording goes on with {number}"
+        )
     try:
         outputs = machines[node].step(from_json(row.get("in")), now)
     except (FlowSpecError, ValueError, TypeError, AttributeError, KeyError, IndexError) as error:
@@ -79,7 +94,9 @@ def _step(
             raise
         raise ReplayMismatch(f"step {number} of {node} cannot be taken: {error}") from None
     recorded = row.get("out")
-    _compare(node, number, to_json(list(outputs)), recorded if isinstance(recorded, list) else [recorded])
+    _compare(
+        node, number, to_json(list(outputs)), recorded if isinstance(recorded, list) else [recorded]
+    )
     return node, number, outputs
 
 
@@ -125,7 +142,9 @@ def _parse(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
         try:
             row = json.loads(line)
         except ValueError:
-            raise ReplayMismatch(f"line {number} of the recording is no JSON: it is damaged or cut short") from None
+            raise ReplayMismatch(
+                f"line {number} of the recording is no JSON: it is damaged or cut short"
+            ) from None
         if not isinstance(row, dict):
             raise ReplayMismatch(f"line {number} of the recording is no step")
         yield row

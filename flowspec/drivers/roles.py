@@ -1,4 +1,6 @@
-"""How each role carries out its machine's wishes: with layers, or with a drafter and a tokenizer."""
+"""How each role carries out its machine's wishes: with layers, or with a drafter and a
+tokenizer.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,17 @@ from typing import Protocol
 import numpy as np
 
 from flowspec.broker.base import Link
-from flowspec.core.machine import Allocate, Commit, Draft, Encode, EncodeDone, Learn, Pass, Work, WorkResult
+from flowspec.core.machine import (
+    Allocate,
+    Commit,
+    Draft,
+    Encode,
+    EncodeDone,
+    Learn,
+    Pass,
+    Work,
+    WorkResult,
+)
 from flowspec.errors import StateError, WireError
 from flowspec.model.base import DraftExecutor, RowArray, StageExecutor
 
@@ -35,25 +47,36 @@ class VerifyRole:
 
     def __init__(self, executor: StageExecutor, row_shape: tuple[int, ...], row_dtype: str) -> None:
         self._executor = executor
-        self._row_shape, self._row_dtype = row_shape, np.dtype(row_dtype)
+        self._row_shape = row_shape
+        self._row_dtype = np.dtype(row_dtype)
         self._outputs: list[RowArray] = []
 
     def compute(self, work: Work, link: Link) -> WorkResult:
         if not isinstance(work, Pass):
             raise StateError(f"a verify stage cannot do {type(work).__name__}")
         inputs = [
-            None if part.tokens else self._checked(link.take_rows(part.job, part.epoch, part.segment), part.offsets)
+            None
+            if part.tokens
+            else self._checked(link.take_rows(part.job, part.epoch, part.segment), part.offsets)
             for part in work.parts
         ]
         result, self._outputs = self._executor.run(work, inputs)
         return result
 
     def _checked(self, rows: RowArray, offsets: Sequence[int]) -> RowArray:
-        if rows.dtype != self._row_dtype or rows.shape[1:] != self._row_shape or rows.ndim != len(self._row_shape) + 1:
+        if (
+            rows.dtype != self._row_dtype
+            or rows.shape[1:] != self._row_shape
+            or rows.ndim != len(self._row_shape) + 1
+        ):
             wanted = f"[rows, {', '.join(map(str, self._row_shape))}] of {self._row_dtype}"
-            raise WireError(f"rows of shape {list(rows.shape)} of {rows.dtype} arrived; expected {wanted}")
+            raise WireError(
+                f"rows of shape {list(rows.shape)} of {rows.dtype} arrived; expected {wanted}"
+            )
         if rows.shape[0] <= max(offsets):
-            raise WireError(f"{rows.shape[0]} rows arrived for a segment of at least {max(offsets) + 1}")
+            raise WireError(
+                f"{rows.shape[0]} rows arrived for a segment of at least {max(offsets) + 1}"
+            )
         return rows
 
     def allocate(self, output: Allocate) -> None:
@@ -74,10 +97,14 @@ class VerifyRole:
 
 
 class DraftRole:
-    """The draft worker: text to ids, drafting, ids to text. ``hidden_size``: the target's, of rows to learn."""
+    """The draft worker: text to ids, drafting, ids to text. ``hidden_size``: the target's, of rows
+    to learn.
+    """
 
     def __init__(self, executor: DraftExecutor, encoder: Encoder, hidden_size: int = 0) -> None:
-        self._executor, self._encoder, self._hidden_size = executor, encoder, hidden_size
+        self._executor = executor
+        self._encoder = encoder
+        self._hidden_size = hidden_size
         self._texts: dict[str, TextPieces] = {}
 
     def compute(self, work: Work, link: Link) -> WorkResult:
@@ -97,7 +124,10 @@ class DraftRole:
         rows = link.take_rows(output.job, output.epoch, output.segment)
         if rows.dtype != np.float32 or rows.shape != (len(output.ids), self._hidden_size):
             wanted = f"[{len(output.ids)}, {self._hidden_size}] of float32"
-            raise WireError(f"hidden rows of shape {list(rows.shape)} of {rows.dtype} arrived; expected {wanted}")
+            raise WireError(
+                f"hidden rows of shape {list(rows.shape)} of {rows.dtype} arrived; expected "
+                f"{wanted}"
+            )
         self._executor.learn(output.job, output.ids, rows)
 
     def release(self, job: str) -> None:

@@ -1,4 +1,5 @@
-"""The scheduler: takes submissions in, gives jobs to the pipeline, and ends those whose workers are lost.
+"""The scheduler: takes submissions in, gives jobs to the pipeline, and ends those whose workers are
+lost.
 
 Every change it makes is one script; this loop only decides when. It owns the epochs.
 """
@@ -75,7 +76,7 @@ class Scheduler:
             self._owners[job] = tokens
             self._log.info("job assigned", job=job)
 
-    # ---- intake --------------------------------------------------------------------------------------
+    # ---- intake ----------------------------------------------------------------------------------
 
     def _take_in(self, stop: Callable[[], bool]) -> None:
         try:
@@ -88,14 +89,18 @@ class Scheduler:
             self._intake_error = f"reading submissions failed: {type(error).__name__}: {error}"
 
     def take(self, intake: Intake) -> None:
-        """Admit a submission; one that cannot even be looked at is refused, and the next ones are served."""
+        """Admit a submission; one that cannot even be looked at is refused, and the next ones are
+        served.
+        """
         try:
             self.admit(intake)
         except BrokerError:
             raise
         except Exception as error:  # noqa: BLE001 - what a stranger wrote must not end the service
             self._log.error("submission failed", job=intake.job, exc_info=True)
-            self._control.admit(intake.job, {}, f"the job could not be read: {type(error).__name__}")
+            self._control.admit(
+                intake.job, {}, f"the job could not be read: {type(error).__name__}"
+            )
             self._control.acknowledge([intake.job])
 
     def admit(self, intake: Intake) -> None:
@@ -125,22 +130,34 @@ class Scheduler:
             return str(error)
         return ""
 
-    # ---- workers -------------------------------------------------------------------------------------
+    # ---- workers ---------------------------------------------------------------------------------
 
     def _missing(self, claims: Claims) -> list[str]:
         """Roles without a worker that is ready and was set up as the pipeline's record says."""
         wanted = {"state": "ready", "setup": self._setup}
-        return [role for role in self._roles if role not in claims or not wanted.items() <= claims[role][1].items()]
+        return [
+            role
+            for role in self._roles
+            if role not in claims or not wanted.items() <= claims[role][1].items()
+        ]
 
     def _end_lost(self, claims: Claims) -> None:
-        """End the running jobs one of whose workers is gone, or is not the one the job began with."""
+        """End the running jobs one of whose workers is gone, or is not the one the job
+        began with.
+        """
         running = self._control.running()
         for job in list(self._owners):
             if job not in running:
                 self._owners.pop(job, None)  # a cancellation may have been faster
         for job in running:
-            owners = self._owners.get(job) or self._owners.setdefault(job, self._control.owners(job))
-            lost = [role for role in self._roles if role not in claims or claims[role][0] != owners.get(role)]
+            owners = self._owners.get(job) or self._owners.setdefault(
+                job, self._control.owners(job)
+            )
+            lost = [
+                role
+                for role in self._roles
+                if role not in claims or claims[role][0] != owners.get(role)
+            ]
             if lost:
                 self._revoke(job, f"the {_person(lost[0])} was lost; submit the job again")
 
@@ -153,7 +170,10 @@ class Scheduler:
             return
         for job in self._control.queued():
             waited = f"{self._patience:g} s"
-            self._revoke(job, f"no {_person(missing[0])} for {waited}; start one with `{_command(missing[0])}`")
+            self._revoke(
+                job,
+                f"no {_person(missing[0])} for {waited}; start one with `{_command(missing[0])}`",
+            )
 
     def _revoke(self, job: str, error: str) -> None:
         self._owners.pop(job, None)

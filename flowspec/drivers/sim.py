@@ -1,9 +1,9 @@
 """Machines under a virtual clock: an event heap, costs as functions, results computed on the spot.
 
-The simulation is the broker too: one task graph a job, the output, the rows that travel with segments.
-At one moment results of finished work come first, then messages, and only then does a free executor
-start new work (further passes of a growth are no new work); so a stage that finishes when a prune
-arrives starts its next pass with it applied.
+The simulation is the broker too: one task graph a job, the output, the rows that travel with
+segments. At one moment results of finished work come first, then messages, and only then does a
+free executor start new work (further passes of a growth are no new work); so a stage that
+finishes when a prune arrives starts its next pass with it applied.
 """
 
 from __future__ import annotations
@@ -52,10 +52,11 @@ _ARRIVAL, _RESULT, _CARRY_ON, _MESSAGE, _POLL, _TICK = range(6)
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Seconds of virtual time: ``work(node, work)`` to compute, ``link(source, target, envelope)`` to travel.
+    """Seconds of virtual time: ``work(node, work)`` to compute, ``link(source, target, envelope)``
+    to travel.
 
-    ``occupy(source, target, envelope)``: how long a message keeps its directed link from the next one,
-    before it travels: its bytes over the bandwidth.
+    ``occupy(source, target, envelope)``: how long a message keeps its directed link from the
+    next one, before it travels: its bytes over the bandwidth.
     """
 
     work: Callable[[str, Work], float]
@@ -85,7 +86,9 @@ class JobRecord:
     finish: Finish | None = None
     graph: TaskGraph = field(default_factory=TaskGraph)
     graph_seqs: SeqWriter = field(default_factory=SeqWriter)
-    origins: dict[str, str] = field(default_factory=dict)  # task -> the node its rows or answers come from
+    origins: dict[str, str] = field(
+        default_factory=dict
+    )  # task -> the node its rows or answers come from
 
 
 @dataclass(slots=True)
@@ -103,10 +106,10 @@ Tap = Callable[[str, float, Input, list[Output]], None]
 class Simulation:
     """``nodes``: machine and executor by name. ``tap`` sees every step (node, now, input, outputs).
 
-    ``exclusive_transfers``: a segment or an answer that takes time to travel occupies both its nodes, by
-    PipeDec's transfer scheduler, and waits until both are free. One that the task graph held back travels
-    from the node it comes from once it is let go; without the option only the word to go travels then,
-    from the node that gave it.
+    ``exclusive_transfers``: a segment or an answer that takes time to travel occupies both its
+    nodes, by PipeDec's transfer scheduler, and waits until both are free. One that the task
+    graph held back travels from the node it comes from once it is let go; without the option
+    only the word to go travels then, from the node that gave it.
     """
 
     def __init__(
@@ -118,18 +121,24 @@ class Simulation:
         tap: Tap | None = None,
         exclusive_transfers: bool = False,
     ) -> None:
-        self._nodes = {name: _Node(machine, executor) for name, (machine, executor) in nodes.items()}
-        self._costs, self._encode, self._tap = costs, encode, tap
+        self._nodes = {
+            name: _Node(machine, executor) for name, (machine, executor) in nodes.items()
+        }
+        self._costs = costs
+        self._encode = encode
+        self._tap = tap
         self._heap: list[tuple[float, int, int, str, object]] = []
         self._order = itertools.count()
         self._links = ExclusiveLinks(nodes) if exclusive_transfers else None
         self._free_at: dict[tuple[str, str], float] = {}  # directed links that were used
-        self._let_go_at: dict[str, float] = {}  # by receiver: when the graph's last envelope arrives
+        self._let_go_at: dict[
+            str, float
+        ] = {}  # by receiver: when the graph's last envelope arrives
         self._rows: dict[tuple[str, str, int], RowArray] = {}
         self.jobs: dict[str, JobRecord] = {}
         self.now = 0.0
 
-    # ---- running -------------------------------------------------------------------------------------
+    # ---- running ---------------------------------------------------------------------------------
 
     def post(self, to: str, envelope: Envelope, at: float = 0.0) -> None:
         """Deliver ``envelope`` to ``to`` at virtual time ``at``."""
@@ -152,7 +161,9 @@ class Simulation:
                 self._step(name, Done(what))  # type: ignore[arg-type]
             elif kind in (_POLL, _CARRY_ON) and not node.busy and node.machine.runnable:
                 self._step(name, Poll())
-            elif kind == _TICK and node.machine.deadline is not None and node.machine.deadline <= now:
+            elif (
+                kind == _TICK and node.machine.deadline is not None and node.machine.deadline <= now
+            ):
                 self._step(name, Tick())
 
     def _drain(self, now: float, name: str, first: object) -> tuple[Envelope, ...]:
@@ -197,7 +208,7 @@ class Simulation:
         """With ``exclusive_transfers``: those that took place, by the time they ended."""
         return self._links.log if self._links else []
 
-    # ---- performing ----------------------------------------------------------------------------------
+    # ---- performing ------------------------------------------------------------------------------
 
     def record(self, job: str) -> JobRecord:
         """What is known of ``job``."""
@@ -217,11 +228,15 @@ class Simulation:
                 node.executor.allocate(job, capacity, sampling, returns)
             case Release(job) if node.executor is not None:
                 node.executor.release(job)
-                self._rows = {key: rows for key, rows in self._rows.items() if key[:2] != (name, job)}
+                self._rows = {
+                    key: rows for key, rows in self._rows.items() if key[:2] != (name, job)
+                }
             case Discard(job, segment):
                 self._rows.pop((name, job, segment), None)
             case Learn(job, _, segment, ids):
-                cast(DraftExecutor, node.executor).learn(job, ids, self._rows.pop((name, job, segment)))
+                cast(DraftExecutor, node.executor).learn(
+                    job, ids, self._rows.pop((name, job, segment))
+                )
             case Accepted(job, _, prompt):
                 self.record(job).prompt = prompt
             case Finish(job):
@@ -243,33 +258,43 @@ class Simulation:
     def _commit(self, name: str, output: Commit) -> None:
         record = self.record(output.job)
         if len(record.tokens) != output.emitted:
-            raise StateError(f"commit at token {output.emitted} where {len(record.tokens)} are in the output")
+            raise StateError(
+                f"commit at token {output.emitted} where {len(record.tokens)} are in the output"
+            )
         record.tokens += output.tokens
         record.committed_at.append((self.now, len(record.tokens)))
         for to, envelope in zip(output.to, output.prunes, strict=True):
             self._deliver(name, to, envelope)
         self._complete(name, output.job, output.completes)
 
-    def _complete(self, source: str, job: str, tasks: Sequence[str], created: Sequence[Task] = ()) -> None:
+    def _complete(
+        self, source: str, job: str, tasks: Sequence[str], created: Sequence[Task] = ()
+    ) -> None:
         record = self.record(job)
         for task in record.graph.apply(tasks, created):
             if task.envelope is not None:
                 seq = record.graph_seqs.next(task.to)
-                carries_rows = self._links is not None and isinstance(task.envelope.message, Segment | Result)
+                carries_rows = self._links is not None and isinstance(
+                    task.envelope.message, Segment | Result
+                )
                 origin = record.origins.get(task.name, source) if carries_rows else source
                 self._deliver(origin, task.to, replace(task.envelope, seq=seq))
 
     def _deliver(self, source: str, to: str, envelope: Envelope) -> None:
         seconds = self._costs.link(source, to, envelope)
         if self._costs.occupy is not None and source != to:
-            end = max(self.now, self._free_at.get((source, to), 0.0)) + self._costs.occupy(source, to, envelope)
+            end = max(self.now, self._free_at.get((source, to), 0.0)) + self._costs.occupy(
+                source, to, envelope
+            )
             self._free_at[source, to] = end
             seconds += end - self.now
         if self._links is not None:
             self._depart(self._links.send(Letter(source, to, envelope, seconds), self.now))
             return
         at = self.now + seconds
-        if envelope.sender == GRAPH:  # what the graph lets go is read in that order, whoever let it go
+        if (
+            envelope.sender == GRAPH
+        ):  # what the graph lets go is read in that order, whoever let it go
             at = self._let_go_at[to] = max(at, self._let_go_at.get(to, 0.0))
         self._push(at, _MESSAGE, to, envelope)
 
@@ -285,7 +310,9 @@ class Simulation:
 
     def _run(self, name: str, node: _Node, work: Work) -> None:
         node.busy = True
-        self._push(self.now + self._costs.work(name, work), _RESULT, name, self._compute(name, node, work))
+        self._push(
+            self.now + self._costs.work(name, work), _RESULT, name, self._compute(name, node, work)
+        )
 
     def _compute(self, name: str, node: _Node, work: Work) -> WorkResult:
         if isinstance(work, Encode):
@@ -294,6 +321,9 @@ class Simulation:
             return self._encode(work)
         if isinstance(work, Draft):
             return cast(DraftExecutor, node.executor).run(work)
-        inputs = [None if part.tokens else self._rows.pop((name, part.job, part.segment)) for part in work.parts]
+        inputs = [
+            None if part.tokens else self._rows.pop((name, part.job, part.segment))
+            for part in work.parts
+        ]
         result, node.outputs = cast(StageExecutor, node.executor).run(work, inputs)
         return result

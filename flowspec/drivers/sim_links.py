@@ -34,7 +34,9 @@ class Letter:
 
     @property
     def is_transfer(self) -> bool:
-        """Whether it occupies its ends: rows or answers that take time between two different nodes."""
+        """Whether it occupies its ends: rows or answers that take time between two
+        different nodes.
+        """
         rows = isinstance(self.envelope.message, Segment | Result)
         return rows and self.seconds > 0 and self.source != self.to
 
@@ -42,8 +44,8 @@ class Letter:
 class ExclusiveLinks:
     """Says which letters begin to travel and which are delivered; its caller has the clock.
 
-    A receiver gets a sender's messages of one job in the order they were sent, as from a stream: one that
-    overtook a waiting transfer is held until that has arrived.
+    A receiver gets a sender's messages of one job in the order they were sent, as from a stream:
+    one that overtook a waiting transfer is held until that has arrived.
     """
 
     def __init__(self, nodes: Iterable[str]) -> None:
@@ -71,7 +73,8 @@ class ExclusiveLinks:
             self.log.append(Transfer(letter.source, letter.to, letter.began, now))
             del self._transfers[letter.name]
             begun = self._begin(self._policy.complete(letter.name), now)
-        channel, delivered = self._channel(letter), []
+        channel = self._channel(letter)
+        delivered = []
         while channel and channel[0].arrived:
             delivered.append(channel.popleft())
         return delivered, begun

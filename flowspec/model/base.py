@@ -27,9 +27,10 @@ class StageExecutor(Protocol):
         ...
 
     def run(self, work: Pass, inputs: Sequence[RowArray | None]) -> tuple[PassDone, list[RowArray]]:
-        """Compute ``work``. ``inputs``: per part the rows that came with its segment (all of them; the
-        part's ``offsets`` say which are left), None where the part has tokens. Returns the answers and,
-        per part, the rows computed."""
+        """Compute ``work``. ``inputs``: per part the rows that came with its segment (all of them;
+        the part's ``offsets`` say which are left), None where the part has tokens. Returns the
+        answers and, per part, the rows computed.
+        """
         ...
 
 
@@ -48,9 +49,10 @@ class DraftExecutor(Protocol):
         ...
 
     def learn(self, job: str, ids: Sequence[int], rows: RowArray) -> None:
-        """The target's hidden rows ``[ids, hidden]`` after its final norm, float32, of nodes ``ids``.
+        """The target's hidden rows ``[ids, hidden]`` after its final norm, float32, of nodes
+        ``ids``.
 
-        Only called if ``wants_hidden``; then every context row is drafted from after its parent's row
-        has been learnt, and context rows come again in no pass.
+        Only called if ``wants_hidden``; then every context row is drafted from after its
+        parent's row has been learnt, and context rows come again in no pass.
         """
         ...

@@ -1,4 +1,6 @@
-"""Several drafters of which every pass names one: a strategy chooses, the others fall behind and catch up."""
+"""Several drafters of which every pass names one: a strategy chooses, the others fall behind and
+catch up.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ class ChoiceDrafter:
         return any(drafter.wants_hidden for drafter in self.drafters)
 
     def allocate(self, job: str, capacity: int, sampling: Sampling, returns: Returns) -> None:
-        self._needs[job], self._holders[job] = (capacity, sampling, returns), set()
+        self._needs[job] = (capacity, sampling, returns)
+        self._holders[job] = set()
 
     def release(self, job: str) -> None:
         self._needs.pop(job, None)
@@ -52,7 +55,8 @@ class ChoiceDrafter:
                 self._with_room(number, job).learn(job, ids, rows)
 
     def _with_room(self, number: int, job: str) -> DraftExecutor:
-        drafter, holders = self.drafters[number], self._holders[job]
+        drafter = self.drafters[number]
+        holders = self._holders[job]
         if number not in holders:
             drafter.allocate(job, *self._needs[job])
             holders.add(number)

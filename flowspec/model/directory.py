@@ -1,4 +1,6 @@
-"""A model directory in the Hugging Face layout, checked before anything is loaded. No torch here."""
+"""A model directory in the Hugging Face layout, checked before anything is loaded. No
+torch here.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 #: Largest safetensors header accepted, bytes; the format's own limit.
 _MAX_HEADER = 100_000_000
-#: Models that come with the package: a target, two smaller ones of its tokenizer, an EAGLE head for it.
+#: Models that come with the package: a target, two smaller ones of its tokenizer, an EAGLE head for
+#: it.
 PACKAGED = ("target", "medium", "draft", "head")
 _PACKAGE = Path(__file__).parent.parent / "default_pair"
 _TEXT_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
@@ -26,7 +29,9 @@ _TEXT_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Where a tensor's bytes are: ``file``, absolute byte range, safetensors dtype name and shape."""
+    """Where a tensor's bytes are: ``file``, absolute byte range, safetensors dtype
+    name and shape.
+    """
 
     file: Path
     start: int
@@ -67,8 +72,14 @@ class ModelDirectory:
 
     @cached_property
     def eos(self) -> frozenset[int]:
-        """End-of-sequence token ids, by the same precedence as ``generate``: generation config first."""
-        generation = _read_json(self.path / "generation_config.json") if self.has("generation_config.json") else {}
+        """End-of-sequence token ids, by the same precedence as ``generate``: generation config
+        first.
+        """
+        generation = (
+            _read_json(self.path / "generation_config.json")
+            if self.has("generation_config.json")
+            else {}
+        )
         found = generation.get("eos_token_id", self.config.get("eos_token_id"))
         ids = found if isinstance(found, list) else [found]
         return frozenset(int(token) for token in ids if token is not None)
@@ -79,18 +90,27 @@ class ModelDirectory:
 
     @cached_property
     def weight_files(self) -> dict[str, Path]:
-        """The file that holds each tensor, by tensor name; no weights file but a lone one is opened."""
+        """The file that holds each tensor, by tensor name; no weights file but a lone one is
+        opened.
+        """
         if self.has(_INDEX):
             weight_map = _read_json(self.path / _INDEX).get("weight_map")
             if not isinstance(weight_map, dict) or not weight_map:
-                raise ModelError(f"{self.path / _INDEX} has no weight_map; download the model again")
+                raise ModelError(
+                    f"{self.path / _INDEX} has no weight_map; download the model again"
+                )
             return {str(tensor): self.path / str(file) for tensor, file in weight_map.items()}
         if not self.has(_SINGLE):
-            raise ModelError(f"{self.path} has no {_SINGLE} and no {_INDEX}; only safetensors checkpoints are read")
+            raise ModelError(
+                f"{self.path} has no {_SINGLE} and no {_INDEX}; only safetensors checkpoints are "
+                "read"
+            )
         return dict.fromkeys(_header(self.path / _SINGLE), self.path / _SINGLE)
 
     def tensor(self, name: str) -> TensorEntry:
-        """Where tensor ``name`` is; ModelError if there is none, or its file is missing or cut short."""
+        """Where tensor ``name`` is; ModelError if there is none, or its file is missing or cut
+        short.
+        """
         file = self.weight_files.get(name)
         entry = _header(file).get(name) if file is not None else None
         if entry is None:
@@ -114,20 +134,26 @@ class ModelDirectory:
         """Digest of the tokenizer's map from text to ids: equal for tokenizers that agree."""
         if self.has("tokenizer.json"):
             tokenizer = _read_json(self.path / "tokenizer.json")
-            kept = {key: tokenizer.get(key) for key in ("model", "added_tokens", "normalizer", "pre_tokenizer")}
+            kept = {
+                key: tokenizer.get(key)
+                for key in ("model", "added_tokens", "normalizer", "pre_tokenizer")
+            }
             text = json.dumps(kept, sort_keys=True)
         elif self.has("tokenizer.model"):
             return hashlib.sha256((self.path / "tokenizer.model").read_bytes()).hexdigest()[:16]
         else:
-            raise ModelError(f"{self.path} has no tokenizer.json and no tokenizer.model: it has no tokenizer")
+            raise ModelError(
+                f"{self.path} has no tokenizer.json and no tokenizer.model: it has no tokenizer"
+            )
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def open_directory(name: str) -> ModelDirectory:
-    """The model called ``name``: a local directory, a packaged model, or a hub name like ``org/model``.
+    """The model called ``name``: a local directory, a packaged model, or a hub name like
+    ``org/model``.
 
-    A hub name is looked up in the local cache first and fetched if it may be; only configuration and
-    tokenizer files are fetched here, the weights of a stage by ``fetch_weights``.
+    A hub name is looked up in the local cache first and fetched if it may be; only configuration
+    and tokenizer files are fetched here, the weights of a stage by ``fetch_weights``.
     """
     path = local_path(name)
     if path is not None:
@@ -140,7 +166,8 @@ def open_directory(name: str) -> ModelDirectory:
 
 
 def fetch_weights(name: str, needs: Callable[[ModelDirectory], tuple[str, ...]]) -> ModelDirectory:
-    """As ``open_directory``; of a hub model also fetch the files of the tensors ``needs`` names by prefix.
+    """As ``open_directory``; of a hub model also fetch the files of the tensors ``needs`` names by
+    prefix.
 
     ModelError if one of those files is missing or cut short.
     """
@@ -149,14 +176,20 @@ def fetch_weights(name: str, needs: Callable[[ModelDirectory], tuple[str, ...]])
     if local_path(name) is None:
         wanted = {_SINGLE}
         if directory.has(_INDEX):
-            wanted = {file.name for tensor, file in directory.weight_files.items() if tensor.startswith(prefixes)}
+            wanted = {
+                file.name
+                for tensor, file in directory.weight_files.items()
+                if tensor.startswith(prefixes)
+            }
         directory = _checked(_snapshot(name, [*_TEXT_FILES, *sorted(wanted)]))
     directory.check_weights(prefixes)
     return directory
 
 
 def local_path(name: str) -> Path | None:
-    """The folder ``name`` is, or the packaged model of that name; None: neither, so a hub name at best."""
+    """The folder ``name`` is, or the packaged model of that name; None: neither, so a hub name at
+    best.
+    """
     path = Path(name).expanduser()
     if not path.exists() and name in PACKAGED:
         path = _PACKAGE / name
@@ -177,13 +210,21 @@ def layer_range(text: str, stage: int) -> range:
 def layer_ranges(layers: int, stages: int, *, surplus: bool = False) -> list[range]:
     """Near-equal consecutive blocks of layers, one per stage, larger ones first.
 
-    ``surplus``: there may be more stages than layers; those before the last that find none left have none.
+    ``surplus``: there may be more stages than layers; those before the last that find none left
+    have none.
     """
     if surplus and stages > layers >= 2:
         without = [range(layers - 1, layers - 1)] * (stages - layers)
-        return [*(range(layer, layer + 1) for layer in range(layers - 1)), *without, range(layers - 1, layers)]
+        return [
+            *(range(layer, layer + 1) for layer in range(layers - 1)),
+            *without,
+            range(layers - 1, layers),
+        ]
     if not 1 <= stages <= layers:
-        raise ModelError(f"{stages} stages asked for; the target has {layers} layers, so 1 to {layers} are possible")
+        raise ModelError(
+            f"{stages} stages asked for; the target has {layers} layers, so 1 to {layers} are "
+            "possible"
+        )
     size, longer = divmod(layers, stages)
     bounds = [0]
     for stage in range(stages):
@@ -192,7 +233,9 @@ def layer_ranges(layers: int, stages: int, *, surplus: bool = False) -> list[ran
 
 
 def check_pair(target: ModelDirectory, model: ModelDirectory, role: str = "draft") -> None:
-    """ModelError unless ``model`` speaks the target's token ids; ``role`` is what the error calls it."""
+    """ModelError unless ``model`` speaks the target's token ids; ``role`` is what the error calls
+    it.
+    """
     if target.vocabulary_fingerprint != model.vocabulary_fingerprint:
         raise ModelError(
             f"{role} {model.path} and target {target.path} have different tokenizers; "
@@ -204,14 +247,24 @@ def _checked(path: Path) -> ModelDirectory:
     if not (path / "config.json").is_file():
         raise ModelError(f"{path} is not a model: it has no config.json")
     config = _read_json(path / "config.json")
-    missing = [key for key in ("model_type", "num_hidden_layers", "hidden_size", "vocab_size") if key not in config]
+    missing = [
+        key
+        for key in ("model_type", "num_hidden_layers", "hidden_size", "vocab_size")
+        if key not in config
+    ]
     if missing:
-        raise ModelError(f"{path / 'config.json'} has no {missing[0]}: it is not a decoder-only language model's")
+        raise ModelError(
+            f"{path / 'config.json'} has no {missing[0]}: it is not a decoder-only language model's"
+        )
     for key in ("num_hidden_layers", "hidden_size", "vocab_size", "max_position_embeddings"):
         if not isinstance(config.get(key, 1), int) or config.get(key, 1) < 1:
-            raise ModelError(f"{path / 'config.json'}: {key} is {config[key]!r}; expected a whole number above 0")
+            raise ModelError(
+                f"{path / 'config.json'}: {key} is {config[key]!r}; expected a whole number above 0"
+            )
     if config.get("is_encoder_decoder"):
-        raise ModelError(f"{path} is an encoder-decoder model; only decoder-only language models can be split")
+        raise ModelError(
+            f"{path} is an encoder-decoder model; only decoder-only language models can be split"
+        )
     return ModelDirectory(path, config)
 
 
@@ -235,7 +288,9 @@ def _header(path: Path) -> dict[str, TensorEntry]:
         prefix = file.read(8)
         length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else _MAX_HEADER + 1
         if length > _MAX_HEADER or 8 + length > size:
-            raise ModelError(f"weights file {path} is cut short or no safetensors file; download it again")
+            raise ModelError(
+                f"weights file {path} is cut short or no safetensors file; download it again"
+            )
         try:
             header = json.loads(file.read(length))
             entries = {
@@ -250,16 +305,24 @@ def _header(path: Path) -> dict[str, TensorEntry]:
                 if name != "__metadata__"
             }
         except (ValueError, KeyError, TypeError, AttributeError, IndexError):
-            raise ModelError(f"weights file {path} has a damaged header; download it again") from None
+            raise ModelError(
+                f"weights file {path} has a damaged header; download it again"
+            ) from None
     end = max((entry.end for entry in entries.values()), default=8 + length)
     if end > size:
-        raise ModelError(f"weights file {path} is cut short: {size} bytes of {end}; download it again")
+        raise ModelError(
+            f"weights file {path} is cut short: {size} bytes of {end}; download it again"
+        )
     return entries
 
 
 def _looks_like_hub_name(name: str) -> bool:
     owner, slash, model = name.partition("/")
-    return bool(slash and owner and model) and "/" not in model and not name.startswith((".", "/", "~"))
+    return (
+        bool(slash and owner and model)
+        and "/" not in model
+        and not name.startswith((".", "/", "~"))
+    )
 
 
 def _snapshot(name: str, patterns: list[str]) -> Path:

@@ -19,8 +19,8 @@ from flowspec.model.two_level import RowCache
 class ModelDrafter:
     """Proposes the most likely continuations; a child's value is its log-probability (T = 1).
 
-    Raw probabilities, whatever the job's temperature: ``algorithms.md`` 9.14. A coupled draft ranks by
-    the job's own temperature and noise instead.
+    Raw probabilities, whatever the job's temperature: ``algorithms.md`` 9.14. A coupled draft
+    ranks by the job's own temperature and noise instead.
     """
 
     wants_hidden = False
@@ -49,15 +49,21 @@ class ModelDrafter:
 
 
 def propose(logits: torch.Tensor, work: Draft, sampling: Sampling) -> DraftDone:
-    """The best ``work.width`` tokens of every answered row of ``work``, from its logits ``[answers, vocabulary]``."""
+    """The best ``work.width`` tokens of every answered row of ``work``, from its logits ``[answers,
+    vocabulary]``.
+    """
     width = min(work.width, logits.shape[-1])
     if not work.coupled:
         top = torch.topk(torch.log_softmax(logits.float(), dim=-1), width)
         values = top.values.clamp(max=0.0)
-        return DraftDone(tuple(map(tuple, top.indices.tolist())), tuple(map(tuple, values.tolist())))
+        return DraftDone(
+            tuple(map(tuple, top.indices.tolist())), tuple(map(tuple, values.tolist()))
+        )
     rows = logits.double().numpy()
     indices = [work.part.positions[row] + 1 for row in work.part.answers]
-    ranked = [perturbed(row, sampling, index, width) for row, index in zip(rows, indices, strict=True)]
+    ranked = [
+        perturbed(row, sampling, index, width) for row, index in zip(rows, indices, strict=True)
+    ]
     return DraftDone(tuple(tokens for tokens, _ in ranked), tuple(gaps for _, gaps in ranked))
 
 

@@ -1,8 +1,10 @@
-"""Several drafters merged into one tree: every one drafts for every node, and the best of each are in.
+"""Several drafters merged into one tree: every one drafts for every node, and the best of each are
+in.
 
-Their values cannot be compared: one gives log-probabilities, another a prior, a third gaps. So nothing
-is compared here. Candidates are merged by rank and say who proposed them, and the session finds out what
-each drafter's word is worth (``core.calibrate``). Source: the hybrid token source of ``algorithms.md`` 4.1.
+Their values cannot be compared: one gives log-probabilities, another a prior, a third gaps. So
+nothing is compared here. Candidates are merged by rank and say who proposed them, and the
+session finds out what each drafter's word is worth (``core.calibrate``). Source: the hybrid
+token source of ``algorithms.md`` 4.1.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ from flowspec.model.base import DraftExecutor, RowArray
 class HybridDrafter:
     """Proposes what ``sources`` propose, by rank and within a rank by source, each token once.
 
-    A token of several sources counts for the one that ranks it best, the earlier one of equals, with that
-    source's own value. ``DraftDone.sources`` holds indices into ``sources``, none of which is a hybrid.
+    A token of several sources counts for the one that ranks it best, the earlier one of equals,
+    with that source's own value. ``DraftDone.sources`` holds indices into ``sources``, none of
+    which is a hybrid.
     """
 
     def __init__(self, sources: Sequence[DraftExecutor]) -> None:
@@ -29,7 +32,9 @@ class HybridDrafter:
         if not sources:
             raise ConfigError("a hybrid drafter has no sources; expected at least one drafter")
         if len(sources) > MOST_SOURCES:
-            raise ConfigError(f"a hybrid drafter has {len(sources)} sources; expected {MOST_SOURCES} at most")
+            raise ConfigError(
+                f"a hybrid drafter has {len(sources)} sources; expected {MOST_SOURCES} at most"
+            )
         self._sources = tuple(sources)
 
     @property
@@ -45,13 +50,18 @@ class HybridDrafter:
             source.release(job)
 
     def run(self, work: Draft) -> DraftDone:
-        """As ``DraftExecutor.run``; StateError if a source does not answer for every row and token."""
+        """As ``DraftExecutor.run``; StateError if a source does not answer for every
+        row and token.
+        """
         answers = [source.run(work) for source in self._sources]
         rows = len(work.part.answers)
         for number, answer in enumerate(answers):
             lengths = [len(row) for row in answer.tokens]
             if len(lengths) != rows or lengths != [len(row) for row in answer.values]:
-                raise StateError(f"source {number} owes an answer for each of {rows} rows, a value for each token")
+                raise StateError(
+                    f"source {number} owes an answer for each of {rows} rows, a value for each "
+                    "token"
+                )
         merged = [_merged(answers, row, work.width) for row in range(rows)]
         return DraftDone(
             tuple(tuple(token for token, _, _ in row) for row in merged),
@@ -73,7 +83,9 @@ def _merged(answers: Sequence[DraftDone], row: int, width: int) -> list[tuple[in
     entries = sorted(
         (rank, source, token, value)
         for source, answer in enumerate(answers)
-        for rank, (token, value) in enumerate(zip(answer.tokens[row], answer.values[row], strict=True))
+        for rank, (token, value) in enumerate(
+            zip(answer.tokens[row], answer.values[row], strict=True)
+        )
     )
     found: dict[int, tuple[int, float, int]] = {}
     for _, source, token, value in entries:

@@ -1,7 +1,8 @@
 """KV rows of one job at one stage: preallocated, appended in place, compacted in place.
 
-One tensor ``[layers, 2, 1, heads, capacity, head_dim]`` holds keys and values of all layers, so that a
-prune moves rows of all of them at once. The library's decoder layers take the views as their cache.
+One tensor ``[layers, 2, 1, heads, capacity, head_dim]`` holds keys and values of all layers, so
+that a prune moves rows of all of them at once. The library's decoder layers take the views as
+their cache.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ class TreeCacheLayer(CacheLayerMixin):
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         super().__init__()
-        self.keys, self.values = keys, values  # [1, heads, capacity, head_dim]
+        self.keys = keys
+        self.values = values  # [1, heads, capacity, head_dim]
         self.length = 0
         self.is_initialized = True
 
@@ -56,7 +58,9 @@ class TreeCache(Cache):
         super().__init__(layers=[TreeCacheLayer(layer[0], layer[1]) for layer in storage])
 
     @classmethod
-    def allocate(cls, layers: int, heads: int, capacity: int, head_dim: int, dtype: torch.dtype) -> TreeCache:
+    def allocate(
+        cls, layers: int, heads: int, capacity: int, head_dim: int, dtype: torch.dtype
+    ) -> TreeCache:
         """Room for ``capacity`` rows; pages are touched only as rows are written."""
         return cls(torch.empty((layers, 2, 1, heads, capacity, head_dim), dtype=dtype))
 
@@ -77,13 +81,17 @@ class TreeCache(Cache):
 
 def runs(moves: Moves) -> Iterator[tuple[int, int, int]]:
     """Consecutive sources as (destination, source, rows)."""
-    start, first, count = moves.start, -1, 0
+    start = moves.start
+    first = -1
+    count = 0
     for source in moves.sources:
         if count and source == first + count:
             count += 1
             continue
         if count:
             yield start, first, count
-        start, first, count = start + count, source, 1
+        start = start + count
+        first = source
+        count = 1
     if count:
         yield start, first, count

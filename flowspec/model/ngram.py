@@ -1,8 +1,9 @@
 """A drafter without a model: what followed the last few tokens when they were seen before.
 
-Every answered row ends a text, context and its path in the tree. Where that text's last ``longest`` tokens,
-or fewer, occurred in it before, the tokens that followed are proposed. Source: prompt lookup decoding
-(the n-gram source of ``algorithms.md`` 4.1), with a tree's path as part of the text.
+Every answered row ends a text, context and its path in the tree. Where that text's last
+``longest`` tokens, or fewer, occurred in it before, the tokens that followed are proposed.
+Source: prompt lookup decoding (the n-gram source of ``algorithms.md`` 4.1), with a tree's path
+as part of the text.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from flowspec.core.sampling import Sampling, gumbel
 from flowspec.errors import ConfigError, StateError
 from flowspec.model.base import RowArray
 
-#: Occurrences of one n-gram that are looked at, the most recent ones: a frequent token has no end of them.
+#: Occurrences of one n-gram that are looked at, the most recent ones: a frequent token has no end
+#: of them.
 RECENT = 64
-#: Expected acceptance of a row's first candidate by the length of its match, from 1; longer ones share the
-#: last. Between what greedy text (it loops) and sampled text of a small target showed.
+#: Expected acceptance of a row's first candidate by the length of its match, from 1; longer ones
+#: share the last. Between what greedy text (it loops) and sampled text of a small target showed.
 SHARES = (0.25, 0.5, 0.6, 0.7)
-#: Every later candidate takes this part of its share of what those before it left: where the first is wrong,
-#: mostly the match is.
+#: Every later candidate takes this part of its share of what those before it left: where the first
+#: is wrong, mostly the match is.
 LATER = 0.3
 
 #: Candidates best first: token -> value.
@@ -34,20 +36,25 @@ _Candidates = dict[int, float]
 
 
 class _Job:
-    """The tokens of one job by slot, and where in the context every n-gram was followed by something."""
+    """The tokens of one job by slot, and where in the context every n-gram was followed by
+    something.
+    """
 
     def __init__(self, sampling: Sampling, longest: int) -> None:
         self.sampling = sampling
         self._longest = longest
         self._tokens: list[int] = []
         self._context = 0
-        self._followed: dict[tuple[int, ...], list[int]] = {}  # n-gram -> slots right behind it, ascending
+        self._followed: dict[
+            tuple[int, ...], list[int]
+        ] = {}  # n-gram -> slots right behind it, ascending
 
     def carry_out(self, part: Part) -> None:
         """Move and add rows as the part's plan says, and index what has become context."""
         tokens = self._tokens
         if part.moves is not None:
-            start, sources = part.moves.start, part.moves.sources
+            start = part.moves.start
+            sources = part.moves.sources
             tokens[start : start + len(sources)] = [tokens[source] for source in sources]
         del tokens[part.held :]
         tokens += part.tokens
@@ -58,15 +65,18 @@ class _Job:
 
     def path(self, part: Part, row: int) -> list[int]:
         """Tokens behind the context up to the part's row ``row``."""
-        at, found = part.held - part.context + row, []
+        at = part.held - part.context + row
+        found = []
         while at >= 0:
             found.append(self._tokens[part.context + at])
             at = part.parents[at]
         return found[::-1]
 
     def candidates(self, path: Sequence[int], enough: int | None) -> _Candidates:
-        """Distinct followers of the text that ends with ``path``: of longer matches first, of one length the
-        more frequent first, then the more recent. Shorter matches are left out once there are ``enough``."""
+        """Distinct followers of the text that ends with ``path``: of longer matches first, of one
+        length the more frequent first, then the more recent. Shorter matches are left out once
+        there are ``enough``.
+        """
         found: _Candidates = {}
         left = 0.0
         for length, followers in self._matches(path):
@@ -84,11 +94,17 @@ class _Job:
         """By length, the longest first: the tokens that followed, the most recent first."""
         first = min(self._context, self._longest)
         tail = [*self._tokens[self._context - first : self._context], *path]
-        inside = [(_agreeing(tail, at, self._longest), tail[at]) for at in range(len(tail) - 1, first - 1, -1)]
+        inside = [
+            (_agreeing(tail, at, self._longest), tail[at])
+            for at in range(len(tail) - 1, first - 1, -1)
+        ]
         for length in range(min(self._longest, len(tail)), 0, -1):
             slots = self._followed.get(tuple(tail[-length:]), ())
             in_path = [token for agreeing, token in inside if agreeing >= length]
-            yield length, islice(chain(in_path, (self._tokens[slot] for slot in reversed(slots))), RECENT)
+            yield (
+                length,
+                islice(chain(in_path, (self._tokens[slot] for slot in reversed(slots))), RECENT),
+            )
 
 
 def _agreeing(tail: Sequence[int], at: int, most: int) -> int:
@@ -100,12 +116,14 @@ def _agreeing(tail: Sequence[int], at: int, most: int) -> int:
 
 
 class NgramDrafter:
-    """Proposes what followed the longest suffixes of a row's text, ``longest`` tokens at most, down to one.
+    """Proposes what followed the longest suffixes of a row's text, ``longest`` tokens at most, down
+    to one.
 
-    A value is the log of a prior by matched length and rank: a candidate takes the share of its match's
-    length (``SHARES``; times ``LATER`` unless it is the first) of what the candidates before it left, so a
-    row's acceptances fall with rank and add up to less than 1. A coupled draft adds the job's noise to the
-    values and ranks anew. A row has as many candidates as its text gives: fewer than ``work.width``, or none.
+    A value is the log of a prior by matched length and rank: a candidate takes the share of its
+    match's length (``SHARES``; times ``LATER`` unless it is the first) of what the candidates
+    before it left, so a row's acceptances fall with rank and add up to less than 1. A coupled
+    draft adds the job's noise to the values and ranks anew. A row has as many candidates as its
+    text gives: fewer than ``work.width``, or none.
     """
 
     wants_hidden = False
@@ -113,8 +131,11 @@ class NgramDrafter:
     def __init__(self, vocabulary: int, longest: int = 4) -> None:
         """``vocabulary``: token ids lie below it. ConfigError unless both are at least 1."""
         if vocabulary < 1 or longest < 1:
-            raise ConfigError(f"n-grams of {longest} over {vocabulary} tokens; expected at least 1 of both")
-        self._vocabulary, self._longest = vocabulary, longest
+            raise ConfigError(
+                f"n-grams of {longest} over {vocabulary} tokens; expected at least 1 of both"
+            )
+        self._vocabulary = vocabulary
+        self._longest = longest
         self._jobs: dict[str, _Job] = {}
 
     def allocate(self, job: str, capacity: int, sampling: Sampling, returns: Returns) -> None:
@@ -127,11 +148,15 @@ class NgramDrafter:
         """As ``DraftExecutor.run``; StateError if a token is not of the vocabulary."""
         part = work.part
         if part.tokens and not 0 <= min(part.tokens) <= max(part.tokens) < self._vocabulary:
-            raise StateError(f"job {part.job} has tokens outside the vocabulary of {self._vocabulary}")
+            raise StateError(
+                f"job {part.job} has tokens outside the vocabulary of {self._vocabulary}"
+            )
         job = self._jobs[part.job]
         job.carry_out(part)
         rows = [self._propose(job, work, row) for row in part.answers]
-        return DraftDone(tuple(tuple(row) for row in rows), tuple(tuple(row.values()) for row in rows))
+        return DraftDone(
+            tuple(tuple(row) for row in rows), tuple(tuple(row.values()) for row in rows)
+        )
 
     def learn(self, job: str, ids: Sequence[int], rows: RowArray) -> None:
         raise StateError("an n-gram drafter drafts from tokens alone")
@@ -147,8 +172,16 @@ class NgramDrafter:
 
 
 def _perturbed(found: _Candidates, seed: int, index: int, width: int) -> _Candidates:
-    """The ``width`` best by value plus the target's noise at absolute ``index``, as gaps to the best one."""
+    """The ``width`` best by value plus the target's noise at absolute ``index``, as gaps to the
+    best one.
+    """
     tokens = np.fromiter(found, np.int64, len(found))
     scores = np.fromiter(found.values(), np.float64, len(found)) + gumbel(seed, index, tokens)
     best = np.argsort(-scores, kind="stable")[:width]
-    return dict(zip(tokens[best].tolist(), (scores[best] - scores.max(initial=-np.inf)).tolist(), strict=True))
+    return dict(
+        zip(
+            tokens[best].tolist(),
+            (scores[best] - scores.max(initial=-np.inf)).tolist(),
+            strict=True,
+        )
+    )

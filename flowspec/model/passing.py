@@ -1,4 +1,6 @@
-"""A verify stage without layers: an emulated pipeline may have more stages than its target has layers."""
+"""A verify stage without layers: an emulated pipeline may have more stages than its target has
+layers.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +26,8 @@ class PassingStage:
         outputs = []
         for part, rows in zip(work.parts, inputs, strict=True):
             if rows is None or part.answers:
-                raise StateError("a stage without layers neither embeds tokens nor answers for rows")
+                raise StateError(
+                    "a stage without layers neither embeds tokens nor answers for rows"
+                )
             outputs.append(rows[list(part.offsets)])
         return PassDone((Choice(),) * len(work.parts)), outputs

@@ -1,7 +1,7 @@
 """The oracle: plain decoding of the whole target in one process, by the library's own forward pass.
 
-Nothing of the pipeline is used here except the keyed draw, which both must share. ``excuse`` decides
-whether a difference is a near-tie of float32, by a float64 pass of the whole model.
+Nothing of the pipeline is used here except the keyed draw, which both must share. ``excuse``
+decides whether a difference is a near-tie of float32, by a float64 pass of the whole model.
 """
 
 from __future__ import annotations
@@ -44,21 +44,29 @@ class Reference:
 
     def _load(self, dtype: torch.dtype) -> Any:
         disable_progress_bar()  # it would land in the middle of a report
-        model = AutoModelForCausalLM.from_pretrained(self._directory.path, dtype=dtype, attn_implementation="sdpa")
+        model = AutoModelForCausalLM.from_pretrained(
+            self._directory.path, dtype=dtype, attn_implementation="sdpa"
+        )
         return model.eval()
 
     @torch.inference_mode()
     def decode(self, prompt: Sequence[int], count: int, sampling: Sampling) -> tuple[int, ...]:
-        """Up to ``count`` tokens after ``prompt``, one forward pass a token, ended by eos or the context."""
+        """Up to ``count`` tokens after ``prompt``, one forward pass a token, ended by eos or the
+        context.
+        """
         room = self._directory.context - len(prompt)
         tokens: list[int] = []
-        inputs, cache = torch.tensor([list(prompt)]), None
+        inputs = torch.tensor([list(prompt)])
+        cache = None
         for index in range(len(prompt), len(prompt) + min(count, room)):
-            output = self._model(input_ids=inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            output = self._model(
+                input_ids=inputs, past_key_values=cache, use_cache=True, logits_to_keep=1
+            )
             tokens.append(choose(output.logits[0, -1].numpy(), sampling, index))
             if tokens[-1] in self._directory.eos:
                 break
-            inputs, cache = torch.tensor([tokens[-1:]]), output.past_key_values
+            inputs = torch.tensor([tokens[-1:]])
+            cache = output.past_key_values
         return tuple(tokens)
 
     @torch.inference_mode()
@@ -67,27 +75,43 @@ class Reference:
         room = min(count, self._directory.context - len(prompt))
         ids = torch.tensor([list(prompt)])
         output = self._model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=room, do_sample=False, pad_token_id=0,
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=room,
+            do_sample=False,
+            pad_token_id=0,
             eos_token_id=sorted(self._directory.eos) or None,
-        )  # fmt: skip
+        )
         return tuple(output[0, len(prompt) :].tolist())
 
     @torch.inference_mode()
     def hidden(self, tokens: Sequence[int]) -> np.ndarray[Any, Any]:
-        """The rows after the final norm, ``[tokens, hidden]``, float32: what a draft head is given."""
-        rows: np.ndarray[Any, Any] = self._model.model(torch.tensor([list(tokens)])).last_hidden_state[0].numpy()
+        """The rows after the final norm, ``[tokens, hidden]``, float32: what a draft
+        head is given.
+        """
+        rows: np.ndarray[Any, Any] = (
+            self._model.model(torch.tensor([list(tokens)])).last_hidden_state[0].numpy()
+        )
         return rows
 
     @torch.inference_mode()
-    def excuse(self, prefix: Sequence[int], ours: int, theirs: int, sampling: Sampling) -> Excuse | None:
-        """Whether both tokens may follow ``prefix`` by float64's judgement; None: it is a real difference."""
+    def excuse(
+        self, prefix: Sequence[int], ours: int, theirs: int, sampling: Sampling
+    ) -> Excuse | None:
+        """Whether both tokens may follow ``prefix`` by float64's judgement; None: it is a real
+        difference.
+        """
         if self._double is None:
             self._double = self._load(torch.float64)
         logits = self._double(input_ids=torch.tensor([list(prefix)])).logits[0, -1].numpy()
         index = len(prefix)
         if sampling.temperature == 0:
             gap = abs(float(logits[ours] - logits[theirs]))
-            return Excuse(index, ours, theirs, gap) if gap < TIE and max(logits) - logits[ours] < TIE else None
+            return (
+                Excuse(index, ours, theirs, gap)
+                if gap < TIE and max(logits) - logits[ours] < TIE
+                else None
+            )
         if _at_nucleus_edge(logits, sampling, (ours, theirs)):
             return Excuse(index, ours, theirs, NUCLEUS_TIE)
         pair = np.array([ours, theirs])
@@ -96,11 +120,15 @@ class Reference:
         return Excuse(index, ours, theirs, gap) if gap < TIE else None
 
 
-def _at_nucleus_edge(logits: np.ndarray[Any, Any], sampling: Sampling, tokens: tuple[int, int]) -> bool:
+def _at_nucleus_edge(
+    logits: np.ndarray[Any, Any], sampling: Sampling, tokens: tuple[int, int]
+) -> bool:
     """Whether one of ``tokens`` enters or leaves the nucleus (or the top-k) within rounding."""
     if sampling.top_p >= 1 and not sampling.top_k:
         return False
-    loose = Sampling(sampling.temperature, sampling.top_k and sampling.top_k + 1, 1.0, sampling.seed)
+    loose = Sampling(
+        sampling.temperature, sampling.top_k and sampling.top_k + 1, 1.0, sampling.seed
+    )
     ids, scores = survivors(logits, loose)
     shares = np.exp(scores - scores[0])
     before = (np.cumsum(shares) - shares) / shares[: sampling.top_k or None].sum()
@@ -108,6 +136,11 @@ def _at_nucleus_edge(logits: np.ndarray[Any, Any], sampling: Sampling, tokens: t
         (at,) = np.nonzero(ids == token)
         if at.size and sampling.top_p < 1 and abs(before[at[0]] - sampling.top_p) < NUCLEUS_TIE:
             return True
-        if sampling.top_k and at.size and at[0] >= sampling.top_k - 1 and scores.size > sampling.top_k:
+        if (
+            sampling.top_k
+            and at.size
+            and at[0] >= sampling.top_k - 1
+            and scores.size > sampling.top_k
+        ):
             return bool(scores[sampling.top_k - 1] - scores[sampling.top_k] < TIE)
     return False

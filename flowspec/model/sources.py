@@ -1,9 +1,11 @@
-"""What a pipeline's models are called, checked before anything is loaded. torch only to load a drafter.
+"""What a pipeline's models are called, checked before anything is loaded. torch only to load a
+drafter.
 
-A draft's name is a folder or hub name of a small language model or of an EAGLE head (told apart by what is
-in it), ``ngram``, or several of these joined by ``+``, merged into one tree. Drafts joined by ``:`` are there to be
-chosen from; a strategy that does not choose has the first. Where joined names are a folder's, it is the folder: the
-longest from the left. Target and middle models are language models.
+A draft's name is a folder or hub name of a small language model or of an EAGLE head (told apart
+by what is in it), ``ngram``, or several of these joined by ``+``, merged into one tree. Drafts
+joined by ``:`` are there to be chosen from; a strategy that does not choose has the first. Where
+joined names are a folder's, it is the folder: the longest from the left. Target and middle
+models are language models.
 """
 
 from __future__ import annotations
@@ -28,8 +30,9 @@ def open_models(
 ) -> tuple[ModelDirectory, tuple[ModelDirectory, ...]]:
     """The target and the middle models of a chain, found to serve together with ``draft``.
 
-    ModelError if the target or a middle model is something that can only draft, or if tokenizers differ;
-    errors as ``check_sources``'s for the draft. Weights are not looked into beyond their tensors' names.
+    ModelError if the target or a middle model is something that can only draft, or if tokenizers
+    differ; errors as ``check_sources``'s for the draft. Weights are not looked into beyond their
+    tensors' names.
     """
     first = _language_model(target, "target")
     _ = first.vocabulary_fingerprint  # fails here without a tokenizer, whatever drafts
@@ -46,8 +49,9 @@ def choices(draft: str) -> tuple[str, ...]:
 
 
 def labels(draft: str) -> tuple[str, ...]:
-    """What a report calls each choice of ``draft``: as it was given, folders by their last part, unless two would be
-    called the same. ``draft`` is not checked."""
+    """What a report calls each choice of ``draft``: as it was given, folders by their last part,
+    unless two would be called the same. ``draft`` is not checked.
+    """
     found = _split(draft)
     short = [tuple(map(_last_part, names)) for names in found]
     apart = len(set(short)) == len(short) and all(len(set(names)) == len(names) for names in short)
@@ -62,8 +66,9 @@ def _last_part(name: str) -> str:
 
 
 def source_names(draft: str) -> tuple[str, ...]:
-    """The parts of ``draft``, over all its choices; ConfigError if one is empty or, of a choice, named twice, or if
-    a choice is there twice. Two names of one folder are one."""
+    """The parts of ``draft``, over all its choices; ConfigError if one is empty or, of a choice,
+    named twice, or if a choice is there twice. Two names of one folder are one.
+    """
     return tuple(dict.fromkeys(name for names in _merged(draft) for name in names))
 
 
@@ -74,10 +79,13 @@ def _merged(draft: str) -> tuple[tuple[str, ...], ...]:
     for names in meant:
         if not all(names) or len(set(names)) != len(names):
             raise ConfigError(
-                f"draft {draft!r} is no list of drafters; expected like DIR, ngram, DIR+ngram or DIR:DIR+ngram"
+                f"draft {draft!r} is no list of drafters; expected like DIR, ngram, DIR+ngram or "
+                "DIR:DIR+ngram"
             )
     if len(set(meant)) != len(meant):
-        raise ConfigError(f"draft {draft!r} names one choice twice; expected like DIR:ngram or DIR:DIR+ngram")
+        raise ConfigError(
+            f"draft {draft!r} names one choice twice; expected like DIR:ngram or DIR:DIR+ngram"
+        )
     return found
 
 
@@ -94,7 +102,8 @@ def _folder(name: str) -> Path | None:
 
 def _split(draft: str) -> tuple[tuple[str, ...], ...]:
     """The names in ``draft`` by choice, folders with a + or : in their name in one piece."""
-    pieces, at = re.split("([+:])", draft), 0
+    pieces = re.split("([+:])", draft)
+    at = 0
     found: list[list[str]] = [[]]
     while at < len(pieces):
         ends = range(len(pieces), at + 1, -2)
@@ -130,7 +139,8 @@ def check_head(head: ModelDirectory, target: ModelDirectory) -> None:
         raise ModelError(f"{head.path} is no EAGLE head: it has no tensor {_HEAD_TENSOR}")
     if head.hidden_size != target.hidden_size:
         raise ModelError(
-            f"the head in {head.path} has hidden size {head.hidden_size}, the target {target.hidden_size}; "
+            f"the head in {head.path} has hidden size {head.hidden_size}, the target "
+            f"{target.hidden_size}; "
             "a head serves only the target it was trained for"
         )
 
@@ -145,9 +155,13 @@ def _digest(name: str) -> str:
 
 
 def load_sources(
-    draft: str, target: ModelDirectory, wrapped: Callable[[DraftExecutor], DraftExecutor] = lambda drafter: drafter
+    draft: str,
+    target: ModelDirectory,
+    wrapped: Callable[[DraftExecutor], DraftExecutor] = lambda drafter: drafter,
 ) -> DraftExecutor:
-    """The drafter called ``draft``, for ``target``; ``wrapped`` is put around it, or around each there is to choose."""
+    """The drafter called ``draft``, for ``target``; ``wrapped`` is put around it, or around each
+    there is to choose.
+    """
     drafters = [wrapped(_load_merged(names, target)) for names in _merged(draft)]
     if len(drafters) == 1:
         return drafters[0]
@@ -167,7 +181,9 @@ def _load_merged(names: Sequence[str], target: ModelDirectory) -> DraftExecutor:
 
 def target_needs(draft: str) -> Callable[[ModelDirectory], tuple[str, ...]]:
     """Which of the target's tensors the draft worker reads, by prefix: a head shares its ends."""
-    heads = any(name != NGRAM and is_head(fetch_weights(name, _all)) for name in source_names(draft))
+    heads = any(
+        name != NGRAM and is_head(fetch_weights(name, _all)) for name in source_names(draft)
+    )
     return lambda target: ("model.embed_tokens.", "lm_head.") if heads else _NO_TENSOR
 
 

@@ -32,7 +32,8 @@ TESTED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 def tensor_prefixes(directory: ModelDirectory, layers: range) -> tuple[str, ...]:
     """Prefixes of the checkpoint tensors that the block ``layers`` needs."""
-    first, last = layers.start == 0, layers.stop == directory.layers
+    first = layers.start == 0
+    last = layers.stop == directory.layers
     own = tuple(f"model.layers.{layer}." for layer in layers)
     embedding = ("model.embed_tokens.",) if first or (last and directory.tied) else ()
     return own + embedding + (("model.norm.", "lm_head.") if last else ())
@@ -46,17 +47,26 @@ class LayerBlock(torch.nn.Module):
     """
 
     def __init__(
-        self, directory: ModelDirectory, layers: range, *, first: bool, last: bool, attention: str = PLAIN
+        self,
+        directory: ModelDirectory,
+        layers: range,
+        *,
+        first: bool,
+        last: bool,
+        attention: str = PLAIN,
     ) -> None:
         super().__init__()
-        self.first, self.last = first, last
+        self.first = first
+        self.last = last
         self.seconds = 0.0  # CPU time in the layers and the head, without masks and moving KV rows
         self.two_level = attention == TWO_LEVEL
         self.dtype = torch.float32
         self.config = _cut_config(directory, layers)
         kernel = implementation(attention, self.config)
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(self.config, dtype=self.dtype, attn_implementation=kernel)
+            model = AutoModelForCausalLM.from_config(
+                self.config, dtype=self.dtype, attn_implementation=kernel
+            )
         _check_shape(directory, model)
         self.body = model.model
         self.head = model.lm_head if last else None
@@ -80,27 +90,39 @@ class LayerBlock(torch.nn.Module):
                 stored = "model.embed_tokens.weight"
             entry = directory.tensor(stored)
             if entry.shape != tuple(parameter.shape):
-                raise ModelError(f"{stored} has shape {entry.shape}; the config says {tuple(parameter.shape)}")
+                raise ModelError(
+                    f"{stored} has shape {entry.shape}; the config says {tuple(parameter.shape)}"
+                )
             module, _, leaf = name.rpartition(".")
             owner = self.get_submodule(module)
-            setattr(owner, leaf, torch.nn.Parameter(read_tensor(stored, entry, self.dtype), requires_grad=False))
+            setattr(
+                owner,
+                leaf,
+                torch.nn.Parameter(read_tensor(stored, entry, self.dtype), requires_grad=False),
+            )
         if self.first and self.head is not None and directory.tied:
             self.head.weight = self.body.embed_tokens.weight
         if any(tensor.is_meta for tensor in (*self.parameters(), *self.buffers())):
             kind = directory.config["model_type"]
-            raise ModelError(f"{directory.path}: {kind} models keep state outside their weights; not supported")
+            raise ModelError(
+                f"{directory.path}: {kind} models keep state outside their weights; not supported"
+            )
 
     def new_cache(self, capacity: int) -> RowCache:
         """KV rows for one job."""
         config = self.config
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        head_dim = (
+            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        )
         kind = TwoLevelCache if self.two_level else TreeCache
         return kind.allocate(config.num_hidden_layers, heads, capacity, head_dim, self.dtype)
 
     @torch.inference_mode()
     def run(self, part: Part, rows: RowArray | None, cache: RowCache) -> torch.Tensor:
-        """Hidden rows after this block, ``[rows, hidden]``; after the final norm in the last one."""
+        """Hidden rows after this block, ``[rows, hidden]``; after the final norm in
+        the last one.
+        """
         if self.two_level:
             levels = cast(TwoLevelCache, cache)
             levels.begin_pass(part.context, part.held, part.moves, len(part.ids))
@@ -113,20 +135,26 @@ class LayerBlock(torch.nn.Module):
             inputs["input_ids"] = torch.tensor(part.tokens).unsqueeze(0)
         else:
             inputs["inputs_embeds"] = torch.from_numpy(_kept(rows, part.offsets)).unsqueeze(0)
-        mask, began = self._mask(part), time.thread_time()
+        mask = self._mask(part)
+        began = time.thread_time()
         output = self.body(**inputs, attention_mask=mask, position_ids=positions, use_cache=True)
         self.seconds += time.thread_time() - began
         hidden: torch.Tensor = output.last_hidden_state[0]
         return hidden
 
     def _mask(self, part: Part) -> torch.Tensor | dict[str, torch.Tensor]:
-        """Boolean masks ``[1, 1, rows, slots]``, by layer type where the family asks for that; two-level
-        attention masks tree slots only.
+        """Boolean masks ``[1, 1, rows, slots]``, by layer type where the family asks for that;
+        two-level attention masks tree slots only.
 
-        Boolean is right for SDPA only: the library's eager attention would add it (``feasibility.md`` 1).
+        Boolean is right for SDPA only: the library's eager attention would add it
+        (``feasibility.md`` 1).
         """
         new = len(part.ids)
-        whole = tree_mask(part.parents, new) if self.two_level else full_mask(part.context, part.parents, new)
+        whole = (
+            tree_mask(part.parents, new)
+            if self.two_level
+            else full_mask(part.context, part.parents, new)
+        )
         window = getattr(self.config, "sliding_window", None)
         masks = {"full_attention": torch.from_numpy(whole)[None, None]}
         if window is not None:
@@ -166,31 +194,47 @@ class ModelStage:
         self._jobs.pop(job, None)
 
     def run(self, work: Pass, inputs: Sequence[RowArray | None]) -> tuple[PassDone, list[RowArray]]:
-        choices, outputs = [], []
+        choices = []
+        outputs = []
         for part, rows in zip(work.parts, inputs, strict=True):
             cache, sampling, returns = self._jobs[part.job]
             hidden = self._block.run(part, rows, cache)
             outputs.append(hidden.numpy())
-            choices.append(self._choose(part, hidden, sampling, returns) if part.answers else Choice())
+            choices.append(
+                self._choose(part, hidden, sampling, returns) if part.answers else Choice()
+            )
         return PassDone(tuple(choices)), outputs
 
-    def _choose(self, part: Part, hidden: torch.Tensor, sampling: Sampling, returns: Returns) -> Choice:
+    def _choose(
+        self, part: Part, hidden: torch.Tensor, sampling: Sampling, returns: Returns
+    ) -> Choice:
         logits = self._block.logits(hidden[part.answers[0] :])
         table = logits.numpy()
         indices = [part.positions[row] + 1 for row in part.answers]
-        tokens = tuple(choose(row, sampling, index) for row, index in zip(table, indices, strict=True))
+        tokens = tuple(
+            choose(row, sampling, index) for row, index in zip(table, indices, strict=True)
+        )
         if not (returns.logprob or returns.top):
             return Choice(tokens)
         logprobs = torch.log_softmax(logits, dim=-1)
-        chosen = logprobs[torch.arange(len(tokens)), torch.tensor(tokens)].tolist() if returns.logprob else []
+        chosen = (
+            logprobs[torch.arange(len(tokens)), torch.tensor(tokens)].tolist()
+            if returns.logprob
+            else []
+        )
         top = torch.topk(logprobs, min(returns.top, logprobs.shape[-1])) if returns.top else None
         pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True) if top else ()
-        return Choice(tokens, tuple(chosen), tuple(tuple(zip(*pair, strict=True)) for pair in pairs))
+        return Choice(
+            tokens, tuple(chosen), tuple(tuple(zip(*pair, strict=True)) for pair in pairs)
+        )
 
 
 def load_stage(directory: ModelDirectory, layers: range, attention: str = PLAIN) -> ModelStage:
-    """The executor of the verify stage that holds ``layers`` of the target; ``attention`` as ``LayerBlock``'s."""
-    first, last = layers.start == 0, layers.stop == directory.layers
+    """The executor of the verify stage that holds ``layers`` of the target; ``attention`` as
+    ``LayerBlock``'s.
+    """
+    first = layers.start == 0
+    last = layers.stop == directory.layers
     return ModelStage(LayerBlock(directory, layers, first=first, last=last, attention=attention))
 
 
@@ -203,18 +247,27 @@ def _kept(rows: RowArray, offsets: tuple[int, ...]) -> np.ndarray[Any, Any]:
 def _cut_config(directory: ModelDirectory, layers: range) -> PretrainedConfig:
     """The model's config as if it had only ``layers``."""
     try:
-        config = AutoConfig.from_pretrained(directory.path, trust_remote_code=False, local_files_only=True)
+        config = AutoConfig.from_pretrained(
+            directory.path, trust_remote_code=False, local_files_only=True
+        )
     except (ValueError, OSError, KeyError) as error:
-        raise ModelError(f"{directory.path} cannot be loaded: {str(error).splitlines()[0]}") from None
+        raise ModelError(
+            f"{directory.path} cannot be loaded: {str(error).splitlines()[0]}"
+        ) from None
     config = copy.deepcopy(config)
     if getattr(config, "final_logit_softcapping", None) is not None:
-        raise ModelError(f"{directory.path} caps its logits ({config.model_type}); such models are not supported")
+        raise ModelError(
+            f"{directory.path} caps its logits ({config.model_type}); such models are not supported"
+        )
     types = getattr(config, "layer_types", None)
     if types:
         config.layer_types = list(types[layers.start : layers.stop])
         strange = sorted(set(config.layer_types) - {"full_attention", "sliding_attention"})
         if strange:
-            raise ModelError(f"{directory.path} has {strange[0]} layers; only attention over KV rows can be split")
+            raise ModelError(
+                f"{directory.path} has {strange[0]} layers; only attention over KV rows can be "
+                "split"
+            )
     config.num_hidden_layers = len(layers)
     return config
 
@@ -222,8 +275,13 @@ def _cut_config(directory: ModelDirectory, layers: range) -> PretrainedConfig:
 def _check_shape(directory: ModelDirectory, model: torch.nn.Module) -> None:
     body = getattr(model, "model", None)
     parts = ("embed_tokens", "layers", "norm", "rotary_emb")
-    if body is None or not hasattr(model, "lm_head") or not all(hasattr(body, part) for part in parts):
+    if (
+        body is None
+        or not hasattr(model, "lm_head")
+        or not all(hasattr(body, part) for part in parts)
+    ):
         raise ModelError(
-            f"{directory.path} is a {directory.config['model_type']} model, whose layers cannot be split here; "
+            f"{directory.path} is a {directory.config['model_type']} model, whose layers cannot "
+            "be split here; "
             f"tested families: {', '.join(TESTED_FAMILIES)}"
         )

@@ -1,4 +1,6 @@
-"""Text and token ids: the target's tokenizer, its chat template, and a stream of whole characters."""
+"""Text and token ids: the target's tokenizer, its chat template, and a stream of whole
+characters.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,14 @@ class Tokenizer:
                 directory.path, trust_remote_code=False, local_files_only=True
             )
         except (ValueError, OSError, KeyError, TypeError) as error:
-            raise ModelError(f"the tokenizer in {directory.path} cannot be loaded: {error}") from None
+            raise ModelError(
+                f"the tokenizer in {directory.path} cannot be loaded: {error}"
+            ) from None
 
     def encode(self, prompt: str, *, raw: bool) -> tuple[int, ...]:
-        """Ids of ``prompt``: inside the chat template if there is one and not ``raw``, else as it is."""
+        """Ids of ``prompt``: inside the chat template if there is one and not ``raw``, else as it
+        is.
+        """
         if raw or not self._tokenizer.chat_template:
             return tuple(self._tokenizer(prompt)["input_ids"])
         text = self._tokenizer.apply_chat_template(
@@ -39,7 +45,11 @@ class Tokenizer:
 
     def decode(self, ids: list[int]) -> str:
         """The text of ``ids`` without special tokens."""
-        return str(self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        return str(
+            self._tokenizer.decode(
+                ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
+        )
 
 
 class TextStream:
@@ -52,11 +62,14 @@ class TextStream:
         self._given = 0  # ids whose text has been given out
 
     def push(self, ids: tuple[int, ...], *, last: bool = False) -> str:
-        """The text that became certain; with ``last`` all that is left, broken characters included."""
+        """The text that became certain; with ``last`` all that is left, broken
+        characters included.
+        """
         self._ids += ids
         before = self._tokenizer.decode(self._ids[self._start : self._given])
         text = self._tokenizer.decode(self._ids[self._start :])
         if text.endswith("\N{REPLACEMENT CHARACTER}") and not last:
             return ""
-        self._start, self._given = max(0, len(self._ids) - _WINDOW), len(self._ids)
+        self._start = max(0, len(self._ids) - _WINDOW)
+        self._given = len(self._ids)
         return text[len(before) :]

@@ -1,9 +1,11 @@
-"""A toy target and drafter: integers in place of tensors, exact, fast, and wrong when a mask is wrong.
+"""A toy target and drafter: integers in place of tensors, exact, fast, and wrong when a mask is
+wrong.
 
-A row's state is a 64-bit integer. Each layer adds up a hash of every row it may see and mixes the sum
-in, so a row that sees one row too many, or misses one, or holds a stale slot, ends in another state and
-hence another token. Logits are a hash of the final state. The drafter runs the same layers and therefore
-knows the target's choice; it proposes it with probability ``hit_rate`` and otherwise leaves it out.
+A row's state is a 64-bit integer. Each layer adds up a hash of every row it may see and mixes
+the sum in, so a row that sees one row too many, or misses one, or holds a stale slot, ends in
+another state and hence another token. Logits are a hash of the final state. The drafter runs the
+same layers and therefore knows the target's choice; it proposes it with probability ``hit_rate``
+and otherwise leaves it out.
 """
 
 from __future__ import annotations
@@ -53,23 +55,32 @@ class ToyTarget:
         return _mix(_unsigned(tokens) + np.uint64(0x51ED))
 
     def entries(self, layer: int, states: State, positions: Sequence[int]) -> State:
-        """What rows of ``states`` show to the rows that see them in ``layer``: the toy's keys and values."""
+        """What rows of ``states`` show to the rows that see them in ``layer``: the toy's keys and
+        values.
+        """
         salt = np.uint64((layer * 0x9E3779B97F4A7C15 + 1) & _MASK)
         return _mix(states ^ _mix(_unsigned(positions) + salt))
 
     def logits(self, state: int) -> npt.NDArray[np.float64]:
         """One row of logits, ``[vocabulary]``, from a final state."""
-        bits = _mix(np.uint64(state) + np.arange(self.vocabulary, dtype=np.uint64) * np.uint64(0x2545F4914F6CDD1D))
+        bits = _mix(
+            np.uint64(state)
+            + np.arange(self.vocabulary, dtype=np.uint64) * np.uint64(0x2545F4914F6CDD1D)
+        )
         return 6.0 * (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
     def decode(self, prompt: Sequence[int], count: int, sampling: Sampling) -> tuple[int, ...]:
-        """Plain decoding in one process, one token at a time over the whole sequence: the oracle."""
+        """Plain decoding in one process, one token at a time over the whole sequence:
+        the oracle.
+        """
         tokens = list(prompt)
         with np.errstate(over="ignore"):
             while len(tokens) - len(prompt) < count and len(tokens) < self.context:
                 states = self.embed(tokens)
                 for layer in range(self.layers):
-                    seen = np.cumsum(self.entries(layer, states, range(len(tokens))), dtype=np.uint64)
+                    seen = np.cumsum(
+                        self.entries(layer, states, range(len(tokens))), dtype=np.uint64
+                    )
                     states = _mix(states ^ seen)
                 tokens.append(choose(self.logits(int(states[-1])), sampling, len(tokens)))
                 if tokens[-1] in self.eos:
@@ -82,14 +93,18 @@ class _Rows:
 
     def __init__(self, layers: int, capacity: int, sampling: Sampling, returns: Returns) -> None:
         self.entries = np.zeros((layers, capacity), dtype=np.uint64)
-        self.sampling, self.returns = sampling, returns
+        self.sampling = sampling
+        self.returns = returns
 
 
 class ToyLayers:
-    """Layers ``first`` to ``last`` of the toy target (from 0, end excluded), with slots and masks."""
+    """Layers ``first`` to ``last`` of the toy target (from 0, end excluded), with
+    slots and masks.
+    """
 
     def __init__(self, target: ToyTarget, first: int, last: int) -> None:
-        self._target, self._range = target, range(first, last)
+        self._target = target
+        self._range = range(first, last)
         self._jobs: dict[str, _Rows] = {}
 
     def allocate(self, job: str, capacity: int, sampling: Sampling, returns: Returns) -> None:
@@ -107,9 +122,11 @@ class ToyLayers:
         """States of the part's rows after these layers, ``[rows]``."""
         kept = self._jobs[part.job].entries
         if part.moves is not None:
-            start, sources = part.moves.start, list(part.moves.sources)
+            start = part.moves.start
+            sources = list(part.moves.sources)
             kept[:, start : start + len(sources)] = kept[:, sources]
-        count, end = len(part.ids), part.held + len(part.ids)
+        count = len(part.ids)
+        end = part.held + len(part.ids)
         if rows is None:
             states = self._target.embed(part.tokens)
         else:
@@ -118,7 +135,9 @@ class ToyLayers:
         with np.errstate(over="ignore"):
             for at, layer in enumerate(self._range):
                 kept[at, part.held : end] = self._target.entries(layer, states, part.positions)
-                tree = np.where(mask, kept[at, part.context : end], np.uint64(0)).sum(axis=1, dtype=np.uint64)
+                tree = np.where(mask, kept[at, part.context : end], np.uint64(0)).sum(
+                    axis=1, dtype=np.uint64
+                )
                 states = _mix(states ^ (kept[at, : part.context].sum(dtype=np.uint64) + tree))
         return states
 
@@ -127,8 +146,14 @@ class ToyLayers:
         held = self._jobs[part.job]
         logits = [self._target.logits(int(states[row])) for row in part.answers]
         indices = [part.positions[row] + 1 for row in part.answers]
-        tokens = tuple(choose(row, held.sampling, index) for row, index in zip(logits, indices, strict=True))
-        return Choice(tokens, (), tuple(_best(row, held.returns.top) for row in logits) if held.returns.top else ())
+        tokens = tuple(
+            choose(row, held.sampling, index) for row, index in zip(logits, indices, strict=True)
+        )
+        return Choice(
+            tokens,
+            (),
+            tuple(_best(row, held.returns.top) for row in logits) if held.returns.top else (),
+        )
 
 
 def _best(logits: npt.NDArray[np.float64], count: int) -> tuple[tuple[int, float], ...]:
@@ -143,23 +168,35 @@ class ToyStage:
     def __init__(self, target: ToyTarget, stage: int, stages: int) -> None:
         bounds = [target.layers * at // stages for at in range(stages + 1)]
         self.layers = ToyLayers(target, bounds[stage - 1], bounds[stage])
-        self.allocate, self.release = self.layers.allocate, self.layers.release
+        self.allocate = self.layers.allocate
+        self.release = self.layers.release
 
     def run(self, work: Pass, inputs: Sequence[RowArray | None]) -> tuple[PassDone, list[RowArray]]:
-        outputs = [self.layers.forward(part, rows) for part, rows in zip(work.parts, inputs, strict=True)]
-        choices = tuple(self.layers.choose(part, rows) for part, rows in zip(work.parts, outputs, strict=True))
+        outputs = [
+            self.layers.forward(part, rows) for part, rows in zip(work.parts, inputs, strict=True)
+        ]
+        choices = tuple(
+            self.layers.choose(part, rows) for part, rows in zip(work.parts, outputs, strict=True)
+        )
         return PassDone(choices), list(outputs)
 
 
 class ToyDrafter:
-    """Proposes the target's own choice with probability ``hit_rate``, at one of ``ranks`` (from 0)."""
+    """Proposes the target's own choice with probability ``hit_rate``, at one of
+    ``ranks`` (from 0).
+    """
 
     wants_hidden = False
 
-    def __init__(self, target: ToyTarget, hit_rate: float, ranks: Sequence[int] = (0, 0, 0, 0, 0, 1, 1, 2)) -> None:
-        self._target, self._hit_rate, self._ranks = target, hit_rate, ranks
+    def __init__(
+        self, target: ToyTarget, hit_rate: float, ranks: Sequence[int] = (0, 0, 0, 0, 0, 1, 1, 2)
+    ) -> None:
+        self._target = target
+        self._hit_rate = hit_rate
+        self._ranks = ranks
         self._layers = ToyLayers(target, 0, target.layers)
-        self.allocate, self.release = self._layers.allocate, self._layers.release
+        self.allocate = self._layers.allocate
+        self.release = self._layers.release
 
     def run(self, work: Draft) -> DraftDone:
         part = work.part
@@ -177,7 +214,9 @@ class ToyDrafter:
 
     def _propose(self, state: int, choice: int, width: int) -> tuple[int, ...]:
         bits = int(_mix(_unsigned([state ^ 0xD1B54A32D192ED03]))[0])
-        others = [(choice + 1 + (bits + at * 7) % (self._target.vocabulary - 1)) for at in range(width)]
+        others = [
+            (choice + 1 + (bits + at * 7) % (self._target.vocabulary - 1)) for at in range(width)
+        ]
         tokens = list(dict.fromkeys(token % self._target.vocabulary for token in others))
         tokens += [t for t in range(self._target.vocabulary) if t not in tokens and t != choice]
         if (bits >> 20) % 10_000 < self._hit_rate * 10_000:
@@ -187,19 +226,27 @@ class ToyDrafter:
 
 
 class ToyMiddle:
-    """A middle model: the whole toy target, which says what the target says in ``agreement`` of the cases."""
+    """A middle model: the whole toy target, which says what the target says in ``agreement`` of the
+    cases.
+    """
 
     def __init__(self, target: ToyTarget, agreement: float) -> None:
-        self._target, self._agreement = target, agreement
+        self._target = target
+        self._agreement = agreement
         self.layers = ToyLayers(target, 0, target.layers)
-        self.allocate, self.release = self.layers.allocate, self.layers.release
+        self.allocate = self.layers.allocate
+        self.release = self.layers.release
 
     def run(self, work: Pass, inputs: Sequence[RowArray | None]) -> tuple[PassDone, list[RowArray]]:
-        outputs = [self.layers.forward(part, rows) for part, rows in zip(work.parts, inputs, strict=True)]
+        outputs = [
+            self.layers.forward(part, rows) for part, rows in zip(work.parts, inputs, strict=True)
+        ]
         return PassDone(tuple(map(self._choose, work.parts, outputs))), list(outputs)
 
     def _choose(self, part: Part, states: State) -> Choice:
         right = self.layers.choose(part, states).tokens
         agrees = [int(states[row]) % 1000 < self._agreement * 1000 for row in part.answers]
         pairs = zip(right, agrees, strict=True)
-        return Choice(tuple(token if same else (token + 1) % self._target.vocabulary for token, same in pairs))
+        return Choice(
+            tuple(token if same else (token + 1) % self._target.vocabulary for token, same in pairs)
+        )

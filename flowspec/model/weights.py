@@ -1,7 +1,8 @@
-"""Reading one stage's tensors from safetensors files: those bytes only, once, into their final place.
+"""Reading one stage's tensors from safetensors files: those bytes only, once, into their final
+place.
 
-Memory-mapping counts a page twice while a copy is made; ``readinto`` does not, so that loading peaks at
-the shard itself (``feasibility.md`` 1). A conversion goes through a small buffer.
+Memory-mapping counts a page twice while a copy is made; ``readinto`` does not, so that loading
+peaks at the shard itself (``feasibility.md`` 1). A conversion goes through a small buffer.
 """
 
 from __future__ import annotations
@@ -24,13 +25,20 @@ _BUFFER = 8 << 20
 
 
 def read_tensor(name: str, entry: TensorEntry, dtype: torch.dtype) -> torch.Tensor:
-    """The tensor of ``entry`` as ``dtype``; ModelError if its bytes are not what the header says."""
+    """The tensor of ``entry`` as ``dtype``; ModelError if its bytes are not what the
+    header says.
+    """
     stored = _DTYPES.get(entry.dtype)
     if stored is None:
-        raise ModelError(f"tensor {name} has type {entry.dtype}; expected one of {', '.join(_DTYPES)}")
+        raise ModelError(
+            f"tensor {name} has type {entry.dtype}; expected one of {', '.join(_DTYPES)}"
+        )
     count = math.prod(entry.shape)
     if count * stored.itemsize != entry.end - entry.start:
-        raise ModelError(f"tensor {name} in {entry.file} has {entry.end - entry.start} bytes for shape {entry.shape}")
+        raise ModelError(
+            f"tensor {name} in {entry.file} has {entry.end - entry.start} bytes for shape "
+            f"{entry.shape}"
+        )
     result = torch.empty(count, dtype=dtype)
     with entry.file.open("rb", buffering=0) as file:
         file.seek(entry.start)
@@ -50,5 +58,7 @@ def _read_exactly(file: object, into: torch.Tensor, name: str) -> None:
     while view:
         got = file.readinto(view)  # type: ignore[attr-defined]
         if not got:
-            raise ModelError(f"the weights file of tensor {name} ends inside it; download the model again")
+            raise ModelError(
+                f"the weights file of tensor {name} ends inside it; download the model again"
+            )
         view = view[got:]

@@ -1,4 +1,6 @@
-"""Best rows first, as many as pay: a tree grown by value, a segment cut where a row costs more than it brings."""
+"""Best rows first, as many as pay: a tree grown by value, a segment cut where a row costs more than
+it brings.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,10 @@ from flowspec.strategies.base import check, or_auto
 
 @dataclass(frozen=True, slots=True)
 class AutoParams:
-    """``rows`` of a segment and ``in_flight`` segments on their way: 0 or auto, chosen as the run goes.
-    ``children``: candidates a node. ``coupled``: at a temperature, draft with the target's noise."""
+    """``rows`` of a segment and ``in_flight`` segments on their way: 0 or auto, chosen as the run
+    goes. ``children``: candidates a node. ``coupled``: at a temperature, draft with the target's
+    noise.
+    """
 
     rows: int = or_auto(0)
     in_flight: int = or_auto(0)
@@ -33,7 +37,9 @@ class AutoParams:
 
 
 class Auto(Strategy):
-    """The likeliest rows first, as many as pay by what is measured, in this job and those before it."""
+    """The likeliest rows first, as many as pay by what is measured, in this job and those before
+    it.
+    """
 
     Params = AutoParams
     source = "this project"
@@ -45,7 +51,8 @@ class Auto(Strategy):
     def __init__(self, params: AutoParams, stages: int) -> None:
         super().__init__()
         self.params = params
-        self.width, self.coupled = params.children, params.coupled
+        self.width = params.children
+        self.coupled = params.coupled
         self.capacity = params.in_flight or stages
         self._stages = stages
         self.recall(Experience())
@@ -53,7 +60,8 @@ class Auto(Strategy):
     def recall(self, experience: Experience, *, sampled: bool = False, drafters: int = 1) -> None:
         self.controller = Controller(self._stages, experience, self.params.rows)
         self.contest = Contest(drafters, experience.speeds[self.coupled and sampled, sampled])
-        self.drafter, self._drafters = self.contest.drafter, [(0, self.contest.drafter)]
+        self.drafter = self.contest.drafter
+        self._drafters = [(0, self.contest.drafter)]
 
     def grow(self, view: View, occasion: Occasion) -> Growth | None:
         self._choose(view)
@@ -62,7 +70,8 @@ class Auto(Strategy):
         return _Priced(plan.rows, max(plan.rows, 4), plan.passes, self.controller)
 
     def _choose(self, view: View) -> None:
-        before, self.drafter = self.drafter, self.contest.decoded(view.decoded, view.decode_seconds)
+        before = self.drafter
+        self.drafter = self.contest.decoded(view.decoded, view.decode_seconds)
         if self.drafter != before and len(self._drafters) < DECISIONS:
             self._drafters.append((view.decoded, self.drafter))
 
@@ -71,7 +80,9 @@ class Auto(Strategy):
         sizes: list[dict[str, object]] = [
             {"segments": segments, "rows": rows} for segments, rows in self.controller.decisions
         ]
-        chosen: list[dict[str, object]] = [{"tokens": tokens, "drafter": drafter} for tokens, drafter in self._drafters]
+        chosen: list[dict[str, object]] = [
+            {"tokens": tokens, "drafter": drafter} for tokens, drafter in self._drafters
+        ]
         return [*sizes, *chosen] if self.contest.several else sizes
 
     def heard(self, view: View, result: Result, trip: Trip | None) -> None:
@@ -82,21 +93,31 @@ class Auto(Strategy):
 
 
 def named(stats: Mapping[str, Any], drafters: Sequence[str]) -> dict[str, Any]:
-    """A job's ``stats`` with names from ``drafters``, as far as they go, where its decisions have numbers."""
+    """A job's ``stats`` with names from ``drafters``, as far as they go, where its decisions have
+    numbers.
+    """
     if "decisions" not in stats:
         return dict(stats)
     names = dict[Any, str](enumerate(drafters))
     decisions = [
-        {**entry, "drafter": names.get(entry["drafter"], entry["drafter"])} if "drafter" in entry else entry
+        {**entry, "drafter": names.get(entry["drafter"], entry["drafter"])}
+        if "drafter" in entry
+        else entry
         for entry in stats["decisions"]
     ]
     return {**stats, "decisions": decisions}
 
 
 def drafted(stats: Mapping[str, Any]) -> dict[Any, int]:
-    """How many of a job's tokens after the first were made with which drafter, as its ``decisions`` call it; empty
-    where there was nothing to choose. Tokens after the last change there was room to write down are nobody's."""
-    changes = [(entry["tokens"], entry["drafter"]) for entry in stats.get("decisions") or () if "drafter" in entry]
+    """How many of a job's tokens after the first were made with which drafter, as its ``decisions``
+    call it; empty where there was nothing to choose. Tokens after the last change there was room
+    to write down are nobody's.
+    """
+    changes = [
+        (entry["tokens"], entry["drafter"])
+        for entry in stats.get("decisions") or ()
+        if "drafter" in entry
+    ]
     if changes and len(changes) < DECISIONS:
         changes.append((stats["tokens"] - 1, None))
     made: Counter[Any] = Counter()

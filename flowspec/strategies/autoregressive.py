@@ -10,7 +10,9 @@ from flowspec.core.strategy import Strategy
 
 @dataclass(frozen=True, slots=True)
 class NoDraft:
-    """``lockstep``: accepted for comparison's sake; with one segment in flight it changes nothing."""
+    """``lockstep``: accepted for comparison's sake; with one segment in flight it
+    changes nothing.
+    """
 
     lockstep: bool = False
 

@@ -1,7 +1,9 @@
-"""What the beam-tree strategies share: parameters, growths that end in segments, one way to read options.
+"""What the beam-tree strategies share: parameters, growths that end in segments, one way to read
+options.
 
-A new strategy is a file beside this one and a line in the registry. It answers ``grow`` and whatever
-else of ``core.strategy`` is special about it; most need no more than a growth and the segments it ends in.
+A new strategy is a file beside this one and a line in the registry. It answers ``grow`` and
+whatever else of ``core.strategy`` is special about it; most need no more than a growth and the
+segments it ends in.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ _SHOWN = 60
 
 
 def or_auto(default: int) -> int:
-    """``default`` of a whole-number option that may also be ``auto``, which is 0: the strategy chooses."""
+    """``default`` of a whole-number option that may also be ``auto``, which is 0: the strategy
+    chooses.
+    """
     return dataclasses.field(default=default, metadata={_AUTO: True})
 
 
@@ -43,11 +47,12 @@ def check(params: object, *ranges: tuple[str, int, int]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BeamParams:
-    """A drafted tree: ``width`` children and beam (k), ``loops`` layers after the first (d0), ``nodes``
-    kept, root excluded (L), ``segment`` rows at most per segment (L_max).
+    """A drafted tree: ``width`` children and beam (k), ``loops`` layers after the first (d0),
+    ``nodes`` kept, root excluded (L), ``segment`` rows at most per segment (L_max).
 
-    ``order``: of the nodes in their segments, by falling ``score`` or in order of ``generation``.
-    ``coupled``: at a temperature, draft with the target's noise. ``lockstep``: the papers' barrier.
+    ``order``: of the nodes in their segments, by falling ``score`` or in order of
+    ``generation``. ``coupled``: at a temperature, draft with the target's noise. ``lockstep``:
+    the papers' barrier.
     """
 
     width: int = 10
@@ -59,7 +64,13 @@ class BeamParams:
     lockstep: bool = False
 
     def __post_init__(self) -> None:
-        check(self, ("width", 1, 64), ("loops", 0, 32), ("nodes", 1, TREE_ROWS - 1), ("segment", 1, TREE_ROWS))
+        check(
+            self,
+            ("width", 1, 64),
+            ("loops", 0, 32),
+            ("nodes", 1, TREE_ROWS - 1),
+            ("segment", 1, TREE_ROWS),
+        )
         if self.order not in ("score", "generation"):
             raise ConfigError(f"order is {self.order!r}; expected score or generation")
 
@@ -72,7 +83,8 @@ class Grown:
     """A beam growth and what to send of it: ``finish`` names the segments."""
 
     def __init__(self, base: BeamGrowth, finish: Callable[[Tree], list[list[int]]]) -> None:
-        self._base, self._finish = base, finish
+        self._base = base
+        self._finish = finish
 
     def pending(self, tree: Tree) -> tuple[int, ...]:
         return self._base.pending(tree)
@@ -85,7 +97,9 @@ class Grown:
 
 
 class BeamStrategy(Strategy, Generic[P]):
-    """Common ground: one parameter object, N + 1 segments in flight, judging whatever has come back."""
+    """Common ground: one parameter object, N + 1 segments in flight, judging whatever has come
+    back.
+    """
 
     Params: ClassVar[type[BeamParams]]
     source: ClassVar[str]
@@ -133,7 +147,8 @@ def default_text(field: dataclasses.Field[Any]) -> str:
 
 
 def _parse(field: dataclasses.Field[Any], text: str) -> object:
-    name, default = field.name, field.default
+    name = field.name
+    default = field.default
     if isinstance(default, bool):
         if text.lower() not in ("on", "off", "1", "0", "true", "false"):
             raise ConfigError(f"strategy option {name} is {_shown(text)}; expected on or off")
@@ -146,7 +161,9 @@ def _parse(field: dataclasses.Field[Any], text: str) -> object:
             return int(text)
         except ValueError:
             expected = f"a whole number or {_AUTO}" if automatic else "a whole number"
-            raise ConfigError(f"strategy option {name} is {_shown(text)}; expected {expected}") from None
+            raise ConfigError(
+                f"strategy option {name} is {_shown(text)}; expected {expected}"
+            ) from None
     return text
 
 

@@ -1,9 +1,10 @@
 """Linear drafts with many windows in flight: what most users of pipelined speculation run today.
 
-Windows of the draft's best continuation follow each other without waiting for answers; a wrong guess makes
-everything behind it void, wherever it is. Source: PipeInfer (``algorithms.md`` 6), and the asynchronous
-speculation of Shard and mesh-llm. How many windows are in flight follows the link: enough to cover the
-way there and back, as measured, and no more, since what is in flight behind a wrong guess is wasted.
+Windows of the draft's best continuation follow each other without waiting for answers; a wrong
+guess makes everything behind it void, wherever it is. Source: PipeInfer (``algorithms.md`` 6),
+and the asynchronous speculation of Shard and mesh-llm. How many windows are in flight follows
+the link: enough to cover the way there and back, as measured, and no more, since what is in
+flight behind a wrong guess is wasted.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from flowspec.strategies.base import check, or_auto
 
 @dataclass(frozen=True, slots=True)
 class ChainParams:
-    """``window``: tokens a segment. ``in_flight``: windows on their way; 0 or auto: what covers the link.
-    ``confidence``: a window ends early, in percent, where the draft's probability of getting so far falls
-    below it. ``coupled``: at a temperature, draft with the target's noise.
+    """``window``: tokens a segment. ``in_flight``: windows on their way; 0 or auto: what covers the
+    link. ``confidence``: a window ends early, in percent, where the draft's probability of
+    getting so far falls below it. ``coupled``: at a temperature, draft with the target's noise.
     """
 
     window: int = 2
@@ -44,7 +45,8 @@ class Chain(Strategy):
 
     def __init__(self, params: ChainParams, stages: int) -> None:
         super().__init__()
-        self.params, self.coupled = params, params.coupled
+        self.params = params
+        self.coupled = params.coupled
         self.stages = stages
         self.capacity = params.in_flight or stages
         self.least = math.log(params.confidence / 100) if params.confidence else -math.inf

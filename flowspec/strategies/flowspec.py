@@ -1,7 +1,7 @@
 """FlowSpec: continuous pipelined speculation with a tree that is pruned and grown while in flight.
 
-Source: FlowSpec (arXiv 2507.02620), sections 3.2 to 3.4; ``algorithms.md`` section 2. Each mechanism is a
-switch, so that the paper's ablation is configuration.
+Source: FlowSpec (arXiv 2507.02620), sections 3.2 to 3.4; ``algorithms.md`` section 2. Each
+mechanism is a switch, so that the paper's ablation is configuration.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from flowspec.strategies.base import BeamParams, BeamStrategy, Grown, check
 class FlowSpecParams(BeamParams):
     """Beside the tree of a round:
 
-    ``merge``: context-aware expansion. After every verdict that stays in the tree, draft anew from the
-    new root (``merge_loops``, ``merge_nodes``: d_exp, L_exp) and send what is not in T yet.
-    ``expand``: score-aware expansion. When a slot is free and the context unchanged, grow the last beam
-    by ``expand_layers`` (d_se) and send the ``expand_nodes`` (L_se) best that are not in T.
+    ``merge``: context-aware expansion. After every verdict that stays in the tree, draft anew
+    from the new root (``merge_loops``, ``merge_nodes``: d_exp, L_exp) and send what is not in T
+    yet. ``expand``: score-aware expansion. When a slot is free and the context unchanged, grow
+    the last beam by ``expand_layers`` (d_se) and send the ``expand_nodes`` (L_se) best that are
+    not in T.
     """
 
     merge: bool = True
@@ -37,12 +38,18 @@ class FlowSpecParams(BeamParams):
         BeamParams.__post_init__(self)
         most = TREE_ROWS // 2  # a segment must find room beside what is in flight
         check(
-            self, ("merge_loops", 0, 32), ("merge_nodes", 1, most), ("expand_layers", 1, 32), ("expand_nodes", 1, most)
+            self,
+            ("merge_loops", 0, 32),
+            ("merge_nodes", 1, most),
+            ("expand_layers", 1, 32),
+            ("expand_nodes", 1, most),
         )
 
 
 class FlowSpec(BeamStrategy[FlowSpecParams]):
-    """Score-ordered segments judged one by one, pruned in flight, and topped up with merged new drafts."""
+    """Score-ordered segments judged one by one, pruned in flight, and topped up with merged new
+    drafts.
+    """
 
     Params = FlowSpecParams
     source = "FlowSpec, arXiv 2507.02620"
@@ -74,7 +81,9 @@ class FlowSpec(BeamStrategy[FlowSpecParams]):
 
         def finish(tree: Tree) -> list[list[int]]:
             by_score = self.params.by_score
-            return _segment(base.best(tree, self.params.expand_nodes, by_score=by_score, unselected=True))
+            return _segment(
+                base.best(tree, self.params.expand_nodes, by_score=by_score, unselected=True)
+            )
 
         return Grown(base, finish)
 

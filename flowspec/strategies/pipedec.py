@@ -1,8 +1,8 @@
 """PipeDec: a dynamic prediction tree, one layer of it a timestep through the pipeline.
 
-Source: PipeDec (arXiv 2504.04104 v1), sections 3.1 to 3.7; ``algorithms.md`` section 3. Every timestep each
-stage group computes one layer and the drafter the next; a join of the task graph waits for all of them;
-the verdict prunes; only then the new layer's nodes are chosen.
+Source: PipeDec (arXiv 2504.04104 v1), sections 3.1 to 3.7; ``algorithms.md`` section 3. Every
+timestep each stage group computes one layer and the drafter the next; a join of the task graph
+waits for all of them; the verdict prunes; only then the new layer's nodes are chosen.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from flowspec.strategies.base import check, or_auto
 
 @dataclass(frozen=True, slots=True)
 class PipeDecParams:
-    """``width``: nodes of a layer at most (w). ``children``: candidates a node (c). ``groups``: stage
-    groups, whose stages follow each other within a timestep; 0 or auto: one stage a group. ``barrier``:
-    the timesteps of the paper; without it layers flow freely. ``coupled``: at a temperature, draft with
-    the target's noise.
+    """``width``: nodes of a layer at most (w). ``children``: candidates a node (c). ``groups``:
+    stage groups, whose stages follow each other within a timestep; 0 or auto: one stage a group.
+    ``barrier``: the timesteps of the paper; without it layers flow freely. ``coupled``: at a
+    temperature, draft with the target's noise.
     """
 
     width: int = 32
@@ -45,7 +45,8 @@ class PipeDec(Strategy):
     def __init__(self, params: PipeDecParams, stages: int) -> None:
         super().__init__()
         self.params = params
-        self.width, self.coupled = params.children, params.coupled
+        self.width = params.children
+        self.coupled = params.coupled
         self.capacity = min(params.groups or stages, stages)
         if params.barrier:
             self.pace = Timestep(stages, self.capacity)

@@ -1,8 +1,9 @@
-"""PipeSpec: a chain of models, each drafting for the next and verified by it, none waiting for another.
+"""PipeSpec: a chain of models, each drafting for the next and verified by it, none waiting for
+another.
 
-Source: PipeSpec (``algorithms.md`` section 5). The drafter drafts on without end; a middle model verifies
-what is there, adds a token of its own and goes on; the target takes whatever lies before it. Only a
-disagreement rolls anything back.
+Source: PipeSpec (``algorithms.md`` section 5). The drafter drafts on without end; a middle model
+verifies what is there, adds a token of its own and goes on; the target takes whatever lies
+before it. Only a disagreement rolls anything back.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from flowspec.strategies.base import check
 
 @dataclass(frozen=True, slots=True)
 class PipeSpecParams:
-    """``lookahead``: tokens that must lie before a middle model's text until it starts, less one; 0:
-    it never waits for drafts. ``window``: rows a model verifies at most, and how far a draft runs ahead of
-    the target. ``coupled``: at a temperature, draft with the target's noise.
+    """``lookahead``: tokens that must lie before a middle model's text until it starts, less one;
+    0: it never waits for drafts. ``window``: rows a model verifies at most, and how far a draft
+    runs ahead of the target. ``coupled``: at a temperature, draft with the target's noise.
     """
 
     lookahead: int = 0
@@ -31,7 +32,9 @@ class PipeSpecParams:
     def __post_init__(self) -> None:
         check(self, ("lookahead", 0, 64), ("window", 2, 256))
         if self.lookahead > self.window:
-            raise ConfigError(f"lookahead is {self.lookahead}; expected at most the window, {self.window}")
+            raise ConfigError(
+                f"lookahead is {self.lookahead}; expected at most the window, {self.window}"
+            )
 
 
 class PipeSpec(Strategy):
@@ -46,7 +49,8 @@ class PipeSpec(Strategy):
 
     def __init__(self, params: PipeSpecParams, stages: int) -> None:
         super().__init__()
-        self.params, self.coupled = params, params.coupled
+        self.params = params
+        self.coupled = params.coupled
         self._draft: PathGrowth | None = None
         self._tips: Mapping[int, int] = {}
 
@@ -58,7 +62,9 @@ class PipeSpec(Strategy):
         return self._draft
 
     def feed(self, view: View, model: int, tip: int) -> int | None:
-        """What lies before it, if that goes on from its own text; its own last token alone otherwise."""
+        """What lies before it, if that goes on from its own text; its own last token alone
+        otherwise.
+        """
         tree = view.tree
         below = self._tips[model - 1] if model > 1 else self._drafted(tree)
         ahead = tree[below].depth - tree[tip].depth if tip in tree.path(below) else 0

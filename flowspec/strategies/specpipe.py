@@ -1,7 +1,9 @@
-"""SpecPipe: PipeDec's successor, a fixed-width tree that flows through the pipeline without a barrier.
+"""SpecPipe: PipeDec's successor, a fixed-width tree that flows through the pipeline without a
+barrier.
 
-Source: SpecPipe (arXiv 2504.04104 v2); ``algorithms.md`` section 4. A level a step; prunes travel beside the
-rows and every stage applies what it knows before its next pass; the token source may be any drafter.
+Source: SpecPipe (arXiv 2504.04104 v2); ``algorithms.md`` section 4. A level a step; prunes
+travel beside the rows and every stage applies what it knows before its next pass; the token
+source may be any drafter.
 """
 
 from __future__ import annotations
@@ -20,10 +22,10 @@ from flowspec.strategies.base import check, or_auto
 
 @dataclass(frozen=True, slots=True)
 class SpecPipeParams:
-    """``width``: nodes of a level (w); 0 or auto: chosen as the run goes, by the expected time between tokens.
-    ``children``: candidates a node (c). ``levels``: levels a segment (m). ``in_flight``: segments on
-    their way; 0 or auto: one a stage. ``barrier``: PipeDec's timesteps. ``coupled``: at a temperature, draft
-    with the target's noise.
+    """``width``: nodes of a level (w); 0 or auto: chosen as the run goes, by the expected time
+    between tokens. ``children``: candidates a node (c). ``levels``: levels a segment (m).
+    ``in_flight``: segments on their way; 0 or auto: one a stage. ``barrier``: PipeDec's
+    timesteps. ``coupled``: at a temperature, draft with the target's noise.
     """
 
     width: int = or_auto(64)
@@ -48,7 +50,8 @@ class SpecPipe(Strategy):
     def __init__(self, params: SpecPipeParams, stages: int) -> None:
         super().__init__()
         self.params = params
-        self.width, self.coupled = params.children, params.coupled
+        self.width = params.children
+        self.coupled = params.coupled
         self.capacity = params.in_flight or stages
         self.tuner = WidthTuner(stages) if not params.width else None
         if params.barrier:

@@ -1,7 +1,8 @@
-"""SpecPipe's two lossy modes: faster where the target would have said otherwise. Off unless asked by name.
+"""SpecPipe's two lossy modes: faster where the target would have said otherwise. Off unless asked
+by name.
 
-Source: SpecPipe section 4.2 of ``algorithms.md``. Both change the distribution of the text; every result
-that comes from them says so.
+Source: SpecPipe section 4.2 of ``algorithms.md``. Both change the distribution of the text;
+every result that comes from them says so.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class LossyParams:
 
 
 class LossyRelaxed(Strategy):
-    """LOSSY: the root's child the target likes best, of those among its 256 best; a miss if there is none."""
+    """LOSSY: the root's child the target likes best, of those among its 256 best; a miss if there
+    is none.
+    """
 
     Params: ClassVar[type[LossyParams]] = LossyParams
     source = "SpecPipe, arXiv 2504.04104 v2 (relaxed mode)"
@@ -44,7 +47,8 @@ class LossyRelaxed(Strategy):
     def __init__(self, params: LossyParams, stages: int) -> None:
         super().__init__()
         self.params = params
-        self.width, self.capacity = params.children, stages
+        self.width = params.children
+        self.capacity = stages
 
     def grow(self, view: View, occasion: Occasion) -> Growth | None:
         return LayerGrowth(view.tree, self.params.width, self.params.children)
@@ -57,7 +61,9 @@ class LossyRelaxed(Strategy):
 
 @dataclass(frozen=True, slots=True)
 class NucleusParams(LossyParams):
-    """``nucleus``: share of the target's probability, in percent, within which the draft may choose."""
+    """``nucleus``: share of the target's probability, in percent, within which the draft may
+    choose.
+    """
 
     nucleus: int = 90
 
@@ -67,16 +73,21 @@ class NucleusParams(LossyParams):
 
 
 class LossyNucleus(LossyRelaxed):
-    """LOSSY: of the root's children within the target's nucleus the draft's favourite; else a miss."""
+    """LOSSY: of the root's children within the target's nucleus the draft's favourite;
+    else a miss.
+    """
 
     Params = NucleusParams
     source = "SpecPipe, arXiv 2504.04104 v2 (nucleus mode)"
     lossy = "nucleus"
 
     def decide(self, tree: Tree, node: int, token: int, top: Sequence[tuple[int, float]]) -> int:
-        """The draft's favourite child in the nucleus; the target's own token if there is none (9.24)."""
+        """The draft's favourite child in the nucleus; the target's own token if there is none
+        (9.24).
+        """
         assert isinstance(self.params, NucleusParams)
-        share, nucleus = 0.0, set()
+        share = 0.0
+        nucleus = set()
         for candidate, logprob in top:
             if share >= self.params.nucleus / 100:
                 break

@@ -1,7 +1,9 @@
-"""Synchronous speculative decoding: draft a window, verify it, repeat; only one model works at a time.
+"""Synchronous speculative decoding: draft a window, verify it, repeat; only one model works at a
+time.
 
-Source: PipeSpec's baselines (``algorithms.md`` 5.3), Leviathan et al. With middle models the drafter drafts
-until the window is full; each middle model verifies it and drafts on until it is full again.
+Source: PipeSpec's baselines (``algorithms.md`` 5.3), Leviathan et al. With middle models the
+drafter drafts until the window is full; each middle model verifies it and drafts on until it is
+full again.
 """
 
 from __future__ import annotations
@@ -17,8 +19,9 @@ from flowspec.strategies.base import check
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeParams:
-    """``lookahead``: tokens of a window, the root included. ``coupled``: at a temperature, draft with the
-    target's noise."""
+    """``lookahead``: tokens of a window, the root included. ``coupled``: at a temperature, draft
+    with the target's noise.
+    """
 
     lookahead: int = 8
     coupled: bool = True
@@ -37,7 +40,8 @@ class Speculative(Strategy):
 
     def __init__(self, params: SpeculativeParams, stages: int) -> None:
         super().__init__()
-        self.params, self.coupled = params, params.coupled
+        self.params = params
+        self.coupled = params.coupled
         self._tips: Mapping[int, int] = {}
         self._drafted = -1
         self._turn = 0  # 0: the drafter's; then the middle models' in order; then the target's
@@ -51,7 +55,9 @@ class Speculative(Strategy):
         return None
 
     def feed(self, view: View, model: int, tip: int) -> int | None:
-        """In its turn: what the model before has drafted; then its own last token, until the window is full."""
+        """In its turn: what the model before has drafted; then its own last token, until the window
+        is full.
+        """
         if model != self._turn:
             return None
         below = self._tips[model - 1] if model > 1 else self._drafted
@@ -65,7 +71,8 @@ class Speculative(Strategy):
             self._turn += 1
 
     def _hand_on(self, tree: Tree, path: list[int]) -> list[list[int]]:
-        self._drafted, self._turn = path[-1] if path else tree.root, 1
+        self._drafted = path[-1] if path else tree.root
+        self._turn = 1
         return [] if self._tips else [[tree.root, *path]]
 
     def _whole(self, tree: Tree, path: list[int]) -> list[list[int]]:

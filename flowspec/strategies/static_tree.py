@@ -1,6 +1,8 @@
-"""SpecInfer in a pipeline (STPP): a tree of fixed shape as one batch, verified as a whole, repeated.
+"""SpecInfer in a pipeline (STPP): a tree of fixed shape as one batch, verified as a whole,
+repeated.
 
-Source: SpecInfer section 6.1 (the shape), PipeDec and SpecPipe (the baseline); ``algorithms.md`` 6 and 9.26.
+Source: SpecInfer section 6.1 (the shape), PipeDec and SpecPipe (the baseline); ``algorithms.md``
+6 and 9.26.
 """
 
 from __future__ import annotations
@@ -17,25 +19,33 @@ MOST_NODES = 512
 
 @dataclass(frozen=True, slots=True)
 class StaticParams:
-    """``shape``: children of every node, level by level; 1-1-3-1-1-1-1-1 has levels of 1, 1, 3, 3, 3, 3, 3
-    and 3 nodes, 20 in all. ``coupled``: at a temperature, draft with the target's noise."""
+    """``shape``: children of every node, level by level; 1-1-3-1-1-1-1-1 has levels of 1, 1, 3, 3,
+    3, 3, 3 and 3 nodes, 20 in all. ``coupled``: at a temperature, draft with the target's noise.
+    """
 
     shape: str = "1-1-3-1-1-1-1-1"
     coupled: bool = True
 
     def __post_init__(self) -> None:
         if not self.branching or not all(1 <= children <= 16 for children in self.branching):
-            raise ConfigError(f"shape is {self._brief!r}; expected 1 to 16 children a level, like 1-1-3-1")
-        nodes, level = 0, 1
+            raise ConfigError(
+                f"shape is {self._brief!r}; expected 1 to 16 children a level, like 1-1-3-1"
+            )
+        nodes = 0
+        level = 1
         for children in self.branching:
             level *= children
             nodes += level
             if nodes > MOST_NODES:
-                raise ConfigError(f"shape {self._brief} has too many nodes; expected at most {MOST_NODES}")
+                raise ConfigError(
+                    f"shape {self._brief} has too many nodes; expected at most {MOST_NODES}"
+                )
 
     @property
     def branching(self) -> tuple[int, ...]:
-        """Children of every node of each level; empty if ``shape`` is no list of numbers of one or two digits."""
+        """Children of every node of each level; empty if ``shape`` is no list of numbers of one or
+        two digits.
+        """
         parts = self.shape.split("-")
         numbers = all(part.isascii() and part.isdigit() and len(part) <= 2 for part in parts)
         return tuple(map(int, parts)) if numbers else ()
@@ -54,8 +64,11 @@ class StaticTree(Strategy):
 
     def __init__(self, params: StaticParams, stages: int) -> None:
         super().__init__()
-        self.params, self.coupled = params, params.coupled
+        self.params = params
+        self.coupled = params.coupled
         self.width = max(params.branching)
 
     def grow(self, view: View, occasion: Occasion) -> Growth | None:
-        return StaticGrowth(view.tree, self.params.branching) if occasion is Occasion.ROUND else None
+        return (
+            StaticGrowth(view.tree, self.params.branching) if occasion is Occasion.ROUND else None
+        )

@@ -1,1 +1,3 @@
-"""Rehearsing a cluster on one machine: profiles of devices and links, simulation, comparison, tables."""
+"""Rehearsing a cluster on one machine: profiles of devices and links, simulation, comparison,
+tables.
+"""

@@ -42,4 +42,5 @@ def machine() -> str:
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "numpy"))
-    return f"{os.cpu_count()} cores of {names[0] if names else platform.machine()}, {platform.system()}, {libraries}"
+    processor = names[0] if names else platform.machine()
+    return f"{os.cpu_count()} cores of {processor}, {platform.system()}, {libraries}"

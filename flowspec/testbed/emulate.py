@@ -1,8 +1,8 @@
 """Runs on emulated devices: real worker processes over Redis, their clocks from a profile.
 
-What comes out is in nominal seconds, whatever the stretch, and always *emulated*. A run is only worth
-something if the machine kept up: the share of inputs that came behind what they might have changed is
-measured with it, and above ``OVERTAKEN_SHARE`` the run is refused.
+What comes out is in nominal seconds, whatever the stretch, and always *emulated*. A run is only
+worth something if the machine kept up: the share of inputs that came behind what they might have
+changed is measured with it, and above ``OVERTAKEN_SHARE`` the run is refused.
 """
 
 from __future__ import annotations
@@ -37,10 +37,12 @@ OVERTAKEN_SHARE = 0.01
 #: Largest share of the machine's cores that a run with automatic stretch keeps busy.
 BUSY_SHARE = 1 / 3
 #: The probe: its stretch, and tokens at most.
-PROBE_STRETCH, PROBE_TOKENS = 4.0, 12
+PROBE_STRETCH = 4.0
+PROBE_TOKENS = 12
 #: How often an automatic stretch is doubled when the machine did not keep up after all.
 _DOUBLINGS = 3
-#: Ticks of the broker a second: a worker that waits there for its next moment has to be told in time.
+#: Ticks of the broker a second: a worker that waits there for its next moment has to be told in
+#: time.
 _TICKS = 500
 #: Bare writes measured.
 _WRITES = 300
@@ -50,9 +52,10 @@ _FACTS_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Sums over the workers since they were started. ``inputs``: messages read; ``late``: of those, behind
-    their time on the wall clock; ``overtaken``: of those, behind something they might have changed.
-    ``cpu_seconds``: of the workers and the broker; ``software_seconds``: what was charged, nominal.
+    """Sums over the workers since they were started. ``inputs``: messages read; ``late``: of those,
+    behind their time on the wall clock; ``overtaken``: of those, behind something they might
+    have changed. ``cpu_seconds``: of the workers and the broker; ``software_seconds``: what was
+    charged, nominal.
     """
 
     inputs: int
@@ -63,24 +66,30 @@ class Counts:
 
     def __sub__(self, other: Counts) -> Counts:
         return Counts(
-            self.inputs - other.inputs, self.late - other.late, self.overtaken - other.overtaken,
-            self.cpu_seconds - other.cpu_seconds, self.software_seconds - other.software_seconds,
-        )  # fmt: skip
+            self.inputs - other.inputs,
+            self.late - other.late,
+            self.overtaken - other.overtaken,
+            self.cpu_seconds - other.cpu_seconds,
+            self.software_seconds - other.software_seconds,
+        )
 
     def check(self, stretch: float) -> None:
         """ClusterError if the run cannot be believed."""
         if self.overtaken > OVERTAKEN_SHARE * self.inputs:
             raise ClusterError(
-                f"the emulation fell behind: {self.overtaken} of {self.inputs} inputs came after what they might have "
-                f"changed, at most {OVERTAKEN_SHARE:.0%} may; use a stretch above {stretch:g}, or a machine with less "
+                f"the emulation fell behind: {self.overtaken} of {self.inputs} inputs came after "
+                "what they might have "
+                f"changed, at most {OVERTAKEN_SHARE:.0%} may; use a stretch above {stretch:g}, or "
+                "a machine with less "
                 "to do"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class Emulated:
-    """Runs one after another on one emulated cluster; ``different``: indices of those whose text is not the
-    target's own, which rounding at a tie can bring about and nothing else should."""
+    """Runs one after another on one emulated cluster; ``different``: indices of those whose text is
+    not the target's own, which rounding at a tie can bring about and nothing else should.
+    """
 
     runs: tuple[Ran, ...]
     different: tuple[int, ...]
@@ -101,34 +110,62 @@ def emulate(
 ) -> Emulated:
     """Run ``strategy`` on every prompt of ``texts``, on ``stages`` emulated devices of ``profile``.
 
-    ``models``: target, draft and the middle models of a chain, smallest first (default: the packaged pair).
-    ``source``: the profile's name for that draft. ``stretch``: None: from a probe, and doubled while the
-    machine does not keep up. ClusterError if it did not; ConfigError, JobFailed as any cluster.
+    ``models``: target, draft and the middle models of a chain, smallest first (default: the
+    packaged pair). ``source``: the profile's name for that draft. ``stretch``: None: from a
+    probe, and doubled while the machine does not keep up. ClusterError if it did not;
+    ConfigError, JobFailed as any cluster.
     """
     if stretch is None:
-        stretch = probe(texts[0], strategy, profile, stages, models=models, source=source, free_software=free_software)
+        stretch = probe(
+            texts[0],
+            strategy,
+            profile,
+            stages,
+            models=models,
+            source=source,
+            free_software=free_software,
+        )
         tries = _DOUBLINGS
     else:
         tries = 0
     while True:
         with EmulatedCluster(
-            profile, stages, models=models, source=source, stretch=stretch, free_software=free_software
+            profile,
+            stages,
+            models=models,
+            source=source,
+            stretch=stretch,
+            free_software=free_software,
         ) as cluster:
             done = cluster.run_all(texts, strategy)
         if not tries or done.counts.overtaken <= OVERTAKEN_SHARE * done.counts.inputs:
             done.counts.check(stretch)
             return done
-        stretch, tries = 2 * stretch, tries - 1
+        stretch = 2 * stretch
+        tries = tries - 1
 
 
 def probe(
-    text: Text, strategy: str, profile: Profile, stages: int, *, models: tuple[str, ...] = (), source: str = "slm",
+    text: Text,
+    strategy: str,
+    profile: Profile,
+    stages: int,
+    *,
+    models: tuple[str, ...] = (),
+    source: str = "slm",
     free_software: bool = False,
-) -> float:  # fmt: skip
-    """The stretch at which ``strategy`` keeps the machine at most ``BUSY_SHARE`` busy, from a short run."""
+) -> float:
+    """The stretch at which ``strategy`` keeps the machine at most ``BUSY_SHARE`` busy, from a short
+    run.
+    """
     short = replace(text, output=text.output[:PROBE_TOKENS])
     with EmulatedCluster(
-        profile, stages, models=models, source=source, stretch=PROBE_STRETCH, free_software=free_software
+        profile,
+        stages,
+        models=models,
+        source=source,
+        stretch=PROBE_STRETCH,
+        free_software=free_software,
     ) as cluster:
         done = cluster.run_all([short], strategy)
     stats = done.runs[0].stats
@@ -137,30 +174,43 @@ def probe(
 
 
 def stretch_for(cpu_seconds: float, nominal_seconds: float, cores: int) -> float:
-    """The stretch that keeps ``cores`` at most ``BUSY_SHARE`` busy with so much work in so much nominal time."""
+    """The stretch that keeps ``cores`` at most ``BUSY_SHARE`` busy with so much work in so much
+    nominal time.
+    """
     needed = cpu_seconds / (nominal_seconds * cores * BUSY_SHARE)
     return max(1.0, math.ceil(10 * needed) / 10)
 
 
 class EmulatedCluster:
-    """A pipeline of real workers that pretends to be ``stages`` devices of ``profile``; see ``emulate``.
+    """A pipeline of real workers that pretends to be ``stages`` devices of ``profile``; see
+    ``emulate``.
 
-    ConfigError if ``source`` names other drafters to choose from than ``models`` has, by their number.
+    ConfigError if ``source`` names other drafters to choose from than ``models`` has, by their
+    number.
     """
 
     def __init__(
-        self, profile: Profile, stages: int, *, models: tuple[str, ...] = (), source: str = "slm",
-        stretch: float = 1.0, free_software: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        profile: Profile,
+        stages: int,
+        *,
+        models: tuple[str, ...] = (),
+        source: str = "slm",
+        stretch: float = 1.0,
+        free_software: bool = False,
+    ) -> None:
         self._emulation = Emulation(profile, stages, source, stretch, free_software)
         target, draft, *middles = models or default_pair()
         if len(choices(draft)) != len(source_parts(source)):
             raise ConfigError(
                 f"draft {draft!r} and draft source {source!r} have {len(choices(draft))} and "
-                f"{len(source_parts(source))} drafters to choose from; expected as many, in the same order"
+                f"{len(source_parts(source))} drafters to choose from; expected as many, in the "
+                "same order"
             )
         self._setup = Setup(target, draft, stages, tuple(middles))
-        self._settle = stretch * max(profile.stage_seconds(stage, stages, 64) for stage in (1, stages))
+        self._settle = stretch * max(
+            profile.stage_seconds(stage, stages, 64) for stage in (1, stages)
+        )
 
     def start(self) -> None:
         """Start everything; the bare hop is measured while nothing else runs."""
@@ -168,7 +218,9 @@ class EmulatedCluster:
         url = self._broker.start()
         try:
             hop = 0.0 if self._emulation.free_software else bare_hop(url)
-            self._cluster = Cluster(replace(self._setup, emulated=replace(self._emulation, hop=hop)), url=url)
+            self._cluster = Cluster(
+                replace(self._setup, emulated=replace(self._emulation, hop=hop)), url=url
+            )
             self._cluster.start()
             self._control = RedisControl(url, Keys())
         except BaseException:
@@ -184,32 +236,41 @@ class EmulatedCluster:
     def run_all(self, texts: Iterable[Text], strategy: str) -> Emulated:
         """Run ``strategy`` on ``texts`` one after another; the counts are those of these runs."""
         before = self.counts()
-        runs, different = [], []
+        runs = []
+        different = []
         for at, text in enumerate(texts):
             run, output = self.run(text, strategy)
             runs.append(run)
             if output != text.output:
                 different.append(at)
-        return Emulated(tuple(runs), tuple(different), self.counts() - before, self._emulation.stretch)
+        return Emulated(
+            tuple(runs), tuple(different), self.counts() - before, self._emulation.stretch
+        )
 
     def run(self, text: Text, strategy: str) -> tuple[Ran, tuple[int, ...]]:
         """One job to its end, in nominal seconds since it came in, and its token ids."""
         spec = JobSpec(
-            prompt_ids=text.prompt, max_new_tokens=len(text.output), sampling=text.sampling, strategy=strategy
-        )  # fmt: skip
-        job, cursor = self._control.submit(spec.fields()), "0"
+            prompt_ids=text.prompt,
+            max_new_tokens=len(text.output),
+            sampling=text.sampling,
+            strategy=strategy,
+        )
+        job = self._control.submit(spec.fields())
+        cursor = "0"
         tokens: list[int] = []
         committed: list[tuple[float, int]] = []
         while True:
             for entry in self._control.read_output(job, cursor, 1.0):
-                cursor, fields = entry.cursor, entry.fields
+                cursor = entry.cursor
+                fields = entry.fields
                 if fields["kind"] == "tokens":
                     tokens += json.loads(fields["ids"])
                     committed.append((float(fields["at"]), len(tokens)))
                 elif fields["kind"] == "error":
                     raise JobFailed(fields["text"])
                 else:
-                    # A stage may still be at work on what was pruned last; the next job finds it free.
+                    # A stage may still be at work on what was pruned last; the next job finds it
+                    # free.
                     time.sleep(self._settle)
                     return _ran(json.loads(fields["stats"]), committed), tuple(tokens)
             self._cluster.check()
@@ -225,10 +286,17 @@ class EmulatedCluster:
             facts = [claims[role][1] for role in roles_of(record) if role in claims]
             if len(facts) == len(roles_of(record)) and all(fact["at"] >= since for fact in facts):
                 names = ("inputs", "late", "overtaken", "cpu_seconds", "software_seconds")
-                inputs, late, overtaken, cpu, software = (sum(fact[name] for fact in facts) for name in names)
-                return Counts(inputs, late, overtaken, cpu + _broker_cpu(self._cluster.url), software)
+                inputs, late, overtaken, cpu, software = (
+                    sum(fact[name] for fact in facts) for name in names
+                )
+                return Counts(
+                    inputs, late, overtaken, cpu + _broker_cpu(self._cluster.url), software
+                )
             time.sleep(0.05)
-        raise ClusterError(f"the workers' counters did not come within {_FACTS_SECONDS:g} s: the machine is too busy")
+        raise ClusterError(
+            f"the workers' counters did not come within {_FACTS_SECONDS:g} s: the machine is too "
+            "busy"
+        )
 
     def __enter__(self) -> EmulatedCluster:
         self.start()
@@ -244,12 +312,15 @@ def _ran(stats: dict[str, Any], committed: Sequence[tuple[float, int]]) -> Ran:
 
 
 def bare_hop(url: str) -> float:
-    """Seconds a bare message through the broker takes beyond the CPU time of its ends: the median of writes
-    whose reader waits for the answer, which is on its way as long as the message to a blocked one."""
+    """Seconds a bare message through the broker takes beyond the CPU time of its ends: the median
+    of writes whose reader waits for the answer, which is on its way as long as the message to a
+    blocked one.
+    """
     client = DirectClient(url)
     waits = []
     for _ in range(_WRITES):
-        began, spent = time.monotonic(), time.thread_time()
+        began = time.monotonic()
+        spent = time.thread_time()
         client.run([("XADD", "bare", "MAXLEN", "~", 100, "*", "d", "hop")])
         waits.append((time.monotonic() - began) - (time.thread_time() - spent))
     client.run([("DEL", "bare")])

@@ -1,8 +1,9 @@
-"""Strategies x draft sources x temperatures x stage counts over one profile and one set of prompts, simulated.
+"""Strategies x draft sources x temperatures x stage counts over one profile and one set of prompts,
+simulated.
 
-What the target says is computed once (``texts``), a drafter's proposals once a text (``memo``); all strategies see
-the same prompts one after another. The virtual clock gives the same seconds every time, so nothing is repeated:
-what varies is the prompt, and intervals are over prompts.
+What the target says is computed once (``texts``), a drafter's proposals once a text (``memo``);
+all strategies see the same prompts one after another. The virtual clock gives the same seconds
+every time, so nothing is repeated: what varies is the prompt, and intervals are over prompts.
 """
 
 from __future__ import annotations
@@ -27,7 +28,14 @@ from flowspec.model.sources import NGRAM, load_sources
 from flowspec.strategies import build
 from flowspec.testbed.digests import digest, machine, model_digest, profile_digest
 from flowspec.testbed.memo import MemoDrafter
-from flowspec.testbed.naming import DRAFTERS, canonical, choices_of, drafter_of, first_choice, names_of
+from flowspec.testbed.naming import (
+    DRAFTERS,
+    canonical,
+    choices_of,
+    drafter_of,
+    first_choice,
+    names_of,
+)
 from flowspec.testbed.prompts import Prompt
 from flowspec.testbed.report import Estimate, Row, measured
 from flowspec.testbed.simulate import Ran, profile_costs, returns_hidden, simulate
@@ -44,7 +52,9 @@ Tell = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Links to simulate instead of the profile's own. ``swept``: ``latency``, ``mbit`` or "": the profile's own."""
+    """Links to simulate instead of the profile's own. ``swept``: ``latency``, ``mbit`` or "": the
+    profile's own.
+    """
 
     swept: str
     shape: LinkShape
@@ -52,10 +62,11 @@ class Link:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run. ``sources``: profile names of drafters, joined by + for hybrids and by : where a strategy may
-    choose; one that does not has the first. ``links``: further links.
+    """What to run. ``sources``: profile names of drafters, joined by + for hybrids and by : where a
+    strategy may choose; one that does not has the first. ``links``: further links.
 
-    ``no_loops``: leave out prompts whose greedy text repeats itself. ConfigError for what cannot be run.
+    ``no_loops``: leave out prompts whose greedy text repeats itself. ConfigError for what cannot
+    be run.
     """
 
     profile: Profile
@@ -71,7 +82,10 @@ class Plan:
 
     def __post_init__(self) -> None:
         if not (self.strategies and self.sources and self.temperatures and self.stages):
-            raise ConfigError("nothing to run; expected a strategy, a draft source, a temperature and a stage count")
+            raise ConfigError(
+                "nothing to run; expected a strategy, a draft source, a temperature and a stage "
+                "count"
+            )
         if self.tokens < 2:
             raise ConfigError(f"tokens is {self.tokens}; expected 2 or more")
         if min(self.stages) < 1:
@@ -81,11 +95,14 @@ class Plan:
         for source in self.sources:
             drafter_of(source, self.profile.drafters)
             self.profile.check_source(canonical(source))
-        widths = {name: max(build(name, stages).width for stages in self.stages) for name in self.runs}
+        widths = {
+            name: max(build(name, stages).width for stages in self.stages) for name in self.runs
+        }
         plain = [name for name in self.strategies if not widths[name]]
         if widths[self.baseline] and plain:
             raise ConfigError(
-                f"{plain[0]} drafts nothing and has no draft source in common with the baseline {self.baseline}; "
+                f"{plain[0]} drafts nothing and has no draft source in common with the baseline "
+                f"{self.baseline}; "
                 "expected a baseline that drafts nothing either, like autoregressive"
             )
 
@@ -116,11 +133,16 @@ class Cell:
 
 
 class Grid:
-    """A plan over ``prompts``. ``cases`` are what is left of them; ``loops``, ``too_long``, ``too_short``: how many
-    prompts repeat themselves, have no room for the tokens, or end at once."""
+    """A plan over ``prompts``. ``cases`` are what is left of them; ``loops``, ``too_long``,
+    ``too_short``: how many prompts repeat themselves, have no room for the tokens, or end at
+    once.
+    """
 
-    def __init__(self, plan: Plan, prompts: Sequence[Prompt], tell: Tell = lambda what, done, of: None) -> None:
-        self.plan, self._tell = plan, tell
+    def __init__(
+        self, plan: Plan, prompts: Sequence[Prompt], tell: Tell = lambda what, done, of: None
+    ) -> None:
+        self.plan = plan
+        self._tell = tell
         self._target = open_directory(default_pair()[0])
         self._drafters: dict[str, DraftExecutor] = {}
         self._memos: list[MemoDrafter] = []
@@ -131,11 +153,16 @@ class Grid:
         self.cases = self._cases()
 
     def run(self) -> list[Row]:
-        """Every row, the baseline's first among those it is compared with; ConfigError if no prompt is left."""
+        """Every row, the baseline's first among those it is compared with; ConfigError if no prompt
+        is left.
+        """
         if not self.cases:
-            raise ConfigError("no prompt is left to run: all are too long, end at once or repeat themselves")
+            raise ConfigError(
+                "no prompt is left to run: all are too long, end at once or repeat themselves"
+            )
         found: dict[Cell, dict[int, Ran]] = defaultdict(dict)
-        given, done = self._cells(), 0
+        given = self._cells()
+        done = 0
         total = sum(cell.temperature == case.temperature for cell in given for case in self.cases)
         for source in dict.fromkeys(given.values()):
             for case in self.cases:
@@ -150,15 +177,27 @@ class Grid:
 
     def header(self, command: str, half: str) -> dict[str, Any]:
         """What a report must say of these runs; ``half`` is which of the prompts they are."""
-        plan, line = self.plan, machine()
+        plan = self.plan
+        line = machine()
         used = [self.prompts[number] for number in sorted({case.number for case in self.cases})]
-        names = dict.fromkeys(name for source in plan.sources for name in names_of(canonical(source)))
-        drafts = {name: model_digest(open_directory(DRAFTERS[name]).path) for name in names if name != NGRAM}
+        names = dict.fromkeys(
+            name for source in plan.sources for name in names_of(canonical(source))
+        )
+        drafts = {
+            name: model_digest(open_directory(DRAFTERS[name]).path)
+            for name in names
+            if name != NGRAM
+        }
         said = {
-            "digest": digest([[prompt.set, prompt.text] for prompt in used]), "count": len(used), "half": half,
-            "sets": {str(case.number): self.prompts[case.number].set for case in self.cases}, "loops": self.loops,
-            "no_loops": plan.no_loops, "too_long": self.too_long, "too_short": self.too_short,
-        }  # fmt: skip
+            "digest": digest([[prompt.set, prompt.text] for prompt in used]),
+            "count": len(used),
+            "half": half,
+            "sets": {str(case.number): self.prompts[case.number].set for case in self.cases},
+            "loops": self.loops,
+            "no_loops": plan.no_loops,
+            "too_long": self.too_long,
+            "too_short": self.too_short,
+        }
         profile = {name: getattr(plan.profile, name) for name in ("name", "summary", "source")}
         return {
             "how": "simulated",
@@ -176,35 +215,68 @@ class Grid:
         }
 
     def trace(self, case: Case, cell: Cell, source: str, tap: Tap | None = None) -> Ran:
-        """One run; ``tap`` sees every step of its machines. A strategy that learns has the experience of its runs
-        before, the first one that of an unmeasured run of the last prompt, if there is another one."""
+        """One run; ``tap`` sees every step of its machines. A strategy that learns has the
+        experience of its runs before, the first one that of an unmeasured run of the last
+        prompt, if there is another one.
+        """
         drafter = self._drafter(source)
         strategy = build(cell.strategy, cell.stages)
         profile = replace(self.plan.profile, link=cell.link.shape)
-        costs = profile_costs(profile, cell.stages, source, hidden=returns_hidden(drafter, strategy))
+        costs = profile_costs(
+            profile, cell.stages, source, hidden=returns_hidden(drafter, strategy)
+        )
         middles = {MIDDLE: lambda: self._middle} if strategy.middles and profile.middles else None
         experience = self._known.get(cell)
         if experience is None:
             experience = self._known[cell] = Experience()
-            last = next(other for other in reversed(self.cases) if other.temperature == cell.temperature)
+            last = next(
+                other for other in reversed(self.cases) if other.temperature == cell.temperature
+            )
             if strategy.calibrated and last.number != case.number:
-                simulate(last.text, cell.strategy, cell.stages, self._target, drafter, costs, middles, None, experience)
-        return simulate(case.text, cell.strategy, cell.stages, self._target, drafter, costs, middles, tap, experience)
+                simulate(
+                    last.text,
+                    cell.strategy,
+                    cell.stages,
+                    self._target,
+                    drafter,
+                    costs,
+                    middles,
+                    None,
+                    experience,
+                )
+        return simulate(
+            case.text,
+            cell.strategy,
+            cell.stages,
+            self._target,
+            drafter,
+            costs,
+            middles,
+            tap,
+            experience,
+        )
 
     def follow(self, strategy: str, tap: Tap) -> int:
-        """Run the first prompt at the first temperature and stage count with the first source, seen by ``tap``;
-        how many rows its prompt has."""
-        plan, source = self.plan, canonical(self.plan.sources[0])
+        """Run the first prompt at the first temperature and stage count with the first source, seen
+        by ``tap``; how many rows its prompt has.
+        """
+        plan = self.plan
+        source = canonical(self.plan.sources[0])
         case = next(case for case in self.cases if case.temperature == plan.temperatures[0])
         self.trace(
-            case, Cell(strategy, source, plan.stages[0], case.temperature, Link("", plan.profile.link)), source, tap
+            case,
+            Cell(strategy, source, plan.stages[0], case.temperature, Link("", plan.profile.link)),
+            source,
+            tap,
         )
         return len(case.text.prompt)
 
     def _cells(self) -> dict[Cell, str]:
-        """Every cell once, with the first source that gives it: strategies that do not choose are the same with all
-        sources of one first choice, those that draft nothing with any."""
-        plan, found = self.plan, dict[Cell, str]()
+        """Every cell once, with the first source that gives it: strategies that do not choose are
+        the same with all sources of one first choice, those that draft nothing with any.
+        """
+        plan = self.plan
+        found = dict[Cell, str]()
         links = (Link("", plan.profile.link), *plan.links)
         sources = map(canonical, plan.sources)
         for source, temperature, link, stages, name in itertools.product(
@@ -220,22 +292,33 @@ class Grid:
     def _fitting(self, prompts: Sequence[Prompt]) -> list[Prompt]:
         from flowspec.model.text import Tokenizer
 
-        tokenizer, room = Tokenizer(self._target), self._target.context - self.plan.tokens
-        return [prompt for prompt in prompts if len(tokenizer.encode(prompt.text, raw=False)) <= room]
+        tokenizer = Tokenizer(self._target)
+        room = self._target.context - self.plan.tokens
+        return [
+            prompt for prompt in prompts if len(tokenizer.encode(prompt.text, raw=False)) <= room
+        ]
 
     def _cases(self) -> list[Case]:
-        plan, count = self.plan, len(self.prompts)
+        plan = self.plan
+        count = len(self.prompts)
         self._tell(f"what the target says to {count} prompts", 0, 0)
         hidden = any("head" in names_of(source) for source in plan.sources)
         temperatures = list(dict.fromkeys((0.0, *plan.temperatures)))
         samplings = [Sampling(temperature, seed=plan.seed) for temperature in temperatures]
-        said = texts([prompt.text for prompt in self.prompts], samplings, plan.tokens, self._target, hidden=hidden)
+        said = texts(
+            [prompt.text for prompt in self.prompts],
+            samplings,
+            plan.tokens,
+            self._target,
+            hidden=hidden,
+        )
         looping = {at for at in range(count) if repeated_4grams(said[at].output) >= LOOP}
         self.loops = len(looping)
         cases = [
             Case(at % count, temperatures[at // count], text)
             for at, text in enumerate(said)
-            if temperatures[at // count] in plan.temperatures and not (plan.no_loops and at % count in looping)
+            if temperatures[at // count] in plan.temperatures
+            and not (plan.no_loops and at % count in looping)
         ]
         short = {case.number for case in cases if len(case.text.output) < 2}
         self.too_short = len(short)
@@ -243,7 +326,9 @@ class Grid:
 
     def _drafter(self, source: str) -> DraftExecutor:
         if source not in self._drafters:
-            self._drafters[source] = load_sources(drafter_of(source), self._target, self._remembering)
+            self._drafters[source] = load_sources(
+                drafter_of(source), self._target, self._remembering
+            )
         return self._drafters[source]
 
     def _remembering(self, drafter: DraftExecutor) -> MemoDrafter:
@@ -260,13 +345,20 @@ class Grid:
     def _row(self, cell: Cell, runs: Mapping[int, Ran]) -> Row:
         link = cell.link
         return Row(
-            cell.strategy, cell.source, cell.stages, cell.temperature, link.swept, link.shape.latency * 1e3,
-            link.shape.bandwidth * 8 / 1e6, **measured(runs, choices_of(cell.source)),
-        )  # fmt: skip
+            cell.strategy,
+            cell.source,
+            cell.stages,
+            cell.temperature,
+            link.swept,
+            link.shape.latency * 1e3,
+            link.shape.bandwidth * 8 / 1e6,
+            **measured(runs, choices_of(cell.source)),
+        )
 
     def _compared(self, rows: Iterable[Row]) -> list[Row]:
-        """``rows`` with their speedup over the baseline of the same source or else of the same first choice, or of
-        none if it drafts nothing."""
+        """``rows`` with their speedup over the baseline of the same source or else of the same
+        first choice, or of none if it drafts nothing.
+        """
         rows = list(rows)
         bases = {_place(row): row for row in rows if row.strategy == self.plan.baseline}
         for row in list(bases.values()):
@@ -274,10 +366,17 @@ class Grid:
         found = []
         for row in rows:
             like = (row.source, first_choice(row.source), "-")
-            base = next(base for source in like if (base := bases.get(_place(replace(row, source=source)))))
-            ratios = {at: speed / base.speeds[at] for at, speed in row.speeds.items() if at in base.speeds}
+            base = next(
+                base for source in like if (base := bases.get(_place(replace(row, source=source))))
+            )
+            ratios = {
+                at: speed / base.speeds[at] for at, speed in row.speeds.items() if at in base.speeds
+            }
             found.append(replace(row, speedup=Estimate.of(list(ratios.values())), speedups=ratios))
-        return sorted(found, key=lambda row: (row.temperature, row.swept, row.latency_ms, row.mbit, row.stages))
+        return sorted(
+            found,
+            key=lambda row: (row.temperature, row.swept, row.latency_ms, row.mbit, row.stages),
+        )
 
 
 def _place(row: Row) -> tuple[object, ...]:

@@ -1,11 +1,12 @@
 """Models that are right at a settable rate: a paper's acceptance in a simulation, without a model.
 
-They know the target's text. At every position of it one draw, a hash of seed and position, decides who is
-right there: the drafter has the true next token at the rank whose share of the draws it falls into, a middle
-model says it if the draw lies below its rate. So every strategy meets the same luck, and the models'
-hits are nested: where a model is right, a better one is right too. Two models that are both wrong, or
-both on a wrong path, say the same: they share their errors, as models of one family do. A chain's middle model
-then corrects just those drafts on which it is right and the drafter is not.
+They know the target's text. At every position of it one draw, a hash of seed and position,
+decides who is right there: the drafter has the true next token at the rank whose share of the
+draws it falls into, a middle model says it if the draw lies below its rate. So every strategy
+meets the same luck, and the models' hits are nested: where a model is right, a better one is
+right too. Two models that are both wrong, or both on a wrong path, say the same: they share
+their errors, as models of one family do. A chain's middle model then corrects just those drafts
+on which it is right and the drafter is not.
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ _RANK, _KIND, _OTHER = range(3)
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Positions of one kind, a ``share`` of all: ``rates`` say how often each rank has the true token there.
+    """Positions of one kind, a ``share`` of all: ``rates`` say how often each rank has the true
+    token there.
 
-    A drafter tells kinds apart, as a calibrated one knows where it is sure. ConfigError for rates that rise by
-    rank, lie outside 0 to 1 or add up to more.
+    A drafter tells kinds apart, as a calibrated one knows where it is sure. ConfigError for
+    rates that rise by rank, lie outside 0 to 1 or add up to more.
     """
 
     rates: tuple[float, ...]
@@ -41,9 +43,16 @@ class Kind:
 
     def __post_init__(self) -> None:
         rising = any(low < high for low, high in zip(self.rates, self.rates[1:], strict=False))
-        if not self.rates or rising or min(self.rates) < 0 or math.fsum(self.rates) > 1 + 1e-9 or not self.share > 0:
+        if (
+            not self.rates
+            or rising
+            or min(self.rates) < 0
+            or math.fsum(self.rates) > 1 + 1e-9
+            or not self.share > 0
+        ):
             raise ConfigError(
-                f"rates {self.rates} of a share {self.share}; expected falling ones that add up to 1 at most"
+                f"rates {self.rates} of a share {self.share}; expected falling ones that add up "
+                "to 1 at most"
             )
 
 
@@ -66,10 +75,11 @@ def _draw(seed: int, what: int, position: int, token: int = 0) -> float:
 class HitDrafter:
     """Drafts for texts it knows (``sequences``: prompt and output by job), right as ``kinds`` say.
 
-    Of a node's proposals off the path the kind is drawn alike, so that what it says of a node never gives away
-    whether that is on the path. Values are the logs of the rates: honest, and the same wherever a kind holds.
-    ``vocabulary`` must be larger than any width asked for. ``wants_hidden``: behave as a draft head does, which
-    is told true rows before it drafts; they are not looked at. ConfigError if the kinds' shares are not 1 in all.
+    Of a node's proposals off the path the kind is drawn alike, so that what it says of a node
+    never gives away whether that is on the path. Values are the logs of the rates: honest, and
+    the same wherever a kind holds. ``vocabulary`` must be larger than any width asked for.
+    ``wants_hidden``: behave as a draft head does, which is told true rows before it drafts; they
+    are not looked at. ConfigError if the kinds' shares are not 1 in all.
     """
 
     def __init__(
@@ -84,7 +94,9 @@ class HitDrafter:
         if abs(math.fsum(kind.share for kind in kinds) - 1) > 1e-6:
             raise ConfigError(f"the shares of {list(kinds)} do not add up to 1")
         self.wants_hidden = wants_hidden
-        self._sequences, self._vocabulary, self._seed = sequences, vocabulary, seed
+        self._sequences = sequences
+        self._vocabulary = vocabulary
+        self._seed = seed
         self._limits = tuple(accumulate(kind.share for kind in kinds))
         self._cumulated = [tuple(accumulate(kind.rates)) for kind in kinds]
         self._logs = [tuple(math.log(max(LEAST, rate)) for rate in kind.rates) for kind in kinds]
@@ -102,17 +114,26 @@ class HitDrafter:
             raise StateError("this drafter drafts from tokens alone")
 
     def run(self, work: Draft) -> DraftDone:
-        """As ``DraftExecutor.run``; StateError for a coupled draft: this drafter sees nobody's noise, nor needs it."""
+        """As ``DraftExecutor.run``; StateError for a coupled draft: this drafter sees nobody's
+        noise, nor needs it.
+        """
         if work.coupled:
-            raise StateError("a drafter of settable rates does not draft coupled; give the job temperature 0")
+            raise StateError(
+                "a drafter of settable rates does not draft coupled; give the job temperature 0"
+            )
         part = work.part
         _, (true,) = self._path.run(Pass((replace(part, answers=()),)), [None])
         on_path = true.tolist()
         answers = [self._propose(part, row, on_path[row], work.width) for row in part.answers]
-        return DraftDone(tuple(tokens for tokens, _ in answers), tuple(values for _, values in answers))
+        return DraftDone(
+            tuple(tokens for tokens, _ in answers), tuple(values for _, values in answers)
+        )
 
-    def _propose(self, part: Part, row: int, on_path: bool, width: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        position, token = part.positions[row], part.tokens[row]
+    def _propose(
+        self, part: Part, row: int, on_path: bool, width: int
+    ) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        position = part.positions[row]
+        token = part.tokens[row]
         drawn = _draw(self._seed, _KIND, position, token)
         kind = min(sum(limit <= drawn for limit in self._limits), len(self._limits) - 1)
         logs = self._logs[kind][:width]
@@ -134,23 +155,31 @@ class HitDrafter:
 
 
 class HitStage:
-    """A middle model that knows the texts and says the target's token at a row of theirs with probability ``rate``.
+    """A middle model that knows the texts and says the target's token at a row of theirs with
+    probability ``rate``.
 
-    See the module's head for how its hits lie to a drafter's of the same ``seed``. ConfigError for a rate that is
-    none.
+    See the module's head for how its hits lie to a drafter's of the same ``seed``. ConfigError
+    for a rate that is none.
     """
 
-    def __init__(self, sequences: Mapping[str, Sequence[int]], rate: float, vocabulary: int, *, seed: int = 0) -> None:
+    def __init__(
+        self, sequences: Mapping[str, Sequence[int]], rate: float, vocabulary: int, *, seed: int = 0
+    ) -> None:
         if not 0 <= rate <= 1:
             raise ConfigError(f"a middle model is right at rate {rate}; expected 0 to 1")
-        self._rate, self._vocabulary, self._seed = rate, vocabulary, seed
+        self._rate = rate
+        self._vocabulary = vocabulary
+        self._seed = seed
         self._path = OracleStage(sequences)
-        self.allocate, self.release = self._path.allocate, self._path.release
+        self.allocate = self._path.allocate
+        self.release = self._path.release
 
     def run(self, work: Pass, inputs: Sequence[RowArray | None]) -> tuple[PassDone, list[RowArray]]:
         done, rows = self._path.run(work, inputs)
         parts = zip(work.parts, done.choices, rows, strict=True)
-        return PassDone(tuple(self._choose(part, choice, true) for part, choice, true in parts)), rows
+        return PassDone(
+            tuple(self._choose(part, choice, true) for part, choice, true in parts)
+        ), rows
 
     def _choose(self, part: Part, choice: Choice, true: RowArray) -> Choice:
         said = []

@@ -1,7 +1,9 @@
-"""A profile of the machine at hand: real blocks and drafters timed on one core, written as a profile's table.
+"""A profile of the machine at hand: real blocks and drafters timed on one core, written as a
+profile's table.
 
-Times are CPU time of the one torch thread, medians of repeats interleaved over the row counts: what a core needs
-when it is not shared. Links are not measured but given. A drafter's pass is timed as a whole, proposals included.
+Times are CPU time of the one torch thread, medians of repeats interleaved over the row counts:
+what a core needs when it is not shared. Links are not measured but given. A drafter's pass is
+timed as a whole, proposals included.
 """
 
 from __future__ import annotations
@@ -26,7 +28,14 @@ from flowspec.core.sampling import Sampling
 from flowspec.errors import ConfigError
 from flowspec.model.base import DraftExecutor, RowArray
 from flowspec.model.directory import ModelDirectory, fetch_weights, layer_ranges
-from flowspec.model.sources import NGRAM, is_head, load_sources, open_models, source_names, target_needs
+from flowspec.model.sources import (
+    NGRAM,
+    is_head,
+    load_sources,
+    open_models,
+    source_names,
+    target_needs,
+)
 
 #: Passes before the first that counts: the first ones allocate and fill caches.
 WARM_UP = 2
@@ -41,8 +50,9 @@ Call = Callable[[], object]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to measure: passes over each of ``rows`` rows behind a context, of one of ``stages`` stages,
-    ``repeats`` times. ``latency_ms`` and ``mbit``: the links, as they are to be written down.
+    """What to measure: passes over each of ``rows`` rows behind a context, of one of ``stages``
+    stages, ``repeats`` times. ``latency_ms`` and ``mbit``: the links, as they are to be written
+    down.
 
     ConfigError for a count below 1, no rows, or a link that is none.
     """
@@ -66,11 +76,14 @@ class Plan:
         return LinkShape(self.latency_ms / 1e3, self.mbit * _MEGABIT)
 
 
-def measure(target: str, drafts: str, plan: Plan, tell: Callable[[str], None] = lambda what: None) -> Profile:
-    """The profile called ``measured`` of ``target`` and of each of ``drafts`` (joined by ``+`` or ``:``).
+def measure(
+    target: str, drafts: str, plan: Plan, tell: Callable[[str], None] = lambda what: None
+) -> Profile:
+    """The profile called ``measured`` of ``target`` and of each of ``drafts`` (joined by ``+`` or
+    ``:``).
 
-    ``tell`` is called with what is timed next. Errors as those of ``open_models``; ConfigError for two drafters
-    of one kind.
+    ``tell`` is called with what is timed next. Errors as those of ``open_models``; ConfigError
+    for two drafters of one kind.
     """
     import torch
 
@@ -96,7 +109,10 @@ def measure(target: str, drafts: str, plan: Plan, tell: Callable[[str], None] = 
         drafters,
         plan.link,
         (plan.stages,),
-        anchors={"last_stage_layers": len(layer_ranges(directory.layers, plan.stages)[-1]), "last_stage_ms": last},
+        anchors={
+            "last_stage_layers": len(layer_ranges(directory.layers, plan.stages)[-1]),
+            "last_stage_ms": last,
+        },
     )
 
 
@@ -105,10 +121,11 @@ def as_toml(profile: Profile, plan: Plan) -> str:
     drafters = "\n".join(f"{kind} = {_points(times)}" for kind, times in profile.drafters.items())
     anchors = "\n".join(f"{name} = {value:.4g}" for name, value in profile.anchors.items())
     return f"""\
-# Made by `flowspec profile`: CPU time of one torch thread, medians of {plan.repeats}; a table never falls, so
-# a median below that of fewer rows is raised to it. A layer's time is that of a block of the longest stage's
-# layers, divided. The link was not measured: both its numbers were given, or are the defaults of the command.
-# Anchor: the last stage's block and head, timed together at the fewest rows.
+# Made by `flowspec profile`: CPU time of one torch thread, medians of {plan.repeats}; a table never
+# falls, so a median below that of fewer rows is raised to it. A layer's time is that of a block of
+# the longest stage's layers, divided. The link was not measured: both its numbers were given, or
+# are the defaults of the command. Anchor: the last stage's block and head, timed together at the
+# fewest rows.
 summary = {json.dumps(profile.summary)}
 source = {json.dumps(profile.source)}
 stages = {list(profile.stages)}
@@ -140,15 +157,25 @@ def _by_kind(drafts: str) -> dict[str, str]:
     """The drafters' names by what a profile calls their kind."""
     kinds: dict[str, str] = {}
     for name in source_names(drafts):
-        kind = "ngram" if name == NGRAM else "head" if is_head(fetch_weights(name, lambda found: ("",))) else "slm"
+        kind = (
+            "ngram"
+            if name == NGRAM
+            else "head"
+            if is_head(fetch_weights(name, lambda found: ("",)))
+            else "slm"
+        )
         if kind in kinds:
-            raise ConfigError(f"{kinds[kind]} and {name} are both of kind {kind}; a profile has one of each kind")
+            raise ConfigError(
+                f"{kinds[kind]} and {name} are both of kind {kind}; a profile has one of each kind"
+            )
         kinds[kind] = name
     return kinds
 
 
 def _needs(directory: ModelDirectory, plan: Plan, drafts: str) -> tuple[str, ...]:
-    """Prefixes of the target's tensors that are measured: two blocks, and what the drafters share."""
+    """Prefixes of the target's tensors that are measured: two blocks, and what the
+    drafters share.
+    """
     from flowspec.model.stage import tensor_prefixes
 
     ranges = layer_ranges(directory.layers, plan.stages)
@@ -185,7 +212,9 @@ def _stage_times(directory: ModelDirectory, plan: Plan) -> tuple[Times, Times, f
 
 
 def _block_pass(block: Any, directory: ModelDirectory, given: RowArray) -> Callable[[], Any]:
-    """A pass of ``block`` over the rows ``given``, siblings behind a context; it can be repeated."""
+    """A pass of ``block`` over the rows ``given``, siblings behind a context; it can
+    be repeated.
+    """
     context = _context(directory)
     cache = block.new_cache(context + len(given))
     block.run(_prompt(directory, tokens=False), _random(context, directory.hidden_size), cache)
@@ -195,7 +224,9 @@ def _block_pass(block: Any, directory: ModelDirectory, given: RowArray) -> Calla
 
 def _drafter_times(drafter: DraftExecutor, directory: ModelDirectory, plan: Plan) -> Times:
     context = _context(directory)
-    drafter.allocate(_JOB, context + max(plan.rows), Sampling(), Returns(hidden=drafter.wants_hidden))
+    drafter.allocate(
+        _JOB, context + max(plan.rows), Sampling(), Returns(hidden=drafter.wants_hidden)
+    )
     if drafter.wants_hidden:
         drafter.learn(_JOB, range(context), _random(context, directory.hidden_size))
     drafter.run(Draft(_prompt(directory), WIDTH, parents=tuple(range(-1, context - 1))))
@@ -210,8 +241,9 @@ def _drafter_times(drafter: DraftExecutor, directory: ModelDirectory, plan: Plan
 
 
 def _medians(calls: Mapping[tuple[str, int], Call], repeats: int) -> dict[tuple[str, int], float]:
-    """Median seconds of each call. Every repeat makes all of them in another order: what ran before decides how
-    warm the caches are."""
+    """Median seconds of each call. Every repeat makes all of them in another order: what ran before
+    decides how warm the caches are.
+    """
     order = list(calls)
     shuffled = random.Random(0)
     for call in calls.values():
@@ -230,7 +262,9 @@ def _medians(calls: Mapping[tuple[str, int], Call], repeats: int) -> dict[tuple[
 def _rising(seconds: Mapping[int, float]) -> Times:
     """A table by rows; a time below that of fewer rows is noise and raised to it."""
     rows = sorted(seconds)
-    return Times(tuple(zip(rows, itertools.accumulate((seconds[count] for count in rows), max), strict=True)))
+    return Times(
+        tuple(zip(rows, itertools.accumulate((seconds[count] for count in rows), max), strict=True))
+    )
 
 
 def _context(directory: ModelDirectory) -> int:
@@ -247,7 +281,9 @@ def _siblings(directory: ModelDirectory, rows: int, *, tokens: bool = True) -> P
     """``rows`` rows that all follow the context, every one answered."""
     context = _context(directory)
     ids = tuple(range(context, context + rows))
-    return _part(directory, ids, (context,) * rows, context, (-1,) * rows, tuple(range(rows)), tokens=tokens)
+    return _part(
+        directory, ids, (context,) * rows, context, (-1,) * rows, tuple(range(rows)), tokens=tokens
+    )
 
 
 def _part(
@@ -262,7 +298,9 @@ def _part(
 ) -> Part:
     texts = tuple(node * 7919 % directory.vocabulary for node in ids) if tokens else ()
     offsets = () if tokens else tuple(range(len(ids)))
-    return Part(_JOB, 1, 1, ids, positions, texts, offsets, held, held, None, tuple(parents), answers)
+    return Part(
+        _JOB, 1, 1, ids, positions, texts, offsets, held, held, None, tuple(parents), answers
+    )
 
 
 def _random(rows: int, hidden: int) -> RowArray:

@@ -1,14 +1,15 @@
 """A drafter that remembers: strategies that are compared on one text draft every node of it once.
 
-What a drafter proposes at a node follows from the tokens on the node's path, for one that drafts from hidden
-rows also from which nodes' true rows it knew when it computed the path. So proposals are kept in a trie
-whose edges are a token and whether its parent's true row was known. Nothing else enters: the run, its
-strategy and what else was in a pass do not. (Their rounding does, in the last bits of a value: two
-candidates closer than that may change places between a remembered and a fresh proposal.)
+What a drafter proposes at a node follows from the tokens on the node's path, for one that drafts
+from hidden rows also from which nodes' true rows it knew when it computed the path. So proposals
+are kept in a trie whose edges are a token and whether its parent's true row was known. Nothing
+else enters: the run, its strategy and what else was in a pass do not. (Their rounding does, in
+the last bits of a value: two candidates closer than that may change places between a remembered
+and a fresh proposal.)
 
-A miss is computed by the drafter itself, over its own protocol, in a *lane*: a job of the drafter's that
-holds only rows that misses needed. A row that was remembered and turns out to be the ancestor of one that
-was not is fed then.
+A miss is computed by the drafter itself, over its own protocol, in a *lane*: a job of the
+drafter's that holds only rows that misses needed. A row that was remembered and turns out to be
+the ancestor of one that was not is fed then.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from flowspec.errors import StateError
 from flowspec.model.base import DraftExecutor, RowArray
 from flowspec.model.choice import ChoiceDrafter
 
-#: Continuations computed and kept of every node: the most any strategy may ask for. The best ``w`` of them
-#: are what a pass of width ``w`` gives: every drafter ranks first and cuts then.
+#: Continuations computed and kept of every node: the most any strategy may ask for. The best ``w``
+#: of them are what a pass of width ``w`` gives: every drafter ranks first and cuts then.
 WIDTH = 64
 #: Proposals held, about 1.2 kB each, beyond which a run begins from nothing.
 MOST = 150_000
@@ -36,7 +37,9 @@ MOST = 150_000
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """A node's proposals, best first, ``[WIDTH]`` or as many as there are; ``sources`` may be empty."""
+    """A node's proposals, best first, ``[WIDTH]`` or as many as there are; ``sources`` may be
+    empty.
+    """
 
     tokens: npt.NDArray[np.int32]
     values: npt.NDArray[np.float64]
@@ -44,15 +47,19 @@ class _Answer:
 
 
 class _State:
-    """A row the drafter may compute: its path, and at which of its steps the true row above was ``learnt``.
+    """A row the drafter may compute: its path, and at which of its steps the true row above was
+    ``learnt``.
 
-    ``row``: the target's hidden row of this node, once a child was drafted from it. ``answers``: uncoupled, coupled.
+    ``row``: the target's hidden row of this node, once a child was drafted from it. ``answers``:
+    uncoupled, coupled.
     """
 
     __slots__ = ("above", "answers", "below", "learnt", "position", "row", "token")
 
     def __init__(self, above: _State | None, token: int, learnt: bool) -> None:
-        self.above, self.token, self.learnt = above, token, learnt
+        self.above = above
+        self.token = token
+        self.learnt = learnt
         self.position: int = above.position + 1 if above is not None else -1
         self.below: dict[tuple[int, bool], _State] = {}
         self.row: RowArray | None = None
@@ -69,15 +76,19 @@ class _State:
         return found
 
 
-#: A row of a lane: its state, and whether the drafter was told its true row before its children came. A node
-#: with children of both kinds has two rows, since a drafter cannot be told to forget.
+#: A row of a lane: its state, and whether the drafter was told its true row before its children
+#: came. A node with children of both kinds has two rows, since a drafter cannot be told to forget.
 _Key = tuple[_State, bool]
 
 
 def _parent(key: _Key) -> _Key | None:
     """The row above; None for the first of a text."""
     state = key[0]
-    return (state.above, state.learnt) if state.above is not None and state.above.above is not None else None
+    return (
+        (state.above, state.learnt)
+        if state.above is not None and state.above.above is not None
+        else None
+    )
 
 
 @dataclass(slots=True)
@@ -94,7 +105,8 @@ class _Lane:
         """Drop rows that are neither ``context`` nor ``live``, and find what has become context."""
         path = set(context)
         kept = [at for at, key in enumerate(self.rows) if key in path or key[0] in live]
-        self.rows, self.ids = [self.rows[at] for at in kept], [self.ids[at] for at in kept]
+        self.rows = [self.rows[at] for at in kept]
+        self.ids = [self.ids[at] for at in kept]
         self.places = {key: at for at, key in enumerate(self.rows)}
         self.context = _common(self.rows, context)
         same = next((at for at, slot in enumerate(kept) if at != slot), len(kept))
@@ -112,9 +124,14 @@ class _Lane:
             fresh.update(dict.fromkeys(reversed(chain)))
         return list(fresh)
 
-    def draft(self, job: str, fresh: Sequence[_Key], context: Sequence[_Key], moves: Moves | None) -> Part:
-        """The part that feeds ``fresh``; the first of them may go on with the context, all others answer."""
-        held, before = len(self.rows), self.context
+    def draft(
+        self, job: str, fresh: Sequence[_Key], context: Sequence[_Key], moves: Moves | None
+    ) -> Part:
+        """The part that feeds ``fresh``; the first of them may go on with the context, all others
+        answer.
+        """
+        held = len(self.rows)
+        before = self.context
         leading = _common(fresh, context[held:]) if before == held else 0
         for key in fresh:
             self.places[key] = len(self.rows)
@@ -151,10 +168,14 @@ def _common(one: Sequence[_Key], other: Sequence[_Key]) -> int:
 
 
 class _Run:
-    """A job as its machine sees it: the states of its rows by slot, and the true rows it was told."""
+    """A job as its machine sees it: the states of its rows by slot, and the true rows
+    it was told.
+    """
 
     def __init__(self, root: _State, capacity: int, sampling: Sampling, returns: Returns) -> None:
-        self.capacity, self.sampling, self.returns = capacity, sampling, returns
+        self.capacity = capacity
+        self.sampling = sampling
+        self.returns = returns
         self.context = 0
         self.slots: list[_State] = []
         self.true: dict[int, RowArray] = {}
@@ -164,16 +185,22 @@ class _Run:
 
     def carry_out(self, part: Part) -> None:
         """Move and add rows as the part's plan says."""
-        slots, ids = self.slots, self._ids
+        slots = self.slots
+        ids = self._ids
         if part.moves is not None:
-            start, sources = part.moves.start, part.moves.sources
+            start = part.moves.start
+            sources = part.moves.sources
             slots[start : start + len(sources)] = [slots[source] for source in sources]
             ids[start : start + len(sources)] = [ids[source] for source in sources]
         del slots[part.held :], ids[part.held :]
         above = part.parents[part.held - part.context :]
         for node, token, parent in zip(part.ids, part.tokens, above, strict=True):
             at = part.context + parent if parent >= 0 else part.context - 1
-            slots.append(slots[at].child(token, self.true.get(ids[at])) if at >= 0 else self._root.child(token, None))
+            slots.append(
+                slots[at].child(token, self.true.get(ids[at]))
+                if at >= 0
+                else self._root.child(token, None)
+            )
             ids.append(node)
         fresh = part.answers[0] if part.answers else len(part.ids)
         self.context = part.context + fresh
@@ -199,9 +226,13 @@ class MemoDrafter:
     """
 
     def __init__(self, inner: DraftExecutor) -> None:
-        """StateError if ``inner`` is a choice: what one of its drafters proposes is not another's answer."""
+        """StateError if ``inner`` is a choice: what one of its drafters proposes is not another's
+        answer.
+        """
         if isinstance(inner, ChoiceDrafter):
-            raise StateError("one memo is around several drafters to choose from; put one around each of them")
+            raise StateError(
+                "one memo is around several drafters to choose from; put one around each of them"
+            )
         self.passes = 0
         self._inner = inner
         self._texts: dict[Sampling, _State] = {}
@@ -235,10 +266,15 @@ class MemoDrafter:
         self._runs[job].true.update(zip(ids, rows.astype(np.float32, copy=True), strict=True))
 
     def run(self, work: Draft) -> DraftDone:
-        """As ``DraftExecutor.run``; StateError if more than ``WIDTH`` continuations are asked for."""
+        """As ``DraftExecutor.run``; StateError if more than ``WIDTH`` continuations
+        are asked for.
+        """
         if work.width > WIDTH:
-            raise StateError(f"a pass asks for {work.width} continuations; {WIDTH} of every node are remembered")
-        part, run = work.part, self._runs[work.part.job]
+            raise StateError(
+                f"a pass asks for {work.width} continuations; {WIDTH} of every node are remembered"
+            )
+        part = work.part
+        run = self._runs[work.part.job]
         run.carry_out(part)
         asked = [run.slots[part.held + row] for row in part.answers]
         missing = [state for state in asked if state.answers[work.coupled] is None]
@@ -250,14 +286,25 @@ class MemoDrafter:
         """One pass of ``inner``, after which all of ``wanted`` have an answer."""
         if run.lane is None:
             run.lane = _Lane()
-            self._inner.allocate(job, run.capacity * (1 + self.wants_hidden), run.sampling, run.returns)
-        lane, context = run.lane, run.context_keys(wanted[0])
+            self._inner.allocate(
+                job, run.capacity * (1 + self.wants_hidden), run.sampling, run.returns
+            )
+        lane = run.lane
+        context = run.context_keys(wanted[0])
         moves = lane.keep(context, set(run.slots[run.context :]))
         fresh = lane.missing(wanted)
         part = lane.draft(job, fresh, context, moves)
-        told = [(node, state.row) for node, (state, learnt) in zip(part.ids, fresh, strict=True) if learnt]
+        told = [
+            (node, state.row)
+            for node, (state, learnt) in zip(part.ids, fresh, strict=True)
+            if learnt
+        ]
         if told:
-            self._inner.learn(job, [node for node, _ in told], np.stack([row for _, row in told if row is not None]))
+            self._inner.learn(
+                job,
+                [node for node, _ in told],
+                np.stack([row for _, row in told if row is not None]),
+            )
         done = self._inner.run(Draft(part, WIDTH, parents=lane.parent_ids(fresh), coupled=coupled))
         self.passes += 1
         for at, row in enumerate(part.answers):
@@ -265,7 +312,9 @@ class MemoDrafter:
             if state.answers[coupled] is None:
                 sources = done.sources[at] if done.sources else ()
                 state.answers[coupled] = _Answer(
-                    np.array(done.tokens[at], np.int32), np.array(done.values[at]), np.array(sources, np.int8)
+                    np.array(done.tokens[at], np.int32),
+                    np.array(done.values[at]),
+                    np.array(sources, np.int8),
                 )
                 self._held += 1
 

@@ -7,23 +7,29 @@ from collections.abc import Iterable, Mapping
 from flowspec.core.profile import source_parts
 from flowspec.errors import ConfigError
 
-#: The packaged drafter of every name a profile has times for; ``draft`` is the small model's name elsewhere.
+#: The packaged drafter of every name a profile has times for; ``draft`` is the small model's name
+#: elsewhere.
 DRAFTERS = {"slm": "draft", "draft": "draft", "head": "head", "ngram": "ngram"}
 
 
 def drafter_of(source: str, timed: Iterable[str] = ("slm", "head", "ngram")) -> str:
-    """What ``load_sources`` calls a profile's drafter ``source``; else a ConfigError names those of ``timed``."""
+    """What ``load_sources`` calls a profile's drafter ``source``; else a ConfigError names those of
+    ``timed``.
+    """
     unknown = [name for name in names_of(canonical(source)) if name not in DRAFTERS]
     if unknown:
         known = ", ".join(name for name in timed if name in DRAFTERS)
         raise ConfigError(
-            f"unknown draft source {unknown[0]!r}; expected {known}, or several joined by + or :; draft means slm"
+            f"unknown draft source {unknown[0]!r}; expected {known}, or several joined by + or :; "
+            "draft means slm"
         )
     return _renamed(source, DRAFTERS)
 
 
 def canonical(source: str) -> str:
-    """``source`` as profiles call it; ConfigError if it is no list of drafters, each of them named once."""
+    """``source`` as profiles call it; ConfigError if it is no list of drafters, each of them named
+    once.
+    """
     found = _renamed(source, {"draft": "slm"})
     try:
         source_parts(found)
@@ -48,4 +54,6 @@ def first_choice(source: str) -> str:
 
 
 def _renamed(source: str, names: Mapping[str, str]) -> str:
-    return ":".join("+".join(names.get(name, name) for name in parts) for parts in source_parts(source))
+    return ":".join(
+        "+".join(names.get(name, name) for name in parts) for parts in source_parts(source)
+    )

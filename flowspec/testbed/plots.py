@@ -1,6 +1,8 @@
-"""Charts of a comparison: SVG or PNG, by the file's name. Needs matplotlib, which comes as an extra.
+"""Charts of a comparison: SVG or PNG, by the file's name. Needs matplotlib, which comes as an
+extra.
 
-A chart shows one panel: rows of one stage count, one temperature and one link; ``charts`` draws all there are.
+A chart shows one panel: rows of one stage count, one temperature and one link; ``charts`` draws
+all there are.
 """
 
 from __future__ import annotations
@@ -23,11 +25,20 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = (".svg", ".png")
-_COLOURS = {"useful": "#2a9d6f", "wasted": "#e9a15b", "void": "#c4c4c4", "prompt": "#9aa3b5", "draft": "#5b7fc7"}
-_ACCENT, _DARK = _COLOURS["draft"], "#333333"
+_COLOURS = {
+    "useful": "#2a9d6f",
+    "wasted": "#e9a15b",
+    "void": "#c4c4c4",
+    "prompt": "#9aa3b5",
+    "draft": "#5b7fc7",
+}
+_ACCENT = _COLOURS["draft"]
+_DARK = "#333333"
 _WIDTH = 8.0
 #: Heights in inches: of a bar, of a stage's lane, and of what is above and below them.
-_BAR, _LANE, _FRAME = 0.34, 0.3, 1.5
+_BAR = 0.34
+_LANE = 0.3
+_FRAME = 1.5
 
 
 def require() -> None:
@@ -35,15 +46,19 @@ def require() -> None:
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:
-        raise ConfigError("plots need matplotlib, which is not installed: pip install 'flowspec[plots]'") from None
+        raise ConfigError(
+            "plots need matplotlib, which is not installed: pip install 'flowspec[plots]'"
+        ) from None
 
 
-# ---- a run, pass by pass ------------------------------------------------------------------------------
+# ---- a run, pass by pass -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A pass of ``node`` from ``start`` to ``end``, seconds, over the rows ``ids``; ``draft``: of the drafter."""
+    """A pass of ``node`` from ``start`` to ``end``, seconds, over the rows ``ids``; ``draft``: of
+    the drafter.
+    """
 
     node: str
     start: float
@@ -83,16 +98,21 @@ class Timeline:
             return {"draft": 1.0}
         counts = dict.fromkeys(("prompt", "useful", "wasted"), 0)
         for row in span.ids:
-            counts["prompt" if row < prompt_rows - 1 else "useful" if row in self.useful else "wasted"] += 1
+            counts[
+                "prompt" if row < prompt_rows - 1 else "useful" if row in self.useful else "wasted"
+            ] += 1
         return {fate: count / len(span.ids) for fate, count in counts.items()}
 
 
 def timeline(taken: Timeline, prompt_rows: int, seconds: float, title: str) -> Figure:
-    """The passes of every device from shortly before the first token, for ``seconds``: each a box, split by
-    what became of its rows; lines are commits. ``prompt_rows``: rows of the prompt."""
+    """The passes of every device from shortly before the first token, for ``seconds``: each a box,
+    split by what became of its rows; lines are commits. ``prompt_rows``: rows of the prompt.
+    """
     from matplotlib.patches import Patch
 
-    nodes = sorted({span.node for span in taken.spans}, key=lambda node: ("dms".index(node[0]), int(node[1:])))
+    nodes = sorted(
+        {span.node for span in taken.spans}, key=lambda node: ("dms".index(node[0]), int(node[1:]))
+    )
     figure, axes = _canvas(_LANE * len(nodes) + _FRAME, title)
     begin = taken.commits[0] - 0.1 * seconds
     for span in taken.spans:
@@ -103,15 +123,25 @@ def timeline(taken: Timeline, prompt_rows: int, seconds: float, title: str) -> F
             if share > 0:
                 height = 0.8 * share
                 axes.broken_barh(
-                    [(span.start, span.end - span.start)], (bottom - height, height), facecolor=_COLOURS[fate],
-                    edgecolor="white", linewidth=0.4,
-                )  # fmt: skip
+                    [(span.start, span.end - span.start)],
+                    (bottom - height, height),
+                    facecolor=_COLOURS[fate],
+                    edgecolor="white",
+                    linewidth=0.4,
+                )
                 bottom -= height
     commits = [when for when in taken.commits if begin <= when <= begin + seconds]
     axes.vlines(commits, -0.5, len(nodes) - 0.5, color=_DARK, linewidth=0.7, linestyles=(0, (2, 2)))
-    axes.set(xlim=(begin, begin + seconds), ylim=(len(nodes) - 0.5, -0.5), xlabel="simulated seconds")
+    axes.set(
+        xlim=(begin, begin + seconds), ylim=(len(nodes) - 0.5, -0.5), xlabel="simulated seconds"
+    )
     axes.set_yticks(range(len(nodes)), [_device(node) for node in nodes])
-    shown = {"draft": "drafting", "prompt": "prompt", "useful": "useful rows", "wasted": "wasted rows"}
+    shown = {
+        "draft": "drafting",
+        "prompt": "prompt",
+        "useful": "useful rows",
+        "wasted": "wasted rows",
+    }
     handles = [Patch(facecolor=_COLOURS[fate], label=label) for fate, label in shown.items()]
     _legend(figure, handles)
     return figure
@@ -122,7 +152,7 @@ def _device(node: str) -> str:
     return kind[node[0]]
 
 
-# ---- comparisons ---------------------------------------------------------------------------------------
+# ---- comparisons ---------------------------------------------------------------------------------
 
 
 def tbt(rows: Sequence[Row], title: str) -> Figure:
@@ -131,9 +161,25 @@ def tbt(rows: Sequence[Row], title: str) -> Figure:
     at = np.arange(len(rows))
     means, highs = ([row.tbt[key] * 1e3 for row in rows] for key in ("mean", "p99"))
     axes.barh(at, means, 0.62, color=_ACCENT, label="mean")
-    axes.plot(highs, at, linestyle="none", marker="|", markersize=11, markeredgewidth=2, color=_DARK, label="p99")
+    axes.plot(
+        highs,
+        at,
+        linestyle="none",
+        marker="|",
+        markersize=11,
+        markeredgewidth=2,
+        color=_DARK,
+        label="p99",
+    )
     for place, mean in zip(at, means, strict=True):
-        axes.annotate(f"{mean:.0f}", (mean, place), (4, 0), textcoords="offset points", va="center", fontsize=8)
+        axes.annotate(
+            f"{mean:.0f}",
+            (mean, place),
+            (4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+        )
     axes.set(xlabel="simulated ms between tokens", xlim=(0, None))
     _names(axes, rows)
     _legend(figure, axes.get_legend_handles_labels()[0])
@@ -141,12 +187,21 @@ def tbt(rows: Sequence[Row], title: str) -> Figure:
 
 
 def speedup(rows: Sequence[Row], sets: Mapping[int, str], baseline: str, title: str) -> Figure:
-    """Median speedup over ``baseline`` by prompt set; ``sets``: the set of every prompt's number."""
+    """Median speedup over ``baseline`` by prompt set; ``sets``: the set of every
+    prompt's number.
+    """
     names = list(dict.fromkeys(sets.values()))
     found = np.array([[_median(row, sets, name) for name in names] for row in rows])
     figure, axes = _canvas(_BAR * len(rows) + _FRAME + 0.5, title)
     most = max(2.0, float(np.nanmax(found)))
-    axes.imshow(np.log(found), cmap="RdYlGn", vmin=-np.log(most), vmax=np.log(most), aspect="auto", alpha=0.75)
+    axes.imshow(
+        np.log(found),
+        cmap="RdYlGn",
+        vmin=-np.log(most),
+        vmax=np.log(most),
+        aspect="auto",
+        alpha=0.75,
+    )
     for (down, right), value in np.ndenumerate(found):
         axes.annotate(f"{value:.2f}", (right, down), ha="center", va="center", fontsize=8)
     axes.set_xticks(range(len(names)), names, rotation=20, ha="right")
@@ -165,9 +220,12 @@ def _median(row: Row, sets: Mapping[int, str], name: str) -> float:
 def fates(rows: Sequence[Row], title: str) -> Figure:
     """Rows a stage was sent for every token of the output, by what became of them."""
     figure, axes = _canvas(_BAR * len(rows) + _FRAME, title)
-    at, left = np.arange(len(rows)), np.zeros(len(rows))
+    at = np.arange(len(rows))
+    left = np.zeros(len(rows))
     for fate in ("useful", "wasted", "void"):
-        counts = np.array([row.rows[fate] / (row.tokens - row.prompts) / row.stages for row in rows])
+        counts = np.array(
+            [row.rows[fate] / (row.tokens - row.prompts) / row.stages for row in rows]
+        )
         axes.barh(at, counts, 0.62, left=left, color=_COLOURS[fate], label=fate)
         left = left + counts
     axes.set(xlabel="rows a stage and token", xlim=(0, None))
@@ -177,25 +235,49 @@ def fates(rows: Sequence[Row], title: str) -> Figure:
 
 
 def sweep(rows: Sequence[Row], swept: str, title: str) -> Figure:
-    """Tokens/s over ``latency`` or ``mbit`` of the links; bars are intervals, where there are any. A strategy has one
-    colour, a draft source one kind of line."""
+    """Tokens/s over ``latency`` or ``mbit`` of the links; bars are intervals, where there are any.
+    A strategy has one colour, a draft source one kind of line.
+    """
     from matplotlib import colormaps
 
     figure, axes = _canvas(4.5, title)
     across = {"latency": "link latency one way, ms", "mbit": "link bandwidth, Mbit/s"}
-    strategies, sources = ([*dict.fromkeys(getattr(row, name) for row in rows)] for name in ("strategy", "source"))
+    strategies, sources = (
+        [*dict.fromkeys(getattr(row, name) for row in rows)] for name in ("strategy", "source")
+    )
     colours = colormaps["tab10" if len(strategies) <= 10 else "tab20"]
     drafting = [source for source in sources if source != "-"]
     for strategy, source in dict.fromkeys((row.strategy, row.source) for row in rows):
-        points = [(row, row.tokens_per_second) for row in rows if (row.strategy, row.source) == (strategy, source)]
-        known = sorted(((_place(row, swept), speed) for row, speed in points if speed), key=lambda point: point[0])
-        ends = [(speed.median - (speed.low or speed.median), (speed.high or speed.median) - speed.median)
-                for _, speed in known]  # fmt: skip
+        points = [
+            (row, row.tokens_per_second)
+            for row in rows
+            if (row.strategy, row.source) == (strategy, source)
+        ]
+        known = sorted(
+            ((_place(row, swept), speed) for row, speed in points if speed),
+            key=lambda point: point[0],
+        )
+        ends = [
+            (
+                speed.median - (speed.low or speed.median),
+                (speed.high or speed.median) - speed.median,
+            )
+            for _, speed in known
+        ]
         axes.errorbar(
-            [at for at, _ in known], [speed.median for _, speed in known], np.array(ends).T, capsize=2, elinewidth=0.6,
-            marker="o", markersize=4, color=colours(strategies.index(strategy)), label=_label(points[0][0]),
-            linestyle=("-", "--", ":", "-.")[drafting.index(source) % 4 if source in drafting else 0],
-        )  # fmt: skip
+            [at for at, _ in known],
+            [speed.median for _, speed in known],
+            np.array(ends).T,
+            capsize=2,
+            elinewidth=0.6,
+            marker="o",
+            markersize=4,
+            color=colours(strategies.index(strategy)),
+            label=_label(points[0][0]),
+            linestyle=("-", "--", ":", "-.")[
+                drafting.index(source) % 4 if source in drafting else 0
+            ],
+        )
     axes.set(xlabel=across[swept], ylabel="tokens/s, simulated", ylim=(0, None))
     if swept == "mbit":
         places = sorted({_place(row, swept) for row in rows})
@@ -211,19 +293,23 @@ def _place(row: Row, swept: str) -> float:
     return row.latency_ms if swept == "latency" else row.mbit
 
 
-# ---- all of them ---------------------------------------------------------------------------------------
+# ---- all of them ---------------------------------------------------------------------------------
 
 
 def charts(report: Report) -> Iterator[tuple[str, Callable[[], Figure]]]:
     """Every chart of a report: its file's name without ending, and how to draw it."""
     head = report.header
     sets = {int(at): name for at, name in head["prompts"]["sets"].items()}
-    baseline, what = head["baseline"], f"{head['profile']['name']}, {head['how']}"
+    baseline = head["baseline"]
+    what = f"{head['profile']['name']}, {head['how']}"
     panels = dict.fromkeys((row.stages, row.temperature) for row in report.rows)
     for stages, temperature in panels:
-        all_rows = [row for row in report.rows if (row.stages, row.temperature) == (stages, temperature)]
+        all_rows = [
+            row for row in report.rows if (row.stages, row.temperature) == (stages, temperature)
+        ]
         rows = [row for row in all_rows if not row.swept]
-        end, title = f"{stages}-stages-T{temperature:g}", f"{what}, {stages} stages, T = {temperature:g}"
+        end = f"{stages}-stages-T{temperature:g}"
+        title = f"{what}, {stages} stages, T = {temperature:g}"
         yield f"tbt-{end}", partial(tbt, rows, title)
         others = [row for row in rows if row.strategy != baseline]
         if others:
@@ -235,9 +321,14 @@ def charts(report: Report) -> Iterator[tuple[str, Callable[[], Figure]]]:
 
 
 def save(figure: Figure, file: Path) -> None:
-    """Write ``figure``; ConfigError for a name that ends in none of ``FORMATS``, or a place that cannot be written."""
+    """Write ``figure``; ConfigError for a name that ends in none of ``FORMATS``, or a place that
+    cannot be written.
+    """
     if file.suffix not in FORMATS:
-        raise ConfigError(f"a plot cannot be written to {file}; expected a name that ends in {' or '.join(FORMATS)}")
+        raise ConfigError(
+            f"a plot cannot be written to {file}; expected a name that ends in "
+            f"{' or '.join(FORMATS)}"
+        )
     try:
         figure.savefig(file, dpi=150)
     except OSError as error:
@@ -264,4 +355,6 @@ def _names(axes: Axes, rows: Sequence[Row]) -> None:
 
 
 def _legend(figure: Figure, handles: Sequence[Any]) -> None:
-    figure.legend(handles=list(handles), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    figure.legend(
+        handles=list(handles), loc="outside lower center", ncols=4, frameon=False, fontsize=8
+    )

@@ -18,7 +18,9 @@ class Prompt:
 
 
 def halve(prompts: Iterable[Prompt], half: str) -> list[Prompt]:
-    """Every other prompt of each set: ``tuning`` is the first, third, ..., ``measuring`` the others; or ``all``."""
+    """Every other prompt of each set: ``tuning`` is the first, third, ..., ``measuring`` the
+    others; or ``all``.
+    """
     if half not in ("tuning", "measuring", "all"):
         raise ConfigError(f"the half is {half!r}; expected tuning, measuring or all")
     seen: dict[str, int] = defaultdict(int)

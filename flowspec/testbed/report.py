@@ -1,4 +1,5 @@
-"""What a comparison says: rows of measurements, a header that says of what, as JSON and as Markdown.
+"""What a comparison says: rows of measurements, a header that says of what, as JSON and as
+Markdown.
 
 Two files can be compared if they were made of the same models, prompts, profile and machine.
 """
@@ -27,14 +28,22 @@ _TAIL = 0.025
 _FATES = ("useful", "wasted", "void")
 #: Header entries two runs must share to be compared, and what they are called in an error.
 _SAME = {
-    "how": "kind of run", "target": "target", "drafts": "draft models", "prompts": "prompts", "tokens": "tokens",
-    "seed": "seed", "profile": "profile", "machine": "machine",
-}  # fmt: skip
+    "how": "kind of run",
+    "target": "target",
+    "drafts": "draft models",
+    "prompts": "prompts",
+    "tokens": "tokens",
+    "seed": "seed",
+    "profile": "profile",
+    "machine": "machine",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A median over prompts with its 95% interval by order statistics; below six prompts there is none."""
+    """A median over prompts with its 95% interval by order statistics; below six prompts there is
+    none.
+    """
 
     median: float
     low: float | None = None
@@ -42,12 +51,15 @@ class Estimate:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Estimate | None:
-        """None of nothing. The interval's ends are the values that with at least 95% enclose the median,
-        whatever the distribution: P(Binomial(n, 1/2) < rank) <= 2.5%."""
+        """None of nothing. The interval's ends are the values that with at least 95% enclose the
+        median, whatever the distribution: P(Binomial(n, 1/2) < rank) <= 2.5%.
+        """
         if not values:
             return None
-        ordered, count = sorted(values), len(values)
-        below, rank = 0.0, 0
+        ordered = sorted(values)
+        count = len(values)
+        below = 0.0
+        rank = 0
         while (below := below + math.comb(count, rank) / 2**count) <= _TAIL:
             rank += 1
         median = float(np.median(ordered))
@@ -58,11 +70,12 @@ class Estimate:
 class Row:
     """One strategy with one draft source, on so many stages, at one temperature, over all prompts.
 
-    ``source`` is "-" where nothing is drafted. Times are simulated seconds, over tokens after each prompt's first:
-    ``tbt``: mean, p50 and p99 over all tokens; tokens committed together waited 0 but for the first of them.
-    ``rows``: by fate, summed over stages; ``stage_busy``: by stage. ``speeds``: tokens/s by the prompt's number.
-    ``speedup``, ``speedups``: over the baseline on the same prompt. ``drafts``: where the strategy chose among several,
-    for how many of the tokens after each prompt's first each one was used.
+    ``source`` is "-" where nothing is drafted. Times are simulated seconds, over tokens after
+    each prompt's first: ``tbt``: mean, p50 and p99 over all tokens; tokens committed together
+    waited 0 but for the first of them. ``rows``: by fate, summed over stages; ``stage_busy``: by
+    stage. ``speeds``: tokens/s by the prompt's number. ``speedup``, ``speedups``: over the
+    baseline on the same prompt. ``drafts``: where the strategy chose among several, for how many
+    of the tokens after each prompt's first each one was used.
     """
 
     strategy: str
@@ -94,10 +107,12 @@ class Row:
 def gaps(ran: Ran) -> list[float]:
     """Seconds each token after the first commit's first waited for the one before it."""
     found: list[float] = []
-    before, counted = ran.committed_at[0][0], 0
+    before = ran.committed_at[0][0]
+    counted = 0
     for when, count in ran.committed_at:
         found += [when - before] + [0.0] * (count - counted - 1)
-        before, counted = when, count
+        before = when
+        counted = count
     return found[1:]
 
 
@@ -124,7 +139,8 @@ def measured(runs: Mapping[int, Ran], drafts: Sequence[str]) -> dict[str, Any]:
         "ttft_seconds": float(np.median([one["ttft_seconds"] for one in stats.values()])),
         "tokens_per_step": tokens / total("steps"),
         "tokens_per_round": tokens / total("rounds"),
-        "hit_rate": sum((one["hit_rate"] or 0) * (one["tokens"] - 1) for one in stats.values()) / tokens,
+        "hit_rate": sum((one["hit_rate"] or 0) * (one["tokens"] - 1) for one in stats.values())
+        / tokens,
         "stage_busy": tuple(float(share) for share in np.average(busy, axis=0, weights=weights)),
         "rows": {fate: sum(one["rows"][fate] for one in stats.values()) for fate in _FATES},
         "draft_passes_per_token": total("draft_passes") / tokens,
@@ -144,7 +160,16 @@ class Report:
 
     def text(self) -> str:
         """As JSON."""
-        return json.dumps({"kind": KIND, **self.header, "rows": [dataclasses.asdict(row) for row in self.rows]}) + "\n"
+        return (
+            json.dumps(
+                {
+                    "kind": KIND,
+                    **self.header,
+                    "rows": [dataclasses.asdict(row) for row in self.rows],
+                }
+            )
+            + "\n"
+        )
 
     @classmethod
     def load(cls, file: Path) -> Report:
@@ -155,14 +180,18 @@ class Report:
                 raise ValueError("it is of another kind")
             return cls(content, tuple(_row_of(row) for row in content.pop("rows")))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{file} is no file written by `flowspec bench --out`: {error}") from None
+            raise ConfigError(
+                f"{file} is no file written by `flowspec bench --out`: {error}"
+            ) from None
 
 
 def _row_of(row: dict[str, Any]) -> Row:
     for name in ("tokens_per_second", "speedup"):
         row[name] = Estimate(**row[name]) if row[name] is not None else None
     for name in ("speeds", "speedups"):
-        row[name] = {int(at): speed for at, speed in row[name].items()} if row[name] is not None else None
+        row[name] = (
+            {int(at): speed for at, speed in row[name].items()} if row[name] is not None else None
+        )
     return Row(**{**row, "stage_busy": tuple(row["stage_busy"])})
 
 
@@ -174,9 +203,13 @@ _COLUMNS: dict[str, Callable[[Row], str]] = {
     "link": lambda row: f"{row.latency_ms:g} ms, {row.mbit:g} Mbit/s",
     "tokens/s (95%)": lambda row: _estimate(row.tokens_per_second),
     "speedup (95%)": lambda row: _estimate(row.speedup),
-    "TBT mean / p50 / p99, ms": lambda row: " / ".join(f"{row.tbt[key] * 1e3:.1f}" for key in ("mean", "p50", "p99")),
+    "TBT mean / p50 / p99, ms": lambda row: " / ".join(
+        f"{row.tbt[key] * 1e3:.1f}" for key in ("mean", "p50", "p99")
+    ),
     "TTFT, s": lambda row: f"{row.ttft_seconds:.2f}",
-    "tokens per step / round": lambda row: f"{row.tokens_per_step:.2f} / {row.tokens_per_round:.2f}",
+    "tokens per step / round": lambda row: (
+        f"{row.tokens_per_step:.2f} / {row.tokens_per_round:.2f}"
+    ),
     "hit rate": lambda row: f"{row.hit_rate:.2f}",
     "stage busy": lambda row: f"{min(row.stage_busy):.0%} to {max(row.stage_busy):.0%}",
     "rows a token and stage, useful / wasted / void": lambda row: " / ".join(
@@ -192,16 +225,20 @@ _COLUMNS: dict[str, Callable[[Row], str]] = {
 def markdown(report: Report) -> str:
     """The header in a few lines and one table."""
     head = report.header
-    profile, prompts = head["profile"], head["prompts"]
+    profile = head["profile"]
+    prompts = head["prompts"]
     lines = [
         f"## {profile['name']}, {head['how']}",
         "",
-        f"{profile['summary']}. Source: {profile['source']}. All times are {head['how']}, none was measured on such "
+        f"{profile['summary']}. Source: {profile['source']}. All times are {head['how']}, none "
+        "was measured on such "
         "a machine; acceptance is that of the packaged models.",
         "",
         f"{prompts['count']} prompts ({prompts['half']}; {prompts['loops']} of them with loops, "
-        f"{'left out' if prompts['no_loops'] else 'kept'}), {head['tokens']} tokens each, seed {head['seed']}; speedup "
-        f"over {head['baseline']}; medians over prompts with 95% intervals by order statistics (none below six "
+        f"{'left out' if prompts['no_loops'] else 'kept'}), {head['tokens']} tokens each, seed "
+        f"{head['seed']}; speedup "
+        f"over {head['baseline']}; medians over prompts with 95% intervals by order statistics "
+        "(none below six "
         "prompts), all else over all tokens.",
         "",
         f"| {' | '.join(_COLUMNS)} |",
@@ -223,7 +260,8 @@ def described(row: Row) -> list[tuple[str, str]]:
 def _footnote(rows: Sequence[Row]) -> list[str]:
     """Which drafts those rows used that had several to choose from; no lines if there are none."""
     said = [
-        f"- {row.strategy} with {row.source} on {row.stages} stages, T {row.temperature:g}, {_COLUMNS['link'](row)}: "
+        f"- {row.strategy} with {row.source} on {row.stages} stages, T {row.temperature:g}, "
+        f"{_COLUMNS['link'](row)}: "
         f"{_drafts(row)}"
         for row in rows
         if row.drafts
@@ -238,49 +276,77 @@ def _drafts(row: Row) -> str:
 def _estimate(value: Estimate | None) -> str:
     if value is None:
         return "-"
-    return f"{value.median:.2f}" + (f" ({value.low:.2f} to {value.high:.2f})" if value.low is not None else "")
+    return f"{value.median:.2f}" + (
+        f" ({value.low:.2f} to {value.high:.2f})" if value.low is not None else ""
+    )
 
 
 def compare(old: Path, new: Path) -> str:
-    """What changed from ``old`` to ``new``, as Markdown; ConfigError if they are not of the same thing."""
+    """What changed from ``old`` to ``new``, as Markdown; ConfigError if they are not of the same
+    thing.
+    """
     reports = Report.load(old), Report.load(new)
     was, now = (report.header for report in reports)
     for name, called in _SAME.items():
-        one, other = was.get(name), now.get(name)
+        one = was.get(name)
+        other = now.get(name)
         if _identity(one, other) != _identity(other, one):
             raise ConfigError(
-                f"{old} and {new} differ in {called}: {_short(one)} and {_short(other)}; only runs of the same models, "
+                f"{old} and {new} differ in {called}: {_short(one)} and {_short(other)}; only "
+                "runs of the same models, "
                 "prompts, profile and machine can be compared"
             )
     before, after = ({_key(row): row for row in report.rows} for report in reports)
     lines = [
-        f"{was['profile']['name']}, {was['how']}: version {was['version']} to {now['version']}", "",
-        "| strategy | draft | stages | T | link | tokens/s, old | new | new over old (95%) |", "|---" * 8 + "|",
-    ]  # fmt: skip
+        f"{was['profile']['name']}, {was['how']}: version {was['version']} to {now['version']}",
+        "",
+        "| strategy | draft | stages | T | link | tokens/s, old | new | new over old (95%) |",
+        "|---" * 8 + "|",
+    ]
     for key in dict.fromkeys((*before, *after)):
         pair = [rows[key] for rows in (before, after) if key in rows]
-        ratios = [pair[-1].speeds[at] / speed for at, speed in pair[0].speeds.items() if at in pair[-1].speeds]
-        speeds = [_estimate(rows[key].tokens_per_second if key in rows else None) for rows in (before, after)]
+        ratios = [
+            pair[-1].speeds[at] / speed
+            for at, speed in pair[0].speeds.items()
+            if at in pair[-1].speeds
+        ]
+        speeds = [
+            _estimate(rows[key].tokens_per_second if key in rows else None)
+            for rows in (before, after)
+        ]
         change = _estimate(Estimate.of(ratios) if len(pair) == 2 else None)
-        lines.append(f"| {' | '.join([*(show(pair[0]) for show in list(_COLUMNS.values())[:5]), *speeds, change])} |")
+        cell = [show(pair[0]) for show in list(_COLUMNS.values())[:5]]
+        lines.append(f"| {' | '.join([*cell, *speeds, change])} |")
     return "\n".join(lines) + "\n"
 
 
 def _key(row: Row) -> tuple[object, ...]:
-    return (row.strategy, row.source, row.stages, row.temperature, row.swept, row.latency_ms, row.mbit)
+    return (
+        row.strategy,
+        row.source,
+        row.stages,
+        row.temperature,
+        row.swept,
+        row.latency_ms,
+        row.mbit,
+    )
 
 
 def _identity(value: object, other: object) -> object:
     """What of a header entry must be equal: its digest, or what both have entries for."""
     if not isinstance(value, dict) or not isinstance(other, dict):
         return value
-    return value["digest"] if "digest" in value else {key: value[key] for key in sorted(value.keys() & other.keys())}
+    return (
+        value["digest"]
+        if "digest" in value
+        else {key: value[key] for key in sorted(value.keys() & other.keys())}
+    )
 
 
 def _short(value: object) -> str:
     """A header entry in a few words."""
     if isinstance(value, dict):
-        return " ".join(f"{key} {value[key]}" for key in ("name", "count", "line", "digest") if key in value) or str(
-            value
-        )
+        return " ".join(
+            f"{key} {value[key]}" for key in ("name", "count", "line", "digest") if key in value
+        ) or str(value)
     return str(value)

@@ -1,7 +1,8 @@
 """One run of one strategy under the virtual clock, with the real drafter's acceptance.
 
-The machines are the live ones; the target's stages know their text (``drivers.oracle``), so that only the
-drafter computes. What a run gives out is compared with the target's own text: a difference is an error.
+The machines are the live ones; the target's stages know their text (``drivers.oracle``), so that
+only the drafter computes. What a run gives out is compared with the target's own text: a
+difference is an error.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ JOB = "j"
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A simulated run: its ``stats`` as of any job, and when how many tokens were out (seconds, count)."""
+    """A simulated run: its ``stats`` as of any job, and when how many tokens were out (seconds,
+    count).
+    """
 
     stats: Mapping[str, Any]
     committed_at: tuple[tuple[float, int], ...]
@@ -53,7 +56,9 @@ def profile_costs(profile: Profile, stages: int, source: str, *, hidden: bool = 
 
 
 def returns_hidden(drafter: DraftExecutor, strategy: Strategy) -> bool:
-    """Whether a job of ``strategy`` has the target's rows returned for ``drafter``, as its session decides."""
+    """Whether a job of ``strategy`` has the target's rows returned for ``drafter``, as its session
+    decides.
+    """
     return strategy.width > 0 and any(strategy.among(wanting_hidden(drafter)))
 
 
@@ -70,25 +75,34 @@ def simulate(
 ) -> Ran:
     """Run ``strategy``; StateError if the text that came out is not the target's.
 
-    ``middles``: the models of a chain between drafter and target, by name, smallest first. ``experience``: what
-    the cluster knows from jobs before; None: this is its first.
+    ``middles``: the models of a chain between drafter and target, by name, smallest first.
+    ``experience``: what the cluster knows from jobs before; None: this is its first.
     """
     makers = list((middles or {}).values())
     wanting = wanting_hidden(drafter)
     limits = Limits(
-        stages, target.context, target.vocabulary, target.eos, middles=len(makers),
-        hidden=wanting[0], others=wanting[1:],
-    )  # fmt: skip
+        stages,
+        target.context,
+        target.vocabulary,
+        target.eos,
+        middles=len(makers),
+        hidden=wanting[0],
+        others=wanting[1:],
+    )
     nodes: dict[str, Any] = {"d0": (DraftMachine(limits, build, experience), drafter)}
-    sequences, hidden = {JOB: (*text.prompt, *text.output)}, {JOB: text.hidden}
+    sequences = {JOB: (*text.prompt, *text.output)}
+    hidden = {JOB: text.hidden}
     for stage in range(1, stages + 1):
         nodes[stage_node(stage)] = (StageMachine(stage, stages), OracleStage(sequences, hidden))
     for model, make in enumerate(makers, 1):
         nodes[middle_node(model)] = (StageMachine(1, stages, middle=model), make())
     simulation = Simulation(nodes, costs, tap=tap)
     spec = JobSpec(
-        prompt_ids=text.prompt, max_new_tokens=len(text.output), sampling=text.sampling, strategy=strategy
-    )  # fmt: skip
+        prompt_ids=text.prompt,
+        max_new_tokens=len(text.output),
+        sampling=text.sampling,
+        strategy=strategy,
+    )
     simulation.post("d0", Envelope(SCHEDULER, 1, Submit(JOB, 1, tuple(spec.fields().items()))))
     simulation.run()
     record = simulation.jobs[JOB]

@@ -1,4 +1,6 @@
-"""What the target says to a prompt, computed once by plain decoding: the truth every simulated run must give."""
+"""What the target says to a prompt, computed once by plain decoding: the truth every simulated run
+must give.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from flowspec.model.directory import ModelDirectory
 class Text:
     """A prompt and what the target makes of it, as token ids.
 
-    ``hidden``: the target's rows after its final norm ``[tokens, hidden]``, float32, if they were asked for.
+    ``hidden``: the target's rows after its final norm ``[tokens, hidden]``, float32, if they
+    were asked for.
     """
 
     prompt: tuple[int, ...]
@@ -24,17 +27,24 @@ class Text:
 
 
 def texts(
-    prompts: Iterable[str], samplings: Sequence[Sampling], count: int, target: ModelDirectory, *, hidden: bool = False
+    prompts: Iterable[str],
+    samplings: Sequence[Sampling],
+    count: int,
+    target: ModelDirectory,
+    *,
+    hidden: bool = False,
 ) -> list[Text]:
-    """The target's own text of ``count`` tokens for every prompt and sampling; prompts it has no room for are
-    left out."""
+    """The target's own text of ``count`` tokens for every prompt and sampling; prompts it has no
+    room for are left out.
+    """
     import torch
 
     from flowspec.model.reference import Reference
     from flowspec.model.text import Tokenizer
 
     torch.set_num_threads(1)
-    reference, tokenizer = Reference(target), Tokenizer(target)
+    reference = Reference(target)
+    tokenizer = Tokenizer(target)
     encoded = [tokenizer.encode(prompt, raw=False) for prompt in prompts]
     found = []
     for sampling in samplings:

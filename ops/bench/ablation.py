@@ -3,9 +3,10 @@
     python -m ops.bench.ablation [--lockstep] [--coupled] [--stages 4] [--tokens 64] [--seeds 3]
                                  [--prompts FILE.jsonl|DIR]
 
-The machines are the live ones under the virtual clock: a stage's pass costs 1, a growth's drafting 1,
-links nothing. The target's text is computed once by plain decoding; drafts are the draft model's own.
-``--lockstep`` keeps the papers' barrier; the papers draft uncoupled, ``--coupled`` does not. Prints Markdown.
+The machines are the live ones under the virtual clock: a stage's pass costs 1, a growth's
+drafting 1, links nothing. The target's text is computed once by plain decoding; drafts are the
+draft model's own. ``--lockstep`` keeps the papers' barrier; the papers draft uncoupled,
+``--coupled`` does not. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ ROWS = (
 
 @dataclass
 class Sum:
-    """Counters over many runs. Tokens after the first, which prefill gives; rows by fate are per token."""
+    """Counters over many runs. Tokens after the first, which prefill gives; rows by fate are per
+    token.
+    """
 
     tokens: float = 0
     steps: float = 0
@@ -52,9 +55,12 @@ class Sum:
             setattr(self, fate, getattr(self, fate) + stats["rows"][fate])
 
     def row(self, name: str, fewest: float) -> str:
-        shares = " / ".join(f"{count / self.tokens:.1f}" for count in (self.useful, self.wasted, self.void))
+        shares = " / ".join(
+            f"{count / self.tokens:.1f}" for count in (self.useful, self.wasted, self.void)
+        )
         return (
-            f"| {name} | {self.tokens / self.steps:.4f} | {self.steps:.0f} | {self.steps / fewest:.3f} "
+            f"| {name} | {self.tokens / self.steps:.4f} | {self.steps:.0f} | "
+            f"{self.steps / fewest:.3f} "
             f"| {self.tokens / self.rounds:.2f} | {self.hits / self.tokens:.3f} | {shares} |"
         )
 
@@ -69,7 +75,9 @@ def switched(strategy: str, *, coupled: bool, lockstep: bool) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--lockstep", action="store_true", help="keep the papers' barrier")
-    parser.add_argument("--coupled", action="store_true", help="let the drafter see the noise at T = 1")
+    parser.add_argument(
+        "--coupled", action="store_true", help="let the drafter see the noise at T = 1"
+    )
     parser.add_argument("--stages", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--seeds", type=int, default=3, help="seeds at T = 1")
@@ -86,8 +94,18 @@ def main() -> None:
         samplings = [Sampling(temperature, seed=seed) for seed in seeds]
         runs = texts(prompts, samplings, given.tokens, target)
         repeated = sum(repeated_4grams(run.output) for run in runs) / len(runs)
-        print(f"\nT = {temperature:g}, {given.stages} stages, {len(runs)} runs; repeated 4-grams {repeated:.0%}\n")
-        columns = ("tokens per step", "steps", "over whole", "tokens per round", "hit rate", "useful / wasted / void")
+        print(
+            f"\nT = {temperature:g}, {given.stages} stages, {len(runs)} runs; repeated 4-grams "
+            f"{repeated:.0%}\n"
+        )
+        columns = (
+            "tokens per step",
+            "steps",
+            "over whole",
+            "tokens per round",
+            "hit rate",
+            "useful / wasted / void",
+        )
         print(f"| | {' | '.join(columns)} |")
         print("|---|---|---|---|---|---|---|")
         sums = {name: Sum() for name, _ in ROWS}

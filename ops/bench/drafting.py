@@ -1,15 +1,17 @@
 """The drafter's own speed, and how much of drafting hides behind verification.
 
-    python -m ops.bench.drafting [--sources draft,head,ngram,draft+ngram] [--nodes 1,8,32,64] [--context 256]
-                                 [--repeats 7] [--profile jetson-7b] [--strategies a,b,...] [--tokens 48]
+    python -m ops.bench.drafting [--sources draft,head,ngram,draft+ngram] [--nodes 1,8,32,64]
+                                 [--context 256] [--repeats 7] [--profile jetson-7b]
+                                 [--strategies a,b,...] [--tokens 48]
 
-First table, real time of this machine, one torch thread: a step that drafts for ``nodes`` nodes of one level.
-*recomputed*: a pass a node over its whole path, nothing kept; *a pass a node*: KV kept, one row a pass; *one
-pass*: KV kept, all nodes of the level together, what FlowSpec does. Repeats take turns, medians count. Of sources
-to choose from each has rows of its own.
+First table, real time of this machine, one torch thread: a step that drafts for ``nodes`` nodes
+of one level. *recomputed*: a pass a node over its whole path, nothing kept; *a pass a node*: KV
+kept, one row a pass; *one pass*: KV kept, all nodes of the level together, what FlowSpec does.
+Repeats take turns, medians count. Of sources to choose from each has rows of its own.
 
-Second table, simulated on a profile with the first source's real acceptance: passes and rows of the drafter a
-committed token, prefill left out, and the share of drafting time during which some stage computed. Prints Markdown.
+Second table, simulated on a profile with the first source's real acceptance: passes and rows of
+the drafter a committed token, prefill left out, and the share of drafting time during which some
+stage computed. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -47,9 +49,13 @@ WIDTH = 16
 class Level:
     """A context of random tokens, and the ``nodes`` children of its last one, to draft for."""
 
-    def __init__(self, drafter: DraftExecutor, vocabulary: int, hidden: int, context: int, nodes: int) -> None:
+    def __init__(
+        self, drafter: DraftExecutor, vocabulary: int, hidden: int, context: int, nodes: int
+    ) -> None:
         drawn = np.random.default_rng(1)
-        self._drafter, self._context, self._nodes = drafter, context, nodes
+        self._drafter = drafter
+        self._context = context
+        self._nodes = nodes
         self._tokens = drawn.integers(3, vocabulary, context + nodes).tolist()
         self._features = drawn.standard_normal((context, hidden), np.float32)
         self._open("kept")
@@ -57,10 +63,13 @@ class Level:
 
     def recomputed(self) -> float:
         """Seconds of a pass a node over its whole path; making room for it is not counted."""
-        seconds, context = 0.0, self._context
+        seconds = 0.0
+        context = self._context
         for node in range(context, context + self._nodes):
             self._open("fresh")
-            seconds += self._pass("fresh", 0, 0, (*range(context), node), range(-1, context), (context,))
+            seconds += self._pass(
+                "fresh", 0, 0, (*range(context), node), range(-1, context), (context,)
+            )
             self._drafter.release("fresh")
         return seconds
 
@@ -83,14 +92,31 @@ class Level:
         return self._pass("kept", context, first, ids, (context - 1,) * count, tuple(range(count)))
 
     def _pass(
-        self, job: str, context: int, held: int, ids: Sequence[int], above: Sequence[int], answers: tuple[int, ...]
+        self,
+        job: str,
+        context: int,
+        held: int,
+        ids: Sequence[int],
+        above: Sequence[int],
+        answers: tuple[int, ...],
     ) -> float:
-        """Seconds of a pass over ``ids``, children of ``above``, behind ``context`` rows and ``held`` of the level."""
+        """Seconds of a pass over ``ids``, children of ``above``, behind ``context`` rows and
+        ``held`` of the level.
+        """
         part = Part(
-            job=job, epoch=0, segment=-1, ids=tuple(ids), positions=tuple(min(node, self._context) for node in ids),
-            tokens=tuple(self._tokens[node] for node in ids), offsets=(), context=context, held=context + held,
-            moves=None, parents=(*(-1,) * held, *(max(-1, parent - context) for parent in above)), answers=answers,
-        )  # fmt: skip
+            job=job,
+            epoch=0,
+            segment=-1,
+            ids=tuple(ids),
+            positions=tuple(min(node, self._context) for node in ids),
+            tokens=tuple(self._tokens[node] for node in ids),
+            offsets=(),
+            context=context,
+            held=context + held,
+            moves=None,
+            parents=(*(-1,) * held, *(max(-1, parent - context) for parent in above)),
+            answers=answers,
+        )
         work = Draft(part, WIDTH, parents=tuple(above))
         began = time.perf_counter()
         self._drafter.run(work)
@@ -98,7 +124,9 @@ class Level:
 
 
 def step_seconds(level: Level, repeats: int) -> list[float]:
-    """Medians of a step recomputed, a pass a node and in one pass, which take turns; the first turn is warm-up."""
+    """Medians of a step recomputed, a pass a node and in one pass, which take turns; the first turn
+    is warm-up.
+    """
     ways = (level.recomputed, level.one_by_one, level.together)
     taken = [[way() for way in ways] for _ in range(repeats + 1)][1:]
     return [statistics.median(column) for column in zip(*taken, strict=True)]
@@ -112,9 +140,13 @@ def speed_table(sources: Sequence[str], nodes: Sequence[int], context: int, repe
     target = open_directory(default_pair()[0])
     show(f"{machine_line()}; a context of {context} tokens, {WIDTH} continuations a node\n")
     show(
-        "| source | nodes | recomputed, ms | a pass a node, ms | one pass, ms | first over last |\n" + "|---" * 6 + "|"
+        "| source | nodes | recomputed, ms | a pass a node, ms | one pass, ms | first over last |\n"
+        + "|---" * 6
+        + "|"
     )
-    for source in dict.fromkeys(choice for named in sources for choice in choices(drafter_of(named))):
+    for source in dict.fromkeys(
+        choice for named in sources for choice in choices(drafter_of(named))
+    ):
         drafter = load_sources(source, target)
         for count in nodes:
             level = Level(drafter, target.vocabulary, target.hidden_size, context, count)
@@ -124,12 +156,19 @@ def speed_table(sources: Sequence[str], nodes: Sequence[int], context: int, repe
 
 
 def hidden_table(bench: Bench, profile: Profile, strategies: Sequence[str]) -> None:
-    """The second table, at the profile's own stage count; strategies that draft nothing are left out."""
+    """The second table, at the profile's own stage count; strategies that draft nothing are left
+    out.
+    """
     show(f"\n{profile.name}, {profile.stages[0]} stages, simulated: {bench.line}")
-    show("| strategy | passes a token | rows a token | drafting, ms a token | of that hidden |\n" + "|---" * 5 + "|")
+    show(
+        "| strategy | passes a token | rows a token | drafting, ms a token | of that hidden |\n"
+        + "|---" * 5
+        + "|"
+    )
     for strategy in strategies:
         runs, traces = bench.run(strategy, profile, profile.stages[0])
-        tokens, sums = sum(run.stats["tokens"] - 1 for run in runs), Counter[str]()
+        tokens = sum(run.stats["tokens"] - 1 for run in runs)
+        sums = Counter[str]()
         for trace in traces:
             sums.update(trace.drafting())
         if sums["passes"]:
@@ -145,7 +184,9 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--profile", default="jetson-7b")
-    parser.add_argument("--strategies", default=",".join(EXACT), help="separated by spaces or commas")
+    parser.add_argument(
+        "--strategies", default=",".join(EXACT), help="separated by spaces or commas"
+    )
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--per-kind", type=int, default=1)
     given = parser.parse_args()

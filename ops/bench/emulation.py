@@ -1,13 +1,15 @@
 """The simulator against real workers on emulated devices: the same profile, strategy and prompts.
 
-    python -m ops.bench.emulation [--profiles jetson-7b,rtx3090-70b] [--stages N,...] [--strategies a,b,...]
-                                  [--temperatures 0,1] [--draft slm|head|...] [--tokens 24] [--count 2]
+    python -m ops.bench.emulation [--profiles jetson-7b,rtx3090-70b] [--stages N,...]
+                                  [--strategies a,b,...] [--temperatures 0,1]
+                                  [--draft slm|head|...] [--tokens 24] [--count 2]
                                   [--stretch X] [--free]
 
-Emulated workers are real processes over Redis; their software is charged unless ``--free``. One cluster a
-profile and number of stages serves all strategies. ``over simulated``: time between tokens over the simulator's, which
-charges none. A run in which more than 1 percent of the inputs came behind what they might have changed is
-marked (refused): its figures are shown and are worth nothing. Prints Markdown.
+Emulated workers are real processes over Redis; their software is charged unless ``--free``. One
+cluster a profile and number of stages serves all strategies. ``over simulated``: time between
+tokens over the simulator's, which charges none. A run in which more than 1 percent of the inputs
+came behind what they might have changed is marked (refused): its figures are shown and are worth
+nothing. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -36,34 +38,62 @@ from flowspec.testbed.texts import Text, texts
 from ops.bench.simulated import PROMPTS
 from ops.bench.systems import chosen_prompts, show
 
-COLUMNS = ("strategy", "profile", "stages", "T", "emulated, ms", "simulated, ms", "over simulated", "overtaken")
+COLUMNS = (
+    "strategy",
+    "profile",
+    "stages",
+    "T",
+    "emulated, ms",
+    "simulated, ms",
+    "over simulated",
+    "overtaken",
+)
 
 
 def token_seconds(runs: Sequence[Ran]) -> float:
     """Seconds between tokens, over all runs."""
-    return sum(run.stats["decode_seconds"] for run in runs) / sum(run.stats["tokens"] - 1 for run in runs)
+    return sum(run.stats["decode_seconds"] for run in runs) / sum(
+        run.stats["tokens"] - 1 for run in runs
+    )
 
 
 def simulated(
-    found: Sequence[Text], strategy: str, profile: Profile, stages: int, source: str, known: Experience
+    found: Sequence[Text],
+    strategy: str,
+    profile: Profile,
+    stages: int,
+    source: str,
+    known: Experience,
 ) -> float:
     """Seconds between tokens by the simulator, on a cluster that has ``known``."""
     target = open_directory(default_pair()[0])
     drafter = load_sources(drafter_of(source), target)
-    costs = profile_costs(profile, stages, source, hidden=returns_hidden(drafter, build(strategy, stages)))
-    runs = [simulate(text, strategy, stages, target, drafter, costs, experience=known) for text in found]
+    costs = profile_costs(
+        profile, stages, source, hidden=returns_hidden(drafter, build(strategy, stages))
+    )
+    runs = [
+        simulate(text, strategy, stages, target, drafter, costs, experience=known) for text in found
+    ]
     return token_seconds(runs)
 
 
 def rows(
-    found: Mapping[float, Sequence[Text]], strategies: Sequence[str], profile: Profile, stages: int, stretch: float,
-    *, source: str, free: bool,
-) -> None:  # fmt: skip
-    """The table's rows of one profile, each shown as soon as it is known. ``found``: texts by temperature."""
+    found: Mapping[float, Sequence[Text]],
+    strategies: Sequence[str],
+    profile: Profile,
+    stages: int,
+    stretch: float,
+    *,
+    source: str,
+    free: bool,
+) -> None:
+    """The table's rows of one profile, each shown as soon as it is known. ``found``: texts by
+    temperature.
+    """
     models = (default_pair()[0], drafter_of(source))
     with EmulatedCluster(
         profile, stages, models=models, source=source, stretch=stretch, free_software=free
-    ) as cluster:  # fmt: skip
+    ) as cluster:
         known = Experience()  # both clusters serve all texts, and learn from them
         for temperature, strategy in itertools.product(found, strategies):
             cell = f"| {strategy} | {profile.name} | {stages} | {temperature:g}"
@@ -76,16 +106,23 @@ def rows(
             model = simulated(found[temperature], strategy, profile, stages, source, known)
             share = done.counts.overtaken / max(1, done.counts.inputs)
             mark = " (refused)" if share > OVERTAKEN_SHARE else ""
-            show(f"{cell} | {ours * 1e3:.2f} | {model * 1e3:.2f} | {ours / model:.3f} | {share:.2%}{mark} |")
+            show(
+                f"{cell} | {ours * 1e3:.2f} | {model * 1e3:.2f} | {ours / model:.3f} | "
+                f"{share:.2%}{mark} |"
+            )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--profiles", default="jetson-7b", help="by commas (jetson-7b)")
     parser.add_argument("--stages", default="", help="by commas; left out: each profile's first")
-    parser.add_argument("--strategies", default=",".join(EXACT), help="by commas; left out: every exact one")
+    parser.add_argument(
+        "--strategies", default=",".join(EXACT), help="by commas; left out: every exact one"
+    )
     parser.add_argument("--temperatures", default="0", help="by commas (0)")
-    parser.add_argument("--draft", default="slm", help="slm, head or ngram, several by + or : (slm)")
+    parser.add_argument(
+        "--draft", default="slm", help="slm, head or ngram, several by + or : (slm)"
+    )
     parser.add_argument("--tokens", type=int, default=24, help="of every text (24)")
     parser.add_argument("--count", type=int, default=2, help="prompts, of six kinds in turn (2)")
     parser.add_argument("--stretch", type=float, default=0.0, help="left out: from a probe")
@@ -98,7 +135,8 @@ def main() -> None:
 
 def _prompts(count: int) -> list[str]:
     """``count`` of the packaged prompts, of their kinds in turn."""
-    every, kinds = chosen_prompts(PROMPTS, sys.maxsize), len(chosen_prompts(PROMPTS, 1))
+    every = chosen_prompts(PROMPTS, sys.maxsize)
+    kinds = len(chosen_prompts(PROMPTS, 1))
     if not 1 <= count <= len(every):
         raise ConfigError(f"--count is {count}; expected 1 to {len(every)} prompts")
     each = len(every) // kinds
@@ -107,15 +145,20 @@ def _prompts(count: int) -> list[str]:
 
 def run(given: argparse.Namespace) -> None:
     """The whole table; ConfigError for what cannot be run, before anything is."""
-    strategies, profiles = strategies_of([given.strategies]), [load(name) for name in given.profiles.split(",")]
-    source, hidden = canonical(given.draft), "head" in given.draft
+    strategies = strategies_of([given.strategies])
+    profiles = [load(name) for name in given.profiles.split(",")]
+    source = canonical(given.draft)
+    hidden = "head" in given.draft
     models = (default_pair()[0], drafter_of(source))
     for strategy, profile in itertools.product(strategies, profiles):
         build(strategy, 1)
         profile.check_source(source)
-    target, prompts = open_directory(default_pair()[0]), _prompts(given.count)
+    target = open_directory(default_pair()[0])
+    prompts = _prompts(given.count)
     found = {
-        float(t): texts(prompts, [Sampling(temperature=float(t), seed=1)], given.tokens, target, hidden=hidden)
+        float(t): texts(
+            prompts, [Sampling(temperature=float(t), seed=1)], given.tokens, target, hidden=hidden
+        )
         for t in given.temperatures.split(",")
     }
     show(f"| {' | '.join(COLUMNS)} |")
@@ -124,9 +167,14 @@ def run(given: argparse.Namespace) -> None:
         for stages in map(int, given.stages.split(",")) if given.stages else profile.stages[:1]:
             first = next(iter(found.values()))[0]
             stretch = given.stretch or probe(
-                first, "specpipe", profile, stages, models=models, source=source,
+                first,
+                "specpipe",
+                profile,
+                stages,
+                models=models,
+                source=source,
                 free_software=given.free,
-            )  # fmt: skip
+            )
             rows(found, strategies, profile, stages, stretch, source=source, free=given.free)
             show(f"\n{profile.name}, {stages} stages: stretch {stretch:g}\n")
 

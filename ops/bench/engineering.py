@@ -1,33 +1,34 @@
 """The engineering bar: the time between tokens over what each system's own formula gives.
 
-    python -m ops.bench.engineering [--profiles a,b] [--stages N] [--strategies a,b,...] [--source slm]
-                                    [--temperature 0] [--tokens 48] [--per-kind 1] [--timeline]
-                                    [--emulate [--stretch X] [--count 2]]
+    python -m ops.bench.engineering [--profiles a,b] [--stages N] [--strategies a,b,...]
+                                    [--source slm] [--temperature 0] [--tokens 48] [--per-kind 1]
+                                    [--timeline] [--emulate [--stretch X] [--count 2]]
 
-A formula's inputs are the run's own: c, mean seconds of a pass, by stage; l, of a message of rows over a link, by
-link, 0 (draft worker to stage 1) to N (back); d, of a pass of the drafter; R, tokens a round, and so the hit
-share h = 1 - 1/R (the fill at a run's beginning costs what a miss costs). ``way`` is the sum of all c and l; ``pace``
-the longest time a pass takes or a message keeps its link; ``step`` = max(d, c + l); D, passes for a round's first tree.
-s: how many segments behind the first of its round the last one judged lies, a round.
+A formula's inputs are the run's own: c, mean seconds of a pass, by stage; l, of a message of
+rows over a link, by link, 0 (draft worker to stage 1) to N (back); d, of a pass of the drafter;
+R, tokens a round, and so the hit share h = 1 - 1/R (the fill at a run's beginning costs what a
+miss costs). ``way`` is the sum of all c and l; ``pace`` the longest time a pass takes or a
+message keeps its link; ``step`` = max(d, c + l); D, passes for a round's first tree. s: how many
+segments behind the first of its round the last one judged lies, a round.
 
-| system | seconds a round | source (sections of algorithms.md) |
-|---|---|---|
-| autoregressive | way | PipeDec, 3.7 |
-| naive_pp | D d + way + (segments - 1) pace | FlowSpec, 6 |
-| pruned_pp | D d + way + s pace | FlowSpec, 2.6, 6 |
-| flowspec | D d + way + s max(pace, d e); e: passes of the drafter a segment behind the first | FlowSpec, 2.5, 2.11 |
-| pipedec, pipedec_head | (N + R - 1) step: step (1 + (1 - h) (N - 1)) a token | PipeDec, 3.7, 3.3 |
-| specpipe, auto | way + (R - 1) step: step + (1 - h) (way - step) a token | SpecPipe, 4.3, 9.22 |
-| pipespec | R way / E(h, window); window: what is drafted during way | PipeSpec, 5.2 |
-| speculative, static_tree | D d + way | PipeSpec, 5.3; SpecInfer, 6 |
-| chain | way + h / (1 - h^w) max(pace, w d): a step for each window of w the tokens reach | PipeInfer, 6 |
+| system | seconds a round | source (sections of algorithms.md) | |---|---|---| | autoregressive
+| way | PipeDec, 3.7 | | naive_pp | D d + way + (segments - 1) pace | FlowSpec, 6 | | pruned_pp |
+D d + way + s pace | FlowSpec, 2.6, 6 | | flowspec | D d + way + s max(pace, d e); e: passes of
+the drafter a segment behind the first | FlowSpec, 2.5, 2.11 | | pipedec, pipedec_head | (N + R -
+1) step: step (1 + (1 - h) (N - 1)) a token | PipeDec, 3.7, 3.3 | | specpipe, auto | way + (R -
+1) step: step + (1 - h) (way - step) a token | SpecPipe, 4.3, 9.22 | | pipespec | R way / E(h,
+window); window: what is drafted during way | PipeSpec, 5.2 | | speculative, static_tree | D d +
+way | PipeSpec, 5.3; SpecInfer, 6 | | chain | way + h / (1 - h^w) max(pace, w d): a step for each
+window of w the tokens reach | PipeInfer, 6 |
 
-The last formula and the layered ones take it that a hit is in the next segment. Where the hit subtree has no rows
-there, its next ones come behind a gap (partial starvation, 3.3, 4.1), which they leave out: ``gaps counted`` has s, as
-counted, in the place of R - 1 and of the windows expected. No chain has a middle model. The simulation charges no
-software; with equal costs an emulated run is the same, event by event, so ``over free`` is charged emulated over
-simulated. What an emulated run's stats do not tell, links and s, is taken from the simulated run of the same texts.
-``--timeline``: where the time went in cells above 1.10, on the path of each verdict's segment. Prints Markdown.
+The last formula and the layered ones take it that a hit is in the next segment. Where the hit
+subtree has no rows there, its next ones come behind a gap (partial starvation, 3.3, 4.1), which
+they leave out: ``gaps counted`` has s, as counted, in the place of R - 1 and of the windows
+expected. No chain has a middle model. The simulation charges no software; with equal costs an
+emulated run is the same, event by event, so ``over free`` is charged emulated over simulated.
+What an emulated run's stats do not tell, links and s, is taken from the simulated run of the
+same texts. ``--timeline``: where the time went in cells above 1.10, on the path of each
+verdict's segment. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -60,10 +61,12 @@ BAR = 1.10
 
 @dataclass(frozen=True)
 class Measured:
-    """What runs of one system came to: means in seconds, ``seconds`` of a token after each run's first.
+    """What runs of one system came to: means in seconds, ``seconds`` of a token after each run's
+    first.
 
-    ``passes`` by stage; ``links`` over link 0 to N, of which a message ``kept`` it to itself; ``draft``: a pass of the
-    drafter. ``tokens``, ``segments``, ``drafts`` and ``steps`` (s) are counts a round.
+    ``passes`` by stage; ``links`` over link 0 to N, of which a message ``kept`` it to itself;
+    ``draft``: a pass of the drafter. ``tokens``, ``segments``, ``drafts`` and ``steps`` (s) are
+    counts a round.
     """
 
     seconds: float
@@ -81,7 +84,8 @@ class Measured:
         """Of ``runs``; ``traces`` are of the simulated runs of the same texts."""
         stats = [run.stats for run in runs]
         rounds, drafts = (sum(one[name] for one in stats) for name in ("rounds", "draft_passes"))
-        tokens, decode = sum(one["tokens"] - 1 for one in stats), sum(one["decode_seconds"] for one in stats)
+        tokens = sum(one["tokens"] - 1 for one in stats)
+        decode = sum(one["decode_seconds"] for one in stats)
         stages = range(1, len(stats[0]["stage_passes"]) + 1)
         passes = [
             sum(one["stage_busy"][k - 1] * one["decode_seconds"] for one in stats)
@@ -89,13 +93,21 @@ class Measured:
             for k in stages
         ]
         senders = (DRAFT, *map(stage_node, stages))
-        kept = [sum(t.kept[node] for t in traces) / sum(t.messages[node] for t in traces) for node in senders]
+        kept = [
+            sum(t.kept[node] for t in traces) / sum(t.messages[node] for t in traces)
+            for node in senders
+        ]
         return cls(
-            decode / tokens, tuple(passes), tuple(traces[0].profile.link.latency + one for one in kept), tuple(kept),
-            sum(one["draft_seconds"] for one in stats) / max(1, drafts), tokens / rounds,
-            sum(one["segments"] for one in stats) / rounds, drafts / rounds,
+            decode / tokens,
+            tuple(passes),
+            tuple(traces[0].profile.link.latency + one for one in kept),
+            tuple(kept),
+            sum(one["draft_seconds"] for one in stats) / max(1, drafts),
+            tokens / rounds,
+            sum(one["segments"] for one in stats) / rounds,
+            drafts / rounds,
             sum(trace.steps() for trace in traces) / sum(trace.rounds for trace in traces),
-        )  # fmt: skip
+        )
 
     @property
     def hit(self) -> float:
@@ -129,7 +141,9 @@ def _flowspec(m: Measured, made: Any) -> float:
 
 
 def _pipespec(m: Measured, made: Any) -> float:
-    return m.tokens * m.way / pipespec_tokens(m.hit, min(made.params.window - 1, int(m.way / m.draft)))
+    return (
+        m.tokens * m.way / pipespec_tokens(m.hit, min(made.params.window - 1, int(m.way / m.draft)))
+    )
 
 
 #: Seconds a round, from what was measured and the strategy.
@@ -152,25 +166,36 @@ GAPLESS = ("pipedec", "pipedec_head", "specpipe", "chain", "auto")
 
 
 def predicted(strategy: str, m: Measured, *, gaps: bool = False) -> float:
-    """Seconds a token by the formula of ``strategy``; ``gaps``: count them where it leaves them out."""
-    name, made = strategy.partition(":")[0], build(strategy, len(m.passes))
+    """Seconds a token by the formula of ``strategy``; ``gaps``: count them where it leaves them
+    out.
+    """
+    name = strategy.partition(":")[0]
+    made = build(strategy, len(m.passes))
     if name in GAPLESS and not gaps:
         window = getattr(made.params, "window", 1) if name == "chain" else 1  # type: ignore[attr-defined]
         m = replace(m, steps=m.tokens - 1 if window == 1 else m.hit / (1 - m.hit**window))
     return FORMULAS[name](m, made) / m.tokens
 
 
-# ---- where the time goes -------------------------------------------------------------------------------
+# ---- where the time goes -------------------------------------------------------------------------
 
 
 def path(trace: Trace, verdict: Verdict) -> Iterator[tuple[str, float]]:
     """What the segment of ``verdict`` spent its time on and since when, the last first."""
     nodes = sorted((node for node in trace.kept if node != DRAFT), key=lambda node: -int(node[1:]))
-    passes = {span.node: span for span in trace.spans if span.segment == verdict.segment and span.node != DRAFT}
+    passes = {
+        span.node: span
+        for span in trace.spans
+        if span.segment == verdict.segment and span.node != DRAFT
+    }
     for node in nodes:
-        own, arrived = passes[node], trace.arrived[node, verdict.segment]
+        own = passes[node]
+        arrived = trace.arrived[node, verdict.segment]
         yield "links", own.end
-        yield "a pass of the last stage" if node == nodes[0] else "passes of earlier stages", own.start
+        yield (
+            "a pass of the last stage" if node == nodes[0] else "passes of earlier stages",
+            own.start,
+        )
         for span in reversed(trace.spans):
             if span.node == node and arrived < span.end <= own.start:
                 fate = "pruned" if trace.useful.isdisjoint(span.ids) else "committed"
@@ -179,9 +204,13 @@ def path(trace: Trace, verdict: Verdict) -> Iterator[tuple[str, float]]:
 
 
 def timesteps(trace: Trace, verdict: Verdict) -> Iterator[tuple[str, float]]:
-    """What the timesteps up to ``verdict`` waited for and since when, the last first: each for what ended last."""
+    """What the timesteps up to ``verdict`` waited for and since when, the last first: each for what
+    ended last.
+    """
     for end, begin in pairwise(sorted((at for at in trace.ends if at <= verdict.at), reverse=True)):
-        last = max((span for span in trace.spans if begin < span.end <= end), key=lambda span: span.end)
+        last = max(
+            (span for span in trace.spans if begin < span.end <= end), key=lambda span: span.end
+        )
         when = "the last timestep" if end == verdict.at else "earlier timesteps"
         yield "word that all are done", last.end
         yield f"{'the drafter' if last.node == DRAFT else 'passes'} in {when}", last.start
@@ -213,7 +242,10 @@ def timeline(traces: Sequence[Trace]) -> list[str]:
         tokens[verdict.planted] += verdict.tokens
         for part, seconds in (*parts.items(), ("all", sum(parts.values()))):
             spent[part][verdict.planted] += seconds
-    lines = [f"| | after a hit ({tokens[0]}), ms | after a miss ({tokens[1]}), ms | a token, ms |", "|---|---|---|---|"]
+    lines = [
+        f"| | after a hit ({tokens[0]}), ms | after a miss ({tokens[1]}), ms | a token, ms |",
+        "|---|---|---|---|",
+    ]
     for part, (hit, miss) in sorted(spent.items(), key=lambda item: sum(item[1])):
         each = (hit / max(1, tokens[0]), miss / max(1, tokens[1]), (hit + miss) / sum(tokens))
         if each[2] > 1e-9:
@@ -221,12 +253,16 @@ def timeline(traces: Sequence[Trace]) -> list[str]:
     return lines
 
 
-# ---- the table -----------------------------------------------------------------------------------------
+# ---- the table -----------------------------------------------------------------------------------
 
 
 def cells(strategy: str, m: Measured) -> list[str]:
     """Measured milliseconds, over the formula, over that with gaps."""
-    gaps = f"{m.seconds / predicted(strategy, m, gaps=True):.3f}" if strategy.partition(":")[0] in GAPLESS else "-"
+    gaps = (
+        f"{m.seconds / predicted(strategy, m, gaps=True):.3f}"
+        if strategy.partition(":")[0] in GAPLESS
+        else "-"
+    )
     return [f"{m.seconds * 1e3:.2f}", f"{m.seconds / predicted(strategy, m):.3f}", gaps]
 
 
@@ -236,14 +272,21 @@ def row(
     """The table's row, and the timeline if it is above the bar."""
     runs, traces = bench.run(strategy, profile, stages)
     m = Measured.of(runs, traces)
-    found = [profile.name, str(stages), strategy, f"{predicted(strategy, m) * 1e3:.2f}", *cells(strategy, m)]
+    found = [
+        profile.name,
+        str(stages),
+        strategy,
+        f"{predicted(strategy, m) * 1e3:.2f}",
+        *cells(strategy, m),
+    ]
     worst = m.seconds / predicted(strategy, m)
     if cluster is not None:
         try:
             done = cluster.run_all(bench.texts, strategy)
         except FlowSpecError as error:
             return [*found, str(error)], []
-        ours, share = Measured.of(done.runs, traces), done.counts.overtaken / max(1, done.counts.inputs)
+        ours = Measured.of(done.runs, traces)
+        share = done.counts.overtaken / max(1, done.counts.inputs)
         mark = " (refused)" if share > OVERTAKEN_SHARE else ""
         found += [*cells(strategy, ours), f"{ours.seconds / m.seconds:.3f}", f"{share:.2%}{mark}"]
         worst = max(worst, ours.seconds / predicted(strategy, ours))
@@ -251,9 +294,12 @@ def row(
     return found, [title, *timeline(traces)] if worst > BAR else []
 
 
-def rows(bench: Bench, strategies: Sequence[str], profile: Profile, stages: int, stretch: float | None) -> list[str]:
-    """One profile's rows, each shown as it comes; the timelines. ``stretch``: of the emulation; None: there is none,
-    0: from a probe."""
+def rows(
+    bench: Bench, strategies: Sequence[str], profile: Profile, stages: int, stretch: float | None
+) -> list[str]:
+    """One profile's rows, each shown as it comes; the timelines. ``stretch``: of the emulation;
+    None: there is none, 0: from a probe.
+    """
     lines: list[str] = []
     with ExitStack() as stack:
         cluster = None
@@ -272,24 +318,41 @@ def rows(bench: Bench, strategies: Sequence[str], profile: Profile, stages: int,
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--profiles", default=",".join(names()))
-    parser.add_argument("--stages", type=int, default=0, help="0: every count a profile is meant for")
-    parser.add_argument("--strategies", default=",".join(EXACT), help="separated by spaces or commas")
+    parser.add_argument(
+        "--stages", type=int, default=0, help="0: every count a profile is meant for"
+    )
+    parser.add_argument(
+        "--strategies", default=",".join(EXACT), help="separated by spaces or commas"
+    )
     parser.add_argument("--source", default="slm")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--per-kind", type=int, default=1)
     parser.add_argument("--count", type=int, default=0, help="prompts at most; 0: all")
     parser.add_argument("--timeline", action="store_true", help=f"of every cell above {BAR:g}")
-    parser.add_argument("--emulate", action="store_true", help="real workers on emulated devices, software charged")
-    parser.add_argument("--stretch", type=float, default=0.0, help="of the emulation; 0: from a probe")
+    parser.add_argument(
+        "--emulate", action="store_true", help="real workers on emulated devices, software charged"
+    )
+    parser.add_argument(
+        "--stretch", type=float, default=0.0, help="of the emulation; 0: from a probe"
+    )
     given = parser.parse_args()
     strategies = strategies_of([given.strategies])
     bench = Bench(given.source, given.tokens, given.per_kind, given.temperature, given.count)
-    columns = ["profile", "stages", "strategy", "formula, ms", "simulated, ms", "over formula", "gaps counted"]
+    columns = [
+        "profile",
+        "stages",
+        "strategy",
+        "formula, ms",
+        "simulated, ms",
+        "over formula",
+        "gaps counted",
+    ]
     if given.emulate:
         columns += ["emulated, ms", "over formula", "gaps counted", "over free", "overtaken"]
     show(f"{bench.line}\n| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
-    stretch, lines = given.stretch if given.emulate else None, []
+    stretch = given.stretch if given.emulate else None
+    lines = []
     for profile in map(load, given.profiles.split(",")):
         for stages in [given.stages] if given.stages else profile.stages:
             lines += rows(bench, strategies, profile, stages, stretch)

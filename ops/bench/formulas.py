@@ -1,7 +1,8 @@
-"""What each system's own formula gives in the unit of ``ops.bench.systems``, at a measured acceptance.
+"""What each system's own formula gives in the unit of ``ops.bench.systems``, at a measured
+acceptance.
 
-Systems without one here have none in their papers: what a FlowSpec round costs depends on where in the
-tree each verdict falls, and pruned_pp ends a round wherever its tree does.
+Systems without one here have none in their papers: what a FlowSpec round costs depends on where
+in the tree each verdict falls, and pruned_pp ends a round wherever its tree does.
 """
 
 from __future__ import annotations
@@ -17,18 +18,23 @@ from flowspec.strategies.static_tree import StaticTree
 
 
 class Measured(Protocol):
-    """Counts of some runs: ``tokens`` after the first, ``rounds`` with the one each run begins with."""
+    """Counts of some runs: ``tokens`` after the first, ``rounds`` with the one each run begins
+    with.
+    """
 
     tokens: float
     rounds: float
 
 
 def predicted(strategy: str, stages: int, measured: Measured, draft_pass: float) -> float | None:
-    """Steps between tokens; None for a system without a formula. ``draft_pass``: a drafter's pass, in steps."""
+    """Steps between tokens; None for a system without a formula. ``draft_pass``: a drafter's pass,
+    in steps.
+    """
     name = strategy.partition(":")[0]
     made = build(strategy, stages)
-    # The fill at a run's beginning costs what a miss costs, and the last token's miss costs nothing: so the
-    # share of tokens that did not begin a round is the acceptance the formulas want.
+    # The fill at a run's beginning costs what a miss costs, and the last token's miss costs
+    # nothing: so the share of tokens that did not begin a round is the acceptance the formulas
+    # want.
     per_round = measured.tokens / measured.rounds
     hit = 1 - 1 / per_round
     match name:
@@ -52,7 +58,9 @@ def predicted(strategy: str, stages: int, measured: Measured, draft_pass: float)
 
 
 def _chain(hit: float, window: int, stages: int) -> float:
-    """A round is the fill, and a step for each window its tokens reach; tokens per round are geometric."""
+    """A round is the fill, and a step for each window its tokens reach; tokens per round are
+    geometric.
+    """
     if hit == 0:
         return float(stages)
     return (stages + hit / (1 - hit**window)) * (1 - hit)

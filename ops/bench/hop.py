@@ -1,10 +1,11 @@
-"""What a hop costs: ours against a bare one, our commit against bare writes, our prune against a bare copy.
+"""What a hop costs: ours against a bare one, our commit against bare writes, our prune against a
+bare copy.
 
     python -m ops.bench.hop [--rounds N]
 
-Everything in one run, on a private broker over a unix socket, each process with one thread. A hop is
-from the moment a stage has finished its pass to the moment the next one starts on it; both read the
-machine-wide monotonic clock. Prints Markdown.
+Everything in one run, on a private broker over a unix socket, each process with one thread. A
+hop is from the moment a stage has finished its pass to the moment the next one starts on it;
+both read the machine-wide monotonic clock. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ from ops.bench.writes import commits, prunes
 HIDDEN = {"16 KB": 256, "128 KB": 2048}
 
 
-# ---- our hop: two real stage workers whose passes take no time --------------------------------------------
+# ---- our hop: two real stage workers whose passes take no time -----------------------------------
 
 
 @dataclass
@@ -101,7 +102,8 @@ def stage_process(url: str, stage: int, hidden: int, pipe: Any) -> None:
 
 def our_hop(url: str, hidden: int, rounds: int) -> list[float]:
     """Seconds from stage 1's end to stage 2's start per segment."""
-    ends, processes = [], []
+    ends = []
+    processes = []
     for stage in (1, 2):
         ours, theirs = mp.Pipe()
         process = mp.Process(target=stage_process, args=(url, stage, hidden, theirs))
@@ -115,14 +117,18 @@ def our_hop(url: str, hidden: int, rounds: int) -> list[float]:
         end.send("stop")
         stamps.append(end.recv())
         process.join()
-    ended, started = stamps[0][1], stamps[1][0]
+    ended = stamps[0][1]
+    started = stamps[1][0]
     return [started[segment] - ended[segment] for segment in sorted(started) if segment > 10]
 
 
 def drive(url: str, rounds: int) -> None:
-    """Play the draft worker: one segment of a root and 15 children at a time, the root always accepted."""
+    """Play the draft worker: one segment of a root and 15 children at a time, the root always
+    accepted.
+    """
     control = RedisControl(url, Keys())
-    link, seqs = RedisLink(url, Keys(), "d0", 2), SeqWriter()
+    link = RedisLink(url, Keys(), "d0", 2)
+    seqs = SeqWriter()
     job = running_job(control, stages=2)
     link.read(1.0)
 
@@ -132,9 +138,12 @@ def drive(url: str, rounds: int) -> None:
     opened = Open(job, 1, PROMPT, PROMPT + rounds + 600, Sampling())
     ids = tuple(range(PROMPT))
     prompt = Segment(job, 1, 0, 0, ids, tuple(at - 1 for at in ids), ids, ids)
-    link.write([Accepted(job, 1, ids, "bench"), tell("s1", opened), tell("s2", opened), tell("s1", prompt)])
+    link.write(
+        [Accepted(job, 1, ids, "bench"), tell("s1", opened), tell("s2", opened), tell("s1", prompt)]
+    )
     wait_for_result(link)
-    root, last = PROMPT, PROMPT - 1
+    root = PROMPT
+    last = PROMPT - 1
     for at in range(rounds):
         prune = Prune(job, 1, PROMPT - 1 + at, (last,), root, ())
         envelopes = tuple(Envelope("d0", seqs.next(node), prune) for node in ("s1", "s2"))
@@ -145,7 +154,8 @@ def drive(url: str, rounds: int) -> None:
         positions = (PROMPT + at, *(PROMPT + at + 1 for _ in rows[1:]))
         link.write([tell("s1", Segment(job, 1, at + 1, 1, rows, parents, positions, rows))])
         wait_for_result(link)
-        last, root = root, root + ROWS
+        last = root
+        root = root + ROWS
     control.revoke(job, "cancelled")
 
 
@@ -154,11 +164,13 @@ def wait_for_result(link: RedisLink) -> None:
         continue
 
 
-# ---- the bare hop ----------------------------------------------------------------------------------------
+# ---- the bare hop --------------------------------------------------------------------------------
 
 
 def bare_reader(url: str, rounds: int, pipe: Any) -> None:
-    client, cursor, stamps = DirectClient(url), b"0", []
+    client = DirectClient(url)
+    cursor = b"0"
+    stamps = []
     pipe.send("ready")
     while len(stamps) < rounds:
         (found,) = client.run([("XREAD", "BLOCK", 2000, "STREAMS", "bare", cursor)])
@@ -171,15 +183,20 @@ def bare_reader(url: str, rounds: int, pipe: Any) -> None:
 
 
 def bare_hop(url: str, size: int, rounds: int) -> list[float]:
-    """Seconds from before XADD to after the blocking XREAD that got it, by the fastest client we have.
+    """Seconds from before XADD to after the blocking XREAD that got it, by the fastest client we
+    have.
 
-    The stream is kept short, as ours are: a server whose memory grows with every entry is no measure.
+    The stream is kept short, as ours are: a server whose memory grows with every entry is no
+    measure.
     """
     ours, theirs = mp.Pipe()
     process = mp.Process(target=bare_reader, args=(url, rounds, theirs))
     process.start()
     ours.recv()
-    client, payload, sent, cursor = DirectClient(url), os.urandom(size), [], b"0"
+    client = DirectClient(url)
+    payload = os.urandom(size)
+    sent = []
+    cursor = b"0"
     for _ in range(rounds):
         sent.append(time.monotonic())
         client.run([("XADD", "bare", "MAXLEN", "~", 100, "*", "d", payload)])

@@ -25,7 +25,8 @@ from flowspec.core.slots import SlotTable
 from flowspec.core.stage import StageMachine
 from ops.bench.jobs import running_job
 
-ROWS, PROMPT = 16, 32
+ROWS = 16
+PROMPT = 32
 
 
 def timed(*calls: Callable[[], Any], rounds: int = 300) -> list[float]:
@@ -44,7 +45,8 @@ def parts(url: str, hidden: int) -> dict[str, float]:
     rows = np.zeros((ROWS, hidden), dtype=np.float32)
     ids = tuple(range(40, 40 + ROWS))
     segment = Segment("1700000000000-0", 1, 9, 1, ids, (39, *(40 for _ in ids[1:])), ids)
-    wire, message = codec.encode_rows(rows), codec.encode(segment)
+    wire = codec.encode_rows(rows)
+    message = codec.encode(segment)
     table = SlotTable(PROMPT)
     table.plan(tuple(range(PROMPT)), tuple(range(-1, PROMPT - 1)), PROMPT - 1)
     table.prune([PROMPT - 1], 40)
@@ -66,12 +68,17 @@ def parts(url: str, hidden: int) -> dict[str, float]:
 
 
 def broker_parts(url: str, segment: Segment, rows: np.ndarray) -> dict[str, float]:
-    """Seconds a hop's write takes over bare ones of the same bytes, each a round trip of its own."""
+    """Seconds a hop's write takes over bare ones of the same bytes, each a round trip
+    of its own.
+    """
     keys = Keys("parts")
     job = running_job(RedisControl(url, keys), stages=2)
     segment = dataclasses.replace(segment, job=job)
-    link, bare = RedisLink(url, keys, "s1", 2), DirectClient(url)
-    message, data, seqs = codec.encode(segment), codec.encode_rows(rows), itertools.count(1)
+    link = RedisLink(url, keys, "s1", 2)
+    bare = DirectClient(url)
+    message = codec.encode(segment)
+    data = codec.encode_rows(rows)
+    seqs = itertools.count(1)
 
     def send() -> Send:
         return Send("s2", Envelope("s1", next(seqs), segment))
@@ -87,14 +94,18 @@ def broker_parts(url: str, segment: Segment, rows: np.ndarray) -> dict[str, floa
     )
     bare.run([("DEL", "bare", keys.rows("s2"))])
     return {
-        "write: script (fence, sequence, graph step) and envelope, over a bare XADD": script - envelope,
-        "write: rows, script and envelope in one transaction, over a bare XADD of the rows": whole - payload,
+        "write: script (fence, sequence, graph step) and envelope, over a bare XADD": script
+        - envelope,
+        "write: rows, script and envelope in one transaction, over a bare XADD of the rows": whole
+        - payload,
     }
 
 
 def machine_steps(rounds: int = 300) -> tuple[float, float]:
     """Median seconds of a stage's two steps around a pass of 16 rows."""
-    sender, receiver, seq = StageMachine(1, 3), StageMachine(2, 3), 2
+    sender = StageMachine(1, 3)
+    receiver = StageMachine(2, 3)
+    seq = 2
     opened = Open("j", 1, PROMPT, 100_000, Sampling())
     ids = tuple(range(PROMPT))
     prompt = Segment("j", 1, 0, 0, ids, tuple(at - 1 for at in ids), ids, ids)
@@ -102,7 +113,10 @@ def machine_steps(rounds: int = 300) -> tuple[float, float]:
         machine.step(Received((Envelope("d0", 1, opened), Envelope("x", 1, prompt))), 0.0)
         machine.step(Poll(), 0.0)
         machine.step(Done(PassDone((Choice(),))), 0.0)
-    last, root, out, into = PROMPT - 1, PROMPT, [], []
+    last = PROMPT - 1
+    root = PROMPT
+    out = []
+    into = []
     for at in range(rounds):
         prune = Prune("j", 1, PROMPT - 1 + at, (last,), root, ())
         rows = tuple(range(root, root + ROWS))
@@ -116,5 +130,7 @@ def machine_steps(rounds: int = 300) -> tuple[float, float]:
             machine.step(Done(PassDone((Choice(),))), 0.0)
             into.append(middle - began)
             out.append(time.perf_counter() - middle)
-        last, root, seq = root, root + ROWS, seq + 1
+        last = root
+        root = root + ROWS
+        seq = seq + 1
     return statistics.median(out), statistics.median(into)

@@ -1,14 +1,16 @@
 """llama.cpp's RPC split and ours on the same pair, prompts and links, in real time on this machine.
 
     make peer; python -m ops.bench.peer [--stages 4] [--latencies 0,5,25] [--tokens 48] [--count 6]
-                                        [--strategies "autoregressive flowspec chain"] [--drafts 2,4,8,16,8@0.5]
-                                        [--prompts FILE.jsonl] [--repeats 1] [--peer .peer]
+                                        [--strategies "autoregressive flowspec chain"]
+                                        [--drafts 2,4,8,16,8@0.5] [--prompts FILE.jsonl]
+                                        [--repeats 1] [--peer .peer]
 
-Nothing is emulated. Both sides compute in float32 with one thread a process and decode greedily. Both are
-stars: client or draft worker in the middle, with our broker, and one link to each stage, every connection
-behind a TCP relay that adds the latency each way. Theirs is C++, ours Python and PyTorch. Times are decode
-only: without loading and prefill. ``--drafts``: llama.cpp's longest draft, ``8@0.5`` one that ends early where
-a token's probability is below 0.5. Prints Markdown.
+Nothing is emulated. Both sides compute in float32 with one thread a process and decode greedily.
+Both are stars: client or draft worker in the middle, with our broker, and one link to each
+stage, every connection behind a TCP relay that adds the latency each way. Theirs is C++, ours
+Python and PyTorch. Times are decode only: without loading and prefill. ``--drafts``: llama.cpp's
+longest draft, ``8@0.5`` one that ends early where a token's probability is below 0.5. Prints
+Markdown.
 """
 
 from __future__ import annotations
@@ -39,12 +41,15 @@ from ops.peer.install import DEFAULT_FOLDER, Peer, version
 from ops.peer.llama import Drafting, Llama, Run, relays, servers
 
 PROMPTS = Path(__file__).parents[2] / "tests" / "data" / "prompts.jsonl"
-PLAIN, OURS_PLAIN = "llama.cpp", "ours, autoregressive"
+PLAIN = "llama.cpp"
+OURS_PLAIN = "ours, autoregressive"
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A user's ``text``, the ``ids`` it becomes in the chat template, and their text without the first one."""
+    """A user's ``text``, the ``ids`` it becomes in the chat template, and their text without the
+    first one.
+    """
 
     text: str
     ids: tuple[int, ...]
@@ -84,17 +89,23 @@ class Results:
 
     def lines(self) -> Iterator[str]:
         """The table, one row a system."""
-        yield "| system | ms a token, median | least to most | over llama.cpp plain | over its own plain | same text |"
+        yield (
+            "| system | ms a token, median | least to most | over llama.cpp plain "
+            "| over its own plain | same text |"
+        )
         yield "|---|---|---|---|---|---|"
         for system in self.tbt:
             times = [seconds * 1e3 for seconds in self.medians(system)]
             same = self.same[system]
             own = PLAIN if system.startswith(PLAIN) else OURS_PLAIN
             yield (
-                f"| {system} | {statistics.median(times):.2f} | {min(times):.2f} to {max(times):.2f} "
-                f"| {self.over(system, PLAIN)} | {self.over(system, own)} | {sum(same)}/{len(same)} |"
+                f"| {system} | {statistics.median(times):.2f} | {min(times):.2f} to "
+                f"{max(times):.2f} "
+                f"| {self.over(system, PLAIN)} | {self.over(system, own)} | "
+                f"{sum(same)}/{len(same)} |"
             )
-        theirs, best = self.best(ours=False), self.best(ours=True)
+        theirs = self.best(ours=False)
+        best = self.best(ours=True)
         yield f"\nBest of ours over best of theirs: {best} over {theirs}, {self.over(best, theirs)}"
 
     def best(self, *, ours: bool) -> str:
@@ -117,7 +128,10 @@ def our_pipeline(setup: Setup, latency: float, logs: Path) -> Iterator[Client]:
         broker = stack.enter_context(PrivateBroker())
         url = urlsplit(broker.url)
         ports = stack.enter_context(relays([url.path] * setup.stages, latency, logs / "ours.log"))
-        spokes = {f"verify-{at}": f"redis://:{url.password}@127.0.0.1:{port}/0" for at, port in enumerate(ports, 1)}
+        spokes = {
+            f"verify-{at}": f"redis://:{url.password}@127.0.0.1:{port}/0"
+            for at, port in enumerate(ports, 1)
+        }
         cluster = stack.enter_context(Cluster(setup, url=broker.url, urls=spokes))
         yield stack.enter_context(Client(cluster.url))
 
@@ -126,12 +140,19 @@ def our_pipeline(setup: Setup, latency: float, logs: Path) -> Iterator[Client]:
 def their_pipeline(peer: Peer, setup: Setup, latency: float, logs: Path) -> Iterator[Llama]:
     """llama.cpp with its stages ``latency`` seconds from the client."""
     target = open_directory(setup.target)
-    with servers(peer, setup.stages, logs) as addresses, relays(addresses, latency, logs / "theirs.log") as ports:
+    with (
+        servers(peer, setup.stages, logs) as addresses,
+        relays(addresses, latency, logs / "theirs.log") as ports,
+    ):
         yield Llama(peer, [f"127.0.0.1:{port}" for port in ports], target.layers, target.context)
 
 
 def systems(
-    llama: Llama, client: Client, strategies: Sequence[str], draftings: Sequence[Drafting], tokens: int
+    llama: Llama,
+    client: Client,
+    strategies: Sequence[str],
+    draftings: Sequence[Drafting],
+    tokens: int,
 ) -> dict[str, System]:
     """What decodes ``tokens`` tokens of a prompt, by name."""
     theirs: dict[str, System] = {PLAIN: lambda prompt: llama.plain(prompt.rendered, tokens)}
@@ -149,13 +170,21 @@ def _ours(client: Client, tokens: int, strategy: str, prompt: Prompt) -> Run:
 
 
 def table(
-    llama: Llama, client: Client, found: Mapping[str, System], prompts: Sequence[Prompt], tokens: int, repeats: int
+    llama: Llama,
+    client: Client,
+    found: Mapping[str, System],
+    prompts: Sequence[Prompt],
+    tokens: int,
+    repeats: int,
 ) -> Results:
     """Every system on every prompt in turn, each prompt beginning with another system."""
     results = Results({system: [] for system in found})
     for at, prompt in enumerate(prompts):
         if llama.token_ids(prompt.rendered) != prompt.ids:
-            raise ConfigError(f"llama.cpp makes other token ids of the prompt {prompt.text[:40]!r}; expected the same")
+            raise ConfigError(
+                f"llama.cpp makes other token ids of the prompt {prompt.text[:40]!r}; expected "
+                "the same"
+            )
         truth, ids = ours(client, "autoregressive", prompt, tokens)
         results.repeated.append(repeated_4grams(ids))
         expected = truth.text.rstrip("\N{REPLACEMENT CHARACTER}")
@@ -177,7 +206,9 @@ def chosen(file: Path, count: int, tokens: int, target: str) -> list[Prompt]:
         if len(ids) + tokens + 64 <= directory.context:
             found.append(Prompt(text, ids, tokenizer.decode(list(ids))))
     if not 1 <= count <= len(found):
-        raise ConfigError(f"--count {count}: {file} has {len(found)} prompts that fit; expected 1 to {len(found)}")
+        raise ConfigError(
+            f"--count {count}: {file} has {len(found)} prompts that fit; expected 1 to {len(found)}"
+        )
     stride = len(found) // count
     return found[stride // 2 :: stride][:count]
 
@@ -190,23 +221,32 @@ def drafting(text: str) -> Drafting:
     except ValueError:
         made = Drafting(0)
     if made.most < 1 or not 0 <= made.least < 1:
-        raise ConfigError(f"--drafts {text!r} is no draft; expected a length from 1 on, and perhaps @ a probability")
+        raise ConfigError(
+            f"--drafts {text!r} is no draft; expected a length from 1 on, and perhaps @ a "
+            "probability"
+        )
     return made
 
 
 def report(given: argparse.Namespace) -> None:
     """Everything asked for, a table a latency."""
-    peer, setup = Peer(given.peer.absolute()), Setup(*default_pair(), given.stages)
+    peer = Peer(given.peer.absolute())
+    setup = Setup(*default_pair(), given.stages)
     peer.check()
     setup.check()
     strategies = given.strategies.split()
     if not strategies:
-        raise ConfigError("--strategies is empty; expected one or more, such as 'autoregressive flowspec'")
+        raise ConfigError(
+            "--strategies is empty; expected one or more, such as 'autoregressive flowspec'"
+        )
     for strategy in strategies:
         build(strategy, given.stages)
     draftings = [drafting(text) for text in given.drafts.split(",")]
     prompts = chosen(given.prompts, given.count, given.tokens, setup.target)
-    print(f"{machine_line()}; load {os.getloadavg()[0]:.1f}; llama.cpp of llama-cpp-python {version()}")
+    print(
+        f"{machine_line()}; load {os.getloadavg()[0]:.1f}; llama.cpp of llama-cpp-python "
+        f"{version()}"
+    )
     for latency in given.latencies:
         with (
             tempfile.TemporaryDirectory(prefix="flowspec-peer-") as folder,
@@ -218,7 +258,8 @@ def report(given: argparse.Namespace) -> None:
             found = systems(llama, client, strategies, draftings, given.tokens)
             results = table(llama, client, found, prompts, given.tokens, given.repeats)
         print(
-            f"\n{given.stages} stages, {latency:g} ms each way, T = 0, {len(prompts)} prompts x {given.tokens} tokens, "
+            f"\n{given.stages} stages, {latency:g} ms each way, T = 0, {len(prompts)} prompts x "
+            f"{given.tokens} tokens, "
             f"{given.repeats} repeats; repeated 4-grams {statistics.mean(results.repeated):.0%}\n"
         )
         print("\n".join(results.lines()), flush=True)
@@ -244,11 +285,16 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--stages", type=_count, default=4)
     parser.add_argument(
-        "--latencies", type=_milliseconds, default="0,5,25", help="milliseconds each way, separated by commas"
+        "--latencies",
+        type=_milliseconds,
+        default="0,5,25",
+        help="milliseconds each way, separated by commas",
     )
     parser.add_argument("--tokens", type=_count, default=48)
     parser.add_argument("--count", type=_count, default=6)
-    parser.add_argument("--strategies", default="autoregressive flowspec chain", help="separated by spaces")
+    parser.add_argument(
+        "--strategies", default="autoregressive flowspec chain", help="separated by spaces"
+    )
     parser.add_argument("--drafts", default="2,4,8,16,8@0.5")
     parser.add_argument("--prompts", type=Path, default=PROMPTS)
     parser.add_argument("--repeats", type=_count, default=1)

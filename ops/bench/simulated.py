@@ -1,7 +1,9 @@
-"""Runs under the virtual clock with the default pair's real acceptance, for the tables made of them.
+"""Runs under the virtual clock with the default pair's real acceptance, for the tables made of
+them.
 
-The machines are the live ones. The target's text is computed once by plain decoding; drafts are the
-drafter's own. A stage's pass costs 1 and links nothing; what drafting costs is the caller's to say.
+The machines are the live ones. The target's text is computed once by plain decoding; drafts are
+the drafter's own. A stage's pass costs 1 and links nothing; what drafting costs is the caller's
+to say.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ PROMPTS = Path(__file__).parents[2] / "tests" / "data" / "prompts.jsonl"
 
 
 def per_pass(draft: float, middle: float = 1.0) -> Costs:
-    """A stage's pass costs 1, a pass of the drafter over tree rows ``draft``, of a middle model ``middle``."""
+    """A stage's pass costs 1, a pass of the drafter over tree rows ``draft``, of a middle model
+    ``middle``.
+    """
 
     def work_cost(node: str, work: Work) -> float:
         if isinstance(work, Pass):

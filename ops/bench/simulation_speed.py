@@ -1,10 +1,12 @@
-"""How fast the machines are simulated, everything that models compute being known: tokens a second of one core.
+"""How fast the machines are simulated, everything that models compute being known: tokens a second
+of one core.
 
-    python -m ops.bench.simulation_speed [--stages 4,21] [--strategies a,b,...] [--tokens 64] [--temperature 0]
-                                         [--source draft] [--profile]
+    python -m ops.bench.simulation_speed [--stages 4,21] [--strategies a,b,...] [--tokens 64]
+                                         [--temperature 0] [--source draft] [--profile]
 
-A first run of every strategy fills the memo of every drafter (``testbed.memo``), the best of three more counts:
-they compute no model pass. ``--profile`` lists the functions that take the time instead. Prints Markdown.
+A first run of every strategy fills the memo of every drafter (``testbed.memo``), the best of
+three more counts: they compute no model pass. ``--profile`` lists the functions that take the
+time instead. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ class Bench:
         self._source = canonical(source)
         self.drafter = load_sources(drafter_of(source), self.target, self._remembering)
         sampling = Sampling(temperature, seed=1)
-        (self.text,) = texts([PROMPT], [sampling], tokens, self.target, hidden=self.drafter.wants_hidden)
+        (self.text,) = texts(
+            [PROMPT], [sampling], tokens, self.target, hidden=self.drafter.wants_hidden
+        )
 
     def run(self, strategy: str, stages: int) -> Ran:
         """One simulated run."""
@@ -60,7 +64,8 @@ class Bench:
     def speed(self, strategy: str, stages: int, times: int = 3) -> float:
         """Tokens a second of one core, the best of ``times`` runs."""
         self.run(strategy, stages)
-        passes, seconds = self.passes, []
+        passes = self.passes
+        seconds = []
         for _ in range(times):
             begun = time.process_time()
             self.run(strategy, stages)
@@ -83,7 +88,9 @@ def profiled(bench: Bench, strategies: list[str], stages: list[int]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--stages", default="4,21")
-    parser.add_argument("--strategies", default=",".join(EXACT), help="separated by spaces or commas")
+    parser.add_argument(
+        "--strategies", default=",".join(EXACT), help="separated by spaces or commas"
+    )
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--source", default="draft")

@@ -1,15 +1,16 @@
 """Every system against every draft source, in simulation, with the default pair's real acceptance.
 
-    python -m ops.bench.systems [--stages 4,8,12] [--temperatures 0,1] [--sources slm,head,ngram,slm+ngram]
-                                [--strategies a,b,...] [--tokens 48] [--per-kind 2] [--prompts FILE.jsonl|DIR]
+    python -m ops.bench.systems [--stages 4,8,12] [--temperatures 0,1]
+                                [--sources slm,head,ngram,slm+ngram] [--strategies a,b,...]
+                                [--tokens 48] [--per-kind 2] [--prompts FILE.jsonl|DIR]
                                 [--middles medium]
 
-The unit is one pass of a stage, which costs the same for every stage and any number of rows; links cost
-nothing. A pass of the drafter costs 1/7: what FlowSpec drafts for a round (one pass for the root, six for
-the layers below) then takes one step. A middle model's pass costs 1/2. ``over formula``: the time between
-tokens over what the system's own formula gives at the acceptance of the same runs; of layered systems less
-``starved``, the steps a token waited behind a gap that a prune left (partial starvation), which their
-formula leaves out. Prints Markdown.
+The unit is one pass of a stage, which costs the same for every stage and any number of rows;
+links cost nothing. A pass of the drafter costs 1/7: what FlowSpec drafts for a round (one pass
+for the root, six for the layers below) then takes one step. A middle model's pass costs 1/2.
+``over formula``: the time between tokens over what the system's own formula gives at the
+acceptance of the same runs; of layered systems less ``starved``, the steps a token waited behind
+a gap that a prune left (partial starvation), which their formula leaves out. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -32,10 +33,17 @@ from flowspec.testbed.naming import drafter_of
 from ops.bench.formulas import predicted
 from ops.bench.simulated import PROMPTS, Text, per_pass, prompts_of, simulate, texts
 
-DRAFT_COST, MIDDLE_COST = 1 / 7, 0.5
+DRAFT_COST = 1 / 7
+MIDDLE_COST = 0.5
 COLUMNS = (
-    "tokens per step", "per round", "hit rate", "useful / wasted / void", "TBT, steps", "over formula", "starved",
-)  # fmt: skip
+    "tokens per step",
+    "per round",
+    "hit rate",
+    "useful / wasted / void",
+    "TBT, steps",
+    "over formula",
+    "starved",
+)
 #: Systems that send a layer a step, whose formula knows hits and misses but no partial starvation.
 LAYERED = ("pipedec", "pipedec_head", "specpipe")
 
@@ -71,8 +79,10 @@ class Total:
         ratio = f"{(tbt - starved) / expected:.3f}" if expected else "-"
         rows = " / ".join(f"{count / self.tokens:.0f}" for count in self.rows.values())
         return (
-            f"| {strategy} | {source} | {stages} | {self.tokens / self.units:.3f} | {self.tokens / self.rounds:.2f} "
-            f"| {self.hit_rate:.3f} | {rows} | {tbt:.3f} | {ratio} | {f'{starved:.3f}' if starved else '-'} |"
+            f"| {strategy} | {source} | {stages} | {self.tokens / self.units:.3f} | "
+            f"{self.tokens / self.rounds:.2f} "
+            f"| {self.hit_rate:.3f} | {rows} | {tbt:.3f} | {ratio} | "
+            f"{f'{starved:.3f}' if starved else '-'} |"
         )
 
 
@@ -102,7 +112,11 @@ def table(
                 for run in runs:
                     costs = per_pass(DRAFT_COST, MIDDLE_COST)
                     total.add(simulate(run, strategy, count, target, drafter, costs, middles))
-                emit(total.line(strategy, "+".join((name, *(middles or ()))), count, formula=not middles))
+                emit(
+                    total.line(
+                        strategy, "+".join((name, *(middles or ()))), count, formula=not middles
+                    )
+                )
 
 
 def chosen_prompts(place: Path, per_kind: int) -> list[str]:
@@ -111,7 +125,11 @@ def chosen_prompts(place: Path, per_kind: int) -> list[str]:
         return prompts_of(place, per_kind)
     rows = [json.loads(line) for line in place.read_text().splitlines()]
     kinds = dict.fromkeys(row.get("kind", "") for row in rows)
-    return [row["prompt"] for kind in kinds for row in [r for r in rows if r.get("kind", "") == kind][:per_kind]]
+    return [
+        row["prompt"]
+        for kind in kinds
+        for row in [r for r in rows if r.get("kind", "") == kind][:per_kind]
+    ]
 
 
 def _whole(name: str) -> Callable[[], StageExecutor]:
@@ -133,8 +151,12 @@ def main() -> None:
     parser.add_argument("--stages", default="4,8,12")
     parser.add_argument("--temperatures", default="0,1")
     parser.add_argument("--sources", default="slm,head,ngram,slm+ngram")
-    parser.add_argument("--strategies", default=",".join(EXACT), help="separated by spaces or commas")
-    parser.add_argument("--middles", default="", help="models of a chain between draft and target, by name")
+    parser.add_argument(
+        "--strategies", default=",".join(EXACT), help="separated by spaces or commas"
+    )
+    parser.add_argument(
+        "--middles", default="", help="models of a chain between draft and target, by name"
+    )
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--per-kind", type=int, default=2)
     parser.add_argument("--prompts", type=Path, default=PROMPTS)
@@ -150,7 +172,10 @@ def main() -> None:
         sampling = Sampling(0.6, 80, 0.9) if temperature == 0.6 else Sampling(temperature)
         runs = texts(prompts, [sampling], given.tokens, target, hidden=hidden)
         repeated = sum(repeated_4grams(run.output) for run in runs) / len(runs)
-        print(f"\nT = {temperature:g}, {len(runs)} prompts, {given.tokens} tokens; repeated 4-grams {repeated:.0%}\n")
+        print(
+            f"\nT = {temperature:g}, {len(runs)} prompts, {given.tokens} tokens; repeated 4-grams "
+            f"{repeated:.0%}\n"
+        )
         table(runs, strategies, sources, list(map(int, given.stages.split(","))), show, middles)
 
 

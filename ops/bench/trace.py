@@ -35,8 +35,10 @@ class Span(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """A commit of ``tokens`` at ``at``, brought about by the answer to ``segment``, or by the end of a timestep
-    if ``timed``; ``planted``: its root was not in the tree, so the pipeline had been refilled."""
+    """A commit of ``tokens`` at ``at``, brought about by the answer to ``segment``, or by the end
+    of a timestep if ``timed``; ``planted``: its root was not in the tree, so the pipeline had
+    been refilled.
+    """
 
     at: float
     tokens: int
@@ -48,8 +50,9 @@ class Verdict(NamedTuple):
 class Trace:
     """A simulation's tap: what the machines of one job with ``prompt`` rows did on ``profile``.
 
-    ``messages``, ``kept``: by sender, how many carried tree rows, and seconds they held its link. ``sent``: by segment,
-    when, and in which round. ``arrived``: by node and segment. ``ends``: of timesteps.
+    ``messages``, ``kept``: by sender, how many carried tree rows, and seconds they held its
+    link. ``sent``: by segment, when, and in which round. ``arrived``: by node and segment.
+    ``ends``: of timesteps.
     """
 
     def __init__(self, profile: Profile, prompt: int, *, hidden: bool = False) -> None:
@@ -62,7 +65,9 @@ class Trace:
         self.ends: list[float] = []
         self.verdicts: list[Verdict] = []
         self.useful: set[int] = set()  # ids of rows that were accepted
-        self._prompt, self._hidden, self._answered = prompt, hidden, 0
+        self._prompt = prompt
+        self._hidden = hidden
+        self._answered = 0
         self._running: dict[str, tuple[int, tuple[int, ...], float]] = {}
 
     @property
@@ -71,9 +76,13 @@ class Trace:
         return len({number for _, number in self.sent.values()} - {0})
 
     def steps(self) -> int:
-        """How many segments behind the first of its round lies the last one judged, over all rounds."""
+        """How many segments behind the first of its round lies the last one judged, over all
+        rounds.
+        """
         last = {self.sent[verdict.segment][1]: verdict.segment for verdict in self.verdicts}
-        first = {number: segment for segment, (_, number) in sorted(self.sent.items(), reverse=True)}
+        first = {
+            number: segment for segment, (_, number) in sorted(self.sent.items(), reverse=True)
+        }
         return sum(segment - first[number] for number, segment in last.items() if number)
 
     def __call__(self, node: str, now: float, event: Input, outputs: Sequence[Output]) -> None:
@@ -105,44 +114,65 @@ class Trace:
                 self.sent[message.segment] = (now, message.round)
             if self.sent[message.segment][1]:
                 self.messages[node] += 1
-                self.kept[node] += self.profile.transfer_seconds(output.to, output.envelope, hidden=self._hidden)
+                self.kept[node] += self.profile.transfer_seconds(
+                    output.to, output.envelope, hidden=self._hidden
+                )
 
     def _commit(self, now: float, output: Commit, timed: bool) -> None:
         self.useful.update(getattr(output.prunes[0].message, "accepted", ()))
-        number, judged = self.sent[self._answered][1], {self.sent[one.segment][1] for one in self.verdicts}
-        self.verdicts.append(Verdict(now, len(output.tokens), self._answered, timed, number not in judged))
+        number = self.sent[self._answered][1]
+        judged = {self.sent[one.segment][1] for one in self.verdicts}
+        self.verdicts.append(
+            Verdict(now, len(output.tokens), self._answered, timed, number not in judged)
+        )
         if not number:
             self.ends.append(now)
 
     def drafting(self) -> dict[str, float]:
-        """Of the drafter after the first token, the prompt's rows left out: ``passes``, ``rows``, ``seconds``,
-        and of these ``hidden``, during which some stage computed."""
-        drafts = [span for span in self.spans if span.node == DRAFT and span.start >= self.verdicts[0].at]
+        """Of the drafter after the first token, the prompt's rows left out: ``passes``, ``rows``,
+        ``seconds``, and of these ``hidden``, during which some stage computed.
+        """
+        drafts = [
+            span for span in self.spans if span.node == DRAFT and span.start >= self.verdicts[0].at
+        ]
         hidden = last = 0.0
-        for busy in sorted((span for span in self.spans if span.node != DRAFT), key=lambda span: span.start):
-            start, last = max(busy.start, last), max(busy.end, last)
-            hidden += sum(max(0.0, min(span.end, busy.end) - max(span.start, start)) for span in drafts)
+        for busy in sorted(
+            (span for span in self.spans if span.node != DRAFT), key=lambda span: span.start
+        ):
+            start = max(busy.start, last)
+            last = max(busy.end, last)
+            hidden += sum(
+                max(0.0, min(span.end, busy.end) - max(span.start, start)) for span in drafts
+            )
         rows = sum(node >= self._prompt - 1 for span in drafts for node in span.ids)
         seconds = sum(span.end - span.start for span in drafts)
         return {"passes": len(drafts), "rows": rows, "seconds": seconds, "hidden": hidden}
 
 
 class Bench:
-    """The target's texts to some prompts, loops left out, and remembering drafters, by their profile name.
+    """The target's texts to some prompts, loops left out, and remembering drafters, by their
+    profile name.
 
     ``count``: texts at most, 0: all.
     """
 
-    def __init__(self, source: str, tokens: int, per_kind: int, temperature: float = 0.0, count: int = 0) -> None:
-        self.source, self.target = canonical(source), open_directory(default_pair()[0])
+    def __init__(
+        self, source: str, tokens: int, per_kind: int, temperature: float = 0.0, count: int = 0
+    ) -> None:
+        self.source = canonical(source)
+        self.target = open_directory(default_pair()[0])
         self.drafter = load_sources(drafter_of(source), self.target, MemoDrafter)
-        prompts, hidden = chosen_prompts(PROMPTS, per_kind), self.drafter.wants_hidden
+        prompts = chosen_prompts(PROMPTS, per_kind)
+        hidden = self.drafter.wants_hidden
         said = texts(prompts, [Sampling(temperature)], tokens, self.target, hidden=hidden)
         kept = [text for text in said if repeated_4grams(text.output) < LOOP]
         self.texts = kept[: count or None]
-        repeated = sum(repeated_4grams(text.output) for text in self.texts) / max(1, len(self.texts))
+        repeated = sum(repeated_4grams(text.output) for text in self.texts) / max(
+            1, len(self.texts)
+        )
         self.line = (
-            f"{len(self.texts)} prompts, {tokens} tokens, T = {temperature:g}, drafts by {self.source}; "
+            f"{len(self.texts)} prompts, {tokens} tokens, T = {temperature:g}, drafts by "
+            f"{self.source}; "
             f"repeated 4-grams {repeated:.0%}, {len(said) - len(kept)} loops left out\n"
         )
 
@@ -150,8 +180,22 @@ class Bench:
         """All texts one after another, simulated, and what the machines did."""
         hidden = returns_hidden(self.drafter, build(strategy, stages))
         costs = profile_costs(profile, stages, self.source, hidden=hidden)
-        runs, traces, known = [], [], Experience()
+        runs = []
+        traces = []
+        known = Experience()
         for text in self.texts:
             traces.append(Trace(profile, len(text.prompt), hidden=hidden))
-            runs.append(simulate(text, strategy, stages, self.target, self.drafter, costs, None, traces[-1], known))
+            runs.append(
+                simulate(
+                    text,
+                    strategy,
+                    stages,
+                    self.target,
+                    self.drafter,
+                    costs,
+                    None,
+                    traces[-1],
+                    known,
+                )
+            )
         return runs, traces

@@ -2,8 +2,9 @@
 
     python -m ops.peer.convert MODEL FILE.gguf
 
-Written with the ``gguf`` package. llama.cpp rotates neighbouring values of a head where the Hugging Face
-layout rotates its two halves, so the rows of the query and key projections change places.
+Written with the ``gguf`` package. llama.cpp rotates neighbouring values of a head where the
+Hugging Face layout rotates its two halves, so the rows of the query and key projections change
+places.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from flowspec.errors import FlowSpecError, ModelError
 from flowspec.model.directory import ModelDirectory, open_directory
 
 #: What ``gguf`` calls its types of tokens.
-NORMAL, CONTROL = 1, 3
+NORMAL = 1
+CONTROL = 3
 #: GGUF's name of each tensor of a layer, the Hugging Face one after ``model.layers.N.``.
 _LAYER = {
     "attn_norm": "input_layernorm",
@@ -42,28 +44,50 @@ Floats = npt.NDArray[np.float32]
 
 
 def check(directory: ModelDirectory) -> None:
-    """ModelError unless the model is a plain Llama with a byte-level BPE tokenizer: what this file can write."""
-    config, tokenizer = directory.config, _tokenizer(directory)
+    """ModelError unless the model is a plain Llama with a byte-level BPE tokenizer: what this file
+    can write.
+    """
+    config = directory.config
+    tokenizer = _tokenizer(directory)
     rope = config.get("rope_parameters") or {}
     unfit = [
         reason
         for fits, reason in (
-            (config["model_type"] == "llama", f"its model_type is {config['model_type']!r}, not 'llama'"),
-            (not config.get("attention_bias") and not config.get("mlp_bias"), "its layers have biases"),
-            (rope.get("rope_type", "default") == "default", f"its rope_type is {rope.get('rope_type')!r}"),
+            (
+                config["model_type"] == "llama",
+                f"its model_type is {config['model_type']!r}, not 'llama'",
+            ),
+            (
+                not config.get("attention_bias") and not config.get("mlp_bias"),
+                "its layers have biases",
+            ),
+            (
+                rope.get("rope_type", "default") == "default",
+                f"its rope_type is {rope.get('rope_type')!r}",
+            ),
             (not config.get("rope_scaling"), "it scales its rotary positions"),
-            (config.get("hidden_act") == "silu", f"its activation is {config.get('hidden_act')!r}, not 'silu'"),
+            (
+                config.get("hidden_act") == "silu",
+                f"its activation is {config.get('hidden_act')!r}, not 'silu'",
+            ),
             (tokenizer["model"]["type"] == "BPE", "its tokenizer is no BPE"),
-            ((tokenizer.get("pre_tokenizer") or {}).get("type") == "ByteLevel", "its tokenizer is not byte-level"),
+            (
+                (tokenizer.get("pre_tokenizer") or {}).get("type") == "ByteLevel",
+                "its tokenizer is not byte-level",
+            ),
         )
         if not fits
     ]
     if unfit:
-        raise ModelError(f"{directory.path} cannot be converted: {unfit[0]}; expected a plain Llama model")
+        raise ModelError(
+            f"{directory.path} cannot be converted: {unfit[0]}; expected a plain Llama model"
+        )
 
 
 def interleaved(weight: Floats, heads: int) -> Floats:
-    """The rows of a query or key projection ``[heads * size, hidden]``, each head's two halves interleaved."""
+    """The rows of a query or key projection ``[heads * size, hidden]``, each head's two halves
+    interleaved.
+    """
     size = weight.shape[0] // heads
     return weight.reshape(heads, 2, size // 2, -1).swapaxes(1, 2).reshape(weight.shape)
 
@@ -79,7 +103,10 @@ def tensors(directory: ModelDirectory) -> Iterator[tuple[str, Floats]]:
     for layer in range(directory.layers):
         for name, source in _LAYER.items():
             weight = _read(directory, f"model.layers.{layer}.{source}.weight")
-            yield f"blk.{layer}.{name}.weight", interleaved(weight, heads[name]) if name in heads else weight
+            yield (
+                f"blk.{layer}.{name}.weight",
+                interleaved(weight, heads[name]) if name in heads else weight,
+            )
 
 
 def settings(directory: ModelDirectory) -> dict[str, Any]:
@@ -108,17 +135,29 @@ def settings(directory: ModelDirectory) -> dict[str, Any]:
 def vocabulary(directory: ModelDirectory) -> dict[str, Any]:
     """The tokenizer's tables by the name of the writer's method that takes them."""
     tokenizer = _tokenizer(directory)
-    special = {int(token["id"]): token["content"] for token in tokenizer["added_tokens"] if token["special"]}
+    special = {
+        int(token["id"]): token["content"]
+        for token in tokenizer["added_tokens"]
+        if token["special"]
+    }
     ids = {int(number): text for text, number in tokenizer["model"]["vocab"].items()} | special
     if sorted(ids) != list(range(directory.vocabulary)):
-        raise ModelError(f"{directory.path}: the tokenizer's ids are not 0 to {directory.vocabulary - 1}")
-    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in tokenizer["model"]["merges"]]
-    (eos, *_), bos = sorted(directory.eos), directory.config.get("bos_token_id")
+        raise ModelError(
+            f"{directory.path}: the tokenizer's ids are not 0 to {directory.vocabulary - 1}"
+        )
+    merges = [
+        merge if isinstance(merge, str) else " ".join(merge)
+        for merge in tokenizer["model"]["merges"]
+    ]
+    (eos, *_) = sorted(directory.eos)
+    bos = directory.config.get("bos_token_id")
     return {
         "add_tokenizer_model": "gpt2",
         "add_tokenizer_pre": "gpt-2",
         "add_token_list": [ids[number] for number in range(directory.vocabulary)],
-        "add_token_types": [CONTROL if number in special else NORMAL for number in range(directory.vocabulary)],
+        "add_token_types": [
+            CONTROL if number in special else NORMAL for number in range(directory.vocabulary)
+        ],
         "add_token_merges": merges,
         "add_eos_token_id": eos,
         "add_add_bos_token": bos is not None,
@@ -127,7 +166,8 @@ def vocabulary(directory: ModelDirectory) -> dict[str, Any]:
 
 
 def convert(directory: ModelDirectory, file: Path, packages: Path | None = None) -> None:
-    """Write ``directory`` to ``file``, whole or not at all. ``packages``: a folder that has ``gguf``.
+    """Write ``directory`` to ``file``, whole or not at all. ``packages``: a folder that has
+    ``gguf``.
 
     ModelError if the model is none this can write, or there is no ``gguf``.
     """
@@ -137,7 +177,9 @@ def convert(directory: ModelDirectory, file: Path, packages: Path | None = None)
     try:
         from gguf import GGUFWriter
     except ImportError:
-        raise ModelError("the package gguf is not installed; run `make peer`, or `pip install gguf`") from None
+        raise ModelError(
+            "the package gguf is not installed; run `make peer`, or `pip install gguf`"
+        ) from None
     partial = file.with_name(file.name + ".partial")
     writer = GGUFWriter(partial, "llama")
     for method, value in {**settings(directory), **vocabulary(directory)}.items():
@@ -161,13 +203,17 @@ def _read(directory: ModelDirectory, name: str) -> Floats:
     elif entry.dtype in _FLOATS:
         values = np.frombuffer(data, _FLOATS[entry.dtype]).astype(np.float32)
     else:
-        raise ModelError(f"{entry.file}: {name} is of type {entry.dtype}; expected BF16, F16 or F32")
+        raise ModelError(
+            f"{entry.file}: {name} is of type {entry.dtype}; expected BF16, F16 or F32"
+        )
     return values.reshape(entry.shape)
 
 
 def _tokenizer(directory: ModelDirectory) -> dict[str, Any]:
     if not directory.has("tokenizer.json"):
-        raise ModelError(f"{directory.path} has no tokenizer.json; only such a tokenizer can be converted")
+        raise ModelError(
+            f"{directory.path} has no tokenizer.json; only such a tokenizer can be converted"
+        )
     loaded: dict[str, Any] = json.loads((directory.path / "tokenizer.json").read_text())
     return loaded
 

@@ -1,10 +1,11 @@
-"""llama.cpp with its RPC servers and its speculative tool, and the default pair in its format, into one folder.
+"""llama.cpp with its RPC servers and its speculative tool, and the default pair in its format, into
+one folder.
 
     python -m ops.peer.install [--into .peer] [--jobs 2]
 
-The source is the published package ``llama_cpp_python``, whose source distribution carries all of llama.cpp;
-versions are those of ``constraints.txt`` beside this file. What is there already is not made again. Every
-step has a limit and a log; nothing is installed outside the folder.
+The source is the published package ``llama_cpp_python``, whose source distribution carries all
+of llama.cpp; versions are those of ``constraints.txt`` beside this file. What is there already
+is not made again. Every step has a limit and a log; nothing is installed outside the folder.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ CONSTRAINTS = Path(__file__).parent / "constraints.txt"
 PACKAGE = "llama_cpp_python"
 #: Of the source distribution of the version in ``constraints.txt``.
 SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
-#: What is needed of llama.cpp: a stage, plain decoding, speculative decoding, and a look at its token ids.
+#: What is needed of llama.cpp: a stage, plain decoding, speculative decoding, and a look at its
+#: token ids.
 TOOLS = ("ggml-rpc-server", "llama-completion", "llama-speculative-simple", "llama-tokenize")
 _OPTIONS = {
     "CMAKE_BUILD_TYPE": "Release",
@@ -43,7 +45,9 @@ _OPTIONS = {
     "LLAMA_BUILD_SERVER": "OFF",
     "LLAMA_OPENSSL": "OFF",
 }
-_FETCH_SECONDS, _CONFIGURE_SECONDS, _BUILD_SECONDS = 900.0, 600.0, 3 * 3600.0
+_FETCH_SECONDS = 900.0
+_CONFIGURE_SECONDS = 600.0
+_BUILD_SECONDS = 3 * 3600.0
 _REPORT_SECONDS = 20.0
 
 
@@ -64,7 +68,9 @@ class Peer:
     @property
     def packages(self) -> Path:
         """Where the folder's own Python packages are."""
-        return self.folder / "venv" / "lib" / "python{}.{}".format(*sys.version_info) / "site-packages"
+        return (
+            self.folder / "venv" / "lib" / "python{}.{}".format(*sys.version_info) / "site-packages"
+        )
 
     def missing(self) -> list[Path]:
         """Files that an installed peer has and this one has not."""
@@ -74,7 +80,9 @@ class Peer:
     def check(self) -> None:
         """ConfigError unless everything is there."""
         if missing := self.missing():
-            raise ConfigError(f"{missing[0]} does not exist: llama.cpp is not installed; run `make peer`")
+            raise ConfigError(
+                f"{missing[0]} does not exist: llama.cpp is not installed; run `make peer`"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +97,9 @@ class Step:
         """ConfigError with the log's last line if the command fails or takes too long."""
         print(f"{self.says} (log: {self.log})", flush=True)
         with self.log.open("wb") as log:
-            process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            process = subprocess.Popen(
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
             try:
                 self._wait(process)
             finally:
@@ -97,7 +107,10 @@ class Step:
                     process.terminate()
                     process.wait()
         if process.returncode:
-            raise ConfigError(f"{self.says} failed with status {process.returncode}: {self._last()}; see {self.log}")
+            raise ConfigError(
+                f"{self.says} failed with status {process.returncode}: {self._last()}; see "
+                f"{self.log}"
+            )
 
     def _wait(self, process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + self.seconds
@@ -108,14 +121,17 @@ class Step:
             except subprocess.TimeoutExpired:
                 if time.monotonic() > deadline:
                     raise ConfigError(
-                        f"{self.says} took more than {self.seconds:g} s and was stopped: {self._last()}; see {self.log}"
+                        f"{self.says} took more than {self.seconds:g} s and was stopped: "
+                        f"{self._last()}; see {self.log}"
                     ) from None
                 print(f"  {self._last()}", flush=True)
 
     def _last(self) -> str:
         """The last line that tells how far it is, else the last one there is."""
         lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
-        marked = [line for line in lines if line.startswith(("[", "FAILED", "ERROR", "CMake Error"))]
+        marked = [
+            line for line in lines if line.startswith(("[", "FAILED", "ERROR", "CMake Error"))
+        ]
         return (marked or lines or ["it said nothing"])[-1].strip()[:160]
 
 
@@ -141,23 +157,34 @@ def install(peer: Peer, jobs: int) -> None:
 
 def check_compiler() -> None:
     """ConfigError unless there is a C and a C++ compiler."""
-    for language, variable, names in (("C", "CC", ("cc", "gcc", "clang")), ("C++", "CXX", ("c++", "g++", "clang++"))):
-        wanted = [os.environ[variable].split()[0]] if os.environ.get(variable, "").strip() else names
+    for language, variable, names in (
+        ("C", "CC", ("cc", "gcc", "clang")),
+        ("C++", "CXX", ("c++", "g++", "clang++")),
+    ):
+        wanted = (
+            [os.environ[variable].split()[0]] if os.environ.get(variable, "").strip() else names
+        )
         if not any(map(shutil.which, wanted)):
             raise ConfigError(
-                f"no {language} compiler found (looked for {', '.join(wanted)}); llama.cpp is compiled from source: "
-                f"install one, for example with `apt install build-essential`, or name it in {variable}"
+                f"no {language} compiler found (looked for {', '.join(wanted)}); llama.cpp is "
+                "compiled from source: "
+                "install one, for example with `apt install build-essential`, or name it in "
+                f"{variable}"
             )
 
 
 def version() -> str:
     """The pinned version of the package."""
-    (line,) = [line for line in CONSTRAINTS.read_text().splitlines() if line.startswith(f"{PACKAGE}==")]
+    (line,) = [
+        line for line in CONSTRAINTS.read_text().splitlines() if line.startswith(f"{PACKAGE}==")
+    ]
     return line.partition("==")[2]
 
 
 def _packages(peer: Peer) -> dict[str, str]:
-    """Build tools and ``gguf`` in the folder's own environment; the variables that commands need to use it."""
+    """Build tools and ``gguf`` in the folder's own environment; the variables that commands need to
+    use it.
+    """
     folder = peer.folder / "venv"
     if not (folder / "bin" / "cmake").is_file() or not (peer.packages / "gguf").is_dir():
         venv.create(folder, with_pip=True, clear=True)
@@ -175,14 +202,30 @@ def _source(peer: Peer, environment: Mapping[str, str]) -> Path:
         return source
     archive = peer.folder / f"{PACKAGE}-{version()}.tar.gz"
     if not archive.is_file():
-        Step(f"downloading {PACKAGE} {version()}, 77 MB", _FETCH_SECONDS, peer.folder / "download.log").run(
-            [peer.folder / "venv" / "bin" / "pip", "download", "--no-deps", "--no-build-isolation",
-             "--no-binary", PACKAGE, "--dest", peer.folder, f"{PACKAGE}=={version()}"],
+        Step(
+            f"downloading {PACKAGE} {version()}, 77 MB",
+            _FETCH_SECONDS,
+            peer.folder / "download.log",
+        ).run(
+            [
+                peer.folder / "venv" / "bin" / "pip",
+                "download",
+                "--no-deps",
+                "--no-build-isolation",
+                "--no-binary",
+                PACKAGE,
+                "--dest",
+                peer.folder,
+                f"{PACKAGE}=={version()}",
+            ],
             environment,
-        )  # fmt: skip
+        )
     if hashlib.sha256(archive.read_bytes()).hexdigest() != SHA256:
         archive.unlink()
-        raise ConfigError(f"{archive} is not the file that was pinned and was removed; run again to download it anew")
+        raise ConfigError(
+            f"{archive} is not the file that was pinned and was removed; run again to download it "
+            "anew"
+        )
     return unpack(archive, f"{PACKAGE}-{version()}/vendor/llama.cpp/", source)
 
 
@@ -195,7 +238,9 @@ def unpack(archive: Path, prefix: str, folder: Path) -> Path:
         for member in members:
             member.name = member.name.removeprefix(prefix)
         if not members:
-            raise ConfigError(f"{archive} has nothing below {prefix}; it is not the package that was expected")
+            raise ConfigError(
+                f"{archive} has nothing below {prefix}; it is not the package that was expected"
+            )
         tar.extractall(partial, members, filter="data")
     partial.rename(folder)
     return folder
@@ -207,9 +252,11 @@ def _compile(peer: Peer, source: Path, jobs: int, environment: Mapping[str, str]
     Step("configuring llama.cpp", _CONFIGURE_SECONDS, peer.folder / "configure.log").run(
         ["cmake", "-S", source, "-B", build, "-G", "Ninja", *options], environment
     )
-    Step(f"compiling llama.cpp with {jobs} jobs, 5 to 20 minutes", _BUILD_SECONDS, peer.folder / "build.log").run(
-        ["ninja", "-C", build, "-j", str(jobs), *TOOLS], environment
-    )
+    Step(
+        f"compiling llama.cpp with {jobs} jobs, 5 to 20 minutes",
+        _BUILD_SECONDS,
+        peer.folder / "build.log",
+    ).run(["ninja", "-C", build, "-j", str(jobs), *TOOLS], environment)
 
 
 def main() -> None:

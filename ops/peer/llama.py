@@ -1,7 +1,9 @@
-"""llama.cpp's own tools as a system to compare with: stages as RPC servers, decoding plain or speculative.
+"""llama.cpp's own tools as a system to compare with: stages as RPC servers, decoding plain or
+speculative.
 
-The target is split by layers as our stages are, the LM head with the last block; embedding, sampling and the
-draft model are with the client. All links are the client's: it carries the rows from each server to the next.
+The target is split by layers as our stages are, the LM head with the last block; embedding,
+sampling and the draft model are with the client. All links are the client's: it carries the rows
+from each server to the next.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from flowspec.model.directory import layer_ranges
 from ops.peer.install import Peer
 
 #: How long a server or the relay may take to listen, and a run to its end, seconds.
-START_SECONDS, RUN_SECONDS = 30.0, 300.0
+START_SECONDS = 30.0
+RUN_SECONDS = 300.0
 _ATTEMPTS = 4
 _TOTAL = re.compile(r"total time = +([\d.]+) ms")
 _PROMPT = re.compile(r"prompt eval time = +([\d.]+) ms")
@@ -33,7 +36,9 @@ _DECODED = re.compile(r"decoded +(\d+) tokens in +([\d.]+) seconds")
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One prompt's decoding: the text that came out, and seconds a token. Loading and prefill do not count."""
+    """One prompt's decoding: the text that came out, and seconds a token. Loading and prefill do
+    not count.
+    """
 
     text: str
     tbt: float
@@ -41,7 +46,9 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """At most ``most`` tokens a draft, which ends early where a token's probability is below ``least``."""
+    """At most ``most`` tokens a draft, which ends early where a token's probability is below
+    ``least``.
+    """
 
     most: int
     least: float = 0.0
@@ -52,7 +59,9 @@ class Drafting:
 
 @dataclass(frozen=True, slots=True)
 class Llama:
-    """The tools of ``peer`` with their stages at ``addresses``, ``host:port`` in the order of the layers."""
+    """The tools of ``peer`` with their stages at ``addresses``, ``host:port`` in the order of the
+    layers.
+    """
 
     peer: Peer
     addresses: Sequence[str]
@@ -72,10 +81,28 @@ class Llama:
         return Run(text, (total - before) / 1e3 / max(runs, 1))
 
     def speculative(self, prompt: str, tokens: int, drafting: Drafting) -> Run:
-        """Greedily, with the draft model beside the client; gives a few tokens more than ``tokens``."""
-        options = ["-n", str(tokens - 1), "--spec-type", "draft-simple", "--spec-draft-n-max", str(drafting.most),
-                   "--spec-draft-p-min", str(drafting.least), "-md", str(self.peer.model("draft")),
-                   "-ngld", "0", "-devd", "none", "-td", "1", *self._split()]  # fmt: skip
+        """Greedily, with the draft model beside the client; gives a few tokens more than
+        ``tokens``.
+        """
+        options = [
+            "-n",
+            str(tokens - 1),
+            "--spec-type",
+            "draft-simple",
+            "--spec-draft-n-max",
+            str(drafting.most),
+            "--spec-draft-p-min",
+            str(drafting.least),
+            "-md",
+            str(self.peer.model("draft")),
+            "-ngld",
+            "0",
+            "-devd",
+            "none",
+            "-td",
+            "1",
+            *self._split(),
+        ]
         text, (decoded,) = self._reported("llama-speculative-simple", options, prompt, (_DECODED,))
         return Run(text.partition(prompt)[2], float(decoded[2]) / int(decoded[1]))
 
@@ -84,7 +111,8 @@ class Llama:
     ) -> tuple[str, list[re.Match[str]]]:
         """What a tool wrote and the lines of its report.
 
-        Its log is written by a thread that its exit may cut off: a run that lost its report counts for nothing.
+        Its log is written by a thread that its exit may cut off: a run that lost its report
+        counts for nothing.
         """
         for _ in range(_ATTEMPTS):
             done = self._tool(name, *options, prompt=prompt)
@@ -92,26 +120,46 @@ class Llama:
             found = [match for pattern in report if (match := pattern.search(said))]
             if len(found) == len(report):
                 return done.stdout.decode(errors="replace"), found
-        raise ClusterError(f"{name} gave no report in {_ATTEMPTS} runs; expected that of `make peer`'s version")
+        raise ClusterError(
+            f"{name} gave no report in {_ATTEMPTS} runs; expected that of `make peer`'s version"
+        )
 
     def _split(self) -> list[str]:
         blocks = [len(block) for block in layer_ranges(self.layers, len(self.addresses))]
         blocks[-1] += 1  # the LM head counts as a layer here
         shares = ",".join(map(str, blocks))
-        return ["--rpc", ",".join(self.addresses), "-ngl", str(self.layers + 1), "-ts", shares,
-                "-t", "1", "-c", str(self.context), "--temp", "0"]  # fmt: skip
+        return [
+            "--rpc",
+            ",".join(self.addresses),
+            "-ngl",
+            str(self.layers + 1),
+            "-ts",
+            shares,
+            "-t",
+            "1",
+            "-c",
+            str(self.context),
+            "--temp",
+            "0",
+        ]
 
     def _tool(self, name: str, *arguments: str, prompt: str) -> subprocess.CompletedProcess[bytes]:
         files = [str(self.peer.tool(name)), "-m", str(self.peer.model("target"))]
         command = [*files, *arguments, "--no-escape", "-p", prompt]
         try:
             done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, timeout=RUN_SECONDS, check=False
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=RUN_SECONDS,
+                check=False,
             )
         except subprocess.TimeoutExpired:
             raise ClusterError(f"{name} did not end within {RUN_SECONDS:g} s") from None
         if done.returncode:
-            last = (done.stderr.decode(errors="replace").strip() or "it said nothing").splitlines()[-1]
+            last = (done.stderr.decode(errors="replace").strip() or "it said nothing").splitlines()[
+                -1
+            ]
             raise ClusterError(f"{name} ended with status {done.returncode}: {last}")
         return done
 
@@ -132,8 +180,17 @@ def servers(peer: Peer, count: int, logs: Path) -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def relays(targets: Sequence[str], latency: float, log: Path) -> Iterator[list[int]]:
-    """A relay to each of ``targets`` that adds ``latency`` seconds each way; the ports to connect to."""
-    command = [sys.executable, "-m", "ops.peer.relay", "--latency-ms", f"{latency * 1e3:g}", *targets]
+    """A relay to each of ``targets`` that adds ``latency`` seconds each way; the ports to connect
+    to.
+    """
+    command = [
+        sys.executable,
+        "-m",
+        "ops.peer.relay",
+        "--latency-ms",
+        f"{latency * 1e3:g}",
+        *targets,
+    ]
     with _process(command, log, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -150,7 +207,7 @@ def _process(
     with log.open("wb") as said:
         process = subprocess.Popen(
             command, stdin=stdin, stdout=stdout or said, stderr=said, preexec_fn=die_with_parent()
-        )  # fmt: skip
+        )
     with process:
         try:
             yield process
@@ -173,5 +230,7 @@ def _wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:
             return
         except OSError:
             if process.poll() is not None or time.monotonic() > deadline:
-                raise ClusterError(f"llama.cpp's RPC server does not listen on port {port}") from None
+                raise ClusterError(
+                    f"llama.cpp's RPC server does not listen on port {port}"
+                ) from None
         time.sleep(0.02)

@@ -2,12 +2,13 @@
 
     python -m ops.peer.relay --latency-ms 5 [--bytes-per-second N] TARGET...
 
-One relay a TARGET (``host:port`` or the path of a unix socket); prints the port each one listens on, on
-127.0.0.1 and in the order of the targets, as one JSON list, and serves until its standard input ends.
+One relay a TARGET (``host:port`` or the path of a unix socket); prints the port each one listens
+on, on 127.0.0.1 and in the order of the targets, as one JSON list, and serves until its standard
+input ends.
 
-Each direction of each connection is a link of its own: a chunk occupies it for bytes / bandwidth and comes
-out ``latency`` later, in order. What a link holds is bounded; a sender that runs ahead waits, as it would
-for a full socket.
+Each direction of each connection is a link of its own: a chunk occupies it for bytes / bandwidth
+and comes out ``latency`` later, in order. What a link holds is bounded; a sender that runs ahead
+waits, as it would for a full socket.
 """
 
 from __future__ import annotations
@@ -28,16 +29,20 @@ from flowspec.errors import ConfigError, FlowSpecError
 
 #: Bytes read at once; what a link holds may exceed its bound by less than this.
 CHUNK = 1 << 16
-#: Bytes a direction holds at most, beyond what the link itself has on the way: a socket buffer's worth.
+#: Bytes a direction holds at most, beyond what the link itself has on the way: a socket buffer's
+#: worth.
 BUFFER = 1 << 20
 _CONNECT_SECONDS = 5.0
 
 
 class Direction:
-    """One direction of one connection. ``held`` and ``most_held``: bytes inside it, now and at most."""
+    """One direction of one connection. ``held`` and ``most_held``: bytes inside it, now and at
+    most.
+    """
 
     def __init__(self, shape: LinkShape, clock: Callable[[], float]) -> None:
-        self._shape, self._clock = shape, clock
+        self._shape = shape
+        self._clock = clock
         on_the_way = shape.bandwidth * shape.latency if math.isfinite(shape.bandwidth) else 0.0
         self.bound = BUFFER + int(on_the_way)
         self._free_at = 0.0
@@ -46,7 +51,9 @@ class Direction:
         self.held = self.most_held = 0
 
     async def take(self, reader: asyncio.StreamReader) -> None:
-        """Read until the sender's end of stream, no faster than there is room; OSError if the sender breaks."""
+        """Read until the sender's end of stream, no faster than there is room; OSError if the
+        sender breaks.
+        """
         while chunk := await reader.read(CHUNK):
             self._free_at = max(self._free_at, self._clock()) + len(chunk) / self._shape.bandwidth
             self._put(self._free_at + self._shape.latency, chunk)
@@ -62,7 +69,9 @@ class Direction:
         self._changed.set()
 
     async def give(self, writer: asyncio.StreamWriter) -> None:
-        """Write what was taken when it is due, then the end of stream; OSError if the receiver breaks."""
+        """Write what was taken when it is due, then the end of stream; OSError if the receiver
+        breaks.
+        """
         while True:
             while not self._chunks:
                 self._changed.clear()
@@ -81,7 +90,8 @@ class Direction:
 
 
 class Relay:
-    """Listens on a port of 127.0.0.1 and joins every connection to ``target``, both directions shaped alike.
+    """Listens on a port of 127.0.0.1 and joins every connection to ``target``, both directions
+    shaped alike.
 
     ConfigError unless ``target`` is ``host:port`` or the path of a unix socket.
     """
@@ -89,8 +99,11 @@ class Relay:
     def __init__(self, target: str, shape: LinkShape) -> None:
         host, _, port = target.rpartition(":")
         if "/" not in target and not (host and port.isdigit()):
-            raise ConfigError(f"relay target {target!r} is neither host:port nor the path of a unix socket")
-        self._target, self._shape = target, shape
+            raise ConfigError(
+                f"relay target {target!r} is neither host:port nor the path of a unix socket"
+            )
+        self._target = target
+        self._shape = shape
         self._server: asyncio.Server | None = None
         self._joined: set[asyncio.Task[Any]] = set()
         #: Every direction of every connection so far, towards the target first.
@@ -118,7 +131,9 @@ class Relay:
         self._joined.add(task)
         try:
             await self._serve(reader, writer)
-        except* OSError as broken:  # one side is gone: the other learns it from its closed connection
+        except* (
+            OSError
+        ) as broken:  # one side is gone: the other learns it from its closed connection
             print(f"relay to {self._target}: {broken.exceptions[0]}", file=sys.stderr)
         finally:
             self._joined.discard(task)
@@ -134,7 +149,8 @@ class Relay:
         async with asyncio.timeout(_CONNECT_SECONDS):
             far_reader, far_writer = await self._connect()
         clock = asyncio.get_running_loop().time
-        out, back = Direction(self._shape, clock), Direction(self._shape, clock)
+        out = Direction(self._shape, clock)
+        back = Direction(self._shape, clock)
         self.directions += (out, back)
         try:
             for end in (writer, far_writer):
@@ -157,8 +173,12 @@ def _send_at_once(writer: asyncio.StreamWriter) -> None:
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
-    """``asyncio.run`` on ``select``, whose timeouts are microseconds; those of ``epoll`` are whole milliseconds."""
-    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())) as runner:
+    """``asyncio.run`` on ``select``, whose timeouts are microseconds; those of ``epoll`` are whole
+    milliseconds.
+    """
+    with asyncio.Runner(
+        loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())
+    ) as runner:
         runner.run(main)
 
 

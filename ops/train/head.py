@@ -1,21 +1,23 @@
-"""Train an EAGLE-1 head for any local target; the result loads with ``flowspec.model.eagle.load_head``.
+"""Train an EAGLE-1 head for any local target; the result loads with
+``flowspec.model.eagle.load_head``.
 
     python -m ops.train.head --target DIR --tokens train.bin --out DIR --minutes 40 [--resume]
 
-``train.bin``: token ids of the target's tokenizer, uint16 (``--id-bytes 4``: uint32); the last 100,000 are
-held out. The head learns the target's feature and distribution at every position, of the text and of what
-the target itself writes (greedy and sampled rows, made along the way: that is what a head meets at work).
-As in training-time test (EAGLE-3, arXiv 2503.01840; HASS, arXiv 2408.15766) every row is also computed from
-the head's own predictions, ``--steps`` deep: row t of step s sees the true rows up to t-s and predicted ones
-after them.
+``train.bin``: token ids of the target's tokenizer, uint16 (``--id-bytes 4``: uint32); the last
+100,000 are held out. The head learns the target's feature and distribution at every position, of
+the text and of what the target itself writes (greedy and sampled rows, made along the way: that
+is what a head meets at work). As in training-time test (EAGLE-3, arXiv 2503.01840; HASS, arXiv
+2408.15766) every row is also computed from the head's own predictions, ``--steps`` deep: row t
+of step s sees the true rows up to t-s and predicted ones after them.
 
-The learning rate falls to nothing over the minutes given. A checkpoint is written every few minutes;
-``--resume`` goes on from the one in ``--out``. At the end: how often the target's most likely token
-is the head's first, or among its first four, on the target's own continuations of held-out text; step 1
-drafts from a true feature, step 2 from the head's prediction, and so on.
+The learning rate falls to nothing over the minutes given. A checkpoint is written every few
+minutes; ``--resume`` goes on from the one in ``--out``. At the end: how often the target's most
+likely token is the head's first, or among its first four, on the target's own continuations of
+held-out text; step 1 drafts from a true feature, step 2 from the head's prediction, and so on.
 
-For the packaged target, 40 minutes on one core (3,600 steps of 4 rows): at steps 1 to 3 alike .87 / .97 of
-greedy text, two thirds of it repeated 4-grams (.71 / .92 outside them), and .58 / .82 of sampled text.
+For the packaged target, 40 minutes on one core (3,600 steps of 4 rows): at steps 1 to 3 alike
+.87 / .97 of greedy text, two thirds of it repeated 4-grams (.71 / .92 outside them), and .58 /
+.82 of sampled text.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ from ops.train.pair import descend, optimizers
 
 HELD_OUT = 100_000
 #: Peak learning rates of Muon (the layer's matrices) and AdamW (the rest).
-FRESH, GO_ON = (0.02, 5e-3), (0.01, 2e-3)
+FRESH = (0.02, 5e-3)
+GO_ON = (0.01, 2e-3)
 #: Half the width of the uniform noise on true features, as in EAGLE.
 NOISE = 0.1
 #: Weight of the features' smooth L1 beside the distance to the target's distribution.
@@ -50,7 +53,9 @@ FEATURE_WEIGHT = 0.1
 #: How much less each further unrolled step weighs.
 STEP_DECAY = 0.8
 #: Share of the time spent on text by the target, rows it writes at once, rows kept.
-WRITING_SHARE, WRITTEN_ROWS, POOL_ROWS = 0.12, 32, 4096
+WRITING_SHARE = 0.12
+WRITTEN_ROWS = 32
+POOL_ROWS = 4096
 CHECKPOINT_SECONDS = 180.0
 
 
@@ -59,7 +64,9 @@ class Teacher:
 
     def __init__(self, folder: Path, device: str) -> None:
         dtype = torch.bfloat16 if device == "cuda" else torch.float32
-        self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval().to(device)
+        self.model: Any = (
+            AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval().to(device)
+        )
         self.model.requires_grad_(False)
         self.embedding = self.model.get_input_embeddings().weight.float()
         self.lm_head = self.model.get_output_embeddings().weight.float()
@@ -72,12 +79,18 @@ class Teacher:
         return hidden.float()
 
     @torch.no_grad()
-    def written(self, prompts: torch.Tensor, length: int, temperatures: torch.Tensor) -> torch.Tensor:
-        """``prompts`` ``[batch, n]`` continued to ``length`` tokens, row by row greedy (0) or sampled (1)."""
+    def written(
+        self, prompts: torch.Tensor, length: int, temperatures: torch.Tensor
+    ) -> torch.Tensor:
+        """``prompts`` ``[batch, n]`` continued to ``length`` tokens, row by row greedy (0) or
+        sampled (1).
+        """
         ids = inputs = prompts
         cache = DynamicCache()
         while ids.shape[1] < length:
-            output = self.model(input_ids=inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            output = self.model(
+                input_ids=inputs, past_key_values=cache, use_cache=True, logits_to_keep=1
+            )
             logits = output.logits[:, -1].float()
             noise = -torch.log(-torch.log(torch.rand_like(logits).clamp(1e-9, 1 - 1e-7)))
             inputs = (logits + temperatures[:, None] * noise).argmax(-1, keepdim=True)
@@ -87,30 +100,47 @@ class Teacher:
 
 def fresh(teacher: Teacher) -> EagleHead:
     """An untrained head of the target's shape: a Llama layer, whatever the target's family."""
-    told = {key: value for key, value in teacher.model.config.to_dict().items() if key in LlamaConfig().to_dict()}
-    told.update(num_hidden_layers=1, model_type="llama", attention_bias=False, mlp_bias=False, dtype="bfloat16")
+    told = {
+        key: value
+        for key, value in teacher.model.config.to_dict().items()
+        if key in LlamaConfig().to_dict()
+    }
+    told.update(
+        num_hidden_layers=1,
+        model_type="llama",
+        attention_bias=False,
+        mlp_bias=False,
+        dtype="bfloat16",
+    )
     config = LlamaConfig(**{**told, "architectures": ["LlamaForCausalLMEagle"]})
     config._attn_implementation = "sdpa"
     head = EagleHead(config)
     hidden = config.hidden_size
-    # Embeddings are far smaller than features, and both shall be heard from the start; the sum stays small,
-    # since a confident wrong distribution takes long to unlearn.
+    # Embeddings are far smaller than features, and both shall be heard from the start; the sum
+    # stays small, since a confident wrong distribution takes long to unlearn.
     with torch.no_grad():
-        for half, scale in ((slice(hidden), teacher.embedding.std().item()), (slice(hidden, None), 2.0)):
+        for half, scale in (
+            (slice(hidden), teacher.embedding.std().item()),
+            (slice(hidden, None), 2.0),
+        ):
             head.fc.weight[:, half].normal_(0.0, 0.2 / (scale * hidden**0.5))
     return head
 
 
-def unrolled(head: EagleHead, embedded: torch.Tensor, features: torch.Tensor, steps: int) -> Iterator[torch.Tensor]:
+def unrolled(
+    head: EagleHead, embedded: torch.Tensor, features: torch.Tensor, steps: int
+) -> Iterator[torch.Tensor]:
     """Per step the predicted features ``[batch, rows, hidden]`` of rows 1 and on of a text.
 
-    ``embedded``: of their tokens; ``features``: of the rows before them. In step s the first s rows have
-    too little behind them and are not to be counted.
+    ``embedded``: of their tokens; ``features``: of the rows before them. In step s the first s
+    rows have too little behind them and are not to be counted.
     """
     rows = embedded.shape[1]
     positions = torch.arange(1, rows + 1, device=embedded.device).unsqueeze(0)
-    row, column = positions.T - 1, positions - 1
-    cache, above = DynamicCache(), features
+    row = positions.T - 1
+    column = positions - 1
+    cache = DynamicCache()
+    above = features
     for step in range(steps):
         diagonals = [column == row - step + at for at in range(1, step + 1)]
         mask = torch.cat([column <= row - step, *diagonals], dim=1)[None, None]
@@ -120,7 +150,9 @@ def unrolled(head: EagleHead, embedded: torch.Tensor, features: torch.Tensor, st
 
 
 def loss_of(head: EagleHead, teacher: Teacher, ids: torch.Tensor, steps: int) -> torch.Tensor:
-    """Distance to the target's distributions and features over the unrolled steps of ``ids`` [batch, length]."""
+    """Distance to the target's distributions and features over the unrolled steps of ``ids``
+    [batch, length].
+    """
     features = teacher.features(ids)
     wanted = linear(features[:, 1:], teacher.lm_head).log_softmax(-1)
     noisy = features[:, :-1] + (torch.rand_like(features[:, :-1]) * 2 - 1) * NOISE
@@ -137,7 +169,9 @@ class Material:
     """Rows of ids to train on: the text's, and the target's own continuations of them."""
 
     def __init__(self, text: np.ndarray, teacher: Teacher, length: int) -> None:
-        self._text, self._teacher, self._length = text, teacher, length
+        self._text = text
+        self._teacher = teacher
+        self._length = length
         self._rng = np.random.default_rng(0)
         self._pool: list[torch.Tensor] = []
 
@@ -151,11 +185,17 @@ class Material:
         """Let the target continue some of the text, one row in two greedily."""
         prompts = self.text(WRITTEN_ROWS, int(self._rng.integers(8, max(9, self._length // 2))))
         temperatures = (torch.arange(WRITTEN_ROWS, device=self._teacher.device) % 2).float()
-        self._pool = [*self._pool, *self._teacher.written(prompts, self._length, temperatures)][-POOL_ROWS:]
+        self._pool = [*self._pool, *self._teacher.written(prompts, self._length, temperatures)][
+            -POOL_ROWS:
+        ]
 
     def batch(self, rows: int) -> torch.Tensor:
         """``[rows, length]``, half of them the target's own once there are some."""
-        own = [self._pool[at] for at in self._rng.integers(0, len(self._pool), size=rows // 2)] if self._pool else []
+        own = (
+            [self._pool[at] for at in self._rng.integers(0, len(self._pool), size=rows // 2)]
+            if self._pool
+            else []
+        )
         return torch.cat((self.text(rows - len(own), self._length), *(row[None] for row in own)))
 
 
@@ -164,12 +204,17 @@ def train(head: EagleHead, teacher: Teacher, material: Material, given: argparse
     rates = GO_ON if given.resume else FRESH
     # AdamW has fc too: its two halves have scales of their own.
     using = optimizers(head, head.body, rates)
-    began, step, writing, saved = time.monotonic(), 0, 0.0, 0.0
+    began = time.monotonic()
+    step = 0
+    writing = 0.0
+    saved = 0.0
     while (spent := time.monotonic() - began) < 60 * given.minutes:
         if writing <= WRITING_SHARE * spent:
             material.write()
             writing += time.monotonic() - began - spent
-        scale = min(1.0, (step + 1) / 50) * (1 + math.cos(math.pi * spent / (60 * given.minutes))) / 2
+        scale = (
+            min(1.0, (step + 1) / 50) * (1 + math.cos(math.pi * spent / (60 * given.minutes))) / 2
+        )
         with torch.autocast(teacher.device, dtype=torch.bfloat16):
             loss = loss_of(head, teacher, material.batch(given.batch), given.steps)
         descend(head, loss, using, [rate * scale for rate in rates])
@@ -185,8 +230,9 @@ def train(head: EagleHead, teacher: Teacher, material: Material, given: argparse
 def agreement(
     head: EagleHead, teacher: Teacher, ids: torch.Tensor, first: int, steps: int
 ) -> list[tuple[float, float]]:
-    """Per step: share of positions from ``first`` on of ``ids`` [batch, length] at which the target's most
-    likely next token is the head's first, and among its first four."""
+    """Per step: share of positions from ``first`` on of ``ids`` [batch, length] at which the
+    target's most likely next token is the head's first, and among its first four.
+    """
     features = teacher.features(ids)
     wanted = linear(features[:, first:], teacher.lm_head).argmax(-1, keepdim=True)
     found = []
@@ -207,21 +253,29 @@ def save(head: EagleHead, folder: Path) -> None:
     part = folder / "model.safetensors.part"
     part.write_bytes(packed(tensors, metadata={"format": "pt"}))
     part.replace(folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(head.config.to_dict(), indent=2, sort_keys=True) + "\n")
+    (folder / "config.json").write_text(
+        json.dumps(head.config.to_dict(), indent=2, sort_keys=True) + "\n"
+    )
 
 
 def read_text(given: argparse.Namespace, vocabulary: int) -> np.ndarray:
     """The token ids of ``given.tokens``; ModelError if they are too few or not the target's."""
     text = np.fromfile(given.tokens, dtype=f"<u{given.id_bytes}")
     if len(text) <= HELD_OUT + given.length:
-        raise ModelError(f"{given.tokens} has {len(text)} tokens; give more than {HELD_OUT + given.length}")
+        raise ModelError(
+            f"{given.tokens} has {len(text)} tokens; give more than {HELD_OUT + given.length}"
+        )
     if text.max() >= vocabulary:
-        raise ModelError(f"{given.tokens} has token {text.max()}; the target's vocabulary has {vocabulary}")
+        raise ModelError(
+            f"{given.tokens} has token {text.max()}; the target's vocabulary has {vocabulary}"
+        )
     return text
 
 
 def report(head: EagleHead, teacher: Teacher, text: np.ndarray, given: argparse.Namespace) -> None:
-    """Print the agreement on the target's continuations of held-out ``text``, greedy and sampled."""
+    """Print the agreement on the target's continuations of held-out ``text``, greedy
+    and sampled.
+    """
     first = given.length // 4
     prompts = Material(text, teacher, given.length).text(8 * given.batch, first)
     for temperature in (0.0, 1.0):
@@ -229,16 +283,25 @@ def report(head: EagleHead, teacher: Teacher, text: np.ndarray, given: argparse.
         ids = teacher.written(prompts, given.length, temperatures)
         repeated = np.mean([repeated_4grams(row) for row in ids[:, first:].tolist()])
         found = agreement(head, teacher, ids, first, given.steps)
-        shown = ", ".join(f"step {at}: {one:.3f} / {four:.3f}" for at, (one, four) in enumerate(found, start=1))
-        print(f"held out, T={temperature:g}, {repeated:.2f} repeated 4-grams, agreement top-1 / top-4: {shown}")
+        shown = ", ".join(
+            f"step {at}: {one:.3f} / {four:.3f}" for at, (one, four) in enumerate(found, start=1)
+        )
+        print(
+            f"held out, T={temperature:g}, {repeated:.2f} repeated 4-grams, agreement top-1 / "
+            f"top-4: {shown}"
+        )
 
 
 def arguments() -> argparse.ArgumentParser:
     """What the script takes."""
     parser = argparse.ArgumentParser(description="Train an EAGLE head; see this file's head.")
     parser.add_argument("--target", type=Path, required=True, help="folder of the target")
-    parser.add_argument("--tokens", type=Path, required=True, help="token ids, the last 100,000 held out")
-    parser.add_argument("--id-bytes", type=int, choices=(2, 4), default=2, help="bytes of a token id in --tokens")
+    parser.add_argument(
+        "--tokens", type=Path, required=True, help="token ids, the last 100,000 held out"
+    )
+    parser.add_argument(
+        "--id-bytes", type=int, choices=(2, 4), default=2, help="bytes of a token id in --tokens"
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder of the head")
     parser.add_argument("--minutes", type=float, required=True)
     parser.add_argument("--resume", action="store_true", help="go on from the head in --out")

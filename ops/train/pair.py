@@ -1,17 +1,23 @@
-"""Retrain the packaged pair: a byte-level BPE, a 12-layer target, and a 2-layer draft distilled from it.
+"""Retrain the packaged pair: a byte-level BPE, a 12-layer target, and a 2-layer draft distilled
+from it.
 
-    python -m ops.train.pair prepare CODE_DIR DOCS_DIR GSM8K.jsonl --out WORK   # WORK/tokenizer, WORK/train.bin
-    python -m ops.train.pair target --out WORK --minutes 90                     # WORK/target
-    python -m ops.train.pair draft --out WORK --minutes 110                     # WORK/draft, from WORK/target
-    python -m ops.train.pair draft --out WORK --minutes 110 --from DRAFT_DIR    # go on with a trained one
+    python -m ops.train.pair prepare CODE_DIR DOCS_DIR GSM8K.jsonl --out WORK
+    python -m ops.train.pair target --out WORK --minutes 90
+    python -m ops.train.pair draft --out WORK --minutes 110
+    python -m ops.train.pair draft --out WORK --minutes 110 --from DRAFT_DIR
 
-Text: Python sources (``*.py``), their documentation (``*.rst`` or ``*.rst.txt``) and GSM8K's training
-problems with the calculator marks removed. The last 100,000 tokens are held out; losses on them are
-printed at the end. The learning rate falls to its end over the minutes given, however fast the machine is.
+The first writes WORK/tokenizer and WORK/train.bin, the second WORK/target, the third WORK/draft
+from WORK/target; the last goes on with a trained draft.
 
-The packaged models: Python 3.11's standard library and documentation (PSF licence) and GSM8K (MIT), about
-8 million tokens; the target in some 90 minutes on two cores; the draft from a first distillation
-(256 tokens a row) continued by ``draft --minutes 110 --from``: held-out loss at 256 tokens 3.62, then 3.10.
+Text: Python sources (``*.py``), their documentation (``*.rst`` or ``*.rst.txt``) and GSM8K's
+training problems with the calculator marks removed. The last 100,000 tokens are held out; losses
+on them are printed at the end. The learning rate falls to its end over the minutes given,
+however fast the machine is.
+
+The packaged models: Python 3.11's standard library and documentation (PSF licence) and GSM8K
+(MIT), about 8 million tokens; the target in some 90 minutes on two cores; the draft from a first
+distillation (256 tokens a row) continued by ``draft --minutes 110 --from``: held-out loss at 256
+tokens 3.62, then 3.10.
 """
 
 from __future__ import annotations
@@ -33,11 +39,14 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from flowspec.model.directory import default_pair
 
-VOCABULARY, CONTEXT, HELD_OUT = 4096, 1024, 100_000
+VOCABULARY = 4096
+CONTEXT = 1024
+HELD_OUT = 100_000
 #: Width of the model, its feed-forward width, layers, heads, key and value heads.
 SHAPES = {"target": (192, 512, 12, 6, 2), "draft": (128, 344, 2, 4, 1)}
 #: Peak learning rates of Muon and AdamW: from nothing, and when going on with a trained model.
-FRESH, GO_ON = (0.02, 3e-3), (0.01, 1.5e-3)
+FRESH = (0.02, 3e-3)
+GO_ON = (0.01, 1.5e-3)
 #: How much the text itself weighs beside the target's distribution.
 TEXT_WEIGHT = 0.05
 
@@ -45,12 +54,20 @@ TEXT_WEIGHT = 0.05
 def documents(code: Path, docs: Path, problems: Path, rng: random.Random) -> list[str]:
     """The training documents, shuffled."""
     skip = ("site-packages", "/test", "idlelib", "encodings", "lib2to3", "pydoc_data")
-    sources = [file for file in sorted(code.rglob("*.py")) if not any(part in str(file) for part in skip)]
-    texts = [text for file in sources if 400 < len(text := file.read_text(errors="ignore")) < 200_000]
+    sources = [
+        file for file in sorted(code.rglob("*.py")) if not any(part in str(file) for part in skip)
+    ]
+    texts = [
+        text for file in sources if 400 < len(text := file.read_text(errors="ignore")) < 200_000
+    ]
     pages = [*docs.rglob("*.rst"), *docs.rglob("*.rst.txt")]
-    texts += sorted({file.read_text(errors="ignore") for file in pages if "changelog" not in str(file)})
+    texts += sorted(
+        {file.read_text(errors="ignore") for file in pages if "changelog" not in str(file)}
+    )
     rows = [json.loads(line) for line in problems.read_text().splitlines()]
-    asked = [(row["question"].strip(), re.sub(r"<<.*?>>", "", row["answer"]).strip()) for row in rows]
+    asked = [
+        (row["question"].strip(), re.sub(r"<<.*?>>", "", row["answer"]).strip()) for row in rows
+    ]
     answered = [f"Question: {question}\nAnswer: {answer}\n\n" for question, answer in asked]
     rng.shuffle(answered)
     texts += ["".join(answered[at : at + 10]) for at in range(0, len(answered), 10)]
@@ -64,11 +81,17 @@ def prepare(code: Path, docs: Path, problems: Path, out: Path) -> None:
 
     texts = documents(code, docs, problems, random.Random(0))
     bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    alphabet, marks = pre_tokenizers.ByteLevel.alphabet(), ["<s>", "</s>", "<pad>"]
-    trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=marks, initial_alphabet=alphabet)
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    marks = ["<s>", "</s>", "<pad>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY, special_tokens=marks, initial_alphabet=alphabet
+    )
     bpe.train_from_iterator(texts, trainer)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bpe, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    )
     tokenizer.model_max_length = CONTEXT
     tokenizer.chat_template = (Path(default_pair()[0]) / "chat_template.jinja").read_text()
     tokenizer.save_pretrained(out / "tokenizer")
@@ -82,15 +105,27 @@ def fresh(name: str) -> LlamaForCausalLM:
     width, inner, layers, heads, kv_heads = SHAPES[name]
     return LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=VOCABULARY, hidden_size=width, intermediate_size=inner, num_hidden_layers=layers,
-            num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=32, max_position_embeddings=CONTEXT,
-            tie_word_embeddings=True, rms_norm_eps=1e-5, bos_token_id=0, eos_token_id=1, pad_token_id=2,
+            vocab_size=VOCABULARY,
+            hidden_size=width,
+            intermediate_size=inner,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+            head_dim=32,
+            max_position_embeddings=CONTEXT,
+            tie_word_embeddings=True,
+            rms_norm_eps=1e-5,
+            bos_token_id=0,
+            eos_token_id=1,
+            pad_token_id=2,
         )
-    )  # fmt: skip
+    )
 
 
 def loss_of(model: Any, teacher: Any, ids: torch.Tensor) -> torch.Tensor:
-    """Next-token loss of rows of ids [batch, length]; with a teacher mostly the distance to its distribution."""
+    """Next-token loss of rows of ids [batch, length]; with a teacher mostly the distance to its
+    distribution.
+    """
     with torch.autocast(ids.device.type, dtype=torch.bfloat16):
         logits = model(ids).logits.float()
         text = cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
@@ -107,7 +142,9 @@ def batches(text: np.ndarray, length: int, size: int, device: str) -> Iterator[t
     rng = np.random.default_rng(0)
     while True:
         starts = rng.integers(0, len(text) - length - 1, size=size)
-        yield torch.from_numpy(np.stack([text[at : at + length] for at in starts]).astype(np.int64)).to(device)
+        yield torch.from_numpy(
+            np.stack([text[at : at + length] for at in starts]).astype(np.int64)
+        ).to(device)
 
 
 def optimizers(
@@ -124,7 +161,10 @@ def optimizers(
 
 
 def descend(
-    model: torch.nn.Module, loss: torch.Tensor, using: Sequence[torch.optim.Optimizer], rates: Sequence[float]
+    model: torch.nn.Module,
+    loss: torch.Tensor,
+    using: Sequence[torch.optim.Optimizer],
+    rates: Sequence[float],
 ) -> None:
     """One step of all optimizers down ``loss``, each at its rate, gradients clipped at norm 1."""
     loss.backward()
@@ -136,17 +176,26 @@ def descend(
         optimizer.zero_grad()
 
 
-def train(model: Any, teacher: Any, rows: Iterator[torch.Tensor], rates: tuple[float, float], minutes: float) -> None:
+def train(
+    model: Any,
+    teacher: Any,
+    rows: Iterator[torch.Tensor],
+    rates: tuple[float, float],
+    minutes: float,
+) -> None:
     """Train for ``minutes`` of wall time: a short warm-up, a flat part, and a linear fall to 2%."""
     using = optimizers(model, model.model.layers, rates)
-    began, step = time.monotonic(), 0
+    began = time.monotonic()
+    step = 0
     while (done := (time.monotonic() - began) / (60 * minutes)) < 1:
         scale = min(1.0, (step + 1) / 50) * min(1.0, max(0.02, (1 - done) / 0.6))
         loss = loss_of(model, teacher, next(rows))
         descend(model, loss, using, [rate * scale for rate in rates])
         step += 1
         if step % 50 == 0:
-            print(f"step {step}, {time.monotonic() - began:.0f} s, loss {loss.item():.3f}", flush=True)
+            print(
+                f"step {step}, {time.monotonic() - began:.0f} s, loss {loss.item():.3f}", flush=True
+            )
 
 
 def held_out_loss(model: Any, text: np.ndarray, length: int, device: str) -> float:
@@ -176,8 +225,14 @@ def make(given: argparse.Namespace) -> None:
     tokenizer = given.out / "tokenizer"
     text = np.fromfile(given.out / "train.bin", dtype=np.uint16)
     load: Callable[..., Any] = LlamaForCausalLM.from_pretrained
-    model = (load(given.go_on, dtype=torch.float32) if given.go_on else fresh(given.what)).to(device)
-    teacher = load(given.out / "target", dtype=torch.bfloat16).eval().to(device) if given.what == "draft" else None
+    model = (load(given.go_on, dtype=torch.float32) if given.go_on else fresh(given.what)).to(
+        device
+    )
+    teacher = (
+        load(given.out / "target", dtype=torch.bfloat16).eval().to(device)
+        if given.what == "draft"
+        else None
+    )
     rows = batches(text[:-HELD_OUT], given.length, given.batch, device)
     train(model.train(), teacher, rows, GO_ON if given.go_on else FRESH, given.minutes)
     losses = [held_out_loss(model.eval(), text, length, device) for length in (256, 1024)]

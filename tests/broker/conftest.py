@@ -30,12 +30,18 @@ class Rig:
     keys: Keys = field(default_factory=Keys)
 
     def link(self, node: str) -> Link:
-        link: Link = MemoryLink(self.memory, node) if self.memory else RedisLink(self.url, self.keys, node, STAGES)
+        link: Link = (
+            MemoryLink(self.memory, node)
+            if self.memory
+            else RedisLink(self.url, self.keys, node, STAGES)
+        )
         self.given.append(link)
         return link
 
     def control(self) -> Control:
-        control: Control = MemoryControl(self.memory) if self.memory else RedisControl(self.url, self.keys)
+        control: Control = (
+            MemoryControl(self.memory) if self.memory else RedisControl(self.url, self.keys)
+        )
         control.join_intake()  # type: ignore[attr-defined]
         control.set_pipeline({"stages": str(STAGES)})
         self.given.append(control)
@@ -53,7 +59,15 @@ class Rig:
         return job
 
 
-def send(to: str, job: str, seq: int, message: Message | None = None, *, sender: str = "d0", **more: object) -> Op:
+def send(
+    to: str,
+    job: str,
+    seq: int,
+    message: Message | None = None,
+    *,
+    sender: str = "d0",
+    **more: object,
+) -> Op:
     """A message of ``job``; any will do."""
     return Send(to, Envelope(sender, seq, message or Close(job, 1)), **more)  # type: ignore[arg-type]
 

@@ -8,7 +8,9 @@ from pathlib import Path
 
 
 class Proxy:
-    """Forwards bytes; ``lose_replies(n)`` swallows the next n replies and cuts their connections."""
+    """Forwards bytes; ``lose_replies(n)`` swallows the next n replies and cuts their
+    connections.
+    """
 
     def __init__(self, target: str, path: Path) -> None:
         self._target = target

@@ -22,7 +22,9 @@ INTS = st.integers(0, (1 << 63) - 1)
 IDS = st.lists(st.integers(-1, 1 << 40), max_size=20).map(tuple)
 TEXT = st.text(max_size=20)
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
-HOPS = st.lists(st.builds(m.Hop, TEXT, st.lists(TEXT, max_size=3).map(tuple)), max_size=3).map(tuple)
+HOPS = st.lists(st.builds(m.Hop, TEXT, st.lists(TEXT, max_size=3).map(tuple)), max_size=3).map(
+    tuple
+)
 PAIRS = st.lists(st.tuples(INTS, FLOATS), max_size=3).map(tuple)
 
 
@@ -31,23 +33,34 @@ def columns(rows: int) -> st.SearchStrategy[tuple[int, ...]]:
 
 
 def segments(rows: int) -> st.SearchStrategy[m.Segment]:
-    one, tokens = columns(rows), st.one_of(st.just(()), columns(rows))
-    return st.builds(m.Segment, TEXT, INTS, INTS, INTS, one, one, one, tokens, st.booleans(), TEXT, HOPS)
+    one = columns(rows)
+    tokens = st.one_of(st.just(()), columns(rows))
+    return st.builds(
+        m.Segment, TEXT, INTS, INTS, INTS, one, one, one, tokens, st.booleans(), TEXT, HOPS
+    )
 
 
 def results(rows: int) -> st.SearchStrategy[m.Result]:
     shares = st.lists(FLOATS, min_size=rows, max_size=rows).map(tuple)
     best = st.lists(PAIRS, min_size=rows, max_size=rows).map(tuple)
-    one, none = columns(rows), st.just(())
-    return st.builds(m.Result, TEXT, INTS, INTS, one, one, st.one_of(none, shares), st.one_of(none, best))
+    one = columns(rows)
+    none = st.just(())
+    return st.builds(
+        m.Result, TEXT, INTS, INTS, one, one, st.one_of(none, shares), st.one_of(none, best)
+    )
 
 
 MESSAGES = st.one_of(
     st.builds(m.Submit, TEXT, INTS, st.lists(st.tuples(TEXT, TEXT), max_size=4).map(tuple)),
     st.builds(
-        m.Open, TEXT, INTS, INTS, INTS,
+        m.Open,
+        TEXT,
+        INTS,
+        INTS,
+        INTS,
         st.builds(Sampling, st.floats(0, 9), st.integers(0, 99), st.floats(0.1, 1), INTS),
-        st.builds(m.Returns, st.booleans(), st.integers(0, 9), st.booleans()), st.booleans(),
+        st.builds(m.Returns, st.booleans(), st.integers(0, 9), st.booleans()),
+        st.booleans(),
     ),
     st.integers(0, 8).flatmap(segments),
     st.builds(m.Prune, TEXT, INTS, INTS, IDS, INTS, IDS),
@@ -57,7 +70,7 @@ MESSAGES = st.one_of(
     st.builds(m.Report, TEXT, INTS, INTS, st.builds(m.Meter, INTS, INTS, INTS, INTS, INTS, FLOATS)),
     st.builds(m.Fault, TEXT, INTS, TEXT, TEXT),
     st.builds(m.Synced, TEXT, INTS, TEXT),
-)  # fmt: skip
+)
 
 
 @given(MESSAGES)
@@ -79,7 +92,9 @@ def test_every_message_has_a_strategy_here() -> None:
 
 @given(MESSAGES, st.data())
 @settings(max_examples=300)
-def test_damaged_envelopes_are_refused_or_read_as_some_message(message: m.Message, data: st.DataObject) -> None:
+def test_damaged_envelopes_are_refused_or_read_as_some_message(
+    message: m.Message, data: st.DataObject
+) -> None:
     raw = bytearray(codec.encode(message))
     for _ in range(data.draw(st.integers(1, 4))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
@@ -136,12 +151,14 @@ def test_oversized_envelopes_are_refused_unread() -> None:
         codec.decode(b"\x00" * (codec.MAX_ENVELOPE + 1))
 
 
-# ---- rows ------------------------------------------------------------------------------------------------
+# ---- rows ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", ["<f4", "<f2", "<f8", "<u8", "|b1"])
 @pytest.mark.parametrize("shape", [(0, 4), (1,), (17, 192), (2, 3, 4)])
-def test_rows_round_trip_and_any_client_of_the_package_reads_them(dtype: str, shape: tuple[int, ...]) -> None:
+def test_rows_round_trip_and_any_client_of_the_package_reads_them(
+    dtype: str, shape: tuple[int, ...]
+) -> None:
     rows = (np.random.default_rng(0).normal(size=shape) * 9).astype(dtype)
     data = codec.encode_rows(rows)
     ours = codec.decode_rows(data)

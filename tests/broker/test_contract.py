@@ -13,35 +13,56 @@ from flowspec.broker.base import CommitText, PutRows, Record, Stamp
 from flowspec.broker.scripts import Code
 from flowspec.core.graph import TaskGraph
 from flowspec.core.machine import Accepted, Commit, Complete, Finish
-from flowspec.core.messages import GRAPH, Close, Envelope, Fault, Prune, Revoke, Submit, Synced, Task
+from flowspec.core.messages import (
+    GRAPH,
+    Close,
+    Envelope,
+    Fault,
+    Prune,
+    Revoke,
+    Submit,
+    Synced,
+    Task,
+)
 from flowspec.errors import GapError
 from tests.broker.conftest import Rig, send
 
 
-def commit(job: str, offset: int = 1, *, seq: int = 1, epoch: int = 1, finish: str = "", **more: object) -> CommitText:
+def commit(
+    job: str, offset: int = 1, *, seq: int = 1, epoch: int = 1, finish: str = "", **more: object
+) -> CommitText:
     prune = Prune(job, epoch, offset, (offset,), offset + 1, ())
     prunes = tuple(Envelope("d0", seq, prune) for _ in range(2))
     emitted = offset - 1
-    made = Commit(job, epoch, offset, emitted, 1, (40 + offset,), finish, ("s1", "s2"), prunes, **more)  # type: ignore[arg-type]
+    made = Commit(
+        job, epoch, offset, emitted, 1, (40 + offset,), finish, ("s1", "s2"), prunes, **more
+    )  # type: ignore[arg-type]
     return CommitText(made, f"t{offset}")
 
 
-# ---- messages --------------------------------------------------------------------------------------------
+# ---- messages ------------------------------------------------------------------------------------
 
 
 def test_a_message_arrives_once_in_order_with_its_sender_and_number(rig: Rig) -> None:
-    control, draft, stage = rig.control(), rig.link("d0"), rig.link("s1")
+    control = rig.control()
+    draft = rig.link("d0")
+    stage = rig.link("s1")
     job = rig.start(control, draft)
     codes = draft.write([send("s1", job, 1), send("s1", job, 2), send("s2", job, 1)])
     assert codes == [Code.OK] * 3
     delivery = stage.read(1.0)
-    assert [(envelope.sender, envelope.seq) for envelope in delivery.envelopes] == [("d0", 1), ("d0", 2)]
+    assert [(envelope.sender, envelope.seq) for envelope in delivery.envelopes] == [
+        ("d0", 1),
+        ("d0", 2),
+    ]
     assert delivery.envelopes[0].message == Close(job, 1)
     assert stage.read(0.0).envelopes == ()
 
 
 def test_sending_again_after_an_unknown_outcome_is_harmless(rig: Rig) -> None:
-    control, draft, stage = rig.control(), rig.link("d0"), rig.link("s1")
+    control = rig.control()
+    draft = rig.link("d0")
+    stage = rig.link("s1")
     job = rig.start(control, draft)
     assert draft.write([send("s1", job, 1), send("s1", job, 1)]) == [Code.OK, Code.DUP]
     assert draft.write([send("s1", job, 3)]) == [Code.GAP]
@@ -49,18 +70,27 @@ def test_sending_again_after_an_unknown_outcome_is_harmless(rig: Rig) -> None:
 
 
 def test_only_the_owner_of_the_epoch_is_heard(rig: Rig) -> None:
-    control, draft, stage = rig.control(), rig.link("d0"), rig.link("s1")
+    control = rig.control()
+    draft = rig.link("d0")
+    stage = rig.link("s1")
     job = rig.start(control, draft)
-    assert draft.write([send("s1", job, 1, Close(job, 2)), send("s1", job, 1, Close(job, 0))]) == [Code.STALE] * 2
+    assert (
+        draft.write([send("s1", job, 1, Close(job, 2)), send("s1", job, 1, Close(job, 0))])
+        == [Code.STALE] * 2
+    )
     assert draft.write([send("s1", "unknown", 1)]) == [Code.STALE]
     assert control.revoke(job, "cancelled") is Code.OK
-    assert draft.write([send("s1", job, 1), commit(job), Complete(job, 1, ("t",))]) == [Code.STALE] * 3
+    assert (
+        draft.write([send("s1", job, 1), commit(job), Complete(job, 1, ("t",))]) == [Code.STALE] * 3
+    )
     (revoke,) = stage.read(0.2).envelopes
     assert revoke.message == Revoke(job, 2)
 
 
 def test_a_reader_waits_and_is_woken(rig: Rig) -> None:
-    control, draft, stage = rig.control(), rig.link("d0"), rig.link("s1")
+    control = rig.control()
+    draft = rig.link("d0")
+    stage = rig.link("s1")
     job = rig.start(control, draft)
     began = time.monotonic()
     assert stage.read(0.15).envelopes == ()
@@ -74,7 +104,8 @@ def test_a_reader_waits_and_is_woken(rig: Rig) -> None:
 
 
 def test_a_new_reader_begins_behind_what_was_written_before(rig: Rig) -> None:
-    control, draft = rig.control(), rig.link("d0")
+    control = rig.control()
+    draft = rig.link("d0")
     job = rig.start(control, draft)
     draft.write([send("s1", job, 1)])
     later = rig.link("s1")
@@ -84,7 +115,9 @@ def test_a_new_reader_begins_behind_what_was_written_before(rig: Rig) -> None:
 
 
 def test_rows_travel_beside_their_envelope_and_are_taken_once(rig: Rig) -> None:
-    control, draft, stage = rig.control(), rig.link("d0"), rig.link("s2")
+    control = rig.control()
+    draft = rig.link("d0")
+    stage = rig.link("s2")
     job = rig.start(control, draft)
     rows = np.arange(12, dtype=np.float32).reshape(3, 4)
     draft.write([PutRows("s2", job, 1, 7, rows), send("s2", job, 1)])
@@ -92,7 +125,9 @@ def test_rows_travel_beside_their_envelope_and_are_taken_once(rig: Rig) -> None:
     assert (stage.take_rows(job, 1, 7) == rows).all()
     with pytest.raises(GapError, match="rows of segment 7 did not arrive"):
         stage.take_rows(job, 1, 7)
-    draft.write([PutRows("s2", job, 1, 8, rows), PutRows("s2", job, 1, 9, rows), send("s2", job, 2)])
+    draft.write(
+        [PutRows("s2", job, 1, 8, rows), PutRows("s2", job, 1, 9, rows), send("s2", job, 2)]
+    )
     stage.read(1.0)
     stage.drop_rows(job, 8)
     with pytest.raises(GapError):
@@ -103,7 +138,9 @@ def test_rows_travel_beside_their_envelope_and_are_taken_once(rig: Rig) -> None:
 
 
 def test_stamps_travel_beside_envelopes_and_only_if_given(rig: Rig) -> None:
-    control, draft, stage = rig.control(), rig.link("d0"), rig.link("s1")
+    control = rig.control()
+    draft = rig.link("d0")
+    stage = rig.link("s1")
     job = rig.start(control, draft)
     draft.write([send("s1", job, 1), send("s2", job, 1)])
     assert stage.read(1.0).stamps == ()
@@ -115,7 +152,10 @@ def test_stamps_travel_beside_envelopes_and_only_if_given(rig: Rig) -> None:
 
 
 def test_what_the_graph_held_goes_with_the_latest_stamp_it_waited_for(rig: Rig) -> None:
-    control, draft, first, second = rig.control(), rig.link("d0"), rig.link("s1"), rig.link("s2")
+    control = rig.control()
+    draft = rig.link("d0")
+    first = rig.link("s1")
+    second = rig.link("s2")
     job = rig.start(control, draft)
     held = {"sender": GRAPH, "after": ("a", "b")}
     draft.write([send("s2", job, 0, Synced(job, 1, "x"), task="x", **held)], 2.0)
@@ -127,17 +167,22 @@ def test_what_the_graph_held_goes_with_the_latest_stamp_it_waited_for(rig: Rig) 
     draft.write([send("s2", job, 0, Synced(job, 1, "z"), task="z", **held)], 7.0)
     delivery = second.read(1.0)
     assert delivery.stamps == (Stamp(5.5, "s1"), Stamp(7.0, "d0"))
-    draft.write([send("s2", job, 0, Synced(job, 1, "w"), task="w", sender=GRAPH, after=("v",))], 9.0)
+    draft.write(
+        [send("s2", job, 0, Synced(job, 1, "w"), task="w", sender=GRAPH, after=("v",))], 9.0
+    )
     draft.write([commit(job, completes=("v",))], 8.0)
     *_, last = second.read(1.0).stamps
     assert last == Stamp(9.0, "d0"), "not before it was made"
 
 
-# ---- commits ---------------------------------------------------------------------------------------------
+# ---- commits -------------------------------------------------------------------------------------
 
 
 def test_a_commit_moves_output_offset_and_every_log_together(rig: Rig) -> None:
-    control, draft, first, second = rig.control(), rig.link("d0"), rig.link("s1"), rig.link("s2")
+    control = rig.control()
+    draft = rig.link("d0")
+    first = rig.link("s1")
+    second = rig.link("s2")
     job = rig.start(control, draft)
     assert draft.write([commit(job), commit(job, 2, seq=2, finish="length")]) == [Code.OK] * 2
     for stage in (first, second):
@@ -151,7 +196,9 @@ def test_a_commit_moves_output_offset_and_every_log_together(rig: Rig) -> None:
 
 
 def test_a_commit_answers_dup_gap_and_stale_and_changes_nothing_then(rig: Rig) -> None:
-    control, draft, stage = rig.control(), rig.link("d0"), rig.link("s1")
+    control = rig.control()
+    draft = rig.link("d0")
+    stage = rig.link("s1")
     job = rig.start(control, draft)
     assert draft.write([commit(job, 2)]) == [Code.GAP], "the offset is not there yet"
     assert draft.write([commit(job, seq=2)]) == [Code.GAP], "a message before it is missing"
@@ -164,17 +211,22 @@ def test_a_commit_answers_dup_gap_and_stale_and_changes_nothing_then(rig: Rig) -
 
 
 def test_commits_need_an_opened_job_and_opening_twice_is_dup(rig: Rig) -> None:
-    control, draft = rig.control(), rig.link("d0")
+    control = rig.control()
+    draft = rig.link("d0")
     job = control.submit({"prompt": "p"})
     control.admit(job, control.read_intake(1.0)[0].fields)
     control.assign(job, 1, {})
     assert draft.write([commit(job)]) == [Code.GAP]
-    assert draft.write([Accepted(job, 1, (5, 6), "x"), Accepted(job, 1, (5,), "x")]) == [Code.OK, Code.DUP]
+    assert draft.write([Accepted(job, 1, (5, 6), "x"), Accepted(job, 1, (5,), "x")]) == [
+        Code.OK,
+        Code.DUP,
+    ]
     assert json.loads(control.job(job)["prompt_token_ids"]) == [5, 6]
 
 
 def test_output_is_read_from_a_cursor(rig: Rig) -> None:
-    control, draft = rig.control(), rig.link("d0")
+    control = rig.control()
+    draft = rig.link("d0")
     job = rig.start(control, draft)
     draft.write([commit(job)])
     (first,) = control.read_output(job, "0", 1.0)
@@ -184,11 +236,13 @@ def test_output_is_read_from_a_cursor(rig: Rig) -> None:
     assert control.read_output(job, second.cursor, 0.05) == []
 
 
-# ---- the graph -------------------------------------------------------------------------------------------
+# ---- the graph -----------------------------------------------------------------------------------
 
 
 def test_a_task_goes_when_its_dependencies_are_complete(rig: Rig) -> None:
-    control, draft, stage = rig.control(), rig.link("d0"), rig.link("s1")
+    control = rig.control()
+    draft = rig.link("d0")
+    stage = rig.link("s1")
     job = rig.start(control, draft)
     held = send("s1", job, 0, sender=GRAPH, task="pass", after=("sync",))
     join = send("d0", job, 0, Synced(job, 1, "sync"), sender=GRAPH, task="sync", after=("a", "b"))
@@ -198,14 +252,18 @@ def test_a_task_goes_when_its_dependencies_are_complete(rig: Rig) -> None:
     draft.write([send("s2", job, 1, completes=("b",))])
     (synced,) = draft.read(1.0).envelopes
     assert (synced.sender, synced.seq, synced.message) == (GRAPH, 1, Synced(job, 1, "sync"))
-    assert stage.read(0.05).envelopes == (), "a task with an envelope is complete when its receiver says so"
+    assert stage.read(0.05).envelopes == (), (
+        "a task with an envelope is complete when its receiver says so"
+    )
     draft.write([Complete(job, 1, ("sync",))])
     (released,) = stage.read(1.0).envelopes
     assert (released.sender, released.seq) == (GRAPH, 1)
 
 
 def test_a_commit_completes_tasks_behind_its_prunes(rig: Rig) -> None:
-    control, draft, stage = rig.control(), rig.link("d0"), rig.link("s1")
+    control = rig.control()
+    draft = rig.link("d0")
+    stage = rig.link("s1")
     job = rig.start(control, draft)
     draft.write([send("s1", job, 0, sender=GRAPH, task="next", after=("verdict",))])
     draft.write([commit(job, completes=("verdict",))])
@@ -215,12 +273,14 @@ def test_a_commit_completes_tasks_behind_its_prunes(rig: Rig) -> None:
 
 def test_random_graphs_release_what_the_pure_graph_releases(rig: Rig) -> None:
     """The same random steps through the pure graph and through the broker's."""
-    control, draft = rig.control(), rig.link("d0")
+    control = rig.control()
+    draft = rig.link("d0")
     stage = rig.link("s1")
     for seed in range(12):
         rng = np.random.default_rng(seed)
         job = rig.start(control, draft)
-        pure, wanted = TaskGraph(), []
+        pure = TaskGraph()
+        wanted = []
         ops = []
         for number in range(14):
             after = tuple(f"t{n}" for n in rng.integers(0, 16, rng.integers(0, 4)))
@@ -229,7 +289,16 @@ def test_random_graphs_release_what_the_pure_graph_releases(rig: Rig) -> None:
             task = Task(job, f"t{number}", after, "s1", envelope)
             wanted += [ready.name for ready in pure.apply(completes, (task,))]
             ops.append(
-                send("s1", job, 0, envelope.message, sender=GRAPH, task=task.name, after=after, completes=completes)
+                send(
+                    "s1",
+                    job,
+                    0,
+                    envelope.message,
+                    sender=GRAPH,
+                    task=task.name,
+                    after=after,
+                    completes=completes,
+                )
             )
         draft.write(ops)
         got = stage.read(0.1).envelopes
@@ -237,7 +306,7 @@ def test_random_graphs_release_what_the_pure_graph_releases(rig: Rig) -> None:
         assert [envelope.seq for envelope in got] == list(range(1, len(got) + 1))
 
 
-# ---- jobs ------------------------------------------------------------------------------------------------
+# ---- jobs ----------------------------------------------------------------------------------------
 
 
 def test_admission_is_repeatable(rig: Rig) -> None:
@@ -260,7 +329,10 @@ def test_a_refused_job_gets_its_error_in_its_output(rig: Rig) -> None:
     job = control.submit({"prompt": ""})
     control.admit(job, {"prompt": ""}, "the prompt is empty")
     entries = [entry.fields for entry in control.read_output(job, "0", 1.0)]
-    assert entries == [{"kind": "error", "text": "the prompt is empty"}, {"kind": "end", "finish_reason": "error"}]
+    assert entries == [
+        {"kind": "error", "text": "the prompt is empty"},
+        {"kind": "end", "finish_reason": "error"},
+    ]
     assert control.queued() == []
     assert control.job(job)["state"] == "done"
 
@@ -268,17 +340,21 @@ def test_a_refused_job_gets_its_error_in_its_output(rig: Rig) -> None:
 def test_an_idempotency_key_names_one_job(rig: Rig) -> None:
     control = rig.control()
     fields = {"prompt": "p", "idempotency_key": "mine"}
-    first, second = control.submit(fields), control.submit(fields)
+    first = control.submit(fields)
+    second = control.submit(fields)
     assert control.admit(first, fields) is Code.OK
     assert control.admit(second, fields) is Code.DUP
     assert control.queued() == [first]
     entry = control.read_output(second, "0", 1.0)[0].fields
     assert entry["duplicate_of"] == first
-    assert control.admit(first, fields) is Code.DUP, "read again, the first is not a duplicate of itself"
+    assert control.admit(first, fields) is Code.DUP, (
+        "read again, the first is not a duplicate of itself"
+    )
 
 
 def test_the_oldest_job_is_assigned_while_there_is_room(rig: Rig) -> None:
-    control, draft = rig.control(), rig.link("d0")
+    control = rig.control()
+    draft = rig.link("d0")
     jobs = [control.submit({"prompt": str(at)}) for at in range(3)]
     for intake in control.read_intake(1.0):
         control.admit(intake.job, intake.fields)
@@ -291,7 +367,8 @@ def test_the_oldest_job_is_assigned_while_there_is_room(rig: Rig) -> None:
 
 
 def test_finish_ends_a_job_once_and_makes_room(rig: Rig) -> None:
-    control, draft = rig.control(), rig.link("d0")
+    control = rig.control()
+    draft = rig.link("d0")
     job = rig.start(control, draft)
     finish = Finish(job, 1, "length", "", {"tokens": 3, "rows": {"useful": None}})
     assert draft.write([finish, finish]) == [Code.OK, Code.STALE]
@@ -303,10 +380,14 @@ def test_finish_ends_a_job_once_and_makes_room(rig: Rig) -> None:
 
 
 def test_a_job_that_fails_says_why_before_it_ends(rig: Rig) -> None:
-    control, draft = rig.control(), rig.link("d0")
+    control = rig.control()
+    draft = rig.link("d0")
     job = rig.start(control, draft)
     draft.write([Finish(job, 1, "error", "stage 2 is on fire", {})])
-    kinds = [(entry.fields["kind"], entry.fields.get("text")) for entry in control.read_output(job, "0", 1.0)]
+    kinds = [
+        (entry.fields["kind"], entry.fields.get("text"))
+        for entry in control.read_output(job, "0", 1.0)
+    ]
     assert kinds == [("error", "stage 2 is on fire"), ("end", None)]
 
 
@@ -322,13 +403,14 @@ def test_a_waiting_job_can_be_cancelled(rig: Rig) -> None:
 
 
 def test_recordings_are_kept_with_the_job(rig: Rig) -> None:
-    control, draft = rig.control(), rig.link("d0")
+    control = rig.control()
+    draft = rig.link("d0")
     job = rig.start(control, draft)
     draft.write([Record(job, "one"), send("s1", job, 1), Record(job, "two")])
     assert control.read_recording(job) == ["one", "two"]
 
 
-# ---- leases and the record -------------------------------------------------------------------------------
+# ---- leases and the record -----------------------------------------------------------------------
 
 
 def test_a_lease_has_one_holder_who_may_renew_and_release_it(rig: Rig) -> None:
@@ -341,7 +423,9 @@ def test_a_lease_has_one_holder_who_may_renew_and_release_it(rig: Rig) -> None:
     assert not control.claim("verify-1", "you", {})
     control.release("verify-1", "me")
     assert control.claim("verify-1", "you", {})
-    assert not control.claim("verify-1", "yo", {}), "a token that is another's beginning is another token"
+    assert not control.claim("verify-1", "yo", {}), (
+        "a token that is another's beginning is another token"
+    )
 
 
 def test_a_lease_that_is_not_renewed_is_free(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,7 +446,8 @@ def test_the_pipelines_record_is_replaced_as_a_whole(rig: Rig) -> None:
 
 
 def test_a_job_that_ends_wakes_who_waits_for_room(rig: Rig) -> None:
-    control, draft = rig.control(), rig.link("d0")
+    control = rig.control()
+    draft = rig.link("d0")
     job = rig.start(control, draft)
     control.wait_for_change(0.01)
     threading.Timer(0.1, lambda: draft.write([Finish(job, 1, "eos", "", {})])).start()
@@ -372,7 +457,9 @@ def test_a_job_that_ends_wakes_who_waits_for_room(rig: Rig) -> None:
 
 
 def test_faults_reach_the_draft_worker(rig: Rig) -> None:
-    control, draft, stage = rig.control(), rig.link("d0"), rig.link("s2")
+    control = rig.control()
+    draft = rig.link("d0")
+    stage = rig.link("s2")
     job = rig.start(control, draft)
     stage.write([send("d0", job, 1, Fault(job, 1, "s2", "no"), sender="s2")])
     assert draft.read(1.0).envelopes[0].message == Fault(job, 1, "s2", "no")

@@ -30,7 +30,9 @@ from tests.broker.test_contract import commit
 
 
 @pytest.fixture
-def proxy(server: PrivateBroker, client: redis.Redis, tmp_path: Path) -> Iterator[tuple[Proxy, str]]:
+def proxy(
+    server: PrivateBroker, client: redis.Redis, tmp_path: Path
+) -> Iterator[tuple[Proxy, str]]:
     """A lossy way to the broker, and its URL."""
     parts = urlsplit(server.url)
     proxy = Proxy(parts.path, tmp_path / "p")
@@ -47,7 +49,9 @@ def started(url: str) -> tuple[Rig, RedisLink, str]:
 
 
 @pytest.mark.parametrize("times", [1, 3])
-def test_a_lost_reply_never_makes_two_entries(proxy: tuple[Proxy, str], client: redis.Redis, times: int) -> None:
+def test_a_lost_reply_never_makes_two_entries(
+    proxy: tuple[Proxy, str], client: redis.Redis, times: int
+) -> None:
     """The default of ten silent retries writes an entry again; here the script knows it."""
     lossy, url = proxy
     _, draft, job = started(url)
@@ -62,11 +66,15 @@ def test_a_lost_reply_to_rows_and_their_envelope_makes_one_segment(
 ) -> None:
     lossy, url = proxy
     rig, _, job = started(server.url)
-    stage, sender = rig.link("s2"), RedisLink(url, Keys(), "s1", 2)
+    stage = rig.link("s2")
+    sender = RedisLink(url, Keys(), "s1", 2)
     rows = np.ones((2, 3), np.float32)
     sender.write([send("s2", job, 1, sender="s1")])
     lossy.lose_replies(1)
-    assert sender.write([PutRows("s2", job, 1, 7, rows), send("s2", job, 2, sender="s1")])[1] is Code.DUP
+    assert (
+        sender.write([PutRows("s2", job, 1, 7, rows), send("s2", job, 2, sender="s1")])[1]
+        is Code.DUP
+    )
     assert lossy.lost == 1
     assert [envelope.seq for envelope in stage.read(1.0).envelopes] == [1, 2]
     assert (stage.take_rows(job, 1, 7) == rows).all()
@@ -83,7 +91,9 @@ def test_a_lost_reply_never_commits_twice(proxy: tuple[Proxy, str], client: redi
     assert client.xlen(Keys().out(job)) == 1
 
 
-def test_a_submission_is_never_sent_twice_by_itself(proxy: tuple[Proxy, str], client: redis.Redis) -> None:
+def test_a_submission_is_never_sent_twice_by_itself(
+    proxy: tuple[Proxy, str], client: redis.Redis
+) -> None:
     lossy, url = proxy
     control = RedisControl(url, Keys())
     lossy.lose_replies(1)
@@ -93,7 +103,9 @@ def test_a_submission_is_never_sent_twice_by_itself(proxy: tuple[Proxy, str], cl
 
 
 def test_a_lost_reply_of_a_group_read_skips_no_submission(proxy: tuple[Proxy, str]) -> None:
-    """New entries read by a reply that was lost are ours already, and no later '>' shows them again."""
+    """New entries read by a reply that was lost are ours already, and no later '>' shows them
+    again.
+    """
     lossy, url = proxy
     control = RedisControl(url, Keys())
     control.join_intake()
@@ -107,7 +119,9 @@ def test_a_lost_reply_of_a_group_read_skips_no_submission(proxy: tuple[Proxy, st
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Client, "once", losing)
-        assert control.read_intake(1.0) == [], "nobody can tell: the next read begins with what became ours"
+        assert control.read_intake(1.0) == [], (
+            "nobody can tell: the next read begins with what became ours"
+        )
     second = control.submit({"prompt": "second"})
     assert [intake.job for intake in control.read_intake(1.0)] == [first]
     control.acknowledge([first])
@@ -121,7 +135,9 @@ def test_redis_py_retries_nothing_by_itself(server: PrivateBroker) -> None:
     client.close()
 
 
-def test_a_blocking_read_is_shorter_than_the_sockets_patience(server: PrivateBroker, client: redis.Redis) -> None:
+def test_a_blocking_read_is_shorter_than_the_sockets_patience(
+    server: PrivateBroker, client: redis.Redis
+) -> None:
     """With the default timeout of 5 s a longer idle read hangs for a minute and then fails."""
     assert connect(server.url).get_connection_kwargs()["socket_timeout"] > MAX_BLOCK_SECONDS + 1
     link = RedisLink(server.url, Keys(), "s1", 2)
@@ -146,13 +162,17 @@ def test_commands_are_packed_in_python(server: PrivateBroker) -> None:
     client.close()
 
 
-def test_rows_and_their_envelope_wake_their_reader_once(server: PrivateBroker, client: redis.Redis) -> None:
+def test_rows_and_their_envelope_wake_their_reader_once(
+    server: PrivateBroker, client: redis.Redis
+) -> None:
     """Written one after the other they would cost the reader a second round trip."""
     _, draft, job = started(server.url)
     stage = RedisLink(server.url, Keys(), "s2", 2)
     rows = np.zeros((16, 512), np.float32)
     for number in range(1, 40):
-        writer = threading.Timer(0.005, draft.write, ([PutRows("s2", job, 1, number, rows), send("s2", job, number)],))
+        writer = threading.Timer(
+            0.005, draft.write, ([PutRows("s2", job, 1, number, rows), send("s2", job, number)],)
+        )
         writer.start()
         assert len(stage.read(2.0).envelopes) == 1, "the first thing read has rows and envelope"
         writer.join()
@@ -169,7 +189,9 @@ def test_large_rows_arrive_whole(server: PrivateBroker, client: redis.Redis) -> 
     stage.close()
 
 
-def test_scripts_a_server_forgot_are_loaded_again(server: PrivateBroker, client: redis.Redis) -> None:
+def test_scripts_a_server_forgot_are_loaded_again(
+    server: PrivateBroker, client: redis.Redis
+) -> None:
     _, draft, job = started(server.url)
     client.script_flush()
     assert draft.write([send("s1", job, 1), send("s1", job, 2)]) == [Code.OK, Code.OK]
@@ -180,7 +202,8 @@ def test_a_server_that_lost_its_memory_is_not_taken_for_the_old_one() -> None:
     with PrivateBroker() as broker:
         link = RedisLink(broker.url, Keys(), "s1", 2)
         assert broker.directory is not None
-        config, binary = broker.directory / "conf", Path(f"/proc/{broker.pid}/exe").resolve()
+        config = broker.directory / "conf"
+        binary = Path(f"/proc/{broker.pid}/exe").resolve()
         assert broker._process is not None
         broker._process.kill()
         broker._process.wait()
@@ -194,7 +217,9 @@ def test_a_server_that_lost_its_memory_is_not_taken_for_the_old_one() -> None:
 
 def test_a_broker_that_is_gone_is_one_line_within_bounded_time(tmp_path: Path) -> None:
     began = time.monotonic()
-    with pytest.raises(BrokerUnreachable, match="cannot reach the broker at unix://:\\*\\*\\*@") as raised:
+    with pytest.raises(
+        BrokerUnreachable, match="cannot reach the broker at unix://:\\*\\*\\*@"
+    ) as raised:
         RedisControl(f"unix://:secret@{tmp_path}/none", Keys())
     assert time.monotonic() - began < connection.FIRST_SECONDS + 2
     assert "secret" not in str(raised.value)
@@ -225,17 +250,24 @@ def test_every_redis_error_has_one_of_ours() -> None:
     for name in dir(redis.exceptions):
         kind = getattr(redis.exceptions, name)
         if isinstance(kind, type) and issubclass(kind, redis.RedisError):
-            error = kind("1 host:1") if kind is not redis.exceptions.ExternalAuthProviderError else kind("1")
+            error = (
+                kind("1 host:1")
+                if kind is not redis.exceptions.ExternalAuthProviderError
+                else kind("1")
+            )
             assert isinstance(connection.translate(error, "redis://h"), BrokerError), name
 
 
-# ---- what is on the wire and in the logs ----------------------------------------------------------------
+# ---- what is on the wire and in the logs ---------------------------------------------------------
 
 
-def test_malformed_entries_are_refused_counted_and_survived(server: PrivateBroker, client: redis.Redis) -> None:
+def test_malformed_entries_are_refused_counted_and_survived(
+    server: PrivateBroker, client: redis.Redis
+) -> None:
     _, draft, job = started(server.url)
     stage = RedisLink(server.url, Keys(), "s1", 2)
-    log, rows = Keys().log("s1"), Keys().rows("s1")
+    log = Keys().log("s1")
+    rows = Keys().rows("s1")
     client.xadd(log, {"f": "d0", "q": 1, "m": b"\xc1"})
     client.xadd(log, {"f": "d0", "m": b"x"})
     client.xadd(log, {"f": b"\xff", "q": "1", "m": b"x"})
@@ -248,7 +280,9 @@ def test_malformed_entries_are_refused_counted_and_survived(server: PrivateBroke
     stage.close()
 
 
-def test_what_was_read_is_trimmed_and_what_was_not_is_kept(server: PrivateBroker, client: redis.Redis) -> None:
+def test_what_was_read_is_trimmed_and_what_was_not_is_kept(
+    server: PrivateBroker, client: redis.Redis
+) -> None:
     rig, draft, job = started(server.url)
     stage = rig.link("s1")
     from flowspec.core.messages import Open
@@ -280,10 +314,16 @@ def test_a_full_stream_of_rows_is_said_and_never_trimmed(
     assert client.xlen(Keys().rows("s2")) == 64
 
 
-def test_a_full_log_refuses_more(server: PrivateBroker, client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_log_refuses_more(
+    server: PrivateBroker, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("flowspec.broker.commands.LOG_CAP", 2)
     _, draft, job = started(server.url)
-    assert [draft.write([send("s1", job, seq)])[0] for seq in (1, 2, 3)] == [Code.OK, Code.OK, Code.FULL]
+    assert [draft.write([send("s1", job, seq)])[0] for seq in (1, 2, 3)] == [
+        Code.OK,
+        Code.OK,
+        Code.FULL,
+    ]
     assert client.xlen(Keys().log("s1")) == 2
 
 
@@ -304,9 +344,12 @@ def test_rows_may_travel_on_another_server(server: PrivateBroker, client: redis.
         assert rig.url
 
 
-def test_rows_that_come_after_their_job_has_ended_are_not_kept(server: PrivateBroker, client: redis.Redis) -> None:
+def test_rows_that_come_after_their_job_has_ended_are_not_kept(
+    server: PrivateBroker, client: redis.Redis
+) -> None:
     rig, _, job = started(server.url)
-    stage, sender = rig.link("s2"), rig.link("s1")
+    stage = rig.link("s2")
+    sender = rig.link("s1")
     sender.write([PutRows("s2", job, 1, 1, np.zeros((1, 2), np.float32))])
     stage.read(1.0)
     stage.forget(job)
@@ -316,7 +359,9 @@ def test_rows_that_come_after_their_job_has_ended_are_not_kept(server: PrivateBr
     assert stage._rows == {}
 
 
-def test_a_lease_that_says_nothing_sensible_harms_nobody(server: PrivateBroker, client: redis.Redis) -> None:
+def test_a_lease_that_says_nothing_sensible_harms_nobody(
+    server: PrivateBroker, client: redis.Redis
+) -> None:
     control = RedisControl(server.url, Keys())
     control.set_pipeline({"stages": "1"})
     client.set(Keys().claim("draft"), b"\xff not json")

@@ -39,7 +39,8 @@ def wait_until_dead(pid: int) -> bool:
 def test_it_is_private_and_leaves_nothing() -> None:
     broker = PrivateBroker()
     url = broker.start()
-    directory, pid = broker.directory, broker.pid
+    directory = broker.directory
+    pid = broker.pid
     assert directory is not None
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     assert stat.S_IMODE((directory / "conf").stat().st_mode) == 0o600
@@ -58,7 +59,8 @@ def test_it_is_private_and_leaves_nothing() -> None:
 
 def test_a_wait_for_nothing_ends_within_a_tick() -> None:
     with PrivateBroker(ticks=500) as broker:
-        client, took = connect(broker.url), []
+        client = connect(broker.url)
+        took = []
         for _ in range(11):
             began = time.monotonic()
             assert client.xread({"nothing": "0"}, block=30) in (None, {}, [])
@@ -69,7 +71,8 @@ def test_a_wait_for_nothing_ends_within_a_tick() -> None:
 
 def test_it_dies_with_its_parent_however_that_ends() -> None:
     code = (
-        "import sys, time; from flowspec.broker.server import PrivateBroker; b = PrivateBroker(); b.start(); "
+        "import sys, time; from flowspec.broker.server import PrivateBroker; b = PrivateBroker(); "
+        "b.start(); "
         "print(b.pid, b.directory, flush=True); time.sleep(60)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
@@ -92,7 +95,9 @@ def test_a_server_that_fails_to_start_shows_its_logs_tail(monkeypatch: pytest.Mo
     assert "\n" not in str(raised.value)
 
 
-def test_a_server_that_never_answers_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_never_answers_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "START_SECONDS", 0.3)
     fake = tmp_path / "server"
     fake.write_text("#!/bin/sh\nexec sleep 30\n")
@@ -112,7 +117,9 @@ def version_script(folder: Path, name: str, version: str) -> Path:
 
 
 def test_the_order_of_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A recent server on the PATH, else the packaged one, else an older one, else what to install."""
+    """A recent server on the PATH, else the packaged one, else an older one, else what
+    to install.
+    """
     old = version_script(tmp_path / "old", "redis-server", "7.0.15")
     new = version_script(tmp_path / "new", "redis-server", "7.4.1")
     packaged = tmp_path / "packaged"

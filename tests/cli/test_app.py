@@ -36,10 +36,15 @@ def test_the_help_says_what_drafts(command: Command) -> None:
         status, out, _ = command(name, "--help")
         assert status == 0
         words = " ".join(out.replace("│", " ").split())
-        assert "slm (or draft: the packaged small model), head, ngram; a profile must have times" in words
+        assert (
+            "slm (or draft: the packaged small model), head, ngram; a profile must have times"
+            in words
+        )
 
 
 def test_the_package_can_be_run_where_no_script_is_on_the_path() -> None:
-    done = subprocess.run([sys.executable, "-m", "flowspec", "--help"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-m", "flowspec", "--help"], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     assert "COMMAND" in done.stdout

@@ -1,4 +1,6 @@
-"""A number out of range is answered with the flag's name and what it takes, never with an inner name."""
+"""A number out of range is answered with the flag's name and what it takes, never with an inner
+name.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,11 @@ from tests.cli.conftest import Command
     ],
 )
 def test_sampling(command: Command, name: str, flag: str, value: str, expected: str) -> None:
-    assert command(name, "hi", flag, value) == (1, "", f"flowspec: {flag} is {value}; expected {expected}\n")
+    assert command(name, "hi", flag, value) == (
+        1,
+        "",
+        f"flowspec: {flag} is {value}; expected {expected}\n",
+    )
 
 
 @pytest.mark.parametrize(
@@ -43,7 +49,9 @@ def test_sampling(command: Command, name: str, flag: str, value: str, expected: 
         (["profile"], "--rows", "'0,1'", "counts of 1 or more, like 1,4,16,64"),
     ],
 )
-def test_clusters(command: Command, arguments: list[str], flag: str, value: str, expected: str) -> None:
+def test_clusters(
+    command: Command, arguments: list[str], flag: str, value: str, expected: str
+) -> None:
     done = command(*arguments, f"{flag}={value.strip(chr(39))}")
     assert done == (1, "", f"flowspec: {flag} is {value}; expected {expected}\n")
 
@@ -52,11 +60,17 @@ def test_clusters(command: Command, arguments: list[str], flag: str, value: str,
 @pytest.mark.parametrize("draft", ["", "  "])
 def test_an_empty_draft(command: Command, name: str, draft: str) -> None:
     expected = "a name like draft, head or ngram, or several joined by + or :"
-    assert command(name, f"--draft={draft}") == (1, "", f"flowspec: --draft is empty; expected {expected}\n")
+    assert command(name, f"--draft={draft}") == (
+        1,
+        "",
+        f"flowspec: --draft is empty; expected {expected}\n",
+    )
 
 
 @pytest.mark.parametrize("sweep", ["latency=-1", "latency=5,1e9", "mbit=0"])
 def test_links(command: Command, sweep: str) -> None:
     status, out, err = command("bench", "--sweep", sweep)
     assert (status, out) == (1, "")
-    assert err.startswith(f"flowspec: --sweep is '{sweep}', but a link has a latency from 0 to 999999 ms and")
+    assert err.startswith(
+        f"flowspec: --sweep is '{sweep}', but a link has a latency from 0 to 999999 ms and"
+    )

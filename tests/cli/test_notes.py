@@ -1,4 +1,6 @@
-"""What is done in another way than a user may expect is one line on stderr, and the rest is silence."""
+"""What is done in another way than a user may expect is one line on stderr, and the rest is
+silence.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,25 @@ from tests.cli.conftest import Command
 
 
 @pytest.mark.parametrize(("stages", "idle"), [(12, 0), (15, 2)])
-def test_stages_without_a_layer_are_counted_on_stderr(command: Command, stages: int, idle: int) -> None:
-    run = ("simulate", "hi", "--profile", "laptop-cpu", "--draft", "ngram", "--strategy", "chain", "--json")
+def test_stages_without_a_layer_are_counted_on_stderr(
+    command: Command, stages: int, idle: int
+) -> None:
+    run = (
+        "simulate",
+        "hi",
+        "--profile",
+        "laptop-cpu",
+        "--draft",
+        "ngram",
+        "--strategy",
+        "chain",
+        "--json",
+    )
     status, out, err = command(*run, "--max-new-tokens", "2", "--stages", str(stages))
     assert status == 0 and out.startswith("{")
     said = (
-        f"note: {idle} of {stages} stages have no layer and pass rows on: the model of profile laptop-cpu has 12 layers"
+        f"note: {idle} of {stages} stages have no layer and pass rows on: "
+        "the model of profile laptop-cpu has 12 layers"
     )
     assert err.splitlines() == ([said] if idle else [])
 
@@ -36,7 +51,8 @@ def test_a_simulated_strategy_that_does_not_choose_says_what_it_uses(
     (row,) = json.loads(out)["rows"]
     silent = strategy in ("auto", "autoregressive") or draft == "ngram"
     said = (
-        "note: chain:window=2 does not choose between drafts: it uses ngram, the first of ngram:slm; "
+        "note: chain:window=2 does not choose between drafts: it uses ngram, the first of "
+        "ngram:slm; "
         "put another one first, or use auto\n"
     )
     assert err == ("" if silent else said)
@@ -44,13 +60,25 @@ def test_a_simulated_strategy_that_does_not_choose_says_what_it_uses(
     assert row["drafts"] == ({"ngram": row["tokens"] - 1, "slm": 0} if choosing else {})
 
 
-def test_a_comparison_names_them_in_one_line_and_what_was_chosen_below_its_table(command: Command) -> None:
-    run = ("bench", *QUICK, "--tokens", "8", "--half", "tuning", "--strategies", "auto,chain,specpipe")
+def test_a_comparison_names_them_in_one_line_and_what_was_chosen_below_its_table(
+    command: Command,
+) -> None:
+    run = (
+        "bench",
+        *QUICK,
+        "--tokens",
+        "8",
+        "--half",
+        "tuning",
+        "--strategies",
+        "auto,chain,specpipe",
+    )
     status, out, err = command(*run, "--draft", "ngram:slm,ngram,ngram:slm+ngram")
     assert status == 0
     used = "ngram, the first of ngram:slm, and ngram, the first of ngram:slm+ngram"
     assert err == (
-        f"note: chain, specpipe do not choose between drafts: they use {used}; put another one first, or use auto\n"
+        f"note: chain, specpipe do not choose between drafts: they use {used}; put another one "
+        "first, or use auto\n"
     )
     _, below = out.split("by the draft used:\n\n")
     first, second, *_ = below.splitlines()
@@ -60,9 +88,13 @@ def test_a_comparison_names_them_in_one_line_and_what_was_chosen_below_its_table
 
 def test_only_who_drafts_and_does_not_choose_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     first_of_several(STRATEGIES, [("head", "slm")])
-    named = capsys.readouterr().err.removeprefix("note: ").partition(" do not choose")[0].split(", ")
+    named = (
+        capsys.readouterr().err.removeprefix("note: ").partition(" do not choose")[0].split(", ")
+    )
     for stages in (1, 4, 21):
         built = {name: build(name, stages) for name in STRATEGIES}
-        assert set(named) == {name for name in built if built[name].width and not built[name].chooses}
+        assert set(named) == {
+            name for name in built if built[name].width and not built[name].chooses
+        }
     first_of_several(STRATEGIES, [("head",), ("slm",)])
     assert capsys.readouterr().err == ""

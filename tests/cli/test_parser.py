@@ -1,4 +1,6 @@
-"""What is refused before a command begins: a flag given twice, a number out of range, flags without a meaning."""
+"""What is refused before a command begins: a flag given twice, a number out of range, flags without
+a meaning.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,13 @@ VALUED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "flag"), [(name, flag) for name, flag, multiple in VALUED if not multiple])
+@pytest.mark.parametrize(
+    ("name", "flag"), [(name, flag) for name, flag, multiple in VALUED if not multiple]
+)
 @pytest.mark.parametrize("joined", [False, True])
-def test_a_flag_given_twice_is_refused(command: Command, name: str, flag: str, joined: bool) -> None:
+def test_a_flag_given_twice_is_refused(
+    command: Command, name: str, flag: str, joined: bool
+) -> None:
     second = [f"{flag}=2"] if joined else [flag, "2"]
     status, out, err = command(name, flag, "1", *second)
     assert (status, out) == (2, "")
@@ -36,13 +42,21 @@ def test_a_flag_given_twice_is_refused(command: Command, name: str, flag: str, j
 
 
 def test_flags_meant_to_be_repeated_are_taken(command: Command) -> None:
-    assert {flag for _, flag, multiple in VALUED if multiple} == {"--strategies", "--strategy", "--sweep"}
+    assert {flag for _, flag, multiple in VALUED if multiple} == {
+        "--strategies",
+        "--strategy",
+        "--sweep",
+    }
     links = ("--sweep", "latency=1", "--sweep", "mbit=1")
-    _, _, err = command("bench", "--strategies", "auto", "--strategy", "chain", *links, "--profile", "nowhere")
+    _, _, err = command(
+        "bench", "--strategies", "auto", "--strategy", "chain", *links, "--profile", "nowhere"
+    )
     assert "there is no profile 'nowhere'" in err
 
 
-@pytest.mark.parametrize("beside", [["--stages", "3"], ["--tokens", "48"], ["--no-loops"], ["--table", "flowspec-1"]])
+@pytest.mark.parametrize(
+    "beside", [["--stages", "3"], ["--tokens", "48"], ["--no-loops"], ["--table", "flowspec-1"]]
+)
 def test_nothing_stands_beside_compare(command: Command, beside: list[str]) -> None:
     status, out, err = command("bench", "--compare", "a", "b", *beside)
     assert (status, out) == (1, "")
@@ -52,8 +66,13 @@ def test_nothing_stands_beside_compare(command: Command, beside: list[str]) -> N
 
 def test_a_table_takes_prompts_and_tokens_only(command: Command) -> None:
     refused = command("bench", "--table", "none", "--seed", "1", "--stages", "4")[2]
-    assert refused == "flowspec: --table takes no --seed, --stages; leave out the one or the other\n"
-    assert "there is no table 'none'" in command("bench", "--table", "none", "--prompts", "x", "--tokens", "8")[2]
+    assert (
+        refused == "flowspec: --table takes no --seed, --stages; leave out the one or the other\n"
+    )
+    assert (
+        "there is no table 'none'"
+        in command("bench", "--table", "none", "--prompts", "x", "--tokens", "8")[2]
+    )
 
 
 #: As much of a flag as a check looks at.

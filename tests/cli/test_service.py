@@ -22,7 +22,9 @@ class Pipeline:
     def __enter__(self) -> Pipeline:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
+    ) -> None:
         return None
 
     def pipeline(self) -> dict[str, str]:
@@ -37,7 +39,9 @@ class Pipeline:
 
 
 @pytest.mark.parametrize("columns", [None, "40"])
-def test_piped_output_is_not_wrapped(command: Command, monkeypatch: pytest.MonkeyPatch, columns: str | None) -> None:
+def test_piped_output_is_not_wrapped(
+    command: Command, monkeypatch: pytest.MonkeyPatch, columns: str | None
+) -> None:
     monkeypatch.setattr(service, "Client", Pipeline)
     if columns is not None:
         monkeypatch.setenv("COLUMNS", columns)
@@ -47,6 +51,7 @@ def test_piped_output_is_not_wrapped(command: Command, monkeypatch: pytest.Monke
     assert first == f"/models/{HOST} on 2 stages; 1 running, 2 waiting"
     assert head.split() == ["worker", "state", "host", "process", "passes", "refused"]
     assert [row.split() for row in rows] == [
-        [role, "ready", HOST, "4194304", "1000000000", "0"] for role in ("scheduler", "draft", "verify-1", "verify-2")
+        [role, "ready", HOST, "4194304", "1000000000", "0"]
+        for role in ("scheduler", "draft", "verify-1", "verify-2")
     ]
     assert max(map(len, out.splitlines())) < 200

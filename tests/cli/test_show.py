@@ -23,6 +23,12 @@ def shown(decisions: list[dict[str, Any]]) -> dict[str, str]:
 
 def test_it_says_which_draft_was_used_for_how_many_tokens() -> None:
     sizes: dict[str, Any] = {"segments": 2, "rows": 8}
-    took_turns = [sizes, *({"tokens": at, "drafter": name} for at, name in ((0, "head"), (24, "small"), (48, "head")))]
+    took_turns = [
+        sizes,
+        *(
+            {"tokens": at, "drafter": name}
+            for at, name in ((0, "head"), (24, "small"), (48, "head"))
+        ),
+    ]
     assert shown(took_turns)["tokens by draft"] == "head 36  small 24"
     assert "tokens by draft" not in shown([sizes])

@@ -28,13 +28,23 @@ def test_nothing_without_the_roots_answer() -> None:
 def test_a_child_still_in_flight_becomes_the_next_root() -> None:
     verdict = follow(chain(5, 6, 7), {0: 6, 1: 7}, budget=9, eos=NONE)
     assert verdict is not None
-    assert (verdict.accepted, verdict.tokens, verdict.successor, verdict.hits) == ((0, 1), (6, 7), 2, 2)
+    assert (verdict.accepted, verdict.tokens, verdict.successor, verdict.hits) == (
+        (0, 1),
+        (6, 7),
+        2,
+        2,
+    )
 
 
 def test_a_miss_emits_the_targets_token_and_has_no_successor() -> None:
     verdict = follow(chain(5, 6), {0: 9}, budget=9, eos=NONE)
     assert verdict is not None
-    assert (verdict.accepted, verdict.tokens, verdict.successor, verdict.hits) == ((0,), (9,), None, 0)
+    assert (verdict.accepted, verdict.tokens, verdict.successor, verdict.hits) == (
+        (0,),
+        (9,),
+        None,
+        0,
+    )
 
 
 def test_a_candidate_outside_the_tree_is_a_miss() -> None:
@@ -47,9 +57,15 @@ def test_a_candidate_outside_the_tree_is_a_miss() -> None:
 
 @pytest.mark.parametrize(
     ("budget", "eos", "tokens", "finish"),
-    [(1, NONE, (6,), "length"), (9, frozenset({7}), (6, 7), "eos"), (2, frozenset({7}), (6, 7), "eos")],
+    [
+        (1, NONE, (6,), "length"),
+        (9, frozenset({7}), (6, 7), "eos"),
+        (2, frozenset({7}), (6, 7), "eos"),
+    ],
 )
-def test_ends_are_exact(budget: int, eos: frozenset[int], tokens: tuple[int, ...], finish: str) -> None:
+def test_ends_are_exact(
+    budget: int, eos: frozenset[int], tokens: tuple[int, ...], finish: str
+) -> None:
     verdict = follow(chain(5, 6, 7, 8), {0: 6, 1: 7, 2: 8, 3: 9}, budget=budget, eos=eos)
     assert verdict is not None
     assert (verdict.tokens, verdict.finish) == (tokens, finish)
@@ -57,7 +73,9 @@ def test_ends_are_exact(budget: int, eos: frozenset[int], tokens: tuple[int, ...
 
 
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 2)), max_size=40), st.data())
-def test_emits_the_targets_own_text_whatever_is_in_the_tree(grown: list[tuple[int, int]], data: st.DataObject) -> None:
+def test_emits_the_targets_own_text_whatever_is_in_the_tree(
+    grown: list[tuple[int, int]], data: st.DataObject
+) -> None:
     tree = Tree(0)
     tree.plant(0, 0, -1)
     for parent, token in grown:

@@ -23,7 +23,9 @@ def planted() -> Tree:
 
 def proposals(path: tuple[int, ...], weights: list[float]) -> Expansion:
     """What the drafter says after ``path``: always the same, by a hash of it."""
-    picks = sorted((weights[hash((path, rank)) % len(weights)] for rank in range(CHILDREN)), reverse=True)
+    picks = sorted(
+        (weights[hash((path, rank)) % len(weights)] for rank in range(CHILDREN)), reverse=True
+    )
     return Expansion(tuple(range(CHILDREN)), tuple(math.log(pick / CHILDREN) for pick in picks))
 
 
@@ -43,14 +45,18 @@ def every_path(depth: int) -> Iterator[tuple[int, ...]]:
 
 
 @given(weights=st.lists(st.floats(0.05, 0.98), min_size=3, max_size=9), rows=st.integers(1, 12))
-def test_without_a_bound_on_passes_the_rows_are_the_likeliest_there_are(weights: list[float], rows: int) -> None:
+def test_without_a_bound_on_passes_the_rows_are_the_likeliest_there_are(
+    weights: list[float], rows: int
+) -> None:
     tree = planted()
     growth = BestGrowth(rows, batch=4, passes=1000)
     grow(tree, growth, weights)
     (segment,) = growth.segments(tree)
 
     def score(path: tuple[int, ...]) -> float:
-        return sum(proposals((7, *path[:at]), weights).values[token] for at, token in enumerate(path))
+        return sum(
+            proposals((7, *path[:at]), weights).values[token] for at, token in enumerate(path)
+        )
 
     found = sorted((tree[node].score for node in segment), reverse=True)
     # No path longer than the rows can be among them: all that lead to it would be there too.
@@ -126,7 +132,9 @@ def worth(tree: Tree, segment: list[int]) -> float:
     return sum(math.exp(tree[node].score - tree[tree.root].score) for node in segment)
 
 
-def cut(weights: list[float], rows: int, price: Callable[[int], float] | None) -> tuple[Tree, list[int], int]:
+def cut(
+    weights: list[float], rows: int, price: Callable[[int], float] | None
+) -> tuple[Tree, list[int], int]:
     """The segment at ``price``, and the passes it took."""
     tree = planted()
     growth = BestGrowth(rows, 4, 1000, price)
@@ -136,7 +144,9 @@ def cut(weights: list[float], rows: int, price: Callable[[int], float] | None) -
 
 
 @given(WEIGHTS, st.integers(1, 12), st.floats(0.0, 1.0))
-def test_a_segment_ends_where_a_row_brings_less_than_it_costs(weights: list[float], rows: int, each: float) -> None:
+def test_a_segment_ends_where_a_row_brings_less_than_it_costs(
+    weights: list[float], rows: int, each: float
+) -> None:
     tree, segment, _ = cut(weights, rows, lambda count: each * count)
     everything, full, _ = cut(weights, rows, None)
     best = sorted((worth(everything, [node]) for node in full), reverse=True)
@@ -148,7 +158,11 @@ def test_a_segment_ends_where_a_row_brings_less_than_it_costs(weights: list[floa
     assert all(value < each + 1e-9 for value in left), "of what the drafter has said"
 
 
-@given(WEIGHTS, st.integers(1, 12), st.lists(st.sampled_from((0.0, 0.02, 0.1, 0.4)), min_size=12, max_size=12))
+@given(
+    WEIGHTS,
+    st.integers(1, 12),
+    st.lists(st.sampled_from((0.0, 0.02, 0.1, 0.4)), min_size=12, max_size=12),
+)
 def test_no_other_number_of_rows_brings_in_more_over_its_price(
     weights: list[float], rows: int, steps: list[float]
 ) -> None:
@@ -164,22 +178,31 @@ def test_no_other_number_of_rows_brings_in_more_over_its_price(
 
 
 @given(WEIGHTS, st.integers(1, 12), st.floats(0.0, 5.0))
-def test_rows_that_cost_no_more_than_one_are_all_taken(weights: list[float], rows: int, price: float) -> None:
+def test_rows_that_cost_no_more_than_one_are_all_taken(
+    weights: list[float], rows: int, price: float
+) -> None:
     _, segment, passes = cut(weights, rows, lambda count: price)
     assert (len(segment), passes) == (rows, cut(weights, rows, None)[2])
 
 
 @given(WEIGHTS, st.integers(1, 12))
-def test_the_best_row_goes_whatever_it_costs_and_nothing_is_drafted_for_others(weights: list[float], rows: int) -> None:
+def test_the_best_row_goes_whatever_it_costs_and_nothing_is_drafted_for_others(
+    weights: list[float], rows: int
+) -> None:
     tree, segment, passes = cut(weights, rows, lambda count: 9.0 * count)
     (node,) = segment
     assert tree[node].score == max(tree[child].score for child in tree[tree.root].children.values())
     assert passes == 1
 
 
-@given(st.lists(st.floats(0.0, 0.15), min_size=3, max_size=9), st.integers(1, 12), st.floats(0.0, 1.0))
-def test_a_segment_that_brings_next_to_nothing_is_not_sent(weights: list[float], rows: int, each: float) -> None:
-    tree, growth = planted(), BestGrowth(rows, 4, 1000, lambda count: each * count)
+@given(
+    st.lists(st.floats(0.0, 0.15), min_size=3, max_size=9), st.integers(1, 12), st.floats(0.0, 1.0)
+)
+def test_a_segment_that_brings_next_to_nothing_is_not_sent(
+    weights: list[float], rows: int, each: float
+) -> None:
+    tree = planted()
+    growth = BestGrowth(rows, 4, 1000, lambda count: each * count)
     weights = [max(weight, 1e-6) for weight in weights]
     passes = grow(tree, growth, weights)
     (free,) = BestGrowth(rows, 4, 0).segments(tree)
@@ -188,7 +211,9 @@ def test_a_segment_that_brings_next_to_nothing_is_not_sent(weights: list[float],
     brought = sum(best[: gains.index(max(gains)) + 1])
     segments = growth.segments(tree)
     if abs(brought - LEAST) > 1e-6:
-        assert bool(segments) == (brought > LEAST), "as many rows as bring in the most decide together"
+        assert bool(segments) == (brought > LEAST), (
+            "as many rows as bring in the most decide together"
+        )
     if not segments:
         assert passes <= 1, "nor is anything drafted below rows that are worth less"
 

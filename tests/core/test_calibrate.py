@@ -1,4 +1,6 @@
-"""The online table: what was right gains value, and no candidate is worth more than its ancestors allow."""
+"""The online table: what was right gains value, and no candidate is worth more than its ancestors
+allow.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +24,22 @@ def watch(table: Calibration | Scaling, expansion: Expansion, token: int) -> Non
 
 
 def shares(expansion: Expansion) -> dict[int, float]:
-    return {token: math.exp(value) for token, value in zip(expansion.tokens, expansion.values, strict=True)}
+    return {
+        token: math.exp(value)
+        for token, value in zip(expansion.tokens, expansion.values, strict=True)
+    }
 
 
 @given(
-    st.lists(st.floats(-20, 0), min_size=1, max_size=40).map(lambda values: sorted(values, reverse=True)),
+    st.lists(st.floats(-20, 0), min_size=1, max_size=40).map(
+        lambda values: sorted(values, reverse=True)
+    ),
     st.booleans(),
     st.lists(st.integers(0, 50), max_size=30),
 )
-def test_values_are_logs_of_shares_best_first(values: list[float], coupled: bool, seen: list[int]) -> None:
+def test_values_are_logs_of_shares_best_first(
+    values: list[float], coupled: bool, seen: list[int]
+) -> None:
     table = Calibration(coupled)
     for token in seen:
         watch(table, table.expansion(range(len(values)), values), token)
@@ -42,7 +51,8 @@ def test_values_are_logs_of_shares_best_first(values: list[float], coupled: bool
 
 def test_a_lead_makes_the_first_worth_more_and_a_lag_the_others_less() -> None:
     table = Calibration(coupled=True)
-    close, clear = table.expansion([1, 2], [0.0, -0.1]), table.expansion([1, 2], [0.0, -7.0])
+    close = table.expansion([1, 2], [0.0, -0.1])
+    clear = table.expansion([1, 2], [0.0, -7.0])
     assert shares(clear)[1] > shares(close)[1]
     assert shares(clear)[2] < shares(close)[2]
 
@@ -73,7 +83,8 @@ def test_an_uncoupled_candidates_own_probability_is_where_it_begins() -> None:
 
 
 def test_nodes_nobody_drafted_for_teach_nothing() -> None:
-    table, tree = Calibration(coupled=True), Tree(0)
+    table = Calibration(coupled=True)
+    tree = Tree(0)
     table.observe(tree[tree.plant(0, 0, -1)], 5)
     assert table.expansion([], []) == Expansion((), (), ())
     (alone,) = table.expansion([4], [0.0]).values
@@ -82,23 +93,33 @@ def test_nodes_nobody_drafted_for_teach_nothing() -> None:
 
 def test_a_source_whose_best_was_credited_to_another_does_not_lead_with_its_second() -> None:
     """Both name 5 first; 7 lies three nats behind it."""
-    expansion = Calibration(coupled=True).expansion([5, 6, 7, 8], [0.0, -1.0, -3.0, -2.0], [0, 0, 1, 0])
+    expansion = Calibration(coupled=True).expansion(
+        [5, 6, 7, 8], [0.0, -1.0, -3.0, -2.0], [0, 0, 1, 0]
+    )
     assert expansion.tokens[0] == 5
     assert shares(expansion)[7] < shares(expansion)[6]
 
 
-@pytest.mark.parametrize("table_of", [lambda: Calibration(True), lambda: Calibration(False), Scaling])
+@pytest.mark.parametrize(
+    "table_of", [lambda: Calibration(True), lambda: Calibration(False), Scaling]
+)
 def test_what_is_learnt_of_one_source_says_nothing_of_a_later_one(
     table_of: Callable[[], Calibration | Scaling],
 ) -> None:
-    table, own = table_of(), [0.0, -0.6]
+    table = table_of()
+    own = [0.0, -0.6]
     for _ in range(30):
         watch(table, table.expansion([1, 2], own), 2)
-    assert table.expansion([1, 2], own, [1, 1]).values == table_of().expansion([1, 2], own, [1, 1]).values
+    assert (
+        table.expansion([1, 2], own, [1, 1]).values
+        == table_of().expansion([1, 2], own, [1, 1]).values
+    )
 
 
 #: A drafter's own log-probabilities, best first.
-OWN = st.lists(st.floats(-12, 0), min_size=1, max_size=40).map(lambda values: sorted(values, reverse=True))
+OWN = st.lists(st.floats(-12, 0), min_size=1, max_size=40).map(
+    lambda values: sorted(values, reverse=True)
+)
 
 
 @given(OWN, st.lists(st.integers(0, 50), max_size=30))
@@ -110,7 +131,9 @@ def test_scaled_values_are_best_first_and_never_certain(own: list[float], seen: 
     assert sorted(found.tokens) == list(range(len(own)))
     assert list(found.values) == sorted(found.values, reverse=True)
     assert max(found.values) <= math.log(MOST)
-    assert found.raw == tuple(own[token] for token in found.tokens), "what the drafter said stays known"
+    assert found.raw == tuple(own[token] for token in found.tokens), (
+        "what the drafter said stays known"
+    )
     assert len(found.cells) == len(own)
 
 
@@ -118,12 +141,17 @@ def test_scaled_values_are_best_first_and_never_certain(own: list[float], seen: 
 def test_before_anything_was_seen_the_drafter_is_believed(own: list[float]) -> None:
     found = Scaling().expansion(range(len(own)), own)
     assert found.tokens == tuple(range(len(own)))
-    assert all(math.isclose(value, min(raw, math.log(MOST))) for value, raw in zip(found.values, own, strict=True))
+    assert all(
+        math.isclose(value, min(raw, math.log(MOST)))
+        for value, raw in zip(found.values, own, strict=True)
+    )
 
 
 @given(OWN, st.lists(st.integers(0, 50), max_size=30))
 def test_candidates_of_one_cell_keep_the_drafters_order(own: list[float], seen: list[int]) -> None:
-    """What is learnt of a cell is learnt of all in it: only between cells a ratio turns the order round."""
+    """What is learnt of a cell is learnt of all in it: only between cells a ratio turns the order
+    round.
+    """
     table = Scaling()
     own = own + sorted((own[-1] - at / 1000 for at in range(RANKS)), reverse=True)
     for token in seen:
@@ -144,7 +172,9 @@ def test_a_ratio_turns_the_order_of_two_cells_round() -> None:
 
 
 @given(st.floats(-6, -0.1), st.integers(1, 40), st.booleans())
-def test_more_hits_than_promised_raise_a_value_and_fewer_lower_it(own: float, times: int, right: bool) -> None:
+def test_more_hits_than_promised_raise_a_value_and_fewer_lower_it(
+    own: float, times: int, right: bool
+) -> None:
     table = Scaling()
     (before,) = table.expansion([1], [own]).values
     for _ in range(times):
@@ -155,7 +185,8 @@ def test_more_hits_than_promised_raise_a_value_and_fewer_lower_it(own: float, ti
 
 @given(st.floats(0.02, 0.97), st.floats(-4, -0.01))
 def test_a_value_converges_on_how_often_such_candidates_are_right(share: float, own: float) -> None:
-    table, count = Scaling(), 400
+    table = Scaling()
+    count = 400
     found = table.expansion([1], [own])
     for at in range(count):
         watch(table, found, 1 if int((at + 1) * share) > int(at * share) else 2)
@@ -171,11 +202,14 @@ def test_sources_and_ranks_are_scaled_apart() -> None:
     values = shares(table.expansion([1, 2, 3], [-0.7, -0.7, -0.7], [0, 1, 1]))
     assert values[2] > 0.9
     assert values[1] == values[3] < 0.1
-    assert shares(table.expansion([4], [-0.7], [2]))[4] == math.exp(-0.7), "of whom nothing was seen"
+    assert shares(table.expansion([4], [-0.7], [2]))[4] == math.exp(-0.7), (
+        "of whom nothing was seen"
+    )
 
 
 def test_a_node_nobody_drafted_for_scales_nothing() -> None:
-    table, tree = Scaling(), Tree(0)
+    table = Scaling()
+    tree = Tree(0)
     root = tree.plant(0, 0, -1)
     table.observe(tree[root], 5)
     tree.expand(root, table.expansion([], []))

@@ -12,15 +12,23 @@ from hypothesis import strategies as st
 from flowspec.core.contest import REMEMBERED, SETTLING, SLICE, TRIED, Contest, Speed
 
 
-def run(known: dict[int, Speed], rates: list[float], tokens: int, luck: random.Random) -> tuple[list[int], list[int]]:
-    """One job: how many tokens every drafter made, and at which tokens it changed. Verdicts of 1 to 5 tokens, whose
-    seconds vary by two times."""
-    contest, made, changes = Contest(len(rates), known), [0] * len(rates), []
-    decoded, seconds = 0, 0.0
+def run(
+    known: dict[int, Speed], rates: list[float], tokens: int, luck: random.Random
+) -> tuple[list[int], list[int]]:
+    """One job: how many tokens every drafter made, and at which tokens it changed. Verdicts of 1 to
+    5 tokens, whose seconds vary by two times.
+    """
+    contest = Contest(len(rates), known)
+    made = [0] * len(rates)
+    changes = []
+    decoded = 0
+    seconds = 0.0
     while decoded < tokens:
-        drafter, fresh = contest.drafter, luck.randint(1, 5)
+        drafter = contest.drafter
+        fresh = luck.randint(1, 5)
         made[drafter] += fresh
-        decoded, seconds = decoded + fresh, seconds + fresh / rates[drafter] * luck.uniform(0.5, 1.5)
+        decoded = decoded + fresh
+        seconds = seconds + fresh / rates[drafter] * luck.uniform(0.5, 1.5)
         if contest.decoded(decoded, seconds) != drafter:
             changes.append(decoded)
     return made, changes
@@ -28,7 +36,9 @@ def run(known: dict[int, Speed], rates: list[float], tokens: int, luck: random.R
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 1000), st.floats(1.3, 2.5), st.booleans())
-def test_the_faster_drafts_most_and_the_slower_is_asked_again(seed: int, faster: float, first: bool) -> None:
+def test_the_faster_drafts_most_and_the_slower_is_asked_again(
+    seed: int, faster: float, first: bool
+) -> None:
     known: dict[int, Speed] = {}
     rates = [faster, 1.0] if first else [1.0, faster]
     jobs = [run(known, rates, 64, random.Random(seed + job))[0] for job in range(200)]
@@ -84,7 +94,8 @@ def test_what_the_drafter_before_has_drafted_counts_for_nobody() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rates", "most"), [([1.0, 0.5], 0.02), ([0.35, 1.0], 0.02), ([0.5, 1.0, 0.2], 0.05), ([1.0, 0.95], 0.05)]
+    ("rates", "most"),
+    [([1.0, 0.5], 0.02), ([0.35, 1.0], 0.02), ([0.5, 1.0, 0.2], 0.05), ([1.0, 0.95], 0.05)],
 )
 def test_what_trying_the_others_costs_in_the_long_run(rates: list[float], most: float) -> None:
     known: dict[int, Speed] = {}

@@ -14,13 +14,20 @@ from flowspec.core.experience import Experience, Trip
 from flowspec.core.messages import Result
 
 STAGES = 4
-SIZES, SECONDS = st.integers(1, 128), st.floats(1e-3, 10.0)
+SIZES = st.integers(1, 128)
+SECONDS = st.floats(1e-3, 10.0)
 #: Answers: (rows, seconds of the slowest pass, of the trip).
 ANSWERS = st.lists(st.tuples(SIZES, SECONDS, SECONDS), max_size=60)
 
 
 def hear(
-    controller: Controller, rows: int, slowest: float, *, trip: float = 9.0, tokens: int = 1, seconds: float = 1.0
+    controller: Controller,
+    rows: int,
+    slowest: float,
+    *,
+    trip: float = 9.0,
+    tokens: int = 1,
+    seconds: float = 1.0,
 ) -> None:
     """An answer to a segment that met no other."""
     answer = Result("j", 1, 1, tuple(range(rows)), (5,) * rows, seconds=slowest)
@@ -41,8 +48,11 @@ def marginal(controller: Controller, rows: int) -> float:
 
 
 @given(ANSWERS)
-def test_before_a_pass_of_one_row_is_known_no_more_are_sent(answers: list[tuple[int, float, float]]) -> None:
-    controller, heard = Controller(STAGES, Experience()), []
+def test_before_a_pass_of_one_row_is_known_no_more_are_sent(
+    answers: list[tuple[int, float, float]],
+) -> None:
+    controller = Controller(STAGES, Experience())
+    heard = []
     assert controller.plan(0, 0.0).rows == 1
     for rows, slowest, trip in answers:
         hear(controller, rows, slowest, trip=trip)
@@ -70,7 +80,9 @@ def test_a_second_row_costs_what_its_time_is_worth() -> None:
 
 @pytest.mark.parametrize("link", [0.5, 2.0])
 def test_where_a_link_is_slower_than_the_stages_its_time_is_what_counts(link: float) -> None:
-    """Rows are free to compute; a prompt of 40 took ``link`` seconds a row longer than a lone one."""
+    """Rows are free to compute; a prompt of 40 took ``link`` seconds a row longer than
+    a lone one.
+    """
     known = Experience()
     controller = Controller(2, known)
     controller.prefilled(Trip(40, 2.0 + 40 * link, True), 1.0)
@@ -93,7 +105,9 @@ def test_more_rows_never_cost_less(rate: float, answers: list[tuple[int, float, 
 
 
 @given(st.floats(0.01, 100.0), st.integers(0, 500), SECONDS)
-def test_the_rate_is_between_that_of_the_job_before_and_its_own(before: float, tokens: int, seconds: float) -> None:
+def test_the_rate_is_between_that_of_the_job_before_and_its_own(
+    before: float, tokens: int, seconds: float
+) -> None:
     known = Experience()
     known.rate = before
     hear(Controller(STAGES, known), 1, 1.0, tokens=tokens, seconds=seconds)
@@ -102,7 +116,9 @@ def test_the_rate_is_between_that_of_the_job_before_and_its_own(before: float, t
     farther = Experience()
     farther.rate = before
     hear(Controller(STAGES, farther), 1, 1.0, tokens=10 * tokens, seconds=10 * seconds)
-    assert abs(farther.rate - own) <= abs(known.rate - own) + 1e-9 * before, "the longer it runs the more it is its own"
+    assert abs(farther.rate - own) <= abs(known.rate - own) + 1e-9 * before, (
+        "the longer it runs the more it is its own"
+    )
 
 
 def test_short_jobs_one_after_another_do_not_forget_the_rate() -> None:
@@ -115,7 +131,9 @@ def test_short_jobs_one_after_another_do_not_forget_the_rate() -> None:
     assert known.rate == pytest.approx(2.5)
 
 
-def test_a_pass_most_of_whose_rows_were_pruned_on_the_way_is_not_booked_under_what_was_sent() -> None:
+def test_a_pass_most_of_whose_rows_were_pruned_on_the_way_is_not_booked_under_what_was_sent() -> (
+    None
+):
     known = Experience()
     answer = Result("j", 1, 1, (1, 2, 3), (5,) * 3, seconds=0.1)
     Controller(STAGES, known).hear(answer, Trip(32, 1.0, False), tokens=1, seconds=1.0)
@@ -141,7 +159,9 @@ def test_a_first_job_begins_at_the_rate_of_plain_decoding() -> None:
     assert controller.price(1) == pytest.approx(WEIGHT * 0.5 / (STAGES * 0.5))
     assert known.rate == 0, "nothing to remember yet"
     hear(controller, 1, 0.5, tokens=MEMORY, seconds=MEMORY / 1.5)
-    assert known.rate == pytest.approx(2 * MEMORY / (MEMORY / 0.5 + MEMORY / 1.5)), "half of each by now"
+    assert known.rate == pytest.approx(2 * MEMORY / (MEMORY / 0.5 + MEMORY / 1.5)), (
+        "half of each by now"
+    )
 
 
 def test_a_second_job_begins_where_the_first_one_was() -> None:
@@ -157,7 +177,9 @@ def test_a_second_job_begins_where_the_first_one_was() -> None:
 
 
 @given(st.integers(1, 256), ANSWERS)
-def test_given_rows_are_kept_whatever_they_cost(rows: int, answers: list[tuple[int, float, float]]) -> None:
+def test_given_rows_are_kept_whatever_they_cost(
+    rows: int, answers: list[tuple[int, float, float]]
+) -> None:
     controller = Controller(STAGES, measured((1, 1.0), (2, 9.0)), rows)
     for count, slowest, trip in answers:
         hear(controller, count, slowest, trip=trip, tokens=50)

@@ -53,7 +53,9 @@ class Draft:
 
     def receive(self, message: Message, sender: str = "s1", now: float = 0.0) -> list[Output]:
         self.seqs[sender] = self.seqs.get(sender, 0) + 1
-        return list(self.machine.step(Received((Envelope(sender, self.seqs[sender], message),)), now))
+        return list(
+            self.machine.step(Received((Envelope(sender, self.seqs[sender], message),)), now)
+        )
 
     def submit(self, job: str = "j", **fields: str) -> list[Output]:
         return self.receive(Submit(job, 1, tuple(fields.items())), "scheduler")
@@ -70,7 +72,9 @@ def messages(outputs: Sequence[Output]) -> list[Message]:
 
 def test_a_job_opens_the_stages_and_streams_its_prompt_in_chunks() -> None:
     draft = Draft(stages=2)
-    outputs = draft.submit(prompt_ids=str(list(range(2, 62)) * 2), strategy="autoregressive", max_new_tokens="8")
+    outputs = draft.submit(
+        prompt_ids=str(list(range(2, 62)) * 2), strategy="autoregressive", max_new_tokens="8"
+    )
     accepted = one(outputs, Accepted)
     assert isinstance(accepted, Accepted)
     assert len(accepted.prompt_ids) == 120
@@ -93,7 +97,10 @@ def test_text_is_encoded_first() -> None:
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"prompt_ids": "[2]", "strategy": "fastest"}, "unknown strategy 'fastest'; there are: autoregressive"),
+        (
+            {"prompt_ids": "[2]", "strategy": "fastest"},
+            "unknown strategy 'fastest'; there are: autoregressive",
+        ),
         ({"prompt_ids": "[2]", "strategy": "flowspec:merg=on"}, "unknown strategy option 'merg'"),
         ({"prompt_ids": "[2]", "strategy": "flowspec:width=0"}, "width is 0; expected 1 to 64"),
         ({"prompt_ids": "[2]", "max_new_tokens": "0"}, "max_new_tokens is 0"),
@@ -101,7 +108,9 @@ def test_text_is_encoded_first() -> None:
         ({"prompt_ids": str([2] * 512)}, "the prompt has 512 tokens; the model's context is 512"),
     ],
 )
-def test_a_job_that_cannot_be_served_ends_at_once_with_one_line(fields: dict[str, str], says: str) -> None:
+def test_a_job_that_cannot_be_served_ends_at_once_with_one_line(
+    fields: dict[str, str], says: str
+) -> None:
     finish = one(Draft().submit(**fields), Finish)
     assert isinstance(finish, Finish)
     assert finish.reason == "error"
@@ -192,7 +201,9 @@ def test_revoked_jobs_are_forgotten_without_a_word() -> None:
     draft.submit(prompt_ids="[2]", strategy="autoregressive")
     draft.submit("k", prompt="text")
     assert draft.receive(Revoke("j", 2), "scheduler") == [Release("j")]
-    assert draft.receive(Revoke("k", 2), "scheduler") == [Release("k")], "else its part of the log stays for good"
+    assert draft.receive(Revoke("k", 2), "scheduler") == [Release("k")], (
+        "else its part of the log stays for good"
+    )
     assert draft.receive(Result("j", 1, 0, (0,), (40,))) == []
     assert not draft.machine.runnable
 
@@ -232,7 +243,9 @@ def test_a_long_prompt_has_as_long_a_patience_as_it_has_pieces() -> None:
 
 
 def answered(draft: Draft, job: str, **fields: str) -> Auto:
-    """The strategy of a job whose prompt of 20 tokens, then two lone rows, were answered after a second each."""
+    """The strategy of a job whose prompt of 20 tokens, then two lone rows, were answered after a
+    second each.
+    """
     draft.seqs.clear()  # a job counts what is sent for it
     draft.submit(job, prompt_ids=json.dumps([2] * 20), strategy="auto", **fields)
     strategy = draft.machine.sessions[job].strategy

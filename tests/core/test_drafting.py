@@ -20,7 +20,9 @@ def planted(length: int) -> Tree:
 
 def growth(tree: Tree, loops: int) -> Grown:
     base = BeamGrowth(tree, WIDTH, loops)
-    return Grown(base, lambda tree: [[node for node in base.best(tree, 99) if not tree[node].selected]])
+    return Grown(
+        base, lambda tree: [[node for node in base.best(tree, 99) if not tree[node].selected]]
+    )
 
 
 def nodes(*entries: tuple[int, int]) -> list[Node]:
@@ -116,11 +118,14 @@ def test_proposals_for_pruned_nodes_are_forgotten() -> None:
     drafting.wants(tree)
     drafting.done(answer(running), tree)
     assert tree[root].expansion is None
-    assert work(drafting, tree).part.ids == (root,), "the old root's row was computed, and is context now"
+    assert work(drafting, tree).part.ids == (root,), (
+        "the old root's row was computed, and is context now"
+    )
 
 
 def test_without_a_drafter_there_is_never_work() -> None:
-    drafting, tree = Drafting("j", 1, (7, 8), 0), planted(2)
+    drafting = Drafting("j", 1, (7, 8), 0)
+    tree = planted(2)
     drafting.commit(nodes((1, 8)), 2, tree)
     drafting.commit(nodes((2, 9)), 3, tree)
     assert not drafting.has_work
@@ -128,7 +133,8 @@ def test_without_a_drafter_there_is_never_work() -> None:
 
 def test_what_a_wanted_node_hangs_from_is_fed_before_it() -> None:
     """A node another model added was never run by this drafter."""
-    drafting, tree = Drafting("j", 1, (7, 8), WIDTH), planted(2)
+    drafting = Drafting("j", 1, (7, 8), WIDTH)
+    tree = planted(2)
     drafting.commit(nodes((1, 8)), tree.root, tree)
     tip = tree.add(tree.add(tree.root, 5, -0.1), 6, -0.1)
 
@@ -151,7 +157,8 @@ def test_what_a_wanted_node_hangs_from_is_fed_before_it() -> None:
 
 
 def test_a_refreshed_drafter_runs_accepted_rows_again_and_forgets_the_tree() -> None:
-    drafting, tree = Drafting("j", 1, (7, 8), WIDTH, refreshed=(True,)), planted(2)
+    drafting = Drafting("j", 1, (7, 8), WIDTH, refreshed=(True,))
+    tree = planted(2)
     assert not drafting.has_work, "the prompt's hidden rows come with the first verdict"
     drafting.commit(nodes((1, 8)), tree.root, tree)
     drafting.begin(growth(tree, 0), idle=False)
@@ -159,7 +166,8 @@ def test_a_refreshed_drafter_runs_accepted_rows_again_and_forgets_the_tree() -> 
     first = work(drafting, tree)
     assert first.part.ids == (0, 1, tree.root)
     drafting.done(answer(first), tree)
-    old, child = tree.root, tree.add(tree.root, 1, -0.1)
+    old = tree.root
+    child = tree.add(tree.root, 1, -0.1)
     tree.select([child])
     tree.advance(child)
     drafting.commit(nodes((old, 50)), child, tree)
@@ -171,7 +179,8 @@ def test_a_refreshed_drafter_runs_accepted_rows_again_and_forgets_the_tree() -> 
 
 
 def test_a_pass_overtaken_by_a_refresh_counts_for_nothing() -> None:
-    drafting, tree = Drafting("j", 1, (7, 8), WIDTH, refreshed=(True,)), planted(2)
+    drafting = Drafting("j", 1, (7, 8), WIDTH, refreshed=(True,))
+    tree = planted(2)
     drafting.commit(nodes((1, 8)), tree.root, tree)
     child = tree.add(tree.root, 1, -0.1)
     tree.select([child])
@@ -192,7 +201,8 @@ def answer_of(width: int) -> Expansion:
 
 
 def test_a_pass_takes_what_passes_of_the_drafter_at_work_took() -> None:
-    drafting, tree = Drafting("j", 1, (7, 8), WIDTH, refreshed=(False, False)), planted(2)
+    drafting = Drafting("j", 1, (7, 8), WIDTH, refreshed=(False, False))
+    tree = planted(2)
     drafting.commit(nodes((1, 8)), tree.root, tree)
     for drafter, took in ((0, 0.25), (1, 2.0), (0, 0.75)):
         drafting.begin(growth(tree, 0), idle=False, drafter=drafter)
@@ -201,7 +211,8 @@ def test_a_pass_takes_what_passes_of_the_drafter_at_work_took() -> None:
         asked = work(drafting, tree)
         assert asked.drafter == drafter
         drafting.done(answer(asked), tree, took)
-        old, child = tree.root, tree.add(tree.root, 1, -0.1)
+        old = tree.root
+        child = tree.add(tree.root, 1, -0.1)
         tree.select([child])
         tree.advance(child)
         drafting.commit(nodes((old, 50)), child, tree)

@@ -1,4 +1,6 @@
-"""What jobs teach about the pipeline they ran on: pass times, what a row costs a link, what a drafter is worth."""
+"""What jobs teach about the pipeline they ran on: pass times, what a row costs a link, what a
+drafter is worth.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,14 @@ SECONDS = st.floats(1e-4, 10.0)
 
 
 @given(st.lists(st.tuples(SIZES, SECONDS), max_size=60), SIZES, SIZES)
-def test_more_rows_never_take_less_time(noted: list[tuple[int, float]], few: int, more: int) -> None:
+def test_more_rows_never_take_less_time(
+    noted: list[tuple[int, float]], few: int, more: int
+) -> None:
     times = PassTimes()
     for rows, seconds in noted:
         times.note(rows, seconds)
-    low, high = times.at(min(few, more)), times.at(max(few, more))
+    low = times.at(min(few, more))
+    high = times.at(max(few, more))
     assert low <= high + 1e-9 * high
     assert (low > 0) == bool(noted)
     assert times.widest <= max((rows for rows, _ in noted), default=0)
@@ -29,7 +34,10 @@ def test_more_rows_never_take_less_time(noted: list[tuple[int, float]], few: int
 
 
 @given(
-    st.floats(1e-3, 1.0), st.floats(0.0, 0.1), st.sets(st.integers(0, 7), min_size=2).map(sorted), st.integers(1, 400)
+    st.floats(1e-3, 1.0),
+    st.floats(0.0, 0.1),
+    st.sets(st.integers(0, 7), min_size=2).map(sorted),
+    st.integers(1, 400),
 )
 def test_between_and_beyond_what_was_measured_is_a_straight_line(
     base: float, slope: float, powers: list[int], asked: int
@@ -80,8 +88,11 @@ def test_a_size_that_is_not_seen_again_is_forgotten() -> None:
 def travelled(
     chunks: list[int], stages: int, latency: float, passes: dict[int, float], row: float
 ) -> tuple[float, float]:
-    """Seconds until the last of ``chunks`` is answered, by every stage and link in turn, and of its pass."""
-    free_stage, free_link = [0.0] * stages, [0.0] * stages
+    """Seconds until the last of ``chunks`` is answered, by every stage and link in turn, and of its
+    pass.
+    """
+    free_stage = [0.0] * stages
+    free_link = [0.0] * stages
     end = 0.0
     for size in chunks:
         end = 0.0
@@ -104,15 +115,18 @@ def travelled(
 def test_what_a_row_costs_a_link_is_told_from_latency_and_computing(
     prompt: int, stages: int, latency: float, base: float, slope: float, row: float
 ) -> None:
-    known, sizes = Experience(), [len(chunk) for chunk in prefill_chunks(prompt)]
+    known = Experience()
+    sizes = [len(chunk) for chunk in prefill_chunks(prompt)]
     passes = {size: base + slope * size for size in {1, *sizes}}
     seconds, slowest = travelled(sizes, stages, latency, passes, row)
     alone, single = travelled([1], stages, latency, passes, row)
     known.passes.note(1, single)
     assert known.row_seconds == 0
     known.crossed(Trip(prompt, seconds, True), slowest, Trip(1, alone, True), stages)
-    found, size = known.row_seconds, sizes[-1]
-    # The lone row crossed the links too, and of a long prompt the chunks before the last may be a row shorter.
+    found = known.row_seconds
+    size = sizes[-1]
+    # The lone row crossed the links too, and of a long prompt the chunks before the last may be a
+    # row shorter.
     off = (row + len(sizes) * (slope + row)) / size
     assert row - off <= found + 1e-9 <= row + off + 2e-9
 

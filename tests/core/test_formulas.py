@@ -33,7 +33,9 @@ LOGS = st.lists(st.floats(-50, 0), max_size=20)
 
 
 @given(LOGS, st.floats(-50, 0))
-def test_a_score_is_0_at_the_root_and_never_above_the_parents(path: list[float], value: float) -> None:
+def test_a_score_is_0_at_the_root_and_never_above_the_parents(
+    path: list[float], value: float
+) -> None:
     assert cumulative_score([]) == 0
     assert cumulative_score([*path, value]) <= cumulative_score(path)
 
@@ -48,8 +50,11 @@ def test_the_trees_scores_are_the_formulas(path: list[float]) -> None:
 
 
 def test_pipedecs_published_speedups_lie_within_its_model() -> None:
-    """4.46 to 7.79 with 14 groups: below a token a timestep, above a refill at every fourth token."""
-    compute, transfer = [0.03] * 14, [0.002] * 14
+    """4.46 to 7.79 with 14 groups: below a token a timestep, above a refill at every
+    fourth token.
+    """
+    compute = [0.03] * 14
+    transfer = [0.002] * 14
     plain = pipeline_token_seconds(compute, transfer)
     assert plain / pipedec_step(0.017, compute, transfer) == pytest.approx(14)
     groups = [sum(pair) for pair in zip(compute, transfer, strict=True)]
@@ -58,7 +63,9 @@ def test_pipedecs_published_speedups_lie_within_its_model() -> None:
 
 
 @given(STEPS, SECONDS, st.floats(0, 4))
-def test_a_timestep_lasts_as_long_as_its_slowest_part(compute: list[float], draft: float, extra: float) -> None:
+def test_a_timestep_lasts_as_long_as_its_slowest_part(
+    compute: list[float], draft: float, extra: float
+) -> None:
     transfer = [0.5] * len(compute)
     step = pipedec_step(draft, compute, transfer, extra)
     assert step >= draft
@@ -67,7 +74,9 @@ def test_a_timestep_lasts_as_long_as_its_slowest_part(compute: list[float], draf
 
 
 def test_specpipes_published_figure_lies_between_its_published_hit_ratios() -> None:
-    """Eight stages, 302.39 ms a token without speculation, 54.67 ms with it; hits 0.81 at top-1, 0.99 at top-8."""
+    """Eight stages, 302.39 ms a token without speculation, 54.67 ms with it; hits 0.81 at top-1,
+    0.99 at top-8.
+    """
     steps = [302.39 / 8] * 8
     assert expected_tbt(steps, 0.99) < 54.67 < expected_tbt(steps, 0.81)
     assert expected_tbt(steps, 0.944) == pytest.approx(54.67, rel=0.01)
@@ -83,9 +92,13 @@ def test_a_better_guess_never_costs_time(steps: list[float], one: float, other: 
 
 
 @given(SECONDS, st.integers(1, 30), SHARE)
-def test_equal_stages_have_the_short_form_and_the_refill_is_a_choice(t: float, n: int, accuracy: float) -> None:
+def test_equal_stages_have_the_short_form_and_the_refill_is_a_choice(
+    t: float, n: int, accuracy: float
+) -> None:
     assert expected_tbt([t] * n, accuracy) == pytest.approx(t * (1 + n * (1 - accuracy)))
-    assert expected_tbt([t] * n, accuracy, refill=n - 1) == pytest.approx(t * (1 + (n - 1) * (1 - accuracy)))
+    assert expected_tbt([t] * n, accuracy, refill=n - 1) == pytest.approx(
+        t * (1 + (n - 1) * (1 - accuracy))
+    )
 
 
 def test_flat_times_that_jump_every_64_rows_and_hits_that_saturate_choose_64() -> None:
@@ -112,7 +125,9 @@ def test_no_width_beats_the_best_and_no_narrower_one_equals_it(
 
 
 @given(INSIDE, WINDOW, SHARE)
-def test_the_share_of_verifications_is_where_the_chain_ends_from_anywhere(a: float, g: int, start: float) -> None:
+def test_the_share_of_verifications_is_where_the_chain_ends_from_anywhere(
+    a: float, g: int, start: float
+) -> None:
     share = start
     for _ in range(1000):
         share = share * a ** (g + 1) + (1 - share) * a
@@ -126,7 +141,9 @@ def test_the_theorem_and_its_ceiling(a: float, g: int) -> None:
 
 
 @given(SHARE, SHARE, st.integers(0, 64), st.floats(0.1, 100))
-def test_more_acceptance_and_longer_windows_give_more_tokens(one: float, other: float, g: int, c: float) -> None:
+def test_more_acceptance_and_longer_windows_give_more_tokens(
+    one: float, other: float, g: int, c: float
+) -> None:
     low, high = sorted((one, other))
     for tokens in (speculative_tokens, pipespec_tokens):
         assert tokens(low, g) <= tokens(high, g) * (1 + 1e-12)

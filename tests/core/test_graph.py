@@ -1,4 +1,6 @@
-"""The task graph: random graphs in any order of creation and completion. Lua's passes the same body."""
+"""The task graph: random graphs in any order of creation and completion. Lua's passes the same
+body.
+"""
 
 from __future__ import annotations
 
@@ -52,11 +54,15 @@ def test_completing_or_creating_twice_is_harmless() -> None:
 
 @st.composite
 def random_graphs(draw: st.DrawFn) -> tuple[list[Task], list[tuple[str, ...]]]:
-    """Tasks with edges to earlier ones, and steps: batches that create or complete, in a mixed order."""
+    """Tasks with edges to earlier ones, and steps: batches that create or complete, in a mixed
+    order.
+    """
     count = draw(st.integers(1, 12))
     tasks = []
     for at in range(count):
-        after = draw(st.lists(st.sampled_from([f"t{n}" for n in range(at)]), max_size=4)) if at else []
+        after = (
+            draw(st.lists(st.sampled_from([f"t{n}" for n in range(at)]), max_size=4)) if at else []
+        )
         make = work if draw(st.booleans()) else join
         tasks.append(make(f"t{at}", *after))
     order = draw(st.permutations(range(count)))
@@ -69,15 +75,21 @@ def test_random_graphs_release_each_task_once_and_never_early(
 ) -> None:
     tasks, batches = drawn
     by_name = {task.name: task for task in tasks}
-    graph, done, released = TaskGraph(), set(), []
+    graph = TaskGraph()
+    done = set()
+    released = []
 
     def complete_joins() -> None:
         grew = True
         while grew:
             ready = [
-                task for task in tasks
-                if task.name in created and task.envelope is None and task.name not in done and set(task.after) <= done
-            ]  # fmt: skip
+                task
+                for task in tasks
+                if task.name in created
+                and task.envelope is None
+                and task.name not in done
+                and set(task.after) <= done
+            ]
             done.update(task.name for task in ready)
             grew = bool(ready)
 

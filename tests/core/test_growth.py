@@ -16,7 +16,9 @@ VOCABULARY = 6
 
 
 def proposals(seed: int, path: tuple[int, ...], ties: bool) -> Expansion:
-    """A drafter by hash of the path; with ``ties`` most log-probabilities are exactly equal or 0."""
+    """A drafter by hash of the path; with ``ties`` most log-probabilities are exactly
+    equal or 0.
+    """
     rng = random.Random(f"{seed}{path}")
     tokens = rng.sample(range(VOCABULARY), VOCABULARY)
     values = [rng.choice([0.0, 0.0, -0.5]) if ties else -rng.random() for _ in tokens]
@@ -38,14 +40,19 @@ def published_growth(seed: int, ties: bool, width: int, loops: int) -> list[Entr
         expansion = proposals(seed, path, ties)
         pairs = list(zip(expansion.tokens, expansion.values, strict=True))[:width]
         start = len(base)
-        base.extend(Entry((*path, token), score + value, start + at) for at, (token, value) in enumerate(pairs))
+        base.extend(
+            Entry((*path, token), score + value, start + at)
+            for at, (token, value) in enumerate(pairs)
+        )
         return base[start:]
 
     layer = children((), 0.0)
     for _ in range(loops):
         beam = sorted(layer, key=lambda entry: (-entry.score, entry.generation))[:width]
         layer = [
-            child for entry in sorted(beam, key=lambda e: e.generation) for child in children(entry.path, entry.score)
+            child
+            for entry in sorted(beam, key=lambda e: e.generation)
+            for child in children(entry.path, entry.score)
         ]
     return base
 
@@ -67,14 +74,19 @@ def best_paths(entries: list[Entry], count: int) -> list[tuple[int, ...]]:
 
 
 CASES = given(
-    seed=st.integers(0, 10_000), ties=st.booleans(), width=st.integers(1, 5), loops=st.integers(0, 4),
+    seed=st.integers(0, 10_000),
+    ties=st.booleans(),
+    width=st.integers(1, 5),
+    loops=st.integers(0, 4),
     count=st.integers(1, 60),
-)  # fmt: skip
+)
 
 
 @CASES
 @settings(deadline=None)
-def test_cut_and_order_are_the_published_ones(seed: int, ties: bool, width: int, loops: int, count: int) -> None:
+def test_cut_and_order_are_the_published_ones(
+    seed: int, ties: bool, width: int, loops: int, count: int
+) -> None:
     tree = Tree(0)
     tree.plant(99, 0, -1)
     growth = BeamGrowth(tree, width, loops)
@@ -118,7 +130,9 @@ def test_generation_order_is_the_same_set_layer_by_layer() -> None:
 
 @given(seed=st.integers(0, 10_000), ties=st.booleans())
 @settings(deadline=None)
-def test_growing_again_below_a_child_gives_the_fresh_growth_and_drafts_less(seed: int, ties: bool) -> None:
+def test_growing_again_below_a_child_gives_the_fresh_growth_and_drafts_less(
+    seed: int, ties: bool
+) -> None:
     tree = Tree(0)
     tree.plant(99, 0, -1)
     first = BeamGrowth(tree, 3, 3)
@@ -147,13 +161,16 @@ def test_growing_again_below_a_child_gives_the_fresh_growth_and_drafts_less(seed
     assert drafted_again < drafted_fresh
     paths = [tree.tokens(node)[1:] for node in again.best(tree, 20)]
     expected = [fresh_tree.tokens(node)[1:] for node in fresh.best(fresh_tree, 20)]
-    # Scores carry the old root's prefix, so the last bit may reorder equal ones; the sets agree without ties.
+    # Scores carry the old root's prefix, so the last bit may reorder equal ones; the sets agree
+    # without ties.
     assert paths == expected or ties or sorted(paths) == sorted(expected)
 
 
 @given(seed=st.integers(0, 10_000), ties=st.booleans(), layers=st.integers(1, 3))
 @settings(deadline=None)
-def test_extension_goes_deeper_and_offers_only_what_is_not_in_the_tree(seed: int, ties: bool, layers: int) -> None:
+def test_extension_goes_deeper_and_offers_only_what_is_not_in_the_tree(
+    seed: int, ties: bool, layers: int
+) -> None:
     tree = Tree(0)
     tree.plant(99, 0, -1)
     growth = BeamGrowth(tree, 3, 1)
@@ -193,7 +210,9 @@ def test_base_has_the_published_size(loops: int) -> None:
     growth = BeamGrowth(tree, width, loops)
     while missing := growth.pending(tree):
         for node in missing:
-            tree.expand(node, Expansion(tuple(range(width)), tuple(-0.1 * (at + 1) for at in range(width))))
+            tree.expand(
+                node, Expansion(tuple(range(width)), tuple(-0.1 * (at + 1) for at in range(width)))
+            )
     nodes = growth.best(tree, 10_000)
     assert len(nodes) == width + loops * width * width
     assert max(tree[node].depth for node in nodes) == loops + 1

@@ -1,4 +1,6 @@
-"""Whichever drafter's turn it is, what it holds is the context and, of every row it computes, the whole path."""
+"""Whichever drafter's turn it is, what it holds is the context and, of every row it computes, the
+whole path.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +36,15 @@ class Rows:
 
 
 @given(st.data(), st.lists(st.booleans(), min_size=2, max_size=3))
-def test_every_drafter_catches_up_when_its_turn_comes(data: st.DataObject, refreshed: list[bool]) -> None:
+def test_every_drafter_catches_up_when_its_turn_comes(
+    data: st.DataObject, refreshed: list[bool]
+) -> None:
     tree = Tree(len(PROMPT))
     tree.plant(50, len(PROMPT), LAST)
     holdings = [Holding(PROMPT, refreshed=each) for each in refreshed]
     rows = [Rows() for _ in refreshed]
-    committed, answered = list(range(len(PROMPT))), set[int]()
+    committed = list(range(len(PROMPT)))
+    answered = set[int]()
     first = Tree(LAST)
     first.plant(PROMPT[-1], LAST, LAST - 1)
     for holding in holdings:
@@ -53,7 +58,9 @@ def test_every_drafter_catches_up_when_its_turn_comes(data: st.DataObject, refre
             for node in data.draw(st.lists(st.sampled_from(known), max_size=3, unique=True))
             if node not in answered
         ]
-        found = holdings[at].next_part("j", 1, tree, holdings[at].closed(tree, wanted) if wanted else ())
+        found = holdings[at].next_part(
+            "j", 1, tree, holdings[at].closed(tree, wanted) if wanted else ()
+        )
         if found is not None:
             part, parents, nodes = found
             rows[at].compute(part)
@@ -90,7 +97,8 @@ def accepted(*ids: int) -> list[Node]:
 
 def test_who_has_hidden_rows_to_keep_is_overdue_when_it_owes_a_pass() -> None:
     for refreshed in (False, True):
-        holding, tree = Holding(PROMPT, refreshed=refreshed), Tree(LAST)
+        holding = Holding(PROMPT, refreshed=refreshed)
+        tree = Tree(LAST)
         for last in range(LAST, CATCH_UP_ROWS - 1):
             assert not holding.overdue
             holding.commit(accepted(last), last + 1)
@@ -102,13 +110,15 @@ def test_who_has_hidden_rows_to_keep_is_overdue_when_it_owes_a_pass() -> None:
 
 def test_an_overdue_drafter_goes_first_and_the_one_that_drafts_loses_nothing_but_the_time() -> None:
     drafting = Drafting("j", 1, PROMPT, 2, refreshed=(False, True, False))
-    tree, passes = Tree(len(PROMPT)), list[tuple[int, int]]()
+    tree = Tree(len(PROMPT))
+    passes = list[tuple[int, int]]()
     root = tree.plant(50, len(PROMPT), LAST)
     drafting.commit(accepted(LAST), root, tree)
     for _ in range(2 * CATCH_UP_ROWS):
         drafting.begin(growth(tree, 0), idle=False)
         assert drafting.wants(tree)
-        asked, answers = root, 0
+        asked = root
+        answers = 0
         while drafting.has_work:
             work = drafting.next_work(tree)
             assert work is not None

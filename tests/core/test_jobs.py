@@ -55,7 +55,10 @@ def test_prompt_ids_round_trip(ids: list[int]) -> None:
         ({"prompt_ids": "[" + "1," * (1 << 19) + "1]"}, "longer than"),
         ({"prompt": "half \ud800"}, "not valid Unicode"),
         ({"prompt": "a", "strategy": "x" * 2000}, "strategy is longer than 1024 bytes"),
-        ({"prompt": "a", "idempotency_key": "k" * 2000}, "idempotency_key is longer than 1024 bytes"),
+        (
+            {"prompt": "a", "idempotency_key": "k" * 2000},
+            "idempotency_key is longer than 1024 bytes",
+        ),
         ({"prompt": "a", "top_k": str(1 << 70)}, "top_k is 11805916207"),
         ({"prompt": "a", "max_new_tokens": "0"}, "max_new_tokens is 0"),
         ({"prompt": "a", "max_new_tokens": "-3"}, "max_new_tokens is -3"),
@@ -79,7 +82,14 @@ def test_a_wrong_field_gets_one_clear_line(fields: dict[str, str], says: str) ->
 
 def test_the_published_fields_are_all_there() -> None:
     published = {
-        "prompt", "prompt_ids", "max_new_tokens", "temperature", "top_p", "top_k", "seed", "strategy",
+        "prompt",
+        "prompt_ids",
+        "max_new_tokens",
+        "temperature",
+        "top_p",
+        "top_k",
+        "seed",
+        "strategy",
         "idempotency_key",
-    }  # fmt: skip
+    }
     assert published <= set(FIELDS)

@@ -19,7 +19,10 @@ def draft(tree: Tree, nodes: tuple[int, ...], width: int = 4) -> None:
     """Tokens 2.., each less likely than the one before; which is likelier below differs by node."""
     for node in nodes:
         step = 0.1 + 0.05 * (node % 5)
-        tree.expand(node, Expansion(tuple(range(2, 2 + width)), tuple(-step * (at + 1) for at in range(width))))
+        tree.expand(
+            node,
+            Expansion(tuple(range(2, 2 + width)), tuple(-step * (at + 1) for at in range(width))),
+        )
 
 
 def grow(growth: LayerGrowth | StaticGrowth | PathGrowth, tree: Tree) -> list[list[int]]:
@@ -29,14 +32,20 @@ def grow(growth: LayerGrowth | StaticGrowth | PathGrowth, tree: Tree) -> list[li
 
 
 @given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 4)), min_size=1, max_size=6))
-def test_a_layer_is_the_best_of_all_candidates_grouped_by_parent(shape: list[tuple[int, int]]) -> None:
+def test_a_layer_is_the_best_of_all_candidates_grouped_by_parent(
+    shape: list[tuple[int, int]],
+) -> None:
     tree = planted()
     tree.select([tree.root])
     for width, children in shape:
         bottom = deepest(tree)
         (layer,) = grow(LayerGrowth(tree, width, children), tree)
         candidates = sorted(
-            (tree[node].score + value for node in bottom for value in tree[node].expansion.values[:children]),  # type: ignore[union-attr]
+            (
+                tree[node].score + value
+                for node in bottom
+                for value in tree[node].expansion.values[:children]
+            ),  # type: ignore[union-attr]
             reverse=True,
         )
         assert sorted((tree[node].score for node in layer), reverse=True) == candidates[:width]

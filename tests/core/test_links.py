@@ -1,4 +1,6 @@
-"""Middle models that lag: whatever they miss, they are told in an order they can follow, and catch up."""
+"""Middle models that lag: whatever they miss, they are told in an order they can follow, and catch
+up.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,13 @@ class Eager(Strategy):
 
 
 class Rig:
-    """One middle model of ``rows`` tree rows at most, and a target that says 100 + position; ``agrees``
-    tells by position where the middle model says so too."""
+    """One middle model of ``rows`` tree rows at most, and a target that says 100 + position;
+    ``agrees`` tells by position where the middle model says so too.
+    """
 
     def __init__(self, rows: int, agrees: list[bool]) -> None:
-        self.rows, self.agrees = rows, agrees
+        self.rows = rows
+        self.agrees = agrees
         self.out = Outgoing("j", 1, 1)
         self.links = Links("j", 1, PROMPT, 1, rows, self.out)
         self.tree = Tree(len(PROMPT) - 1)
@@ -67,7 +71,8 @@ class Rig:
     def land(self) -> None:
         """The middle model's answer arrives, if one is on its way."""
         if self.waiting is not None:
-            answer, self.waiting = self.waiting, None
+            answer = self.waiting
+            self.waiting = None
             self.links.land(1, answer, self.view)
             self.feed()
 
@@ -98,7 +103,9 @@ class Rig:
 
 @pytest.mark.parametrize("rows", [1, 2, 4, 5, 40])
 @pytest.mark.parametrize("behind", [1, 3, 4, 5, 30])
-def test_a_model_far_behind_catches_up_in_as_many_rows_as_it_has_room_for(rows: int, behind: int) -> None:
+def test_a_model_far_behind_catches_up_in_as_many_rows_as_it_has_room_for(
+    rows: int, behind: int
+) -> None:
     rig = Rig(rows, [False])
     rig.commit(behind)
     assert rig.offset == len(PROMPT) - 1, "it is still busy with the prompt"
@@ -113,7 +120,9 @@ def test_a_model_far_behind_catches_up_in_as_many_rows_as_it_has_room_for(rows: 
     st.lists(st.booleans(), min_size=1, max_size=7),
     st.lists(st.integers(0, 4), max_size=40),
 )
-def test_whatever_the_pace_a_model_can_follow_and_catches_up(rows: int, agrees: list[bool], moves: list[int]) -> None:
+def test_whatever_the_pace_a_model_can_follow_and_catches_up(
+    rows: int, agrees: list[bool], moves: list[int]
+) -> None:
     """0: the model answers; else the target commits so many tokens. Checks are those of the rig."""
     rig = Rig(rows, agrees)
     committed = 0

@@ -14,7 +14,8 @@ def test_a_row_sees_itself_and_its_ancestors(data: st.DataObject) -> None:
     new = data.draw(st.integers(1, total))
     mask = tree_mask(parents, new)
     for row in range(new):
-        visible, at = set(), total - new + row
+        visible = set()
+        at = total - new + row
         while at >= 0:
             visible.add(at)
             at = parents[at]

@@ -11,9 +11,12 @@ def test_only_the_first_stage_of_a_later_group_waits_for_the_verdict_before_it()
     pace = Timestep(stages=5, groups=2)  # groups of stages 1-2 and 3-5
     hops = {hop.task: hop.after for hop in pace.hops()}
     assert hops == {
-        "decode/1/1": (), "decode/2/1": (),
-        "decode/3/2": ("verdict/1",), "decode/4/2": (), "decode/5/2": (),
-    }  # fmt: skip
+        "decode/1/1": (),
+        "decode/2/1": (),
+        "decode/3/2": ("verdict/1",),
+        "decode/4/2": (),
+        "decode/5/2": (),
+    }
 
 
 def test_a_join_waits_for_every_active_group_and_the_drafter() -> None:
@@ -24,7 +27,9 @@ def test_a_join_waits_for_every_active_group_and_the_drafter() -> None:
     assert (pace.drafted, pace.verdict) == ("decode/0/1", "verdict/1")
     pace.entered(11)
     assert pace.advance([10, 11], drafting=False) == ("sync/2", ["decode/2/2", "decode/1/2"])
-    assert pace.advance([11], drafting=True) == ("sync/3", ["decode/0/3", "decode/2/3"]), "10 was pruned away"
+    assert pace.advance([11], drafting=True) == ("sync/3", ["decode/0/3", "decode/2/3"]), (
+        "10 was pruned away"
+    )
     assert pace.advance([11], drafting=False) == ("sync/4", ["decode/3/4"])
     assert pace.advance([11], drafting=False)[1] == [], "it has been through"
 

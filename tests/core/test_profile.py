@@ -25,7 +25,9 @@ def tables(draw: st.DrawFn) -> Times:
     return Times(tuple(zip(rows, seconds, strict=True)))
 
 
-def make(layers: int = 12, layer: float = 1.0, head: float = 1.0, middles: tuple[Times, ...] = ()) -> Profile:
+def make(
+    layers: int = 12, layer: float = 1.0, head: float = 1.0, middles: tuple[Times, ...] = ()
+) -> Profile:
     drafters = {"slm": Times(((1, 2.0), (3, 4.0))), "ngram": Times(((1, 0.5),))}
     link = LinkShape(0.25, 1000.0)
     times = Times(((1, layer), (11, 2 * layer))), Times(((1, head), (11, 2 * head)))
@@ -44,10 +46,12 @@ def segment(rows: int, *, tokens: bool) -> Envelope:
 
 def answer(rows: int, pairs: int = 0) -> Envelope:
     ids = tuple(range(rows))
-    return Envelope("s4", 1, Result("j", 1, 1, ids, ids, top=(((0, 0.0),) * pairs,) * rows if pairs else ()))
+    return Envelope(
+        "s4", 1, Result("j", 1, 1, ids, ids, top=(((0, 0.0),) * pairs,) * rows if pairs else ())
+    )
 
 
-# ---- times by rows -----------------------------------------------------------------------------------
+# ---- times by rows -------------------------------------------------------------------------------
 
 
 @given(tables(), ROWS)
@@ -60,7 +64,8 @@ def test_a_table_gives_its_points_and_never_falls(times: Times, rows: int) -> No
 
 @given(tables(), st.integers(2, 300))
 def test_a_table_is_straight_between_and_beyond_its_points(times: Times, rows: int) -> None:
-    first, inner = times.points[0][0], {known for known, _ in times.points[1:-1]}
+    first = times.points[0][0]
+    inner = {known for known, _ in times.points[1:-1]}
     if rows > first and rows not in inner:
         bend = times.at(rows - 1) + times.at(rows + 1) - 2 * times.at(rows)
         assert bend == pytest.approx(0, abs=1e-9 * max(1.0, times.at(rows + 1)))
@@ -68,24 +73,36 @@ def test_a_table_is_straight_between_and_beyond_its_points(times: Times, rows: i
 
 @pytest.mark.parametrize(
     "points",
-    [(), ((0, 1.0),), ((1, 1.0), (1, 2.0)), ((2, 1.0), (1, 2.0)), ((1, 2.0), (2, 1.0)), ((1, 0.0),), ((1, math.nan),)],
+    [
+        (),
+        ((0, 1.0),),
+        ((1, 1.0), (1, 2.0)),
+        ((2, 1.0), (1, 2.0)),
+        ((1, 2.0), (2, 1.0)),
+        ((1, 0.0),),
+        ((1, math.nan),),
+    ],
 )
 def test_what_is_no_table_is_refused(points: tuple[tuple[int, float], ...]) -> None:
     with pytest.raises(ConfigError, match="expected rising rows"):
         Times(points)
 
 
-@pytest.mark.parametrize(("latency", "bandwidth"), [(-1.0, 1.0), (math.nan, 1.0), (0.0, 0.0), (0.0, math.nan)])
+@pytest.mark.parametrize(
+    ("latency", "bandwidth"), [(-1.0, 1.0), (math.nan, 1.0), (0.0, 0.0), (0.0, math.nan)]
+)
 def test_what_is_no_link_is_refused(latency: float, bandwidth: float) -> None:
     with pytest.raises(ConfigError, match="latency"):
         LinkShape(latency, bandwidth)
 
 
-# ---- layers by stage ---------------------------------------------------------------------------------
+# ---- layers by stage -----------------------------------------------------------------------------
 
 
 @given(st.integers(1, 100), st.integers(1, 30), st.floats(0.01, 20))
-def test_every_layer_is_on_one_stage_and_no_split_is_faster(layers: int, stages: int, head: float) -> None:
+def test_every_layer_is_on_one_stage_and_no_split_is_faster(
+    layers: int, stages: int, head: float
+) -> None:
     profile = make(layers, 1.0, head)
     split = [profile.stage_layers(stage, stages) for stage in range(1, stages + 1)]
     assert sum(split) == layers and min(split) >= 0
@@ -107,14 +124,18 @@ def test_surplus_stages_cost_nothing_but_the_head(layers: int, surplus: int, row
 
 
 @given(st.integers(1, 100), st.integers(1, 30), ROWS)
-def test_the_whole_model_costs_the_same_however_it_is_split(layers: int, stages: int, rows: int) -> None:
+def test_the_whole_model_costs_the_same_however_it_is_split(
+    layers: int, stages: int, rows: int
+) -> None:
     profile = make(layers)
     whole = sum(profile.stage_seconds(stage, stages, rows) for stage in range(1, stages + 1))
     assert whole == pytest.approx(profile.stage_seconds(1, 1, rows))
 
 
 @given(ROWS, st.data())
-def test_the_head_is_charged_for_answered_rows_on_the_last_stage(rows: int, data: st.DataObject) -> None:
+def test_the_head_is_charged_for_answered_rows_on_the_last_stage(
+    rows: int, data: st.DataObject
+) -> None:
     profile = make()
     answers = data.draw(st.integers(0, rows))
     layers = profile.stage_layers(4, 4) * profile.layer.at(rows)
@@ -130,10 +151,12 @@ def test_parts_of_one_pass_cost_as_one_part_of_all_their_rows(counts: list[int])
     for node in ("s1", "s4", "m1"):
         parts = Pass(tuple(part(rows, rows) for rows in counts))
         whole = Pass((part(sum(counts), sum(counts)),))
-        assert profile.work_seconds(node, parts, 4, "slm") == profile.work_seconds(node, whole, 4, "slm")
+        assert profile.work_seconds(node, parts, 4, "slm") == profile.work_seconds(
+            node, whole, 4, "slm"
+        )
 
 
-# ---- drafters and middle models ----------------------------------------------------------------------
+# ---- drafters and middle models ------------------------------------------------------------------
 
 
 @given(ROWS)
@@ -161,7 +184,12 @@ def test_each_of_several_drafters_costs_its_own_time(rows: int) -> None:
     for number, alone in enumerate(("slm", "ngram", "slm+ngram")):
         seconds = profile.draft_seconds("slm:ngram:slm + ngram", rows, number)
         assert seconds == profile.draft_seconds(alone, rows)
-        assert profile.work_seconds("d0", Draft(part(rows), 4, drafter=number), 4, "slm:ngram:slm+ngram") == seconds
+        assert (
+            profile.work_seconds(
+                "d0", Draft(part(rows), 4, drafter=number), 4, "slm:ngram:slm+ngram"
+            )
+            == seconds
+        )
 
 
 def test_every_choice_of_a_source_needs_times() -> None:
@@ -171,7 +199,9 @@ def test_every_choice_of_a_source_needs_times() -> None:
             make().check_source(source)
 
 
-@pytest.mark.parametrize("source", ["", "slm:", "slm+", "+", "slm:slm", "slm+slm", "ngram:slm+slm", "slm:ngram: slm"])
+@pytest.mark.parametrize(
+    "source", ["", "slm:", "slm+", "+", "slm:slm", "slm+slm", "ngram:slm+slm", "slm:ngram: slm"]
+)
 def test_a_source_that_is_no_list_of_drafters_is_refused(source: str) -> None:
     with pytest.raises(ConfigError, match=r"an empty name|one drafter twice"):
         make().check_source(source)
@@ -189,7 +219,7 @@ def test_a_model_without_layers_is_refused(layers: int) -> None:
         make(layers)
 
 
-# ---- what travels ------------------------------------------------------------------------------------
+# ---- what travels --------------------------------------------------------------------------------
 
 
 @given(ROWS, st.booleans(), st.booleans())
@@ -208,9 +238,12 @@ def test_bytes_grow_with_rows_and_equally_for_each(rows: int, tokens: bool, hidd
 def test_hidden_rows_are_charged_where_they_travel(rows: int) -> None:
     profile = make()
     carried = rows * profile.hidden * profile.value_bytes
-    inner, first = segment(rows, tokens=False), segment(rows, tokens=True)
+    inner = segment(rows, tokens=False)
+    first = segment(rows, tokens=True)
     for hidden in (False, True):
-        sizes = [profile.message_bytes(stage_node(2), each, hidden=hidden) for each in (inner, first)]
+        sizes = [
+            profile.message_bytes(stage_node(2), each, hidden=hidden) for each in (inner, first)
+        ]
         assert sizes[0] - sizes[1] == carried
     back = [profile.message_bytes(DRAFT, answer(rows), hidden=hidden) for hidden in (True, False)]
     assert back[0] - back[1] == carried
@@ -224,8 +257,12 @@ def test_hidden_rows_are_charged_where_they_travel(rows: int) -> None:
 @given(ROWS, st.integers(1, 5))
 def test_returned_pairs_are_charged(rows: int, pairs: int) -> None:
     profile = make()
-    more = profile.message_bytes(DRAFT, answer(rows, pairs)) - profile.message_bytes(DRAFT, answer(rows))
-    assert more == rows * pairs * (profile.message_bytes(DRAFT, answer(1, 1)) - profile.message_bytes(DRAFT, answer(1)))
+    more = profile.message_bytes(DRAFT, answer(rows, pairs)) - profile.message_bytes(
+        DRAFT, answer(rows)
+    )
+    assert more == rows * pairs * (
+        profile.message_bytes(DRAFT, answer(1, 1)) - profile.message_bytes(DRAFT, answer(1))
+    )
 
 
 @given(st.lists(st.integers(0, 99), max_size=9))
@@ -235,5 +272,7 @@ def test_every_message_takes_the_link_for_its_bytes(ids: list[int]) -> None:
     small = Envelope("d0", 1, Close("j", 1))
     for message in (prune, small, segment(3, tokens=False)):
         seconds = profile.transfer_seconds("s2", message)
-        assert seconds * profile.link.bandwidth == pytest.approx(profile.message_bytes("s2", message))
+        assert seconds * profile.link.bandwidth == pytest.approx(
+            profile.message_bytes("s2", message)
+        )
     assert profile.transfer_seconds("s2", prune) >= profile.transfer_seconds("s2", small) > 0

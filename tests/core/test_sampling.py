@@ -23,7 +23,10 @@ def plain_mix(x: int) -> int:
 
 def plain_uniform(seed: int, index: int, token: int) -> float:
     """The draw in Python integers, one element, no arrays."""
-    key = plain_mix(plain_mix((seed + 0x9E3779B97F4A7C15) & MASK) ^ plain_mix((index * 0xD1B54A32D192ED03 + 1) & MASK))
+    key = plain_mix(
+        plain_mix((seed + 0x9E3779B97F4A7C15) & MASK)
+        ^ plain_mix((index * 0xD1B54A32D192ED03 + 1) & MASK)
+    )
     bits = plain_mix((key + (token + 1) * 0x9E3779B97F4A7C15) & MASK) >> 11
     return (bits + 0.5) * 2.0**-53
 
@@ -41,9 +44,17 @@ def test_draw_is_the_same_on_every_machine(seed: int, index: int, token: int, bi
     assert uniform(seed, index, [token])[0] == (bits + 0.5) * 2.0**-53
 
 
-@given(st.integers(0, MAX_SEED), st.integers(0, 1 << 40), st.lists(st.integers(0, 1 << 20), min_size=1, max_size=20))
-def test_draw_depends_on_nothing_but_its_three_keys(seed: int, index: int, tokens: list[int]) -> None:
-    assert uniform(seed, index, tokens).tolist() == [plain_uniform(seed, index, token) for token in tokens]
+@given(
+    st.integers(0, MAX_SEED),
+    st.integers(0, 1 << 40),
+    st.lists(st.integers(0, 1 << 20), min_size=1, max_size=20),
+)
+def test_draw_depends_on_nothing_but_its_three_keys(
+    seed: int, index: int, tokens: list[int]
+) -> None:
+    assert uniform(seed, index, tokens).tolist() == [
+        plain_uniform(seed, index, token) for token in tokens
+    ]
 
 
 def test_noise_is_standard_gumbel() -> None:
@@ -54,11 +65,17 @@ def test_noise_is_standard_gumbel() -> None:
 
 def test_greedy_takes_the_largest_and_ignores_seed_and_index() -> None:
     row = np.array([0.5, 3.0, 3.0, -1.0])
-    assert {choose(row, Sampling(seed=seed), index) for seed in range(5) for index in range(5)} == {1}
+    assert {choose(row, Sampling(seed=seed), index) for seed in range(5) for index in range(5)} == {
+        1
+    }
 
 
-def chi_square(row: np.ndarray, sampling: Sampling, expected: np.ndarray, draws: int) -> tuple[float, int]:
-    counts = np.bincount([choose(row, sampling, index) for index in range(draws)], minlength=row.size)
+def chi_square(
+    row: np.ndarray, sampling: Sampling, expected: np.ndarray, draws: int
+) -> tuple[float, int]:
+    counts = np.bincount(
+        [choose(row, sampling, index) for index in range(draws)], minlength=row.size
+    )
     assert counts[expected == 0].sum() == 0
     kept = expected > 0
     statistic = float((((counts - draws * expected)[kept]) ** 2 / (draws * expected[kept])).sum())
@@ -67,8 +84,10 @@ def chi_square(row: np.ndarray, sampling: Sampling, expected: np.ndarray, draws:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_draw_follows_the_distribution(seed: int) -> None:
-    """Chi-square over 20,000 indices. The bound is the 1 - 1e-6 quantile for 11 degrees of freedom, so
-    five independent seeds fail by chance less than once in 200,000 runs; the seeds are fixed anyway."""
+    """Chi-square over 20,000 indices. The bound is the 1 - 1e-6 quantile for 11 degrees of freedom,
+    so five independent seeds fail by chance less than once in 200,000 runs; the seeds are fixed
+    anyway.
+    """
     row = np.random.default_rng(seed).normal(size=12) * 1.5
     expected = np.exp(row) / np.exp(row).sum()
     statistic, freedom = chi_square(row, Sampling(temperature=1.0, seed=seed), expected, 20_000)
@@ -93,11 +112,14 @@ def test_truncated_draw_follows_the_renormalised_distribution() -> None:
     st.floats(0.05, 1.0),
     st.floats(0.2, 3.0),
 )
-def test_survivors_against_a_plain_restatement(logits: list[int], top_k: int, top_p: float, temperature: float) -> None:
+def test_survivors_against_a_plain_restatement(
+    logits: list[int], top_k: int, top_p: float, temperature: float
+) -> None:
     scores = [logit / temperature for logit in logits]
     order = sorted(range(len(logits)), key=lambda token: (-scores[token], token))[: top_k or None]
     weights = [math.exp(scores[token] - scores[order[0]]) for token in order]
-    kept, before = [], 0.0
+    kept = []
+    before = 0.0
     for token, weight in zip(order, weights, strict=True):
         if top_p < 1 and before / sum(weights) >= top_p - 1e-12:
             break
@@ -111,8 +133,11 @@ def test_survivors_against_a_plain_restatement(logits: list[int], top_k: int, to
 
 def test_truncation_draws_like_the_whole_when_it_keeps_everything() -> None:
     row = np.random.default_rng(0).normal(size=64)
-    whole, truncated = Sampling(temperature=1.0, seed=5), Sampling(temperature=1.0, seed=5, top_k=64)
-    assert [choose(row, whole, at) for at in range(500)] == [choose(row, truncated, at) for at in range(500)]
+    whole = Sampling(temperature=1.0, seed=5)
+    truncated = Sampling(temperature=1.0, seed=5, top_k=64)
+    assert [choose(row, whole, at) for at in range(500)] == [
+        choose(row, truncated, at) for at in range(500)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -137,16 +162,20 @@ def test_bad_values_are_refused_in_one_line(bad: dict[str, float]) -> None:
 
 
 @given(
-    st.integers(0, 1 << 40), st.integers(0, 1 << 20), st.floats(0.1, 3.0), st.sampled_from([0, 3, 20]),
+    st.integers(0, 1 << 40),
+    st.integers(0, 1 << 20),
+    st.floats(0.1, 3.0),
+    st.sampled_from([0, 3, 20]),
     st.sampled_from([1.0, 0.9, 0.5]),
-)  # fmt: skip
+)
 def test_a_drafter_with_the_targets_logits_foresees_the_draw(
     seed: int, index: int, temperature: float, top_k: int, top_p: float
 ) -> None:
     logits = np.sin(np.arange(50) * 1.7 + index % 13) * 4
     sampling = Sampling(temperature, top_k, top_p, seed)
     tokens, gaps = perturbed(logits, sampling, index, 8)
-    drawn, kept = choose(logits, sampling, index), set(survivors(logits, sampling)[0].tolist())
+    drawn = choose(logits, sampling, index)
+    kept = set(survivors(logits, sampling)[0].tolist())
     inside = [token for token in tokens if token in kept]
     assert not inside or inside[0] == drawn, "among what may be drawn the draw comes first"
     assert tokens[0] == drawn or top_k or top_p < 1

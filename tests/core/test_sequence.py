@@ -7,7 +7,8 @@ from flowspec.errors import GapError
 
 
 def test_last_plus_one_is_taken_older_is_ignored_a_hole_is_a_gap() -> None:
-    reader, writer = SeqReader(), SeqWriter()
+    reader = SeqReader()
+    writer = SeqWriter()
     assert [writer.next("s1"), writer.next("s1"), writer.next("s2")] == [1, 2, 1]
     assert reader.accept("d0", 1)
     assert reader.accept("s1", 1), "senders are counted apart"

@@ -78,9 +78,13 @@ class Job:
         self.events.append(("prune", (accepted, self.tree.root, len(self.context), set(self.sent))))
 
 
-def run_stage(events: list[tuple[str, object]], late: list[int]) -> tuple[SlotTable, Cache, set[int]]:
+def run_stage(
+    events: list[tuple[str, object]], late: list[int]
+) -> tuple[SlotTable, Cache, set[int]]:
     """Read events in order, but compute each segment only ``late`` events after it was read."""
-    table, cache, seen = SlotTable(Job.PROMPT), Cache(), set()
+    table = SlotTable(Job.PROMPT)
+    cache = Cache()
+    seen = set()
     waiting: list[tuple[int, list[int], list[int]]] = []
 
     def compute(ids: list[int], parents: list[int]) -> None:
@@ -99,7 +103,9 @@ def run_stage(events: list[tuple[str, object]], late: list[int]) -> tuple[SlotTa
             waiting.append((number + late[number], ids, parents))
         else:
             accepted, root, _, _ = event  # type: ignore[misc]
-            while waiting and not set(accepted) <= seen:  # a verdict exists only once its rows were computed
+            while (
+                waiting and not set(accepted) <= seen
+            ):  # a verdict exists only once its rows were computed
                 compute(*waiting.pop(0)[1:])
             table.prune(accepted, root)
         while waiting and waiting[0][0] <= number:
@@ -164,7 +170,8 @@ def test_a_segment_pruned_to_a_lone_row_sees_only_its_path() -> None:
 
 
 def test_prunes_compose_before_one_move() -> None:
-    table, cache = SlotTable(1), Cache()
+    table = SlotTable(1)
+    cache = Cache()
     cache.carry_out(table.plan([0], [-1]), [0])
     table.prune([0], root=1)
     ids = [1, 2, 3, 4, 5, 6]

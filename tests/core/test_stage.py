@@ -104,7 +104,11 @@ def test_open_allocates_and_a_pass_goes_to_the_next_stage_with_its_rows() -> Non
     assert stage.receive(OPEN, PREFILL) == [Allocate("j", 1, 64, Sampling(), Returns())]
     assert stage.machine.runnable
     work = stage.work()
-    assert (work.parts[0].ids, work.parts[0].tokens, work.parts[0].parents) == ((0, 1), (7, 8), (-1, 0))
+    assert (work.parts[0].ids, work.parts[0].tokens, work.parts[0].parents) == (
+        (0, 1),
+        (7, 8),
+        (-1, 0),
+    )
     assert not stage.machine.runnable, "one pass at a time"
     (send,) = stage.done(())
     assert isinstance(send, Send)
@@ -297,8 +301,13 @@ def test_two_jobs_in_one_pass_keep_their_segments_in_order() -> None:
     stage = Stage(parts_per_pass=2)
     other = Open("k", 1, 1, 64, Sampling())
     stage.receive(OPEN, PREFILL, other)
-    stage.receive(Prune("j", 1, 1, (1,), 2, ()))  # never computed: the job fails, the other does not
-    stage.receive(Segment("k", 1, 0, 0, (0,), (-1,), (0,), (5,)), Segment("k", 1, 1, 0, (1,), (0,), (1,), (5,)))
+    stage.receive(
+        Prune("j", 1, 1, (1,), 2, ())
+    )  # never computed: the job fails, the other does not
+    stage.receive(
+        Segment("k", 1, 0, 0, (0,), (-1,), (0,), (5,)),
+        Segment("k", 1, 1, 0, (1,), (0,), (1,), (5,)),
+    )
     assert [part.job for part in stage.work().parts] == ["k"]
 
 

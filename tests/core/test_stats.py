@@ -13,7 +13,15 @@ def test_repeated_4grams() -> None:
 
 
 def test_stats_of_a_finished_job() -> None:
-    tally = Tally(submitted_at=10.0, first_token_at=11.0, last_token_at=15.0, rounds=2, segments=9, choices=8, hits=6)
+    tally = Tally(
+        submitted_at=10.0,
+        first_token_at=11.0,
+        last_token_at=15.0,
+        rounds=2,
+        segments=9,
+        choices=8,
+        hits=6,
+    )
     meters = {
         1: Meter(useful=8, wasted=4, void=2, passes=8, busy_seconds=2.0),
         2: Meter(useful=8, wasted=3, void=3, passes=4, busy_seconds=2.0),
@@ -31,7 +39,9 @@ def test_stats_of_a_finished_job() -> None:
 
 
 def test_a_missing_stage_leaves_none_not_a_wrong_number() -> None:
-    stats = Tally(0.0, 1.0, 2.0).stats([1, 2], {1: Meter(useful=1, passes=1, busy_seconds=0.5)}, stages=2)
+    stats = Tally(0.0, 1.0, 2.0).stats(
+        [1, 2], {1: Meter(useful=1, passes=1, busy_seconds=0.5)}, stages=2
+    )
     assert stats["rows"] == {"useful": None, "wasted": None, "void": None}
     assert stats["stage_busy"] == [0.5, None]
 

@@ -17,15 +17,23 @@ def none_waits_needlessly(transfers: Transfers) -> None:
     ends = list(transfers.under_way.values())
     busy = [node for pair in ends for node in pair]
     assert len(busy) == len(set(busy)), "a node in two transfers at once"
-    assert all(set(pair) & set(busy) for pair in transfers.waiting.values()), "waits though both ends are free"
+    assert all(set(pair) & set(busy) for pair in transfers.waiting.values()), (
+        "waits though both ends are free"
+    )
 
 
 @given(st.lists(PAIRS, max_size=30), st.data())
-def test_transfers_exclude_each_other_and_all_get_their_turn(pairs: list[tuple[str, str]], data: st.DataObject) -> None:
-    """Requests and completions in any mixture; each answer names what moved from waiting to under way."""
-    transfers, started = Transfers(NODES), list[str]()
+def test_transfers_exclude_each_other_and_all_get_their_turn(
+    pairs: list[tuple[str, str]], data: st.DataObject
+) -> None:
+    """Requests and completions in any mixture; each answer names what moved from waiting to under
+    way.
+    """
+    transfers = Transfers(NODES)
+    started = list[str]()
     requests = [(f"t{at}", *pair) for at, pair in enumerate(pairs)]
-    todo, ended = list(requests), list[str]()
+    todo = list(requests)
+    ended = list[str]()
     while todo or transfers.under_way:
         before = set(transfers.under_way)
         if todo and (not before or data.draw(st.booleans())):
@@ -83,15 +91,21 @@ def test_what_nobody_knows_is_an_error_and_changes_nothing() -> None:
 
 
 def test_only_the_last_that_ended_are_remembered() -> None:
-    """Late words about those change nothing; an older name is free, and the state stays small for ever."""
+    """Late words about those change nothing; an older name is free, and the state stays small for
+    ever.
+    """
     transfers = Transfers(NODES, remembered=3)
     for at in range(50):
         assert transfers.request(f"t{at}", "d0", "s1") == [f"t{at}"]
         assert transfers.complete(f"t{at}") == []
         for known in range(max(0, at - 2), at + 1):
-            assert transfers.complete(f"t{known}") == transfers.request(f"t{known}", "d0", "s1") == []
+            assert (
+                transfers.complete(f"t{known}") == transfers.request(f"t{known}", "d0", "s1") == []
+            )
         if at >= 3:
-            with pytest.raises(StateError, match=f"t{at - 3} is said to be complete but is not known"):
+            with pytest.raises(
+                StateError, match=f"t{at - 3} is said to be complete but is not known"
+            ):
                 transfers.complete(f"t{at - 3}")
     assert transfers.under_way == transfers.waiting == {}
     assert transfers.request("t0", "s2", "s3") == ["t0"]

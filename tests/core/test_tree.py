@@ -57,7 +57,11 @@ class TreeAgainstPaths(RuleBasedStateMachine):
     @precondition(lambda self: len(self.tree) > 1)
     @rule(data=st.data())
     def prune(self, data: st.DataObject) -> None:
-        root = data.draw(st.sampled_from(sorted(node for node in self.paths.values() if self.tree[node].selected)))
+        root = data.draw(
+            st.sampled_from(
+                sorted(node for node in self.paths.values() if self.tree[node].selected)
+            )
+        )
         accepted = self.tree.path(root)[:-1]
         keep = self.path_of(root)
         self.paths = {path: node for path, node in self.paths.items() if path[: len(keep)] == keep}
@@ -88,10 +92,15 @@ class TreeAgainstPaths(RuleBasedStateMachine):
         for path, node in self.paths.items():
             assert self.tree.tokens(node) == path[len(self.context) :]
             assert self.tree[node].position == len(path) - 1
-        order = sorted(self.paths.values(), key=lambda node: (-self.tree[node].score, self.tree[node].depth, node))
+        order = sorted(
+            self.paths.values(),
+            key=lambda node: (-self.tree[node].score, self.tree[node].depth, node),
+        )
         place = {node: at for at, node in enumerate(order)}
         for node in order[1:]:
-            assert place[self.tree[node].parent] < place[node], "equal scores never put a child first"
+            assert place[self.tree[node].parent] < place[node], (
+                "equal scores never put a child first"
+            )
         self.check_mask(order)
 
     def check_mask(self, order: list[int]) -> None:
@@ -107,8 +116,9 @@ TestTreeAgainstPaths.settings = settings(max_examples=60, stateful_step_count=25
 
 
 def test_worked_example_of_the_pruning_figure() -> None:
-    """FlowSpec's figure of a prune: with S = n0..n8 verified up to n1 and the target's choice at n3,
-    I_acc = {0, 1} and I_draft = {3, 6, 7}."""
+    """FlowSpec's figure of a prune: with S = n0..n8 verified up to n1 and the target's choice at
+    n3, I_acc = {0, 1} and I_draft = {3, 6, 7}.
+    """
     tree = Tree(0)
     tree.plant(0, 0, -1)
     parents = {1: 0, 2: 0, 3: 1, 4: 1, 5: 2, 6: 3, 7: 3, 8: 4}
@@ -144,7 +154,8 @@ def test_positive_values_are_refused() -> None:
 def test_expansions_die_with_their_nodes() -> None:
     tree = Tree(0)
     root = tree.plant(0, 0, -1)
-    left, right = tree.add(root, 1, -1.0), tree.add(root, 2, -1.0)
+    left = tree.add(root, 1, -1.0)
+    right = tree.add(root, 2, -1.0)
     tree.expand(left, Expansion((5,), (-1.0,)))
     tree.advance(right)
     assert left not in tree

@@ -11,9 +11,12 @@ from flowspec.core.tree import Tree
 from flowspec.core.width import EVERY, WIDTHS, WidthTuner
 
 
-def run(tuner: WidthTuner, rank_of: list[int], seconds_of_row: float, verdicts: int = 200) -> list[int]:
-    """Widths after every verdict; the target's token has the ranks of ``rank_of`` in turn among a level
-    that the tuner's width cuts."""
+def run(
+    tuner: WidthTuner, rank_of: list[int], seconds_of_row: float, verdicts: int = 200
+) -> list[int]:
+    """Widths after every verdict; the target's token has the ranks of ``rank_of`` in turn among a
+    level that the tuner's width cuts.
+    """
     widths = []
     for at in range(verdicts):
         tree = Tree(0)
@@ -23,7 +26,10 @@ def run(tuner: WidthTuner, rank_of: list[int], seconds_of_row: float, verdicts: 
         rows = tuner.width if at % 3 else 1
         token = 10 + rank_of[at % len(rank_of)]
         seconds = 1.0 + seconds_of_row * rows
-        tuner.hear(tree, Result("j", 1, at, (root, *range(1000, 999 + rows)), (token,) * rows, seconds=seconds))
+        tuner.hear(
+            tree,
+            Result("j", 1, at, (root, *range(1000, 999 + rows)), (token,) * rows, seconds=seconds),
+        )
         widths.append(tuner.width)
     return widths
 
@@ -36,7 +42,9 @@ def run(tuner: WidthTuner, rank_of: list[int], seconds_of_row: float, verdicts: 
         ([0, 0, 0, 0, 0, 0, 0, 40], 0.0001, 64, 128),  # a rare hit far down, and rows are free
     ],
 )
-def test_it_settles_where_the_formula_is_least(ranks: list[int], row: float, low: int, high: int) -> None:
+def test_it_settles_where_the_formula_is_least(
+    ranks: list[int], row: float, low: int, high: int
+) -> None:
     widths = run(WidthTuner(8), ranks, row)
     assert all(low <= width <= high for width in widths[100:]), widths[100:]
 

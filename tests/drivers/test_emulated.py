@@ -1,4 +1,6 @@
-"""Emulated workers: the trace of the simulation, charged software, and inputs that come too late."""
+"""Emulated workers: the trace of the simulation, charged software, and inputs that
+come too late.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,17 @@ from flowspec.broker.scripts import Code
 from flowspec.core.draft import DraftMachine
 from flowspec.core.jobs import JobSpec
 from flowspec.core.machine import Allocate, Part, Pass, Received
-from flowspec.core.messages import DRAFT, SCHEDULER, Close, Envelope, Result, Returns, Submit, middle_node, stage_node
+from flowspec.core.messages import (
+    DRAFT,
+    SCHEDULER,
+    Close,
+    Envelope,
+    Result,
+    Returns,
+    Submit,
+    middle_node,
+    stage_node,
+)
 from flowspec.core.profile import LinkShape, Profile, Times
 from flowspec.core.sampling import Sampling
 from flowspec.core.stage import StageMachine
@@ -37,10 +49,19 @@ from tests.toy_cluster import Characters
 MS = 2.0**-10  # seconds; costs are sums of powers of two, so that no sum is rounded
 #: Like a small machine on a fast network: stages of 12 to 24 ms, a drafter of 2 ms.
 PROFILE = Profile(
-    "toy", "", "", layers=12, hidden=512, value_bytes=2, layer=Times(((1, 2 * MS), (17, 2.5 * MS))),
-    head=Times(((1, 1.25 * MS),)), drafters={"slm": Times(((1, 1.5 * MS), (9, 2 * MS)))},
-    link=LinkShape(0.25 * MS, 2.0**27), stages=(4,), middles=(Times(((1, 6 * MS),)),),
-)  # fmt: skip
+    "toy",
+    "",
+    "",
+    layers=12,
+    hidden=512,
+    value_bytes=2,
+    layer=Times(((1, 2 * MS), (17, 2.5 * MS))),
+    head=Times(((1, 1.25 * MS),)),
+    drafters={"slm": Times(((1, 1.5 * MS), (9, 2 * MS)))},
+    link=LinkShape(0.25 * MS, 2.0**27),
+    stages=(4,),
+    middles=(Times(((1, 6 * MS),)),),
+)
 Trace = list[tuple[float, int]]
 Run = tuple[Trace, Mapping[str, object]]
 
@@ -56,9 +77,14 @@ def costs(profile: Profile, stages: int) -> Costs:
 class Emulated:
     """Emulated workers in threads over the in-memory broker."""
 
-    def __init__(self, emulation: Emulation, middles: Sequence[float] = (), delay: float = 0.0) -> None:
-        self.broker, self.emulation, self.delay = MemoryBroker(), emulation, delay
-        self.control, self.stages = MemoryControl(self.broker), emulation.stages
+    def __init__(
+        self, emulation: Emulation, middles: Sequence[float] = (), delay: float = 0.0
+    ) -> None:
+        self.broker = MemoryBroker()
+        self.emulation = emulation
+        self.delay = delay
+        self.control = MemoryControl(self.broker)
+        self.stages = emulation.stages
         self.workers: dict[str, EmulatedWorker] = {}
         self.failures: list[BaseException] = []
         drafter = DraftRole(ToyDrafter(TARGET, 0.8, (0, 0, 0, 0, 0, 1, 1, 2)), Characters())
@@ -84,7 +110,10 @@ class Emulated:
             except BaseException as error:  # noqa: BLE001 - shown by the test's thread
                 self.failures.append(error)
 
-        threads = [threading.Thread(target=body, args=(worker,), daemon=True) for worker in self.workers.values()]
+        threads = [
+            threading.Thread(target=body, args=(worker,), daemon=True)
+            for worker in self.workers.values()
+        ]
         for thread in threads:
             thread.start()
         try:
@@ -107,9 +136,12 @@ class Emulated:
             assert time.monotonic() < deadline and not self.failures, self.failures
             time.sleep(0.01)
         *texts, end = self.broker.jobs[job].output
-        counts, stats = [], json.loads(end["stats"])
+        counts = []
+        stats = json.loads(end["stats"])
         for entry in texts:
-            counts.append((float(entry["at"]), int(entry["offset"]) + len(json.loads(entry["ids"]))))
+            counts.append(
+                (float(entry["at"]), int(entry["offset"]) + len(json.loads(entry["ids"])))
+            )
         began = counts[0][0] - stats["ttft_seconds"]
         return [(at - began, count) for at, count in counts], stats
 
@@ -134,7 +166,8 @@ class Slow:
     """A link that takes ``delay`` wall seconds to write."""
 
     def __init__(self, link: Link, delay: float) -> None:
-        self._link, self._delay = link, delay
+        self._link = link
+        self._delay = delay
 
     def write(self, ops: Sequence[object], at: float | None = None) -> object:
         time.sleep(self._delay)
@@ -175,16 +208,25 @@ def emulation(stages: int, **more: object) -> Emulation:
 @pytest.mark.parametrize(
     ("strategy", "stages"),
     [
-        ("autoregressive", 3), ("chain", 2), ("chain:window=4", 4), ("flowspec", 2), ("flowspec", 4),
-        ("flowspec:lockstep=on", 3), ("pipedec:width=8,children=4", 3), ("pipedec:width=8,children=4,barrier=off", 4),
-        ("specpipe:width=8,children=4", 4), ("static_tree", 2), ("pipespec", 2),
+        ("autoregressive", 3),
+        ("chain", 2),
+        ("chain:window=4", 4),
+        ("flowspec", 2),
+        ("flowspec", 4),
+        ("flowspec:lockstep=on", 3),
+        ("pipedec:width=8,children=4", 3),
+        ("pipedec:width=8,children=4,barrier=off", 4),
+        ("specpipe:width=8,children=4", 4),
+        ("static_tree", 2),
+        ("pipespec", 2),
     ],
-)  # fmt: skip
+)
 def test_free_software_gives_the_trace_of_the_simulation(strategy: str, stages: int) -> None:
     middles = (0.7,) if strategy == "pipespec" else ()
     trace, stats = simulated(strategy, stages, middles)
     run = first_whole(
-        lambda stretch: Emulated(emulation(stages, stretch=stretch, free_software=True), middles), strategy
+        lambda stretch: Emulated(emulation(stages, stretch=stretch, free_software=True), middles),
+        strategy,
     )
     assert [count for _, count in run[0]] == [count for _, count in trace]
     assert [at for at, _ in run[0]] == pytest.approx([at for at, _ in trace], abs=1e-9)
@@ -201,7 +243,9 @@ def test_a_later_job_has_the_same_trace() -> None:
 
 
 def test_software_is_charged_once_a_hop_and_with_its_cpu_time() -> None:
-    stages, hop, count = 2, 4 * MS, 8
+    stages = 2
+    hop = 4 * MS
+    count = 8
     free, _ = simulated("autoregressive", stages, count=count)
     with Emulated(emulation(stages, hop=hop, stretch=4.0)).running() as emulated:
         trace, _ = emulated.run(spec_of("autoregressive", count))
@@ -221,7 +265,9 @@ def test_an_input_behind_what_it_might_have_changed_is_counted() -> None:
     with Emulated(emulation(2, free_software=True), delay=slow).running() as emulated:
         run, _ = emulated.run(spec_of("autoregressive"))
         assert emulated.total("late") > 0
-        assert emulated.total("overtaken") == 0, "with one segment on its way nothing can be overtaken"
+        assert emulated.total("overtaken") == 0, (
+            "with one segment on its way nothing can be overtaken"
+        )
     assert [at for at, _ in run] == pytest.approx([at for at, _ in trace], abs=1e-9)
 
 
@@ -240,19 +286,27 @@ def test_model_seconds_split_a_pass_into_device_and_software() -> None:
     broker = MemoryBroker()
     role = VerifyRole(Executor(TARGET, 1, 2), (), "<u8")
     worker = EmulatedWorker(
-        StageMachine(1, 2), MemoryLink(broker, "s1"), role, emulation(2), model_seconds=lambda: spent[0]
-    )  # fmt: skip
+        StageMachine(1, 2),
+        MemoryLink(broker, "s1"),
+        role,
+        emulation(2),
+        model_seconds=lambda: spent[0],
+    )
     part = Part("j", 1, 0, (0,), (0,), (2,), (0,), 0, 0, None, (-1,))
     role.allocate(Allocate("j", 1, 4, Sampling(), Returns()))
     worker._start(Pass((part,)))
     assert worker.software_seconds >= 2 * MS
     assert worker.busy_seconds == PROFILE.stage_seconds(1, 2, 1)
     assert worker._running is not None
-    assert worker._running[0] == pytest.approx(worker.busy_seconds + worker.software_seconds, abs=1e-3)
+    assert worker._running[0] == pytest.approx(
+        worker.busy_seconds + worker.software_seconds, abs=1e-3
+    )
 
 
 @given(st.floats(1.0, 1e4), st.booleans(), st.floats(0, 1), st.floats(0, 1e6))
-def test_a_description_survives_the_record(stretch: float, free: bool, hop: float, began: float) -> None:
+def test_a_description_survives_the_record(
+    stretch: float, free: bool, hop: float, began: float
+) -> None:
     one = Emulation(PROFILE, 4, "slm", stretch, free, hop, began=began)
     assert Emulation.read(one.text()) == one
     assert one.nominal(one.wall(2.0)) == pytest.approx(2.0 + one.guard / stretch)
@@ -273,12 +327,20 @@ def test_what_cannot_be_emulated_is_refused_at_once() -> None:
 
 
 def test_hidden_rows_are_charged_to_the_jobs_that_get_some() -> None:
-    stages, rows, taken = 2, (1, 2, 3), dict[str, float]()
+    stages = 2
+    rows = (1, 2, 3)
+    taken = dict[str, float]()
     machine = DraftMachine(replace(limits(stages), others=(True,)), build)
-    link, role = MemoryLink(MemoryBroker(), DRAFT), DraftRole(ToyDrafter(TARGET, 0.8), Characters())
+    link = MemoryLink(MemoryBroker(), DRAFT)
+    role = DraftRole(ToyDrafter(TARGET, 0.8), Characters())
     worker = EmulatedWorker(machine, link, role, emulation(stages))
     for job in ("autoregressive", "chain", "auto"):
-        machine.step(Received((Envelope(SCHEDULER, 1, Submit(job, 1, tuple(spec_of(job).fields().items()))),)), 0.0)
+        machine.step(
+            Received(
+                (Envelope(SCHEDULER, 1, Submit(job, 1, tuple(spec_of(job).fields().items()))),)
+            ),
+            0.0,
+        )
     for at, job in enumerate((*machine.sessions, "unknown")):  # a link that is free again
         answer = Envelope(stage_node(stages), 1, Result(job, 1, 1, rows, rows))
         taken[job] = worker._arrivals.at(Stamp(float(at), stage_node(stages)), answer) - at
@@ -289,7 +351,8 @@ def test_hidden_rows_are_charged_to_the_jobs_that_get_some() -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.sampled_from(["d0", "s1"])), min_size=1))
 def test_a_link_carries_one_message_at_a_time(stamps: list[tuple[float, str]]) -> None:
-    arrivals, envelope = Arrivals(PROFILE, "s2"), Envelope("s1", 1, Close("j", 1))
+    arrivals = Arrivals(PROFILE, "s2")
+    envelope = Envelope("s1", 1, Close("j", 1))
     seconds = PROFILE.transfer_seconds("s2", envelope)
     last: dict[str, float] = {}
     for at, source in sorted(stamps):

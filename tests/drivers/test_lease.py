@@ -26,7 +26,8 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_is_exclusive_renewed_with_fresh_facts_and_given_back(rig: Rig) -> None:
-    control, facts = rig.control(), {"state": "loading"}
+    control = rig.control()
+    facts = {"state": "loading"}
     lease = Lease(control, "verify-1", lambda: dict(facts))
     lease.take()
     with pytest.raises(ClaimError, match=r"verify-1 is taken by .*stop that worker first"):
@@ -47,7 +48,9 @@ def test_one_that_was_taken_over_is_lost(rig: Rig, monkeypatch: pytest.MonkeyPat
     lease.release()
 
 
-def test_a_broker_that_is_gone_ends_it_and_releasing_does_not_fail(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_that_is_gone_ends_it_and_releasing_does_not_fail(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     control = rig.control()
     lease = Lease(control, "draft", dict)
     lease.take()
@@ -61,11 +64,16 @@ def test_a_broker_that_is_gone_ends_it_and_releasing_does_not_fail(rig: Rig, mon
     lease.release()
 
 
-def test_a_renewal_that_took_too_long_stops_the_worker(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lease may have run out while the broker was slow: by then somebody else may own the role."""
+def test_a_renewal_that_took_too_long_stops_the_worker(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lease may have run out while the broker was slow: by then somebody else may
+    own the role.
+    """
     monkeypatch.setattr(module, "FENCE_SECONDS", 0.1)
     control = rig.control()
-    lease, real = Lease(control, "draft", dict), control.claim
+    lease = Lease(control, "draft", dict)
+    real = control.claim
     lease.take()
 
     def slow(role: str, token: str, info: Mapping[str, object]) -> bool:

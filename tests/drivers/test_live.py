@@ -36,7 +36,11 @@ def start(rig: Rig) -> Iterator[Start]:
 
     def link(node: str) -> Link:
         stages, middles = shape
-        made: Link = rig.link(node) if rig.memory else RedisLink(rig.url, Keys(), node, stages, middles=middles)
+        made: Link = (
+            rig.link(node)
+            if rig.memory
+            else RedisLink(rig.url, Keys(), node, stages, middles=middles)
+        )
         rig.given.append(made)
         return made
 
@@ -55,7 +59,9 @@ def start(rig: Rig) -> Iterator[Start]:
 PROMPT = "whyitworks"
 
 
-def expected(count: int = 40, sampling: Sampling = Sampling(), prompt: str = PROMPT) -> tuple[int, ...]:
+def expected(
+    count: int = 40, sampling: Sampling = Sampling(), prompt: str = PROMPT
+) -> tuple[int, ...]:
     return TARGET.decode(ids_of(prompt), count, sampling)
 
 
@@ -111,7 +117,8 @@ def test_after_a_job_the_streams_are_empty(start: Start, rig: Rig) -> None:
     cluster = start(2)
     cluster.run(JobSpec(prompt=PROMPT, max_new_tokens=30, record=True))
     time.sleep(1.5)  # idle reads carry out the last trims
-    client, keys = connect(rig.url), Keys()
+    client = connect(rig.url)
+    keys = Keys()
     streams = [keys.log(node) for node in ("d0", "s1", "s2")] + [keys.rows("s2")]
     assert [client.xlen(stream) for stream in streams] == [0] * 4
     lives = {key.decode(): client.pttl(key) for key in client.scan_iter("flowspec:*")}
@@ -138,7 +145,9 @@ def test_a_bad_job_is_answered_and_the_next_one_served(start: Start) -> None:
     assert cluster.run(JobSpec(prompt=PROMPT, max_new_tokens=5))[0] == expected(5)
 
 
-def test_a_job_there_is_no_memory_for_ends_alone(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_there_is_no_memory_for_ends_alone(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster = start(2)
     performer = cluster.workers["verify-2"]._performer
     real = performer.allocate
@@ -176,7 +185,9 @@ def test_cancelling_keeps_what_was_committed_and_frees_the_pipeline(start: Start
     assert cluster.run(JobSpec(prompt=PROMPT, max_new_tokens=5))[0] == expected(5)
 
 
-def test_a_lost_worker_ends_its_jobs_in_time_with_one_line(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_worker_ends_its_jobs_in_time_with_one_line(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for module in ("redis_control", "memory_control"):
         monkeypatch.setattr(f"flowspec.broker.{module}.LEASE_MS", 1500)
     cluster = start(2)
@@ -189,7 +200,7 @@ def test_a_lost_worker_ends_its_jobs_in_time_with_one_line(start: Start, monkeyp
     assert error == "the worker of verify stage 2 was lost; submit the job again"
 
 
-# ---- recordings ------------------------------------------------------------------------------------------
+# ---- recordings ----------------------------------------------------------------------------------
 
 
 def recorded(cluster: ToyCluster, strategy: str) -> list[str]:
@@ -230,7 +241,9 @@ def test_an_edited_recording_is_found_out(start: Start) -> None:
     at = next(at for at, line in enumerate(lines) if '"PassDone"' in line and at > len(lines) // 2)
     row = json.loads(lines[at])
     row["in"]["result"]["choices"][0]["tokens"][0] += 1
-    with pytest.raises(ReplayMismatch, match=r"step \d+ of (s1|d0), output \d+: .* was .* and is now"):
+    with pytest.raises(
+        ReplayMismatch, match=r"step \d+ of (s1|d0), output \d+: .* was .* and is now"
+    ):
         replay([*lines[:at], json.dumps(row), *lines[at + 1 :]])
     with pytest.raises(ReplayMismatch, match="is missing; the recording goes on with"):
         replay([*lines[:at], *lines[at + 1 :]])
@@ -242,7 +255,7 @@ def test_an_edited_recording_is_found_out(start: Start) -> None:
         replay([])
 
 
-# ---- what a network does to messages --------------------------------------------------------------------
+# ---- what a network does to messages -------------------------------------------------------------
 
 
 class Meddling:
@@ -266,7 +279,8 @@ class Stuttering(Meddling):
         delivery = self._link.read(0.0 if held else block_seconds)
         held += [envelope for envelope in delivery.envelopes for _ in range(rng.choice((1, 1, 2)))]
         count = rng.randint(0, len(held))
-        now, held[:] = held[:count], held[count:]
+        now = held[:count]
+        held[:] = held[count:]
         return Delivery(tuple(now), delivery.refused)  # type: ignore[arg-type]
 
 
@@ -293,7 +307,9 @@ class Losing(Meddling):
 
     def __init__(self, link: Link, kind: type, node: str) -> None:
         super().__init__(link)
-        self._kind, self._victim, self._left = kind, node, 3
+        self._kind = kind
+        self._victim = node
+        self._left = 3
 
     def read(self, block_seconds: float) -> Delivery:
         delivery = self._link.read(block_seconds)
@@ -308,7 +324,9 @@ class Losing(Meddling):
 
 
 @pytest.mark.parametrize(("kind", "node"), [(Segment, "s1"), (Segment, "s2"), (Result, "d0")])
-def test_a_lost_message_ends_in_an_error_never_in_a_hang(start: Start, kind: type, node: str) -> None:
+def test_a_lost_message_ends_in_an_error_never_in_a_hang(
+    start: Start, kind: type, node: str
+) -> None:
     cluster = start(2, wrap=lambda link: Losing(link, kind, node), stall_seconds=2.0)
     ids, end, error = cluster.run(JobSpec(prompt=PROMPT, max_new_tokens=60, strategy="flowspec"))
     assert end["finish_reason"] == "error"
@@ -322,7 +340,9 @@ class LosingRows(Meddling):
     def write(self, ops: Sequence[Op]) -> list[Code]:
         kept = [op for op in ops if not (isinstance(op, PutRows) and op.segment == 4)]
         codes = iter(self._link.write(kept))
-        return [Code.OK if isinstance(op, PutRows) and op.segment == 4 else next(codes) for op in ops]
+        return [
+            Code.OK if isinstance(op, PutRows) and op.segment == 4 else next(codes) for op in ops
+        ]
 
 
 def test_lost_rows_end_in_an_error(start: Start) -> None:
@@ -340,7 +360,9 @@ class Corrupting(Meddling):
 
     def _spoil(self, op: Op) -> Op:
         if isinstance(op, PutRows) and op.segment == 4:
-            return PutRows(op.to, op.job, op.epoch, op.segment, op.rows.astype("<f4").reshape(1, -1))
+            return PutRows(
+                op.to, op.job, op.epoch, op.segment, op.rows.astype("<f4").reshape(1, -1)
+            )
         return op
 
 
@@ -352,14 +374,21 @@ def test_rows_of_another_type_end_the_job_not_the_worker(start: Start) -> None:
     assert cluster.run(JobSpec(prompt=PROMPT, max_new_tokens=3))[0] == expected(3)
 
 
-def test_a_message_the_broker_refuses_fails_the_job(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_the_broker_refuses_fails_the_job(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster = start(1)
 
     class Full(Meddling):
         def write(self, ops: Sequence[Op]) -> list[Code]:
             codes = self._link.write(ops)
-            segments = [isinstance(op, Send) and isinstance(op.envelope.message, Segment) for op in ops]
-            return [Code.FULL if segment else code for segment, code in zip(segments, codes, strict=True)]
+            segments = [
+                isinstance(op, Send) and isinstance(op.envelope.message, Segment) for op in ops
+            ]
+            return [
+                Code.FULL if segment else code
+                for segment, code in zip(segments, codes, strict=True)
+            ]
 
     worker = cluster.workers["draft"]
     monkeypatch.setattr(worker, "_link", Full(worker._link))

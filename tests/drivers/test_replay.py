@@ -1,4 +1,6 @@
-"""Recordings that are checked in replay exactly; edited ones are found out; the written form is exact."""
+"""Recordings that are checked in replay exactly; edited ones are found out; the written form is
+exact.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,11 @@ def test_checked_in_recordings_replay(file: Path) -> None:
     """A change that makes one of these fail changes what the machines do: say why in its commit."""
     done = replay_file(file)
     assert done.tokens
-    finish = [row for row in map(json.loads, file.read_text().splitlines()) if '"Finish"' in json.dumps(row)]
+    finish = [
+        row
+        for row in map(json.loads, file.read_text().splitlines())
+        if '"Finish"' in json.dumps(row)
+    ]
     assert finish[-1]["out"][0]["stats"]["tokens"] == len(done.tokens)
 
 
@@ -63,7 +69,9 @@ def test_one_changed_number_is_found(number: int) -> None:
     lines = RECORDINGS[0].read_text().splitlines()
     row = json.loads(lines[number])
     text = json.dumps(row["out"] or row["in"])
-    at = next(at for at, character in enumerate(text) if character.isdigit() and text[at - 1] in "[ ")
+    at = next(
+        at for at, character in enumerate(text) if character.isdigit() and text[at - 1] in "[ "
+    )
     changed = text[:at] + str((int(text[at]) + 1) % 10) + text[at + 1 :]
     row["out" if row["out"] else "in"] = json.loads(changed)
     with pytest.raises(ReplayMismatch):
@@ -85,11 +93,24 @@ def test_what_another_version_wrote_is_said() -> None:
 
 def test_merging_orders_a_node_by_number_and_takes_each_line_once() -> None:
     head = header(Limits(1, 8, 8, frozenset()))
-    lines = [json.dumps({"node": node, "n": n, "now": now}) for node, n, now in
-             [("s1", 2, 1.0), ("d0", 1, 5.0), ("s1", 1, 9.0), ("d0", 2, 6.0), ("s1", 1, 9.0)]]  # fmt: skip
+    lines = [
+        json.dumps({"node": node, "n": n, "now": now})
+        for node, n, now in [
+            ("s1", 2, 1.0),
+            ("d0", 1, 5.0),
+            ("s1", 1, 9.0),
+            ("d0", 2, 6.0),
+            ("s1", 1, 9.0),
+        ]
+    ]
     merged = [json.loads(line) for line in merge([*lines, head])]
     assert "format" in merged[0]
-    assert [(row["node"], row["n"]) for row in merged[1:]] == [("d0", 1), ("d0", 2), ("s1", 1), ("s1", 2)]
+    assert [(row["node"], row["n"]) for row in merged[1:]] == [
+        ("d0", 1),
+        ("d0", 2),
+        ("s1", 1),
+        ("s1", 2),
+    ]
 
 
 def test_only_jobs_that_asked_are_written_down() -> None:
@@ -98,7 +119,9 @@ def test_only_jobs_that_asked_are_written_down() -> None:
     asked = Open("a", 1, 2, 9, Sampling(), record=True)
     silent = Open("b", 1, 2, 9, Sampling())
     both = (Envelope("d0", 1, asked), Envelope("d0", 1, silent))
-    recorder.step(0.5, m.Received(both), [m.Allocate("a", 1, 9, Sampling(), asked.returns), m.Release("b")])
+    recorder.step(
+        0.5, m.Received(both), [m.Allocate("a", 1, 9, Sampling(), asked.returns), m.Release("b")]
+    )
     recorder.step(0.6, m.Received((Envelope("d0", 2, Close("b", 1)),)), [])
     recorder.step(0.7, m.Poll(), [])
     ((job, line),) = lines
@@ -127,22 +150,33 @@ def test_jobs_whose_drafters_take_turns_are_replayed(monkeypatch: pytest.MonkeyP
     drafters = ToyDrafter(TARGET, 0.5), Learning(TARGET, 0.6), ToyDrafter(TARGET, 0.7)
     allowed = replace(limits(2, eos=frozenset()), others=(True, False))
     nodes: dict[str, Any] = {"d0": (DraftMachine(allowed, build), ChoiceDrafter(drafters))}
-    nodes |= {stage_node(stage): (StageMachine(stage, 2), ToyStage(TARGET, stage, 2)) for stage in (1, 2)}
+    nodes |= {
+        stage_node(stage): (StageMachine(stage, 2), ToyStage(TARGET, stage, 2)) for stage in (1, 2)
+    }
     lines = defaultdict[str, list[str]](list)
     recorders = {
-        node: Recorder(node, lambda job, line: lines[job].append(line), header(allowed) if node == "d0" else "")
+        node: Recorder(
+            node, lambda job, line: lines[job].append(line), header(allowed) if node == "d0" else ""
+        )
         for node in nodes
     }
-    simulation = Simulation(nodes, tap=lambda node, now, event, outputs: recorders[node].step(now, event, outputs))
+    simulation = Simulation(
+        nodes, tap=lambda node, now, event, outputs: recorders[node].step(now, event, outputs)
+    )
     for at, job in enumerate(("a", "b", "silent")):
         prompt = (*PROMPT, 2 + at)
-        fields = JobSpec(prompt_ids=prompt, max_new_tokens=60, strategy="auto", record=job != "silent").fields()
+        fields = JobSpec(
+            prompt_ids=prompt, max_new_tokens=60, strategy="auto", record=job != "silent"
+        ).fields()
         simulation.post("d0", Envelope(SCHEDULER, at + 1, Submit(job, 1, tuple(fields.items()))))
     simulation.run()
     assert lines.keys() == {"a", "b"}
     for job, written in lines.items():
         works = [
-            output["work"] for line in map(json.loads, written) for output in line.get("out", ()) if "work" in output
+            output["work"]
+            for line in map(json.loads, written)
+            for output in line.get("out", ())
+            if "work" in output
         ]
         assert {work.get("drafter", 0) for work in works if work["_"] == "Draft"} == {0, 1, 2}
         done = replay(merge(written))
@@ -171,7 +205,12 @@ def test_a_recording_that_is_cut_is_not_whole(kept: int) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ['{"node": "d0"}', '{"node": ["d0"], "n": 1}', '{"n": 1}', '{"node": "d0", "n": 1, "now": 0, "in": 5, "out": []}'],
+    [
+        '{"node": "d0"}',
+        '{"node": ["d0"], "n": 1}',
+        '{"n": 1}',
+        '{"node": "d0", "n": 1, "now": 0, "in": 5, "out": []}',
+    ],
 )
 def test_a_line_that_is_no_step_is_said(line: str) -> None:
     head = RECORDINGS[0].read_text().splitlines()[0]

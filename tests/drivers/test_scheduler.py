@@ -64,7 +64,10 @@ def test_a_job_ends_with_the_worker_it_began_with(rig: Rig, how: str) -> None:
     if how == "replaced":
         lease(control, "verify-2", token="new")
     scheduler.turn()
-    assert last(control, job) == ("the worker of verify stage 2 was lost; submit the job again", "error")
+    assert last(control, job) == (
+        "the worker of verify stage 2 was lost; submit the job again",
+        "error",
+    )
     assert control.running() == []
 
 
@@ -78,7 +81,9 @@ def test_jobs_do_not_wait_for_ever_for_workers_nobody_starts(rig: Rig) -> None:
     time.sleep(0.15)
     scheduler.turn()
     error, reason = last(control, job)
-    assert error == "no worker of verify stage 2 for 0.1 s; start one with `python -m workers.verify --stage 2`"
+    assert error == (
+        "no worker of verify stage 2 for 0.1 s; start one with `python -m workers.verify --stage 2`"
+    )
     assert reason == "error"
 
 
@@ -112,13 +117,18 @@ def test_a_scheduler_started_again_adopts_what_runs(rig: Rig) -> None:
 @pytest.mark.parametrize(
     ("intake", "says"),
     [
-        (Intake("9-0", {"prompt": "x", "strategy": "flowspec:width=many"}), "expected a whole number"),
+        (
+            Intake("9-0", {"prompt": "x", "strategy": "flowspec:width=many"}),
+            "expected a whole number",
+        ),
         (Intake("9-0", {"prompt": "x", "cancel": "1-0"}), "unknown job field 'cancel'"),
         (Intake("9-0", error="a field of the job is not UTF-8 text"), "not UTF-8"),
         (Intake("9-0", {}), "either 'prompt' or 'prompt_ids'"),
     ],
 )
-def test_what_cannot_be_served_is_answered_in_its_output(rig: Rig, intake: Intake, says: str) -> None:
+def test_what_cannot_be_served_is_answered_in_its_output(
+    rig: Rig, intake: Intake, says: str
+) -> None:
     control = rig.control()
     Scheduler(control, 2).admit(intake)
     error, reason = last(control, "9-0")
@@ -133,12 +143,15 @@ def test_cancelling_nobodys_job_does_no_harm(rig: Rig) -> None:
     assert control.revoke("1-0", "cancelled") is Code.DUP
 
 
-def test_a_cancellation_that_meets_an_assignment_is_not_lost(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancellation_that_meets_an_assignment_is_not_lost(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     control = rig.control()
     scheduler = Scheduler(control, 2)
     lease(control, *ROLES)
     job = submit(scheduler, control)
-    revoke, calls = control.revoke, []
+    revoke = control.revoke
+    calls = []
 
     def assigned_meanwhile(job: str, reason: str, error: str = "") -> Code:
         calls.append(job)
@@ -167,7 +180,9 @@ def test_a_submission_nobody_can_look_at_is_refused_and_the_next_is_served(
     assert control.read_intake(0.01) == []
 
 
-def test_a_scheduler_that_reads_no_submissions_stops(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scheduler_that_reads_no_submissions_stops(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     control = rig.control()
     scheduler = Scheduler(control, 2)
     monkeypatch.setattr(control, "read_intake", lambda seconds: 1 / 0)

@@ -1,4 +1,6 @@
-"""Letters on exclusive links: what is a transfer, and in which order a receiver gets a sender's messages."""
+"""Letters on exclusive links: what is a transfer, and in which order a receiver gets a sender's
+messages.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ ROWS = Segment("j", 1, 1, 1, (1,), (0,), (1,))
 PRUNE = Prune("j", 1, 1, (), 1, ())
 
 
-def letter(source: str, to: str, message: Message, seconds: float = 1.0, sender: str = "") -> Letter:
+def letter(
+    source: str, to: str, message: Message, seconds: float = 1.0, sender: str = ""
+) -> Letter:
     return Letter(source, to, Envelope(sender or source, 1, message), seconds)
 
 
@@ -25,7 +29,9 @@ def test_rows_and_answers_that_take_time_between_two_nodes_are_transfers() -> No
 def test_what_overtakes_a_waiting_transfer_is_held_until_that_has_arrived() -> None:
     """Every sender numbers its messages: one that came early would read as a lost one."""
     links = ExclusiveLinks(("d0", "s1", "s2"))
-    busy, rows, prune = letter("s1", "s2", ROWS), letter("d0", "s1", ROWS), letter("d0", "s1", PRUNE)
+    busy = letter("s1", "s2", ROWS)
+    rows = letter("d0", "s1", ROWS)
+    prune = letter("d0", "s1", PRUNE)
     assert links.send(busy, 0.0) == [busy]
     assert links.send(rows, 0.25) == []
     assert links.send(prune, 0.5) == [prune], "it is no transfer and travels at once"

@@ -99,14 +99,22 @@ def heed_interrupts() -> None:
 
 @pytest.fixture
 def flowspec(place: Path) -> Run:
-    """``flowspec(*arguments)``: the command line, as installed beside this Python, in a place of its own."""
+    """``flowspec(*arguments)``: the command line, as installed beside this Python, in a place of
+    its own.
+    """
 
-    def run(*arguments: str, url: str | None = None, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    def run(
+        *arguments: str, url: str | None = None, timeout: float = 120
+    ) -> subprocess.CompletedProcess[str]:
         environment = surroundings(place) | ({"FLOWSPEC_REDIS_URL": url} if url else {})
         return subprocess.run(
             [str(Path(sys.executable).parent / "flowspec"), *arguments],
-            capture_output=True, text=True, timeout=timeout, env=environment, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            env=environment,
+            check=False,
+        )
 
     return run
 

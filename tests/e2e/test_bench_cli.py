@@ -13,10 +13,23 @@ from flowspec.errors import ConfigError
 from flowspec.strategies import EXACT
 
 OPTIONS = Options(
-    profile="jetson-7b", strategies=["chain"], draft="slm", temperatures="0", stages="2", tokens=8, prompts=None,
-    half="tuning", no_loops=False, baseline="autoregressive", seed=1, sweep=[], out=None, markdown=None, plots=None,
+    profile="jetson-7b",
+    strategies=["chain"],
+    draft="slm",
+    temperatures="0",
+    stages="2",
+    tokens=8,
+    prompts=None,
+    half="tuning",
+    no_loops=False,
+    baseline="autoregressive",
+    seed=1,
+    sweep=[],
+    out=None,
+    markdown=None,
+    plots=None,
     plot_format="svg",
-)  # fmt: skip
+)
 QUESTION = "Who wrote the first computer program?"
 
 
@@ -30,17 +43,28 @@ def question(tmp_path: Path) -> Path:
 def test_a_comparison_is_written_drawn_and_compared_with_itself(
     tmp_path: Path, question: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out, text, plots = tmp_path / "run.json", tmp_path / "run.md", tmp_path / "plots"
+    out = tmp_path / "run.json"
+    text = tmp_path / "run.md"
+    plots = tmp_path / "plots"
     bench(
-        replace(OPTIONS, prompts=question, sweep=["latency=25"], out=out, markdown=text, plots=plots),
+        replace(
+            OPTIONS, prompts=question, sweep=["latency=25"], out=out, markdown=text, plots=plots
+        ),
     )
     assert capsys.readouterr().out == ""
-    assert {row["strategy"] for row in json.loads(out.read_text())["rows"]} == {"autoregressive", "chain"}
+    assert {row["strategy"] for row in json.loads(out.read_text())["rows"]} == {
+        "autoregressive",
+        "chain",
+    }
     assert "jetson-7b, simulated" in text.read_text()
     assert {file.name for file in plots.iterdir()} == {
-        "tbt-2-stages-T0.svg", "speedup-2-stages-T0.svg", "rows-2-stages-T0.svg", "sweep-latency-2-stages-T0.svg",
-        "timeline-autoregressive.svg", "timeline-chain.svg",
-    }  # fmt: skip
+        "tbt-2-stages-T0.svg",
+        "speedup-2-stages-T0.svg",
+        "rows-2-stages-T0.svg",
+        "sweep-latency-2-stages-T0.svg",
+        "timeline-autoregressive.svg",
+        "timeline-chain.svg",
+    }
     compare(out, out)
     assert "| chain | slm | 2 | 0 | 0.3 ms, 1000 Mbit/s |" in capsys.readouterr().out
 
@@ -52,11 +76,18 @@ def test_one_strategy_is_simulated_and_says_on_what(capsys: pytest.CaptureFixtur
     assert "tokens/s" in shown
 
 
-def test_json_is_what_a_comparison_writes(question: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_what_a_comparison_writes(
+    question: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     simulate(None, question, "jetson-7b", 2, "chain", "ngram", 0.0, 1, 8, as_json=True)
     found = json.loads(capsys.readouterr().out)
     (row,) = found["rows"]
-    assert (found["how"], row["strategy"], row["stages"], row["tokens"]) == ("simulated", "chain", 2, 8)
+    assert (found["how"], row["strategy"], row["stages"], row["tokens"]) == (
+        "simulated",
+        "chain",
+        2,
+        8,
+    )
     assert row["speedup"]["median"] > 0
     assert found["profile"]["name"] == "jetson-7b"
 
@@ -71,7 +102,9 @@ def test_several_strategies_come_in_any_of_the_usual_ways() -> None:
     ):
         assert strategies_of(given) == wanted
     assert strategies_of(["all"]) == EXACT
-    assert strategies_of(["auto,all"])[0] == "auto" and set(strategies_of(["auto,all"])) == set(EXACT)
+    assert strategies_of(["auto,all"])[0] == "auto" and set(strategies_of(["auto,all"])) == set(
+        EXACT
+    )
 
 
 def test_packaged_prompts_are_of_six_kinds_of_two() -> None:
@@ -81,10 +114,15 @@ def test_packaged_prompts_are_of_six_kinds_of_two() -> None:
 
 def test_a_folders_sets_are_its_files(tmp_path: Path) -> None:
     for name in ("b", "a"):
-        (tmp_path / f"{name}.jsonl").write_text('{"turns": ["x"], "kind": "k"}\n\n{"prompt": "y"}\n')
+        (tmp_path / f"{name}.jsonl").write_text(
+            '{"turns": ["x"], "kind": "k"}\n\n{"prompt": "y"}\n'
+        )
     assert [(prompt.set, prompt.text) for prompt in prompts_in(tmp_path)] == [
-        ("a", "x"), ("a", "y"), ("b", "x"), ("b", "y")
-    ]  # fmt: skip
+        ("a", "x"),
+        ("a", "y"),
+        ("b", "x"),
+        ("b", "y"),
+    ]
 
 
 @pytest.mark.parametrize(

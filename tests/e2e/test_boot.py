@@ -19,9 +19,13 @@ def test_a_worker_without_a_pipeline_waits_a_bounded_time(monkeypatch: pytest.Mo
     with PrivateBroker() as broker:
         monkeypatch.setattr(boot, "RECORD_SECONDS", 0.3)
         process = boot.Process.__new__(boot.Process)
-        process.url, process.keys, process._stopped = broker.url, boot.Keys(), False
+        process.url = broker.url
+        process.keys = boot.Keys()
+        process._stopped = False
         control = process.control()
-        with pytest.raises(ClusterError, match=r"pipeline p0 has no record after 0.3 s; start its scheduler"):
+        with pytest.raises(
+            ClusterError, match=r"pipeline p0 has no record after 0.3 s; start its scheduler"
+        ):
             process.pipeline_record(control)
         control.close()
 

@@ -26,9 +26,13 @@ PROMPT = "Describe how to open a text file in Python."
 def worker(*arguments: str, url: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
     """One worker process, run to its end."""
     return subprocess.run(
-        [sys.executable, "-m", *arguments], capture_output=True, text=True, timeout=timeout, check=False,
+        [sys.executable, "-m", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
         env={**os.environ, "FLOWSPEC_REDIS_URL": url},
-    )  # fmt: skip
+    )
 
 
 def said(done: subprocess.CompletedProcess[str]) -> str:
@@ -44,9 +48,12 @@ def test_a_stage_outside_the_pipeline_is_refused(clusters: Clusters, stage: str)
 
 
 @pytest.mark.parametrize(
-    ("middles", "model", "says"), [((), "1", "has no middle models"), (("draft",), "2", "are 1 to 1")]
+    ("middles", "model", "says"),
+    [((), "1", "has no middle models"), (("draft",), "2", "are 1 to 1")],
 )
-def test_a_middle_model_outside_the_chain_is_refused(middles: tuple[str, ...], model: str, says: str) -> None:
+def test_a_middle_model_outside_the_chain_is_refused(
+    middles: tuple[str, ...], model: str, says: str
+) -> None:
     with Cluster(Setup("target", "draft", 1, middles)) as cluster:
         assert says in said(worker("workers.middle", f"--model={model}", url=cluster.url))
 
@@ -57,10 +64,20 @@ def test_a_stage_may_keep_its_rows_in_two_levels() -> None:
         stage = cluster._processes["verify-1"]
         stage.terminate()
         stage.wait(10)
-        command = [sys.executable, "-m", "workers.verify", "--stage", "1", "--attention", "two-level"]
+        command = [
+            sys.executable,
+            "-m",
+            "workers.verify",
+            "--stage",
+            "1",
+            "--attention",
+            "two-level",
+        ]
         other = subprocess.Popen(command, env={**os.environ, "FLOWSPEC_REDIS_URL": cluster.url})
         try:
-            found = client.submit("Why is the sky blue?", max_new_tokens=16, strategy="pipedec").result()
+            found = client.submit(
+                "Why is the sky blue?", max_new_tokens=16, strategy="pipedec"
+            ).result()
         finally:
             other.terminate()
             other.wait(10)
@@ -73,7 +90,9 @@ def test_two_workers_cannot_claim_one_stage(clusters: Clusters) -> None:
     assert "verify-2 is taken by" in line
     assert f":{cluster.pids['verify-2']}" in line
     assert "draft is taken by" in said(worker("workers.draft", url=cluster.url))
-    assert "scheduler is taken by" in said(worker("workers.scheduler", "--stages", "2", url=cluster.url))
+    assert "scheduler is taken by" in said(
+        worker("workers.scheduler", "--stages", "2", url=cluster.url)
+    )
     with Client(cluster.url) as client:
         assert client.submit("still served?", max_new_tokens=2).result().finish_reason == "length"
 
@@ -92,8 +111,14 @@ def test_another_model_under_the_same_name_is_refused(clusters: Clusters, tmp_pa
 
 
 def test_workers_without_a_broker_say_so(tmp_path: Path) -> None:
-    for arguments in (("workers.verify", "--stage", "1"), ("workers.draft",), ("workers.scheduler",)):
-        assert "cannot reach the broker at unix://" in said(worker(*arguments, url=f"unix://{tmp_path}/none"))
+    for arguments in (
+        ("workers.verify", "--stage", "1"),
+        ("workers.draft",),
+        ("workers.scheduler",),
+    ):
+        assert "cannot reach the broker at unix://" in said(
+            worker(*arguments, url=f"unix://{tmp_path}/none")
+        )
 
 
 def test_a_wrong_password_is_said_and_not_shown(clusters: Clusters) -> None:
@@ -110,15 +135,23 @@ def test_setups_that_cannot_work_start_nothing(tmp_path: Path) -> None:
     cut.mkdir()
     for file in Path(target).iterdir():
         data = file.read_bytes()
-        (cut / file.name).write_bytes(data[: len(data) // 2] if file.suffix == ".safetensors" else data)
+        (cut / file.name).write_bytes(
+            data[: len(data) // 2] if file.suffix == ".safetensors" else data
+        )
     for setup, says in (
         (Setup(str(cut), draft, 2), "is cut short"),
         (Setup(str(tmp_path), draft, 2), "no config.json"),
         (Setup(target, draft, 13), "the target has 12 layers"),
         (Setup("head", draft, 1), "the target is head, and an EAGLE head can only draft"),
         (Setup("ngram", draft, 1), "the target is ngram, and ngram can only draft"),
-        (Setup(target, draft, 1, ("medium", "head")), "the middle model is head, and an EAGLE head can only draft"),
-        (Setup(target, draft, 1, ("ngram",)), "the middle model is ngram, and ngram can only draft"),
+        (
+            Setup(target, draft, 1, ("medium", "head")),
+            "the middle model is head, and an EAGLE head can only draft",
+        ),
+        (
+            Setup(target, draft, 1, ("ngram",)),
+            "the middle model is ngram, and ngram can only draft",
+        ),
     ):
         cluster = Cluster(setup)
         with pytest.raises(ModelError, match=says):
@@ -131,7 +164,11 @@ def test_setups_that_cannot_work_start_nothing(tmp_path: Path) -> None:
 def test_a_scheduler_refuses_what_can_only_draft_before_it_asks_for_a_broker(
     tmp_path: Path, flag: str, name: str
 ) -> None:
-    line = said(worker("workers.scheduler", f"--{flag}", name, "--stages", "1", url=f"unix://{tmp_path}/none"))
+    line = said(
+        worker(
+            "workers.scheduler", f"--{flag}", name, "--stages", "1", url=f"unix://{tmp_path}/none"
+        )
+    )
     assert line.startswith(f"flowspec scheduler: the {flag}")
     assert "can only draft; expected a language model" in line
 
@@ -146,14 +183,17 @@ def doomed() -> Iterator[Cluster]:
 def start_slow_job(client: Client) -> tuple[object, list[int]]:
     """A job in the middle of its output."""
     job = client.submit(PROMPT, max_new_tokens=900, strategy="autoregressive")
-    stream, ids = job.stream(), []
+    stream = job.stream()
+    ids = []
     while len(ids) < 10:
         ids += next(stream).token_ids
     return stream, ids
 
 
 @pytest.mark.parametrize("role", ["verify-2", "draft"])
-def test_a_dead_worker_ends_its_job_within_ten_seconds_with_one_line(doomed: Cluster, role: str) -> None:
+def test_a_dead_worker_ends_its_job_within_ten_seconds_with_one_line(
+    doomed: Cluster, role: str
+) -> None:
     with Client(doomed.url) as client:
         stream, ids = start_slow_job(client)
         os.kill(doomed.pids[role], signal.SIGKILL)
@@ -189,7 +229,10 @@ def test_a_broker_lost_mid_run_ends_everything_with_a_line(doomed: Cluster) -> N
 
 def test_a_stopped_scheduler_is_noticed_by_the_client(doomed: Cluster) -> None:
     os.kill(doomed.pids["scheduler"], signal.SIGKILL)
-    with Client(doomed.url) as client, pytest.raises(ClusterError, match="no scheduler serves the pipeline"):
+    with (
+        Client(doomed.url) as client,
+        pytest.raises(ClusterError, match="no scheduler serves the pipeline"),
+    ):
         client.submit("anyone?").result()
 
 
@@ -207,7 +250,9 @@ def test_up_status_submit_watch_cancel_down(flowspec: Run) -> None:
         job = flowspec("submit", PROMPT, "--max-new-tokens", "8").stdout.strip()
         watched = flowspec("watch", job, "--json")
         assert '"finish_reason": "length"' in watched.stdout
-        long = flowspec("submit", PROMPT, "--max-new-tokens", "900", "--strategy", "autoregressive").stdout.strip()
+        long = flowspec(
+            "submit", PROMPT, "--max-new-tokens", "900", "--strategy", "autoregressive"
+        ).stdout.strip()
         cancelled = flowspec("cancel", long)
         assert cancelled.returncode == 0, cancelled.stderr
         assert "ended by cancelled after" in cancelled.stdout
@@ -236,7 +281,11 @@ def test_down_never_ends_a_process_that_is_not_ours(flowspec: Run, place: Path) 
 def test_ctrl_c_during_up_stops_what_was_started(place: Path) -> None:
     command = [str(Path(sys.executable).parent / "flowspec"), "up", "--stages", "2"]
     with subprocess.Popen(
-        command, env=surroundings(place), preexec_fn=heed_interrupts, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        command,
+        env=surroundings(place),
+        preexec_fn=heed_interrupts,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     ) as process:
         deadline = time.monotonic() + 30
         while not list(place.glob("flowspec-broker-*/s")) and time.monotonic() < deadline:
@@ -254,7 +303,7 @@ def test_up_says_why_it_cannot(flowspec: Run, tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-# ---- the Python client -----------------------------------------------------------------------------------
+# ---- the Python client ---------------------------------------------------------------------------
 
 
 def test_the_client_streams_what_the_result_holds(client: Client) -> None:

@@ -1,4 +1,6 @@
-"""Real workers on emulated devices give the trace that the simulation gives for the same profile."""
+"""Real workers on emulated devices give the trace that the simulation gives for the
+same profile.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ from flowspec.testbed.texts import Text, texts
 
 #: Ten times as fast as its devices, on links as they are.
 PROFILE = replace(
-    load("jetson-7b"), layer=Times(((1, 0.81e-3),)), head=Times(((1, 0.5e-3),)), drafters={"slm": Times(((1, 4.4e-3),))}
+    load("jetson-7b"),
+    layer=Times(((1, 0.81e-3),)),
+    head=Times(((1, 0.5e-3),)),
+    drafters={"slm": Times(((1, 4.4e-3),))},
 )
 STRATEGIES = ("flowspec", "pipedec", "chain", "autoregressive")
 

@@ -1,8 +1,9 @@
 """The product's promise: real processes give the target's own text, token for token.
 
 ``make test`` runs a grid of a prompt of each kind; ``make test-all`` the whole of it, and with
-``PROMPTS=dir`` the sets in that folder as well. A difference is excused only where a float64 pass of
-the whole model finds the candidates closer than float32's rounding; excuses are printed and counted.
+``PROMPTS=dir`` the sets in that folder as well. A difference is excused only where a float64
+pass of the whole model finds the candidates closer than float32's rounding; excuses are printed
+and counted.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from tests.e2e.conftest import NOTES, Clusters
 
 PROMPTS = Path(__file__).parent.parent / "data" / "prompts.jsonl"
 KINDS = ("chat", "code", "mathematics", "instructions", "summaries", "questions")
-SAMPLED = [Sampling(1.0, seed=seed) for seed in range(5)] + [Sampling(0.6, top_k=80, top_p=0.9, seed=0)]
+SAMPLED = [Sampling(1.0, seed=seed) for seed in range(5)] + [
+    Sampling(0.6, top_k=80, top_p=0.9, seed=0)
+]
 
 
 def rows() -> list[dict[str, str]]:
@@ -59,20 +62,31 @@ class Checker:
             return self._reference.decode(ids, count, sampling)
         return self._reference.generate(ids, count)
 
-    def check(self, client: Client, prompt: str, strategy: str, count: int, sampling: Sampling) -> Result:
+    def check(
+        self, client: Client, prompt: str, strategy: str, count: int, sampling: Sampling
+    ) -> Result:
         """What came of it, compared."""
         result = client.submit(
-            prompt, strategy=strategy, max_new_tokens=count, temperature=sampling.temperature,
-            top_k=sampling.top_k, top_p=sampling.top_p, seed=sampling.seed,
-        ).result()  # fmt: skip
+            prompt,
+            strategy=strategy,
+            max_new_tokens=count,
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            seed=sampling.seed,
+        ).result()
         wanted = self.wanted(prompt, count, sampling)
         self.tokens += len(wanted)
         if result.token_ids == wanted:
             return result
         pairs = enumerate(zip(result.token_ids, wanted, strict=False))
         at, (ours, theirs) = next((at, pair) for at, pair in pairs if pair[0] != pair[1])
-        excuse = self._reference.excuse(result.prompt_token_ids + wanted[:at], ours, theirs, sampling)
-        assert excuse is not None, f"{strategy}: token {at} of {prompt[:40]!r} is {ours}, not {theirs}"
+        excuse = self._reference.excuse(
+            result.prompt_token_ids + wanted[:at], ours, theirs, sampling
+        )
+        assert excuse is not None, (
+            f"{strategy}: token {at} of {prompt[:40]!r} is {ours}, not {theirs}"
+        )
         self.excuses.append(f"{strategy}, {sampling}, {prompt[:40]!r}: {excuse}")
         assert result.token_ids[:at] == wanted[:at]
         return result
@@ -116,13 +130,21 @@ def test_drafters_that_take_turns(checker: Checker) -> None:
     with Cluster(Setup("target", "draft:head", 2)) as cluster, Client(cluster.url) as client:
         for row, sampling in zip(rows()[::12], (Sampling(), SAMPLED[-1]), strict=True):
             checker.check(client, row["prompt"], "chain", 16, sampling)
-            decisions = checker.check(client, row["prompt"], "auto", 72, sampling).stats["decisions"]
-            assert {entry["drafter"] for entry in decisions if "drafter" in entry} == {"draft", "head"}
+            decisions = checker.check(client, row["prompt"], "auto", 72, sampling).stats[
+                "decisions"
+            ]
+            assert {entry["drafter"] for entry in decisions if "drafter" in entry} == {
+                "draft",
+                "head",
+            }
     checker.report()
 
 
 def test_a_chain_of_three_models(checker: Checker) -> None:
-    with Cluster(Setup("target", "draft", 2, ("medium",))) as cluster, Client(cluster.url) as client:
+    with (
+        Cluster(Setup("target", "draft", 2, ("medium",))) as cluster,
+        Client(cluster.url) as client,
+    ):
         for strategy in ("pipespec", "speculative"):
             for row, sampling in zip(rows()[::12], (Sampling(), SAMPLED[-1]), strict=True):
                 checker.check(client, row["prompt"], strategy, 16, sampling)
@@ -132,7 +154,9 @@ def test_a_chain_of_three_models(checker: Checker) -> None:
 @pytest.mark.heavy
 @pytest.mark.parametrize("stages", [1, 4, 6, 12])
 def test_the_whole_grid(checker: Checker, clusters: Clusters, stages: int) -> None:
-    """Every strategy with every prompt; samplings take turns, so that each meets every strategy and every prompt."""
+    """Every strategy with every prompt; samplings take turns, so that each meets every strategy and
+    every prompt.
+    """
     samplings = (Sampling(), *SAMPLED)
     with Client(clusters(stages).url) as client:
         for at, row in enumerate(rows()):
@@ -150,7 +174,11 @@ def test_public_prompt_sets(checker: Checker, clusters: Clusters, stages: int) -
     context = open_directory(default_pair()[0]).context
     with Client(clusters(stages).url) as client:
         for file in files:
-            usable = [p for p in read_prompts(file) if len(checker._tokenizer.encode(p, raw=False)) < context - 64]
+            usable = [
+                p
+                for p in read_prompts(file)
+                if len(checker._tokenizer.encode(p, raw=False)) < context - 64
+            ]
             for at, prompt in enumerate(usable[:4]):
                 for strategy in EXACT[at::4]:
                     for sampling in (Sampling(), Sampling(1.0, seed=0)):

@@ -19,24 +19,60 @@ from flowspec.cluster import Cluster, Setup
 from flowspec.core.sampling import Sampling
 from flowspec.model.directory import default_pair
 from flowspec.model.reference import Reference
-from tests.e2e.conftest import Clusters, Run, heed_interrupts, left_in, one_line, surroundings, workers_of
+from tests.e2e.conftest import (
+    Clusters,
+    Run,
+    heed_interrupts,
+    left_in,
+    one_line,
+    surroundings,
+    workers_of,
+)
 
 FLOWSPEC = str(Path(sys.executable).parent / "flowspec")
 PROMPT = "Tom has 5 apples and buys 7 more. How many apples does he have?"
 STATS = {
-    "tokens", "ttft_seconds", "decode_seconds", "tokens_per_second", "rounds", "segments", "steps",
-    "tokens_per_step", "tokens_per_round", "hit_rate", "rows", "stage_busy", "repeated_4grams",
-}  # fmt: skip
+    "tokens",
+    "ttft_seconds",
+    "decode_seconds",
+    "tokens_per_second",
+    "rounds",
+    "segments",
+    "steps",
+    "tokens_per_step",
+    "tokens_per_round",
+    "hit_rate",
+    "rows",
+    "stage_busy",
+    "repeated_4grams",
+}
 
 
 def test_a_private_pipeline_answers_in_json_and_leaves_nothing(
     flowspec: Run, reference: Reference, place: Path
 ) -> None:
-    done = flowspec("generate", PROMPT, "--json", "--stages", "3", "--max-new-tokens", "20", "--strategy", "flowspec")
+    done = flowspec(
+        "generate",
+        PROMPT,
+        "--json",
+        "--stages",
+        "3",
+        "--max-new-tokens",
+        "20",
+        "--strategy",
+        "flowspec",
+    )
     assert done.returncode == 0, done.stderr
     (line,) = done.stdout.splitlines()
     result = json.loads(line)
-    assert set(result) == {"prompt_token_ids", "token_ids", "text", "strategy", "finish_reason", "stats"}
+    assert set(result) == {
+        "prompt_token_ids",
+        "token_ids",
+        "text",
+        "strategy",
+        "finish_reason",
+        "stats",
+    }
     assert result["strategy"] == "flowspec"
     assert result["finish_reason"] == "length"
     assert tuple(result["token_ids"]) == reference.generate(result["prompt_token_ids"], 20)
@@ -57,9 +93,13 @@ def test_text_goes_to_stdout_and_the_report_to_stderr(flowspec: Run, clusters: C
     assert "stage busy" in done.stderr
 
 
-def test_sampling_flags_reach_the_draw(flowspec: Run, clusters: Clusters, reference: Reference) -> None:
+def test_sampling_flags_reach_the_draw(
+    flowspec: Run, clusters: Clusters, reference: Reference
+) -> None:
     flags = ("--temperature", "0.6", "--top-k", "80", "--top-p", "0.9", "--seed", "7")
-    done = flowspec("generate", PROMPT, "--json", "--max-new-tokens", "16", *flags, url=clusters(2).url)
+    done = flowspec(
+        "generate", PROMPT, "--json", "--max-new-tokens", "16", *flags, url=clusters(2).url
+    )
     result = json.loads(done.stdout)
     wanted = reference.decode(result["prompt_token_ids"], 16, Sampling(0.6, 80, 0.9, 7))
     assert tuple(result["token_ids"]) == wanted
@@ -67,42 +107,63 @@ def test_sampling_flags_reach_the_draw(flowspec: Run, clusters: Clusters, refere
 
 def test_raw_leaves_the_template_out(flowspec: Run, clusters: Clusters) -> None:
     url = clusters(2).url
-    chat = json.loads(flowspec("generate", "Why?", "--json", "--max-new-tokens", "1", url=url).stdout)
-    raw = json.loads(flowspec("generate", "Why?", "--json", "--max-new-tokens", "1", "--raw", url=url).stdout)
+    chat = json.loads(
+        flowspec("generate", "Why?", "--json", "--max-new-tokens", "1", url=url).stdout
+    )
+    raw = json.loads(
+        flowspec("generate", "Why?", "--json", "--max-new-tokens", "1", "--raw", url=url).stdout
+    )
     assert len(raw["prompt_token_ids"]) < len(chat["prompt_token_ids"])
 
 
-def test_a_file_of_prompts_gives_a_line_each(flowspec: Run, clusters: Clusters, tmp_path: Path) -> None:
+def test_a_file_of_prompts_gives_a_line_each(
+    flowspec: Run, clusters: Clusters, tmp_path: Path
+) -> None:
     file = tmp_path / "p.jsonl"
     file.write_text('{"prompt": "One?"}\n\n{"turns": ["Two?", "ignored"], "category": "x"}\n')
-    done = flowspec("generate", "--prompts", str(file), "--json", "--max-new-tokens", "4", url=clusters(2).url)
+    done = flowspec(
+        "generate", "--prompts", str(file), "--json", "--max-new-tokens", "4", url=clusters(2).url
+    )
     results = [json.loads(line) for line in done.stdout.splitlines()]
     assert [len(result["token_ids"]) for result in results] == [4, 4]
     assert results[0]["prompt_token_ids"] != results[1]["prompt_token_ids"]
 
 
-def test_one_prompt_that_fails_does_not_stop_the_others(flowspec: Run, clusters: Clusters, tmp_path: Path) -> None:
+def test_one_prompt_that_fails_does_not_stop_the_others(
+    flowspec: Run, clusters: Clusters, tmp_path: Path
+) -> None:
     file = tmp_path / "p.jsonl"
     file.write_text(json.dumps({"prompt": "word " * 3000}) + '\n{"prompt": "Two?"}\n')
-    done = flowspec("generate", "--prompts", str(file), "--json", "--max-new-tokens", "4", url=clusters(2).url)
+    done = flowspec(
+        "generate", "--prompts", str(file), "--json", "--max-new-tokens", "4", url=clusters(2).url
+    )
     assert done.returncode == 1
     assert len(done.stdout.splitlines()) == 1
     assert "the model's context is 1024: shorten it" in done.stderr
 
 
 def test_drafts_to_choose_from_are_named_as_they_were_given(flowspec: Run, tmp_path: Path) -> None:
-    own, file = tmp_path / "small", tmp_path / "run.jsonl"
+    own = tmp_path / "small"
+    file = tmp_path / "run.jsonl"
     shutil.copytree(default_pair()[1], own)
     with Cluster(Setup(default_pair()[0], f"ngram:{own}", 2)) as cluster:
-        own.rename(tmp_path / "elsewhere")  # as on a user's machine, which has no folder of that name
-        fixed = flowspec("generate", PROMPT, "--max-new-tokens", "4", "--strategy", "chain", url=cluster.url)
-        chosen = flowspec("generate", PROMPT, "--max-new-tokens", "60", "--strategy", "auto", url=cluster.url)
+        own.rename(
+            tmp_path / "elsewhere"
+        )  # as on a user's machine, which has no folder of that name
+        fixed = flowspec(
+            "generate", PROMPT, "--max-new-tokens", "4", "--strategy", "chain", url=cluster.url
+        )
+        chosen = flowspec(
+            "generate", PROMPT, "--max-new-tokens", "60", "--strategy", "auto", url=cluster.url
+        )
         auto = ("--strategy", "auto", "--json", "--record", str(file))
         again = flowspec("generate", PROMPT, "--max-new-tokens", "60", *auto, url=cluster.url)
     said = "note: chain does not choose between drafts: it uses ngram, the first of ngram:small; "
     assert fixed.stderr.splitlines()[0] == said + "put another one first, or use auto"
     (line,) = [line for line in chosen.stderr.splitlines() if line.startswith("tokens by draft")]
-    counts = dict(part.split() for part in line.removeprefix("tokens by draft").split("  ") if part.strip())
+    counts = dict(
+        part.split() for part in line.removeprefix("tokens by draft").split("  ") if part.strip()
+    )
     assert set(counts) <= {"ngram", "small"} and sum(map(int, counts.values())) == 59
     assert "does not choose" not in chosen.stderr + again.stderr
     decisions = json.loads(again.stdout)["stats"]["decisions"]
@@ -110,16 +171,23 @@ def test_drafts_to_choose_from_are_named_as_they_were_given(flowspec: Run, tmp_p
     assert flowspec("replay", str(file)).returncode == 0
 
 
-def test_a_recording_replays_and_an_edited_one_does_not(flowspec: Run, clusters: Clusters, tmp_path: Path) -> None:
+def test_a_recording_replays_and_an_edited_one_does_not(
+    flowspec: Run, clusters: Clusters, tmp_path: Path
+) -> None:
     file = tmp_path / "run.jsonl"
-    done = flowspec("generate", PROMPT, "--max-new-tokens", "16", "--record", str(file), url=clusters(2).url)
+    done = flowspec(
+        "generate", PROMPT, "--max-new-tokens", "16", "--record", str(file), url=clusters(2).url
+    )
     assert done.returncode == 0, done.stderr
     assert file.stat().st_mode & 0o777 == 0o600
     again = flowspec("replay", str(file))
     assert again.returncode == 0, again.stderr
     assert "replayed exactly; 16 tokens committed" in again.stdout
     lines = file.read_text().splitlines()
-    file.write_text("\n".join(line for line in lines if '"n":3,' not in line or '"node":"s1"' not in line) + "\n")
+    file.write_text(
+        "\n".join(line for line in lines if '"n":3,' not in line or '"node":"s1"' not in line)
+        + "\n"
+    )
     assert "step 3 of s1 is missing" in one_line(flowspec("replay", str(file)))
 
 
@@ -134,14 +202,23 @@ def test_a_recording_replays_and_an_edited_one_does_not(flowspec: Run, clusters:
         (["generate", "hi", "--max-new-tokens", "-1"], "--max-new-tokens is -1; expected 1 to"),
         (["generate", "hi", "--temperature", "-1"], "temperature is -1"),
         (["generate", "hi", "--temperature", "nan"], "temperature is nan"),
-        (["generate", "hi", "--strategy", "best"], "unknown strategy 'best'; there are: autoregressive, naive_pp"),
+        (
+            ["generate", "hi", "--strategy", "best"],
+            "unknown strategy 'best'; there are: autoregressive, naive_pp",
+        ),
         (["generate", "hi", "--stages", "13"], "13 stages asked for; the target has 12 layers"),
         (["generate", "hi", "--stages", "0"], "--stages is 0; expected 1 or more"),
-        (["generate", "hi", "--target", "/no/model", "--draft", "/no/model"], "model folder /no/model does not exist"),
+        (
+            ["generate", "hi", "--target", "/no/model", "--draft", "/no/model"],
+            "model folder /no/model does not exist",
+        ),
         (["generate", "hi", "--target", "/tmp"], "--target needs --draft"),
         (["generate", "hi", "--models", "draft"], "expected at least DRAFT,TARGET"),
         (["generate", "hi", "--models", "draft,,target"], "expected at least DRAFT,TARGET"),
-        (["generate", "hi", "--models", "draft,target", "--draft", "draft"], "leave out --target and --draft"),
+        (
+            ["generate", "hi", "--models", "draft,target", "--draft", "draft"],
+            "leave out --target and --draft",
+        ),
         (
             ["generate", "hi", "--models", "draft,head,target"],
             "the middle model is head, and an EAGLE head can only draft",
@@ -150,24 +227,45 @@ def test_a_recording_replays_and_an_edited_one_does_not(flowspec: Run, clusters:
             ["generate", "hi", "--target", "head", "--draft", "draft"],
             "the target is head, and an EAGLE head can only draft",
         ),
-        (["generate", "hi", "--strategy", "flowspec:width=8,width=9"], "strategy option width is given twice"),
-        (["generate", "hi", "--models", "draft,/no/model,target"], "model folder /no/model does not exist"),
+        (
+            ["generate", "hi", "--strategy", "flowspec:width=8,width=9"],
+            "strategy option width is given twice",
+        ),
+        (
+            ["generate", "hi", "--models", "draft,/no/model,target"],
+            "model folder /no/model does not exist",
+        ),
         (["generate", "hi", "--draft", "ngram+"], "is no list of drafters"),
         (
             ["generate", "hi", "--draft", f"draft:{default_pair()[1]}"],
             "names one choice twice; expected like DIR:ngram",
         ),
         (["generate", "hi", "--draft", "ngram+/no/model"], "model folder /no/model does not exist"),
-        (["generate", "hi", "--target", "medium", "--draft", "head"], "hidden size 192, the target 160"),
+        (
+            ["generate", "hi", "--target", "medium", "--draft", "head"],
+            "hidden size 192, the target 160",
+        ),
         (["generate", "hi", "--strategy", "specpipe:width=500"], "width is 500; expected 0 to 128"),
-        (["generate", "hi", "--strategy", "static_tree:shape=x"], "shape is 'x'; expected 1 to 16 children a level"),
-        (["generate", "hi", "--redis-url", "unix:///x", "--models", "draft,target"], "leave out the one or the other"),
+        (
+            ["generate", "hi", "--strategy", "static_tree:shape=x"],
+            "shape is 'x'; expected 1 to 16 children a level",
+        ),
+        (
+            ["generate", "hi", "--redis-url", "unix:///x", "--models", "draft,target"],
+            "leave out the one or the other",
+        ),
         (["generate", "hi", "--record", "/no/such/folder/x"], "does not exist"),
         (["generate", "hi", "--record", "/tmp"], "/tmp is a folder; name a file"),
         (["generate", "hi", "--record", ""], "name a file"),
         (["generate", "hi \udcff"], "not valid Unicode"),
-        (["generate", "hi", "--strategy", "flowspec:merge_nodes=100000"], "merge_nodes is 100000; expected 1 to 768"),
-        (["generate", "hi", "--redis-url", "unix:///x", "--stages", "2"], "leave out the one or the other"),
+        (
+            ["generate", "hi", "--strategy", "flowspec:merge_nodes=100000"],
+            "merge_nodes is 100000; expected 1 to 768",
+        ),
+        (
+            ["generate", "hi", "--redis-url", "unix:///x", "--stages", "2"],
+            "leave out the one or the other",
+        ),
         (["generate", "hi", "--top-k", str(1 << 70)], "--top-k is"),
         (["generate", "hi", "--redis-url", "http://x"], "is not understood"),
         (["generate", "hi", "--redis-url", "unix:///no/such/socket"], "cannot reach the broker"),
@@ -203,7 +301,9 @@ def test_wrong_usage_gets_one_line_too(flowspec: Run, arguments: list[str], says
 
 
 def test_submit_knows_the_strategies(flowspec: Run, clusters: Clusters) -> None:
-    assert "there are: autoregressive" in one_line(flowspec("submit", "hi", "--strategy", "x", url=clusters(2).url))
+    assert "there are: autoregressive" in one_line(
+        flowspec("submit", "hi", "--strategy", "x", url=clusters(2).url)
+    )
 
 
 def test_a_cancelled_job_has_every_key_of_the_stats(flowspec: Run, clusters: Clusters) -> None:
@@ -216,7 +316,9 @@ def test_a_cancelled_job_has_every_key_of_the_stats(flowspec: Run, clusters: Clu
     assert result["stats"]["tokens"] == len(result["token_ids"])
 
 
-def test_a_dead_worker_ends_every_prompt_with_one_line(generating: subprocess.Popen[str], place: Path) -> None:
+def test_a_dead_worker_ends_every_prompt_with_one_line(
+    generating: subprocess.Popen[str], place: Path
+) -> None:
     url = private_url(place)
     with Client(url) as client:
         deadline = time.monotonic() + 60
@@ -231,11 +333,13 @@ def test_a_dead_worker_ends_every_prompt_with_one_line(generating: subprocess.Po
 
 
 def test_help_is_instant_and_imports_no_torch() -> None:
-    code = "import sys; sys.argv = ['flowspec', 'generate', '--help']\nfrom flowspec.cli import main\ntry: main()\n"
+    code = "import sys; sys.argv = ['flowspec', 'generate', '--help']\n"
+    code += "from flowspec.cli import main\ntry: main()\n"
     code += "except SystemExit: pass\nassert not {'torch', 'transformers'} & set(sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     flags = (
-        "--target --draft --stages --strategy --max-new-tokens --temperature --top-k --top-p --seed --prompts "
+        "--target --draft --stages --strategy --max-new-tokens --temperature --top-k --top-p "
+        "--seed --prompts "
         "--raw --json --record --redis-url"
     )
     for flag in flags.split():
@@ -247,9 +351,13 @@ def generating(place: Path) -> Iterator[subprocess.Popen[str]]:
     """``flowspec generate`` of a long text on a cluster of its own; gone after the test."""
     command = [FLOWSPEC, "generate", PROMPT, "--json", "--stages", "2", "--max-new-tokens", "800"]
     with subprocess.Popen(
-        [*command, "--strategy", "autoregressive"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        preexec_fn=heed_interrupts, env=surroundings(place),
-    ) as process:  # fmt: skip
+        [*command, "--strategy", "autoregressive"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=heed_interrupts,
+        env=surroundings(place),
+    ) as process:
         try:
             yield process
         finally:
@@ -257,7 +365,9 @@ def generating(place: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def private_url(place: Path) -> str:
-    """The URL of the private broker that is started in ``place``, once it has its configuration file."""
+    """The URL of the private broker that is started in ``place``, once it has its configuration
+    file.
+    """
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         for config in place.glob("flowspec-broker-*/conf"):
@@ -272,7 +382,8 @@ def private_url(place: Path) -> str:
 def test_ctrl_c_stops_every_process_and_loses_no_committed_token(
     reference: Reference, generating: subprocess.Popen[str], place: Path
 ) -> None:
-    url, deadline = private_url(place), time.monotonic() + 60
+    url = private_url(place)
+    deadline = time.monotonic() + 60
     with Client(url) as client:
         while client.load()[0] == 0 and time.monotonic() < deadline:
             time.sleep(0.05)

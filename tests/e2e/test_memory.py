@@ -29,11 +29,21 @@ def write_model(folder: Path) -> None:
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     config = LlamaConfig(
-        vocab_size=4096, hidden_size=2048, intermediate_size=5632, num_hidden_layers=9, num_attention_heads=16,
-        num_key_value_heads=8, max_position_embeddings=512, bos_token_id=0, eos_token_id=1, tie_word_embeddings=True,
-    )  # fmt: skip
+        vocab_size=4096,
+        hidden_size=2048,
+        intermediate_size=5632,
+        num_hidden_layers=9,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        max_position_embeddings=512,
+        bos_token_id=0,
+        eos_token_id=1,
+        tie_word_embeddings=True,
+    )
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder, max_shard_size="500MB")
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(
+        folder, max_shard_size="500MB"
+    )
     for file in Path(default_pair()[0]).iterdir():
         if "token" in file.name or file.suffix == ".jinja":
             shutil.copy(file, folder)
@@ -50,16 +60,30 @@ def test_peak_memory_is_the_shard_plus_15_percent_plus_the_interpreter(tmp_path:
     directory = open_directory(str(tmp_path / "model"))
     whole = sum(file.stat().st_size for file in set(directory.weight_files.values()))
     assert whole >= 1.5e9
-    bare = int(subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True).stdout)
+    bare = int(
+        subprocess.run(
+            [sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True
+        ).stdout
+    )
     with Cluster(Setup(str(directory.path), default_pair()[1], STAGES)) as cluster:
         with Client(cluster.url) as client:
             client.submit("How much is this?", max_new_tokens=6).result()
         peaks = [peak_kib(cluster.pids[f"verify-{stage}"]) for stage in range(1, STAGES + 1)]
-    print(f"\nbare interpreter with imports: {bare / 1024:.0f} MiB; whole model {whole / 2**20:.0f} MiB")
-    for stage, (layers, peak) in enumerate(zip(layer_ranges(directory.layers, STAGES), peaks, strict=True), start=1):
+    print(
+        f"\nbare interpreter with imports: {bare / 1024:.0f} MiB; whole model {whole / 2**20:.0f} "
+        "MiB"
+    )
+    for stage, (layers, peak) in enumerate(
+        zip(layer_ranges(directory.layers, STAGES), peaks, strict=True), start=1
+    ):
         prefixes = tensor_prefixes(directory, layers)
-        entries = [directory.tensor(name) for name in directory.weight_files if name.startswith(prefixes)]
+        entries = [
+            directory.tensor(name) for name in directory.weight_files if name.startswith(prefixes)
+        ]
         shard = sum(entry.end - entry.start for entry in entries) / 1024
         share = (peak - bare) / shard
-        print(f"stage {stage}: shard {shard / 1024:.0f} MiB, peak {peak / 1024:.0f} MiB, {share:.2f} shards over bare")
+        print(
+            f"stage {stage}: shard {shard / 1024:.0f} MiB, peak {peak / 1024:.0f} MiB, "
+            f"{share:.2f} shards over bare"
+        )
         assert peak <= 1.15 * shard + bare

@@ -1,6 +1,7 @@
 """Jobs by hand: the README's redis-cli commands, and what malformed ones get.
 
-Runs ``redis-cli`` (or ``valkey-cli``) where there is one; else the same words go to the server as they are.
+Runs ``redis-cli`` (or ``valkey-cli``) where there is one; else the same words go to the server
+as they are.
 """
 
 from __future__ import annotations
@@ -25,8 +26,19 @@ def by_hand(url: str, *words: str) -> object:
     tool = shutil.which("redis-cli") or shutil.which("valkey-cli")
     if tool is not None:
         parts = urlsplit(url)
-        command = [tool, "-s", parts.path, "-a", parts.password or "", "--no-auth-warning", "--json", *words]
-        return json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
+        command = [
+            tool,
+            "-s",
+            parts.path,
+            "-a",
+            parts.password or "",
+            "--no-auth-warning",
+            "--json",
+            *words,
+        ]
+        return json.loads(
+            subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+        )
     client = connect(url)
     try:
         return client.execute_command(*words)
@@ -74,7 +86,10 @@ def test_a_malformed_job_is_told_so_in_its_output(clusters: Clusters) -> None:
         (("promt", "typo"), "unknown job field 'promt'"),
         (("prompt", "x", "max_new_tokens", "0"), "max_new_tokens is 0"),
         (("prompt", "x", "temperature", "nan"), "temperature is nan"),
-        (("prompt", "x", "strategy", "magic"), "unknown strategy 'magic'; there are: autoregressive"),
+        (
+            ("prompt", "x", "strategy", "magic"),
+            "unknown strategy 'magic'; there are: autoregressive",
+        ),
         (("prompt", "word " * 4000), "the model's context is 1024"),
         (("prompt_ids", "[1, 99999]"), "vocabulary ends at 4095"),
     ):
@@ -90,7 +105,11 @@ def test_a_malformed_job_is_told_so_in_its_output(clusters: Clusters) -> None:
 
 def test_jobs_can_be_cancelled_by_hand(clusters: Clusters) -> None:
     url = clusters(2).url
-    job = text(by_hand(url, "XADD", "flowspec:jobs", "*", "prompt", "Tell me all.", "max_new_tokens", "900"))
+    job = text(
+        by_hand(
+            url, "XADD", "flowspec:jobs", "*", "prompt", "Tell me all.", "max_new_tokens", "900"
+        )
+    )
     by_hand(url, "XADD", "flowspec:jobs", "*", "cancel", job)
     assert output(url, job)[-1]["finish_reason"] == "cancelled"
 

@@ -9,7 +9,9 @@ from flowspec.broker.scripts import Code, load
 
 Call = Callable[..., Code]
 
-JOB, GRAPH, OUT, RECORDING, QUEUE, RUNNING = (f"t:{{p}}:{name}" for name in ("job", "g", "out", "rec", "queue", "run"))
+JOB, GRAPH, OUT, RECORDING, QUEUE, RUNNING = (
+    f"t:{{p}}:{name}" for name in ("job", "g", "out", "rec", "queue", "run")
+)
 LOGS = tuple(f"t:{{p}}:log:{node}" for node in ("d0", "s1", "s2"))
 
 

@@ -13,7 +13,12 @@ KEYS = [JOB, QUEUE, OUT, "t:{p}:idem"]
 def test_ok_queues_the_job_with_its_fields(call: Call, client: redis.Redis) -> None:
     assert call("admit", KEYS, "j", 10, 1000, 0, "", "prompt", "hello", "seed", "3") is Code.OK
     assert client.lrange(QUEUE, 0, -1) == [b"j"]
-    assert client.hgetall(JOB) == {b"state": b"queued", b"epoch": b"0", b"f:prompt": b"hello", b"f:seed": b"3"}
+    assert client.hgetall(JOB) == {
+        b"state": b"queued",
+        b"epoch": b"0",
+        b"f:prompt": b"hello",
+        b"f:seed": b"3",
+    }
     assert client.ttl(JOB) == -1, "a waiting job does not expire"
 
 

@@ -29,9 +29,16 @@ def test_ok_raises_the_epoch_and_tells_the_draft_worker(call: Call, waiting: red
 
 @pytest.mark.parametrize(
     ("arguments", "code"),
-    [(("k", 1, 3), Code.GAP), (("j", 1, 2), Code.STALE), (("j", 1, 4), Code.STALE), (("j", 0, 3), Code.FULL)],
+    [
+        (("k", 1, 3), Code.GAP),
+        (("j", 1, 2), Code.STALE),
+        (("j", 1, 4), Code.STALE),
+        (("j", 0, 3), Code.FULL),
+    ],
 )
-def test_refusals_change_nothing(call: Call, waiting: redis.Redis, arguments: tuple[object, ...], code: Code) -> None:
+def test_refusals_change_nothing(
+    call: Call, waiting: redis.Redis, arguments: tuple[object, ...], code: Code
+) -> None:
     before = snapshot(waiting)
     assert call("assign", KEYS, *arguments, b"submit", "{}") is code
     assert snapshot(waiting) == before

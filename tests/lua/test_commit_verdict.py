@@ -14,10 +14,30 @@ KEYS = [JOB, GRAPH, OUT, *LOGS]
 
 
 def verdict(
-    offset: int = 5, *, epoch: int = 3, cap: int = 5, seqs: tuple[int, int] = (1, 1), finish: str = "",
-    completes: tuple[str, ...] = (), stamp: str = "",
-) -> list[object]:  # fmt: skip
-    return [epoch, cap, offset, 2, 0, 2, json.dumps([7, 8]), "text", finish, b"prune", stamp, *seqs, *completes]
+    offset: int = 5,
+    *,
+    epoch: int = 3,
+    cap: int = 5,
+    seqs: tuple[int, int] = (1, 1),
+    finish: str = "",
+    completes: tuple[str, ...] = (),
+    stamp: str = "",
+) -> list[object]:
+    return [
+        epoch,
+        cap,
+        offset,
+        2,
+        0,
+        2,
+        json.dumps([7, 8]),
+        "text",
+        finish,
+        b"prune",
+        stamp,
+        *seqs,
+        *completes,
+    ]
 
 
 def test_ok_moves_everything_at_once(call: Call, running: redis.Redis) -> None:
@@ -28,8 +48,12 @@ def test_ok_moves_everything_at_once(call: Call, running: redis.Redis) -> None:
     assert running.xlen(LOGS[0]) == 0, "the draft worker needs no prune"
     ((_, entry),) = running.xrange(OUT)
     assert entry == {
-        b"kind": b"tokens", b"offset": b"0", b"ids": b"[7, 8]", b"text": b"text", b"finish_reason": b"eos",
-    }  # fmt: skip
+        b"kind": b"tokens",
+        b"offset": b"0",
+        b"ids": b"[7, 8]",
+        b"text": b"text",
+        b"finish_reason": b"eos",
+    }
     assert running.hmget(JOB, "offset", "emitted", "q:d0:2", "q:d0:3") == [b"7", b"2", b"1", b"1"]
 
 
@@ -49,7 +73,9 @@ def test_redelivery_is_dup_and_writes_nothing(call: Call, running: redis.Redis) 
         (verdict(cap=0), Code.FULL),
     ],
 )
-def test_refusals_change_nothing(call: Call, running: redis.Redis, arguments: list[object], code: Code) -> None:
+def test_refusals_change_nothing(
+    call: Call, running: redis.Redis, arguments: list[object], code: Code
+) -> None:
     before = snapshot(running)
     assert call("commit_verdict", KEYS, *arguments, "task") is code
     assert snapshot(running) == before

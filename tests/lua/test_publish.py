@@ -13,13 +13,31 @@ CAP = 5
 
 
 def message(
-    seq: int = 1, *, epoch: int = 3, index: int = 2, sender: str = "d0", cap: int = CAP, stamp: str = ""
+    seq: int = 1,
+    *,
+    epoch: int = 3,
+    index: int = 2,
+    sender: str = "d0",
+    cap: int = CAP,
+    stamp: str = "",
 ) -> list[object]:
     return [epoch, cap, sender, index, seq, "", b"envelope", stamp, 0]
 
 
 def task(name: str, *after: str, completes: tuple[str, ...] = (), stamp: str = "") -> list[object]:
-    return [3, CAP, "s1", 3, 0, name, b"envelope of " + name.encode(), stamp, len(after), *after, *completes]
+    return [
+        3,
+        CAP,
+        "s1",
+        3,
+        0,
+        name,
+        b"envelope of " + name.encode(),
+        stamp,
+        len(after),
+        *after,
+        *completes,
+    ]
 
 
 def test_ok_writes_envelope_and_counter_together(call: Call, running: redis.Redis) -> None:
@@ -52,7 +70,9 @@ def test_a_redelivered_message_still_completes_its_tasks(call: Call, running: re
         (message(cap=0), Code.FULL),
     ],
 )
-def test_refusals_change_nothing(call: Call, running: redis.Redis, arguments: list[object], code: Code) -> None:
+def test_refusals_change_nothing(
+    call: Call, running: redis.Redis, arguments: list[object], code: Code
+) -> None:
     before = snapshot(running)
     assert call("publish", KEYS, *arguments, "some-task") is code
     assert snapshot(running) == before
@@ -75,7 +95,9 @@ def test_senders_and_receivers_are_counted_apart(call: Call, running: redis.Redi
     assert call("publish", KEYS, *message()) is Code.OK
 
 
-def test_a_task_is_held_released_once_and_numbered_by_the_graph(call: Call, running: redis.Redis) -> None:
+def test_a_task_is_held_released_once_and_numbered_by_the_graph(
+    call: Call, running: redis.Redis
+) -> None:
     assert call("publish", KEYS, *task("b", "a")) is Code.OK
     assert call("publish", KEYS, *task("b", "a")) is Code.DUP
     assert running.xlen(LOGS[2]) == 0

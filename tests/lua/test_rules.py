@@ -25,8 +25,12 @@ def test_every_file_is_loaded_and_has_tests() -> None:
 def test_keys_come_in_keys_and_checks_before_writes(script: object) -> None:
     body = re.sub(r"--[^\n]*", "", script.text)  # type: ignore[attr-defined]
     assert "KEYS *" not in body
-    assert not re.search(r"redis\.call\('\w+', *['\"][^'\"]*:", body), "a key is built inside the script"
-    writes = [m.start() for m in re.finditer(r"redis\.call\('(?:XADD|HSET|SET|SADD|RPUSH|LPOP)'", body)]
+    assert not re.search(r"redis\.call\('\w+', *['\"][^'\"]*:", body), (
+        "a key is built inside the script"
+    )
+    writes = [
+        m.start() for m in re.finditer(r"redis\.call\('(?:XADD|HSET|SET|SADD|RPUSH|LPOP)'", body)
+    ]
     functions = [m.end() for m in re.finditer(r"^end$", body, re.MULTILINE)]
     main = max(functions, default=0)
     refusals = [m.start() for m in re.finditer(r"return [2345]\b", body) if m.start() > main]

@@ -42,14 +42,18 @@ FAMILIES: dict[str, PretrainedConfig] = {
         },
     ),
     "qwen2": Qwen2Config(**COMMON, tie_word_embeddings=False),
-    "qwen2-sliding": Qwen2Config(**COMMON, use_sliding_window=True, sliding_window=12, max_window_layers=3),
+    "qwen2-sliding": Qwen2Config(
+        **COMMON, use_sliding_window=True, sliding_window=12, max_window_layers=3
+    ),
     "qwen3": Qwen3Config(**COMMON, head_dim=24, tie_word_embeddings=True),
     "mistral-sliding": MistralConfig(**COMMON, sliding_window=16, head_dim=16),
 }
 
 
 def save(config: PretrainedConfig, folder: Path, *, seed: int = 0, shard: str = "60KB") -> Path:
-    """Random weights, wide enough apart that greedy choices are no coin tosses; several shard files."""
+    """Random weights, wide enough apart that greedy choices are no coin tosses; several shard
+    files.
+    """
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():

@@ -33,7 +33,8 @@ def calls(drafter: Scripted) -> list[str]:
 
 
 def test_a_pass_goes_to_the_drafter_it_names_and_rows_to_all_that_want_them() -> None:
-    plain, head = Scripted([[(1, -0.1)]]), Scripted([[(2, -0.2)]], wants_hidden=True)
+    plain = Scripted([[(1, -0.1)]])
+    head = Scripted([[(2, -0.2)]], wants_hidden=True)
     choice = ChoiceDrafter((plain, head))
     choice.allocate("j", 9, Sampling(), Returns(hidden=True))
     choice.learn("j", (0,), np.zeros((1, 4), np.float32))
@@ -48,7 +49,9 @@ def test_a_pass_goes_to_the_drafter_it_names_and_rows_to_all_that_want_them() ->
 
 
 def test_only_drafters_with_a_part_in_a_job_hold_rows_of_it() -> None:
-    first, unused, late = Scripted([[(1, -0.1)]]), Scripted(wants_hidden=True), Scripted([[(3, -0.3)]])
+    first = Scripted([[(1, -0.1)]])
+    unused = Scripted(wants_hidden=True)
+    late = Scripted([[(3, -0.3)]])
     choice = ChoiceDrafter((first, unused, late))
     for turn in range(2):  # the second time as if there had been no first
         choice.allocate("j", 9 + turn, Sampling(), Returns())
@@ -59,7 +62,9 @@ def test_only_drafters_with_a_part_in_a_job_hold_rows_of_it() -> None:
     made = [("allocate", "j", 9 + turn, Sampling(), Returns()) for turn in range(2)]
     assert calls(first) == ["allocate", "run", "run", "run", "release"] * 2
     assert calls(late) == ["allocate", "run", "run", "release"] * 2
-    assert [call for call in late.calls if isinstance(call, tuple) and call[0] == "allocate"] == made
+    assert [
+        call for call in late.calls if isinstance(call, tuple) and call[0] == "allocate"
+    ] == made
     assert unused.calls == []
 
 
@@ -76,16 +81,23 @@ def test_what_it_cannot_do_is_an_error() -> None:
 def test_a_drafter_that_has_caught_up_proposes_what_it_would_have_proposed_anyway(
     monkeypatch: pytest.MonkeyPatch, temperature: float, at_most: int
 ) -> None:
-    """Both drafters, remembering by paths, beside the same two that keep rows: all proposals are alike,
-    also where the head catches up, ``at_most`` rows a pass, while the other one drafts."""
+    """Both drafters, remembering by paths, beside the same two that keep rows: all proposals are
+    alike, also where the head catches up, ``at_most`` rows a pass, while the other one drafts.
+    """
     monkeypatch.setattr(holding, "CATCH_UP_ROWS", at_most)
-    target, profile = open_directory(default_pair()[0]), load("jetson-7b")
-    (text,) = texts(["Why is the sky blue?"], [Sampling(temperature, seed=1)], 72, target, hidden=True)
+    target = open_directory(default_pair()[0])
+    profile = load("jetson-7b")
+    (text,) = texts(
+        ["Why is the sky blue?"], [Sampling(temperature, seed=1)], 72, target, hidden=True
+    )
     costs = profile_costs(profile, 4, "slm:head", hidden=True)
-    rows, memos = Watched(), Watched()
+    rows = Watched()
+    memos = Watched()
     for watched, wrapped in ((rows, lambda drafter: drafter), (memos, MemoDrafter)):
         watched.inner = load_sources("draft:head", target, wrapped)  # type: ignore[arg-type]
-        ran = simulate(text, "auto", 4, target, watched.inner_choice(), costs, experience=Experience())
+        ran = simulate(
+            text, "auto", 4, target, watched.inner_choice(), costs, experience=Experience()
+        )
         chosen = [entry["drafter"] for entry in ran.stats["decisions"] if "drafter" in entry]
         assert set(chosen) == {0, 1}
     assert len(rows.proposals) > 50
@@ -94,7 +106,9 @@ def test_a_drafter_that_has_caught_up_proposes_what_it_would_have_proposed_anywa
 
 
 def test_what_a_head_keeps_while_another_drafts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It never drafts, and catches up all the same; of the rows in between it forgets the rejected ones, too."""
+    """It never drafts, and catches up all the same; of the rows in between it forgets the rejected
+    ones, too.
+    """
     monkeypatch.setattr(holding, "CATCH_UP_ROWS", 16)
     monkeypatch.setattr(Contest, "decoded", lambda contest, tokens, seconds: 0)
     target = open_directory(default_pair()[0])
@@ -105,19 +119,27 @@ def test_what_a_head_keeps_while_another_drafts_is_bounded(monkeypatch: pytest.M
     costs = profile_costs(load("jetson-7b"), 4, "ngram:head", hidden=True)
     ran = simulate(text, "auto", 4, target, ChoiceDrafter((choice.drafters[0], head)), costs)
     assert ran.stats["tokens"] == len(text.output)
-    assert [len(work.part.ids) for work in head.passes] == [16] * ((len(text.prompt) + len(text.output) - 1) // 16)
+    assert [len(work.part.ids) for work in head.passes] == [16] * (
+        (len(text.prompt) + len(text.output) - 1) // 16
+    )
     assert not any(work.part.answers for work in head.passes)
     assert head.learnt > 2 * max(head.kept)
 
 
 class Measured:
-    """A head: what it was asked to compute, how many rows it learnt, and how many it kept each time."""
+    """A head: what it was asked to compute, how many rows it learnt, and how many it kept each
+    time.
+    """
 
     wants_hidden = True
 
     def __init__(self, inner: EagleDrafter) -> None:
-        self.inner, self.passes, self.learnt, self.kept = inner, list[Draft](), 0, list[int]()
-        self.allocate, self.release = inner.allocate, inner.release
+        self.inner = inner
+        self.passes = list[Draft]()
+        self.learnt = 0
+        self.kept = list[int]()
+        self.allocate = inner.allocate
+        self.release = inner.release
 
     def run(self, work: Draft) -> DraftDone:
         self.passes.append(work)

@@ -84,7 +84,8 @@ def test_different_tokenizers_are_refused(llama_copy: Path, tmp_path: Path) -> N
         (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}}))
     check_pair(open_directory(str(llama_copy)), open_directory(str(llama_copy)))
     for role in ("draft", "middle model"):
-        says = f"^{role} {other} and target {llama_copy} have different tokenizers; a {role} must share"
+        says = f"^{role} {other} and target {llama_copy} have different tokenizers; "
+        says += f"a {role} must share"
         with pytest.raises(ModelError, match=says):
             check_pair(open_directory(str(llama_copy)), open_directory(str(other)), role)
 
@@ -115,7 +116,9 @@ def test_eos_comes_from_the_generation_config_first(llama_copy: Path) -> None:
 
 
 @pytest.fixture
-def hub_cache(family: Callable[..., ModelDirectory], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def hub_cache(
+    family: Callable[..., ModelDirectory], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
     """A hub cache that holds lab/small, as a download leaves it; nothing may be fetched."""
     import huggingface_hub.constants as constants
 

@@ -31,7 +31,8 @@ from flowspec.strategies import build
 from tests.toy import submit
 
 Family = Callable[..., ModelDirectory]
-HIDDEN, VOCABULARY = 64, 120
+HIDDEN = 64
+VOCABULARY = 120
 #: Heads as they are published: plain, and with all that some have.
 LAYOUTS = {
     "plain": {},
@@ -45,11 +46,19 @@ def save_head(
 ) -> ModelDirectory:
     """A random head in the authors' layout."""
     config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=hidden, intermediate_size=96, num_hidden_layers=1, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=256, attention_bias=layout.get("attention_bias", False),
-    )  # fmt: skip
+        vocab_size=VOCABULARY,
+        hidden_size=hidden,
+        intermediate_size=96,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        attention_bias=layout.get("attention_bias", False),
+    )
     torch.manual_seed(3)
-    head = EagleHead(config, bias=layout.get("bias", False), input_norm=layout.get("input_norm", False))
+    head = EagleHead(
+        config, bias=layout.get("bias", False), input_norm=layout.get("input_norm", False)
+    )
     tensors = {}
     for name, value in head.named_parameters():
         fresh = torch.randn(value.shape)
@@ -60,18 +69,27 @@ def save_head(
     if layout.get("embedding"):
         tensors["embed_tokens.weight"] = torch.randn(VOCABULARY, hidden)
     folder.mkdir(exist_ok=True)
-    save_file({name: value for name, value in tensors.items() if name not in drop}, folder / "model.safetensors")
+    save_file(
+        {name: value for name, value in tensors.items() if name not in drop},
+        folder / "model.safetensors",
+    )
     told = {key: value for key, value in config.to_dict().items() if key != "attention_bias"}
     (folder / "config.json").write_text(json.dumps(told))
     return open_directory(str(folder))
 
 
 class Plain:
-    """The head as one causal sequence by the library alone; positions count from the second token, as the authors'."""
+    """The head as one causal sequence by the library alone; positions count from the second token,
+    as the authors'.
+    """
 
     def __init__(self, head: ModelDirectory, target: ModelDirectory) -> None:
         weights = load_file(head.path / "model.safetensors")
-        stored = {name: load_file(file)[name] for name, file in target.weight_files.items() if "layers" not in name}
+        stored = {
+            name: load_file(file)[name]
+            for name, file in target.weight_files.items()
+            if "layers" not in name
+        }
         biased = "layers.0.self_attn.q_proj.bias" in weights
         model = LlamaModel(LlamaConfig.from_dict({**head.config, "attention_bias": biased})).eval()
         model.norm = model.embed_tokens = torch.nn.Identity()
@@ -81,23 +99,30 @@ class Plain:
         if "layers.0.input_layernorm.weight" not in weights:
             model.layers[0].input_layernorm = torch.nn.Identity()
         model.load_state_dict(layer)
-        self.model, self.fc, self.bias = model, weights["fc.weight"], weights.get("fc.bias")
+        self.model = model
+        self.fc = weights["fc.weight"]
+        self.bias = weights.get("fc.bias")
         self.embedding = weights.get("embed_tokens.weight", stored["model.embed_tokens.weight"])
         self.lm_head = stored.get("lm_head.weight", stored["model.embed_tokens.weight"])
 
     @torch.inference_mode()
     def last(self, tokens: Sequence[int], features: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The predicted feature of the last of ``tokens``, each given with the feature before it."""
+        """The predicted feature of the last of ``tokens``, each given with the feature
+        before it.
+        """
         pairs = torch.cat((self.embedding[list(tokens)], torch.stack(list(features))), dim=-1)
         rows = torch.nn.functional.linear(pairs, self.fc, self.bias)
         return self.model(inputs_embeds=rows[None]).last_hidden_state[0, -1]
 
 
 class Bench:
-    """One job of a drafter, fed by hand through the slot arithmetic, and the plain head's view of it."""
+    """One job of a drafter, fed by hand through the slot arithmetic, and the plain head's view of
+    it.
+    """
 
     def __init__(self, drafter: EagleDrafter, plain: Plain, prompt: Sequence[int]) -> None:
-        self.drafter, self.plain = drafter, plain
+        self.drafter = drafter
+        self.plain = plain
         self.table = SlotTable(len(prompt))
         self.token = dict(enumerate(prompt))
         self.parent = {at: at - 1 for at in range(len(prompt))}
@@ -111,21 +136,43 @@ class Bench:
 
     def learn(self, *nodes: int) -> None:
         """The target's rows of ``nodes``: noise, but the same noise whenever asked."""
-        rows = torch.stack([torch.randn(HIDDEN, generator=torch.manual_seed(100 + node)) for node in nodes])
+        rows = torch.stack(
+            [torch.randn(HIDDEN, generator=torch.manual_seed(100 + node)) for node in nodes]
+        )
         self.true.update(zip(nodes, rows, strict=True))
         self.drafter.learn("j", nodes, rows.numpy())
 
     def run(
-        self, context: Sequence[int], tree: Sequence[int], width: int = VOCABULARY, *, rootless: bool = False
+        self,
+        context: Sequence[int],
+        tree: Sequence[int],
+        width: int = VOCABULARY,
+        *,
+        rootless: bool = False,
     ) -> DraftDone:
         """``rootless``: the first context row does not say which row it continues."""
         ids = (*context, *tree)
-        parents = tuple(-1 if rootless and not at else self.parent[node] for at, node in enumerate(ids))
+        parents = tuple(
+            -1 if rootless and not at else self.parent[node] for at, node in enumerate(ids)
+        )
         plan = self.table.plan(ids, parents, len(context))
         positions = tuple(len(self.path(node)) - 1 for node in ids)
         tokens = tuple(self.token[node] for node in ids)
         answers = tuple(range(len(context), len(ids)))
-        part = Part("j", 1, -1, ids, positions, tokens, (), plan.context, plan.held, plan.moves, plan.parents, answers)
+        part = Part(
+            "j",
+            1,
+            -1,
+            ids,
+            positions,
+            tokens,
+            (),
+            plan.context,
+            plan.held,
+            plan.moves,
+            plan.parents,
+            answers,
+        )
         return self.drafter.run(Draft(part, width, parents=parents))
 
     def check(self, context: Sequence[int], tree: Sequence[int], *, rootless: bool = False) -> None:
@@ -134,10 +181,14 @@ class Bench:
             above = self.parent[node]
             self.given[node] = self.true.get(above, self.predicted.get(above, torch.zeros(HIDDEN)))
             path = self.path(node)[1:] or [0]
-            self.predicted[node] = self.plain.last([self.token[n] for n in path], [self.given[n] for n in path])
+            self.predicted[node] = self.plain.last(
+                [self.token[n] for n in path], [self.given[n] for n in path]
+            )
         done = self.run(context, tree, rootless=rootless)
         for node, tokens, values in zip(tree, done.tokens, done.values, strict=True):
-            wanted = torch.log_softmax(self.plain.lm_head @ self.predicted[node], dim=-1)[list(tokens)]
+            wanted = torch.log_softmax(self.plain.lm_head @ self.predicted[node], dim=-1)[
+                list(tokens)
+            ]
             assert len(set(tokens)) == VOCABULARY
             assert (torch.tensor(values) - wanted).abs().max() < 1e-4, f"node {node}"
 
@@ -170,14 +221,18 @@ def test_the_shortest_prompts_draft(make: Callable[..., Bench], length: int) -> 
     if length > 1:
         bench.learn(*range(length - 1))
         bench.check(range(length - 1), ())
-    bench.parent[length], bench.token[length] = length - 1, 40
+    bench.parent[length] = length - 1
+    bench.token[length] = 40
     bench.check((), [length - 1, length])
 
 
-def random_tree(bench: Bench, rng: np.random.Generator, tops: Sequence[int], nodes: Sequence[int]) -> None:
+def random_tree(
+    bench: Bench, rng: np.random.Generator, tops: Sequence[int], nodes: Sequence[int]
+) -> None:
     known = [*tops]
     for node in nodes:
-        bench.parent[node], bench.token[node] = int(rng.choice(known)), int(rng.integers(VOCABULARY))
+        bench.parent[node] = int(rng.choice(known))
+        bench.token[node] = int(rng.integers(VOCABULARY))
         known.append(node)
 
 
@@ -193,12 +248,15 @@ def feed(bench: Bench, rng: np.random.Generator, nodes: Sequence[int]) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_any_tree_in_any_passes_equals_its_paths(make: Callable[..., Bench], seed: int) -> None:
-    """Deep trees in one pass, branches, nodes learnt in between, prunes with survivors, refreshes."""
+    """Deep trees in one pass, branches, nodes learnt in between, prunes with
+    survivors, refreshes.
+    """
     rng = np.random.default_rng(seed)
     bench = make(rng.integers(VOCABULARY, size=9).tolist())
     bench.learn(*range(8))
     bench.check(range(8), ())
-    root, fresh = 8, 9
+    root = 8
+    fresh = 9
     for _ in range(5):
         held = bench.table.live
         nodes = range(fresh, fresh + 14)
@@ -211,15 +269,19 @@ def test_any_tree_in_any_passes_equals_its_paths(make: Callable[..., Bench], see
             bench.table.prune(accepted, root)
             continue
         if rng.random() < 0.5:
-            root, fresh = fresh, fresh + 1
-            bench.parent[root], bench.token[root] = accepted[-1], int(rng.integers(VOCABULARY))
+            root = fresh
+            fresh = fresh + 1
+            bench.parent[root] = accepted[-1]
+            bench.token[root] = int(rng.integers(VOCABULARY))
         bench.learn(*accepted)
         bench.table.forget_tree(root)
         bench.check(accepted, ())
 
 
 def test_one_pass_equals_one_row_at_a_time(make: Callable[..., Bench]) -> None:
-    nodes, tokens, values = [8, *range(9, 30)], [], []
+    nodes = [8, *range(9, 30)]
+    tokens = []
+    values = []
     for size in (len(nodes), 1):
         bench = make(range(9))
         random_tree(bench, np.random.default_rng(7), [8], nodes[1:])
@@ -237,14 +299,21 @@ def test_one_pass_equals_one_row_at_a_time(make: Callable[..., Bench]) -> None:
 def test_text_drafted_by_a_head_is_that_of_plain_decoding(
     family: Family, tmp_path: Path, strategy: str, sampling: Sampling
 ) -> None:
-    """The last stage's rows reach the head, and whatever it makes of them, the text is the target's."""
-    target, prompt = family("llama"), tuple(range(30, 47))
+    """The last stage's rows reach the head, and whatever it makes of them, the text is the
+    target's.
+    """
+    target = family("llama")
+    prompt = tuple(range(30, 47))
     limits = Limits(2, target.context, target.vocabulary, target.eos, hidden=True)
     nodes = {"d0": (DraftMachine(limits, build), load_head(save_head(tmp_path), target))}
     for stage, layers in enumerate(layer_ranges(target.layers, 2), start=1):
         nodes[stage_node(stage)] = (StageMachine(stage, 2), load_stage(target, layers))  # type: ignore[assignment]
     simulation = Simulation(nodes)  # type: ignore[arg-type]
-    submit(simulation, "j", JobSpec(prompt_ids=prompt, max_new_tokens=24, strategy=strategy, sampling=sampling))
+    submit(
+        simulation,
+        "j",
+        JobSpec(prompt_ids=prompt, max_new_tokens=24, strategy=strategy, sampling=sampling),
+    )
     simulation.run()
     assert tuple(simulation.jobs["j"].tokens) == Reference(target).decode(prompt, 24, sampling)
 
@@ -255,7 +324,8 @@ def test_what_is_remembered_is_bounded(make: Callable[..., Bench]) -> None:
     bench.check(range(9), ())
     above = 8
     for first in range(9, 249, 6):
-        bench.parent[first], bench.token[first] = above, 7
+        bench.parent[first] = above
+        bench.token[first] = 7
         bench.table.forget_tree(first)
         random_tree(bench, np.random.default_rng(first), [first], range(first + 1, first + 6))
         bench.run((), range(first, first + 6))
@@ -269,8 +339,11 @@ def test_what_is_remembered_is_bounded(make: Callable[..., Bench]) -> None:
     assert 3 not in job.true
 
 
-def test_only_embedding_and_lm_head_of_the_target_are_needed(llama_copy: Path, tmp_path: Path) -> None:
-    head, target = save_head(tmp_path / "head"), open_directory(str(llama_copy))
+def test_only_embedding_and_lm_head_of_the_target_are_needed(
+    llama_copy: Path, tmp_path: Path
+) -> None:
+    head = save_head(tmp_path / "head")
+    target = open_directory(str(llama_copy))
     prefixes = target_needs(str(head.path))(target)
     needed = {file for name, file in target.weight_files.items() if name.startswith(prefixes)}
     for file in set(target.weight_files.values()) - needed:

@@ -1,4 +1,6 @@
-"""The hybrid drafter: a merge that invents nothing, loses no source's best, and says who proposed what."""
+"""The hybrid drafter: a merge that invents nothing, loses no source's best, and says who proposed
+what.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ class Scripted:
 
     def __init__(self, rows: Rows | None = None, *, wants_hidden: bool = False) -> None:
         self.wants_hidden = wants_hidden
-        self.rows, self.calls = rows or [], list[object]()
+        self.rows = rows or []
+        self.calls = list[object]()
 
     def allocate(self, job: str, capacity: int, sampling: Sampling, returns: Returns) -> None:
         self.calls.append(("allocate", job, capacity, sampling, returns))
@@ -62,9 +65,12 @@ class Given(Scripted):
 
 def draft(rows: int, width: int, *, coupled: bool = False) -> Draft:
     """Asks for ``rows`` rows below a context of four."""
-    ids, at = tuple(range(4, 4 + rows)), tuple(range(rows))
+    ids = tuple(range(4, 4 + rows))
+    at = tuple(range(rows))
     parents = (-1,) * rows
-    return Draft(Part("j", 1, -1, ids, (4,) * rows, at, (), 4, 4, None, parents, at), width, coupled=coupled)
+    return Draft(
+        Part("j", 1, -1, ids, (4,) * rows, at, (), 4, 4, None, parents, at), width, coupled=coupled
+    )
 
 
 @st.composite
@@ -80,17 +86,24 @@ def proposals(draw: st.DrawFn, rows: int) -> Rows:
 
 @given(st.data(), st.integers(0, 3), st.integers(1, 3), st.integers(0, 9))
 @settings(max_examples=300, deadline=None)
-def test_a_row_is_a_fair_cut_of_the_union(data: st.DataObject, rows: int, count: int, width: int) -> None:
+def test_a_row_is_a_fair_cut_of_the_union(
+    data: st.DataObject, rows: int, count: int, width: int
+) -> None:
     sources = [data.draw(proposals(rows)) for _ in range(count)]
     done = HybridDrafter([Scripted(source) for source in sources]).run(draft(rows, width))
     assert len(done.tokens) == len(done.values) == len(done.sources) == rows
     for at in range(rows):
-        ranks = [{token: rank for rank, (token, _) in enumerate(source[at][:width])} for source in sources]
+        ranks = [
+            {token: rank for rank, (token, _) in enumerate(source[at][:width])}
+            for source in sources
+        ]
         tokens = done.tokens[at]
         assert len(set(tokens)) == len(tokens) == min(width, len(set().union(*ranks)))
         places = []
         for token, value, source in zip(tokens, done.values[at], done.sources[at], strict=True):
-            best = min((known[token], number) for number, known in enumerate(ranks) if token in known)
+            best = min(
+                (known[token], number) for number, known in enumerate(ranks) if token in known
+            )
             assert best[1] == source
             assert sources[source][at][best[0]] == (token, value)
             places.append(best)
@@ -110,23 +123,37 @@ def test_the_merge_by_hand() -> None:
 @given(st.data(), st.integers(1, 6), st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_every_source_holds_the_same_rows(data: st.DataObject, width: int, coupled: bool) -> None:
-    """Each answers inside the hybrid as it does alone, through growth and prunes; twice the same."""
+    """Each answers inside the hybrid as it does alone, through growth and prunes;
+    twice the same.
+    """
 
     def sources() -> tuple[ToyDrafter, NgramDrafter]:
         return ToyDrafter(ENDLESS, 0.8), NgramDrafter(ENDLESS.vocabulary)
 
     prompt = data.draw(st.lists(tokens_of, min_size=1, max_size=12))
-    benches = [Bench(drafter, prompt) for drafter in (*sources(), HybridDrafter(sources()), HybridDrafter(sources()))]
+    benches = [
+        Bench(drafter, prompt)
+        for drafter in (*sources(), HybridDrafter(sources()), HybridDrafter(sources()))
+    ]
     first, *others = benches
     for bench in benches:  # one tree, four drafters
-        bench.token, bench.parent = first.token, first.parent
+        bench.token = first.token
+        bench.parent = first.parent
     first.root = first.add(first.lag[-1], data.draw(tokens_of))
     for _ in range(data.draw(st.integers(1, 4))):
         nodes = [] if first.root in first.table else [first.root]
         for _ in range(data.draw(st.integers(0, 4))):
-            nodes.append(first.add(data.draw(st.sampled_from([*first.table.live, *nodes])), data.draw(tokens_of)))
+            nodes.append(
+                first.add(
+                    data.draw(st.sampled_from([*first.table.live, *nodes])), data.draw(tokens_of)
+                )
+            )
         toy, lookup, merged, again = [bench.run(nodes, width, coupled=coupled) for bench in benches]
-        assert merged == again == HybridDrafter([Given(toy), Given(lookup)]).run(draft(len(nodes), width))
+        assert (
+            merged
+            == again
+            == HybridDrafter([Given(toy), Given(lookup)]).run(draft(len(nodes), width))
+        )
         held = [node for node in first.table.live if first.parent[node] == first.root]
         last = data.draw(st.sampled_from(held)) if held else first.root
         accepted = [node for node in first.path(last) if node in first.table]
@@ -137,16 +164,23 @@ def test_every_source_holds_the_same_rows(data: st.DataObject, width: int, coupl
 
 def test_sources_are_asked_and_told_the_same() -> None:
     pair = Scripted([[(1, -0.5)]]), Scripted([[(2, -0.5)]])
-    hybrid, work = HybridDrafter(pair), draft(1, 4, coupled=True)
+    hybrid = HybridDrafter(pair)
+    work = draft(1, 4, coupled=True)
     hybrid.allocate("j", 7, SAMPLED, Returns(top=2))
     hybrid.run(work)
     hybrid.release("j")
     for source in pair:
-        assert source.calls == [("allocate", "j", 7, SAMPLED, Returns(top=2)), work, ("release", "j")]
+        assert source.calls == [
+            ("allocate", "j", 7, SAMPLED, Returns(top=2)),
+            work,
+            ("release", "j"),
+        ]
 
 
 def test_hidden_rows_go_to_those_that_want_them() -> None:
-    head, lookup, rows = Scripted(wants_hidden=True), Scripted(), np.zeros((2, 3), dtype=np.float32)
+    head = Scripted(wants_hidden=True)
+    lookup = Scripted()
+    rows = np.zeros((2, 3), dtype=np.float32)
     hybrid = HybridDrafter([lookup, head])
     assert hybrid.wants_hidden
     hybrid.learn("j", [1, 2], rows)
@@ -164,7 +198,8 @@ def test_no_sources_and_wrong_answers_are_refused() -> None:
     HybridDrafter([Scripted()] * MOST_SOURCES)
     with pytest.raises(ConfigError, match="has 17 sources; expected 16 at most"):
         HybridDrafter([Scripted()] * (MOST_SOURCES + 1))
-    whole, ragged = DraftDone(((7,),), ((-1.0,),)), DraftDone(((7,),), ((-1.0, -2.0),))
+    whole = DraftDone(((7,),), ((-1.0,),))
+    ragged = DraftDone(((7,),), ((-1.0, -2.0),))
     for wrong in (DraftDone(((7,), (8,)), ((-1.0,), (-1.0,))), DraftDone((), ()), ragged):
         with pytest.raises(StateError, match="source 1 owes an answer for each of 1 rows"):
             HybridDrafter([Given(whole), Given(wrong)]).run(draft(1, 4))
@@ -172,7 +207,9 @@ def test_no_sources_and_wrong_answers_are_refused() -> None:
 
 @pytest.mark.parametrize("sampling", [Sampling(), SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("strategy", EXACT)
-def test_text_drafted_by_a_hybrid_is_that_of_plain_decoding(strategy: str, sampling: Sampling) -> None:
+def test_text_drafted_by_a_hybrid_is_that_of_plain_decoding(
+    strategy: str, sampling: Sampling
+) -> None:
     prompt = (3, 4, 5, 6, 3, 4)
     hybrid = HybridDrafter([NgramDrafter(ENDLESS.vocabulary), ToyDrafter(ENDLESS, 0.6)])
     record = simulate(hybrid, prompt, strategy, sampling)

@@ -30,7 +30,9 @@ SAMPLED = Sampling(0.8, seed=11)
 tokens_of = st.integers(0, VOCABULARY - 1)
 
 
-def lone(drafter: DraftExecutor, text: Sequence[int], width: int, *, coupled: bool = False) -> DraftDone:
+def lone(
+    drafter: DraftExecutor, text: Sequence[int], width: int, *, coupled: bool = False
+) -> DraftDone:
     """What a fresh job proposes after ``text``, which comes in one pass."""
     drafter.allocate("lone", 500, SAMPLED, Returns())
     rows = tuple(range(len(text)))
@@ -45,7 +47,8 @@ class Bench:
     """One job fed through the slot arithmetic the way a session does it."""
 
     def __init__(self, drafter: DraftExecutor, prompt: Sequence[int]) -> None:
-        self.drafter, self.table = drafter, SlotTable(len(prompt))
+        self.drafter = drafter
+        self.table = SlotTable(len(prompt))
         self.token = dict(enumerate(prompt))
         self.parent = {at: at - 1 for at in range(len(prompt))}
         self.lag = list(self.parent)
@@ -54,7 +57,8 @@ class Bench:
 
     def add(self, parent: int, token: int) -> int:
         node = len(self.parent)
-        self.parent[node], self.token[node] = parent, token
+        self.parent[node] = parent
+        self.token[node] = token
         return node
 
     def path(self, node: int) -> list[int]:
@@ -75,11 +79,26 @@ class Bench:
         positions = tuple(len(self.path(node)) - 1 for node in ids)
         tokens = tuple(self.token[node] for node in ids)
         self.lag = []
-        part = Part("j", 1, -1, ids, positions, tokens, (), plan.context, plan.held, plan.moves, plan.parents, answers)
+        part = Part(
+            "j",
+            1,
+            -1,
+            ids,
+            positions,
+            tokens,
+            (),
+            plan.context,
+            plan.held,
+            plan.moves,
+            plan.parents,
+            answers,
+        )
         return self.drafter.run(Draft(part, width, parents=parents, coupled=coupled))
 
     def prune(self, data: st.DataObject) -> None:
-        """Accept a path from the root; go on below it, or from a new root; some leaves were never drafted from."""
+        """Accept a path from the root; go on below it, or from a new root; some leaves were never
+        drafted from.
+        """
         last = data.draw(st.sampled_from(self.table.live))
         accepted = [node for node in self.path(last) if node in self.table]
         children = [node for node in self.table.live if self.parent[node] == last]
@@ -99,10 +118,16 @@ class Bench:
 
 
 def expected(text: Sequence[int], longest: int) -> list[int]:
-    """By definition: every token that followed the last one, by matched length, then count, then recency."""
+    """By definition: every token that followed the last one, by matched length, then count, then
+    recency.
+    """
     found: dict[int, tuple[int, int, int]] = {}
     for length in range(longest, 0, -1):
-        places = [at for at in range(length, len(text)) if list(text[at - length : at]) == list(text[-length:])]
+        places = [
+            at
+            for at in range(length, len(text))
+            if list(text[at - length : at]) == list(text[-length:])
+        ]
         followers = [text[at] for at in places]
         for place, token in zip(places, followers, strict=True):
             if found.get(token, (0,))[0] <= length:
@@ -112,15 +137,23 @@ def expected(text: Sequence[int], longest: int) -> list[int]:
 
 @given(st.data(), st.integers(1, 5), st.integers(1, 8), st.booleans())
 @settings(max_examples=200, deadline=None)
-def test_rows_propose_what_their_whole_text_does(data: st.DataObject, longest: int, width: int, coupled: bool) -> None:
+def test_rows_propose_what_their_whole_text_does(
+    data: st.DataObject, longest: int, width: int, coupled: bool
+) -> None:
     """However passes, prunes and moves brought the text about, and by definition."""
     fresh = NgramDrafter(VOCABULARY, longest)
-    bench = Bench(NgramDrafter(VOCABULARY, longest), data.draw(st.lists(tokens_of, min_size=1, max_size=24)))
+    bench = Bench(
+        NgramDrafter(VOCABULARY, longest), data.draw(st.lists(tokens_of, min_size=1, max_size=24))
+    )
     bench.root = bench.add(bench.lag[-1], data.draw(tokens_of))
     for _ in range(data.draw(st.integers(1, 6))):
         nodes = [] if bench.root in bench.table else [bench.root]
         for _ in range(data.draw(st.integers(0, 6))):
-            nodes.append(bench.add(data.draw(st.sampled_from([*bench.table.live, *nodes])), data.draw(tokens_of)))
+            nodes.append(
+                bench.add(
+                    data.draw(st.sampled_from([*bench.table.live, *nodes])), data.draw(tokens_of)
+                )
+            )
         done = bench.run(nodes, width, coupled=coupled)
         assert len(done.tokens) == len(done.values) == len(nodes)
         for node, tokens, values in zip(nodes, done.tokens, done.values, strict=True):
@@ -135,7 +168,8 @@ def test_rows_propose_what_their_whole_text_does(data: st.DataObject, longest: i
 @settings(max_examples=200, deadline=None)
 def test_values_are_logs_of_shares_of_one(text: list[int], width: int, longest: int) -> None:
     done = lone(NgramDrafter(VOCABULARY, longest), text, width)
-    (tokens,), (values,) = done.tokens, done.values
+    (tokens,) = done.tokens
+    (values,) = done.values
     assert len(set(tokens)) == len(tokens) == len(values) <= width
     assert all(upper > lower for upper, lower in zip((0.0, *values), values, strict=False))
     assert sum(map(math.exp, values)) < 1
@@ -146,9 +180,13 @@ def test_values_are_logs_of_shares_of_one(text: list[int], width: int, longest: 
 def test_a_coupled_draft_ranks_by_prior_and_the_targets_noise(text: list[int], width: int) -> None:
     drafter = NgramDrafter(VOCABULARY)
     plain = lone(drafter, text, 99)
-    (known,), (priors,) = plain.tokens, plain.values
+    (known,) = plain.tokens
+    (priors,) = plain.values
     noise = gumbel(SAMPLED.seed, len(text), np.array(known, dtype=np.int64))
-    scores = {token: prior + lift for token, prior, lift in zip(known, priors, noise.tolist(), strict=True)}
+    scores = {
+        token: prior + lift
+        for token, prior, lift in zip(known, priors, noise.tolist(), strict=True)
+    }
     done = lone(drafter, text, width, coupled=True)
     ranked = sorted(scores, key=lambda token: -scores[token])[:width]
     assert list(done.tokens[0]) == ranked
@@ -165,7 +203,8 @@ def test_longer_matches_then_frequent_then_recent_ones_come_first() -> None:
 
 
 def test_a_later_candidate_takes_its_part_of_what_is_left() -> None:
-    first, second = SHARES[1], SHARES[0] * LATER  # matches of two tokens and of one
+    first = SHARES[1]
+    second = SHARES[0] * LATER  # matches of two tokens and of one
     values = lone(NgramDrafter(9), [1, 2, 7, 2, 8, 1, 2], 9).values[0]
     assert [math.exp(value) for value in values] == pytest.approx([first, (1 - first) * second])
 
@@ -181,7 +220,11 @@ def test_nothing_asked_or_nothing_known_is_nothing_proposed() -> None:
     assert not drafter.wants_hidden
     assert lone(drafter, [1, 2, 3], 4) == DraftDone(((),), ((),))
     assert lone(drafter, [1, 2, 3], 4, coupled=True) == DraftDone(((),), ((),))
-    assert lone(drafter, [1, 1, 1], 0) == lone(drafter, [1, 1, 1], 0, coupled=True) == DraftDone(((),), ((),))
+    assert (
+        lone(drafter, [1, 1, 1], 0)
+        == lone(drafter, [1, 1, 1], 0, coupled=True)
+        == DraftDone(((),), ((),))
+    )
     bench = Bench(drafter, [1, 1, 1])
     assert bench.run((), 4) == DraftDone((), ())
 
@@ -216,13 +259,19 @@ class Endless(ToyTarget):
 ENDLESS = Endless(layers=4, vocabulary=20, context=128)
 
 
-def simulate(drafter: DraftExecutor, prompt: Sequence[int], strategy: str, sampling: Sampling) -> JobRecord:
+def simulate(
+    drafter: DraftExecutor, prompt: Sequence[int], strategy: str, sampling: Sampling
+) -> JobRecord:
     """60 tokens of ``ENDLESS`` over two stages, or as many as fit."""
-    nodes: dict[str, tuple[object, object]] = {"d0": (DraftMachine(limits(2, ENDLESS), build), drafter)}
+    nodes: dict[str, tuple[object, object]] = {
+        "d0": (DraftMachine(limits(2, ENDLESS), build), drafter)
+    }
     for stage in (1, 2):
         nodes[stage_node(stage)] = (StageMachine(stage, 2), ToyStage(ENDLESS, stage, 2))
     simulation = Simulation(nodes)  # type: ignore[arg-type]
-    spec = JobSpec(prompt_ids=tuple(prompt), max_new_tokens=60, sampling=sampling, strategy=strategy)
+    spec = JobSpec(
+        prompt_ids=tuple(prompt), max_new_tokens=60, sampling=sampling, strategy=strategy
+    )
     submit(simulation, "j", spec)
     simulation.run()
     return simulation.jobs["j"]

@@ -30,4 +30,6 @@ def test_it_is_neither_the_first_stage_nor_the_last() -> None:
     with pytest.raises(StateError, match="without layers"):
         PassingStage().run(Pass((replace(PART, tokens=(5,)),)), [None])
     with pytest.raises(StateError, match="without layers"):
-        PassingStage().run(Pass((replace(PART, answers=(0,)),)), [np.zeros((1, 3), dtype=np.float32)])
+        PassingStage().run(
+            Pass((replace(PART, answers=(0,)),)), [np.zeros((1, 3), dtype=np.float32)]
+        )

@@ -31,7 +31,9 @@ class Logits:
         return type("Output", (), {"logits": self.row.expand(1, input_ids.shape[1], -1)})()
 
 
-def excuse(reference: Reference, row: list[float], ours: int, theirs: int, sampling: Sampling) -> float | None:
+def excuse(
+    reference: Reference, row: list[float], ours: int, theirs: int, sampling: Sampling
+) -> float | None:
     reference._double = Logits(row)
     found = reference.excuse(PROMPT, ours, theirs, sampling)
     return found.gap if found else None
@@ -46,7 +48,9 @@ def test_loading_prints_nothing(family: Family, capfd: pytest.CaptureFixture[str
 
 
 def test_decoding_is_generate(reference: Reference, family: Family) -> None:
-    expected = reference._model.generate(torch.tensor([PROMPT]), max_new_tokens=30, do_sample=False, pad_token_id=0)
+    expected = reference._model.generate(
+        torch.tensor([PROMPT]), max_new_tokens=30, do_sample=False, pad_token_id=0
+    )
     assert reference.decode(PROMPT, 30, Sampling()) == tuple(expected[0, 4:].tolist())
 
 
@@ -54,7 +58,9 @@ def test_greedy_ties_are_excused_and_differences_are_not(reference: Reference) -
     row = [1.0, 3.0, 3.0 - 5e-5, 2.0]
     assert excuse(reference, row, 1, 2, Sampling()) == pytest.approx(5e-5)
     assert excuse(reference, row, 1, 3, Sampling()) is None
-    assert excuse(reference, [3.0, 1.0, 1.0], 1, 2, Sampling()) is None, "a tie between losers explains nothing"
+    assert excuse(reference, [3.0, 1.0, 1.0], 1, 2, Sampling()) is None, (
+        "a tie between losers explains nothing"
+    )
 
 
 def test_sampled_ties_count_the_noise(reference: Reference) -> None:
@@ -69,4 +75,7 @@ def test_the_edge_of_the_nucleus_is_excused(reference: Reference) -> None:
     row = list(np.log([0.5, 0.4, 0.1]))
     sampling = Sampling(1.0, top_p=0.9, seed=1)  # after two tokens exactly 0.9 is reached
     assert excuse(reference, row, 1, 2, sampling) == NUCLEUS_TIE
-    assert excuse(reference, list(np.log([0.6, 0.3, 0.1])), 1, 0, Sampling(1.0, top_p=0.5, seed=1)) is None
+    assert (
+        excuse(reference, list(np.log([0.6, 0.3, 0.1])), 1, 0, Sampling(1.0, top_p=0.5, seed=1))
+        is None
+    )

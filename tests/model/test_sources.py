@@ -31,7 +31,12 @@ TARGET = open_directory(default_pair()[0])
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("draft", ModelDrafter), ("head", EagleDrafter), ("ngram", NgramDrafter), ("head+ngram", HybridDrafter)],
+    [
+        ("draft", ModelDrafter),
+        ("head", EagleDrafter),
+        ("ngram", NgramDrafter),
+        ("head+ngram", HybridDrafter),
+    ],
 )
 def test_a_name_loads_its_drafter(name: str, kind: type) -> None:
     check_sources(TARGET, name)
@@ -61,7 +66,9 @@ def test_drafts_there_are_to_choose_from() -> None:
 def test_two_names_of_one_folder_are_one(tmp_path: Path, other: str) -> None:
     (tmp_path / "link").symlink_to(str(local_path("draft")))
     name = other.format(folder=local_path("draft"), link=tmp_path / "link")
-    with pytest.raises(ConfigError, match="names one choice twice; expected like DIR:ngram or DIR:DIR"):
+    with pytest.raises(
+        ConfigError, match="names one choice twice; expected like DIR:ngram or DIR:DIR"
+    ):
         choices(f"draft:{name}")
     with pytest.raises(ConfigError, match="is no list of drafters"):
         choices(f"head:draft+{name}")
@@ -109,8 +116,17 @@ def test_a_folders_name_stays_whole_among_others(tmp_path: Path, name: str) -> N
     (tmp_path / "a").mkdir()  # the longest name is meant
     assert choices(str(folder)) == (str(folder),)
     assert choices(f"{folder}+ngram") == (f"{folder}+ngram",)
-    assert choices(f"head+{folder}:ngram: {folder} + draft") == (f"head+{folder}", "ngram", f"{folder}+draft")
-    assert source_names(f"head+{folder}:ngram:{folder}+draft") == ("head", str(folder), "ngram", "draft")
+    assert choices(f"head+{folder}:ngram: {folder} + draft") == (
+        f"head+{folder}",
+        "ngram",
+        f"{folder}+draft",
+    )
+    assert source_names(f"head+{folder}:ngram:{folder}+draft") == (
+        "head",
+        str(folder),
+        "ngram",
+        "draft",
+    )
 
 
 def test_a_drafter_that_cannot_draft_for_the_target_is_refused(tmp_path: Path) -> None:
@@ -130,7 +146,9 @@ def test_a_drafter_that_cannot_draft_for_the_target_is_refused(tmp_path: Path) -
 def foreign(folder: Path) -> str:
     """A model of another tokenizer."""
     shutil.copytree(default_pair()[1], folder)
-    (folder / "tokenizer.json").write_text((folder / "tokenizer.json").read_text().replace('"<pad>"', '"<nil>"'))
+    (folder / "tokenizer.json").write_text(
+        (folder / "tokenizer.json").read_text().replace('"<pad>"', '"<nil>"')
+    )
     return str(folder)
 
 
@@ -157,12 +175,18 @@ def test_a_head_is_known_by_its_tensors_and_not_by_what_it_lacks(tmp_path: Path)
     head = tmp_path / "head"
     shutil.copytree(str(local_path("head")), head)
     shutil.copy(Path(default_pair()[0]) / "tokenizer.json", head)
-    with pytest.raises(ModelError, match=f"the middle model is {head}, and an EAGLE head can only draft"):
+    with pytest.raises(
+        ModelError, match=f"the middle model is {head}, and an EAGLE head can only draft"
+    ):
         open_models("target", "draft", (str(head),))
 
 
-def test_a_hub_model_is_told_apart_by_names_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hub that gives what is asked for: a lone weights file has the tensors' names, so that is fetched."""
+def test_a_hub_model_is_told_apart_by_names_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hub that gives what is asked for: a lone weights file has the tensors' names, so that is
+    fetched.
+    """
 
     def snapshot(name: str, patterns: list[str]) -> Path:
         for file in Path(str(local_path(name.removeprefix("lab/")))).iterdir():
@@ -173,12 +197,19 @@ def test_a_hub_model_is_told_apart_by_names_alone(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr("flowspec.model.directory._snapshot", snapshot)
     target, (middle,) = open_models("lab/target", "ngram", ("lab/medium",))
-    assert (target.fingerprint, middle.fingerprint) == (TARGET.fingerprint, open_directory("medium").fingerprint)
-    with pytest.raises(ModelError, match="the middle model is lab/head, and an EAGLE head can only draft"):
+    assert (target.fingerprint, middle.fingerprint) == (
+        TARGET.fingerprint,
+        open_directory("medium").fingerprint,
+    )
+    with pytest.raises(
+        ModelError, match="the middle model is lab/head, and an EAGLE head can only draft"
+    ):
         open_models("lab/target", "ngram", ("lab/head",))
 
 
-def test_a_folder_called_ngram_is_the_model_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_called_ngram_is_the_model_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shutil.copytree(default_pair()[0], tmp_path / "ngram")
     monkeypatch.chdir(tmp_path)
     target, _ = open_models("ngram", "draft")
@@ -187,9 +218,14 @@ def test_a_folder_called_ngram_is_the_model_in_it(tmp_path: Path, monkeypatch: p
 
 def test_a_setup_names_the_model_whose_tokenizer_differs(tmp_path: Path) -> None:
     other = foreign(tmp_path / "other")
-    with pytest.raises(ModelError, match=f"draft {other} and target .* a draft must share the target's"):
+    with pytest.raises(
+        ModelError, match=f"draft {other} and target .* a draft must share the target's"
+    ):
         open_models("target", other, ("medium",))
-    with pytest.raises(ModelError, match=f"middle model {other} and target .* a middle model must share the target's"):
+    with pytest.raises(
+        ModelError,
+        match=f"middle model {other} and target .* a middle model must share the target's",
+    ):
         open_models("target", "draft", ("medium", other))
 
 

@@ -1,4 +1,6 @@
-"""Stages against the whole model: the same logits on every path, the same text under every strategy."""
+"""Stages against the whole model: the same logits on every path, the same text under every
+strategy.
+"""
 
 from __future__ import annotations
 
@@ -36,16 +38,26 @@ class StageByStage:
 
     def __init__(self, directory: ModelDirectory) -> None:
         self.blocks = [
-            LayerBlock(directory, layers, first=layers.start == 0, last=layers.stop == 6) for layers in RANGES
+            LayerBlock(directory, layers, first=layers.start == 0, last=layers.stop == 6)
+            for layers in RANGES
         ]
         self.caches = [block.new_cache(128) for block in self.blocks]
         self.jobs = [
-            StageJob(at + 1, Open("j", 1, len(PROMPT), 128, Sampling()), last=at == 2) for at in range(len(RANGES))
+            StageJob(at + 1, Open("j", 1, len(PROMPT), 128, Sampling()), last=at == 2)
+            for at in range(len(RANGES))
         ]
         self.number = 0
 
-    def feed(self, ids: Sequence[int], parents: Sequence[int], positions: Sequence[int], tokens: Sequence[int]):  # type: ignore[no-untyped-def]
-        segment = Segment("j", 1, self.number, 1, tuple(ids), tuple(parents), tuple(positions), tuple(tokens))
+    def feed(
+        self,
+        ids: Sequence[int],
+        parents: Sequence[int],
+        positions: Sequence[int],
+        tokens: Sequence[int],
+    ):  # type: ignore[no-untyped-def]
+        segment = Segment(
+            "j", 1, self.number, 1, tuple(ids), tuple(parents), tuple(positions), tuple(tokens)
+        )
         self.number += 1
         rows = None
         for block, cache, job in zip(self.blocks, self.caches, self.jobs, strict=True):
@@ -55,7 +67,9 @@ class StageByStage:
             rows = hidden.numpy()
         return self.blocks[-1].logits(hidden).numpy()
 
-    def prune(self, offset: int, accepted: Sequence[int], root: int, retained: Sequence[int]) -> None:
+    def prune(
+        self, offset: int, accepted: Sequence[int], root: int, retained: Sequence[int]
+    ) -> None:
         for job in self.jobs:
             job.prune(Prune("j", 1, offset, tuple(accepted), root, tuple(retained)))
 
@@ -98,7 +112,9 @@ def test_every_path_gets_the_whole_models_logits(family: Family, name: str) -> N
     feed(28)
 
 
-def simulate(target: ModelDirectory, draft: ModelDirectory, stages: int, spec: JobSpec) -> tuple[int, ...]:
+def simulate(
+    target: ModelDirectory, draft: ModelDirectory, stages: int, spec: JobSpec
+) -> tuple[int, ...]:
     limits = Limits(stages, target.context, target.vocabulary, target.eos)
     nodes = {"d0": (DraftMachine(limits, build), load_drafter(draft))}
     for stage, layers in enumerate(layer_ranges(target.layers, stages), start=1):
@@ -114,10 +130,14 @@ def simulate(target: ModelDirectory, draft: ModelDirectory, stages: int, spec: J
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_greedy_text_is_that_of_generate(family: Family, name: str) -> None:
-    """Greedy, against the library's own ``generate``; the target drafts for itself, so paths are long."""
+    """Greedy, against the library's own ``generate``; the target drafts for itself, so paths are
+    long.
+    """
     directory = family(name)
     whole = AutoModelForCausalLM.from_pretrained(directory.path, dtype=torch.float32).eval()
-    expected = whole.generate(torch.tensor([PROMPT]), max_new_tokens=40, do_sample=False, pad_token_id=0)
+    expected = whole.generate(
+        torch.tensor([PROMPT]), max_new_tokens=40, do_sample=False, pad_token_id=0
+    )
     wanted = tuple(expected[0, len(PROMPT) :].tolist())
     for strategy in EXACT:
         spec = JobSpec(prompt_ids=PROMPT, max_new_tokens=40, strategy=strategy)
@@ -126,17 +146,24 @@ def test_greedy_text_is_that_of_generate(family: Family, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 @pytest.mark.parametrize(
-    "sampling", [Sampling(1.0, seed=3), Sampling(0.6, top_k=80, top_p=0.9, seed=1)], ids=["T=1", "nucleus"]
+    "sampling",
+    [Sampling(1.0, seed=3), Sampling(0.6, top_k=80, top_p=0.9, seed=1)],
+    ids=["T=1", "nucleus"],
 )
-def test_sampled_text_is_that_of_plain_decoding(family: Family, name: str, sampling: Sampling) -> None:
-    target, draft = family(name), family(name, seed=9)
+def test_sampled_text_is_that_of_plain_decoding(
+    family: Family, name: str, sampling: Sampling
+) -> None:
+    target = family(name)
+    draft = family(name, seed=9)
     wanted = Reference(target).decode(PROMPT, 40, sampling)
     for at, strategy in enumerate(EXACT):
         spec = JobSpec(prompt_ids=PROMPT, max_new_tokens=40, strategy=strategy, sampling=sampling)
         assert simulate(target, draft, 1 + at % 2, spec) == wanted, strategy
 
 
-def test_a_stage_reads_its_own_weights_and_no_others(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_reads_its_own_weights_and_no_others(
+    family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import flowspec.model.stage as module
 
     directory = family("llama3-rope-tied")
@@ -163,7 +190,9 @@ def test_other_stages_shard_files_need_not_be_there(family: Family, llama_copy: 
     from flowspec.model.directory import open_directory
 
     directory = open_directory(str(llama_copy))
-    own = {file for name, file in directory.weight_files.items() if name.startswith("model.layers.2.")}
+    own = {
+        file for name, file in directory.weight_files.items() if name.startswith("model.layers.2.")
+    }
     for file in set(directory.weight_files.values()) - own:
         file.unlink()
     load_stage(directory, range(2, 3))
@@ -191,7 +220,9 @@ def test_answers_carry_log_probabilities_when_a_job_asks(family: Family) -> None
 
 
 @pytest.mark.parametrize("strategy", sorted(set(STRATEGIES) - set(EXACT)))
-def test_a_lossy_mode_runs_on_a_vocabulary_smaller_than_what_it_asks_for(family: Family, strategy: str) -> None:
+def test_a_lossy_mode_runs_on_a_vocabulary_smaller_than_what_it_asks_for(
+    family: Family, strategy: str
+) -> None:
     """It wants the target's 256 best tokens of every row; this one has 120 or so."""
     directory = family("llama")
     spec = JobSpec(prompt_ids=PROMPT, max_new_tokens=20, strategy=strategy)

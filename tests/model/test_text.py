@@ -25,7 +25,9 @@ def test_the_chat_template_applies_unless_raw() -> None:
 @settings(deadline=None, max_examples=150)
 def test_pieces_join_to_the_whole_and_break_no_character(text: str, data: st.DataObject) -> None:
     ids = TOKENIZER.encode(text, raw=True)
-    stream, pieces, at = TextStream(TOKENIZER), [], 0
+    stream = TextStream(TOKENIZER)
+    pieces = []
+    at = 0
     while at < len(ids):
         step = data.draw(st.integers(1, 4))
         pieces.append(stream.push(ids[at : at + step], last=at + step >= len(ids)))

@@ -42,7 +42,8 @@ CAPACITY = 200
 class Story:
     """What a stage's log holds of one random job: a prompt in chunks, segments, hits and misses.
 
-    A segment may reach the log only behind the next prune, so that a stage meets rows that are dead.
+    A segment may reach the log only behind the next prune, so that a stage meets rows that are
+    dead.
     """
 
     def __init__(self, seed: int) -> None:
@@ -51,14 +52,17 @@ class Story:
         self.tokens = self.rng.integers(2, VOCABULARY, self.length).tolist()
         self.parents = list(range(-1, self.length - 1))
         self.root = self.context = self.length - 1
-        self.alive, self.computed = {self.root}, {self.root}  # not pruned: written, and met by the stage
+        self.alive = {self.root}
+        self.computed = {self.root}  # not pruned: written, and met by the stage
 
     def line(self, node: int) -> list[int]:
         """Ids from the prompt's first to ``node``."""
         return [*self.line(self.parents[node]), node] if node >= 0 else []
 
     def events(self, steps: int) -> Iterator[Segment | Prune]:
-        cuts = self.rng.choice(np.arange(1, self.length), size=min(2, self.length - 1), replace=False)
+        cuts = self.rng.choice(
+            np.arange(1, self.length), size=min(2, self.length - 1), replace=False
+        )
         for chunk in np.split(np.arange(self.length), sorted(cuts)):
             yield self.segment(chunk.tolist())
         late: list[int] = []
@@ -77,7 +81,9 @@ class Story:
                     late = []
 
     def segment(self, ids: Sequence[int]) -> Segment:
-        rows = [(node, self.parents[node], len(self.line(node)) - 1, self.tokens[node]) for node in ids]
+        rows = [
+            (node, self.parents[node], len(self.line(node)) - 1, self.tokens[node]) for node in ids
+        ]
         return Segment("j", 1, 0, 1, *zip(*rows, strict=True))
 
     def add(self, parent: int) -> int:
@@ -102,9 +108,17 @@ class Story:
             self.root = int(self.rng.choice(children))
             self.alive = {node for node in self.alive if self.root in self.line(node)}
         else:
-            self.root, self.alive = self.add(last), set()
+            self.root = self.add(last)
+            self.alive = set()
         self.computed &= self.alive
-        prune = Prune("j", 1, self.context, tuple(accepted), self.root, tuple(sorted(self.alive - {self.root})))
+        prune = Prune(
+            "j",
+            1,
+            self.context,
+            tuple(accepted),
+            self.root,
+            tuple(sorted(self.alive - {self.root})),
+        )
         self.context += len(accepted)
         return prune
 
@@ -124,7 +138,9 @@ def next_part(job: StageJob, event: Segment | Prune) -> Part | None:
 @given(st.integers(0, 2**32 - 1))
 @settings(deadline=None, max_examples=150)
 def test_both_levels_together_hold_what_one_store_holds(seed: int) -> None:
-    """Row by row, over all layers: the model cache holds the context, the tree cache what is above it."""
+    """Row by row, over all layers: the model cache holds the context, the tree cache what is above
+    it.
+    """
     story = Story(seed)
     linear = TreeCache.allocate(2, 3, CAPACITY, 4, torch.float32)
     levels = TwoLevelCache.allocate(2, 3, CAPACITY, 4, torch.float32)
@@ -139,8 +155,12 @@ def test_both_levels_together_hold_what_one_store_holds(seed: int) -> None:
         levels.begin_pass(part.context, part.held, part.moves, len(part.ids))
         above = part.held - part.context
         assert levels.context == part.context
-        assert torch.equal(levels.model[..., : part.context, :], linear.storage[..., : part.context, :])
-        assert torch.equal(levels.tree.storage[..., :above, :], linear.storage[..., part.context : part.held, :])
+        assert torch.equal(
+            levels.model[..., : part.context, :], linear.storage[..., : part.context, :]
+        )
+        assert torch.equal(
+            levels.tree.storage[..., :above, :], linear.storage[..., part.context : part.held, :]
+        )
         for one, two in zip(linear.layers, levels.tree.layers, strict=True):
             keys, values = torch.randn(2, 1, 3, len(part.ids), 4, generator=rows)
             one.update(keys, values)
@@ -149,7 +169,9 @@ def test_both_levels_together_hold_what_one_store_holds(seed: int) -> None:
 
 @pytest.mark.parametrize(("heads", "key_heads"), [(4, 4), (6, 2), (4, 1)])
 @pytest.mark.parametrize(("context", "tree", "rows"), [(0, 5, 5), (9, 7, 3), (30, 1, 1)])
-def test_one_softmax_over_both_parts(heads: int, key_heads: int, context: int, tree: int, rows: int) -> None:
+def test_one_softmax_over_both_parts(
+    heads: int, key_heads: int, context: int, tree: int, rows: int
+) -> None:
     """Against the library's kernel on one store and one mask, with large scores of either sign."""
     generator = torch.Generator().manual_seed(heads + context)
     cache = TwoLevelCache.allocate(2, key_heads, 64, 8, torch.float32)
@@ -163,9 +185,13 @@ def test_one_softmax_over_both_parts(heads: int, key_heads: int, context: int, t
     layer.layer_idx = 1  # type: ignore[assignment]
     output, _ = two_level_attention(layer, query, keys, values, mask, scaling=0.3, two_level=cache)
     past = cache.model[1, :, :, :, :context]
-    rows_of_all = torch.cat((past, torch.stack((keys, values))), dim=3).repeat_interleave(heads // key_heads, dim=2)
+    rows_of_all = torch.cat((past, torch.stack((keys, values))), dim=3).repeat_interleave(
+        heads // key_heads, dim=2
+    )
     seen = torch.nn.functional.pad(mask, (context, 0), value=True)
-    expected = torch.nn.functional.scaled_dot_product_attention(query, *rows_of_all, attn_mask=seen, scale=0.3)
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        query, *rows_of_all, attn_mask=seen, scale=0.3
+    )
     assert torch.allclose(output, expected.transpose(1, 2), atol=1e-5)
 
 
@@ -196,7 +222,9 @@ class Stages:
 
 @pytest.mark.parametrize("name", SERVED)
 @pytest.mark.parametrize("seed", range(6))
-def test_rows_and_choices_are_those_of_plain_attention(family: Family, name: str, seed: int) -> None:
+def test_rows_and_choices_are_those_of_plain_attention(
+    family: Family, name: str, seed: int
+) -> None:
     story = Story(seed)
     stages = Stages(family(name), story)
     computed = 0
@@ -207,14 +235,18 @@ def test_rows_and_choices_are_those_of_plain_attention(family: Family, name: str
         computed += len(ids)
         for plain, levels in zip(outputs["plain"], outputs["two-level"], strict=True):
             assert np.abs(plain - levels).max() < 1e-5
-        assert outputs["plain"][-1].argmax(-1).tolist() == outputs["two-level"][-1].argmax(-1).tolist()
+        assert (
+            outputs["plain"][-1].argmax(-1).tolist() == outputs["two-level"][-1].argmax(-1).tolist()
+        )
     assert computed > story.length + 10
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
 def test_a_row_sees_its_ancestors_alone(family: Family, name: str) -> None:
-    """Siblings and cousins in one segment, then a row left alone in its own beside live cousins: the whole
-    model gets each row's path and nothing else, so a row that saw more of the tree would differ."""
+    """Siblings and cousins in one segment, then a row left alone in its own beside live cousins:
+    the whole model gets each row's path and nothing else, so a row that saw more of the tree
+    would differ.
+    """
     directory = family(name)
     whole = AutoModelForCausalLM.from_pretrained(directory.path, dtype=torch.float32).eval()
     story = Story(3)
@@ -249,7 +281,11 @@ def test_only_the_tree_is_masked(family: Family, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(two_level.AttentionInterface._global_mapping, "flowspec_two_level", spy)
     block = LayerBlock(family("qwen2"), range(3), first=True, last=False, attention="two-level")
     cache = block.new_cache(64)
-    block.run(Part("j", 1, 0, (0, 1, 2), (0, 1, 2), (5, 6, 7), (0, 1, 2), 0, 0, None, (-1, 0, 1)), None, cache)
+    block.run(
+        Part("j", 1, 0, (0, 1, 2), (0, 1, 2), (5, 6, 7), (0, 1, 2), 0, 0, None, (-1, 0, 1)),
+        None,
+        cache,
+    )
     assert calls == [(0, (1, 1, 3, 3))] * 3
     calls.clear()
     block.run(Part("j", 1, 1, (3,), (3,), (8,), (0,), 2, 3, None, (-1, 0)), None, cache)
@@ -259,16 +295,26 @@ def test_only_the_tree_is_masked(family: Family, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("strategy", ["pipedec", "flowspec"])
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0, seed=3)], ids=["greedy", "T=1"])
 def test_a_pipeline_writes_the_same_text(family: Family, strategy: str, sampling: Sampling) -> None:
-    """Stage machines over a prompt of several chunks; a drafter that errs, so that prunes and misses come."""
-    target, texts = family("llama"), []
+    """Stage machines over a prompt of several chunks; a drafter that errs, so that prunes and
+    misses come.
+    """
+    target = family("llama")
+    texts = []
     prompt = tuple(np.random.default_rng(2).integers(2, VOCABULARY, 90).tolist())
     for attention in ("plain", "two-level"):
         limits = Limits(2, target.context, target.vocabulary, target.eos)
         nodes = {"d0": (DraftMachine(limits, build), load_drafter(family("llama", seed=9)))}
         for stage, layers in enumerate(layer_ranges(target.layers, 2), start=1):
-            nodes[stage_node(stage)] = (StageMachine(stage, 2), load_stage(target, layers, attention))  # type: ignore[assignment]
+            nodes[stage_node(stage)] = (
+                StageMachine(stage, 2),
+                load_stage(target, layers, attention),
+            )  # type: ignore[assignment]
         simulation = Simulation(nodes)  # type: ignore[arg-type]
-        submit(simulation, "j", JobSpec(prompt_ids=prompt, max_new_tokens=30, strategy=strategy, sampling=sampling))
+        submit(
+            simulation,
+            "j",
+            JobSpec(prompt_ids=prompt, max_new_tokens=30, strategy=strategy, sampling=sampling),
+        )
         simulation.run()
         texts.append(tuple(simulation.jobs["j"].tokens))
     assert len(texts[0]) == 30
@@ -278,19 +324,26 @@ def test_a_pipeline_writes_the_same_text(family: Family, strategy: str, sampling
 def test_what_does_not_fit_or_does_not_continue_is_refused() -> None:
     cache = TwoLevelCache.allocate(1, 1, 8, 4, torch.float32)
     cache.begin_pass(0, 0, None, 8)
-    with pytest.raises(StateError, match="9 rows above the context do not fit the tree cache, which has room for 8"):
+    with pytest.raises(
+        StateError, match="9 rows above the context do not fit the tree cache, which has room for 8"
+    ):
         cache.begin_pass(3, 8, None, 4)
     assert cache.context == 0
     cache.begin_pass(3, 8, None, 3)
     for context, held, moves in [(2, 4, None), (4, 8, Moves(5, (6,)))]:
         with pytest.raises(StateError, match="does not continue 3 rows"):
             cache.begin_pass(context, held, moves, 1)
-    assert TwoLevelCache.allocate(1, 1, 4 * TREE_ROWS, 4, torch.float32).tree.storage.shape[-2] == TREE_ROWS
+    assert (
+        TwoLevelCache.allocate(1, 1, 4 * TREE_ROWS, 4, torch.float32).tree.storage.shape[-2]
+        == TREE_ROWS
+    )
 
 
 def test_what_cannot_be_served_is_refused(family: Family) -> None:
     for name, window in {"qwen2-sliding": 12, "mistral-sliding": 16}.items():
         with pytest.raises(ModelError, match=f"sliding window of {window} tokens; use plain"):
             load_stage(family(name), range(2), attention="two-level")
-    with pytest.raises(ModelError, match="attention 'flash' is unknown; expected plain or two-level"):
+    with pytest.raises(
+        ModelError, match="attention 'flash' is unknown; expected plain or two-level"
+    ):
         load_stage(family("llama"), range(2), attention="flash")

@@ -13,11 +13,15 @@ from flowspec.model.weights import read_tensor
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("wanted", [torch.float32, torch.bfloat16])
-def test_tensors_are_read_and_converted(tmp_path: Path, stored: torch.dtype, wanted: torch.dtype) -> None:
+def test_tensors_are_read_and_converted(
+    tmp_path: Path, stored: torch.dtype, wanted: torch.dtype
+) -> None:
     tensors = {"a": torch.randn(7, 5).to(stored), "b": torch.randn(1 << 19, 9).to(stored)}
     save_file(tensors, tmp_path / "x.safetensors")
     for name, tensor in tensors.items():
-        assert torch.equal(read_tensor(name, _header(tmp_path / "x.safetensors")[name], wanted), tensor.to(wanted))
+        assert torch.equal(
+            read_tensor(name, _header(tmp_path / "x.safetensors")[name], wanted), tensor.to(wanted)
+        )
 
 
 def test_what_is_no_float_tensor_is_refused(tmp_path: Path) -> None:

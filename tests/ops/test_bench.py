@@ -23,21 +23,44 @@ PROMPTS = ROOT / "tests" / "data" / "prompts.jsonl"
 def printed(*words: str) -> list[list[str]]:
     """The cells of every table row that ``python -m ops.bench...`` prints."""
     command = [sys.executable, "-m", *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=170, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=170, check=False
+    )
     assert done.returncode == 0, done.stderr
-    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines() if line[:1] == "|"]
+    return [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in done.stdout.splitlines()
+        if line[:1] == "|"
+    ]
 
 
 def test_hop_prints_every_row_with_its_medians() -> None:
     rows = {row[0]: row[1:] for row in printed("ops.bench.hop", "--rounds", "60")}
-    for name in ("bare, 16 KB", "ours, 16 KB", "bare, 128 KB", "ours, 128 KB", "our commit, 4 stages"):
+    for name in (
+        "bare, 16 KB",
+        "ours, 16 KB",
+        "bare, 128 KB",
+        "ours, 128 KB",
+        "our commit, 4 stages",
+    ):
         assert 0 < float(rows[name][0]) <= float(rows[name][1])
-    assert float(rows["our prune, 80 rows to 12"][0]) > float(rows["in-place copy of the same 12 rows"][0])
+    assert float(rows["our prune, 80 rows to 12"][0]) > float(
+        rows["in-place copy of the same 12 rows"][0]
+    )
     assert float(rows["receiver: mask"][0]) > 0
 
 
 def test_simulation_speed_computes_no_pass_twice() -> None:
-    words = ("--tokens", "12", "--stages", "2,5", "--strategies", "flowspec,pipedec,chain", "--temperature", "1")
+    words = (
+        "--tokens",
+        "12",
+        "--stages",
+        "2,5",
+        "--strategies",
+        "flowspec,pipedec,chain",
+        "--temperature",
+        "1",
+    )
     rows = printed("ops.bench.simulation_speed", *words)
     assert rows[0] == ["strategy, tokens/s", "2 stages", "5 stages"]
     assert [row[0] for row in rows[2:]] == ["flowspec", "pipedec", "chain"]
@@ -59,9 +82,20 @@ def test_systems_checks_the_text_and_agrees_with_the_formulas(tmp_path: Path) ->
     few.write_text("\n".join(PROMPTS.read_text().splitlines()[8:10]))
     chosen = "autoregressive,pipedec,specpipe,static_tree,speculative,chain"
     rows = printed(
-        "ops.bench.systems", "--tokens", "16", "--stages", "4", "--temperatures", "0", "--sources", "slm,ngram",
-        "--strategies", chosen, "--prompts", str(few),
-    )  # fmt: skip
+        "ops.bench.systems",
+        "--tokens",
+        "16",
+        "--stages",
+        "4",
+        "--temperatures",
+        "0",
+        "--sources",
+        "slm,ngram",
+        "--strategies",
+        chosen,
+        "--prompts",
+        str(few),
+    )
     table = {(row[0], row[1]): row for row in rows[2:]}
     assert len(table) == 11, "plain decoding drafts nothing: one row"
     assert table["autoregressive", "slm"][3] == "0.250"
@@ -72,11 +106,15 @@ def test_systems_checks_the_text_and_agrees_with_the_formulas(tmp_path: Path) ->
 
 def test_a_bench_of_drafts_to_choose_from_charges_who_does_not_choose_for_the_first_alone() -> None:
     profile = load("jetson-7b")
-    one, several = Bench("ngram", 8, 1, count=1), Bench("ngram:head", 8, 1, count=1)
+    one = Bench("ngram", 8, 1, count=1)
+    several = Bench("ngram:head", 8, 1, count=1)
     assert isinstance(several.drafter, ChoiceDrafter)
     assert all(isinstance(drafter, MemoDrafter) for drafter in several.drafter.drafters)
     assert one.run("chain", profile, 3)[0] == several.run("chain", profile, 3)[0]
-    seconds = [simulated(bench.texts, "chain", profile, 3, bench.source, Experience()) for bench in (one, several)]
+    seconds = [
+        simulated(bench.texts, "chain", profile, 3, bench.source, Experience())
+        for bench in (one, several)
+    ]
     assert seconds[0] == seconds[1]
     auto = several.run("auto", profile, 3)[1][0], one.run("auto", profile, 3)[1][0]
     each = [trace.kept["s3"] / trace.messages["s3"] for trace in auto]
@@ -100,7 +138,11 @@ def test_simulation_speed_knows_every_drafters_passes() -> None:
     ],
 )
 def test_what_the_emulation_bench_cannot_run_is_said_at_once(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flag: str, value: str, said: str
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    flag: str,
+    value: str,
+    said: str,
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["emulation", flag, value])
     with pytest.raises(SystemExit, match=f"flowspec: .*{said}"):
@@ -110,7 +152,18 @@ def test_what_the_emulation_bench_cannot_run_is_said_at_once(
 
 @pytest.mark.heavy
 def test_real_workers_on_emulated_devices_take_the_simulators_time() -> None:
-    words = ("--strategies", "chain,auto", "--draft", "slm:head", "--tokens", "36", "--count", "1", "--stretch", "4")
+    words = (
+        "--strategies",
+        "chain,auto",
+        "--draft",
+        "slm:head",
+        "--tokens",
+        "36",
+        "--count",
+        "1",
+        "--stretch",
+        "4",
+    )
     rows = printed("ops.bench.emulation", *words, "--free")
     assert [row[0] for row in rows[2:]] == ["chain", "auto"]
     assert all(0.99 <= float(row[6]) <= 1.01 for row in rows[2:]), rows

@@ -26,11 +26,17 @@ PAIR = [pytest.param(open_directory(folder), id=Path(folder).name) for folder in
 
 
 def rotated_halves(head: np.ndarray, position: int) -> np.ndarray:
-    """A head's values rotated as the Hugging Face layout has it: value i with value i + size / 2."""
+    """A head's values rotated as the Hugging Face layout has it: value i with value i
+    + size / 2.
+    """
     half = len(head) // 2
     angles = position * 10000.0 ** (-np.arange(half) / half)
-    low, high = head[:half], head[half:]
-    turned = (low * np.cos(angles) - high * np.sin(angles), high * np.cos(angles) + low * np.sin(angles))
+    low = head[:half]
+    high = head[half:]
+    turned = (
+        low * np.cos(angles) - high * np.sin(angles),
+        high * np.cos(angles) + low * np.sin(angles),
+    )
     return np.concatenate(turned)
 
 
@@ -38,8 +44,11 @@ def rotated_neighbours(head: np.ndarray, position: int) -> np.ndarray:
     """The same as llama.cpp has it: value 2i with value 2i + 1."""
     half = len(head) // 2
     angles = position * 10000.0 ** (-np.arange(half) / half)
-    even, odd = head[::2], head[1::2]
-    turned = np.stack((even * np.cos(angles) - odd * np.sin(angles), odd * np.cos(angles) + even * np.sin(angles)))
+    even = head[::2]
+    odd = head[1::2]
+    turned = np.stack(
+        (even * np.cos(angles) - odd * np.sin(angles), odd * np.cos(angles) + even * np.sin(angles))
+    )
     return turned.T.reshape(-1)
 
 
@@ -49,16 +58,21 @@ def rotated_neighbours(head: np.ndarray, position: int) -> np.ndarray:
     half=st.integers(1, 16),
     at=st.tuples(st.integers(0, 500), st.integers(0, 500)),
 )
-def test_attention_is_the_same_with_interleaved_heads(seed: int, heads: int, half: int, at: tuple[int, int]) -> None:
+def test_attention_is_the_same_with_interleaved_heads(
+    seed: int, heads: int, half: int, at: tuple[int, int]
+) -> None:
     draw = np.random.default_rng(seed)
-    size, hidden = 2 * half, 8
+    size = 2 * half
+    hidden = 8
     query, key = (draw.standard_normal((heads * size, hidden)).astype(np.float32) for _ in range(2))
     row = draw.standard_normal(hidden)
     ours = [(weight @ row).reshape(heads, size) for weight in (query, key)]
     theirs = [(interleaved(weight, heads) @ row).reshape(heads, size) for weight in (query, key)]
     for head in range(heads):
         expected = rotated_halves(ours[0][head], at[0]) @ rotated_halves(ours[1][head], at[1])
-        found = rotated_neighbours(theirs[0][head], at[0]) @ rotated_neighbours(theirs[1][head], at[1])
+        found = rotated_neighbours(theirs[0][head], at[0]) @ rotated_neighbours(
+            theirs[1][head], at[1]
+        )
         assert found == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
@@ -78,7 +92,8 @@ def test_every_tensor_is_there_with_its_values(directory: ModelDirectory) -> Non
         assert np.array_equal(written[f"{name}.weight"], source[f"{origin}.weight"].float().numpy())
     query = source[f"model.layers.{last}.self_attn.q_proj.weight"].float().numpy()
     assert np.array_equal(
-        written[f"blk.{last}.attn_q.weight"], interleaved(query, directory.config["num_attention_heads"])
+        written[f"blk.{last}.attn_q.weight"],
+        interleaved(query, directory.config["num_attention_heads"]),
     )
     assert not np.array_equal(written[f"blk.{last}.attn_q.weight"], query)
 
@@ -89,7 +104,9 @@ def test_the_vocabulary_is_the_tokenizers(directory: ModelDirectory) -> None:
 
     tokenizer = AutoTokenizer.from_pretrained(directory.path)
     written = vocabulary(directory)
-    assert written["add_token_list"] == tokenizer.convert_ids_to_tokens(list(range(directory.vocabulary)))
+    assert written["add_token_list"] == tokenizer.convert_ids_to_tokens(
+        list(range(directory.vocabulary))
+    )
     special = [number for number, kind in enumerate(written["add_token_types"]) if kind != 1]
     assert special == sorted(tokenizer.all_special_ids)
     assert (written["add_bos_token_id"], written["add_eos_token_id"]) == (
@@ -119,7 +136,9 @@ def test_the_settings_are_the_models() -> None:
         ({"hidden_act": "gelu"}, "its activation is 'gelu'"),
     ],
 )
-def test_what_cannot_be_written_is_refused(change: dict[str, Any], says: str, tmp_path: Path) -> None:
+def test_what_cannot_be_written_is_refused(
+    change: dict[str, Any], says: str, tmp_path: Path
+) -> None:
     directory = open_directory(default_pair()[1])
     other = dataclasses.replace(directory, config={**directory.config, **change})
     with pytest.raises(ModelError, match=says):
@@ -139,7 +158,8 @@ def gguf_folder() -> Path | None:
 def test_the_file_reads_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = gguf_folder()
     monkeypatch.setattr(sys, "path", [*sys.path])
-    directory, file = open_directory(default_pair()[1]), tmp_path / "draft.gguf"
+    directory = open_directory(default_pair()[1])
+    file = tmp_path / "draft.gguf"
     convert(directory, file, folder)
     from gguf import GGUFReader
 
@@ -151,7 +171,7 @@ def test_the_file_reads_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert [path.name for path in tmp_path.iterdir()] == ["draft.gguf"]
 
 
-# ---- the installation ------------------------------------------------------------------------------------
+# ---- the installation ----------------------------------------------------------------------------
 
 
 def test_a_peer_that_is_not_installed_says_how_to(tmp_path: Path) -> None:
@@ -159,7 +179,9 @@ def test_a_peer_that_is_not_installed_says_how_to(tmp_path: Path) -> None:
         Peer(tmp_path).check()
 
 
-def test_without_a_compiler_the_error_names_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_a_compiler_the_error_names_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     with pytest.raises(ConfigError, match=r"no C compiler found.*apt install build-essential"):
@@ -170,7 +192,9 @@ def test_without_a_compiler_the_error_names_one(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_versions_are_exact_and_agree_with_the_projects() -> None:
-    pins = [line for line in CONSTRAINTS.read_text().splitlines() if line and not line.startswith("#")]
+    pins = [
+        line for line in CONSTRAINTS.read_text().splitlines() if line and not line.startswith("#")
+    ]
     assert all(pin.count("==") == 1 for pin in pins)
     assert f"llama_cpp_python=={version()}" in pins
 
@@ -178,10 +202,14 @@ def test_versions_are_exact_and_agree_with_the_projects() -> None:
 def test_a_step_that_fails_tells_its_last_line(tmp_path: Path) -> None:
     step = Step("failing", 10, tmp_path / "log")
     with pytest.raises(ConfigError, match=r"failing failed with status 3: the reason; see .*log"):
-        step.run([sys.executable, "-c", "print('begun'); print('the reason'); raise SystemExit(3)"], {})
+        step.run(
+            [sys.executable, "-c", "print('begun'); print('the reason'); raise SystemExit(3)"], {}
+        )
 
 
-def test_a_step_that_takes_too_long_is_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_step_that_takes_too_long_is_stopped(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(install, "_REPORT_SECONDS", 0.1)
     step = Step("waiting", 0.2, tmp_path / "log")
     with pytest.raises(ConfigError, match=r"waiting took more than 0\.2 s"):
@@ -196,7 +224,9 @@ def test_only_the_wanted_folder_is_unpacked(tmp_path: Path) -> None:
             member.size = len(name)
             tar.addfile(member, io.BytesIO(name.encode()))
     folder = unpack(archive, "p/vendor/x/", tmp_path / "source")
-    assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()) == [
+    assert sorted(
+        str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()
+    ) == [
         "CMakeLists.txt",
         "src/a.c",
     ]
@@ -212,7 +242,9 @@ def test_a_download_that_is_not_the_pinned_one_is_removed(tmp_path: Path) -> Non
     assert not archive.exists()
 
 
-def test_nothing_is_done_when_everything_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_done_when_everything_is_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     peer = Peer(tmp_path)
     peer.tool("x").parent.mkdir(parents=True)
     for tool in install.TOOLS:

@@ -1,4 +1,6 @@
-"""The three ways to draft for a level ask for the same proposals, and what they are said to cost them."""
+"""The three ways to draft for a level ask for the same proposals, and what they are said to cost
+them.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from flowspec.testbed.profiles import load
 from ops.bench.drafting import Level, hidden_table, speed_table, step_seconds
 from ops.bench.trace import Bench
 
-CONTEXT, NODES = 12, 4
+CONTEXT = 12
+NODES = 4
 
 
 class Watched:
@@ -42,7 +45,8 @@ class Watched:
 
     def proposals(self) -> dict[int, tuple[list[int], list[float]]]:
         """By node its two best tokens and their values, of the passes since the last time."""
-        done, self.done = self.done, []
+        done = self.done
+        self.done = []
         return {
             work.part.ids[row]: ([*answer.tokens[at][:2]], [*answer.values[at][:2]])
             for work, answer in done
@@ -67,8 +71,13 @@ def test_all_three_ways_propose_the_same(source: str) -> None:
         found.append(watched.proposals())
     assert set(found[0]) == set(range(CONTEXT, CONTEXT + NODES))
     for other in found[1:]:
-        assert {node: tokens for node, (tokens, _) in other.items()} == {node: t for node, (t, _) in found[0].items()}
-        assert all(values == pytest.approx(found[0][node][1], abs=1e-3) for node, (_, values) in other.items())
+        assert {node: tokens for node, (tokens, _) in other.items()} == {
+            node: t for node, (t, _) in found[0].items()
+        }
+        assert all(
+            values == pytest.approx(found[0][node][1], abs=1e-3)
+            for node, (_, values) in other.items()
+        )
 
 
 def test_a_level_in_one_pass_beats_recomputing_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,23 +86,41 @@ def test_a_level_in_one_pass_beats_recomputing_it(capsys: pytest.CaptureFixture[
     recomputed, _, together = step_seconds(level, 3)
     assert recomputed > 2 * together > 0
     speed_table(["ngram"], [1, 2], 16, 1)
-    printed = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines() if line.startswith("| ngram")]
+    printed = [
+        line.split("|")[1:-1]
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("| ngram")
+    ]
     assert [row[1].strip() for row in printed] == ["1", "2"]
     speed_table(["slm:ngram", "ngram"], [1], 16, 1)
-    printed = [line.split("|")[1].strip() for line in capsys.readouterr().out.splitlines() if line[-3:-2].isdigit()]
+    printed = [
+        line.split("|")[1].strip()
+        for line in capsys.readouterr().out.splitlines()
+        if line[-3:-2].isdigit()
+    ]
     assert printed == ["draft", "ngram"], "each of those to choose from has its own row"
 
 
 def test_drafting_hides_where_the_next_layer_is_drafted_during_verification(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    bench, profile = Bench("slm", 16, 1, count=1), load("jetson-7b")
+    bench = Bench("slm", 16, 1, count=1)
+    profile = load("jetson-7b")
     hidden_table(bench, profile, ["autoregressive", "speculative", "pipedec", "flowspec"])
-    cells = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines() if line.endswith("% |")]
+    cells = [
+        line.split("|")[1:-1]
+        for line in capsys.readouterr().out.splitlines()
+        if line.endswith("% |")
+    ]
     rows = {row[0].strip(): row[1:] for row in cells}
     assert set(rows) == {"speculative", "pipedec", "flowspec"}, "plain decoding drafts nothing"
     share = {strategy: float(cells[-1].strip().rstrip("%")) for strategy, cells in rows.items()}
     assert share["speculative"] == 0 < share["flowspec"] < share["pipedec"] <= 100
     for trace in bench.run("flowspec", profile, 4)[1]:
         done = trace.drafting()
-        assert 0 < done["hidden"] < done["seconds"] == pytest.approx(done["passes"] * profile.draft_seconds("slm", 1))
+        assert (
+            0
+            < done["hidden"]
+            < done["seconds"]
+            == pytest.approx(done["passes"] * profile.draft_seconds("slm", 1))
+        )

@@ -1,4 +1,6 @@
-"""The formulas agree with the unit ones, simulated systems with their formulas, and no moment of a token is lost."""
+"""The formulas agree with the unit ones, simulated systems with their formulas, and no moment of a
+token is lost.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,16 @@ from ops.bench.engineering import BAR, FORMULAS, GAPLESS, Measured, predicted, t
 from ops.bench.formulas import predicted as unit_predicted
 from ops.bench.trace import Bench
 
-UNITED = ("autoregressive", "naive_pp", "pipedec", "specpipe", "static_tree", "speculative", "chain", "pipespec")
+UNITED = (
+    "autoregressive",
+    "naive_pp",
+    "pipedec",
+    "specpipe",
+    "static_tree",
+    "speculative",
+    "chain",
+    "pipespec",
+)
 
 
 @dataclass
@@ -37,7 +48,9 @@ def measurements(draw: st.DrawFn) -> Measured:
     kept = tuple(draw(st.lists(st.floats(0, 0.1), min_size=stages + 1, max_size=stages + 1)))
     tokens = draw(st.floats(1, 20))
     links = tuple(one + draw(st.floats(0, 1)) for one in kept)
-    return Measured(1.0, passes, links, kept, draw(st.floats(0.01, 0.2)), tokens, stages + 1, 20.0, tokens - 1)
+    return Measured(
+        1.0, passes, links, kept, draw(st.floats(0.01, 0.2)), tokens, stages + 1, 20.0, tokens - 1
+    )
 
 
 @given(measurements())
@@ -49,13 +62,18 @@ def test_with_unit_passes_and_free_links_the_formulas_are_the_unit_ones(m: Measu
     for strategy in UNITED:
         tokens = 1.0 if strategy == "autoregressive" else m.tokens
         expected = unit_predicted(strategy, stages, Counts(tokens, 1.0), m.draft)
-        assert predicted(strategy, replace(m, tokens=tokens)) == pytest.approx(expected, rel=1e-6), strategy
+        assert predicted(strategy, replace(m, tokens=tokens)) == pytest.approx(
+            expected, rel=1e-6
+        ), strategy
 
 
 @given(measurements())
 def test_a_layer_a_step_is_expected_tbt_where_the_groups_are_equal(m: Measured) -> None:
-    stages, first = len(m.passes), m.passes[0]
-    m = replace(m, passes=(first,) * stages, links=(0.0,) * (stages + 1), kept=(0.0,) * (stages + 1))
+    stages = len(m.passes)
+    first = m.passes[0]
+    m = replace(
+        m, passes=(first,) * stages, links=(0.0,) * (stages + 1), kept=(0.0,) * (stages + 1)
+    )
     expected = expected_tbt(m.passes, m.hit, refill=stages - 1)
     for strategy in ("specpipe", "pipedec"):
         assert predicted(strategy, m) == pytest.approx(expected)
@@ -82,7 +100,13 @@ def bench() -> Bench:
 
 @pytest.mark.parametrize(
     ("strategy", "low"),
-    [("autoregressive", 0.999), ("naive_pp", 0.99), ("static_tree", 0.99), ("speculative", 0.99), ("flowspec", 0.9)],
+    [
+        ("autoregressive", 0.999),
+        ("naive_pp", 0.99),
+        ("static_tree", 0.99),
+        ("speculative", 0.99),
+        ("flowspec", 0.9),
+    ],
 )
 def test_simulated_systems_are_at_their_formulas(bench: Bench, strategy: str, low: float) -> None:
     m = Measured.of(*bench.run(strategy, load("jetson-7b"), 4))
@@ -90,15 +114,23 @@ def test_simulated_systems_are_at_their_formulas(bench: Bench, strategy: str, lo
 
 
 @pytest.mark.parametrize("profile", ["jetson-7b", "wan-25ms"])
-@pytest.mark.parametrize("strategy", ["naive_pp", "flowspec", "pipedec", "specpipe", "pipespec", "chain"])
+@pytest.mark.parametrize(
+    "strategy", ["naive_pp", "flowspec", "pipedec", "specpipe", "pipespec", "chain"]
+)
 def test_the_parts_of_a_wait_are_all_of_it(bench: Bench, strategy: str, profile: str) -> None:
     runs, traces = bench.run(strategy, load(profile), 4)
     for ran, trace in zip(runs, traces, strict=True):
         found = list(waits(trace))
         assert min(seconds for _, parts in found for seconds in parts.values()) > -1e-9
-        assert sum(sum(parts.values()) for _, parts in found) == pytest.approx(ran.stats["decode_seconds"])
+        assert sum(sum(parts.values()) for _, parts in found) == pytest.approx(
+            ran.stats["decode_seconds"]
+        )
         assert sum(verdict.tokens for verdict, _ in found) == ran.stats["tokens"] - 1
-        assert 1 + sum(verdict.planted for verdict in trace.verdicts[2:]) == ran.stats["rounds"] == trace.rounds
+        assert (
+            1 + sum(verdict.planted for verdict in trace.verdicts[2:])
+            == ran.stats["rounds"]
+            == trace.rounds
+        )
 
 
 def test_plain_decoding_spends_its_time_in_passes_and_on_links(bench: Bench) -> None:
@@ -112,13 +144,16 @@ def test_plain_decoding_spends_its_time_in_passes_and_on_links(bench: Bench) -> 
 def test_the_table_has_a_row_a_cell_and_a_timeline_for_each_above_the_bar(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = "engineering --profiles jetson-7b,wan-100ms --strategies autoregressive,pipedec --tokens 12 --count 1"
+    words = "engineering --profiles jetson-7b,wan-100ms --strategies autoregressive,pipedec"
+    words += " --tokens 12 --count 1"
     monkeypatch.setattr(sys, "argv", [*words.split(), "--timeline"])
     engineering.main()
     printed = capsys.readouterr().out
     table = [line.split("|")[1:-1] for line in printed.splitlines() if line.count("|") == 8][2:]
     assert [(row[0].strip(), row[2].strip()) for row in table] == [
-        (profile, strategy) for profile in ("jetson-7b", "wan-100ms") for strategy in ("autoregressive", "pipedec")
+        (profile, strategy)
+        for profile in ("jetson-7b", "wan-100ms")
+        for strategy in ("autoregressive", "pipedec")
     ]
     over = [float(row[5]) for row in table]
     assert over[0] == over[2] == pytest.approx(1, abs=0.001)

@@ -18,8 +18,12 @@ from tests.model.families import FAMILIES, save
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen3"])
-def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelDirectory:
-    return open_directory(str(save(FAMILIES[request.param], tmp_path_factory.mktemp(request.param))))
+def target(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> ModelDirectory:
+    return open_directory(
+        str(save(FAMILIES[request.param], tmp_path_factory.mktemp(request.param)))
+    )
 
 
 @pytest.fixture
@@ -39,9 +43,12 @@ def lively(teacher: script.Teacher) -> EagleHead:
 
 def test_unrolled_steps_are_what_the_head_drafts(teacher: script.Teacher) -> None:
     """Row t of step s: true features up to row t-s, then a chain of the head's own predictions."""
-    head, steps, rows = lively(teacher), 3, 9
+    head = lively(teacher)
+    steps = 3
+    rows = 9
     ids = torch.randint(120, (2, rows + 1))
-    features, embedded = teacher.features(ids)[:, :-1], teacher.embedding[ids[:, 1:]]
+    features = teacher.features(ids)[:, :-1]
+    embedded = teacher.embedding[ids[:, 1:]]
     with torch.no_grad():
         found = list(script.unrolled(head, embedded, features, steps))
         for step in range(steps):
@@ -50,7 +57,9 @@ def test_unrolled_steps_are_what_the_head_drafts(teacher: script.Teacher) -> Non
                 for at in range(row - step, row + 1):
                     mask = torch.ones(at + 1, at + 1, dtype=torch.bool).tril()[None, None]
                     positions = torch.arange(1, at + 2)[None]
-                    last = head(embedded[:, : at + 1], above[:, : at + 1], mask, positions, None)[:, -1]
+                    last = head(embedded[:, : at + 1], above[:, : at + 1], mask, positions, None)[
+                        :, -1
+                    ]
                     if at < row:
                         above[:, at + 1] = last
                 assert torch.allclose(found[step][:, row], last, atol=1e-4), (step, row)
@@ -67,12 +76,18 @@ def test_the_target_writes_its_own_text(teacher: script.Teacher) -> None:
     assert not torch.equal(ids[1::2, 5:], best[1::2, 4:-1])
 
 
-def test_a_head_that_copies_the_target_agrees_with_it(teacher: script.Teacher, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_that_copies_the_target_agrees_with_it(
+    teacher: script.Teacher, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The report counts the target's most likely token, at the positions asked for."""
     ids = teacher.written(torch.randint(120, (3, 6)), 20, torch.ones(3))
 
-    def oracle(head: object, embedded: torch.Tensor, features: torch.Tensor, steps: int) -> list[torch.Tensor]:
-        following = torch.cat((features[:, 1:], features[:, -1:]), dim=1)  # the last row's is not known here
+    def oracle(
+        head: object, embedded: torch.Tensor, features: torch.Tensor, steps: int
+    ) -> list[torch.Tensor]:
+        following = torch.cat(
+            (features[:, 1:], features[:, -1:]), dim=1
+        )  # the last row's is not known here
         following[:, :5] = 0.0  # what lies in the prompt is not counted
         return [following, features]
 
@@ -83,20 +98,36 @@ def test_a_head_that_copies_the_target_agrees_with_it(teacher: script.Teacher, m
 
 
 def test_a_head_is_trained_saved_and_resumed(
-    target: ModelDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    target: ModelDirectory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(script, "HELD_OUT", 500)
     monkeypatch.setattr(script, "CHECKPOINT_SECONDS", 0.5)
-    tokens, out = tmp_path / "train.bin", tmp_path / "head"
+    tokens = tmp_path / "train.bin"
+    out = tmp_path / "head"
     np.random.default_rng(0).integers(120, size=4000).astype(np.uint32).tofile(tokens)
-    words = ["--target", str(target.path), "--tokens", str(tokens), "--id-bytes", "4", "--out", str(out)]
+    words = [
+        "--target",
+        str(target.path),
+        "--tokens",
+        str(tokens),
+        "--id-bytes",
+        "4",
+        "--out",
+        str(out),
+    ]
     words += ["--minutes", "0.05", "--length", "32", "--batch", "4"]
     script.main(words)
     teacher = script.Teacher(target.path, "cpu")
     batch = script.Material(np.arange(2000) % 120, teacher, 32).batch(8)
     trained = read_head(open_directory(str(out)), target)
     with torch.no_grad():
-        before, after = (float(script.loss_of(head, teacher, batch, 3)) for head in (script.fresh(teacher), trained))
+        before, after = (
+            float(script.loss_of(head, teacher, batch, 3))
+            for head in (script.fresh(teacher), trained)
+        )
     assert after < before
     script.main([*words, "--resume"])
     assert capsys.readouterr().out.count("agreement top-1 / top-4: step 1: ") == 4
@@ -104,17 +135,29 @@ def test_a_head_is_trained_saved_and_resumed(
     assert is_head(directory)
     assert load_head(directory, target).wants_hidden
     assert directory.config["architectures"] == ["LlamaForCausalLMEagle"]
-    assert sorted(directory.weight_files) == sorted({
-        "fc.weight", "layers.0.post_attention_layernorm.weight",
-        *(f"layers.0.self_attn.{name}_proj.weight" for name in "qkvo"),
-        *(f"layers.0.mlp.{name}_proj.weight" for name in ("gate", "up", "down")),
-    })  # fmt: skip
+    assert sorted(directory.weight_files) == sorted(
+        {
+            "fc.weight",
+            "layers.0.post_attention_layernorm.weight",
+            *(f"layers.0.self_attn.{name}_proj.weight" for name in "qkvo"),
+            *(f"layers.0.mlp.{name}_proj.weight" for name in ("gate", "up", "down")),
+        }
+    )
     assert not list(out.glob("*.part"))
 
 
 def test_text_that_cannot_be_used_is_refused(target: ModelDirectory, tmp_path: Path) -> None:
     tokens = tmp_path / "train.bin"
-    words = ["--target", str(target.path), "--tokens", str(tokens), "--out", str(tmp_path / "o"), "--minutes", "1"]
+    words = [
+        "--target",
+        str(target.path),
+        "--tokens",
+        str(tokens),
+        "--out",
+        str(tmp_path / "o"),
+        "--minutes",
+        "1",
+    ]
     np.zeros(300, dtype=np.uint16).tofile(tokens)
     with pytest.raises(ModelError, match=re.escape("has 300 tokens; give more than 100256")):
         script.main(words)

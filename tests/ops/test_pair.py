@@ -16,16 +16,21 @@ def test_a_pair_can_be_made_from_nothing(
 ) -> None:
     monkeypatch.setattr(pair, "HELD_OUT", 2048)
     problems = tmp_path / "problems.jsonl"
-    rows = [{"question": f"Tom has {n} and buys 2?", "answer": f"<<{n}+2={n + 2}>>{n + 2}"} for n in range(40)]
+    rows = [
+        {"question": f"Tom has {n} and buys 2?", "answer": f"<<{n}+2={n + 2}>>{n + 2}"}
+        for n in range(40)
+    ]
     problems.write_text("\n".join(json.dumps(row) for row in rows))
-    code, out = str(Path(pair.__file__).parents[2] / "flowspec"), str(tmp_path / "work")
+    code = str(Path(pair.__file__).parents[2] / "flowspec")
+    out = str(tmp_path / "work")
     quick = ["--out", out, "--minutes", "0.02", "--length", "32", "--batch", "2", "--threads", "1"]
     pair.main(["prepare", code, code, str(problems), "--out", out])
     pair.main(["target", *quick])
     pair.main(["draft", *quick])
     pair.main(["draft", *quick, "--from", f"{out}/draft"])
     assert capsys.readouterr().out.count("held-out loss") == 3
-    target, draft = open_directory(f"{out}/target"), open_directory(f"{out}/draft")
+    target = open_directory(f"{out}/target")
+    draft = open_directory(f"{out}/draft")
     check_pair(target, draft)
     assert (target.layers, draft.layers) == (12, 2)
     target.check_weights()

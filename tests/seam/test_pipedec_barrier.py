@@ -1,9 +1,9 @@
 """Seam: PipeDec's timestep barrier, as data in the task graph.
 
-A sketch, not the strategy: a drafted chain instead of a width-limited tree. What it proves is that the
-unchanged stage machine, messages, graph and simulation carry the workflow of ``algorithms.md`` 3.6:
-``sync(t)`` joins every ``decode(node, t)`` including the drafter's, and ``decode(node, t + 1)`` waits for
-the verdict of t wherever its rows already are.
+A sketch, not the strategy: a drafted chain instead of a width-limited tree. What it proves is
+that the unchanged stage machine, messages, graph and simulation carry the workflow of
+``algorithms.md`` 3.6: ``sync(t)`` joins every ``decode(node, t)`` including the drafter's, and
+``decode(node, t + 1)`` waits for the verdict of t wherever its rows already are.
 """
 
 from __future__ import annotations
@@ -94,7 +94,9 @@ class PipeDecSketch:
         self.answers: dict[int, int] = {}
         self.offset = len(PROMPT) - 1
         self.t = 0
-        self.layers: dict[int, list[int]] = {}  # stage a layer reaches in this timestep -> its nodes
+        self.layers: dict[
+            int, list[int]
+        ] = {}  # stage a layer reaches in this timestep -> its nodes
         self.number = 0
         self.working = False
         self.draft_cost_task = ""
@@ -106,7 +108,9 @@ class PipeDecSketch:
     def step(self, event: Input, now: float) -> Sequence[Output]:
         match event:
             case Received(envelopes):
-                return [output for envelope in envelopes for output in self.receive(envelope.message)]
+                return [
+                    output for envelope in envelopes for output in self.receive(envelope.message)
+                ]
             case Poll():
                 self.working = True
                 work = self.drafting.next_work(self.tree)
@@ -154,17 +158,29 @@ class PipeDecSketch:
             position = self.tree[verdict.accepted[-1]].position + 1
             if verdict.successor is None or verdict.finish:
                 root = self.tree.plant(verdict.tokens[-1], position, verdict.accepted[-1])
-                layers, grown = {1: [root]}, None
+                layers = {1: [root]}
+                grown = None
             else:
                 root = verdict.successor
                 self.tree.advance(root)
-            prune = Prune(JOB, 1, self.offset, verdict.accepted, root, tuple(node.id for node in self.tree))
+            prune = Prune(
+                JOB, 1, self.offset, verdict.accepted, root, tuple(node.id for node in self.tree)
+            )
             nodes = tuple(stage_node(stage) for stage in range(1, STAGES + 1))
             prunes = tuple(Envelope(DRAFT, self.writer.next(node), prune) for node in nodes)
             outputs.append(
-                Commit(JOB, 1, self.offset, len(self.output), len(verdict.accepted), verdict.tokens, verdict.finish,
-                       nodes, prunes)
-            )  # fmt: skip
+                Commit(
+                    JOB,
+                    1,
+                    self.offset,
+                    len(self.output),
+                    len(verdict.accepted),
+                    verdict.tokens,
+                    verdict.finish,
+                    nodes,
+                    prunes,
+                )
+            )
             self.offset += len(verdict.accepted)
             self.output += verdict.tokens
             self.drafting.commit(path, root, self.tree)
@@ -181,8 +197,11 @@ class PipeDecSketch:
         return None if deepest.selected else deepest.id
 
     def next_timestep(self) -> list[Output]:
-        """sync(t) waits for every active decode; the held rows of t go once verdict(t - 1) is complete."""
-        before, self.t = self.t, self.t + 1
+        """sync(t) waits for every active decode; the held rows of t go once verdict(t - 1) is
+        complete.
+        """
+        before = self.t
+        self.t = self.t + 1
         active = [task("decode", self.t, stage) for stage in self.layers]
         synced = Envelope(GRAPH, 0, Synced(JOB, 1, task("sync", self.t)))
         after = (*active, task("decode", self.t, 0))
@@ -197,23 +216,35 @@ class PipeDecSketch:
     def inject(self, nodes: list[int]) -> Send:
         self.number += 1
         route = tuple(
-            Hop(task("decode", self.t + hop, 1 + hop), (task("verdict", self.t + hop - 1),)) for hop in range(1, STAGES)
+            Hop(task("decode", self.t + hop, 1 + hop), (task("verdict", self.t + hop - 1),))
+            for hop in range(1, STAGES)
         )
         entries = [self.tree[node] for node in nodes]
         segment = Segment(
-            JOB, 1, self.number, 0, tuple(nodes), tuple(e.parent for e in entries),
-            tuple(e.position for e in entries), tuple(e.token for e in entries),
-            task=task("decode", self.t, 1), route=route,
-        )  # fmt: skip
+            JOB,
+            1,
+            self.number,
+            0,
+            tuple(nodes),
+            tuple(e.parent for e in entries),
+            tuple(e.position for e in entries),
+            tuple(e.token for e in entries),
+            task=task("decode", self.t, 1),
+            route=route,
+        )
         return self.direct(1, segment)
 
 
-def run(hit_rate: float, seconds: dict[str, float]) -> tuple[PipeDecSketch, Simulation, list[tuple[str, float, float]]]:
+def run(
+    hit_rate: float, seconds: dict[str, float]
+) -> tuple[PipeDecSketch, Simulation, list[tuple[str, float, float]]]:
     spans: list[tuple[str, float, float]] = []
 
     def cost(node: str, work: Work) -> float:
         prompt = isinstance(work, StagePass) and any(0 in part.ids for part in work.parts)
-        return 0.0 if prompt or (isinstance(work, Draft) and not work.part.answers) else seconds[node]
+        return (
+            0.0 if prompt or (isinstance(work, Draft) and not work.part.answers) else seconds[node]
+        )
 
     def tap(node: str, now: float, event: Input, outputs: list[Output]) -> None:
         for output in outputs:
@@ -240,7 +271,9 @@ def test_text_is_the_targets_and_no_timestep_overlaps_the_next(hit_rate: float) 
     assert simulation.jobs[JOB].tokens == sketch.output
     starts = sorted({start for _, start, _ in spans})
     for step, following in itertools.pairwise(starts):
-        assert max(end for _, start, end in spans if start == step) <= following, "two timesteps overlap"
+        assert max(end for _, start, end in spans if start == step) <= following, (
+            "two timesteps overlap"
+        )
 
 
 def test_at_hit_rate_one_a_token_a_timestep_after_the_fill() -> None:

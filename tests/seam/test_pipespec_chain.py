@@ -1,8 +1,8 @@
 """Seam: a PipeSpec chain of three models, in which the middle one both verifies and drafts.
 
-A sketch, not the strategy. It proves that drafted nodes may arrive unasked at any time, that a link's
-verdict is one message and a commit another, and that a link counts its own rollbacks, with the
-messages, slots and simulation as they are (``algorithms.md`` 5.1).
+A sketch, not the strategy. It proves that drafted nodes may arrive unasked at any time, that a
+link's verdict is one message and a commit another, and that a link counts its own rollbacks,
+with the messages, slots and simulation as they are (``algorithms.md`` 5.1).
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class Imitation:
 
     def __init__(self, agreement: float) -> None:
         self.layers = ToyLayers(TARGET, 0, TARGET.layers)
-        self.allocate, self.release = self.layers.allocate, self.layers.release
+        self.allocate = self.layers.allocate
+        self.release = self.layers.release
         self.agreement = agreement
 
     def run(self, work: Pass, inputs: Sequence[RowArray | None]) -> tuple[PassDone, list[RowArray]]:
@@ -54,26 +55,32 @@ class Imitation:
         right = self.layers.choose(work.parts[0], states).tokens
         rows = work.parts[0].answers
         tokens = tuple(
-            token if int(states[row]) % 1000 < self.agreement * 1000 else (token + 1) % TARGET.vocabulary
+            token
+            if int(states[row]) % 1000 < self.agreement * 1000
+            else (token + 1) % TARGET.vocabulary
             for row, token in zip(rows, right, strict=True)
         )
         return PassDone((Choice(tokens),)), [states]
 
 
 class ChainModel:
-    """Model ``index`` of the chain: verifies what the model before it drafts, drafts for the one after."""
+    """Model ``index`` of the chain: verifies what the model before it drafts, drafts for the one
+    after.
+    """
 
     deadline = None
     continuing = False
 
     def __init__(self, index: int, last: int) -> None:
-        self.index, self.last = index, index == last
+        self.index = index
+        self.last = index == last
         self.output: list[int] = []
         self.drafted: dict[int, int] = {}  # position -> token, of the model before
         self.rollbacks = 0  # of what this model drafts
         self.drafts_round = 0  # of what it is given
         self.cached = 0  # rows of prompt + output the model holds
-        self.seen, self.writer = SeqReader(), SeqWriter()
+        self.seen = SeqReader()
+        self.writer = SeqWriter()
         self.asked: tuple[int, ...] = ()
         self.working = False
         self.stopped = False
@@ -117,7 +124,9 @@ class ChainModel:
         return self.roll_back(message.ids[0] % SPAN, message.tokens[0])
 
     def roll_back(self, position: int, token: int) -> list[Output]:
-        """The link's verdict: ``token`` belongs at ``position``. Adopt it; tell the model before, if it differs."""
+        """The link's verdict: ``token`` belongs at ``position``. Adopt it; tell the model before,
+        if it differs.
+        """
         at = position - len(PROMPT)
         if at < len(self.output) and self.output[at] == token:
             return []
@@ -131,14 +140,18 @@ class ChainModel:
 
     def correct(self, position: int, token: int) -> list[Output]:
         self.drafted.pop(position, None)
-        return self.tell(-1, Result(JOB, 1, self.rollbacks, (self.rollbacks * SPAN + position,), (token,)))
+        return self.tell(
+            -1, Result(JOB, 1, self.rollbacks, (self.rollbacks * SPAN + position,), (token,))
+        )
 
     def tell(self, step: int, message: Message) -> list[Output]:
         """Send to the model before (-1) or after (1) in the chain, if there is one."""
         index = self.index + step
         if index < 0 or (step > 0 and self.last):
             return []
-        return [Send(f"m{index}", Envelope(f"m{self.index}", self.writer.next(f"m{index}"), message))]
+        return [
+            Send(f"m{index}", Envelope(f"m{self.index}", self.writer.next(f"m{index}"), message))
+        ]
 
     def publish(self, start: int) -> list[Output]:
         """New own tokens from output index ``start`` on go to the next model, unasked."""
@@ -149,8 +162,11 @@ class ChainModel:
         return self.tell(1, Segment(JOB, 1, 0, self.rollbacks, ids, parents, positions, tokens))
 
     def start(self) -> list[Output]:
-        """One pass: what the model has not cached yet, then the drafts beyond its own text, if they agree."""
-        self.working, self.rolled_back_while_working = True, False
+        """One pass: what the model has not cached yet, then the drafts beyond its own text, if they
+        agree.
+        """
+        self.working = True
+        self.rolled_back_while_working = False
         text = self.sequence
         tail = len(text)
         while self.index and tail in self.drafted and tail - len(text) < 8:
@@ -161,9 +177,19 @@ class ChainModel:
         rows = len(self.asked) + 1
         parents = tuple(range(-1, len(positions) - 1))
         part = Part(
-            JOB, 1, 0, positions, positions, tuple(text[self.cached :]), (), self.cached, self.cached,
-            Moves(self.cached, ()), parents, tuple(range(len(positions) - rows, len(positions))),
-        )  # fmt: skip
+            JOB,
+            1,
+            0,
+            positions,
+            positions,
+            tuple(text[self.cached :]),
+            (),
+            self.cached,
+            self.cached,
+            Moves(self.cached, ()),
+            parents,
+            tuple(range(len(positions) - rows, len(positions))),
+        )
         self.cached = len(self.sequence)
         return [Run(Pass((part,)))]
 
@@ -212,7 +238,9 @@ def run(agreement: float) -> tuple[Simulation, list[ChainModel]]:
 def test_only_the_last_models_text_is_committed(agreement: float) -> None:
     simulation, models = run(agreement)
     assert tuple(simulation.jobs[JOB].tokens) == TARGET.decode(PROMPT, COUNT, Sampling())
-    assert models[1].unasked + models[2].unasked > 0, "no draft ever arrived while a model was at work"
+    assert models[1].unasked + models[2].unasked > 0, (
+        "no draft ever arrived while a model was at work"
+    )
 
 
 def test_the_chain_is_faster_than_the_last_model_alone() -> None:

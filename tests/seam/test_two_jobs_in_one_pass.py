@@ -24,17 +24,21 @@ def test_two_jobs_share_passes_and_keep_their_own_text(stages: int) -> None:
     jobs = {
         "a": JobSpec(prompt_ids=(2, 3, 4), max_new_tokens=40, strategy="flowspec"),
         "b": JobSpec(
-            prompt_ids=(9, 8, 7, 6), max_new_tokens=40, strategy="naive_pp",
+            prompt_ids=(9, 8, 7, 6),
+            max_new_tokens=40,
+            strategy="naive_pp",
             sampling=Sampling(temperature=1.0, seed=4),
         ),
         "c": JobSpec(prompt_ids=(30,), max_new_tokens=20, strategy="autoregressive"),
-    }  # fmt: skip
+    }
     for name, spec in jobs.items():
         submit(simulation, name, spec)
     simulation.run()
     for name, spec in jobs.items():
         record = simulation.jobs[name]
-        assert tuple(record.tokens) == TARGET.decode(spec.prompt_ids or (), spec.max_new_tokens, spec.sampling)
+        assert tuple(record.tokens) == TARGET.decode(
+            spec.prompt_ids or (), spec.max_new_tokens, spec.sampling
+        )
         assert record.finish is not None
         assert record.finish.error == ""
     assert max(shared) == 2, "no pass was ever shared"

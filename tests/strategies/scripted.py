@@ -39,7 +39,10 @@ class ScriptedDrafter:
         raise AssertionError("not a draft head")
 
     def run(self, work: Draft) -> DraftDone:
-        found = [list(self._script.get(work.part.tokens[row], [(99, -1.0)]))[: work.width] for row in work.part.answers]
+        found = [
+            list(self._script.get(work.part.tokens[row], [(99, -1.0)]))[: work.width]
+            for row in work.part.answers
+        ]
         tokens = tuple(tuple(token for token, _ in entries) for entries in found)
         return DraftDone(tokens, tuple(tuple(value for _, value in entries) for entries in found))
 
@@ -62,7 +65,9 @@ def pipeline(
     costs: Costs = UNIT,
     tap: Tap | None = None,
 ) -> Simulation:
-    """A run of ``strategy`` to its end; the first ``prompt`` tokens of ``target`` are the prompt."""
+    """A run of ``strategy`` to its end; the first ``prompt`` tokens of ``target`` are
+    the prompt.
+    """
     limits = Limits(stages, 512, 128, frozenset(), middles=len(middles))
     nodes: dict[str, Any] = {"d0": (DraftMachine(limits, build), ScriptedDrafter(script))}
     for stage in range(1, stages + 1):
@@ -72,7 +77,7 @@ def pipeline(
     simulation = Simulation(nodes, costs, tap=tap)
     spec = JobSpec(
         prompt_ids=tuple(target[:prompt]), max_new_tokens=len(target) - prompt, strategy=strategy
-    )  # fmt: skip
+    )
     simulation.post("d0", Envelope(SCHEDULER, 1, Submit("j", 1, tuple(spec.fields().items()))))
     simulation.run()
     assert simulation.jobs["j"].tokens == list(target[prompt:])

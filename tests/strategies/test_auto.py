@@ -30,20 +30,30 @@ from flowspec.testbed.texts import Text
 from tests.toy import PROMPT, TARGET, pipeline, submit
 
 PROMPTS = (PROMPT, *(tuple((first + at * 3) % 60 + 2 for at in range(10)) for first in (7, 21)))
-GREEDY, SAMPLED = Sampling(), Sampling(temperature=1.0, seed=3)
-COUNT, STAGES, UNIT = 40, 4, 0.01
+GREEDY = Sampling()
+SAMPLED = Sampling(temperature=1.0, seed=3)
+COUNT = 40
+STAGES = 4
+UNIT = 0.01
 
 
 def priced(passes: Callable[[int], float], row: float = 0.0) -> Costs:
-    """A pass over n rows takes ``passes(n)``; a row keeps the link between two stages busy for ``row``; units of 10 ms,
-    so that the longest queue of a slow link is no stall."""
+    """A pass over n rows takes ``passes(n)``; a row keeps the link between two stages busy for
+    ``row``; units of 10 ms, so that the longest queue of a slow link is no stall.
+    """
 
     def work(node: str, work: Work) -> float:
-        return UNIT * (passes(sum(len(part.ids) for part in work.parts)) if isinstance(work, Pass) else 0.05)
+        return UNIT * (
+            passes(sum(len(part.ids) for part in work.parts)) if isinstance(work, Pass) else 0.05
+        )
 
     def occupy(source: str, target: str, envelope: Envelope) -> float:
         message = envelope.message
-        return UNIT * row * len(message.ids) if isinstance(message, Segment) and source != "d0" else 0.0
+        return (
+            UNIT * row * len(message.ids)
+            if isinstance(message, Segment) and source != "d0"
+            else 0.0
+        )
 
     return Costs(work, occupy=occupy)
 
@@ -75,8 +85,14 @@ class Bench:
         self._simulation = pipeline(STAGES, costs=COSTS[costs], tap=self._tap)
 
     def _tap(self, node: str, now: float, event: Input, outputs: list[Output]) -> None:
-        sent = [output.envelope.message for output in outputs if isinstance(output, Send) and node == "d0"]
-        self._rows += [len(message.ids) for message in sent if isinstance(message, Segment) and message.round]
+        sent = [
+            output.envelope.message
+            for output in outputs
+            if isinstance(output, Send) and node == "d0"
+        ]
+        self._rows += [
+            len(message.ids) for message in sent if isinstance(message, Segment) and message.round
+        ]
 
     def run(
         self,
@@ -85,21 +101,31 @@ class Bench:
         sampling: Sampling = GREEDY,
         record: bool = False,
     ) -> Ran:
-        simulation, job = self._simulation, f"j{len(self._simulation.jobs)}"
+        simulation = self._simulation
+        job = f"j{len(self._simulation.jobs)}"
         self._rows.clear()
-        spec = JobSpec(prompt_ids=prompt, max_new_tokens=COUNT, sampling=sampling, strategy=strategy, record=record)
+        spec = JobSpec(
+            prompt_ids=prompt,
+            max_new_tokens=COUNT,
+            sampling=sampling,
+            strategy=strategy,
+            record=record,
+        )
         submit(simulation, job, spec, simulation.now)
         simulation.run()
         made = simulation.jobs[job]
         assert made.finish is not None and made.finish.error == ""
         assert tuple(made.tokens) == TARGET.decode(prompt, COUNT, sampling)
-        (start, before), (end, after) = made.committed_at[0], made.committed_at[-1]
+        (start, before) = made.committed_at[0]
+        (end, after) = made.committed_at[-1]
         decided = [entry["rows"] for entry in made.finish.stats.get("decisions", ())]
         return Ran(end - start, after - before, self._rows.copy(), decided)
 
 
 @cache
-def two(costs: str, prompt: tuple[int, ...] = PROMPT, sampling: Sampling = GREEDY) -> tuple[Ran, Ran]:
+def two(
+    costs: str, prompt: tuple[int, ...] = PROMPT, sampling: Sampling = GREEDY
+) -> tuple[Ran, Ran]:
     """A first job and a second one like it."""
     bench = Bench(costs)
     return bench.run(prompt=prompt, sampling=sampling), bench.run(prompt=prompt, sampling=sampling)
@@ -133,7 +159,8 @@ def test_where_a_second_row_costs_four_times_as_much_a_second_job_sends_none() -
 def test_the_slower_the_link_the_narrower_the_segments() -> None:
     """Passes take the same whatever their rows; it is the rows' way that costs."""
     free, slow, slower = (
-        median(grown(two(costs)[1])) for costs in ("rows are free", "a slow link", "a link slower than the stages")
+        median(grown(two(costs)[1]))
+        for costs in ("rows are free", "a slow link", "a link slower than the stages")
     )
     assert free > 10 * slow
     assert slow >= slower == 1
@@ -154,7 +181,9 @@ def test_a_job_with_experience_is_nearly_as_fast_as_with_the_best_given_rows(cos
         ran = [Bench(costs).run(f"auto:rows={rows}", prompt) for prompt in PROMPTS]
         seconds[rows] = sum(one.seconds for one in ran) / sum(one.tokens for one in ran)
     own = [two(costs, prompt)[1] for prompt in PROMPTS]
-    assert sum(one.seconds for one in own) / sum(one.tokens for one in own) <= 1.03 * min(seconds.values()), seconds
+    assert sum(one.seconds for one in own) / sum(one.tokens for one in own) <= 1.03 * min(
+        seconds.values()
+    ), seconds
 
 
 @pytest.mark.parametrize("costs", COSTS)
@@ -166,9 +195,11 @@ def test_the_text_is_the_targets_at_a_temperature_too(costs: str) -> None:
 
 
 def test_a_recorded_job_does_what_it_does_on_a_pipeline_nobody_has_used() -> None:
-    used, fresh = Bench("rows are free"), Bench("rows are free")
+    used = Bench("rows are free")
+    fresh = Bench("rows are free")
     used.run()
-    recorded, alone = used.run(record=True), fresh.run(record=True)
+    recorded = used.run(record=True)
+    alone = fresh.run(record=True)
     assert (recorded.rows, recorded.decided) == (alone.rows, alone.decided)
     assert fresh.run().rows == two("rows are free")[0].rows, "nor does it leave anything behind"
     assert used.run().decided[0] > 1, "others still know what they knew"
@@ -176,10 +207,14 @@ def test_a_recorded_job_does_what_it_does_on_a_pipeline_nobody_has_used() -> Non
 
 @pytest.mark.parametrize("name", ["rtx3090-70b", "a100-70b", "jetson-7b"])
 @pytest.mark.parametrize("right", [0.001, 0.04, 0.1])
-def test_where_the_drafter_knows_next_to_nothing_it_is_no_slower_than_plain_decoding(name: str, right: float) -> None:
-    profile, target = load(name), open_directory(default_pair()[0])
+def test_where_the_drafter_knows_next_to_nothing_it_is_no_slower_than_plain_decoding(
+    name: str, right: float
+) -> None:
+    profile = load(name)
+    target = open_directory(default_pair()[0])
     text = Text(tuple(range(10, 40)), tuple((at * 7919 + 11) % 4000 for at in range(COUNT)), GREEDY)
-    costs, stages = profile_costs(profile, profile.stages[0], "slm"), profile.stages[0]
+    costs = profile_costs(profile, profile.stages[0], "slm")
+    stages = profile.stages[0]
     seconds = {}
     for strategy in ("auto", "autoregressive"):
         rates = (right, right / 4, right / 8)
@@ -192,15 +227,29 @@ def test_where_the_drafter_knows_next_to_nothing_it_is_no_slower_than_plain_deco
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=200))
-def test_every_token_is_counted_for_the_drafter_that_was_chosen_by_then(drafters: list[int]) -> None:
+def test_every_token_is_counted_for_the_drafter_that_was_chosen_by_then(
+    drafters: list[int],
+) -> None:
     """One drafter a token after the first; what was written down is where it changed."""
-    changes = [(at, drafter) for at, drafter in enumerate(drafters) if at == 0 or drafters[at - 1] != drafter]
+    changes = [
+        (at, drafter)
+        for at, drafter in enumerate(drafters)
+        if at == 0 or drafters[at - 1] != drafter
+    ]
     whole = len(changes) < DECISIONS
-    decisions = [{"segments": 3, "rows": 1}, *({"tokens": at, "drafter": drafter} for at, drafter in changes)]
-    stats = {"tokens": len(drafters) + 1, "decisions": decisions if whole else decisions[: DECISIONS + 1]}
+    decisions = [
+        {"segments": 3, "rows": 1},
+        *({"tokens": at, "drafter": drafter} for at, drafter in changes),
+    ]
+    stats = {
+        "tokens": len(drafters) + 1,
+        "decisions": decisions if whole else decisions[: DECISIONS + 1],
+    }
     known = drafters if whole else drafters[: changes[DECISIONS - 1][0]]
     assert drafted(stats) == {drafter: known.count(drafter) for drafter in known}
-    assert drafted(named(stats, "abc")) == {"abc"[drafter]: count for drafter, count in drafted(stats).items()}
+    assert drafted(named(stats, "abc")) == {
+        "abc"[drafter]: count for drafter, count in drafted(stats).items()
+    }
     assert named(named(stats, "abc"), "abc") == named(stats, "abc")
     assert named(stats, ()) == stats, "a pipeline without names has numbers"
 
@@ -209,4 +258,6 @@ def test_a_job_without_a_choice_counts_for_nobody() -> None:
     for stats in ({"tokens": 9}, {"tokens": 9, "decisions": [{"segments": 0, "rows": 1}]}):
         assert drafted(stats) == {}
         assert named(stats, ("a", "b")) == stats
-    assert drafted({"tokens": 0, "decisions": [{"tokens": 0, "drafter": 1}]}) == {1: 0}, "it failed before its first"
+    assert drafted({"tokens": 0, "decisions": [{"tokens": 0, "drafter": 1}]}) == {1: 0}, (
+        "it failed before its first"
+    )

@@ -41,7 +41,9 @@ def refused(text: str) -> str:
 def test_auto_is_taken_where_it_is_documented_and_refused_elsewhere(name: str, option: str) -> None:
     kind = STRATEGIES[name].Params
     if (name, option) in AUTOMATIC:
-        assert read_params(kind, {option: "auto"}) == read_params(kind, {option: "0"}), "0 means the same"
+        assert read_params(kind, {option: "auto"}) == read_params(kind, {option: "0"}), (
+            "0 means the same"
+        )
         assert refused(f"{name}:{option}=some").endswith("expected a whole number or auto")
     else:
         message = refused(f"{name}:{option}=auto")
@@ -49,19 +51,33 @@ def test_auto_is_taken_where_it_is_documented_and_refused_elsewhere(name: str, o
 
 
 def test_auto_leaves_the_choice_to_the_strategy() -> None:
-    for text in ("pipedec:groups=auto", "pipedec:groups=0", "specpipe:in_flight=AUTO", "chain:in_flight=auto"):
+    for text in (
+        "pipedec:groups=auto",
+        "pipedec:groups=0",
+        "specpipe:in_flight=AUTO",
+        "chain:in_flight=auto",
+    ):
         assert build(text, 3).capacity == 3
     paced = build("pipedec:groups=2", 3)
     assert paced.capacity == 2
     assert isinstance(paced.pace, Timestep)
-    for text, tuned in (("specpipe:width=auto", True), ("specpipe:width=0", True), ("specpipe", False)):
+    for text, tuned in (
+        ("specpipe:width=auto", True),
+        ("specpipe:width=0", True),
+        ("specpipe", False),
+    ):
         strategy = build(text, 3)
         assert isinstance(strategy, SpecPipe)
         assert (strategy.tuner is not None) == tuned
 
 
 def test_the_list_shows_auto_where_it_is_the_default() -> None:
-    shown = {(entry.name, option) for entry in describe() for option, default in entry.options if default == "auto"}
+    shown = {
+        (entry.name, option)
+        for entry in describe()
+        for option, default in entry.options
+        if default == "auto"
+    }
     assert shown == AUTOMATIC - {("specpipe", "width")}
 
 
@@ -78,7 +94,10 @@ def test_an_option_given_twice_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("share", [0, 101])
 def test_a_nucleus_is_a_share_in_percent(share: int) -> None:
-    assert refused(f"specpipe_lossy_nucleus:nucleus={share}") == f"nucleus is {share}; expected 1 to 100"
+    assert (
+        refused(f"specpipe_lossy_nucleus:nucleus={share}")
+        == f"nucleus is {share}; expected 1 to 100"
+    )
     assert "children is 0" in refused("specpipe_lossy_nucleus:children=0")
     for taken in (1, 100):
         build(f"specpipe_lossy_nucleus:nucleus={taken}", 3)

@@ -23,13 +23,30 @@ from tests.toy import PROMPT, TARGET, generate, pipeline, submit
 LOSSY = sorted(set(STRATEGIES) - set(EXACT))
 VARIANTS = [
     *EXACT,
-    "flowspec:lockstep=on", "flowspec:merge=off", "flowspec:expand=off", "flowspec:order=generation",
-    "flowspec:nodes=5,width=2,loops=2,segment=3", "pruned_pp:order=score,lockstep=on", "naive_pp:lockstep=on",
-    "flowspec:merge=off,expand=off,lockstep=on", "flowspec:nodes=300,segment=40", "flowspec:coupled=off",
-    "pipedec:groups=2", "pipedec:barrier=off", "pipedec:width=4,children=2", "specpipe:width=auto", "specpipe:levels=2",
-    "specpipe:barrier=on", "specpipe:width=3,children=2,in_flight=9", "chain:window=1", "chain:window=5,in_flight=3",
-    "chain:confidence=30", "pipespec:window=4", "speculative:lookahead=3", "static_tree:shape=2-2-1",
-]  # fmt: skip
+    "flowspec:lockstep=on",
+    "flowspec:merge=off",
+    "flowspec:expand=off",
+    "flowspec:order=generation",
+    "flowspec:nodes=5,width=2,loops=2,segment=3",
+    "pruned_pp:order=score,lockstep=on",
+    "naive_pp:lockstep=on",
+    "flowspec:merge=off,expand=off,lockstep=on",
+    "flowspec:nodes=300,segment=40",
+    "flowspec:coupled=off",
+    "pipedec:groups=2",
+    "pipedec:barrier=off",
+    "pipedec:width=4,children=2",
+    "specpipe:width=auto",
+    "specpipe:levels=2",
+    "specpipe:barrier=on",
+    "specpipe:width=3,children=2,in_flight=9",
+    "chain:window=1",
+    "chain:window=5,in_flight=3",
+    "chain:confidence=30",
+    "pipespec:window=4",
+    "speculative:lookahead=3",
+    "static_tree:shape=2-2-1",
+]
 GREEDY = Sampling()
 SAMPLED = [Sampling(temperature=1.0, seed=seed) for seed in range(3)]
 NUCLEUS = Sampling(temperature=0.6, top_k=20, top_p=0.9, seed=7)
@@ -69,7 +86,9 @@ def test_the_end_of_the_context_is_the_end(variant: str) -> None:
 
 @pytest.mark.parametrize("variant", EXACT)
 def test_seeds_are_reproduced_and_differ(variant: str) -> None:
-    texts = [tuple(generate(variant, 2, sampling=sampling, count=30).tokens) for sampling in SAMPLED]
+    texts = [
+        tuple(generate(variant, 2, sampling=sampling, count=30).tokens) for sampling in SAMPLED
+    ]
     assert texts == [TARGET.decode(PROMPT, 30, sampling) for sampling in SAMPLED]
     assert len(set(texts)) == len(texts)
 
@@ -92,7 +111,11 @@ class Watch:
             session.tree.check()
             assert session.in_flight <= session.strategy.capacity
         for output in outputs:
-            if isinstance(output, Send) and isinstance(segment := output.envelope.message, Segment) and segment.round:
+            if (
+                isinstance(output, Send)
+                and isinstance(segment := output.envelope.message, Segment)
+                and segment.round
+            ):
                 self.sent[segment.segment] += 1
                 self.rows[segment.segment] = set(segment.ids)
         if isinstance(event, Received):
@@ -115,7 +138,8 @@ def watched(variant: str, stages: int, hit_rate: float, costs: Costs) -> tuple[W
 
 
 UNIT = Costs(lambda node, work: unit_costs(work))
-#: Links take time, the drafter is quick, stages differ: answers and prunes meet segments everywhere.
+#: Links take time, the drafter is quick, stages differ: answers and prunes meet segments
+#: everywhere.
 RAGGED = Costs(
     lambda node, work: {"d0": 0.3, "s1": 1.0, "s2": 1.7, "s3": 0.6}.get(node, 1.1),
     lambda source, target, envelope: 0.45,
@@ -156,20 +180,25 @@ def test_nothing_is_left_behind(variant: str) -> None:
 
 @pytest.mark.parametrize("variant", [v for v in VARIANTS if "lockstep" in v])
 def test_lockstep_starts_no_step_before_the_answer_of_n_steps_before(variant: str) -> None:
-    """With answers slow to travel, the last stage must not run ahead of the draft worker's verdicts."""
+    """With answers slow to travel, the last stage must not run ahead of the draft worker's
+    verdicts.
+    """
     slow = Costs(
         lambda node, work: unit_costs(work),
         lambda source, target, envelope: 5.0 if target == "d0" else 0.0,
     )
     watch, _ = watched(variant, 2, 1.0, slow)
-    answers, running, held_back = 0, 0, False
+    answers = 0
+    running = 0
+    held_back = False
     for node, _, event, outputs in watch.trace:  # type: ignore[misc]
         if node == "d0" and isinstance(event, Received):
             answers += sum(isinstance(envelope.message, Result) for envelope in event.envelopes)
         for output in outputs:
             if node == "s2" and isinstance(output, Run) and isinstance(output.work, StagePass):
                 running += min(output.work.parts[0].ids) >= len(PROMPT)
-                # Segment i is at stage 2 in step i + 1, after verdict i - 1. The first answer is the prompt's.
+                # Segment i is at stage 2 in step i + 1, after verdict i - 1. The first answer is
+                # the prompt's.
                 assert running <= answers - 1 + 1
                 held_back |= running == answers - 1 + 1
     assert held_back, "the barrier never bound"
@@ -187,7 +216,9 @@ def test_a_lossy_mode_says_so_in_name_and_result_and_ends(name: str) -> None:
 
 
 def test_the_relaxed_mode_hits_where_the_exact_one_misses() -> None:
-    exact, relaxed = (generate(name, 3, hit_rate=0.3) for name in ("specpipe", "specpipe_lossy_relaxed"))
+    exact, relaxed = (
+        generate(name, 3, hit_rate=0.3) for name in ("specpipe", "specpipe_lossy_relaxed")
+    )
     assert exact.finish is not None
     assert relaxed.finish is not None
     assert relaxed.finish.stats["hit_rate"] == 1.0  # every child is among the 256 best of 64 tokens
@@ -199,7 +230,8 @@ def test_the_relaxed_mode_hits_where_the_exact_one_misses() -> None:
 def test_the_nucleus_mode_takes_the_drafts_favourite_of_those_the_target_likes() -> None:
     tree = Tree(0)
     root = tree.plant(1, 0, -1)
-    best, second = tree.add(root, 5, -0.1), tree.add(root, 6, -0.2)
+    best = tree.add(root, 5, -0.1)
+    second = tree.add(root, 6, -0.2)
     tree.select([best, second])
     mode = build("specpipe_lossy_nucleus:nucleus=50", 2)
     top = [(7, math.log(0.4)), (6, math.log(0.3)), (5, math.log(0.2))]
@@ -211,9 +243,12 @@ def test_the_nucleus_mode_takes_the_drafts_favourite_of_those_the_target_likes()
 class Meddled(Simulation):
     """A broker that says some things twice, and loses one message if told which."""
 
-    def __init__(self, *arguments: Any, lose: tuple[type, str] | None = None, **options: Any) -> None:
+    def __init__(
+        self, *arguments: Any, lose: tuple[type, str] | None = None, **options: Any
+    ) -> None:
         super().__init__(*arguments, **options)
-        self._lose, self._seen = lose, 0
+        self._lose = lose
+        self._seen = 0
         self.lost = False
 
     def _deliver(self, source: str, to: str, envelope: Envelope) -> None:
@@ -234,8 +269,8 @@ class Meddled(Simulation):
 def meddled(variant: str, **options: Any) -> Meddled:
     """A run in which senders' messages overtake each other on the way to a receiver.
 
-    Each sender's keep their order. What the graph lets go keeps its place among the draft worker's own: a
-    commit and the segments it releases are written to one log by one script.
+    Each sender's keep their order. What the graph lets go keeps its place among the draft
+    worker's own: a commit and the segments it releases are written to one log by one script.
     """
     arrived: dict[tuple[str, str], float] = {}
 
@@ -268,5 +303,9 @@ def test_a_lost_message_ends_in_a_clear_failure(variant: str, lose: tuple[type, 
     assert simulation.lost
     assert record.finish is not None, "it hangs"
     assert record.finish.reason == "error"
-    assert "lost" in record.finish.error or "missing" in record.finish.error or "lacks" in record.finish.error
+    assert (
+        "lost" in record.finish.error
+        or "missing" in record.finish.error
+        or "lacks" in record.finish.error
+    )
     assert tuple(record.tokens) == TARGET.decode(PROMPT, 40, GREEDY)[: len(record.tokens)]

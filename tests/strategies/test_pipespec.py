@@ -17,8 +17,11 @@ from tests.toy import PROMPT, TARGET, generate
 TEXT = [1, 2, *range(3, 16)]
 #: The drafter counts on rightly, but says 80 after 8 and then 81, 82.
 SCRIPT = {token: [(token + 1, -0.1)] for token in range(3, 40)} | {
-    8: [(80, -0.1)], 80: [(81, -0.1)], 81: [(82, -0.1)], 82: [(83, -0.1)],
-}  # fmt: skip
+    8: [(80, -0.1)],
+    80: [(81, -0.1)],
+    81: [(82, -0.1)],
+    82: [(83, -0.1)],
+}
 #: The middle model says 90 after 12.
 OWN = [1, 2, *range(3, 13), 90, 91, 92, 93, 94]
 NAMES = {"d0": "small", "m1": "middle", "s1": "target"}
@@ -26,7 +29,9 @@ SECONDS = {"d0": 1.0, "m1": 2.0, "s1": 4.0}
 
 
 def script(strategy: str, until: float) -> list[str]:
-    """Who ran what and when; a drafter's line is what its text ended in, the others' what they were given."""
+    """Who ran what and when; a drafter's line is what its text ended in, the others' what they were
+    given.
+    """
     lines: list[str] = []
 
     def tap(node: str, now: float, event: Input, outputs: list[Output]) -> None:
@@ -40,57 +45,114 @@ def script(strategy: str, until: float) -> list[str]:
                 lines.append(f"{now:g} committed {' '.join(map(str, output.tokens))}")
 
     costs = Costs(lambda node, work: SECONDS[node])
-    pipeline(strategy, TEXT, SCRIPT, stages=1, middles=[lambda: ScriptedMiddle({"j": OWN})], costs=costs, tap=tap)
+    pipeline(
+        strategy,
+        TEXT,
+        SCRIPT,
+        stages=1,
+        middles=[lambda: ScriptedMiddle({"j": OWN})],
+        costs=costs,
+        tap=tap,
+    )
     return [line for line in lines if 4 <= float(line.split()[0]) <= until]
 
 
 def test_a_chain_of_three_models() -> None:
     assert script("pipespec", 24) == [
-        "4 committed 3", "4 target verifies 3", "4 small drafts after 3", "4 middle verifies 3",
-        "5 small drafts after 4", "6 small drafts after 5",
-        # The middle model's own word after 3 was 4, which the small one had said too: it goes on with 4 5.
-        "6 middle verifies 4 5", "7 small drafts after 6", "8 small drafts after 7",
-        "8 committed 4", "8 target verifies 4", "8 middle verifies 6 7",
-        "9 small drafts after 8", "10 small drafts after 80",
-        "10 middle verifies 8 80", "11 small drafts after 81", "12 small drafts after 82",
+        "4 committed 3",
+        "4 target verifies 3",
+        "4 small drafts after 3",
+        "4 middle verifies 3",
+        "5 small drafts after 4",
+        "6 small drafts after 5",
+        # The middle model's own word after 3 was 4, which the small one had said too: it goes on
+        # with 4 5.
+        "6 middle verifies 4 5",
+        "7 small drafts after 6",
+        "8 small drafts after 7",
+        "8 committed 4",
+        "8 target verifies 4",
+        "8 middle verifies 6 7",
+        "9 small drafts after 8",
+        "10 small drafts after 80",
+        "10 middle verifies 8 80",
+        "11 small drafts after 81",
+        "12 small drafts after 82",
         # The target takes the middle model's text as far as it has come.
-        "12 committed 5", "12 target verifies 5 6 7 8",
-        # 80 was wrong: the middle model goes on alone with its own 9, the small one adopts it and runs behind.
-        "12 middle verifies 9", "13 small drafts after 9", "14 small drafts after 10",
-        "14 middle verifies 10", "15 small drafts after 11", "16 small drafts after 12",
-        "16 committed 6 7 8 9", "16 target verifies 9 10", "16 middle verifies 11 12",
-        "17 small drafts after 13", "18 small drafts after 14",
+        "12 committed 5",
+        "12 target verifies 5 6 7 8",
+        # 80 was wrong: the middle model goes on alone with its own 9, the small one adopts it and
+        # runs behind.
+        "12 middle verifies 9",
+        "13 small drafts after 9",
+        "14 small drafts after 10",
+        "14 middle verifies 10",
+        "15 small drafts after 11",
+        "16 small drafts after 12",
+        "16 committed 6 7 8 9",
+        "16 target verifies 9 10",
+        "16 middle verifies 11 12",
+        "17 small drafts after 13",
+        "18 small drafts after 14",
         # The middle model leaves the target's text and takes the small one with it.
-        "18 middle verifies 90", "19 small drafts after 90", "20 small drafts after 99",
-        "20 committed 10 11", "20 target verifies 11 12 90", "20 middle verifies 91",
-        "21 small drafts after 91", "22 small drafts after 99", "22 middle verifies 92",
-        "23 small drafts after 92", "24 small drafts after 99",
-        # Rolled back by the target: both adopt 13, and what the small one had drafted after it is still there.
-        "24 committed 12 13", "24 target verifies 13", "24 middle verifies 13 14 15",
-    ]  # fmt: skip
+        "18 middle verifies 90",
+        "19 small drafts after 90",
+        "20 small drafts after 99",
+        "20 committed 10 11",
+        "20 target verifies 11 12 90",
+        "20 middle verifies 91",
+        "21 small drafts after 91",
+        "22 small drafts after 99",
+        "22 middle verifies 92",
+        "23 small drafts after 92",
+        "24 small drafts after 99",
+        # Rolled back by the target: both adopt 13, and what the small one had drafted after it is
+        # still there.
+        "24 committed 12 13",
+        "24 target verifies 13",
+        "24 middle verifies 13 14 15",
+    ]
 
 
 def test_the_synchronous_chain_runs_one_model_at_a_time() -> None:
     lines = script("speculative:lookahead=4", 30)
     assert lines == [
-        "4 committed 3", "4 small drafts after 3", "5 small drafts after 4", "6 small drafts after 5",
+        "4 committed 3",
+        "4 small drafts after 3",
+        "5 small drafts after 4",
+        "6 small drafts after 5",
         "7 middle verifies 3 4 5 6",
         "9 target verifies 3 4 5 6 7",
-        "13 committed 4 5 6 7 8", "13 small drafts after 8", "14 small drafts after 80", "15 small drafts after 81",
-        # The middle model refuses 80, says 9 and drafts on alone until the window is full. It had not run 7 yet.
-        "16 middle verifies 7 8 80 81 82", "18 middle verifies 9", "20 middle verifies 10",
+        "13 committed 4 5 6 7 8",
+        "13 small drafts after 8",
+        "14 small drafts after 80",
+        "15 small drafts after 81",
+        # The middle model refuses 80, says 9 and drafts on alone until the window is full. It had
+        # not run 7 yet.
+        "16 middle verifies 7 8 80 81 82",
+        "18 middle verifies 9",
+        "20 middle verifies 10",
         "22 target verifies 8 9 10 11",
-        "26 committed 9 10 11 12", "26 small drafts after 12", "27 small drafts after 13", "28 small drafts after 14",
+        "26 committed 9 10 11 12",
+        "26 small drafts after 12",
+        "27 small drafts after 13",
+        "28 small drafts after 14",
         "29 middle verifies 11 12 13 14 15",
-    ]  # fmt: skip
+    ]
     starts = [float(line.split()[0]) for line in lines if "verifies" in line or "drafts" in line]
     assert all(a < b for a, b in itertools.pairwise(starts)), "never two at once"
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0, seed=4)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), Sampling(temperature=1.0, seed=4)], ids=["greedy", "sampled"]
+)
 @pytest.mark.parametrize("middles", [(), (0.0,), (0.8,), (1.0,), (0.9, 0.5, 0.7)])
-@pytest.mark.parametrize("strategy", ["pipespec:window=30", "pipespec:window=5,lookahead=4", "speculative"])
-def test_any_chain_gives_the_targets_text(strategy: str, middles: tuple[float, ...], sampling: Sampling) -> None:
+@pytest.mark.parametrize(
+    "strategy", ["pipespec:window=30", "pipespec:window=5,lookahead=4", "speculative"]
+)
+def test_any_chain_gives_the_targets_text(
+    strategy: str, middles: tuple[float, ...], sampling: Sampling
+) -> None:
     record = generate(strategy, 2, hit_rate=0.6, middles=middles, sampling=sampling, count=32)
     assert record.finish is not None
     assert record.finish.error == ""

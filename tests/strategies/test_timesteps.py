@@ -1,7 +1,7 @@
 """Timesteps counted by hand: what the papers say a hit, a miss and a starved pipeline cost.
 
-The unit is one pass of a stage; drafting a layer takes as long. The prompt's first token comes after one
-pass of every stage.
+The unit is one pass of a stage; drafting a layer takes as long. The prompt's first token comes
+after one pass of every stage.
 """
 
 from __future__ import annotations
@@ -43,8 +43,12 @@ def test_a_miss_costs_a_refill_of_all_groups(strategy: str, stages: int) -> None
 
 
 @pytest.mark.parametrize(("groups", "stages", "step"), [(2, 4, 2), (3, 6, 2), (2, 6, 3), (4, 4, 1)])
-def test_the_stages_of_a_group_follow_each_other_within_a_timestep(groups: int, stages: int, step: int) -> None:
-    """A timestep lasts as long as its largest group; the fill takes as many timesteps as there are groups."""
+def test_the_stages_of_a_group_follow_each_other_within_a_timestep(
+    groups: int, stages: int, step: int
+) -> None:
+    """A timestep lasts as long as its largest group; the fill takes as many timesteps as there are
+    groups.
+    """
     assert gaps(f"pipedec:groups={groups}", stages, 1.0) == [stages] + [step] * 22
     assert gaps(f"pipedec:groups={groups}", stages, 0.0) == [groups * step] * 23
 
@@ -55,8 +59,8 @@ def test_two_levels_a_segment_commit_two_tokens_where_both_hit() -> None:
     assert [b - a for a, b in itertools.pairwise(counts)] == [1, 1] + [2] * 11
 
 
-#: After 3 the drafter prefers 5 (wrong) to 4 (right), so that with two nodes a layer everything deeper hangs
-#: from the wrong one; below 4 it knows the way.
+#: After 3 the drafter prefers 5 (wrong) to 4 (right), so that with two nodes a layer everything
+#: deeper hangs from the wrong one; below 4 it knows the way.
 STARVED = {
     3: [(5, -0.1), (4, -2.5)],
     5: [(50, -0.1), (51, -0.1)],
@@ -73,9 +77,9 @@ STARVED = {
 def test_partial_starvation(strategy: str) -> None:
     """Three stages; prompt 1 2, text 3 4 6 7 8 9.
 
-    t=3   3 is decided by prefill and enters stage 1; the drafter works below it.
-    t=4   layer {5, 4} follows; t=5 layer {50, 51}: both below 5, the wrong one.
-    t=6   3's row says 4: a hit. 4's row is at stage 3 next; behind it nothing lives, so stage 2 idles. The
+    t=3   3 is decided by prefill and enters stage 1; the drafter works below it. t=4   layer {5,
+    4} follows; t=5 layer {50, 51}: both below 5, the wrong one. t=6   3's row says 4: a hit. 4's
+    row is at stage 3 next; behind it nothing lives, so stage 2 idles. The
           drafter begins again below 4, the deepest layer that survived, whose candidates are known:
           {6, 60} enters stage 1 at once, behind the gap.
     t=7   4's row says 6: a hit, one stage on its way. Now stage 3 idles: the gap moves on.
@@ -103,10 +107,18 @@ def test_the_static_tree_has_twenty_nodes_and_goes_as_one_segment() -> None:
     sent: list[Segment] = []
 
     def tap(node: str, now: float, event: Input, outputs: list[Output]) -> None:
-        messages = [output.envelope.message for output in outputs if isinstance(output, Send) and node == "d0"]
-        sent.extend(message for message in messages if isinstance(message, Segment) and message.round)
+        messages = [
+            output.envelope.message
+            for output in outputs
+            if isinstance(output, Send) and node == "d0"
+        ]
+        sent.extend(
+            message for message in messages if isinstance(message, Segment) and message.round
+        )
 
-    script = {token: [(token + 1, -0.1), (token + 40, -1.0), (token + 41, -2.0)] for token in range(3, 60)}
+    script = {
+        token: [(token + 1, -0.1), (token + 40, -1.0), (token + 41, -2.0)] for token in range(3, 60)
+    }
     pipeline("static_tree", [1, 2, *range(3, 24)], script, stages=2, tap=tap)
     first = sent[0]
     assert len(first.ids) == 21
@@ -117,7 +129,11 @@ def test_the_static_tree_has_twenty_nodes_and_goes_as_one_segment() -> None:
 
 
 def test_a_static_trees_round_is_a_draft_and_a_pass_of_every_stage() -> None:
-    assert gaps("static_tree", 4, 1.0) == [5, 5, 5]  # nine tokens a round: eight levels and one more
+    assert gaps("static_tree", 4, 1.0) == [
+        5,
+        5,
+        5,
+    ]  # nine tokens a round: eight levels and one more
     assert gaps("static_tree", 4, 0.0) == [5] * 23
 
 
@@ -129,13 +145,17 @@ def test_a_chain_keeps_windows_in_flight_and_loses_them_all_at_a_miss() -> None:
 
 @pytest.mark.parametrize("latency", [0.0, 2.0, 6.0])
 def test_a_chain_keeps_as_many_windows_in_flight_as_hide_the_link(latency: float) -> None:
-    """Three stages and four links there and back; the drafter is quick. Where guesses are right the time
-    between tokens nears one pass, however long the way."""
-    slow = Costs(lambda node, work: 0.1 if node == "d0" else 1.0, lambda source, target, envelope: latency)
+    """Three stages and four links there and back; the drafter is quick. Where guesses are right the
+    time between tokens nears one pass, however long the way.
+    """
+    slow = Costs(
+        lambda node, work: 0.1 if node == "d0" else 1.0, lambda source, target, envelope: latency
+    )
 
     def seconds(strategy: str) -> float:
         record = generate(strategy, 3, hit_rate=1.0, ranks=(0,), costs=slow, count=120)
-        (first, before), (last, after) = record.committed_at[-40], record.committed_at[-1]
+        (first, before) = record.committed_at[-40]
+        (last, after) = record.committed_at[-1]
         return (last - first) / (after - before)
 
     assert seconds("chain:window=1") == pytest.approx(1.0, abs=0.05)
@@ -143,16 +163,23 @@ def test_a_chain_keeps_as_many_windows_in_flight_as_hide_the_link(latency: float
 
 
 def seconds_a_token(strategy: str, latency: float) -> float:
-    """Between the first token and the last; three stages, a quick drafter that is nearly always right."""
-    costs = Costs(lambda node, work: 0.1 if node == "d0" else 1.0, lambda source, target, envelope: latency)
+    """Between the first token and the last; three stages, a quick drafter that is nearly always
+    right.
+    """
+    costs = Costs(
+        lambda node, work: 0.1 if node == "d0" else 1.0, lambda source, target, envelope: latency
+    )
     record = generate(strategy, 3, hit_rate=0.97, ranks=(0,), costs=costs, count=300)
-    (first, before), (last, after) = record.committed_at[0], record.committed_at[-1]
+    (first, before) = record.committed_at[0]
+    (last, after) = record.committed_at[-1]
     return (last - first) / (after - before)
 
 
 @pytest.mark.parametrize("latency", [0.0, 0.5, 2.0, 6.0])
 def test_a_chain_left_to_itself_is_as_fast_as_the_best_fixed_depth(latency: float) -> None:
-    fixed = {depth: seconds_a_token(f"chain:in_flight={depth}", latency) for depth in (1, 2, 4, 8, 16)}
+    fixed = {
+        depth: seconds_a_token(f"chain:in_flight={depth}", latency) for depth in (1, 2, 4, 8, 16)
+    }
     assert seconds_a_token("chain", latency) <= min(fixed.values()) * 1.03
 
 
@@ -167,13 +194,21 @@ def test_a_chain_drafts_on_while_a_slot_is_free() -> None:
             return
         machine = simulation.machine("d0")
         assert isinstance(machine, DraftMachine)
-        drafting = any(isinstance(output, Run) for output in outputs) or (drafting and not isinstance(event, Done))
+        drafting = any(isinstance(output, Run) for output in outputs) or (
+            drafting and not isinstance(event, Done)
+        )
         for session in machine.sessions.values():
-            free = session.tally.rounds and session.in_flight < session.strategy.capacity and not session.closing
+            free = (
+                session.tally.rounds
+                and session.in_flight < session.strategy.capacity
+                and not session.closing
+            )
             if free and not drafting and not machine.runnable:
                 idle.append(now)
 
-    costs = Costs(lambda node, work: 0.7 if node == "d0" else 1.0, lambda source, target, envelope: 6.0)
+    costs = Costs(
+        lambda node, work: 0.7 if node == "d0" else 1.0, lambda source, target, envelope: 6.0
+    )
     simulation = toy_pipeline(3, 1.0, ranks=(0,), costs=costs, tap=tap)
     submit(simulation, "job", JobSpec(prompt_ids=PROMPT, max_new_tokens=92, strategy="chain"))
     simulation.run()
@@ -181,7 +216,9 @@ def test_a_chain_drafts_on_while_a_slot_is_free() -> None:
 
 
 def test_late_answers_do_not_send_a_chain_to_its_ceiling() -> None:
-    """Every sixth answer is late, and the next ones come with it: the pipeline holds no more for that."""
+    """Every sixth answer is late, and the next ones come with it: the pipeline holds no more for
+    that.
+    """
     depths: set[int] = set()
     late = itertools.cycle([0.0] * 5 + [3.0])
     last = 0.0
@@ -205,7 +242,9 @@ def test_late_answers_do_not_send_a_chain_to_its_ceiling() -> None:
     assert max(depths) <= 5
 
 
-@pytest.mark.parametrize(("text", "fault"), [("1-0-2", "shape"), ("x", "shape"), ("9-9-9-9", "at most 512")])
+@pytest.mark.parametrize(
+    ("text", "fault"), [("1-0-2", "shape"), ("x", "shape"), ("9-9-9-9", "at most 512")]
+)
 def test_a_static_shape_must_be_one(text: str, fault: str) -> None:
     with pytest.raises(Exception, match=fault):
         build(f"static_tree:shape={text}", 2)

@@ -8,11 +8,22 @@ from hypothesis import strategies as st
 
 from flowspec.errors import ClusterError, ConfigError
 from flowspec.model.directory import default_pair
-from flowspec.testbed.emulate import BUSY_SHARE, OVERTAKEN_SHARE, Counts, EmulatedCluster, stretch_for
+from flowspec.testbed.emulate import (
+    BUSY_SHARE,
+    OVERTAKEN_SHARE,
+    Counts,
+    EmulatedCluster,
+    stretch_for,
+)
 from flowspec.testbed.profiles import load
 
 counts = st.builds(
-    Counts, st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**6), st.just(0.0), st.just(0.0)
+    Counts,
+    st.integers(0, 10**6),
+    st.integers(0, 10**6),
+    st.integers(0, 10**6),
+    st.just(0.0),
+    st.just(0.0),
 )
 
 
@@ -36,7 +47,9 @@ def test_a_run_is_refused_in_one_line_where_too_much_was_overtaken(found: Counts
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize(("draft", "source"), [("draft:head", "slm"), ("draft", "slm:head"), ("draft:head", "")])
+@pytest.mark.parametrize(
+    ("draft", "source"), [("draft:head", "slm"), ("draft", "slm:head"), ("draft:head", "")]
+)
 def test_the_drafters_and_their_times_are_as_many(draft: str, source: str) -> None:
     with pytest.raises(ConfigError, match=r"drafters to choose from|empty name"):
         EmulatedCluster(load("jetson-7b"), 4, models=(default_pair()[0], draft), source=source)
@@ -44,5 +57,11 @@ def test_the_drafters_and_their_times_are_as_many(draft: str, source: str) -> No
 
 @given(counts, counts)
 def test_counts_of_a_run_are_what_was_added(before: Counts, added: Counts) -> None:
-    after = Counts(before.inputs + added.inputs, before.late + added.late, before.overtaken + added.overtaken, 0.0, 0.0)
+    after = Counts(
+        before.inputs + added.inputs,
+        before.late + added.late,
+        before.overtaken + added.overtaken,
+        0.0,
+        0.0,
+    )
     assert after - before == added

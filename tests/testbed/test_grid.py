@@ -1,4 +1,6 @@
-"""A comparison's rows: every combination once, the same every time, and what they are compared with."""
+"""A comparison's rows: every combination once, the same every time, and what they are compared
+with.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,24 @@ from flowspec.testbed.prompts import Prompt, halve
 from flowspec.testbed.report import Row
 
 PROFILE = load("jetson-7b")
-NO_HEAD = replace(PROFILE, drafters={name: times for name, times in PROFILE.drafters.items() if name != "head"})
+NO_HEAD = replace(
+    PROFILE, drafters={name: times for name, times in PROFILE.drafters.items() if name != "head"}
+)
 FAR = Link("latency", LinkShape(0.05, PROFILE.link.bandwidth))
-PROMPTS = [Prompt("a", "Who wrote the first computer program?"), Prompt("b", "Tell me about the moon. " * 400),
-           Prompt("b", "Why is the sky blue?")]  # fmt: skip
+PROMPTS = [
+    Prompt("a", "Who wrote the first computer program?"),
+    Prompt("b", "Tell me about the moon. " * 400),
+    Prompt("b", "Why is the sky blue?"),
+]
 PLAN = Plan(
-    PROFILE, ("naive_pp", "autoregressive", "chain:window=2"), ("slm", "ngram"), (0.0, 1.0), (2, 4), 8, links=(FAR,)
-)  # fmt: skip
+    PROFILE,
+    ("naive_pp", "autoregressive", "chain:window=2"),
+    ("slm", "ngram"),
+    (0.0, 1.0),
+    (2, 4),
+    8,
+    links=(FAR,),
+)
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +55,12 @@ def key(row: Row) -> tuple[Any, ...]:
     return (row.strategy, row.source, row.stages, row.temperature, row.swept)
 
 
-def test_there_is_one_row_for_every_combination_and_plain_decoding_has_no_source(rows: list[Row]) -> None:
-    drafting = itertools.product(("naive_pp", "chain:window=2"), ("slm", "ngram"), (2, 4), (0.0, 1.0), ("", "latency"))
+def test_there_is_one_row_for_every_combination_and_plain_decoding_has_no_source(
+    rows: list[Row],
+) -> None:
+    drafting = itertools.product(
+        ("naive_pp", "chain:window=2"), ("slm", "ngram"), (2, 4), (0.0, 1.0), ("", "latency")
+    )
     plain = itertools.product(("autoregressive",), ("-",), (2, 4), (0.0, 1.0), ("", "latency"))
     assert sorted(map(key, rows)) == sorted([*drafting, *plain])
 
@@ -54,7 +71,9 @@ def test_a_prompt_that_does_not_fit_is_left_out_and_counted(grid: Grid, rows: li
     assert {row.prompts for row in rows} == {2}
 
 
-def test_speedups_are_over_plain_decoding_of_the_same_prompt_in_the_same_place(rows: list[Row]) -> None:
+def test_speedups_are_over_plain_decoding_of_the_same_prompt_in_the_same_place(
+    rows: list[Row],
+) -> None:
     plain = {key(row)[2:]: row for row in rows if row.strategy == "autoregressive"}
     for row in rows:
         base = plain[key(row)[2:]]
@@ -66,11 +85,17 @@ def test_speedups_are_over_plain_decoding_of_the_same_prompt_in_the_same_place(r
 
 def test_plain_decoding_takes_what_its_formula_says(rows: list[Row]) -> None:
     for row in (row for row in rows if row.strategy == "autoregressive" and not row.swept):
-        seconds = sum(PROFILE.stage_seconds(stage, row.stages, 1) for stage in range(1, row.stages + 1))
+        seconds = sum(
+            PROFILE.stage_seconds(stage, row.stages, 1) for stage in range(1, row.stages + 1)
+        )
         hops = (row.stages + 1) * PROFILE.link.latency
         assert row.tbt["mean"] == pytest.approx(seconds + hops, rel=0.01)
         assert row.tbt["mean"] == pytest.approx(row.tbt["p99"])
-        assert row.rows == {"useful": (row.tokens - row.prompts) * row.stages, "wasted": 0, "void": 0}
+        assert row.rows == {
+            "useful": (row.tokens - row.prompts) * row.stages,
+            "wasted": 0,
+            "void": 0,
+        }
         assert row.draft_passes_per_token == 0
 
 
@@ -90,16 +115,25 @@ def test_the_header_names_what_was_used(grid: Grid) -> None:
     assert head["how"] == "simulated"
     assert set(head["drafts"]) == {"slm"}  # a table in the text needs no model
     assert head["prompts"]["sets"] == {"0": "a", "1": "b"}
-    assert (head["profile"]["name"], head["tokens"], head["command"]) == ("jetson-7b", 8, "flowspec bench")
+    assert (head["profile"]["name"], head["tokens"], head["command"]) == (
+        "jetson-7b",
+        8,
+        "flowspec bench",
+    )
 
 
 def test_prompts_whose_greedy_text_repeats_itself_are_counted_and_can_be_left_out(
     monkeypatch: pytest.MonkeyPatch, grid: Grid
 ) -> None:
-    shares = {case.number: repeated_4grams(case.text.output) for case in grid.cases if case.temperature == 0}
+    shares = {
+        case.number: repeated_4grams(case.text.output)
+        for case in grid.cases
+        if case.temperature == 0
+    }
     monkeypatch.setattr(module, "LOOP", max(shares.values()))
     plan = replace(PLAN, temperatures=(1.0,))
-    kept, left = Grid(plan, PROMPTS), Grid(replace(plan, no_loops=True), PROMPTS)
+    kept = Grid(plan, PROMPTS)
+    left = Grid(replace(plan, no_loops=True), PROMPTS)
     looping = {number for number, share in shares.items() if share >= module.LOOP}
     assert kept.loops == left.loops == len(looping) > 0
     assert {case.number for case in kept.cases} == set(shares)
@@ -114,9 +148,9 @@ def test_nothing_left_to_run_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_draft_source_is_the_packaged_drafter_of_that_name() -> None:
-    assert [drafter_of(name) for name in ("slm", "draft", "head", "slm+ngram", "head:slm+ngram")] == [
-        "draft", "draft", "head", "draft+ngram", "head:draft+ngram"
-    ]  # fmt: skip
+    assert [
+        drafter_of(name) for name in ("slm", "draft", "head", "slm+ngram", "head:slm+ngram")
+    ] == ["draft", "draft", "head", "draft+ngram", "head:draft+ngram"]
 
 
 def test_who_does_not_choose_among_drafts_has_the_first_one() -> None:
@@ -124,8 +158,12 @@ def test_who_does_not_choose_among_drafts_has_the_first_one() -> None:
     rows = Grid(plan, PROMPTS[:1]).run()
     drafted = {(row.strategy, row.source): row for row in rows}
     assert set(drafted) == {
-        ("autoregressive", "-"), ("chain", "slm"), ("chain", "ngram"), ("auto", "slm"), ("auto", "ngram:slm")
-    }  # fmt: skip
+        ("autoregressive", "-"),
+        ("chain", "slm"),
+        ("chain", "ngram"),
+        ("auto", "slm"),
+        ("auto", "ngram:slm"),
+    }
     choosing = drafted.pop(("auto", "ngram:slm"))
     assert list(choosing.drafts) == ["ngram", "slm"]
     assert sum(choosing.drafts.values()) == choosing.tokens - choosing.prompts
@@ -135,13 +173,22 @@ def test_who_does_not_choose_among_drafts_has_the_first_one() -> None:
 @pytest.mark.parametrize(
     ("sources", "baseline", "strategy", "expected"),
     [
-        (("ngram:slm", "ngram"), "autoregressive", "auto",
-         {("autoregressive", "-"), ("auto", "ngram:slm"), ("auto", "ngram")}),
+        (
+            ("ngram:slm", "ngram"),
+            "autoregressive",
+            "auto",
+            {("autoregressive", "-"), ("auto", "ngram:slm"), ("auto", "ngram")},
+        ),
         (("ngram:slm",), "auto", "chain", {("auto", "ngram:slm"), ("chain", "ngram")}),
-        (("ngram:slm", "ngram:head"), "autoregressive", "chain", {("autoregressive", "-"), ("chain", "ngram")}),
+        (
+            ("ngram:slm", "ngram:head"),
+            "autoregressive",
+            "chain",
+            {("autoregressive", "-"), ("chain", "ngram")},
+        ),
         (("slm", "draft"), "autoregressive", "chain", {("autoregressive", "-"), ("chain", "slm")}),
     ],
-)  # fmt: skip
+)
 def test_every_row_is_run_once_and_has_a_baseline(
     sources: tuple[str, ...], baseline: str, strategy: str, expected: set[tuple[str, str]]
 ) -> None:
@@ -185,7 +232,9 @@ def test_a_plan_that_cannot_be_run_says_why(change: dict[str, Any], said: str) -
 def test_progress_counts_every_run(grid: Grid) -> None:
     told: list[tuple[int, int]] = []
     again = Grid(
-        replace(PLAN, temperatures=(0.0,), sources=("ngram",)), PROMPTS, lambda _, done, of: told.append((done, of))
+        replace(PLAN, temperatures=(0.0,), sources=("ngram",)),
+        PROMPTS,
+        lambda _, done, of: told.append((done, of)),
     )
     again.run()
     runs = [(done, of) for done, of in told if of]

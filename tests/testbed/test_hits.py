@@ -1,4 +1,6 @@
-"""Models of settable rates are right as often as they were told, wherever it is asked, and nested."""
+"""Models of settable rates are right as often as they were told, wherever it is asked,
+and nested.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ SEQUENCES = {"job": TEXT}
 def part(tokens: tuple[int, ...]) -> Part:
     """``tokens`` as a chain from the text's beginning, every row answered."""
     rows = tuple(range(len(tokens)))
-    return Part("job", 1, 1, rows, rows, tokens, (), 0, 0, None, tuple(range(-1, len(tokens) - 1)), rows)
+    return Part(
+        "job", 1, 1, rows, rows, tokens, (), 0, 0, None, tuple(range(-1, len(tokens) - 1)), rows
+    )
 
 
 def proposals(kinds: list[Kind], width: int, seed: int = 0, tokens: tuple[int, ...] = TEXT[:ROWS]):  # type: ignore[no-untyped-def]
@@ -62,7 +66,8 @@ def test_values_say_which_kind_a_node_is_of_and_hold_there() -> None:
 
 
 def test_luck_belongs_to_a_position_and_not_to_the_width_or_the_pass() -> None:
-    wide, narrow = proposals([Kind(geometric(0.6, 0.3))], 16), proposals([Kind(geometric(0.6, 0.3))], 2)
+    wide = proposals([Kind(geometric(0.6, 0.3))], 16)
+    narrow = proposals([Kind(geometric(0.6, 0.3))], 2)
     assert [row[:2] for row in wide.tokens] == list(narrow.tokens)
 
 
@@ -82,7 +87,9 @@ def test_hits_of_models_of_one_seed_are_nested(low: float, more: float) -> None:
     middle = said(low + more)
     for at, (draft, better) in enumerate(zip(drafts, middle, strict=True)):
         assert better == TEXT[at + 1] or draft == better
-    assert sum(token == TEXT[at + 1] for at, token in enumerate(middle)) / ROWS == pytest.approx(low + more, abs=0.04)
+    assert sum(token == TEXT[at + 1] for at, token in enumerate(middle)) / ROWS == pytest.approx(
+        low + more, abs=0.04
+    )
 
 
 def test_what_is_no_rate_and_what_it_cannot_do_is_refused() -> None:

@@ -1,4 +1,6 @@
-"""Measuring this machine gives a profile that is read back as it was, and whose parts make up its whole."""
+"""Measuring this machine gives a profile that is read back as it was, and whose parts make up its
+whole.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +93,15 @@ def test_wrong_flags_are_refused_before_anything_is_timed(
         raise AssertionError("it began to measure")
 
     monkeypatch.setattr("flowspec.testbed.measure._stage_times", timed)
-    given = {"target": None, "draft": None, "rows": "1", "stages": 4, "repeats": 1, "latency_ms": 1.0, "mbit": 1.0}
+    given = {
+        "target": None,
+        "draft": None,
+        "rows": "1",
+        "stages": 4,
+        "repeats": 1,
+        "latency_ms": 1.0,
+        "mbit": 1.0,
+    }
     with pytest.raises(ConfigError, match=said):
         profile(**{**given, "out": None, **flags})  # type: ignore[arg-type]
 

@@ -1,8 +1,9 @@
 """The memo gives what the drafter behind it would have given, and computes nothing twice.
 
-Where arithmetic is exact (the toy) whole traces are equal. Real models add up in an order that depends on what
-else is in a pass, so there a pass answers alike if its values agree to 1e-4 and its tokens are the same
-but where two values are that close: then either order is right, and it may lead to another tree.
+Where arithmetic is exact (the toy) whole traces are equal. Real models add up in an order that
+depends on what else is in a pass, so there a pass answers alike if its values agree to 1e-4 and
+its tokens are the same but where two values are that close: then either order is right, and it
+may lead to another tree.
 """
 
 from __future__ import annotations
@@ -39,15 +40,20 @@ from tests.pair import TARGET as DEFAULT
 from tests.toy import PROMPT, TARGET, JobSpec, limits, submit
 
 SAMPLINGS = [Sampling(), Sampling(1.0, seed=3)]
-#: A pass of the drafter takes a third of a stage's, so that drafts, answers and verdicts interleave.
-COSTS = Costs(lambda node, work: 0.3 if isinstance(work, Draft) else unit_costs(work), lambda *_: 0.1)
+#: A pass of the drafter takes a third of a stage's, so that drafts, answers and verdicts
+#: interleave.
+COSTS = Costs(
+    lambda node, work: 0.3 if isinstance(work, Draft) else unit_costs(work), lambda *_: 0.1
+)
 CLOSE = 1e-4
 
 torch.set_num_threads(1)
 
 
 class Toy(ToyDrafter):
-    """A toy drafter whose shorter answers are the beginnings of its longer ones, as of any that ranks."""
+    """A toy drafter whose shorter answers are the beginnings of its longer ones, as of any that
+    ranks.
+    """
 
     def _propose(self, state: int, choice: int, width: int) -> tuple[int, ...]:
         return super()._propose(state, choice, WIDTH)[:width]
@@ -57,7 +63,9 @@ class Both:
     """Asks the drafter and its memo, holds their answers together and gives the drafter's."""
 
     def __init__(self, plain: DraftExecutor, memo: MemoDrafter, close: float) -> None:
-        self.plain, self.memo, self.close = plain, memo, close
+        self.plain = plain
+        self.memo = memo
+        self.close = close
         self.wants_hidden = plain.wants_hidden
         self.swapped = self.compared = 0
 
@@ -74,7 +82,8 @@ class Both:
         self.memo.learn(job, ids, rows)
 
     def run(self, work: Draft) -> DraftDone:
-        plain, memo = self.plain.run(work), self.memo.run(work)
+        plain = self.plain.run(work)
+        memo = self.memo.run(work)
         assert list(map(len, plain.tokens)) == list(map(len, memo.tokens))
         for values, others in zip(plain.values, memo.values, strict=True):
             assert np.allclose(values, others, rtol=0, atol=self.close)
@@ -83,8 +92,14 @@ class Both:
                 self.compared += 1
                 if tokens[at] != others[at]:
                     self.swapped += 1
-                    near = [value for i, value in enumerate(values) if i != at and abs(value - values[at]) < self.close]
-                    assert near or at == len(tokens) - 1, "another token than the drafter's, and no tie"
+                    near = [
+                        value
+                        for i, value in enumerate(values)
+                        if i != at and abs(value - values[at]) < self.close
+                    ]
+                    assert near or at == len(tokens) - 1, (
+                        "another token than the drafter's, and no tie"
+                    )
         if not self.swapped:
             assert plain.sources == memo.sources
         return plain
@@ -101,7 +116,11 @@ def toy_trace(strategy: str, drafter: DraftExecutor, sampling: Sampling) -> list
     for stage in (1, 2, 3):
         nodes[stage_node(stage)] = (StageMachine(stage, 3), ToyStage(TARGET, stage, 3))
     simulation = Simulation(nodes, COSTS, tap=tap)
-    submit(simulation, "j", JobSpec(prompt_ids=PROMPT, max_new_tokens=16, strategy=strategy, sampling=sampling))
+    submit(
+        simulation,
+        "j",
+        JobSpec(prompt_ids=PROMPT, max_new_tokens=16, strategy=strategy, sampling=sampling),
+    )
     simulation.run()
     assert simulation.jobs["j"].finish is not None
     return [*trace, simulation.jobs["j"].committed_at, simulation.jobs["j"].finish.stats]
@@ -111,7 +130,9 @@ def toy_trace(strategy: str, drafter: DraftExecutor, sampling: Sampling) -> list
 def test_strategies_that_share_a_memo_run_as_without_it(sampling: Sampling) -> None:
     memo = MemoDrafter(Toy(TARGET, 0.7))
     for strategy in EXACT:
-        assert toy_trace(strategy, memo, sampling) == toy_trace(strategy, Toy(TARGET, 0.7), sampling), strategy
+        assert toy_trace(strategy, memo, sampling) == toy_trace(
+            strategy, Toy(TARGET, 0.7), sampling
+        ), strategy
         passes = memo.passes
         toy_trace(strategy, memo, sampling)
         assert memo.passes == passes
@@ -120,7 +141,9 @@ def test_strategies_that_share_a_memo_run_as_without_it(sampling: Sampling) -> N
 @pytest.fixture(scope="module")
 def text() -> Callable[[Sampling], Text]:
     """What the default target says, by sampling; with its hidden rows."""
-    found = texts(["Say: red blue red blue red"], SAMPLINGS, 8, open_directory(DEFAULT), hidden=True)
+    found = texts(
+        ["Say: red blue red blue red"], SAMPLINGS, 8, open_directory(DEFAULT), hidden=True
+    )
     return dict(zip(SAMPLINGS, found, strict=True)).__getitem__
 
 
@@ -164,7 +187,9 @@ def test_any_passes_prunes_and_repetitions_answer_alike(data: st.DataObject, wid
         assert not both.swapped
 
 
-def one_pass(drafter: MemoDrafter, tokens: Sequence[int], width: int = 4, sampling: Sampling = SAMPLINGS[0]) -> int:
+def one_pass(
+    drafter: MemoDrafter, tokens: Sequence[int], width: int = 4, sampling: Sampling = SAMPLINGS[0]
+) -> int:
     """Draft below ``tokens``, a run of its own; how many passes were computed by then."""
     rows = tuple(range(len(tokens)))
     drafter.allocate("j", 99, sampling, Returns())
@@ -177,7 +202,11 @@ def one_pass(drafter: MemoDrafter, tokens: Sequence[int], width: int = 4, sampli
 
 def test_a_text_is_its_tokens_and_its_sampling() -> None:
     memo = MemoDrafter(NgramDrafter(VOCABULARY))
-    assert [one_pass(memo, [0, 1, 0]), one_pass(memo, [0, 1, 0]), one_pass(memo, [1, 1, 0])] == [1, 1, 2]
+    assert [one_pass(memo, [0, 1, 0]), one_pass(memo, [0, 1, 0]), one_pass(memo, [1, 1, 0])] == [
+        1,
+        1,
+        2,
+    ]
     assert one_pass(memo, [0, 1, 0], width=1) == one_pass(memo, [0, 1, 0], width=WIDTH) == 2
     assert one_pass(memo, [0, 1, 0], sampling=SAMPLINGS[1]) == 3
 

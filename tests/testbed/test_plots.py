@@ -1,4 +1,6 @@
-"""Charts are written where and as what was asked for, and a timeline holds what the simulation did."""
+"""Charts are written where and as what was asked for, and a timeline holds what the
+simulation did.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +41,15 @@ def taken(stages: int = 3) -> Timeline:
 def test_every_chart_is_written_as_its_name_says(tmp_path: Path, suffix: str) -> None:
     drawn = dict(charts(REPORT))
     assert set(drawn) == {
-        "tbt-4-stages-T0", "speedup-4-stages-T0", "rows-4-stages-T0", "sweep-latency-4-stages-T0",
-        "sweep-mbit-4-stages-T0", "tbt-8-stages-T0", "speedup-8-stages-T0", "rows-8-stages-T0",
-    }  # fmt: skip
+        "tbt-4-stages-T0",
+        "speedup-4-stages-T0",
+        "rows-4-stages-T0",
+        "sweep-latency-4-stages-T0",
+        "sweep-mbit-4-stages-T0",
+        "tbt-8-stages-T0",
+        "speedup-8-stages-T0",
+        "rows-8-stages-T0",
+    }
     name = "speedup-4-stages-T0" if suffix == ".png" else "sweep-mbit-4-stages-T0"
     save(drawn[name](), tmp_path / f"x{suffix}")
     assert (tmp_path / f"x{suffix}").read_bytes().startswith(MAGIC[suffix])
@@ -56,7 +64,10 @@ def test_every_chart_says_that_it_is_simulated() -> None:
 def test_bars_are_as_long_as_what_they_show() -> None:
     axes = tbt(ROWS[:2], "t").axes[0]
     assert [bar.get_width() for bar in axes.patches] == [500.0, 500.0]  # type: ignore[attr-defined]
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["autoregressive", "flowspec, slm"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == [
+        "autoregressive",
+        "flowspec, slm",
+    ]
 
 
 def test_rows_are_counted_a_stage_and_a_decoded_token() -> None:
@@ -65,7 +76,10 @@ def test_rows_are_counted_a_stage_and_a_decoded_token() -> None:
 
 
 def test_a_sweep_goes_through_the_profiles_own_link() -> None:
-    assert list(sweep([ROWS[1], ROWS[2]], "latency", "t").axes[0].lines[0].get_xdata()) == [0.3, 25.0]
+    assert list(sweep([ROWS[1], ROWS[2]], "latency", "t").axes[0].lines[0].get_xdata()) == [
+        0.3,
+        25.0,
+    ]
     axes = sweep([ROWS[1], ROWS[3]], "mbit", "t").axes[0]
     assert list(axes.lines[0].get_xdata()) == [10.0, 1000.0]
     assert [label.get_text() for label in axes.get_xticklabels()] == ["10", "1000"]
@@ -97,11 +111,18 @@ def test_a_timeline_has_every_pass_once_and_no_device_does_two_at_a_time() -> No
 
 
 def test_useful_rows_of_a_stage_are_those_its_meter_counts() -> None:
-    # A row is useful once; the last root stays a root, which a stage's meter counts as wasted when it closes.
+    # A row is useful once; the last root stays a root, which a stage's meter counts as wasted when
+    # it closes.
     seen = taken()
     first = len(PROMPT) - 1
     for node in ("s1", "s2", "s3"):
-        rows = [number for span in seen.spans if span.node == node for number in span.ids if number > first]
+        rows = [
+            number
+            for span in seen.spans
+            if span.node == node
+            for number in span.ids
+            if number > first
+        ]
         useful = [number for number in rows if number in seen.useful]
         assert len(rows) == len(set(rows))
         assert 22 <= len(useful) <= 24

@@ -1,4 +1,6 @@
-"""What a comparison says: estimates that hold, files that come back as they went, and refusals in one line."""
+"""What a comparison says: estimates that hold, files that come back as they went, and refusals in
+one line.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowspec.errors import ConfigError
-from flowspec.testbed.report import Estimate, Report, Row, compare, described, gaps, markdown, measured
+from flowspec.testbed.report import (
+    Estimate,
+    Report,
+    Row,
+    compare,
+    described,
+    gaps,
+    markdown,
+    measured,
+)
 from flowspec.testbed.simulate import Ran
 
 VALUES = st.lists(st.floats(0.1, 1e3), min_size=1, max_size=60)
@@ -24,23 +35,54 @@ VALUES = st.lists(st.floats(0.1, 1e3), min_size=1, max_size=60)
 def row(strategy: str = "flowspec", speed: float = 2.0, **changes: Any) -> Row:
     speeds = {at: speed + at / 10 for at in range(6)}
     fields: dict[str, Any] = {
-        "strategy": strategy, "source": "slm", "stages": 4, "temperature": 0.0, "swept": "", "latency_ms": 0.3,
-        "mbit": 1000.0, "prompts": 6, "tokens": 48, "tbt": {"mean": 0.5, "p50": 0.4, "p99": 0.9},
-        "tokens_per_second": Estimate.of(list(speeds.values())), "ttft_seconds": 0.2, "tokens_per_step": 0.5,
-        "tokens_per_round": 3.0, "hit_rate": 0.7, "stage_busy": (0.5, 0.4, 0.3, 0.2),
-        "rows": {"useful": 192, "wasted": 400, "void": 10}, "draft_passes_per_token": 1.0,
-        "draft_seconds_per_token": 0.05, "repeated_4grams": 0.05, "speeds": speeds,
-        "speedup": Estimate(1.5), "speedups": dict.fromkeys(range(6), 1.5),
-    }  # fmt: skip
+        "strategy": strategy,
+        "source": "slm",
+        "stages": 4,
+        "temperature": 0.0,
+        "swept": "",
+        "latency_ms": 0.3,
+        "mbit": 1000.0,
+        "prompts": 6,
+        "tokens": 48,
+        "tbt": {"mean": 0.5, "p50": 0.4, "p99": 0.9},
+        "tokens_per_second": Estimate.of(list(speeds.values())),
+        "ttft_seconds": 0.2,
+        "tokens_per_step": 0.5,
+        "tokens_per_round": 3.0,
+        "hit_rate": 0.7,
+        "stage_busy": (0.5, 0.4, 0.3, 0.2),
+        "rows": {"useful": 192, "wasted": 400, "void": 10},
+        "draft_passes_per_token": 1.0,
+        "draft_seconds_per_token": 0.05,
+        "repeated_4grams": 0.05,
+        "speeds": speeds,
+        "speedup": Estimate(1.5),
+        "speedups": dict.fromkeys(range(6), 1.5),
+    }
     return Row(**{**fields, **changes})
 
 
 HEADER: dict[str, Any] = {
-    "how": "simulated", "target": "aa", "drafts": {"slm": "bb"}, "tokens": 8, "seed": 1, "temperatures": [0.0],
-    "prompts": {"digest": "cc", "count": 6, "half": "all", "sets": {}, "loops": 1, "no_loops": False},
+    "how": "simulated",
+    "target": "aa",
+    "drafts": {"slm": "bb"},
+    "tokens": 8,
+    "seed": 1,
+    "temperatures": [0.0],
+    "prompts": {
+        "digest": "cc",
+        "count": 6,
+        "half": "all",
+        "sets": {},
+        "loops": 1,
+        "no_loops": False,
+    },
     "profile": {"name": "jetson-7b", "summary": "five boards", "source": "a paper", "digest": "dd"},
-    "machine": {"line": "2 cores", "digest": "ee"}, "version": "0.1.0", "baseline": "autoregressive", "command": "c",
-}  # fmt: skip
+    "machine": {"line": "2 cores", "digest": "ee"},
+    "version": "0.1.0",
+    "baseline": "autoregressive",
+    "command": "c",
+}
 
 
 def write(file: Path, *rows: Row, **changes: Any) -> Path:
@@ -49,8 +91,11 @@ def write(file: Path, *rows: Row, **changes: Any) -> Path:
 
 
 @given(VALUES)
-def test_an_interval_holds_the_median_and_is_as_narrow_as_order_statistics_allow(values: list[float]) -> None:
-    found, count = Estimate.of(values), len(values)
+def test_an_interval_holds_the_median_and_is_as_narrow_as_order_statistics_allow(
+    values: list[float],
+) -> None:
+    found = Estimate.of(values)
+    count = len(values)
     assert found is not None and found.median == pytest.approx(np.median(values))
     if found.low is None or found.high is None:
         assert count < 6
@@ -70,7 +115,9 @@ def test_there_is_no_estimate_of_nothing() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0.01, 5), st.integers(1, 6)), min_size=2, max_size=20))
-def test_waits_add_up_to_the_decode_time_and_there_is_one_a_token(steps: list[tuple[float, int]]) -> None:
+def test_waits_add_up_to_the_decode_time_and_there_is_one_a_token(
+    steps: list[tuple[float, int]],
+) -> None:
     times = np.cumsum([wait for wait, _ in steps]).tolist()
     counts = np.cumsum([count for _, count in steps]).tolist()
     found = gaps(Ran({}, tuple(zip(times, counts, strict=True))))
@@ -81,10 +128,19 @@ def test_waits_add_up_to_the_decode_time_and_there_is_one_a_token(steps: list[tu
 
 def stats(tokens: int, seconds: float, busy: float) -> dict[str, Any]:
     return {
-        "tokens": tokens, "decode_seconds": seconds, "tokens_per_second": (tokens - 1) / seconds, "ttft_seconds": 0.5,
-        "steps": seconds * 2, "rounds": 2, "hit_rate": 0.5, "stage_busy": [busy, busy / 2], "draft_passes": 4,
-        "rows": {"useful": tokens, "wasted": 3, "void": 1}, "draft_seconds": 0.2, "repeated_4grams": 0.1,
-    }  # fmt: skip
+        "tokens": tokens,
+        "decode_seconds": seconds,
+        "tokens_per_second": (tokens - 1) / seconds,
+        "ttft_seconds": 0.5,
+        "steps": seconds * 2,
+        "rounds": 2,
+        "hit_rate": 0.5,
+        "stage_busy": [busy, busy / 2],
+        "draft_passes": 4,
+        "rows": {"useful": tokens, "wasted": 3, "void": 1},
+        "draft_seconds": 0.2,
+        "repeated_4grams": 0.1,
+    }
 
 
 def test_a_row_weighs_its_prompts_by_their_tokens_and_seconds() -> None:
@@ -104,9 +160,10 @@ def test_a_row_weighs_its_prompts_by_their_tokens_and_seconds() -> None:
 
 def test_a_report_comes_back_from_its_file(tmp_path: Path) -> None:
     rows = (
-        row(), row("autoregressive", 1.0, source="-", speedup=None, tokens_per_second=None),
+        row(),
+        row("autoregressive", 1.0, source="-", speedup=None, tokens_per_second=None),
         row("auto", source="slm:head", drafts={"slm": 30, "head": 12}),
-    )  # fmt: skip
+    )
     loaded = Report.load(write(tmp_path / "run.json", *rows))
     assert loaded.rows == rows
     assert loaded.header == json.loads(json.dumps(HEADER))
@@ -121,7 +178,10 @@ def test_a_file_from_before_drafts_were_counted_is_read(tmp_path: Path) -> None:
 
 
 def chosen(*changes: tuple[int, int], tokens: int) -> Ran:
-    decisions = [{"segments": 1, "rows": 4}, *({"tokens": at, "drafter": drafter} for at, drafter in changes)]
+    decisions = [
+        {"segments": 1, "rows": 4},
+        *({"tokens": at, "drafter": drafter} for at, drafter in changes),
+    ]
     return Ran({**stats(tokens, 4.0, 0.9), "decisions": decisions}, ((1.0, 1), (2.0, tokens)))
 
 
@@ -129,7 +189,10 @@ def test_a_row_says_how_many_tokens_every_draft_was_used_for() -> None:
     runs = {0: chosen((0, 0), (24, 1), (48, 0), tokens=60), 1: chosen((0, 1), tokens=31)}
     found = measured(runs, ("slm", "head", "ngram"))
     assert found["drafts"] == {"slm": 24 + 11, "head": 24 + 30, "ngram": 0}
-    assert measured({0: Ran(stats(5, 4.0, 0.9), ((1.0, 1), (5.0, 5)))}, ("slm", "head"))["drafts"] == {}
+    assert (
+        measured({0: Ran(stats(5, 4.0, 0.9), ((1.0, 1), (5.0, 5)))}, ("slm", "head"))["drafts"]
+        == {}
+    )
 
 
 def test_drafts_are_named_below_the_table_where_there_was_a_choice() -> None:
@@ -137,12 +200,16 @@ def test_drafts_are_named_below_the_table_where_there_was_a_choice() -> None:
     lines = markdown(Report(HEADER, (row(), auto, replace(auto, stages=8)))).splitlines()
     at = lines.index("Tokens after each prompt's first by the draft used:")
     assert lines[at + 1 : at + 5] == [
-        "", "- auto with slm:head on 4 stages, T 0, 0.3 ms, 1000 Mbit/s: slm 30, head 12",
-        "- auto with slm:head on 8 stages, T 0, 0.3 ms, 1000 Mbit/s: slm 30, head 12", "",
-    ]  # fmt: skip
+        "",
+        "- auto with slm:head on 4 stages, T 0, 0.3 ms, 1000 Mbit/s: slm 30, head 12",
+        "- auto with slm:head on 8 stages, T 0, 0.3 ms, 1000 Mbit/s: slm 30, head 12",
+        "",
+    ]
     assert "by the draft used" not in markdown(Report(HEADER, (row(),)))
     assert dict(described(auto))["tokens by draft"] == "slm 30, head 12"
-    assert described(auto)[:-1] == [(name, value) for name, value in described(replace(auto, drafts={}))]
+    assert described(auto)[:-1] == [
+        (name, value) for name, value in described(replace(auto, drafts={}))
+    ]
 
 
 def test_the_markdown_says_that_it_is_simulated_and_of_what() -> None:
@@ -171,14 +238,22 @@ def test_a_comparison_shows_ratios_prompt_by_prompt_and_rows_of_one_side(tmp_pat
     [
         ({"target": "zz"}, "target: aa and zz"),
         ({"drafts": {"slm": "zz"}}, "draft models"),
-        ({"prompts": {**HEADER["prompts"], "digest": "zz", "count": 4}}, "prompts: count 6 digest cc and count 4"),
-        ({"profile": {**HEADER["profile"], "digest": "zz", "name": "other"}}, "profile: name jetson-7b"),
+        (
+            {"prompts": {**HEADER["prompts"], "digest": "zz", "count": 4}},
+            "prompts: count 6 digest cc and count 4",
+        ),
+        (
+            {"profile": {**HEADER["profile"], "digest": "zz", "name": "other"}},
+            "profile: name jetson-7b",
+        ),
         ({"machine": {"line": "8 cores", "digest": "zz"}}, "machine: line 2 cores"),
         ({"tokens": 9}, "tokens: 8 and 9"),
         ({"how": "emulated"}, "kind of run: simulated and emulated"),
     ],
 )
-def test_runs_of_different_things_are_not_compared(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+def test_runs_of_different_things_are_not_compared(
+    tmp_path: Path, change: dict[str, Any], said: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         compare(write(tmp_path / "old.json"), write(tmp_path / "new.json", **change))
     assert said in str(caught.value) and "\n" not in str(caught.value)
@@ -187,10 +262,14 @@ def test_runs_of_different_things_are_not_compared(tmp_path: Path, change: dict[
 def test_drafters_only_one_side_has_and_a_profiles_wording_do_not_matter(tmp_path: Path) -> None:
     profile = {**HEADER["profile"], "summary": "in other words"}
     drafts = {"slm": "bb", "head": "ff"}
-    assert compare(write(tmp_path / "old.json"), write(tmp_path / "new.json", drafts=drafts, profile=profile))
+    assert compare(
+        write(tmp_path / "old.json"), write(tmp_path / "new.json", drafts=drafts, profile=profile)
+    )
 
 
-@pytest.mark.parametrize("spoil", [lambda text: text[:40], lambda text: "{}", lambda text: text.replace("tbt", "x")])
+@pytest.mark.parametrize(
+    "spoil", [lambda text: text[:40], lambda text: "{}", lambda text: text.replace("tbt", "x")]
+)
 def test_a_file_of_another_kind_is_refused(tmp_path: Path, spoil: Callable[[str], str]) -> None:
     file = write(tmp_path / "run.json")
     file.write_text(spoil(file.read_text()))

@@ -51,14 +51,20 @@ class Drafts(ToyDrafter):
 
 
 @pytest.mark.parametrize("strategy", EXACT)
-@pytest.mark.parametrize("wanting", [(False,), (True,), (False, True), (True, False), (False, False)])
-def test_hidden_rows_are_said_to_return_where_a_session_asks_for_them(strategy: str, wanting: tuple[bool, ...]) -> None:
+@pytest.mark.parametrize(
+    "wanting", [(False,), (True,), (False, True), (True, False), (False, False)]
+)
+def test_hidden_rows_are_said_to_return_where_a_session_asks_for_them(
+    strategy: str, wanting: tuple[bool, ...]
+) -> None:
     drafters = [Drafts(wants_hidden=each) for each in wanting]
     drafter = drafters[0] if len(drafters) == 1 else ChoiceDrafter(drafters)
     limits = Limits(3, 64, TARGET.vocabulary, TARGET.eos, hidden=wanting[0], others=wanting[1:])
     machine = DraftMachine(limits, build)
     spec = JobSpec(prompt_ids=PROMPT, strategy=strategy)
-    machine.step(Received((Envelope(SCHEDULER, 1, Submit("j", 1, tuple(spec.fields().items()))),)), 0.0)
+    machine.step(
+        Received((Envelope(SCHEDULER, 1, Submit("j", 1, tuple(spec.fields().items()))),)), 0.0
+    )
     assert machine.sessions["j"].returns.hidden == returns_hidden(drafter, build(strategy, 3))
 
 
@@ -67,29 +73,38 @@ def hop(profile: Profile, to: str, envelope: Envelope) -> float:
     return profile.transfer_seconds(to, envelope) + profile.link.latency
 
 
-@pytest.mark.parametrize(("name", "stages"), [("jetson-7b", 4), ("wan-50ms", 4), ("rtx3090-70b", 21)])
+@pytest.mark.parametrize(
+    ("name", "stages"), [("jetson-7b", 4), ("wan-50ms", 4), ("rtx3090-70b", 21)]
+)
 def test_plain_decoding_takes_the_way_around_the_pipeline_for_every_token(
     name: str, stages: int, text: Text, target: ModelDirectory, drafter: DraftExecutor
 ) -> None:
     profile = load(name)
-    ran = simulate(text, "autoregressive", stages, target, drafter, profile_costs(profile, stages, "slm"))
+    ran = simulate(
+        text, "autoregressive", stages, target, drafter, profile_costs(profile, stages, "slm")
+    )
     segment = Segment("j", 1, 1, 1, (1,), (0,), (1,))
     way = hop(profile, "s1", Envelope("d0", 1, replace(segment, tokens=(1,))))
     way += (stages - 1) * hop(profile, "s2", Envelope("s1", 1, segment))
     way += hop(profile, "d0", Envelope("s4", 1, Result("j", 1, 1, (1,), (1,))))
     way += sum(profile.stage_seconds(stage, stages, 1) for stage in range(1, stages + 1))
-    (first, _), (last, count) = ran.committed_at[0], ran.committed_at[-1]
+    (first, _) = ran.committed_at[0]
+    (last, count) = ran.committed_at[-1]
     # The prune of the verdict before leaves over the same link just ahead of the segment.
     assert (last - first) / (count - 1) == pytest.approx(way, rel=1e-3)
     assert ran.stats["tokens"] == count == len(text.output)
 
 
-def test_a_slower_link_makes_every_strategy_slower(text: Text, target: ModelDirectory, drafter: DraftExecutor) -> None:
+def test_a_slower_link_makes_every_strategy_slower(
+    text: Text, target: ModelDirectory, drafter: DraftExecutor
+) -> None:
     profile = load("jetson-7b")
     slow = replace(profile, link=replace(profile.link, bandwidth=profile.link.bandwidth / 200))
     for strategy in ("flowspec", "specpipe", "chain", "auto"):
         seconds = [
-            simulate(text, strategy, 3, target, drafter, profile_costs(at, 3, "slm")).stats["decode_seconds"]
+            simulate(text, strategy, 3, target, drafter, profile_costs(at, 3, "slm")).stats[
+                "decode_seconds"
+            ]
             for at in (profile, slow)
         ]
         assert seconds[0] < seconds[1]
@@ -104,10 +119,14 @@ def test_what_the_graph_lets_go_is_read_in_order_over_links_that_take_time(
     simulate(text, strategy, 4, target, drafter, profile_costs(slow, 4, "slm"))
 
 
-def test_a_run_that_gives_another_text_is_an_error(text: Text, target: ModelDirectory, drafter: DraftExecutor) -> None:
+def test_a_run_that_gives_another_text_is_an_error(
+    text: Text, target: ModelDirectory, drafter: DraftExecutor
+) -> None:
     ended = replace(text, output=(*text.output[:-1], next(iter(target.eos)), 5))
     with pytest.raises(StateError, match="did not give the target's text"):
-        simulate(ended, "autoregressive", 2, target, drafter, profile_costs(load("jetson-7b"), 2, "slm"))
+        simulate(
+            ended, "autoregressive", 2, target, drafter, profile_costs(load("jetson-7b"), 2, "slm")
+        )
 
 
 def test_prompts_without_room_are_left_out(target: ModelDirectory) -> None:

@@ -1,4 +1,6 @@
-"""The papers' tables: what is printed beside them follows from their own figures, and everything in them runs."""
+"""The papers' tables: what is printed beside them follows from their own figures, and everything in
+them runs.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,16 @@ from flowspec.testbed.tables.figures import at_hit_rate
 BLOCKS = [(name, block) for name in names() for block in load(name).blocks]
 
 
-def tokens_a_round(rates: tuple[float, ...], width: int = 10, layers: int = 7, nodes: int = 80) -> float:
+def tokens_a_round(
+    rates: tuple[float, ...], width: int = 10, layers: int = 7, nodes: int = 80
+) -> float:
     """Of an EAGLE-2 tree: 1 and the sum of the best nodes' probabilities."""
     base: list[float] = []
     beam = [1.0]
     for _ in range(layers):
         layer = sorted((score * rate for score in beam for rate in rates[:width]), reverse=True)
-        base, beam = base + layer, layer[:width]
+        base = base + layer
+        beam = layer[:width]
     return 1 + sum(sorted(base, reverse=True)[:nodes])
 
 
@@ -50,19 +55,27 @@ def test_specpipes_rates_are_the_printed_hit_ratios_or_what_its_baselines_time_i
     assert printed.rates[0] == 0.81
     assert sum(printed.rates[:8]) == pytest.approx(0.99, abs=1e-3) == sum(printed.rates)
     (implied,) = table.oracles["SpecInfer's ms"].kinds["slm"]
-    reach = list(itertools.accumulate((sum(implied.rates[:n]) for n in (1, 1, 3, 1, 1, 1, 1, 1)), lambda a, b: a * b))
+    reach = list(
+        itertools.accumulate(
+            (sum(implied.rates[:n]) for n in (1, 1, 3, 1, 1, 1, 1, 1)), lambda a, b: a * b
+        )
+    )
     assert 1 + sum(reach) == pytest.approx((8 * 17 + 302.4) / 117.92, rel=0.01)
     assert table.oracles == load("pipedec-5").oracles
 
 
-@pytest.mark.parametrize(("name", "block"), BLOCKS, ids=[f"{name}, {block.name}" for name, block in BLOCKS])
+@pytest.mark.parametrize(
+    ("name", "block"), BLOCKS, ids=[f"{name}, {block.name}" for name, block in BLOCKS]
+)
 def test_every_block_is_sound(name: str, block: Block) -> None:
     table = load(name)
     profile = profiles.load(block.profile)
     assert block.stages in profile.stages
     for row in block.rows:
         build(row.strategy, block.stages)
-        assert all((row.draft or table.draft) in table.oracles[oracle].kinds for oracle in block.oracles)
+        assert all(
+            (row.draft or table.draft) in table.oracles[oracle].kinds for oracle in block.oracles
+        )
         assert row.middles <= len(profile.middles)
     rows = {(other.name, row.system) for other in table.blocks for row in other.rows}
     assert {side for ratio in table.ratios for side in (ratio.of, ratio.over)} <= rows

@@ -1,4 +1,6 @@
-"""What a table of a paper holds: systems, clusters, published figures, hit rates. Read from the TOML files here."""
+"""What a table of a paper holds: systems, clusters, published figures, hit rates. Read from the
+TOML files here.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ PLACE = Path(__file__).parent
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A system as its authors ran it: ``strategy`` with ``draft`` (empty: the table's) and ``middles`` between.
+    """A system as its authors ran it: ``strategy`` with ``draft`` (empty: the table's) and
+    ``middles`` between.
 
     ``paper``: its published figure; None: there is none.
     """
@@ -49,7 +52,9 @@ class Oracle:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How many times as fast ``of`` is as ``over``, both (block, system); ``paper``: what was printed."""
+    """How many times as fast ``of`` is as ``over``, both (block, system); ``paper``: what was
+    printed.
+    """
 
     of: tuple[str, str]
     over: tuple[str, str]
@@ -58,7 +63,9 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A named experiment. ``unit``: ``tokens/s`` of whole calls, prefill included, or ``ms`` a token of decoding."""
+    """A named experiment. ``unit``: ``tokens/s`` of whole calls, prefill included, or ``ms`` a
+    token of decoding.
+    """
 
     title: str
     unit: str
@@ -90,7 +97,10 @@ def load(name: str) -> Table:
         rows = tuple(Row(**row) for row in block.pop("rows"))
         blocks.append(Block(rows=rows, oracles=tuple(block.pop("oracles")), **block))
     oracles = {key: _oracle(**oracle) for key, oracle in table.pop("oracles").items()}
-    ratios = tuple(Ratio(tuple(ratio["of"]), tuple(ratio["over"]), ratio["paper"]) for ratio in table.pop("ratios"))
+    ratios = tuple(
+        Ratio(tuple(ratio["of"]), tuple(ratio["over"]), ratio["paper"])
+        for ratio in table.pop("ratios")
+    )
     return Table(oracles=oracles, blocks=tuple(blocks), ratios=ratios, **table)
 
 
@@ -99,7 +109,9 @@ def _oracle(kinds: Mapping[str, list[dict[str, float]]], middle: float = 0.0) ->
 
 
 def _kind(entry: Mapping[str, float]) -> Kind:
-    """``first`` and, if more ranks than that are ever right, the ``ratio`` from each to the next."""
+    """``first`` and, if more ranks than that are ever right, the ``ratio`` from each
+    to the next.
+    """
     ratio = entry.get("ratio", 0.0)
     rates = geometric(entry["first"], ratio) if ratio else (entry["first"],)
     return Kind(rates, entry.get("share", 1.0))

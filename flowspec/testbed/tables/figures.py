@@ -1,4 +1,6 @@
-"""A table's figures: systems under the virtual clock, with models of a paper's hit rates or the packaged ones."""
+"""A table's figures: systems under the virtual clock, with models of a paper's hit rates or the
+packaged ones.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ PACKAGED = {"slm": "draft", "head": "head", "m8b": "medium"}
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """What runs came to: ``value`` in the table's unit, shares of tokens hit and of repeated 4-grams."""
+    """What runs came to: ``value`` in the table's unit, shares of tokens hit and of repeated
+    4-grams.
+    """
 
     value: float
     hit_rate: float
@@ -40,15 +44,21 @@ class Figure:
 def at_hit_rate(table: Table, block: Block, row: Row, oracle: Oracle, count: int) -> Figure:
     """``row`` with models that are right at ``oracle``'s rates, over ``count`` texts.
 
-    The texts are arbitrary: only what drafters hit enters. Sampling does not either; a temperature is its rates.
+    The texts are arbitrary: only what drafters hit enters. Sampling does not either; a
+    temperature is its rates.
     """
-    target, draft = open_directory(default_pair()[0]), row.draft or table.draft
+    target = open_directory(default_pair()[0])
+    draft = row.draft or table.draft
 
     def runs() -> Iterator[Ran]:
         for seed, text in enumerate(_arbitrary(table, target, count)):
             sequences = {JOB: (*text.prompt, *text.output)}
             drafter = HitDrafter(
-                sequences, oracle.kinds[draft], target.vocabulary, seed=seed, wants_hidden=draft == "head"
+                sequences,
+                oracle.kinds[draft],
+                target.vocabulary,
+                seed=seed,
+                wants_hidden=draft == "head",
             )
             makers = {
                 f"m{model}": lambda sequences=sequences, seed=seed: HitStage(
@@ -66,7 +76,8 @@ def _arbitrary(table: Table, target: ModelDirectory, count: int) -> Iterator[Tex
     allowed = [token for token in range(target.vocabulary) if token not in target.eos]
     for _ in range(count):
         prompt, output = (
-            tuple(drawn.choices(allowed, k=length)) for length in (table.prompt_tokens, table.output_tokens)
+            tuple(drawn.choices(allowed, k=length))
+            for length in (table.prompt_tokens, table.output_tokens)
         )
         yield Text(prompt, output, Sampling(), np.zeros((len(prompt) + len(output), 1), np.float32))
 
@@ -81,7 +92,9 @@ def _run(
     middles: Mapping[str, Callable[[], StageExecutor]],
 ) -> Ran:
     strategy = build(row.strategy, block.stages)
-    costs = profile_costs(_profile(block.profile), block.stages, draft, hidden=returns_hidden(drafter, strategy))
+    costs = profile_costs(
+        _profile(block.profile), block.stages, draft, hidden=returns_hidden(drafter, strategy)
+    )
     return simulate(text, row.strategy, block.stages, target, drafter, costs, middles)
 
 
@@ -112,7 +125,9 @@ class Pair:
     """The packaged models on ``prompts``: texts, drafters and figures, each made once."""
 
     def __init__(self, table: Table, prompts: Sequence[str], tokens: int) -> None:
-        self._table, self._prompts, self._tokens = table, prompts, tokens
+        self._table = table
+        self._prompts = prompts
+        self._tokens = tokens
         self._target = open_directory(default_pair()[0])
         self._texts: dict[float, list[Text]] = {}
         self._drafters: dict[str, DraftExecutor] = {}
@@ -133,10 +148,13 @@ class Pair:
 
     def _of(self, temperature: float) -> list[Text]:
         if temperature not in self._texts:
-            samplings, hidden = [Sampling(temperature)], self._table.draft == "head"
+            samplings = [Sampling(temperature)]
+            hidden = self._table.draft == "head"
             found = texts(self._prompts, samplings, self._tokens, self._target, hidden=hidden)
             if not found:
-                raise ConfigError(f"no prompt leaves room for {self._tokens} tokens; expected shorter ones")
+                raise ConfigError(
+                    f"no prompt leaves room for {self._tokens} tokens; expected shorter ones"
+                )
             self._texts[temperature] = found
         return self._texts[temperature]
 
