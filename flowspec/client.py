@@ -12,9 +12,9 @@ from typing import Any
 from flowspec.broker.connection import DEFAULT_URL
 from flowspec.broker.keys import DEFAULT_PIPELINE, Keys
 from flowspec.broker.redis_control import RedisControl
-from flowspec.core.jobs import CANCEL, DEFAULT_MAX_NEW_TOKENS, DEFAULT_STRATEGY, JobSpec
-from flowspec.core.sampling import Sampling
-from flowspec.core.stats import unmeasured
+from flowspec.core.job.stats import unmeasured
+from flowspec.core.run.sampling import Sampling
+from flowspec.core.run.spec import CANCEL, DEFAULT_MAX_NEW_TOKENS, DEFAULT_STRATEGY, JobSpec
 from flowspec.errors import ClusterError, JobFailed
 
 #: After so long without a word from a job its client asks whether anybody serves it, seconds;

@@ -20,7 +20,7 @@ from pathlib import Path
 from flowspec.broker.keys import Keys
 from flowspec.broker.redis_control import RedisControl
 from flowspec.broker.server import PrivateBroker, die_with_parent
-from flowspec.drivers.emulated_setup import Emulation
+from flowspec.emulation.setup import Emulation
 from flowspec.errors import ClusterError
 from flowspec.model.directory import layer_ranges, local_path
 from flowspec.model.sources import open_models

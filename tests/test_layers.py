@@ -1,16 +1,19 @@
-"""The house's rules: imports go one way, the core is pure."""
+"""The house's rules: imports go one way and never in a circle, the core is pure."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted([*ROOT.glob("flowspec/**/*.py"), *ROOT.glob("workers/*.py")])
+PROGRAMS = sorted(ROOT.glob("ops/**/*.py"))
 
+#: Rooms of ``flowspec/core`` from the bottom up: each may import those before it.
+ROOMS = ("run", "tree", "protocol", "stage", "drafting", "job")
 #: layer -> layers it may import. ``model`` and ``broker`` never see each other, ``core`` sees
 #: errors only.
 ALLOWED = {
@@ -19,110 +22,134 @@ ALLOWED = {
     "strategies": {"core", "errors"},
     "broker": {"core", "errors", "observe"},
     "model": {"core", "errors", "observe"},
+    "emulation": {"core", "errors"},
     "observe": {"errors"},
-    "drivers": {"strategies", "broker", "model", "core", "errors", "observe"},
-    "cluster": {"broker", "drivers", "model", "core", "strategies", "errors", "observe"},
+    "drivers": {"strategies", "broker", "model", "emulation", "core", "errors", "observe"},
     "client": {"broker", "core", "errors", "observe"},
-    "testbed": {"cluster", "drivers", "broker", "model", "core", "strategies", "errors", "observe"},
-    "cli": {
-        "testbed",
-        "client",
-        "cluster",
-        "drivers",
-        "broker",
-        "model",
-        "core",
-        "strategies",
-        "errors",
-        "observe",
-    },
-    "workers": {"drivers", "strategies", "broker", "model", "core", "errors", "observe"},
     "flowspec": {"client", "errors"},
     "__main__": {"cli"},
 }
+ALLOWED["workers"] = ALLOWED["drivers"] | {"drivers"}
+ALLOWED["cluster"] = ALLOWED["drivers"] | {"drivers"}
+ALLOWED["testbed"] = ALLOWED["cluster"] | {"cluster"}
+ALLOWED["cli"] = ALLOWED["testbed"] | {"testbed", "client"}
 #: What the pure part may import beside itself: values and arithmetic, nothing that acts or looks
 #: around.
 PURE_IMPORTS = {
-    "__future__",
-    "bisect",
-    "collections",
-    "dataclasses",
-    "enum",
-    "functools",
-    "heapq",
-    "itertools",
-    "json",
-    "math",
-    "numpy",
-    "numpy.typing",
-    "operator",
-    "statistics",
+    *("__future__", "bisect", "collections", "collections.abc", "dataclasses", "enum", "functools"),
+    *("heapq", "itertools", "json", "math", "numpy", "numpy.typing", "operator", "statistics"),
     "typing",
-    "collections.abc",
 }
 PURE = ("core", "strategies")
-TORCH_FREE = (
-    "core",
-    "strategies",
-    "broker",
-    "client",
-    "cli",
-    "cluster",
-    "observe",
-    "errors",
-    "flowspec",
-    "drivers",
-)
+WITH_TORCH = ("model", "testbed", "workers")
 
 
-def imports(path: Path) -> Iterator[tuple[str, bool]]:
-    """Every module a file imports, and whether it does so at the top of the file."""
-    tree = ast.parse(path.read_text())
-    top = set(map(id, tree.body))
-    for node in ast.walk(tree):
+def imports(path: Path) -> Iterator[str]:
+    """Every module a file imports, at its top or inside a function."""
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield alias.name, id(node) in top
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            package = node.module == "flowspec"
-            names = [f"flowspec.{alias.name}" for alias in node.names] if package else [node.module]
-            for name in names:
-                yield name or "", id(node) in top
+            module = node.module or ""
+            yield from (
+                f"{module}.{alias.name}" if is_package(module, alias.name) else module
+                for alias in node.names
+            )
 
 
-def layer(path: Path) -> str:
+def is_package(module: str, name: str) -> bool:
+    """Whether ``name``, imported from ``module``, is itself a module of ours."""
+    place = ROOT.joinpath(*module.split("."), name)
+    return place.with_suffix(".py").is_file() or (place / "__init__.py").is_file()
+
+
+def module_name(path: Path) -> str:
     parts = path.relative_to(ROOT).with_suffix("").parts
-    if parts[0] == "workers":
-        return "workers"
-    return parts[1] if len(parts) > 1 and parts[1] != "__init__" else "flowspec"
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imported_layer(module: str) -> str | None:
-    parts = module.split(".")
-    if parts[0] == "workers":
+def layer(module: str) -> str | None:
+    """The layer of one of our modules; None for anybody else's."""
+    first, *rest = module.split(".")
+    if first == "workers":
         return "workers"
-    if parts[0] != "flowspec":
+    if first != "flowspec":
         return None
-    return parts[1] if len(parts) > 1 else "flowspec"
+    return rest[0] if rest else "flowspec"
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def room(module: str) -> str | None:
+    parts = module.split(".")
+    return parts[2] if parts[:2] == ["flowspec", "core"] and len(parts) > 2 else None
+
+
+def of_layers(*layers: str) -> list[Path]:
+    return [path for path in SOURCES if layer(module_name(path)) in layers]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=module_name)
 def test_imports_go_one_way(path: Path) -> None:
-    own = layer(path)
-    for module, _ in imports(path):
-        other = imported_layer(module)
-        assert other is None or other == own or other in ALLOWED[own], f"{own} imports {module}"
+    own = layer(module_name(path))
+    assert own is not None
+    for module in imports(path):
+        other = layer(module)
+        assert other in (None, own) or other in ALLOWED[own], f"{own} imports {module}"
 
 
-@pytest.mark.parametrize(
-    "path", [p for p in SOURCES if layer(p) in PURE], ids=lambda path: path.name
-)
+@pytest.mark.parametrize("path", of_layers("core"), ids=module_name)
+def test_rooms_of_the_core_import_those_below_them(path: Path) -> None:
+    own = room(module_name(path))
+    if own is None:
+        assert path.name == "__init__.py", f"{path} stands in no room of the core"
+        return
+    for module in imports(path):
+        other = room(module)
+        if other is not None:
+            assert ROOMS.index(other) <= ROOMS.index(own), f"room {own} imports {module}"
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    """Imports inside functions count: a circle that only works because it is late is still one."""
+    ours = {module_name(path): path for path in [*SOURCES, *PROGRAMS]}
+    links = {
+        name: {known for known in imports(path) if known in ours} for name, path in ours.items()
+    }
+    assert circle(links) == []
+
+
+def circle(links: Mapping[str, set[str]]) -> list[str]:
+    """A path from a module back to itself; empty if there is none."""
+    finished: set[str] = set()
+
+    def search(module: str, path: list[str]) -> list[str]:
+        if module in path:
+            return [*path[path.index(module) :], module]
+        if module in finished:
+            return []
+        for other in sorted(links[module]):
+            found = search(other, [*path, module])
+            if found:
+                return found
+        finished.add(module)
+        return []
+
+    for module in sorted(links):
+        found = search(module, [])
+        if found:
+            return found
+    return []
+
+
+def test_a_circle_is_found() -> None:
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+    assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+@pytest.mark.parametrize("path", of_layers(*PURE), ids=module_name)
 def test_the_core_is_pure(path: Path) -> None:
-    for module, _ in imports(path):
-        assert imported_layer(module) is not None or module in PURE_IMPORTS, (
-            f"{path} imports {module}"
-        )
+    for module in imports(path):
+        assert layer(module) is not None or module in PURE_IMPORTS, f"{path} imports {module}"
     for node in ast.walk(ast.parse(path.read_text())):
         if (
             isinstance(node, ast.Attribute)
@@ -134,24 +161,34 @@ def test_the_core_is_pure(path: Path) -> None:
             assert node.id not in ("open", "print", "input"), f"{path} calls {node.id}"
 
 
-@pytest.mark.parametrize(
-    "path", [p for p in SOURCES if layer(p) in TORCH_FREE], ids=lambda path: path.name
-)
+@pytest.mark.parametrize("path", of_layers(*(set(ALLOWED) - set(WITH_TORCH))), ids=module_name)
 def test_only_the_model_imports_torch(path: Path) -> None:
-    for module, _ in imports(path):
+    for module in imports(path):
         assert module.split(".")[0] not in ("torch", "transformers"), f"{path} imports {module}"
 
 
-@pytest.mark.parametrize(
-    "path", [p for p in SOURCES if layer(p) == "drivers" and p.stem in ("sim", "replay")], ids=str
-)
-def test_simulation_and_replay_reach_neither_redis_nor_torch(path: Path) -> None:
-    for module, _ in imports(path):
+@pytest.mark.parametrize("name", ["sim", "replay"])
+def test_simulation_and_replay_reach_neither_redis_nor_torch(name: str) -> None:
+    for module in imports(ROOT / f"flowspec/drivers/{name}.py"):
         assert not module.startswith(("redis", "torch", "flowspec.broker"))
 
 
 def test_no_strategy_imports_another() -> None:
-    names = {path.stem for path in ROOT.glob("flowspec/strategies/*.py")} - {"__init__", "base"}
-    for name in names:
-        for module, _ in imports(ROOT / f"flowspec/strategies/{name}.py"):
-            assert module.split(".")[-1] not in names - {name}, f"{name} imports {module}"
+    from flowspec.strategies import STRATEGIES
+
+    homes = {kind.__module__ for kind in STRATEGIES.values()}  # type: ignore[attr-defined]
+    for path in of_layers("strategies"):
+        own = module_name(path)
+        if own != "flowspec.strategies":
+            assert not (homes - {own}) & set(imports(path)), f"{own} imports another strategy"
+
+
+def test_no_two_classes_share_a_name() -> None:
+    """A reader who finds a class by its name has found the one that was meant."""
+    places: dict[str, list[str]] = {}
+    for path in [*SOURCES, *PROGRAMS]:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(module_name(path))
+    shared = {name: found for name, found in places.items() if len(found) > 1}
+    assert shared == {}

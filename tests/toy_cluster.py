@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from flowspec.broker.base import Control, Link, setup_of
-from flowspec.core.draft import DraftMachine
-from flowspec.core.jobs import JobSpec
-from flowspec.core.messages import DRAFT, middle_node, stage_node
-from flowspec.core.stage import StageMachine
+from flowspec.core.job.draft_worker import DraftMachine
+from flowspec.core.protocol.messages import DRAFT, middle_node, stage_node
+from flowspec.core.run.spec import JobSpec
+from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.lease import Lease
 from flowspec.drivers.live import Worker
 from flowspec.drivers.replay import header

@@ -18,11 +18,11 @@ from flowspec.broker.base import Control, Link, setup_of
 from flowspec.broker.connection import DEFAULT_URL
 from flowspec.broker.keys import Keys
 from flowspec.broker.redis_control import RedisControl
-from flowspec.core.machine import Machine
+from flowspec.core.protocol.machine import Machine
 from flowspec.drivers.emulated import EmulatedWorker
-from flowspec.drivers.emulated_setup import EMULATED, Emulation
 from flowspec.drivers.lease import Lease
 from flowspec.drivers.live import Performer, Worker
+from flowspec.emulation.setup import EMULATED, Emulation
 from flowspec.errors import ClusterError, ConfigError, FlowSpecError
 
 #: How long a worker waits for the pipeline's record, seconds.

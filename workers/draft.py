@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from flowspec.broker.base import Op, drafts_of, middles_of
 from flowspec.broker.redis_link import RedisLink
-from flowspec.broker.scripts import Code
-from flowspec.core.draft import DraftMachine
-from flowspec.core.limits import Limits
-from flowspec.core.machine import Finish
-from flowspec.core.messages import DRAFT
+from flowspec.core.job.draft_worker import DraftMachine
+from flowspec.core.protocol.codes import Code
+from flowspec.core.protocol.machine import Finish
+from flowspec.core.protocol.messages import DRAFT
+from flowspec.core.run.limits import Limits
 from flowspec.drivers.live import Worker
 from flowspec.drivers.replay import header
 from flowspec.drivers.roles import DraftRole
@@ -19,11 +19,11 @@ from flowspec.model.choice import wanting_hidden
 from flowspec.model.directory import fetch_weights
 from flowspec.model.sources import fingerprint, load_sources, target_needs
 from flowspec.strategies import build
-from flowspec.strategies.auto import named
+from flowspec.strategies.auto.decisions import with_drafter_names
 from workers._boot import Process, check_fingerprint, make_worker, parser, run
 
 
-class _Link(RedisLink):
+class _NamingLink(RedisLink):
     """Says what the drafters are called that a job has used: machines, and so recordings, have
     numbers only.
     """
@@ -34,7 +34,9 @@ class _Link(RedisLink):
 
     def write(self, ops: Sequence[Op], at: float | None = None) -> list[Code]:
         told = [
-            replace(op, stats=named(op.stats, self._drafts)) if isinstance(op, Finish) else op
+            replace(op, stats=with_drafter_names(op.stats, self._drafts))
+            if isinstance(op, Finish)
+            else op
             for op in ops
         ]
         return super().write(told, at)
@@ -76,7 +78,7 @@ def main() -> None:
             hidden=wanting[0],
             others=wanting[1:],
         )
-        link = _Link(process, limits, drafts_of(record))
+        link = _NamingLink(process, limits, drafts_of(record))
         role = DraftRole(drafter, Tokenizer(target), target.hidden_size)
         machine = DraftMachine(limits, build)
         worker.append(make_worker(record, machine, link, role, header=header(limits)))

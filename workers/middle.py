@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from flowspec.broker.base import middles_of
 from flowspec.broker.redis_link import RedisLink
-from flowspec.core.messages import middle_node
-from flowspec.core.stage import StageMachine
+from flowspec.core.protocol.messages import middle_node
+from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.live import Worker
 from flowspec.drivers.roles import VerifyRole
 from flowspec.errors import ConfigError

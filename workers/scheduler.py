@@ -6,8 +6,8 @@ import json
 import time
 from dataclasses import replace
 
-from flowspec.drivers.emulated_setup import EMULATED, Emulation
 from flowspec.drivers.scheduler import Scheduler
+from flowspec.emulation.setup import EMULATED, Emulation
 from flowspec.model.directory import default_pair, layer_ranges
 from flowspec.model.sources import fingerprint, labels, open_models
 from workers._boot import Process, parser, run

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from flowspec.broker.base import middles_of
 from flowspec.broker.redis_link import RedisLink
-from flowspec.core.messages import stage_node
-from flowspec.core.stage import StageMachine
+from flowspec.core.protocol.messages import stage_node
+from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.live import Worker
 from flowspec.drivers.roles import VerifyRole
 from flowspec.model.base import StageExecutor

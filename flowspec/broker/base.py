@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy.typing as npt
 
-from flowspec.broker.scripts import Code
-from flowspec.core.machine import Accepted, Commit, Complete, Finish, Send
-from flowspec.core.messages import Envelope, worker_nodes
-from flowspec.errors import WireError
+from flowspec.core.protocol.codes import Code
+from flowspec.core.protocol.machine import Accepted, Commit, Complete, Finish, Send
+from flowspec.core.protocol.messages import Envelope, worker_nodes
+from flowspec.core.protocol.stamps import Stamp
 
 Rows = npt.NDArray[Any]
 
@@ -104,35 +103,6 @@ class Record:
 
 
 Op = PutRows | Send | CommitText | Complete | Accepted | Finish | Record
-
-
-@dataclass(frozen=True, slots=True)
-class Stamp:
-    """When, in nominal seconds, ``source`` let a message of an emulated run go; its link's time
-    comes on top.
-
-    A message the task graph held goes with the latest stamp of its creation and of what it
-    waited for.
-    """
-
-    at: float
-    source: str
-
-    def text(self) -> str:
-        """As it travels beside an envelope."""
-        return f"{self.at!r} {self.source}"
-
-    @classmethod
-    def read(cls, text: str) -> Stamp:
-        """The inverse of ``text``; WireError for anything else."""
-        at, _, source = text.partition(" ")
-        try:
-            stamp = cls(float(at), source)
-        except ValueError:
-            stamp = cls(math.nan, source)
-        if not math.isfinite(stamp.at) or not source:
-            raise WireError(f"a stamp is {text[:40]!r}; expected seconds and a node")
-        return stamp
 
 
 @dataclass(frozen=True, slots=True)

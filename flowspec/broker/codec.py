@@ -19,7 +19,7 @@ import msgpack_numpy
 import numpy as np
 import numpy.typing as npt
 
-from flowspec.core.messages import MESSAGES, Message
+from flowspec.core.protocol.messages import MESSAGES, Message
 from flowspec.errors import FlowSpecError, WireError
 
 #: Version of the wire format; a reader refuses any other.

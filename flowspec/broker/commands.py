@@ -10,8 +10,8 @@ from flowspec.broker.base import LOG_CAP, RETENTION_MS, CommitText, Op, PutRows,
 from flowspec.broker.keys import Keys
 from flowspec.broker.redis_client import Command
 from flowspec.broker.scripts import load
-from flowspec.core.machine import Accepted, Complete, Finish, Send
-from flowspec.core.messages import SCHEDULER, worker_nodes
+from flowspec.core.protocol.machine import Accepted, Complete, Finish, Send
+from flowspec.core.protocol.messages import SCHEDULER, worker_nodes
 
 
 class Commands:

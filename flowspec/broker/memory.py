@@ -20,13 +20,13 @@ from flowspec.broker.base import (
     PutRows,
     Record,
     Rows,
-    Stamp,
 )
-from flowspec.broker.scripts import Code
-from flowspec.core.graph import TaskGraph
-from flowspec.core.machine import Accepted, Complete, Finish, Send
-from flowspec.core.messages import DRAFT, GRAPH, Envelope, Message, Task
-from flowspec.core.sequence import SeqWriter
+from flowspec.core.protocol.codes import Code
+from flowspec.core.protocol.graph import TaskGraph
+from flowspec.core.protocol.machine import Accepted, Complete, Finish, Send
+from flowspec.core.protocol.messages import DRAFT, GRAPH, Envelope, Message, Task
+from flowspec.core.protocol.sequence import SeqWriter
+from flowspec.core.protocol.stamps import Stamp
 from flowspec.errors import GapError
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from flowspec.broker.base import LEASE_MS, QUEUE_CAP, Intake, OutputEntry, nodes_of
 from flowspec.broker.memory import MemoryBroker, MemoryJob
-from flowspec.broker.scripts import Code
-from flowspec.core.messages import DRAFT, SCHEDULER, Revoke, Submit
+from flowspec.core.protocol.codes import Code
+from flowspec.core.protocol.messages import DRAFT, SCHEDULER, Revoke, Submit
 
 
 class MemoryControl:

@@ -19,7 +19,7 @@ _BEGIN: tuple[Command, ...] = (("MULTI",),)
 _END: tuple[Command, ...] = (("EXEC",),)
 
 
-class Client:
+class BrokerClient:
     """redis-py, plus what every caller here needs; for several threads.
 
     After a lost connection the server is asked who it is: one that lost its memory must not be
@@ -96,7 +96,7 @@ class Client:
         self._redis.close()
 
 
-class DirectClient(Client):
+class DirectClient(BrokerClient):
     """A client for one thread and the hot path: a connection of its own, no pool, no reply
     callbacks.
 

@@ -20,9 +20,9 @@ from flowspec.broker.base import (
 )
 from flowspec.broker.connection import MAX_BLOCK_SECONDS
 from flowspec.broker.keys import JOBS, Keys
-from flowspec.broker.redis_client import Client
-from flowspec.broker.scripts import Code
-from flowspec.core.messages import DRAFT, SCHEDULER, Revoke, Submit
+from flowspec.broker.redis_client import BrokerClient
+from flowspec.core.protocol.codes import Code
+from flowspec.core.protocol.messages import DRAFT, SCHEDULER, Revoke, Submit
 from flowspec.errors import BrokerUnreachable
 
 _GROUP = "flowspec"
@@ -35,14 +35,14 @@ class RedisControl:
 
     def __init__(self, url: str, keys: Keys) -> None:
         self._keys = keys
-        self._client = Client(url)
-        self._blocking: Client | None = None
+        self._client = BrokerClient(url)
+        self._blocking: BrokerClient | None = None
         self._changes = "$"
 
-    def _blocker(self) -> Client:
+    def _blocker(self) -> BrokerClient:
         """A connection of its own for what may block."""
         if self._blocking is None:
-            self._blocking = Client(self._client.url)
+            self._blocking = BrokerClient(self._client.url)
         return self._blocking
 
     # ---- intake ----------------------------------------------------------------------------------

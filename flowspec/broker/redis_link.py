@@ -12,13 +12,14 @@ from typing import Any
 import redis
 
 from flowspec.broker import codec
-from flowspec.broker.base import RECORDING_CAP, ROWS_CAP, Delivery, Op, PutRows, Record, Rows, Stamp
+from flowspec.broker.base import RECORDING_CAP, ROWS_CAP, Delivery, Op, PutRows, Record, Rows
 from flowspec.broker.commands import Commands
 from flowspec.broker.connection import MAX_BLOCK_SECONDS
 from flowspec.broker.keys import Keys
 from flowspec.broker.redis_client import Command, DirectClient
-from flowspec.broker.scripts import Code
-from flowspec.core.messages import Envelope, Open, Submit
+from flowspec.core.protocol.codes import Code
+from flowspec.core.protocol.messages import Envelope, Open, Submit
+from flowspec.core.protocol.stamps import Stamp
 from flowspec.errors import GapError, WireError
 
 #: Longest wait for rows whose envelope has arrived, seconds.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import hashlib
 import re
 from collections.abc import Mapping
@@ -16,17 +15,6 @@ from flowspec.errors import ConfigError
 _FILE = re.compile(r"(?P<name>[a-z_]+)-(?P<keys>\d+|n)\.lua")
 _INCLUDE = re.compile(r"^-- include (\w+)$", re.MULTILINE)
 _KEY_LINE = re.compile(r"^-- KEYS\[(\d+)(\.\.)?\]", re.MULTILINE)
-
-
-class Code(enum.IntEnum):
-    """What a script answers; ``lua/README.md`` has the table."""
-
-    OK = 0
-    DUP = 1
-    GAP = 2
-    STALE = 3
-    FULL = 4
-    HELD = 5
 
 
 @dataclass(frozen=True, slots=True)

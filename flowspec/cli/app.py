@@ -39,8 +39,8 @@ from flowspec.cli.flags import (
     Url,
 )
 from flowspec.cli.parser import Command, UsageError, check_beside
-from flowspec.core.jobs import DEFAULT_MAX_NEW_TOKENS, DEFAULT_STRATEGY, JobSpec
-from flowspec.core.sampling import Sampling
+from flowspec.core.run.sampling import Sampling
+from flowspec.core.run.spec import DEFAULT_MAX_NEW_TOKENS, DEFAULT_STRATEGY, JobSpec
 from flowspec.errors import BrokerUnreachable, FlowSpecError
 
 app = typer.Typer(

@@ -28,15 +28,15 @@ from rich.progress import (
 from flowspec.cli import notes
 from flowspec.cli.generate import read_prompts
 from flowspec.cli.parser import positive
-from flowspec.core.jobs import JobSpec
-from flowspec.core.profile import LinkShape, Profile
+from flowspec.core.run.spec import JobSpec
+from flowspec.emulation.profile import LinkShape, Profile
 from flowspec.errors import ConfigError
 from flowspec.strategies import EXACT
 from flowspec.testbed.prompts import Prompt, halve
 
 if TYPE_CHECKING:
-    from flowspec.testbed.grid import Grid, Link, Plan, Tell
-    from flowspec.testbed.report import Report
+    from flowspec.testbed.grid import BenchPlan, Grid, SweptLink, Tell
+    from flowspec.testbed.report import BenchReport
 
 T = TypeVar("T")
 
@@ -70,7 +70,7 @@ class Options:
 def bench(options: Options) -> None:
     """Run the comparison; Markdown goes to stdout unless a file was named for it."""
     from flowspec.testbed.grid import Grid
-    from flowspec.testbed.report import Report, markdown
+    from flowspec.testbed.report import BenchReport, markdown
 
     _check_places(options)
     plan = _plan(options)
@@ -78,7 +78,7 @@ def bench(options: Options) -> None:
     prompts = halve(prompts_in(options.prompts), options.half)
     with _progress() as tell:
         grid = Grid(plan, prompts, tell)
-        report = Report(grid.header(_command(), options.half), tuple(grid.run()))
+        report = BenchReport(grid.header(_command(), options.half), tuple(grid.run()))
     if options.out is not None:
         _write(options.out, report.text())
     if options.markdown is not None:
@@ -89,12 +89,12 @@ def bench(options: Options) -> None:
         _draw(report, grid, options.plots, f".{options.plot_format}")
 
 
-def _plan(options: Options) -> Plan:
-    from flowspec.testbed.grid import Plan
-    from flowspec.testbed.profiles import load
+def _plan(options: Options) -> BenchPlan:
+    from flowspec.emulation.profiles import load
+    from flowspec.testbed.grid import BenchPlan
 
     profile = load(options.profile)
-    return Plan(
+    return BenchPlan(
         profile,
         strategies_of(options.strategies),
         _list(options.draft, str, "--draft", "names like slm,head"),
@@ -153,9 +153,9 @@ def simulate(
     """Run one strategy and print what came out: a table, or with ``as_json`` what ``bench --out``
     writes.
     """
-    from flowspec.testbed.grid import Grid, Plan
-    from flowspec.testbed.profiles import load
-    from flowspec.testbed.report import Report, described
+    from flowspec.emulation.profiles import load
+    from flowspec.testbed.grid import BenchPlan, Grid
+    from flowspec.testbed.report import BenchReport, described
 
     if prompt is not None and prompts is not None:
         raise ConfigError("give either a PROMPT or --prompts FILE.jsonl, not both")
@@ -163,14 +163,14 @@ def simulate(
         JobSpec(prompt)  # says what is wrong with it
     cluster = load(profile)
     count = cluster.stages[0] if stages is None else stages
-    plan = Plan(cluster, (strategy,), (draft,), (temperature,), (count,), max_new_tokens, seed)
+    plan = BenchPlan(cluster, (strategy,), (draft,), (temperature,), (count,), max_new_tokens, seed)
     notes.of_plan(plan)
     asked = [Prompt("prompt", prompt)] if prompt is not None else prompts_in(prompts)
     with _progress() as tell:
         grid = Grid(plan, asked, tell)
         row = next(row for row in grid.run() if row.strategy == strategy)
     if as_json:
-        sys.stdout.write(Report(grid.header(_command(), "all"), (row,)).text())
+        sys.stdout.write(BenchReport(grid.header(_command(), "all"), (row,)).text())
         return
     console = Console(highlight=False, soft_wrap=True)
     console.print(
@@ -244,8 +244,8 @@ def prompts_in(place: Path | None) -> list[Prompt]:
     return found
 
 
-def _links(text: str, profile: Profile) -> list[Link]:
-    from flowspec.testbed.grid import Link
+def _links(text: str, profile: Profile) -> list[SweptLink]:
+    from flowspec.testbed.grid import SweptLink
 
     name, _, values = text.partition("=")
     if name not in ("latency", "mbit"):
@@ -261,10 +261,10 @@ def _links(text: str, profile: Profile) -> list[Link]:
             f"--sweep is {text!r}, but a link has a latency from 0 to 999999 ms and a bandwidth "
             "above 0 Mbit/s"
         ) from None
-    return [Link(name, shape) for shape in shapes if shape != profile.link]
+    return [SweptLink(name, shape) for shape in shapes if shape != profile.link]
 
 
-def _draw(report: Report, grid: Grid, folder: Path, suffix: str) -> None:
+def _draw(report: BenchReport, grid: Grid, folder: Path, suffix: str) -> None:
     """Every chart of the report, and a timeline of each strategy on the first prompt."""
     from flowspec.testbed import plots
 

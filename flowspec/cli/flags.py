@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from flowspec.cli.parser import in_range, not_empty, taken_by
-from flowspec.core.jobs import MAX_NEW_TOKENS, JobSpec
-from flowspec.core.sampling import Sampling
+from flowspec.core.run.sampling import Sampling
+from flowspec.core.run.spec import MAX_NEW_TOKENS, JobSpec
 
 _POSITIVE = in_range(1, inf, "1 or more")
 _SAMPLING = taken_by(Sampling)

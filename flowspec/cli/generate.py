@@ -15,8 +15,8 @@ from flowspec.cli import notes
 from flowspec.cli.show import Screen
 from flowspec.client import Client, Job, Result
 from flowspec.cluster import Cluster, Setup
-from flowspec.core.jobs import JobSpec
-from flowspec.core.sampling import Sampling
+from flowspec.core.run.sampling import Sampling
+from flowspec.core.run.spec import JobSpec
 from flowspec.drivers.replay import merge
 from flowspec.errors import ClusterError, ConfigError, FlowSpecError, JobError
 from flowspec.strategies import build

@@ -8,7 +8,7 @@ import time
 from flowspec.cli.places import url_or_running
 from flowspec.cli.show import Screen
 from flowspec.client import Client, Job
-from flowspec.core.jobs import JobSpec
+from flowspec.core.run.spec import JobSpec
 from flowspec.errors import JobError
 from flowspec.strategies import build
 

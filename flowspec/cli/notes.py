@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from flowspec.strategies import build
 
 if TYPE_CHECKING:
-    from flowspec.testbed.grid import Plan
+    from flowspec.testbed.grid import BenchPlan
 
 
-def of_plan(plan: Plan) -> None:
+def of_plan(plan: BenchPlan) -> None:
     """All there is to say of a simulated comparison."""
     from flowspec.testbed.naming import canonical, choices_of
 
@@ -20,7 +20,7 @@ def of_plan(plan: Plan) -> None:
     first_of_several(plan.runs, [choices_of(canonical(source)) for source in plan.sources])
 
 
-def surplus(plan: Plan) -> None:
+def surplus(plan: BenchPlan) -> None:
     """A line for every stage count above what the profile's layers are enough for."""
     profile = plan.profile
     for stages in plan.stages:

@@ -29,10 +29,10 @@ def profile(
     """Measure, and write the profile to ``out`` or stdout; ConfigError for flags that make no
     sense.
     """
-    from flowspec.testbed.measure import Plan, as_toml, measure
+    from flowspec.testbed.measure import MeasurementPlan, as_toml, measure
 
     check_target(target, draft)
-    plan = Plan(_counts(rows), stages, repeats, latency_ms, mbit)
+    plan = MeasurementPlan(_counts(rows), stages, repeats, latency_ms, mbit)
     if out is not None and out.suffix != ".toml":
         raise ConfigError(
             f"--out is {out}; expected a name that ends in .toml, by which a profile is told from "

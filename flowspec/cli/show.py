@@ -21,7 +21,7 @@ from rich.text import Text
 from flowspec.client import Chunk, Client, Result
 from flowspec.drivers.replay import replay_file
 from flowspec.strategies import describe
-from flowspec.strategies.auto import drafted
+from flowspec.strategies.auto.decisions import tokens_by_drafter
 
 #: As much of the streamed text is laid out above the status line; the rest is out of view.
 _TAIL_CHARACTERS = 8000
@@ -127,7 +127,7 @@ class Screen:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class JobReport:
     """What a worker last said of itself: its clock and its counters."""
 
     at: float
@@ -146,8 +146,8 @@ class StatusLine:
         self._tokens = 0
         self._began: float | None = None
         self._looked = -math.inf
-        self._reports: dict[str, Report] = {}
-        self._since: dict[str, Report] = {}  # role -> the difference of its last two reports
+        self._reports: dict[str, JobReport] = {}
+        self._since: dict[str, JobReport] = {}  # role -> the difference of its last two reports
 
     def count(self, chunk: Chunk) -> None:
         """More tokens have come."""
@@ -169,10 +169,10 @@ class StatusLine:
         for role, info in sorted(self._client.workers().items()):
             if not role.startswith("verify-") or "at" not in info:
                 continue
-            new = Report(float(info["at"]), int(info["passes"]), float(info["busy_seconds"]))
+            new = JobReport(float(info["at"]), int(info["passes"]), float(info["busy_seconds"]))
             old = self._reports.setdefault(role, new)
             if new.at > old.at:
-                self._since[role] = Report(
+                self._since[role] = JobReport(
                     new.at - old.at, new.passes - old.passes, new.busy_seconds - old.busy_seconds
                 )
                 self._reports[role] = new
@@ -211,7 +211,7 @@ def table(result: Result) -> Table:
         return _number(stats.get(name), digits)
 
     shown = Table(show_header=False, box=None, pad_edge=False)
-    made = drafted(stats)
+    made = tokens_by_drafter(stats)
     by_draft = "  ".join(f"{draft} {tokens}" for draft, tokens in made.items())
     for name, value in (
         ("strategy", result.strategy),

@@ -21,9 +21,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from flowspec.broker.base import CommitText, Link, Op
-from flowspec.broker.scripts import Code
-from flowspec.core.draft import DraftMachine
-from flowspec.core.machine import (
+from flowspec.core.job.draft_worker import DraftMachine
+from flowspec.core.protocol.codes import Code
+from flowspec.core.protocol.machine import (
     Complete,
     Done,
     Draft,
@@ -37,9 +37,10 @@ from flowspec.core.machine import (
     Work,
     WorkResult,
 )
-from flowspec.core.messages import DRAFT, Envelope, Message, Report, Segment
-from flowspec.drivers.emulated_setup import Arrivals, Emulation
+from flowspec.core.protocol.messages import DRAFT, Envelope, Message, Segment, StageReport
 from flowspec.drivers.live import IDLE_SECONDS, Performer, Worker
+from flowspec.emulation.arrivals import Arrivals
+from flowspec.emulation.setup import Emulation
 
 #: What comes first among events of one moment.
 _RESULT, _CARRY_ON, _MESSAGE, _POLL, _TICK = range(5)
@@ -196,7 +197,7 @@ class EmulatedWorker(Worker):
     def _overtaken(self, at: float, message: Message) -> bool:
         """Whether something was done at a later moment that this input might have changed."""
         at += _MOMENT
-        if isinstance(message, Report):
+        if isinstance(message, StageReport):
             return False  # they are only counted
         if self._link.node == DRAFT:
             return at < self._last.at

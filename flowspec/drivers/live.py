@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from flowspec.broker.base import CommitText, Link, Op, PutRows, Record
-from flowspec.broker.scripts import Code
-from flowspec.core.machine import (
+from flowspec.core.protocol.codes import Code
+from flowspec.core.protocol.machine import (
     Accepted,
     Allocate,
     Commit,
@@ -34,7 +34,7 @@ from flowspec.core.machine import (
     WorkFailed,
     WorkResult,
 )
-from flowspec.core.messages import Result, Segment
+from flowspec.core.protocol.messages import Answer, Segment
 from flowspec.drivers.record import Recorder
 from flowspec.errors import FlowSpecError
 from flowspec.model.base import RowArray
@@ -213,7 +213,7 @@ class Worker:
 
     def _row_ops(self, output: Send) -> list[Op]:
         message = output.envelope.message
-        if output.rows is None or not isinstance(message, Segment | Result):
+        if output.rows is None or not isinstance(message, Segment | Answer):
             return []
         rows = self._performer.rows(output.rows.part, output.rows.offsets)
         return [PutRows(output.to, message.job, message.epoch, message.segment, rows)]

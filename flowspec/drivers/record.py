@@ -11,8 +11,8 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from flowspec.core import jobs, limits, machine, messages, sampling, slots
-from flowspec.core.machine import (
+from flowspec.core.protocol import machine, messages
+from flowspec.core.protocol.machine import (
     Done,
     Draft,
     Encode,
@@ -27,6 +27,8 @@ from flowspec.core.machine import (
     Tick,
     Work,
 )
+from flowspec.core.run import limits, sampling, spec
+from flowspec.core.tree import slots
 from flowspec.errors import ReplayMismatch
 
 #: Version of the recording's form; the header names it.
@@ -37,7 +39,7 @@ _LATER = {("Draft", "drafter"): 0, ("Limits", "others"): ()}
 
 _CLASSES: dict[str, type] = {
     name: kind
-    for module in (machine, messages, sampling, slots, jobs, limits)
+    for module in (machine, messages, sampling, slots, spec, limits)
     for name, kind in vars(module).items()
     if dataclasses.is_dataclass(kind) and isinstance(kind, type)
 }

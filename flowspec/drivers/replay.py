@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flowspec.core.draft import DraftMachine
-from flowspec.core.limits import Limits
-from flowspec.core.machine import Commit, Machine, Output, Release
-from flowspec.core.messages import DRAFT, middle_node, stage_node
-from flowspec.core.stage import StageMachine
+from flowspec.core.job.draft_worker import DraftMachine
+from flowspec.core.protocol.machine import Commit, Machine, Output, Release
+from flowspec.core.protocol.messages import DRAFT, middle_node, stage_node
+from flowspec.core.run.limits import Limits
+from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.record import FORMAT, from_json, to_json
 from flowspec.errors import FlowSpecError, ReplayMismatch
 from flowspec.strategies import build

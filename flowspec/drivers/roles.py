@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from flowspec.broker.base import Link
-from flowspec.core.machine import (
+from flowspec.core.protocol.machine import (
     Allocate,
     Commit,
     Draft,

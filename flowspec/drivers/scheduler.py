@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Mapping
 
 from flowspec.broker.base import Control, Intake, roles_of, setup_of
-from flowspec.broker.scripts import Code
-from flowspec.core.jobs import CANCEL, parse
+from flowspec.core.protocol.codes import Code
+from flowspec.core.run.spec import CANCEL, parse
 from flowspec.errors import BrokerError, ConfigError
 from flowspec.observe import logger
 from flowspec.strategies import build

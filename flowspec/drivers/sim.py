@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
-from flowspec.core.graph import TaskGraph
-from flowspec.core.machine import (
+from flowspec.core.protocol.graph import TaskGraph
+from flowspec.core.protocol.machine import (
     Accepted,
     Allocate,
     Commit,
@@ -40,9 +40,9 @@ from flowspec.core.machine import (
     Work,
     WorkResult,
 )
-from flowspec.core.messages import GRAPH, Envelope, Result, Segment, Task
-from flowspec.core.sequence import SeqWriter
-from flowspec.drivers.sim_links import ExclusiveLinks, Letter, Transfer
+from flowspec.core.protocol.messages import GRAPH, Answer, Envelope, Segment, Task
+from flowspec.core.protocol.sequence import SeqWriter
+from flowspec.emulation.exclusive_links import ExclusiveLinks, Letter, Transfer
 from flowspec.errors import StateError
 from flowspec.model.base import DraftExecutor, RowArray, StageExecutor
 
@@ -244,7 +244,7 @@ class Simulation:
 
     def _send(self, name: str, node: _Node, output: Send) -> None:
         message = output.envelope.message
-        if output.rows is not None and isinstance(message, Segment | Result):
+        if output.rows is not None and isinstance(message, Segment | Answer):
             rows = node.outputs[output.rows.part][list(output.rows.offsets)]
             self._rows[output.to, message.job, message.segment] = rows
         if output.task:
@@ -275,7 +275,7 @@ class Simulation:
             if task.envelope is not None:
                 seq = record.graph_seqs.next(task.to)
                 carries_rows = self._links is not None and isinstance(
-                    task.envelope.message, Segment | Result
+                    task.envelope.message, Segment | Answer
                 )
                 origin = record.origins.get(task.name, source) if carries_rows else source
                 self._deliver(origin, task.to, replace(task.envelope, seq=seq))

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
-from flowspec.core.machine import Draft, DraftDone, Pass, PassDone
-from flowspec.core.messages import Returns
-from flowspec.core.sampling import Sampling
+from flowspec.core.protocol.machine import Draft, DraftDone, Pass, PassDone
+from flowspec.core.protocol.messages import Returns
+from flowspec.core.run.sampling import Sampling
 
 #: Rows of one job leaving a stage: ``[rows, hidden]`` or, for the toy model, ``[rows]``.
 RowArray = npt.NDArray[Any]

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from flowspec.core.machine import Draft, DraftDone
-from flowspec.core.messages import Returns
-from flowspec.core.sampling import Sampling, perturbed
+from flowspec.core.protocol.machine import Draft, DraftDone
+from flowspec.core.protocol.messages import Returns
+from flowspec.core.run.sampling import Sampling, perturbed
 from flowspec.errors import StateError
 from flowspec.model.base import RowArray
 from flowspec.model.directory import ModelDirectory

@@ -19,16 +19,16 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaModel
 
-from flowspec.core.machine import Draft, DraftDone, Part
-from flowspec.core.masks import full_mask
-from flowspec.core.messages import Returns
-from flowspec.core.sampling import Sampling
+from flowspec.core.protocol.machine import Draft, DraftDone, Part
+from flowspec.core.protocol.messages import Returns
+from flowspec.core.run.sampling import Sampling
 from flowspec.errors import ModelError, StateError
 from flowspec.model.base import RowArray
 from flowspec.model.directory import ModelDirectory
 from flowspec.model.drafter import propose
+from flowspec.model.head_layout import check_head
 from flowspec.model.kv import TreeCache
-from flowspec.model.sources import check_head
+from flowspec.model.masks import full_mask
 from flowspec.model.weights import read_tensor
 
 _FC_BIAS = "fc.bias"
@@ -90,7 +90,7 @@ class EagleHead(torch.nn.Module):
         )
 
 
-class _Job:
+class _HeadState:
     """KV rows and features of one job. Features are kept by node id: the target's and the head's
     own.
     """
@@ -130,10 +130,10 @@ class EagleDrafter:
         self._embedding = embedding
         self._lm_head = lm_head
         self._zero = torch.zeros(head.config.hidden_size)
-        self._jobs: dict[str, _Job] = {}
+        self._jobs: dict[str, _HeadState] = {}
 
     def allocate(self, job: str, capacity: int, sampling: Sampling, returns: Returns) -> None:
-        self._jobs[job] = _Job(self._head.new_cache(capacity), sampling)
+        self._jobs[job] = _HeadState(self._head.new_cache(capacity), sampling)
 
     def release(self, job: str) -> None:
         self._jobs.pop(job, None)
@@ -176,7 +176,7 @@ class EagleDrafter:
         return propose(torch.nn.functional.linear(answered, self._lm_head), work, state.sampling)
 
     @staticmethod
-    def _wave_end(part: Part, parents: Sequence[int], state: _Job, first: int) -> int:
+    def _wave_end(part: Part, parents: Sequence[int], state: _HeadState, first: int) -> int:
         """Rows from ``first`` to here need no feature that is only predicted among them."""
         waiting: set[int] = set()
         for row in range(first, len(part.ids)):
@@ -187,7 +187,7 @@ class EagleDrafter:
         return len(part.ids)
 
     def _wave(
-        self, part: Part, parents: Sequence[int], state: _Job, first: int, end: int
+        self, part: Part, parents: Sequence[int], state: _HeadState, first: int, end: int
     ) -> torch.Tensor:
         state.cache.begin_pass(part.held + first, None)
         mask = full_mask(part.context, part.parents[: part.held - part.context + end], end - first)
@@ -204,7 +204,7 @@ class EagleDrafter:
         state.predicted.update(zip(part.ids[first:end], predicted, strict=True))
         return predicted
 
-    def _parent_feature(self, state: _Job, parent: int) -> torch.Tensor:
+    def _parent_feature(self, state: _HeadState, parent: int) -> torch.Tensor:
         if parent < 0:
             return self._zero
         feature = state.feature(parent)

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flowspec.core.drafting import MOST_SOURCES
-from flowspec.core.machine import Draft, DraftDone
-from flowspec.core.messages import Returns
-from flowspec.core.sampling import Sampling
+from flowspec.core.drafting.drafting import MOST_SOURCES
+from flowspec.core.protocol.machine import Draft, DraftDone
+from flowspec.core.protocol.messages import Returns
+from flowspec.core.run.sampling import Sampling
 from flowspec.errors import ConfigError, StateError
 from flowspec.model.base import DraftExecutor, RowArray
 

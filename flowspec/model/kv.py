@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from flowspec.core.slots import Moves
+from flowspec.core.tree.slots import Moves
 
 
 class TreeCacheLayer(CacheLayerMixin):

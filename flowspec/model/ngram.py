@@ -15,9 +15,9 @@ from itertools import chain, islice
 
 import numpy as np
 
-from flowspec.core.machine import Draft, DraftDone, Part
-from flowspec.core.messages import Returns
-from flowspec.core.sampling import Sampling, gumbel
+from flowspec.core.protocol.machine import Draft, DraftDone, Part
+from flowspec.core.protocol.messages import Returns
+from flowspec.core.run.sampling import Sampling, gumbel
 from flowspec.errors import ConfigError, StateError
 from flowspec.model.base import RowArray
 
@@ -35,7 +35,7 @@ LATER = 0.3
 _Candidates = dict[int, float]
 
 
-class _Job:
+class _SeenText:
     """The tokens of one job by slot, and where in the context every n-gram was followed by
     something.
     """
@@ -136,10 +136,10 @@ class NgramDrafter:
             )
         self._vocabulary = vocabulary
         self._longest = longest
-        self._jobs: dict[str, _Job] = {}
+        self._jobs: dict[str, _SeenText] = {}
 
     def allocate(self, job: str, capacity: int, sampling: Sampling, returns: Returns) -> None:
-        self._jobs[job] = _Job(sampling, self._longest)
+        self._jobs[job] = _SeenText(sampling, self._longest)
 
     def release(self, job: str) -> None:
         self._jobs.pop(job, None)
@@ -162,7 +162,7 @@ class NgramDrafter:
         raise StateError("an n-gram drafter drafts from tokens alone")
 
     @staticmethod
-    def _propose(job: _Job, work: Draft, row: int) -> _Candidates:
+    def _propose(job: _SeenText, work: Draft, row: int) -> _Candidates:
         path = job.path(work.part, row)
         if not work.coupled:
             return dict(islice(job.candidates(path, work.width).items(), work.width))

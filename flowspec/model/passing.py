@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flowspec.core.machine import Choice, Pass, PassDone
-from flowspec.core.messages import Returns
-from flowspec.core.sampling import Sampling
+from flowspec.core.protocol.machine import Choice, Pass, PassDone
+from flowspec.core.protocol.messages import Returns
+from flowspec.core.run.sampling import Sampling
 from flowspec.errors import StateError
 from flowspec.model.base import RowArray
 

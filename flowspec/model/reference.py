@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from flowspec.core.sampling import Sampling, choose, gumbel, survivors
+from flowspec.core.run.sampling import Sampling, choose, gumbel, survivors
 from flowspec.model.directory import ModelDirectory
 
 #: Two candidates closer than this in a float64 pass may be chosen either way in float32.

@@ -17,10 +17,9 @@ from pathlib import Path
 from flowspec.errors import ConfigError, ModelError
 from flowspec.model.base import DraftExecutor
 from flowspec.model.directory import ModelDirectory, check_pair, fetch_weights, local_path
+from flowspec.model.head_layout import check_head, is_head
 
 NGRAM = "ngram"
-#: What an EAGLE head has and no language model.
-_HEAD_TENSOR = "fc.weight"
 #: A prefix no tensor has: of the weights nothing but the tensors' names.
 _NO_TENSOR = ("config only",)
 
@@ -116,11 +115,6 @@ def _split(draft: str) -> tuple[tuple[str, ...], ...]:
     return tuple(map(tuple, found))
 
 
-def is_head(directory: ModelDirectory) -> bool:
-    """Whether the directory holds an EAGLE head and not a language model."""
-    return _HEAD_TENSOR in directory.weight_files
-
-
 def check_sources(target: ModelDirectory, draft: str) -> None:
     """ModelError or ConfigError unless every part of ``draft`` can draft for ``target``."""
     for name in source_names(draft):
@@ -131,18 +125,6 @@ def check_sources(target: ModelDirectory, draft: str) -> None:
             check_head(directory, target)
         else:
             check_pair(target, directory)
-
-
-def check_head(head: ModelDirectory, target: ModelDirectory) -> None:
-    """ModelError unless ``head`` is an EAGLE head of the target's shape."""
-    if not is_head(head):
-        raise ModelError(f"{head.path} is no EAGLE head: it has no tensor {_HEAD_TENSOR}")
-    if head.hidden_size != target.hidden_size:
-        raise ModelError(
-            f"the head in {head.path} has hidden size {head.hidden_size}, the target "
-            f"{target.hidden_size}; "
-            "a head serves only the target it was trained for"
-        )
 
 
 def fingerprint(draft: str) -> str:

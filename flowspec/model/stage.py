@@ -15,14 +15,14 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
-from flowspec.core.machine import Choice, Part, Pass, PassDone
-from flowspec.core.masks import full_mask, tree_mask, windowed
-from flowspec.core.messages import Returns
-from flowspec.core.sampling import Sampling, choose
+from flowspec.core.protocol.machine import Choice, Part, Pass, PassDone
+from flowspec.core.protocol.messages import Returns
+from flowspec.core.run.sampling import Sampling, choose
 from flowspec.errors import ModelError
 from flowspec.model.base import RowArray
 from flowspec.model.directory import ModelDirectory
 from flowspec.model.kv import TreeCache
+from flowspec.model.masks import full_mask, tree_mask, windowed
 from flowspec.model.two_level import PLAIN, TWO_LEVEL, RowCache, TwoLevelCache, implementation
 from flowspec.model.weights import read_tensor
 

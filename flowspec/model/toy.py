@@ -16,12 +16,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from flowspec.core.machine import Choice, Draft, DraftDone, Part, Pass, PassDone
-from flowspec.core.masks import tree_mask
-from flowspec.core.messages import Returns
-from flowspec.core.sampling import Sampling, choose
+from flowspec.core.protocol.machine import Choice, Draft, DraftDone, Part, Pass, PassDone
+from flowspec.core.protocol.messages import Returns
+from flowspec.core.run.sampling import Sampling, choose
 from flowspec.errors import StateError
 from flowspec.model.base import RowArray
+from flowspec.model.masks import tree_mask
 
 State = npt.NDArray[np.uint64]
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, PretrainedConfig
 
-from flowspec.core import limits
-from flowspec.core.slots import Moves
+from flowspec.core.run import limits
+from flowspec.core.tree.slots import Moves
 from flowspec.errors import ModelError, StateError
 from flowspec.model.kv import TreeCache, runs
 

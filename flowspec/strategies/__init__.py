@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Protocol
 
-from flowspec.core.strategy import Strategy
+from flowspec.core.job.strategy import Strategy
 from flowspec.errors import ConfigError
-from flowspec.strategies.auto import Auto
+from flowspec.strategies.auto.strategy import Auto
 from flowspec.strategies.autoregressive import Autoregressive
 from flowspec.strategies.base import default_text, read_params
 from flowspec.strategies.chain import Chain

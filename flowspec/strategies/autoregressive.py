@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flowspec.core.pace import Lockstep
-from flowspec.core.strategy import Strategy
+from flowspec.core.job.pacing import Lockstep
+from flowspec.core.job.strategy import Strategy
 
 
 @dataclass(frozen=True, slots=True)

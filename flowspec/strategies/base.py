@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
-from flowspec.core.growth import BeamGrowth
-from flowspec.core.limits import TREE_ROWS
-from flowspec.core.pace import Lockstep
-from flowspec.core.segments import cut
-from flowspec.core.strategy import Strategy
-from flowspec.core.tree import Tree
+from flowspec.core.drafting.beam_growth import BeamGrowth
+from flowspec.core.job.pacing import Lockstep
+from flowspec.core.job.strategy import Strategy
+from flowspec.core.run.limits import TREE_ROWS
+from flowspec.core.tree.segments import cut
+from flowspec.core.tree.tree import Tree
 from flowspec.errors import ConfigError
 
 P = TypeVar("P", bound="BeamParams")

@@ -12,9 +12,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from flowspec.core.layers import PathGrowth, deepest
-from flowspec.core.strategy import Growth, Occasion, Strategy, View
-from flowspec.core.tree import Tree
+from flowspec.core.drafting.growth import Growth
+from flowspec.core.drafting.layered_growth import deepest
+from flowspec.core.drafting.path_growth import PathGrowth
+from flowspec.core.job.strategy import Occasion, Strategy, View
+from flowspec.core.tree.tree import Tree
 from flowspec.strategies.base import check, or_auto
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flowspec.core.growth import BeamGrowth
-from flowspec.core.limits import TREE_ROWS
-from flowspec.core.strategy import Growth, Occasion, View
-from flowspec.core.tree import Tree
+from flowspec.core.drafting.beam_growth import BeamGrowth
+from flowspec.core.drafting.growth import Growth
+from flowspec.core.job.strategy import Occasion, View
+from flowspec.core.run.limits import TREE_ROWS
+from flowspec.core.tree.tree import Tree
 from flowspec.strategies.base import BeamParams, BeamStrategy, Grown, check
 
 

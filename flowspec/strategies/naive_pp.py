@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flowspec.core.limits import TREE_ROWS
-from flowspec.core.strategy import Growth, Occasion, View
+from flowspec.core.drafting.growth import Growth
+from flowspec.core.job.strategy import Occasion, View
+from flowspec.core.run.limits import TREE_ROWS
 from flowspec.strategies.base import BeamParams, BeamStrategy
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from flowspec.core.layers import LayerGrowth
-from flowspec.core.pace import Timestep
-from flowspec.core.strategy import Growth, Occasion, Strategy, View
+from flowspec.core.drafting.growth import Growth
+from flowspec.core.drafting.layered_growth import LayerGrowth
+from flowspec.core.job.pacing import Timestep
+from flowspec.core.job.strategy import Occasion, Strategy, View
 from flowspec.strategies.base import check, or_auto
 
 

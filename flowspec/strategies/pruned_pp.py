@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flowspec.core.strategy import Growth, Occasion, View
+from flowspec.core.drafting.growth import Growth
+from flowspec.core.job.strategy import Occasion, View
 from flowspec.strategies.base import BeamParams, BeamStrategy
 
 

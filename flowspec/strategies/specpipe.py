@@ -11,13 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from flowspec.core.experience import Trip
-from flowspec.core.layers import LayerGrowth
-from flowspec.core.messages import Result
-from flowspec.core.pace import Timestep
-from flowspec.core.strategy import Growth, Occasion, Strategy, View
-from flowspec.core.width import WidthTuner
+from flowspec.core.drafting.growth import Growth
+from flowspec.core.drafting.layered_growth import LayerGrowth
+from flowspec.core.job.pacing import Timestep
+from flowspec.core.job.round_trip import RoundTrip
+from flowspec.core.job.strategy import Occasion, Strategy, View
+from flowspec.core.protocol.messages import Answer
 from flowspec.strategies.base import check, or_auto
+from flowspec.strategies.width_tuner import WidthTuner
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,6 @@ class SpecPipe(Strategy):
         width = self.tuner.width if self.tuner is not None else self.params.width
         return LayerGrowth(view.tree, width, self.params.children, self.params.levels)
 
-    def heard(self, view: View, result: Result, trip: Trip | None) -> None:
+    def heard(self, view: View, result: Answer, trip: RoundTrip | None) -> None:
         if self.tuner is not None:
             self.tuner.hear(view.tree, result)

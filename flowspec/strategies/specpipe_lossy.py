@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from flowspec.core.layers import LayerGrowth
-from flowspec.core.strategy import Growth, Occasion, Strategy, View
-from flowspec.core.tree import Tree
+from flowspec.core.drafting.growth import Growth
+from flowspec.core.drafting.layered_growth import LayerGrowth
+from flowspec.core.job.strategy import Occasion, Strategy, View
+from flowspec.core.tree.tree import Tree
 from flowspec.strategies.base import check
 
 #: The target's best tokens that come back with every row.

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from flowspec.core.layers import PathGrowth
-from flowspec.core.strategy import Growth, Occasion, Strategy, View
-from flowspec.core.tree import Tree
+from flowspec.core.drafting.growth import Growth
+from flowspec.core.drafting.path_growth import PathGrowth
+from flowspec.core.job.strategy import Occasion, Strategy, View
+from flowspec.core.tree.tree import Tree
 from flowspec.strategies.base import check
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flowspec.core.layers import StaticGrowth
-from flowspec.core.strategy import Growth, Occasion, Strategy, View
+from flowspec.core.drafting.growth import Growth
+from flowspec.core.drafting.layered_growth import StaticGrowth
+from flowspec.core.job.strategy import Occasion, Strategy, View
 from flowspec.errors import ConfigError
 
 #: Nodes of a tree, the root excluded.

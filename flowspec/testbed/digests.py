@@ -10,7 +10,7 @@ import platform
 from importlib.metadata import version
 from pathlib import Path
 
-from flowspec.core.profile import Profile
+from flowspec.emulation.profile import Profile
 
 #: What a profile says of itself that changes no figure.
 _PROFILE_TEXT = ("name", "summary", "source", "anchors")

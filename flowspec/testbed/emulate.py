@@ -23,9 +23,9 @@ from flowspec.broker.redis_client import DirectClient
 from flowspec.broker.redis_control import RedisControl
 from flowspec.broker.server import PrivateBroker
 from flowspec.cluster import Cluster, Setup
-from flowspec.core.jobs import JobSpec
-from flowspec.core.profile import Profile, source_parts
-from flowspec.drivers.emulated_setup import EMULATED, Emulation
+from flowspec.core.run.spec import JobSpec
+from flowspec.emulation.profile import Profile, source_parts
+from flowspec.emulation.setup import EMULATED, Emulation
 from flowspec.errors import ClusterError, ConfigError, JobFailed
 from flowspec.model.directory import default_pair
 from flowspec.model.sources import choices

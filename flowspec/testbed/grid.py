@@ -16,11 +16,11 @@ from functools import cached_property
 from importlib.metadata import version
 from typing import Any
 
-from flowspec.core.experience import Experience
-from flowspec.core.profile import LinkShape, Profile
-from flowspec.core.sampling import Sampling
-from flowspec.core.stats import repeated_4grams
+from flowspec.core.job.stats import repeated_4grams
+from flowspec.core.run.history import History
+from flowspec.core.run.sampling import Sampling
 from flowspec.drivers.sim import Tap
+from flowspec.emulation.profile import LinkShape, Profile
 from flowspec.errors import ConfigError
 from flowspec.model.base import DraftExecutor, StageExecutor
 from flowspec.model.directory import default_pair, open_directory
@@ -37,7 +37,7 @@ from flowspec.testbed.naming import (
     names_of,
 )
 from flowspec.testbed.prompts import Prompt
-from flowspec.testbed.report import Estimate, Row, measured
+from flowspec.testbed.report import Estimate, ReportRow, measured
 from flowspec.testbed.simulate import Ran, profile_costs, returns_hidden, simulate
 from flowspec.testbed.texts import Text, texts
 
@@ -51,7 +51,7 @@ Tell = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class SweptLink:
     """Links to simulate instead of the profile's own. ``swept``: ``latency``, ``mbit`` or "": the
     profile's own.
     """
@@ -61,7 +61,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchPlan:
     """What to run. ``sources``: profile names of drafters, joined by + for hybrids and by : where a
     strategy may choose; one that does not has the first. ``links``: further links.
 
@@ -77,7 +77,7 @@ class Plan:
     tokens: int = 48
     seed: int = 1
     baseline: str = "autoregressive"
-    links: tuple[Link, ...] = ()
+    links: tuple[SweptLink, ...] = ()
     no_loops: bool = False
 
     def __post_init__(self) -> None:
@@ -129,7 +129,7 @@ class Cell:
     source: str
     stages: int
     temperature: float
-    link: Link
+    link: SweptLink
 
 
 class Grid:
@@ -139,20 +139,20 @@ class Grid:
     """
 
     def __init__(
-        self, plan: Plan, prompts: Sequence[Prompt], tell: Tell = lambda what, done, of: None
+        self, plan: BenchPlan, prompts: Sequence[Prompt], tell: Tell = lambda what, done, of: None
     ) -> None:
         self.plan = plan
         self._tell = tell
         self._target = open_directory(default_pair()[0])
         self._drafters: dict[str, DraftExecutor] = {}
         self._memos: list[MemoDrafter] = []
-        self._known: dict[Cell, Experience] = {}
+        self._known: dict[Cell, History] = {}
         self.prompts = self._fitting(prompts)
         self.too_long = len(prompts) - len(self.prompts)
         self.loops = self.too_short = 0
         self.cases = self._cases()
 
-    def run(self) -> list[Row]:
+    def run(self) -> list[ReportRow]:
         """Every row, the baseline's first among those it is compared with; ConfigError if no prompt
         is left.
         """
@@ -226,9 +226,9 @@ class Grid:
             profile, cell.stages, source, hidden=returns_hidden(drafter, strategy)
         )
         middles = {MIDDLE: lambda: self._middle} if strategy.middles and profile.middles else None
-        experience = self._known.get(cell)
-        if experience is None:
-            experience = self._known[cell] = Experience()
+        history = self._known.get(cell)
+        if history is None:
+            history = self._known[cell] = History()
             last = next(
                 other for other in reversed(self.cases) if other.temperature == cell.temperature
             )
@@ -242,7 +242,7 @@ class Grid:
                     costs,
                     middles,
                     None,
-                    experience,
+                    history,
                 )
         return simulate(
             case.text,
@@ -253,7 +253,7 @@ class Grid:
             costs,
             middles,
             tap,
-            experience,
+            history,
         )
 
     def follow(self, strategy: str, tap: Tap) -> int:
@@ -265,7 +265,9 @@ class Grid:
         case = next(case for case in self.cases if case.temperature == plan.temperatures[0])
         self.trace(
             case,
-            Cell(strategy, source, plan.stages[0], case.temperature, Link("", plan.profile.link)),
+            Cell(
+                strategy, source, plan.stages[0], case.temperature, SweptLink("", plan.profile.link)
+            ),
             source,
             tap,
         )
@@ -277,7 +279,7 @@ class Grid:
         """
         plan = self.plan
         found = dict[Cell, str]()
-        links = (Link("", plan.profile.link), *plan.links)
+        links = (SweptLink("", plan.profile.link), *plan.links)
         sources = map(canonical, plan.sources)
         for source, temperature, link, stages, name in itertools.product(
             sources, plan.temperatures, links, plan.stages, plan.runs
@@ -342,9 +344,9 @@ class Grid:
         directory = open_directory(MIDDLE)
         return load_stage(directory, range(directory.layers))
 
-    def _row(self, cell: Cell, runs: Mapping[int, Ran]) -> Row:
+    def _row(self, cell: Cell, runs: Mapping[int, Ran]) -> ReportRow:
         link = cell.link
-        return Row(
+        return ReportRow(
             cell.strategy,
             cell.source,
             cell.stages,
@@ -355,7 +357,7 @@ class Grid:
             **measured(runs, choices_of(cell.source)),
         )
 
-    def _compared(self, rows: Iterable[Row]) -> list[Row]:
+    def _compared(self, rows: Iterable[ReportRow]) -> list[ReportRow]:
         """``rows`` with their speedup over the baseline of the same source or else of the same
         first choice, or of none if it drafts nothing.
         """
@@ -379,7 +381,7 @@ class Grid:
         )
 
 
-def _place(row: Row) -> tuple[object, ...]:
+def _place(row: ReportRow) -> tuple[object, ...]:
     """What two rows have in common that differ in their strategy alone."""
     source = row.source.partition(",")[0]
     return (source, row.stages, row.temperature, row.swept, row.latency_ms, row.mbit)

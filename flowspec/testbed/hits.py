@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from flowspec.core.machine import Choice, Draft, DraftDone, Part, Pass, PassDone
-from flowspec.core.messages import Returns
-from flowspec.core.sampling import Sampling
+from flowspec.core.protocol.machine import Choice, Draft, DraftDone, Part, Pass, PassDone
+from flowspec.core.protocol.messages import Returns
+from flowspec.core.run.sampling import Sampling
 from flowspec.drivers.oracle import OracleStage
 from flowspec.errors import ConfigError, StateError
 from flowspec.model.base import RowArray

@@ -21,21 +21,15 @@ from typing import Any
 
 import numpy as np
 
-from flowspec.core.machine import Draft, Part
-from flowspec.core.messages import Returns
-from flowspec.core.profile import LinkShape, Profile, Times
-from flowspec.core.sampling import Sampling
+from flowspec.core.protocol.machine import Draft, Part
+from flowspec.core.protocol.messages import Returns
+from flowspec.core.run.sampling import Sampling
+from flowspec.emulation.profile import LinkShape, Profile, Times
 from flowspec.errors import ConfigError
 from flowspec.model.base import DraftExecutor, RowArray
 from flowspec.model.directory import ModelDirectory, fetch_weights, layer_ranges
-from flowspec.model.sources import (
-    NGRAM,
-    is_head,
-    load_sources,
-    open_models,
-    source_names,
-    target_needs,
-)
+from flowspec.model.head_layout import is_head
+from flowspec.model.sources import NGRAM, load_sources, open_models, source_names, target_needs
 
 #: Passes before the first that counts: the first ones allocate and fill caches.
 WARM_UP = 2
@@ -49,7 +43,7 @@ Call = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class MeasurementPlan:
     """What to measure: passes over each of ``rows`` rows behind a context, of one of ``stages``
     stages, ``repeats`` times. ``latency_ms`` and ``mbit``: the links, as they are to be written
     down.
@@ -77,7 +71,7 @@ class Plan:
 
 
 def measure(
-    target: str, drafts: str, plan: Plan, tell: Callable[[str], None] = lambda what: None
+    target: str, drafts: str, plan: MeasurementPlan, tell: Callable[[str], None] = lambda what: None
 ) -> Profile:
     """The profile called ``measured`` of ``target`` and of each of ``drafts`` (joined by ``+`` or
     ``:``).
@@ -116,7 +110,7 @@ def measure(
     )
 
 
-def as_toml(profile: Profile, plan: Plan) -> str:
+def as_toml(profile: Profile, plan: MeasurementPlan) -> str:
     """``profile`` in the form ``profiles.load`` reads, milliseconds to four digits."""
     drafters = "\n".join(f"{kind} = {_points(times)}" for kind, times in profile.drafters.items())
     anchors = "\n".join(f"{name} = {value:.4g}" for name, value in profile.anchors.items())
@@ -172,7 +166,7 @@ def _by_kind(drafts: str) -> dict[str, str]:
     return kinds
 
 
-def _needs(directory: ModelDirectory, plan: Plan, drafts: str) -> tuple[str, ...]:
+def _needs(directory: ModelDirectory, plan: MeasurementPlan, drafts: str) -> tuple[str, ...]:
     """Prefixes of the target's tensors that are measured: two blocks, and what the
     drafters share.
     """
@@ -183,7 +177,7 @@ def _needs(directory: ModelDirectory, plan: Plan, drafts: str) -> tuple[str, ...
     return blocks + target_needs(drafts)(directory)
 
 
-def _stage_times(directory: ModelDirectory, plan: Plan) -> tuple[Times, Times, float]:
+def _stage_times(directory: ModelDirectory, plan: MeasurementPlan) -> tuple[Times, Times, float]:
     """One layer, norm and head, and the ms of the last stage's whole pass over the fewest rows."""
     import torch
 
@@ -222,7 +216,9 @@ def _block_pass(block: Any, directory: ModelDirectory, given: RowArray) -> Calla
     return lambda: block.run(part, given, cache)
 
 
-def _drafter_times(drafter: DraftExecutor, directory: ModelDirectory, plan: Plan) -> Times:
+def _drafter_times(
+    drafter: DraftExecutor, directory: ModelDirectory, plan: MeasurementPlan
+) -> Times:
     context = _context(directory)
     drafter.allocate(
         _JOB, context + max(plan.rows), Sampling(), Returns(hidden=drafter.wants_hidden)

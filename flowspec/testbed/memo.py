@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from flowspec.core.machine import Draft, DraftDone, Part
-from flowspec.core.messages import Returns
-from flowspec.core.sampling import Sampling
-from flowspec.core.slots import Moves
+from flowspec.core.protocol.machine import Draft, DraftDone, Part
+from flowspec.core.protocol.messages import Returns
+from flowspec.core.run.sampling import Sampling
+from flowspec.core.tree.slots import Moves
 from flowspec.errors import StateError
 from flowspec.model.base import DraftExecutor, RowArray
 from flowspec.model.choice import ChoiceDrafter

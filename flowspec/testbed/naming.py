@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from flowspec.core.profile import source_parts
+from flowspec.emulation.profile import source_parts
 from flowspec.errors import ConfigError
 
 #: The packaged drafter of every name a profile has times for; ``draft`` is the small model's name

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowspec.core.machine import Commit, Done, Draft, Input, Output, Pass, Run
-from flowspec.core.messages import Prune
+from flowspec.core.protocol.machine import Commit, Done, Draft, Input, Output, Pass, Run
+from flowspec.core.protocol.messages import Prune
 from flowspec.errors import ConfigError
-from flowspec.testbed.report import Report, Row
+from flowspec.testbed.report import BenchReport, ReportRow
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,7 +55,7 @@ def require() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class Interval:
     """A pass of ``node`` from ``start`` to ``end``, seconds, over the rows ``ids``; ``draft``: of
     the drafter.
     """
@@ -71,7 +71,7 @@ class Span:
 class Timeline:
     """A simulation's tap: its passes in order, and what became of their rows."""
 
-    spans: list[Span] = field(default_factory=list)
+    spans: list[Interval] = field(default_factory=list)
     commits: list[float] = field(default_factory=list)
     #: Ids of rows that were accepted or became the root.
     useful: set[int] = field(default_factory=set)
@@ -80,7 +80,7 @@ class Timeline:
     def __call__(self, node: str, now: float, event: Input, outputs: Sequence[Output]) -> None:
         if isinstance(event, Done) and node in self._running:
             start, ids, draft = self._running.pop(node)
-            self.spans.append(Span(node, start, now, ids, draft))
+            self.spans.append(Interval(node, start, now, ids, draft))
         for output in outputs:
             if isinstance(output, Run) and isinstance(output.work, Pass | Draft):
                 parts = output.work.parts if isinstance(output.work, Pass) else (output.work.part,)
@@ -92,7 +92,7 @@ class Timeline:
                     if isinstance(prune.message, Prune):
                         self.useful.update((*prune.message.accepted, prune.message.root))
 
-    def fates(self, span: Span, prompt_rows: int) -> dict[str, float]:
+    def fates(self, span: Interval, prompt_rows: int) -> dict[str, float]:
         """Shares of a pass's rows: of the prompt, useful, wasted; or all of them drafting."""
         if span.draft:
             return {"draft": 1.0}
@@ -155,7 +155,7 @@ def _device(node: str) -> str:
 # ---- comparisons ---------------------------------------------------------------------------------
 
 
-def tbt(rows: Sequence[Row], title: str) -> Figure:
+def tbt(rows: Sequence[ReportRow], title: str) -> Figure:
     """Time between tokens by strategy: a bar for the mean, a mark for the 99th percentile."""
     figure, axes = _canvas(_BAR * len(rows) + _FRAME, title)
     at = np.arange(len(rows))
@@ -186,7 +186,9 @@ def tbt(rows: Sequence[Row], title: str) -> Figure:
     return figure
 
 
-def speedup(rows: Sequence[Row], sets: Mapping[int, str], baseline: str, title: str) -> Figure:
+def speedup(
+    rows: Sequence[ReportRow], sets: Mapping[int, str], baseline: str, title: str
+) -> Figure:
     """Median speedup over ``baseline`` by prompt set; ``sets``: the set of every
     prompt's number.
     """
@@ -212,12 +214,12 @@ def speedup(rows: Sequence[Row], sets: Mapping[int, str], baseline: str, title: 
     return figure
 
 
-def _median(row: Row, sets: Mapping[int, str], name: str) -> float:
+def _median(row: ReportRow, sets: Mapping[int, str], name: str) -> float:
     ratios = [ratio for at, ratio in (row.speedups or {}).items() if sets[at] == name]
     return float(np.median(ratios)) if ratios else float("nan")
 
 
-def fates(rows: Sequence[Row], title: str) -> Figure:
+def fates(rows: Sequence[ReportRow], title: str) -> Figure:
     """Rows a stage was sent for every token of the output, by what became of them."""
     figure, axes = _canvas(_BAR * len(rows) + _FRAME, title)
     at = np.arange(len(rows))
@@ -234,7 +236,7 @@ def fates(rows: Sequence[Row], title: str) -> Figure:
     return figure
 
 
-def sweep(rows: Sequence[Row], swept: str, title: str) -> Figure:
+def sweep(rows: Sequence[ReportRow], swept: str, title: str) -> Figure:
     """Tokens/s over ``latency`` or ``mbit`` of the links; bars are intervals, where there are any.
     A strategy has one colour, a draft source one kind of line.
     """
@@ -289,14 +291,14 @@ def sweep(rows: Sequence[Row], swept: str, title: str) -> Figure:
     return figure
 
 
-def _place(row: Row, swept: str) -> float:
+def _place(row: ReportRow, swept: str) -> float:
     return row.latency_ms if swept == "latency" else row.mbit
 
 
 # ---- all of them ---------------------------------------------------------------------------------
 
 
-def charts(report: Report) -> Iterator[tuple[str, Callable[[], Figure]]]:
+def charts(report: BenchReport) -> Iterator[tuple[str, Callable[[], Figure]]]:
     """Every chart of a report: its file's name without ending, and how to draw it."""
     head = report.header
     sets = {int(at): name for at, name in head["prompts"]["sets"].items()}
@@ -345,11 +347,11 @@ def _canvas(height: float, title: str) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _label(row: Row) -> str:
+def _label(row: ReportRow) -> str:
     return row.strategy if row.source == "-" else f"{row.strategy}, {row.source}"
 
 
-def _names(axes: Axes, rows: Sequence[Row]) -> None:
+def _names(axes: Axes, rows: Sequence[ReportRow]) -> None:
     axes.set_yticks(range(len(rows)), [_label(row) for row in rows], fontsize=8)
     axes.set_ylim(len(rows) - 0.5, -0.5)
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from flowspec.errors import ConfigError
-from flowspec.strategies.auto import drafted
+from flowspec.strategies.auto.decisions import tokens_by_drafter
 from flowspec.testbed.simulate import Ran
 
 #: What a file of ours says it is.
@@ -67,7 +67,7 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ReportRow:
     """One strategy with one draft source, on so many stages, at one temperature, over all prompts.
 
     ``source`` is "-" where nothing is drafted. Times are simulated seconds, over tokens after
@@ -119,7 +119,7 @@ def gaps(ran: Ran) -> list[float]:
 def measured(runs: Mapping[int, Ran], drafts: Sequence[str]) -> dict[str, Any]:
     """What a row says of its runs, by prompt; ``drafts``: what there was to choose from."""
     stats = {at: ran.stats for at, ran in runs.items()}
-    used = sum((Counter(drafted(one)) for one in stats.values()), Counter[int]())
+    used = sum((Counter(tokens_by_drafter(one)) for one in stats.values()), Counter[int]())
     waits = [wait for ran in runs.values() for wait in gaps(ran)]
     tokens = len(waits)
     speeds = {at: one["tokens_per_second"] for at, one in stats.items() if one["tokens_per_second"]}
@@ -152,11 +152,11 @@ def measured(runs: Mapping[int, Ran], drafts: Sequence[str]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class BenchReport:
     """``header``: what was run, of what, where; ``rows``: what came out."""
 
     header: Mapping[str, Any]
-    rows: tuple[Row, ...]
+    rows: tuple[ReportRow, ...]
 
     def text(self) -> str:
         """As JSON."""
@@ -172,7 +172,7 @@ class Report:
         )
 
     @classmethod
-    def load(cls, file: Path) -> Report:
+    def load(cls, file: Path) -> BenchReport:
         """ConfigError if ``file`` cannot be read or is none of ours."""
         try:
             content = json.loads(file.read_text())
@@ -185,17 +185,17 @@ class Report:
             ) from None
 
 
-def _row_of(row: dict[str, Any]) -> Row:
+def _row_of(row: dict[str, Any]) -> ReportRow:
     for name in ("tokens_per_second", "speedup"):
         row[name] = Estimate(**row[name]) if row[name] is not None else None
     for name in ("speeds", "speedups"):
         row[name] = (
             {int(at): speed for at, speed in row[name].items()} if row[name] is not None else None
         )
-    return Row(**{**row, "stage_busy": tuple(row["stage_busy"])})
+    return ReportRow(**{**row, "stage_busy": tuple(row["stage_busy"])})
 
 
-_COLUMNS: dict[str, Callable[[Row], str]] = {
+_COLUMNS: dict[str, Callable[[ReportRow], str]] = {
     "strategy": lambda row: row.strategy,
     "draft": lambda row: row.source,
     "stages": lambda row: str(row.stages),
@@ -222,7 +222,7 @@ _COLUMNS: dict[str, Callable[[Row], str]] = {
 }
 
 
-def markdown(report: Report) -> str:
+def markdown(report: BenchReport) -> str:
     """The header in a few lines and one table."""
     head = report.header
     profile = head["profile"]
@@ -251,13 +251,13 @@ def markdown(report: Report) -> str:
     return "\n".join(lines) + "\n"
 
 
-def described(row: Row) -> list[tuple[str, str]]:
+def described(row: ReportRow) -> list[tuple[str, str]]:
     """A row as names and values."""
     shown = [(name, show(row)) for name, show in _COLUMNS.items()]
     return [*shown, ("tokens by draft", _drafts(row))] if row.drafts else shown
 
 
-def _footnote(rows: Sequence[Row]) -> list[str]:
+def _footnote(rows: Sequence[ReportRow]) -> list[str]:
     """Which drafts those rows used that had several to choose from; no lines if there are none."""
     said = [
         f"- {row.strategy} with {row.source} on {row.stages} stages, T {row.temperature:g}, "
@@ -269,7 +269,7 @@ def _footnote(rows: Sequence[Row]) -> list[str]:
     return ["Tokens after each prompt's first by the draft used:", "", *said, ""] if said else []
 
 
-def _drafts(row: Row) -> str:
+def _drafts(row: ReportRow) -> str:
     return ", ".join(f"{name} {tokens}" for name, tokens in row.drafts.items())
 
 
@@ -285,7 +285,7 @@ def compare(old: Path, new: Path) -> str:
     """What changed from ``old`` to ``new``, as Markdown; ConfigError if they are not of the same
     thing.
     """
-    reports = Report.load(old), Report.load(new)
+    reports = BenchReport.load(old), BenchReport.load(new)
     was, now = (report.header for report in reports)
     for name, called in _SAME.items():
         one = was.get(name)
@@ -320,7 +320,7 @@ def compare(old: Path, new: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _key(row: Row) -> tuple[object, ...]:
+def _key(row: ReportRow) -> tuple[object, ...]:
     return (
         row.strategy,
         row.source,

@@ -11,16 +11,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flowspec.core.draft import DraftMachine
-from flowspec.core.experience import Experience
-from flowspec.core.jobs import JobSpec
-from flowspec.core.limits import Limits
-from flowspec.core.messages import SCHEDULER, Envelope, Submit, middle_node, stage_node
-from flowspec.core.profile import Profile
-from flowspec.core.stage import StageMachine
-from flowspec.core.strategy import Strategy
+from flowspec.core.job.draft_worker import DraftMachine
+from flowspec.core.job.strategy import Strategy
+from flowspec.core.protocol.messages import SCHEDULER, Envelope, Submit, middle_node, stage_node
+from flowspec.core.run.history import History
+from flowspec.core.run.limits import Limits
+from flowspec.core.run.spec import JobSpec
+from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.oracle import OracleStage
 from flowspec.drivers.sim import Costs, Simulation, Tap
+from flowspec.emulation.profile import Profile
 from flowspec.errors import StateError
 from flowspec.model.base import DraftExecutor, StageExecutor
 from flowspec.model.choice import wanting_hidden
@@ -71,12 +71,12 @@ def simulate(
     costs: Costs,
     middles: Mapping[str, Callable[[], StageExecutor]] | None = None,
     tap: Tap | None = None,
-    experience: Experience | None = None,
+    history: History | None = None,
 ) -> Ran:
     """Run ``strategy``; StateError if the text that came out is not the target's.
 
     ``middles``: the models of a chain between drafter and target, by name, smallest first.
-    ``experience``: what the cluster knows from jobs before; None: this is its first.
+    ``history``: what the cluster knows from jobs before; None: this is its first.
     """
     makers = list((middles or {}).values())
     wanting = wanting_hidden(drafter)
@@ -89,7 +89,7 @@ def simulate(
         hidden=wanting[0],
         others=wanting[1:],
     )
-    nodes: dict[str, Any] = {"d0": (DraftMachine(limits, build, experience), drafter)}
+    nodes: dict[str, Any] = {"d0": (DraftMachine(limits, build, history), drafter)}
     sequences = {JOB: (*text.prompt, *text.output)}
     hidden = {JOB: text.hidden}
     for stage in range(1, stages + 1):

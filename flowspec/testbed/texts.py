@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flowspec.core.sampling import Sampling
+from flowspec.core.run.sampling import Sampling
 from flowspec.model.directory import ModelDirectory
 
 

@@ -1,4 +1,4 @@
--- The task graph of one job in one hash: the same structure as flowspec/core/graph.py. Needs include log.
+-- The task graph of one job in one hash: the same structure as flowspec/core/protocol/graph.py. Needs include log.
 -- Fields: d:TASK complete, its stamp; s:TASK known; n:TASK open dependencies; w:TASK names waiting for it, one
 -- a line; t:TASK receiver's index in logs; p:TASK envelope; m:TASK latest stamp of its creation and of what it
 -- waited for, if there is one: the stamp it is let go with. A task without an envelope is virtual.

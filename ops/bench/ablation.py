@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flowspec.core.sampling import Sampling
+from flowspec.core.run.sampling import Sampling
 from flowspec.model.directory import default_pair, open_directory
 from ops.bench.simulated import PROMPTS, prompts_of, simulate, texts
 
@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="seeds at T = 1")
     parser.add_argument("--prompts", type=Path, default=PROMPTS)
     given = parser.parse_args()
-    from flowspec.core.stats import repeated_4grams
+    from flowspec.core.job.stats import repeated_4grams
     from flowspec.model.drafter import load_drafter
     from flowspec.testbed.memo import MemoDrafter
 

@@ -28,19 +28,19 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 
 from flowspec.cli.bench import strategies_of
-from flowspec.core.machine import Draft, Part
-from flowspec.core.messages import Returns
-from flowspec.core.profile import Profile
-from flowspec.core.sampling import Sampling
+from flowspec.core.protocol.machine import Draft, Part
+from flowspec.core.protocol.messages import Returns
+from flowspec.core.run.sampling import Sampling
+from flowspec.emulation.profile import Profile
+from flowspec.emulation.profiles import load
 from flowspec.model.base import DraftExecutor
 from flowspec.model.directory import default_pair, open_directory
 from flowspec.model.sources import choices, load_sources
 from flowspec.strategies import EXACT
 from flowspec.testbed.naming import drafter_of
-from flowspec.testbed.profiles import load
 from ops.bench.report import machine_line
 from ops.bench.systems import show
-from ops.bench.trace import Bench
+from ops.bench.trace import TraceBench
 
 #: Continuations asked of every node: PipeDec's and SpecPipe's children.
 WIDTH = 16
@@ -155,7 +155,7 @@ def speed_table(sources: Sequence[str], nodes: Sequence[int], context: int, repe
             show(f"| {source} | {count} | {cells} | {seconds[0] / seconds[-1]:.1f} |")
 
 
-def hidden_table(bench: Bench, profile: Profile, strategies: Sequence[str]) -> None:
+def hidden_table(bench: TraceBench, profile: Profile, strategies: Sequence[str]) -> None:
     """The second table, at the profile's own stage count; strategies that draft nothing are left
     out.
     """
@@ -193,7 +193,7 @@ def main() -> None:
     strategies = strategies_of([given.strategies])
     sources = given.sources.split(",")
     speed_table(sources, list(map(int, given.nodes.split(","))), given.context, given.repeats)
-    bench = Bench(sources[0], given.tokens, given.per_kind)
+    bench = TraceBench(sources[0], given.tokens, given.per_kind)
     hidden_table(bench, load(given.profile), strategies)
 
 

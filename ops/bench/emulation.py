@@ -23,16 +23,16 @@ from collections.abc import Mapping, Sequence
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from flowspec.cli.bench import strategies_of
-from flowspec.core.experience import Experience
-from flowspec.core.profile import Profile
-from flowspec.core.sampling import Sampling
+from flowspec.core.run.history import History
+from flowspec.core.run.sampling import Sampling
+from flowspec.emulation.profile import Profile
+from flowspec.emulation.profiles import load
 from flowspec.errors import ConfigError, FlowSpecError
 from flowspec.model.directory import default_pair, open_directory
 from flowspec.model.sources import load_sources
 from flowspec.strategies import EXACT, build
 from flowspec.testbed.emulate import OVERTAKEN_SHARE, EmulatedCluster, probe
 from flowspec.testbed.naming import canonical, drafter_of
-from flowspec.testbed.profiles import load
 from flowspec.testbed.simulate import Ran, profile_costs, returns_hidden, simulate
 from flowspec.testbed.texts import Text, texts
 from ops.bench.simulated import PROMPTS
@@ -63,7 +63,7 @@ def simulated(
     profile: Profile,
     stages: int,
     source: str,
-    known: Experience,
+    known: History,
 ) -> float:
     """Seconds between tokens by the simulator, on a cluster that has ``known``."""
     target = open_directory(default_pair()[0])
@@ -72,7 +72,7 @@ def simulated(
         profile, stages, source, hidden=returns_hidden(drafter, build(strategy, stages))
     )
     runs = [
-        simulate(text, strategy, stages, target, drafter, costs, experience=known) for text in found
+        simulate(text, strategy, stages, target, drafter, costs, history=known) for text in found
     ]
     return token_seconds(runs)
 
@@ -94,7 +94,7 @@ def rows(
     with EmulatedCluster(
         profile, stages, models=models, source=source, stretch=stretch, free_software=free
     ) as cluster:
-        known = Experience()  # both clusters serve all texts, and learn from them
+        known = History()  # both clusters serve all texts, and learn from them
         for temperature, strategy in itertools.product(found, strategies):
             cell = f"| {strategy} | {profile.name} | {stages} | {temperature:g}"
             try:

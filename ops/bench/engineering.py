@@ -42,25 +42,25 @@ from itertools import pairwise
 from typing import Any
 
 from flowspec.cli.bench import strategies_of
-from flowspec.core.formulas import pipedec_step, pipeline_token_seconds, pipespec_tokens
-from flowspec.core.messages import DRAFT, stage_node
-from flowspec.core.profile import Profile
+from flowspec.core.protocol.messages import DRAFT, stage_node
+from flowspec.emulation.profile import Profile
+from flowspec.emulation.profiles import load, names
 from flowspec.errors import FlowSpecError
 from flowspec.model.directory import default_pair
 from flowspec.strategies import EXACT, build
 from flowspec.testbed.emulate import OVERTAKEN_SHARE, EmulatedCluster, probe
 from flowspec.testbed.naming import drafter_of
-from flowspec.testbed.profiles import load, names
 from flowspec.testbed.simulate import Ran
+from ops.bench.closed_forms import pipedec_step, pipeline_token_seconds, pipespec_tokens
 from ops.bench.systems import show
-from ops.bench.trace import Bench, Trace, Verdict
+from ops.bench.trace import CommittedStep, Trace, TraceBench
 
 #: The time between tokens over the formula's, at most.
 BAR = 1.10
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredRun:
     """What runs of one system came to: means in seconds, ``seconds`` of a token after each run's
     first.
 
@@ -80,7 +80,7 @@ class Measured:
     steps: float
 
     @classmethod
-    def of(cls, runs: Sequence[Ran], traces: Sequence[Trace]) -> Measured:
+    def of(cls, runs: Sequence[Ran], traces: Sequence[Trace]) -> MeasuredRun:
         """Of ``runs``; ``traces`` are of the simulated runs of the same texts."""
         stats = [run.stats for run in runs]
         rounds, drafts = (sum(one[name] for one in stats) for name in ("rounds", "draft_passes"))
@@ -130,24 +130,24 @@ class Measured:
         return pipedec_step(self.draft, self.passes, self.links[1:])
 
 
-def _first(m: Measured, drafts: int) -> float:
+def _first(m: MeasuredRun, drafts: int) -> float:
     return drafts * m.draft + m.way
 
 
-def _flowspec(m: Measured, made: Any) -> float:
+def _flowspec(m: MeasuredRun, made: Any) -> float:
     first = made.params.loops + 1
     later = (m.drafts - first) / m.steps if m.steps else 0.0
     return _first(m, first) + m.steps * max(m.pace, later * m.draft)
 
 
-def _pipespec(m: Measured, made: Any) -> float:
+def _pipespec(m: MeasuredRun, made: Any) -> float:
     return (
         m.tokens * m.way / pipespec_tokens(m.hit, min(made.params.window - 1, int(m.way / m.draft)))
     )
 
 
 #: Seconds a round, from what was measured and the strategy.
-FORMULAS: dict[str, Callable[[Measured, Any], float]] = {
+FORMULAS: dict[str, Callable[[MeasuredRun, Any], float]] = {
     "autoregressive": lambda m, made: m.way,
     "naive_pp": lambda m, made: _first(m, made.params.loops + 1) + (m.segments - 1) * m.pace,
     "pruned_pp": lambda m, made: _first(m, made.params.loops + 1) + m.steps * m.pace,
@@ -165,7 +165,7 @@ FORMULAS: dict[str, Callable[[Measured, Any], float]] = {
 GAPLESS = ("pipedec", "pipedec_head", "specpipe", "chain", "auto")
 
 
-def predicted(strategy: str, m: Measured, *, gaps: bool = False) -> float:
+def predicted(strategy: str, m: MeasuredRun, *, gaps: bool = False) -> float:
     """Seconds a token by the formula of ``strategy``; ``gaps``: count them where it leaves them
     out.
     """
@@ -180,7 +180,7 @@ def predicted(strategy: str, m: Measured, *, gaps: bool = False) -> float:
 # ---- where the time goes -------------------------------------------------------------------------
 
 
-def path(trace: Trace, verdict: Verdict) -> Iterator[tuple[str, float]]:
+def path(trace: Trace, verdict: CommittedStep) -> Iterator[tuple[str, float]]:
     """What the segment of ``verdict`` spent its time on and since when, the last first."""
     nodes = sorted((node for node in trace.kept if node != DRAFT), key=lambda node: -int(node[1:]))
     passes = {
@@ -203,7 +203,7 @@ def path(trace: Trace, verdict: Verdict) -> Iterator[tuple[str, float]]:
     yield "links", trace.sent[verdict.segment][0]
 
 
-def timesteps(trace: Trace, verdict: Verdict) -> Iterator[tuple[str, float]]:
+def timesteps(trace: Trace, verdict: CommittedStep) -> Iterator[tuple[str, float]]:
     """What the timesteps up to ``verdict`` waited for and since when, the last first: each for what
     ended last.
     """
@@ -217,7 +217,7 @@ def timesteps(trace: Trace, verdict: Verdict) -> Iterator[tuple[str, float]]:
         yield "links", begin
 
 
-def waits(trace: Trace) -> Iterator[tuple[Verdict, dict[str, float]]]:
+def waits(trace: Trace) -> Iterator[tuple[CommittedStep, dict[str, float]]]:
     """Every verdict after the first, and what the seconds since the one before were spent on."""
     for before, verdict in pairwise(trace.verdicts):
         parts: dict[str, float] = defaultdict(float)
@@ -256,7 +256,7 @@ def timeline(traces: Sequence[Trace]) -> list[str]:
 # ---- the table -----------------------------------------------------------------------------------
 
 
-def cells(strategy: str, m: Measured) -> list[str]:
+def cells(strategy: str, m: MeasuredRun) -> list[str]:
     """Measured milliseconds, over the formula, over that with gaps."""
     gaps = (
         f"{m.seconds / predicted(strategy, m, gaps=True):.3f}"
@@ -267,11 +267,11 @@ def cells(strategy: str, m: Measured) -> list[str]:
 
 
 def row(
-    bench: Bench, strategy: str, profile: Profile, stages: int, cluster: EmulatedCluster | None
+    bench: TraceBench, strategy: str, profile: Profile, stages: int, cluster: EmulatedCluster | None
 ) -> tuple[list[str], list[str]]:
     """The table's row, and the timeline if it is above the bar."""
     runs, traces = bench.run(strategy, profile, stages)
-    m = Measured.of(runs, traces)
+    m = MeasuredRun.of(runs, traces)
     found = [
         profile.name,
         str(stages),
@@ -285,7 +285,7 @@ def row(
             done = cluster.run_all(bench.texts, strategy)
         except FlowSpecError as error:
             return [*found, str(error)], []
-        ours = Measured.of(done.runs, traces)
+        ours = MeasuredRun.of(done.runs, traces)
         share = done.counts.overtaken / max(1, done.counts.inputs)
         mark = " (refused)" if share > OVERTAKEN_SHARE else ""
         found += [*cells(strategy, ours), f"{ours.seconds / m.seconds:.3f}", f"{share:.2%}{mark}"]
@@ -295,7 +295,11 @@ def row(
 
 
 def rows(
-    bench: Bench, strategies: Sequence[str], profile: Profile, stages: int, stretch: float | None
+    bench: TraceBench,
+    strategies: Sequence[str],
+    profile: Profile,
+    stages: int,
+    stretch: float | None,
 ) -> list[str]:
     """One profile's rows, each shown as it comes; the timelines. ``stretch``: of the emulation;
     None: there is none, 0: from a probe.
@@ -338,7 +342,7 @@ def main() -> None:
     )
     given = parser.parse_args()
     strategies = strategies_of([given.strategies])
-    bench = Bench(given.source, given.tokens, given.per_kind, given.temperature, given.count)
+    bench = TraceBench(given.source, given.tokens, given.per_kind, given.temperature, given.count)
     columns = [
         "profile",
         "stages",

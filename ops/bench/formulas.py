@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from flowspec.core.formulas import expected_tbt, pipeline_token_seconds, pipespec_tokens
 from flowspec.strategies import build
 from flowspec.strategies.chain import Chain
+from flowspec.strategies.expected_tbt import expected_tbt
 from flowspec.strategies.pipespec import PipeSpec
 from flowspec.strategies.speculative import Speculative
 from flowspec.strategies.static_tree import StaticTree
+from ops.bench.closed_forms import pipeline_token_seconds, pipespec_tokens
 
 
-class Measured(Protocol):
+class RunCounts(Protocol):
     """Counts of some runs: ``tokens`` after the first, ``rounds`` with the one each run begins
     with.
     """
@@ -26,7 +27,7 @@ class Measured(Protocol):
     rounds: float
 
 
-def predicted(strategy: str, stages: int, measured: Measured, draft_pass: float) -> float | None:
+def predicted(strategy: str, stages: int, measured: RunCounts, draft_pass: float) -> float | None:
     """Steps between tokens; None for a system without a formula. ``draft_pass``: a drafter's pass,
     in steps.
     """

@@ -28,7 +28,7 @@ from flowspec.broker.redis_client import DirectClient
 from flowspec.broker.redis_control import RedisControl
 from flowspec.broker.redis_link import RedisLink
 from flowspec.broker.server import PrivateBroker
-from flowspec.core.machine import (
+from flowspec.core.protocol.machine import (
     Accepted,
     Allocate,
     Choice,
@@ -39,12 +39,12 @@ from flowspec.core.machine import (
     Work,
     WorkResult,
 )
-from flowspec.core.masks import full_mask
-from flowspec.core.messages import Envelope, Open, Prune, Result, Segment, stage_node
-from flowspec.core.sampling import Sampling
-from flowspec.core.sequence import SeqWriter
-from flowspec.core.stage import StageMachine
+from flowspec.core.protocol.messages import Answer, Envelope, Open, Prune, Segment, stage_node
+from flowspec.core.protocol.sequence import SeqWriter
+from flowspec.core.run.sampling import Sampling
+from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.live import Worker
+from flowspec.model.masks import full_mask
 from ops.bench.jobs import running_job
 from ops.bench.parts import PROMPT, ROWS, parts
 from ops.bench.report import Quantiles, machine_line
@@ -160,7 +160,7 @@ def drive(url: str, rounds: int) -> None:
 
 
 def wait_for_result(link: RedisLink) -> None:
-    while not any(isinstance(envelope.message, Result) for envelope in link.read(2.0).envelopes):
+    while not any(isinstance(envelope.message, Answer) for envelope in link.read(2.0).envelopes):
         continue
 
 

@@ -17,12 +17,12 @@ from flowspec.broker.keys import Keys
 from flowspec.broker.redis_client import DirectClient
 from flowspec.broker.redis_control import RedisControl
 from flowspec.broker.redis_link import RedisLink
-from flowspec.core.machine import Choice, Done, PassDone, Poll, Received, Send
-from flowspec.core.masks import full_mask
-from flowspec.core.messages import Envelope, Open, Prune, Segment
-from flowspec.core.sampling import Sampling
-from flowspec.core.slots import SlotTable
-from flowspec.core.stage import StageMachine
+from flowspec.core.protocol.machine import Choice, Done, PassDone, Poll, Received, Send
+from flowspec.core.protocol.messages import Envelope, Open, Prune, Segment
+from flowspec.core.run.sampling import Sampling
+from flowspec.core.stage.stage_worker import StageMachine
+from flowspec.core.tree.slots import SlotTable
+from flowspec.model.masks import full_mask
 from ops.bench.jobs import running_job
 
 ROWS = 16

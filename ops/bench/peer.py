@@ -31,14 +31,14 @@ from flowspec.broker.server import PrivateBroker
 from flowspec.cli.generate import read_prompts
 from flowspec.client import Client
 from flowspec.cluster import Cluster, Setup
-from flowspec.core.stats import repeated_4grams
+from flowspec.core.job.stats import repeated_4grams
 from flowspec.errors import ConfigError, FlowSpecError
 from flowspec.model.directory import default_pair, open_directory
 from flowspec.model.text import Tokenizer
 from flowspec.strategies import build
 from ops.bench.report import machine_line
 from ops.peer.install import DEFAULT_FOLDER, Peer, version
-from ops.peer.llama import Drafting, Llama, Run, relays, servers
+from ops.peer.llama import DraftOptions, Llama, LlamaRun, relays, servers
 
 PROMPTS = Path(__file__).parents[2] / "tests" / "data" / "prompts.jsonl"
 PLAIN = "llama.cpp"
@@ -46,7 +46,7 @@ OURS_PLAIN = "ours, autoregressive"
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class PeerPrompt:
     """A user's ``text``, the ``ids`` it becomes in the chat template, and their text without the
     first one.
     """
@@ -57,7 +57,7 @@ class Prompt:
 
 
 #: Decodes a prompt.
-System = Callable[[Prompt], Run]
+System = Callable[[PeerPrompt], LlamaRun]
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ class Results:
     same: dict[str, list[bool]] = field(default_factory=dict)
     repeated: list[float] = field(default_factory=list)
 
-    def add(self, system: str, prompt: int, run: Run, expected: str) -> None:
+    def add(self, system: str, prompt: int, run: LlamaRun, expected: str) -> None:
         """``expected``: the target's own text, as far as whole characters go."""
         times = self.tbt.setdefault(system, [])
         if len(times) <= prompt:
@@ -114,11 +114,13 @@ class Results:
         return min(names, key=lambda system: statistics.median(self.medians(system)))
 
 
-def ours(client: Client, strategy: str, prompt: Prompt, tokens: int) -> tuple[Run, tuple[int, ...]]:
+def ours(
+    client: Client, strategy: str, prompt: PeerPrompt, tokens: int
+) -> tuple[LlamaRun, tuple[int, ...]]:
     """One job of ours and the ids it gave."""
     result = client.submit(prompt_ids=prompt.ids, max_new_tokens=tokens, strategy=strategy).result()
     seconds = float(result.stats["decode_seconds"])
-    return Run(result.text, seconds / max(1, len(result.token_ids) - 1)), result.token_ids
+    return LlamaRun(result.text, seconds / max(1, len(result.token_ids) - 1)), result.token_ids
 
 
 @contextlib.contextmanager
@@ -151,7 +153,7 @@ def systems(
     llama: Llama,
     client: Client,
     strategies: Sequence[str],
-    draftings: Sequence[Drafting],
+    draftings: Sequence[DraftOptions],
     tokens: int,
 ) -> dict[str, System]:
     """What decodes ``tokens`` tokens of a prompt, by name."""
@@ -161,11 +163,11 @@ def systems(
     return theirs | {f"ours, {name}": partial(_ours, client, tokens, name) for name in strategies}
 
 
-def _drafted(llama: Llama, tokens: int, by: Drafting, prompt: Prompt) -> Run:
+def _drafted(llama: Llama, tokens: int, by: DraftOptions, prompt: PeerPrompt) -> LlamaRun:
     return llama.speculative(prompt.rendered, tokens, by)
 
 
-def _ours(client: Client, tokens: int, strategy: str, prompt: Prompt) -> Run:
+def _ours(client: Client, tokens: int, strategy: str, prompt: PeerPrompt) -> LlamaRun:
     return ours(client, strategy, prompt, tokens)[0]
 
 
@@ -173,7 +175,7 @@ def table(
     llama: Llama,
     client: Client,
     found: Mapping[str, System],
-    prompts: Sequence[Prompt],
+    prompts: Sequence[PeerPrompt],
     tokens: int,
     repeats: int,
 ) -> Results:
@@ -195,7 +197,7 @@ def table(
     return results
 
 
-def chosen(file: Path, count: int, tokens: int, target: str) -> list[Prompt]:
+def chosen(file: Path, count: int, tokens: int, target: str) -> list[PeerPrompt]:
     """``count`` prompts from all over ``file`` that leave room for ``tokens`` tokens."""
     directory = open_directory(target)
     tokenizer = Tokenizer(directory)
@@ -204,7 +206,7 @@ def chosen(file: Path, count: int, tokens: int, target: str) -> list[Prompt]:
         ids = tokenizer.encode(text, raw=False)
         # A draft may run past the last token that is asked for.
         if len(ids) + tokens + 64 <= directory.context:
-            found.append(Prompt(text, ids, tokenizer.decode(list(ids))))
+            found.append(PeerPrompt(text, ids, tokenizer.decode(list(ids))))
     if not 1 <= count <= len(found):
         raise ConfigError(
             f"--count {count}: {file} has {len(found)} prompts that fit; expected 1 to {len(found)}"
@@ -213,13 +215,13 @@ def chosen(file: Path, count: int, tokens: int, target: str) -> list[Prompt]:
     return found[stride // 2 :: stride][:count]
 
 
-def drafting(text: str) -> Drafting:
+def drafting(text: str) -> DraftOptions:
     """What ``8`` or ``8@0.5`` names; ConfigError for anything else."""
     most, _, least = text.partition("@")
     try:
-        made = Drafting(int(most), float(least or 0))
+        made = DraftOptions(int(most), float(least or 0))
     except ValueError:
-        made = Drafting(0)
+        made = DraftOptions(0)
     if made.most < 1 or not 0 <= made.least < 1:
         raise ConfigError(
             f"--drafts {text!r} is no draft; expected a length from 1 on, and perhaps @ a "

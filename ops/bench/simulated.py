@@ -17,7 +17,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from flowspec.cli.generate import read_prompts
-from flowspec.core.machine import Draft, Pass, Work
+from flowspec.core.protocol.machine import Draft, Pass, Work
 from flowspec.drivers.sim import UNIT, Costs
 from flowspec.errors import StateError
 from flowspec.model.base import DraftExecutor, StageExecutor

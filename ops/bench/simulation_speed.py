@@ -17,14 +17,14 @@ import pstats
 import time
 
 from flowspec.cli.bench import strategies_of
-from flowspec.core.sampling import Sampling
+from flowspec.core.run.sampling import Sampling
+from flowspec.emulation.profiles import load
 from flowspec.model.base import DraftExecutor
 from flowspec.model.directory import default_pair, open_directory
 from flowspec.model.sources import load_sources
 from flowspec.strategies import EXACT, build
 from flowspec.testbed.memo import MemoDrafter
 from flowspec.testbed.naming import canonical, drafter_of
-from flowspec.testbed.profiles import load
 from flowspec.testbed.simulate import Ran, profile_costs, returns_hidden, simulate
 from flowspec.testbed.texts import texts
 
@@ -33,7 +33,7 @@ PROMPT = "Explain how a lighthouse works, and why ships need it."
 CLUSTER = load("rtx3090-70b")
 
 
-class Bench:
+class SpeedBench:
     """One text and the drafters whose proposals for it are remembered."""
 
     def __init__(self, source: str, tokens: int, temperature: float) -> None:
@@ -75,7 +75,7 @@ class Bench:
         return len(self.text.output) / min(seconds)
 
 
-def profiled(bench: Bench, strategies: list[str], stages: list[int]) -> None:
+def profiled(bench: SpeedBench, strategies: list[str], stages: list[int]) -> None:
     """The functions that take the time, all runs together."""
     watch = cProfile.Profile()
     for strategy in strategies:
@@ -98,7 +98,7 @@ def main() -> None:
     given = parser.parse_args()
     strategies = strategies_of([given.strategies])
     stages = list(map(int, given.stages.split(",")))
-    bench = Bench(given.source, given.tokens, given.temperature)
+    bench = SpeedBench(given.source, given.tokens, given.temperature)
     if given.profile:
         profiled(bench, strategies, stages)
         return

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from flowspec.cli.bench import strategies_of
-from flowspec.core.sampling import Sampling
-from flowspec.core.stats import repeated_4grams
+from flowspec.core.job.stats import repeated_4grams
+from flowspec.core.run.sampling import Sampling
 from flowspec.model.base import DraftExecutor, StageExecutor
 from flowspec.model.directory import default_pair, open_directory
 from flowspec.model.sources import load_sources

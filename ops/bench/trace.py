@@ -6,12 +6,22 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from flowspec.core.experience import Experience
-from flowspec.core.machine import Commit, Done, Draft, Input, Output, Pass, Received, Run, Send
-from flowspec.core.messages import DRAFT, Result, Segment, Synced
-from flowspec.core.profile import Profile
-from flowspec.core.sampling import Sampling
-from flowspec.core.stats import repeated_4grams
+from flowspec.core.job.stats import repeated_4grams
+from flowspec.core.protocol.machine import (
+    Commit,
+    Done,
+    Draft,
+    Input,
+    Output,
+    Pass,
+    Received,
+    Run,
+    Send,
+)
+from flowspec.core.protocol.messages import DRAFT, Answer, Segment, Synced
+from flowspec.core.run.history import History
+from flowspec.core.run.sampling import Sampling
+from flowspec.emulation.profile import Profile
 from flowspec.model.directory import default_pair, open_directory
 from flowspec.model.sources import load_sources
 from flowspec.strategies import build
@@ -24,7 +34,7 @@ from ops.bench.simulated import PROMPTS
 from ops.bench.systems import chosen_prompts
 
 
-class Span(NamedTuple):
+class BusySpan(NamedTuple):
     """A pass of ``node`` over the rows ``ids`` of ``segment``, seconds."""
 
     node: str
@@ -34,7 +44,7 @@ class Span(NamedTuple):
     end: float
 
 
-class Verdict(NamedTuple):
+class CommittedStep(NamedTuple):
     """A commit of ``tokens`` at ``at``, brought about by the answer to ``segment``, or by the end
     of a timestep if ``timed``; ``planted``: its root was not in the tree, so the pipeline had
     been refilled.
@@ -59,11 +69,11 @@ class Trace:
         self.profile = profile
         self.messages: Counter[str] = Counter()
         self.kept: dict[str, float] = defaultdict(float)
-        self.spans: list[Span] = []
+        self.spans: list[BusySpan] = []
         self.sent: dict[int, tuple[float, int]] = {}
         self.arrived: dict[tuple[str, int], float] = {}
         self.ends: list[float] = []
-        self.verdicts: list[Verdict] = []
+        self.verdicts: list[CommittedStep] = []
         self.useful: set[int] = set()  # ids of rows that were accepted
         self._prompt = prompt
         self._hidden = hidden
@@ -89,15 +99,15 @@ class Trace:
         timed = False
         if isinstance(event, Received):
             for message in (envelope.message for envelope in event.envelopes):
-                if isinstance(message, Segment | Result):
+                if isinstance(message, Segment | Answer):
                     self.arrived[node, message.segment] = now
-                if node == DRAFT and isinstance(message, Result):
+                if node == DRAFT and isinstance(message, Answer):
                     self._answered = max(message.segment, self._answered)
                 elif node == DRAFT and isinstance(message, Synced):
                     timed = True
                     self.ends.append(now)
         elif isinstance(event, Done) and node in self._running:
-            self.spans.append(Span(node, *self._running.pop(node), now))
+            self.spans.append(BusySpan(node, *self._running.pop(node), now))
         for output in outputs:
             match output:
                 case Run(Pass((part, *_)) | Draft(part)):
@@ -109,7 +119,7 @@ class Trace:
 
     def _send(self, node: str, now: float, output: Send) -> None:
         message = output.envelope.message
-        if isinstance(message, Segment | Result):
+        if isinstance(message, Segment | Answer):
             if node == DRAFT and isinstance(message, Segment):
                 self.sent[message.segment] = (now, message.round)
             if self.sent[message.segment][1]:
@@ -123,7 +133,7 @@ class Trace:
         number = self.sent[self._answered][1]
         judged = {self.sent[one.segment][1] for one in self.verdicts}
         self.verdicts.append(
-            Verdict(now, len(output.tokens), self._answered, timed, number not in judged)
+            CommittedStep(now, len(output.tokens), self._answered, timed, number not in judged)
         )
         if not number:
             self.ends.append(now)
@@ -149,7 +159,7 @@ class Trace:
         return {"passes": len(drafts), "rows": rows, "seconds": seconds, "hidden": hidden}
 
 
-class Bench:
+class TraceBench:
     """The target's texts to some prompts, loops left out, and remembering drafters, by their
     profile name.
 
@@ -182,7 +192,7 @@ class Bench:
         costs = profile_costs(profile, stages, self.source, hidden=hidden)
         runs = []
         traces = []
-        known = Experience()
+        known = History()
         for text in self.texts:
             traces.append(Trace(profile, len(text.prompt), hidden=hidden))
             runs.append(

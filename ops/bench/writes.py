@@ -12,9 +12,9 @@ from flowspec.broker.keys import Keys
 from flowspec.broker.redis_client import DirectClient
 from flowspec.broker.redis_control import RedisControl
 from flowspec.broker.redis_link import RedisLink
-from flowspec.core.machine import Accepted, Commit
-from flowspec.core.messages import Envelope, Prune, stage_node
-from flowspec.core.slots import SlotTable
+from flowspec.core.protocol.machine import Accepted, Commit
+from flowspec.core.protocol.messages import Envelope, Prune, stage_node
+from flowspec.core.tree.slots import SlotTable
 from ops.bench.jobs import running_job
 
 #: As many writes of the same sizes as a commit for four stages, without a single check.

@@ -35,7 +35,7 @@ _DECODED = re.compile(r"decoded +(\d+) tokens in +([\d.]+) seconds")
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class LlamaRun:
     """One prompt's decoding: the text that came out, and seconds a token. Loading and prefill do
     not count.
     """
@@ -45,7 +45,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Drafting:
+class DraftOptions:
     """At most ``most`` tokens a draft, which ends early where a token's probability is below
     ``least``.
     """
@@ -73,14 +73,14 @@ class Llama:
         done = self._tool("llama-tokenize", "--ids", "--log-disable", prompt=prompt)
         return tuple(json.loads(done.stdout))
 
-    def plain(self, prompt: str, tokens: int) -> Run:
+    def plain(self, prompt: str, tokens: int) -> LlamaRun:
         """Token by token, greedily."""
         options = ["-n", str(tokens), "-no-cnv", "--no-display-prompt", *self._split()]
         text, said = self._reported("llama-completion", options, prompt, (_PROMPT, _RUNS, _TOTAL))
         before, runs, total = (float(match[1]) for match in said)
-        return Run(text, (total - before) / 1e3 / max(runs, 1))
+        return LlamaRun(text, (total - before) / 1e3 / max(runs, 1))
 
-    def speculative(self, prompt: str, tokens: int, drafting: Drafting) -> Run:
+    def speculative(self, prompt: str, tokens: int, drafting: DraftOptions) -> LlamaRun:
         """Greedily, with the draft model beside the client; gives a few tokens more than
         ``tokens``.
         """
@@ -104,7 +104,7 @@ class Llama:
             *self._split(),
         ]
         text, (decoded,) = self._reported("llama-speculative-simple", options, prompt, (_DECODED,))
-        return Run(text.partition(prompt)[2], float(decoded[2]) / int(decoded[1]))
+        return LlamaRun(text.partition(prompt)[2], float(decoded[2]) / int(decoded[1]))
 
     def _reported(
         self, name: str, options: Sequence[str], prompt: str, report: Sequence[re.Pattern[str]]

@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from flowspec.core.profile import LinkShape
+from flowspec.emulation.profile import LinkShape
 from flowspec.errors import ConfigError, FlowSpecError
 
 #: Bytes read at once; what a link holds may exceed its bound by less than this.

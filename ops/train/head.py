@@ -36,7 +36,7 @@ from safetensors.torch import save as packed
 from torch.nn.functional import linear, smooth_l1_loss
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig
 
-from flowspec.core.stats import repeated_4grams
+from flowspec.core.job.stats import repeated_4grams
 from flowspec.errors import ModelError
 from flowspec.model.directory import open_directory
 from flowspec.model.eagle import EagleHead, read_head

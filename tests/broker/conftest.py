@@ -12,10 +12,10 @@ from flowspec.broker.memory import MemoryBroker, MemoryLink
 from flowspec.broker.memory_control import MemoryControl
 from flowspec.broker.redis_control import RedisControl
 from flowspec.broker.redis_link import RedisLink
-from flowspec.broker.scripts import Code
 from flowspec.broker.server import PrivateBroker
-from flowspec.core.machine import Accepted, Send
-from flowspec.core.messages import Close, Envelope, Message
+from flowspec.core.protocol.codes import Code
+from flowspec.core.protocol.machine import Accepted, Send
+from flowspec.core.protocol.messages import Close, Envelope, Message
 
 STAGES = 2
 

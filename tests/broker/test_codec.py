@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowspec.broker import codec
-from flowspec.core import messages as m
-from flowspec.core.sampling import Sampling
+from flowspec.core.protocol import messages as m
+from flowspec.core.run.sampling import Sampling
 from flowspec.errors import WireError
 
 INTS = st.integers(0, (1 << 63) - 1)
@@ -40,13 +40,13 @@ def segments(rows: int) -> st.SearchStrategy[m.Segment]:
     )
 
 
-def results(rows: int) -> st.SearchStrategy[m.Result]:
+def results(rows: int) -> st.SearchStrategy[m.Answer]:
     shares = st.lists(FLOATS, min_size=rows, max_size=rows).map(tuple)
     best = st.lists(PAIRS, min_size=rows, max_size=rows).map(tuple)
     one = columns(rows)
     none = st.just(())
     return st.builds(
-        m.Result, TEXT, INTS, INTS, one, one, st.one_of(none, shares), st.one_of(none, best)
+        m.Answer, TEXT, INTS, INTS, one, one, st.one_of(none, shares), st.one_of(none, best)
     )
 
 
@@ -67,7 +67,9 @@ MESSAGES = st.one_of(
     st.integers(0, 8).flatmap(results),
     st.builds(m.Close, TEXT, INTS),
     st.builds(m.Revoke, TEXT, INTS),
-    st.builds(m.Report, TEXT, INTS, INTS, st.builds(m.Meter, INTS, INTS, INTS, INTS, INTS, FLOATS)),
+    st.builds(
+        m.StageReport, TEXT, INTS, INTS, st.builds(m.Meter, INTS, INTS, INTS, INTS, INTS, FLOATS)
+    ),
     st.builds(m.Fault, TEXT, INTS, TEXT, TEXT),
     st.builds(m.Synced, TEXT, INTS, TEXT),
 )

@@ -9,11 +9,11 @@ import time
 import numpy as np
 import pytest
 
-from flowspec.broker.base import CommitText, PutRows, Record, Stamp
-from flowspec.broker.scripts import Code
-from flowspec.core.graph import TaskGraph
-from flowspec.core.machine import Accepted, Commit, Complete, Finish
-from flowspec.core.messages import (
+from flowspec.broker.base import CommitText, PutRows, Record
+from flowspec.core.protocol.codes import Code
+from flowspec.core.protocol.graph import TaskGraph
+from flowspec.core.protocol.machine import Accepted, Commit, Complete, Finish
+from flowspec.core.protocol.messages import (
     GRAPH,
     Close,
     Envelope,
@@ -24,6 +24,7 @@ from flowspec.core.messages import (
     Synced,
     Task,
 )
+from flowspec.core.protocol.stamps import Stamp
 from flowspec.errors import GapError
 from tests.broker.conftest import Rig, send
 

@@ -17,12 +17,12 @@ from flowspec.broker import connection
 from flowspec.broker.base import PutRows
 from flowspec.broker.connection import MAX_BLOCK_SECONDS, connect, redact
 from flowspec.broker.keys import JOBS, Keys
-from flowspec.broker.redis_client import Client
+from flowspec.broker.redis_client import BrokerClient
 from flowspec.broker.redis_control import RedisControl
 from flowspec.broker.redis_link import RedisLink
-from flowspec.broker.scripts import Code
 from flowspec.broker.server import PrivateBroker
-from flowspec.core.machine import Commit
+from flowspec.core.protocol.codes import Code
+from flowspec.core.protocol.machine import Commit
 from flowspec.errors import BrokerError, BrokerUnreachable, ConfigError, FlowSpecError
 from tests.broker.conftest import Rig, send
 from tests.broker.proxy import Proxy
@@ -111,14 +111,14 @@ def test_a_lost_reply_of_a_group_read_skips_no_submission(proxy: tuple[Proxy, st
     control.join_intake()
     control.read_intake(0.01)
     first = control.submit({"prompt": "first"})
-    original = Client.once
+    original = BrokerClient.once
 
-    def losing(self: Client, command: tuple[object, ...]) -> object:
+    def losing(self: BrokerClient, command: tuple[object, ...]) -> object:
         lossy.lose_replies(1)
         return original(self, command)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Client, "once", losing)
+        patch.setattr(BrokerClient, "once", losing)
         assert control.read_intake(1.0) == [], (
             "nobody can tell: the next read begins with what became ours"
         )
@@ -285,8 +285,8 @@ def test_what_was_read_is_trimmed_and_what_was_not_is_kept(
 ) -> None:
     rig, draft, job = started(server.url)
     stage = rig.link("s1")
-    from flowspec.core.messages import Open
-    from flowspec.core.sampling import Sampling
+    from flowspec.core.protocol.messages import Open
+    from flowspec.core.run.sampling import Sampling
 
     draft.write([send("s1", job, 1, Open(job, 1, 2, 9, Sampling())), send("s1", job, 2)])
     draft.write([PutRows("s1", job, 1, 5, np.zeros((2, 2), np.float32))])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flowspec.core.jobs import parse
+from flowspec.core.run.spec import parse
 from flowspec.errors import JobError
 from tests.cli.conftest import Command
 

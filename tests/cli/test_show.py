@@ -8,7 +8,7 @@ from rich.console import Console
 
 from flowspec.cli.show import table
 from flowspec.client import Result
-from flowspec.core.stats import Tally
+from flowspec.core.job.stats import Tally
 
 
 def shown(decisions: list[dict[str, Any]]) -> dict[str, str]:

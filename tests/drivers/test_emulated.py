@@ -15,31 +15,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.broker.base import Link, Stamp
+from flowspec.broker.base import Link
 from flowspec.broker.memory import MemoryBroker, MemoryLink
 from flowspec.broker.memory_control import MemoryControl
-from flowspec.broker.scripts import Code
-from flowspec.core.draft import DraftMachine
-from flowspec.core.jobs import JobSpec
-from flowspec.core.machine import Allocate, Part, Pass, Received
-from flowspec.core.messages import (
+from flowspec.core.job.draft_worker import DraftMachine
+from flowspec.core.protocol.codes import Code
+from flowspec.core.protocol.machine import Allocate, Part, Pass, Received
+from flowspec.core.protocol.messages import (
     DRAFT,
     SCHEDULER,
+    Answer,
     Close,
     Envelope,
-    Result,
     Returns,
     Submit,
     middle_node,
     stage_node,
 )
-from flowspec.core.profile import LinkShape, Profile, Times
-from flowspec.core.sampling import Sampling
-from flowspec.core.stage import StageMachine
+from flowspec.core.protocol.stamps import Stamp
+from flowspec.core.run.sampling import Sampling
+from flowspec.core.run.spec import JobSpec
+from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.emulated import EmulatedWorker
-from flowspec.drivers.emulated_setup import Arrivals, Emulation
 from flowspec.drivers.roles import DraftRole, VerifyRole
 from flowspec.drivers.sim import Costs
+from flowspec.emulation.arrivals import Arrivals
+from flowspec.emulation.profile import LinkShape, Profile, Times
+from flowspec.emulation.setup import Emulation
 from flowspec.errors import ConfigError
 from flowspec.model.toy import ToyDrafter, ToyMiddle, ToyStage
 from flowspec.strategies import build
@@ -342,7 +344,7 @@ def test_hidden_rows_are_charged_to_the_jobs_that_get_some() -> None:
             0.0,
         )
     for at, job in enumerate((*machine.sessions, "unknown")):  # a link that is free again
-        answer = Envelope(stage_node(stages), 1, Result(job, 1, 1, rows, rows))
+        answer = Envelope(stage_node(stages), 1, Answer(job, 1, 1, rows, rows))
         taken[job] = worker._arrivals.at(Stamp(float(at), stage_node(stages)), answer) - at
     carried = len(rows) * PROFILE.hidden * PROFILE.value_bytes / PROFILE.link.bandwidth
     expected = {job: taken["unknown"] + (carried if job == "auto" else 0.0) for job in taken}

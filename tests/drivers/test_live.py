@@ -14,11 +14,11 @@ from flowspec.broker.base import Delivery, Link, Op, PutRows
 from flowspec.broker.connection import connect
 from flowspec.broker.keys import Keys
 from flowspec.broker.redis_link import RedisLink
-from flowspec.broker.scripts import Code
-from flowspec.core.jobs import JobSpec
-from flowspec.core.machine import Send
-from flowspec.core.messages import Result, Segment
-from flowspec.core.sampling import Sampling
+from flowspec.core.protocol.codes import Code
+from flowspec.core.protocol.machine import Send
+from flowspec.core.protocol.messages import Answer, Segment
+from flowspec.core.run.sampling import Sampling
+from flowspec.core.run.spec import JobSpec
 from flowspec.drivers.replay import merge, replay
 from flowspec.errors import ReplayMismatch
 from flowspec.strategies import EXACT
@@ -323,7 +323,7 @@ class Losing(Meddling):
         return Delivery(tuple(kept), delivery.refused)
 
 
-@pytest.mark.parametrize(("kind", "node"), [(Segment, "s1"), (Segment, "s2"), (Result, "d0")])
+@pytest.mark.parametrize(("kind", "node"), [(Segment, "s1"), (Segment, "s2"), (Answer, "d0")])
 def test_a_lost_message_ends_in_an_error_never_in_a_hang(
     start: Start, kind: type, node: str
 ) -> None:

@@ -16,14 +16,22 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from flowspec.core import contest, holding
-from flowspec.core import machine as m
-from flowspec.core.draft import DraftMachine
-from flowspec.core.jobs import JobSpec
-from flowspec.core.limits import Limits
-from flowspec.core.messages import SCHEDULER, Close, Envelope, Message, Open, Submit, stage_node
-from flowspec.core.sampling import Sampling
-from flowspec.core.stage import StageMachine
+from flowspec.core.drafting import drafter_cache
+from flowspec.core.job.draft_worker import DraftMachine
+from flowspec.core.protocol import machine as m
+from flowspec.core.protocol.messages import (
+    SCHEDULER,
+    Close,
+    Envelope,
+    Message,
+    Open,
+    Submit,
+    stage_node,
+)
+from flowspec.core.run.limits import Limits
+from flowspec.core.run.sampling import Sampling
+from flowspec.core.run.spec import JobSpec
+from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.record import Recorder, from_json, to_json
 from flowspec.drivers.replay import header, merge, replay, replay_file
 from flowspec.drivers.sim import Simulation
@@ -32,6 +40,7 @@ from flowspec.model.base import RowArray
 from flowspec.model.choice import ChoiceDrafter
 from flowspec.model.toy import ToyDrafter, ToyStage
 from flowspec.strategies import build
+from flowspec.strategies.auto import drafter_bandit
 from tests.broker.test_codec import MESSAGES
 from tests.toy import PROMPT, TARGET, limits
 
@@ -145,8 +154,8 @@ class Learning(ToyDrafter):
 
 def test_jobs_whose_drafters_take_turns_are_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one of several at once, which has every drafter to itself in the replay."""
-    monkeypatch.setattr(contest, "SLICE", 6)
-    monkeypatch.setattr(holding, "CATCH_UP_ROWS", 16)
+    monkeypatch.setattr(drafter_bandit, "DECISION_INTERVAL", 6)
+    monkeypatch.setattr(drafter_cache, "CATCH_UP_ROWS", 16)
     drafters = ToyDrafter(TARGET, 0.5), Learning(TARGET, 0.6), ToyDrafter(TARGET, 0.7)
     allowed = replace(limits(2, eos=frozenset()), others=(True, False))
     nodes: dict[str, Any] = {"d0": (DraftMachine(allowed, build), ChoiceDrafter(drafters))}

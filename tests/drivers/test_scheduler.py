@@ -7,7 +7,7 @@ import time
 import pytest
 
 from flowspec.broker.base import Control, Intake, setup_of
-from flowspec.broker.scripts import Code
+from flowspec.core.protocol.codes import Code
 from flowspec.drivers.scheduler import Scheduler
 from flowspec.errors import BrokerError
 from tests.broker.conftest import Rig

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from flowspec.core.draft import DraftMachine
-from flowspec.core.jobs import JobSpec
-from flowspec.core.machine import Input, Output, Received, Run
-from flowspec.core.machine import Pass as StagePass
-from flowspec.core.messages import Result, Segment, middle_node, stage_node
-from flowspec.core.sampling import Sampling
-from flowspec.core.stage import StageMachine
+from flowspec.core.job.draft_worker import DraftMachine
+from flowspec.core.protocol.machine import Input, Output, Received, Run
+from flowspec.core.protocol.machine import Pass as StagePass
+from flowspec.core.protocol.messages import Answer, Segment, middle_node, stage_node
+from flowspec.core.run.sampling import Sampling
+from flowspec.core.run.spec import JobSpec
+from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.oracle import OracleStage
 from flowspec.drivers.sim import UNIT, Costs, Simulation, Tap, unit_costs
 from flowspec.errors import StateError
@@ -167,7 +167,7 @@ def test_a_transfer_is_every_segment_and_answer_that_takes_time(strategy: str) -
     def tap(node: str, now: float, event: Input, outputs: list[Output]) -> None:
         if isinstance(event, Received):
             received.extend(
-                (node, now) for e in event.envelopes if isinstance(e.message, Segment | Result)
+                (node, now) for e in event.envelopes if isinstance(e.message, Segment | Answer)
             )
 
     simulation = run(strategy, UNEVEN, exclusive=True, tap=tap)

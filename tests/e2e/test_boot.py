@@ -10,8 +10,8 @@ import pytest
 import workers._boot as boot
 from flowspec.broker.memory import MemoryBroker, MemoryLink
 from flowspec.broker.server import PrivateBroker
-from flowspec.core.messages import stage_node
-from flowspec.core.stage import StageMachine
+from flowspec.core.protocol.messages import stage_node
+from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.errors import ClusterError
 
 

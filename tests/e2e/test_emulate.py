@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from flowspec.core.profile import Times
-from flowspec.core.sampling import Sampling
+from flowspec.core.run.sampling import Sampling
+from flowspec.emulation.profile import Times
+from flowspec.emulation.profiles import load
 from flowspec.errors import ConfigError, JobFailed
 from flowspec.model.directory import default_pair, open_directory
 from flowspec.model.sources import load_sources
 from flowspec.testbed.emulate import EmulatedCluster
-from flowspec.testbed.profiles import load
 from flowspec.testbed.simulate import profile_costs, simulate
 from flowspec.testbed.texts import Text, texts
 

@@ -18,7 +18,7 @@ import pytest
 from flowspec.cli.generate import read_prompts
 from flowspec.client import Client, Result
 from flowspec.cluster import Cluster, Setup
-from flowspec.core.sampling import Sampling
+from flowspec.core.run.sampling import Sampling
 from flowspec.model.directory import default_pair, open_directory
 from flowspec.model.reference import Reference
 from flowspec.model.text import Tokenizer

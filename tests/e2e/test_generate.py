@@ -16,7 +16,7 @@ import pytest
 
 from flowspec.client import Client
 from flowspec.cluster import Cluster, Setup
-from flowspec.core.sampling import Sampling
+from flowspec.core.run.sampling import Sampling
 from flowspec.model.directory import default_pair
 from flowspec.model.reference import Reference
 from tests.e2e.conftest import (

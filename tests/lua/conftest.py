@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 import pytest
 import redis
 
-from flowspec.broker.scripts import Code, load
+from flowspec.broker.scripts import load
+from flowspec.core.protocol.codes import Code
 
 Call = Callable[..., Code]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import redis
 
-from flowspec.broker.scripts import Code
+from flowspec.core.protocol.codes import Code
 from tests.lua.conftest import JOB, OUT, QUEUE, Call, snapshot
 
 KEYS = [JOB, QUEUE, OUT, "t:{p}:idem"]

@@ -7,7 +7,7 @@ import json
 import pytest
 import redis
 
-from flowspec.broker.scripts import Code
+from flowspec.core.protocol.codes import Code
 from tests.lua.conftest import GRAPH, JOB, LOGS, OUT, Call, snapshot
 
 KEYS = [JOB, GRAPH, OUT, *LOGS]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import redis
 
-from flowspec.broker.scripts import Code
+from flowspec.core.protocol.codes import Code
 from tests.lua.conftest import JOB, Call, snapshot
 
 

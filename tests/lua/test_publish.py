@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import redis
 
-from flowspec.broker.scripts import Code
+from flowspec.core.protocol.codes import Code
 from tests.lua.conftest import GRAPH, JOB, LOGS, Call, snapshot
 
 KEYS = [JOB, GRAPH, *LOGS]

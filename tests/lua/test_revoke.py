@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import redis
 
-from flowspec.broker.scripts import Code
+from flowspec.core.protocol.codes import Code
 from tests.lua.conftest import GRAPH, JOB, LOGS, OUT, QUEUE, RECORDING, RUNNING, Call, snapshot
 
 KEYS = [JOB, GRAPH, OUT, RECORDING, RUNNING, QUEUE, *LOGS]

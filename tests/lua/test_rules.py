@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.broker.scripts import Code, load, read
+from flowspec.broker.scripts import load, read
+from flowspec.core.protocol.codes import Code
 from flowspec.errors import ConfigError
 
 LUA = Path(__file__).parent.parent.parent / "lua"

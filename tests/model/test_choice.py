@@ -7,20 +7,20 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from flowspec.core import holding
-from flowspec.core.contest import Contest
-from flowspec.core.experience import Experience
-from flowspec.core.machine import Draft, DraftDone, Part
-from flowspec.core.messages import Returns
-from flowspec.core.sampling import Sampling
+from flowspec.core.drafting import drafter_cache
+from flowspec.core.protocol.machine import Draft, DraftDone, Part
+from flowspec.core.protocol.messages import Returns
+from flowspec.core.run.history import History
+from flowspec.core.run.sampling import Sampling
+from flowspec.emulation.profiles import load
 from flowspec.errors import ConfigError, StateError
 from flowspec.model.base import RowArray
 from flowspec.model.choice import ChoiceDrafter, wanting_hidden
 from flowspec.model.directory import default_pair, open_directory
 from flowspec.model.eagle import EagleDrafter
 from flowspec.model.sources import load_sources
+from flowspec.strategies.auto.drafter_bandit import DrafterBandit
 from flowspec.testbed.memo import MemoDrafter
-from flowspec.testbed.profiles import load
 from flowspec.testbed.simulate import profile_costs, simulate
 from flowspec.testbed.texts import texts
 from tests.model.test_hybrid import Scripted
@@ -77,14 +77,14 @@ def test_what_it_cannot_do_is_an_error() -> None:
         ChoiceDrafter((Scripted(),)).learn("j", (), np.zeros((0, 4), np.float32))
 
 
-@pytest.mark.parametrize(("temperature", "at_most"), [(0.0, 8), (1.0, holding.CATCH_UP_ROWS)])
+@pytest.mark.parametrize(("temperature", "at_most"), [(0.0, 8), (1.0, drafter_cache.CATCH_UP_ROWS)])
 def test_a_drafter_that_has_caught_up_proposes_what_it_would_have_proposed_anyway(
     monkeypatch: pytest.MonkeyPatch, temperature: float, at_most: int
 ) -> None:
     """Both drafters, remembering by paths, beside the same two that keep rows: all proposals are
     alike, also where the head catches up, ``at_most`` rows a pass, while the other one drafts.
     """
-    monkeypatch.setattr(holding, "CATCH_UP_ROWS", at_most)
+    monkeypatch.setattr(drafter_cache, "CATCH_UP_ROWS", at_most)
     target = open_directory(default_pair()[0])
     profile = load("jetson-7b")
     (text,) = texts(
@@ -95,9 +95,7 @@ def test_a_drafter_that_has_caught_up_proposes_what_it_would_have_proposed_anywa
     memos = Watched()
     for watched, wrapped in ((rows, lambda drafter: drafter), (memos, MemoDrafter)):
         watched.inner = load_sources("draft:head", target, wrapped)  # type: ignore[arg-type]
-        ran = simulate(
-            text, "auto", 4, target, watched.inner_choice(), costs, experience=Experience()
-        )
+        ran = simulate(text, "auto", 4, target, watched.inner_choice(), costs, history=History())
         chosen = [entry["drafter"] for entry in ran.stats["decisions"] if "drafter" in entry]
         assert set(chosen) == {0, 1}
     assert len(rows.proposals) > 50
@@ -109,8 +107,8 @@ def test_what_a_head_keeps_while_another_drafts_is_bounded(monkeypatch: pytest.M
     """It never drafts, and catches up all the same; of the rows in between it forgets the rejected
     ones, too.
     """
-    monkeypatch.setattr(holding, "CATCH_UP_ROWS", 16)
-    monkeypatch.setattr(Contest, "decoded", lambda contest, tokens, seconds: 0)
+    monkeypatch.setattr(drafter_cache, "CATCH_UP_ROWS", 16)
+    monkeypatch.setattr(DrafterBandit, "update", lambda bandit, tokens, seconds: 0)
     target = open_directory(default_pair()[0])
     (text,) = texts(["Why is the sky blue?"], [Sampling()], 144, target, hidden=True)
     choice = load_sources("ngram:head", target)

@@ -12,14 +12,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaModel
 
-from flowspec.core.draft import DraftMachine
-from flowspec.core.jobs import JobSpec
-from flowspec.core.limits import Limits
-from flowspec.core.machine import Draft, DraftDone, Part
-from flowspec.core.messages import Returns, stage_node
-from flowspec.core.sampling import Sampling
-from flowspec.core.slots import SlotTable
-from flowspec.core.stage import StageMachine
+from flowspec.core.job.draft_worker import DraftMachine
+from flowspec.core.protocol.machine import Draft, DraftDone, Part
+from flowspec.core.protocol.messages import Returns, stage_node
+from flowspec.core.run.limits import Limits
+from flowspec.core.run.sampling import Sampling
+from flowspec.core.run.spec import JobSpec
+from flowspec.core.stage.stage_worker import StageMachine
+from flowspec.core.tree.slots import SlotTable
 from flowspec.drivers.sim import Simulation
 from flowspec.errors import ModelError, StateError
 from flowspec.model.directory import ModelDirectory, layer_ranges, open_directory

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowspec.core.drafting import MOST_SOURCES
-from flowspec.core.machine import Draft, DraftDone, Part
-from flowspec.core.messages import Returns
-from flowspec.core.sampling import Sampling
+from flowspec.core.drafting.drafting import MOST_SOURCES
+from flowspec.core.protocol.machine import Draft, DraftDone, Part
+from flowspec.core.protocol.messages import Returns
+from flowspec.core.run.sampling import Sampling
 from flowspec.errors import ConfigError, StateError
 from flowspec.model.base import RowArray
 from flowspec.model.hybrid import HybridDrafter

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowspec.core.slots import Moves
+from flowspec.core.tree.slots import Moves
 from flowspec.model.kv import TreeCache
 
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowspec.core.draft import DraftMachine
-from flowspec.core.jobs import JobSpec
-from flowspec.core.machine import Draft, DraftDone, Part
-from flowspec.core.messages import Returns, stage_node
-from flowspec.core.sampling import Sampling, gumbel
-from flowspec.core.slots import SlotTable
-from flowspec.core.stage import StageMachine
+from flowspec.core.job.draft_worker import DraftMachine
+from flowspec.core.protocol.machine import Draft, DraftDone, Part
+from flowspec.core.protocol.messages import Returns, stage_node
+from flowspec.core.run.sampling import Sampling, gumbel
+from flowspec.core.run.spec import JobSpec
+from flowspec.core.stage.stage_worker import StageMachine
+from flowspec.core.tree.slots import SlotTable
 from flowspec.drivers.sim import JobRecord, Simulation
 from flowspec.errors import ConfigError, StateError
 from flowspec.model.base import DraftExecutor

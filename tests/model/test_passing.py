@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.core.machine import Choice, Part, Pass, PassDone
+from flowspec.core.protocol.machine import Choice, Part, Pass, PassDone
 from flowspec.errors import StateError
 from flowspec.model.passing import PassingStage
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from flowspec.core.sampling import Sampling, gumbel
+from flowspec.core.run.sampling import Sampling, gumbel
 from flowspec.model.directory import ModelDirectory
 from flowspec.model.reference import NUCLEUS_TIE, Reference
 

@@ -12,13 +12,13 @@ from flowspec.model.choice import wanting_hidden
 from flowspec.model.directory import PACKAGED, default_pair, local_path, open_directory
 from flowspec.model.drafter import ModelDrafter
 from flowspec.model.eagle import EagleDrafter
+from flowspec.model.head_layout import is_head
 from flowspec.model.hybrid import HybridDrafter
 from flowspec.model.ngram import NgramDrafter
 from flowspec.model.sources import (
     check_sources,
     choices,
     fingerprint,
-    is_head,
     labels,
     load_sources,
     open_models,

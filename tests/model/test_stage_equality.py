@@ -11,14 +11,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from flowspec.core.draft import DraftMachine
-from flowspec.core.jobs import JobSpec
-from flowspec.core.limits import Limits
-from flowspec.core.machine import Pass
-from flowspec.core.messages import Open, Prune, Returns, Segment, stage_node
-from flowspec.core.sampling import Sampling
-from flowspec.core.stage import StageMachine
-from flowspec.core.stage_job import StageJob, rows_of
+from flowspec.core.job.draft_worker import DraftMachine
+from flowspec.core.protocol.machine import Pass
+from flowspec.core.protocol.messages import Open, Prune, Returns, Segment, stage_node
+from flowspec.core.run.limits import Limits
+from flowspec.core.run.sampling import Sampling
+from flowspec.core.run.spec import JobSpec
+from flowspec.core.stage.stage_run import StageJob, rows_of
+from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.sim import Simulation
 from flowspec.model.directory import ModelDirectory, layer_ranges
 from flowspec.model.drafter import load_drafter

@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
-from flowspec.core.draft import DraftMachine
-from flowspec.core.jobs import JobSpec
-from flowspec.core.limits import Limits
-from flowspec.core.machine import Part
-from flowspec.core.messages import Open, Prune, Segment, stage_node
-from flowspec.core.sampling import Sampling
-from flowspec.core.slots import Moves
-from flowspec.core.stage import StageMachine
-from flowspec.core.stage_job import StageJob, rows_of
+from flowspec.core.job.draft_worker import DraftMachine
+from flowspec.core.protocol.machine import Part
+from flowspec.core.protocol.messages import Open, Prune, Segment, stage_node
+from flowspec.core.run.limits import Limits
+from flowspec.core.run.sampling import Sampling
+from flowspec.core.run.spec import JobSpec
+from flowspec.core.stage.stage_run import StageJob, rows_of
+from flowspec.core.stage.stage_worker import StageMachine
+from flowspec.core.tree.slots import Moves
 from flowspec.drivers.sim import Simulation
 from flowspec.errors import ModelError, StateError
 from flowspec.model import two_level

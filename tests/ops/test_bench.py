@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.core.experience import Experience
+from flowspec.core.run.history import History
+from flowspec.emulation.profiles import load
 from flowspec.model.choice import ChoiceDrafter
 from flowspec.testbed.memo import MemoDrafter
-from flowspec.testbed.profiles import load
 from ops.bench import emulation, simulation_speed
 from ops.bench.emulation import simulated
-from ops.bench.trace import Bench
+from ops.bench.trace import TraceBench
 
 ROOT = Path(__file__).parent.parent.parent
 PROMPTS = ROOT / "tests" / "data" / "prompts.jsonl"
@@ -106,13 +106,13 @@ def test_systems_checks_the_text_and_agrees_with_the_formulas(tmp_path: Path) ->
 
 def test_a_bench_of_drafts_to_choose_from_charges_who_does_not_choose_for_the_first_alone() -> None:
     profile = load("jetson-7b")
-    one = Bench("ngram", 8, 1, count=1)
-    several = Bench("ngram:head", 8, 1, count=1)
+    one = TraceBench("ngram", 8, 1, count=1)
+    several = TraceBench("ngram:head", 8, 1, count=1)
     assert isinstance(several.drafter, ChoiceDrafter)
     assert all(isinstance(drafter, MemoDrafter) for drafter in several.drafter.drafters)
     assert one.run("chain", profile, 3)[0] == several.run("chain", profile, 3)[0]
     seconds = [
-        simulated(bench.texts, "chain", profile, 3, bench.source, Experience())
+        simulated(bench.texts, "chain", profile, 3, bench.source, History())
         for bench in (one, several)
     ]
     assert seconds[0] == seconds[1]
@@ -122,7 +122,7 @@ def test_a_bench_of_drafts_to_choose_from_charges_who_does_not_choose_for_the_fi
 
 
 def test_simulation_speed_knows_every_drafters_passes() -> None:
-    bench = simulation_speed.Bench("ngram:draft", 8, 0.0)
+    bench = simulation_speed.SpeedBench("ngram:draft", 8, 0.0)
     assert bench.speed("auto", 2, times=1) > 0
     assert bench.passes > 0
 

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from flowspec.core.machine import Draft, DraftDone
-from flowspec.core.messages import Returns
-from flowspec.core.sampling import Sampling
+from flowspec.core.protocol.machine import Draft, DraftDone
+from flowspec.core.protocol.messages import Returns
+from flowspec.core.run.sampling import Sampling
+from flowspec.emulation.profiles import load
 from flowspec.model.base import DraftExecutor, RowArray
 from flowspec.model.directory import default_pair, open_directory
 from flowspec.model.sources import load_sources
-from flowspec.testbed.profiles import load
 from ops.bench.drafting import Level, hidden_table, speed_table, step_seconds
-from ops.bench.trace import Bench
+from ops.bench.trace import TraceBench
 
 CONTEXT = 12
 NODES = 4
@@ -104,7 +104,7 @@ def test_a_level_in_one_pass_beats_recomputing_it(capsys: pytest.CaptureFixture[
 def test_drafting_hides_where_the_next_layer_is_drafted_during_verification(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    bench = Bench("slm", 16, 1, count=1)
+    bench = TraceBench("slm", 16, 1, count=1)
     profile = load("jetson-7b")
     hidden_table(bench, profile, ["autoregressive", "speculative", "pipedec", "flowspec"])
     cells = [

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.core.formulas import expected_tbt
+from flowspec.emulation.profiles import load
 from flowspec.strategies import EXACT
-from flowspec.testbed.profiles import load
+from flowspec.strategies.expected_tbt import expected_tbt
 from ops.bench import engineering
-from ops.bench.engineering import BAR, FORMULAS, GAPLESS, Measured, predicted, timeline, waits
+from ops.bench.engineering import BAR, FORMULAS, GAPLESS, MeasuredRun, predicted, timeline, waits
 from ops.bench.formulas import predicted as unit_predicted
-from ops.bench.trace import Bench
+from ops.bench.trace import TraceBench
 
 UNITED = (
     "autoregressive",
@@ -40,7 +40,7 @@ class Counts:
 
 
 @st.composite
-def measurements(draw: st.DrawFn) -> Measured:
+def measurements(draw: st.DrawFn) -> MeasuredRun:
     """Of a pipeline whose drafter is faster than its stages."""
     stages = draw(st.integers(1, 12))
     seconds = st.floats(0.5, 2)
@@ -48,13 +48,13 @@ def measurements(draw: st.DrawFn) -> Measured:
     kept = tuple(draw(st.lists(st.floats(0, 0.1), min_size=stages + 1, max_size=stages + 1)))
     tokens = draw(st.floats(1, 20))
     links = tuple(one + draw(st.floats(0, 1)) for one in kept)
-    return Measured(
+    return MeasuredRun(
         1.0, passes, links, kept, draw(st.floats(0.01, 0.2)), tokens, stages + 1, 20.0, tokens - 1
     )
 
 
 @given(measurements())
-def test_with_unit_passes_and_free_links_the_formulas_are_the_unit_ones(m: Measured) -> None:
+def test_with_unit_passes_and_free_links_the_formulas_are_the_unit_ones(m: MeasuredRun) -> None:
     stages = len(m.passes)
     free = (0.0,) * (stages + 1)
     m = replace(m, passes=(1.0,) * stages, links=free, kept=free)
@@ -68,7 +68,7 @@ def test_with_unit_passes_and_free_links_the_formulas_are_the_unit_ones(m: Measu
 
 
 @given(measurements())
-def test_a_layer_a_step_is_expected_tbt_where_the_groups_are_equal(m: Measured) -> None:
+def test_a_layer_a_step_is_expected_tbt_where_the_groups_are_equal(m: MeasuredRun) -> None:
     stages = len(m.passes)
     first = m.passes[0]
     m = replace(
@@ -80,7 +80,7 @@ def test_a_layer_a_step_is_expected_tbt_where_the_groups_are_equal(m: Measured) 
 
 
 @given(measurements(), st.floats(0.1, 5))
-def test_gaps_cost_time_and_nothing_else_counts_them(m: Measured, gap: float) -> None:
+def test_gaps_cost_time_and_nothing_else_counts_them(m: MeasuredRun, gap: float) -> None:
     late = replace(m, steps=m.steps + gap)
     for strategy in GAPLESS:
         assert predicted(strategy, late) == predicted(strategy, m)
@@ -94,8 +94,8 @@ def test_every_exact_strategy_has_a_formula() -> None:
 
 
 @pytest.fixture(scope="module")
-def bench() -> Bench:
-    return Bench("slm", 20, 1, count=2)
+def bench() -> TraceBench:
+    return TraceBench("slm", 20, 1, count=2)
 
 
 @pytest.mark.parametrize(
@@ -108,8 +108,10 @@ def bench() -> Bench:
         ("flowspec", 0.9),
     ],
 )
-def test_simulated_systems_are_at_their_formulas(bench: Bench, strategy: str, low: float) -> None:
-    m = Measured.of(*bench.run(strategy, load("jetson-7b"), 4))
+def test_simulated_systems_are_at_their_formulas(
+    bench: TraceBench, strategy: str, low: float
+) -> None:
+    m = MeasuredRun.of(*bench.run(strategy, load("jetson-7b"), 4))
     assert low < m.seconds / predicted(strategy, m) < 1.02
 
 
@@ -117,7 +119,7 @@ def test_simulated_systems_are_at_their_formulas(bench: Bench, strategy: str, lo
 @pytest.mark.parametrize(
     "strategy", ["naive_pp", "flowspec", "pipedec", "specpipe", "pipespec", "chain"]
 )
-def test_the_parts_of_a_wait_are_all_of_it(bench: Bench, strategy: str, profile: str) -> None:
+def test_the_parts_of_a_wait_are_all_of_it(bench: TraceBench, strategy: str, profile: str) -> None:
     runs, traces = bench.run(strategy, load(profile), 4)
     for ran, trace in zip(runs, traces, strict=True):
         found = list(waits(trace))
@@ -133,7 +135,7 @@ def test_the_parts_of_a_wait_are_all_of_it(bench: Bench, strategy: str, profile:
         )
 
 
-def test_plain_decoding_spends_its_time_in_passes_and_on_links(bench: Bench) -> None:
+def test_plain_decoding_spends_its_time_in_passes_and_on_links(bench: TraceBench) -> None:
     _, traces = bench.run("autoregressive", load("wan-25ms"), 4)
     parts = {line.split("|")[1].strip(): float(line.split("|")[4]) for line in timeline(traces)[2:]}
     assert set(parts) == {"links", "a pass of the last stage", "passes of earlier stages", "all"}

@@ -12,7 +12,7 @@ import torch
 from flowspec.errors import ModelError
 from flowspec.model.directory import ModelDirectory, open_directory
 from flowspec.model.eagle import EagleHead, load_head, read_head
-from flowspec.model.sources import is_head
+from flowspec.model.head_layout import is_head
 from ops.train import head as script
 from tests.model.families import FAMILIES, save
 

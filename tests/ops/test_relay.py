@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.core.profile import LinkShape
+from flowspec.emulation.profile import LinkShape
 from flowspec.errors import ConfigError
 from ops.peer.relay import CHUNK, Relay, run
 

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from flowspec.core.accept import follow
-from flowspec.core.drafting import Drafting
-from flowspec.core.machine import (
+from flowspec.core.drafting.drafting import Drafting
+from flowspec.core.protocol.machine import (
     Allocate,
     Commit,
     Complete,
@@ -30,24 +29,25 @@ from flowspec.core.machine import (
     Send,
     Work,
 )
-from flowspec.core.machine import Pass as StagePass
-from flowspec.core.messages import (
+from flowspec.core.protocol.machine import Pass as StagePass
+from flowspec.core.protocol.messages import (
     DRAFT,
     GRAPH,
+    Answer,
     Envelope,
     Hop,
     Open,
     Prune,
-    Result,
     Returns,
     Segment,
     Synced,
     stage_node,
 )
-from flowspec.core.sampling import Sampling
-from flowspec.core.sequence import SeqWriter
-from flowspec.core.stage import StageMachine
-from flowspec.core.tree import Tree
+from flowspec.core.protocol.sequence import SeqWriter
+from flowspec.core.run.sampling import Sampling
+from flowspec.core.stage.stage_worker import StageMachine
+from flowspec.core.tree.accept import follow
+from flowspec.core.tree.tree import Tree
 from flowspec.drivers.sim import Costs, Simulation
 from flowspec.model.toy import ToyDrafter, ToyStage
 from tests.toy import PROMPT, TARGET
@@ -127,7 +127,7 @@ class PipeDecSketch:
     def receive(self, message: object) -> list[Output]:
         if isinstance(message, Open):
             return self.start()
-        if isinstance(message, Result):
+        if isinstance(message, Answer):
             self.answers.update(zip(message.ids, message.tokens, strict=True))
             return self.sync() if self.t == 0 else []
         if isinstance(message, Synced):

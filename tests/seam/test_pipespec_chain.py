@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from flowspec.core.machine import (
+from flowspec.core.protocol.machine import (
     Allocate,
     Choice,
     Commit,
@@ -26,10 +26,10 @@ from flowspec.core.machine import (
     Run,
     Send,
 )
-from flowspec.core.messages import Envelope, Message, Open, Result, Returns, Segment
-from flowspec.core.sampling import Sampling
-from flowspec.core.sequence import SeqReader, SeqWriter
-from flowspec.core.slots import Moves
+from flowspec.core.protocol.messages import Answer, Envelope, Message, Open, Returns, Segment
+from flowspec.core.protocol.sequence import SeqReader, SeqWriter
+from flowspec.core.run.sampling import Sampling
+from flowspec.core.tree.slots import Moves
 from flowspec.drivers.sim import Costs, Simulation
 from flowspec.model.base import RowArray
 from flowspec.model.toy import ToyLayers
@@ -120,7 +120,7 @@ class ChainModel:
             if message.round == self.drafts_round:
                 self.drafted.update(zip(message.positions, message.tokens, strict=True))
             return []
-        assert isinstance(message, Result)
+        assert isinstance(message, Answer)
         return self.roll_back(message.ids[0] % SPAN, message.tokens[0])
 
     def roll_back(self, position: int, token: int) -> list[Output]:
@@ -141,7 +141,7 @@ class ChainModel:
     def correct(self, position: int, token: int) -> list[Output]:
         self.drafted.pop(position, None)
         return self.tell(
-            -1, Result(JOB, 1, self.rollbacks, (self.rollbacks * SPAN + position,), (token,))
+            -1, Answer(JOB, 1, self.rollbacks, (self.rollbacks * SPAN + position,), (token,))
         )
 
     def tell(self, step: int, message: Message) -> list[Output]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from flowspec.core.jobs import JobSpec
-from flowspec.core.machine import Input, Output, Run
-from flowspec.core.machine import Pass as StagePass
-from flowspec.core.sampling import Sampling
+from flowspec.core.protocol.machine import Input, Output, Run
+from flowspec.core.protocol.machine import Pass as StagePass
+from flowspec.core.run.sampling import Sampling
+from flowspec.core.run.spec import JobSpec
 from tests.toy import TARGET, pipeline, submit
 
 

@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from flowspec.core.draft import DraftMachine
-from flowspec.core.jobs import JobSpec
-from flowspec.core.limits import Limits
-from flowspec.core.machine import Draft, DraftDone, Pass, PassDone
-from flowspec.core.messages import SCHEDULER, Envelope, Returns, Submit, middle_node, stage_node
-from flowspec.core.sampling import Sampling
-from flowspec.core.stage import StageMachine
+from flowspec.core.job.draft_worker import DraftMachine
+from flowspec.core.protocol.machine import Draft, DraftDone, Pass, PassDone
+from flowspec.core.protocol.messages import (
+    SCHEDULER,
+    Envelope,
+    Returns,
+    Submit,
+    middle_node,
+    stage_node,
+)
+from flowspec.core.run.limits import Limits
+from flowspec.core.run.sampling import Sampling
+from flowspec.core.run.spec import JobSpec
+from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.oracle import OracleStage
 from flowspec.drivers.sim import UNIT, Costs, Simulation, Tap
 from flowspec.model.base import RowArray

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from flowspec.core.draft import DraftMachine
-from flowspec.core.jobs import JobSpec
-from flowspec.core.machine import Input, Output, Received, Run, Send
-from flowspec.core.machine import Pass as StagePass
-from flowspec.core.messages import DRAFT, GRAPH, Envelope, Prune, Result, Segment
-from flowspec.core.sampling import Sampling
-from flowspec.core.tree import Tree
+from flowspec.core.job.draft_worker import DraftMachine
+from flowspec.core.protocol.machine import Input, Output, Received, Run, Send
+from flowspec.core.protocol.machine import Pass as StagePass
+from flowspec.core.protocol.messages import DRAFT, GRAPH, Answer, Envelope, Prune, Segment
+from flowspec.core.run.sampling import Sampling
+from flowspec.core.run.spec import JobSpec
+from flowspec.core.tree.tree import Tree
 from flowspec.drivers.sim import Costs, Simulation, unit_costs
 from flowspec.strategies import EXACT, STRATEGIES, build
 from tests.toy import PROMPT, TARGET, generate, pipeline, submit
@@ -120,7 +120,7 @@ class Watch:
                 self.rows[segment.segment] = set(segment.ids)
         if isinstance(event, Received):
             for envelope in event.envelopes:
-                if isinstance(envelope.message, Result):
+                if isinstance(envelope.message, Answer):
                     self.answered[envelope.message.segment] += 1
                     if envelope.message.segment in self.rows:
                         assert set(envelope.message.ids) <= self.rows[envelope.message.segment]
@@ -193,7 +193,7 @@ def test_lockstep_starts_no_step_before_the_answer_of_n_steps_before(variant: st
     held_back = False
     for node, _, event, outputs in watch.trace:  # type: ignore[misc]
         if node == "d0" and isinstance(event, Received):
-            answers += sum(isinstance(envelope.message, Result) for envelope in event.envelopes)
+            answers += sum(isinstance(envelope.message, Answer) for envelope in event.envelopes)
         for output in outputs:
             if node == "s2" and isinstance(output, Run) and isinstance(output.work, StagePass):
                 running += min(output.work.parts[0].ids) >= len(PROMPT)
@@ -295,7 +295,7 @@ def test_duplicates_delays_and_reordered_streams_do_not_change_the_text(variant:
     assert tuple(meddled(variant).jobs["job"].tokens) == TARGET.decode(PROMPT, 40, GREEDY)
 
 
-@pytest.mark.parametrize("lose", [(Segment, "s1"), (Segment, "s3"), (Prune, "s2"), (Result, "d0")])
+@pytest.mark.parametrize("lose", [(Segment, "s1"), (Segment, "s3"), (Prune, "s2"), (Answer, "d0")])
 @pytest.mark.parametrize("variant", EXACT)
 def test_a_lost_message_ends_in_a_clear_failure(variant: str, lose: tuple[type, str]) -> None:
     simulation = meddled(variant, lose=lose)

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from flowspec.core.machine import Commit, Input, Output, Pass, Run
-from flowspec.core.sampling import Sampling
+from flowspec.core.protocol.machine import Commit, Input, Output, Pass, Run
+from flowspec.core.run.sampling import Sampling
 from flowspec.drivers.sim import Costs
 from flowspec.errors import ConfigError
 from flowspec.strategies import build

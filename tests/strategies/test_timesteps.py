@@ -10,11 +10,11 @@ import itertools
 
 import pytest
 
-from flowspec.core.draft import DraftMachine
-from flowspec.core.jobs import JobSpec
-from flowspec.core.machine import Done, Input, Output, Run, Send
-from flowspec.core.machine import Pass as StagePass
-from flowspec.core.messages import Envelope, Result, Segment
+from flowspec.core.job.draft_worker import DraftMachine
+from flowspec.core.protocol.machine import Done, Input, Output, Run, Send
+from flowspec.core.protocol.machine import Pass as StagePass
+from flowspec.core.protocol.messages import Answer, Envelope, Segment
+from flowspec.core.run.spec import JobSpec
 from flowspec.drivers.sim import Costs
 from flowspec.errors import ConfigError
 from flowspec.strategies import build
@@ -225,7 +225,7 @@ def test_late_answers_do_not_send_a_chain_to_its_ceiling() -> None:
 
     def link(source: str, target: str, envelope: Envelope) -> float:
         nonlocal last
-        if target != "d0" or not isinstance(envelope.message, Result):
+        if target != "d0" or not isinstance(envelope.message, Answer):
             return 0.0
         last = max(simulation.now + next(late), last + 1e-6)
         return last - simulation.now

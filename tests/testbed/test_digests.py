@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flowspec.core.profile import LinkShape
+from flowspec.emulation.profile import LinkShape
+from flowspec.emulation.profiles import load
 from flowspec.testbed.digests import profile_digest
-from flowspec.testbed.profiles import load
 
 
 def test_a_profiles_digest_follows_what_it_costs_and_not_its_words() -> None:

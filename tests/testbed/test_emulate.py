@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flowspec.emulation.profiles import load
 from flowspec.errors import ClusterError, ConfigError
 from flowspec.model.directory import default_pair
 from flowspec.testbed.emulate import (
@@ -15,7 +16,6 @@ from flowspec.testbed.emulate import (
     EmulatedCluster,
     stretch_for,
 )
-from flowspec.testbed.profiles import load
 
 counts = st.builds(
     Counts,

@@ -10,27 +10,27 @@ from typing import Any
 
 import pytest
 
-from flowspec.core.profile import LinkShape
-from flowspec.core.stats import repeated_4grams
+from flowspec.core.job.stats import repeated_4grams
+from flowspec.emulation.profile import LinkShape
+from flowspec.emulation.profiles import load
 from flowspec.errors import ConfigError
 from flowspec.testbed import grid as module
-from flowspec.testbed.grid import Grid, Link, Plan
+from flowspec.testbed.grid import BenchPlan, Grid, SweptLink
 from flowspec.testbed.naming import drafter_of
-from flowspec.testbed.profiles import load
 from flowspec.testbed.prompts import Prompt, halve
-from flowspec.testbed.report import Row
+from flowspec.testbed.report import ReportRow
 
 PROFILE = load("jetson-7b")
 NO_HEAD = replace(
     PROFILE, drafters={name: times for name, times in PROFILE.drafters.items() if name != "head"}
 )
-FAR = Link("latency", LinkShape(0.05, PROFILE.link.bandwidth))
+FAR = SweptLink("latency", LinkShape(0.05, PROFILE.link.bandwidth))
 PROMPTS = [
     Prompt("a", "Who wrote the first computer program?"),
     Prompt("b", "Tell me about the moon. " * 400),
     Prompt("b", "Why is the sky blue?"),
 ]
-PLAN = Plan(
+PLAN = BenchPlan(
     PROFILE,
     ("naive_pp", "autoregressive", "chain:window=2"),
     ("slm", "ngram"),
@@ -47,16 +47,16 @@ def grid() -> Grid:
 
 
 @pytest.fixture(scope="module")
-def rows(grid: Grid) -> list[Row]:
+def rows(grid: Grid) -> list[ReportRow]:
     return grid.run()
 
 
-def key(row: Row) -> tuple[Any, ...]:
+def key(row: ReportRow) -> tuple[Any, ...]:
     return (row.strategy, row.source, row.stages, row.temperature, row.swept)
 
 
 def test_there_is_one_row_for_every_combination_and_plain_decoding_has_no_source(
-    rows: list[Row],
+    rows: list[ReportRow],
 ) -> None:
     drafting = itertools.product(
         ("naive_pp", "chain:window=2"), ("slm", "ngram"), (2, 4), (0.0, 1.0), ("", "latency")
@@ -65,14 +65,16 @@ def test_there_is_one_row_for_every_combination_and_plain_decoding_has_no_source
     assert sorted(map(key, rows)) == sorted([*drafting, *plain])
 
 
-def test_a_prompt_that_does_not_fit_is_left_out_and_counted(grid: Grid, rows: list[Row]) -> None:
+def test_a_prompt_that_does_not_fit_is_left_out_and_counted(
+    grid: Grid, rows: list[ReportRow]
+) -> None:
     assert grid.too_long == 1
     assert [prompt.set for prompt in grid.prompts] == ["a", "b"]
     assert {row.prompts for row in rows} == {2}
 
 
 def test_speedups_are_over_plain_decoding_of_the_same_prompt_in_the_same_place(
-    rows: list[Row],
+    rows: list[ReportRow],
 ) -> None:
     plain = {key(row)[2:]: row for row in rows if row.strategy == "autoregressive"}
     for row in rows:
@@ -83,7 +85,7 @@ def test_speedups_are_over_plain_decoding_of_the_same_prompt_in_the_same_place(
             assert set(row.speedups.values()) == {1.0}
 
 
-def test_plain_decoding_takes_what_its_formula_says(rows: list[Row]) -> None:
+def test_plain_decoding_takes_what_its_formula_says(rows: list[ReportRow]) -> None:
     for row in (row for row in rows if row.strategy == "autoregressive" and not row.swept):
         seconds = sum(
             PROFILE.stage_seconds(stage, row.stages, 1) for stage in range(1, row.stages + 1)
@@ -99,14 +101,14 @@ def test_plain_decoding_takes_what_its_formula_says(rows: list[Row]) -> None:
         assert row.draft_passes_per_token == 0
 
 
-def test_a_longer_link_is_slower_for_every_strategy(rows: list[Row]) -> None:
+def test_a_longer_link_is_slower_for_every_strategy(rows: list[ReportRow]) -> None:
     near = {key(row)[:4]: row for row in rows if not row.swept}
     for row in (row for row in rows if row.swept):
         assert row.latency_ms == 50
         assert row.tbt["mean"] > near[key(row)[:4]].tbt["mean"]
 
 
-def test_the_same_plan_gives_the_same_rows(grid: Grid, rows: list[Row]) -> None:
+def test_the_same_plan_gives_the_same_rows(grid: Grid, rows: list[ReportRow]) -> None:
     assert grid.run() == rows
 
 
@@ -154,7 +156,7 @@ def test_a_draft_source_is_the_packaged_drafter_of_that_name() -> None:
 
 
 def test_who_does_not_choose_among_drafts_has_the_first_one() -> None:
-    plan = Plan(PROFILE, ("chain", "auto"), ("slm", "ngram:slm"), (0.0,), (2,), 8)
+    plan = BenchPlan(PROFILE, ("chain", "auto"), ("slm", "ngram:slm"), (0.0,), (2,), 8)
     rows = Grid(plan, PROMPTS[:1]).run()
     drafted = {(row.strategy, row.source): row for row in rows}
     assert set(drafted) == {
@@ -193,7 +195,7 @@ def test_every_row_is_run_once_and_has_a_baseline(
     sources: tuple[str, ...], baseline: str, strategy: str, expected: set[tuple[str, str]]
 ) -> None:
     told: list[tuple[int, int]] = []
-    plan = Plan(PROFILE, (strategy,), sources, (0.0,), (2,), 6, baseline=baseline)
+    plan = BenchPlan(PROFILE, (strategy,), sources, (0.0,), (2,), 6, baseline=baseline)
     rows = Grid(plan, PROMPTS[:1], lambda _, done, of: told.append((done, of))).run()
     assert sorted((row.strategy, row.source) for row in rows) == sorted(expected)
     assert [done for done, of in told if of] == list(range(len(rows)))
@@ -245,7 +247,7 @@ def test_progress_counts_every_run(grid: Grid) -> None:
 def test_a_chain_of_three_where_the_profile_has_a_middle_model() -> None:
     (row,) = [
         row
-        for row in Grid(Plan(load("a100-70b"), ("pipespec",), tokens=8), PROMPTS[:1]).run()
+        for row in Grid(BenchPlan(load("a100-70b"), ("pipespec",), tokens=8), PROMPTS[:1]).run()
         if row.strategy == "pipespec"
     ]
     assert row.source == "slm,medium"

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowspec.core.machine import Draft, Part, Pass
-from flowspec.core.messages import Returns
-from flowspec.core.sampling import Sampling
+from flowspec.core.protocol.machine import Draft, Part, Pass
+from flowspec.core.protocol.messages import Returns
+from flowspec.core.run.sampling import Sampling
 from flowspec.errors import ConfigError, StateError
 from flowspec.testbed.hits import HitDrafter, HitStage, Kind, geometric
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from flowspec.cli.profile import profile
+from flowspec.emulation.profiles import load
 from flowspec.errors import ConfigError, ModelError
 from flowspec.model.directory import default_pair, local_path
-from flowspec.testbed.measure import Plan, as_toml, measure
-from flowspec.testbed.profiles import load
+from flowspec.testbed.measure import MeasurementPlan, as_toml, measure
 
 TARGET, DRAFT = default_pair()
-PLAN = Plan(rows=(1, 32), repeats=5, latency_ms=3.0, mbit=50.0)
+PLAN = MeasurementPlan(rows=(1, 32), repeats=5, latency_ms=3.0, mbit=50.0)
 
 
 def test_a_measured_profile_is_read_back_as_it_was(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_a_measured_profile_is_read_back_as_it_was(tmp_path: Path) -> None:
 
 
 def test_the_parts_make_up_the_whole() -> None:
-    found = measure(TARGET, "ngram", Plan(rows=(1,), repeats=9))
+    found = measure(TARGET, "ngram", MeasurementPlan(rows=(1,), repeats=9))
     parts = found.anchors["last_stage_layers"] * found.layer.at(1) + found.head.at(1)
     # Few repeats on a machine that runs other tests too.
     assert parts * 1e3 == pytest.approx(found.anchors["last_stage_ms"], rel=0.5)
@@ -45,7 +45,7 @@ def test_the_parts_make_up_the_whole() -> None:
 
 
 def test_more_rows_cost_more_and_a_layer_is_a_share_of_a_block() -> None:
-    found = measure(TARGET, DRAFT, Plan(rows=(1, 64), repeats=5))
+    found = measure(TARGET, DRAFT, MeasurementPlan(rows=(1, 64), repeats=5))
     assert set(found.drafters) == {"slm"}
     assert found.layer.at(64) > found.layer.at(1) > 0
     assert found.drafters["slm"].at(64) > found.drafters["slm"].at(1)
@@ -109,10 +109,10 @@ def test_wrong_flags_are_refused_before_anything_is_timed(
 @pytest.mark.parametrize(("stages", "draft"), [(13, "ngram"), (0, "ngram"), (4, "/nowhere/draft")])
 def test_what_the_model_rules_out_is_refused(stages: int, draft: str) -> None:
     with pytest.raises(ModelError):
-        measure(TARGET, draft, Plan(rows=(1,), stages=stages, repeats=1))
+        measure(TARGET, draft, MeasurementPlan(rows=(1,), stages=stages, repeats=1))
 
 
 def test_more_rows_than_half_the_context_are_measured_too() -> None:
     assert local_path(TARGET) is not None
-    found = measure(TARGET, "ngram", Plan(rows=(200,), repeats=1))
+    found = measure(TARGET, "ngram", MeasurementPlan(rows=(200,), repeats=1))
     assert found.layer.at(200) > 0

@@ -17,11 +17,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowspec.core.draft import DraftMachine
-from flowspec.core.machine import Draft, DraftDone, Input, Output, Part
-from flowspec.core.messages import Returns, stage_node
-from flowspec.core.sampling import Sampling
-from flowspec.core.stage import StageMachine
+from flowspec.core.job.draft_worker import DraftMachine
+from flowspec.core.protocol.machine import Draft, DraftDone, Input, Output, Part
+from flowspec.core.protocol.messages import Returns, stage_node
+from flowspec.core.run.sampling import Sampling
+from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.sim import Costs, Simulation, unit_costs
 from flowspec.errors import StateError
 from flowspec.model.base import DraftExecutor, RowArray

@@ -12,8 +12,8 @@ import pytest
 
 from flowspec.errors import ConfigError
 from flowspec.testbed import plots
-from flowspec.testbed.plots import Span, Timeline, charts, require, save, sweep, tbt, timeline
-from flowspec.testbed.report import Estimate, Report
+from flowspec.testbed.plots import Interval, Timeline, charts, require, save, sweep, tbt, timeline
+from flowspec.testbed.report import BenchReport, Estimate
 from tests.testbed.test_report import HEADER, row
 from tests.toy import PROMPT, JobSpec, pipeline, submit
 
@@ -25,7 +25,7 @@ ROWS = (
     row("flowspec", 3.0, stages=8),
 )
 SETS = {str(at): "chat" if at % 2 else "code" for at in range(6)}
-REPORT = Report({**HEADER, "prompts": {**HEADER["prompts"], "sets": SETS}}, ROWS)
+REPORT = BenchReport({**HEADER, "prompts": {**HEADER["prompts"], "sets": SETS}}, ROWS)
 MAGIC = {".svg": b"<?xml", ".png": b"\x89PNG"}
 
 
@@ -100,7 +100,7 @@ def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.M
 
 def test_a_timeline_has_every_pass_once_and_no_device_does_two_at_a_time() -> None:
     seen = taken()
-    by_node: dict[str, list[Span]] = {}
+    by_node: dict[str, list[Interval]] = {}
     for span in seen.spans:
         by_node.setdefault(span.node, []).append(span)
     assert set(by_node) == {"d0", "s1", "s2", "s3"}

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from flowspec.errors import ConfigError
 from flowspec.testbed.report import (
+    BenchReport,
     Estimate,
-    Report,
-    Row,
+    ReportRow,
     compare,
     described,
     gaps,
@@ -32,7 +32,7 @@ from flowspec.testbed.simulate import Ran
 VALUES = st.lists(st.floats(0.1, 1e3), min_size=1, max_size=60)
 
 
-def row(strategy: str = "flowspec", speed: float = 2.0, **changes: Any) -> Row:
+def row(strategy: str = "flowspec", speed: float = 2.0, **changes: Any) -> ReportRow:
     speeds = {at: speed + at / 10 for at in range(6)}
     fields: dict[str, Any] = {
         "strategy": strategy,
@@ -59,7 +59,7 @@ def row(strategy: str = "flowspec", speed: float = 2.0, **changes: Any) -> Row:
         "speedup": Estimate(1.5),
         "speedups": dict.fromkeys(range(6), 1.5),
     }
-    return Row(**{**fields, **changes})
+    return ReportRow(**{**fields, **changes})
 
 
 HEADER: dict[str, Any] = {
@@ -85,8 +85,8 @@ HEADER: dict[str, Any] = {
 }
 
 
-def write(file: Path, *rows: Row, **changes: Any) -> Path:
-    file.write_text(Report({**HEADER, **changes}, rows or (row(),)).text())
+def write(file: Path, *rows: ReportRow, **changes: Any) -> Path:
+    file.write_text(BenchReport({**HEADER, **changes}, rows or (row(),)).text())
     return file
 
 
@@ -164,7 +164,7 @@ def test_a_report_comes_back_from_its_file(tmp_path: Path) -> None:
         row("autoregressive", 1.0, source="-", speedup=None, tokens_per_second=None),
         row("auto", source="slm:head", drafts={"slm": 30, "head": 12}),
     )
-    loaded = Report.load(write(tmp_path / "run.json", *rows))
+    loaded = BenchReport.load(write(tmp_path / "run.json", *rows))
     assert loaded.rows == rows
     assert loaded.header == json.loads(json.dumps(HEADER))
 
@@ -174,7 +174,7 @@ def test_a_file_from_before_drafts_were_counted_is_read(tmp_path: Path) -> None:
     content = json.loads(file.read_text())
     del content["rows"][0]["drafts"]
     file.write_text(json.dumps(content))
-    assert Report.load(file).rows == (row(),)
+    assert BenchReport.load(file).rows == (row(),)
 
 
 def chosen(*changes: tuple[int, int], tokens: int) -> Ran:
@@ -197,7 +197,7 @@ def test_a_row_says_how_many_tokens_every_draft_was_used_for() -> None:
 
 def test_drafts_are_named_below_the_table_where_there_was_a_choice() -> None:
     auto = row("auto", source="slm:head", drafts={"slm": 30, "head": 12})
-    lines = markdown(Report(HEADER, (row(), auto, replace(auto, stages=8)))).splitlines()
+    lines = markdown(BenchReport(HEADER, (row(), auto, replace(auto, stages=8)))).splitlines()
     at = lines.index("Tokens after each prompt's first by the draft used:")
     assert lines[at + 1 : at + 5] == [
         "",
@@ -205,7 +205,7 @@ def test_drafts_are_named_below_the_table_where_there_was_a_choice() -> None:
         "- auto with slm:head on 8 stages, T 0, 0.3 ms, 1000 Mbit/s: slm 30, head 12",
         "",
     ]
-    assert "by the draft used" not in markdown(Report(HEADER, (row(),)))
+    assert "by the draft used" not in markdown(BenchReport(HEADER, (row(),)))
     assert dict(described(auto))["tokens by draft"] == "slm 30, head 12"
     assert described(auto)[:-1] == [
         (name, value) for name, value in described(replace(auto, drafts={}))
@@ -213,7 +213,7 @@ def test_drafts_are_named_below_the_table_where_there_was_a_choice() -> None:
 
 
 def test_the_markdown_says_that_it_is_simulated_and_of_what() -> None:
-    text = markdown(Report(HEADER, (row(),)))
+    text = markdown(BenchReport(HEADER, (row(),)))
     assert "## jetson-7b, simulated" in text
     assert "none was measured on such a machine" in text
     assert "a paper" in text
@@ -274,4 +274,4 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path, spoil: Callable[[str]
     file = write(tmp_path / "run.json")
     file.write_text(spoil(file.read_text()))
     with pytest.raises(ConfigError, match=r"run\.json is no file written by"):
-        Report.load(file)
+        BenchReport.load(file)

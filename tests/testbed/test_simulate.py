@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from flowspec.core.draft import DraftMachine
-from flowspec.core.jobs import JobSpec
-from flowspec.core.limits import Limits
-from flowspec.core.machine import Received
-from flowspec.core.messages import SCHEDULER, Envelope, Result, Segment, Submit
-from flowspec.core.profile import Profile
-from flowspec.core.sampling import Sampling
+from flowspec.core.job.draft_worker import DraftMachine
+from flowspec.core.protocol.machine import Received
+from flowspec.core.protocol.messages import SCHEDULER, Answer, Envelope, Segment, Submit
+from flowspec.core.run.limits import Limits
+from flowspec.core.run.sampling import Sampling
+from flowspec.core.run.spec import JobSpec
+from flowspec.emulation.profile import Profile
+from flowspec.emulation.profiles import load
 from flowspec.errors import StateError
 from flowspec.model.base import DraftExecutor
 from flowspec.model.choice import ChoiceDrafter
@@ -20,7 +21,6 @@ from flowspec.model.directory import ModelDirectory, default_pair, open_director
 from flowspec.model.sources import load_sources
 from flowspec.model.toy import ToyDrafter
 from flowspec.strategies import EXACT, build
-from flowspec.testbed.profiles import load
 from flowspec.testbed.simulate import profile_costs, returns_hidden, simulate
 from flowspec.testbed.texts import Text, texts
 from tests.toy import PROMPT, TARGET
@@ -86,7 +86,7 @@ def test_plain_decoding_takes_the_way_around_the_pipeline_for_every_token(
     segment = Segment("j", 1, 1, 1, (1,), (0,), (1,))
     way = hop(profile, "s1", Envelope("d0", 1, replace(segment, tokens=(1,))))
     way += (stages - 1) * hop(profile, "s2", Envelope("s1", 1, segment))
-    way += hop(profile, "d0", Envelope("s4", 1, Result("j", 1, 1, (1,), (1,))))
+    way += hop(profile, "d0", Envelope("s4", 1, Answer("j", 1, 1, (1,), (1,))))
     way += sum(profile.stage_seconds(stage, stages, 1) for stage in range(1, stages + 1))
     (first, _) = ran.committed_at[0]
     (last, count) = ran.committed_at[-1]

@@ -8,9 +8,9 @@ import itertools
 
 import pytest
 
+from flowspec.emulation import profiles
 from flowspec.errors import ConfigError
 from flowspec.strategies import build
-from flowspec.testbed import profiles
 from flowspec.testbed import tables as module
 from flowspec.testbed.tables import names, run
 from flowspec.testbed.tables.contents import Block, Table, load

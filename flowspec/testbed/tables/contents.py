@@ -16,7 +16,7 @@ PLACE = Path(__file__).parent
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PaperRow:
     """A system as its authors ran it: ``strategy`` with ``draft`` (empty: the table's) and
     ``middles`` between.
 
@@ -39,7 +39,7 @@ class Block:
     stages: int
     temperature: float
     oracles: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[PaperRow, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def load(name: str) -> Table:
     table = tomllib.loads((PLACE / f"{name}.toml").read_text())
     blocks = []
     for block in table.pop("blocks"):
-        rows = tuple(Row(**row) for row in block.pop("rows"))
+        rows = tuple(PaperRow(**row) for row in block.pop("rows"))
         blocks.append(Block(rows=rows, oracles=tuple(block.pop("oracles")), **block))
     oracles = {key: _oracle(**oracle) for key, oracle in table.pop("oracles").items()}
     ratios = tuple(

@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from flowspec.core.profile import Profile
-from flowspec.core.sampling import Sampling
+from flowspec.core.run.sampling import Sampling
+from flowspec.emulation import profiles
+from flowspec.emulation.profile import Profile
 from flowspec.errors import ConfigError
 from flowspec.model.base import DraftExecutor, StageExecutor
 from flowspec.model.directory import ModelDirectory, default_pair, open_directory
 from flowspec.strategies import build
-from flowspec.testbed import profiles
 from flowspec.testbed.hits import HitDrafter, HitStage
 from flowspec.testbed.simulate import JOB, Ran, profile_costs, returns_hidden, simulate
-from flowspec.testbed.tables.contents import Block, Oracle, Row, Table
+from flowspec.testbed.tables.contents import Block, Oracle, PaperRow, Table
 from flowspec.testbed.texts import Text, texts
 
 #: Texts of a run at a paper's hit rate.
@@ -41,7 +41,7 @@ class Figure:
     repeated: float
 
 
-def at_hit_rate(table: Table, block: Block, row: Row, oracle: Oracle, count: int) -> Figure:
+def at_hit_rate(table: Table, block: Block, row: PaperRow, oracle: Oracle, count: int) -> Figure:
     """``row`` with models that are right at ``oracle``'s rates, over ``count`` texts.
 
     The texts are arbitrary: only what drafters hit enters. Sampling does not either; a
@@ -85,7 +85,7 @@ def _arbitrary(table: Table, target: ModelDirectory, count: int) -> Iterator[Tex
 def _run(
     text: Text,
     block: Block,
-    row: Row,
+    row: PaperRow,
     draft: str,
     target: ModelDirectory,
     drafter: DraftExecutor,
@@ -134,7 +134,7 @@ class Pair:
         self._middles: dict[str, StageExecutor] = {}
         self._figures: dict[tuple[object, ...], Figure] = {}
 
-    def figure(self, block: Block, row: Row) -> Figure:
+    def figure(self, block: Block, row: PaperRow) -> Figure:
         """``row`` with real drafts and the target's own text."""
         draft = row.draft or self._table.draft
         key = (block.profile, block.stages, block.temperature, row.strategy, draft, row.middles)

@@ -1,0 +1,160 @@
+"""Growing a tree: beam growth in the manner of EAGLE-2, over whatever drafter answers.
+
+A growth is a small iterator driven from outside: ``pending(tree)`` names the nodes whose
+continuations it needs next, the caller has them drafted and calls again, until nothing is
+pending. Expansions stay with the tree, so growing again from a new root drafts only what the old
+growth had not reached. Source: FlowSpec section 3.2 (``algorithms.md`` 2.3), with the tie-safe
+total order.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from flowspec.core.drafting.layered_growth import missing
+from flowspec.core.tree.tree import Tree
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(slots=True)
+class _Base:
+    """Candidate entries in generation order, as columns: T_base of the paper, root excluded.
+
+    An entry is a proposed child (``parent``, ``token``); it has a node only once something needs
+    one.
+    """
+
+    parent: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    token: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    value: Floats = field(default_factory=lambda: np.empty(0, np.float64))
+    score: Floats = field(default_factory=lambda: np.empty(0, np.float64))
+    depth: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+
+    def append(self, other: _Base) -> None:
+        for column in ("parent", "token", "value", "score", "depth"):
+            setattr(self, column, np.concatenate((getattr(self, column), getattr(other, column))))
+
+    def keep(self, mask: npt.NDArray[np.bool_]) -> _Base:
+        return _Base(
+            self.parent[mask],
+            self.token[mask],
+            self.value[mask],
+            self.score[mask],
+            self.depth[mask],
+        )
+
+    def ranked(self) -> Ints:
+        """Indices by (score falling, depth rising, generation rising): every prefix is
+        ancestor-closed.
+        """
+        return np.lexsort((np.arange(self.score.size), self.depth, -self.score))
+
+
+class BeamGrowth:
+    """Breadth-first beam: the best ``width`` nodes of the last layer get ``width`` children each.
+
+    ``loops`` further layers follow the first, so the base holds up to ``width + loops * width**2``
+    entries of depth up to ``loops + 1``.
+    """
+
+    def __init__(self, tree: Tree, width: int, loops: int) -> None:
+        self.width = width
+        self._layers_left = loops + 1
+        self._base = _Base()
+        self._beam: list[int] = [tree.root]
+
+    def pending(self, tree: Tree) -> tuple[int, ...]:
+        """Nodes to draft before the growth can go on; empty when it is grown."""
+        while self._layers_left:
+            wanted = missing(tree, self._beam)
+            if wanted:
+                return wanted
+            self._add_layer(tree)
+        return ()
+
+    def _add_layer(self, tree: Tree) -> None:
+        layer = _children(tree, self._beam, self.width)
+        self._base.append(layer)
+        self._layers_left -= 1
+        if self._layers_left:
+            best = np.lexsort((np.arange(layer.score.size), -layer.score))[: self.width]
+            self._beam = _materialise(tree, layer, np.sort(best))
+            if not self._beam:
+                self._layers_left = 0
+
+    def extend(self, tree: Tree, layers: int) -> None:
+        """Ask for ``layers`` more layers below the last one (score-aware expansion)."""
+        if self._base.parent.size and not self._layers_left:
+            depth = self._base.depth.max(initial=0)
+            last = self._base.keep(self._base.depth == depth)
+            best = np.lexsort((np.arange(last.score.size), -last.score))[: self.width]
+            self._beam = _materialise(tree, last, np.sort(best))
+            self._layers_left = layers if self._beam else 0
+
+    def rebase(self, tree: Tree) -> None:
+        """Forget entries that are no longer below the tree's root."""
+        if self._base.parent.size:
+            self._base = self._base.keep(
+                np.isin(self._base.parent, np.fromiter(tree.nodes, np.int64))
+            )
+        self._beam = [node for node in self._beam if node in tree]
+
+    def best(
+        self, tree: Tree, count: int, *, by_score: bool = True, unselected: bool = False
+    ) -> list[int]:
+        """The ``count`` best entries as nodes, root excluded.
+
+        The cut is always by score. The answer is in that order too, or in generation order with
+        ``by_score`` False. With ``unselected`` entries already in T do not count towards ``count``.
+        """
+        ranked = self._base.ranked()
+        if unselected:
+            fresh = (entry for entry in ranked.tolist() if not self._is_selected(tree, entry))
+            ranked = np.fromiter(itertools.islice(fresh, count), np.int64)
+        chosen = ranked[:count]
+        return _materialise(tree, self._base, chosen if by_score else np.sort(chosen))
+
+    def _is_selected(self, tree: Tree, entry: int) -> bool:
+        child = tree.child(int(self._base.parent[entry]), int(self._base.token[entry]))
+        return child is not None and tree[child].selected
+
+
+def _children(tree: Tree, parents: list[int], width: int) -> _Base:
+    layer: list[tuple[int, int, float, float, int]] = []
+    for parent in parents:
+        node = tree[parent]
+        if node.expansion is None:
+            continue
+        for token, value in zip(
+            node.expansion.tokens[:width], node.expansion.values[:width], strict=True
+        ):
+            layer.append((parent, token, value, node.score + value, node.depth + 1))
+    if not layer:
+        return _Base()
+    parent_ids, tokens, values, scores, depths = zip(*layer, strict=True)
+    return _Base(
+        np.array(parent_ids, np.int64),
+        np.array(tokens, np.int64),
+        np.array(values, np.float64),
+        np.array(scores, np.float64),
+        np.array(depths, np.int64),
+    )
+
+
+def _materialise(tree: Tree, base: _Base, entries: Ints) -> list[int]:
+    """Nodes for ``entries``, in their order; parents exist because they were in an earlier beam."""
+    return [
+        tree.add(parent, token, value)
+        for parent, token, value in zip(
+            base.parent[entries].tolist(),
+            base.token[entries].tolist(),
+            base.value[entries].tolist(),
+            strict=True,
+        )
+    ]

@@ -1,0 +1,17 @@
+"""A segment's round trip through the pipeline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTrip:
+    """``rows`` were sent, and ``seconds`` later their answer was here.
+
+    ``alone``: no other segment of the job was in flight when it was sent.
+    """
+
+    rows: int
+    seconds: float
+    alone: bool

@@ -1,0 +1,171 @@
+"""A job as it is submitted: flat text fields, checked once and turned into a spec."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from flowspec.core.run.sampling import Sampling
+from flowspec.errors import JobError
+
+DEFAULT_STRATEGY = "flowspec"
+DEFAULT_MAX_NEW_TOKENS = 128
+#: Longest prompt accepted, as text or as a list of ids, in bytes of UTF-8.
+MAX_PROMPT_BYTES = 1 << 20
+#: Longest value of any other field, in bytes of UTF-8.
+MAX_FIELD_BYTES = 1 << 10
+#: Most tokens a job may ask for; the model's context usually ends it earlier.
+MAX_NEW_TOKENS = 1 << 20
+
+#: A submission with this one field is no job: it cancels the job it names.
+CANCEL = "cancel"
+
+FIELDS = (
+    "prompt",
+    "prompt_ids",
+    "max_new_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "seed",
+    "strategy",
+    "idempotency_key",
+    "raw",
+    "record",
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """What a job asks for. Exactly one of ``prompt`` and ``prompt_ids`` is set.
+
+    ``raw``: do not apply the tokenizer's chat template. ``record``: keep a recording of the run.
+    Generation ends at ``max_new_tokens``, at the end-of-sequence token or where the context is
+    full.
+    """
+
+    prompt: str | None = None
+    prompt_ids: tuple[int, ...] | None = None
+    max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS
+    sampling: Sampling = Sampling()
+    strategy: str = DEFAULT_STRATEGY
+    idempotency_key: str = ""
+    raw: bool = False
+    record: bool = False
+
+    def __post_init__(self) -> None:
+        if self.prompt is None and self.prompt_ids is None:
+            raise JobError(
+                "the job has no prompt; give it either 'prompt' or 'prompt_ids': a text, or a "
+                "list of ids like [1, 2]"
+            )
+        if self.prompt is not None and self.prompt_ids is not None:
+            raise JobError(
+                "the job has 'prompt' and 'prompt_ids'; leave out one of them: it takes not both"
+            )
+        if self.prompt is not None and not self.prompt.strip():
+            raise JobError(
+                "the prompt is empty; give it at least one character that is not a space"
+            )
+        for name, text in (
+            ("prompt", self.prompt),
+            ("strategy", self.strategy),
+            ("idempotency_key", self.idempotency_key),
+        ):
+            _check_text(name, text or "")
+        if self.prompt_ids is not None and (not self.prompt_ids or min(self.prompt_ids) < 0):
+            raise JobError("prompt_ids must be a list of at least one token id, none negative")
+        if not 1 <= self.max_new_tokens <= MAX_NEW_TOKENS:
+            raise JobError(
+                f"max_new_tokens is {self.max_new_tokens}; expected 1 to {MAX_NEW_TOKENS}"
+            )
+
+    def fields(self) -> dict[str, str]:
+        """The flat form, as ``XADD`` takes it; defaults are left out."""
+        sampling = self.sampling
+        plain = Sampling()
+        values: dict[str, object] = {
+            "prompt": self.prompt,
+            "prompt_ids": json.dumps(list(self.prompt_ids))
+            if self.prompt_ids is not None
+            else None,
+            "max_new_tokens": self.max_new_tokens,
+            "temperature": sampling.temperature
+            if sampling.temperature != plain.temperature
+            else None,
+            "top_k": sampling.top_k or None,
+            "top_p": sampling.top_p if sampling.top_p != plain.top_p else None,
+            "seed": sampling.seed or None,
+            "strategy": self.strategy,
+            "idempotency_key": self.idempotency_key or None,
+            "raw": 1 if self.raw else None,
+            "record": 1 if self.record else None,
+        }
+        return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def parse(fields: Mapping[str, str]) -> JobSpec:
+    """The spec of flat ``fields``; JobError names the first thing that is wrong with them."""
+    unknown = sorted(set(fields) - set(FIELDS))
+    if unknown:
+        raise JobError(f"unknown job field {unknown[0][:60]!r}; the fields are {', '.join(FIELDS)}")
+    for name, text in fields.items():
+        _check_text(name, text)
+    return JobSpec(
+        prompt=fields.get("prompt"),
+        prompt_ids=_read(fields, "prompt_ids", _ids, "a list of token ids like [1, 2, 3]", None),
+        max_new_tokens=_read(
+            fields, "max_new_tokens", int, "a whole number", DEFAULT_MAX_NEW_TOKENS
+        ),
+        sampling=Sampling(
+            temperature=_read(fields, "temperature", float, "a number", 0.0),
+            top_k=_read(fields, "top_k", int, "a whole number", 0),
+            top_p=_read(fields, "top_p", float, "a number", 1.0),
+            seed=_read(fields, "seed", int, "a whole number", 0),
+        ),
+        strategy=fields.get("strategy", DEFAULT_STRATEGY),
+        idempotency_key=fields.get("idempotency_key", ""),
+        raw=_read(fields, "raw", _flag, "0 or 1", False),
+        record=_read(fields, "record", _flag, "0 or 1", False),
+    )
+
+
+def _check_text(name: str, text: str) -> None:
+    most = MAX_PROMPT_BYTES if name in ("prompt", "prompt_ids") else MAX_FIELD_BYTES
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise JobError(
+            f"{name} is not valid Unicode text: it holds half of a surrogate pair"
+        ) from None
+    if size > most:
+        raise JobError(f"{name} is longer than {most} bytes: it has {size}")
+
+
+def _read(
+    fields: Mapping[str, str], name: str, kind: Callable[[str], T], expected: str, default: T
+) -> T:
+    text = fields.get(name)
+    if text is None:
+        return default
+    try:
+        return kind(text)
+    except (ValueError, OverflowError, RecursionError):
+        raise JobError(f"{name} is {text[:60]!r}; expected {expected}") from None
+
+
+def _ids(text: str) -> tuple[int, ...] | None:
+    ids = json.loads(text)
+    if not isinstance(ids, list) or not all(type(token) is int for token in ids):
+        raise ValueError
+    return tuple(ids)
+
+
+def _flag(text: str) -> bool:
+    if text.lower() not in {"0", "1", "false", "true"}:
+        raise ValueError
+    return text.lower() in {"1", "true"}

@@ -1,0 +1,111 @@
+"""The profiles that come along, one table each, and how any profile is read."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flowspec.emulation.profile import LinkShape, Profile, Times
+from flowspec.errors import ConfigError
+
+_PLACE = Path(__file__).parent
+_MEGABIT = 1e6 / 8
+_KEYS = {
+    "": {"base", "summary", "source", "stages", "target", "drafters", "middles", "link", "anchors"},
+    "target": {"layers", "hidden", "value_bytes", "layer_ms", "head_ms"},
+    "link": {"latency_ms", "mbit"},
+}
+
+
+def names() -> list[str]:
+    """The profiles that come along."""
+    return sorted(path.stem for path in _PLACE.glob("*.toml"))
+
+
+def load(name: str) -> Profile:
+    """The profile called ``name``, or the one in the file of that path.
+
+    A file with ``base`` takes from the profile of that name every table it does not have itself,
+    except anchors. ConfigError for an unknown name, or a file that is no profile: it says what
+    was expected where.
+    """
+    path = Path(name) if name.endswith(".toml") else _PLACE / f"{name}.toml"
+    if not path.is_file():
+        raise ConfigError(
+            f"there is no profile {name!r}; expected a .toml file or one of: {', '.join(names())}"
+        )
+    try:
+        return _profile(path.stem, _table(path))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"profile {path} is no TOML: {error}") from None
+    except KeyError as error:
+        raise ConfigError(
+            f"profile {path} lacks the entry {error}; compare one that comes along"
+        ) from None
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(
+            f"profile {path} has a value of the wrong kind: {error}; compare a packaged one"
+        ) from None
+    except ConfigError as error:
+        raise ConfigError(f"profile {path}: {error}") from None
+
+
+def _table(path: Path) -> Mapping[str, Any]:
+    own = tomllib.loads(path.read_text())
+    if "base" not in own:
+        return own
+    if own["base"] not in names() or path == _PLACE / f"{own['base']}.toml":
+        raise ConfigError(f"its base is {own['base']!r}; expected one of: {', '.join(names())}")
+    base = {
+        key: value
+        for key, value in _table(_PLACE / f"{own['base']}.toml").items()
+        if key != "anchors"
+    }
+    return {**base, **own}
+
+
+def _profile(name: str, table: Mapping[str, Any]) -> Profile:
+    for part, known in _KEYS.items():
+        unknown = set(table[part] if part else table) - known
+        if unknown:
+            raise ConfigError(
+                f"unknown entry {min(unknown)!r}; expected: {', '.join(sorted(known))}"
+            )
+    target = table["target"]
+    link = table["link"]
+    return Profile(
+        name,
+        table["summary"],
+        table["source"],
+        int(target["layers"]),
+        int(target["hidden"]),
+        int(target["value_bytes"]),
+        _times("target.layer_ms", target["layer_ms"]),
+        _times("target.head_ms", target["head_ms"]),
+        {
+            source: _times(f"drafters.{source}", points)
+            for source, points in table["drafters"].items()
+        },
+        LinkShape(float(link["latency_ms"]) / 1e3, float(link["mbit"]) * _MEGABIT),
+        tuple(map(int, table["stages"])),
+        tuple(
+            _times(f"middles.{model}", points) for model, points in table.get("middles", {}).items()
+        ),
+        {key: float(value) for key, value in table.get("anchors", {}).items()},
+    )
+
+
+def _times(place: str, points: Mapping[str, float]) -> Times:
+    """A table of milliseconds by rows, like ``{1 = 2.0, 16 = 2.2}``; ConfigError names its
+    ``place`` in the file.
+    """
+    try:
+        return Times(tuple(sorted((int(rows), float(ms) / 1e3) for rows, ms in points.items())))
+    except (ConfigError, TypeError, ValueError, AttributeError):
+        raise ConfigError(
+            f"{place} is {str(points)[:200]}; expected milliseconds by rows, with items like 1 = "
+            "2.0, 16 = 2.2: "
+            "rows from 1 on, times above 0 that never fall as rows rise"
+        ) from None

@@ -1,0 +1,87 @@
+"""What an emulated pipeline pretends to be, and its nominal clock."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flowspec.core.protocol.machine import Work
+from flowspec.emulation.profile import LinkShape, Profile, Times
+from flowspec.errors import ConfigError
+
+#: Entry of a pipeline's record that says it is emulated, and as what.
+EMULATED = "emulated"
+#: How long after its nominal time an event is held for inputs on their way, wall seconds.
+GUARD_SECONDS = 0.0005
+
+
+@dataclass(frozen=True, slots=True)
+class Emulation:
+    """The devices and links of ``profile`` as a pipeline of ``stages`` that drafts with ``source``.
+
+    Nominal time t is wall time ``began + stretch * t`` (monotonic clock of one machine,
+    seconds). Software is charged its CPU seconds, and ``hop`` seconds a write, what a bare
+    message through the broker takes beyond the CPU time of its ends; ``free_software``: neither.
+    """
+
+    profile: Profile
+    stages: int
+    source: str
+    stretch: float = 1.0
+    free_software: bool = False
+    hop: float = 0.0
+    guard: float = GUARD_SECONDS
+    began: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 1.0 <= self.stretch <= 1e4:
+            raise ConfigError(f"stretch is {self.stretch}; expected 1 to 10000")
+        self.profile.check_source(self.source)
+
+    def wall(self, nominal: float) -> float:
+        """The wall time at which what happens at ``nominal`` may be done."""
+        return self.began + self.stretch * nominal + self.guard
+
+    def nominal(self, wall: float) -> float:
+        """The nominal time of ``wall``, without the guard."""
+        return (wall - self.began) / self.stretch
+
+    def work_seconds(self, node: str, work: Work) -> float:
+        """Nominal seconds of ``work`` at ``node``."""
+        return self.profile.work_seconds(node, work, self.stages, self.source)
+
+    def text(self) -> str:
+        """JSON, as a pipeline's record holds it."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def read(cls, text: str) -> Emulation:
+        """The inverse of ``text``; ConfigError for anything else."""
+        try:
+            fields = json.loads(text)
+            return cls(**{**fields, "profile": _profile(fields["profile"])})
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ConfigError(
+                f"an emulated pipeline is described by {text[:60]!r}: {error}"
+            ) from None
+
+
+def _profile(fields: Mapping[str, Any]) -> Profile:
+    return Profile(
+        **{
+            **fields,
+            "layer": _times(fields["layer"]),
+            "head": _times(fields["head"]),
+            "drafters": {name: _times(times) for name, times in fields["drafters"].items()},
+            "link": LinkShape(**fields["link"]),
+            "stages": tuple(fields["stages"]),
+            "middles": tuple(_times(times) for times in fields["middles"]),
+        }
+    )
+
+
+def _times(fields: Mapping[str, Any]) -> Times:
+    return Times(tuple((int(rows), float(seconds)) for rows, seconds in fields["points"]))

@@ -1,0 +1,1 @@
+"""Strategy ``auto``: best-first growth, segment sizing, drafter bandit, cost history."""

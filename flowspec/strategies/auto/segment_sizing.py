@@ -1,0 +1,138 @@
+"""How many rows a segment has, how long it is drafted for, and how many segments are in flight.
+
+A row is worth the tokens it is expected to commit. A segment of w rows occupies the pipeline's
+slowest part, a stage or a link, for t(w) seconds, in which the job makes ``rate * t(w)`` tokens at
+its present rate. So rows are added, best first, while they add more expected tokens than
+``DELAY_FACTOR`` times that: where rows are free a segment is wide, where a link is slow or a second
+row costs four times the first it is narrow, and where the tree is uncertain its rows are worth
+little. The values of all rows sent add up to the text, so the choice with the largest gain each
+time makes the most tokens per second.
+
+The rate is the job's own, and at first that of the job before (``cost_history``).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from statistics import median
+
+from flowspec.core.job.round_trip import RoundTrip
+from flowspec.core.protocol.messages import Answer
+from flowspec.core.tree.segments import prefill_chunks
+from flowspec.strategies.auto.cost_history import CostHistory
+
+#: Most rows of a segment.
+MOST_ROWS = 128
+#: Rows that may be tried once a pass over one row has been measured.
+FIRST_ROWS = 8
+#: A segment has at most so many times the rows of the widest pass measured, the prompt's included.
+WIDENING = 2
+#: Seconds of the job that a second of the slowest part costs: a segment delays all stages, one
+#: behind the other, and after a miss nothing is in flight to fill them.
+DELAY_FACTOR = 3.0
+#: Tokens that the rate of the job before counts for.
+PRIOR_TOKENS = 8
+#: Most passes of the drafter that a free slot waits for.
+MOST_PASSES = 8
+#: Segments whose size the drafter's time is planned for.
+RECENT_SEGMENTS = 16
+#: Most changes of size that are written down.
+MOST_DECISIONS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Sizing:
+    """At most ``rows`` rows in a segment, drafted in at most ``passes`` passes, and at most
+    ``in_flight`` segments in flight.
+    """
+
+    rows: int
+    passes: int
+    in_flight: int
+
+
+class SegmentSizer:
+    """One job's sizes on a pipeline of ``stages`` stages.
+
+    ``rows``: the fixed rows of a segment; 0: chosen by price.
+    """
+
+    def __init__(self, stages: int, history: CostHistory, rows: int = 0) -> None:
+        self._stages = stages
+        self._history = history
+        self.fixed_rows = rows
+        self._rate_before = self._rate = history.rate
+        # The prompt's round trip and slowest pass, until a single row has made the same one.
+        self._prompt: tuple[RoundTrip, float] | None = None
+        self._recent: deque[int] = deque(maxlen=RECENT_SEGMENTS)
+        self._segments = 0
+        #: (segments before, rows at most, a power of two) at every change of size.
+        self.decisions: list[tuple[int, int]] = []
+
+    def prefilled(self, trip: RoundTrip, slowest: float) -> None:
+        """The prompt made ``trip``; the slowest pass over its last chunk took ``slowest`` s."""
+        if slowest > 0:
+            self._history.passes.note(len(prefill_chunks(trip.rows)[-1]), slowest)
+            self._prompt = (trip, slowest)
+
+    def observe(self, answer: Answer, trip: RoundTrip, *, tokens: int, seconds: float) -> None:
+        """Learn from an answer. Before it ``tokens`` tokens after the first took ``seconds``."""
+        history = self._history
+        was_pruned = 2 * len(answer.ids) < trip.rows
+        if answer.seconds > 0 and not was_pruned:
+            history.passes.note(trip.rows, answer.seconds)
+        if self._prompt and trip.alone and trip.rows == 1:
+            history.note_prompt(*self._prompt, trip, self._stages)
+            self._prompt = None
+        single = history.passes.single
+        before = self._rate_before or (1 / (self._stages * single) if single else 0.0)
+        if not seconds:
+            self._rate = before
+            return
+        if before:
+            self._rate = (tokens + PRIOR_TOKENS) / (seconds + PRIOR_TOKENS / before)
+        else:
+            self._rate = tokens / seconds
+        history.rate = self._rate
+
+    def sizing(self, bandwidth_delay: int, draft_pass_seconds: float) -> Sizing:
+        """What holds now.
+
+        ``bandwidth_delay``: segments that hide the round trip; 0: unknown. ``draft_pass_seconds``:
+        seconds of a pass of the drafter.
+        """
+        step = self._seconds(int(median(self._recent))) if self._recent else 0.0
+        passes = int(step / draft_pass_seconds) if step and draft_pass_seconds else 2
+        return Sizing(
+            self._most_rows(),
+            max(1, min(MOST_PASSES, passes)),
+            max(self._stages, bandwidth_delay - 2),
+        )
+
+    def price(self, rows: int) -> float:
+        """Expected tokens that a segment of ``rows`` rows has to add."""
+        return DELAY_FACTOR * self._rate * self._seconds(rows)
+
+    def chose(self, rows: int) -> None:
+        """A segment of ``rows`` rows was cut."""
+        size = 1 << (rows - 1).bit_length()
+        changed = not self.decisions or self.decisions[-1][1] != size
+        if changed and len(self.decisions) < MOST_DECISIONS:
+            self.decisions.append((self._segments, size))
+        self._segments += 1
+        self._recent.append(rows)
+
+    def _most_rows(self) -> int:
+        """Rows to choose among; one until a pass over one row has been measured."""
+        passes = self._history.passes
+        if self.fixed_rows:
+            return self.fixed_rows
+        if not passes.single:
+            return 1
+        return min(MOST_ROWS, max(FIRST_ROWS, WIDENING * passes.widest))
+
+    def _seconds(self, rows: int) -> float:
+        """t(w): of the slowest stage, or of a link where that takes longer."""
+        history = self._history
+        return max(history.passes.at(rows), rows * history.row_seconds)

@@ -1,0 +1,221 @@
+"""A session's dealings with the drafter: lag, growth, and what a verdict leaves of them."""
+
+from __future__ import annotations
+
+from flowspec.core.drafting.beam_growth import BeamGrowth
+from flowspec.core.drafting.drafter_cache import CATCH_UP_ROWS
+from flowspec.core.drafting.drafting import Drafting
+from flowspec.core.protocol.machine import Draft, DraftDone
+from flowspec.core.tree.tree import Expansion, Node, Tree
+from flowspec.strategies.base import Grown
+
+WIDTH = 2
+
+
+def planted(length: int) -> Tree:
+    tree = Tree(length)
+    tree.plant(50, length, length - 1)
+    return tree
+
+
+def growth(tree: Tree, loops: int) -> Grown:
+    base = BeamGrowth(tree, WIDTH, loops)
+    return Grown(
+        base, lambda tree: [[node for node in base.best(tree, 99) if not tree[node].selected]]
+    )
+
+
+def nodes(*entries: tuple[int, int]) -> list[Node]:
+    """Accepted nodes of (id, token); the drafter looks at nothing else of them."""
+    return [Node(node, node - 1, token, node, 0.0, 0.0, 0) for node, token in entries]
+
+
+def answer(work: Draft) -> DraftDone:
+    """Tokens 1 and 2 below every node, the first one likelier."""
+    rows = len(work.part.answers)
+    return DraftDone(((1, 2),) * rows, ((-0.1, -1.0),) * rows)
+
+
+def work(drafting: Drafting, tree: Tree) -> Draft:
+    found = drafting.next_work(tree)
+    assert found is not None
+    return found
+
+
+def test_a_long_prompt_is_fed_in_parts_before_anything_is_asked() -> None:
+    length = CATCH_UP_ROWS + 10
+    drafting = Drafting("j", 1, tuple(range(length)), WIDTH)
+    tree = planted(length)
+    drafting.commit(nodes((length - 1, 0)), tree.root, tree)
+    drafting.begin(growth(tree, 1), idle=False)
+    assert drafting.wants(tree)
+    first = work(drafting, tree)
+    assert (len(first.part.ids), first.part.answers) == (CATCH_UP_ROWS, ())
+    drafting.done(answer(first), tree)
+    second = work(drafting, tree)
+    assert second.part.ids == (*range(CATCH_UP_ROWS, length), tree.root)
+    assert second.part.answers == (10,)
+    assert (second.part.context, second.part.held) == (CATCH_UP_ROWS, CATCH_UP_ROWS)
+    assert second.part.positions[-1] == length
+
+
+def test_accepted_leaves_it_never_ran_lead_the_next_pass() -> None:
+    drafting = Drafting("j", 1, (7, 8), WIDTH)
+    tree = planted(2)
+    drafting.commit(nodes((1, 8)), tree.root, tree)
+    drafting.begin(growth(tree, 0), idle=False)
+    assert drafting.wants(tree)
+    drafting.done(answer(work(drafting, tree)), tree)
+    assert not drafting.wants(tree)
+    (segment,) = drafting.collect(tree)
+    leaf = segment[0]
+    path = [(tree.root, 50), (leaf, tree[leaf].token)]
+    root = tree.plant(60, 4, leaf)
+    drafting.commit(nodes(*path), root, tree)
+    drafting.begin(growth(tree, 0), idle=False)
+    drafting.wants(tree)
+    part = work(drafting, tree).part
+    assert part.ids == (leaf, root)
+    assert part.tokens == (1, 60)
+    assert (part.context, part.held, part.answers) == (3, 3, (1,))
+
+
+def test_a_growth_overtaken_by_a_verdict_gives_what_it_has_below_the_new_root() -> None:
+    drafting = Drafting("j", 1, (7, 8), WIDTH)
+    tree = planted(2)
+    drafting.commit(nodes((1, 8)), tree.root, tree)
+    drafting.begin(growth(tree, 3), idle=False)
+    for _ in range(2):  # of four layers
+        assert drafting.wants(tree)
+        drafting.done(answer(work(drafting, tree)), tree)
+    assert drafting.wants(tree)
+    assert drafting.continuing
+    child = tree.child(tree.root, 1)
+    assert child is not None
+    path = [(tree.root, 50)]
+    tree.select([child])
+    tree.advance(child)
+    drafting.commit(nodes(*path), child, tree)
+    (segment,) = drafting.harvest(tree)
+    assert segment
+    assert all(tree[node].parent == child for node in segment)
+    assert not drafting.growing
+    assert drafting.harvest(tree) == []
+
+
+def test_proposals_for_pruned_nodes_are_forgotten() -> None:
+    drafting = Drafting("j", 1, (7, 8), WIDTH)
+    tree = planted(2)
+    old = tree.root
+    drafting.commit(nodes((1, 8)), old, tree)
+    drafting.begin(growth(tree, 1), idle=False)
+    drafting.wants(tree)
+    running = work(drafting, tree)
+    assert not drafting.has_work, "one pass at a time"
+    root = tree.plant(9, 3, old)
+    drafting.commit(nodes((old, 50)), root, tree)
+    drafting.begin(growth(tree, 1), idle=False)
+    drafting.wants(tree)
+    drafting.done(answer(running), tree)
+    assert tree[root].expansion is None
+    assert work(drafting, tree).part.ids == (root,), (
+        "the old root's row was computed, and is context now"
+    )
+
+
+def test_without_a_drafter_there_is_never_work() -> None:
+    drafting = Drafting("j", 1, (7, 8), 0)
+    tree = planted(2)
+    drafting.commit(nodes((1, 8)), 2, tree)
+    drafting.commit(nodes((2, 9)), 3, tree)
+    assert not drafting.has_work
+
+
+def test_what_a_wanted_node_hangs_from_is_fed_before_it() -> None:
+    """A node another model added was never run by this drafter."""
+    drafting = Drafting("j", 1, (7, 8), WIDTH)
+    tree = planted(2)
+    drafting.commit(nodes((1, 8)), tree.root, tree)
+    tip = tree.add(tree.add(tree.root, 5, -0.1), 6, -0.1)
+
+    class Tip:
+        def pending(self, tree: Tree) -> tuple[int, ...]:
+            return (tip,) if tree[tip].expansion is None else ()
+
+        def segments(self, tree: Tree) -> list[list[int]]:
+            return []
+
+        def rebase(self, tree: Tree) -> None:
+            raise AssertionError("nothing moved")
+
+    drafting.begin(Tip(), idle=True)
+    assert drafting.wants(tree)
+    asked = work(drafting, tree)
+    assert asked.part.ids == (0, 1, tree.root, tip - 1, tip)
+    assert asked.parents == (-1, 0, 1, tree.root, tip - 1)
+    assert asked.part.parents == (-1, 0, 1, 2, 3)
+
+
+def test_a_refreshed_drafter_runs_accepted_rows_again_and_forgets_the_tree() -> None:
+    drafting = Drafting("j", 1, (7, 8), WIDTH, refreshed=(True,))
+    tree = planted(2)
+    assert not drafting.has_work, "the prompt's hidden rows come with the first verdict"
+    drafting.commit(nodes((1, 8)), tree.root, tree)
+    drafting.begin(growth(tree, 0), idle=False)
+    assert drafting.wants(tree)
+    first = work(drafting, tree)
+    assert first.part.ids == (0, 1, tree.root)
+    drafting.done(answer(first), tree)
+    old = tree.root
+    child = tree.add(tree.root, 1, -0.1)
+    tree.select([child])
+    tree.advance(child)
+    drafting.commit(nodes((old, 50)), child, tree)
+    drafting.begin(growth(tree, 0), idle=False)
+    assert drafting.wants(tree)
+    again = work(drafting, tree)
+    assert again.part.ids == (old, child)
+    assert (again.part.context, again.part.held) == (2, 2)
+
+
+def test_a_pass_overtaken_by_a_refresh_counts_for_nothing() -> None:
+    drafting = Drafting("j", 1, (7, 8), WIDTH, refreshed=(True,))
+    tree = planted(2)
+    drafting.commit(nodes((1, 8)), tree.root, tree)
+    child = tree.add(tree.root, 1, -0.1)
+    tree.select([child])
+    old = tree.root
+    tree.expand(old, answer_of(2))
+    drafting.begin(growth(tree, 1), idle=False)
+    assert drafting.wants(tree)
+    running = work(drafting, tree)
+    assert child in running.part.ids
+    tree.advance(child)
+    drafting.commit(nodes((old, 50)), child, tree)
+    drafting.done(answer(running), tree)
+    assert tree[child].expansion is None
+
+
+def answer_of(width: int) -> Expansion:
+    return Expansion(tuple(range(1, width + 1)), tuple(-0.1 * at for at in range(1, width + 1)))
+
+
+def test_a_pass_takes_what_passes_of_the_drafter_at_work_took() -> None:
+    drafting = Drafting("j", 1, (7, 8), WIDTH, refreshed=(False, False))
+    tree = planted(2)
+    drafting.commit(nodes((1, 8)), tree.root, tree)
+    for drafter, took in ((0, 0.25), (1, 2.0), (0, 0.75)):
+        drafting.begin(growth(tree, 0), idle=False, drafter=drafter)
+        tree[tree.root].expansion = None
+        assert drafting.wants(tree)
+        asked = work(drafting, tree)
+        assert asked.drafter == drafter
+        drafting.done(answer(asked), tree, took)
+        old = tree.root
+        child = tree.add(tree.root, 1, -0.1)
+        tree.select([child])
+        tree.advance(child)
+        drafting.commit(nodes((old, 50)), child, tree)
+    assert drafting.pass_seconds == 0.5
+    drafting.begin(None, idle=False, drafter=1)
+    assert drafting.pass_seconds == 2.0

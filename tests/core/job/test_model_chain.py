@@ -1,0 +1,136 @@
+"""Middle models that lag: whatever they miss, they are told in an order they can follow, and catch
+up.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowspec.core.job.model_chain import ModelChain
+from flowspec.core.job.outbox import Outbox
+from flowspec.core.job.strategy import Strategy, View
+from flowspec.core.protocol.machine import Send
+from flowspec.core.protocol.messages import Answer, Prune, Segment
+from flowspec.core.tree.slots import SlotTable
+from flowspec.core.tree.tree import Tree
+
+PROMPT = (7, 8, 9)
+
+
+class Eager(Strategy):
+    """Every model verifies its own text to the end, whenever it is free."""
+
+    def feed(self, view: View, model: int, tip: int) -> int | None:
+        return tip
+
+
+class Rig:
+    """One middle model of ``rows`` tree rows at most, and a target that says 100 + position;
+    ``agrees`` tells by position where the middle model says so too.
+    """
+
+    def __init__(self, rows: int, agrees: list[bool]) -> None:
+        self.rows = rows
+        self.agrees = agrees
+        self.out = Outbox("j", 1, 1)
+        self.links = ModelChain("j", 1, PROMPT, 1, rows, self.out)
+        self.tree = Tree(len(PROMPT) - 1)
+        self.tree.plant(PROMPT[-1], len(PROMPT) - 1, len(PROMPT) - 2)
+        self.planted = False
+        self.slots = SlotTable(len(PROMPT))
+        self.slots.plan((0, 1, 2), (-1, 0, 1), 2)
+        self.offset = len(PROMPT) - 1
+        self.waiting: Answer | None = self.choose(((2, 2),))
+
+    def choose(self, rows: tuple[tuple[int, int], ...]) -> Answer:
+        """The middle model's answer for ``rows``, ids and positions."""
+        positions = [position for _, position in rows]
+        tokens = (100 + p + 1 if self.agrees[p % len(self.agrees)] else 50 for p in positions)
+        return Answer("j", 1, 0, tuple(node for node, _ in rows), tuple(tokens))
+
+    @property
+    def view(self) -> View:
+        return View(self.tree, 0, 0, planted=self.planted)
+
+    def commit(self, count: int) -> None:
+        """The target goes on by ``count`` tokens, along the tree as far as that has them."""
+        for _ in range(count):
+            root = self.tree[self.tree.root]
+            token = 100 + root.position + 1
+            child = self.tree.child(root.id, token)
+            if child is None:
+                self.tree.plant(token, root.position + 1, root.id)
+            else:
+                self.tree.advance(child)
+            self.planted = True
+            self.links.commit([root], self.tree)
+        self.feed()
+
+    def land(self) -> None:
+        """The middle model's answer arrives, if one is on its way."""
+        if self.waiting is not None:
+            answer = self.waiting
+            self.waiting = None
+            self.links.land(1, answer, self.view)
+            self.feed()
+
+    def feed(self) -> None:
+        self.links.feed(Eager(), self.view)
+        for output in self.out.take():
+            assert isinstance(output, Send)
+            self.receive(output.envelope.message)
+
+    def receive(self, message: object) -> None:
+        """As a stage takes it: accepted rows are held, rows to compute are live and have room."""
+        if isinstance(message, Prune):
+            assert message.offset == self.offset
+            assert set(message.accepted) <= set(self.slots.live)
+            self.slots.prune(message.accepted, message.root)
+            self.offset += len(message.accepted)
+            assert set(self.slots.live) == set(message.retained)
+        else:
+            assert isinstance(message, Segment)
+            assert message.ids
+            for node, parent in zip(message.ids, message.parents, strict=True):
+                assert self.slots.is_live(node, parent)
+                self.slots.plan((node,), (parent,))
+            assert len(self.slots.live) <= self.rows
+            assert self.waiting is None, "one at a time"
+            self.waiting = self.choose(tuple(zip(message.ids, message.positions, strict=True)))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4, 5, 40])
+@pytest.mark.parametrize("behind", [1, 3, 4, 5, 30])
+def test_a_model_far_behind_catches_up_in_as_many_rows_as_it_has_room_for(
+    rows: int, behind: int
+) -> None:
+    rig = Rig(rows, [False])
+    rig.commit(behind)
+    assert rig.offset == len(PROMPT) - 1, "it is still busy with the prompt"
+    for _ in range(-(-behind // rows) + 1):
+        rig.land()
+    assert rig.tree.root in rig.slots
+    assert rig.offset == len(PROMPT) - 1 + behind
+
+
+@given(
+    st.integers(1, 9),
+    st.lists(st.booleans(), min_size=1, max_size=7),
+    st.lists(st.integers(0, 4), max_size=40),
+)
+def test_whatever_the_pace_a_model_can_follow_and_catches_up(
+    rows: int, agrees: list[bool], moves: list[int]
+) -> None:
+    """0: the model answers; else the target commits so many tokens. Checks are those of the rig."""
+    rig = Rig(rows, agrees)
+    committed = 0
+    for move in moves:
+        rig.commit(move) if move else rig.land()
+        committed += move
+    rig.commit(1)
+    for _ in range(committed + 3):
+        rig.land()
+    assert rig.tree.root in rig.slots
+    assert rig.offset == len(PROMPT) + committed

@@ -1,0 +1,95 @@
+"""Job fields: every one of them round-trips, every wrong one gets one line."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowspec.core.run.sampling import MAX_SEED, Sampling
+from flowspec.core.run.spec import FIELDS, JobSpec, parse
+from flowspec.errors import JobError
+
+SPECS = st.builds(
+    JobSpec,
+    prompt=st.text(min_size=1).filter(str.strip),
+    max_new_tokens=st.integers(1, 1000),
+    sampling=st.builds(
+        Sampling,
+        temperature=st.floats(0, 10),
+        top_k=st.integers(0, 100),
+        top_p=st.floats(0.01, 1),
+        seed=st.integers(0, MAX_SEED),
+    ),
+    strategy=st.sampled_from(["flowspec", "naive_pp", "flowspec:merge=off"]),
+    idempotency_key=st.text(st.characters(codec="ascii", min_codepoint=33), max_size=10),
+    raw=st.booleans(),
+    record=st.booleans(),
+)
+
+
+@given(SPECS)
+def test_fields_round_trip(spec: JobSpec) -> None:
+    assert parse(spec.fields()) == spec
+
+
+@given(st.lists(st.integers(0, 10**6), min_size=1))
+def test_prompt_ids_round_trip(ids: list[int]) -> None:
+    spec = JobSpec(prompt_ids=tuple(ids))
+    assert parse(spec.fields()) == spec
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({}, "either 'prompt' or 'prompt_ids'"),
+        ({"prompt": "a", "prompt_ids": "[1]"}, "not both"),
+        ({"prompt": "  \n"}, "empty"),
+        ({"prompt": "a" * (2 << 20)}, "longer than"),
+        ({"prompt_ids": "[]"}, "at least one token id"),
+        ({"prompt_ids": "[-1]"}, "none negative"),
+        ({"prompt_ids": "1 2"}, "a list of token ids"),
+        ({"prompt_ids": '["1"]'}, "a list of token ids"),
+        ({"prompt_ids": "[1.5]"}, "a list of token ids"),
+        ({"prompt_ids": "[" * 100_000}, "a list of token ids"),
+        ({"prompt_ids": "[" + "1," * (1 << 19) + "1]"}, "longer than"),
+        ({"prompt": "half \ud800"}, "not valid Unicode"),
+        ({"prompt": "a", "strategy": "x" * 2000}, "strategy is longer than 1024 bytes"),
+        (
+            {"prompt": "a", "idempotency_key": "k" * 2000},
+            "idempotency_key is longer than 1024 bytes",
+        ),
+        ({"prompt": "a", "top_k": str(1 << 70)}, "top_k is 11805916207"),
+        ({"prompt": "a", "max_new_tokens": "0"}, "max_new_tokens is 0"),
+        ({"prompt": "a", "max_new_tokens": "-3"}, "max_new_tokens is -3"),
+        ({"prompt": "a", "max_new_tokens": "ten"}, "expected a whole number"),
+        ({"prompt": "a", "temperature": "-1"}, "temperature is -1"),
+        ({"prompt": "a", "temperature": "nan"}, "temperature is nan"),
+        ({"prompt": "a", "temperature": "hot"}, "expected a number"),
+        ({"prompt": "a", "top_p": "2"}, "top_p is 2"),
+        ({"prompt": "a", "top_k": "-1"}, "top_k is -1"),
+        ({"prompt": "a", "seed": "-1"}, "seed is -1"),
+        ({"prompt": "a", "raw": "maybe"}, "expected 0 or 1"),
+        ({"prompt": "a", "temprature": "1"}, "unknown job field 'temprature'"),
+    ],
+)
+def test_a_wrong_field_gets_one_clear_line(fields: dict[str, str], says: str) -> None:
+    with pytest.raises(JobError) as raised:
+        parse(fields)
+    assert says in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_the_published_fields_are_all_there() -> None:
+    published = {
+        "prompt",
+        "prompt_ids",
+        "max_new_tokens",
+        "temperature",
+        "top_p",
+        "top_k",
+        "seed",
+        "strategy",
+        "idempotency_key",
+    }
+    assert published <= set(FIELDS)

@@ -1,0 +1,265 @@
+"""Segments as wide as pays on a pipeline with costs a test made up, from the second job on at once.
+
+The toy drafter has the target's token among its first in four of five cases, and drafts in no time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from statistics import median
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowspec.core.protocol.machine import Input, Output, Pass, Send, Work
+from flowspec.core.protocol.messages import Envelope, Segment
+from flowspec.core.run.history import History
+from flowspec.core.run.sampling import Sampling
+from flowspec.core.run.spec import JobSpec
+from flowspec.drivers.sim import Costs
+from flowspec.emulation.profiles import load
+from flowspec.model.directory import default_pair, open_directory
+from flowspec.strategies.auto.decisions import tokens_by_drafter, with_drafter_names
+from flowspec.strategies.auto.segment_sizing import MOST_DECISIONS
+from flowspec.testbed.hits import HitDrafter, Kind
+from flowspec.testbed.simulate import JOB, profile_costs, simulate
+from flowspec.testbed.texts import Text
+from tests.toy import PROMPT, TARGET, pipeline, submit
+
+PROMPTS = (PROMPT, *(tuple((first + at * 3) % 60 + 2 for at in range(10)) for first in (7, 21)))
+GREEDY = Sampling()
+SAMPLED = Sampling(temperature=1.0, seed=3)
+COUNT = 40
+STAGES = 4
+UNIT = 0.01
+
+
+def priced(passes: Callable[[int], float], row: float = 0.0) -> Costs:
+    """A pass over n rows takes ``passes(n)``; a row keeps the link between two stages busy for
+    ``row``; units of 10 ms, so that the longest queue of a slow link is no stall.
+    """
+
+    def work(node: str, work: Work) -> float:
+        return UNIT * (
+            passes(sum(len(part.ids) for part in work.parts)) if isinstance(work, Pass) else 0.05
+        )
+
+    def occupy(source: str, target: str, envelope: Envelope) -> float:
+        message = envelope.message
+        return (
+            UNIT * row * len(message.ids)
+            if isinstance(message, Segment) and source != "d0"
+            else 0.0
+        )
+
+    return Costs(work, occupy=occupy)
+
+
+COSTS = {
+    "rows are free": priced(lambda rows: 1.0),
+    "a second row costs four times": priced(lambda rows: 1.0 if rows == 1 else 4.0),
+    "each row costs a little": priced(lambda rows: 1.0 + 0.05 * rows),
+    "a slow link": priced(lambda rows: 1.0, 0.5),
+    "a link slower than the stages": priced(lambda rows: 1.0, 2.0),
+}
+
+
+@dataclass
+class Ran:
+    """A job: from its first token to its last seconds and tokens, and the rows of its segments."""
+
+    seconds: float
+    tokens: int
+    rows: list[int] = field(default_factory=list)
+    decided: list[int] = field(default_factory=list)
+
+
+class Bench:
+    """Jobs one after another on one pipeline, every text compared with the target's."""
+
+    def __init__(self, costs: str) -> None:
+        self._rows: list[int] = []
+        self._simulation = pipeline(STAGES, costs=COSTS[costs], tap=self._tap)
+
+    def _tap(self, node: str, now: float, event: Input, outputs: list[Output]) -> None:
+        sent = [
+            output.envelope.message
+            for output in outputs
+            if isinstance(output, Send) and node == "d0"
+        ]
+        self._rows += [
+            len(message.ids) for message in sent if isinstance(message, Segment) and message.round
+        ]
+
+    def run(
+        self,
+        strategy: str = "auto",
+        prompt: tuple[int, ...] = PROMPT,
+        sampling: Sampling = GREEDY,
+        record: bool = False,
+    ) -> Ran:
+        simulation = self._simulation
+        job = f"j{len(self._simulation.jobs)}"
+        self._rows.clear()
+        spec = JobSpec(
+            prompt_ids=prompt,
+            max_new_tokens=COUNT,
+            sampling=sampling,
+            strategy=strategy,
+            record=record,
+        )
+        submit(simulation, job, spec, simulation.now)
+        simulation.run()
+        made = simulation.jobs[job]
+        assert made.finish is not None and made.finish.error == ""
+        assert tuple(made.tokens) == TARGET.decode(prompt, COUNT, sampling)
+        (start, before) = made.committed_at[0]
+        (end, after) = made.committed_at[-1]
+        decided = [entry["rows"] for entry in made.finish.stats.get("decisions", ())]
+        return Ran(end - start, after - before, self._rows.copy(), decided)
+
+
+@cache
+def two(
+    costs: str, prompt: tuple[int, ...] = PROMPT, sampling: Sampling = GREEDY
+) -> tuple[Ran, Ran]:
+    """A first job and a second one like it."""
+    bench = Bench(costs)
+    return bench.run(prompt=prompt, sampling=sampling), bench.run(prompt=prompt, sampling=sampling)
+
+
+def grown(ran: Ran) -> list[int]:
+    """Rows of the segments behind the first round's root, which always goes alone."""
+    return ran.rows[1:]
+
+
+def test_a_first_job_sends_lone_rows_until_it_knows_what_one_takes() -> None:
+    first, second = two("rows are free")
+    assert set(first.rows[:STAGES]) == {1}
+    assert first.decided[0] == 1
+    assert second.decided[0] > 1
+    assert max(first.rows) > 1, "and then learns by itself"
+
+
+def test_where_rows_are_free_segments_are_wide() -> None:
+    first, second = two("rows are free")
+    assert median(first.rows) >= 32
+    assert median(grown(second)[:8]) >= 64, "from the beginning"
+
+
+def test_where_a_second_row_costs_four_times_as_much_a_second_job_sends_none() -> None:
+    first, second = two("a second row costs four times")
+    assert median(first.rows) == 1
+    assert set(second.rows) == {1}
+
+
+def test_the_slower_the_link_the_narrower_the_segments() -> None:
+    """Passes take the same whatever their rows; it is the rows' way that costs."""
+    free, slow, slower = (
+        median(grown(two(costs)[1]))
+        for costs in ("rows are free", "a slow link", "a link slower than the stages")
+    )
+    assert free > 10 * slow
+    assert slow >= slower == 1
+    assert max(two("a slow link")[1].rows) <= 4
+
+
+@pytest.mark.parametrize("costs", COSTS)
+def test_a_second_job_is_not_slower_than_the_first(costs: str) -> None:
+    first, second = (sum(two(costs, prompt)[at].seconds for prompt in PROMPTS) for at in (0, 1))
+    assert second <= first
+
+
+@pytest.mark.parametrize("costs", COSTS)
+def test_a_job_with_experience_is_nearly_as_fast_as_with_the_best_given_rows(costs: str) -> None:
+    """On the same prompts; the widths a user could have asked for."""
+    seconds = {}
+    for rows in (1, 2, 8, 32):
+        ran = [Bench(costs).run(f"auto:rows={rows}", prompt) for prompt in PROMPTS]
+        seconds[rows] = sum(one.seconds for one in ran) / sum(one.tokens for one in ran)
+    own = [two(costs, prompt)[1] for prompt in PROMPTS]
+    assert sum(one.seconds for one in own) / sum(one.tokens for one in own) <= 1.03 * min(
+        seconds.values()
+    ), seconds
+
+
+@pytest.mark.parametrize("costs", COSTS)
+def test_the_text_is_the_targets_at_a_temperature_too(costs: str) -> None:
+    """The runs compare it; that they sampled is seen by their text's being another one."""
+    first, second = two(costs, PROMPT, SAMPLED)
+    assert first.tokens == second.tokens > 0
+    assert TARGET.decode(PROMPT, COUNT, SAMPLED) != TARGET.decode(PROMPT, COUNT, GREEDY)
+
+
+def test_a_recorded_job_does_what_it_does_on_a_pipeline_nobody_has_used() -> None:
+    used = Bench("rows are free")
+    fresh = Bench("rows are free")
+    used.run()
+    recorded = used.run(record=True)
+    alone = fresh.run(record=True)
+    assert (recorded.rows, recorded.decided) == (alone.rows, alone.decided)
+    assert fresh.run().rows == two("rows are free")[0].rows, "nor does it leave anything behind"
+    assert used.run().decided[0] > 1, "others still know what they knew"
+
+
+@pytest.mark.parametrize("name", ["rtx3090-70b", "a100-70b", "jetson-7b"])
+@pytest.mark.parametrize("right", [0.001, 0.04, 0.1])
+def test_where_the_drafter_knows_next_to_nothing_it_is_no_slower_than_plain_decoding(
+    name: str, right: float
+) -> None:
+    profile = load(name)
+    target = open_directory(default_pair()[0])
+    text = Text(tuple(range(10, 40)), tuple((at * 7919 + 11) % 4000 for at in range(COUNT)), GREEDY)
+    costs = profile_costs(profile, profile.stages[0], "slm")
+    stages = profile.stages[0]
+    seconds = {}
+    for strategy in ("auto", "autoregressive"):
+        rates = (right, right / 4, right / 8)
+        drafter = HitDrafter({JOB: (*text.prompt, *text.output)}, [Kind(rates)], target.vocabulary)
+        known = History()
+        for _ in range(2):
+            ran = simulate(text, strategy, stages, target, drafter, costs, history=known)
+        seconds[strategy] = ran.stats["decode_seconds"]
+    assert seconds["auto"] <= 1.01 * seconds["autoregressive"]
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=200))
+def test_every_token_is_counted_for_the_drafter_that_was_chosen_by_then(
+    drafters: list[int],
+) -> None:
+    """One drafter a token after the first; what was written down is where it changed."""
+    changes = [
+        (at, drafter)
+        for at, drafter in enumerate(drafters)
+        if at == 0 or drafters[at - 1] != drafter
+    ]
+    whole = len(changes) < MOST_DECISIONS
+    decisions = [
+        {"segments": 3, "rows": 1},
+        *({"tokens": at, "drafter": drafter} for at, drafter in changes),
+    ]
+    stats = {
+        "tokens": len(drafters) + 1,
+        "decisions": decisions if whole else decisions[: MOST_DECISIONS + 1],
+    }
+    known = drafters if whole else drafters[: changes[MOST_DECISIONS - 1][0]]
+    assert tokens_by_drafter(stats) == {drafter: known.count(drafter) for drafter in known}
+    assert tokens_by_drafter(with_drafter_names(stats, "abc")) == {
+        "abc"[drafter]: count for drafter, count in tokens_by_drafter(stats).items()
+    }
+    assert with_drafter_names(with_drafter_names(stats, "abc"), "abc") == with_drafter_names(
+        stats, "abc"
+    )
+    assert with_drafter_names(stats, ()) == stats, "a pipeline without names has numbers"
+
+
+def test_a_job_without_a_choice_counts_for_nobody() -> None:
+    for stats in ({"tokens": 9}, {"tokens": 9, "decisions": [{"segments": 0, "rows": 1}]}):
+        assert tokens_by_drafter(stats) == {}
+        assert with_drafter_names(stats, ("a", "b")) == stats
+    assert tokens_by_drafter({"tokens": 0, "decisions": [{"tokens": 0, "drafter": 1}]}) == {1: 0}, (
+        "it failed before its first"
+    )

@@ -1,0 +1,167 @@
+"""What jobs teach about the pipeline they ran on: pass times, what a row costs a link, what a
+drafter is worth.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowspec.core.job.round_trip import RoundTrip
+from flowspec.core.tree.segments import prefill_chunks
+from flowspec.strategies.auto.cost_history import (
+    FORGOTTEN_AFTER,
+    PROMPT_ROWS,
+    PROMPT_SAMPLES,
+    CostHistory,
+    PassTimes,
+)
+
+SIZES = st.integers(1, 200)
+SECONDS = st.floats(1e-4, 10.0)
+
+
+@given(st.lists(st.tuples(SIZES, SECONDS), max_size=60), SIZES, SIZES)
+def test_more_rows_never_take_less_time(
+    noted: list[tuple[int, float]], few: int, more: int
+) -> None:
+    times = PassTimes()
+    for rows, seconds in noted:
+        times.note(rows, seconds)
+    low = times.at(min(few, more))
+    high = times.at(max(few, more))
+    assert low <= high + 1e-9 * high
+    assert (low > 0) == bool(noted)
+    assert times.widest <= max((rows for rows, _ in noted), default=0)
+    assert (times.single > 0) == any(rows == 1 for rows, _ in noted)
+
+
+@given(
+    st.floats(1e-3, 1.0),
+    st.floats(0.0, 0.1),
+    st.sets(st.integers(0, 7), min_size=2).map(sorted),
+    st.integers(1, 400),
+)
+def test_between_and_beyond_what_was_measured_is_a_straight_line(
+    base: float, slope: float, powers: list[int], asked: int
+) -> None:
+    times = PassTimes()
+    for power in powers:
+        times.note(1 << power, base + slope * (1 << power))
+    expected = base + slope * max(asked, 1 << powers[0])  # nobody knows that fewer rows are quicker
+    assert math.isclose(times.at(asked), expected, rel_tol=1e-6)
+
+
+def test_one_size_says_nothing_of_others() -> None:
+    times = PassTimes()
+    times.note(7, 3.0)
+    assert times.at(1) == times.at(7) == times.at(100) == 3.0
+    assert times.single == 0
+
+
+def test_a_pass_that_was_held_up_once_is_not_believed() -> None:
+    times = PassTimes()
+    for seconds in (1.0, 1.0, 40.0, 1.0, 1.1):
+        times.note(1, seconds)
+    assert times.single == times.at(1) == 1.0
+    for _ in range(20):
+        times.note(1, 2.0)
+    assert times.single == 2.0, "what lasts is"
+
+
+def test_a_size_seen_once_and_held_up_then_does_not_outweigh_wider_ones_that_were_not() -> None:
+    times = PassTimes()
+    times.note(8, 4.0)
+    for _ in range(3):
+        times.note(1, 0.1)
+        times.note(30, 0.1)
+    assert times.at(2) == times.at(8) == times.at(30) == 0.1
+
+
+def test_a_size_that_is_not_seen_again_is_forgotten() -> None:
+    times = PassTimes()
+    times.note(100, 4.0)
+    for _ in range(FORGOTTEN_AFTER - 1):
+        times.note(1, 0.1)
+    assert times.widest == 100
+    times.note(1, 0.1)
+    assert (times.widest, times.at(100)) == (1, 0.1)
+
+
+def travelled(
+    chunks: list[int], stages: int, latency: float, passes: dict[int, float], row: float
+) -> tuple[float, float]:
+    """Seconds until the last of ``chunks`` is answered, by every stage and link in turn, and of its
+    pass.
+    """
+    free_stage = [0.0] * stages
+    free_link = [0.0] * stages
+    end = 0.0
+    for size in chunks:
+        end = 0.0
+        for stage in range(stages):
+            end = free_stage[stage] = max(end, free_stage[stage]) + passes[size]
+            if stage < stages - 1:
+                end = free_link[stage] = max(end, free_link[stage]) + size * row
+                end += latency
+    return end + 2 * latency, passes[chunks[-1]]
+
+
+@given(
+    prompt=st.integers(PROMPT_ROWS, 400),
+    stages=st.integers(2, 21),
+    latency=st.floats(0.0, 0.2),
+    base=st.floats(1e-3, 0.1),
+    slope=st.floats(0.0, 0.01),
+    row=st.floats(1e-6, 0.05),
+)
+def test_what_a_row_costs_a_link_is_told_from_latency_and_computing(
+    prompt: int, stages: int, latency: float, base: float, slope: float, row: float
+) -> None:
+    known = CostHistory()
+    sizes = [len(chunk) for chunk in prefill_chunks(prompt)]
+    passes = {size: base + slope * size for size in {1, *sizes}}
+    seconds, slowest = travelled(sizes, stages, latency, passes, row)
+    alone, single = travelled([1], stages, latency, passes, row)
+    known.passes.note(1, single)
+    assert known.row_seconds == 0
+    known.note_prompt(RoundTrip(prompt, seconds, True), slowest, RoundTrip(1, alone, True), stages)
+    found = known.row_seconds
+    size = sizes[-1]
+    # The lone row crossed the links too, and of a long prompt the chunks before the last may be a
+    # row shorter.
+    off = (row + len(sizes) * (slope + row)) / size
+    assert row - off <= found + 1e-9 <= row + off + 2e-9
+
+
+@given(st.integers(1, 12), SECONDS, SECONDS)
+def test_links_that_cost_nothing_are_not_charged(stages: int, single: float, slower: float) -> None:
+    known = CostHistory()
+    known.passes.note(1, single)
+    lone = RoundTrip(1, stages * single, True)
+    known.note_prompt(
+        RoundTrip(40, stages * (single + slower), True), single + slower, lone, stages
+    )
+    assert known.row_seconds <= 1e-9 * stages * (single + slower)
+
+
+def test_one_prompt_that_was_held_up_is_not_believed() -> None:
+    known = CostHistory()
+    known.passes.note(1, 1.0)
+    for seconds in (5.0, 5.0, 60.0):
+        known.note_prompt(RoundTrip(40, seconds, True), 1.0, RoundTrip(1, 3.0, True), 2)
+    assert known.row_seconds == pytest.approx((5.0 - 3.0) / 40)
+    for _ in range(PROMPT_SAMPLES):
+        known.note_prompt(RoundTrip(40, 9.0, True), 1.0, RoundTrip(1, 3.0, True), 2)
+    assert known.row_seconds == pytest.approx((9.0 - 3.0) / 40), "what lasts is"
+
+
+def test_a_short_prompt_or_a_row_that_no_stage_timed_tells_nothing() -> None:
+    known = CostHistory()
+    known.note_prompt(RoundTrip(40, 60.0, True), 1.0, RoundTrip(1, 3.0, True), 2)
+    known.passes.note(1, 1.0)
+    known.note_prompt(RoundTrip(PROMPT_ROWS - 1, 60.0, True), 1.0, RoundTrip(1, 3.0, True), 2)
+    assert known.row_seconds == 0

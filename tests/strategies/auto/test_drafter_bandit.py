@@ -1,0 +1,130 @@
+"""The faster drafter drafts most, none is given up, and changes are rare."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowspec.strategies.auto.drafter_bandit import (
+    DECISION_INTERVAL,
+    REMEMBERED_TOKENS,
+    SETTLING_TOKENS,
+    TRIAL_TOKENS,
+    DrafterBandit,
+    DrafterSpeed,
+)
+
+
+def run(
+    known: dict[int, DrafterSpeed], rates: list[float], tokens: int, luck: random.Random
+) -> tuple[list[int], list[int]]:
+    """One job: how many tokens every drafter made, and at which tokens it changed. Verdicts of 1 to
+    5 tokens, whose seconds vary by two times.
+    """
+    bandit = DrafterBandit(len(rates), known)
+    made = [0] * len(rates)
+    changes = []
+    decoded = 0
+    seconds = 0.0
+    while decoded < tokens:
+        drafter = bandit.drafter
+        fresh = luck.randint(1, 5)
+        made[drafter] += fresh
+        decoded = decoded + fresh
+        seconds = seconds + fresh / rates[drafter] * luck.uniform(0.5, 1.5)
+        if bandit.update(decoded, seconds) != drafter:
+            changes.append(decoded)
+    return made, changes
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 1000), st.floats(1.3, 2.5), st.booleans())
+def test_the_faster_drafts_most_and_the_slower_is_asked_again(
+    seed: int, faster: float, first: bool
+) -> None:
+    known: dict[int, DrafterSpeed] = {}
+    rates = [faster, 1.0] if first else [1.0, faster]
+    jobs = [run(known, rates, 64, random.Random(seed + job))[0] for job in range(200)]
+    late = [sum(made[drafter] for made in jobs[20:]) for drafter in (0, 1)]
+    best = 0 if first else 1
+    assert late[best] > 0.7 * sum(late)
+    assert late[1 - best] > 0
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 1000))
+def test_what_has_become_slow_is_left(seed: int) -> None:
+    known: dict[int, DrafterSpeed] = {}
+    luck = random.Random(seed)
+    for _ in range(40):
+        run(known, [2.0, 1.0], 64, luck)
+    for _ in range(2 * REMEMBERED_TOKENS // 64):
+        run(known, [0.5, 1.0], 64, luck)
+    made, _ = run(known, [0.5, 1.0], 640, luck)
+    assert made[1] > made[0]
+
+
+@given(st.integers(0, 1000), st.integers(2, 4), st.integers(10, 300))
+def test_changes_are_a_slice_apart(seed: int, count: int, tokens: int) -> None:
+    known: dict[int, DrafterSpeed] = {}
+    luck = random.Random(seed)
+    rates = [luck.uniform(0.5, 2.0) for _ in range(count)]
+    _, changes = run(known, rates, tokens, luck)
+    assert all(
+        later - earlier >= DECISION_INTERVAL for earlier, later in itertools.pairwise([0, *changes])
+    )
+
+
+def test_nobody_is_compared_before_it_was_tried() -> None:
+    known: dict[int, DrafterSpeed] = {}
+    used = []
+    while min((speed.tokens for speed in known.values()), default=0.0) < TRIAL_TOKENS:
+        bandit = DrafterBandit(3, known)
+        used.append(bandit.drafter)
+        bandit.update(DECISION_INTERVAL - 1, 2.0)
+    assert set(used) == {0, 1, 2}
+    assert len(used) <= 3 * (1 + TRIAL_TOKENS // (DECISION_INTERVAL - 1))
+
+
+def test_what_the_drafter_before_has_drafted_counts_for_nobody() -> None:
+    known: dict[int, DrafterSpeed] = {}
+    bandit = DrafterBandit(2, known)
+    assert bandit.update(DECISION_INTERVAL, 3.0) == 1, "the other one was tried less"
+    assert known[0] == DrafterSpeed(DECISION_INTERVAL, 3.0)
+    bandit.update(DECISION_INTERVAL + SETTLING_TOKENS - 1, 200.0)
+    bandit.update(DECISION_INTERVAL + SETTLING_TOKENS, 201.0)
+    assert known[1].tokens == 0
+    bandit.update(DECISION_INTERVAL + SETTLING_TOKENS + 3, 202.0)
+    assert known[1] == DrafterSpeed(3, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("rates", "most"),
+    [([1.0, 0.5], 0.02), ([0.35, 1.0], 0.02), ([0.5, 1.0, 0.2], 0.05), ([1.0, 0.95], 0.05)],
+)
+def test_what_trying_the_others_costs_in_the_long_run(rates: list[float], most: float) -> None:
+    known: dict[int, DrafterSpeed] = {}
+    luck = random.Random(1)
+    made = [run(known, rates, 64, luck)[0] for _ in range(400)][40:]
+    tokens = sum(map(sum, made))
+    seconds = sum(count / rate for job in made for count, rate in zip(job, rates, strict=True))
+    assert tokens / seconds >= (1 - most) * max(rates)
+
+
+def test_jobs_shorter_than_a_slice_are_learnt_from_and_forgotten_too() -> None:
+    known: dict[int, DrafterSpeed] = {}
+    luck = random.Random(1)
+    made = [run(known, [1.0, 3.0], 6, luck)[0] for _ in range(2000)]
+    assert sum(speed.tokens for speed in known.values()) <= REMEMBERED_TOKENS
+    assert sum(job[1] for job in made[100:]) > 0.9 * sum(map(sum, made[100:]))
+
+
+def test_a_lone_drafter_is_never_judged() -> None:
+    known: dict[int, DrafterSpeed] = {}
+    bandit = DrafterBandit(1, known)
+    assert [bandit.update(tokens, float(tokens)) for tokens in range(1, 200)] == [0] * 199
+    assert known == {0: DrafterSpeed()}
