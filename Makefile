@@ -5,22 +5,23 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # A folder of .jsonl prompt files: make test-all PROMPTS=dir, make bench-ablation PROMPTS=dir
 PROMPTS ?=
-# Tests of brokers, workers and whole clusters; all others need no process but their own.
+# Tests of brokers, workers and whole clusters; all others need no further process.
 LIVE := tests/broker tests/drivers tests/e2e tests/lua
 QUESTION := Tom has 5 apples and buys 7 more. He gives 3 to each of his 2 friends. How many apples does he have left?
 
-.PHONY: help venv demo test prompts test-all check bench-hop bench-ablation bench-systems peer bench-peer clean
+.PHONY: help venv demo test prompts test-all check bench-hop bench-ablation bench-systems peer bench-peer mutations clean
 
 help:
 	@echo "make demo            answer a prompt with one draft worker and four verify workers"
 	@echo "make test            what CI runs: lint, types and tests, under 12 minutes on two cores"
 	@echo "make test-all        the heavy checks as well; needs PROMPTS=dir, a folder of .jsonl prompt files"
 	@echo "make check           lint and types only"
-	@echo "make bench-hop       what a hop, a commit and a prune cost here"
+	@echo "make bench-hop       cost of a hop, a commit and a prune on this machine"
 	@echo "make bench-ablation  FlowSpec's mechanisms one by one, in simulation"
 	@echo "make bench-systems   every system with every draft source, in simulation"
 	@echo "make peer            build llama.cpp from its published package, to compare with (about 15 minutes)"
 	@echo "make bench-peer      llama.cpp's RPC split beside ours in one run, links shaped"
+	@echo "make mutations       break one rule at a time and check that a test fails"
 
 venv: $(STAMP)
 
@@ -37,7 +38,7 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Two runs side by side, one a core: what talks to brokers and processes mostly waits, the rest computes.
+# Two runs in parallel, one per core: tests of brokers and processes mostly wait, the others compute.
 test: check
 	@$(BIN)/python -m pytest -m "not heavy" -p no:cacheprovider $(addprefix --ignore=,$(LIVE)) > .pytest-pure.log 2>&1 & pure=$$!; \
 	$(BIN)/python -m pytest -m "not heavy" $(LIVE); live=$$?; \
@@ -63,6 +64,9 @@ peer: $(STAMP)
 
 bench-peer: peer
 	$(BIN)/python -m ops.bench.peer
+
+mutations: $(STAMP)
+	$(BIN)/python -m ops.mutations
 
 clean:
 	rm -rf $(VENV) .pytest-pure.log build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -17,8 +17,9 @@ from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import CANCEL, DEFAULT_MAX_NEW_TOKENS, DEFAULT_STRATEGY, JobSpec
 from flowspec.errors import ClusterError, JobFailed
 
-#: After so long without a word from a job its client asks whether anybody serves it, seconds;
-#: longer than a lease, so that a scheduler that has just died is not taken for one that lives.
+#: Silence of a job after which its client checks that a scheduler serves it, seconds. Longer than
+#: the shortest lease, so that the first check notices a scheduler that has just died; on a busy
+#: machine, where leases are longer, a later one does.
 SILENCE_SECONDS = 8.0
 
 
@@ -32,10 +33,10 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A job that has ended. ``finish_reason``: eos, length or cancelled. ``token_ids`` are the
-    generated ones.
+    """The result of a job. ``finish_reason``: eos, length or cancelled.
 
-    ``stats`` has the keys the README lists; a value is None where it could not be measured.
+    ``token_ids``: the generated ones. ``stats`` has the keys of docs/stats.md; a value is None
+    if it could not be measured.
     """
 
     job: str
@@ -62,7 +63,7 @@ class Job:
     def stream(self) -> Iterator[Chunk]:
         """Pieces of the output from its start, as they are committed.
 
-        JobFailed when the job ends with an error; ClusterError when nobody serves the pipeline.
+        JobFailed if the job ends with an error; ClusterError if no scheduler serves the pipeline.
         """
         if self._text or self._ids:
             yield Chunk("".join(self._text), tuple(self._ids))
@@ -80,7 +81,7 @@ class Job:
                 if chunk is not None:
                     yield chunk
                 if self.id != reading:
-                    break  # the rest belongs to the submission this one repeats
+                    break  # the output is that of an earlier submission, which this one repeats
         if self._error:
             raise JobFailed(self._error)
 
@@ -101,7 +102,7 @@ class Job:
         return None
 
     def _check_silence(self, seconds: float) -> None:
-        """Whether there is still something to wait for."""
+        """Raise ClusterError or JobFailed if a job silent for ``seconds`` will not go on."""
         if seconds < SILENCE_SECONDS:
             return
         if "scheduler" not in self._control.claims():
@@ -109,17 +110,17 @@ class Job:
                 f"job {self.id} waits and no scheduler serves the pipeline; start one, or look "
                 "with `flowspec status`"
             )
-        if not self._control.job(self.id):
-            raise JobFailed(f"there is no job {self.id}: it never was, or it ended too long ago")
+        if not self._control.submitted(self.id) and not self._control.job(self.id):
+            raise JobFailed(f"there is no job {self.id}: it never existed, or ended too long ago")
 
     def result(self) -> Result:
-        """Wait for the end; JobFailed and ClusterError as ``stream``."""
+        """Wait for the end; JobFailed and ClusterError as in ``stream``."""
         for _ in self.stream():
             continue
         return self.so_far()
 
     def so_far(self) -> Result:
-        """What has been read up to now; of a job not read to its end the finish reason is empty."""
+        """The output read so far; ``finish_reason`` is empty unless the end has been read."""
         known = self._control.job(self.id)
         end = self._end or {}
         stages = int(self._control.pipeline().get("stages", "0"))
@@ -135,11 +136,11 @@ class Job:
         )
 
     def cancel(self) -> None:
-        """Ask for the job's end; what was committed stays. Harmless when it has ended."""
+        """Request the job's end; committed text stays. Harmless if it has ended."""
         self._control.submit({CANCEL: self.id})
 
     def recording(self) -> list[str]:
-        """The lines of its recording, if it was submitted with ``record``."""
+        """The lines of the job's recording, if it was submitted with ``record``."""
         return self._control.read_recording(self.id)
 
 
@@ -147,7 +148,7 @@ class Client:
     """A connection to a running pipeline.
 
     ``url``: the broker; default ``FLOWSPEC_REDIS_URL``, else localhost. BrokerUnreachable if it
-    is not there.
+    cannot be reached.
     """
 
     def __init__(self, url: str | None = None, *, pipeline: str = DEFAULT_PIPELINE) -> None:
@@ -170,9 +171,10 @@ class Client:
         record: bool = False,
         idempotency_key: str = "",
     ) -> Job:
-        """Submit a job. JobError for values that cannot be right; what only the pipeline can judge
-        (an unknown strategy, a prompt longer than the context) comes back as JobFailed from the
-        job.
+        """Submit a job; JobError for invalid values.
+
+        Errors that only the pipeline can find (an unknown strategy, a prompt longer than the
+        context) are raised as JobFailed by the job.
         """
         return self.submit_spec(
             JobSpec(
@@ -196,23 +198,23 @@ class Client:
         return Job(job_id, self._control)
 
     def knows(self, job_id: str) -> bool:
-        """Whether the pipeline has heard of the job and not forgotten it."""
+        """Whether the pipeline has the job, which expires some time after its end."""
         return bool(self._control.job(job_id))
 
     def workers(self) -> dict[str, dict[str, Any]]:
-        """Who serves: facts by role."""
+        """Facts of the workers that hold a lease, by role."""
         return {role: info for role, (_, info) in self._control.claims().items()}
 
     def pipeline(self) -> dict[str, str]:
-        """What the pipeline runs; empty if there is none."""
+        """The pipeline's record; empty if there is none."""
         return self._control.pipeline()
 
     def load(self) -> tuple[int, int]:
-        """Jobs that run and jobs that wait."""
+        """The numbers of running and of waiting jobs."""
         return len(self._control.running()), len(self._control.queued())
 
     def close(self) -> None:
-        """Give the connections back."""
+        """Close the connections."""
         self._control.close()
 
     def __enter__(self) -> Client:

@@ -1,8 +1,7 @@
 """A pipeline of real worker processes on this machine, under one parent.
 
-Each worker is ``python -m workers...`` in a session of its own, so that Ctrl-C reaches only the
-parent, and dies with it however it ends. What a worker writes to stderr is kept and shown when
-it fails.
+Each worker is ``python -m workers...`` in its own session, so that Ctrl-C reaches only the parent.
+It dies with the parent, however that ends. Its stderr is kept and shown if it fails.
 """
 
 from __future__ import annotations
@@ -34,10 +33,11 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a pipeline runs: model folders or hub names, how many verify stages, and the models of a
-    chain between drafter and target, smaller ones first. ``draft``: see ``model.sources``.
+    """The setup of a pipeline; models are folders or hub names.
 
-    ``emulated``: the devices and links it pretends to be; None: those it runs on.
+    ``draft``: see ``model.sources``. ``stages``: number of verify stages. ``middles``: models of a
+    chain between drafter and target, smaller ones first. ``emulated``: devices and links to
+    emulate; None: none.
     """
 
     target: str
@@ -47,7 +47,7 @@ class Setup:
     emulated: Emulation | None = None
 
     def check(self) -> None:
-        """ConfigError for anything that would make a worker fail: found before one is started."""
+        """ConfigError for anything that would make a worker fail, before one is started."""
         target, middles = open_models(self.target, self.draft, self.middles)
         layer_ranges(target.layers, self.stages, surplus=self.emulated is not None)
         for name, directory in zip((self.target, *self.middles), (target, *middles), strict=True):
@@ -56,7 +56,7 @@ class Setup:
 
     @property
     def arguments(self) -> list[str]:
-        """The scheduler's, to serve this setup."""
+        """The scheduler's arguments for this setup."""
         chain = [part for middle in self.middles for part in ("--middle", middle)]
         emulated = ["--emulate", self.emulated.text()] if self.emulated is not None else []
         return [
@@ -72,10 +72,9 @@ class Setup:
 
 
 class Cluster:
-    """Scheduler, draft worker and verify workers of ``setup``, on a private broker or the one at
-    ``url``.
+    """The processes of ``setup``, on a private broker or the one at ``url``.
 
-    ``urls``: where roles (``verify-1``) that reach the broker by another way find it.
+    ``urls``: by role (``verify-1``), the broker's URL for workers that need another one.
     """
 
     def __init__(
@@ -90,7 +89,7 @@ class Cluster:
         self.url = url or ""
 
     def start(self, progress: Progress = lambda ready, of: None) -> None:
-        """Start everything and wait until it can serve; on an error nothing is left running."""
+        """Start all processes and wait until they are ready; on an error stop them all."""
         self.setup.check()
         try:
             if self._given_url is None:
@@ -154,7 +153,7 @@ class Cluster:
             control.close()
 
     def check(self) -> None:
-        """ClusterError if the broker or a worker has stopped, with what it said last."""
+        """ClusterError if the broker or a worker has stopped, with the last line of its log."""
         if self._broker is not None and self._broker.exited is not None:
             raise ClusterError(f"the private broker stopped: {self._broker.log_tail()}")
         for role, process in self._processes.items():
@@ -164,7 +163,7 @@ class Cluster:
 
     @property
     def alive(self) -> bool:
-        """Whether the broker, if it is ours, and any worker still run."""
+        """Whether the private broker, if there is one, and any worker still run."""
         broker = self._broker is None or self._broker.exited is None
         return broker and any(process.poll() is None for process in self._processes.values())
 
@@ -186,7 +185,7 @@ class Cluster:
         return found | ({"broker": self._broker.pid} if self._broker is not None else {})
 
     def stop(self) -> None:
-        """Stop every process and the private broker; nothing is left behind."""
+        """Stop all workers and the private broker, and remove their files."""
         for process in self._processes.values():
             if process.poll() is None:
                 process.terminate()

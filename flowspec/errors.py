@@ -7,16 +7,16 @@
     ├── ProtocolError          a rule of the wire was broken
     │   ├── WireError          bytes that are not a message (truncated, oversized, wrong type)
     │   ├── GapError           a message or its rows are missing
-    │   └── StateError         one of our machines was driven against its rules: our bug
+    │   └── StateError         a machine was driven against its rules: a bug in FlowSpec
     ├── BrokerError            the broker cannot be used
     │   ├── BrokerUnreachable  no connection, a lost one, or a refused password
     │   └── BrokerFull         the broker's memory is full
     ├── ClusterError           a worker process could not start, or died
-    │   └── ClaimError         another worker already owns the stage
+    │   └── ClaimError         another worker already holds the lease on the role
     ├── JobFailed              a job ended with an error; the message is the one in its output
     └── ReplayMismatch         a recording and the machines disagree
 
-The text of an error is one line for a person: what was wrong, what was expected, what to do.
+The text of an error is one line for the user: what was wrong, what was expected, what to do.
 """
 
 
@@ -49,7 +49,7 @@ class GapError(ProtocolError):
 
 
 class StateError(ProtocolError):
-    """One of our machines was driven against its rules: a bug here, not the peer's fault."""
+    """An input that a machine cannot take in its state, from a peer or from its own driver."""
 
 
 class BrokerError(FlowSpecError):
@@ -69,7 +69,7 @@ class ClusterError(FlowSpecError):
 
 
 class ClaimError(ClusterError):
-    """Another worker already owns the stage."""
+    """Another worker already holds the lease on the role."""
 
 
 class JobFailed(FlowSpecError):

@@ -1,7 +1,7 @@
-"""Logs: structlog events on stderr, one line each, with job, epoch and stage where there is one.
+"""Logs: structlog events on stderr, one line each, with job, epoch and node if there is one.
 
 Prompts, texts and secrets are never logged. ``FLOWSPEC_LOG`` sets the level (default ``warning``),
-``FLOWSPEC_LOG_FORMAT=json`` gives one JSON object a line.
+``FLOWSPEC_LOG_FORMAT=json`` gives one JSON object per line.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def configure() -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=lambda: structlog.PrintLogger(sys.stderr),  # the stderr of that moment
         cache_logger_on_first_use=True,
     )
 

@@ -1,4 +1,4 @@
--- assign: give the oldest waiting job to the draft worker, under a new epoch.
+-- assign: assign the oldest waiting job to the draft worker, under a new epoch.
 --
 -- KEYS[1]   job hash of the job at the queue's head
 -- KEYS[2]   queue
@@ -9,7 +9,7 @@
 -- ARGV[3]   the new epoch: the job's plus one
 -- ARGV[4]   submit envelope, naming that epoch
 -- ARGV[5]   owners: the lease tokens of the workers that serve it, JSON by role
--- returns   OK, GAP (the job is not at the head), STALE (its epoch moved), FULL (enough jobs run)
+-- returns   OK, GAP (the job is not at the head), STALE (its epoch has changed), FULL (ARGV[2] jobs run already)
 
 if redis.call('LINDEX', KEYS[2], 0) ~= ARGV[1] then return 2 end
 local found = redis.call('HMGET', KEYS[1], 'state', 'epoch')

@@ -1,9 +1,9 @@
--- claim: take or renew the lease on a role. Expiry makes the role free; it never gives the right to write.
+-- claim: take or renew the lease on a role. An expired lease frees the role; no lease grants the right to write.
 --
 -- KEYS[1]   claim
 -- ARGV[1]   token of the claimant, without spaces
 -- ARGV[2]   lifetime, ms
--- ARGV[3]   what others may know of the claimant, JSON
+-- ARGV[3]   facts about the claimant, JSON
 -- returns   OK, HELD (another token holds it)
 
 local held = redis.call('GET', KEYS[1])

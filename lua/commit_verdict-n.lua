@@ -1,46 +1,48 @@
 -- commit_verdict: move a job forward. Appends the accepted tokens to the output, advances the global offset,
--- puts the prune into every stage's log, completes tasks. All or nothing; sending it again is harmless.
+-- puts the prune into every stage's log, completes tasks. All or nothing, and idempotent.
 --
 -- KEYS[1]   job hash
--- KEYS[2]   task graph hash
+-- KEYS[2]   run hash: sequence numbers and task graph
 -- KEYS[3]   output stream
--- KEYS[4..] logs in the pipeline's order (d0, s1, .., sN)
+-- KEYS[4..] logs of all workers, in the pipeline's order (d0, s1, .., sN, m1, ..)
 -- ARGV[1]   epoch
 -- ARGV[2]   cap, entries a log or the output may hold
 -- ARGV[3]   offset the caller expects: context length before the commit
--- ARGV[4]   rows accepted: what the offset advances by
+-- ARGV[4]   number of accepted rows, by which the offset advances
 -- ARGV[5]   output tokens before the commit
 -- ARGV[6]   number of new output tokens
 -- ARGV[7]   their ids, a JSON list
 -- ARGV[8]   their text, whole characters only
--- ARGV[9]   finish reason, '' while the job goes on
+-- ARGV[9]   finish reason, '' if the text is not complete
 -- ARGV[10]  prune envelope
--- ARGV[11]  stamp of an emulated run, '' in any other; its seconds are put into the output as 'at'
--- ARGV[12..] sequence number of the prune per stage log, then tasks to complete
--- returns   OK, DUP (the offset has passed), GAP (it is not there yet, or a sequence number is), STALE, FULL
+-- ARGV[11]  stamp of an emulated run, '' in any other; its seconds go into the output as 'at'
+-- ARGV[12]  number of stages, N
+-- ARGV[13..] sequence number of the prune per stage log, then tasks to complete
+-- returns   OK, DUP (the run is past the offset), GAP (it has not reached it, or a sequence number is not
+--           the next), STALE, FULL
 
 -- include fence
 -- include log
 -- include graph
 
-local job, graph, out, logs = KEYS[1], KEYS[2], KEYS[3], {}
+local job, run, out, logs = KEYS[1], KEYS[2], KEYS[3], {}
 for at = 4, #KEYS do logs[at - 3] = KEYS[at] end
-local cap, offset, stages, stamp = tonumber(ARGV[2]), tonumber(ARGV[3]), #logs - 1, ARGV[11]
+local cap, offset, stages, stamp = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[12]), ARGV[11]
 
 if not fenced(job, ARGV[1]) then return 3 end
 local stored = tonumber(redis.call('HGET', job, 'offset') or '-1')
 if offset < stored then return 1 end
 if offset > stored then return 2 end
 for stage = 1, stages do
-    local last = tonumber(redis.call('HGET', job, 'q:d0:' .. (stage + 1)) or '0')
-    if tonumber(ARGV[11 + stage]) ~= last + 1 then return 2 end
+    local last = tonumber(redis.call('HGET', run, 'q:d0:' .. (stage + 1)) or '0')
+    if tonumber(ARGV[12 + stage]) ~= last + 1 then return 2 end
     if not has_room(logs[stage + 1], 1, cap) then return 4 end
 end
 if not has_room(out, 1, cap) then return 4 end
 
 for stage = 1, stages do
-    append(logs[stage + 1], 'd0', ARGV[11 + stage], ARGV[10], stamp)
-    redis.call('HSET', job, 'q:d0:' .. (stage + 1), ARGV[11 + stage])
+    append(logs[stage + 1], 'd0', ARGV[12 + stage], ARGV[10], stamp)
+    redis.call('HSET', run, 'q:d0:' .. (stage + 1), ARGV[12 + stage])
 end
 local entry = {'kind', 'tokens', 'offset', ARGV[5], 'ids', ARGV[7], 'text', ARGV[8]}
 if ARGV[9] ~= '' then
@@ -51,5 +53,5 @@ if stamp ~= '' then
 end
 redis.call('XADD', out, '*', unpack(entry))
 redis.call('HSET', job, 'offset', offset + tonumber(ARGV[4]), 'emitted', tonumber(ARGV[5]) + tonumber(ARGV[6]))
-for at = 12 + stages, #ARGV do graph_complete(job, graph, logs, ARGV[at], stamp) end
+for at = 13 + stages, #ARGV do graph_complete(run, logs, ARGV[at], stamp) end
 return 0

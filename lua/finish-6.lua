@@ -1,7 +1,7 @@
--- finish: end a running job, by its owner. What it leaves behind lives for the retention time.
+-- finish: end a running job, on behalf of its owner. Its data is kept for the retention time.
 --
 -- KEYS[1]   job hash
--- KEYS[2]   task graph hash
+-- KEYS[2]   run hash: sequence numbers and task graph
 -- KEYS[3]   output stream
 -- KEYS[4]   recording stream
 -- KEYS[5]   running jobs
@@ -15,6 +15,7 @@
 -- returns   OK, STALE
 
 -- include fence
+-- include wake
 
 if not fenced(KEYS[1], ARGV[1]) then return 3 end
 if ARGV[4] ~= '' then redis.call('XADD', KEYS[3], '*', 'kind', 'error', 'text', ARGV[4]) end
@@ -25,5 +26,5 @@ redis.call('DEL', KEYS[2])
 redis.call('PEXPIRE', KEYS[1], ARGV[6])
 redis.call('PEXPIRE', KEYS[3], ARGV[6])
 redis.call('PEXPIRE', KEYS[4], ARGV[6])
-redis.call('XADD', KEYS[6], 'MAXLEN', '~', 100, '*', 'ended', ARGV[2])
+wake(KEYS[6], 'ended', ARGV[2])
 return 0

@@ -1,4 +1,4 @@
--- open_job: the draft worker knows the prompt; from here on commits are counted.
+-- open_job: store the prompt and set the offset from it, before any commit.
 --
 -- KEYS[1]   job hash
 -- ARGV[1]   epoch

@@ -1,9 +1,9 @@
--- publish: deliver one message of a job, at once or as a task of its graph, and complete tasks.
--- A hop's one write: fence, sequence number, envelope and the graph's step in one change.
+-- publish: deliver one message of a run, at once or as a task of its graph, and complete tasks.
+-- The one write of a hop: fence, sequence number, envelope and graph in one change.
 --
 -- KEYS[1]   job hash
--- KEYS[2]   task graph hash
--- KEYS[3..] logs a message or a released task may go to, in the pipeline's order (d0, s1, .., sN)
+-- KEYS[2]   run hash: sequence numbers and task graph
+-- KEYS[3..] logs of all workers, for messages and released tasks, in the pipeline's order (d0, s1, .., sN, m1, ..)
 -- ARGV[1]   epoch
 -- ARGV[2]   cap, entries a log may hold
 -- ARGV[3]   sender
@@ -14,13 +14,13 @@
 -- ARGV[8]   stamp of an emulated run, '' in any other
 -- ARGV[9]   number of dependencies, then their names
 -- ARGV[..]  tasks to complete
--- returns   OK, DUP (sequence number or task known; its completions are carried out), GAP, STALE, FULL
+-- returns   OK, DUP (sequence number or task known; only the completions are carried out), GAP, STALE, FULL
 
 -- include fence
 -- include log
 -- include graph
 
-local job, graph, logs = KEYS[1], KEYS[2], {}
+local job, run, logs = KEYS[1], KEYS[2], {}
 for at = 3, #KEYS do logs[at - 2] = KEYS[at] end
 local epoch, cap, sender = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local index, seq, task, envelope = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6], ARGV[7]
@@ -32,10 +32,10 @@ if not fenced(job, epoch) then return 3 end
 local answer, counter = 0, 'q:' .. sender .. ':' .. index
 if index > 0 then
     if task == '' then
-        local last = tonumber(redis.call('HGET', job, counter) or '0')
+        local last = tonumber(redis.call('HGET', run, counter) or '0')
         if seq > last + 1 then return 2 end
         if seq <= last then answer = 1 end
-    elseif redis.call('HEXISTS', graph, 's:' .. task) == 1 then
+    elseif redis.call('HEXISTS', run, 's:' .. task) == 1 then
         answer = 1
     end
     if answer == 0 and not has_room(logs[index], 1, cap) then return 4 end
@@ -44,10 +44,10 @@ end
 if index > 0 and answer == 0 then
     if task == '' then
         append(logs[index], sender, seq, envelope, stamp)
-        redis.call('HSET', job, counter, seq)
+        redis.call('HSET', run, counter, seq)
     else
-        graph_create(job, graph, logs, task, after, index, envelope, stamp)
+        graph_create(run, logs, task, after, index, envelope, stamp)
     end
 end
-for at = first_complete, #ARGV do graph_complete(job, graph, logs, ARGV[at], stamp) end
+for at = first_complete, #ARGV do graph_complete(run, logs, ARGV[at], stamp) end
 return answer

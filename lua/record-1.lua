@@ -1,5 +1,5 @@
--- record: one more line of a job's recording, which lives for the retention time after its last line.
--- Not fenced: what a node saw and did is worth knowing also after it lost the job.
+-- record: append a line to a run's recording, which is kept for the retention time after its last line.
+-- Not fenced: the steps of a worker that has lost the job are recorded, too.
 --
 -- KEYS[1]   recording stream
 -- ARGV[1]   line

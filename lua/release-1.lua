@@ -1,4 +1,4 @@
--- release: give up the lease on a role, if it is still ours.
+-- release: release the lease on a role, if the token still holds it.
 --
 -- KEYS[1]   claim
 -- ARGV[1]   token of the claimant

@@ -1,20 +1,23 @@
--- revoke: end a job from outside, by the scheduler: it was cancelled, or a worker it needs was lost.
--- Raises the epoch, so that nothing its owners still write is accepted, and tells them.
+-- revoke: end a job on behalf of the scheduler: it was cancelled, or a worker it needs was lost.
+-- Raises the epoch, so that later writes of its owners are refused, and sends them the revoke envelope.
 --
 -- KEYS[1]   job hash
--- KEYS[2]   task graph hash
+-- KEYS[2]   run hash: sequence numbers and task graph
 -- KEYS[3]   output stream
 -- KEYS[4]   recording stream
 -- KEYS[5]   running jobs
 -- KEYS[6]   queue
--- KEYS[7..] logs of the draft worker and every stage
+-- KEYS[7]   the scheduler's log, to wake it
+-- KEYS[8..] logs of all workers
 -- ARGV[1]   job id
 -- ARGV[2]   the epoch the caller expects
 -- ARGV[3]   finish reason: cancelled or error
 -- ARGV[4]   error, one line; '' if there is none
 -- ARGV[5]   retention, ms
 -- ARGV[6]   revoke envelope, naming the expected epoch plus one
--- returns   OK, DUP (the job has ended), STALE (its epoch moved)
+-- returns   OK, DUP (the job has ended), STALE (its epoch has changed)
+
+-- include wake
 
 local found = redis.call('HMGET', KEYS[1], 'state', 'epoch')
 if not found[1] or found[1] == 'done' then return 1 end
@@ -22,7 +25,7 @@ if found[2] ~= ARGV[2] then return 3 end
 
 redis.call('HINCRBY', KEYS[1], 'epoch', 1)
 if found[1] == 'running' then
-    for at = 7, #KEYS do redis.call('XADD', KEYS[at], '*', 'f', 'scheduler', 'q', 0, 'm', ARGV[6]) end
+    for at = 8, #KEYS do redis.call('XADD', KEYS[at], '*', 'f', 'scheduler', 'q', 0, 'm', ARGV[6]) end
     redis.call('SREM', KEYS[5], ARGV[1])
 else
     redis.call('LREM', KEYS[6], 0, ARGV[1])
@@ -34,4 +37,5 @@ redis.call('DEL', KEYS[2])
 for at = 1, 4 do
     if at ~= 2 then redis.call('PEXPIRE', KEYS[at], ARGV[5]) end
 end
+wake(KEYS[7], 'ended', ARGV[1])
 return 0

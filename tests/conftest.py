@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 import redis
 
@@ -10,6 +11,9 @@ from flowspec.broker.connection import connect
 from flowspec.broker.server import PrivateBroker
 
 observe.configure()
+# No deadline: a slow example on a busy machine is not a failure.
+hypothesis.settings.register_profile("flowspec", deadline=None)
+hypothesis.settings.load_profile("flowspec")
 
 
 @pytest.fixture(scope="session")

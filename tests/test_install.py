@@ -1,4 +1,4 @@
-"""The package as users get it: a wheel with everything in it, and an editable checkout."""
+"""The installed package: a complete wheel, and an editable checkout."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCRIPTS = sorted(file.name for file in (ROOT / "lua").glob("*.lua"))
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel built from a copy of what is tracked, so that nothing lands in the checkout."""
+    """A wheel built from a copy of the tracked files, so that the checkout stays clean."""
     source = tmp_path_factory.mktemp("source")
     out = tmp_path_factory.mktemp("wheel")
     for name in ("flowspec", "workers", "lua"):

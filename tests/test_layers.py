@@ -1,4 +1,4 @@
-"""The house's rules: imports go one way and never in a circle, the core is pure."""
+"""Import rules: layers import in one direction without cycles, and the core is pure."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ ROOT = Path(__file__).parent.parent
 SOURCES = sorted([*ROOT.glob("flowspec/**/*.py"), *ROOT.glob("workers/*.py")])
 PROGRAMS = sorted(ROOT.glob("ops/**/*.py"))
 
-#: Rooms of ``flowspec/core`` from the bottom up: each may import those before it.
-ROOMS = ("run", "tree", "protocol", "stage", "drafting", "job")
-#: layer -> layers it may import. ``model`` and ``broker`` never see each other, ``core`` sees
-#: errors only.
+#: Folders of ``flowspec/core`` from the bottom up: each may import those before it.
+ROOMS = ("run", "protocol", "tree", "stage", "drafting", "job")
+#: layer -> layers it may import. ``model`` and ``broker`` do not import each other, ``core``
+#: imports only errors.
 ALLOWED = {
     "errors": set[str](),
     "core": {"errors"},
@@ -33,8 +33,7 @@ ALLOWED["workers"] = ALLOWED["drivers"] | {"drivers"}
 ALLOWED["cluster"] = ALLOWED["drivers"] | {"drivers"}
 ALLOWED["testbed"] = ALLOWED["cluster"] | {"cluster"}
 ALLOWED["cli"] = ALLOWED["testbed"] | {"testbed", "client"}
-#: What the pure part may import beside itself: values and arithmetic, nothing that acts or looks
-#: around.
+#: Modules that the pure layers may import: values and arithmetic, no effects.
 PURE_IMPORTS = {
     *("__future__", "bisect", "collections", "collections.abc", "dataclasses", "enum", "functools"),
     *("heapq", "itertools", "json", "math", "numpy", "numpy.typing", "operator", "statistics"),
@@ -45,7 +44,7 @@ WITH_TORCH = ("model", "testbed", "workers")
 
 
 def imports(path: Path) -> Iterator[str]:
-    """Every module a file imports, at its top or inside a function."""
+    """Every module that a file imports, at its top or inside a function."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -59,7 +58,7 @@ def imports(path: Path) -> Iterator[str]:
 
 
 def is_package(module: str, name: str) -> bool:
-    """Whether ``name``, imported from ``module``, is itself a module of ours."""
+    """Whether ``name``, imported from ``module``, is itself one of our modules."""
     place = ROOT.joinpath(*module.split("."), name)
     return place.with_suffix(".py").is_file() or (place / "__init__.py").is_file()
 
@@ -70,7 +69,7 @@ def module_name(path: Path) -> str:
 
 
 def layer(module: str) -> str | None:
-    """The layer of one of our modules; None for anybody else's."""
+    """The layer of one of our modules; None for other modules."""
     first, *rest = module.split(".")
     if first == "workers":
         return "workers"
@@ -101,24 +100,24 @@ def test_imports_go_one_way(path: Path) -> None:
 def test_rooms_of_the_core_import_those_below_them(path: Path) -> None:
     own = room(module_name(path))
     if own is None:
-        assert path.name == "__init__.py", f"{path} stands in no room of the core"
+        assert path.name == "__init__.py", f"{path} is in no folder of the core"
         return
     for module in imports(path):
         other = room(module)
         if other is not None:
-            assert ROOMS.index(other) <= ROOMS.index(own), f"room {own} imports {module}"
+            assert ROOMS.index(other) <= ROOMS.index(own), f"core/{own} imports {module}"
 
 
 def test_no_module_imports_itself_through_others() -> None:
-    """Imports inside functions count: a circle that only works because it is late is still one."""
+    """Imports inside functions count: a deferred cycle is still a cycle."""
     ours = {module_name(path): path for path in [*SOURCES, *PROGRAMS]}
     links = {
         name: {known for known in imports(path) if known in ours} for name, path in ours.items()
     }
-    assert circle(links) == []
+    assert cycle(links) == []
 
 
-def circle(links: Mapping[str, set[str]]) -> list[str]:
+def cycle(links: Mapping[str, set[str]]) -> list[str]:
     """A path from a module back to itself; empty if there is none."""
     finished: set[str] = set()
 
@@ -141,9 +140,9 @@ def circle(links: Mapping[str, set[str]]) -> list[str]:
     return []
 
 
-def test_a_circle_is_found() -> None:
-    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
-    assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+def test_a_cycle_is_found() -> None:
+    assert cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+    assert cycle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
 
 
 @pytest.mark.parametrize("path", of_layers(*PURE), ids=module_name)
@@ -184,7 +183,7 @@ def test_no_strategy_imports_another() -> None:
 
 
 def test_no_two_classes_share_a_name() -> None:
-    """A reader who finds a class by its name has found the one that was meant."""
+    """A search for a class by name finds exactly one."""
     places: dict[str, list[str]] = {}
     for path in [*SOURCES, *PROGRAMS]:
         for node in ast.parse(path.read_text()).body:

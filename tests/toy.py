@@ -1,4 +1,4 @@
-"""A simulated pipeline over the toy model, for tests of everything that is not Redis or torch."""
+"""A simulated pipeline over the toy model, for tests without Redis and torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flowspec.core.job.draft_worker import DraftMachine
-from flowspec.core.protocol.messages import SCHEDULER, Envelope, Submit, middle_node, stage_node
+from flowspec.core.protocol.addresses import DRAFT, Address, middle_address, stage_address
 from flowspec.core.run.limits import Limits
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
@@ -38,27 +38,21 @@ def pipeline(
     target: ToyTarget = TARGET,
     ranks: Sequence[int] = (0, 0, 0, 0, 0, 1, 1, 2),
     costs: Costs = UNIT,
-    parts_per_pass: int = 1,
     tap: Tap | None = None,
     middles: Sequence[float] = (),
 ) -> Simulation:
     """``middles``: for each middle model how often it agrees with the target."""
     machine = DraftMachine(limits(stages, target, middles=len(middles)), build)
-    nodes: dict[str, Any] = {"d0": (machine, ToyDrafter(target, hit_rate, ranks))}
+    nodes: dict[Address, Any] = {DRAFT: (machine, ToyDrafter(target, hit_rate, ranks))}
     for model, agreement in enumerate(middles, 1):
-        nodes[middle_node(model)] = (
-            StageMachine(1, stages, middle=model),
-            ToyMiddle(target, agreement),
-        )
+        middle = StageMachine(1, stages, middle=model)
+        nodes[middle_address(model)] = (middle, ToyMiddle(target, agreement))
     for stage in range(1, stages + 1):
-        machine = StageMachine(stage, stages, parts_per_pass=parts_per_pass)
-        nodes[stage_node(stage)] = (machine, ToyStage(target, stage, stages))
+        nodes[stage_address(stage)] = (
+            StageMachine(stage, stages),
+            ToyStage(target, stage, stages),
+        )
     return Simulation(nodes, costs, tap=tap)
-
-
-def submit(simulation: Simulation, job: str, spec: JobSpec, at: float = 0.0) -> None:
-    message = Submit(job, 1, tuple(spec.fields().items()))
-    simulation.post("d0", Envelope(SCHEDULER, 1, message), at)
 
 
 def generate(
@@ -70,11 +64,11 @@ def generate(
     sampling: Sampling = Sampling(),
     **options: object,
 ) -> JobRecord:
-    """One job to its end under unit costs."""
+    """Run one job to its end under unit costs."""
     simulation = pipeline(stages, **options)  # type: ignore[arg-type]
     spec = JobSpec(
         prompt_ids=tuple(prompt), max_new_tokens=count, sampling=sampling, strategy=strategy
     )
-    submit(simulation, "job", spec)
+    simulation.submit("job", spec)
     simulation.run()
     return simulation.jobs["job"]

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from flowspec.broker.base import Control, Link, setup_of
 from flowspec.core.job.draft_worker import DraftMachine
-from flowspec.core.protocol.messages import DRAFT, middle_node, stage_node
+from flowspec.core.protocol.addresses import DRAFT, Address, middle_address, stage_address
 from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.lease import Lease
@@ -41,12 +41,12 @@ class Characters:
 
 
 class ToyCluster:
-    """``control()`` and ``link(node)`` come from the broker under test."""
+    """``control()`` and ``link(address)`` come from the broker under test."""
 
     def __init__(
         self,
         control: Callable[[], Control],
-        link: Callable[[str], Link],
+        link: Callable[[Address], Link],
         stages: int,
         *,
         jobs: int = 1,
@@ -56,7 +56,7 @@ class ToyCluster:
         middles: Sequence[float] = (),
     ) -> None:
         self.control = control()
-        scheduling = control()
+        self._new_control = control
         self.control.set_pipeline(
             {"stages": str(stages), "middles": json.dumps(["toy"] * len(middles))}
         )
@@ -73,14 +73,14 @@ class ToyCluster:
             self._add(
                 f"verify-{stage}",
                 StageMachine(stage, stages),
-                wrap(link(stage_node(stage))),
+                wrap(link(stage_address(stage))),
                 executor,
             )
         for model, agreement in enumerate(middles, 1):
             executor = VerifyRole(ToyMiddle(TARGET, agreement), (), "<u8")
             machine = StageMachine(1, stages, middle=model)
-            self._add(f"middle-{model}", machine, wrap(link(middle_node(model))), executor)
-        self.scheduler = Scheduler(scheduling, stages, most_running=jobs)
+            self._add(f"middle-{model}", machine, wrap(link(middle_address(model))), executor)
+        self.scheduler = Scheduler(control(), stages, most_running=jobs)
         self._start("scheduler", lambda: self.scheduler.run(self._stopped.is_set))
 
     def _add(
@@ -88,9 +88,8 @@ class ToyCluster:
     ) -> None:
         setup = setup_of(self.control.pipeline())
         worker = self.workers[role] = Worker(machine, link, performer, header=head)  # type: ignore[arg-type]
-        lease = self.leases[role] = Lease(
-            self.control, role, lambda: {"state": "ready", "setup": setup}
-        )
+        facts = {"state": "ready", "setup": setup}
+        lease = self.leases[role] = Lease(self._new_control(), role, lambda: facts)
         lease.take()
         self._start(role, lambda: worker.run(self._stopped.is_set))
 
@@ -109,7 +108,7 @@ class ToyCluster:
         return self.control.submit(spec.fields())
 
     def wait(self, job: str, seconds: float = 20.0) -> tuple[tuple[int, ...], dict[str, str], str]:
-        """Token ids, the last entry and the error of a job that has ended."""
+        """Wait for a job's end; its token ids, last output entry and error."""
         ids: list[int] = []
         error = ""
         cursor = "0"

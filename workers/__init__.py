@@ -1,3 +1,1 @@
-"""The processes: ``python -m workers.scheduler``, ``workers.draft``, ``workers.verify
---stage N``.
-"""
+"""The processes: ``python -m workers.scheduler``, ``.draft``, ``.verify`` and ``.middle``."""

@@ -1,6 +1,4 @@
-"""What every worker process does around its loop: arguments, logs, signals, lease, and one line
-when it fails.
-"""
+"""What the worker processes share: arguments, logs, signals, lease, one line on failure."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ RECORD_SECONDS = 60.0
 
 
 def parser(role: str) -> argparse.ArgumentParser:
-    """Arguments every worker takes."""
+    """A parser with the arguments of every worker."""
     arguments = argparse.ArgumentParser(prog=f"python -m workers.{role}")
     arguments.add_argument(
         "--redis-url", help=f"broker (default: FLOWSPEC_REDIS_URL, else {DEFAULT_URL})"
@@ -39,13 +37,13 @@ def parser(role: str) -> argparse.ArgumentParser:
 
 
 class Process:
-    """A worker process: where its broker is, and whether it was told to stop."""
+    """A worker process: its broker, and whether a signal has asked it to stop."""
 
     def __init__(self, url: str | None) -> None:
         self.url = url or os.environ.get("FLOWSPEC_REDIS_URL") or DEFAULT_URL
         self.keys = Keys()
         self.state = "loading"
-        self._setup = ""  # the record this worker was built from
+        self._setup = ""  # digest of the record this worker was built from
         self._stopped = False
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
@@ -55,15 +53,15 @@ class Process:
 
     @property
     def stopped(self) -> bool:
-        """A signal asked for the end."""
+        """Whether a signal has asked the process to stop."""
         return self._stopped
 
     def control(self) -> RedisControl:
-        """A connection for control; BrokerUnreachable in one line if there is no broker."""
+        """A connection for control; BrokerUnreachable if there is no broker."""
         return RedisControl(self.url, self.keys)
 
     def pipeline_record(self, control: Control) -> dict[str, str]:
-        """The pipeline's record, once a scheduler has written it."""
+        """Wait for the pipeline's record, which a scheduler writes; ClusterError after a while."""
         deadline = time.monotonic() + RECORD_SECONDS
         while not self._stopped:
             record = control.pipeline()
@@ -80,9 +78,13 @@ class Process:
 
     @contextmanager
     def leased(
-        self, control: Control, role: str, facts: Callable[[], dict[str, object]]
+        self, role: str, facts: Callable[[], dict[str, object]]
     ) -> Iterator[Callable[[], bool]]:
-        """Hold the lease on ``role``; yields whether to stop. A lost lease ends in ClusterError."""
+        """Hold the lease on ``role``; yields ``stop()``. A lost lease raises ClusterError.
+
+        The lease has its own connection.
+        """
+        control = self.control()
         lease = Lease(control, role, lambda: {"state": self.state, "setup": self._setup, **facts()})
         lease.take()
         try:
@@ -91,13 +93,13 @@ class Process:
                 raise ClusterError(lease.lost)
         finally:
             lease.release()
+            control.close()
 
 
 def run(main: Callable[[], None], role: str) -> None:
     """Run a worker's ``main``: an expected error is one line on stderr and status 1."""
-    os.environ.setdefault(
-        "OMP_NUM_THREADS", "1"
-    )  # one torch thread a process, before torch is imported
+    # One torch thread per process; torch reads this when it is imported.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     try:
         observe.configure()
         main()
@@ -115,12 +117,12 @@ def make_worker(
     header: str = "",
     model_seconds: Callable[[], float] | None = None,
 ) -> Worker:
-    """The loop of a worker process, on an emulated device if the pipeline's ``record`` says so.
+    """The loop of a worker process, on an emulated device if ``record`` names one.
 
     ``model_seconds``: see ``drivers.emulated``.
     """
     gc.collect()
-    # a collection over a loaded model's objects takes 0.2 s, in the middle of somebody's text
+    # A collection over a loaded model's objects takes 0.2 s, which would delay a token.
     gc.freeze()
     emulated = record.get(EMULATED)
     if not emulated:
@@ -139,9 +141,7 @@ def stage_number(text: str | None, stages: int) -> int:
 
 
 def check_fingerprint(found: str, expected: str, name: str) -> None:
-    """ConfigError unless this machine's copy of ``name`` is the model the pipeline was
-    set up with.
-    """
+    """ConfigError unless the local copy of ``name`` has the fingerprint ``expected``."""
     if found != expected:
         raise ConfigError(
             f"model {name} is not the one the pipeline was set up with "

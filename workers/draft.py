@@ -1,4 +1,4 @@
-"""The draft worker: ``python -m workers.draft`` is enough; the pipeline's record has the rest."""
+"""The draft worker, ``python -m workers.draft``; its settings are in the pipeline's record."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import replace
 from flowspec.broker.base import Op, drafts_of, middles_of
 from flowspec.broker.redis_link import RedisLink
 from flowspec.core.job.draft_worker import DraftMachine
+from flowspec.core.protocol.addresses import DRAFT
 from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.machine import Finish
-from flowspec.core.protocol.messages import DRAFT
 from flowspec.core.run.limits import Limits
 from flowspec.drivers.live import Worker
 from flowspec.drivers.replay import header
@@ -24,8 +24,9 @@ from workers._boot import Process, check_fingerprint, make_worker, parser, run
 
 
 class _NamingLink(RedisLink):
-    """Says what the drafters are called that a job has used: machines, and so recordings, have
-    numbers only.
+    """A link that adds the drafters' names to a job's stats.
+
+    Machines, and so recordings, only have the drafters' numbers.
     """
 
     def __init__(self, process: Process, limits: Limits, drafts: Sequence[str]) -> None:
@@ -49,8 +50,8 @@ def main() -> None:
     )
     arguments.add_argument(
         "--draft",
-        help="what drafts, as found on this machine, joined by + and : as in the record (default: "
-        "what that says)",
+        help="the drafts as found on this machine, joined by + and : as in the record "
+        "(default: as the record says)",
     )
     given = arguments.parse_args()
     process = Process(given.redis_url)
@@ -60,7 +61,7 @@ def main() -> None:
     middles = len(middles_of(record))
     worker: list[Worker] = []
 
-    with process.leased(control, "draft", lambda: worker[0].facts() if worker else {}) as stop:
+    with process.leased("draft", lambda: worker[0].facts() if worker else {}) as stop:
         from flowspec.model.text import Tokenizer
 
         name = given.target or record["target"]

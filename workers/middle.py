@@ -1,12 +1,10 @@
-"""A middle model of a chain: ``python -m workers.middle --model 1``; the pipeline's record has the
-rest.
-"""
+"""A middle model, ``python -m workers.middle --model 1``; its settings are in the record."""
 
 from __future__ import annotations
 
 from flowspec.broker.base import middles_of
 from flowspec.broker.redis_link import RedisLink
-from flowspec.core.protocol.messages import middle_node
+from flowspec.core.protocol.addresses import middle_address
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.live import Worker
 from flowspec.drivers.roles import VerifyRole
@@ -32,9 +30,7 @@ def main() -> None:
     model = _number(given.model, len(middles))
     worker: list[Worker] = []
 
-    with process.leased(
-        control, f"middle-{model}", lambda: worker[0].facts() if worker else {}
-    ) as stop:
+    with process.leased(f"middle-{model}", lambda: worker[0].facts() if worker else {}) as stop:
         from flowspec.model.stage import load_stage
 
         name = given.path or middles[model - 1]
@@ -45,7 +41,7 @@ def main() -> None:
         executor = load_stage(directory, range(directory.layers))
         role = VerifyRole(executor, (directory.hidden_size,), "float32")
         link = RedisLink(
-            process.url, process.keys, middle_node(model), stages, middles=len(middles)
+            process.url, process.keys, middle_address(model), stages, middles=len(middles)
         )
         machine = StageMachine(1, stages, middle=model)
         worker.append(

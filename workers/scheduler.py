@@ -21,7 +21,7 @@ def main() -> None:
     arguments.add_argument(
         "--draft",
         default=default_pair()[1],
-        help="what drafts: a model or head, ngram, or several joined by +; drafts to choose from "
+        help="the draft: a model or head, ngram, or several joined by +; drafts to choose from "
         "are joined by :",
     )
     arguments.add_argument(
@@ -36,9 +36,7 @@ def main() -> None:
     arguments.add_argument(
         "--jobs", type=int, default=1, help="jobs that run at once (default: %(default)s)"
     )
-    arguments.add_argument(
-        "--emulate", default="", help="pretend to be other devices and links, as JSON"
-    )
+    arguments.add_argument("--emulate", default="", help="devices and links to emulate, as JSON")
     given = arguments.parse_args()
     target, middles = open_models(given.target, given.draft, given.middle)
     ranges = layer_ranges(target.layers, given.stages, surplus=bool(given.emulate))
@@ -46,7 +44,7 @@ def main() -> None:
     process = Process(given.redis_url)
     control = process.control()
     process.state = "ready"
-    with process.leased(control, "scheduler", dict) as stop:
+    with process.leased("scheduler", dict) as stop:
         control.set_pipeline(
             {
                 "stages": str(given.stages),
@@ -57,7 +55,6 @@ def main() -> None:
                 "drafts": json.dumps(labels(given.draft)),
                 "middles": json.dumps(given.middle),
                 "middle_fingerprints": " ".join(middle.fingerprint for middle in middles),
-                "dtype": "float32",
                 "layers": " ".join(f"{block.start}-{block.stop}" for block in ranges),
                 **(
                     {EMULATED: replace(emulation, began=time.monotonic()).text()}

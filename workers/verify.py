@@ -1,6 +1,4 @@
-"""A verify worker: ``python -m workers.verify --stage 2`` is enough; the pipeline's record has the
-rest.
-"""
+"""A verify worker, ``python -m workers.verify --stage 2``; its settings are in the record."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ from collections.abc import Callable
 
 from flowspec.broker.base import middles_of
 from flowspec.broker.redis_link import RedisLink
-from flowspec.core.protocol.messages import stage_node
+from flowspec.core.protocol.addresses import stage_address
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.live import Worker
 from flowspec.drivers.roles import VerifyRole
@@ -17,7 +15,7 @@ from flowspec.model.directory import ModelDirectory, fetch_weights, layer_range
 from flowspec.model.passing import PassingStage
 from workers._boot import Process, check_fingerprint, make_worker, parser, run, stage_number
 
-#: Attention paths of ``flowspec.model``, which imports torch and so waits for the lease.
+#: Attention paths of ``flowspec.model``, which imports torch and so is imported after the lease.
 ATTENTIONS = ("plain", "two-level")
 #: A prefix no tensor has: a stage without layers reads none.
 NO_WEIGHTS = "none"
@@ -45,9 +43,7 @@ def main() -> None:
     stage = stage_number(given.stage, stages)
     worker: list[Worker] = []
 
-    with process.leased(
-        control, f"verify-{stage}", lambda: worker[0].facts() if worker else {}
-    ) as stop:
+    with process.leased(f"verify-{stage}", lambda: worker[0].facts() if worker else {}) as stop:
         name = given.target or record["target"]
         layers = layer_range(record["layers"], stage)
         target = fetch_weights(name, lambda found: _needs(found, layers))
@@ -55,7 +51,7 @@ def main() -> None:
         executor, model_seconds = _executor(target, layers, given.attention)
         role = VerifyRole(executor, (target.hidden_size,), "float32")
         link = RedisLink(
-            process.url, process.keys, stage_node(stage), stages, middles=len(middles_of(record))
+            process.url, process.keys, stage_address(stage), stages, middles=len(middles_of(record))
         )
         worker.append(
             make_worker(
@@ -80,7 +76,7 @@ def _needs(target: ModelDirectory, layers: range) -> tuple[str, ...]:
 def _executor(
     target: ModelDirectory, layers: range, attention: str
 ) -> tuple[StageExecutor, Callable[[], float] | None]:
-    """What computes ``layers``, and how much CPU time that has spent in the model."""
+    """The executor of ``layers``, and its CPU seconds in the model so far; None: not measured."""
     if not layers:
         return PassingStage(), None
     from flowspec.model.stage import load_stage

@@ -1,3 +1,1 @@
-"""Everything that knows how messages travel: codec, key names, Lua scripts, Redis and its in-memory
-twin.
-"""
+"""The transport of messages: codec, key names, Lua scripts, Redis and its in-memory twin."""

@@ -1,7 +1,7 @@
-"""What a broker is to the rest: a worker's link, and the control everyone else uses.
+"""The interfaces of a broker: a worker's link, and the control for everyone else.
 
-``redis.py`` and ``memory.py`` are two brokers held to one suite of tests. Script codes come back as
-``Code``; the broker being gone is raised as BrokerUnreachable.
+The Redis broker and the in-memory broker pass the same tests. Results of scripts are ``Code``s; a
+lost broker raises BrokerUnreachable.
 """
 
 from __future__ import annotations
@@ -14,32 +14,35 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
+from flowspec.core.protocol.addresses import Address, worker_addresses
 from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.machine import Accepted, Commit, Complete, Finish, Send
-from flowspec.core.protocol.messages import Envelope, worker_nodes
+from flowspec.core.protocol.messages import Envelope
 from flowspec.core.protocol.stamps import Stamp
+from flowspec.core.run.key import RunKey
 
 Rows = npt.NDArray[Any]
 
-#: Entries a node's log, or a job's output, may hold before the job fails.
+#: Most entries of a process's log or of a job's output; a job that needs more fails.
 LOG_CAP = 50_000
-#: Segments' rows that may wait for one stage before the job fails.
+#: Most segments whose rows wait for one stage; a job that needs more fails.
 ROWS_CAP = 1_000
-#: Recorded steps one node keeps of one job; a recording that reached it is cut, and its replay says
-#: so.
+#: Most steps recorded per process and run; a longer recording is cut off, and its replay reports
+#: that.
 RECORDING_CAP = 200_000
-#: Jobs that may wait in a pipeline's queue.
+#: Most jobs in a pipeline's queue.
 QUEUE_CAP = 1_000
-#: What an ended job leaves behind lives for so long, ms.
+#: How long the data of an ended job is kept, ms.
 RETENTION_MS = 3_600_000
-#: A lease not renewed for so long is free, ms.
+#: Lifetime of a lease that is not renewed, ms: the shortest, and the longest on a busy machine.
 LEASE_MS = 5_000
-#: A lease is renewed this often, seconds.
+MOST_LEASE_MS = 30_000
+#: Interval between the renewals of a lease, seconds.
 RENEW_SECONDS = 1.0
 
 
 def setup_of(record: Mapping[str, str]) -> str:
-    """Digest of a pipeline's record: a worker built from another one must not serve it."""
+    """Digest of a pipeline's record: a worker built from another record must not serve it."""
     return hashlib.sha256(json.dumps(dict(record), sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -49,19 +52,17 @@ def middles_of(record: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def drafts_of(record: Mapping[str, str]) -> tuple[str, ...]:
-    """What reports call the drafts a strategy may choose from; none in the record of an older
-    pipeline.
-    """
+    """Names, in reports, of the drafts that a strategy may choose from; empty in older records."""
     return tuple(json.loads(record.get("drafts", "[]")))
 
 
-def nodes_of(record: Mapping[str, str]) -> tuple[str, ...]:
-    """Every node that works on a pipeline's jobs."""
-    return worker_nodes(int(record.get("stages", "0")), len(middles_of(record)))
+def workers_of(record: Mapping[str, str]) -> tuple[Address, ...]:
+    """Every process that works on a pipeline's jobs."""
+    return worker_addresses(int(record.get("stages", "0")), len(middles_of(record)))
 
 
 def roles_of(record: Mapping[str, str]) -> tuple[str, ...]:
-    """The lease of every worker in ``nodes_of``."""
+    """The lease role of every worker in ``workers_of``, in the same order."""
     verify = (f"verify-{stage}" for stage in range(1, int(record.get("stages", "0")) + 1))
     return (
         "draft",
@@ -75,13 +76,10 @@ def roles_of(record: Mapping[str, str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class PutRows:
-    """Rows for ``to``, named by (job, epoch, segment); written before the envelope
-    that needs them.
-    """
+    """Rows for ``to``, named by (run, segment); written before the envelope that needs them."""
 
-    to: str
-    job: str
-    epoch: int
+    to: Address
+    run: RunKey
     segment: int
     rows: Rows
 
@@ -96,9 +94,9 @@ class CommitText:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One line of a job's recording."""
+    """One line of a run's recording."""
 
-    job: str
+    run: RunKey
     line: str
 
 
@@ -106,8 +104,8 @@ Op = PutRows | Send | CommitText | Complete | Accepted | Finish | Record
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
-    """What one read returned: messages in order, and how many entries were refused as malformed.
+class ReadResult:
+    """The result of one read: messages in order, and the entries refused as malformed.
 
     ``stamps``: parallel to ``envelopes`` if any of them has one, else empty.
     """
@@ -118,37 +116,35 @@ class Delivery:
 
 
 class Link(Protocol):
-    """One node's connection: it alone reads the node's log, with its own cursor."""
+    """A worker's connection, the only reader of the worker's log, with its own cursor."""
 
-    node: str
+    address: Address
 
-    def read(self, block_seconds: float) -> Delivery:
-        """What has arrived since the last read; waits up to ``block_seconds`` for something."""
+    def read(self, block_seconds: float) -> ReadResult:
+        """What has arrived since the last read; blocks up to ``block_seconds`` if nothing has."""
         ...
 
-    def take_rows(self, job: str, epoch: int, segment: int) -> Rows:
-        """The rows that came for a segment, once; GapError if they are not there within a bounded
-        wait.
-        """
+    def take_rows(self, run: RunKey, segment: int) -> Rows:
+        """Remove and return a segment's rows; GapError if they do not arrive in a bounded time."""
         ...
 
-    def drop_rows(self, job: str, segment: int) -> None:
-        """Forget rows nobody will compute."""
+    def drop_rows(self, run: RunKey, segment: int) -> None:
+        """Drop the rows of a segment, which will not be computed."""
         ...
 
     def write(self, ops: Sequence[Op], at: float | None = None) -> list[Code]:
-        """Carry out ``ops`` in order, in one round trip; a code for each.
+        """Carry out ``ops`` in order, in one round trip; one code per operation.
 
         ``at``: the nominal time of an emulated run; messages and commits are stamped with it.
         """
         ...
 
-    def forget(self, job: str) -> None:
-        """The job has ended here: its part of the log may be trimmed."""
+    def forget(self, run: RunKey) -> None:
+        """Note that the run has ended here, so that its part of the log may be trimmed."""
         ...
 
     def close(self) -> None:
-        """Give the connection back."""
+        """Close the connection."""
         ...
 
 
@@ -157,7 +153,7 @@ class Link(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Intake:
-    """One submission: the job's id, and its fields, or why they cannot be read."""
+    """A submission: the job's id, and its fields, or the error in reading them."""
 
     job: str
     fields: Mapping[str, str] = field(default_factory=dict)
@@ -166,7 +162,7 @@ class Intake:
 
 @dataclass(frozen=True, slots=True)
 class OutputEntry:
-    """One entry of a job's output; ``cursor`` names it to a reader that goes on behind it."""
+    """An entry of a job's output. ``cursor``: where to continue reading after it."""
 
     cursor: str
     fields: Mapping[str, str]
@@ -176,23 +172,27 @@ class Control(Protocol):
     """Jobs, leases and the pipeline's record."""
 
     def submit(self, fields: Mapping[str, str]) -> str:
-        """Put a job into the intake; its id."""
+        """Append a job to the intake; its id."""
+        ...
+
+    def submitted(self, job: str) -> bool:
+        """Whether the intake holds ``job``: submitted, and not yet acknowledged."""
         ...
 
     def join_intake(self) -> None:
-        """Take part in reading submissions; once, before the first read."""
+        """Join the readers of submissions; call once, before the first read."""
         ...
 
     def read_intake(self, block_seconds: float) -> list[Intake]:
-        """New submissions, and those read before and not acknowledged."""
+        """Submissions read before and not acknowledged; if there are none, new ones."""
         ...
 
     def acknowledge(self, jobs: Sequence[str]) -> None:
-        """These submissions were dealt with."""
+        """Mark submissions as handled."""
         ...
 
     def admit(self, job: str, fields: Mapping[str, str], error: str = "") -> Code:
-        """Take a submission into the queue, or answer it with ``error``. Repeatable."""
+        """Put a submission into the queue, or end it with ``error``; idempotent."""
         ...
 
     def queued(self) -> list[str]:
@@ -204,18 +204,18 @@ class Control(Protocol):
         ...
 
     def job(self, job: str) -> dict[str, str]:
-        """What is known of a job; empty if nothing is."""
+        """The stored facts of a job; empty if it is unknown."""
         ...
 
     def assign(self, job: str, most: int, owners: Mapping[str, str]) -> Code:
         """Give the queue's first job to the draft worker, unless ``most`` jobs run already.
 
-        ``owners``: the lease's token of every worker that serves it, by role.
+        ``owners``: by role, the lease token of each worker that serves it.
         """
         ...
 
     def owners(self, job: str) -> dict[str, str]:
-        """The owners a job was assigned with."""
+        """The ``owners`` that a job was assigned with."""
         ...
 
     def revoke(self, job: str, reason: str, error: str = "") -> Code:
@@ -223,19 +223,21 @@ class Control(Protocol):
         ...
 
     def read_output(self, job: str, cursor: str, block_seconds: float) -> list[OutputEntry]:
-        """Entries of a job's output behind ``cursor`` (``0``: from the start)."""
+        """Entries of a job's output after ``cursor`` (``0``: from the start)."""
         ...
 
     def read_recording(self, job: str) -> list[str]:
-        """The lines of a job's recording."""
+        """The recording of the job's newest recorded run, as lines."""
         ...
 
-    def claim(self, role: str, token: str, info: Mapping[str, object]) -> bool:
+    def claim(
+        self, role: str, token: str, info: Mapping[str, object], lifetime_ms: int = LEASE_MS
+    ) -> bool:
         """Take or renew the lease on ``role``; False if another token holds it."""
         ...
 
     def release(self, role: str, token: str) -> None:
-        """Give up the lease on ``role`` if it is ours."""
+        """Release the lease on ``role`` if ``token`` holds it."""
         ...
 
     def claims(self) -> dict[str, tuple[str, dict[str, Any]]]:
@@ -243,17 +245,20 @@ class Control(Protocol):
         ...
 
     def set_pipeline(self, record: Mapping[str, str]) -> None:
-        """Say what the pipeline runs."""
+        """Store the pipeline's record."""
         ...
 
     def pipeline(self) -> dict[str, str]:
-        """What the pipeline runs; empty before a scheduler said so."""
+        """The pipeline's record; empty before a scheduler has stored it."""
         ...
 
     def wait_for_change(self, block_seconds: float) -> None:
-        """Return when a job ended, or after ``block_seconds``."""
+        """Block until a job is admitted or ends, at most ``block_seconds``.
+
+        Returns at once if that happened since the last call.
+        """
         ...
 
     def close(self) -> None:
-        """Give the connections back."""
+        """Close the connections."""
         ...

@@ -1,9 +1,9 @@
-"""Messages and rows as bytes. Everything read is checked before anything is built from it.
+"""Messages and rows as bytes. Input is checked before anything is built from it.
 
 Envelopes are msgpack: ``[version, kind, field, ...]``, dataclasses as lists of their fields in
 order. Rows are written in msgpack-numpy's published layout, so that any client with that package
-can read them, and read by the strict decoder here: that package's own decoder runs pickles and
-is never called.
+can read them. They are read by the strict decoder here: the package's own decoder unpickles and is
+never called.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from flowspec.core.protocol.messages import MESSAGES, Message
 from flowspec.errors import FlowSpecError, WireError
 
 #: Version of the wire format; a reader refuses any other.
-VERSION = 2
+VERSION = 3
 #: Largest envelope accepted, bytes.
 MAX_ENVELOPE = 8 << 20
 #: Largest payload of rows accepted, bytes.
@@ -40,7 +40,7 @@ _KINDS: dict[type, int] = {kind: number for number, kind in enumerate(MESSAGES)}
 
 
 def encode(message: Message) -> bytes:
-    """``message`` as bytes; WireError if it is larger than a reader accepts, or no message."""
+    """``message`` as bytes; WireError if it is not a message, or larger than a reader accepts."""
     names = _field_names(type(message))
     fields = [getattr(message, name) for name in names]
     try:
@@ -56,9 +56,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes) -> Message:
-    """The message in ``data``; WireError if it is not exactly one, well-formed and of
-    this version.
-    """
+    """The message in ``data``; WireError unless it is exactly one, well-formed, of this version."""
     if len(data) > MAX_ENVELOPE:
         raise WireError(f"envelope of {len(data)} bytes; at most {MAX_ENVELOPE} are accepted")
     try:
@@ -74,7 +72,7 @@ def decode(data: bytes) -> Message:
 
 
 def encode_rows(rows: npt.NDArray[Any]) -> bytes:
-    """``rows`` in msgpack-numpy's layout; element types outside ROW_DTYPES are refused."""
+    """``rows`` in msgpack-numpy's layout; WireError for element types outside ROW_DTYPES."""
     if rows.dtype.str not in ROW_DTYPES:
         raise WireError(
             f"rows of type {rows.dtype.str} cannot travel; expected one of {sorted(ROW_DTYPES)}"
@@ -84,8 +82,7 @@ def encode_rows(rows: npt.NDArray[Any]) -> bytes:
 
 
 def decode_rows(data: bytes) -> npt.NDArray[Any]:
-    """The array in ``data``, a read-only view of it; WireError for anything else than plain
-    numbers.
+    """The array in ``data``, as a read-only view; WireError if it is not an array of numbers.
 
     Size, element type and shape are checked against each other before an array is made.
     """

@@ -10,84 +10,76 @@ from flowspec.broker.base import LOG_CAP, RETENTION_MS, CommitText, Op, PutRows,
 from flowspec.broker.keys import Keys
 from flowspec.broker.redis_client import Command
 from flowspec.broker.scripts import load
+from flowspec.core.protocol.addresses import SCHEDULER, Address, worker_addresses
 from flowspec.core.protocol.machine import Accepted, Complete, Finish, Send
-from flowspec.core.protocol.messages import SCHEDULER, worker_nodes
+from flowspec.core.run.key import RunKey
 
 
 class Commands:
-    """Builds the command of each operation of ``node`` in a pipeline of ``stages`` verify stages
-    and ``middles`` middle models.
+    """Builds the Redis commands of the worker ``address``.
+
+    ``stages``, ``middles``: the numbers of verify stages and middle models of the pipeline.
     """
 
-    def __init__(self, keys: Keys, node: str, stages: int, middles: int = 0) -> None:
+    def __init__(self, keys: Keys, address: Address, stages: int, middles: int = 0) -> None:
         self._keys = keys
-        self._node = node
+        self._address = address
         self._scripts = load()
-        nodes = worker_nodes(stages, middles)
-        self._logs = [keys.log(name) for name in nodes]
-        self._stage_logs = self._logs[: stages + 1]
-        self._index = {name: at + 1 for at, name in enumerate(nodes)}
+        workers = worker_addresses(stages, middles)
+        self._logs = [keys.log(worker) for worker in workers]
+        self._index = {worker: at + 1 for at, worker in enumerate(workers)}
 
     def build(self, op: Op, stamp: str = "") -> Command:
-        """The command that carries out ``op``; ``stamp`` goes with what it delivers,
-        now or later.
-        """
+        """The command for ``op``; ``stamp`` goes with what it delivers, now or later."""
         match op:
             case Send():
                 return self._publish(op, stamp)
-            case PutRows(to, job, epoch, segment, rows):
-                data = codec.encode_rows(rows)
-                return (
-                    "XADD",
-                    self._keys.rows(to),
-                    "*",
-                    "j",
-                    job,
-                    "e",
-                    epoch,
-                    "s",
-                    segment,
-                    "d",
-                    data,
-                )
+            case PutRows():
+                return self._put_rows(op)
             case CommitText():
                 return self._commit(op, stamp)
-            case Complete(job, epoch, tasks):
-                arguments = [epoch, LOG_CAP, self._node, 0, 0, "", "", stamp, 0, *tasks]
-                return self._call("publish", self._job_keys(job), arguments)
-            case Accepted(job, epoch, prompt, strategy):
-                facts = [epoch, len(prompt) - 1, json.dumps(prompt), strategy]
-                return self._call("open_job", [self._keys.job(job)], facts)
+            case Complete(run, tasks):
+                sender = str(self._address)
+                arguments = [run.epoch, LOG_CAP, sender, 0, 0, "", "", stamp, 0, *tasks]
+                return self._call("publish", self._run_keys(run), arguments)
+            case Accepted(run, prompt, strategy):
+                facts = [run.epoch, len(prompt) - 1, json.dumps(prompt), strategy]
+                return self._call("open_job", [self._keys.job(run.job)], facts)
             case Finish():
                 return self._finish(op)
-            case Record(job, line):
-                return self._call("record", [self._keys.recording(job)], [line, RETENTION_MS])
+            case Record(run, line):
+                return self._call("record", [self._keys.recording(run)], [line, RETENTION_MS])
 
-    def _job_keys(self, job: str) -> list[str]:
-        return [self._keys.job(job), self._keys.graph(job), *self._logs]
+    def _run_keys(self, run: RunKey) -> list[str]:
+        return [self._keys.job(run.job), self._keys.run(run), *self._logs]
+
+    def _put_rows(self, op: PutRows) -> Command:
+        name = ("j", op.run.job, "e", op.run.epoch, "s", op.segment)
+        return ("XADD", self._keys.rows(op.to), "*", *name, "d", codec.encode_rows(op.rows))
 
     def _publish(self, op: Send, stamp: str) -> Command:
         message = op.envelope.message
         arguments = [
-            message.epoch,
+            message.run.epoch,
             LOG_CAP,
-            op.envelope.sender,
+            str(op.envelope.sender),
             self._index[op.to],
             op.envelope.seq,
             op.task,
             codec.encode(message),
             stamp,
             len(op.after),
+            *op.after,
+            *op.completes,
         ]
-        return self._call(
-            "publish", self._job_keys(message.job), [*arguments, *op.after, *op.completes]
-        )
+        return self._call("publish", self._run_keys(message.run), arguments)
 
     def _commit(self, op: CommitText, stamp: str) -> Command:
         commit = op.commit
+        run = commit.run
         keys = self._keys
         arguments = [
-            commit.epoch,
+            run.epoch,
             LOG_CAP,
             commit.offset,
             commit.advance,
@@ -98,21 +90,27 @@ class Commands:
             commit.finish,
             codec.encode(commit.prunes[0].message),
             stamp,
+            len(commit.prunes),
+            *(envelope.seq for envelope in commit.prunes),
+            *commit.completes,
         ]
-        named = [
-            keys.job(commit.job),
-            keys.graph(commit.job),
-            keys.out(commit.job),
-            *self._stage_logs,
-        ]
-        seqs = [envelope.seq for envelope in commit.prunes]
-        return self._call("commit_verdict", named, [*arguments, *seqs, *commit.completes])
+        named = [keys.job(run.job), keys.run(run), keys.out(run.job), *self._logs]
+        return self._call("commit_verdict", named, arguments)
 
     def _finish(self, op: Finish) -> Command:
+        run = op.run
         keys = self._keys
-        named = [keys.job(op.job), keys.graph(op.job), keys.out(op.job), keys.recording(op.job)]
-        arguments = [op.epoch, op.job, op.reason, op.error, json.dumps(op.stats), RETENTION_MS]
-        return self._call("finish", [*named, keys.running, keys.log(SCHEDULER)], arguments)
+        named = [
+            keys.job(run.job),
+            keys.run(run),
+            keys.out(run.job),
+            keys.recording(run),
+            keys.running,
+            keys.log(SCHEDULER),
+        ]
+        stats = json.dumps(op.stats)
+        arguments = [run.epoch, run.job, op.reason, op.error, stats, RETENTION_MS]
+        return self._call("finish", named, arguments)
 
     def _call(self, name: str, keys: Sequence[str], arguments: Sequence[object]) -> Command:
         return ("EVALSHA", self._scripts[name].sha, len(keys), *keys, *arguments)

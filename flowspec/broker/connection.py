@@ -1,12 +1,12 @@
-"""redis-py set up so that its defaults cannot bite.
+"""Connections of redis-py without its unsafe or slow defaults.
 
-- Nothing is retried behind our back: its default of ten retries would write an entry twice when
-  a reply is lost. What may be retried is retried by ``retrying``, the one policy there is.
-- The socket's timeout is longer than any blocking read, or an idle stream would look like a dead
-  server.
-- Commands are packed by the Python packer: hiredis' has a cliff above 128 KB. Replies are parsed
-  by it.
-- RESP2 by name, so that replies keep one shape.
+- No implicit retries: redis-py's default of ten would write an entry twice when a reply is lost.
+  ``retrying`` is the only retry policy.
+- The socket's timeout is longer than any blocking read; otherwise an idle stream would look like a
+  dead server.
+- Commands are packed in Python, because hiredis' packer slows down sharply above 128 KB. Replies
+  are parsed by hiredis.
+- RESP2 is set explicitly, so that replies keep one shape.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from flowspec.errors import BrokerError, BrokerFull, BrokerUnreachable, ConfigEr
 MAX_BLOCK_SECONDS = 2.0
 _SOCKET_TIMEOUT = MAX_BLOCK_SECONDS + 3.0
 _CONNECT_TIMEOUT = 3.0
-#: How long a lost broker is tried again before a caller is told, seconds.
+#: How long calls are retried while the broker is unreachable, seconds.
 RETRY_SECONDS = 6.0
 #: The same for the first connection: a wrong URL should not look like a slow broker.
 FIRST_SECONDS = 2.0
@@ -44,7 +44,7 @@ DEFAULT_URL = "redis://localhost:6379/0"
 
 
 class _PythonPacker:
-    """Packs commands in Python, whatever the parser."""
+    """Packs commands in Python, with any parser."""
 
     def _construct_command_packer(self, packer: Any) -> Any:
         return PythonRespSerializer(self._buffer_cutoff, self.encoder.encode)  # type: ignore[attr-defined]
@@ -66,9 +66,7 @@ _CLASSES = {"redis": _Tcp, "valkey": _Tcp, "rediss": _Tls, "valkeys": _Tls, "uni
 
 
 def connect(url: str) -> redis.Redis:
-    """A client of its own for ``url``; nothing is sent yet. ConfigError for what is no
-    broker URL.
-    """
+    """A new client for ``url``, not connected yet. ConfigError if it is not a broker URL."""
     scheme = urlsplit(url).scheme
     if scheme not in _CLASSES:
         raise ConfigError(
@@ -83,7 +81,7 @@ def connect(url: str) -> redis.Redis:
             socket_connect_timeout=_CONNECT_TIMEOUT,
             socket_read_size=1 << 20,
         )
-    except ValueError:  # its text may quote a piece of the password
+    except ValueError:  # the error's text may quote a part of the password
         raise ConfigError(
             f"broker URL {redact(url)} is not understood; expected "
             "scheme://user:password@host:port/0, "
@@ -104,7 +102,7 @@ def redact(url: str) -> str:
 
 
 def translate(error: redis.RedisError, url: str) -> BrokerError:
-    """Our error for one of redis-py's."""
+    """The BrokerError for an error of redis-py."""
     where = redact(url)
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     if isinstance(error, redis.AuthenticationError) or reason.startswith(("NOAUTH", "WRONGPASS")):
@@ -123,9 +121,9 @@ def translate(error: redis.RedisError, url: str) -> BrokerError:
 
 
 def retrying(call: Callable[[], T], url: str, *, seconds: float = RETRY_SECONDS) -> T:
-    """``call()``, tried again while the broker is out of reach, for ``seconds`` at most.
+    """``call()``, retried for at most ``seconds`` while the broker is unreachable.
 
-    Only for what may be sent twice: reads with a cursor, and scripts that answer DUP.
+    Only for calls that may be sent twice: reads with a cursor, and scripts that return DUP.
     """
     try:
         return call()  # the hot path builds no policy
@@ -145,7 +143,7 @@ def retrying(call: Callable[[], T], url: str, *, seconds: float = RETRY_SECONDS)
 
 
 def _passes(error: BaseException) -> bool:
-    """Whether waiting may help: not for a wrong password or a command that is refused."""
+    """Whether a retry may help: not for a wrong password or a refused command."""
     if isinstance(error, redis.AuthenticationError):
         return False
     return isinstance(error, redis.ConnectionError | redis.TimeoutError)

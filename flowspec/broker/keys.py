@@ -1,14 +1,15 @@
-"""Every key name. Keys of one pipeline share a hash tag, so that one script may touch
-all of them.
-"""
+"""All key names. One pipeline's keys share a hash tag, so that one script may touch all of them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: Where jobs of every pipeline are submitted; untagged, read through a consumer group.
+from flowspec.core.protocol.addresses import Address
+from flowspec.core.run.key import RunKey
+
+#: The intake stream of all pipelines' jobs; untagged, read through a consumer group.
 JOBS = "flowspec:jobs"
-#: The pipeline that serves when nothing else is said.
+#: The pipeline used if none is named.
 DEFAULT_PIPELINE = "p0"
 
 
@@ -24,7 +25,7 @@ class Keys:
 
     @property
     def record(self) -> str:
-        """Hash: what the pipeline runs (stages, target, layer ranges)."""
+        """Hash: the pipeline's record (stages, target, layer ranges)."""
         return f"{self.tag}:pipeline"
 
     @property
@@ -38,33 +39,33 @@ class Keys:
         return f"{self.tag}:running"
 
     def claim(self, role: str) -> str:
-        """String with a lifetime: who owns ``role`` (scheduler, draft, verify-1 ...)."""
+        """String with a lifetime: the lease on ``role`` (scheduler, draft, verify-1 ...)."""
         return f"{self.tag}:claim:{role}"
 
     def job(self, job: str) -> str:
         """Hash: state, epoch, offset and the fields of a job."""
         return f"{self.tag}:job:{job}"
 
-    def graph(self, job: str) -> str:
-        """Hash: the job's task graph."""
-        return f"{self.tag}:graph:{job}"
+    def run(self, run: RunKey) -> str:
+        """Hash: a run's sequence numbers and task graph."""
+        return f"{self.tag}:run:{run.job}:{run.epoch}"
 
     def out(self, job: str) -> str:
         """Stream: the job's output."""
         return f"{self.tag}:out:{job}"
 
-    def recording(self, job: str) -> str:
-        """Stream: the recording of a job that asked for one."""
-        return f"{self.tag}:recording:{job}"
+    def recording(self, run: RunKey) -> str:
+        """Stream: the recording of a run whose job requested one."""
+        return f"{self.tag}:recording:{run.job}:{run.epoch}"
 
     def idempotency(self, key: str) -> str:
         """String: the job first submitted under a caller's key."""
         return f"{self.tag}:idempotency:{key}"
 
-    def log(self, node: str) -> str:
-        """Stream: a node's log of envelopes; order lives here alone."""
-        return f"{self.tag}:log:{node}"
+    def log(self, address: Address) -> str:
+        """Stream: a process's log of envelopes, which alone defines their order."""
+        return f"{self.tag}:log:{address}"
 
-    def rows(self, node: str) -> str:
-        """Stream: rows on their way to a node."""
-        return f"{self.tag}:rows:{node}"
+    def rows(self, address: Address) -> str:
+        """Stream: rows sent to a process."""
+        return f"{self.tag}:rows:{address}"

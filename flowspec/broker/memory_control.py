@@ -7,10 +7,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flowspec.broker.base import LEASE_MS, QUEUE_CAP, Intake, OutputEntry, nodes_of
+from flowspec.broker.base import LEASE_MS, QUEUE_CAP, Intake, OutputEntry, workers_of
 from flowspec.broker.memory import MemoryBroker, MemoryJob
 from flowspec.core.protocol.codes import Code
-from flowspec.core.protocol.messages import DRAFT, SCHEDULER, Revoke, Submit
+from flowspec.core.run.key import RunKey
 
 
 class MemoryControl:
@@ -18,112 +18,97 @@ class MemoryControl:
 
     def __init__(self, broker: MemoryBroker) -> None:
         self._broker = broker
-        self._unacknowledged: list[Intake] = []
+        self._wakes_seen = broker.wakes
 
     def submit(self, fields: Mapping[str, str]) -> str:
         with self._broker.changed:
-            self._broker.submitted += 1
-            job = f"{self._broker.submitted}-0"
-            self._broker.intake.append(Intake(job, dict(fields)))
+            job = self._broker.submit(fields)
             self._broker.changed.notify_all()
         return job
 
+    def submitted(self, job: str) -> bool:
+        broker = self._broker
+        with broker.changed:
+            return any(intake.job == job for intake in broker.intake + broker.unacknowledged)
+
     def read_intake(self, block_seconds: float) -> list[Intake]:
-        if self._unacknowledged:
-            return list(self._unacknowledged)
-        with self._broker.changed:
-            self._broker.changed.wait_for(lambda: bool(self._broker.intake), timeout=block_seconds)
-            self._unacknowledged = self._broker.intake
-            self._broker.intake = []
-        return list(self._unacknowledged)
+        broker = self._broker
+        with broker.changed:
+            if not broker.unacknowledged:
+                broker.changed.wait_for(lambda: bool(broker.intake), timeout=block_seconds)
+                broker.unacknowledged = broker.intake
+                broker.intake = []
+            return list(broker.unacknowledged)
 
     def join_intake(self) -> None:
-        """There is one group, and it is there."""
+        """Nothing to join: there is only one reader."""
 
     def acknowledge(self, jobs: Sequence[str]) -> None:
-        self._unacknowledged = [intake for intake in self._unacknowledged if intake.job not in jobs]
+        broker = self._broker
+        with broker.changed:
+            left = [intake for intake in broker.unacknowledged if intake.job not in jobs]
+            broker.unacknowledged = left
 
     def admit(self, job: str, fields: Mapping[str, str], error: str = "") -> Code:
         broker = self._broker
-        key = fields.get("idempotency_key", "")
         with broker.changed:
+            admission = broker.ledger.admit(job, fields, QUEUE_CAP, error)
             if job in broker.jobs:
-                return Code.DUP
-            answer = Code.OK
-            duplicate = ""
-            if not error and key in broker.idempotency:
-                duplicate = broker.idempotency[key]
-                answer = Code.DUP
-                error = f"the idempotency key belongs to job {duplicate}"
-            elif not error and len(broker.queue) >= QUEUE_CAP:
-                answer = Code.FULL
-                error = f"the queue is full: {QUEUE_CAP} jobs wait already; submit again later"
-            broker.jobs[job] = MemoryJob(dict(fields) if not error else {})
-            if error:
-                broker.end(job, "error", error, None)
-                if duplicate:
-                    broker.jobs[job].output[0]["duplicate_of"] = duplicate
+                return admission.code
+            known = broker.jobs[job] = MemoryJob()
+            if admission.refused:
+                broker.note_end(job, "error", admission.refused, None)
+                if admission.duplicate_of:
+                    known.output[0]["duplicate_of"] = admission.duplicate_of
             else:
-                broker.queue.append(job)
-                if key:
-                    broker.idempotency[key] = job
+                broker.wakes += 1
             broker.changed.notify_all()
-        return answer
+        return admission.code
 
     def queued(self) -> list[str]:
         with self._broker.changed:
-            return list(self._broker.queue)
+            return list(self._broker.ledger.queue)
 
     def running(self) -> list[str]:
         with self._broker.changed:
-            return sorted(self._broker.running)
+            return sorted(self._broker.ledger.running)
 
     def job(self, job: str) -> dict[str, str]:
         with self._broker.changed:
-            known = self._broker.jobs.get(job)
-            if known is None:
+            entry = self._broker.ledger.jobs.get(job)
+            if entry is None:
                 return {}
-            fields = {f"f:{name}": value for name, value in known.fields.items()}
-            return {"state": known.state, "epoch": str(known.epoch), **fields, **known.facts}
+            fields = {f"f:{name}": value for name, value in entry.fields}
+            facts = {"state": entry.state.value, "epoch": str(entry.epoch)}
+            if entry.offset is not None:
+                facts |= {"offset": str(entry.offset), "emitted": str(entry.emitted)}
+            return {**facts, **fields, **self._broker.jobs[job].facts}
 
     def owners(self, job: str) -> dict[str, str]:
         with self._broker.changed:
-            return dict(json.loads(self._broker.jobs[job].facts.get("owners", "{}")))
+            known = self._broker.jobs.get(job)
+            return dict(json.loads(known.facts.get("owners", "{}"))) if known else {}
 
     def assign(self, job: str, most: int, owners: Mapping[str, str]) -> Code:
         broker = self._broker
         with broker.changed:
-            if broker.queue[:1] != [job]:
-                return Code.GAP
-            if len(broker.running) >= most:
-                return Code.FULL
-            known = broker.jobs[job]
-            broker.queue.pop(0)
-            broker.running.add(job)
-            known.state = "running"
-            known.epoch = known.epoch + 1
-            known.facts["owners"] = json.dumps(owners)
-            broker.append(
-                DRAFT, SCHEDULER, 1, Submit(job, known.epoch, tuple(known.fields.items()))
-            )
+            change = broker.ledger.assign(job, most, broker.queued_seconds(job))
+            if change.code is Code.OK:
+                broker.jobs[job].facts["owners"] = json.dumps(owners)
+            broker.carry_out(change)
             broker.changed.notify_all()
-        return Code.OK
+        return change.code
 
     def revoke(self, job: str, reason: str, error: str = "") -> Code:
         broker = self._broker
         with broker.changed:
-            known = broker.jobs.get(job)
-            if known is None or known.state == "done":
-                return Code.DUP
-            known.epoch += 1
-            if known.state == "running":
-                for node in nodes_of(broker.record):
-                    broker.append(node, SCHEDULER, 0, Revoke(job, known.epoch))
-            else:
-                broker.queue.remove(job)
-            broker.end(job, reason, error, None)
+            change = broker.ledger.revoke(job, workers_of(broker.record))
+            if change.code is Code.OK:
+                broker.note_end(job, reason, error, None)
+                broker.wakes += 1
+            broker.carry_out(change)
             broker.changed.notify_all()
-        return Code.OK
+        return change.code
 
     def read_output(self, job: str, cursor: str, block_seconds: float) -> list[OutputEntry]:
         start = int(cursor.partition("-")[0])
@@ -138,20 +123,29 @@ class MemoryControl:
 
     def read_recording(self, job: str) -> list[str]:
         with self._broker.changed:
-            return list(self._broker.jobs[job].recording)
+            entry = self._broker.ledger.jobs.get(job)
+            recordings = self._broker.recordings
+            for epoch in range(entry.epoch if entry else 0, 0, -1):
+                if RunKey(job, epoch) in recordings:
+                    return list(recordings[RunKey(job, epoch)])
+        return []
 
     def wait_for_change(self, block_seconds: float) -> None:
-        with self._broker.changed:
-            self._broker.changed.wait(timeout=block_seconds)
+        broker = self._broker
+        with broker.changed:
+            broker.changed.wait_for(lambda: broker.wakes > self._wakes_seen, timeout=block_seconds)
+            self._wakes_seen = broker.wakes
 
-    def claim(self, role: str, token: str, info: Mapping[str, object]) -> bool:
+    def claim(
+        self, role: str, token: str, info: Mapping[str, object], lifetime_ms: int = LEASE_MS
+    ) -> bool:
         broker = self._broker
         now = time.monotonic()
         with broker.changed:
             held = broker.leases.get(role)
             if held is not None and held[0] != token and held[2] > now:
                 return False
-            broker.leases[role] = (token, json.dumps(info), now + LEASE_MS / 1000)
+            broker.leases[role] = (token, json.dumps(info), now + lifetime_ms / 1000)
         return True
 
     def release(self, role: str, token: str) -> None:
@@ -177,4 +171,4 @@ class MemoryControl:
             return dict(self._broker.record)
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Nothing to close."""

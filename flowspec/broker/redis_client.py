@@ -1,4 +1,4 @@
-"""Connections to one server, used with care: scripts by hash, and no command sent to a stranger."""
+"""Connections to one server: scripts by hash, and no command after the server was restarted."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _END: tuple[Command, ...] = (("EXEC",),)
 
 
 class BrokerClient:
-    """redis-py, plus what every caller here needs; for several threads.
+    """A client with retries and scripts, for several threads.
 
-    After a lost connection the server is asked who it is: one that lost its memory must not be
-    taken for the one whose cursors and sequence numbers we hold.
+    After a lost connection it compares the server's run id: a restarted server has lost its data,
+    and the cursors and sequence numbers held here do not apply to it.
     """
 
     def __init__(self, url: str) -> None:
@@ -33,9 +33,7 @@ class BrokerClient:
         self._server = retrying(self._ask_server, url, seconds=FIRST_SECONDS)
 
     def call(self, command: Callable[[redis.Redis], T]) -> T:
-        """``command(client)``, retried while the server is out of reach: it must be safe to send
-        twice.
-        """
+        """``command(client)``, retried while the server is unreachable; it may be sent twice."""
         return retrying(lambda: self._guarded(lambda: command(self._redis)), self.url)
 
     def _guarded(self, call: Callable[[], T]) -> T:
@@ -52,8 +50,9 @@ class BrokerClient:
             raise
 
     def once(self, command: Command) -> Any:
-        """The answer of one command that must not be sent twice; BrokerUnreachable leaves it
-        unknown.
+        """The reply to one command that must not be sent twice.
+
+        After BrokerUnreachable it is unknown whether the command was carried out.
         """
         try:
             return self._guarded(lambda: self._send([command], False))[0]
@@ -61,9 +60,9 @@ class BrokerClient:
             raise translate(error, self.url) from None
 
     def run(self, commands: Sequence[Command], *, atomic: bool = False) -> list[Any]:
-        """``commands`` in order in one round trip; scripts the server lost are loaded and all is
-        sent again.
+        """The replies to ``commands``, sent in order in one round trip; they may be sent twice.
 
+        If the server lacks a script, all scripts are loaded and all commands sent again.
         ``atomic``: as one transaction, so that a blocked reader sees the effects of all or none.
         """
         if not commands:
@@ -71,7 +70,7 @@ class BrokerClient:
         return retrying(lambda: self._guarded(lambda: self._send_known(commands, atomic)), self.url)
 
     def script(self, name: str, keys: Sequence[str], arguments: Sequence[object]) -> Any:
-        """The answer of script ``name``."""
+        """The reply of script ``name``."""
         return self.run([("EVALSHA", load()[name].sha, len(keys), *keys, *arguments)])[0]
 
     def _send_known(self, commands: Sequence[Command], atomic: bool) -> list[Any]:
@@ -97,8 +96,7 @@ class BrokerClient:
 
 
 class DirectClient(BrokerClient):
-    """A client for one thread and the hot path: a connection of its own, no pool, no reply
-    callbacks.
+    """A client for one thread's hot path: one connection, no pool, no reply callbacks.
 
     Replies are as the server sends them (bytes, lists, integers).
     """
@@ -112,7 +110,7 @@ class DirectClient(BrokerClient):
         self._connection.send_packed_command([pack(sent)], check_health=False)
         answers = [self._reply() for _ in sent]
         if atomic:
-            _without_errors(answers)  # a command refused before EXEC spoils the transaction
+            _without_errors(answers)  # a command refused before EXEC aborts the transaction
             answers = answers[-1]
         return _without_errors(answers)
 
@@ -128,9 +126,9 @@ class DirectClient(BrokerClient):
 
 
 def pack(commands: Sequence[Command]) -> bytes:
-    """``commands`` in the Redis protocol, to go out in one system call.
+    """``commands`` in the Redis protocol, as one buffer for one system call.
 
-    A fifth of the time that the library's packer takes for a hop's dozen short arguments.
+    Takes a fifth of the time of redis-py's packer for the dozen short arguments of a hop.
     """
     parts: list[bytes] = []
     for command in commands:

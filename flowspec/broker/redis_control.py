@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,19 +16,23 @@ from flowspec.broker.base import (
     RETENTION_MS,
     Intake,
     OutputEntry,
-    nodes_of,
     roles_of,
+    workers_of,
 )
 from flowspec.broker.connection import MAX_BLOCK_SECONDS
 from flowspec.broker.keys import JOBS, Keys
 from flowspec.broker.redis_client import BrokerClient
+from flowspec.core.protocol.addresses import DRAFT, SCHEDULER
 from flowspec.core.protocol.codes import Code
-from flowspec.core.protocol.messages import DRAFT, SCHEDULER, Revoke, Submit
+from flowspec.core.protocol.messages import Revoke, Submit
+from flowspec.core.run.key import RunKey
 from flowspec.errors import BrokerUnreachable
 
 _GROUP = "flowspec"
 _FIELD = "f:"
 _BATCH = 64
+#: The id of a stream entry, which is a job's id.
+_ENTRY = re.compile(r"[0-9]{1,18}-[0-9]{1,18}", re.ASCII)
 
 
 class RedisControl:
@@ -37,10 +42,10 @@ class RedisControl:
         self._keys = keys
         self._client = BrokerClient(url)
         self._blocking: BrokerClient | None = None
-        self._changes = "$"
+        self._changes = "0-0"  # cursor in the scheduler's log
 
     def _blocker(self) -> BrokerClient:
-        """A connection of its own for what may block."""
+        """A separate connection for blocking reads."""
         if self._blocking is None:
             self._blocking = BrokerClient(self._client.url)
         return self._blocking
@@ -48,18 +53,25 @@ class RedisControl:
     # ---- intake ----------------------------------------------------------------------------------
 
     def submit(self, fields: Mapping[str, str]) -> str:
-        """Not retried: a lost reply must not make two jobs. Give an idempotency key and submit
-        again.
+        """Append a job to the intake; its id.
+
+        Not retried: a lost reply must not make two jobs. With an idempotency key a caller may
+        submit again.
         """
         flat: list[object] = [part for pair in fields.items() for part in pair]
         entry: bytes = self._client.once(("XADD", JOBS, "*", *flat))
         return entry.decode()
 
-    def read_intake(self, block_seconds: float) -> list[Intake]:
-        """Own unacknowledged entries first: after a lost reply new ones are ours, but were never
-        seen.
+    def submitted(self, job: str) -> bool:
+        if not _ENTRY.fullmatch(job):
+            return False
+        return bool(self._client.run([("XRANGE", JOBS, job, job)])[0])
 
-        For the same reason a read of new entries is not repeated.
+    def read_intake(self, block_seconds: float) -> list[Intake]:
+        """Read this consumer's unacknowledged entries, or new ones if there are none.
+
+        Entries whose reply was lost are among the unacknowledged ones, so a read of new entries is
+        not retried.
         """
         pending = self._intakes(self._blocker().run([self._group_read(1, "0")])[0])
         if pending:
@@ -68,7 +80,8 @@ class RedisControl:
         try:
             return self._intakes(self._blocker().once(self._group_read(block, ">")))
         except BrokerUnreachable:
-            # the next call begins with what may have become ours, and says so if the broker is gone
+            # The next call reads entries that this one may have claimed, or raises if the broker
+            # stays unreachable.
             return []
 
     def _group_read(self, block_ms: int, start: str) -> tuple[Any, ...]:
@@ -80,7 +93,7 @@ class RedisControl:
         return [_intake(entry, fields) for entry, fields in entries if fields]
 
     def join_intake(self) -> None:
-        """Make the consumer group if there is none yet."""
+        """Create the consumer group unless it exists."""
 
         def create(client: redis.Redis) -> None:
             try:
@@ -100,7 +113,13 @@ class RedisControl:
     def admit(self, job: str, fields: Mapping[str, str], error: str = "") -> Code:
         keys = self._keys
         key = fields.get("idempotency_key", "")
-        named = [keys.job(job), keys.queue, keys.out(job), keys.idempotency(key)]
+        named = [
+            keys.job(job),
+            keys.queue,
+            keys.out(job),
+            keys.idempotency(key),
+            keys.log(SCHEDULER),
+        ]
         flat = [part for pair in fields.items() for part in pair] if not error else []
         arguments = [job, QUEUE_CAP, RETENTION_MS, int(bool(key)), error, *flat]
         return Code(self._client.script("admit", named, arguments))
@@ -123,36 +142,41 @@ class RedisControl:
     def assign(self, job: str, most: int, owners: Mapping[str, str]) -> Code:
         keys = self._keys
         known = self.job(job)
-        epoch = int(known.get("epoch", "0")) + 1
+        run = RunKey(job, int(known.get("epoch", "0")) + 1)
         fields = tuple(
-            (name[len(_FIELD) :], value) for name, value in known.items() if name.startswith(_FIELD)
+            (name.removeprefix(_FIELD), value)
+            for name, value in known.items()
+            if name.startswith(_FIELD)
         )
-        envelope = codec.encode(Submit(job, epoch, fields))
+        envelope = codec.encode(Submit(run, fields, self._queued_seconds(job)))
         named = [keys.job(job), keys.queue, keys.running, keys.log(DRAFT)]
-        return Code(
-            self._client.script("assign", named, [job, most, epoch, envelope, json.dumps(owners)])
-        )
+        arguments = [job, most, run.epoch, envelope, json.dumps(owners)]
+        return Code(self._client.script("assign", named, arguments))
+
+    def _queued_seconds(self, job: str) -> float:
+        """Seconds since ``job`` was submitted; its id holds that time."""
+        seconds, microseconds = self._client.call(lambda client: client.time())
+        submitted_ms = int(job.partition("-")[0])
+        return max(0.0, seconds + microseconds / 1e6 - submitted_ms / 1e3)
 
     def revoke(self, job: str, reason: str, error: str = "") -> Code:
         keys = self._keys
         known = self.job(job)
-        epoch = int(known.get("epoch", "0"))
-        logs = [keys.log(node) for node in nodes_of(self.pipeline())]
+        run = RunKey(job, int(known.get("epoch", "0")))
+        workers = workers_of(self.pipeline())
         named = [
             keys.job(job),
-            keys.graph(job),
+            keys.run(run),
             keys.out(job),
-            keys.recording(job),
+            keys.recording(run),
             keys.running,
             keys.queue,
-            *logs,
+            keys.log(SCHEDULER),
+            *map(keys.log, workers),
         ]
-        envelope = codec.encode(Revoke(job, epoch + 1))
-        return Code(
-            self._client.script(
-                "revoke", named, [job, epoch, reason, error, RETENTION_MS, envelope]
-            )
-        )
+        envelope = codec.encode(Revoke(RunKey(job, run.epoch + 1)))
+        arguments = [job, run.epoch, reason, error, RETENTION_MS, envelope]
+        return Code(self._client.script("revoke", named, arguments))
 
     # ---- output ----------------------------------------------------------------------------------
 
@@ -164,8 +188,13 @@ class RedisControl:
         return [OutputEntry(entry.decode(), _texts(fields)) for entry, fields in entries]
 
     def read_recording(self, job: str) -> list[str]:
-        found: Any = self._client.call(lambda client: client.xrange(self._keys.recording(job)))
-        return [fields[b"l"].decode() for _, fields in found]
+        epoch = int(self.job(job).get("epoch", "0"))
+        for run in (RunKey(job, earlier) for earlier in range(epoch, 0, -1)):
+            stream = self._keys.recording(run)
+            found: Any = self._client.run([("XRANGE", stream, "-", "+")])[0]
+            if found:
+                return [fields[b"l"].decode() for _, fields in found]
+        return []
 
     def wait_for_change(self, block_seconds: float) -> None:
         streams: dict[Any, Any] = {self._keys.log(SCHEDULER): self._changes}
@@ -176,9 +205,11 @@ class RedisControl:
 
     # ---- leases and the record -------------------------------------------------------------------
 
-    def claim(self, role: str, token: str, info: Mapping[str, object]) -> bool:
+    def claim(
+        self, role: str, token: str, info: Mapping[str, object], lifetime_ms: int = LEASE_MS
+    ) -> bool:
         answer = self._client.script(
-            "claim", [self._keys.claim(role)], [token, LEASE_MS, json.dumps(info)]
+            "claim", [self._keys.claim(role)], [token, lifetime_ms, json.dumps(info)]
         )
         return Code(answer) is Code.OK
 
@@ -215,7 +246,7 @@ class RedisControl:
 
 
 def _facts(text: str) -> dict[str, Any]:
-    """What a worker says of itself; nothing, if it is not what a worker writes."""
+    """The facts in a lease's ``text``; empty if it is not a JSON object."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

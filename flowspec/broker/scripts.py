@@ -1,4 +1,4 @@
-"""The Lua scripts: loaded from ``lua/``, held against their contracts, sent by hash."""
+"""The Lua scripts: loaded from ``lua/``, checked against their headers, called by hash."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KEY_LINE = re.compile(r"^-- KEYS\[(\d+)(\.\.)?\]", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A script's text and the hash it is called by; ``keys`` is None where their number varies."""
+    """A script's text and its hash. ``keys``: the number of its keys; None: it varies."""
 
     name: str
     text: str
@@ -41,7 +41,7 @@ def load() -> Mapping[str, Script]:
 
 
 def read(file: Path, includes: Path) -> Script:
-    """One script, its includes put in, its header held against its name."""
+    """Read one script, insert its includes and check its header against its name."""
     match = _FILE.fullmatch(file.name)
     if match is None:
         raise ConfigError(f"{file.name} is not named like operation-keys.lua")

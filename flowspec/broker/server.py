@@ -1,6 +1,6 @@
-"""A private broker: found on this machine, started in a private directory, gone with its parent.
+"""A private broker: a local server in a private directory, which ends with its parent.
 
-It listens on a unix socket only, asks for a random password, keeps nothing on disk, and never
+It listens on a unix socket only, requires a random password, saves no data to disk and never
 evicts.
 """
 
@@ -29,7 +29,7 @@ _STOP_SECONDS = 3.0
 _PREFIX = "flowspec-broker-"
 _PR_SET_PDEATHSIG = 1
 _VERSION = re.compile(r"(?:v=|version )(\d+)\.(\d+)\.(\d+)")
-#: Oldest server that has what the scripts and streams need.
+#: Oldest server version with the commands that the scripts and streams need.
 _OLDEST = (6, 2)
 _NONE_FOUND = (
     "no Redis or Valkey server found; install one with `pip install 'flowspec[broker]'` or "
@@ -55,10 +55,10 @@ hz {ticks}
 
 
 class PrivateBroker:
-    """A server of our own; ``url`` is valid between ``start`` and ``stop``.
+    """A private server; ``url`` is valid between ``start`` and ``stop``.
 
-    ``ticks``: how many times a second a server with nothing to do looks whether a blocked
-    reader's time is over, 1 to 500: a read that nothing answers ends up to one tick late.
+    ``ticks``: how many times per second an idle server checks the timeouts of blocked readers, 1 to
+    500: a read that times out ends up to one tick late.
     """
 
     def __init__(
@@ -72,9 +72,7 @@ class PrivateBroker:
         self.url = ""
 
     def start(self) -> str:
-        """Start the server; its URL, password included. BrokerError with the log's tail if it
-        fails.
-        """
+        """Start the server; its URL, password included. BrokerError shows the log's tail."""
         binary = self._binary or find_server()
         _sweep()
         directory = self.directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_short_temp()))
@@ -170,9 +168,7 @@ class PrivateBroker:
 
 
 def find_server() -> Path:
-    """A server to run: a recent one on the PATH, else the packaged one, else an older one on the
-    PATH.
-    """
+    """The first of: a recent server on the PATH, the packaged one, an older one on the PATH."""
     on_path = [
         Path(found) for name in ("valkey-server", "redis-server") if (found := shutil.which(name))
     ]
@@ -208,9 +204,7 @@ def _version(binary: Path) -> tuple[int, int] | None:
 
 
 def die_with_parent() -> Callable[[], None]:
-    """For ``preexec_fn``: the child is killed when the thread that started it ends, however it
-    ends.
-    """
+    """For ``preexec_fn``: the child is killed when the thread that started it ends."""
     parent = os.getpid()
     libc = ctypes.CDLL(None, use_errno=True)
 
@@ -224,12 +218,12 @@ def die_with_parent() -> Callable[[], None]:
 
 
 def _short_temp() -> str | None:
-    """A unix socket's path must stay below 108 bytes; None: the usual place for temporary files."""
+    """A folder short enough for a unix socket's path, below 108 bytes; None: the default."""
     return None if len(tempfile.gettempdir()) < 60 else "/tmp"
 
 
 def _sweep() -> None:
-    """Remove directories whose owner was killed before it could."""
+    """Remove the directories of owners that were killed."""
     for directory in Path(_short_temp() or tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         try:
             owner = int((directory / "owner").read_text())

@@ -1,4 +1,4 @@
-"""``flowspec``: every command and its flags; what they do is in the modules beside this one."""
+"""``flowspec``: every command and its flags; the other modules of this package implement them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _WHERE = (
 
 @app.command()
 def generate(
-    prompt: Annotated[str | None, typer.Argument(help="What to ask.", show_default=False)] = None,
+    prompt: Annotated[str | None, typer.Argument(help="The prompt.", show_default=False)] = None,
     target: Target = None,
     draft: Draft = None,
     models: Models = None,
@@ -77,7 +77,7 @@ def generate(
     raw: Raw = False,
     as_json: Json = False,
     record: Annotated[
-        Path | None, typer.Option(help="Keep a recording of the run in this file.")
+        Path | None, typer.Option(help="Write a recording of the run to this file.")
     ] = None,
     redis_url: Url = None,
 ) -> None:
@@ -110,7 +110,7 @@ def up(
     stages: Stages = None,
     redis_url: Url = None,
 ) -> None:
-    """Start a pipeline that keeps running, and say how to reach it."""
+    """Start a pipeline that keeps running, and print how to reach it."""
     from flowspec.cli.places import setup_of
     from flowspec.cli.service import up
 
@@ -127,7 +127,7 @@ def down() -> None:
 
 @app.command()
 def status(redis_url: Url = None, as_json: Json = False) -> None:
-    """Show who serves the pipeline and what it is doing."""
+    """Show a pipeline's workers and load."""
     from flowspec.cli.service import status
 
     status(redis_url, as_json=as_json)
@@ -135,7 +135,7 @@ def status(redis_url: Url = None, as_json: Json = False) -> None:
 
 @app.command()
 def submit(
-    prompt: Annotated[str, typer.Argument(help="What to ask.")],
+    prompt: Annotated[str, typer.Argument(help="The prompt.")],
     strategy: Strategy = DEFAULT_STRATEGY,
     max_new_tokens: MaxNewTokens = DEFAULT_MAX_NEW_TOKENS,
     temperature: Temperature = 0.0,
@@ -166,7 +166,7 @@ def watch(
 
 @app.command()
 def cancel(job: Annotated[str, typer.Argument(help="A job's id.")], redis_url: Url = None) -> None:
-    """End a job; what it has committed stays readable."""
+    """End a job; its committed text stays readable."""
     from flowspec.cli.jobs import cancel
 
     cancel(job, redis_url)
@@ -174,7 +174,7 @@ def cancel(job: Annotated[str, typer.Argument(help="A job's id.")], redis_url: U
 
 @app.command()
 def strategies(as_json: Json = False) -> None:
-    """List the strategies, where they come from, and their options."""
+    """List the strategies, their sources and their options."""
     from flowspec.cli.show import strategies
 
     strategies(as_json=as_json)
@@ -193,7 +193,7 @@ def profile(
         Path | None, typer.Option(help="Write the profile to this .toml; default: stdout.")
     ] = None,
 ) -> None:
-    """Measure this machine and write it down as a profile for simulations."""
+    """Measure this machine and write a profile of it for simulations."""
     from flowspec.cli.profile import profile
 
     profile(target, draft, rows, stages, repeats, latency_ms, mbit, out)
@@ -201,7 +201,7 @@ def profile(
 
 @app.command()
 def simulate(
-    prompt: Annotated[str | None, typer.Argument(help="What to ask.", show_default=False)] = None,
+    prompt: Annotated[str | None, typer.Argument(help="The prompt.", show_default=False)] = None,
     prompts: PromptFile = None,
     profile: Cluster = "jetson-7b",
     stages: Pretended = None,
@@ -212,7 +212,7 @@ def simulate(
     max_new_tokens: Simulated = 48,
     as_json: Json = False,
 ) -> None:
-    """Say how fast a strategy would be on a cluster you describe, without one."""
+    """Simulate a strategy on a cluster described by a profile, and print its speed."""
     from flowspec.cli.bench import simulate
 
     simulate(
@@ -242,13 +242,14 @@ def bench(
     tokens: Tokens = None,
     prompts: PromptFile = None,
     half: Annotated[
-        str, typer.Option(help="tuning, measuring or all: every other prompt of a set.")
+        str,
+        typer.Option(help="tuning, measuring or all: half of each set's prompts, or all of them."),
     ] = "all",
     no_loops: Annotated[
         bool, typer.Option("--no-loops", help="Leave out prompts whose text repeats itself.")
     ] = False,
     baseline: Annotated[
-        str, typer.Option(help="Strategy that speedups are over.")
+        str, typer.Option(help="Strategy that speedups are relative to.")
     ] = "autoregressive",
     seed: Seed = 1,
     sweep: Sweep = None,
@@ -262,7 +263,7 @@ def bench(
     plot_format: Annotated[str, typer.Option(help="svg or png.")] = "svg",
     compare: Pair = None,
     table: Annotated[
-        str | None, typer.Option(help="Print a paper's table beside ours instead.")
+        str | None, typer.Option(help="Instead, print a paper's table beside our figures.")
     ] = None,
 ) -> None:
     """Compare strategies, draft sources and temperatures in one simulated run."""

@@ -1,6 +1,4 @@
-"""``flowspec bench`` and ``flowspec simulate``: strategies compared on a cluster that is only
-described.
-"""
+"""``flowspec bench`` and ``flowspec simulate``: strategies compared on a simulated cluster."""
 
 from __future__ import annotations
 
@@ -27,6 +25,7 @@ from rich.progress import (
 
 from flowspec.cli import notes
 from flowspec.cli.generate import read_prompts
+from flowspec.cli.outputs import check_writable, write
 from flowspec.cli.parser import positive
 from flowspec.core.run.spec import JobSpec
 from flowspec.emulation.profile import LinkShape, Profile
@@ -41,13 +40,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DEFAULT_TOKENS = 48
-#: Plain decoding makes so many tokens in the time a timeline shows.
+#: Tokens of the slowest strategy in the time a timeline shows.
 _TIMELINE_TOKENS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the flags of ``bench`` say; None: the default."""
+    """The flags of ``bench``; None: the default."""
 
     profile: str
     strategies: Sequence[str]
@@ -68,7 +67,7 @@ class Options:
 
 
 def bench(options: Options) -> None:
-    """Run the comparison; Markdown goes to stdout unless a file was named for it."""
+    """Run the comparison; Markdown goes to stdout unless a file is given for it."""
     from flowspec.testbed.grid import Grid
     from flowspec.testbed.report import BenchReport, markdown
 
@@ -80,9 +79,9 @@ def bench(options: Options) -> None:
         grid = Grid(plan, prompts, tell)
         report = BenchReport(grid.header(_command(), options.half), tuple(grid.run()))
     if options.out is not None:
-        _write(options.out, report.text())
+        write("--out", options.out, report.text())
     if options.markdown is not None:
-        _write(options.markdown, markdown(report))
+        write("--markdown", options.markdown, markdown(report))
     else:
         sys.stdout.write(markdown(report))
     if options.plots is not None:
@@ -114,14 +113,12 @@ def _plan(options: Options) -> BenchPlan:
 
 
 def _check_places(options: Options) -> None:
-    """ConfigError before anything is computed if what comes out could not be written."""
+    """ConfigError, before anything is computed, if a result could not be written."""
     from flowspec.testbed import plots
 
-    for file in (options.out, options.markdown):
-        if file is not None and (file.is_dir() or not file.parent.is_dir()):
-            raise ConfigError(
-                f"{file} cannot be written: it is a folder, or its folder does not exist"
-            )
+    for flag, file in (("--out", options.out), ("--markdown", options.markdown)):
+        if file is not None:
+            check_writable(flag, file)
     if options.plots is None:
         return
     plots.require()
@@ -131,6 +128,7 @@ def _check_places(options: Options) -> None:
         options.plots.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--plots: folder {options.plots} cannot be made: {error}") from None
+    check_writable("--plots", options.plots / "chart")
 
 
 def _command() -> str:
@@ -150,9 +148,7 @@ def simulate(
     *,
     as_json: bool,
 ) -> None:
-    """Run one strategy and print what came out: a table, or with ``as_json`` what ``bench --out``
-    writes.
-    """
+    """Run one strategy and print a table, or with ``as_json`` a file as ``bench --out`` writes."""
     from flowspec.emulation.profiles import load
     from flowspec.testbed.grid import BenchPlan, Grid
     from flowspec.testbed.report import BenchReport, described
@@ -160,7 +156,7 @@ def simulate(
     if prompt is not None and prompts is not None:
         raise ConfigError("give either a PROMPT or --prompts FILE.jsonl, not both")
     if prompt is not None:
-        JobSpec(prompt)  # says what is wrong with it
+        JobSpec(prompt)  # raises if the prompt is invalid
     cluster = load(profile)
     count = cluster.stages[0] if stages is None else stages
     plan = BenchPlan(cluster, (strategy,), (draft,), (temperature,), (count,), max_new_tokens, seed)
@@ -182,14 +178,14 @@ def simulate(
 
 
 def compare(old: Path, new: Path) -> None:
-    """Print what changed between two files that ``bench`` wrote."""
+    """Print the changes between two files that ``bench`` wrote."""
     from flowspec.testbed.report import compare
 
     sys.stdout.write(compare(old, new))
 
 
 def table(name: str, prompts: Path | None, tokens: int | None) -> None:
-    """Print a paper's table beside ours."""
+    """Print a paper's table beside our figures."""
     from flowspec.testbed import tables
 
     if name not in tables.names():
@@ -206,10 +202,10 @@ def table(name: str, prompts: Path | None, tokens: int | None) -> None:
 
 
 def strategies_of(given: Sequence[str]) -> tuple[str, ...]:
-    """Strategies from flags that each hold one or several, apart by spaces or commas; ``all``:
-    every exact one.
+    """Strategies from flags that each hold one or several, separated by spaces or commas.
 
-    A piece ``option=value`` after a comma belongs to the strategy before it.
+    ``all``: every exact one. A piece ``option=value`` after a comma belongs to the strategy before
+    it.
     """
     found: list[str] = []
     for text in given:
@@ -225,8 +221,9 @@ def strategies_of(given: Sequence[str]) -> tuple[str, ...]:
 
 
 def prompts_in(place: Path | None) -> list[Prompt]:
-    """Prompts of a JSON-lines file or of every such file of a folder; None: the packaged ones. A
-    prompt's set is its file's name, in a file of several kinds its ``kind``.
+    """Prompts of a JSON-lines file or of every such file in a folder; None: the packaged ones.
+
+    A prompt's set is its file's name; in a single file, its ``kind`` if it has one.
     """
     from flowspec.testbed import grid
 
@@ -308,16 +305,9 @@ def _temperature(text: str) -> float:
     return number
 
 
-def _write(file: Path, text: str) -> None:
-    try:
-        file.write_text(text)
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be written: {error}") from None
-
-
 @contextmanager
 def _progress() -> Iterator[Tell]:
-    """A bar on stderr while runs go on, if that is a terminal."""
+    """A progress bar on stderr during the runs, if stderr is a terminal."""
     console = Console(stderr=True, highlight=False)
     columns = (
         TextColumn("{task.description}"),

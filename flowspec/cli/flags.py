@@ -38,10 +38,9 @@ Draft = Annotated[
     str | None,
     typer.Option(
         callback=_NAMED,
-        help="What drafts: a model of the same tokenizer, an EAGLE head, ngram, or several joined "
-        "by +; "
-        "of drafts joined by : auto chooses, others use the first. Packaged: draft (the default), "
-        "head.",
+        help="Drafter: a model with the same tokenizer, an EAGLE head, ngram, or several joined by "
+        "+; auto chooses from drafts joined by :, other strategies use the first. "
+        "Packaged: draft (the default), head.",
     ),
 ]
 Timed = Annotated[
@@ -61,7 +60,7 @@ Models = Annotated[
 Stages = Annotated[
     int | None,
     typer.Option(
-        callback=_POSITIVE, help="Verify workers the target's layers are split over; default: 4."
+        callback=_POSITIVE, help="Number of verify workers that share the layers; default: 4."
     ),
 ]
 Strategy = Annotated[
@@ -83,12 +82,12 @@ TopP = Annotated[
 Seed = Annotated[int, typer.Option(callback=_SAMPLING, help="Same seed, same text.")]
 Raw = Annotated[bool, typer.Option("--raw", help="Do not apply the chat template.")]
 Json = Annotated[
-    bool, typer.Option("--json", help="One JSON object a line on stdout, all else on stderr.")
+    bool, typer.Option("--json", help="One JSON object per line on stdout, all else on stderr.")
 ]
 SplitOver = Annotated[
     int,
     typer.Option(
-        "--stages", callback=_POSITIVE, help="Verify workers the target is meant to be split over."
+        "--stages", callback=_POSITIVE, help="Number of verify workers the profile is meant for."
     ),
 ]
 Repeats = Annotated[int, typer.Option(callback=_POSITIVE, help="Timed passes of each kind.")]
@@ -96,25 +95,25 @@ Latency = Annotated[
     float,
     typer.Option(
         callback=in_range(0, 999_999, "milliseconds from 0 to 999999"),
-        help="One-way link latency to write down; not measured.",
+        help="One-way link latency for the profile, ms; not measured.",
     ),
 ]
 Mbit = Annotated[
     float,
     typer.Option(
         callback=in_range(1e-6, inf, "Mbit/s, more than 0"),
-        help="Link bandwidth to write down, Mbit/s; not measured.",
+        help="Link bandwidth for the profile, Mbit/s; not measured.",
     ),
 ]
 
 Cluster = Annotated[
     str,
-    typer.Option("--profile", help="Cluster to pretend: a profile that comes along, or a .toml."),
+    typer.Option("--profile", help="Cluster to simulate: a packaged profile or a .toml file."),
 ]
 PromptFile = Annotated[
     Path | None,
     typer.Option(
-        help="JSON lines, or a folder of such files; default: twelve prompts that come along."
+        help="JSON lines file, or a folder of such files; default: twelve packaged prompts."
     ),
 ]
 Strategies = Annotated[
@@ -122,9 +121,8 @@ Strategies = Annotated[
     typer.Option(
         "--strategies",
         "--strategy",
-        help="Several by spaces or commas, or by repeating the flag; "
-        "NAME:option=value,option=value is one; all: "
-        "every exact one.",
+        help="Strategies, separated by spaces or commas or in repeated flags; "
+        "NAME:option=value,option=value is one; all: every exact one.",
     ),
 ]
 Sweep = Annotated[
@@ -133,14 +131,14 @@ Sweep = Annotated[
 ]
 Pair = Annotated[
     tuple[Path, Path] | None,
-    typer.Option("--compare", help="Compare two files made by --out instead."),
+    typer.Option("--compare", help="Instead, compare two files written by --out."),
 ]
 Drafter = Annotated[
     str,
     typer.Option(
         "--draft",
         callback=_NAMED,
-        help=f"What drafts, several joined by +, choices by :. {_SOURCES}.",
+        help=f"Draft source, several joined by +, choices by :. {_SOURCES}.",
     ),
 ]
 Drafters = Annotated[
@@ -148,14 +146,14 @@ Drafters = Annotated[
     typer.Option(
         "--draft",
         callback=_NAMED,
-        help="Draft sources by commas, like slm,head,slm+ngram,head:slm (auto chooses): "
+        help="Draft sources, separated by commas, like slm,head,slm+ngram,head:slm (auto chooses): "
         f"{_SOURCES}.",
     ),
 ]
 Pretended = Annotated[
     int | None,
     typer.Option(
-        "--stages", callback=_POSITIVE, help="Stages to pretend; default: the profile's first."
+        "--stages", callback=_POSITIVE, help="Stages to simulate; default: the profile's first."
     ),
 ]
 Simulated = Annotated[int, typer.Option(callback=_SIMULATED, help="Most tokens to generate.")]

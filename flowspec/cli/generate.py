@@ -7,11 +7,12 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from flowspec.broker.base import drafts_of
+from flowspec.broker.base import drafts_of, middles_of
 from flowspec.cli import notes
+from flowspec.cli.outputs import check_writable
 from flowspec.cli.show import Screen
 from flowspec.client import Client, Job, Result
 from flowspec.cluster import Cluster, Setup
@@ -24,7 +25,7 @@ from flowspec.strategies import build
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the flags ask for, the prompts apart."""
+    """The flags of ``generate``, without the prompts."""
 
     setup: Setup
     sampling: Sampling
@@ -48,19 +49,23 @@ class Request:
 
 
 def run(request: Request, prompt: str | None, prompts: Path | None) -> None:
-    """Answer every prompt in turn. Ctrl-C ends the job, keeps what was committed, and stops
-    everything.
+    """Answer every prompt in turn.
+
+    Ctrl-C cancels the job, prints its committed text, and stops a private pipeline.
     """
     specs = [request.spec(text) for text in _prompts(prompt, prompts)]
     build(request.strategy, request.setup.stages)
     if request.record is not None:
         _check_record(request.record, len(specs))
+    request = _without_unused_middles(request)
     screen = Screen(as_json=request.as_json)
     failed = False
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     with _pipeline(request, screen) as pipeline, Client(pipeline.url) as client:
-        notes.first_of_several([request.strategy], [drafts_of(client.pipeline())])
+        record = client.pipeline()
+        notes.first_of_several([request.strategy], [drafts_of(record)])
+        notes.unused_middles(request.strategy, middles_of(record), running=True)
         for spec in specs:
             failed |= not _answer(client, spec, request, screen, pipeline.check)
     if failed:
@@ -68,22 +73,28 @@ def run(request: Request, prompt: str | None, prompts: Path | None) -> None:
 
 
 def _interrupt(number: int, frame: object) -> None:
-    """A closed terminal or a polite kill ends a run as Ctrl-C does: nothing committed is lost."""
+    """End a run on SIGTERM or SIGHUP as on Ctrl-C, so that no committed text is lost."""
     raise KeyboardInterrupt
 
 
 def _check_record(file: Path, runs: int) -> None:
     if runs != 1:
         raise ConfigError(f"--record keeps one run; {runs} prompts were given")
-    if not file.name or file.is_dir():
-        raise ConfigError(f"--record: {file} is a folder; name a file")
-    if not file.parent.is_dir():
-        raise ConfigError(f"--record: folder {file.parent} does not exist")
+    check_writable("--record", file)
+
+
+def _without_unused_middles(request: Request) -> Request:
+    """Drop middle models from a private pipeline whose strategy does not use them."""
+    middles = request.setup.middles
+    if request.url is not None or build(request.strategy, 1).uses_middles:
+        return request
+    notes.unused_middles(request.strategy, middles, running=False)
+    return replace(request, setup=replace(request.setup, middles=()))
 
 
 @dataclass(frozen=True, slots=True)
 class _Pipeline:
-    """Where jobs go; ``check`` raises ClusterError if one of our own processes has stopped."""
+    """A pipeline's broker; ``check`` raises ClusterError if a process started here has stopped."""
 
     url: str
     check: Callable[[], None] = lambda: None
@@ -108,7 +119,7 @@ def _pipeline(request: Request, screen: Screen) -> Iterator[_Pipeline]:
 def _answer(
     client: Client, spec: JobSpec, request: Request, screen: Screen, check: Callable[[], None]
 ) -> bool:
-    """One prompt; False if its job failed, which the others do not suffer from."""
+    """Answer one prompt; False if its job failed, which does not affect the others."""
     job = client.submit_spec(spec)
     try:
         with screen.streaming(client) as show:
@@ -140,9 +151,7 @@ def _cancelled(job: Job) -> Result:
 
 
 def _save(path: Path, lines: Sequence[str]) -> None:
-    """Written beside its place first: a recording is there whole or not at all; it holds the
-    prompt.
-    """
+    """Write a recording, complete or not at all; private, because it contains the prompt."""
     draft = path.with_name(path.name + ".partial")
     try:
         draft.touch(mode=0o600)
@@ -165,7 +174,7 @@ def _prompts(prompt: str | None, file: Path | None) -> list[str]:
 def read_prompts(file: Path) -> list[str]:
     """Prompts of a JSON-lines file: each line's ``prompt``, or the first of its ``turns``."""
     try:
-        lines = file.read_text("utf-8-sig").split("\n")  # other line ends may stand inside a text
+        lines = file.read_text("utf-8-sig").split("\n")  # a text may contain other line ends
     except (OSError, ValueError) as error:
         raise ConfigError(f"prompts file {file} cannot be read: {error}") from None
     found = [
@@ -182,7 +191,7 @@ def _prompt_of(line: str, where: str) -> str:
     try:
         row = json.loads(line)
     except ValueError:
-        raise ConfigError(f"{where} is no JSON") from None
+        raise ConfigError(f"{where} is not valid JSON") from None
     if isinstance(row, dict):
         turns = row.get("turns")
         text = row.get("prompt")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import time
 
+from flowspec.broker.base import middles_of
+from flowspec.cli import notes
 from flowspec.cli.places import url_or_running
 from flowspec.cli.show import Screen
 from flowspec.client import Client, Job
@@ -12,19 +14,21 @@ from flowspec.core.run.spec import JobSpec
 from flowspec.errors import JobError
 from flowspec.strategies import build
 
-#: How long a job submitted elsewhere may take to be seen by the scheduler, seconds.
+#: How long the scheduler may take to see a job submitted elsewhere, seconds.
 _KNOWN_SECONDS = 2.0
 
 
 def submit(spec: JobSpec, url: str | None) -> None:
     """Submit and print the job's id."""
     with Client(url_or_running(url)) as client:
-        build(spec.strategy, int(client.pipeline().get("stages", "1")))
+        record = client.pipeline()
+        build(spec.strategy, int(record.get("stages", "1")))
+        notes.unused_middles(spec.strategy, middles_of(record), running=True)
         sys.stdout.write(client.submit_spec(spec).id + "\n")
 
 
 def watch(job_id: str, url: str | None, *, as_json: bool) -> None:
-    """Stream a job's output; leaving does not end the job."""
+    """Stream a job's output; interrupting does not end the job."""
     screen = Screen(as_json=as_json)
     with Client(url_or_running(url)) as client:
         job = _known(client, job_id)
@@ -35,7 +39,7 @@ def watch(job_id: str, url: str | None, *, as_json: bool) -> None:
 
 
 def cancel(job_id: str, url: str | None) -> None:
-    """Ask for a job's end and wait until it has come."""
+    """Cancel a job and wait until it has ended."""
     with Client(url_or_running(url)) as client:
         job = _known(client, job_id)
         job.cancel()
@@ -50,6 +54,6 @@ def _known(client: Client, job_id: str) -> Job:
     deadline = time.monotonic() + _KNOWN_SECONDS
     while not client.knows(job_id):
         if time.monotonic() > deadline:
-            raise JobError(f"there is no job {job_id}: it never was, or it ended too long ago")
+            raise JobError(f"there is no job {job_id}: it never existed, or ended too long ago")
         time.sleep(0.05)
     return client.job(job_id)

@@ -1,9 +1,9 @@
-"""What is done in another way than a user may expect, said once on stderr before it begins."""
+"""Notes on stderr before work that differs from what a user may expect."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from flowspec.strategies import build
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def of_plan(plan: BenchPlan) -> None:
-    """All there is to say of a simulated comparison."""
+    """All notes on a simulated comparison."""
     from flowspec.testbed.naming import canonical, choices_of
 
     surplus(plan)
@@ -21,27 +21,56 @@ def of_plan(plan: BenchPlan) -> None:
 
 
 def surplus(plan: BenchPlan) -> None:
-    """A line for every stage count above what the profile's layers are enough for."""
+    """A note for every stage count at which stages have no layer."""
     profile = plan.profile
     for stages in plan.stages:
         idle = sum(profile.stage_layers(stage, stages) == 0 for stage in range(1, stages))
         if idle:
             sys.stderr.write(
-                f"note: {idle} of {stages} stages have no layer and pass rows on: the model of "
-                "profile "
-                f"{profile.name} has {profile.layers} layers\n"
+                f"note: {idle} of {stages} stages have no layer and pass rows on: "
+                f"the model of profile {profile.name} has {profile.layers} layers\n"
             )
 
 
+def drafts_by_ngrams(target: str) -> None:
+    """A note for a target of the user's that is given without a draft."""
+    sys.stderr.write(
+        f"note: no --draft is given for {target}: drafting with n-grams of its text "
+        "(--draft ngram); a small model with the same tokenizer usually drafts better\n"
+    )
+
+
+def unused_middles(strategy: str, middles: Sequence[str], *, running: bool) -> None:
+    """A note if ``strategy`` does not use the pipeline's middle models.
+
+    ``running``: they are running; otherwise they are not started.
+    """
+    if middles and not build(strategy, 1).uses_middles:
+        one = len(middles) == 1
+        if running:
+            what = "runs unused" if one else "run unused"
+        else:
+            what = "is not started" if one else "are not started"
+        sys.stderr.write(
+            f"note: {strategy} uses no middle models: {', '.join(middles)} {what}; "
+            "pipespec and speculative use them\n"
+        )
+
+
 def first_of_several(strategies: Iterable[str], drafts: Iterable[tuple[str, ...]]) -> None:
-    """A line that names those of ``strategies`` that draft and do not choose, if any of ``drafts``,
-    each what there is to choose from, has more than one name.
+    """A note on those of ``strategies`` that draft but do not choose, if there is a choice.
+
+    ``drafts``: the choices in each draft source.
     """
     several = list(dict.fromkeys(names for names in drafts if len(names) > 1))
     if not several:
         return
     built = {name: build(name, 1) for name in strategies}  # for any number of stages
-    fixed = [name for name, strategy in built.items() if strategy.width and not strategy.chooses]
+    fixed = [
+        name
+        for name, strategy in built.items()
+        if strategy.draft_width and not strategy.chooses_drafter
+    ]
     if not fixed:
         return
     does, uses = ("does", "it uses") if len(fixed) == 1 else ("do", "they use")

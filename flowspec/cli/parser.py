@@ -1,6 +1,4 @@
-"""What every command's flags have in common: each is given once, its number is in range, and none
-is ignored.
-"""
+"""Checks of every command's flags: each is given once, in its range, and none is ignored."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from typer.core import TyperCommand
 
 from flowspec.errors import ConfigError
 
-#: click's error for a wrong command line, which typer brings along under changing names.
+#: click's error for a wrong command line; typer bundles click under changing names.
 UsageError: type[Any] = typer.BadParameter.__mro__[1]
 
 N = TypeVar("N", int, float, None)
@@ -23,9 +21,7 @@ class Command(TyperCommand):
     """A command that takes a flag with a value once, unless the flag is meant to be repeated."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As click's, which keeps the last of several values; a usage error names a flag given
-        twice.
-        """
+        """As click's, but a flag given twice is a usage error; click would keep the last value."""
         try:
             _, _, order = self.make_parser(ctx).parse_args(args=list(args))
         except UsageError as error:
@@ -43,8 +39,9 @@ class Command(TyperCommand):
 
 
 def in_range(low: float, high: float, expected: str) -> Callable[[typer.CallbackParam, N], N]:
-    """A callback: ConfigError that names the flag unless its value is from ``low`` to ``high``, or
-    not given.
+    """A callback that raises ConfigError, naming the flag, for a value outside ``low`` to ``high``.
+
+    A flag that is not given passes.
     """
 
     def check(param: typer.CallbackParam, value: N) -> N:
@@ -56,8 +53,9 @@ def in_range(low: float, high: float, expected: str) -> Callable[[typer.Callback
 
 
 def taken_by(kind: Callable[..., object]) -> Callable[[typer.CallbackParam, N], N]:
-    """A callback: ConfigError unless ``kind`` takes the value under the parameter's name; it names
-    the flag.
+    """A callback that raises ConfigError, naming the flag, for a value that ``kind`` refuses.
+
+    ``kind`` is called with the value under the parameter's name.
     """
 
     def check(param: typer.CallbackParam, value: N) -> N:
@@ -72,7 +70,7 @@ def taken_by(kind: Callable[..., object]) -> Callable[[typer.CallbackParam, N], 
 
 
 def not_empty(expected: str) -> Callable[[typer.CallbackParam, str | None], str | None]:
-    """A callback: ConfigError that names the flag if it is given nothing but spaces."""
+    """A callback that raises ConfigError, naming the flag, for a value of nothing but spaces."""
 
     def check(param: typer.CallbackParam, value: str | None) -> str | None:
         if value is not None and not value.strip():
@@ -91,9 +89,7 @@ def positive(text: str) -> int:
 
 
 def check_beside(ctx: typer.Context, *allowed: str) -> None:
-    """ConfigError if the command line has flags besides ``allowed``, of which the first gives them
-    no meaning.
-    """
+    """ConfigError for flags other than ``allowed``, the first of which rules them out."""
     given = {
         param.opts[0]
         for param in ctx.command.params

@@ -1,4 +1,4 @@
-"""Where things are: the packaged models, and the state of a pipeline that `flowspec up` started."""
+"""Pipeline setups from flags, and the state of the pipeline that `flowspec up` started."""
 
 from __future__ import annotations
 
@@ -9,45 +9,46 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from flowspec.cli import notes
 from flowspec.cluster import Setup
 from flowspec.errors import ConfigError
 from flowspec.model.directory import default_pair
 from flowspec.model.sources import NGRAM, open_models
 
-#: What comes along and can only draft.
-_DRAFTERS = (NGRAM, "head")
-#: Verify stages of a pipeline nobody said more about.
+#: Verify stages of a pipeline if no number is given.
 DEFAULT_STAGES = 4
 
 
 def check_alone(url: str | None, *flags: object) -> None:
-    """ConfigError if flags of a private pipeline come with the URL of one that runs already."""
+    """ConfigError if flags of a private pipeline are given with the URL of a running one."""
     if url and any(flag is not None for flag in flags):
         raise ConfigError(
-            "--target, --draft, --models and --stages are for a private pipeline, and a running "
-            "one is named by "
-            "--redis-url or FLOWSPEC_REDIS_URL: leave out the one or the other"
+            "--target, --draft, --models and --stages are for a private pipeline, "
+            "and a running one is named by --redis-url or FLOWSPEC_REDIS_URL: "
+            "leave out the one or the other"
         )
 
 
-def check_target(target: str | None, draft: str | None) -> None:
-    """ConfigError for a target of one's own without a draft; ModelError if it could not be a target
-    anyway.
+def draft_for(target: str | None, draft: str | None, packaged: str) -> str:
+    """``draft`` if given; else ``packaged`` for the packaged target, and n-grams for any other.
+
+    Before n-grams are chosen, ``target`` is checked (ModelError) and a note goes to stderr.
     """
-    if target is None or draft is not None:
-        return
-    if target in _DRAFTERS:
-        open_models(target, NGRAM)
-    raise ConfigError(
-        "--target needs --draft: the packaged draft has another tokenizer than your model"
-    )
+    if draft is not None:
+        return draft
+    if target is None:
+        return packaged
+    open_models(target, NGRAM)
+    notes.drafts_by_ngrams(target)
+    return NGRAM
 
 
 def setup_of(
     target: str | None, draft: str | None, models: str | None, stages: int | None
 ) -> Setup:
-    """The setup flags ask for. A target of one's own needs a draft of one's own; ``models`` names
-    both, and what lies between them, smallest first, joined by commas.
+    """The setup for these flags.
+
+    ``models``: the draft, any middle models and the target, smallest first, joined by commas.
     """
     packaged_target, packaged_draft = default_pair()
     count = DEFAULT_STAGES if stages is None else stages
@@ -62,16 +63,15 @@ def setup_of(
                 f"--models is {models!r}; expected at least DRAFT,TARGET, smallest first"
             )
         return Setup(names[-1], names[0], count, tuple(names[1:-1]))
-    check_target(target, draft)
-    return Setup(target or packaged_target, packaged_draft if draft is None else draft, count)
+    drafts = draft_for(target, draft, packaged_draft)
+    return Setup(target or packaged_target, drafts, count)
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
     """A pipeline that `flowspec up` started: its supervisor's process and its broker's URL.
 
-    The supervisor holds a lock on a file as long as it lives: a process id alone may be somebody
-    else's.
+    The supervisor holds a file lock while it runs: a process id alone may have been reused.
     """
 
     pid: int
@@ -89,18 +89,18 @@ class Running:
 
 
 def state_file() -> Path:
-    """Where `flowspec up` notes what it started."""
+    """The file in which `flowspec up` records what it started."""
     base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     return Path(base) / "flowspec" / "up.json"
 
 
 def lock_file() -> Path:
-    """What the supervisor keeps locked."""
+    """The file that the supervisor keeps locked."""
     return state_file().with_suffix(".lock")
 
 
 def running() -> Running | None:
-    """The pipeline that was started here and still runs, if there is one."""
+    """The pipeline that `flowspec up` started here, if it still runs."""
     try:
         noted = json.loads(state_file().read_text())
         found = Running(int(noted["pid"]), str(noted["url"]))

@@ -1,4 +1,4 @@
-"""``flowspec profile``: measure this machine, and write what came out as a profile."""
+"""``flowspec profile``: measure this machine and write a profile of it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from pathlib import Path
 
 from rich.console import Console
 
+from flowspec.cli.outputs import check_writable, write
 from flowspec.cli.parser import positive
-from flowspec.cli.places import check_target
+from flowspec.cli.places import draft_for
 from flowspec.errors import ConfigError
 from flowspec.model.directory import default_pair
 
-#: What is measured of the packaged models: a drafter of every kind.
+#: The packaged drafters that are measured, one of every kind.
 DEFAULT_DRAFTS = "draft+head+ngram"
 
 
@@ -26,23 +27,19 @@ def profile(
     mbit: float,
     out: Path | None,
 ) -> None:
-    """Measure, and write the profile to ``out`` or stdout; ConfigError for flags that make no
-    sense.
-    """
+    """Measure, and write the profile to ``out`` or stdout; ConfigError for invalid flags."""
     from flowspec.testbed.measure import MeasurementPlan, as_toml, measure
 
-    check_target(target, draft)
+    drafts = draft_for(target, draft, DEFAULT_DRAFTS)
     plan = MeasurementPlan(_counts(rows), stages, repeats, latency_ms, mbit)
     if out is not None and out.suffix != ".toml":
         raise ConfigError(
-            f"--out is {out}; expected a name that ends in .toml, by which a profile is told from "
-            "a name"
+            f"--out is {out}; expected a name that ends in .toml, like every profile in a file"
         )
-    if out is not None and not out.parent.is_dir():
-        raise ConfigError(f"--out is {out}, but there is no folder {out.parent}")
+    if out is not None:
+        check_writable("--out", out)
     console = Console(stderr=True, highlight=False)
     with console.status("starting") as line:
-        drafts = DEFAULT_DRAFTS if draft is None else draft
         measured = measure(
             target or default_pair()[0], drafts, plan, lambda what: line.update(f"timing {what}")
         )
@@ -50,7 +47,7 @@ def profile(
     if out is None:
         sys.stdout.write(text)
         return
-    out.write_text(text)
+    write("--out", out, text)
     console.print(f"wrote {out}", markup=False, soft_wrap=True)
 
 

@@ -1,7 +1,7 @@
 """``flowspec up | down | status``: a pipeline that outlives the command.
 
-``up`` starts a supervisor process (this module run as a program) that holds the workers and the
-private broker, and waits until it serves.
+``up`` starts a supervisor process (this module run as a program), which owns the workers and the
+private broker, and waits until the pipeline serves.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def up(setup: Setup, url: str | None) -> None:
     with log.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "flowspec.cli.service", *setup.arguments],
-            env=surroundings
-            | ({"FLOWSPEC_REDIS_URL": url} if url else {}),  # a password is not for `ps`
+            # The URL may contain a password, so it must not be an argument that `ps` shows.
+            env=surroundings | ({"FLOWSPEC_REDIS_URL": url} if url else {}),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -79,9 +79,8 @@ def _say_up(setup: Setup) -> None:
     found = running()
     assert found is not None
     sys.stderr.write(
-        f"serving {setup.target} on {setup.stages} stages; `flowspec submit`, `watch`, `status` "
-        "and `down` find it, "
-        "other programs by:\n"
+        f"serving {setup.target} on {setup.stages} stages; "
+        "`flowspec submit`, `watch`, `status` and `down` find it, other programs by:\n"
     )
     parts = urlsplit(found.url)
     if parts.scheme == "unix":
@@ -129,8 +128,8 @@ def status(url: str | None, *, as_json: bool) -> None:
         )
     screen = console()
     screen.print(
-        f"{pipeline['target']} on {pipeline['stages']} stages; {running_jobs} running, {waiting} "
-        "waiting"
+        f"{pipeline['target']} on {pipeline['stages']} stages; "
+        f"{running_jobs} running, {waiting} waiting"
     )
     table = Table(
         "worker", "state", "host", "process", "passes", "refused", box=None, pad_edge=False
@@ -187,7 +186,7 @@ class _Supervisor:
             self._cluster.stop()
 
     def _watch(self) -> bool:
-        """Say once who has stopped; False when nothing is left to hold."""
+        """Report stopped processes, each change once; False once no process is left."""
         try:
             self._cluster.check()
         except ClusterError as error:
@@ -197,9 +196,7 @@ class _Supervisor:
         return self._cluster.alive
 
     def _note(self) -> None:
-        """Written beside its place first: ``up`` must not read half of it. It holds
-        the password.
-        """
+        """Record this process in one step, for ``up``; private, as the URL has the password."""
         file = state_file()
         file.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(f"{file}.{os.getpid()}")

@@ -1,4 +1,4 @@
-"""What the user sees: streamed text, a live status line, a table at the end; or JSON lines."""
+"""Output for the user: streamed text, a live status line and a final table, or JSON lines."""
 
 from __future__ import annotations
 
@@ -23,16 +23,14 @@ from flowspec.drivers.replay import replay_file
 from flowspec.strategies import describe
 from flowspec.strategies.auto.decisions import tokens_by_drafter
 
-#: As much of the streamed text is laid out above the status line; the rest is out of view.
+#: Characters of the streamed text's end that are laid out above the status line.
 _TAIL_CHARACTERS = 8000
-#: Characters of a line where no terminal says how many there are.
+#: Width of a line without a terminal, characters.
 _ENDLESS = 10_000
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console without colours of its own; what goes to no terminal has lines as long as they need
-    to be.
-    """
+    """A console without highlighting; unless it is a terminal, it does not wrap lines."""
     found = Console(stderr=stderr, highlight=False)
     if not found.is_terminal:
         found.width = _ENDLESS
@@ -40,9 +38,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 class Screen:
-    """Text goes to stdout, everything else to stderr; with ``as_json`` stdout is JSON
-    lines only.
-    """
+    """Text goes to stdout, all else to stderr; with ``as_json`` stdout has only JSON lines."""
 
     def __init__(self, *, as_json: bool) -> None:
         self._json = as_json
@@ -54,7 +50,7 @@ class Screen:
 
     @contextlib.contextmanager
     def starting(self) -> Iterator[Callable[[int, int], None]]:
-        """A line while workers start; gives the function to call with (ready, of)."""
+        """Show a line while workers start; yields the function to call with (ready, of)."""
         if not self._live:
             yield lambda ready, of: None
             return
@@ -65,15 +61,13 @@ class Screen:
 
     @contextlib.contextmanager
     def streaming(self, client: Client) -> Iterator[Callable[[Chunk], None]]:
-        """Show a job's output as it comes; gives the function to call with each piece."""
+        """Show a job's output as it arrives; yields the function to call with each piece."""
         plain = not self._json and not (self._live and sys.stdout.isatty())
         if not self._live:
             yield self._write if plain else lambda chunk: None
             return
         status = StatusLine(client)
-        tail = (
-            "" if plain or self._json else None
-        )  # both streams on one terminal: text above the line
+        tail = ""
         with Live(status, console=self._errors, refresh_per_second=8, transient=True) as live:
 
             def show(chunk: Chunk) -> None:
@@ -81,12 +75,10 @@ class Screen:
                 status.count(chunk)
                 if plain:
                     self._write(chunk)
-                elif tail is not None:
+                else:  # stdout is this terminal, or gets JSON: the text goes above the status line
                     tail = self._last_lines(tail + chunk.text)
                     live.update(Group(Text(tail), status))
 
-            if not plain and not self._json:
-                tail = ""
             yield show
 
     def _last_lines(self, text: str) -> str:
@@ -95,9 +87,7 @@ class Screen:
         return "\n".join(row.plain for row in rows[-max(1, self._errors.height - 2) :])
 
     def broken_off(self, result: Result) -> None:
-        """What came before a failure: the whole of it if it was shown on a terminal, else the
-        line's end.
-        """
+        """After a failure, print the text if it was only shown live, else end its line."""
         if self._json or not result.text:
             return
         shown = not (self._live and sys.stdout.isatty())
@@ -109,9 +99,7 @@ class Screen:
         sys.stdout.flush()
 
     def result(self, result: Result) -> None:
-        """A job's end: one JSON object, or the whole text (if it was not streamed) and
-        the table.
-        """
+        """Print a job's end: one JSON object, or the text (unless streamed) and the table."""
         if self._json:
             sys.stdout.write(json.dumps(as_object(result)) + "\n")
             sys.stdout.flush()
@@ -122,13 +110,13 @@ class Screen:
         self._errors.print(table(result))
 
     def error(self, text: str) -> None:
-        """One line for what went wrong with one job."""
+        """Print a job's error as one line."""
         self._errors.print(f"flowspec: {text}", markup=False, soft_wrap=True)
 
 
 @dataclass(frozen=True, slots=True)
 class JobReport:
-    """What a worker last said of itself: its clock and its counters."""
+    """A worker's last report: its clock and its counters."""
 
     at: float
     passes: int
@@ -136,9 +124,7 @@ class JobReport:
 
 
 class StatusLine:
-    """Tokens, tokens/s, tokens per step and how busy each stage is, between its last
-    two reports.
-    """
+    """Tokens, tokens/s, tokens per step, and each stage's load between its last two reports."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -150,7 +136,7 @@ class StatusLine:
         self._since: dict[str, JobReport] = {}  # role -> the difference of its last two reports
 
     def count(self, chunk: Chunk) -> None:
-        """More tokens have come."""
+        """Count the tokens of ``chunk``."""
         self._began = self._began or time.monotonic()
         self._tokens += len(chunk.token_ids)
 
@@ -165,7 +151,7 @@ class StatusLine:
         return self._spinner
 
     def _look(self) -> None:
-        """Workers report about once a second, each at its own time."""
+        """Read the workers' reports, which each makes about once per second."""
         for role, info in sorted(self._client.workers().items()):
             if not role.startswith("verify-") or "at" not in info:
                 continue
@@ -203,7 +189,7 @@ def as_object(result: Result) -> dict[str, object]:
 
 
 def table(result: Result) -> Table:
-    """What happened, for a person."""
+    """A result as a table."""
     stats = result.stats
     rows = result.stats.get("rows") or {}
 
@@ -220,7 +206,10 @@ def table(result: Result) -> Table:
             "tokens",
             f"{number('tokens')} in {number('rounds')} rounds, {number('segments')} segments",
         ),
-        ("time to first token", f"{number('ttft_seconds', 3)} s"),
+        (
+            "time to first token",
+            f"{number('ttft_seconds', 3)} s, of which queued {number('queue_seconds', 3)} s",
+        ),
         ("decode", f"{number('decode_seconds', 3)} s, {number('tokens_per_second', 1)} tokens/s"),
         (
             "tokens per step / round",

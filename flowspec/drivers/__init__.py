@@ -1,3 +1,1 @@
-"""The only loops: they feed machines and perform what these ask for, live, simulated
-or replayed.
-"""
+"""The only loops: they feed machines and perform their outputs, live, simulated or replayed."""

@@ -1,14 +1,19 @@
-"""A worker on an emulated device: real work and real messages, nominal time.
+"""A worker on an emulated device: real work and real messages in nominal time.
 
-Theory of operation. A worker does its real pass; its result counts from the nominal time the
-profile says on. Messages carry the nominal time they left, the receiver adds their link's.
-Events (a result, a message, a poll) are taken in the order of their nominal times, results
-before messages before polls as in the simulation, and none before wall time has passed its own:
-by then what should have come first is here, if the machine keeps up. Whether it did is counted:
-an input is *overtaken* if something was done at a later nominal moment that it might have
-changed; without such inputs a run that charges no software is the simulation's, event by event.
-An input that is merely *late* on the wall clock has changed nothing. Software is charged as it
-runs: a device's host is one thread, so its CPU time moves the nominal clock on.
+A worker computes its passes; a result takes effect at the nominal time that the profile gives. A
+message carries the nominal time at which it was sent, and its receiver adds the link's time.
+
+Events (results, messages, polls) are processed in the order of their nominal times, at one moment
+results before messages before polls as in the simulation. An event waits until wall time has
+reached its nominal time: if the machine keeps up, all earlier messages have arrived by then.
+
+Two counters show whether it keeps up. An input is *overtaken* if an event at a later moment, which
+the input could have changed, was processed before it; without such inputs, a run that charges no
+software equals the simulation event by event. An input that is only *late* on the wall clock has
+changed nothing.
+
+Software is charged as it runs: a device's host is one thread, so its CPU time advances the nominal
+clock.
 """
 
 from __future__ import annotations
@@ -22,42 +27,41 @@ from typing import NamedTuple
 
 from flowspec.broker.base import CommitText, Link, Op
 from flowspec.core.job.draft_worker import DraftMachine
+from flowspec.core.protocol.addresses import DRAFT, Address
 from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.machine import (
     Complete,
     Done,
-    Draft,
     Input,
     Machine,
-    Pass,
     Poll,
     Received,
     Send,
     Tick,
-    Work,
-    WorkResult,
 )
-from flowspec.core.protocol.messages import DRAFT, Envelope, Message, Segment, StageReport
+from flowspec.core.protocol.messages import Envelope, Message, Segment, StageReport
+from flowspec.core.protocol.work import Draft, Pass, Work, WorkResult
+from flowspec.core.run.key import RunKey
 from flowspec.drivers.live import IDLE_SECONDS, Performer, Worker
 from flowspec.emulation.arrivals import Arrivals
 from flowspec.emulation.setup import Emulation
 
-#: What comes first among events of one moment.
+#: Order of the events of one moment.
 _RESULT, _CARRY_ON, _MESSAGE, _POLL, _TICK = range(5)
-#: Messages from outside come at multiples of this, nominal seconds: sums of round costs stay exact.
+#: Messages from outside arrive at multiples of this, nominal seconds: round costs add up exactly.
 _GRID = 2.0**-10
-#: Waits shorter than this are slept, and longer ones end by so much early, seconds: the broker
-#: counts in milliseconds, and what waits there for nothing is told up to one of its ticks too late.
+#: Shorter waits sleep instead of reading, and longer ones end ``_EARLY`` before time, seconds: the
+#: broker counts in milliseconds, and its reads time out up to one of its ticks late.
 _SHORT_WAIT = 0.005
 _EARLY = 0.004
 #: Nominal times closer than this are one moment, seconds.
 _MOMENT = 1e-9
-#: Share of the newest write in the running mean of what a write costs.
+#: Weight of the newest write in the running mean of the cost of a write.
 _NEWEST = 0.1
 
 
 class _Key(NamedTuple):
-    """When an event happens, nominal seconds, and its place among those of one moment."""
+    """When an event happens, nominal seconds, and its order among the events of one moment."""
 
     at: float
     kind: int
@@ -71,11 +75,11 @@ class _Incoming(NamedTuple):
 
 
 class EmulatedWorker(Worker):
-    """As ``Worker``, on the device ``emulation`` says.
+    """A ``Worker`` on the device that ``emulation`` describes.
 
-    ``model_seconds``: CPU seconds the executor has spent in the model itself so far; the rest of
-    its passes (masks, moving KV rows, choosing tokens) is software. Without it the whole of a
-    pass is emulated.
+    ``model_seconds``: CPU seconds that the executor has spent in the model itself so far; the rest
+    of its passes (masks, moving KV rows, choosing tokens) is software. None: whole passes are
+    emulated.
     """
 
     def __init__(
@@ -91,13 +95,12 @@ class EmulatedWorker(Worker):
         super().__init__(machine, link, performer, clock=lambda: self._now, header=header)
         self._emulation = emulation
         self._model_seconds = model_seconds
-        self._arrivals = Arrivals(emulation.profile, link.node, hidden=self._returns_hidden)
+        self._arrivals = Arrivals(emulation.profile, link.address, hidden=self._returns_hidden)
         self._now = 0.0  # the host's nominal clock
         self._inbox: list[_Incoming] = []
         self._order = itertools.count()
-        self._running: tuple[float, WorkResult] | None = (
-            None  # when the device is done, and what comes of it
-        )
+        # When the device is done, and its result.
+        self._running: tuple[float, WorkResult] | None = None
         self._seen_to = 0.0  # wall time up to which all messages are in the inbox
         self._marked = 0.0  # CPU clock at the last charge
         self._write_seconds = 0.0  # mean CPU time of a write
@@ -105,13 +108,11 @@ class EmulatedWorker(Worker):
         self._last_act = 0.0
         self._last_start = 0.0
         self.inputs = self.late = self.overtaken = 0
-        self.latest = 0.0  # wall seconds the latest input was behind
+        self.latest = 0.0  # greatest lateness of an input, wall seconds
         self.software_seconds = 0.0  # nominal
 
     def facts(self) -> dict[str, object]:
-        """Busy seconds, software and ``at`` are nominal; inputs by lateness, and this process's CPU
-        seconds.
-        """
+        """As ``Worker``'s in nominal seconds, with counts of late inputs and CPU seconds."""
         lateness = {
             "inputs": self.inputs,
             "late": self.late,
@@ -129,7 +130,7 @@ class EmulatedWorker(Worker):
     # ---- events ----------------------------------------------------------------------------------
 
     def turn(self) -> None:
-        """Wait for the next event's time, or for something to read, or do the event."""
+        """Process the next event if its time has come; else read until then."""
         key = self._next()
         due = math.inf if key is None else self._emulation.wall(key.at)
         if key is not None and due <= self._seen_to:
@@ -150,7 +151,7 @@ class EmulatedWorker(Worker):
         return min(keys, default=None)
 
     def _read(self, seconds: float) -> None:
-        """Take in what comes within ``seconds``."""
+        """Put the messages that arrive within ``seconds`` into the inbox."""
         if 0 < seconds < _SHORT_WAIT:
             time.sleep(seconds)
         began = time.monotonic()
@@ -161,7 +162,7 @@ class EmulatedWorker(Worker):
             self.refused += 1
             self._log.warning("entry refused", reason=reason, refused=self.refused)
         if not delivery.envelopes:
-            # What was written while an empty answer was on its way is in the next one.
+            # The next read returns what was written while this empty reply was on its way.
             self._seen_to = began
             return
         software = 0.0 if self._emulation.free_software else time.thread_time() - marked
@@ -174,12 +175,10 @@ class EmulatedWorker(Worker):
             software = 0.0
         self._seen_to = began if waited == 0.0 else self._seen_to
 
-    def _returns_hidden(self, job: str) -> bool:
-        """Whether the last stage sends hidden rows with its answers to ``job``: not every strategy
-        asks for them.
-        """
+    def _returns_hidden(self, run: RunKey) -> bool:
+        """Whether the last stage sends hidden rows with its answers to ``run``."""
         session = (
-            self._machine.sessions.get(job) if isinstance(self._machine, DraftMachine) else None
+            self._machine.sessions.get(run) if isinstance(self._machine, DraftMachine) else None
         )
         return session is not None and session.returns.hidden
 
@@ -195,20 +194,20 @@ class EmulatedWorker(Worker):
         self.overtaken += self._overtaken(at, message)
 
     def _overtaken(self, at: float, message: Message) -> bool:
-        """Whether something was done at a later moment that this input might have changed."""
+        """Whether an event that this input could have changed was processed at a later moment."""
         at += _MOMENT
         if isinstance(message, StageReport):
-            return False  # they are only counted
-        if self._link.node == DRAFT:
+            return False  # reports are only counted
+        if self._link.address == DRAFT:
             return at < self._last.at
         if isinstance(message, Segment):
-            # What waits for the device does not matter to it before it is free.
+            # A segment that waits for the device has no effect before the device is free.
             waits = self._running is not None or self._last.kind == _RESULT
             return at < (self._last_start if waits else self._last.at)
         return at < self._last_act  # a stage's messages commute with each other
 
     def _happen(self, key: _Key) -> None:
-        """Do the event of ``key``, and what follows from it at once."""
+        """Process the event of ``key`` and its immediate consequences."""
         self._marked = time.thread_time()
         self._now = max(self._now, key.at)
         self._last = key
@@ -235,7 +234,7 @@ class EmulatedWorker(Worker):
     # ---- software and device ---------------------------------------------------------------------
 
     def _charge(self) -> float:
-        """Put the CPU time since the last charge on the clock; how much it was."""
+        """Add the CPU time since the last charge to the nominal clock; the seconds added."""
         marked = self._marked
         self._marked = time.thread_time()
         if self._emulation.free_software:
@@ -255,7 +254,7 @@ class EmulatedWorker(Worker):
         self._write_seconds += (spent - self._write_seconds) * (
             _NEWEST if self._write_seconds else 1.0
         )
-        if any(_may_come_back(op, self._link.node) for op in ops):
+        if any(_may_come_back(op, self._link.address) for op in ops):
             self._seen_to = 0.0
         return codes
 
@@ -271,7 +270,7 @@ class EmulatedWorker(Worker):
                 software = spent - (self._model_seconds() - before)
             elif not isinstance(work, Pass | Draft):
                 software = spent
-        seconds = self._emulation.work_seconds(self._link.node, work)
+        seconds = self._emulation.work_seconds(self._link.address, work)
         self.busy_seconds += seconds
         self.software_seconds += software
         self._last_start = self._last.at
@@ -279,8 +278,8 @@ class EmulatedWorker(Worker):
         return []
 
 
-def _may_come_back(op: Op, node: str) -> bool:
-    """Whether ``op`` can put something into the log of ``node``, its writer, at once."""
+def _may_come_back(op: Op, node: Address) -> bool:
+    """Whether ``op`` can put an entry into the log of ``node``, its writer, at once."""
     match op:
         case Send(to=to, completes=completes, task=task):
             return to == node or bool(completes or task)

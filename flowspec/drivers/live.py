@@ -1,7 +1,7 @@
 """The loop of a worker process: read, step, write, compute.
 
-One write and one blocking read a hop. What a machine asks for is carried out here; what the broker
-refuses goes back to the machine. Time is the monotonic clock.
+One write and one blocking read per hop. The loop performs the machine's outputs and returns the
+broker's refusals to it as inputs. Time is the monotonic clock.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from flowspec.core.protocol.machine import (
     Run,
     Send,
     Tick,
-    Work,
-    WorkFailed,
-    WorkResult,
 )
 from flowspec.core.protocol.messages import Answer, Segment
+from flowspec.core.protocol.refusals import refusal
+from flowspec.core.protocol.work import Work, WorkFailed, WorkResult
+from flowspec.core.run.key import RunKey
 from flowspec.drivers.record import Recorder
-from flowspec.errors import FlowSpecError
+from flowspec.errors import FlowSpecError, StateError
 from flowspec.model.base import RowArray
 from flowspec.observe import logger
 
-#: Longest wait for something to read before the stop flag is looked at, seconds.
+#: Longest read before the stop flag is checked, seconds.
 IDLE_SECONDS = 0.5
 
 Clock = Callable[[], float]
 
 
 class Performer(Protocol):
-    """What a role does with its machine's wishes."""
+    """Performs the outputs of a role's machine."""
 
     def compute(self, work: Work, link: Link) -> WorkResult:
-        """Carry out ``work``; errors of the user's making come back as WorkFailed."""
+        """Carry out ``work``; an exception becomes WorkFailed."""
         ...
 
     def allocate(self, output: Allocate) -> None: ...
@@ -59,21 +59,21 @@ class Performer(Protocol):
         """Give the drafter the hidden rows that came with an answer."""
         ...
 
-    def release(self, job: str) -> None: ...
+    def release(self, run: RunKey) -> None: ...
 
     def rows(self, part: int, offsets: Sequence[int]) -> RowArray:
-        """Rows of the pass computed last."""
+        """Rows of the last pass."""
         ...
 
     def text(self, commit: Commit) -> str:
-        """The text of a commit's tokens, as far as it is certain."""
+        """The text of a commit's tokens, whole characters only."""
         ...
 
 
 class Worker:
-    """Drives ``machine`` over ``link`` until told to stop.
+    """Drives ``machine`` over ``link``.
 
-    ``header``: first line of recordings, given to the one worker that writes it.
+    ``header``: first line of recordings, for the one worker that writes it.
     """
 
     def __init__(
@@ -89,22 +89,20 @@ class Worker:
         self._link = link
         self._performer = performer
         self._clock = clock
-        self._log = logger(node=link.node)
-        self._recorder = Recorder(link.node, self._record, header)
+        self._log = logger(node=str(link.address))
+        self._recorder = Recorder(link.address, self._record, header)
         self._records: list[Record] = []
         self.refused = 0  # malformed entries
         self.passes = 0
         self.busy_seconds = 0.0
 
     def run(self, stop: Callable[[], bool]) -> None:
-        """Go on until ``stop()``; raises BrokerUnreachable when the broker is lost for good."""
+        """Run until ``stop()`` is true; BrokerUnreachable if the broker stays lost."""
         while not stop():
             self.turn()
 
     def facts(self) -> dict[str, object]:
-        """What others may know of this worker; ``at`` is its own clock, to take rates from two
-        reports.
-        """
+        """Counters of this worker; ``at`` is its clock, for rates between two reports."""
         counters = {
             "passes": self.passes,
             "busy_seconds": round(self.busy_seconds, 4),
@@ -113,7 +111,7 @@ class Worker:
         return {"at": round(self._clock(), 3), **counters}
 
     def turn(self) -> None:
-        """Read once, take in what came, and do one piece of work if there is some."""
+        """Read once, process what arrived, and do one piece of work if there is any."""
         delivery = self._link.read(self._patience())
         for reason in delivery.refused:
             self.refused += 1
@@ -128,7 +126,7 @@ class Worker:
             worked = self._step(Poll())
 
     def _patience(self) -> float:
-        """How long the next read may wait."""
+        """How long the next read may block, seconds."""
         if self._machine.runnable:
             return 0.0
         deadline = self._machine.deadline
@@ -139,7 +137,7 @@ class Worker:
         )
 
     def _step(self, event: Input) -> bool:
-        """Feed ``event`` and what follows from it; whether work was done."""
+        """Feed ``event`` and the inputs that follow from it; whether work was done."""
         worked = False
         pending: list[Input] = [event]
         while pending:
@@ -156,15 +154,15 @@ class Worker:
         return worked
 
     def _start(self, work: Work) -> list[Input]:
-        """Begin ``work``; what the machine is told at once."""
+        """Start ``work``; the inputs that follow at once."""
         return [Done(self._compute(work))]
 
     # ---- performing ------------------------------------------------------------------------------
 
     def _write(self, outputs: Sequence[Output]) -> list[Input]:
-        """Carry out all but computing; what the broker refused, as inputs for the machine."""
-        # A step's record goes before its effects: who sees the effects can read the record.
-        refusals: dict[str, Refused] = {}
+        """Perform all outputs but ``Run``; the broker's refusals, as inputs for the machine."""
+        # A step's record is written before its effects, so that their reader finds it.
+        refusals: dict[RunKey, Refused] = {}
         ops = list[Op](self._records)
         self._records = []
         for output in outputs:
@@ -174,18 +172,16 @@ class Worker:
                 if not isinstance(output, Send | Commit | Allocate | Learn):
                     raise
                 self._log.error("output failed", kind=type(output).__name__, exc_info=True)
-                about = output.envelope.message if isinstance(output, Send) else output
-                refusals[about.job] = Refused(
-                    about.job, about.epoch, False, f"{self._link.node}: {_one_line(error)}"
-                )
+                run = _run_of(output)
+                refusals[run] = Refused(run, False, f"{self._link.address}: {_one_line(error)}")
         codes = self._put(ops) if ops else []
         for op, code in zip(ops, codes, strict=True):
-            refusal = self._refusal(op, code) if code is not Code.OK else None
-            if refusal is not None:
-                refusals.setdefault(refusal.job, refusal)
+            refused = self._refusal(op, code)
+            if refused is not None:
+                refusals.setdefault(refused.run, refused)
         for output in outputs:
             if isinstance(output, Finish | Release):
-                self._end(output.job)
+                self._end(output.run)
         return list(refusals.values())
 
     def _put(self, ops: Sequence[Op]) -> list[Code]:
@@ -200,8 +196,8 @@ class Worker:
             case Allocate():
                 self._performer.allocate(output)
                 return []
-            case Discard(job, segment):
-                self._link.drop_rows(job, segment)
+            case Discard(run, segment):
+                self._link.drop_rows(run, segment)
                 return []
             case Learn():
                 self._performer.learn(output, self._link)
@@ -216,35 +212,19 @@ class Worker:
         if output.rows is None or not isinstance(message, Segment | Answer):
             return []
         rows = self._performer.rows(output.rows.part, output.rows.offsets)
-        return [PutRows(output.to, message.job, message.epoch, message.segment, rows)]
+        return [PutRows(output.to, message.run, message.segment, rows)]
 
     def _refusal(self, op: Op, code: Code) -> Refused | None:
-        if code is Code.DUP or isinstance(op, Finish):
+        """The input for a refused ``op``; None: not refused, or a recorded line or a Finish."""
+        if isinstance(op, Record | Finish):
             return None
-        match op:
-            case Send(to=to, envelope=envelope):
-                job = envelope.message.job
-                epoch = envelope.message.epoch
-                what = f"a message to {to}"
-            case CommitText(commit):
-                job = commit.job
-                epoch = commit.epoch
-                what = "a commit"
-            case PutRows(to, job, epoch):
-                what = f"rows for {to}"
-            case Accepted(job, epoch):
-                what = "the prompt"
-            case Record():
-                return None
-            case _:
-                job = op.job
-                epoch = op.epoch
-                what = "a task's completion"
-        self._log.info("write refused", job=job, epoch=epoch, what=what, code=code.name)
-        reason = "a stream is at its cap: a reader has stopped or is too slow"
-        if code is Code.GAP:
-            reason = "something written before it is missing"
-        return Refused(job, epoch, code is Code.STALE, f"the broker refused {what}: {reason}")
+        refused = refusal(_run_of(op), _what(op), code)
+        if refused is not None:
+            run = refused.run
+            self._log.info(
+                "write refused", job=run.job, epoch=run.epoch, what=_what(op), code=code.name
+            )
+        return refused
 
     def _compute(self, work: Work) -> WorkResult:
         began = self._clock()
@@ -259,13 +239,41 @@ class Worker:
         self.busy_seconds += self._clock() - began
         return result
 
-    def _end(self, job: str) -> None:
-        self._performer.release(job)
-        self._link.forget(job)
-        self._recorder.forget(job)
+    def _end(self, run: RunKey) -> None:
+        self._performer.release(run)
+        self._link.forget(run)
+        self._recorder.forget(run)
 
-    def _record(self, job: str, line: str) -> None:
-        self._records.append(Record(job, line))
+    def _record(self, run: RunKey, line: str) -> None:
+        self._records.append(Record(run, line))
+
+
+def _run_of(op: Output | Op) -> RunKey:
+    """The run of an operation."""
+    match op:
+        case Send(envelope=envelope):
+            return envelope.message.run
+        case CommitText(commit):
+            return commit.run
+        case Run():
+            raise StateError("computing is no operation on a run")
+        case _:
+            return op.run
+
+
+def _what(op: Op) -> str:
+    """The name of a refused operation in a message to the user."""
+    match op:
+        case Send(to=to):
+            return f"a message to {to}"
+        case CommitText():
+            return "a commit"
+        case PutRows(to=to):
+            return f"rows for {to}"
+        case Accepted():
+            return "the prompt"
+        case _:
+            return "a task's completion"
 
 
 def _one_line(error: Exception) -> str:

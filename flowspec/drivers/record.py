@@ -1,7 +1,7 @@
-"""The one form in which steps are written down: JSON, one step a line.
+"""The format of recordings: JSON, one step of a machine per line.
 
-A line says which node stepped, when, on which input, and what it gave out. Only what concerns
-one job is kept, so that the machines can be run again with that job alone.
+A line holds the worker, the time, the input and the outputs of a step. It is restricted to one run,
+so that the machines can replay that run alone.
 """
 
 from __future__ import annotations
@@ -11,60 +11,46 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from flowspec.core.protocol import machine, messages
-from flowspec.core.protocol.machine import (
-    Done,
-    Draft,
-    Encode,
-    Input,
-    Output,
-    Pass,
-    PassDone,
-    Poll,
-    Received,
-    Refused,
-    Run,
-    Tick,
-    Work,
-)
-from flowspec.core.run import limits, sampling, spec
-from flowspec.core.tree import slots
-from flowspec.errors import ReplayMismatch
+from flowspec.core.protocol import machine, messages, work
+from flowspec.core.protocol.addresses import Address
+from flowspec.core.protocol.machine import Input, Output, Poll, Received, Refused, Run, Send, Tick
+from flowspec.core.protocol.messages import Open, Submit
+from flowspec.core.protocol.work import Draft, Encode, Pass, PassDone, Work
+from flowspec.core.run import key, limits, sampling, spec
+from flowspec.core.run.key import RunKey
+from flowspec.errors import FlowSpecError, ReplayMismatch
 
-#: Version of the recording's form; the header names it.
-FORMAT = 1
-
-#: Fields that recordings did not always have: left out as long as they say nothing.
-_LATER = {("Draft", "drafter"): 0, ("Limits", "others"): ()}
+#: Version of the format; the header names it.
+FORMAT = 2
 
 _CLASSES: dict[str, type] = {
     name: kind
-    for module in (machine, messages, sampling, slots, spec, limits)
+    for module in (machine, messages, work, key, limits, sampling, spec)
     for name, kind in vars(module).items()
     if dataclasses.is_dataclass(kind) and isinstance(kind, type)
 }
 
 
 def to_json(value: Any) -> Any:
-    """``value`` as JSON types; dataclasses keep their name."""
+    """``value`` as JSON types; dataclasses keep their name, addresses are text."""
+    if isinstance(value, Address):
+        return {"_": "Address", "of": str(value)}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        name = type(value).__name__
-        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        silent = [
-            at for at, kept in fields.items() if (name, at) in _LATER and _LATER[name, at] == kept
-        ]
-        return {"_": name, **{at: to_json(kept) for at, kept in fields.items() if at not in silent}}
+        fields = {
+            field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)
+        }
+        return {"_": type(value).__name__, **fields}
     if isinstance(value, tuple | list):
         return [to_json(part) for part in value]
     if isinstance(value, frozenset):
         return {"_": "frozenset", "of": sorted(value)}
     if isinstance(value, dict):
-        return {str(key): to_json(part) for key, part in value.items()}
+        return {str(name): to_json(part) for name, part in value.items()}
     return value
 
 
 def from_json(value: Any) -> Any:
-    """The inverse of ``to_json``; lists become tuples, as every message has them."""
+    """The inverse of ``to_json``; lists become tuples, as in all messages."""
     if isinstance(value, list):
         return tuple(from_json(part) for part in value)
     if not isinstance(value, dict):
@@ -74,6 +60,8 @@ def from_json(value: Any) -> Any:
         return {key: from_json(part) for key, part in value.items()}
     if name == "frozenset":
         return frozenset(value["of"])
+    if name == "Address":
+        return _address(value.get("of"))
     kind = _CLASSES.get(name)
     if kind is None:
         raise ReplayMismatch(
@@ -87,103 +75,116 @@ def from_json(value: Any) -> Any:
         ) from None
 
 
-class Recorder:
-    """Writes down the steps of one node for the jobs that asked; ``emit(job, line)`` takes the
-    lines.
+def _address(text: Any) -> Address:
+    try:
+        return Address.parse(str(text))
+    except FlowSpecError as error:
+        raise ReplayMismatch(f"the recording is damaged: {error}") from None
 
-    ``header`` is written once a job, by the one node that has it.
+
+class Recorder:
+    """Records the steps of one worker for the runs that request it, by ``emit(run, line)``.
+
+    ``header``: a first line for every run; empty for all workers but one.
     """
 
-    def __init__(self, node: str, emit: Callable[[str, str], None], header: str = "") -> None:
-        self._node = node
+    def __init__(
+        self, address: Address, emit: Callable[[RunKey, str], None], header: str = ""
+    ) -> None:
+        self._address = address
         self._emit = emit
         self._header = header
-        self._jobs: dict[str, int] = {}  # recorded jobs -> lines so far
+        self._lines: dict[RunKey, int] = {}  # recorded runs -> lines so far
         self._work: Work | None = None
 
     def step(self, now: float, event: Input, outputs: Sequence[Output]) -> None:
-        """Take note of one step of the machine."""
+        """Record one step of the machine."""
         self._watch(event)
-        for job in tuple(self._jobs):
-            self._write(job, now, event, outputs)
+        for run in tuple(self._lines):
+            self._write(run, now, event, outputs)
         for output in outputs:
             if isinstance(output, Run):
                 self._work = output.work
 
-    def forget(self, job: str) -> None:
-        """The job has ended here."""
-        self._jobs.pop(job, None)
+    def forget(self, run: RunKey) -> None:
+        """Stop recording ``run``, which has ended here."""
+        self._lines.pop(run, None)
 
     def _watch(self, event: Input) -> None:
         if not isinstance(event, Received):
             return
         for envelope in event.envelopes:
             message = envelope.message
-            asked = isinstance(message, messages.Submit) and dict(message.fields).get("record") in (
-                "1",
-                "true",
-            )
-            opened = isinstance(message, messages.Open) and message.record
-            if (asked or opened) and message.job not in self._jobs:
-                self._jobs[message.job] = 0
+            if message.run not in self._lines and _asks_for_recording(message):
+                self._lines[message.run] = 0
                 if self._header:
-                    self._emit(message.job, self._header)
+                    self._emit(message.run, self._header)
 
-    def _write(self, job: str, now: float, event: Input, outputs: Sequence[Output]) -> None:
-        about = _about(job, event, self._work)
-        given = [_only(job, output) for output in outputs if _concerns(job, output)]
+    def _write(self, run: RunKey, now: float, event: Input, outputs: Sequence[Output]) -> None:
+        about = _about(run, event, self._work)
+        given = [_only(run, output) for output in outputs if _concerns(run, output)]
         if about is None or (isinstance(about, Poll | Tick) and not given):
             return
-        number = self._jobs[job] = self._jobs[job] + 1
+        self._lines[run] += 1
         line = {
-            "node": self._node,
-            "n": number,
+            "node": str(self._address),
+            "n": self._lines[run],
             "now": now,
             "in": to_json(about),
             "out": to_json(given),
         }
-        self._emit(job, json.dumps(line, separators=(",", ":")))
+        self._emit(run, json.dumps(line, separators=(",", ":")))
 
 
-def _about(job: str, event: Input, work: Work | None) -> Input | None:
-    """What of ``event`` concerns ``job``; None if nothing does."""
+def _asks_for_recording(message: messages.Message) -> bool:
+    match message:
+        case Submit(fields=fields):
+            return dict(fields).get("record") in ("1", "true")
+        case Open(record=record):
+            return record
+        case _:
+            return False
+
+
+def _about(run: RunKey, event: Input, work: Work | None) -> Input | None:
+    """The part of ``event`` that concerns ``run``; None: there is none."""
     match event:
         case Received(envelopes):
-            kept = tuple(envelope for envelope in envelopes if envelope.message.job == job)
+            kept = tuple(envelope for envelope in envelopes if envelope.message.run == run)
             return Received(kept) if kept else None
-        case Refused(about):
-            return event if about == job else None
-        case Done(PassDone(choices)) if isinstance(work, Pass):
+        case Refused(run=about):
+            return event if about == run else None
+        case machine.Done(PassDone(choices)) if isinstance(work, Pass):
             pairs = zip(work.parts, choices, strict=True)
-            own = tuple(choice for part, choice in pairs if part.job == job)
-            return Done(PassDone(own)) if own else None
-        case Done():
-            return event if work is not None and _concerns_work(job, work) else None
+            own = tuple(choice for part, choice in pairs if part.run == run)
+            return machine.Done(PassDone(own)) if own else None
+        case machine.Done():
+            return event if work is not None and _concerns_work(run, work) else None
         case _:
             return event
 
 
-def _concerns_work(job: str, work: Work) -> bool:
+def _concerns_work(run: RunKey, work: Work) -> bool:
     match work:
         case Pass(parts):
-            return any(part.job == job for part in parts)
+            return any(part.run == run for part in parts)
         case Draft(part):
-            return part.job == job
-        case Encode(about):
-            return about == job
+            return part.run == run
+        case Encode(run=about):
+            return about == run
 
 
-def _concerns(job: str, output: Output) -> bool:
+def _concerns(run: RunKey, output: Output) -> bool:
     match output:
         case Run(work):
-            return _concerns_work(job, work)
-        case machine.Send(envelope=envelope):
-            return envelope.message.job == job
+            return _concerns_work(run, work)
+        case Send(envelope=envelope):
+            return envelope.message.run == run
         case _:
-            return output.job == job
+            return output.run == run
 
 
-def _only(job: str, output: Output) -> Output:
+def _only(run: RunKey, output: Output) -> Output:
     if isinstance(output, Run) and isinstance(output.work, Pass):
-        return Run(Pass(tuple(part for part in output.work.parts if part.job == job)))
+        return Run(Pass(tuple(part for part in output.work.parts if part.run == run)))
     return output

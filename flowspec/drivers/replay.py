@@ -1,7 +1,7 @@
-"""Re-run a recording: the machines get its inputs again and must give out what they gave out then.
+"""Replay of a recording: the machines get its inputs and must return the recorded outputs.
 
-Needs neither a broker nor a model. What a run committed is compared as part of the machines'
-outputs, so a replay also proves that the text follows from the recorded results.
+A replay needs neither a broker nor a model. Commits are among the compared outputs, so a replay
+also proves that the text follows from the recorded results.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from flowspec.core.job.draft_worker import DraftMachine
+from flowspec.core.protocol.addresses import DRAFT, middle_address, stage_address
 from flowspec.core.protocol.machine import Commit, Machine, Output, Release
-from flowspec.core.protocol.messages import DRAFT, middle_node, stage_node
 from flowspec.core.run.limits import Limits
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.record import FORMAT, from_json, to_json
@@ -24,7 +24,7 @@ from flowspec.strategies import build
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What a replayed recording came to."""
+    """The result of a replay."""
 
     steps: int
     nodes: tuple[str, ...]
@@ -32,12 +32,12 @@ class Replay:
 
 
 def header(limits: Limits) -> str:
-    """The first line of a recording: what the machines have to be built from."""
+    """The first line of a recording: the limits that the machines are built from."""
     return json.dumps({"format": FORMAT, "limits": to_json(limits)}, separators=(",", ":"))
 
 
 def replay(lines: Iterable[str]) -> Replay:
-    """Run the machines over ``lines``; ReplayMismatch at the first difference, naming it."""
+    """Run the machines over ``lines``; ReplayMismatch names the first difference."""
     rows = iter(_parse(lines))
     first = next(rows, None)
     if first is None or first.get("format") != FORMAT:
@@ -60,9 +60,8 @@ def replay(lines: Iterable[str]) -> Replay:
             token for output in outputs if isinstance(output, Commit) for token in output.tokens
         ]
     for node, whole in ended.items():
-        unasked = (
-            node.startswith("m") and not counts[node]
-        )  # a middle model this job had no use for
+        # A job may leave a middle model unused.
+        unasked = node.startswith("m") and not counts[node]
         if not whole and not unasked:
             raise ReplayMismatch(
                 f"the recording ends before the job does at {node}: after its step {counts[node]}"
@@ -73,7 +72,7 @@ def replay(lines: Iterable[str]) -> Replay:
 def _step(
     machines: Mapping[str, Machine], counts: Mapping[str, int], row: Mapping[str, Any]
 ) -> tuple[str, int, Sequence[Output]]:
-    """One step again: its node, its number, and what the machine gave out."""
+    """Replay one step; its node, its number, and the machine's outputs."""
     node = row.get("node")
     number = row.get("n")
     now = row.get("now")
@@ -119,7 +118,7 @@ def merge(lines: Iterable[str]) -> list[str]:
             heads = [line]
         else:
             steps[row["node"], row["n"]] = (row["now"], line)
-    # A node's own order is its numbers; time only interleaves the nodes.
+    # Numbers order the steps of a node; time only interleaves the nodes.
     latest: dict[str, float] = {}
     placed: list[tuple[float, str, int]] = []
     for node, number in sorted(steps):
@@ -129,11 +128,11 @@ def merge(lines: Iterable[str]) -> list[str]:
 
 
 def _machines(limits: Limits) -> dict[str, Machine]:
-    machines: dict[str, Machine] = {DRAFT: DraftMachine(limits, build)}
+    machines: dict[str, Machine] = {str(DRAFT): DraftMachine(limits, build)}
     for stage in range(1, limits.stages + 1):
-        machines[stage_node(stage)] = StageMachine(stage, limits.stages)
+        machines[str(stage_address(stage))] = StageMachine(stage, limits.stages)
     for model in range(1, limits.middles + 1):
-        machines[middle_node(model)] = StageMachine(1, limits.stages, middle=model)
+        machines[str(middle_address(model))] = StageMachine(1, limits.stages, middle=model)
     return machines
 
 

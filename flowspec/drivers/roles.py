@@ -1,6 +1,4 @@
-"""How each role carries out its machine's wishes: with layers, or with a drafter and a
-tokenizer.
-"""
+"""Performers of the roles: layers for a stage, a drafter and a tokenizer for the draft worker."""
 
 from __future__ import annotations
 
@@ -10,17 +8,9 @@ from typing import Protocol
 import numpy as np
 
 from flowspec.broker.base import Link
-from flowspec.core.protocol.machine import (
-    Allocate,
-    Commit,
-    Draft,
-    Encode,
-    EncodeDone,
-    Learn,
-    Pass,
-    Work,
-    WorkResult,
-)
+from flowspec.core.protocol.machine import Allocate, Commit, Learn
+from flowspec.core.protocol.work import Draft, Encode, EncodeDone, Pass, Work, WorkResult
+from flowspec.core.run.key import RunKey
 from flowspec.errors import StateError, WireError
 from flowspec.model.base import DraftExecutor, RowArray, StageExecutor
 
@@ -34,7 +24,7 @@ class Encoder(Protocol):
 
 
 class TextPieces(Protocol):
-    """A growing text, given out in whole characters."""
+    """A growing text, returned in whole characters."""
 
     def push(self, ids: tuple[int, ...], *, last: bool = False) -> str: ...
 
@@ -42,7 +32,7 @@ class TextPieces(Protocol):
 class VerifyRole:
     """A verify stage: rows in, rows out.
 
-    ``row_shape`` and ``row_dtype``: what one incoming row must look like; anything else is refused.
+    ``row_shape``, ``row_dtype``: those of an incoming row; any others are refused.
     """
 
     def __init__(self, executor: StageExecutor, row_shape: tuple[int, ...], row_dtype: str) -> None:
@@ -57,7 +47,7 @@ class VerifyRole:
         inputs = [
             None
             if part.tokens
-            else self._checked(link.take_rows(part.job, part.epoch, part.segment), part.offsets)
+            else self._checked(link.take_rows(part.run, part.segment), part.offsets)
             for part in work.parts
         ]
         result, self._outputs = self._executor.run(work, inputs)
@@ -80,13 +70,13 @@ class VerifyRole:
         return rows
 
     def allocate(self, output: Allocate) -> None:
-        self._executor.allocate(output.job, output.capacity, output.sampling, output.returns)
+        self._executor.allocate(output.run, output.capacity, output.sampling, output.returns)
 
     def learn(self, output: Learn, link: Link) -> None:
         raise StateError("a verify stage learns nothing")
 
-    def release(self, job: str) -> None:
-        self._executor.release(job)
+    def release(self, run: RunKey) -> None:
+        self._executor.release(run)
 
     def rows(self, part: int, offsets: Sequence[int]) -> RowArray:
         rows = self._outputs[part]
@@ -97,15 +87,16 @@ class VerifyRole:
 
 
 class DraftRole:
-    """The draft worker: text to ids, drafting, ids to text. ``hidden_size``: the target's, of rows
-    to learn.
+    """The draft worker: text to ids, drafting, ids to text.
+
+    ``hidden_size``: size of the target's hidden rows.
     """
 
     def __init__(self, executor: DraftExecutor, encoder: Encoder, hidden_size: int = 0) -> None:
         self._executor = executor
         self._encoder = encoder
         self._hidden_size = hidden_size
-        self._texts: dict[str, TextPieces] = {}
+        self._texts: dict[RunKey, TextPieces] = {}
 
     def compute(self, work: Work, link: Link) -> WorkResult:
         match work:
@@ -117,25 +108,25 @@ class DraftRole:
                 raise StateError("the draft worker runs no stage's pass")
 
     def allocate(self, output: Allocate) -> None:
-        self._executor.allocate(output.job, output.capacity, output.sampling, output.returns)
-        self._texts[output.job] = self._encoder.stream()
+        self._executor.allocate(output.run, output.capacity, output.sampling, output.returns)
+        self._texts[output.run] = self._encoder.stream()
 
     def learn(self, output: Learn, link: Link) -> None:
-        rows = link.take_rows(output.job, output.epoch, output.segment)
+        rows = link.take_rows(output.run, output.segment)
         if rows.dtype != np.float32 or rows.shape != (len(output.ids), self._hidden_size):
             wanted = f"[{len(output.ids)}, {self._hidden_size}] of float32"
             raise WireError(
                 f"hidden rows of shape {list(rows.shape)} of {rows.dtype} arrived; expected "
                 f"{wanted}"
             )
-        self._executor.learn(output.job, output.ids, rows)
+        self._executor.learn(output.run, output.ids, rows)
 
-    def release(self, job: str) -> None:
-        self._executor.release(job)
-        self._texts.pop(job, None)
+    def release(self, run: RunKey) -> None:
+        self._executor.release(run)
+        self._texts.pop(run, None)
 
     def rows(self, part: int, offsets: Sequence[int]) -> RowArray:
         raise StateError("the draft worker sends no rows")
 
     def text(self, commit: Commit) -> str:
-        return self._texts[commit.job].push(commit.tokens, last=bool(commit.finish))
+        return self._texts[commit.run].push(commit.tokens, last=bool(commit.finish))

@@ -1,7 +1,6 @@
-"""The scheduler: takes submissions in, gives jobs to the pipeline, and ends those whose workers are
-lost.
+"""The scheduler: admits submissions, assigns jobs, and ends the jobs whose workers are lost.
 
-Every change it makes is one script; this loop only decides when. It owns the epochs.
+Each change is one script; this loop only decides when to call it. The scheduler owns the epochs.
 """
 
 from __future__ import annotations
@@ -17,18 +16,18 @@ from flowspec.errors import BrokerError, ConfigError
 from flowspec.observe import logger
 from flowspec.strategies import build
 
-#: How often workers are looked at, seconds.
+#: Longest interval between two checks of the workers, seconds.
 WATCH_SECONDS = 0.25
-#: How long jobs wait for a pipeline that is not complete, seconds.
+#: How long workers may be missing before waiting jobs are ended, seconds.
 INCOMPLETE_SECONDS = 60.0
-#: A job is assigned once, so that a second try to cancel it meets nothing new.
+#: Tries to cancel a job; it can be assigned only once, so a second try finds no further change.
 _CANCEL_TRIES = 3
 
 Claims = Mapping[str, tuple[str, Mapping[str, object]]]
 
 
 class Scheduler:
-    """Serves one pipeline of ``stages`` verify stages, ``most_running`` jobs at a time."""
+    """Serves one pipeline of ``stages`` verify stages, at most ``most_running`` jobs at a time."""
 
     def __init__(
         self,
@@ -50,7 +49,7 @@ class Scheduler:
         self._intake_error = ""
 
     def run(self, stop: Callable[[], bool]) -> None:
-        """Go on until ``stop()``; raises BrokerUnreachable when the broker is lost for good."""
+        """Run until ``stop()`` is true; BrokerUnreachable if the broker stays lost."""
         self._control.join_intake()
         intake = threading.Thread(target=self._take_in, args=(stop,), name="intake", daemon=True)
         intake.start()
@@ -61,7 +60,7 @@ class Scheduler:
             self._control.wait_for_change(WATCH_SECONDS)
 
     def turn(self) -> None:
-        """Look at the workers once: end what is lost, start what can be."""
+        """Check the workers once: end jobs that lost one; if all are ready, assign jobs."""
         claims = self._control.claims()
         self._end_lost(claims)
         missing = self._missing(claims)
@@ -89,14 +88,12 @@ class Scheduler:
             self._intake_error = f"reading submissions failed: {type(error).__name__}: {error}"
 
     def take(self, intake: Intake) -> None:
-        """Admit a submission; one that cannot even be looked at is refused, and the next ones are
-        served.
-        """
+        """Admit a submission; if that fails unexpectedly, refuse it and continue."""
         try:
             self.admit(intake)
         except BrokerError:
             raise
-        except Exception as error:  # noqa: BLE001 - what a stranger wrote must not end the service
+        except Exception as error:  # noqa: BLE001 - a submission must not end the service
             self._log.error("submission failed", job=intake.job, exc_info=True)
             self._control.admit(
                 intake.job, {}, f"the job could not be read: {type(error).__name__}"
@@ -104,7 +101,7 @@ class Scheduler:
             self._control.acknowledge([intake.job])
 
     def admit(self, intake: Intake) -> None:
-        """Deal with one submission; repeating it changes nothing."""
+        """Handle one submission; idempotent."""
         if intake.fields.keys() == {CANCEL}:
             self._cancel(intake.fields[CANCEL])
         else:
@@ -117,7 +114,7 @@ class Scheduler:
         code = Code.STALE
         for _ in range(_CANCEL_TRIES):
             code = self._control.revoke(job, "cancelled")
-            if code is not Code.STALE:  # else it was assigned meanwhile
+            if code is not Code.STALE:  # STALE: it has just been assigned
                 break
         self._owners.pop(job, None)
         self._log.info("job cancelled", job=job, code=code.name)
@@ -133,7 +130,7 @@ class Scheduler:
     # ---- workers ---------------------------------------------------------------------------------
 
     def _missing(self, claims: Claims) -> list[str]:
-        """Roles without a worker that is ready and was set up as the pipeline's record says."""
+        """Roles without a ready worker that was built from the pipeline's record."""
         wanted = {"state": "ready", "setup": self._setup}
         return [
             role
@@ -142,13 +139,11 @@ class Scheduler:
         ]
 
     def _end_lost(self, claims: Claims) -> None:
-        """End the running jobs one of whose workers is gone, or is not the one the job
-        began with.
-        """
+        """End the running jobs that have lost a worker, or whose worker was replaced."""
         running = self._control.running()
         for job in list(self._owners):
             if job not in running:
-                self._owners.pop(job, None)  # a cancellation may have been faster
+                self._owners.pop(job, None)  # it may have been cancelled since
         for job in running:
             owners = self._owners.get(job) or self._owners.setdefault(
                 job, self._control.owners(job)
@@ -162,7 +157,7 @@ class Scheduler:
                 self._revoke(job, f"the {_person(lost[0])} was lost; submit the job again")
 
     def _end_waiting(self, missing: list[str]) -> None:
-        """After a while, end jobs that wait for workers nobody starts."""
+        """End the waiting jobs once workers have been missing for too long."""
         now = time.monotonic()
         if self._incomplete_since is None:
             self._incomplete_since = now
@@ -182,7 +177,7 @@ class Scheduler:
 
 
 def _person(role: str) -> str:
-    """What a user calls the worker of ``role``."""
+    """The name of the worker of ``role`` in a message to the user."""
     kind, _, number = role.partition("-")
     return {"draft": "draft worker", "verify": f"worker of verify stage {number}"}.get(
         kind, f"worker of middle model {number}"
@@ -190,7 +185,7 @@ def _person(role: str) -> str:
 
 
 def _command(role: str) -> str:
-    """What starts the worker of ``role``."""
+    """The command that starts the worker of ``role``."""
     kind, _, number = role.partition("-")
     option = {"verify": f" --stage {number}", "middle": f" --model {number}"}.get(kind, "")
     return f"python -m workers.{kind}{option}"

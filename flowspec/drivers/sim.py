@@ -1,9 +1,9 @@
-"""Machines under a virtual clock: an event heap, costs as functions, results computed on the spot.
+"""Machines under a virtual clock: an event heap, costs as functions, results computed at once.
 
-The simulation is the broker too: one task graph a job, the output, the rows that travel with
-segments. At one moment results of finished work come first, then messages, and only then does a
-free executor start new work (further passes of a growth are no new work); so a stage that
-finishes when a prune arrives starts its next pass with it applied.
+The simulation is also the broker: a ledger decides what is delivered, and the rows that travel with
+segments are kept beside it. At one moment results come first, then messages, and then free
+executors start new work; a further pass of a growth is not new work. So if a prune arrives when a
+stage's pass ends, the stage applies it before the next pass.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import cast
 
+from flowspec.core.protocol.addresses import GRAPH, Address
+from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.graph import TaskGraph
+from flowspec.core.protocol.ledger import Delivery, Ledger
 from flowspec.core.protocol.machine import (
     Accepted,
     Allocate,
@@ -22,46 +25,46 @@ from flowspec.core.protocol.machine import (
     Complete,
     Discard,
     Done,
-    Draft,
-    Encode,
-    EncodeDone,
     Finish,
     Input,
     Learn,
     Machine,
     Output,
-    Pass,
     Poll,
     Received,
+    Refused,
     Release,
     Run,
     Send,
     Tick,
-    Work,
-    WorkResult,
 )
-from flowspec.core.protocol.messages import GRAPH, Answer, Envelope, Segment, Task
-from flowspec.core.protocol.sequence import SeqWriter
+from flowspec.core.protocol.messages import Answer, Envelope, Segment
+from flowspec.core.protocol.refusals import refusal
+from flowspec.core.protocol.work import Draft, Encode, EncodeDone, Pass, Work, WorkResult
+from flowspec.core.run.key import RunKey
+from flowspec.core.run.spec import JobSpec
 from flowspec.emulation.exclusive_links import ExclusiveLinks, Letter, Transfer
 from flowspec.errors import StateError
 from flowspec.model.base import DraftExecutor, RowArray, StageExecutor
 
-#: What happens first among events of one moment.
+#: Order of the events of one moment.
 _ARRIVAL, _RESULT, _CARRY_ON, _MESSAGE, _POLL, _TICK = range(6)
+#: Limit of queued and running jobs: none.
+_MANY = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Seconds of virtual time: ``work(node, work)`` to compute, ``link(source, target, envelope)``
-    to travel.
+    """Costs in seconds of virtual time.
 
-    ``occupy(source, target, envelope)``: how long a message keeps its directed link from the
-    next one, before it travels: its bytes over the bandwidth.
+    ``work(node, work)``: to compute. ``link(source, target, envelope)``: to travel.
+    ``occupy(source, target, envelope)``: how long a message occupies its directed link before it
+    travels (its bytes over the bandwidth).
     """
 
-    work: Callable[[str, Work], float]
-    link: Callable[[str, str, Envelope], float] = lambda source, target, envelope: 0.0
-    occupy: Callable[[str, str, Envelope], float] | None = None
+    work: Callable[[Address, Work], float]
+    link: Callable[[Address, Address, Envelope], float] = lambda source, target, envelope: 0.0
+    occupy: Callable[[Address, Address, Envelope], float] | None = None
 
 
 def unit_costs(work: Work) -> float:
@@ -78,17 +81,17 @@ UNIT = Costs(lambda node, work: unit_costs(work))
 
 @dataclass(slots=True)
 class JobRecord:
-    """What the simulated broker knows of a job; times are virtual seconds."""
+    """The outcome of a job; times are virtual seconds.
+
+    ``committed_at``: per commit its time and the number of tokens after it. ``origins``: by graph
+    task, the node that its rows or answers come from.
+    """
 
     prompt: tuple[int, ...] = ()
     tokens: list[int] = field(default_factory=list)
-    committed_at: list[tuple[float, int]] = field(default_factory=list)  # (when, tokens so far)
+    committed_at: list[tuple[float, int]] = field(default_factory=list)
     finish: Finish | None = None
-    graph: TaskGraph = field(default_factory=TaskGraph)
-    graph_seqs: SeqWriter = field(default_factory=SeqWriter)
-    origins: dict[str, str] = field(
-        default_factory=dict
-    )  # task -> the node its rows or answers come from
+    origins: dict[str, Address] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -100,201 +103,233 @@ class _Node:
     deadline: float | None = None
 
 
-Tap = Callable[[str, float, Input, list[Output]], None]
+Tap = Callable[[Address, float, Input, list[Output]], None]
 
 
 class Simulation:
-    """``nodes``: machine and executor by name. ``tap`` sees every step (node, now, input, outputs).
+    """A pipeline of ``nodes``: machine and executor by address.
 
-    ``exclusive_transfers``: a segment or an answer that takes time to travel occupies both its
-    nodes, by PipeDec's transfer scheduler, and waits until both are free. One that the task
-    graph held back travels from the node it comes from once it is let go; without the option
-    only the word to go travels then, from the node that gave it.
+    ``tap`` gets every step (node, now, input, outputs). ``exclusive_transfers``: a segment or an
+    answer that takes time to travel occupies both its nodes, by PipeDec's transfer scheduler, and
+    waits until both are free. One that the task graph held travels from its origin once it is
+    released; without the option only the release travels then, from the node that caused it.
     """
 
     def __init__(
         self,
-        nodes: Mapping[str, tuple[Machine, StageExecutor | DraftExecutor | None]],
+        nodes: Mapping[Address, tuple[Machine, StageExecutor | DraftExecutor | None]],
         costs: Costs = UNIT,
         *,
         encode: Callable[[Encode], EncodeDone] | None = None,
         tap: Tap | None = None,
         exclusive_transfers: bool = False,
     ) -> None:
+        self.ledger = Ledger()
+        self.jobs: dict[str, JobRecord] = {}
+        self.now = 0.0
         self._nodes = {
-            name: _Node(machine, executor) for name, (machine, executor) in nodes.items()
+            address: _Node(machine, executor) for address, (machine, executor) in nodes.items()
         }
         self._costs = costs
         self._encode = encode
         self._tap = tap
-        self._heap: list[tuple[float, int, int, str, object]] = []
+        self._heap: list[tuple[float, int, int, Address, object]] = []
         self._order = itertools.count()
         self._links = ExclusiveLinks(nodes) if exclusive_transfers else None
-        self._free_at: dict[tuple[str, str], float] = {}  # directed links that were used
-        self._let_go_at: dict[
-            str, float
-        ] = {}  # by receiver: when the graph's last envelope arrives
-        self._rows: dict[tuple[str, str, int], RowArray] = {}
-        self.jobs: dict[str, JobRecord] = {}
-        self.now = 0.0
+        self._free_at: dict[tuple[Address, Address], float] = {}  # by directed link
+        # By receiver: when the graph's last envelope arrives.
+        self._let_go_at: dict[Address, float] = {}
+        self._rows: dict[tuple[Address, RunKey, int], RowArray] = {}
 
     # ---- running ---------------------------------------------------------------------------------
 
-    def post(self, to: str, envelope: Envelope, at: float = 0.0) -> None:
-        """Deliver ``envelope`` to ``to`` at virtual time ``at``."""
+    def submit(self, job: str, spec: JobSpec, at: float = 0.0) -> None:
+        """Assign ``job`` to the draft worker at virtual time ``at``."""
+        self.ledger.admit(job, spec.fields(), _MANY)
+        (submit,) = self.ledger.assign(job, _MANY).deliveries
+        self.jobs[job] = JobRecord()
+        self.post(submit.to, submit.envelope, at)
+
+    def revoke(self, job: str, at: float = 0.0) -> None:
+        """End ``job`` from outside; its workers get the Revoke at virtual time ``at``."""
+        for told in self.ledger.revoke(job, tuple(self._nodes)).deliveries:
+            self.post(told.to, told.envelope, at)
+
+    def post(self, to: Address, envelope: Envelope, at: float = 0.0) -> None:
+        """Deliver ``envelope`` to ``to`` at virtual time ``at``, without the ledger."""
         self._push(at, _MESSAGE, to, envelope)
 
     def run(self, until: float = 1e6) -> None:
-        """Run until nothing is left to happen; StateError if that takes beyond ``until``."""
+        """Run until no events are left; StateError if one comes after ``until``."""
         while self._heap:
-            now, kind, _, name, what = heapq.heappop(self._heap)
+            now, kind, _, address, what = heapq.heappop(self._heap)
             if now > until:
                 raise StateError(f"the simulation is still busy at {until} s")
             self.now = max(self.now, now)
-            node = self._nodes[name]
-            if kind == _ARRIVAL and self._links is not None:
-                self._arrive(self._links, cast(Letter, what))
-            elif kind == _MESSAGE:
-                self._step(name, Received(self._drain(now, name, what)))
-            elif kind == _RESULT:
-                node.busy = False
-                self._step(name, Done(what))  # type: ignore[arg-type]
-            elif kind in (_POLL, _CARRY_ON) and not node.busy and node.machine.runnable:
-                self._step(name, Poll())
-            elif (
-                kind == _TICK and node.machine.deadline is not None and node.machine.deadline <= now
-            ):
-                self._step(name, Tick())
+            self._happen(now, kind, address, what)
 
-    def _drain(self, now: float, name: str, first: object) -> tuple[Envelope, ...]:
-        """``first`` and what else reaches ``name`` at this moment, in order."""
-        batch: list[object] = [first]
-        while self._heap and self._heap[0][:2] == (now, _MESSAGE) and self._heap[0][3] == name:
-            batch.append(heapq.heappop(self._heap)[4])
+    def _happen(self, now: float, kind: int, address: Address, what: object) -> None:
+        node = self._nodes[address]
+        if kind == _ARRIVAL and self._links is not None:
+            self._arrive(self._links, cast(Letter, what))
+        elif kind == _MESSAGE:
+            self._step(address, Received(self._drain(now, address, what)))
+        elif kind == _RESULT:
+            node.busy = False
+            self._step(address, Done(cast(WorkResult, what)))
+        elif kind in (_POLL, _CARRY_ON) and not node.busy and node.machine.runnable:
+            self._step(address, Poll())
+        elif kind == _TICK and node.machine.deadline is not None and node.machine.deadline <= now:
+            self._step(address, Tick())
+
+    def _drain(self, now: float, address: Address, first: object) -> tuple[Envelope, ...]:
+        """``first`` and the next messages that reach ``address`` at this moment, in order."""
+        batch = [first]
+        heap = self._heap
+        while heap and heap[0][:2] == (now, _MESSAGE) and heap[0][3] == address:
+            batch.append(heapq.heappop(heap)[4])
         return tuple(envelope for envelope in batch if isinstance(envelope, Envelope))
 
-    def _push(self, at: float, kind: int, node: str, what: object) -> None:
-        heapq.heappush(self._heap, (at, kind, next(self._order), node, what))
+    def _push(self, at: float, kind: int, address: Address, what: object) -> None:
+        heapq.heappush(self._heap, (at, kind, next(self._order), address, what))
 
-    def _step(self, name: str, event: Input) -> None:
-        node = self._nodes[name]
-        outputs = list(node.machine.step(event, self.now))
-        if self._tap is not None:
-            self._tap(name, self.now, event, outputs)
-        for output in outputs:
-            self._perform(name, node, output)
-        # A growth's next pass is part of the work that just ended: it does not wait for messages.
-        self._push(self.now, _CARRY_ON if node.machine.continuing else _POLL, name, None)
+    def _step(self, address: Address, event: Input) -> None:
+        node = self._nodes[address]
+        pending: list[Input] = [event]
+        while pending:
+            event = pending.pop(0)
+            outputs = list(node.machine.step(event, self.now))
+            if self._tap is not None:
+                self._tap(address, self.now, event, outputs)
+            for output in outputs:
+                refused = self._perform(address, node, output)
+                if refused is not None:
+                    pending.append(refused)
+        # A growth's next pass continues the work that just ended: it does not wait for messages.
+        self._push(self.now, _CARRY_ON if node.machine.continuing else _POLL, address, None)
         due = node.machine.deadline
         if due is not None and due != node.deadline:
-            self._push(max(due, self.now), _TICK, name, None)
+            self._push(max(due, self.now), _TICK, address, None)
         node.deadline = due
 
-    def machine(self, node: str) -> Machine:
-        """The machine of ``node``."""
-        return self._nodes[node].machine
+    # ---- looking ---------------------------------------------------------------------------------
 
-    def executor(self, node: str) -> StageExecutor | DraftExecutor | None:
-        """The executor of ``node``."""
-        return self._nodes[node].executor
+    def machine(self, address: Address) -> Machine:
+        """The machine of ``address``."""
+        return self._nodes[address].machine
+
+    def executor(self, address: Address) -> StageExecutor | DraftExecutor | None:
+        """The executor of ``address``."""
+        return self._nodes[address].executor
+
+    def graph(self, job: str) -> TaskGraph:
+        """The task graph of the current run of ``job``."""
+        return self.ledger.jobs[job].graph
 
     @property
     def rows_held(self) -> int:
-        """Segments whose rows were sent and neither computed nor dropped."""
+        """The number of segments whose rows were sent and neither computed nor dropped."""
         return len(self._rows)
 
     @property
     def transfers(self) -> list[Transfer]:
-        """With ``exclusive_transfers``: those that took place, by the time they ended."""
+        """Completed transfers in the order of their ends; none without ``exclusive_transfers``."""
         return self._links.log if self._links else []
 
     # ---- performing ------------------------------------------------------------------------------
 
-    def record(self, job: str) -> JobRecord:
-        """What is known of ``job``."""
-        return self.jobs.get(job) or self.jobs.setdefault(job, JobRecord())
-
-    def _perform(self, name: str, node: _Node, output: Output) -> None:
+    def _perform(self, address: Address, node: _Node, output: Output) -> Refused | None:
+        """Perform an output; the input for its machine if the ledger refused it."""
         match output:
             case Send():
-                self._send(name, node, output)
+                return self._send(address, node, output)
             case Commit():
-                self._commit(name, output)
-            case Complete(job, _, tasks):
-                self._complete(name, job, tasks)
+                return self._commit(address, output)
+            case Complete(run, _):
+                change = self.ledger.complete(output)
+                self._deliver_all(address, run, change.deliveries)
+                return refusal(run, "a task's completion", change.code)
+            case Accepted(run, prompt):
+                self.jobs[run.job].prompt = prompt
+                return refusal(run, "the prompt", self.ledger.open(output))
+            case Finish(run):
+                if self.ledger.finish(run) is Code.OK:
+                    self.jobs[run.job].finish = output
             case Run(work):
-                self._run(name, node, work)
-            case Allocate(job, _, capacity, sampling, returns) if node.executor is not None:
-                node.executor.allocate(job, capacity, sampling, returns)
-            case Release(job) if node.executor is not None:
-                node.executor.release(job)
-                self._rows = {
-                    key: rows for key, rows in self._rows.items() if key[:2] != (name, job)
-                }
-            case Discard(job, segment):
-                self._rows.pop((name, job, segment), None)
-            case Learn(job, _, segment, ids):
-                cast(DraftExecutor, node.executor).learn(
-                    job, ids, self._rows.pop((name, job, segment))
-                )
-            case Accepted(job, _, prompt):
-                self.record(job).prompt = prompt
-            case Finish(job):
-                self.record(job).finish = output
+                self._run(address, node, work)
+            case _:
+                self._perform_here(address, node, output)
+        return None
 
-    def _send(self, name: str, node: _Node, output: Send) -> None:
+    def _perform_here(
+        self, address: Address, node: _Node, output: Allocate | Release | Discard | Learn
+    ) -> None:
+        """Perform an output that concerns only this node's executor and its rows."""
+        match output:
+            case Allocate(run, capacity, sampling, returns):
+                if node.executor is not None:
+                    node.executor.allocate(run, capacity, sampling, returns)
+            case Release(run):
+                if node.executor is not None:
+                    node.executor.release(run)
+                gone = [key for key in self._rows if key[:2] == (address, run)]
+                for key in gone:
+                    del self._rows[key]
+            case Discard(run, segment):
+                self._rows.pop((address, run, segment), None)
+            case Learn(run, segment, ids):
+                rows = self._rows.pop((address, run, segment))
+                cast(DraftExecutor, node.executor).learn(run, ids, rows)
+
+    def _send(self, address: Address, node: _Node, output: Send) -> Refused | None:
         message = output.envelope.message
-        if output.rows is not None and isinstance(message, Segment | Answer):
-            rows = node.outputs[output.rows.part][list(output.rows.offsets)]
-            self._rows[output.to, message.job, message.segment] = rows
-        if output.task:
-            task = Task(message.job, output.task, output.after, output.to, output.envelope)
-            self.record(message.job).origins[task.name] = name
-            self._complete(name, message.job, output.completes, (task,))
-        else:
-            self._deliver(name, output.to, output.envelope)
-            self._complete(name, message.job, output.completes)
+        run = message.run
+        change = self.ledger.publish(output)
+        if change.code is Code.OK:
+            if output.rows is not None and isinstance(message, Segment | Answer):
+                rows = node.outputs[output.rows.part][list(output.rows.offsets)]
+                self._rows[output.to, run, message.segment] = rows
+            if output.task:
+                self.jobs[run.job].origins[output.task] = address
+        self._deliver_all(address, run, change.deliveries)
+        return refusal(run, f"a message to {output.to}", change.code)
 
-    def _commit(self, name: str, output: Commit) -> None:
-        record = self.record(output.job)
+    def _commit(self, address: Address, output: Commit) -> Refused | None:
+        record = self.jobs[output.run.job]
         if len(record.tokens) != output.emitted:
             raise StateError(
                 f"commit at token {output.emitted} where {len(record.tokens)} are in the output"
             )
-        record.tokens += output.tokens
-        record.committed_at.append((self.now, len(record.tokens)))
-        for to, envelope in zip(output.to, output.prunes, strict=True):
-            self._deliver(name, to, envelope)
-        self._complete(name, output.job, output.completes)
+        change = self.ledger.commit(output)
+        if change.code is Code.OK:
+            record.tokens += output.tokens
+            record.committed_at.append((self.now, len(record.tokens)))
+        self._deliver_all(address, output.run, change.deliveries)
+        return refusal(output.run, "a commit", change.code)
 
-    def _complete(
-        self, source: str, job: str, tasks: Sequence[str], created: Sequence[Task] = ()
-    ) -> None:
-        record = self.record(job)
-        for task in record.graph.apply(tasks, created):
-            if task.envelope is not None:
-                seq = record.graph_seqs.next(task.to)
-                carries_rows = self._links is not None and isinstance(
-                    task.envelope.message, Segment | Answer
-                )
-                origin = record.origins.get(task.name, source) if carries_rows else source
-                self._deliver(origin, task.to, replace(task.envelope, seq=seq))
+    # ---- links -----------------------------------------------------------------------------------
 
-    def _deliver(self, source: str, to: str, envelope: Envelope) -> None:
+    def _deliver_all(self, source: Address, run: RunKey, deliveries: Sequence[Delivery]) -> None:
+        for delivery in deliveries:
+            origin = source
+            carries_rows = isinstance(delivery.envelope.message, Segment | Answer)
+            if delivery.task and carries_rows and self._links is not None:
+                origin = self.jobs[run.job].origins.get(delivery.task, source)
+            self._deliver(origin, delivery.to, delivery.envelope)
+
+    def _deliver(self, source: Address, to: Address, envelope: Envelope) -> None:
         seconds = self._costs.link(source, to, envelope)
         if self._costs.occupy is not None and source != to:
-            end = max(self.now, self._free_at.get((source, to), 0.0)) + self._costs.occupy(
-                source, to, envelope
-            )
+            begin = max(self.now, self._free_at.get((source, to), 0.0))
+            end = begin + self._costs.occupy(source, to, envelope)
             self._free_at[source, to] = end
             seconds += end - self.now
         if self._links is not None:
             self._depart(self._links.send(Letter(source, to, envelope, seconds), self.now))
             return
         at = self.now + seconds
-        if (
-            envelope.sender == GRAPH
-        ):  # what the graph lets go is read in that order, whoever let it go
+        if envelope.sender == GRAPH:
+            # The graph's envelopes are read in the order of release, whichever node caused it.
             at = self._let_go_at[to] = max(at, self._let_go_at.get(to, 0.0))
         self._push(at, _MESSAGE, to, envelope)
 
@@ -308,13 +343,14 @@ class Simulation:
             self._push(self.now, _MESSAGE, other.to, other.envelope)
         self._depart(begun)
 
-    def _run(self, name: str, node: _Node, work: Work) -> None:
-        node.busy = True
-        self._push(
-            self.now + self._costs.work(name, work), _RESULT, name, self._compute(name, node, work)
-        )
+    # ---- computing -------------------------------------------------------------------------------
 
-    def _compute(self, name: str, node: _Node, work: Work) -> WorkResult:
+    def _run(self, address: Address, node: _Node, work: Work) -> None:
+        node.busy = True
+        result = self._compute(address, node, work)
+        self._push(self.now + self._costs.work(address, work), _RESULT, address, result)
+
+    def _compute(self, address: Address, node: _Node, work: Work) -> WorkResult:
         if isinstance(work, Encode):
             if self._encode is None:
                 raise StateError("this simulation takes jobs with prompt_ids only")
@@ -322,7 +358,7 @@ class Simulation:
         if isinstance(work, Draft):
             return cast(DraftExecutor, node.executor).run(work)
         inputs = [
-            None if part.tokens else self._rows.pop((name, part.job, part.segment))
+            None if part.tokens else self._rows.pop((address, part.run, part.segment))
             for part in work.parts
         ]
         result, node.outputs = cast(StageExecutor, node.executor).run(work, inputs)

@@ -1,4 +1,4 @@
-"""Links of a simulation whose transfers occupy both their ends, by PipeDec's transfer scheduler."""
+"""Simulated links whose transfers occupy both ends, under PipeDec's transfer scheduler."""
 
 from __future__ import annotations
 
@@ -6,67 +6,69 @@ from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from flowspec.core.protocol.addresses import Address
 from flowspec.core.protocol.messages import Answer, Envelope, Segment
+from flowspec.core.run.key import RunKey
 from flowspec.emulation.transfers import Transfers
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A transfer that took place; times are virtual seconds."""
+    """A completed transfer; times are virtual seconds."""
 
-    source: str
-    target: str
+    source: Address
+    target: Address
     began: float
     ended: float
 
 
 @dataclass(slots=True, eq=False)
 class Letter:
-    """A message on its way to ``to``; ``seconds``: how long it travels once it begins to."""
+    """A message in transit to ``to``; ``seconds``: its travel time once it departs."""
 
-    source: str
-    to: str
+    source: Address
+    to: Address
     envelope: Envelope
     seconds: float
-    name: str = ""  # of its transfer; empty if it is none
+    name: str = ""  # of its transfer; empty: not a transfer
     began: float = 0.0  # of its transfer
     arrived: bool = False
 
     @property
     def is_transfer(self) -> bool:
-        """Whether it occupies its ends: rows or answers that take time between two
-        different nodes.
-        """
+        """Whether it occupies both ends: rows or answers that take time between two nodes."""
         rows = isinstance(self.envelope.message, Segment | Answer)
         return rows and self.seconds > 0 and self.source != self.to
 
 
 class ExclusiveLinks:
-    """Says which letters begin to travel and which are delivered; its caller has the clock.
+    """Decides which letters depart and which are delivered; the caller keeps the clock.
 
-    A receiver gets a sender's messages of one job in the order they were sent, as from a stream:
-    one that overtook a waiting transfer is held until that has arrived.
+    A receiver gets a sender's messages of one run in the order they were sent, as from a stream:
+    a message that overtakes a waiting transfer is held until the transfer arrives.
     """
 
-    def __init__(self, nodes: Iterable[str]) -> None:
+    def __init__(self, nodes: Iterable[Address]) -> None:
         self.log: list[Transfer] = []
         self._policy = Transfers(nodes)
         self._transfers: dict[str, Letter] = {}
-        self._channels: defaultdict[tuple[str, str, str], deque[Letter]] = defaultdict(deque)
+        self._channels: defaultdict[tuple[RunKey, Address, Address], deque[Letter]] = defaultdict(
+            deque
+        )
         self._count = 0
 
     def send(self, letter: Letter, now: float) -> list[Letter]:
-        """Take a letter; the letters that begin to travel now."""
+        """Send a letter; return the letters that depart now."""
         self._channel(letter).append(letter)
         if not letter.is_transfer:
             return [letter]
         self._count += 1
-        letter.name = f"{letter.envelope.message.job}/{letter.source}/{letter.to}/{self._count}"
+        letter.name = f"{letter.envelope.message.run.job}/{letter.source}/{letter.to}/{self._count}"
         self._transfers[letter.name] = letter
         return self._begin(self._policy.request(letter.name, letter.source, letter.to), now)
 
     def arrive(self, letter: Letter, now: float) -> tuple[list[Letter], list[Letter]]:
-        """A letter has travelled; those delivered now, in order, and those that begin to travel."""
+        """End a letter's travel; return those delivered now, in order, and those that depart."""
         letter.arrived = True
         begun = []
         if letter.name:
@@ -80,7 +82,7 @@ class ExclusiveLinks:
         return delivered, begun
 
     def _channel(self, letter: Letter) -> deque[Letter]:
-        return self._channels[letter.envelope.message.job, letter.envelope.sender, letter.to]
+        return self._channels[letter.envelope.message.run, letter.envelope.sender, letter.to]
 
     def _begin(self, names: list[str], now: float) -> list[Letter]:
         letters = [self._transfers[name] for name in names]

@@ -1,7 +1,7 @@
-"""An emulated cluster: what a pass costs on its devices and a message on its links.
+"""An emulated cluster: the costs of passes on its devices and of messages on its links.
 
-A profile describes the machines and the models that are pretended, never the ones that compute:
-times of the emulated target's layers, bytes of its hidden size. All times are nominal seconds.
+A profile describes the emulated machines and models, never those that compute: times of the
+emulated target's layers, bytes of its hidden size. All times are nominal seconds.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
 
-from flowspec.core.protocol.machine import Draft, Pass, Work
-from flowspec.core.protocol.messages import DRAFT, Answer, Envelope, Prune, Segment
+from flowspec.core.protocol.addresses import DRAFT, Address, Role
+from flowspec.core.protocol.messages import Answer, Envelope, Prune, Segment
+from flowspec.core.protocol.work import Draft, Pass, Work
 from flowspec.errors import ConfigError
 
 #: Bytes of an envelope without its rows: names, counters and framing of one stream entry.
 ENVELOPE_BYTES = 160
-#: Bytes a row takes in an envelope: id, parent, position and token, as msgpack writes them.
+#: Bytes per row in an envelope: id, parent, position and token in msgpack.
 ROW_BYTES = 12
 #: Bytes of one returned (id, log-probability) pair.
 PAIR_BYTES = 12
@@ -25,10 +26,10 @@ PAIR_BYTES = 12
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds of a pass by its rows: ``points`` of (rows, seconds), straight lines between them.
+    """Seconds of a pass by its rows: ``points`` of (rows, seconds), interpolated linearly.
 
-    Below the first point its seconds hold; beyond the last one the last line goes on.
-    ConfigError unless rows rise, and seconds are positive and never fall.
+    Below the first point its seconds hold; beyond the last one the last line is extended.
+    ConfigError unless rows increase, and seconds are positive and never decrease.
     """
 
     points: tuple[tuple[int, float], ...]
@@ -62,7 +63,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class LinkShape:
-    """A directed link: ``latency`` in seconds one way, ``bandwidth`` in bytes a second."""
+    """A directed link: ``latency`` in seconds one way, ``bandwidth`` in bytes per second."""
 
     latency: float
     bandwidth: float
@@ -70,20 +71,21 @@ class LinkShape:
     def __post_init__(self) -> None:
         if not 0 <= self.latency < 1e3 or not self.bandwidth > 0:
             raise ConfigError(
-                f"a link has latency {self.latency} s and {self.bandwidth} bytes/s; expected more"
+                f"a link has latency {self.latency} s and {self.bandwidth} bytes/s; "
+                "expected a latency from 0 to below 1000 s and a bandwidth above 0"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A cluster. ``layer``: one layer of the target; ``head``: its final norm and LM head, on the
-    last stage; ``drafters``: a drafter's pass by source name; ``middles``: a whole middle
-    model's pass, by its place in a chain from 1; ``hidden`` values of ``value_bytes`` bytes are
-    what a row of the target is.
+    """A cluster: pass times of its devices, the size of a target row, and its links.
 
+    ``layer``: one layer of the target. ``head``: its final norm and LM head, on the last stage.
+    ``drafters``: a drafter's pass by source name. ``middles``: a whole middle model's pass, by its
+    place in the chain from 1. A row of the target is ``hidden`` values of ``value_bytes`` bytes.
     ``link`` joins neighbours of the pipeline and the last stage to the draft device. ``stages``:
     the stage counts the profile is meant for, its default first. ``anchors``: published figures
-    its arithmetic gives, and what they were taken at. ConfigError for counts below 1.
+    that its arithmetic reproduces, and their conditions. ConfigError for counts below 1.
     """
 
     name: str
@@ -110,11 +112,11 @@ class Profile:
             )
 
     def stage_layers(self, stage: int, stages: int) -> int:
-        """Layers of stage ``stage`` of ``stages``, longer blocks first: the split whose slowest
-        stage is fastest, the head counted by its time for one row. Of equal ones that with the
-        longest last block.
+        """Layers of stage ``stage`` of ``stages``, in the split whose slowest stage is fastest.
 
-        More stages than layers: the surplus ones have none and pass rows on.
+        The head counts by its time for one row; ties go to the split with the longest last block.
+        Before the last stage, longer blocks come first. With more stages than layers, the surplus
+        stages have none and pass rows on.
         """
         last = _last_layers(self.layers, self.head.at(1) / self.layer.at(1), stages)
         if stage == stages:
@@ -125,8 +127,9 @@ class Profile:
     def stage_seconds(
         self, stage: int, stages: int, rows: int, answers: int | None = None
     ) -> float:
-        """A pass of a stage over ``rows`` rows; the last one's includes the LM head over
-        ``answers`` of them, all if None.
+        """Seconds of a stage's pass over ``rows`` rows.
+
+        The last stage's includes the LM head over ``answers`` of the rows; None: over all.
         """
         seconds = self.stage_layers(stage, stages) * self.layer.at(rows)
         judged = rows if answers is None else answers
@@ -138,17 +141,16 @@ class Profile:
             self.draft_seconds(source, 1, drafter)
 
     def draft_seconds(self, source: str, rows: int, drafter: int = 0) -> float:
-        """A pass of the drafter ``source`` over ``rows`` rows; a hybrid's drafters compute one
-        after another.
+        """Seconds of a drafter's pass over ``rows`` rows; a hybrid's drafters run in sequence.
 
-        ``drafter``: its number, where ``source`` names several to choose from. ConfigError if it
-        names none of that number, or one the profile has no times for.
+        ``drafter``: its number among the choices in ``source``. ConfigError if there is no such
+        choice, or the profile has no times for it.
         """
         parts = source_parts(source)
         if not 0 <= drafter < len(parts):
             raise ConfigError(
-                f"draft source {source!r} has no drafter number {drafter}; expected 0 to "
-                f"{len(parts) - 1}: "
+                f"draft source {source!r} has no drafter number {drafter}; "
+                f"expected 0 to {len(parts) - 1}: "
                 "give it the same choices as the drafter that runs"
             )
         names = parts[drafter]
@@ -160,34 +162,28 @@ class Profile:
             )
         return sum(self.drafters[name].at(rows) for name in names)
 
-    def work_seconds(self, node: str, work: Work, stages: int, source: str) -> float:
-        """What ``work`` costs at ``node`` of a pipeline of ``stages`` that drafts with
-        ``source``.
-        """
-        if isinstance(work, Pass):
-            rows = sum(len(part.ids) for part in work.parts)
-            if node.startswith("m"):
-                return self._middle(int(node[1:])).at(rows)
-            answers = sum(len(part.answers) for part in work.parts)
-            return self.stage_seconds(int(node[1:]), stages, rows, answers)
-        return (
-            self.draft_seconds(source, len(work.part.ids), work.drafter)
-            if isinstance(work, Draft)
-            else 0.0
-        )
+    def work_seconds(self, worker: Address, work: Work, stages: int, source: str) -> float:
+        """Seconds of ``work`` at ``worker``, with ``stages`` stages and drafts by ``source``."""
+        if isinstance(work, Draft):
+            return self.draft_seconds(source, len(work.part.ids), work.drafter)
+        if not isinstance(work, Pass):
+            return 0.0
+        rows = sum(len(part.ids) for part in work.parts)
+        if worker.role is Role.MIDDLE:
+            return self._middle(worker.number).at(rows)
+        answers = sum(len(part.answers) for part in work.parts)
+        return self.stage_seconds(worker.number, stages, rows, answers)
 
     def _middle(self, model: int) -> Times:
         if model > len(self.middles):
             raise ConfigError(
-                f"profile {self.name} has {len(self.middles)} middle models; this is a chain of "
-                f"{model}"
+                f"profile {self.name} has {len(self.middles)} middle models; "
+                f"this is a chain of {model}"
             )
         return self.middles[model - 1]
 
-    def message_bytes(self, target: str, envelope: Envelope, *, hidden: bool = False) -> int:
-        """Bytes of ``envelope`` to ``target``, rows included. ``hidden``: the target's answers
-        carry hidden rows.
-        """
+    def message_bytes(self, target: Address, envelope: Envelope, *, hidden: bool = False) -> int:
+        """Bytes of ``envelope`` and its rows; ``hidden``: the target's answers have hidden rows."""
         message = envelope.message
         row = self.hidden * self.value_bytes
         match message:
@@ -196,25 +192,25 @@ class Profile:
                 return ENVELOPE_BYTES + len(message.ids) * (ROW_BYTES + carried)
             case Answer():
                 pairs = sum(map(len, message.top)) * PAIR_BYTES
-                returned = (
-                    row if hidden and target == DRAFT and not envelope.sender.startswith("m") else 0
-                )
+                with_hidden = hidden and target == DRAFT and envelope.sender.role is Role.VERIFY
+                returned = row if with_hidden else 0
                 return ENVELOPE_BYTES + len(message.ids) * (ROW_BYTES + returned) + pairs
             case Prune():
                 return ENVELOPE_BYTES + 4 * (len(message.accepted) + len(message.retained))
         return ENVELOPE_BYTES
 
-    def transfer_seconds(self, target: str, envelope: Envelope, *, hidden: bool = False) -> float:
+    def transfer_seconds(
+        self, target: Address, envelope: Envelope, *, hidden: bool = False
+    ) -> float:
         """How long ``envelope`` occupies its link; it arrives ``link.latency`` later."""
         return self.message_bytes(target, envelope, hidden=hidden) / self.link.bandwidth
 
 
 @lru_cache(maxsize=256)
 def source_parts(source: str) -> tuple[tuple[str, ...], ...]:
-    """The drafters a profile calls ``source``: choices, joined by ``:``, each of one or several
-    merged by ``+``.
+    """The drafters in ``source``: choices joined by ``:``, each of drafters joined by ``+``.
 
-    ConfigError if a name is empty or twice in a choice, or a choice is there twice.
+    ConfigError if a name is empty or occurs twice in a choice, or if a choice occurs twice.
     """
     parts = tuple(tuple(name.strip() for name in choice.split("+")) for choice in source.split(":"))
     whole = all(map(all, parts))
@@ -230,9 +226,7 @@ def source_parts(source: str) -> tuple[tuple[str, ...], ...]:
 
 @lru_cache(maxsize=256)
 def _last_layers(layers: int, head_layers: float, stages: int) -> int:
-    """Layers of the last of ``stages`` stages, whose head costs as much as
-    ``head_layers`` layers.
-    """
+    """Layers of the last of ``stages`` stages; the head costs as much as ``head_layers`` layers."""
     if stages == 1:
         return layers
 

@@ -1,4 +1,4 @@
-"""What an emulated pipeline pretends to be, and its nominal clock."""
+"""The devices and links that a pipeline emulates, and its nominal clock."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flowspec.core.protocol.machine import Work
+from flowspec.core.protocol.addresses import Address
+from flowspec.core.protocol.work import Work
 from flowspec.emulation.profile import LinkShape, Profile, Times
 from flowspec.errors import ConfigError
 
-#: Entry of a pipeline's record that says it is emulated, and as what.
+#: Entry of a pipeline's record that holds its ``Emulation``; absent: not emulated.
 EMULATED = "emulated"
-#: How long after its nominal time an event is held for inputs on their way, wall seconds.
+#: How long after its nominal time an event is held for inputs in transit, wall seconds.
 GUARD_SECONDS = 0.0005
 
 
@@ -22,9 +23,9 @@ GUARD_SECONDS = 0.0005
 class Emulation:
     """The devices and links of ``profile`` as a pipeline of ``stages`` that drafts with ``source``.
 
-    Nominal time t is wall time ``began + stretch * t`` (monotonic clock of one machine,
-    seconds). Software is charged its CPU seconds, and ``hop`` seconds a write, what a bare
-    message through the broker takes beyond the CPU time of its ends; ``free_software``: neither.
+    Nominal time t is wall time ``began + stretch * t`` (monotonic clock of one machine, seconds).
+    Software is charged its CPU seconds, and ``hop`` seconds per write: the time of a bare message
+    through the broker beyond the CPU time of its ends. ``free_software``: charge neither.
     """
 
     profile: Profile
@@ -42,19 +43,19 @@ class Emulation:
         self.profile.check_source(self.source)
 
     def wall(self, nominal: float) -> float:
-        """The wall time at which what happens at ``nominal`` may be done."""
+        """The wall time from which an event at ``nominal`` may be processed."""
         return self.began + self.stretch * nominal + self.guard
 
     def nominal(self, wall: float) -> float:
         """The nominal time of ``wall``, without the guard."""
         return (wall - self.began) / self.stretch
 
-    def work_seconds(self, node: str, work: Work) -> float:
-        """Nominal seconds of ``work`` at ``node``."""
-        return self.profile.work_seconds(node, work, self.stages, self.source)
+    def work_seconds(self, worker: Address, work: Work) -> float:
+        """Nominal seconds of ``work`` at ``worker``."""
+        return self.profile.work_seconds(worker, work, self.stages, self.source)
 
     def text(self) -> str:
-        """JSON, as a pipeline's record holds it."""
+        """JSON for a pipeline's record."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod

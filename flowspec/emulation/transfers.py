@@ -1,8 +1,8 @@
 """PipeDec's transfer scheduler: a node takes part in one transfer at a time.
 
-Source: PipeDec (arXiv 2504.04104 v1), Algorithms 2 and 3; ``algorithms.md`` 3.5. A central
-record says which nodes are busy and lists the transfers that wait. Whenever one is asked for or
-ends, the list is scanned from the oldest on and every transfer starts whose two ends are free.
+Source: PipeDec (arXiv 2504.04104 v1), Algorithms 2 and 3; docs/algorithms.md#transfers. A central
+record holds the busy nodes and the waiting transfers. Each request and each completion scans the
+waiting transfers, oldest first, and starts those whose two ends are free.
 """
 
 from __future__ import annotations
@@ -10,46 +10,47 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from flowspec.core.protocol.addresses import Address
 from flowspec.errors import StateError
 
-#: Transfers that ended and are still known by name.
+#: Ended transfers that are still known by name.
 REMEMBERED = 1024
 
 
 class Ends(NamedTuple):
     """The two nodes of a transfer."""
 
-    source: str
-    target: str
+    source: Address
+    target: Address
 
 
 class Transfers:
-    """The transfers among ``nodes``. Tasks are named by the caller; transfers between the same two
-    nodes in the same direction start in the order they were asked for.
+    """The transfers among ``nodes``, named by the caller.
 
-    ``remembered``: of the transfers that ended, so many of the last are known still. A word
-    about one that comes again must come before so many more have ended: later its name is that
-    of no transfer, and free.
+    Transfers between the same two nodes in the same direction start in the order they were
+    requested. ``remembered``: number of ended transfers that are still known. A repeated request
+    or completion is recognised only while its transfer is known; later the name is free.
     """
 
-    def __init__(self, nodes: Iterable[str], remembered: int = REMEMBERED) -> None:
+    def __init__(self, nodes: Iterable[Address], remembered: int = REMEMBERED) -> None:
         self._busy = dict.fromkeys(nodes, False)
         self._waiting: dict[str, Ends] = {}
         self._under_way: dict[str, Ends] = {}
         self._done: dict[str, Ends] = {}  # in the order they ended
         self._remembered = remembered
 
-    def request(self, task: str, source: str, target: str) -> list[str]:
-        """Ask for a transfer; the tasks that start now, oldest first. Asking again is harmless
-        while it is remembered; after that it is asking for a new one.
+    def request(self, task: str, source: Address, target: Address) -> list[str]:
+        """Request a transfer; return the tasks that start now, oldest first.
 
-        StateError: a node nobody named, one node as both ends, or a known task with other ends.
+        A repeated request has no effect while the transfer is remembered; later it requests a new
+        one. StateError: an unknown node, one node as both ends, or a known task with other ends.
         """
         ends = Ends(source, target)
         for node in ends:
             if node not in self._busy:
+                known_nodes = ", ".join(map(str, self._busy))
                 raise StateError(
-                    f"transfer {task} names the unknown node {node}; known: {', '.join(self._busy)}"
+                    f"transfer {task} names the unknown node {node}; known: {known_nodes}"
                 )
         if source == target:
             raise StateError(f"transfer {task} has {source} as both ends; expected two nodes")
@@ -64,10 +65,10 @@ class Transfers:
         return self._dispatch()
 
     def complete(self, task: str) -> list[str]:
-        """A transfer ended; the tasks that start now, oldest first. Completing again is harmless
-        while it is remembered.
+        """End a transfer; return the tasks that start now, oldest first.
 
-        StateError: a task nobody asked for or nobody remembers, or one that did not start yet.
+        A repeated completion has no effect while the transfer is remembered. StateError: an unknown
+        task, or one that has not started.
         """
         if task in self._done:
             return []
@@ -94,10 +95,10 @@ class Transfers:
 
     @property
     def waiting(self) -> dict[str, Ends]:
-        """The transfers that did not start yet, oldest first."""
+        """The transfers that have not started, oldest first."""
         return dict(self._waiting)
 
     @property
     def under_way(self) -> dict[str, Ends]:
-        """The transfers that started and did not end."""
+        """The transfers that have started and not ended."""
         return dict(self._under_way)

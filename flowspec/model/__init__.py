@@ -1,6 +1,5 @@
-"""Models behind the machines: the toy one needs no torch, all others live in modules that import
-it.
+"""Models: the toy needs no torch, all others are in modules that import it.
 
-This file stays empty of imports, so that ``flowspec.model.toy`` and ``flowspec.model.directory``
-can be used without torch.
+This file imports nothing, so that ``flowspec.model.toy`` and ``flowspec.model.directory`` can be
+used without torch.
 """

@@ -1,4 +1,4 @@
-"""What a driver needs from a model: three small protocols over numpy arrays."""
+"""The protocols through which drivers run models, over numpy arrays."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
-from flowspec.core.protocol.machine import Draft, DraftDone, Pass, PassDone
 from flowspec.core.protocol.messages import Returns
+from flowspec.core.protocol.work import Draft, DraftDone, Pass, PassDone
+from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 
 #: Rows of one job leaving a stage: ``[rows, hidden]`` or, for the toy model, ``[rows]``.
@@ -18,18 +19,19 @@ RowArray = npt.NDArray[Any]
 class StageExecutor(Protocol):
     """A block of the target's layers with the KV rows of its jobs."""
 
-    def allocate(self, job: str, capacity: int, sampling: Sampling, returns: Returns) -> None:
-        """Make room for ``capacity`` rows of ``job``."""
+    def allocate(self, run: RunKey, capacity: int, sampling: Sampling, returns: Returns) -> None:
+        """Make room for at most ``capacity`` rows of ``run``."""
         ...
 
-    def release(self, job: str) -> None:
-        """Free the rows of ``job``."""
+    def release(self, run: RunKey) -> None:
+        """Free the rows of ``run``."""
         ...
 
     def run(self, work: Pass, inputs: Sequence[RowArray | None]) -> tuple[PassDone, list[RowArray]]:
-        """Compute ``work``. ``inputs``: per part the rows that came with its segment (all of them;
-        the part's ``offsets`` say which are left), None where the part has tokens. Returns the
-        answers and, per part, the rows computed.
+        """Compute ``work``; return the choices and, per part, the computed rows.
+
+        ``inputs``: per part, all rows sent with its segment, of which the part's ``offsets``
+        select the live ones; None: the part has tokens.
         """
         ...
 
@@ -40,19 +42,21 @@ class DraftExecutor(Protocol):
     @property
     def wants_hidden(self) -> bool: ...
 
-    def allocate(self, job: str, capacity: int, sampling: Sampling, returns: Returns) -> None: ...
+    def allocate(
+        self, run: RunKey, capacity: int, sampling: Sampling, returns: Returns
+    ) -> None: ...
 
-    def release(self, job: str) -> None: ...
+    def release(self, run: RunKey) -> None: ...
 
     def run(self, work: Draft) -> DraftDone:
         """The best ``work.width`` continuations of every answered row."""
         ...
 
-    def learn(self, job: str, ids: Sequence[int], rows: RowArray) -> None:
-        """The target's hidden rows ``[ids, hidden]`` after its final norm, float32, of nodes
-        ``ids``.
+    def learn(self, run: RunKey, ids: Sequence[int], rows: RowArray) -> None:
+        """Store the target's hidden rows of nodes ``ids``, for the passes that follow.
 
-        Only called if ``wants_hidden``; then every context row is drafted from after its
-        parent's row has been learnt, and context rows come again in no pass.
+        ``rows`` is ``[ids, hidden]``, float32, after the target's final norm. Called only if
+        ``wants_hidden``. A context row is in a pass only after its parent's row was learnt, and
+        in only one pass.
         """
         ...

@@ -1,6 +1,4 @@
-"""A model directory in the Hugging Face layout, checked before anything is loaded. No
-torch here.
-"""
+"""A model directory in the Hugging Face layout, checked before loading. Needs no torch."""
 
 from __future__ import annotations
 
@@ -20,8 +18,7 @@ _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 #: Largest safetensors header accepted, bytes; the format's own limit.
 _MAX_HEADER = 100_000_000
-#: Models that come with the package: a target, two smaller ones of its tokenizer, an EAGLE head for
-#: it.
+#: Packaged models: a target, two smaller ones with its tokenizer, and an EAGLE head for it.
 PACKAGED = ("target", "medium", "draft", "head")
 _PACKAGE = Path(__file__).parent.parent / "default_pair"
 _TEXT_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
@@ -29,9 +26,7 @@ _TEXT_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Where a tensor's bytes are: ``file``, absolute byte range, safetensors dtype
-    name and shape.
-    """
+    """A stored tensor: its file, absolute byte range, safetensors dtype name and shape."""
 
     file: Path
     start: int
@@ -42,7 +37,7 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class ModelDirectory:
-    """A directory whose config was read and found to be a decoder-only language model's."""
+    """A model directory whose config describes a decoder-only language model."""
 
     path: Path
     config: Mapping[str, Any]
@@ -67,14 +62,12 @@ class ModelDirectory:
 
     @property
     def tied(self) -> bool:
-        """The output head shares the embedding's weights."""
+        """Whether the output head shares the embedding's weights."""
         return bool(self.config.get("tie_word_embeddings", False))
 
     @cached_property
     def eos(self) -> frozenset[int]:
-        """End-of-sequence token ids, by the same precedence as ``generate``: generation config
-        first.
-        """
+        """End-of-sequence token ids; as for ``generate``, the generation config has precedence."""
         generation = (
             _read_json(self.path / "generation_config.json")
             if self.has("generation_config.json")
@@ -90,8 +83,9 @@ class ModelDirectory:
 
     @cached_property
     def weight_files(self) -> dict[str, Path]:
-        """The file that holds each tensor, by tensor name; no weights file but a lone one is
-        opened.
+        """The file that holds each tensor, by tensor name.
+
+        Taken from the index; without an index, from the header of the only weights file.
         """
         if self.has(_INDEX):
             weight_map = _read_json(self.path / _INDEX).get("weight_map")
@@ -102,15 +96,13 @@ class ModelDirectory:
             return {str(tensor): self.path / str(file) for tensor, file in weight_map.items()}
         if not self.has(_SINGLE):
             raise ModelError(
-                f"{self.path} has no {_SINGLE} and no {_INDEX}; only safetensors checkpoints are "
-                "read"
+                f"{self.path} has no {_SINGLE} and no {_INDEX}; "
+                "only safetensors checkpoints are read"
             )
         return dict.fromkeys(_header(self.path / _SINGLE), self.path / _SINGLE)
 
     def tensor(self, name: str) -> TensorEntry:
-        """Where tensor ``name`` is; ModelError if there is none, or its file is missing or cut
-        short.
-        """
+        """The entry of tensor ``name``; ModelError if it or its file is missing or cut short."""
         file = self.weight_files.get(name)
         entry = _header(file).get(name) if file is not None else None
         if entry is None:
@@ -118,7 +110,7 @@ class ModelDirectory:
         return entry
 
     def check_weights(self, prefixes: tuple[str, ...] = ("",)) -> None:
-        """ModelError unless every file that holds tensors under ``prefixes`` is there and whole."""
+        """ModelError if a file with tensors under ``prefixes`` is missing or cut short."""
         files = {file for name, file in self.weight_files.items() if name.startswith(prefixes)}
         for file in sorted(files):
             _header(file)
@@ -149,11 +141,10 @@ class ModelDirectory:
 
 
 def open_directory(name: str) -> ModelDirectory:
-    """The model called ``name``: a local directory, a packaged model, or a hub name like
-    ``org/model``.
+    """Open the model ``name``: a folder, a packaged model or a hub name like ``org/model``.
 
-    A hub name is looked up in the local cache first and fetched if it may be; only configuration
-    and tokenizer files are fetched here, the weights of a stage by ``fetch_weights``.
+    A hub model comes from the local cache or, unless offline, from the hub. Only configuration
+    and tokenizer files are fetched here; ``fetch_weights`` fetches the weights of a stage.
     """
     path = local_path(name)
     if path is not None:
@@ -166,10 +157,10 @@ def open_directory(name: str) -> ModelDirectory:
 
 
 def fetch_weights(name: str, needs: Callable[[ModelDirectory], tuple[str, ...]]) -> ModelDirectory:
-    """As ``open_directory``; of a hub model also fetch the files of the tensors ``needs`` names by
-    prefix.
+    """Like ``open_directory``, but also fetch weights of a hub model.
 
-    ModelError if one of those files is missing or cut short.
+    ``needs`` returns the prefixes of the tensors whose files are fetched. ModelError if one of
+    these files is missing or cut short, in a local model too.
     """
     directory = open_directory(name)
     prefixes = needs(directory)
@@ -187,9 +178,7 @@ def fetch_weights(name: str, needs: Callable[[ModelDirectory], tuple[str, ...]])
 
 
 def local_path(name: str) -> Path | None:
-    """The folder ``name`` is, or the packaged model of that name; None: neither, so a hub name at
-    best.
-    """
+    """The folder ``name``, else the packaged model of that name; None if there is neither."""
     path = Path(name).expanduser()
     if not path.exists() and name in PACKAGED:
         path = _PACKAGE / name
@@ -210,8 +199,7 @@ def layer_range(text: str, stage: int) -> range:
 def layer_ranges(layers: int, stages: int, *, surplus: bool = False) -> list[range]:
     """Near-equal consecutive blocks of layers, one per stage, larger ones first.
 
-    ``surplus``: there may be more stages than layers; those before the last that find none left
-    have none.
+    ``surplus``: allow more stages than layers; the surplus ones, just before the last, get none.
     """
     if surplus and stages > layers >= 2:
         without = [range(layers - 1, layers - 1)] * (stages - layers)
@@ -222,8 +210,8 @@ def layer_ranges(layers: int, stages: int, *, surplus: bool = False) -> list[ran
         ]
     if not 1 <= stages <= layers:
         raise ModelError(
-            f"{stages} stages asked for; the target has {layers} layers, so 1 to {layers} are "
-            "possible"
+            f"{stages} stages asked for; "
+            f"the target has {layers} layers, so 1 to {layers} are possible"
         )
     size, longer = divmod(layers, stages)
     bounds = [0]
@@ -233,9 +221,7 @@ def layer_ranges(layers: int, stages: int, *, surplus: bool = False) -> list[ran
 
 
 def check_pair(target: ModelDirectory, model: ModelDirectory, role: str = "draft") -> None:
-    """ModelError unless ``model`` speaks the target's token ids; ``role`` is what the error calls
-    it.
-    """
+    """ModelError unless ``model`` shares the target's tokenizer; the error calls it ``role``."""
     if target.vocabulary_fingerprint != model.vocabulary_fingerprint:
         raise ModelError(
             f"{role} {model.path} and target {target.path} have different tokenizers; "
@@ -334,6 +320,6 @@ def _snapshot(name: str, patterns: list[str]) -> Path:
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ModelError(
-            f"model {name} is neither a local folder nor to be had from the hub ({reason}); "
+            f"model {name} is neither a local folder nor available from the hub ({reason}); "
             "download it first, or give a folder"
         ) from None

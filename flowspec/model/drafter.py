@@ -1,4 +1,4 @@
-"""A small language model as drafter: beam in one pass, its own KV rows kept across steps."""
+"""A small language model as drafter: a whole beam per pass, its KV rows kept across steps."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from flowspec.core.protocol.machine import Draft, DraftDone
 from flowspec.core.protocol.messages import Returns
+from flowspec.core.protocol.work import Draft, DraftDone
+from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling, perturbed
 from flowspec.errors import StateError
 from flowspec.model.base import RowArray
@@ -19,39 +20,37 @@ from flowspec.model.two_level import RowCache
 class ModelDrafter:
     """Proposes the most likely continuations; a child's value is its log-probability (T = 1).
 
-    Raw probabilities, whatever the job's temperature: ``algorithms.md`` 9.14. A coupled draft
-    ranks by the job's own temperature and noise instead.
+    Probabilities are raw, whatever the job's temperature (docs/algorithms.md#draft-sources). A
+    coupled draft ranks by the job's temperature and noise instead.
     """
 
     wants_hidden = False
 
     def __init__(self, block: LayerBlock) -> None:
         self._block = block
-        self._jobs: dict[str, tuple[RowCache, Sampling]] = {}
+        self._runs: dict[RunKey, tuple[RowCache, Sampling]] = {}
 
-    def allocate(self, job: str, capacity: int, sampling: Sampling, returns: Returns) -> None:
-        self._jobs[job] = (self._block.new_cache(capacity), sampling)
+    def allocate(self, run: RunKey, capacity: int, sampling: Sampling, returns: Returns) -> None:
+        self._runs[run] = (self._block.new_cache(capacity), sampling)
 
-    def release(self, job: str) -> None:
-        self._jobs.pop(job, None)
+    def release(self, run: RunKey) -> None:
+        self._runs.pop(run, None)
 
     @torch.inference_mode()
     def run(self, work: Draft) -> DraftDone:
         part = work.part
-        cache, sampling = self._jobs[part.job]
+        cache, sampling = self._runs[part.run]
         hidden = self._block.run(part, None, cache)
         if not part.answers:
             return DraftDone((), ())
         return propose(self._block.logits(hidden[part.answers[0] :]), work, sampling)
 
-    def learn(self, job: str, ids: Sequence[int], rows: RowArray) -> None:
+    def learn(self, run: RunKey, ids: Sequence[int], rows: RowArray) -> None:
         raise StateError("a language model drafts from tokens alone")
 
 
 def propose(logits: torch.Tensor, work: Draft, sampling: Sampling) -> DraftDone:
-    """The best ``work.width`` tokens of every answered row of ``work``, from its logits ``[answers,
-    vocabulary]``.
-    """
+    """The best ``work.width`` tokens per answered row; ``logits`` is ``[answers, vocabulary]``."""
     width = min(work.width, logits.shape[-1])
     if not work.coupled:
         top = torch.topk(torch.log_softmax(logits.float(), dim=-1), width)

@@ -1,13 +1,14 @@
 """An EAGLE-1/2 head as drafter: one decoder layer that predicts the target's next feature.
 
-A *feature* is a hidden row of the target after its final norm. The row of node u, with token x
-and parent v, goes in as ``fc([embed(x); feature(v)])``, through the head's own decoder layer,
-and comes out as the predicted feature of u; the target's LM head turns it into proposals.
-``feature(v)`` is the target's own row once it was learnt, the head's prediction until then.
-Source: arXiv 2401.15077 and 2406.16858; ``algorithms.md`` 2.3 and 2.12. Weight layout: that of
-the authors' published heads. Positions are the tokens' own; the authors count from the second
-token, which rotary embeddings, knowing distances only, cannot tell apart. Their first token has
-no row for want of a parent, so here no other row sees it.
+A *feature* is a hidden row of the target after its final norm. For node u with token x and parent
+v, the head's own decoder layer maps ``fc([embed(x); feature(v)])`` to the predicted feature of u,
+and the target's LM head turns that into proposals. ``feature(v)`` is the target's row once it was
+learnt, and the head's prediction until then.
+
+Source: arXiv 2401.15077 and 2406.16858; docs/algorithms.md#draft-heads. The weight layout is that
+of the authors' published heads. Positions are the tokens' own; the authors count from the second
+token, which is equivalent because rotary embeddings depend on distances only. The authors' first
+token has no row, as it has no parent; here it has one, but no other row attends to it.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaModel
 
-from flowspec.core.protocol.machine import Draft, DraftDone, Part
 from flowspec.core.protocol.messages import Returns
+from flowspec.core.protocol.work import Draft, DraftDone, Part
+from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import ModelError, StateError
 from flowspec.model.base import RowArray
@@ -29,6 +31,7 @@ from flowspec.model.drafter import propose
 from flowspec.model.head_layout import check_head
 from flowspec.model.kv import TreeCache
 from flowspec.model.masks import full_mask
+from flowspec.model.rows import Placement
 from flowspec.model.weights import read_tensor
 
 _FC_BIAS = "fc.bias"
@@ -38,11 +41,10 @@ _OUTPUT_BIAS = ".self_attn.o_proj.bias"
 
 
 class EagleHead(torch.nn.Module):
-    """``fc`` and the decoder layers, float32; embedding and LM head are the target's and not in
-    here.
+    """``fc`` and the decoder layers, float32, without the target's embedding and LM head.
 
     ``input_norm``: the first layer has an input norm (the authors' heads have none). ``bias``:
-    ``fc`` has one.
+    ``fc`` has a bias.
     """
 
     def __init__(
@@ -65,10 +67,11 @@ class EagleHead(torch.nn.Module):
         positions: torch.Tensor,
         cache: Any,
     ) -> torch.Tensor:
-        """Predicted features ``[batch, rows, hidden]`` of rows whose tokens are ``embedded`` and
-        whose parents have ``features``, both of that shape; ``mask`` is boolean ``[1, 1, rows,
-        slots]``, ``positions`` ``[1, rows]``; ``cache`` (the library's kind) takes the rows'
-        keys and values.
+        """The rows' predicted features, ``[batch, rows, hidden]``.
+
+        ``embedded`` (the rows' tokens) and ``features`` (their parents') have that shape too.
+        ``mask`` is boolean ``[1, 1, rows, slots]``, ``positions`` is ``[1, rows]``. The rows' keys
+        and values are appended to ``cache``, a ``transformers`` cache.
         """
         output = self.body(
             inputs_embeds=self.fc(torch.cat((embedded, features), dim=-1)),
@@ -91,9 +94,7 @@ class EagleHead(torch.nn.Module):
 
 
 class _HeadState:
-    """KV rows and features of one job. Features are kept by node id: the target's and the head's
-    own.
-    """
+    """KV rows of one job, and its features by node id: the target's and the head's."""
 
     def __init__(self, cache: TreeCache, sampling: Sampling) -> None:
         self.cache = cache
@@ -107,8 +108,9 @@ class _HeadState:
         return self.predicted.get(node) if known is None else known
 
     def settle(self, tip: int) -> None:
-        """``tip`` is the last context row: nothing below it can be a parent any more, since ids
-        only grow.
+        """Make ``tip`` the last context row and drop the features of rows before it.
+
+        Ids only grow, so no further row has a parent before ``tip``.
         """
         self.tip = tip
         for store in (self.true, self.predicted):
@@ -117,8 +119,7 @@ class _HeadState:
 
 
 class EagleDrafter:
-    """Proposes what ``lm_head`` says of the features the head predicts; values as
-    ``ModelDrafter``'s.
+    """Proposes the LM head's best tokens for predicted features; values as ``ModelDrafter``'s.
 
     ``embedding`` and ``lm_head`` are ``[vocabulary, hidden]``, float32.
     """
@@ -130,17 +131,17 @@ class EagleDrafter:
         self._embedding = embedding
         self._lm_head = lm_head
         self._zero = torch.zeros(head.config.hidden_size)
-        self._jobs: dict[str, _HeadState] = {}
+        self._runs: dict[RunKey, _HeadState] = {}
 
-    def allocate(self, job: str, capacity: int, sampling: Sampling, returns: Returns) -> None:
-        self._jobs[job] = _HeadState(self._head.new_cache(capacity), sampling)
+    def allocate(self, run: RunKey, capacity: int, sampling: Sampling, returns: Returns) -> None:
+        self._runs[run] = _HeadState(self._head.new_cache(capacity), sampling)
 
-    def release(self, job: str) -> None:
-        self._jobs.pop(job, None)
+    def release(self, run: RunKey) -> None:
+        self._runs.pop(run, None)
 
-    def learn(self, job: str, ids: Sequence[int], rows: RowArray) -> None:
+    def learn(self, run: RunKey, ids: Sequence[int], rows: RowArray) -> None:
         """See ``DraftExecutor.learn``; StateError if ``rows`` is not ``[ids, hidden]``."""
-        state = self._jobs[job]
+        state = self._runs[run]
         if rows.shape != (len(ids), *self._zero.shape):
             raise StateError(
                 f"{len(ids)} nodes came with features of shape {rows.shape}; hidden is "
@@ -153,55 +154,58 @@ class EagleDrafter:
 
     @torch.inference_mode()
     def run(self, work: Draft) -> DraftDone:
-        """As ``DraftExecutor.run``. Rows whose parents' features are only predicted in this pass
-        wait for them: the pass is computed in waves. StateError if a parent has no feature at
-        all.
+        """As ``DraftExecutor.run``; StateError if a parent has no feature at all.
+
+        A row whose parent's feature is predicted in the same pass needs it first, so the pass is
+        computed in waves.
         """
         part = work.part
-        state = self._jobs[work.part.job]
-        parents = _above(work, state.tip)
-        state.cache.begin_pass(part.held, part.moves)
+        state = self._runs[part.run]
+        placement = state.cache.begin_pass(part)
         outputs = []
         at = 0
         while at < len(part.ids):
-            end = self._wave_end(part, parents, state, at)
-            outputs.append(self._wave(part, parents, state, at, end))
+            end = self._wave_end(part, state, at)
+            outputs.append(self._wave(part, placement, state, range(at, end)))
             at = end
-        context_rows = _context_rows(part)
-        if context_rows:
-            state.settle(part.ids[context_rows - 1])
+        if part.context:
+            state.settle(part.ids[part.context - 1])
         if not part.answers:
             return DraftDone((), ())
         answered = torch.cat(outputs)[list(part.answers)]
         return propose(torch.nn.functional.linear(answered, self._lm_head), work, state.sampling)
 
     @staticmethod
-    def _wave_end(part: Part, parents: Sequence[int], state: _HeadState, first: int) -> int:
-        """Rows from ``first`` to here need no feature that is only predicted among them."""
+    def _wave_end(part: Part, state: _HeadState, first: int) -> int:
+        """The end of the wave from row ``first``: no row in it needs a feature predicted in it."""
         waiting: set[int] = set()
         for row in range(first, len(part.ids)):
-            if parents[row] in waiting:
+            if part.parents[row] in waiting:
                 return row
-            if part.ids[row] not in state.true:  # an older prediction of it is from older features
+            if part.ids[row] not in state.true:  # a prediction kept from earlier is outdated
                 waiting.add(part.ids[row])
         return len(part.ids)
 
     def _wave(
-        self, part: Part, parents: Sequence[int], state: _HeadState, first: int, end: int
+        self, part: Part, placement: Placement, state: _HeadState, rows: range
     ) -> torch.Tensor:
-        state.cache.begin_pass(part.held + first, None)
-        mask = full_mask(part.context, part.parents[: part.held - part.context + end], end - first)
-        mask[0 if part.held + first else 1 :, 0] = False
+        """Predicted features of ``rows`` of the part, ``[rows, hidden]``."""
+        slot = placement.held + rows.start
+        state.cache.carry_out(None, slot)
+        tree_rows = placement.held - placement.context + rows.stop
+        mask = full_mask(placement.context, placement.parents[:tree_rows], len(rows))
+        mask[0 if slot else 1 :, 0] = False
+        parents = part.parents[rows.start : rows.stop]
+        features = torch.stack([self._parent_feature(state, parent) for parent in parents])
+        tokens = list(part.tokens[rows.start : rows.stop])
         predicted: torch.Tensor = self._head(
-            self._embedding[list(part.tokens[first:end])].unsqueeze(0),
-            torch.stack(
-                [self._parent_feature(state, parent) for parent in parents[first:end]]
-            ).unsqueeze(0),
+            self._embedding[tokens].unsqueeze(0),
+            features.unsqueeze(0),
             torch.from_numpy(mask)[None, None],
-            torch.tensor(part.positions[first:end]).unsqueeze(0),
+            torch.tensor(part.positions[rows.start : rows.stop]).unsqueeze(0),
             state.cache,
         )[0]
-        state.predicted.update(zip(part.ids[first:end], predicted, strict=True))
+        state.predicted.update(zip(part.ids[rows.start : rows.stop], predicted, strict=True))
         return predicted
 
     def _parent_feature(self, state: _HeadState, parent: int) -> torch.Tensor:
@@ -215,26 +219,11 @@ class EagleDrafter:
         return feature
 
 
-def _context_rows(part: Part) -> int:
-    """How many rows of ``part``, the first ones, are context: they are the ones
-    without an answer.
-    """
-    return part.answers[0] if part.answers else len(part.ids)
-
-
-def _above(work: Draft, tip: int) -> list[int]:
-    """Ids of the rows' parents; the first row of a pass that continues the context may leave out
-    its own, ``tip``.
-    """
-    first, *others = work.parents
-    return [tip if first < 0 and work.part.held else first, *others]
-
-
 def load_head(directory: ModelDirectory, target: ModelDirectory) -> EagleDrafter:
-    """The head in ``directory`` as a drafter for ``target``, of which only embedding and LM head
-    are read.
+    """Load the head in ``directory`` as a drafter for ``target``.
 
-    ModelError if it is no head, one for another target, or incomplete.
+    Only the target's embedding and LM head are read. ModelError if ``directory`` is not a head,
+    fits another target, or is incomplete.
     """
     head = read_head(directory, target)
     shape = (target.vocabulary, target.hidden_size)

@@ -1,16 +1,16 @@
-"""How an EAGLE head is told from a language model, by its directory alone. No torch here."""
+"""Telling EAGLE heads from language models by their directories. Needs no torch."""
 
 from __future__ import annotations
 
 from flowspec.errors import ModelError
 from flowspec.model.directory import ModelDirectory
 
-#: What an EAGLE head has and no language model.
+#: A tensor that every EAGLE head has, and no language model.
 _HEAD_TENSOR = "fc.weight"
 
 
 def is_head(directory: ModelDirectory) -> bool:
-    """Whether the directory holds an EAGLE head and not a language model."""
+    """Whether the directory holds an EAGLE head instead of a language model."""
     return _HEAD_TENSOR in directory.weight_files
 
 
@@ -20,7 +20,6 @@ def check_head(head: ModelDirectory, target: ModelDirectory) -> None:
         raise ModelError(f"{head.path} is no EAGLE head: it has no tensor {_HEAD_TENSOR}")
     if head.hidden_size != target.hidden_size:
         raise ModelError(
-            f"the head in {head.path} has hidden size {head.hidden_size}, the target "
-            f"{target.hidden_size}; "
-            "a head serves only the target it was trained for"
+            f"the head in {head.path} has hidden size {head.hidden_size}, "
+            f"the target {target.hidden_size}; a head serves only the target it was trained for"
         )

@@ -1,10 +1,9 @@
-"""Several drafters merged into one tree: every one drafts for every node, and the best of each are
-in.
+"""Several drafters merged into one tree: all draft for every node, and their best are proposed.
 
 Their values cannot be compared: one gives log-probabilities, another a prior, a third gaps. So
-nothing is compared here. Candidates are merged by rank and say who proposed them, and the
-session finds out what each drafter's word is worth (``core.calibrate``). Source: the hybrid
-token source of ``algorithms.md`` 4.1.
+candidates are merged by rank and labelled with their source, and the session calibrates the
+values of each source (``core.drafting.calibration``). Source: the hybrid token source of
+docs/algorithms.md#draft-sources.
 """
 
 from __future__ import annotations
@@ -12,19 +11,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flowspec.core.drafting.drafting import MOST_SOURCES
-from flowspec.core.protocol.machine import Draft, DraftDone
 from flowspec.core.protocol.messages import Returns
+from flowspec.core.protocol.work import Draft, DraftDone
+from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import ConfigError, StateError
 from flowspec.model.base import DraftExecutor, RowArray
 
 
 class HybridDrafter:
-    """Proposes what ``sources`` propose, by rank and within a rank by source, each token once.
+    """Merges the proposals of ``sources`` by rank, then by source; each token occurs once.
 
-    A token of several sources counts for the one that ranks it best, the earlier one of equals,
-    with that source's own value. ``DraftDone.sources`` holds indices into ``sources``, none of
-    which is a hybrid.
+    A token of several sources is credited to the one that ranks it best, ties to the earlier
+    source, with that source's value. ``DraftDone.sources`` holds indices into ``sources``, none
+    of which is a hybrid.
     """
 
     def __init__(self, sources: Sequence[DraftExecutor]) -> None:
@@ -41,26 +41,24 @@ class HybridDrafter:
     def wants_hidden(self) -> bool:
         return any(source.wants_hidden for source in self._sources)
 
-    def allocate(self, job: str, capacity: int, sampling: Sampling, returns: Returns) -> None:
+    def allocate(self, run: RunKey, capacity: int, sampling: Sampling, returns: Returns) -> None:
         for source in self._sources:
-            source.allocate(job, capacity, sampling, returns)
+            source.allocate(run, capacity, sampling, returns)
 
-    def release(self, job: str) -> None:
+    def release(self, run: RunKey) -> None:
         for source in self._sources:
-            source.release(job)
+            source.release(run)
 
     def run(self, work: Draft) -> DraftDone:
-        """As ``DraftExecutor.run``; StateError if a source does not answer for every
-        row and token.
-        """
+        """As ``DraftExecutor.run``; StateError if a source leaves out a row or a value."""
         answers = [source.run(work) for source in self._sources]
         rows = len(work.part.answers)
         for number, answer in enumerate(answers):
             lengths = [len(row) for row in answer.tokens]
             if len(lengths) != rows or lengths != [len(row) for row in answer.values]:
                 raise StateError(
-                    f"source {number} owes an answer for each of {rows} rows, a value for each "
-                    "token"
+                    f"source {number} must answer for each of {rows} rows, "
+                    "with a value for each token"
                 )
         merged = [_merged(answers, row, work.width) for row in range(rows)]
         return DraftDone(
@@ -69,17 +67,17 @@ class HybridDrafter:
             tuple(tuple(source for _, _, source in row) for row in merged),
         )
 
-    def learn(self, job: str, ids: Sequence[int], rows: RowArray) -> None:
-        """Passed on to the sources that want it; StateError if none does."""
+    def learn(self, run: RunKey, ids: Sequence[int], rows: RowArray) -> None:
+        """Pass the rows to the sources that want them; StateError if none does."""
         if not self.wants_hidden:
             raise StateError("no source of this hybrid drafts from hidden rows")
         for source in self._sources:
             if source.wants_hidden:
-                source.learn(job, ids, rows)
+                source.learn(run, ids, rows)
 
 
 def _merged(answers: Sequence[DraftDone], row: int, width: int) -> list[tuple[int, float, int]]:
-    """The first ``width`` of (token, value, source) for one row."""
+    """One row's best ``width`` candidates as (token, value, source)."""
     entries = sorted(
         (rank, source, token, value)
         for source, answer in enumerate(answers)

@@ -1,8 +1,8 @@
 """KV rows of one job at one stage: preallocated, appended in place, compacted in place.
 
 One tensor ``[layers, 2, 1, heads, capacity, head_dim]`` holds keys and values of all layers, so
-that a prune moves rows of all of them at once. The library's decoder layers take the views as
-their cache.
+that one copy moves a row in all of them. The library's decoder layers use views of it as their
+cache.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from flowspec.core.tree.slots import Moves
+from flowspec.core.protocol.work import Part
+from flowspec.model.rows import ContiguousRows, Moves, Placement
 
 
 class TreeCacheLayer(CacheLayerMixin):
@@ -29,12 +30,12 @@ class TreeCacheLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Nothing is lazy here."""
+        """Do nothing: the storage is allocated up front."""
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Put the new rows behind the held ones; views of all of them."""
+        """Append the new rows to the held ones; return views of all rows."""
         end = self.length + key_states.shape[2]
         self.keys[:, :, self.length : end] = key_states
         self.values[:, :, self.length : end] = value_states
@@ -55,19 +56,26 @@ class TreeCache(Cache):
 
     def __init__(self, storage: torch.Tensor) -> None:
         self.storage = storage
+        self._rows = ContiguousRows()
         super().__init__(layers=[TreeCacheLayer(layer[0], layer[1]) for layer in storage])
 
     @classmethod
     def allocate(
         cls, layers: int, heads: int, capacity: int, head_dim: int, dtype: torch.dtype
     ) -> TreeCache:
-        """Room for ``capacity`` rows; pages are touched only as rows are written."""
+        """Allocate ``capacity`` rows; memory pages are touched only as rows are written."""
         return cls(torch.empty((layers, 2, 1, heads, capacity, head_dim), dtype=dtype))
 
-    def begin_pass(self, held: int, moves: Moves | None) -> None:
-        """Carry out ``moves`` and let the next rows go to slot ``held``."""
+    def begin_pass(self, part: Part) -> Placement:
+        """Apply the part's prune and make room for its rows; return their placement."""
+        placement = self._rows.place(part)
+        self.carry_out(placement.moves, placement.held)
+        return placement
+
+    def carry_out(self, moves: Moves | None, held: int) -> None:
+        """Make ``moves``; the next rows go to slot ``held``."""
         if moves is not None:
-            for start, source, count in runs(moves):
+            for start, source, count in copies(moves):
                 self._copy(start, source, count)
         for layer in self.layers:
             layer.length = held
@@ -79,8 +87,8 @@ class TreeCache(Cache):
         self.storage[..., start : start + count, :] = rows
 
 
-def runs(moves: Moves) -> Iterator[tuple[int, int, int]]:
-    """Consecutive sources as (destination, source, rows)."""
+def copies(moves: Moves) -> Iterator[tuple[int, int, int]]:
+    """``moves`` as copies of consecutive rows: (destination, source, count)."""
     start = moves.start
     first = -1
     count = 0

@@ -9,10 +9,10 @@ import numpy.typing as npt
 
 
 def tree_mask(parents: Sequence[int], new: int) -> npt.NDArray[np.bool_]:
-    """Which tree rows the last ``new`` rows see: ``[new, len(parents)]``, themselves included.
+    """Which tree rows the last ``new`` rows attend to, themselves included: ``[new, tree rows]``.
 
-    ``parents``: a ``slots.Plan``'s, offsets into the tree region, -1 for a context parent.
-    Context rows are seen by every row and are not part of the mask. A lone row is masked like
+    ``parents``: as in ``rows.Placement``, offsets into the tree region, -1 for a context parent.
+    Every row attends to the context, which is not part of the mask. A single row is masked like
     any other.
     """
     total = len(parents)
@@ -46,7 +46,7 @@ def full_mask(context: int, parents: Sequence[int], new: int) -> npt.NDArray[np.
 def windowed(
     mask: npt.NDArray[np.bool_], context: int, parents: Sequence[int], window: int
 ) -> npt.NDArray[np.bool_]:
-    """``mask`` of ``full_mask`` without what lies ``window`` positions back or more.
+    """``mask`` from ``full_mask`` without slots that are ``window`` or more positions back.
 
     A tree row's position follows from its depth: a row with a context parent is at ``context``.
     """

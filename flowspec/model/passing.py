@@ -1,25 +1,24 @@
-"""A verify stage without layers: an emulated pipeline may have more stages than its target has
-layers.
-"""
+"""A verify stage without layers, for emulated pipelines with more stages than target layers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flowspec.core.protocol.machine import Choice, Pass, PassDone
 from flowspec.core.protocol.messages import Returns
+from flowspec.core.protocol.work import Choice, Pass, PassDone
+from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import StateError
 from flowspec.model.base import RowArray
 
 
 class PassingStage:
-    """Passes rows on as they came; neither the first stage of a pipeline nor the last."""
+    """Passes rows on unchanged; never the first or the last stage of a pipeline."""
 
-    def allocate(self, job: str, capacity: int, sampling: Sampling, returns: Returns) -> None:
+    def allocate(self, run: RunKey, capacity: int, sampling: Sampling, returns: Returns) -> None:
         """It holds no rows."""
 
-    def release(self, job: str) -> None:
+    def release(self, run: RunKey) -> None:
         """It holds no rows."""
 
     def run(self, work: Pass, inputs: Sequence[RowArray | None]) -> tuple[PassDone, list[RowArray]]:

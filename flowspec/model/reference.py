@@ -1,7 +1,7 @@
 """The oracle: plain decoding of the whole target in one process, by the library's own forward pass.
 
-Nothing of the pipeline is used here except the keyed draw, which both must share. ``excuse``
-decides whether a difference is a near-tie of float32, by a float64 pass of the whole model.
+It shares no code with the pipeline except the keyed draw, which both must use. ``excuse`` decides
+by a float64 pass of the whole model whether a difference is a near-tie in float32.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from flowspec.model.directory import ModelDirectory
 
 #: Two candidates closer than this in a float64 pass may be chosen either way in float32.
 TIE = 1e-4
-#: Likewise for a token whose cumulative probability lies this close to the nucleus' edge.
+#: The same for a token whose cumulative probability is this close to the edge of the nucleus.
 NUCLEUS_TIE = 1e-6
 
 
@@ -51,8 +51,9 @@ class Reference:
 
     @torch.inference_mode()
     def decode(self, prompt: Sequence[int], count: int, sampling: Sampling) -> tuple[int, ...]:
-        """Up to ``count`` tokens after ``prompt``, one forward pass a token, ended by eos or the
-        context.
+        """Up to ``count`` tokens after ``prompt``, one forward pass per token.
+
+        An eos token or the end of the context ends the text early.
         """
         room = self._directory.context - len(prompt)
         tokens: list[int] = []
@@ -86,9 +87,7 @@ class Reference:
 
     @torch.inference_mode()
     def hidden(self, tokens: Sequence[int]) -> np.ndarray[Any, Any]:
-        """The rows after the final norm, ``[tokens, hidden]``, float32: what a draft
-        head is given.
-        """
+        """Hidden rows after the final norm, ``[tokens, hidden]``, float32, as draft heads get."""
         rows: np.ndarray[Any, Any] = (
             self._model.model(torch.tensor([list(tokens)])).last_hidden_state[0].numpy()
         )
@@ -98,9 +97,7 @@ class Reference:
     def excuse(
         self, prefix: Sequence[int], ours: int, theirs: int, sampling: Sampling
     ) -> Excuse | None:
-        """Whether both tokens may follow ``prefix`` by float64's judgement; None: it is a real
-        difference.
-        """
+        """The excuse if float64 allows both tokens after ``prefix``; None: a real difference."""
         if self._double is None:
             self._double = self._load(torch.float64)
         logits = self._double(input_ids=torch.tensor([list(prefix)])).logits[0, -1].numpy()
@@ -123,7 +120,7 @@ class Reference:
 def _at_nucleus_edge(
     logits: np.ndarray[Any, Any], sampling: Sampling, tokens: tuple[int, int]
 ) -> bool:
-    """Whether one of ``tokens`` enters or leaves the nucleus (or the top-k) within rounding."""
+    """Whether rounding can move one of ``tokens`` into or out of the nucleus or the top-k."""
     if sampling.top_p >= 1 and not sampling.top_k:
         return False
     loose = Sampling(

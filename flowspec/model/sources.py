@@ -1,10 +1,9 @@
-"""What a pipeline's models are called, checked before anything is loaded. torch only to load a
-drafter.
+"""Names of a pipeline's models, checked before anything is loaded. Only loading needs torch.
 
-A draft's name is a folder or hub name of a small language model or of an EAGLE head (told apart
-by what is in it), ``ngram``, or several of these joined by ``+``, merged into one tree. Drafts
-joined by ``:`` are there to be chosen from; a strategy that does not choose has the first. Where
-joined names are a folder's, it is the folder: the longest from the left. Target and middle
+A draft's name is a folder or hub name of a small language model or an EAGLE head (told apart by
+their contents), ``ngram``, or several of these joined by ``+`` and merged into one tree. Drafts
+joined by ``:`` are choices; a strategy that does not choose uses the first. Joined names that are
+the path of a folder mean that folder; the longest match from the left wins. Target and middle
 models are language models.
 """
 
@@ -20,21 +19,20 @@ from flowspec.model.directory import ModelDirectory, check_pair, fetch_weights, 
 from flowspec.model.head_layout import check_head, is_head
 
 NGRAM = "ngram"
-#: A prefix no tensor has: of the weights nothing but the tensors' names.
+#: A prefix that no tensor has, for callers that need the tensors' names only.
 _NO_TENSOR = ("config only",)
 
 
 def open_models(
     target: str, draft: str, middles: Iterable[str] = ()
 ) -> tuple[ModelDirectory, tuple[ModelDirectory, ...]]:
-    """The target and the middle models of a chain, found to serve together with ``draft``.
+    """Open the target and a chain's middle models; check that they and ``draft`` fit together.
 
-    ModelError if the target or a middle model is something that can only draft, or if tokenizers
-    differ; errors as ``check_sources``'s for the draft. Weights are not looked into beyond their
-    tensors' names.
+    ModelError if the target or a middle model can only draft, or if tokenizers differ; errors as
+    ``check_sources``'s for the draft. At most the headers of weights files are read.
     """
     first = _language_model(target, "target")
-    _ = first.vocabulary_fingerprint  # fails here without a tokenizer, whatever drafts
+    _ = first.vocabulary_fingerprint  # raises without a tokenizer, even if the draft needs none
     check_sources(first, draft)
     others = tuple(_language_model(name, "middle model") for name in middles)
     for other in others:
@@ -43,13 +41,14 @@ def open_models(
 
 
 def choices(draft: str) -> tuple[str, ...]:
-    """The drafts of ``draft`` there are to choose from; errors as ``source_names``'s."""
+    """The choices in ``draft``; errors as ``source_names``'s."""
     return tuple("+".join(names) for names in _merged(draft))
 
 
 def labels(draft: str) -> tuple[str, ...]:
-    """What a report calls each choice of ``draft``: as it was given, folders by their last part,
-    unless two would be called the same. ``draft`` is not checked.
+    """Display names of the choices in ``draft``, with folders shortened to their last part.
+
+    If two names would become equal, all stay as given. ``draft`` is not checked.
     """
     found = _split(draft)
     short = [tuple(map(_last_part, names)) for names in found]
@@ -65,14 +64,16 @@ def _last_part(name: str) -> str:
 
 
 def source_names(draft: str) -> tuple[str, ...]:
-    """The parts of ``draft``, over all its choices; ConfigError if one is empty or, of a choice,
-    named twice, or if a choice is there twice. Two names of one folder are one.
+    """The drafters in ``draft``, over all its choices.
+
+    ConfigError for an empty name, a drafter named twice in a choice, or a choice named twice.
+    Different names of one folder count as equal there.
     """
     return tuple(dict.fromkeys(name for names in _merged(draft) for name in names))
 
 
 def _merged(draft: str) -> tuple[tuple[str, ...], ...]:
-    """The parts of every choice of ``draft``; errors as ``source_names``'s."""
+    """The drafters of each choice in ``draft``; errors as ``source_names``'s."""
     found = _split(draft)
     meant = [tuple(map(_meant, names)) for names in found]
     for names in meant:
@@ -89,18 +90,18 @@ def _merged(draft: str) -> tuple[tuple[str, ...], ...]:
 
 
 def _meant(name: str) -> str | Path:
-    """The folder that ``name`` is, however it is written; else the name itself."""
+    """The resolved path of the folder ``name``, else the name itself."""
     path = _folder(name)
     return name if path is None else path.resolve()
 
 
 def _folder(name: str) -> Path | None:
-    """Where ``name`` is on this machine; None for what is no folder here, as ``ngram`` never is."""
+    """The local folder of ``name``; None if there is none, and always for ``ngram``."""
     return None if name == NGRAM else local_path(name)
 
 
 def _split(draft: str) -> tuple[tuple[str, ...], ...]:
-    """The names in ``draft`` by choice, folders with a + or : in their name in one piece."""
+    """The names in ``draft`` by choice; a folder with + or : in its name stays in one piece."""
     pieces = re.split("([+:])", draft)
     at = 0
     found: list[list[str]] = [[]]
@@ -116,7 +117,7 @@ def _split(draft: str) -> tuple[tuple[str, ...], ...]:
 
 
 def check_sources(target: ModelDirectory, draft: str) -> None:
-    """ModelError or ConfigError unless every part of ``draft`` can draft for ``target``."""
+    """ModelError or ConfigError unless every drafter in ``draft`` can draft for ``target``."""
     for name in source_names(draft):
         if name == NGRAM:
             continue
@@ -128,7 +129,7 @@ def check_sources(target: ModelDirectory, draft: str) -> None:
 
 
 def fingerprint(draft: str) -> str:
-    """Digests of the parts: equal for copies of the same drafters."""
+    """Digests of the drafters in ``draft``: equal for copies of the same drafters."""
     return ":".join("+".join(map(_digest, names)) for names in _merged(draft))
 
 
@@ -141,9 +142,7 @@ def load_sources(
     target: ModelDirectory,
     wrapped: Callable[[DraftExecutor], DraftExecutor] = lambda drafter: drafter,
 ) -> DraftExecutor:
-    """The drafter called ``draft``, for ``target``; ``wrapped`` is put around it, or around each
-    there is to choose.
-    """
+    """Load the drafter ``draft`` for ``target``; ``wrapped`` wraps it, or each of its choices."""
     drafters = [wrapped(_load_merged(names, target)) for names in _merged(draft)]
     if len(drafters) == 1:
         return drafters[0]
@@ -162,7 +161,7 @@ def _load_merged(names: Sequence[str], target: ModelDirectory) -> DraftExecutor:
 
 
 def target_needs(draft: str) -> Callable[[ModelDirectory], tuple[str, ...]]:
-    """Which of the target's tensors the draft worker reads, by prefix: a head shares its ends."""
+    """Prefixes of the target's tensors that ``draft`` reads; a head uses embedding and LM head."""
     heads = any(
         name != NGRAM and is_head(fetch_weights(name, _all)) for name in source_names(draft)
     )

@@ -1,7 +1,7 @@
 """A block of a Hugging Face decoder's layers: built from a config cut to them, own weights only.
 
-The library's own layers run, so a stage computes what the library computes. What differs is around
-them: which rows see which (tree masks from parent links) and where keys and values live (``kv``).
+The library's own layers run, so a stage computes what the library computes. Only the masks (from
+parent links) and the storage of keys and values (``kv``) differ.
 """
 
 from __future__ import annotations
@@ -9,24 +9,26 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
-from flowspec.core.protocol.machine import Choice, Part, Pass, PassDone
 from flowspec.core.protocol.messages import Returns
+from flowspec.core.protocol.work import Choice, Part, Pass, PassDone
+from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling, choose
 from flowspec.errors import ModelError
 from flowspec.model.base import RowArray
 from flowspec.model.directory import ModelDirectory
 from flowspec.model.kv import TreeCache
 from flowspec.model.masks import full_mask, tree_mask, windowed
+from flowspec.model.rows import Placement
 from flowspec.model.two_level import PLAIN, TWO_LEVEL, RowCache, TwoLevelCache, implementation
 from flowspec.model.weights import read_tensor
 
-#: Families whose equality with the whole model is part of the test suite.
+#: Families for which the test suite compares stages with the whole model.
 TESTED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
@@ -42,8 +44,9 @@ def tensor_prefixes(directory: ModelDirectory, layers: range) -> tuple[str, ...]
 class LayerBlock(torch.nn.Module):
     """Layers ``layers`` of the model in ``directory``, float32 on the CPU.
 
-    ``first`` has the embedding, ``last`` the final norm and the head. ``attention``: ``plain``, or
-    ``two-level`` (``two_level``), which gives the same rows; ModelError if the model rules it out.
+    ``first``: with the embedding. ``last``: with the final norm and the head. ``attention``:
+    ``plain``, or ``two-level`` (``two_level``), which gives the same rows; ModelError if the model
+    does not allow it.
     """
 
     def __init__(
@@ -58,7 +61,7 @@ class LayerBlock(torch.nn.Module):
         super().__init__()
         self.first = first
         self.last = last
-        self.seconds = 0.0  # CPU time in the layers and the head, without masks and moving KV rows
+        self.seconds = 0.0  # CPU time in the layers and the head, without masks and KV moves
         self.two_level = attention == TWO_LEVEL
         self.dtype = torch.float32
         self.config = _cut_config(directory, layers)
@@ -120,45 +123,39 @@ class LayerBlock(torch.nn.Module):
 
     @torch.inference_mode()
     def run(self, part: Part, rows: RowArray | None, cache: RowCache) -> torch.Tensor:
-        """Hidden rows after this block, ``[rows, hidden]``; after the final norm in
-        the last one.
-        """
-        if self.two_level:
-            levels = cast(TwoLevelCache, cache)
-            levels.begin_pass(part.context, part.held, part.moves, len(part.ids))
-            inputs: dict[str, Any] = {"past_key_values": levels.tree, "two_level": levels}
-        else:
-            cast(TreeCache, cache).begin_pass(part.held, part.moves)
-            inputs = {"past_key_values": cache}
+        """Hidden rows after this block (in the last one, after the norm), ``[rows, hidden]``."""
+        placement = cache.begin_pass(part)
+        inputs: dict[str, Any] = {"past_key_values": cache}
+        if isinstance(cache, TwoLevelCache):
+            inputs = {"past_key_values": cache.tree, "two_level": cache}
         positions = torch.tensor(part.positions).unsqueeze(0)
         if rows is None:
             inputs["input_ids"] = torch.tensor(part.tokens).unsqueeze(0)
         else:
             inputs["inputs_embeds"] = torch.from_numpy(_kept(rows, part.offsets)).unsqueeze(0)
-        mask = self._mask(part)
+        mask = self._mask(placement, len(part.ids))
         began = time.thread_time()
         output = self.body(**inputs, attention_mask=mask, position_ids=positions, use_cache=True)
         self.seconds += time.thread_time() - began
         hidden: torch.Tensor = output.last_hidden_state[0]
         return hidden
 
-    def _mask(self, part: Part) -> torch.Tensor | dict[str, torch.Tensor]:
-        """Boolean masks ``[1, 1, rows, slots]``, by layer type where the family asks for that;
-        two-level attention masks tree slots only.
+    def _mask(self, placement: Placement, new: int) -> torch.Tensor | dict[str, torch.Tensor]:
+        """Boolean masks ``[1, 1, rows, slots]`` of the ``new`` rows, by layer type if needed.
 
-        Boolean is right for SDPA only: the library's eager attention would add it
-        (``feasibility.md`` 1).
+        Two-level attention masks tree slots only. Boolean masks suit SDPA only: the library's
+        eager attention would add them to the scores.
         """
-        new = len(part.ids)
-        whole = (
-            tree_mask(part.parents, new)
-            if self.two_level
-            else full_mask(part.context, part.parents, new)
-        )
+        context = placement.context
+        parents = placement.parents
+        if self.two_level:
+            whole = tree_mask(parents, new)
+        else:
+            whole = full_mask(context, parents, new)
         window = getattr(self.config, "sliding_window", None)
         masks = {"full_attention": torch.from_numpy(whole)[None, None]}
         if window is not None:
-            near = windowed(whole, part.context, part.parents, window)
+            near = windowed(whole, context, parents, window)
             masks["sliding_attention"] = torch.from_numpy(near)[None, None]
         if getattr(self.config, "layer_types", None):
             return masks
@@ -180,24 +177,24 @@ class ModelStage:
 
     def __init__(self, block: LayerBlock) -> None:
         self._block = block
-        self._jobs: dict[str, tuple[RowCache, Sampling, Returns]] = {}
+        self._runs: dict[RunKey, tuple[RowCache, Sampling, Returns]] = {}
 
     @property
     def model_seconds(self) -> float:
-        """CPU seconds spent in the model itself so far; the rest of the passes is ours."""
+        """CPU seconds spent in the model itself so far; the rest of the passes is overhead."""
         return self._block.seconds
 
-    def allocate(self, job: str, capacity: int, sampling: Sampling, returns: Returns) -> None:
-        self._jobs[job] = (self._block.new_cache(capacity), sampling, returns)
+    def allocate(self, run: RunKey, capacity: int, sampling: Sampling, returns: Returns) -> None:
+        self._runs[run] = (self._block.new_cache(capacity), sampling, returns)
 
-    def release(self, job: str) -> None:
-        self._jobs.pop(job, None)
+    def release(self, run: RunKey) -> None:
+        self._runs.pop(run, None)
 
     def run(self, work: Pass, inputs: Sequence[RowArray | None]) -> tuple[PassDone, list[RowArray]]:
         choices = []
         outputs = []
         for part, rows in zip(work.parts, inputs, strict=True):
-            cache, sampling, returns = self._jobs[part.job]
+            cache, sampling, returns = self._runs[part.run]
             hidden = self._block.run(part, rows, cache)
             outputs.append(hidden.numpy())
             choices.append(
@@ -214,25 +211,16 @@ class ModelStage:
         tokens = tuple(
             choose(row, sampling, index) for row, index in zip(table, indices, strict=True)
         )
-        if not (returns.logprob or returns.top):
+        if not returns.top:
             return Choice(tokens)
         logprobs = torch.log_softmax(logits, dim=-1)
-        chosen = (
-            logprobs[torch.arange(len(tokens)), torch.tensor(tokens)].tolist()
-            if returns.logprob
-            else []
-        )
-        top = torch.topk(logprobs, min(returns.top, logprobs.shape[-1])) if returns.top else None
-        pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True) if top else ()
-        return Choice(
-            tokens, tuple(chosen), tuple(tuple(zip(*pair, strict=True)) for pair in pairs)
-        )
+        top = torch.topk(logprobs, min(returns.top, logprobs.shape[-1]))
+        pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+        return Choice(tokens, tuple(tuple(zip(*pair, strict=True)) for pair in pairs))
 
 
 def load_stage(directory: ModelDirectory, layers: range, attention: str = PLAIN) -> ModelStage:
-    """The executor of the verify stage that holds ``layers`` of the target; ``attention`` as
-    ``LayerBlock``'s.
-    """
+    """The executor of the verify stage with ``layers``; ``attention`` as in ``LayerBlock``."""
     first = layers.start == 0
     last = layers.stop == directory.layers
     return ModelStage(LayerBlock(directory, layers, first=first, last=last, attention=attention))
@@ -265,8 +253,8 @@ def _cut_config(directory: ModelDirectory, layers: range) -> PretrainedConfig:
         strange = sorted(set(config.layer_types) - {"full_attention", "sliding_attention"})
         if strange:
             raise ModelError(
-                f"{directory.path} has {strange[0]} layers; only attention over KV rows can be "
-                "split"
+                f"{directory.path} has {strange[0]} layers; "
+                "only attention over KV rows can be split"
             )
     config.num_hidden_layers = len(layers)
     return config
@@ -281,7 +269,6 @@ def _check_shape(directory: ModelDirectory, model: torch.nn.Module) -> None:
         or not all(hasattr(body, part) for part in parts)
     ):
         raise ModelError(
-            f"{directory.path} is a {directory.config['model_type']} model, whose layers cannot "
-            "be split here; "
-            f"tested families: {', '.join(TESTED_FAMILIES)}"
+            f"{directory.path} is a {directory.config['model_type']} model, "
+            f"whose layers cannot be split here; tested families: {', '.join(TESTED_FAMILIES)}"
         )

@@ -1,6 +1,4 @@
-"""Text and token ids: the target's tokenizer, its chat template, and a stream of whole
-characters.
-"""
+"""Text and token ids: the target's tokenizer, its chat template, and streamed decoding."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from typing import Any
 from flowspec.errors import ModelError
 from flowspec.model.directory import ModelDirectory
 
-#: Ids decoded together with new ones, so that pieces join as they would in the whole text.
+#: Earlier ids decoded together with new ones, so that pieces join as in the whole text.
 _WINDOW = 8
 
 
@@ -29,9 +27,7 @@ class Tokenizer:
             ) from None
 
     def encode(self, prompt: str, *, raw: bool) -> tuple[int, ...]:
-        """Ids of ``prompt``: inside the chat template if there is one and not ``raw``, else as it
-        is.
-        """
+        """Ids of ``prompt``, in the chat template if there is one and unless ``raw``."""
         if raw or not self._tokenizer.chat_template:
             return tuple(self._tokenizer(prompt)["input_ids"])
         text = self._tokenizer.apply_chat_template(
@@ -40,7 +36,7 @@ class Tokenizer:
         return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def stream(self) -> TextStream:
-        """A fresh stream of text."""
+        """A new stream of text."""
         return TextStream(self)
 
     def decode(self, ids: list[int]) -> str:
@@ -59,12 +55,10 @@ class TextStream:
         self._tokenizer = tokenizer
         self._ids: list[int] = []
         self._start = 0  # ids from here on are decoded together
-        self._given = 0  # ids whose text has been given out
+        self._given = 0  # number of ids whose text was returned
 
     def push(self, ids: tuple[int, ...], *, last: bool = False) -> str:
-        """The text that became certain; with ``last`` all that is left, broken
-        characters included.
-        """
+        """The text that is now complete; with ``last`` all the rest, broken characters included."""
         self._ids += ids
         before = self._tokenizer.decode(self._ids[self._start : self._given])
         text = self._tokenizer.decode(self._ids[self._start :])

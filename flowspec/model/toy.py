@@ -1,11 +1,10 @@
-"""A toy target and drafter: integers in place of tensors, exact, fast, and wrong when a mask is
-wrong.
+"""A toy target and drafter on integers: exact, fast, and wrong as soon as a mask is wrong.
 
-A row's state is a 64-bit integer. Each layer adds up a hash of every row it may see and mixes
-the sum in, so a row that sees one row too many, or misses one, or holds a stale slot, ends in
-another state and hence another token. Logits are a hash of the final state. The drafter runs the
-same layers and therefore knows the target's choice; it proposes it with probability ``hit_rate``
-and otherwise leaves it out.
+A row's state is a 64-bit integer. Each layer sums a hash of every row that the row attends to and
+mixes the sum into the state, so one row too many, one missing or one stale slot leads to another
+state and another token. Logits are a hash of the final state. The drafter runs the same layers, so
+it can compute the target's choice; it proposes it with probability ``hit_rate`` and otherwise
+leaves it out.
 """
 
 from __future__ import annotations
@@ -16,12 +15,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from flowspec.core.protocol.machine import Choice, Draft, DraftDone, Part, Pass, PassDone
 from flowspec.core.protocol.messages import Returns
+from flowspec.core.protocol.work import Choice, Draft, DraftDone, Part, Pass, PassDone
+from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling, choose
 from flowspec.errors import StateError
 from flowspec.model.base import RowArray
 from flowspec.model.masks import tree_mask
+from flowspec.model.rows import ContiguousRows, Placement
 
 State = npt.NDArray[np.uint64]
 
@@ -55,9 +56,7 @@ class ToyTarget:
         return _mix(_unsigned(tokens) + np.uint64(0x51ED))
 
     def entries(self, layer: int, states: State, positions: Sequence[int]) -> State:
-        """What rows of ``states`` show to the rows that see them in ``layer``: the toy's keys and
-        values.
-        """
+        """The toy's keys and values in ``layer``: what other rows read of rows with ``states``."""
         salt = np.uint64((layer * 0x9E3779B97F4A7C15 + 1) & _MASK)
         return _mix(states ^ _mix(_unsigned(positions) + salt))
 
@@ -70,9 +69,7 @@ class ToyTarget:
         return 6.0 * (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
     def decode(self, prompt: Sequence[int], count: int, sampling: Sampling) -> tuple[int, ...]:
-        """Plain decoding in one process, one token at a time over the whole sequence:
-        the oracle.
-        """
+        """The oracle: plain decoding in one process, over the whole sequence for each token."""
         tokens = list(prompt)
         with np.errstate(over="ignore"):
             while len(tokens) - len(prompt) < count and len(tokens) < self.context:
@@ -88,62 +85,68 @@ class ToyTarget:
         return tuple(tokens[len(prompt) :])
 
 
-class _Rows:
-    """KV rows of one job: ``[layers, capacity]`` entries."""
+class _ToyCache:
+    """KV rows of one run, ``[layers, capacity]`` entries, and their layout."""
 
     def __init__(self, layers: int, capacity: int, sampling: Sampling, returns: Returns) -> None:
         self.entries = np.zeros((layers, capacity), dtype=np.uint64)
+        self.rows = ContiguousRows()
         self.sampling = sampling
         self.returns = returns
 
+    def begin_pass(self, part: Part) -> Placement:
+        """Apply the part's prune and make room for its rows."""
+        placement = self.rows.place(part)
+        if placement.moves is not None:
+            start = placement.moves.start
+            sources = list(placement.moves.sources)
+            self.entries[:, start : start + len(sources)] = self.entries[:, sources]
+        return placement
+
 
 class ToyLayers:
-    """Layers ``first`` to ``last`` of the toy target (from 0, end excluded), with
-    slots and masks.
-    """
+    """Layers ``first`` to ``last`` of the toy target (from 0, end excluded), with their KV rows."""
 
     def __init__(self, target: ToyTarget, first: int, last: int) -> None:
         self._target = target
         self._range = range(first, last)
-        self._jobs: dict[str, _Rows] = {}
+        self._runs: dict[RunKey, _ToyCache] = {}
 
-    def allocate(self, job: str, capacity: int, sampling: Sampling, returns: Returns) -> None:
-        self._jobs[job] = _Rows(len(self._range), capacity, sampling, returns)
+    def allocate(self, run: RunKey, capacity: int, sampling: Sampling, returns: Returns) -> None:
+        self._runs[run] = _ToyCache(len(self._range), capacity, sampling, returns)
 
-    def release(self, job: str) -> None:
-        self._jobs.pop(job, None)
+    def release(self, run: RunKey) -> None:
+        self._runs.pop(run, None)
 
     @property
-    def jobs(self) -> tuple[str, ...]:
-        """Jobs that hold rows."""
-        return tuple(self._jobs)
+    def runs(self) -> tuple[RunKey, ...]:
+        """Runs that hold rows."""
+        return tuple(self._runs)
 
     def forward(self, part: Part, rows: RowArray | None) -> State:
         """States of the part's rows after these layers, ``[rows]``."""
-        kept = self._jobs[part.job].entries
-        if part.moves is not None:
-            start = part.moves.start
-            sources = list(part.moves.sources)
-            kept[:, start : start + len(sources)] = kept[:, sources]
-        count = len(part.ids)
-        end = part.held + len(part.ids)
+        cache = self._runs[part.run]
+        placement = cache.begin_pass(part)
+        kept = cache.entries
+        context = placement.context
+        end = placement.held + len(part.ids)
         if rows is None:
             states = self._target.embed(part.tokens)
         else:
             states = np.asarray(rows, dtype=np.uint64)[list(part.offsets)]
-        mask = tree_mask(part.parents, count)
+        mask = tree_mask(placement.parents, len(part.ids))
         with np.errstate(over="ignore"):
             for at, layer in enumerate(self._range):
-                kept[at, part.held : end] = self._target.entries(layer, states, part.positions)
-                tree = np.where(mask, kept[at, part.context : end], np.uint64(0)).sum(
-                    axis=1, dtype=np.uint64
-                )
-                states = _mix(states ^ (kept[at, : part.context].sum(dtype=np.uint64) + tree))
+                entries = self._target.entries(layer, states, part.positions)
+                kept[at, placement.held : end] = entries
+                seen = np.where(mask, kept[at, context:end], np.uint64(0))
+                tree = seen.sum(axis=1, dtype=np.uint64)
+                states = _mix(states ^ (kept[at, :context].sum(dtype=np.uint64) + tree))
         return states
 
     def choose(self, part: Part, states: State) -> Choice:
         """The target's choice at the part's answered rows."""
-        held = self._jobs[part.job]
+        held = self._runs[part.run]
         logits = [self._target.logits(int(states[row])) for row in part.answers]
         indices = [part.positions[row] + 1 for row in part.answers]
         tokens = tuple(
@@ -151,7 +154,6 @@ class ToyLayers:
         )
         return Choice(
             tokens,
-            (),
             tuple(_best(row, held.returns.top) for row in logits) if held.returns.top else (),
         )
 
@@ -182,9 +184,7 @@ class ToyStage:
 
 
 class ToyDrafter:
-    """Proposes the target's own choice with probability ``hit_rate``, at one of
-    ``ranks`` (from 0).
-    """
+    """Proposes the target's choice with probability ``hit_rate``, at one of ``ranks`` (from 0)."""
 
     wants_hidden = False
 
@@ -209,7 +209,7 @@ class ToyDrafter:
         values = tuple(float(np.log(0.6 * 0.4**rank)) for rank in range(work.width))
         return DraftDone(tuple(proposals), tuple(values[: len(tokens)] for tokens in proposals))
 
-    def learn(self, job: str, ids: Sequence[int], rows: RowArray) -> None:
+    def learn(self, run: RunKey, ids: Sequence[int], rows: RowArray) -> None:
         raise StateError("the toy drafter drafts from tokens alone")
 
     def _propose(self, state: int, choice: int, width: int) -> tuple[int, ...]:
@@ -226,9 +226,7 @@ class ToyDrafter:
 
 
 class ToyMiddle:
-    """A middle model: the whole toy target, which says what the target says in ``agreement`` of the
-    cases.
-    """
+    """A middle model: the whole toy target, with the target's choice at a rate ``agreement``."""
 
     def __init__(self, target: ToyTarget, agreement: float) -> None:
         self._target = target

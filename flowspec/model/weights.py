@@ -1,8 +1,7 @@
-"""Reading one stage's tensors from safetensors files: those bytes only, once, into their final
-place.
+"""Reading one stage's tensors from safetensors files: only their bytes, once, into place.
 
-Memory-mapping counts a page twice while a copy is made; ``readinto`` does not, so that loading
-peaks at the shard itself (``feasibility.md`` 1). A conversion goes through a small buffer.
+Memory-mapping counts a page twice while it is copied; ``readinto`` does not, so memory peaks at
+the size of the shard. A dtype conversion goes through a small buffer.
 """
 
 from __future__ import annotations
@@ -25,9 +24,7 @@ _BUFFER = 8 << 20
 
 
 def read_tensor(name: str, entry: TensorEntry, dtype: torch.dtype) -> torch.Tensor:
-    """The tensor of ``entry`` as ``dtype``; ModelError if its bytes are not what the
-    header says.
-    """
+    """The tensor of ``entry`` as ``dtype``; ModelError if its bytes do not match the header."""
     stored = _DTYPES.get(entry.dtype)
     if stored is None:
         raise ModelError(

@@ -10,8 +10,8 @@ from flowspec.core.job.strategy import Strategy
 
 @dataclass(frozen=True, slots=True)
 class NoDraft:
-    """``lockstep``: accepted for comparison's sake; with one segment in flight it
-    changes nothing.
+    """``lockstep``: accepted so that a comparison can set it for every strategy; with one segment
+    in flight it changes nothing.
     """
 
     lockstep: bool = False
@@ -26,4 +26,4 @@ class Autoregressive(Strategy):
     def __init__(self, params: NoDraft, stages: int) -> None:
         super().__init__()
         if params.lockstep:
-            self.pace = Lockstep(stages)
+            self.pacing = Lockstep(stages)

@@ -1,9 +1,8 @@
-"""What the beam-tree strategies share: parameters, growths that end in segments, one way to read
-options.
+"""What the beam-tree strategies share: parameters, a growth that ends in segments, and the parsing
+of strategy options.
 
-A new strategy is a file beside this one and a line in the registry. It answers ``grow`` and
-whatever else of ``core.strategy`` is special about it; most need no more than a growth and the
-segments it ends in.
+A new strategy is a file beside this one and a line in the registry. It overrides the methods of
+``core.job.strategy.Strategy`` in which it differs; most need only ``grow``.
 """
 
 from __future__ import annotations
@@ -24,21 +23,19 @@ from flowspec.errors import ConfigError
 P = TypeVar("P", bound="BeamParams")
 D = TypeVar("D")
 
-#: How an option asks the strategy to choose, and what marks the fields of those that can.
+#: The option value that lets the strategy choose; also the metadata key of fields that accept it.
 _AUTO = "auto"
-#: As many characters of a wrong value are shown.
+#: Characters of a wrong value that an error message shows.
 _SHOWN = 60
 
 
 def or_auto(default: int) -> int:
-    """``default`` of a whole-number option that may also be ``auto``, which is 0: the strategy
-    chooses.
-    """
+    """A whole-number option that also accepts ``auto``, stored as 0: the strategy chooses."""
     return dataclasses.field(default=default, metadata={_AUTO: True})
 
 
 def check(params: object, *ranges: tuple[str, int, int]) -> None:
-    """ConfigError unless each named value of ``params`` lies in its range, ends included."""
+    """ConfigError unless each named value of ``params`` is within its inclusive range."""
     for name, low, high in ranges:
         value = getattr(params, name)
         if not low <= value <= high:
@@ -48,11 +45,11 @@ def check(params: object, *ranges: tuple[str, int, int]) -> None:
 @dataclass(frozen=True, slots=True)
 class BeamParams:
     """A drafted tree: ``width`` children and beam (k), ``loops`` layers after the first (d0),
-    ``nodes`` kept, root excluded (L), ``segment`` rows at most per segment (L_max).
+    ``nodes`` kept, root excluded (L), cut into segments of at most ``segment`` rows (L_max).
 
-    ``order``: of the nodes in their segments, by falling ``score`` or in order of
-    ``generation``. ``coupled``: at a temperature, draft with the target's noise. ``lockstep``:
-    the papers' barrier.
+    ``order``: nodes enter the segments by descending ``score`` or in order of ``generation``.
+    ``coupled``: at a temperature, draft with the target's noise. ``lockstep``: the papers'
+    barrier.
     """
 
     width: int = 10
@@ -80,7 +77,7 @@ class BeamParams:
 
 
 class Grown:
-    """A beam growth and what to send of it: ``finish`` names the segments."""
+    """A beam growth with a rule for its segments: ``finish(tree)`` names them."""
 
     def __init__(self, base: BeamGrowth, finish: Callable[[Tree], list[list[int]]]) -> None:
         self._base = base
@@ -97,9 +94,7 @@ class Grown:
 
 
 class BeamStrategy(Strategy, Generic[P]):
-    """Common ground: one parameter object, N + 1 segments in flight, judging whatever has come
-    back.
-    """
+    """Base of the beam-tree strategies: N + 1 segments in flight, each judged when it returns."""
 
     Params: ClassVar[type[BeamParams]]
     source: ClassVar[str]
@@ -108,15 +103,15 @@ class BeamStrategy(Strategy, Generic[P]):
         super().__init__()
         self.params = params
         self.stages = stages
-        self.capacity = stages + 1
-        self.width = params.width
+        self.max_in_flight = stages + 1
+        self.draft_width = params.width
         self.coupled = params.coupled
         if params.lockstep:
-            self.pace = Lockstep(stages)
+            self.pacing = Lockstep(stages)
         self.base: BeamGrowth | None = None
 
     def seed(self, tree: Tree) -> Grown:
-        """The round's tree, cut into N + 1 segments; keeps its beam as ``self.base``."""
+        """The round's tree, cut into N + 1 segments; keeps the beam as ``self.base``."""
         shape = self.params
         base = self.base = BeamGrowth(tree, shape.width, shape.loops)
 
@@ -128,7 +123,7 @@ class BeamStrategy(Strategy, Generic[P]):
 
 
 def read_params(kind: type[D], options: Mapping[str, str]) -> D:
-    """Parameters of dataclass ``kind`` from texts; ConfigError lists the names there are."""
+    """An instance of dataclass ``kind`` from option texts; ConfigError lists the known names."""
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     values: dict[str, object] = {}
     for name, text in options.items():
@@ -140,7 +135,7 @@ def read_params(kind: type[D], options: Mapping[str, str]) -> D:
 
 
 def default_text(field: dataclasses.Field[Any]) -> str:
-    """A field's default as an option is written; ``read_params`` makes the default of it again."""
+    """A field's default as option text; ``read_params`` parses it back to the default."""
     if isinstance(field.default, bool):
         return "on" if field.default else "off"
     return _AUTO if field.default == 0 and _AUTO in field.metadata else str(field.default)
@@ -168,5 +163,5 @@ def _parse(field: dataclasses.Field[Any], text: str) -> object:
 
 
 def _shown(text: str) -> str:
-    """``text`` as an error shows it: quoted, and no longer than a line takes."""
+    """``text`` for an error message: quoted and shortened."""
     return repr(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]!r}..."

@@ -1,10 +1,10 @@
-"""Linear drafts with many windows in flight: what most users of pipelined speculation run today.
+"""Linear drafts with many windows in flight: today's most common form of pipelined speculation.
 
-Windows of the draft's best continuation follow each other without waiting for answers; a wrong
-guess makes everything behind it void, wherever it is. Source: PipeInfer (``algorithms.md`` 6),
-and the asynchronous speculation of Shard and mesh-llm. How many windows are in flight follows
-the link: enough to cover the way there and back, as measured, and no more, since what is in
-flight behind a wrong guess is wasted.
+Windows of the draft's best continuation follow each other without waiting for answers; a rejected
+token voids everything behind it. The number of windows in flight follows the measured round trip:
+enough to hide it and no more, since everything in flight behind a rejected token is wasted.
+Source: PipeInfer (docs/algorithms.md#chain), and the asynchronous speculation of Shard and
+mesh-llm.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ from flowspec.core.job.strategy import Occasion, Strategy, View
 from flowspec.core.tree.tree import Tree
 from flowspec.strategies.base import check, or_auto
 
+#: Most windows in flight where the strategy chooses.
+MOST_IN_FLIGHT = 64
+
 
 @dataclass(frozen=True, slots=True)
 class ChainParams:
-    """``window``: tokens a segment. ``in_flight``: windows on their way; 0 or auto: what covers the
-    link. ``confidence``: a window ends early, in percent, where the draft's probability of
-    getting so far falls below it. ``coupled``: at a temperature, draft with the target's noise.
+    """``window``: tokens per segment. ``in_flight``: windows in flight; 0 or auto: as many as hide
+    the round trip. ``confidence``: percent; a window ends before a token whose path the draft
+    gives a lower probability. ``coupled``: at a temperature, draft with the target's noise.
     """
 
     window: int = 2
@@ -33,29 +36,29 @@ class ChainParams:
     coupled: bool = True
 
     def __post_init__(self) -> None:
-        check(self, ("window", 1, 64), ("in_flight", 0, 64), ("confidence", 0, 99))
+        check(self, ("window", 1, 64), ("in_flight", 0, MOST_IN_FLIGHT), ("confidence", 0, 99))
 
 
 class Chain(Strategy):
-    """Linear drafts, many windows in flight, stale ones cancelled, depth tuned to the link."""
+    """Linear drafts, as many windows in flight as hide the round trip, stale ones cancelled."""
 
     Params = ChainParams
     source = "PipeInfer, arXiv 2407.11798, and today's asynchronous drafting"
-    ahead = True
-    candidates = True
-    width = 4  # of several drafters the best valued one leads
+    drafts_ahead = True
+    accepts_unsent = True
+    draft_width = 4  # of several merged drafters the best candidate leads
 
     def __init__(self, params: ChainParams, stages: int) -> None:
         super().__init__()
         self.params = params
         self.coupled = params.coupled
         self.stages = stages
-        self.capacity = params.in_flight or stages
+        self.max_in_flight = params.in_flight or stages
         self.least = math.log(params.confidence / 100) if params.confidence else -math.inf
 
     def grow(self, view: View, occasion: Occasion) -> Growth | None:
-        if not self.params.in_flight and view.covering:
-            self.capacity = min(64, max(self.stages, view.covering))
+        if not self.params.in_flight and view.bandwidth_delay:
+            self.max_in_flight = min(MOST_IN_FLIGHT, max(self.stages, view.bandwidth_delay))
         (tip,) = deepest(view.tree)
         return PathGrowth(view.tree, tip, self.params.window, _window, self.least)
 

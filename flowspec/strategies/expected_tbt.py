@@ -1,4 +1,4 @@
-"""SpecPipe's expected time between tokens, and the level width with the least of it.
+"""SpecPipe's expected time between tokens, and the level width that minimises it.
 
 Times are seconds, shares plain numbers between 0 and 1. Every function raises ConfigError for a
 value outside its range.
@@ -17,10 +17,9 @@ def expected_tbt(
 ) -> float:
     """Expected seconds between tokens: the slowest step, and after a miss the pipeline's refill.
 
-    ``step_seconds``: one entry a pipeline step. ``accuracy``: how often the next token is among
-    the root's children. ``refill``: how many mean steps a miss costs; None is all n of them, as
-    the text has it, and n - 1 as defensible. Source: SpecPipe (4.3), ``max(t) + (1 - accuracy) *
-    sum(t)``.
+    ``step_seconds``: one entry per pipeline step. ``accuracy``: how often the next token is among
+    the root's children. ``refill``: mean steps that a miss costs; None: all n, as in the paper
+    (n - 1 is defensible). Source: SpecPipe, ``max(t) + (1 - accuracy) * sum(t)``.
     """
     check_all_seconds("step_seconds", step_seconds)
     check_share("accuracy", accuracy)
@@ -36,14 +35,14 @@ def best_width(
     stages: int,
     refill: float | None = None,
 ) -> int:
-    """The width of a level with the least expected time between tokens; of equals the narrowest.
+    """The level width with the least expected time between tokens; the narrowest of equals.
 
     Both tables are keyed by width in rows and must have the same keys. ``stages``: pipeline
-    steps, of equal length. ``refill`` as in ``expected_tbt``. Source: SpecPipe (4.3).
+    steps, of equal length. ``refill`` as in ``expected_tbt``. Source: docs/algorithms.md#width.
     """
     if not step_seconds_by_width or step_seconds_by_width.keys() != accuracy_by_width.keys():
         raise ConfigError(
-            "the two tables name different widths, or none; expected one entry a width in each"
+            "the two tables name different widths, or none; expected one entry per width in each"
         )
     if stages < 1:
         raise ConfigError(f"stages is {stages}; expected 1 or more")

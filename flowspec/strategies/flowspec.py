@@ -1,6 +1,6 @@
 """FlowSpec: continuous pipelined speculation with a tree that is pruned and grown while in flight.
 
-Source: FlowSpec (arXiv 2507.02620), sections 3.2 to 3.4; ``algorithms.md`` section 2. Each
+Source: FlowSpec (arXiv 2507.02620), sections 3.2 to 3.4; docs/algorithms.md#flowspec. Each
 mechanism is a switch, so that the paper's ablation is configuration.
 """
 
@@ -18,13 +18,13 @@ from flowspec.strategies.base import BeamParams, BeamStrategy, Grown, check
 
 @dataclass(frozen=True, slots=True)
 class FlowSpecParams(BeamParams):
-    """Beside the tree of a round:
+    """The round's tree as in ``BeamParams``, and the two expansions.
 
-    ``merge``: context-aware expansion. After every verdict that stays in the tree, draft anew
-    from the new root (``merge_loops``, ``merge_nodes``: d_exp, L_exp) and send what is not in T
-    yet. ``expand``: score-aware expansion. When a slot is free and the context unchanged, grow
-    the last beam by ``expand_layers`` (d_se) and send the ``expand_nodes`` (L_se) best that are
-    not in T.
+    ``merge``: context-aware expansion. After every verdict that stays in the tree, draft again
+    from the new root (``merge_loops``, ``merge_nodes``: d_exp, L_exp) and send the nodes that T
+    lacks. ``expand``: score-aware expansion. When a slot is free and the context unchanged, grow
+    the last beam by ``expand_layers`` (d_se) and send the ``expand_nodes`` (L_se) best that T
+    lacks.
     """
 
     merge: bool = True
@@ -37,7 +37,7 @@ class FlowSpecParams(BeamParams):
     def __post_init__(self) -> None:
         # The zero-argument form of super() does not survive a dataclass with slots.
         BeamParams.__post_init__(self)
-        most = TREE_ROWS // 2  # a segment must find room beside what is in flight
+        most = TREE_ROWS // 2  # an expansion must fit beside the segments in flight
         check(
             self,
             ("merge_loops", 0, 32),
@@ -48,9 +48,7 @@ class FlowSpecParams(BeamParams):
 
 
 class FlowSpec(BeamStrategy[FlowSpecParams]):
-    """Score-ordered segments judged one by one, pruned in flight, and topped up with merged new
-    drafts.
-    """
+    """Score-ordered segments, judged one by one, pruned in flight and followed by expansions."""
 
     Params = FlowSpecParams
     source = "FlowSpec, arXiv 2507.02620"

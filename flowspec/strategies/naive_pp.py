@@ -1,4 +1,4 @@
-"""A drafted tree per round, streamed in micro-segments, verified when all of it is back."""
+"""Naive pipelining: a drafted tree per round, sent in micro-segments, judged as a whole."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flowspec.strategies.base import BeamParams, BeamStrategy
 
 @dataclass(frozen=True, slots=True)
 class NaiveParams(BeamParams):
-    """As the paper runs it: generation order, N + 1 equal parts whatever their size."""
+    """As the paper runs it: generation order, N + 1 equal parts of any size."""
 
     segment: int = TREE_ROWS
     order: str = "generation"
@@ -27,5 +27,5 @@ class NaivePP(BeamStrategy[NaiveParams]):
     def grow(self, view: View, occasion: Occasion) -> Growth | None:
         return self.seed(view.tree) if occasion is Occasion.ROUND else None
 
-    def judges(self, view: View) -> bool:
+    def may_judge(self, view: View) -> bool:
         return not view.in_flight and not view.waiting

@@ -1,6 +1,6 @@
-"""PipeDec: a dynamic prediction tree, one layer of it a timestep through the pipeline.
+"""PipeDec: a dynamic prediction tree, one layer of which enters the pipeline per timestep.
 
-Source: PipeDec (arXiv 2504.04104 v1), sections 3.1 to 3.7; ``algorithms.md`` section 3. Every
+Source: PipeDec (arXiv 2504.04104 v1); docs/algorithms.md#pipedec. Every
 timestep each stage group computes one layer and the drafter the next; a join of the task graph
 waits for all of them; the verdict prunes; only then the new layer's nodes are chosen.
 """
@@ -19,10 +19,10 @@ from flowspec.strategies.base import check, or_auto
 
 @dataclass(frozen=True, slots=True)
 class PipeDecParams:
-    """``width``: nodes of a layer at most (w). ``children``: candidates a node (c). ``groups``:
-    stage groups, whose stages follow each other within a timestep; 0 or auto: one stage a group.
-    ``barrier``: the timesteps of the paper; without it layers flow freely. ``coupled``: at a
-    temperature, draft with the target's noise.
+    """``width``: most nodes per layer (w). ``children``: candidates per node (c). ``groups``:
+    number of stage groups; the stages of a group compute one after another within a timestep; 0
+    or auto: one stage per group. ``barrier``: the paper's timesteps; without it layers flow
+    freely. ``coupled``: at a temperature, draft with the target's noise.
     """
 
     width: int = 32
@@ -36,21 +36,21 @@ class PipeDecParams:
 
 
 class PipeDec(Strategy):
-    """A prediction tree that moves one layer a timestep: a token a timestep while it is hit."""
+    """A prediction tree that moves one layer per timestep: one token per timestep while it hits."""
 
     Params: ClassVar[type[PipeDecParams]] = PipeDecParams
     source = "PipeDec, arXiv 2504.04104 v1"
-    ahead = True
-    redrafts = False  # the layer that was drafted in a timestep is chosen right where it ends
+    drafts_ahead = True
+    redrafts = False  # the layer drafted in a timestep is chosen at the end of that timestep
 
     def __init__(self, params: PipeDecParams, stages: int) -> None:
         super().__init__()
         self.params = params
-        self.width = params.children
+        self.draft_width = params.children
         self.coupled = params.coupled
-        self.capacity = min(params.groups or stages, stages)
+        self.max_in_flight = min(params.groups or stages, stages)
         if params.barrier:
-            self.pace = Timestep(stages, self.capacity)
+            self.pacing = Timestep(stages, self.max_in_flight)
 
     def grow(self, view: View, occasion: Occasion) -> Growth | None:
         return LayerGrowth(view.tree, self.params.width, self.params.children)
@@ -58,13 +58,13 @@ class PipeDec(Strategy):
 
 @dataclass(frozen=True, slots=True)
 class HeadParams(PipeDecParams):
-    """As FlowSpec's authors ran it: 16 nodes a layer, 16 candidates a node."""
+    """As FlowSpec's authors ran it: 16 nodes per layer, 16 candidates per node."""
 
     width: int = 16
 
 
 class PipeDecHead(PipeDec):
-    """PipeDec as FlowSpec's authors compared it: width and children 16, meant for a draft head."""
+    """PipeDec as FlowSpec's authors compared it: width and children 16, for a draft head."""
 
     Params = HeadParams
     source = "FlowSpec, arXiv 2507.02620 (baseline)"

@@ -1,9 +1,8 @@
-"""PipeSpec: a chain of models, each drafting for the next and verified by it, none waiting for
-another.
+"""PipeSpec: a chain of models, each of which drafts for the next, all working at the same time.
 
-Source: PipeSpec (``algorithms.md`` section 5). The drafter drafts on without end; a middle model
-verifies what is there, adds a token of its own and goes on; the target takes whatever lies
-before it. Only a disagreement rolls anything back.
+Source: PipeSpec (docs/algorithms.md#pipespec). The drafter drafts continuously; a middle model
+verifies the draft so far, adds a token of its own and continues; the target verifies the last
+model's text. Only a disagreement rolls a model back.
 """
 
 from __future__ import annotations
@@ -21,9 +20,10 @@ from flowspec.strategies.base import check
 
 @dataclass(frozen=True, slots=True)
 class PipeSpecParams:
-    """``lookahead``: tokens that must lie before a middle model's text until it starts, less one;
-    0: it never waits for drafts. ``window``: rows a model verifies at most, and how far a draft
-    runs ahead of the target. ``coupled``: at a temperature, draft with the target's noise.
+    """``lookahead``: a middle model starts when the model before it is ``lookahead - 1`` tokens
+    ahead; 0: it never waits. ``window``: most rows of a segment that the target verifies, and most
+    tokens that a draft runs ahead of the target. ``coupled``: at a temperature, draft with the
+    target's noise.
     """
 
     lookahead: int = 0
@@ -39,14 +39,14 @@ class PipeSpecParams:
 
 
 class PipeSpec(Strategy):
-    """A chain of models, each verifying the one before, all at their own speed."""
+    """A chain of models, each verifying the one before it, each at its own speed."""
 
     Params = PipeSpecParams
     source = "PipeSpec, arXiv 2505.01572"
-    ahead = True
-    candidates = True
-    middles = True
-    width = 4  # of several drafters the best valued one leads
+    drafts_ahead = True
+    accepts_unsent = True
+    uses_middles = True
+    draft_width = 4  # the best candidate of several merged drafters leads
 
     def __init__(self, params: PipeSpecParams, stages: int) -> None:
         super().__init__()
@@ -62,10 +62,8 @@ class PipeSpec(Strategy):
         self._draft = PathGrowth(tree, tip, room, self._segments) if room > 0 else None
         return self._draft
 
-    def feed(self, view: View, model: int, tip: int) -> int | None:
-        """What lies before it, if that goes on from its own text; its own last token alone
-        otherwise.
-        """
+    def next_for_middle(self, view: View, model: int, tip: int) -> int | None:
+        """The text of the model before, if it continues this model's; else its own last token."""
         tree = view.tree
         below = self._tips[model - 1] if model > 1 else self._drafted(tree)
         ahead = tree[below].depth - tree[tip].depth if tip in tree.path(below) else 0
@@ -73,22 +71,22 @@ class PipeSpec(Strategy):
             return None
         return below if ahead else tip
 
-    def verified(self, view: View, tips: Mapping[int, int]) -> None:
+    def middles_advanced(self, view: View, tips: Mapping[int, int]) -> None:
         self._tips = tips
         if self._draft is not None and 1 in tips:
             self._draft.adopt(view.tree, tips[1])
 
     def _room(self, tree: Tree, tip: int) -> int:
-        """How much further than ``tip`` a text may run ahead of the target, in tokens."""
+        """How many tokens may still follow ``tip`` before the window is full."""
         return self.params.window - tree[tip].depth + tree[tree.root].depth
 
     def _drafted(self, tree: Tree) -> int:
-        """Where the drafter's text ends."""
+        """The last node of the drafter's text."""
         tip = self._draft.tip if self._draft is not None else tree.root
         return tip if tip in tree else tree.root
 
     def _segments(self, tree: Tree, path: list[int]) -> list[list[int]]:
-        """From the root to the end of the text before the target, as one segment."""
+        """The unsent nodes of the last model's text, from the root on, as one segment."""
         last = self._tips[max(self._tips)] if self._tips else self._drafted(tree)
         fresh = [node for node in tree.path(last) if not tree[node].selected]
         return [fresh[: self.params.window]] if fresh else []

@@ -1,6 +1,4 @@
-"""Naive pipelining plus judgement of every segment as it returns, and pruning of what
-is in flight.
-"""
+"""Naive pipelining with a verdict per segment and pruning in flight."""
 
 from __future__ import annotations
 
@@ -13,17 +11,13 @@ from flowspec.strategies.base import BeamParams, BeamStrategy
 
 @dataclass(frozen=True, slots=True)
 class PrunedParams(BeamParams):
-    """The paper's ablation has generation order here (``algorithms.md`` 9.10); score order is an
-    option.
-    """
+    """Generation order, as in the paper's ablation (docs/algorithms.md#pruned-pp)."""
 
     order: str = "generation"
 
 
 class PrunedPP(BeamStrategy[PrunedParams]):
-    """naive_pp plus a verdict per segment and pruning in flight; a round ends where
-    its tree does.
-    """
+    """naive_pp plus a verdict per segment and pruning in flight; a miss ends the round."""
 
     Params = PrunedParams
     source = "FlowSpec (baseline)"

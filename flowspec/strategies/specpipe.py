@@ -1,9 +1,8 @@
-"""SpecPipe: PipeDec's successor, a fixed-width tree that flows through the pipeline without a
-barrier.
+"""SpecPipe: PipeDec's successor, a fixed-width tree that moves through the pipeline freely.
 
-Source: SpecPipe (arXiv 2504.04104 v2); ``algorithms.md`` section 4. A level a step; prunes
-travel beside the rows and every stage applies what it knows before its next pass; the token
-source may be any drafter.
+Source: SpecPipe (arXiv 2504.04104 v2); docs/algorithms.md#specpipe. One level enters per step;
+prunes travel beside the rows, and every stage applies those it has before its next pass. Any
+drafter may be the source of tokens.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from flowspec.strategies.width_tuner import WidthTuner
 
 @dataclass(frozen=True, slots=True)
 class SpecPipeParams:
-    """``width``: nodes of a level (w); 0 or auto: chosen as the run goes, by the expected time
-    between tokens. ``children``: candidates a node (c). ``levels``: levels a segment (m).
-    ``in_flight``: segments on their way; 0 or auto: one a stage. ``barrier``: PipeDec's
-    timesteps. ``coupled``: at a temperature, draft with the target's noise.
+    """``width``: nodes per level (w); 0 or auto: chosen while the job runs, by the expected time
+    between tokens. ``children``: candidates per node (c). ``levels``: levels per segment (m).
+    ``in_flight``: segments in flight; 0 or auto: one per stage. ``barrier``: PipeDec's timesteps.
+    ``coupled``: at a temperature, draft with the target's noise.
     """
 
     width: int = or_auto(64)
@@ -37,31 +36,37 @@ class SpecPipeParams:
     coupled: bool = True
 
     def __post_init__(self) -> None:
-        check(self, ("width", 0, 128), ("children", 1, 64), ("levels", 1, 8), ("in_flight", 0, 64))
+        check(
+            self,
+            ("width", 0, 128),
+            ("children", 1, 64),
+            ("levels", 1, 8),
+            ("in_flight", 0, 64),
+        )
 
 
 class SpecPipe(Strategy):
-    """A fixed-width tree, a level a step, no barrier: prunes overtake the rows they make void."""
+    """A fixed-width tree, one level per step, no barrier; prunes overtake the rows they void."""
 
     Params: ClassVar[type[SpecPipeParams]] = SpecPipeParams
     source = "SpecPipe, arXiv 2504.04104 v2"
-    ahead = True
+    drafts_ahead = True
     redrafts = False
 
     def __init__(self, params: SpecPipeParams, stages: int) -> None:
         super().__init__()
         self.params = params
-        self.width = params.children
+        self.draft_width = params.children
         self.coupled = params.coupled
-        self.capacity = params.in_flight or stages
+        self.max_in_flight = params.in_flight or stages
         self.tuner = WidthTuner(stages) if not params.width else None
         if params.barrier:
-            self.pace = Timestep(stages, stages)
+            self.pacing = Timestep(stages, stages)
 
     def grow(self, view: View, occasion: Occasion) -> Growth | None:
         width = self.tuner.width if self.tuner is not None else self.params.width
         return LayerGrowth(view.tree, width, self.params.children, self.params.levels)
 
-    def heard(self, view: View, result: Answer, trip: RoundTrip | None) -> None:
+    def observe_answer(self, view: View, answer: Answer, trip: RoundTrip | None) -> None:
         if self.tuner is not None:
-            self.tuner.hear(view.tree, result)
+            self.tuner.observe(view.tree, answer)

@@ -1,30 +1,28 @@
-"""SpecPipe's two lossy modes: faster where the target would have said otherwise. Off unless asked
-by name.
+"""SpecPipe's two lossy modes: a draft may be accepted although the target chose another token.
 
-Source: SpecPipe section 4.2 of ``algorithms.md``. Both change the distribution of the text;
-every result that comes from them says so.
+They run only when named. Both change the distribution of the text, and every result of theirs says
+so. Source: SpecPipe (docs/algorithms.md#lossy-modes).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from flowspec.core.drafting.growth import Growth
 from flowspec.core.drafting.layered_growth import LayerGrowth
 from flowspec.core.job.strategy import Occasion, Strategy, View
-from flowspec.core.tree.tree import Tree
+from flowspec.core.tree.tree import Node, Tree
 from flowspec.strategies.base import check
 
-#: The target's best tokens that come back with every row.
+#: How many of the target's best tokens are returned with every row.
 TOP = 256
 
 
 @dataclass(frozen=True, slots=True)
 class LossyParams:
-    """``width`` nodes of a level, ``children`` candidates a node."""
+    """``width``: nodes per level. ``children``: candidates per node."""
 
     width: int = 64
     children: int = 16
@@ -34,13 +32,11 @@ class LossyParams:
 
 
 class LossyRelaxed(Strategy):
-    """LOSSY: the root's child the target likes best, of those among its 256 best; a miss if there
-    is none.
-    """
+    """LOSSY: takes the drafted child that the target likes best, if among its 256 best tokens."""
 
     Params: ClassVar[type[LossyParams]] = LossyParams
     source = "SpecPipe, arXiv 2504.04104 v2 (relaxed mode)"
-    ahead = True
+    drafts_ahead = True
     redrafts = False
     top = TOP
     lossy = "relaxed"
@@ -48,22 +44,22 @@ class LossyRelaxed(Strategy):
     def __init__(self, params: LossyParams, stages: int) -> None:
         super().__init__()
         self.params = params
-        self.width = params.children
-        self.capacity = stages
+        self.draft_width = params.children
+        self.max_in_flight = stages
 
     def grow(self, view: View, occasion: Occasion) -> Growth | None:
         return LayerGrowth(view.tree, self.params.width, self.params.children)
 
-    def decide(self, tree: Tree, node: int, token: int, top: Sequence[tuple[int, float]]) -> int:
-        """The likeliest of the children, by the target's own log-probabilities."""
-        children = _children(tree, node)
-        return next((candidate for candidate, _ in top if candidate in children), token)
+    def decide(self, tree: Tree, node: Node, token: int) -> int:
+        """The most probable of the children by the target's log-probabilities."""
+        children = {child.token for child in _selected_children(tree, node)}
+        return next((candidate for candidate, _ in node.top if candidate in children), token)
 
 
 @dataclass(frozen=True, slots=True)
 class NucleusParams(LossyParams):
-    """``nucleus``: share of the target's probability, in percent, within which the draft may
-    choose.
+    """``nucleus``: percent of the target's probability mass, at temperature 1 and among its 256
+    best tokens, within which the draft may choose.
     """
 
     nucleus: int = 90
@@ -74,30 +70,26 @@ class NucleusParams(LossyParams):
 
 
 class LossyNucleus(LossyRelaxed):
-    """LOSSY: of the root's children within the target's nucleus the draft's favourite;
-    else a miss.
-    """
+    """LOSSY: takes the child that the draft likes best, if in the target's nucleus."""
 
     Params = NucleusParams
     source = "SpecPipe, arXiv 2504.04104 v2 (nucleus mode)"
     lossy = "nucleus"
 
-    def decide(self, tree: Tree, node: int, token: int, top: Sequence[tuple[int, float]]) -> int:
-        """The draft's favourite child in the nucleus; the target's own token if there is none
-        (9.24).
-        """
+    def decide(self, tree: Tree, node: Node, token: int) -> int:
+        """The draft's best child in the nucleus; the target's own token if there is none."""
         assert isinstance(self.params, NucleusParams)
         share = 0.0
         nucleus = set()
-        for candidate, logprob in top:
+        for candidate, logprob in node.top:
             if share >= self.params.nucleus / 100:
                 break
             nucleus.add(candidate)
             share += math.exp(logprob)
-        children = [tree[child] for name, child in tree[node].children.items() if name in nucleus]
-        sent = [child for child in children if child.selected]
+        sent = [child for child in _selected_children(tree, node) if child.token in nucleus]
         return max(sent, key=lambda child: (child.value, -child.id)).token if sent else token
 
 
-def _children(tree: Tree, node: int) -> set[int]:
-    return {token for token, child in tree[node].children.items() if tree[child].selected}
+def _selected_children(tree: Tree, node: Node) -> list[Node]:
+    children = (tree[child] for child in node.children.values())
+    return [child for child in children if child.selected]

@@ -1,9 +1,7 @@
-"""Synchronous speculative decoding: draft a window, verify it, repeat; only one model works at a
-time.
+"""Synchronous speculative decoding: draft a window, verify it, repeat, one model at a time.
 
-Source: PipeSpec's baselines (``algorithms.md`` 5.3), Leviathan et al. With middle models the
-drafter drafts until the window is full; each middle model verifies it and drafts on until it is
-full again.
+Source: PipeSpec's baselines (docs/algorithms.md#speculative), Leviathan et al. With middle
+models the drafter fills the window; each middle model in turn verifies it and fills it again.
 """
 
 from __future__ import annotations
@@ -20,8 +18,8 @@ from flowspec.strategies.base import check
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeParams:
-    """``lookahead``: tokens of a window, the root included. ``coupled``: at a temperature, draft
-    with the target's noise.
+    """``lookahead``: tokens of a window, the root included; each middle model may add one.
+    ``coupled``: at a temperature, draft with the target's noise.
     """
 
     lookahead: int = 8
@@ -32,12 +30,12 @@ class SpeculativeParams:
 
 
 class Speculative(Strategy):
-    """Draft a window, verify it, repeat; with middle models each verifies and drafts on in turn."""
+    """Draft a window, verify it, repeat; middle models verify and extend it in turn."""
 
     Params = SpeculativeParams
     source = "Leviathan et al., arXiv 2211.17192; PipeSpec (baseline)"
-    middles = True
-    width = 4  # of several drafters the best valued one leads
+    uses_middles = True
+    draft_width = 4  # the best candidate of several merged drafters leads
 
     def __init__(self, params: SpeculativeParams, stages: int) -> None:
         super().__init__()
@@ -55,16 +53,16 @@ class Speculative(Strategy):
             return PathGrowth(view.tree, view.tree.root, 0, self._whole)
         return None
 
-    def feed(self, view: View, model: int, tip: int) -> int | None:
-        """In its turn: what the model before has drafted; then its own last token, until the window
-        is full.
+    def next_for_middle(self, view: View, model: int, tip: int) -> int | None:
+        """In the model's turn: the window of the model before, then its own last token until the
+        window is full.
         """
         if model != self._turn:
             return None
         below = self._tips[model - 1] if model > 1 else self._drafted
         return below if tip in view.tree.path(below) else tip
 
-    def verified(self, view: View, tips: Mapping[int, int]) -> None:
+    def middles_advanced(self, view: View, tips: Mapping[int, int]) -> None:
         tree = view.tree
         self._tips = tips
         full = tree[tree.root].depth + self.params.lookahead - 1

@@ -1,8 +1,8 @@
 """SpecInfer in a pipeline (STPP): a tree of fixed shape as one batch, verified as a whole,
 repeated.
 
-Source: SpecInfer section 6.1 (the shape), PipeDec and SpecPipe (the baseline); ``algorithms.md``
-6 and 9.26.
+Source: SpecInfer section 6.1 (the shape), PipeDec and SpecPipe (the baseline);
+docs/algorithms.md#static-tree.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class StaticParams:
     def __post_init__(self) -> None:
         if not self.branching or not all(1 <= children <= 16 for children in self.branching):
             raise ConfigError(
-                f"shape is {self._brief!r}; expected 1 to 16 children a level, like 1-1-3-1"
+                f"shape is {self._brief!r}; expected 1 to 16 children per level, like 1-1-3-1"
             )
         nodes = 0
         level = 1
@@ -44,21 +44,19 @@ class StaticParams:
 
     @property
     def branching(self) -> tuple[int, ...]:
-        """Children of every node of each level; empty if ``shape`` is no list of numbers of one or
-        two digits.
-        """
+        """Children per node, by level; empty unless ``shape`` lists one- or two-digit numbers."""
         parts = self.shape.split("-")
         numbers = all(part.isascii() and part.isdigit() and len(part) <= 2 for part in parts)
         return tuple(map(int, parts)) if numbers else ()
 
     @property
     def _brief(self) -> str:
-        """``shape`` as a message shows it."""
+        """``shape``, shortened for a message."""
         return self.shape if len(self.shape) <= 40 else f"{self.shape[:40]}..."
 
 
 class StaticTree(Strategy):
-    """A static tree of 20 nodes a round, as one segment, verified as a whole."""
+    """A static tree of 20 nodes per round, as one segment, verified as a whole."""
 
     Params = StaticParams
     source = "SpecInfer, arXiv 2305.09781 (STPP in PipeDec)"
@@ -67,7 +65,7 @@ class StaticTree(Strategy):
         super().__init__()
         self.params = params
         self.coupled = params.coupled
-        self.width = max(params.branching)
+        self.draft_width = max(params.branching)
 
     def grow(self, view: View, occasion: Occasion) -> Growth | None:
         return (

@@ -1,3 +1,1 @@
-"""Rehearsing a cluster on one machine: profiles of devices and links, simulation, comparison,
-tables.
-"""
+"""Rehearsal of a cluster on one machine: simulation, emulation, comparison, tables."""

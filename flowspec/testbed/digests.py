@@ -1,4 +1,4 @@
-"""By what two runs are known to be of the same models, prompts, profile and machine."""
+"""Digests that identify the models, prompts, profile and machine of a run."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from pathlib import Path
 
 from flowspec.emulation.profile import Profile
 
-#: What a profile says of itself that changes no figure.
+#: Fields of a profile that describe it and change no figure.
 _PROFILE_TEXT = ("name", "summary", "source", "anchors")
 
 
 def digest(value: object) -> str:
-    """Of anything JSON can hold."""
+    """A digest of any JSON value."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def profile_digest(profile: Profile) -> str:
-    """Of everything in a profile that changes a figure."""
+    """A digest of everything in a profile that changes a figure."""
     fields = dataclasses.asdict(profile)
     return digest({name: value for name, value in fields.items() if name not in _PROFILE_TEXT})
 
 
 def model_digest(folder: Path) -> str:
-    """Of a model's configuration and weights."""
+    """A digest of a model's configuration and weights."""
     whole = hashlib.sha256()
     for file in sorted([folder / "config.json", *folder.glob("*.safetensors")]):
         with file.open("rb") as opened:
@@ -37,7 +37,7 @@ def model_digest(folder: Path) -> str:
 
 
 def machine() -> str:
-    """One line about this machine: processor, cores, system, versions that decide a rounding."""
+    """This machine in one line: cores, processor, system and the versions that affect rounding."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

@@ -1,8 +1,8 @@
 """Runs on emulated devices: real worker processes over Redis, their clocks from a profile.
 
-What comes out is in nominal seconds, whatever the stretch, and always *emulated*. A run is only
-worth something if the machine kept up: the share of inputs that came behind what they might have
-changed is measured with it, and above ``OVERTAKEN_SHARE`` the run is refused.
+Results are in nominal seconds, whatever the stretch, and always *emulated*. A run is valid only if
+the machine kept up: the share of inputs read after something they might have changed is measured,
+and above ``OVERTAKEN_SHARE`` the run is refused.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,17 +32,16 @@ from flowspec.model.sources import choices
 from flowspec.testbed.simulate import Ran
 from flowspec.testbed.texts import Text
 
-#: Largest share of inputs that may come behind what they might have changed.
+#: Largest share of inputs that may be read after something they might have changed.
 OVERTAKEN_SHARE = 0.01
 #: Largest share of the machine's cores that a run with automatic stretch keeps busy.
 BUSY_SHARE = 1 / 3
-#: The probe: its stretch, and tokens at most.
+#: Stretch and most tokens of a probe.
 PROBE_STRETCH = 4.0
 PROBE_TOKENS = 12
-#: How often an automatic stretch is doubled when the machine did not keep up after all.
+#: How often an automatic stretch is doubled when the machine did not keep up.
 _DOUBLINGS = 3
-#: Ticks of the broker a second: a worker that waits there for its next moment has to be told in
-#: time.
+#: How often per second the broker checks the timeouts of waiting workers.
 _TICKS = 500
 #: Bare writes measured.
 _WRITES = 300
@@ -52,10 +51,11 @@ _FACTS_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Sums over the workers since they were started. ``inputs``: messages read; ``late``: of those,
-    behind their time on the wall clock; ``overtaken``: of those, behind something they might
-    have changed. ``cpu_seconds``: of the workers and the broker; ``software_seconds``: what was
-    charged, nominal.
+    """Sums over the workers since they were started.
+
+    ``inputs``: messages read. ``late``: of those, read after their time on the wall clock.
+    ``overtaken``: of those, read after something they might have changed. ``cpu_seconds``: of the
+    workers and the broker. ``software_seconds``: nominal seconds charged for software.
     """
 
     inputs: int
@@ -74,21 +74,21 @@ class Counts:
         )
 
     def check(self, stretch: float) -> None:
-        """ClusterError if the run cannot be believed."""
+        """ClusterError if too many inputs were overtaken."""
         if self.overtaken > OVERTAKEN_SHARE * self.inputs:
             raise ClusterError(
                 f"the emulation fell behind: {self.overtaken} of {self.inputs} inputs came after "
-                "what they might have "
-                f"changed, at most {OVERTAKEN_SHARE:.0%} may; use a stretch above {stretch:g}, or "
-                "a machine with less "
-                "to do"
+                f"what they might have changed, at most {OVERTAKEN_SHARE:.0%} may; "
+                f"use a stretch above {stretch:g}, or a machine with less to do"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class Emulated:
-    """Runs one after another on one emulated cluster; ``different``: indices of those whose text is
-    not the target's own, which rounding at a tie can bring about and nothing else should.
+    """Consecutive runs on one emulated cluster.
+
+    ``different``: indices of runs whose text is not the target's own; only rounding at a tie should
+    cause one.
     """
 
     runs: tuple[Ran, ...]
@@ -112,8 +112,8 @@ def emulate(
 
     ``models``: target, draft and the middle models of a chain, smallest first (default: the
     packaged pair). ``source``: the profile's name for that draft. ``stretch``: None: from a
-    probe, and doubled while the machine does not keep up. ClusterError if it did not;
-    ConfigError, JobFailed as any cluster.
+    probe, and doubled while the machine does not keep up. ClusterError if the machine did not keep
+    up; ConfigError and JobFailed as for any cluster.
     """
     if stretch is None:
         stretch = probe(
@@ -155,8 +155,9 @@ def probe(
     source: str = "slm",
     free_software: bool = False,
 ) -> float:
-    """The stretch at which ``strategy`` keeps the machine at most ``BUSY_SHARE`` busy, from a short
-    run.
+    """The stretch at which ``strategy`` keeps the machine at most ``BUSY_SHARE`` busy.
+
+    From a short run.
     """
     short = replace(text, output=text.output[:PROBE_TOKENS])
     with EmulatedCluster(
@@ -169,24 +170,20 @@ def probe(
     ) as cluster:
         done = cluster.run_all([short], strategy)
     stats = done.runs[0].stats
-    nominal = stats["ttft_seconds"] + stats["decode_seconds"]
+    nominal = _served_seconds(stats) + stats["decode_seconds"]
     return stretch_for(done.counts.cpu_seconds, nominal, len(os.sched_getaffinity(0)))
 
 
 def stretch_for(cpu_seconds: float, nominal_seconds: float, cores: int) -> float:
-    """The stretch that keeps ``cores`` at most ``BUSY_SHARE`` busy with so much work in so much
-    nominal time.
-    """
+    """The stretch at which this work in this nominal time keeps ``cores`` ``BUSY_SHARE`` busy."""
     needed = cpu_seconds / (nominal_seconds * cores * BUSY_SHARE)
     return max(1.0, math.ceil(10 * needed) / 10)
 
 
 class EmulatedCluster:
-    """A pipeline of real workers that pretends to be ``stages`` devices of ``profile``; see
-    ``emulate``.
+    """A pipeline of real workers that emulates ``stages`` devices of ``profile``; see ``emulate``.
 
-    ConfigError if ``source`` names other drafters to choose from than ``models`` has, by their
-    number.
+    ConfigError if ``source`` and ``models`` have different numbers of drafters to choose from.
     """
 
     def __init__(
@@ -204,8 +201,8 @@ class EmulatedCluster:
         if len(choices(draft)) != len(source_parts(source)):
             raise ConfigError(
                 f"draft {draft!r} and draft source {source!r} have {len(choices(draft))} and "
-                f"{len(source_parts(source))} drafters to choose from; expected as many, in the "
-                "same order"
+                f"{len(source_parts(source))} drafters to choose from; "
+                "expected the same number, in the same order"
             )
         self._setup = Setup(target, draft, stages, tuple(middles))
         self._settle = stretch * max(
@@ -234,7 +231,7 @@ class EmulatedCluster:
         self._broker.stop()
 
     def run_all(self, texts: Iterable[Text], strategy: str) -> Emulated:
-        """Run ``strategy`` on ``texts`` one after another; the counts are those of these runs."""
+        """Run ``strategy`` on ``texts`` one after another; the counts are of these runs only."""
         before = self.counts()
         runs = []
         different = []
@@ -248,7 +245,7 @@ class EmulatedCluster:
         )
 
     def run(self, text: Text, strategy: str) -> tuple[Ran, tuple[int, ...]]:
-        """One job to its end, in nominal seconds since it came in, and its token ids."""
+        """Run one job to its end; return the run, in nominal seconds, and its token ids."""
         spec = JobSpec(
             prompt_ids=text.prompt,
             max_new_tokens=len(text.output),
@@ -269,14 +266,13 @@ class EmulatedCluster:
                 elif fields["kind"] == "error":
                     raise JobFailed(fields["text"])
                 else:
-                    # A stage may still be at work on what was pruned last; the next job finds it
-                    # free.
+                    # A stage may still be computing pruned rows; it must be idle for the next job.
                     time.sleep(self._settle)
                     return _ran(json.loads(fields["stats"]), committed), tuple(tokens)
             self._cluster.check()
 
     def counts(self) -> Counts:
-        """Every worker's counters, as of now or a little later."""
+        """The sums of every worker's counters, as of now or slightly later."""
         record = self._control.pipeline()
         since = Emulation.read(record[EMULATED]).nominal(time.monotonic())
         deadline = time.monotonic() + _FACTS_SECONDS
@@ -294,8 +290,8 @@ class EmulatedCluster:
                 )
             time.sleep(0.05)
         raise ClusterError(
-            f"the workers' counters did not come within {_FACTS_SECONDS:g} s: the machine is too "
-            "busy"
+            f"the workers' counters did not come within {_FACTS_SECONDS:g} s: "
+            "the machine is too busy"
         )
 
     def __enter__(self) -> EmulatedCluster:
@@ -307,14 +303,15 @@ class EmulatedCluster:
 
 
 def _ran(stats: dict[str, Any], committed: Sequence[tuple[float, int]]) -> Ran:
-    began = committed[0][0] - stats["ttft_seconds"] if committed else 0.0
+    began = committed[0][0] - _served_seconds(stats) if committed else 0.0
     return Ran(stats, tuple((at - began, count) for at, count in committed))
 
 
 def bare_hop(url: str) -> float:
-    """Seconds a bare message through the broker takes beyond the CPU time of its ends: the median
-    of writes whose reader waits for the answer, which is on its way as long as the message to a
-    blocked one.
+    """Seconds of a bare message through the broker beyond the CPU time of its ends.
+
+    The median of writes that wait for the reply, which takes as long as a message to a blocked
+    reader.
     """
     client = DirectClient(url)
     waits = []
@@ -333,3 +330,9 @@ def _broker_cpu(url: str) -> float:
     info: Any = client.info("cpu")
     client.close()
     return float(info["used_cpu_sys"]) + float(info["used_cpu_user"])
+
+
+def _served_seconds(stats: Mapping[str, Any]) -> float:
+    """Nominal seconds from a job's assignment to its first token; it is queued in real time."""
+    served: float = stats["ttft_seconds"] - stats["queue_seconds"]
+    return served

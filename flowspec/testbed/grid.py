@@ -1,9 +1,8 @@
-"""Strategies x draft sources x temperatures x stage counts over one profile and one set of prompts,
-simulated.
+"""Simulated grid of strategies, draft sources, temperatures and stage counts on one profile.
 
-What the target says is computed once (``texts``), a drafter's proposals once a text (``memo``);
-all strategies see the same prompts one after another. The virtual clock gives the same seconds
-every time, so nothing is repeated: what varies is the prompt, and intervals are over prompts.
+The target's texts are computed once (``texts``), a drafter's proposals once per text (``memo``);
+all strategies run the same prompts one after another. The virtual clock gives the same seconds
+every time, so nothing is repeated: only the prompt varies, and intervals are over prompts.
 """
 
 from __future__ import annotations
@@ -41,20 +40,18 @@ from flowspec.testbed.report import Estimate, ReportRow, measured
 from flowspec.testbed.simulate import Ran, profile_costs, returns_hidden, simulate
 from flowspec.testbed.texts import Text, texts
 
-#: The packaged model between drafter and target, where a profile has times for one.
+#: The packaged model between drafter and target, if the profile has times for one.
 MIDDLE = "medium"
-#: From this share of repeated 4-grams on a greedy text counts as a loop.
+#: A greedy text with at least this share of repeated 4-grams counts as a loop.
 LOOP = 0.3
 
 Tell = Callable[[str, int, int], None]
-"""What is being done, how many of it are done, and of how many (0: not known)."""
+"""The current work, the number done, and the total (0: unknown)."""
 
 
 @dataclass(frozen=True, slots=True)
 class SweptLink:
-    """Links to simulate instead of the profile's own. ``swept``: ``latency``, ``mbit`` or "": the
-    profile's own.
-    """
+    """Links to simulate; ``swept``: ``latency``, ``mbit``, or "" for the profile's own links."""
 
     swept: str
     shape: LinkShape
@@ -62,11 +59,11 @@ class SweptLink:
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """What to run. ``sources``: profile names of drafters, joined by + for hybrids and by : where a
-    strategy may choose; one that does not has the first. ``links``: further links.
+    """What to run; ConfigError for a plan that cannot be run.
 
-    ``no_loops``: leave out prompts whose greedy text repeats itself. ConfigError for what cannot
-    be run.
+    ``sources``: profile names of drafters, joined by + for hybrids and by : for choices; a
+    strategy that does not choose uses the first. ``links``: further links. ``no_loops``: leave out
+    prompts whose greedy text repeats itself.
     """
 
     profile: Profile
@@ -83,8 +80,8 @@ class BenchPlan:
     def __post_init__(self) -> None:
         if not (self.strategies and self.sources and self.temperatures and self.stages):
             raise ConfigError(
-                "nothing to run; expected a strategy, a draft source, a temperature and a stage "
-                "count"
+                "nothing to run; "
+                "expected a strategy, a draft source, a temperature and a stage count"
             )
         if self.tokens < 2:
             raise ConfigError(f"tokens is {self.tokens}; expected 2 or more")
@@ -96,14 +93,15 @@ class BenchPlan:
             drafter_of(source, self.profile.drafters)
             self.profile.check_source(canonical(source))
         widths = {
-            name: max(build(name, stages).width for stages in self.stages) for name in self.runs
+            name: max(build(name, stages).draft_width for stages in self.stages)
+            for name in self.runs
         }
         plain = [name for name in self.strategies if not widths[name]]
         if widths[self.baseline] and plain:
             raise ConfigError(
                 f"{plain[0]} drafts nothing and has no draft source in common with the baseline "
-                f"{self.baseline}; "
-                "expected a baseline that drafts nothing either, like autoregressive"
+                f"{self.baseline}; expected a baseline that drafts nothing either, "
+                "like autoregressive"
             )
 
     @property
@@ -123,7 +121,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Which row a run belongs to."""
+    """The report row to which a run belongs."""
 
     strategy: str
     source: str
@@ -133,9 +131,10 @@ class Cell:
 
 
 class Grid:
-    """A plan over ``prompts``. ``cases`` are what is left of them; ``loops``, ``too_long``,
-    ``too_short``: how many prompts repeat themselves, have no room for the tokens, or end at
-    once.
+    """A plan over ``prompts``; ``cases`` are those that are run.
+
+    ``loops``, ``too_long`` and ``too_short`` count the prompts whose text repeats itself, that
+    leave no room for the tokens, and whose text ends at once.
     """
 
     def __init__(
@@ -153,9 +152,7 @@ class Grid:
         self.cases = self._cases()
 
     def run(self) -> list[ReportRow]:
-        """Every row, the baseline's first among those it is compared with; ConfigError if no prompt
-        is left.
-        """
+        """All rows, each after its baseline's; ConfigError if no prompt is left."""
         if not self.cases:
             raise ConfigError(
                 "no prompt is left to run: all are too long, end at once or repeat themselves"
@@ -176,7 +173,7 @@ class Grid:
         return self._compared([self._row(cell, found[cell]) for cell in found])
 
     def header(self, command: str, half: str) -> dict[str, Any]:
-        """What a report must say of these runs; ``half`` is which of the prompts they are."""
+        """The report header for these runs; ``half``: the half of the prompts they use."""
         plan = self.plan
         line = machine()
         used = [self.prompts[number] for number in sorted({case.number for case in self.cases})]
@@ -215,9 +212,10 @@ class Grid:
         }
 
     def trace(self, case: Case, cell: Cell, source: str, tap: Tap | None = None) -> Ran:
-        """One run; ``tap`` sees every step of its machines. A strategy that learns has the
-        experience of its runs before, the first one that of an unmeasured run of the last
-        prompt, if there is another one.
+        """One run; ``tap`` is called with every step of its machines.
+
+        A strategy that learns starts with the history of its earlier runs in the cell. Its first
+        run starts with that of an unmeasured run of the last prompt, unless it is that prompt's.
         """
         drafter = self._drafter(source)
         strategy = build(cell.strategy, cell.stages)
@@ -225,7 +223,9 @@ class Grid:
         costs = profile_costs(
             profile, cell.stages, source, hidden=returns_hidden(drafter, strategy)
         )
-        middles = {MIDDLE: lambda: self._middle} if strategy.middles and profile.middles else None
+        middles = (
+            {MIDDLE: lambda: self._middle} if strategy.uses_middles and profile.middles else None
+        )
         history = self._known.get(cell)
         if history is None:
             history = self._known[cell] = History()
@@ -257,8 +257,9 @@ class Grid:
         )
 
     def follow(self, strategy: str, tap: Tap) -> int:
-        """Run the first prompt at the first temperature and stage count with the first source, seen
-        by ``tap``; how many rows its prompt has.
+        """Run the first prompt with the first temperature, stage count and source.
+
+        ``tap`` is called with every step. Returns the number of rows of the prompt.
         """
         plan = self.plan
         source = canonical(self.plan.sources[0])
@@ -274,8 +275,10 @@ class Grid:
         return len(case.text.prompt)
 
     def _cells(self) -> dict[Cell, str]:
-        """Every cell once, with the first source that gives it: strategies that do not choose are
-        the same with all sources of one first choice, those that draft nothing with any.
+        """Every cell once, with the first source that yields it.
+
+        A strategy that does not choose has one cell for all sources with the same first choice; a
+        strategy that drafts nothing has one for all sources.
         """
         plan = self.plan
         found = dict[Cell, str]()
@@ -285,9 +288,9 @@ class Grid:
             sources, plan.temperatures, links, plan.stages, plan.runs
         ):
             strategy = build(name, stages)
-            chain = f",{MIDDLE}" if strategy.middles and plan.profile.middles else ""
-            drafts = source if strategy.chooses else first_choice(source)
-            shown = drafts + chain if strategy.width else "-"
+            chain = f",{MIDDLE}" if strategy.uses_middles and plan.profile.middles else ""
+            drafts = source if strategy.chooses_drafter else first_choice(source)
+            shown = drafts + chain if strategy.draft_width else "-"
             found.setdefault(Cell(name, shown, stages, temperature, link), source)
         return found
 
@@ -358,8 +361,10 @@ class Grid:
         )
 
     def _compared(self, rows: Iterable[ReportRow]) -> list[ReportRow]:
-        """``rows`` with their speedup over the baseline of the same source or else of the same
-        first choice, or of none if it drafts nothing.
+        """``rows`` with their speedup over the baseline.
+
+        That is the baseline with the same source, else with the same first choice, else without
+        drafts.
         """
         rows = list(rows)
         bases = {_place(row): row for row in rows if row.strategy == self.plan.baseline}
@@ -382,6 +387,6 @@ class Grid:
 
 
 def _place(row: ReportRow) -> tuple[object, ...]:
-    """What two rows have in common that differ in their strategy alone."""
+    """The key that is equal for rows that differ only in their strategy."""
     source = row.source.partition(",")[0]
     return (source, row.stages, row.temperature, row.swept, row.latency_ms, row.mbit)

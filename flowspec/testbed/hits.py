@@ -1,12 +1,12 @@
-"""Models that are right at a settable rate: a paper's acceptance in a simulation, without a model.
+"""Models with settable hit rates: a paper's acceptance in a simulation, without its models.
 
-They know the target's text. At every position of it one draw, a hash of seed and position,
-decides who is right there: the drafter has the true next token at the rank whose share of the
-draws it falls into, a middle model says it if the draw lies below its rate. So every strategy
-meets the same luck, and the models' hits are nested: where a model is right, a better one is
-right too. Two models that are both wrong, or both on a wrong path, say the same: they share
-their errors, as models of one family do. A chain's middle model then corrects just those drafts
-on which it is right and the drafter is not.
+They know the target's text. At every position of it, one draw (a hash of seed and position)
+decides which of them are right: the drafter has the true next token at the rank into whose share
+the draw falls, and a middle model chooses it if the draw is below its rate. So all strategies meet
+the same luck, and hits are nested: where a model is right, a better one is right too. Two models
+that are both wrong, or both on a wrong path, choose the same token, like models of one family that
+share their errors. A chain's middle model therefore corrects exactly the drafts on which it is
+right and the drafter is not.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from flowspec.core.protocol.machine import Choice, Draft, DraftDone, Part, Pass, PassDone
 from flowspec.core.protocol.messages import Returns
+from flowspec.core.protocol.work import Choice, Draft, DraftDone, Part, Pass, PassDone
+from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.drivers.oracle import OracleStage
 from flowspec.errors import ConfigError, StateError
@@ -31,11 +32,10 @@ _RANK, _KIND, _OTHER = range(3)
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Positions of one kind, a ``share`` of all: ``rates`` say how often each rank has the true
-    token there.
+    """Positions of one kind, a ``share`` of all: each rank has the true token at its rate.
 
-    A drafter tells kinds apart, as a calibrated one knows where it is sure. ConfigError for
-    rates that rise by rank, lie outside 0 to 1 or add up to more.
+    A drafter distinguishes kinds, as a calibrated one knows where it is sure. ConfigError for
+    ``rates`` that increase with rank, are outside 0 to 1, or add up to more than 1.
     """
 
     rates: tuple[float, ...]
@@ -51,8 +51,8 @@ class Kind:
             or not self.share > 0
         ):
             raise ConfigError(
-                f"rates {self.rates} of a share {self.share}; expected falling ones that add up "
-                "to 1 at most"
+                f"rates {self.rates} of a share {self.share}; "
+                "expected descending ones that add up to at most 1"
             )
 
 
@@ -62,7 +62,7 @@ def geometric(first: float, ratio: float, ranks: int = 32) -> tuple[float, ...]:
 
 
 def _draw(seed: int, what: int, position: int, token: int = 0) -> float:
-    """A number from 0 to below 1 for these keys: SplitMix64's finaliser over each in turn."""
+    """A number in [0, 1) from these keys: SplitMix64's finaliser over each in turn."""
     state = seed
     for key in (what, position, token):
         state = (state + key + 0x9E3779B97F4A7C15) & _MASK
@@ -73,13 +73,13 @@ def _draw(seed: int, what: int, position: int, token: int = 0) -> float:
 
 
 class HitDrafter:
-    """Drafts for texts it knows (``sequences``: prompt and output by job), right as ``kinds`` say.
+    """Drafts for known texts (``sequences``: prompt and output by job), at the rates of ``kinds``.
 
-    Of a node's proposals off the path the kind is drawn alike, so that what it says of a node
-    never gives away whether that is on the path. Values are the logs of the rates: honest, and
-    the same wherever a kind holds. ``vocabulary`` must be larger than any width asked for.
-    ``wants_hidden``: behave as a draft head does, which is told true rows before it drafts; they
-    are not looked at. ConfigError if the kinds' shares are not 1 in all.
+    Kinds are drawn alike on and off the path, so they do not reveal whether a node is on it.
+    Values are the logs of the rates, so they are calibrated, and equal for all nodes of a kind.
+    ``vocabulary`` must be larger than any requested width. ``wants_hidden``: behave like a draft
+    head, which learns true rows before it drafts; they are not used. ConfigError if the kinds'
+    shares do not add up to 1.
     """
 
     def __init__(
@@ -100,23 +100,21 @@ class HitDrafter:
         self._limits = tuple(accumulate(kind.share for kind in kinds))
         self._cumulated = [tuple(accumulate(kind.rates)) for kind in kinds]
         self._logs = [tuple(math.log(max(LEAST, rate)) for rate in kind.rates) for kind in kinds]
-        self._path = OracleStage(sequences)  # says which rows are on the path
+        self._path = OracleStage(sequences)  # finds which rows are on the path
 
-    def allocate(self, job: str, capacity: int, sampling: Sampling, returns: Returns) -> None:
-        self._path.allocate(job, capacity, sampling, Returns())
+    def allocate(self, run: RunKey, capacity: int, sampling: Sampling, returns: Returns) -> None:
+        self._path.allocate(run, capacity, sampling, Returns())
 
-    def release(self, job: str) -> None:
-        self._path.release(job)
+    def release(self, run: RunKey) -> None:
+        self._path.release(run)
 
-    def learn(self, job: str, ids: Sequence[int], rows: RowArray) -> None:
+    def learn(self, run: RunKey, ids: Sequence[int], rows: RowArray) -> None:
         """As ``DraftExecutor.learn``; StateError unless the drafter ``wants_hidden``."""
         if not self.wants_hidden:
             raise StateError("this drafter drafts from tokens alone")
 
     def run(self, work: Draft) -> DraftDone:
-        """As ``DraftExecutor.run``; StateError for a coupled draft: this drafter sees nobody's
-        noise, nor needs it.
-        """
+        """As ``DraftExecutor.run``; StateError for a coupled draft, since no noise is used."""
         if work.coupled:
             raise StateError(
                 "a drafter of settable rates does not draft coupled; give the job temperature 0"
@@ -138,7 +136,7 @@ class HitDrafter:
         kind = min(sum(limit <= drawn for limit in self._limits), len(self._limits) - 1)
         logs = self._logs[kind][:width]
         values = logs + (math.log(LEAST),) * (width - len(logs))
-        sequence = self._sequences[part.job]
+        sequence = self._sequences[part.run.job]
         if not on_path or position + 1 >= len(sequence):
             first = _other(self._seed, position, token, self._vocabulary)
             return self._run_from(first, width), values
@@ -155,11 +153,10 @@ class HitDrafter:
 
 
 class HitStage:
-    """A middle model that knows the texts and says the target's token at a row of theirs with
-    probability ``rate``.
+    """A middle model that knows the texts and is right at their rows with probability ``rate``.
 
-    See the module's head for how its hits lie to a drafter's of the same ``seed``. ConfigError
-    for a rate that is none.
+    The module's docstring relates its hits to those of a drafter with the same ``seed``.
+    ConfigError for a rate outside 0 to 1.
     """
 
     def __init__(
@@ -194,5 +191,5 @@ class HitStage:
 
 
 def _other(seed: int, position: int, token: int, vocabulary: int) -> int:
-    """What every model says next after ``token`` at ``position`` of a wrong path."""
+    """The choice of every model after ``token`` at ``position`` of a wrong path."""
     return int(_draw(seed, _OTHER, position, token) * vocabulary)

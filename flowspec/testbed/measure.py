@@ -1,9 +1,8 @@
-"""A profile of the machine at hand: real blocks and drafters timed on one core, written as a
-profile's table.
+"""A profile of this machine: blocks and drafters timed on one core, written as TOML.
 
-Times are CPU time of the one torch thread, medians of repeats interleaved over the row counts:
-what a core needs when it is not shared. Links are not measured but given. A drafter's pass is
-timed as a whole, proposals included.
+Times are CPU time of the one torch thread, medians of repeats interleaved over the row counts: the
+time on a core that is not shared. Links are not measured but given. A drafter's pass is timed as a
+whole, proposals included.
 """
 
 from __future__ import annotations
@@ -14,15 +13,16 @@ import platform
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from flowspec.core.protocol.machine import Draft, Part
 from flowspec.core.protocol.messages import Returns
+from flowspec.core.protocol.work import Draft, Part, Pruned
+from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.emulation.profile import LinkShape, Profile, Times
 from flowspec.errors import ConfigError
@@ -31,11 +31,11 @@ from flowspec.model.directory import ModelDirectory, fetch_weights, layer_ranges
 from flowspec.model.head_layout import is_head
 from flowspec.model.sources import NGRAM, load_sources, open_models, source_names, target_needs
 
-#: Passes before the first that counts: the first ones allocate and fill caches.
+#: Untimed passes before the first that counts; they allocate and fill caches.
 WARM_UP = 2
-#: Candidates a drafter is asked for, FlowSpec's beam (``algorithms.md`` 2.13).
+#: Candidates per row, the width of FlowSpec's beam (docs/algorithms.md#flowspec).
 WIDTH = 10
-_JOB = "measured"
+_RUN = RunKey("measured", 1)
 _CONTEXT = 64
 _MEGABIT = 1e6 / 8
 
@@ -44,11 +44,10 @@ Call = Callable[[], object]
 
 @dataclass(frozen=True, slots=True)
 class MeasurementPlan:
-    """What to measure: passes over each of ``rows`` rows behind a context, of one of ``stages``
-    stages, ``repeats`` times. ``latency_ms`` and ``mbit``: the links, as they are to be written
-    down.
+    """What to measure: passes over each number in ``rows`` after a context, ``repeats`` times each.
 
-    ConfigError for a count below 1, no rows, or a link that is none.
+    The blocks are those of a pipeline of ``stages``. ``latency_ms`` and ``mbit``: the links to
+    write into the profile. ConfigError for a count below 1, no rows, or an invalid link.
     """
 
     rows: tuple[int, ...] = (1, 4, 16, 64)
@@ -66,18 +65,17 @@ class MeasurementPlan:
 
     @property
     def link(self) -> LinkShape:
-        """The links as a profile has them."""
+        """The links in a profile's units."""
         return LinkShape(self.latency_ms / 1e3, self.mbit * _MEGABIT)
 
 
 def measure(
     target: str, drafts: str, plan: MeasurementPlan, tell: Callable[[str], None] = lambda what: None
 ) -> Profile:
-    """The profile called ``measured`` of ``target`` and of each of ``drafts`` (joined by ``+`` or
-    ``:``).
+    """Profile ``target`` and each of ``drafts`` (joined by ``+`` or ``:``), under ``measured``.
 
-    ``tell`` is called with what is timed next. Errors as those of ``open_models``; ConfigError
-    for two drafters of one kind.
+    ``tell`` is called with the name of what is timed next. Errors as ``open_models``'s;
+    ConfigError for two drafters of one kind.
     """
     import torch
 
@@ -111,7 +109,7 @@ def measure(
 
 
 def as_toml(profile: Profile, plan: MeasurementPlan) -> str:
-    """``profile`` in the form ``profiles.load`` reads, milliseconds to four digits."""
+    """``profile`` as TOML for ``profiles.load``, milliseconds to four digits."""
     drafters = "\n".join(f"{kind} = {_points(times)}" for kind, times in profile.drafters.items())
     anchors = "\n".join(f"{name} = {value:.4g}" for name, value in profile.anchors.items())
     return f"""\
@@ -148,7 +146,7 @@ def _points(times: Times) -> str:
 
 
 def _by_kind(drafts: str) -> dict[str, str]:
-    """The drafters' names by what a profile calls their kind."""
+    """The drafters' names by their kind in a profile."""
     kinds: dict[str, str] = {}
     for name in source_names(drafts):
         kind = (
@@ -167,9 +165,7 @@ def _by_kind(drafts: str) -> dict[str, str]:
 
 
 def _needs(directory: ModelDirectory, plan: MeasurementPlan, drafts: str) -> tuple[str, ...]:
-    """Prefixes of the target's tensors that are measured: two blocks, and what the
-    drafters share.
-    """
+    """Prefixes of the target's tensors to load: two blocks, and those that drafters share."""
     from flowspec.model.stage import tensor_prefixes
 
     ranges = layer_ranges(directory.layers, plan.stages)
@@ -178,7 +174,7 @@ def _needs(directory: ModelDirectory, plan: MeasurementPlan, drafts: str) -> tup
 
 
 def _stage_times(directory: ModelDirectory, plan: MeasurementPlan) -> tuple[Times, Times, float]:
-    """One layer, norm and head, and the ms of the last stage's whole pass over the fewest rows."""
+    """Times of one layer and of the head with its norm; ms of the last stage at the fewest rows."""
     import torch
 
     from flowspec.model.stage import LayerBlock
@@ -206,9 +202,7 @@ def _stage_times(directory: ModelDirectory, plan: MeasurementPlan) -> tuple[Time
 
 
 def _block_pass(block: Any, directory: ModelDirectory, given: RowArray) -> Callable[[], Any]:
-    """A pass of ``block`` over the rows ``given``, siblings behind a context; it can
-    be repeated.
-    """
+    """A repeatable pass of ``block`` over the rows ``given``, siblings after a context."""
     context = _context(directory)
     cache = block.new_cache(context + len(given))
     block.run(_prompt(directory, tokens=False), _random(context, directory.hidden_size), cache)
@@ -221,24 +215,25 @@ def _drafter_times(
 ) -> Times:
     context = _context(directory)
     drafter.allocate(
-        _JOB, context + max(plan.rows), Sampling(), Returns(hidden=drafter.wants_hidden)
+        _RUN, context + max(plan.rows), Sampling(), Returns(hidden=drafter.wants_hidden)
     )
     if drafter.wants_hidden:
-        drafter.learn(_JOB, range(context), _random(context, directory.hidden_size))
-    drafter.run(Draft(_prompt(directory), WIDTH, parents=tuple(range(-1, context - 1))))
+        drafter.learn(_RUN, range(context), _random(context, directory.hidden_size))
+    drafter.run(Draft(_prompt(directory), WIDTH))
 
     def draft(rows: int) -> Call:
-        work = Draft(_siblings(directory, rows), WIDTH, parents=(context - 1,) * rows)
+        work = Draft(_siblings(directory, rows), WIDTH)
         return lambda: drafter.run(work)
 
     seconds = _medians({("draft", rows): draft(rows) for rows in plan.rows}, plan.repeats)
-    drafter.release(_JOB)
+    drafter.release(_RUN)
     return _rising({rows: seconds["draft", rows] for rows in plan.rows})
 
 
 def _medians(calls: Mapping[tuple[str, int], Call], repeats: int) -> dict[tuple[str, int], float]:
-    """Median seconds of each call. Every repeat makes all of them in another order: what ran before
-    decides how warm the caches are.
+    """Median seconds of each call.
+
+    Every repeat makes all calls in a new order, because the call before affects the caches.
     """
     order = list(calls)
     shuffled = random.Random(0)
@@ -256,7 +251,7 @@ def _medians(calls: Mapping[tuple[str, int], Call], repeats: int) -> dict[tuple[
 
 
 def _rising(seconds: Mapping[int, float]) -> Times:
-    """A table by rows; a time below that of fewer rows is noise and raised to it."""
+    """Times by rows; a time below that of fewer rows is noise and raised to it."""
     rows = sorted(seconds)
     return Times(
         tuple(zip(rows, itertools.accumulate((seconds[count] for count in rows), max), strict=True))
@@ -268,35 +263,29 @@ def _context(directory: ModelDirectory) -> int:
 
 
 def _prompt(directory: ModelDirectory, *, tokens: bool = True) -> Part:
-    """A context's rows, one after another."""
+    """The context's rows, each the child of the one before."""
     ids = tuple(range(_context(directory)))
-    return _part(directory, ids, ids, 0, range(-1, len(ids) - 1), (), tokens=tokens)
+    rows = _part(directory, ids, tokens=tokens)
+    return replace(rows, parents=tuple(range(-1, len(ids) - 1)), positions=ids, context=len(ids))
 
 
 def _siblings(directory: ModelDirectory, rows: int, *, tokens: bool = True) -> Part:
-    """``rows`` rows that all follow the context, every one answered."""
+    """``rows`` siblings after the context, all of them answered; the pass can be repeated."""
     context = _context(directory)
-    ids = tuple(range(context, context + rows))
-    return _part(
-        directory, ids, (context,) * rows, context, (-1,) * rows, tuple(range(rows)), tokens=tokens
+    siblings = _part(directory, tuple(range(context, context + rows)), tokens=tokens)
+    return replace(
+        siblings,
+        parents=(context - 1,) * rows,
+        positions=(context,) * rows,
+        pruned=Pruned((), ()),
+        answers=tuple(range(rows)),
     )
 
 
-def _part(
-    directory: ModelDirectory,
-    ids: tuple[int, ...],
-    positions: tuple[int, ...],
-    held: int,
-    parents: Sequence[int],
-    answers: tuple[int, ...],
-    *,
-    tokens: bool,
-) -> Part:
+def _part(directory: ModelDirectory, ids: tuple[int, ...], *, tokens: bool) -> Part:
     texts = tuple(node * 7919 % directory.vocabulary for node in ids) if tokens else ()
     offsets = () if tokens else tuple(range(len(ids)))
-    return Part(
-        _JOB, 1, 1, ids, positions, texts, offsets, held, held, None, tuple(parents), answers
-    )
+    return Part(_RUN, 1, ids, ids, ids, texts, offsets)
 
 
 def _random(rows: int, hidden: int) -> RowArray:

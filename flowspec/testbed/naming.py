@@ -1,4 +1,4 @@
-"""What a profile calls a drafter, and which packaged one that is."""
+"""Profile names of drafters, and the packaged drafters they stand for."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ from collections.abc import Iterable, Mapping
 from flowspec.emulation.profile import source_parts
 from flowspec.errors import ConfigError
 
-#: The packaged drafter of every name a profile has times for; ``draft`` is the small model's name
-#: elsewhere.
+#: Packaged drafters by profile name; ``draft`` is the small model's name outside profiles.
 DRAFTERS = {"slm": "draft", "draft": "draft", "head": "head", "ngram": "ngram"}
 
 
 def drafter_of(source: str, timed: Iterable[str] = ("slm", "head", "ngram")) -> str:
-    """What ``load_sources`` calls a profile's drafter ``source``; else a ConfigError names those of
-    ``timed``.
-    """
+    """The name of ``source`` for ``load_sources``; ConfigError lists those of ``timed``."""
     unknown = [name for name in names_of(canonical(source)) if name not in DRAFTERS]
     if unknown:
         known = ", ".join(name for name in timed if name in DRAFTERS)
@@ -27,9 +24,7 @@ def drafter_of(source: str, timed: Iterable[str] = ("slm", "head", "ngram")) -> 
 
 
 def canonical(source: str) -> str:
-    """``source`` as profiles call it; ConfigError if it is no list of drafters, each of them named
-    once.
-    """
+    """``source`` in profile names; ConfigError unless it lists drafters, each of them once."""
     found = _renamed(source, {"draft": "slm"})
     try:
         source_parts(found)
@@ -44,12 +39,12 @@ def names_of(source: str) -> tuple[str, ...]:
 
 
 def choices_of(source: str) -> tuple[str, ...]:
-    """The drafts in ``source`` that a strategy may choose from."""
+    """The choices in ``source``."""
     return tuple(map("+".join, source_parts(source)))
 
 
 def first_choice(source: str) -> str:
-    """What a strategy that does not choose drafts with."""
+    """The choice used by strategies that do not choose."""
     return choices_of(source)[0]
 
 

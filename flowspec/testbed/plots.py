@@ -1,8 +1,7 @@
-"""Charts of a comparison: SVG or PNG, by the file's name. Needs matplotlib, which comes as an
-extra.
+"""Charts of a comparison, SVG or PNG by the file's suffix. Needs matplotlib, an optional extra.
 
 A chart shows one panel: rows of one stage count, one temperature and one link; ``charts`` draws
-all there are.
+all of them.
 """
 
 from __future__ import annotations
@@ -15,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowspec.core.protocol.machine import Commit, Done, Draft, Input, Output, Pass, Run
+from flowspec.core.protocol.addresses import Address, Role
+from flowspec.core.protocol.machine import Commit, Done, Input, Output, Run
 from flowspec.core.protocol.messages import Prune
+from flowspec.core.protocol.work import Draft, Pass
 from flowspec.errors import ConfigError
 from flowspec.testbed.report import BenchReport, ReportRow
 
@@ -35,7 +36,7 @@ _COLOURS = {
 _ACCENT = _COLOURS["draft"]
 _DARK = "#333333"
 _WIDTH = 8.0
-#: Heights in inches: of a bar, of a stage's lane, and of what is above and below them.
+#: Heights in inches: of a bar, of a stage's lane, and of the frame above and below them.
 _BAR = 0.34
 _LANE = 0.3
 _FRAME = 1.5
@@ -56,11 +57,9 @@ def require() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A pass of ``node`` from ``start`` to ``end``, seconds, over the rows ``ids``; ``draft``: of
-    the drafter.
-    """
+    """A pass of ``node`` over rows ``ids``; times are in seconds; ``draft``: a drafter's pass."""
 
-    node: str
+    node: Address
     start: float
     end: float
     ids: tuple[int, ...]
@@ -69,15 +68,15 @@ class Interval:
 
 @dataclass
 class Timeline:
-    """A simulation's tap: its passes in order, and what became of their rows."""
+    """A simulation's tap: its passes in order, and the fates of their rows."""
 
     spans: list[Interval] = field(default_factory=list)
     commits: list[float] = field(default_factory=list)
     #: Ids of rows that were accepted or became the root.
     useful: set[int] = field(default_factory=set)
-    _running: dict[str, tuple[float, tuple[int, ...], bool]] = field(default_factory=dict)
+    _running: dict[Address, tuple[float, tuple[int, ...], bool]] = field(default_factory=dict)
 
-    def __call__(self, node: str, now: float, event: Input, outputs: Sequence[Output]) -> None:
+    def __call__(self, node: Address, now: float, event: Input, outputs: Sequence[Output]) -> None:
         if isinstance(event, Done) and node in self._running:
             start, ids, draft = self._running.pop(node)
             self.spans.append(Interval(node, start, now, ids, draft))
@@ -93,7 +92,7 @@ class Timeline:
                         self.useful.update((*prune.message.accepted, prune.message.root))
 
     def fates(self, span: Interval, prompt_rows: int) -> dict[str, float]:
-        """Shares of a pass's rows: of the prompt, useful, wasted; or all of them drafting."""
+        """Shares of a pass's rows: prompt, useful and wasted; in a drafter's pass, all drafting."""
         if span.draft:
             return {"draft": 1.0}
         counts = dict.fromkeys(("prompt", "useful", "wasted"), 0)
@@ -105,14 +104,14 @@ class Timeline:
 
 
 def timeline(taken: Timeline, prompt_rows: int, seconds: float, title: str) -> Figure:
-    """The passes of every device from shortly before the first token, for ``seconds``: each a box,
-    split by what became of its rows; lines are commits. ``prompt_rows``: rows of the prompt.
+    """The passes of every device from shortly before the first token, for ``seconds``.
+
+    A pass is a box, split by the fates of its rows; lines are commits. ``prompt_rows``: rows of
+    the prompt.
     """
     from matplotlib.patches import Patch
 
-    nodes = sorted(
-        {span.node for span in taken.spans}, key=lambda node: ("dms".index(node[0]), int(node[1:]))
-    )
+    nodes = sorted({span.node for span in taken.spans}, key=_lane)
     figure, axes = _canvas(_LANE * len(nodes) + _FRAME, title)
     begin = taken.commits[0] - 0.1 * seconds
     for span in taken.spans:
@@ -147,9 +146,14 @@ def timeline(taken: Timeline, prompt_rows: int, seconds: float, title: str) -> F
     return figure
 
 
-def _device(node: str) -> str:
-    kind = {"d": "draft", "m": "middle " + node[1:], "s": "stage " + node[1:]}
-    return kind[node[0]]
+def _lane(node: Address) -> tuple[int, int]:
+    """From the top: the drafter, the middle models, the stages."""
+    return (Role.DRAFT, Role.MIDDLE, Role.VERIFY).index(node.role), node.number
+
+
+def _device(node: Address) -> str:
+    kind = {Role.DRAFT: "draft", Role.MIDDLE: "middle", Role.VERIFY: "stage"}[node.role]
+    return f"{kind} {node.number}" if node.number else kind
 
 
 # ---- comparisons ---------------------------------------------------------------------------------
@@ -189,9 +193,7 @@ def tbt(rows: Sequence[ReportRow], title: str) -> Figure:
 def speedup(
     rows: Sequence[ReportRow], sets: Mapping[int, str], baseline: str, title: str
 ) -> Figure:
-    """Median speedup over ``baseline`` by prompt set; ``sets``: the set of every
-    prompt's number.
-    """
+    """Median speedup over ``baseline`` by prompt set; ``sets``: set by prompt number."""
     names = list(dict.fromkeys(sets.values()))
     found = np.array([[_median(row, sets, name) for name in names] for row in rows])
     figure, axes = _canvas(_BAR * len(rows) + _FRAME + 0.5, title)
@@ -220,7 +222,7 @@ def _median(row: ReportRow, sets: Mapping[int, str], name: str) -> float:
 
 
 def fates(rows: Sequence[ReportRow], title: str) -> Figure:
-    """Rows a stage was sent for every token of the output, by what became of them."""
+    """Rows sent per stage and output token, by fate."""
     figure, axes = _canvas(_BAR * len(rows) + _FRAME, title)
     at = np.arange(len(rows))
     left = np.zeros(len(rows))
@@ -237,8 +239,9 @@ def fates(rows: Sequence[ReportRow], title: str) -> Figure:
 
 
 def sweep(rows: Sequence[ReportRow], swept: str, title: str) -> Figure:
-    """Tokens/s over ``latency`` or ``mbit`` of the links; bars are intervals, where there are any.
-    A strategy has one colour, a draft source one kind of line.
+    """Tokens/s over ``latency`` or ``mbit`` of the links; bars are intervals, if there are any.
+
+    A strategy has one colour, a draft source one line style.
     """
     from matplotlib import colormaps
 
@@ -299,7 +302,7 @@ def _place(row: ReportRow, swept: str) -> float:
 
 
 def charts(report: BenchReport) -> Iterator[tuple[str, Callable[[], Figure]]]:
-    """Every chart of a report: its file's name without ending, and how to draw it."""
+    """Every chart of a report: its file name without suffix, and the function that draws it."""
     head = report.header
     sets = {int(at): name for at, name in head["prompts"]["sets"].items()}
     baseline = head["baseline"]
@@ -323,13 +326,11 @@ def charts(report: BenchReport) -> Iterator[tuple[str, Callable[[], Figure]]]:
 
 
 def save(figure: Figure, file: Path) -> None:
-    """Write ``figure``; ConfigError for a name that ends in none of ``FORMATS``, or a place that
-    cannot be written.
-    """
+    """Write ``figure``; ConfigError for a suffix not in ``FORMATS`` or a file not writable."""
     if file.suffix not in FORMATS:
         raise ConfigError(
-            f"a plot cannot be written to {file}; expected a name that ends in "
-            f"{' or '.join(FORMATS)}"
+            f"a plot cannot be written to {file}; "
+            f"expected a name that ends in {' or '.join(FORMATS)}"
         )
     try:
         figure.savefig(file, dpi=150)

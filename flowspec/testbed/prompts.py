@@ -1,4 +1,4 @@
-"""Prompts by set, and the halves they are split into: one to tune with, one to measure with."""
+"""Prompts by set, split into a half for tuning and a half for measuring."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ from flowspec.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt and the ``set`` it belongs to: its file's or its kind's name."""
+    """A prompt and its ``set``: the name of its file or kind."""
 
     set: str
     text: str
 
 
 def halve(prompts: Iterable[Prompt], half: str) -> list[Prompt]:
-    """Every other prompt of each set: ``tuning`` is the first, third, ..., ``measuring`` the
-    others; or ``all``.
-    """
+    """Of each set, prompts 1, 3, ... for ``tuning``, the others for ``measuring``; or ``all``."""
     if half not in ("tuning", "measuring", "all"):
         raise ConfigError(f"the half is {half!r}; expected tuning, measuring or all")
     seen: dict[str, int] = defaultdict(int)

@@ -1,7 +1,6 @@
-"""What a comparison says: rows of measurements, a header that says of what, as JSON and as
-Markdown.
+"""Reports of comparisons: rows of measurements and a header, as JSON and as Markdown.
 
-Two files can be compared if they were made of the same models, prompts, profile and machine.
+Two files can be compared if their models, prompts, profile and machine are the same.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from flowspec.errors import ConfigError
 from flowspec.strategies.auto.decisions import tokens_by_drafter
 from flowspec.testbed.simulate import Ran
 
-#: What a file of ours says it is.
+#: Marks a file as a report.
 KIND = "flowspec bench"
-#: Most a 95% interval leaves out on either side.
+#: Largest probability outside a 95% interval on either side.
 _TAIL = 0.025
 _FATES = ("useful", "wasted", "void")
-#: Header entries two runs must share to be compared, and what they are called in an error.
+#: Header entries that two compared runs must share, and their names in an error.
 _SAME = {
     "how": "kind of run",
     "target": "target",
@@ -41,9 +40,7 @@ _SAME = {
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A median over prompts with its 95% interval by order statistics; below six prompts there is
-    none.
-    """
+    """A median over prompts; from six prompts on, with its 95% interval by order statistics."""
 
     median: float
     low: float | None = None
@@ -51,8 +48,10 @@ class Estimate:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Estimate | None:
-        """None of nothing. The interval's ends are the values that with at least 95% enclose the
-        median, whatever the distribution: P(Binomial(n, 1/2) < rank) <= 2.5%.
+        """The estimate from ``values``; None if there are none.
+
+        The interval's ends are the values that enclose the median with at least 95%, for any
+        distribution: P(Binomial(n, 1/2) < rank) <= 2.5%.
         """
         if not values:
             return None
@@ -68,14 +67,14 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class ReportRow:
-    """One strategy with one draft source, on so many stages, at one temperature, over all prompts.
+    """One strategy with one draft source, stage count and temperature, over all prompts.
 
-    ``source`` is "-" where nothing is drafted. Times are simulated seconds, over tokens after
-    each prompt's first: ``tbt``: mean, p50 and p99 over all tokens; tokens committed together
-    waited 0 but for the first of them. ``rows``: by fate, summed over stages; ``stage_busy``: by
-    stage. ``speeds``: tokens/s by the prompt's number. ``speedup``, ``speedups``: over the
-    baseline on the same prompt. ``drafts``: where the strategy chose among several, for how many
-    of the tokens after each prompt's first each one was used.
+    ``source`` is "-" if nothing is drafted. Times are simulated seconds, over the tokens after
+    each prompt's first. ``tbt``: mean, p50 and p99 over all tokens; of tokens committed together,
+    all but the first have a time of 0. ``rows``: by fate, summed over stages. ``stage_busy``: by
+    stage. ``speeds``: tokens/s by prompt number. ``speedup``, ``speedups``: over the baseline on
+    the same prompt. ``drafts``: if the strategy chose among several, the number of tokens after
+    each prompt's first for which each one was used.
     """
 
     strategy: str
@@ -105,7 +104,7 @@ class ReportRow:
 
 
 def gaps(ran: Ran) -> list[float]:
-    """Seconds each token after the first commit's first waited for the one before it."""
+    """Seconds from each token to the next, beginning with the first commit's first token."""
     found: list[float] = []
     before = ran.committed_at[0][0]
     counted = 0
@@ -117,7 +116,7 @@ def gaps(ran: Ran) -> list[float]:
 
 
 def measured(runs: Mapping[int, Ran], drafts: Sequence[str]) -> dict[str, Any]:
-    """What a row says of its runs, by prompt; ``drafts``: what there was to choose from."""
+    """A row's fields from its runs by prompt; ``drafts``: the choices of its draft source."""
     stats = {at: ran.stats for at, ran in runs.items()}
     used = sum((Counter(tokens_by_drafter(one)) for one in stats.values()), Counter[int]())
     waits = [wait for ran in runs.values() for wait in gaps(ran)]
@@ -153,13 +152,13 @@ def measured(runs: Mapping[int, Ran], drafts: Sequence[str]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class BenchReport:
-    """``header``: what was run, of what, where; ``rows``: what came out."""
+    """``header``: the models, inputs and machine of the runs; ``rows``: their measurements."""
 
     header: Mapping[str, Any]
     rows: tuple[ReportRow, ...]
 
     def text(self) -> str:
-        """As JSON."""
+        """The report as JSON."""
         return (
             json.dumps(
                 {
@@ -173,7 +172,7 @@ class BenchReport:
 
     @classmethod
     def load(cls, file: Path) -> BenchReport:
-        """ConfigError if ``file`` cannot be read or is none of ours."""
+        """Read a report; ConfigError if ``file`` cannot be read or is not one."""
         try:
             content = json.loads(file.read_text())
             if content.pop("kind") != KIND:
@@ -230,16 +229,13 @@ def markdown(report: BenchReport) -> str:
     lines = [
         f"## {profile['name']}, {head['how']}",
         "",
-        f"{profile['summary']}. Source: {profile['source']}. All times are {head['how']}, none "
-        "was measured on such "
-        "a machine; acceptance is that of the packaged models.",
+        f"{profile['summary']}. Source: {profile['source']}. All times are {head['how']}, "
+        "none was measured on such a machine; acceptance is that of the packaged models.",
         "",
         f"{prompts['count']} prompts ({prompts['half']}; {prompts['loops']} of them with loops, "
-        f"{'left out' if prompts['no_loops'] else 'kept'}), {head['tokens']} tokens each, seed "
-        f"{head['seed']}; speedup "
-        f"over {head['baseline']}; medians over prompts with 95% intervals by order statistics "
-        "(none below six "
-        "prompts), all else over all tokens.",
+        f"{'left out' if prompts['no_loops'] else 'kept'}), {head['tokens']} tokens each, "
+        f"seed {head['seed']}; speedup over {head['baseline']}; medians over prompts with 95% "
+        "intervals by order statistics (none below six prompts), all else over all tokens.",
         "",
         f"| {' | '.join(_COLUMNS)} |",
         "|---" * len(_COLUMNS) + "|",
@@ -258,11 +254,10 @@ def described(row: ReportRow) -> list[tuple[str, str]]:
 
 
 def _footnote(rows: Sequence[ReportRow]) -> list[str]:
-    """Which drafts those rows used that had several to choose from; no lines if there are none."""
+    """The drafts used by rows that had several to choose from; no lines without such rows."""
     said = [
         f"- {row.strategy} with {row.source} on {row.stages} stages, T {row.temperature:g}, "
-        f"{_COLUMNS['link'](row)}: "
-        f"{_drafts(row)}"
+        f"{_COLUMNS['link'](row)}: {_drafts(row)}"
         for row in rows
         if row.drafts
     ]
@@ -282,9 +277,7 @@ def _estimate(value: Estimate | None) -> str:
 
 
 def compare(old: Path, new: Path) -> str:
-    """What changed from ``old`` to ``new``, as Markdown; ConfigError if they are not of the same
-    thing.
-    """
+    """The changes from ``old`` to ``new`` as Markdown; ConfigError if they are not comparable."""
     reports = BenchReport.load(old), BenchReport.load(new)
     was, now = (report.header for report in reports)
     for name, called in _SAME.items():
@@ -292,9 +285,8 @@ def compare(old: Path, new: Path) -> str:
         other = now.get(name)
         if _identity(one, other) != _identity(other, one):
             raise ConfigError(
-                f"{old} and {new} differ in {called}: {_short(one)} and {_short(other)}; only "
-                "runs of the same models, "
-                "prompts, profile and machine can be compared"
+                f"{old} and {new} differ in {called}: {_short(one)} and {_short(other)}; "
+                "only runs of the same models, prompts, profile and machine can be compared"
             )
     before, after = ({_key(row): row for row in report.rows} for report in reports)
     lines = [
@@ -333,7 +325,7 @@ def _key(row: ReportRow) -> tuple[object, ...]:
 
 
 def _identity(value: object, other: object) -> object:
-    """What of a header entry must be equal: its digest, or what both have entries for."""
+    """The part of a header entry that must be equal: its digest, or its keys that both have."""
     if not isinstance(value, dict) or not isinstance(other, dict):
         return value
     return (

@@ -1,8 +1,7 @@
 """One run of one strategy under the virtual clock, with the real drafter's acceptance.
 
-The machines are the live ones; the target's stages know their text (``drivers.oracle``), so that
-only the drafter computes. What a run gives out is compared with the target's own text: a
-difference is an error.
+The machines are the live ones. The target's stages know their text (``drivers.oracle``), so only
+the drafter computes. It is an error if a run's output differs from the target's own text.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 
 from flowspec.core.job.draft_worker import DraftMachine
 from flowspec.core.job.strategy import Strategy
-from flowspec.core.protocol.messages import SCHEDULER, Envelope, Submit, middle_node, stage_node
+from flowspec.core.protocol.addresses import DRAFT, Address, middle_address, stage_address
 from flowspec.core.run.history import History
 from flowspec.core.run.limits import Limits
 from flowspec.core.run.spec import JobSpec
@@ -34,18 +33,16 @@ JOB = "j"
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A simulated run: its ``stats`` as of any job, and when how many tokens were out (seconds,
-    count).
-    """
+    """A simulated run: the job's ``stats``, and its commits as (seconds, tokens so far)."""
 
     stats: Mapping[str, Any]
     committed_at: tuple[tuple[float, int], ...]
 
 
 def profile_costs(profile: Profile, stages: int, source: str, *, hidden: bool = False) -> Costs:
-    """What ``profile`` says of a pipeline of ``stages`` that drafts with ``source``.
+    """The costs of ``profile`` for a pipeline of ``stages`` that drafts with ``source``.
 
-    ``hidden``: answers carry the target's rows, for a draft head (``returns_hidden``).
+    ``hidden``: answers carry the target's hidden rows, for a draft head (``returns_hidden``).
     """
     latency = profile.link.latency
     return Costs(
@@ -56,10 +53,9 @@ def profile_costs(profile: Profile, stages: int, source: str, *, hidden: bool = 
 
 
 def returns_hidden(drafter: DraftExecutor, strategy: Strategy) -> bool:
-    """Whether a job of ``strategy`` has the target's rows returned for ``drafter``, as its session
-    decides.
-    """
-    return strategy.width > 0 and any(strategy.among(wanting_hidden(drafter)))
+    """Whether a job gets the target's hidden rows for ``drafter``, by the rule of its session."""
+    eligible = strategy.eligible_drafters(wanting_hidden(drafter))
+    return strategy.draft_width > 0 and any(eligible)
 
 
 def simulate(
@@ -73,10 +69,10 @@ def simulate(
     tap: Tap | None = None,
     history: History | None = None,
 ) -> Ran:
-    """Run ``strategy``; StateError if the text that came out is not the target's.
+    """Run ``strategy``; StateError if its output is not the target's text.
 
     ``middles``: the models of a chain between drafter and target, by name, smallest first.
-    ``history``: what the cluster knows from jobs before; None: this is its first.
+    ``history``: measurements from earlier jobs, updated in place; None: this is the first.
     """
     makers = list((middles or {}).values())
     wanting = wanting_hidden(drafter)
@@ -89,13 +85,13 @@ def simulate(
         hidden=wanting[0],
         others=wanting[1:],
     )
-    nodes: dict[str, Any] = {"d0": (DraftMachine(limits, build, history), drafter)}
+    nodes: dict[Address, Any] = {DRAFT: (DraftMachine(limits, build, history), drafter)}
     sequences = {JOB: (*text.prompt, *text.output)}
     hidden = {JOB: text.hidden}
     for stage in range(1, stages + 1):
-        nodes[stage_node(stage)] = (StageMachine(stage, stages), OracleStage(sequences, hidden))
+        nodes[stage_address(stage)] = (StageMachine(stage, stages), OracleStage(sequences, hidden))
     for model, make in enumerate(makers, 1):
-        nodes[middle_node(model)] = (StageMachine(1, stages, middle=model), make())
+        nodes[middle_address(model)] = (StageMachine(1, stages, middle=model), make())
     simulation = Simulation(nodes, costs, tap=tap)
     spec = JobSpec(
         prompt_ids=text.prompt,
@@ -103,7 +99,7 @@ def simulate(
         sampling=text.sampling,
         strategy=strategy,
     )
-    simulation.post("d0", Envelope(SCHEDULER, 1, Submit(JOB, 1, tuple(spec.fields().items()))))
+    simulation.submit(JOB, spec)
     simulation.run()
     record = simulation.jobs[JOB]
     if tuple(record.tokens) != text.output or record.finish is None or record.finish.error:

@@ -1,6 +1,4 @@
-"""What the target says to a prompt, computed once by plain decoding: the truth every simulated run
-must give.
-"""
+"""The target's texts, computed once by plain decoding; every simulated run must reproduce them."""
 
 from __future__ import annotations
 
@@ -14,10 +12,9 @@ from flowspec.model.directory import ModelDirectory
 
 @dataclass(frozen=True)
 class Text:
-    """A prompt and what the target makes of it, as token ids.
+    """A prompt and the target's output for it, as token ids.
 
-    ``hidden``: the target's rows after its final norm ``[tokens, hidden]``, float32, if they
-    were asked for.
+    ``hidden``: the target's rows after its final norm, ``[tokens, hidden]``, float32, if requested.
     """
 
     prompt: tuple[int, ...]
@@ -34,8 +31,9 @@ def texts(
     *,
     hidden: bool = False,
 ) -> list[Text]:
-    """The target's own text of ``count`` tokens for every prompt and sampling; prompts it has no
-    room for are left out.
+    """The target's own text of up to ``count`` tokens for every sampling and prompt.
+
+    Prompts that leave no room for ``count`` tokens are left out.
     """
     import torch
 

@@ -1,4 +1,4 @@
--- Log entries, and stamps of emulated runs: 'SECONDS NODE', the nominal time at which NODE let something go;
+-- Log entries, and stamps of emulated runs: 'SECONDS NODE', the nominal time at which NODE sent something;
 -- '' in any other run.
 
 local function append(log, sender, seq, envelope, stamp)
@@ -13,7 +13,7 @@ local function seconds(stamp)
     return tonumber(string.match(stamp, '^%S+'))
 end
 
--- The later of two stamps; of equal ones the second.
+-- The later of two stamps; the second if they are equal.
 local function later(one, other)
     if one == '' or (other ~= '' and seconds(other) >= seconds(one)) then return other end
     return one

@@ -3,10 +3,10 @@
     python -m ops.bench.ablation [--lockstep] [--coupled] [--stages 4] [--tokens 64] [--seeds 3]
                                  [--prompts FILE.jsonl|DIR]
 
-The machines are the live ones under the virtual clock: a stage's pass costs 1, a growth's
-drafting 1, links nothing. The target's text is computed once by plain decoding; drafts are the
-draft model's own. ``--lockstep`` keeps the papers' barrier; the papers draft uncoupled,
-``--coupled`` does not. Prints Markdown.
+Runs the live machines under the virtual clock: a stage's pass costs 1, a growth's drafting 1, a
+link nothing. The target's text is computed once by plain decoding; the draft model drafts.
+``--lockstep`` keeps the papers' barrier. Drafting is uncoupled, as in the papers, unless
+``--coupled`` is given. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -33,9 +33,7 @@ ROWS = (
 
 @dataclass
 class Sum:
-    """Counters over many runs. Tokens after the first, which prefill gives; rows by fate are per
-    token.
-    """
+    """Sums over many runs. ``tokens`` leaves out each run's first, which prefill yields."""
 
     tokens: float = 0
     steps: float = 0
@@ -66,7 +64,7 @@ class Sum:
 
 
 def switched(strategy: str, *, coupled: bool, lockstep: bool) -> str:
-    """``strategy`` with the switches of this run."""
+    """``strategy`` with the options that this run's flags set."""
     switches = [] if strategy == "autoregressive" or coupled else ["coupled=off"]
     switches += ["lockstep=on"] if lockstep else []
     return ",".join([strategy if ":" in strategy else f"{strategy}:", *switches]).replace(":,", ":")

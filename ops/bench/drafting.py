@@ -1,17 +1,18 @@
-"""The drafter's own speed, and how much of drafting hides behind verification.
+"""The drafter's own speed, and the share of drafting that overlaps with verification.
 
     python -m ops.bench.drafting [--sources draft,head,ngram,draft+ngram] [--nodes 1,8,32,64]
                                  [--context 256] [--repeats 7] [--profile jetson-7b]
                                  [--strategies a,b,...] [--tokens 48]
 
-First table, real time of this machine, one torch thread: a step that drafts for ``nodes`` nodes
-of one level. *recomputed*: a pass a node over its whole path, nothing kept; *a pass a node*: KV
-kept, one row a pass; *one pass*: KV kept, all nodes of the level together, what FlowSpec does.
-Repeats take turns, medians count. Of sources to choose from each has rows of its own.
+First table, real time on this machine with one torch thread: a step that drafts for ``nodes``
+nodes of one level. *recomputed*: one pass per node over its whole path, without a KV cache; *a
+pass a node*: with a KV cache, one row per pass; *one pass*: with a KV cache, all nodes of the level
+together, as FlowSpec does. Variants alternate; medians over the repeats. Each source of a
+``a:b`` choice has its own rows.
 
-Second table, simulated on a profile with the first source's real acceptance: passes and rows of
-the drafter a committed token, prefill left out, and the share of drafting time during which some
-stage computed. Prints Markdown.
+Second table, simulated on a profile with the first source's real acceptance: the drafter's passes
+and rows per committed token, without prefill, and the share of drafting time during which a stage
+computed. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 
 from flowspec.cli.bench import strategies_of
-from flowspec.core.protocol.machine import Draft, Part
 from flowspec.core.protocol.messages import Returns
+from flowspec.core.protocol.work import Draft, Part, Pruned
+from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.emulation.profile import Profile
 from flowspec.emulation.profiles import load
@@ -42,12 +44,15 @@ from ops.bench.report import machine_line
 from ops.bench.systems import show
 from ops.bench.trace import TraceBench
 
-#: Continuations asked of every node: PipeDec's and SpecPipe's children.
+#: A run that keeps its rows between passes, and one that starts empty.
+KEPT = RunKey("kept", 1)
+FRESH = RunKey("fresh", 1)
+#: Candidates per node, as PipeDec's and SpecPipe's ``children``.
 WIDTH = 16
 
 
 class Level:
-    """A context of random tokens, and the ``nodes`` children of its last one, to draft for."""
+    """A context of random tokens, and ``nodes`` children of its last token to draft for."""
 
     def __init__(
         self, drafter: DraftExecutor, vocabulary: int, hidden: int, context: int, nodes: int
@@ -58,75 +63,67 @@ class Level:
         self._nodes = nodes
         self._tokens = drawn.integers(3, vocabulary, context + nodes).tolist()
         self._features = drawn.standard_normal((context, hidden), np.float32)
-        self._open("kept")
-        self._pass("kept", 0, 0, range(context), range(-1, context - 1), ())
+        self._open(KEPT)
+        self._pass(KEPT, range(context), ())
 
     def recomputed(self) -> float:
-        """Seconds of a pass a node over its whole path; making room for it is not counted."""
+        """Seconds of one pass per node over its whole path, without allocating its cache."""
         seconds = 0.0
         context = self._context
         for node in range(context, context + self._nodes):
-            self._open("fresh")
-            seconds += self._pass(
-                "fresh", 0, 0, (*range(context), node), range(-1, context), (context,)
-            )
-            self._drafter.release("fresh")
+            self._open(FRESH)
+            seconds += self._pass(FRESH, (*range(context), node), (context,))
+            self._drafter.release(FRESH)
         return seconds
 
     def one_by_one(self) -> float:
-        """Seconds of a pass a node over its own row."""
+        """Seconds of one pass per node over its own row."""
         return sum(self._below(at, 1) for at in range(self._nodes))
 
     def together(self) -> float:
         """Seconds of one pass over all nodes."""
         return self._below(0, self._nodes)
 
-    def _open(self, job: str) -> None:
-        self._drafter.allocate(job, self._context + self._nodes + 1, Sampling(), Returns())
+    def _open(self, run: RunKey) -> None:
+        self._drafter.allocate(run, self._context + self._nodes + 1, Sampling(), Returns())
         if self._drafter.wants_hidden:
-            self._drafter.learn(job, range(self._context), self._features)
+            self._drafter.learn(run, range(self._context), self._features)
 
     def _below(self, first: int, count: int) -> float:
-        context = self._context
-        ids = range(context + first, context + first + count)
-        return self._pass("kept", context, first, ids, (context - 1,) * count, tuple(range(count)))
+        ids = range(self._context + first, self._context + first + count)
+        # The first pass prunes the rows that the previous step computed.
+        pruned = None if first else Pruned((), ())
+        return self._pass(KEPT, ids, tuple(range(count)), pruned)
 
     def _pass(
         self,
-        job: str,
-        context: int,
-        held: int,
+        run: RunKey,
         ids: Sequence[int],
-        above: Sequence[int],
         answers: tuple[int, ...],
+        pruned: Pruned | None = None,
     ) -> float:
-        """Seconds of a pass over ``ids``, children of ``above``, behind ``context`` rows and
-        ``held`` of the level.
-        """
+        """Seconds of a pass over ``ids``: rows of the context or the level."""
+        context = self._context
         part = Part(
-            job=job,
-            epoch=0,
+            run=run,
             segment=-1,
             ids=tuple(ids),
-            positions=tuple(min(node, self._context) for node in ids),
+            parents=tuple(min(node, context) - 1 for node in ids),
+            positions=tuple(min(node, context) for node in ids),
             tokens=tuple(self._tokens[node] for node in ids),
             offsets=(),
-            context=context,
-            held=context + held,
-            moves=None,
-            parents=(*(-1,) * held, *(max(-1, parent - context) for parent in above)),
+            context=sum(node < context for node in ids),
+            pruned=pruned,
             answers=answers,
         )
-        work = Draft(part, WIDTH, parents=tuple(above))
+        work = Draft(part, WIDTH)
         began = time.perf_counter()
         self._drafter.run(work)
         return time.perf_counter() - began
 
 
 def step_seconds(level: Level, repeats: int) -> list[float]:
-    """Medians of a step recomputed, a pass a node and in one pass, which take turns; the first turn
-    is warm-up.
-    """
+    """Median seconds of a step: recomputed, a pass per node, one pass; the first turn warms up."""
     ways = (level.recomputed, level.one_by_one, level.together)
     taken = [[way() for way in ways] for _ in range(repeats + 1)][1:]
     return [statistics.median(column) for column in zip(*taken, strict=True)]
@@ -156,9 +153,7 @@ def speed_table(sources: Sequence[str], nodes: Sequence[int], context: int, repe
 
 
 def hidden_table(bench: TraceBench, profile: Profile, strategies: Sequence[str]) -> None:
-    """The second table, at the profile's own stage count; strategies that draft nothing are left
-    out.
-    """
+    """The second table, at the profile's stage count, without strategies that draft nothing."""
     show(f"\n{profile.name}, {profile.stages[0]} stages, simulated: {bench.line}")
     show(
         "| strategy | passes a token | rows a token | drafting, ms a token | of that hidden |\n"

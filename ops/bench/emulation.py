@@ -1,15 +1,16 @@
-"""The simulator against real workers on emulated devices: the same profile, strategy and prompts.
+"""Simulation against real workers on emulated devices: same profile, strategies and prompts.
 
     python -m ops.bench.emulation [--profiles jetson-7b,rtx3090-70b] [--stages N,...]
                                   [--strategies a,b,...] [--temperatures 0,1]
                                   [--draft slm|head|...] [--tokens 24] [--count 2]
-                                  [--stretch X] [--free]
+                                  [--stretch X] [--free] [--ratios]
 
 Emulated workers are real processes over Redis; their software is charged unless ``--free``. One
-cluster a profile and number of stages serves all strategies. ``over simulated``: time between
-tokens over the simulator's, which charges none. A run in which more than 1 percent of the inputs
-came behind what they might have changed is marked (refused): its figures are shown and are worth
-nothing. Prints Markdown.
+cluster per profile and stage count serves all strategies. ``over simulated``: time between tokens
+relative to the simulator's, which charges no software. A run in which more than 1 percent of the
+inputs arrived after an event that they could have changed is marked (refused): its figures are
+printed but invalid. ``--ratios``: print only ``over simulated``, one column per profile, stage
+count and temperature. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import argparse
 import itertools
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -50,6 +52,16 @@ COLUMNS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One strategy on one cluster: its row of the table, and its cell in the ratio table."""
+
+    strategy: str
+    cluster: str
+    row: str
+    ratio: str
+
+
 def token_seconds(runs: Sequence[Ran]) -> float:
     """Seconds between tokens, over all runs."""
     return sum(run.stats["decode_seconds"] for run in runs) / sum(
@@ -77,7 +89,7 @@ def simulated(
     return token_seconds(runs)
 
 
-def rows(
+def compare(
     found: Mapping[float, Sequence[Text]],
     strategies: Sequence[str],
     profile: Profile,
@@ -86,47 +98,57 @@ def rows(
     *,
     source: str,
     free: bool,
-) -> None:
-    """The table's rows of one profile, each shown as soon as it is known. ``found``: texts by
-    temperature.
-    """
+) -> Iterator[Comparison]:
+    """Yield each strategy's comparison when it has run. ``found``: texts by temperature."""
     models = (default_pair()[0], drafter_of(source))
     with EmulatedCluster(
         profile, stages, models=models, source=source, stretch=stretch, free_software=free
     ) as cluster:
-        known = History()  # both clusters serve all texts, and learn from them
+        known = History()  # kept across texts, as the emulated cluster does
         for temperature, strategy in itertools.product(found, strategies):
+            column = f"{profile.name}, {stages}, T = {temperature:g}"
             cell = f"| {strategy} | {profile.name} | {stages} | {temperature:g}"
             try:
                 done = cluster.run_all(found[temperature], strategy)
             except FlowSpecError as error:
-                show(f"{cell} | {error} | | | |")
+                yield Comparison(strategy, column, f"{cell} | {error} | | | |", "failed")
                 continue
             ours = token_seconds(done.runs)
             model = simulated(found[temperature], strategy, profile, stages, source, known)
             share = done.counts.overtaken / max(1, done.counts.inputs)
             mark = " (refused)" if share > OVERTAKEN_SHARE else ""
-            show(
-                f"{cell} | {ours * 1e3:.2f} | {model * 1e3:.2f} | {ours / model:.3f} | "
-                f"{share:.2%}{mark} |"
-            )
+            ratio = f"{ours / model:.3f}"
+            times = f"{ours * 1e3:.2f} | {model * 1e3:.2f} | {ratio} | {share:.2%}{mark}"
+            yield Comparison(strategy, column, f"{cell} | {times} |", ratio + mark)
+
+
+def ratio_table(found: Sequence[Comparison]) -> list[str]:
+    """A row per strategy, a column per cluster and temperature."""
+    cells = {(one.strategy, one.cluster): one.ratio for one in found}
+    strategies, columns = (dict.fromkeys(keys) for keys in zip(*cells, strict=True))
+    rows = (
+        f"| {strategy} | {' | '.join(cells[strategy, column] for column in columns)} |"
+        for strategy in strategies
+    )
+    return [f"| strategy | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|", *rows]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--profiles", default="jetson-7b", help="by commas (jetson-7b)")
-    parser.add_argument("--stages", default="", help="by commas; left out: each profile's first")
+    parser.add_argument("--profiles", default="jetson-7b", help="comma-separated (jetson-7b)")
+    parser.add_argument("--stages", default="", help="comma-separated; default: a profile's first")
     parser.add_argument(
-        "--strategies", default=",".join(EXACT), help="by commas; left out: every exact one"
+        "--strategies", default=",".join(EXACT), help="comma-separated; default: every exact one"
     )
-    parser.add_argument("--temperatures", default="0", help="by commas (0)")
+    parser.add_argument("--temperatures", default="0", help="comma-separated (0)")
     parser.add_argument(
         "--draft", default="slm", help="slm, head or ngram, several by + or : (slm)"
     )
-    parser.add_argument("--tokens", type=int, default=24, help="of every text (24)")
+    parser.add_argument("--tokens", type=int, default=24, help="tokens per text (24)")
     parser.add_argument("--count", type=int, default=2, help="prompts, of six kinds in turn (2)")
-    parser.add_argument("--stretch", type=float, default=0.0, help="left out: from a probe")
+    parser.add_argument("--stretch", type=float, default=0.0, help="default: from a probe")
     parser.add_argument("--free", action="store_true", help="charge no software")
+    parser.add_argument("--ratios", action="store_true", help="print only over simulated")
     try:
         run(parser.parse_args())
     except FlowSpecError as error:
@@ -144,7 +166,7 @@ def _prompts(count: int) -> list[str]:
 
 
 def run(given: argparse.Namespace) -> None:
-    """The whole table; ConfigError for what cannot be run, before anything is."""
+    """Print the whole table; ConfigError before the first run if any run is impossible."""
     strategies = strategies_of([given.strategies])
     profiles = [load(name) for name in given.profiles.split(",")]
     source = canonical(given.draft)
@@ -161,13 +183,14 @@ def run(given: argparse.Namespace) -> None:
         )
         for t in given.temperatures.split(",")
     }
-    show(f"| {' | '.join(COLUMNS)} |")
-    show("|---|---|---|---|---|---|---|---|")
+    if not given.ratios:
+        show(f"| {' | '.join(COLUMNS)} |")
+        show("|---|---|---|---|---|---|---|---|")
+    compared: list[Comparison] = []
     for profile in profiles:
         for stages in map(int, given.stages.split(",")) if given.stages else profile.stages[:1]:
-            first = next(iter(found.values()))[0]
             stretch = given.stretch or probe(
-                first,
+                next(iter(found.values()))[0],
                 "specpipe",
                 profile,
                 stages,
@@ -175,8 +198,15 @@ def run(given: argparse.Namespace) -> None:
                 source=source,
                 free_software=given.free,
             )
-            rows(found, strategies, profile, stages, stretch, source=source, free=given.free)
+            for one in compare(
+                found, strategies, profile, stages, stretch, source=source, free=given.free
+            ):
+                compared.append(one)
+                if not given.ratios:
+                    show(one.row)
             show(f"\n{profile.name}, {stages} stages: stretch {stretch:g}\n")
+    if given.ratios:
+        show("\n".join(ratio_table(compared)))
 
 
 if __name__ == "__main__":

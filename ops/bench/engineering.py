@@ -1,34 +1,23 @@
-"""The engineering bar: the time between tokens over what each system's own formula gives.
+"""The engineering bar: time between tokens relative to each system's own formula.
 
     python -m ops.bench.engineering [--profiles a,b] [--stages N] [--strategies a,b,...]
                                     [--source slm] [--temperature 0] [--tokens 48] [--per-kind 1]
                                     [--timeline] [--emulate [--stretch X] [--count 2]]
 
-A formula's inputs are the run's own: c, mean seconds of a pass, by stage; l, of a message of
-rows over a link, by link, 0 (draft worker to stage 1) to N (back); d, of a pass of the drafter;
-R, tokens a round, and so the hit share h = 1 - 1/R (the fill at a run's beginning costs what a
-miss costs). ``way`` is the sum of all c and l; ``pace`` the longest time a pass takes or a
-message keeps its link; ``step`` = max(d, c + l); D, passes for a round's first tree. s: how many
-segments behind the first of its round the last one judged lies, a round.
+The formulas, in seconds per round, are the table in docs/algorithms.md#closed-forms. Their inputs
+are measured in the run: mean seconds of a pass, by stage; of a message of rows, by link from 0
+(draft worker to stage 1) to N (back); of a drafter pass; tokens per round R, which gives the hit
+share 1 - 1/R (the initial fill costs as much as a miss); s, the number of segments between the
+first and the last one judged in a round.
 
-| system | seconds a round | source (sections of algorithms.md) | |---|---|---| | autoregressive
-| way | PipeDec, 3.7 | | naive_pp | D d + way + (segments - 1) pace | FlowSpec, 6 | | pruned_pp |
-D d + way + s pace | FlowSpec, 2.6, 6 | | flowspec | D d + way + s max(pace, d e); e: passes of
-the drafter a segment behind the first | FlowSpec, 2.5, 2.11 | | pipedec, pipedec_head | (N + R -
-1) step: step (1 + (1 - h) (N - 1)) a token | PipeDec, 3.7, 3.3 | | specpipe, auto | way + (R -
-1) step: step + (1 - h) (way - step) a token | SpecPipe, 4.3, 9.22 | | pipespec | R way / E(h,
-window); window: what is drafted during way | PipeSpec, 5.2 | | speculative, static_tree | D d +
-way | PipeSpec, 5.3; SpecInfer, 6 | | chain | way + h / (1 - h^w) max(pace, w d): a step for each
-window of w the tokens reach | PipeInfer, 6 |
-
-The last formula and the layered ones take it that a hit is in the next segment. Where the hit
-subtree has no rows there, its next ones come behind a gap (partial starvation, 3.3, 4.1), which
-they leave out: ``gaps counted`` has s, as counted, in the place of R - 1 and of the windows
-expected. No chain has a middle model. The simulation charges no software; with equal costs an
-emulated run is the same, event by event, so ``over free`` is charged emulated over simulated.
-What an emulated run's stats do not tell, links and s, is taken from the simulated run of the
-same texts. ``--timeline``: where the time went in cells above 1.10, on the path of each
-verdict's segment. Prints Markdown.
+The formulas of chain and of the layered systems assume that a hit is in the next segment. If the
+hit subtree has no rows there, its next rows follow after a gap (partial starvation,
+docs/algorithms.md#layers), which the formulas ignore: ``gaps counted`` replaces R - 1, or the
+expected number of windows, by the counted s. No chain has a middle model. The simulation charges no
+software, and with equal costs an emulated run has the same events, so ``over free`` is emulated
+with software charged relative to simulated. Links and s, which the stats of an emulated run lack,
+are those of the simulated run of the same texts. ``--timeline``: where the time went in cells above
+1.10, along the path of each verdict's segment. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -42,7 +31,7 @@ from itertools import pairwise
 from typing import Any
 
 from flowspec.cli.bench import strategies_of
-from flowspec.core.protocol.messages import DRAFT, stage_node
+from flowspec.core.protocol.addresses import DRAFT, stage_address
 from flowspec.emulation.profile import Profile
 from flowspec.emulation.profiles import load, names
 from flowspec.errors import FlowSpecError
@@ -55,18 +44,17 @@ from ops.bench.closed_forms import pipedec_step, pipeline_token_seconds, pipespe
 from ops.bench.systems import show
 from ops.bench.trace import CommittedStep, Trace, TraceBench
 
-#: The time between tokens over the formula's, at most.
+#: Upper bound of the time between tokens relative to the formula's.
 BAR = 1.10
 
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """What runs of one system came to: means in seconds, ``seconds`` of a token after each run's
-    first.
+    """Means over the runs of one system. Times are in seconds.
 
-    ``passes`` by stage; ``links`` over link 0 to N, of which a message ``kept`` it to itself;
-    ``draft``: a pass of the drafter. ``tokens``, ``segments``, ``drafts`` and ``steps`` (s) are
-    counts a round.
+    ``seconds``: per token after each run's first. ``passes``: of a pass, by stage. ``links``: of a
+    message, by link from 0 to N; ``kept``: the part during which it occupied the link. ``draft``:
+    of a drafter pass. ``tokens``, ``segments``, ``drafts`` and ``steps`` (s) are counts per round.
     """
 
     seconds: float
@@ -81,7 +69,7 @@ class MeasuredRun:
 
     @classmethod
     def of(cls, runs: Sequence[Ran], traces: Sequence[Trace]) -> MeasuredRun:
-        """Of ``runs``; ``traces`` are of the simulated runs of the same texts."""
+        """Measure ``runs``; ``traces`` are of the simulated runs of the same texts."""
         stats = [run.stats for run in runs]
         rounds, drafts = (sum(one[name] for one in stats) for name in ("rounds", "draft_passes"))
         tokens = sum(one["tokens"] - 1 for one in stats)
@@ -92,7 +80,7 @@ class MeasuredRun:
             / sum(one["stage_passes"][k - 1] for one in stats)
             for k in stages
         ]
-        senders = (DRAFT, *map(stage_node, stages))
+        senders = (DRAFT, *map(stage_address, stages))
         kept = [
             sum(t.kept[node] for t in traces) / sum(t.messages[node] for t in traces)
             for node in senders
@@ -111,22 +99,22 @@ class MeasuredRun:
 
     @property
     def hit(self) -> float:
-        """Share of tokens that did not begin a round."""
+        """Share of tokens that did not start a round."""
         return 1 - 1 / self.tokens
 
     @property
     def way(self) -> float:
-        """Once through the pipeline and back."""
+        """Seconds once through the pipeline and back."""
         return pipeline_token_seconds((0.0, *self.passes), self.links)
 
     @property
     def pace(self) -> float:
-        """Between two segments that follow each other closely."""
+        """Least seconds between two consecutive segments."""
         return max(*self.passes, *self.kept)
 
     @property
     def step(self) -> float:
-        """A timestep that hits: the drafter's or the slowest group's, its transfer included."""
+        """Seconds of a timestep with a hit: the drafter's, or the slowest group's with transfer."""
         return pipedec_step(self.draft, self.passes, self.links[1:])
 
 
@@ -146,7 +134,7 @@ def _pipespec(m: MeasuredRun, made: Any) -> float:
     )
 
 
-#: Seconds a round, from what was measured and the strategy.
+#: Seconds per round as a function of the measurements and the strategy.
 FORMULAS: dict[str, Callable[[MeasuredRun, Any], float]] = {
     "autoregressive": lambda m, made: m.way,
     "naive_pp": lambda m, made: _first(m, made.params.loops + 1) + (m.segments - 1) * m.pace,
@@ -161,14 +149,12 @@ FORMULAS: dict[str, Callable[[MeasuredRun, Any], float]] = {
     "chain": lambda m, made: m.way + m.steps * max(m.pace, made.params.window * m.draft),
     "auto": lambda m, made: m.way + m.steps * m.step,
 }
-#: Those whose own formula knows no gaps.
+#: Systems whose formula ignores gaps.
 GAPLESS = ("pipedec", "pipedec_head", "specpipe", "chain", "auto")
 
 
 def predicted(strategy: str, m: MeasuredRun, *, gaps: bool = False) -> float:
-    """Seconds a token by the formula of ``strategy``; ``gaps``: count them where it leaves them
-    out.
-    """
+    """Seconds per token by the formula of ``strategy``; ``gaps``: count gaps that it ignores."""
     name = strategy.partition(":")[0]
     made = build(strategy, len(m.passes))
     if name in GAPLESS and not gaps:
@@ -181,8 +167,8 @@ def predicted(strategy: str, m: MeasuredRun, *, gaps: bool = False) -> float:
 
 
 def path(trace: Trace, verdict: CommittedStep) -> Iterator[tuple[str, float]]:
-    """What the segment of ``verdict`` spent its time on and since when, the last first."""
-    nodes = sorted((node for node in trace.kept if node != DRAFT), key=lambda node: -int(node[1:]))
+    """Phases of the segment of ``verdict``, last first, each with its start."""
+    nodes = sorted((node for node in trace.kept if node != DRAFT), key=lambda node: -node.number)
     passes = {
         span.node: span
         for span in trace.spans
@@ -204,8 +190,9 @@ def path(trace: Trace, verdict: CommittedStep) -> Iterator[tuple[str, float]]:
 
 
 def timesteps(trace: Trace, verdict: CommittedStep) -> Iterator[tuple[str, float]]:
-    """What the timesteps up to ``verdict`` waited for and since when, the last first: each for what
-    ended last.
+    """Phases of the timesteps up to ``verdict``, last first, each with its start.
+
+    A timestep waits for the pass that ends last.
     """
     for end, begin in pairwise(sorted((at for at in trace.ends if at <= verdict.at), reverse=True)):
         last = max(
@@ -218,7 +205,7 @@ def timesteps(trace: Trace, verdict: CommittedStep) -> Iterator[tuple[str, float
 
 
 def waits(trace: Trace) -> Iterator[tuple[CommittedStep, dict[str, float]]]:
-    """Every verdict after the first, and what the seconds since the one before were spent on."""
+    """Every verdict after the first, with the seconds since the previous one by phase."""
     for before, verdict in pairwise(trace.verdicts):
         parts: dict[str, float] = defaultdict(float)
         now = verdict.at
@@ -226,7 +213,7 @@ def waits(trace: Trace) -> Iterator[tuple[CommittedStep, dict[str, float]]]:
             since = min(now, max(since, before.at))
             parts[what] += now - since
             now = since
-        # What is left the segment had not been sent.
+        # In the remaining time the segment had not been sent.
         drafts = (span for span in trace.spans if span.node == DRAFT)
         drafted = sum(max(0.0, min(span.end, now) - max(span.start, before.at)) for span in drafts)
         parts["waiting for the drafter"] += drafted
@@ -235,7 +222,7 @@ def waits(trace: Trace) -> Iterator[tuple[CommittedStep, dict[str, float]]]:
 
 
 def timeline(traces: Sequence[Trace]) -> list[str]:
-    """Markdown: where a token's time went, after a hit, after a miss, and over all."""
+    """Markdown table of the time per token by phase: after a hit, after a miss, over all."""
     spent: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     tokens = [0, 0]
     for verdict, parts in (wait for trace in traces for wait in waits(trace)):
@@ -257,7 +244,7 @@ def timeline(traces: Sequence[Trace]) -> list[str]:
 
 
 def cells(strategy: str, m: MeasuredRun) -> list[str]:
-    """Measured milliseconds, over the formula, over that with gaps."""
+    """Measured milliseconds; relative to the formula; relative to the formula with gaps."""
     gaps = (
         f"{m.seconds / predicted(strategy, m, gaps=True):.3f}"
         if strategy.partition(":")[0] in GAPLESS
@@ -269,7 +256,7 @@ def cells(strategy: str, m: MeasuredRun) -> list[str]:
 def row(
     bench: TraceBench, strategy: str, profile: Profile, stages: int, cluster: EmulatedCluster | None
 ) -> tuple[list[str], list[str]]:
-    """The table's row, and the timeline if it is above the bar."""
+    """A row of the table, and its timeline if it exceeds the bar."""
     runs, traces = bench.run(strategy, profile, stages)
     m = MeasuredRun.of(runs, traces)
     found = [
@@ -301,8 +288,9 @@ def rows(
     stages: int,
     stretch: float | None,
 ) -> list[str]:
-    """One profile's rows, each shown as it comes; the timelines. ``stretch``: of the emulation;
-    None: there is none, 0: from a probe.
+    """Print one profile's rows as they are measured; return the timelines.
+
+    ``stretch``: of the emulation; 0: from a probe; None: no emulation.
     """
     lines: list[str] = []
     with ExitStack() as stack:
@@ -322,9 +310,7 @@ def rows(
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--profiles", default=",".join(names()))
-    parser.add_argument(
-        "--stages", type=int, default=0, help="0: every count a profile is meant for"
-    )
+    parser.add_argument("--stages", type=int, default=0, help="0: every stage count of the profile")
     parser.add_argument(
         "--strategies", default=",".join(EXACT), help="separated by spaces or commas"
     )
@@ -333,7 +319,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--per-kind", type=int, default=1)
     parser.add_argument("--count", type=int, default=0, help="prompts at most; 0: all")
-    parser.add_argument("--timeline", action="store_true", help=f"of every cell above {BAR:g}")
+    parser.add_argument("--timeline", action="store_true", help=f"for every cell above {BAR:g}")
     parser.add_argument(
         "--emulate", action="store_true", help="real workers on emulated devices, software charged"
     )

@@ -1,8 +1,7 @@
-"""What each system's own formula gives in the unit of ``ops.bench.systems``, at a measured
-acceptance.
+"""Each system's own formula in the unit of ``ops.bench.systems``, at a measured acceptance.
 
-Systems without one here have none in their papers: what a FlowSpec round costs depends on where
-in the tree each verdict falls, and pruned_pp ends a round wherever its tree does.
+The other systems have no formula in their papers: the cost of a FlowSpec round depends on where in
+the tree each verdict falls, and pruned_pp ends a round wherever its tree ends.
 """
 
 from __future__ import annotations
@@ -19,30 +18,28 @@ from ops.bench.closed_forms import pipeline_token_seconds, pipespec_tokens
 
 
 class RunCounts(Protocol):
-    """Counts of some runs: ``tokens`` after the first, ``rounds`` with the one each run begins
-    with.
-    """
+    """Counts over runs: ``tokens`` after the first, ``rounds`` including each run's first."""
 
     tokens: float
     rounds: float
 
 
 def predicted(strategy: str, stages: int, measured: RunCounts, draft_pass: float) -> float | None:
-    """Steps between tokens; None for a system without a formula. ``draft_pass``: a drafter's pass,
-    in steps.
+    """Steps between tokens; None for a system without a formula.
+
+    ``draft_pass``: a drafter pass, in steps.
     """
     name = strategy.partition(":")[0]
     made = build(strategy, stages)
-    # The fill at a run's beginning costs what a miss costs, and the last token's miss costs
-    # nothing: so the share of tokens that did not begin a round is the acceptance the formulas
-    # want.
+    # The initial fill costs as much as a miss, and the last token's miss costs nothing, so the
+    # formulas' acceptance is the share of tokens that did not start a round.
     per_round = measured.tokens / measured.rounds
     hit = 1 - 1 / per_round
     match name:
         case "autoregressive":
             return pipeline_token_seconds([1.0] * stages, [0.0] * stages)
         case "pipedec" | "pipedec_head" | "specpipe":
-            # The missed token itself takes a step of those the refill takes: n - 1 more (9.22).
+            # The missed token itself takes one of the refill's n steps; n - 1 remain.
             return expected_tbt([1.0] * stages, hit, refill=stages - 1)
         case "naive_pp":
             return (7 * draft_pass + 2 * stages) / per_round
@@ -59,8 +56,9 @@ def predicted(strategy: str, stages: int, measured: RunCounts, draft_pass: float
 
 
 def _chain(hit: float, window: int, stages: int) -> float:
-    """A round is the fill, and a step for each window its tokens reach; tokens per round are
-    geometric.
+    """A round is the fill and one step per window that its tokens reach.
+
+    The number of tokens per round has a geometric distribution.
     """
     if hit == 0:
         return float(stages)

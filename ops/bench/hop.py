@@ -1,11 +1,11 @@
-"""What a hop costs: ours against a bare one, our commit against bare writes, our prune against a
-bare copy.
+"""Cost of a hop, a commit and a prune, against a bare hop, bare writes and a bare copy.
 
-    python -m ops.bench.hop [--rounds N]
+    python -m ops.bench.hop [--rounds N] [--runs 1]
 
-Everything in one run, on a private broker over a unix socket, each process with one thread. A
-hop is from the moment a stage has finished its pass to the moment the next one starts on it;
-both read the machine-wide monotonic clock. Prints Markdown.
+All in one run, on a private broker over a unix socket, with one thread per process. A hop lasts
+from the end of a stage's pass to the start of the next stage's pass; both read the machine-wide
+monotonic clock. ``--runs``: measure several times and print the median of the p50 and the highest
+p99. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import argparse
 import multiprocessing as mp
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -28,29 +29,23 @@ from flowspec.broker.redis_client import DirectClient
 from flowspec.broker.redis_control import RedisControl
 from flowspec.broker.redis_link import RedisLink
 from flowspec.broker.server import PrivateBroker
-from flowspec.core.protocol.machine import (
-    Accepted,
-    Allocate,
-    Choice,
-    Commit,
-    Pass,
-    PassDone,
-    Send,
-    Work,
-    WorkResult,
-)
-from flowspec.core.protocol.messages import Answer, Envelope, Open, Prune, Segment, stage_node
+from flowspec.core.protocol.addresses import DRAFT, Address, stage_address
+from flowspec.core.protocol.machine import Accepted, Allocate, Commit, Send
+from flowspec.core.protocol.messages import Answer, Envelope, Message, Open, Prune, Segment
 from flowspec.core.protocol.sequence import SeqWriter
+from flowspec.core.protocol.work import Choice, Pass, PassDone, Work, WorkResult
+from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.live import Worker
 from flowspec.model.masks import full_mask
+from flowspec.model.rows import ContiguousRows
 from ops.bench.jobs import running_job
 from ops.bench.parts import PROMPT, ROWS, parts
 from ops.bench.report import Quantiles, machine_line
 from ops.bench.writes import commits, prunes
 
-#: Hidden sizes (float32) that make 16 rows of 16 and of 128 KB.
+#: Hidden sizes (float32) at which 16 rows take 16 KB and 128 KB.
 HIDDEN = {"16 KB": 256, "128 KB": 2048}
 
 
@@ -59,10 +54,15 @@ HIDDEN = {"16 KB": 256, "128 KB": 2048}
 
 @dataclass
 class Stopwatch:
-    """A performer that computes nothing and notes when its passes start and end."""
+    """A performer that computes no layers and records when its passes start and end.
+
+    The hop includes the preparation of a pass: taking the rows, placing them and building their
+    mask.
+    """
 
     hidden: int
     last: bool
+    places: ContiguousRows = field(default_factory=ContiguousRows)
     started: dict[int, float] = field(default_factory=dict)
     ended: dict[int, float] = field(default_factory=dict)
 
@@ -70,8 +70,9 @@ class Stopwatch:
         assert isinstance(work, Pass)
         (part,) = work.parts
         if not part.tokens:
-            link.take_rows(part.job, part.epoch, part.segment)
-        full_mask(part.context, part.parents, len(part.ids))
+            link.take_rows(part.run, part.segment)
+        placement = self.places.place(part)
+        full_mask(placement.context, placement.parents, len(part.ids))
         self.started[part.segment] = time.monotonic()
         self.out = np.zeros((len(part.ids), self.hidden), dtype=np.float32)
         done = PassDone((Choice(tuple(7 for _ in part.answers)),))
@@ -83,7 +84,7 @@ class Stopwatch:
     def learn(self, output: Any, link: Link) -> None:
         raise NotImplementedError
 
-    def release(self, job: str) -> None: ...
+    def release(self, run: RunKey) -> None: ...
 
     def rows(self, part: int, offsets: Sequence[int]) -> Any:
         return self.out if len(offsets) == len(self.out) else self.out[list(offsets)]
@@ -94,14 +95,14 @@ class Stopwatch:
 
 def stage_process(url: str, stage: int, hidden: int, pipe: Any) -> None:
     watch = Stopwatch(hidden, last=stage == 2)
-    worker = Worker(StageMachine(stage, 2), RedisLink(url, Keys(), stage_node(stage), 2), watch)
+    worker = Worker(StageMachine(stage, 2), RedisLink(url, Keys(), stage_address(stage), 2), watch)
     pipe.send("ready")
     worker.run(pipe.poll)
     pipe.send((watch.started, watch.ended))
 
 
 def our_hop(url: str, hidden: int, rounds: int) -> list[float]:
-    """Seconds from stage 1's end to stage 2's start per segment."""
+    """Seconds from the end of stage 1's pass to the start of stage 2's, per segment."""
     ends = []
     processes = []
     for stage in (1, 2):
@@ -123,36 +124,41 @@ def our_hop(url: str, hidden: int, rounds: int) -> list[float]:
 
 
 def drive(url: str, rounds: int) -> None:
-    """Play the draft worker: one segment of a root and 15 children at a time, the root always
-    accepted.
-    """
+    """Play the draft worker: segments of a root and 15 children, one at a time; accept the root."""
     control = RedisControl(url, Keys())
-    link = RedisLink(url, Keys(), "d0", 2)
+    link = RedisLink(url, Keys(), DRAFT, 2)
     seqs = SeqWriter()
+    stages = (stage_address(1), stage_address(2))
     job = running_job(control, stages=2)
+    run = RunKey(job, 1)
     link.read(1.0)
 
-    def tell(node: str, message: Any) -> Send:
-        return Send(node, Envelope("d0", seqs.next(node), message))
+    def tell(to: Address, message: Message) -> Send:
+        return Send(to, Envelope(DRAFT, seqs.next(to), message))
 
-    opened = Open(job, 1, PROMPT, PROMPT + rounds + 600, Sampling())
+    opened = Open(run, PROMPT, PROMPT + rounds + 600, Sampling())
     ids = tuple(range(PROMPT))
-    prompt = Segment(job, 1, 0, 0, ids, tuple(at - 1 for at in ids), ids, ids)
+    prompt = Segment(run, 0, 0, ids, tuple(at - 1 for at in ids), ids, ids)
     link.write(
-        [Accepted(job, 1, ids, "bench"), tell("s1", opened), tell("s2", opened), tell("s1", prompt)]
+        [
+            Accepted(run, ids, "bench"),
+            *(tell(stage, opened) for stage in stages),
+            tell(stages[0], prompt),
+        ]
     )
     wait_for_result(link)
     root = PROMPT
     last = PROMPT - 1
     for at in range(rounds):
-        prune = Prune(job, 1, PROMPT - 1 + at, (last,), root, ())
-        envelopes = tuple(Envelope("d0", seqs.next(node), prune) for node in ("s1", "s2"))
-        commit = Commit(job, 1, PROMPT - 1 + at, at, 1, (7,), "", ("s1", "s2"), envelopes)
+        prune = Prune(run, PROMPT - 1 + at, (last,), root, ())
+        envelopes = tuple(Envelope(DRAFT, seqs.next(stage), prune) for stage in stages)
+        commit = Commit(run, PROMPT - 1 + at, at, 1, (7,), "", stages, envelopes)
         link.write([CommitText(commit, " seven")])
         rows = tuple(range(root, root + ROWS))
         parents = (last, *(root for _ in rows[1:]))
         positions = (PROMPT + at, *(PROMPT + at + 1 for _ in rows[1:]))
-        link.write([tell("s1", Segment(job, 1, at + 1, 1, rows, parents, positions, rows))])
+        segment = Segment(run, at + 1, 1, rows, parents, positions, rows)
+        link.write([tell(stages[0], segment)])
         wait_for_result(link)
         last = root
         root = root + ROWS
@@ -183,11 +189,9 @@ def bare_reader(url: str, rounds: int, pipe: Any) -> None:
 
 
 def bare_hop(url: str, size: int, rounds: int) -> list[float]:
-    """Seconds from before XADD to after the blocking XREAD that got it, by the fastest client we
-    have.
+    """Seconds from before XADD to after the blocking XREAD of its entry, by the fastest client.
 
-    The stream is kept short, as ours are: a server whose memory grows with every entry is no
-    measure.
+    The stream is trimmed, as ours are: a server whose memory grows per entry is slower.
     """
     ours, theirs = mp.Pipe()
     process = mp.Process(target=bare_reader, args=(url, rounds, theirs))
@@ -208,35 +212,51 @@ def bare_hop(url: str, size: int, rounds: int) -> list[float]:
     return [got - put for got, put in zip(stamps[10:], sent[10:], strict=True)]
 
 
+def repeated(runs: int, measure: Callable[[str], Sequence[Sequence[float]]]) -> list[Quantiles]:
+    """Quantiles over ``runs`` calls of ``measure``, one per series of seconds it returns.
+
+    ``measure`` gets the URL of a new broker each time.
+    """
+    found = []
+    for _ in range(runs):
+        with PrivateBroker() as broker:
+            found.append([Quantiles.of(series) for series in measure(broker.url)])
+    return [Quantiles.over(series) for series in zip(*found, strict=True)]
+
+
 def main() -> None:
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--rounds", type=int, default=2000)
-    rounds = arguments.parse_args().rounds
+    arguments.add_argument("--runs", type=int, default=1)
+    given = arguments.parse_args()
     print(machine_line())
-    with PrivateBroker() as broker:
-        report_hops(broker.url, rounds)
-        bare, ours = commits(broker.url, rounds)
+    report_hops(given.rounds, given.runs)
+    bare, ours = repeated(given.runs, lambda url: commits(url, given.rounds))
     print("\n| | p50 us | p99 us | over bare |\n|---|---|---|---|")
-    print(Quantiles.of(bare).row("bare EVALSHA, 10 writes"))
-    print(Quantiles.of(ours).row("our commit, 4 stages", bare=Quantiles.of(bare)))
-    same, block, prune = prunes(max(200, rounds // 5))
+    print(bare.row("bare EVALSHA, 10 writes"))
+    print(ours.row("our commit, 4 stages", bare=bare))
+    same, block, prune = repeated(given.runs, lambda _: prunes(max(200, given.rounds // 5)))
     print("\n| | p50 us | p99 us | over bare |\n|---|---|---|---|")
-    print(Quantiles.of(same).row("in-place copy of the same 12 rows"))
-    print(Quantiles.of(block).row("in-place copy of 12 neighbouring rows"))
-    print(Quantiles.of(prune).row("our prune, 80 rows to 12", bare=Quantiles.of(same)))
+    print(same.row("in-place copy of the same 12 rows"))
+    print(block.row("in-place copy of 12 neighbouring rows"))
+    print(prune.row("our prune, 80 rows to 12", bare=same))
 
 
-def report_hops(url: str, rounds: int) -> None:
+def report_hops(rounds: int, runs: int) -> None:
     print("\n| hop | p50 us | p99 us | over bare |\n|---|---|---|---|")
     for name, hidden in HIDDEN.items():
-        bare = Quantiles.of(bare_hop(url, ROWS * hidden * 4, rounds))
-        ours = Quantiles.of(our_hop(url, hidden, rounds))
+        bare, ours = repeated(runs, partial(_both_hops, hidden=hidden, rounds=rounds))
         print(bare.row(f"bare, {name}"))
         print(ours.row(f"ours, {name}", bare=bare))
     for name, hidden in HIDDEN.items():
         print(f"\n| of ours at {name} | us |\n|---|---|")
-        for part, seconds in parts(url, hidden).items():
-            print(f"| {part} | {seconds * 1e6:.0f} |")
+        with PrivateBroker() as broker:
+            for part, seconds in parts(broker.url, hidden).items():
+                print(f"| {part} | {seconds * 1e6:.0f} |")
+
+
+def _both_hops(url: str, *, hidden: int, rounds: int) -> tuple[list[float], list[float]]:
+    return bare_hop(url, ROWS * hidden * 4, rounds), our_hop(url, hidden, rounds)
 
 
 if __name__ == "__main__":

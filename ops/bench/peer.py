@@ -5,12 +5,11 @@
                                         [--drafts 2,4,8,16,8@0.5] [--prompts FILE.jsonl]
                                         [--repeats 1] [--peer .peer]
 
-Nothing is emulated. Both sides compute in float32 with one thread a process and decode greedily.
-Both are stars: client or draft worker in the middle, with our broker, and one link to each
-stage, every connection behind a TCP relay that adds the latency each way. Theirs is C++, ours
-Python and PyTorch. Times are decode only: without loading and prefill. ``--drafts``: llama.cpp's
-longest draft, ``8@0.5`` one that ends early where a token's probability is below 0.5. Prints
-Markdown.
+Nothing is emulated. Both sides compute in float32 with one thread per process and decode greedily.
+Both are stars: client or draft worker (with our broker) in the middle, one link to each stage,
+every connection through a TCP relay that adds the latency each way. Theirs is C++, ours Python and
+PyTorch. Times are decode only, without loading and prefill. ``--drafts``: llama.cpp's maximum draft
+length; ``8@0.5`` ends a draft early at a token whose probability is below 0.5. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -47,9 +46,7 @@ OURS_PLAIN = "ours, autoregressive"
 
 @dataclass(frozen=True, slots=True)
 class PeerPrompt:
-    """A user's ``text``, the ``ids`` it becomes in the chat template, and their text without the
-    first one.
-    """
+    """A user's ``text``, its ``ids`` in the chat template, and the text of ids after the first."""
 
     text: str
     ids: tuple[int, ...]
@@ -62,14 +59,14 @@ System = Callable[[PeerPrompt], LlamaRun]
 
 @dataclass(slots=True)
 class Results:
-    """Runs of one table. ``tbt``: seconds a token by system, then by prompt, repeats in turn."""
+    """Runs of one table. ``tbt``: seconds per token by system, prompt and repeat."""
 
     tbt: dict[str, list[list[float]]] = field(default_factory=dict)
     same: dict[str, list[bool]] = field(default_factory=dict)
     repeated: list[float] = field(default_factory=list)
 
     def add(self, system: str, prompt: int, run: LlamaRun, expected: str) -> None:
-        """``expected``: the target's own text, as far as whole characters go."""
+        """Add a run; ``expected``: the target's own text up to its last whole character."""
         times = self.tbt.setdefault(system, [])
         if len(times) <= prompt:
             times.append([])
@@ -77,18 +74,18 @@ class Results:
         self.same.setdefault(system, []).append(run.text.startswith(expected))
 
     def medians(self, system: str) -> list[float]:
-        """Seconds a token, the median of the repeats, by prompt."""
+        """Seconds per token by prompt, the median over the repeats."""
         return [statistics.median(times) for times in self.tbt[system]]
 
     def over(self, system: str, other: str) -> str:
-        """How many times as fast as ``other``: the median of the prompts' ratios."""
+        """Speedup over ``other``: the median of the prompts' ratios."""
         if other not in self.tbt:
             return "-"
         ratios = [b / a for a, b in zip(self.medians(system), self.medians(other), strict=True)]
         return f"{statistics.median(ratios):.2f}x"
 
     def lines(self) -> Iterator[str]:
-        """The table, one row a system."""
+        """The table, one row per system."""
         yield (
             "| system | ms a token, median | least to most | over llama.cpp plain "
             "| over its own plain | same text |"
@@ -109,7 +106,7 @@ class Results:
         yield f"\nBest of ours over best of theirs: {best} over {theirs}, {self.over(best, theirs)}"
 
     def best(self, *, ours: bool) -> str:
-        """The system with the lowest median, of ours or of theirs."""
+        """The system with the lowest median, among ours or theirs."""
         names = [system for system in self.tbt if ours != system.startswith(PLAIN)]
         return min(names, key=lambda system: statistics.median(self.medians(system)))
 
@@ -117,7 +114,7 @@ class Results:
 def ours(
     client: Client, strategy: str, prompt: PeerPrompt, tokens: int
 ) -> tuple[LlamaRun, tuple[int, ...]]:
-    """One job of ours and the ids it gave."""
+    """Run one job in our pipeline; the run and its output ids."""
     result = client.submit(prompt_ids=prompt.ids, max_new_tokens=tokens, strategy=strategy).result()
     seconds = float(result.stats["decode_seconds"])
     return LlamaRun(result.text, seconds / max(1, len(result.token_ids) - 1)), result.token_ids
@@ -125,7 +122,7 @@ def ours(
 
 @contextlib.contextmanager
 def our_pipeline(setup: Setup, latency: float, logs: Path) -> Iterator[Client]:
-    """A pipeline whose stages are ``latency`` seconds from broker and draft worker."""
+    """A pipeline whose links to the stages have ``latency`` seconds each way."""
     with contextlib.ExitStack() as stack:
         broker = stack.enter_context(PrivateBroker())
         url = urlsplit(broker.url)
@@ -140,7 +137,7 @@ def our_pipeline(setup: Setup, latency: float, logs: Path) -> Iterator[Client]:
 
 @contextlib.contextmanager
 def their_pipeline(peer: Peer, setup: Setup, latency: float, logs: Path) -> Iterator[Llama]:
-    """llama.cpp with its stages ``latency`` seconds from the client."""
+    """llama.cpp whose links to the stages have ``latency`` seconds each way."""
     target = open_directory(setup.target)
     with (
         servers(peer, setup.stages, logs) as addresses,
@@ -156,7 +153,7 @@ def systems(
     draftings: Sequence[DraftOptions],
     tokens: int,
 ) -> dict[str, System]:
-    """What decodes ``tokens`` tokens of a prompt, by name."""
+    """Functions that decode ``tokens`` tokens of a prompt, by system name."""
     theirs: dict[str, System] = {PLAIN: lambda prompt: llama.plain(prompt.rendered, tokens)}
     for by in draftings:
         theirs[f"{PLAIN}, {by}"] = partial(_drafted, llama, tokens, by)
@@ -179,12 +176,12 @@ def table(
     tokens: int,
     repeats: int,
 ) -> Results:
-    """Every system on every prompt in turn, each prompt beginning with another system."""
+    """Run every system on every prompt in turn; each prompt starts with a different system."""
     results = Results({system: [] for system in found})
     for at, prompt in enumerate(prompts):
         if llama.token_ids(prompt.rendered) != prompt.ids:
             raise ConfigError(
-                f"llama.cpp makes other token ids of the prompt {prompt.text[:40]!r}; expected "
+                f"llama.cpp encodes the prompt {prompt.text[:40]!r} to other token ids; expected "
                 "the same"
             )
         truth, ids = ours(client, "autoregressive", prompt, tokens)
@@ -198,13 +195,13 @@ def table(
 
 
 def chosen(file: Path, count: int, tokens: int, target: str) -> list[PeerPrompt]:
-    """``count`` prompts from all over ``file`` that leave room for ``tokens`` tokens."""
+    """``count`` prompts, evenly spaced in ``file``, that leave room for ``tokens`` tokens."""
     directory = open_directory(target)
     tokenizer = Tokenizer(directory)
     found = []
     for text in read_prompts(file):
         ids = tokenizer.encode(text, raw=False)
-        # A draft may run past the last token that is asked for.
+        # A draft may exceed the requested number of tokens.
         if len(ids) + tokens + 64 <= directory.context:
             found.append(PeerPrompt(text, ids, tokenizer.decode(list(ids))))
     if not 1 <= count <= len(found):
@@ -216,7 +213,7 @@ def chosen(file: Path, count: int, tokens: int, target: str) -> list[PeerPrompt]
 
 
 def drafting(text: str) -> DraftOptions:
-    """What ``8`` or ``8@0.5`` names; ConfigError for anything else."""
+    """Parse ``8`` or ``8@0.5``; ConfigError for anything else."""
     most, _, least = text.partition("@")
     try:
         made = DraftOptions(int(most), float(least or 0))
@@ -224,14 +221,14 @@ def drafting(text: str) -> DraftOptions:
         made = DraftOptions(0)
     if made.most < 1 or not 0 <= made.least < 1:
         raise ConfigError(
-            f"--drafts {text!r} is no draft; expected a length from 1 on, and perhaps @ a "
-            "probability"
+            f"--drafts {text!r} is not a draft; expected a length of 1 or more, optionally with "
+            "@ and a probability"
         )
     return made
 
 
 def report(given: argparse.Namespace) -> None:
-    """Everything asked for, a table a latency."""
+    """Print one table per latency."""
     peer = Peer(given.peer.absolute())
     setup = Setup(*default_pair(), given.stages)
     peer.check()
@@ -255,7 +252,7 @@ def report(given: argparse.Namespace) -> None:
             their_pipeline(peer, setup, latency / 1e3, Path(folder)) as llama,
             our_pipeline(setup, latency / 1e3, Path(folder)) as client,
         ):
-            for strategy in strategies:  # the first job of a kind pays for what is made only once
+            for strategy in strategies:  # warm up: a strategy's first job is slower
                 ours(client, strategy, prompts[0], 8)
             found = systems(llama, client, strategies, draftings, given.tokens)
             results = table(llama, client, found, prompts, given.tokens, given.repeats)
@@ -268,7 +265,7 @@ def report(given: argparse.Namespace) -> None:
 
 
 def _milliseconds(text: str) -> list[float]:
-    """Latencies separated by commas; ValueError for what is none."""
+    """Parse comma-separated latencies; ValueError for anything else."""
     found = [float(part) for part in text.split(",")]
     if not all(0 <= latency < 1e3 for latency in found):
         raise ValueError(text)
@@ -276,7 +273,7 @@ def _milliseconds(text: str) -> list[float]:
 
 
 def _count(text: str) -> int:
-    """A whole number above 0; ValueError for what is none."""
+    """Parse an integer above 0; ValueError for anything else."""
     if int(text) < 1:
         raise ValueError(text)
     return int(text)

@@ -1,9 +1,10 @@
-"""How benchmarks print: quantiles as table rows, and which machine it was."""
+"""Output of benchmarks: quantiles as table rows, and a description of the machine."""
 
 from __future__ import annotations
 
 import os
 import platform
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,11 @@ class Quantiles:
     def of(cls, seconds: Sequence[float]) -> Quantiles:
         p50, p99 = np.percentile(seconds, [50, 99])
         return cls(float(p50), float(p99))
+
+    @classmethod
+    def over(cls, runs: Sequence[Quantiles]) -> Quantiles:
+        """The median of the runs' medians and the highest of their 99th percentiles."""
+        return cls(statistics.median(run.p50 for run in runs), max(run.p99 for run in runs))
 
     def row(self, name: str, bare: Quantiles | None = None) -> str:
         """A Markdown row in microseconds, with the difference and ratio of medians to ``bare``."""

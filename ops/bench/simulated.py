@@ -1,9 +1,7 @@
-"""Runs under the virtual clock with the default pair's real acceptance, for the tables made of
-them.
+"""Simulated runs with the default pair's real acceptance, for the benchmarks' tables.
 
-The machines are the live ones. The target's text is computed once by plain decoding; drafts are
-the drafter's own. A stage's pass costs 1 and links nothing; what drafting costs is the caller's
-to say.
+The machines are the live ones. The target's text is computed once by plain decoding; the drafter
+drafts. A stage's pass costs 1 and a link nothing; the caller sets the cost of drafting.
 """
 
 from __future__ import annotations
@@ -17,7 +15,8 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from flowspec.cli.generate import read_prompts
-from flowspec.core.protocol.machine import Draft, Pass, Work
+from flowspec.core.protocol.addresses import Address, Role
+from flowspec.core.protocol.work import Draft, Pass, Work
 from flowspec.drivers.sim import UNIT, Costs
 from flowspec.errors import StateError
 from flowspec.model.base import DraftExecutor, StageExecutor
@@ -31,13 +30,11 @@ PROMPTS = Path(__file__).parents[2] / "tests" / "data" / "prompts.jsonl"
 
 
 def per_pass(draft: float, middle: float = 1.0) -> Costs:
-    """A stage's pass costs 1, a pass of the drafter over tree rows ``draft``, of a middle model
-    ``middle``.
-    """
+    """Pass costs: of a stage 1, of the drafter with tree rows ``draft``, of a middle ``middle``."""
 
-    def work_cost(node: str, work: Work) -> float:
+    def work_cost(node: Address, work: Work) -> float:
         if isinstance(work, Pass):
-            return middle if node.startswith("m") else 1.0
+            return middle if node.role is Role.MIDDLE else 1.0
         return draft if isinstance(work, Draft) and work.part.answers else 0.0
 
     return Costs(work_cost)
@@ -52,7 +49,7 @@ def simulate(
     costs: Costs = UNIT,
     middles: Mapping[str, Callable[[], StageExecutor]] | None = None,
 ) -> dict[str, Any]:
-    """Stats of one run; SystemExit if the text that came out is not the target's."""
+    """Stats of one run; SystemExit if its text is not the target's."""
     try:
         ran = testbed.simulate(text, strategy, stages, target, drafter, costs, middles)
     except StateError as error:
@@ -63,6 +60,6 @@ def simulate(
 
 
 def prompts_of(place: Path, per_file: int | None = None) -> list[str]:
-    """Prompts of a JSON-lines file, or of every such file of a folder."""
+    """Prompts of a JSON-lines file, or of all such files in a folder."""
     files = sorted(place.glob("*.jsonl")) if place.is_dir() else [place]
     return [prompt for file in files for prompt in read_prompts(file)[:per_file]]

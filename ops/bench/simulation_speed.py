@@ -1,12 +1,11 @@
-"""How fast the machines are simulated, everything that models compute being known: tokens a second
-of one core.
+"""Speed of the simulator without model passes, in tokens per second on one core.
 
     python -m ops.bench.simulation_speed [--stages 4,21] [--strategies a,b,...] [--tokens 64]
                                          [--temperature 0] [--source draft] [--profile]
 
-A first run of every strategy fills the memo of every drafter (``testbed.memo``), the best of
-three more counts: they compute no model pass. ``--profile`` lists the functions that take the
-time instead. Prints Markdown.
+A first run of every strategy fills the memo of every drafter (``testbed.memo``); the result is the
+best of three further runs, which compute no model pass. ``--profile`` lists the slowest functions
+instead. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ from flowspec.testbed.simulate import Ran, profile_costs, returns_hidden, simula
 from flowspec.testbed.texts import texts
 
 PROMPT = "Explain how a lighthouse works, and why ships need it."
-#: Its times decide what is drafted and pruned when, not what simulating costs.
+#: Its times determine what is drafted and pruned when, not the cost of simulating.
 CLUSTER = load("rtx3090-70b")
 
 
 class SpeedBench:
-    """One text and the drafters whose proposals for it are remembered."""
+    """One text and drafters that memoize their proposals for it."""
 
     def __init__(self, source: str, tokens: int, temperature: float) -> None:
         self.target = open_directory(default_pair()[0])
@@ -54,7 +53,7 @@ class SpeedBench:
 
     @property
     def passes(self) -> int:
-        """Passes that models computed so far."""
+        """Model passes computed so far."""
         return sum(memo.passes for memo in self._memos)
 
     def _remembering(self, drafter: DraftExecutor) -> MemoDrafter:
@@ -62,7 +61,7 @@ class SpeedBench:
         return self._memos[-1]
 
     def speed(self, strategy: str, stages: int, times: int = 3) -> float:
-        """Tokens a second of one core, the best of ``times`` runs."""
+        """Tokens per second on one core, the best of ``times`` runs."""
         self.run(strategy, stages)
         passes = self.passes
         seconds = []
@@ -76,7 +75,7 @@ class SpeedBench:
 
 
 def profiled(bench: SpeedBench, strategies: list[str], stages: list[int]) -> None:
-    """The functions that take the time, all runs together."""
+    """The slowest functions over all runs."""
     watch = cProfile.Profile()
     for strategy in strategies:
         for count in stages:

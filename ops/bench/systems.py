@@ -6,11 +6,11 @@
                                 [--middles medium]
 
 The unit is one pass of a stage, which costs the same for every stage and any number of rows;
-links cost nothing. A pass of the drafter costs 1/7: what FlowSpec drafts for a round (one pass
-for the root, six for the layers below) then takes one step. A middle model's pass costs 1/2.
-``over formula``: the time between tokens over what the system's own formula gives at the
-acceptance of the same runs; of layered systems less ``starved``, the steps a token waited behind
-a gap that a prune left (partial starvation), which their formula leaves out. Prints Markdown.
+links cost nothing. A drafter pass costs 1/7, so that FlowSpec's drafting for a round (one pass for
+the root, six for the layers below it) takes one step. A middle model's pass costs 1/2. ``over
+formula``: time between tokens relative to the system's own formula at the acceptance of the same
+runs. For layered systems, whose formula ignores partial starvation, that time excludes
+``starved``: the steps per token spent behind a gap that a prune left. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -44,19 +44,23 @@ COLUMNS = (
     "over formula",
     "starved",
 )
-#: Systems that send a layer a step, whose formula knows hits and misses but no partial starvation.
+#: Systems that send one layer per step; their formula covers hits and misses, not starvation.
 LAYERED = ("pipedec", "pipedec_head", "specpipe")
 
 
 class Total:
-    """Sums over runs; tokens after the first, which prefill gives."""
+    """Sums over runs. ``tokens`` leaves out each run's first, which prefill yields."""
 
     def __init__(self) -> None:
-        self.tokens = self.units = self.rounds = self.hits = self.starved = 0.0
+        self.tokens = 0.0
+        self.units = 0.0
+        self.rounds = 0.0
+        self.hits = 0.0
+        self.starved = 0.0
         self.rows = dict.fromkeys(("useful", "wasted", "void"), 0.0)
 
     def add(self, stats: dict[str, Any]) -> None:
-        """One run's stats."""
+        """Add one run's stats."""
         tokens = stats["tokens"] - 1
         self.tokens += tokens
         self.units += stats["decode_seconds"]
@@ -72,7 +76,7 @@ class Total:
         return self.hits / self.tokens
 
     def line(self, strategy: str, source: str, stages: int, *, formula: bool = True) -> str:
-        """One row of the table; ``formula``: whether the system's own applies."""
+        """One row of the table; ``formula``: whether the system's own formula applies."""
         tbt = self.units / self.tokens
         expected = predicted(strategy, stages, self, DRAFT_COST) if formula else None
         starved = self.starved / self.tokens if strategy.partition(":")[0] in LAYERED else 0.0
@@ -87,7 +91,7 @@ class Total:
 
 
 def drafts(strategy: str, source: str) -> bool:
-    """Whether the pair makes sense: plain decoding drafts nothing, so one source stands for all."""
+    """Whether to run the pair: plain decoding drafts nothing and runs with one source only."""
     return strategy != "autoregressive" or source == "slm"
 
 
@@ -99,7 +103,7 @@ def table(
     emit: Callable[[str], None],
     middles: Mapping[str, Callable[[], StageExecutor]] | None = None,
 ) -> None:
-    """One table over ``runs``."""
+    """Print one table over ``runs``."""
     target = open_directory(default_pair()[0])
     emit(f"| strategy | draft | stages | {' | '.join(COLUMNS)} |")
     emit("|---|---|---|---|---|---|---|---|---|---|")
@@ -120,7 +124,7 @@ def table(
 
 
 def chosen_prompts(place: Path, per_kind: int) -> list[str]:
-    """``per_kind`` prompts of every kind; of a folder as many of every file."""
+    """``per_kind`` prompts of every kind in a file, or of every file in a folder."""
     if place.is_dir():
         return prompts_of(place, per_kind)
     rows = [json.loads(line) for line in place.read_text().splitlines()]
@@ -142,7 +146,7 @@ def _whole(name: str) -> Callable[[], StageExecutor]:
 
 
 def show(line: str) -> None:
-    """Print at once: a table takes its time."""
+    """Print and flush: a table's rows take long to compute."""
     print(line, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""What the machines of a simulated run did, and the runs that are looked at so."""
+"""Traces of simulated runs, and a bench that records them."""
 
 from __future__ import annotations
 
@@ -7,18 +7,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from flowspec.core.job.stats import repeated_4grams
-from flowspec.core.protocol.machine import (
-    Commit,
-    Done,
-    Draft,
-    Input,
-    Output,
-    Pass,
-    Received,
-    Run,
-    Send,
-)
-from flowspec.core.protocol.messages import DRAFT, Answer, Segment, Synced
+from flowspec.core.protocol.addresses import DRAFT, Address
+from flowspec.core.protocol.machine import Commit, Done, Input, Output, Received, Run, Send
+from flowspec.core.protocol.messages import Answer, Segment, Synced
+from flowspec.core.protocol.work import Draft, Pass
 from flowspec.core.run.history import History
 from flowspec.core.run.sampling import Sampling
 from flowspec.emulation.profile import Profile
@@ -37,7 +29,7 @@ from ops.bench.systems import chosen_prompts
 class BusySpan(NamedTuple):
     """A pass of ``node`` over the rows ``ids`` of ``segment``, seconds."""
 
-    node: str
+    node: Address
     segment: int
     ids: tuple[int, ...]
     start: float
@@ -45,9 +37,10 @@ class BusySpan(NamedTuple):
 
 
 class CommittedStep(NamedTuple):
-    """A commit of ``tokens`` at ``at``, brought about by the answer to ``segment``, or by the end
-    of a timestep if ``timed``; ``planted``: its root was not in the tree, so the pipeline had
-    been refilled.
+    """A commit of ``tokens`` tokens at ``at``, caused by the answer to ``segment``.
+
+    ``timed``: caused by the end of a timestep. ``planted``: its root was not in the tree, so the
+    pipeline had been refilled.
     """
 
     at: float
@@ -58,54 +51,45 @@ class CommittedStep(NamedTuple):
 
 
 class Trace:
-    """A simulation's tap: what the machines of one job with ``prompt`` rows did on ``profile``.
+    """A simulation's tap: events of one job with ``prompt`` prompt rows on ``profile``.
 
-    ``messages``, ``kept``: by sender, how many carried tree rows, and seconds they held its
-    link. ``sent``: by segment, when, and in which round. ``arrived``: by node and segment.
-    ``ends``: of timesteps.
+    ``messages``: by sender, the number that carried tree rows; ``kept``: seconds they occupied its
+    link. ``sent``: by segment, time and round. ``arrived``: time by node and segment. ``ends``:
+    times of the ends of timesteps. ``useful``: ids of accepted rows.
     """
 
     def __init__(self, profile: Profile, prompt: int, *, hidden: bool = False) -> None:
         self.profile = profile
-        self.messages: Counter[str] = Counter()
-        self.kept: dict[str, float] = defaultdict(float)
+        self.messages: Counter[Address] = Counter()
+        self.kept: dict[Address, float] = defaultdict(float)
         self.spans: list[BusySpan] = []
         self.sent: dict[int, tuple[float, int]] = {}
-        self.arrived: dict[tuple[str, int], float] = {}
+        self.arrived: dict[tuple[Address, int], float] = {}
         self.ends: list[float] = []
         self.verdicts: list[CommittedStep] = []
-        self.useful: set[int] = set()  # ids of rows that were accepted
+        self.useful: set[int] = set()
         self._prompt = prompt
         self._hidden = hidden
         self._answered = 0
-        self._running: dict[str, tuple[int, tuple[int, ...], float]] = {}
+        self._running: dict[Address, tuple[int, tuple[int, ...], float]] = {}
 
     @property
     def rounds(self) -> int:
-        """How many there were."""
+        """The number of rounds."""
         return len({number for _, number in self.sent.values()} - {0})
 
     def steps(self) -> int:
-        """How many segments behind the first of its round lies the last one judged, over all
-        rounds.
-        """
+        """Segments between the first and the last one judged in a round, summed over rounds."""
         last = {self.sent[verdict.segment][1]: verdict.segment for verdict in self.verdicts}
         first = {
             number: segment for segment, (_, number) in sorted(self.sent.items(), reverse=True)
         }
         return sum(segment - first[number] for number, segment in last.items() if number)
 
-    def __call__(self, node: str, now: float, event: Input, outputs: Sequence[Output]) -> None:
+    def __call__(self, node: Address, now: float, event: Input, outputs: Sequence[Output]) -> None:
         timed = False
         if isinstance(event, Received):
-            for message in (envelope.message for envelope in event.envelopes):
-                if isinstance(message, Segment | Answer):
-                    self.arrived[node, message.segment] = now
-                if node == DRAFT and isinstance(message, Answer):
-                    self._answered = max(message.segment, self._answered)
-                elif node == DRAFT and isinstance(message, Synced):
-                    timed = True
-                    self.ends.append(now)
+            timed = self._receive(node, now, event)
         elif isinstance(event, Done) and node in self._running:
             self.spans.append(BusySpan(node, *self._running.pop(node), now))
         for output in outputs:
@@ -117,7 +101,20 @@ class Trace:
                 case Commit():
                     self._commit(now, output, timed)
 
-    def _send(self, node: str, now: float, output: Send) -> None:
+    def _receive(self, node: Address, now: float, event: Received) -> bool:
+        """Note what arrived at ``node``; whether the draft worker got the end of a timestep."""
+        timed = False
+        for message in (envelope.message for envelope in event.envelopes):
+            if isinstance(message, Segment | Answer):
+                self.arrived[node, message.segment] = now
+            if node == DRAFT and isinstance(message, Answer):
+                self._answered = max(message.segment, self._answered)
+            elif node == DRAFT and isinstance(message, Synced):
+                timed = True
+                self.ends.append(now)
+        return timed
+
+    def _send(self, node: Address, now: float, output: Send) -> None:
         message = output.envelope.message
         if isinstance(message, Segment | Answer):
             if node == DRAFT and isinstance(message, Segment):
@@ -139,13 +136,15 @@ class Trace:
             self.ends.append(now)
 
     def drafting(self) -> dict[str, float]:
-        """Of the drafter after the first token, the prompt's rows left out: ``passes``, ``rows``,
-        ``seconds``, and of these ``hidden``, during which some stage computed.
+        """The drafter's ``passes``, ``rows``, ``seconds`` and ``hidden`` after the first token.
+
+        The prompt's rows are left out. ``hidden``: seconds during which a stage computed.
         """
         drafts = [
             span for span in self.spans if span.node == DRAFT and span.start >= self.verdicts[0].at
         ]
-        hidden = last = 0.0
+        hidden = 0.0
+        last = 0.0
         for busy in sorted(
             (span for span in self.spans if span.node != DRAFT), key=lambda span: span.start
         ):
@@ -160,10 +159,9 @@ class Trace:
 
 
 class TraceBench:
-    """The target's texts to some prompts, loops left out, and remembering drafters, by their
-    profile name.
+    """The target's texts for some prompts, without loops, and a memoizing drafter.
 
-    ``count``: texts at most, 0: all.
+    ``source``: the drafter's name in profiles. ``count``: maximum number of texts; 0: all.
     """
 
     def __init__(
@@ -187,7 +185,7 @@ class TraceBench:
         )
 
     def run(self, strategy: str, profile: Profile, stages: int) -> tuple[list[Ran], list[Trace]]:
-        """All texts one after another, simulated, and what the machines did."""
+        """Simulate all texts one after another; their results and traces."""
         hidden = returns_hidden(self.drafter, build(strategy, stages))
         costs = profile_costs(profile, stages, self.source, hidden=hidden)
         runs = []

@@ -1,8 +1,10 @@
-"""A commit against as many bare writes, and a prune against a bare copy of the same rows."""
+"""A commit against the same number of bare writes, a prune against a bare copy of its rows."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,12 +14,22 @@ from flowspec.broker.keys import Keys
 from flowspec.broker.redis_client import DirectClient
 from flowspec.broker.redis_control import RedisControl
 from flowspec.broker.redis_link import RedisLink
+from flowspec.core.protocol.addresses import DRAFT, stage_address
 from flowspec.core.protocol.machine import Accepted, Commit
-from flowspec.core.protocol.messages import Envelope, Prune, stage_node
-from flowspec.core.tree.slots import SlotTable
+from flowspec.core.protocol.messages import Envelope, Prune
+from flowspec.core.protocol.work import Part
+from flowspec.core.run.key import RunKey
+from flowspec.core.tree.live_rows import LiveRows
 from ops.bench.jobs import running_job
 
-#: As many writes of the same sizes as a commit for four stages, without a single check.
+if TYPE_CHECKING:
+    from flowspec.model.kv import TreeCache
+
+RUN = RunKey("j", 1)
+#: Rows of context before the tree that is pruned.
+CONTEXT = 1024
+
+#: The writes of a commit for four stages, same number and sizes, without its checks.
 BARE_WRITES = """
 for stage = 1, 4 do
     redis.call('XADD', KEYS[stage], '*', 'f', 'd0', 'q', ARGV[1], 'm', ARGV[2])
@@ -31,25 +43,25 @@ return 0
 
 
 def commits(url: str, rounds: int) -> tuple[list[float], list[float]]:
-    """Seconds of a bare EVALSHA of as many writes, and of our commit for four stages, in turn."""
+    """Seconds of a bare EVALSHA with the same writes and of our commit for four stages, in turn."""
     keys = Keys("commits")
-    link = RedisLink(url, keys, "d0", 4)
-    job = running_job(RedisControl(url, keys), stages=4)
-    link.write([Accepted(job, 1, (1, 2), "bench")])
+    link = RedisLink(url, keys, DRAFT, 4)
+    run = RunKey(running_job(RedisControl(url, keys), stages=4), 1)
+    link.write([Accepted(run, (1, 2), "bench")])
     client = DirectClient(url)
     (sha,) = client.run([("SCRIPT", "LOAD", BARE_WRITES)])
-    keys = [*(f"bare:log:{stage}" for stage in range(1, 5)), "bare:out", "bare:job"]
-    nodes = tuple(stage_node(stage) for stage in range(1, 5))
+    bare_keys = [*(f"bare:log:{stage}" for stage in range(1, 5)), "bare:out", "bare:job"]
+    stages = tuple(stage_address(stage) for stage in range(1, 5))
     bare = []
     ours = []
     for at in range(rounds):
-        prune = Prune(job, 1, 1 + at, (at,), at + 1, tuple(range(at + 1, at + 13)))
+        prune = Prune(run, 1 + at, (at,), at + 1, tuple(range(at + 1, at + 13)))
         text = codec.encode(prune)
         began = time.monotonic()
-        client.run([("EVALSHA", sha, 6, *keys, at, text, "[7, 8]", " seven")])
+        client.run([("EVALSHA", sha, 6, *bare_keys, at, text, "[7, 8]", " seven")])
         bare.append(time.monotonic() - began)
-        envelopes = tuple(Envelope("d0", at + 1, prune) for _ in nodes)
-        commit = Commit(job, 1, 1 + at, at, 1, (7, 8), "", nodes, envelopes)
+        envelopes = tuple(Envelope(DRAFT, at + 1, prune) for _ in stages)
+        commit = Commit(run, 1 + at, at, 1, (7, 8), "", stages, envelopes)
         began = time.monotonic()
         (code,) = link.write([CommitText(commit, " seven")])
         ours.append(time.monotonic() - began)
@@ -58,61 +70,65 @@ def commits(url: str, rounds: int) -> tuple[list[float], list[float]]:
 
 
 def prunes(rounds: int) -> tuple[list[float], list[float], list[float]]:
-    """Seconds to copy 12 rows in place: the same rows bare, 12 neighbouring rows bare, and our
-    whole prune.
+    """Seconds of a bare copy of the rows a prune moves, of 12 adjacent rows, and of our prune.
 
-    8 layers of 7B shape (32 heads of 128, float32) after 1,024 rows of context; 80 tree rows to
-    12.
+    The prune keeps 12 of 80 tree rows behind 1,024 context rows, in 8 layers of a 7B model's shape
+    (32 heads of 128, float32).
     """
     import torch
 
-    from flowspec.model.kv import TreeCache, runs
+    from flowspec.model.kv import TreeCache, copies
 
     torch.set_num_threads(1)
-    context = 1024
-    cache = TreeCache.allocate(8, 32, context + 200, 128, torch.float32)
-    cache.storage.normal_()
+    context = CONTEXT
+    storage = TreeCache.allocate(8, 32, context + 200, 128, torch.float32).storage
+    storage.normal_()
     rng = np.random.default_rng(0)
     same = []
     block = []
     ours = []
     for _ in range(rounds):
-        table, accepted, survivors = grown_table(rng, context)
+        cache = TreeCache(storage)
+        rows, accepted, survivors = grown_tree(rng, cache)
         began = time.perf_counter()
-        table.prune(accepted, survivors[0])
-        plan = table.plan((), ())
-        cache.begin_pass(plan.held, plan.moves)
+        rows.prune(accepted, survivors[0])
+        placement = cache.begin_pass(next_part(rows, (), ()))
         ours.append(time.perf_counter() - began)
-        assert plan.moves is not None
-        moves = list(runs(plan.moves))
+        assert placement.moves is not None
+        moves = list(copies(placement.moves))
         began = time.perf_counter()
         for start, source, count in moves:
-            cache.storage[..., start : start + count, :] = cache.storage[
-                ..., source : source + count, :
-            ]
+            storage[..., start : start + count, :] = storage[..., source : source + count, :]
         same.append(time.perf_counter() - began)
         began = time.perf_counter()
-        cache.storage[..., context : context + 12, :] = cache.storage[
-            ..., context + 40 : context + 52, :
-        ]
+        storage[..., context : context + 12, :] = storage[..., context + 40 : context + 52, :]
         block.append(time.perf_counter() - began)
     return same[10:], block[10:], ours[10:]
 
 
-def grown_table(rng: np.random.Generator, context: int) -> tuple[SlotTable, list[int], list[int]]:
-    """80 tree rows of which a prune keeps 12: accepted ones and survivors, scattered as in a real
-    tree.
+def grown_tree(rng: np.random.Generator, cache: TreeCache) -> tuple[LiveRows, list[int], list[int]]:
+    """Add 80 tree rows behind the context to new rows and ``cache``; choose 12 to keep.
+
+    Returns the rows, the accepted ids and the survivors, scattered as in a real tree.
     """
-    table = SlotTable(1)
-    table.plan([0], [-1])
-    table.prune([0], 1)
-    table.context = table._base = context  # as after a prompt of that length
-    kept = sorted(rng.choice(np.arange(2, 81), 11, replace=False).tolist())
-    accepted = [1, *kept[:3]]
+    root = CONTEXT
+    rows = LiveRows(root + 1)
+    cache.begin_pass(next_part(rows, range(root), range(-1, root - 1), context=root))
+    ids = range(root, root + 80)
+    kept = sorted(rng.choice(np.arange(root + 1, root + 80), 11, replace=False).tolist())
+    accepted = [root, *kept[:3]]
     survivors = kept[3:]
-    parents = dict.fromkeys(range(2, 81), 1)
-    parents |= {1: 0, **dict(zip(accepted[1:], accepted, strict=False))}
+    parents = dict.fromkeys(ids, root)
+    parents |= {root: root - 1, **dict(zip(accepted[1:], accepted, strict=False))}
     parents |= {survivors[0]: accepted[-1], **dict.fromkeys(survivors[1:], survivors[0])}
-    ids = list(range(1, 81))
-    table.plan(ids, [parents[node] for node in ids])
-    return table, accepted, survivors
+    cache.begin_pass(next_part(rows, ids, [parents[node] for node in ids]))
+    return rows, accepted, survivors
+
+
+def next_part(
+    rows: LiveRows, ids: Sequence[int], parents: Sequence[int], *, context: int = 0
+) -> Part:
+    """The part of a pass over ``ids`` for a cache whose rows are ``rows``."""
+    pruned = rows.begin_pass(ids, parents, context)
+    ids = tuple(ids)
+    return Part(RUN, 0, ids, tuple(parents), ids, ids, (), context, pruned)

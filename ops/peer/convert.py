@@ -1,10 +1,9 @@
-"""A Llama-family model directory as a GGUF file in float32, the format of llama.cpp.
+"""Convert a Llama model directory to a float32 GGUF file, the format of llama.cpp.
 
     python -m ops.peer.convert MODEL FILE.gguf
 
-Written with the ``gguf`` package. llama.cpp rotates neighbouring values of a head where the
-Hugging Face layout rotates its two halves, so the rows of the query and key projections change
-places.
+Uses the ``gguf`` package. llama.cpp's rotary embedding rotates adjacent values of a head, Hugging
+Face's the two halves, so the rows of the query and key projections are permuted.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ import numpy.typing as npt
 from flowspec.errors import FlowSpecError, ModelError
 from flowspec.model.directory import ModelDirectory, open_directory
 
-#: What ``gguf`` calls its types of tokens.
+#: Token types of ``gguf``.
 NORMAL = 1
 CONTROL = 3
-#: GGUF's name of each tensor of a layer, the Hugging Face one after ``model.layers.N.``.
+#: GGUF name of each tensor of a layer: Hugging Face name after ``model.layers.N.``.
 _LAYER = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -44,9 +43,7 @@ Floats = npt.NDArray[np.float32]
 
 
 def check(directory: ModelDirectory) -> None:
-    """ModelError unless the model is a plain Llama with a byte-level BPE tokenizer: what this file
-    can write.
-    """
+    """ModelError unless the model is a plain Llama with a byte-level BPE tokenizer."""
     config = directory.config
     tokenizer = _tokenizer(directory)
     rope = config.get("rope_parameters") or {}
@@ -85,15 +82,13 @@ def check(directory: ModelDirectory) -> None:
 
 
 def interleaved(weight: Floats, heads: int) -> Floats:
-    """The rows of a query or key projection ``[heads * size, hidden]``, each head's two halves
-    interleaved.
-    """
+    """A query or key projection ``[heads * size, hidden]``, each head's two halves interleaved."""
     size = weight.shape[0] // heads
     return weight.reshape(heads, 2, size // 2, -1).swapaxes(1, 2).reshape(weight.shape)
 
 
 def tensors(directory: ModelDirectory) -> Iterator[tuple[str, Floats]]:
-    """GGUF name and values of every tensor; a tied head has none of its own."""
+    """GGUF name and values of every tensor; a tied LM head has none."""
     config = directory.config
     queries = int(config["num_attention_heads"])
     heads = {"attn_q": queries, "attn_k": int(config.get("num_key_value_heads", queries))}
@@ -110,7 +105,7 @@ def tensors(directory: ModelDirectory) -> Iterator[tuple[str, Floats]]:
 
 
 def settings(directory: ModelDirectory) -> dict[str, Any]:
-    """The model's own settings by the name of the writer's method that takes them."""
+    """The model's settings, by the writer method that takes each."""
     config = directory.config
     heads = int(config["num_attention_heads"])
     size = int(config.get("head_dim") or directory.hidden_size // heads)
@@ -133,7 +128,7 @@ def settings(directory: ModelDirectory) -> dict[str, Any]:
 
 
 def vocabulary(directory: ModelDirectory) -> dict[str, Any]:
-    """The tokenizer's tables by the name of the writer's method that takes them."""
+    """The tokenizer's tables, by the writer method that takes each."""
     tokenizer = _tokenizer(directory)
     special = {
         int(token["id"]): token["content"]
@@ -166,10 +161,10 @@ def vocabulary(directory: ModelDirectory) -> dict[str, Any]:
 
 
 def convert(directory: ModelDirectory, file: Path, packages: Path | None = None) -> None:
-    """Write ``directory`` to ``file``, whole or not at all. ``packages``: a folder that has
-    ``gguf``.
+    """Write ``directory`` to ``file`` atomically.
 
-    ModelError if the model is none this can write, or there is no ``gguf``.
+    ``packages``: a folder that contains ``gguf``. ModelError if the model is not supported or
+    ``gguf`` is missing.
     """
     check(directory)
     if packages is not None:

@@ -1,11 +1,10 @@
-"""llama.cpp with its RPC servers and its speculative tool, and the default pair in its format, into
-one folder.
+"""Install llama.cpp's RPC server and tools, and the default pair in its format, into one folder.
 
     python -m ops.peer.install [--into .peer] [--jobs 2]
 
-The source is the published package ``llama_cpp_python``, whose source distribution carries all
-of llama.cpp; versions are those of ``constraints.txt`` beside this file. What is there already
-is not made again. Every step has a limit and a log; nothing is installed outside the folder.
+The source is the published package ``llama_cpp_python``, whose source distribution includes all of
+llama.cpp; versions are pinned in ``ops/peer/constraints.txt``. Existing results are kept. Every
+step has a time limit and a log; nothing is installed outside the folder.
 """
 
 from __future__ import annotations
@@ -32,13 +31,12 @@ CONSTRAINTS = Path(__file__).parent / "constraints.txt"
 PACKAGE = "llama_cpp_python"
 #: Of the source distribution of the version in ``constraints.txt``.
 SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
-#: What is needed of llama.cpp: a stage, plain decoding, speculative decoding, and a look at its
-#: token ids.
+#: A stage, plain decoding, speculative decoding, and tokenization.
 TOOLS = ("ggml-rpc-server", "llama-completion", "llama-speculative-simple", "llama-tokenize")
 _OPTIONS = {
     "CMAKE_BUILD_TYPE": "Release",
     "GGML_RPC": "ON",
-    "GGML_OPENMP": "OFF",  # its threads would spin on cores that others need
+    "GGML_OPENMP": "OFF",  # its threads would spin on cores that other stages need
     "GGML_CCACHE": "OFF",
     "BUILD_SHARED_LIBS": "OFF",
     "LLAMA_BUILD_TESTS": "OFF",
@@ -67,18 +65,18 @@ class Peer:
 
     @property
     def packages(self) -> Path:
-        """Where the folder's own Python packages are."""
+        """The folder of the peer's own Python packages."""
         return (
             self.folder / "venv" / "lib" / "python{}.{}".format(*sys.version_info) / "site-packages"
         )
 
     def missing(self) -> list[Path]:
-        """Files that an installed peer has and this one has not."""
+        """Files of an installed peer that do not exist."""
         files = [*map(self.tool, TOOLS), self.model("target"), self.model("draft")]
         return [file for file in files if not file.is_file()]
 
     def check(self) -> None:
-        """ConfigError unless everything is there."""
+        """ConfigError if a file is missing."""
         if missing := self.missing():
             raise ConfigError(
                 f"{missing[0]} does not exist: llama.cpp is not installed; run `make peer`"
@@ -87,14 +85,14 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A command of the installation: what it does, how long it may take in seconds, and its log."""
+    """A step of the installation: its description, time limit in seconds, and log."""
 
     says: str
     seconds: float
     log: Path
 
     def run(self, command: Sequence[str | Path], environment: Mapping[str, str]) -> None:
-        """ConfigError with the log's last line if the command fails or takes too long."""
+        """Run the command; ConfigError with the log's last line if it fails or times out."""
         print(f"{self.says} (log: {self.log})", flush=True)
         with self.log.open("wb") as log:
             process = subprocess.Popen(
@@ -127,16 +125,16 @@ class Step:
                 print(f"  {self._last()}", flush=True)
 
     def _last(self) -> str:
-        """The last line that tells how far it is, else the last one there is."""
+        """The log's last progress or error line, or else its last line."""
         lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
         marked = [
             line for line in lines if line.startswith(("[", "FAILED", "ERROR", "CMake Error"))
         ]
-        return (marked or lines or ["it said nothing"])[-1].strip()[:160]
+        return (marked or lines or ["no output"])[-1].strip()[:160]
 
 
 def install(peer: Peer, jobs: int) -> None:
-    """Everything that is missing of ``peer``; ConfigError for what stands in the way."""
+    """Install the missing parts of ``peer``; ConfigError if that is impossible."""
     if jobs < 1:
         raise ConfigError(f"--jobs {jobs} is not a number of compilers; expected 1 or more")
     if any(not peer.tool(tool).is_file() for tool in TOOLS):
@@ -182,9 +180,7 @@ def version() -> str:
 
 
 def _packages(peer: Peer) -> dict[str, str]:
-    """Build tools and ``gguf`` in the folder's own environment; the variables that commands need to
-    use it.
-    """
+    """Install build tools and ``gguf`` into the folder's own venv; variables for its commands."""
     folder = peer.folder / "venv"
     if not (folder / "bin" / "cmake").is_file() or not (peer.packages / "gguf").is_dir():
         venv.create(folder, with_pip=True, clear=True)
@@ -230,7 +226,7 @@ def _source(peer: Peer, environment: Mapping[str, str]) -> Path:
 
 
 def unpack(archive: Path, prefix: str, folder: Path) -> Path:
-    """What ``archive`` has below ``prefix`` as ``folder``, whole or not at all."""
+    """Extract the members of ``archive`` below ``prefix`` to ``folder``, atomically."""
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     with tarfile.open(archive) as tar:
@@ -239,7 +235,7 @@ def unpack(archive: Path, prefix: str, folder: Path) -> Path:
             member.name = member.name.removeprefix(prefix)
         if not members:
             raise ConfigError(
-                f"{archive} has nothing below {prefix}; it is not the package that was expected"
+                f"{archive} has nothing below {prefix}; it is not the expected package"
             )
         tar.extractall(partial, members, filter="data")
     partial.rename(folder)

@@ -1,9 +1,8 @@
-"""llama.cpp's own tools as a system to compare with: stages as RPC servers, decoding plain or
-speculative.
+"""llama.cpp's tools as a system to compare with: RPC servers as stages, plain or speculative.
 
-The target is split by layers as our stages are, the LM head with the last block; embedding,
-sampling and the draft model are with the client. All links are the client's: it carries the rows
-from each server to the next.
+The target is split by layers like our stages, the LM head with the last block; the client has
+the embedding, sampling and the draft model. All links are the client's: it moves the rows from
+each server to the next.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from flowspec.errors import ClusterError
 from flowspec.model.directory import layer_ranges
 from ops.peer.install import Peer
 
-#: How long a server or the relay may take to listen, and a run to its end, seconds.
+#: Time limits of a server or relay to listen, and of a run.
 START_SECONDS = 30.0
 RUN_SECONDS = 300.0
 _ATTEMPTS = 4
@@ -36,9 +35,7 @@ _DECODED = re.compile(r"decoded +(\d+) tokens in +([\d.]+) seconds")
 
 @dataclass(frozen=True, slots=True)
 class LlamaRun:
-    """One prompt's decoding: the text that came out, and seconds a token. Loading and prefill do
-    not count.
-    """
+    """One prompt's output text, and seconds per token without loading and prefill."""
 
     text: str
     tbt: float
@@ -46,9 +43,7 @@ class LlamaRun:
 
 @dataclass(frozen=True, slots=True)
 class DraftOptions:
-    """At most ``most`` tokens a draft, which ends early where a token's probability is below
-    ``least``.
-    """
+    """A draft has at most ``most`` tokens and ends at a token less probable than ``least``."""
 
     most: int
     least: float = 0.0
@@ -59,9 +54,7 @@ class DraftOptions:
 
 @dataclass(frozen=True, slots=True)
 class Llama:
-    """The tools of ``peer`` with their stages at ``addresses``, ``host:port`` in the order of the
-    layers.
-    """
+    """The tools of ``peer``, with stages at ``addresses`` (``host:port``) in layer order."""
 
     peer: Peer
     addresses: Sequence[str]
@@ -69,21 +62,19 @@ class Llama:
     context: int
 
     def token_ids(self, prompt: str) -> tuple[int, ...]:
-        """The ids it makes of ``prompt``."""
+        """llama.cpp's token ids of ``prompt``."""
         done = self._tool("llama-tokenize", "--ids", "--log-disable", prompt=prompt)
         return tuple(json.loads(done.stdout))
 
     def plain(self, prompt: str, tokens: int) -> LlamaRun:
-        """Token by token, greedily."""
+        """Decode token by token, greedily."""
         options = ["-n", str(tokens), "-no-cnv", "--no-display-prompt", *self._split()]
         text, said = self._reported("llama-completion", options, prompt, (_PROMPT, _RUNS, _TOTAL))
         before, runs, total = (float(match[1]) for match in said)
         return LlamaRun(text, (total - before) / 1e3 / max(runs, 1))
 
     def speculative(self, prompt: str, tokens: int, drafting: DraftOptions) -> LlamaRun:
-        """Greedily, with the draft model beside the client; gives a few tokens more than
-        ``tokens``.
-        """
+        """Decode greedily with the draft model at the client; may exceed ``tokens`` slightly."""
         options = [
             "-n",
             str(tokens - 1),
@@ -109,10 +100,10 @@ class Llama:
     def _reported(
         self, name: str, options: Sequence[str], prompt: str, report: Sequence[re.Pattern[str]]
     ) -> tuple[str, list[re.Match[str]]]:
-        """What a tool wrote and the lines of its report.
+        """A tool's output and the lines of its report.
 
-        Its log is written by a thread that its exit may cut off: a run that lost its report
-        counts for nothing.
+        The tool's exit may cut off the thread that writes its log; a run without a report is
+        repeated.
         """
         for _ in range(_ATTEMPTS):
             done = self._tool(name, *options, prompt=prompt)
@@ -166,7 +157,7 @@ class Llama:
 
 @contextlib.contextmanager
 def servers(peer: Peer, count: int, logs: Path) -> Iterator[list[str]]:
-    """``count`` RPC servers of one thread each; their addresses."""
+    """Run ``count`` RPC servers with one thread each; yield their addresses."""
     with contextlib.ExitStack() as stack:
         addresses = []
         for stage in range(1, count + 1):
@@ -180,9 +171,7 @@ def servers(peer: Peer, count: int, logs: Path) -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def relays(targets: Sequence[str], latency: float, log: Path) -> Iterator[list[int]]:
-    """A relay to each of ``targets`` that adds ``latency`` seconds each way; the ports to connect
-    to.
-    """
+    """Run relays to ``targets`` that add ``latency`` seconds each way; yield their ports."""
     command = [
         sys.executable,
         "-m",
@@ -203,7 +192,7 @@ def relays(targets: Sequence[str], latency: float, log: Path) -> Iterator[list[i
 def _process(
     command: Sequence[str], log: Path, *, stdin: int = subprocess.DEVNULL, stdout: int | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """``command`` for as long as the context lasts."""
+    """Run ``command`` while the context is open."""
     with log.open("wb") as said:
         process = subprocess.Popen(
             command, stdin=stdin, stdout=stdout or said, stderr=said, preexec_fn=die_with_parent()
@@ -216,7 +205,7 @@ def _process(
 
 
 def free_port() -> int:
-    """A port of this machine that nothing listens on."""
+    """An unused local port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

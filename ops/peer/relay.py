@@ -1,14 +1,13 @@
-"""A TCP relay that gives a program's connections the latency and bandwidth of a slower link.
+"""A TCP relay that adds a slower link's latency and bandwidth to a program's connections.
 
     python -m ops.peer.relay --latency-ms 5 [--bytes-per-second N] TARGET...
 
-One relay a TARGET (``host:port`` or the path of a unix socket); prints the port each one listens
-on, on 127.0.0.1 and in the order of the targets, as one JSON list, and serves until its standard
-input ends.
+One relay per TARGET (``host:port`` or the path of a unix socket), on 127.0.0.1. Prints their ports
+in the order of the targets as one JSON list, and serves until standard input ends.
 
-Each direction of each connection is a link of its own: a chunk occupies it for bytes / bandwidth
-and comes out ``latency`` later, in order. What a link holds is bounded; a sender that runs ahead
-waits, as it would for a full socket.
+Each direction of each connection is a separate link: a chunk occupies it for bytes / bandwidth and
+is delivered ``latency`` later, in order. A link's buffer is bounded; a faster sender waits, as it
+would for a full socket.
 """
 
 from __future__ import annotations
@@ -27,18 +26,15 @@ from typing import Any
 from flowspec.emulation.profile import LinkShape
 from flowspec.errors import ConfigError, FlowSpecError
 
-#: Bytes read at once; what a link holds may exceed its bound by less than this.
+#: Bytes read at once; a link may exceed its bound by less than this.
 CHUNK = 1 << 16
-#: Bytes a direction holds at most, beyond what the link itself has on the way: a socket buffer's
-#: worth.
+#: Maximum bytes held per direction beyond the link's bandwidth-delay product, as a socket buffer.
 BUFFER = 1 << 20
 _CONNECT_SECONDS = 5.0
 
 
 class Direction:
-    """One direction of one connection. ``held`` and ``most_held``: bytes inside it, now and at
-    most.
-    """
+    """One direction of one connection. ``held``, ``most_held``: bytes in it now, and maximum."""
 
     def __init__(self, shape: LinkShape, clock: Callable[[], float]) -> None:
         self._shape = shape
@@ -48,12 +44,11 @@ class Direction:
         self._free_at = 0.0
         self._chunks: deque[tuple[float, bytes]] = deque()
         self._changed = asyncio.Event()
-        self.held = self.most_held = 0
+        self.held = 0
+        self.most_held = 0
 
     async def take(self, reader: asyncio.StreamReader) -> None:
-        """Read until the sender's end of stream, no faster than there is room; OSError if the
-        sender breaks.
-        """
+        """Read until the sender's end of stream, as room permits; OSError if the sender breaks."""
         while chunk := await reader.read(CHUNK):
             self._free_at = max(self._free_at, self._clock()) + len(chunk) / self._shape.bandwidth
             self._put(self._free_at + self._shape.latency, chunk)
@@ -69,9 +64,7 @@ class Direction:
         self._changed.set()
 
     async def give(self, writer: asyncio.StreamWriter) -> None:
-        """Write what was taken when it is due, then the end of stream; OSError if the receiver
-        breaks.
-        """
+        """Write each chunk when it is due, then end the stream; OSError if the receiver breaks."""
         while True:
             while not self._chunks:
                 self._changed.clear()
@@ -90,8 +83,7 @@ class Direction:
 
 
 class Relay:
-    """Listens on a port of 127.0.0.1 and joins every connection to ``target``, both directions
-    shaped alike.
+    """Connects every connection to a port of 127.0.0.1 with ``target``, shaping both directions.
 
     ConfigError unless ``target`` is ``host:port`` or the path of a unix socket.
     """
@@ -106,12 +98,12 @@ class Relay:
         self._shape = shape
         self._server: asyncio.Server | None = None
         self._joined: set[asyncio.Task[Any]] = set()
-        #: Every direction of every connection so far, towards the target first.
+        #: Both directions of every connection so far, the one to the target first.
         self.directions: list[Direction] = []
         self.port = 0
 
     async def start(self) -> int:
-        """The port it listens on from now."""
+        """Start listening; return the port."""
         self._server = await asyncio.start_server(self._join, "127.0.0.1", 0)
         self.port = int(self._server.sockets[0].getsockname()[1])
         return self.port
@@ -131,9 +123,8 @@ class Relay:
         self._joined.add(task)
         try:
             await self._serve(reader, writer)
-        except* (
-            OSError
-        ) as broken:  # one side is gone: the other learns it from its closed connection
+        except* OSError as broken:
+            # One side has failed; closing the connection tells the other.
             print(f"relay to {self._target}: {broken.exceptions[0]}", file=sys.stderr)
         finally:
             self._joined.discard(task)
@@ -165,7 +156,7 @@ class Relay:
 
 
 def _send_at_once(writer: asyncio.StreamWriter) -> None:
-    """Only the relay delays; ``drain`` must mean that the bytes are the kernel's."""
+    """No delay but the relay's: after ``drain`` all bytes must be in the kernel."""
     writer.transport.set_write_buffer_limits(0)
     end = writer.get_extra_info("socket")
     if end.family in (socket.AF_INET, socket.AF_INET6):
@@ -173,9 +164,7 @@ def _send_at_once(writer: asyncio.StreamWriter) -> None:
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
-    """``asyncio.run`` on ``select``, whose timeouts are microseconds; those of ``epoll`` are whole
-    milliseconds.
-    """
+    """``asyncio.run`` with ``select``, whose timeouts are in microseconds, not milliseconds."""
     with asyncio.Runner(
         loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())
     ) as runner:
@@ -183,7 +172,7 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 
 
 async def serve(targets: Sequence[str], shape: LinkShape) -> None:
-    """Relays to ``targets`` until standard input ends."""
+    """Relay to ``targets`` until standard input ends."""
     relays = [Relay(target, shape) for target in targets]
     try:
         print(json.dumps([await relay.start() for relay in relays]), flush=True)

@@ -1,23 +1,22 @@
-"""Train an EAGLE-1 head for any local target; the result loads with
-``flowspec.model.eagle.load_head``.
+"""Train an EAGLE-1 head for any local target, to load with ``flowspec.model.eagle.load_head``.
 
     python -m ops.train.head --target DIR --tokens train.bin --out DIR --minutes 40 [--resume]
 
 ``train.bin``: token ids of the target's tokenizer, uint16 (``--id-bytes 4``: uint32); the last
-100,000 are held out. The head learns the target's feature and distribution at every position, of
-the text and of what the target itself writes (greedy and sampled rows, made along the way: that
-is what a head meets at work). As in training-time test (EAGLE-3, arXiv 2503.01840; HASS, arXiv
+100,000 are held out. The head learns the target's feature and distribution at every position, in
+the text and in the target's own greedy and sampled continuations, generated during training: those
+are a head's inputs at inference. As in training-time test (EAGLE-3, arXiv 2503.01840; HASS, arXiv
 2408.15766) every row is also computed from the head's own predictions, ``--steps`` deep: row t
 of step s sees the true rows up to t-s and predicted ones after them.
 
-The learning rate falls to nothing over the minutes given. A checkpoint is written every few
-minutes; ``--resume`` goes on from the one in ``--out``. At the end: how often the target's most
+The learning rate decays to zero over the given minutes. A checkpoint is written every few minutes;
+``--resume`` continues from the one in ``--out``. At the end, prints how often the target's most
 likely token is the head's first, or among its first four, on the target's own continuations of
 held-out text; step 1 drafts from a true feature, step 2 from the head's prediction, and so on.
 
-For the packaged target, 40 minutes on one core (3,600 steps of 4 rows): at steps 1 to 3 alike
-.87 / .97 of greedy text, two thirds of it repeated 4-grams (.71 / .92 outside them), and .58 /
-.82 of sampled text.
+For the packaged target, 40 minutes on one core (3,600 steps of 4 rows) give at each of steps 1 to 3
+.87 / .97 on greedy text, two thirds of it repeated 4-grams (.71 / .92 outside them), and .58 / .82
+on sampled text.
 """
 
 from __future__ import annotations
@@ -50,9 +49,9 @@ GO_ON = (0.01, 2e-3)
 NOISE = 0.1
 #: Weight of the features' smooth L1 beside the distance to the target's distribution.
 FEATURE_WEIGHT = 0.1
-#: How much less each further unrolled step weighs.
+#: Factor of the weight of each further unrolled step.
 STEP_DECAY = 0.8
-#: Share of the time spent on text by the target, rows it writes at once, rows kept.
+#: Share of the time spent generating the target's own text, rows per batch, rows kept.
 WRITING_SHARE = 0.12
 WRITTEN_ROWS = 32
 POOL_ROWS = 4096
@@ -74,7 +73,7 @@ class Teacher:
 
     @torch.no_grad()
     def features(self, ids: torch.Tensor) -> torch.Tensor:
-        """``[batch, length, hidden]`` of ``ids`` ``[batch, length]``."""
+        """Features ``[batch, length, hidden]`` of ``ids`` ``[batch, length]``."""
         hidden: torch.Tensor = self.model.model(input_ids=ids, use_cache=False).last_hidden_state
         return hidden.float()
 
@@ -82,10 +81,12 @@ class Teacher:
     def written(
         self, prompts: torch.Tensor, length: int, temperatures: torch.Tensor
     ) -> torch.Tensor:
-        """``prompts`` ``[batch, n]`` continued to ``length`` tokens, row by row greedy (0) or
-        sampled (1).
+        """Continue ``prompts`` ``[batch, n]`` to ``length`` tokens.
+
+        ``temperatures``: per row, 0 (greedy) or 1 (sampled).
         """
-        ids = inputs = prompts
+        ids = prompts
+        inputs = prompts
         cache = DynamicCache()
         while ids.shape[1] < length:
             output = self.model(
@@ -99,7 +100,7 @@ class Teacher:
 
 
 def fresh(teacher: Teacher) -> EagleHead:
-    """An untrained head of the target's shape: a Llama layer, whatever the target's family."""
+    """An untrained head of the target's shape: a Llama layer for any target family."""
     told = {
         key: value
         for key, value in teacher.model.config.to_dict().items()
@@ -116,8 +117,8 @@ def fresh(teacher: Teacher) -> EagleHead:
     config._attn_implementation = "sdpa"
     head = EagleHead(config)
     hidden = config.hidden_size
-    # Embeddings are far smaller than features, and both shall be heard from the start; the sum
-    # stays small, since a confident wrong distribution takes long to unlearn.
+    # Embeddings are far smaller than features; scale both to contribute equally at the start. The
+    # sum stays small, since a confident wrong distribution takes long to unlearn.
     with torch.no_grad():
         for half, scale in (
             (slice(hidden), teacher.embedding.std().item()),
@@ -130,10 +131,10 @@ def fresh(teacher: Teacher) -> EagleHead:
 def unrolled(
     head: EagleHead, embedded: torch.Tensor, features: torch.Tensor, steps: int
 ) -> Iterator[torch.Tensor]:
-    """Per step the predicted features ``[batch, rows, hidden]`` of rows 1 and on of a text.
+    """Per step, the predicted features ``[batch, rows, hidden]`` of a text's rows from row 1 on.
 
-    ``embedded``: of their tokens; ``features``: of the rows before them. In step s the first s
-    rows have too little behind them and are not to be counted.
+    ``embedded``: embeddings of their tokens; ``features``: those of the preceding rows. In step s
+    the first s rows have too few predecessors and must be ignored.
     """
     rows = embedded.shape[1]
     positions = torch.arange(1, rows + 1, device=embedded.device).unsqueeze(0)
@@ -150,9 +151,7 @@ def unrolled(
 
 
 def loss_of(head: EagleHead, teacher: Teacher, ids: torch.Tensor, steps: int) -> torch.Tensor:
-    """Distance to the target's distributions and features over the unrolled steps of ``ids``
-    [batch, length].
-    """
+    """Distance to the target's distributions and features over all steps; ids [batch, length]."""
     features = teacher.features(ids)
     wanted = linear(features[:, 1:], teacher.lm_head).log_softmax(-1)
     noisy = features[:, :-1] + (torch.rand_like(features[:, :-1]) * 2 - 1) * NOISE
@@ -166,7 +165,7 @@ def loss_of(head: EagleHead, teacher: Teacher, ids: torch.Tensor, steps: int) ->
 
 
 class Material:
-    """Rows of ids to train on: the text's, and the target's own continuations of them."""
+    """Rows of ids to train on: from the text, and the target's own continuations."""
 
     def __init__(self, text: np.ndarray, teacher: Teacher, length: int) -> None:
         self._text = text
@@ -182,7 +181,7 @@ class Material:
         return torch.from_numpy(chosen).to(self._teacher.device)
 
     def write(self) -> None:
-        """Let the target continue some of the text, one row in two greedily."""
+        """Let the target continue parts of the text, every other row greedily."""
         prompts = self.text(WRITTEN_ROWS, int(self._rng.integers(8, max(9, self._length // 2))))
         temperatures = (torch.arange(WRITTEN_ROWS, device=self._teacher.device) % 2).float()
         self._pool = [*self._pool, *self._teacher.written(prompts, self._length, temperatures)][
@@ -190,7 +189,7 @@ class Material:
         ]
 
     def batch(self, rows: int) -> torch.Tensor:
-        """``[rows, length]``, half of them the target's own once there are some."""
+        """``[rows, length]`` ids, half of them the target's own once it has written some."""
         own = (
             [self._pool[at] for at in self._rng.integers(0, len(self._pool), size=rows // 2)]
             if self._pool
@@ -202,7 +201,7 @@ class Material:
 def train(head: EagleHead, teacher: Teacher, material: Material, given: argparse.Namespace) -> None:
     """Train for ``given.minutes`` of wall time: a short warm-up, then a cosine to zero."""
     rates = GO_ON if given.resume else FRESH
-    # AdamW has fc too: its two halves have scales of their own.
+    # AdamW also trains fc, since its two halves differ in scale.
     using = optimizers(head, head.body, rates)
     began = time.monotonic()
     step = 0
@@ -230,8 +229,10 @@ def train(head: EagleHead, teacher: Teacher, material: Material, given: argparse
 def agreement(
     head: EagleHead, teacher: Teacher, ids: torch.Tensor, first: int, steps: int
 ) -> list[tuple[float, float]]:
-    """Per step: share of positions from ``first`` on of ``ids`` [batch, length] at which the
-    target's most likely next token is the head's first, and among its first four.
+    """Per step, how often the head agrees with the target on ``ids`` [batch, length].
+
+    Shares of the positions from ``first`` on at which the target's most likely next token is the
+    head's first, and among its first four.
     """
     features = teacher.features(ids)
     wanted = linear(features[:, first:], teacher.lm_head).argmax(-1, keepdim=True)
@@ -244,7 +245,7 @@ def agreement(
 
 
 def save(head: EagleHead, folder: Path) -> None:
-    """The head in the authors' layout, bfloat16; put in place in one move."""
+    """Save the head in the authors' layout, in bfloat16; replaces the weights atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {
         name.removeprefix("body."): value.detach().to("cpu", torch.bfloat16).contiguous()
@@ -259,7 +260,7 @@ def save(head: EagleHead, folder: Path) -> None:
 
 
 def read_text(given: argparse.Namespace, vocabulary: int) -> np.ndarray:
-    """The token ids of ``given.tokens``; ModelError if they are too few or not the target's."""
+    """The token ids in ``given.tokens``; ModelError if they are too few or not the target's."""
     text = np.fromfile(given.tokens, dtype=f"<u{given.id_bytes}")
     if len(text) <= HELD_OUT + given.length:
         raise ModelError(
@@ -273,9 +274,7 @@ def read_text(given: argparse.Namespace, vocabulary: int) -> np.ndarray:
 
 
 def report(head: EagleHead, teacher: Teacher, text: np.ndarray, given: argparse.Namespace) -> None:
-    """Print the agreement on the target's continuations of held-out ``text``, greedy
-    and sampled.
-    """
+    """Print the agreement on greedy and sampled continuations of held-out ``text``."""
     first = given.length // 4
     prompts = Material(text, teacher, given.length).text(8 * given.batch, first)
     for temperature in (0.0, 1.0):
@@ -293,7 +292,7 @@ def report(head: EagleHead, teacher: Teacher, text: np.ndarray, given: argparse.
 
 
 def arguments() -> argparse.ArgumentParser:
-    """What the script takes."""
+    """The command line's parser."""
     parser = argparse.ArgumentParser(description="Train an EAGLE head; see this file's head.")
     parser.add_argument("--target", type=Path, required=True, help="folder of the target")
     parser.add_argument(
@@ -304,9 +303,9 @@ def arguments() -> argparse.ArgumentParser:
     )
     parser.add_argument("--out", type=Path, required=True, help="folder of the head")
     parser.add_argument("--minutes", type=float, required=True)
-    parser.add_argument("--resume", action="store_true", help="go on from the head in --out")
-    parser.add_argument("--length", type=int, default=256, help="tokens a row")
-    parser.add_argument("--batch", type=int, default=4, help="rows a step")
+    parser.add_argument("--resume", action="store_true", help="continue from the head in --out")
+    parser.add_argument("--length", type=int, default=256, help="tokens per row")
+    parser.add_argument("--batch", type=int, default=4, help="rows per step")
     parser.add_argument("--steps", type=int, default=3, help="unrolled steps")
     parser.add_argument("--threads", type=int, default=1)
     return parser

@@ -1,5 +1,4 @@
-"""Retrain the packaged pair: a byte-level BPE, a 12-layer target, and a 2-layer draft distilled
-from it.
+"""Retrain the packaged pair: a byte-level BPE, a 12-layer target, a 2-layer distilled draft.
 
     python -m ops.train.pair prepare CODE_DIR DOCS_DIR GSM8K.jsonl --out WORK
     python -m ops.train.pair target --out WORK --minutes 90
@@ -7,17 +6,16 @@ from it.
     python -m ops.train.pair draft --out WORK --minutes 110 --from DRAFT_DIR
 
 The first writes WORK/tokenizer and WORK/train.bin, the second WORK/target, the third WORK/draft
-from WORK/target; the last goes on with a trained draft.
+from WORK/target; the last continues from a trained draft.
 
 Text: Python sources (``*.py``), their documentation (``*.rst`` or ``*.rst.txt``) and GSM8K's
 training problems with the calculator marks removed. The last 100,000 tokens are held out; losses
-on them are printed at the end. The learning rate falls to its end over the minutes given,
-however fast the machine is.
+on them are printed at the end. The learning rate decays over the given minutes.
 
 The packaged models: Python 3.11's standard library and documentation (PSF licence) and GSM8K
-(MIT), about 8 million tokens; the target in some 90 minutes on two cores; the draft from a first
-distillation (256 tokens a row) continued by ``draft --minutes 110 --from``: held-out loss at 256
-tokens 3.62, then 3.10.
+(MIT), about 8 million tokens. The target took about 90 minutes on two cores. The draft was
+distilled with 256 tokens per row, then continued with ``draft --minutes 110 --from``: held-out loss
+at 256 tokens 3.62, then 3.10.
 """
 
 from __future__ import annotations
@@ -44,10 +42,10 @@ CONTEXT = 1024
 HELD_OUT = 100_000
 #: Width of the model, its feed-forward width, layers, heads, key and value heads.
 SHAPES = {"target": (192, 512, 12, 6, 2), "draft": (128, 344, 2, 4, 1)}
-#: Peak learning rates of Muon and AdamW: from nothing, and when going on with a trained model.
+#: Peak learning rates of Muon and AdamW: for an untrained and for a trained model.
 FRESH = (0.02, 3e-3)
 GO_ON = (0.01, 1.5e-3)
-#: How much the text itself weighs beside the target's distribution.
+#: Weight of the text's loss beside the distance to the target's distribution.
 TEXT_WEIGHT = 0.05
 
 
@@ -123,9 +121,7 @@ def fresh(name: str) -> LlamaForCausalLM:
 
 
 def loss_of(model: Any, teacher: Any, ids: torch.Tensor) -> torch.Tensor:
-    """Next-token loss of rows of ids [batch, length]; with a teacher mostly the distance to its
-    distribution.
-    """
+    """Next-token loss of ids [batch, length]; with a teacher, mostly distance from it."""
     with torch.autocast(ids.device.type, dtype=torch.bfloat16):
         logits = model(ids).logits.float()
         text = cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
@@ -138,7 +134,7 @@ def loss_of(model: Any, teacher: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 def batches(text: np.ndarray, length: int, size: int, device: str) -> Iterator[torch.Tensor]:
-    """Random rows of the text, without end: int64 [size, length]."""
+    """Endless batches of random rows of the text: int64 [size, length]."""
     rng = np.random.default_rng(0)
     while True:
         starts = rng.integers(0, len(text) - length - 1, size=size)
@@ -166,7 +162,7 @@ def descend(
     using: Sequence[torch.optim.Optimizer],
     rates: Sequence[float],
 ) -> None:
-    """One step of all optimizers down ``loss``, each at its rate, gradients clipped at norm 1."""
+    """One step of all optimizers, each at its rate, with gradients clipped to norm 1."""
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     for optimizer, rate in zip(using, rates, strict=True):
@@ -183,7 +179,7 @@ def train(
     rates: tuple[float, float],
     minutes: float,
 ) -> None:
-    """Train for ``minutes`` of wall time: a short warm-up, a flat part, and a linear fall to 2%."""
+    """Train for ``minutes`` of wall time: short warm-up, constant rate, linear decay to 2%."""
     using = optimizers(model, model.model.layers, rates)
     began = time.monotonic()
     step = 0
@@ -210,7 +206,7 @@ def held_out_loss(model: Any, text: np.ndarray, length: int, device: str) -> flo
 
 
 def save(model: Any, tokenizer: Path, folder: Path) -> None:
-    """The model in bfloat16 with its tokenizer."""
+    """Save the model in bfloat16 with its tokenizer."""
     model.to(torch.bfloat16).save_pretrained(folder)
     for file in tokenizer.iterdir():
         if "token" in file.name or file.suffix == ".jinja":
@@ -243,18 +239,22 @@ def make(given: argparse.Namespace) -> None:
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Retrain the packaged pair; see this file's head.")
     commands = parser.add_subparsers(dest="what", required=True)
-    text = commands.add_parser("prepare", help="gather the text, train the tokenizer")
+    text = commands.add_parser("prepare", help="collect the text and train the tokenizer")
     for name in ("code", "docs", "problems"):
         text.add_argument(name, type=Path)
     for name in SHAPES:
         model = commands.add_parser(name, help=f"train the {name}")
         model.add_argument("--minutes", type=float, required=True)
-        model.add_argument("--from", dest="go_on", type=Path, help="go on with this trained model")
-        model.add_argument("--length", type=int, default=512, help="tokens a row")
-        model.add_argument("--batch", type=int, default=8, help="rows a step")
+        model.add_argument(
+            "--from", dest="go_on", type=Path, help="continue from this trained model"
+        )
+        model.add_argument("--length", type=int, default=512, help="tokens per row")
+        model.add_argument("--batch", type=int, default=8, help="rows per step")
         model.add_argument("--threads", type=int, default=2)
     for command in commands.choices.values():
-        command.add_argument("--out", type=Path, required=True, help="folder everything is kept in")
+        command.add_argument(
+            "--out", type=Path, required=True, help="folder of all inputs and results"
+        )
     given = parser.parse_args(words)
     given.out.mkdir(parents=True, exist_ok=True)
     if given.what == "prepare":

@@ -1,75 +1,134 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import redis
 
-from flowspec.broker.base import Control, Link, Op
+from flowspec.broker.base import CommitText, Control, Link, Op
+from flowspec.broker.connection import connect
 from flowspec.broker.keys import Keys
 from flowspec.broker.memory import MemoryBroker, MemoryLink
 from flowspec.broker.memory_control import MemoryControl
 from flowspec.broker.redis_control import RedisControl
 from flowspec.broker.redis_link import RedisLink
 from flowspec.broker.server import PrivateBroker
+from flowspec.core.protocol.addresses import Address
 from flowspec.core.protocol.codes import Code
-from flowspec.core.protocol.machine import Accepted, Send
-from flowspec.core.protocol.messages import Close, Envelope, Message
+from flowspec.core.protocol.ledger import JobState
+from flowspec.core.protocol.machine import Accepted, Commit, Send
+from flowspec.core.protocol.messages import Close, Envelope, Message, Prune
+from flowspec.core.run.key import RunKey
+from tests.addresses import D0, S1, S2
 
 STAGES = 2
 
 
 @dataclass
 class Rig:
-    """A broker of either kind with its links; closes what it gave out."""
+    """A broker of either kind and its links; closes them."""
 
     url: str = ""
     memory: MemoryBroker | None = None
+    middles: int = 0
     given: list[Link | Control] = field(default_factory=list)
     keys: Keys = field(default_factory=Keys)
 
-    def link(self, node: str) -> Link:
-        link: Link = (
-            MemoryLink(self.memory, node)
-            if self.memory
-            else RedisLink(self.url, self.keys, node, STAGES)
-        )
+    def link(self, address: Address) -> Link:
+        link: Link
+        if self.memory is not None:
+            link = MemoryLink(self.memory, address)
+        else:
+            link = RedisLink(self.url, self.keys, address, STAGES, middles=self.middles)
         self.given.append(link)
         return link
 
     def control(self) -> Control:
-        control: Control = (
-            MemoryControl(self.memory) if self.memory else RedisControl(self.url, self.keys)
-        )
-        control.join_intake()  # type: ignore[attr-defined]
-        control.set_pipeline({"stages": str(STAGES)})
+        control: Control
+        if self.memory is not None:
+            control = MemoryControl(self.memory)
+        else:
+            control = RedisControl(self.url, self.keys)
+        control.join_intake()
+        if not control.pipeline():
+            middles = [f"middle-{model}" for model in range(1, self.middles + 1)]
+            control.set_pipeline({"stages": str(STAGES), "middles": json.dumps(middles)})
         self.given.append(control)
         return control
 
     def start(self, control: Control, draft: Link, **fields: str) -> str:
-        """A job that runs under epoch 1, its prompt of two tokens known."""
+        """A job running under epoch 1 with a known prompt of two tokens."""
         job = control.submit({"prompt": "p", **fields})
         (intake,) = [found for found in control.read_intake(1.0) if found.job == job]
         assert control.admit(job, intake.fields) is Code.OK
         control.acknowledge([job])
         assert control.assign(job, 100, {}) is Code.OK
         draft.read(1.0)
-        assert draft.write([Accepted(job, 1, (5, 6), "flowspec")]) == [Code.OK]
+        assert draft.write([Accepted(RunKey(job, 1), (5, 6), "flowspec")]) == [Code.OK]
         return job
+
+    def requeue(self, job: str) -> None:
+        """Put a running job back at the end of the queue, as if its run had done nothing."""
+        if self.memory is not None:
+            ledger = self.memory.ledger
+            ledger.jobs[job].state = JobState.QUEUED
+            ledger.queue.append(job)
+            ledger.running.discard(job)
+            return
+        client = connect(self.url)
+        client.hset(self.keys.job(job), "state", JobState.QUEUED.value)
+        client.srem(self.keys.running, job)
+        client.rpush(self.keys.queue, job)
+        client.close()
+
+    def close(self) -> None:
+        """Close all links."""
+        for given in self.given:
+            given.close()
+        self.given.clear()
 
 
 def send(
-    to: str,
+    to: Address,
     job: str,
     seq: int,
     message: Message | None = None,
     *,
-    sender: str = "d0",
-    **more: object,
+    sender: Address = D0,
+    epoch: int = 1,
+    **more: Any,
 ) -> Op:
-    """A message of ``job``; any will do."""
-    return Send(to, Envelope(sender, seq, message or Close(job, 1)), **more)  # type: ignore[arg-type]
+    """Some message of a run of ``job``."""
+    return Send(to, Envelope(sender, seq, message or Close(RunKey(job, epoch))), **more)
+
+
+def commit(
+    job: str,
+    offset: int = 1,
+    *,
+    seq: int = 1,
+    epoch: int = 1,
+    finish: str = "",
+    completes: tuple[str, ...] = (),
+) -> CommitText:
+    """A commit of one row at context length ``offset``; the prompt has two tokens."""
+    run = RunKey(job, epoch)
+    prune = Envelope(D0, seq, Prune(run, offset, (offset,), offset + 1, ()))
+    made = Commit(
+        run,
+        offset,
+        emitted=offset - 1,
+        advance=1,
+        tokens=(40 + offset,),
+        finish=finish,
+        to=(S1, S2),
+        prunes=(prune, prune),
+        completes=completes,
+    )
+    return CommitText(made, f"t{offset}")
 
 
 @pytest.fixture(params=["memory", "redis"])
@@ -82,5 +141,4 @@ def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
         client.ping()
         rig = Rig(url=broker.url)
     yield rig
-    for given in rig.given:
-        given.close()
+    rig.close()

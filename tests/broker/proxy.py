@@ -1,4 +1,4 @@
-"""A proxy before a broker's unix socket that can lose replies, as a broken network does."""
+"""A proxy in front of a broker's unix socket that can lose replies."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from pathlib import Path
 
 
 class Proxy:
-    """Forwards bytes; ``lose_replies(n)`` swallows the next n replies and cuts their
-    connections.
-    """
+    """Forward bytes; ``lose_replies(n)`` drops the next n replies and closes their connections."""
 
     def __init__(self, target: str, path: Path) -> None:
         self._target = target
@@ -59,7 +57,7 @@ class Proxy:
 
 
 def with_shutdown(end: socket.socket) -> None:
-    """Wake whoever reads from ``end``."""
+    """Wake the reader of ``end``."""
     try:
         end.shutdown(socket.SHUT_RDWR)
     except OSError:

@@ -1,4 +1,4 @@
-"""The wire: everything round-trips, and nothing malformed gets in, allocates or runs."""
+"""The wire: all messages round-trip; malformed ones are refused before they allocate or run."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from flowspec.broker import codec
 from flowspec.core.protocol import messages as m
+from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import WireError
 
@@ -22,10 +23,12 @@ INTS = st.integers(0, (1 << 63) - 1)
 IDS = st.lists(st.integers(-1, 1 << 40), max_size=20).map(tuple)
 TEXT = st.text(max_size=20)
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
+RUNS = st.builds(RunKey, TEXT, INTS)
 HOPS = st.lists(st.builds(m.Hop, TEXT, st.lists(TEXT, max_size=3).map(tuple)), max_size=3).map(
     tuple
 )
 PAIRS = st.lists(st.tuples(INTS, FLOATS), max_size=3).map(tuple)
+SAMPLINGS = st.builds(Sampling, st.floats(0, 9), st.integers(0, 99), st.floats(0.1, 1), INTS)
 
 
 def columns(rows: int) -> st.SearchStrategy[tuple[int, ...]]:
@@ -33,45 +36,64 @@ def columns(rows: int) -> st.SearchStrategy[tuple[int, ...]]:
 
 
 def segments(rows: int) -> st.SearchStrategy[m.Segment]:
-    one = columns(rows)
-    tokens = st.one_of(st.just(()), columns(rows))
     return st.builds(
-        m.Segment, TEXT, INTS, INTS, INTS, one, one, one, tokens, st.booleans(), TEXT, HOPS
+        m.Segment,
+        run=RUNS,
+        segment=INTS,
+        round=INTS,
+        ids=columns(rows),
+        parents=columns(rows),
+        positions=columns(rows),
+        tokens=st.one_of(st.just(()), columns(rows)),
+        marker=st.booleans(),
+        task=TEXT,
+        route=HOPS,
+        seconds=FLOATS,
     )
 
 
-def results(rows: int) -> st.SearchStrategy[m.Answer]:
-    shares = st.lists(FLOATS, min_size=rows, max_size=rows).map(tuple)
+def answers(rows: int) -> st.SearchStrategy[m.Answer]:
     best = st.lists(PAIRS, min_size=rows, max_size=rows).map(tuple)
-    one = columns(rows)
-    none = st.just(())
     return st.builds(
-        m.Answer, TEXT, INTS, INTS, one, one, st.one_of(none, shares), st.one_of(none, best)
+        m.Answer,
+        run=RUNS,
+        segment=INTS,
+        ids=columns(rows),
+        tokens=columns(rows),
+        top=st.one_of(st.just(()), best),
+        seconds=FLOATS,
     )
 
 
 MESSAGES = st.one_of(
-    st.builds(m.Submit, TEXT, INTS, st.lists(st.tuples(TEXT, TEXT), max_size=4).map(tuple)),
+    st.builds(
+        m.Submit,
+        run=RUNS,
+        fields=st.lists(st.tuples(TEXT, TEXT), max_size=4).map(tuple),
+        queued_seconds=FLOATS,
+    ),
     st.builds(
         m.Open,
-        TEXT,
-        INTS,
-        INTS,
-        INTS,
-        st.builds(Sampling, st.floats(0, 9), st.integers(0, 99), st.floats(0.1, 1), INTS),
-        st.builds(m.Returns, st.booleans(), st.integers(0, 9), st.booleans()),
-        st.booleans(),
+        run=RUNS,
+        prompt_length=INTS,
+        capacity=INTS,
+        sampling=SAMPLINGS,
+        returns=st.builds(m.Returns, top=st.integers(0, 9), hidden=st.booleans()),
+        record=st.booleans(),
     ),
     st.integers(0, 8).flatmap(segments),
-    st.builds(m.Prune, TEXT, INTS, INTS, IDS, INTS, IDS),
-    st.integers(0, 8).flatmap(results),
-    st.builds(m.Close, TEXT, INTS),
-    st.builds(m.Revoke, TEXT, INTS),
+    st.builds(m.Prune, run=RUNS, offset=INTS, accepted=IDS, root=INTS, retained=IDS),
+    st.integers(0, 8).flatmap(answers),
+    st.builds(m.Close, run=RUNS),
+    st.builds(m.Revoke, run=RUNS),
     st.builds(
-        m.StageReport, TEXT, INTS, INTS, st.builds(m.Meter, INTS, INTS, INTS, INTS, INTS, FLOATS)
+        m.StageReport,
+        run=RUNS,
+        stage=INTS,
+        meter=st.builds(m.Meter, INTS, INTS, INTS, INTS, INTS, FLOATS),
     ),
-    st.builds(m.Fault, TEXT, INTS, TEXT, TEXT),
-    st.builds(m.Synced, TEXT, INTS, TEXT),
+    st.builds(m.Fault, run=RUNS, reason=TEXT),
+    st.builds(m.Synced, run=RUNS, task=TEXT),
 )
 
 
@@ -120,24 +142,34 @@ def packed(*parts: object) -> bytes:
     return msgpack.packb([codec.VERSION, *parts])
 
 
+#: An encoded run.
+RUN = ["j", 1]
+
+
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (msgpack.packb([99, 5, "j", 1]), "version"),
-        (packed(77, "j", 1), "unknown kind"),
-        (packed(True, "j", 1), "unknown kind"),
-        (packed(5, "j"), "2 fields"),
-        (packed(5, "j", 1, 2), "2 fields"),
-        (packed(5, "j", "1"), "expected an integer"),
-        (packed(5, "j", True), "expected an integer"),
-        (packed(5, "j", -2), "expected an integer"),
-        (packed(5, b"j", 1), "not msgpack"),
-        (packed(5, {"a": 1}, 1), "not msgpack"),
-        (packed(3, "j", 1, 1, [1.5], 1, []), "list of integers"),
-        (packed(3, "j", 1, 1, [True], 1, []), "list of integers"),
-        (packed(3, "j", 1, 1, [-5], 1, []), "out of range"),
-        (packed(7, "j", 1, 1, [0, 0, 0, 0, 0, float("nan")]), "finite number"),
-        (packed(1, "j", 1, 1, 1, [-1.0, 0, 1.0, 0], [False, 0, False], False), "temperature"),
+        (msgpack.packb([99, 5, RUN]), "version"),
+        (msgpack.packb([codec.VERSION - 1, 5, RUN]), "version"),
+        (packed(77, RUN), "unknown kind"),
+        (packed(True, RUN), "unknown kind"),
+        (packed(-1, RUN), "unknown kind"),
+        (packed(5), "1 fields"),
+        (packed(5, RUN, 2), "1 fields"),
+        (packed(5, "j"), "RunKey does not have its 2 fields"),
+        (packed(5, ["j"]), "2 fields"),
+        (packed(5, ["j", 1, 2]), "2 fields"),
+        (packed(5, [1, "j"]), "expected text"),
+        (packed(5, ["j", "1"]), "expected an integer"),
+        (packed(5, ["j", True]), "expected an integer"),
+        (packed(5, ["j", -2]), "expected an integer"),
+        (packed(5, [b"j", 1]), "not msgpack"),
+        (packed(5, [{"a": 1}, 1]), "not msgpack"),
+        (packed(3, RUN, 1, [1.5], 1, []), "list of integers"),
+        (packed(3, RUN, 1, [True], 1, []), "list of integers"),
+        (packed(3, RUN, 1, [-5], 1, []), "out of range"),
+        (packed(7, RUN, 1, [0, 0, 0, 0, 0, float("nan")]), "finite number"),
+        (packed(1, RUN, 1, 1, [-1.0, 0, 1.0, 0], [0, False], False), "temperature"),
         (msgpack.packb({"a": 1}), "not msgpack"),
         (b"\xc1", "not msgpack"),
         (b"\x91" * 3000, "not msgpack"),
@@ -262,11 +294,11 @@ def test_the_packages_own_decoder_is_never_called() -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        [2, "j", 1, 1, 1, [5, 6], [4], [1, 2], [], False, "", [], 0.0],
-        [2, "j", 1, 1, 1, [5, 6], [4, 5], [], [], False, "", [], 0.0],
-        [2, "j", 1, 1, 1, [5, 6], [4, 5], [1, 2], [7], False, "", [], 0.0],
-        [4, "j", 1, 1, [5, 6], [7], [], [], 0.0],
-        [4, "j", 1, 1, [5, 6], [7, 8], [0.5], [], 0.0],
+        [2, RUN, 1, 1, [5, 6], [4], [1, 2], [], False, "", [], 0.0],
+        [2, RUN, 1, 1, [5, 6], [4, 5], [], [], False, "", [], 0.0],
+        [2, RUN, 1, 1, [5, 6], [4, 5], [1, 2], [7], False, "", [], 0.0],
+        [4, RUN, 1, [5, 6], [7], [], 0.0],
+        [4, RUN, 1, [5, 6], [7, 8], [[]], 0.0],
     ],
 )
 def test_columns_of_different_length_are_refused(fields: list[Any]) -> None:
@@ -276,6 +308,6 @@ def test_columns_of_different_length_are_refused(fields: list[Any]) -> None:
 
 def test_what_no_reader_would_accept_is_not_written() -> None:
     with pytest.raises(WireError, match="cannot travel"):
-        codec.encode(m.Close("j", 1 << 70))
+        codec.encode(m.Close(RunKey("j", 1 << 70)))
     with pytest.raises(WireError, match="cannot travel"):
-        codec.encode(m.Fault("j", 1, "s1", "x" * codec.MAX_ENVELOPE))
+        codec.encode(m.Fault(RunKey("j", 1), "x" * codec.MAX_ENVELOPE))

@@ -5,98 +5,75 @@ from __future__ import annotations
 import json
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from flowspec.broker.base import CommitText, PutRows, Record
+from flowspec.broker.base import PutRows, Record
+from flowspec.core.protocol.addresses import GRAPH
 from flowspec.core.protocol.codes import Code
-from flowspec.core.protocol.graph import TaskGraph
-from flowspec.core.protocol.machine import Accepted, Commit, Complete, Finish
-from flowspec.core.protocol.messages import (
-    GRAPH,
-    Close,
-    Envelope,
-    Fault,
-    Prune,
-    Revoke,
-    Submit,
-    Synced,
-    Task,
-)
+from flowspec.core.protocol.graph import Task, TaskGraph
+from flowspec.core.protocol.machine import Accepted, Complete, Finish
+from flowspec.core.protocol.messages import Close, Envelope, Fault, Prune, Revoke, Submit, Synced
 from flowspec.core.protocol.stamps import Stamp
+from flowspec.core.run.key import RunKey
 from flowspec.errors import GapError
-from tests.broker.conftest import Rig, send
-
-
-def commit(
-    job: str, offset: int = 1, *, seq: int = 1, epoch: int = 1, finish: str = "", **more: object
-) -> CommitText:
-    prune = Prune(job, epoch, offset, (offset,), offset + 1, ())
-    prunes = tuple(Envelope("d0", seq, prune) for _ in range(2))
-    emitted = offset - 1
-    made = Commit(
-        job, epoch, offset, emitted, 1, (40 + offset,), finish, ("s1", "s2"), prunes, **more
-    )  # type: ignore[arg-type]
-    return CommitText(made, f"t{offset}")
-
+from tests.addresses import D0, M1, S1, S2
+from tests.broker.conftest import Rig, commit, send
 
 # ---- messages ------------------------------------------------------------------------------------
 
 
 def test_a_message_arrives_once_in_order_with_its_sender_and_number(rig: Rig) -> None:
     control = rig.control()
-    draft = rig.link("d0")
-    stage = rig.link("s1")
+    draft = rig.link(D0)
+    stage = rig.link(S1)
     job = rig.start(control, draft)
-    codes = draft.write([send("s1", job, 1), send("s1", job, 2), send("s2", job, 1)])
+    codes = draft.write([send(S1, job, 1), send(S1, job, 2), send(S2, job, 1)])
     assert codes == [Code.OK] * 3
     delivery = stage.read(1.0)
     assert [(envelope.sender, envelope.seq) for envelope in delivery.envelopes] == [
-        ("d0", 1),
-        ("d0", 2),
+        (D0, 1),
+        (D0, 2),
     ]
-    assert delivery.envelopes[0].message == Close(job, 1)
+    assert delivery.envelopes[0].message == Close(RunKey(job, 1))
     assert stage.read(0.0).envelopes == ()
 
 
 def test_sending_again_after_an_unknown_outcome_is_harmless(rig: Rig) -> None:
     control = rig.control()
-    draft = rig.link("d0")
-    stage = rig.link("s1")
+    draft = rig.link(D0)
+    stage = rig.link(S1)
     job = rig.start(control, draft)
-    assert draft.write([send("s1", job, 1), send("s1", job, 1)]) == [Code.OK, Code.DUP]
-    assert draft.write([send("s1", job, 3)]) == [Code.GAP]
+    assert draft.write([send(S1, job, 1), send(S1, job, 1)]) == [Code.OK, Code.DUP]
+    assert draft.write([send(S1, job, 3)]) == [Code.GAP]
     assert len(stage.read(0.2).envelopes) == 1
 
 
 def test_only_the_owner_of_the_epoch_is_heard(rig: Rig) -> None:
     control = rig.control()
-    draft = rig.link("d0")
-    stage = rig.link("s1")
+    draft = rig.link(D0)
+    stage = rig.link(S1)
     job = rig.start(control, draft)
-    assert (
-        draft.write([send("s1", job, 1, Close(job, 2)), send("s1", job, 1, Close(job, 0))])
-        == [Code.STALE] * 2
-    )
-    assert draft.write([send("s1", "unknown", 1)]) == [Code.STALE]
+    assert draft.write([send(S1, job, 1, epoch=2), send(S1, job, 1, epoch=0)]) == [Code.STALE] * 2
+    assert draft.write([send(S1, "unknown", 1)]) == [Code.STALE]
     assert control.revoke(job, "cancelled") is Code.OK
-    assert (
-        draft.write([send("s1", job, 1), commit(job), Complete(job, 1, ("t",))]) == [Code.STALE] * 3
-    )
+    late = [send(S1, job, 1), commit(job), Complete(RunKey(job, 1), ("t",))]
+    assert draft.write(late) == [Code.STALE] * 3
     (revoke,) = stage.read(0.2).envelopes
-    assert revoke.message == Revoke(job, 2)
+    assert revoke.message == Revoke(RunKey(job, 2))
 
 
 def test_a_reader_waits_and_is_woken(rig: Rig) -> None:
     control = rig.control()
-    draft = rig.link("d0")
-    stage = rig.link("s1")
+    draft = rig.link(D0)
+    stage = rig.link(S1)
     job = rig.start(control, draft)
     began = time.monotonic()
     assert stage.read(0.15).envelopes == ()
     assert 0.1 < time.monotonic() - began < 1.0
-    writer = threading.Timer(0.1, lambda: draft.write([send("s1", job, 1)]))
+    writer = threading.Timer(0.1, lambda: draft.write([send(S1, job, 1)]))
     writer.start()
     began = time.monotonic()
     assert len(stage.read(2.0).envelopes) == 1
@@ -106,74 +83,90 @@ def test_a_reader_waits_and_is_woken(rig: Rig) -> None:
 
 def test_a_new_reader_begins_behind_what_was_written_before(rig: Rig) -> None:
     control = rig.control()
-    draft = rig.link("d0")
+    draft = rig.link(D0)
     job = rig.start(control, draft)
-    draft.write([send("s1", job, 1)])
-    later = rig.link("s1")
+    draft.write([send(S1, job, 1)])
+    later = rig.link(S1)
     assert later.read(0.0).envelopes == ()
-    draft.write([send("s1", job, 2)])
+    draft.write([send(S1, job, 2)])
     assert len(later.read(1.0).envelopes) == 1
 
 
 def test_rows_travel_beside_their_envelope_and_are_taken_once(rig: Rig) -> None:
     control = rig.control()
-    draft = rig.link("d0")
-    stage = rig.link("s2")
+    draft = rig.link(D0)
+    stage = rig.link(S2)
     job = rig.start(control, draft)
     rows = np.arange(12, dtype=np.float32).reshape(3, 4)
-    draft.write([PutRows("s2", job, 1, 7, rows), send("s2", job, 1)])
+    draft.write([PutRows(S2, RunKey(job, 1), 7, rows), send(S2, job, 1)])
     assert len(stage.read(1.0).envelopes) == 1
-    assert (stage.take_rows(job, 1, 7) == rows).all()
+    assert (stage.take_rows(RunKey(job, 1), 7) == rows).all()
     with pytest.raises(GapError, match="rows of segment 7 did not arrive"):
-        stage.take_rows(job, 1, 7)
+        stage.take_rows(RunKey(job, 1), 7)
     draft.write(
-        [PutRows("s2", job, 1, 8, rows), PutRows("s2", job, 1, 9, rows), send("s2", job, 2)]
+        [
+            PutRows(S2, RunKey(job, 1), 8, rows),
+            PutRows(S2, RunKey(job, 1), 9, rows),
+            send(S2, job, 2),
+        ]
     )
     stage.read(1.0)
-    stage.drop_rows(job, 8)
+    stage.drop_rows(RunKey(job, 1), 8)
     with pytest.raises(GapError):
-        stage.take_rows(job, 1, 8)
-    stage.forget(job)
+        stage.take_rows(RunKey(job, 1), 8)
+    stage.forget(RunKey(job, 1))
     with pytest.raises(GapError):
-        stage.take_rows(job, 1, 9)
+        stage.take_rows(RunKey(job, 1), 9)
 
 
 def test_stamps_travel_beside_envelopes_and_only_if_given(rig: Rig) -> None:
     control = rig.control()
-    draft = rig.link("d0")
-    stage = rig.link("s1")
+    draft = rig.link(D0)
+    stage = rig.link(S1)
     job = rig.start(control, draft)
-    draft.write([send("s1", job, 1), send("s2", job, 1)])
+    draft.write([send(S1, job, 1), send(S2, job, 1)])
     assert stage.read(1.0).stamps == ()
-    draft.write([send("s1", job, 2), send("s2", job, 2)], 1.25)
-    assert stage.read(1.0).stamps == (Stamp(1.25, "d0"),)
+    draft.write([send(S1, job, 2), send(S2, job, 2)], 1.25)
+    assert stage.read(1.0).stamps == (Stamp(1.25, D0),)
     draft.write([commit(job, seq=3)], 1e-7)
-    assert stage.read(1.0).stamps == (Stamp(1e-7, "d0"),)
+    assert stage.read(1.0).stamps == (Stamp(1e-7, D0),)
     assert [entry.fields["at"] for entry in control.read_output(job, "0", 1.0)] == ["1e-07"]
 
 
 def test_what_the_graph_held_goes_with_the_latest_stamp_it_waited_for(rig: Rig) -> None:
     control = rig.control()
-    draft = rig.link("d0")
-    first = rig.link("s1")
-    second = rig.link("s2")
+    draft = rig.link(D0)
+    first = rig.link(S1)
+    second = rig.link(S2)
     job = rig.start(control, draft)
     held = {"sender": GRAPH, "after": ("a", "b")}
-    draft.write([send("s2", job, 0, Synced(job, 1, "x"), task="x", **held)], 2.0)
-    first.write([Complete(job, 1, ("a",))], 5.5)
+    draft.write([send(S2, job, 0, Synced(RunKey(job, 1), "x"), task="x", **held)], 2.0)
+    first.write([Complete(RunKey(job, 1), ("a",))], 5.5)
     assert second.read(0.0).envelopes == ()
-    draft.write([Complete(job, 1, ("b",))], 3.0)
-    assert second.read(1.0).stamps == (Stamp(5.5, "s1"),), "not the one that let it go"
-    draft.write([send("s2", job, 0, Synced(job, 1, "y"), task="y", **held)], 4.0)
-    draft.write([send("s2", job, 0, Synced(job, 1, "z"), task="z", **held)], 7.0)
+    draft.write([Complete(RunKey(job, 1), ("b",))], 3.0)
+    assert second.read(1.0).stamps == (Stamp(5.5, S1),), "not the one that released it"
+    draft.write([send(S2, job, 0, Synced(RunKey(job, 1), "y"), task="y", **held)], 4.0)
+    draft.write([send(S2, job, 0, Synced(RunKey(job, 1), "z"), task="z", **held)], 7.0)
     delivery = second.read(1.0)
-    assert delivery.stamps == (Stamp(5.5, "s1"), Stamp(7.0, "d0"))
+    assert delivery.stamps == (Stamp(5.5, S1), Stamp(7.0, D0))
     draft.write(
-        [send("s2", job, 0, Synced(job, 1, "w"), task="w", sender=GRAPH, after=("v",))], 9.0
+        [send(S2, job, 0, Synced(RunKey(job, 1), "w"), task="w", sender=GRAPH, after=("v",))], 9.0
     )
     draft.write([commit(job, completes=("v",))], 8.0)
     *_, last = second.read(1.0).stamps
-    assert last == Stamp(9.0, "d0"), "not before it was made"
+    assert last == Stamp(9.0, D0), "not before it was made"
+
+
+def test_a_write_without_a_stamp_leaves_the_stamps_a_task_has_collected(rig: Rig) -> None:
+    control = rig.control()
+    draft = rig.link(D0)
+    stage = rig.link(S2)
+    job = rig.start(control, draft)
+    run = RunKey(job, 1)
+    held = {"sender": GRAPH, "after": ("a",)}
+    draft.write([send(S2, job, 0, Synced(run, "x"), task="x", **held)], 2.0)
+    draft.write([Complete(run, ("a",))])
+    assert stage.read(1.0).stamps == (Stamp(2.0, D0),)
 
 
 # ---- commits -------------------------------------------------------------------------------------
@@ -181,14 +174,17 @@ def test_what_the_graph_held_goes_with_the_latest_stamp_it_waited_for(rig: Rig) 
 
 def test_a_commit_moves_output_offset_and_every_log_together(rig: Rig) -> None:
     control = rig.control()
-    draft = rig.link("d0")
-    first = rig.link("s1")
-    second = rig.link("s2")
+    draft = rig.link(D0)
+    first = rig.link(S1)
+    second = rig.link(S2)
     job = rig.start(control, draft)
     assert draft.write([commit(job), commit(job, 2, seq=2, finish="length")]) == [Code.OK] * 2
     for stage in (first, second):
         prunes = [envelope.message for envelope in stage.read(1.0).envelopes]
-        assert prunes == [Prune(job, 1, 1, (1,), 2, ()), Prune(job, 1, 2, (2,), 3, ())]
+        assert prunes == [
+            Prune(RunKey(job, 1), 1, (1,), 2, ()),
+            Prune(RunKey(job, 1), 2, (2,), 3, ()),
+        ]
     entries = [entry.fields for entry in control.read_output(job, "0", 1.0)]
     assert entries == [
         {"kind": "tokens", "offset": "0", "ids": "[41]", "text": "t1"},
@@ -198,10 +194,10 @@ def test_a_commit_moves_output_offset_and_every_log_together(rig: Rig) -> None:
 
 def test_a_commit_answers_dup_gap_and_stale_and_changes_nothing_then(rig: Rig) -> None:
     control = rig.control()
-    draft = rig.link("d0")
-    stage = rig.link("s1")
+    draft = rig.link(D0)
+    stage = rig.link(S1)
     job = rig.start(control, draft)
-    assert draft.write([commit(job, 2)]) == [Code.GAP], "the offset is not there yet"
+    assert draft.write([commit(job, 2)]) == [Code.GAP], "the offset is not reached yet"
     assert draft.write([commit(job, seq=2)]) == [Code.GAP], "a message before it is missing"
     assert draft.write([commit(job, epoch=2)]) == [Code.STALE]
     assert control.read_output(job, "0", 0.05) == []
@@ -213,21 +209,20 @@ def test_a_commit_answers_dup_gap_and_stale_and_changes_nothing_then(rig: Rig) -
 
 def test_commits_need_an_opened_job_and_opening_twice_is_dup(rig: Rig) -> None:
     control = rig.control()
-    draft = rig.link("d0")
+    draft = rig.link(D0)
     job = control.submit({"prompt": "p"})
     control.admit(job, control.read_intake(1.0)[0].fields)
     control.assign(job, 1, {})
     assert draft.write([commit(job)]) == [Code.GAP]
-    assert draft.write([Accepted(job, 1, (5, 6), "x"), Accepted(job, 1, (5,), "x")]) == [
-        Code.OK,
-        Code.DUP,
-    ]
+    opened = Accepted(RunKey(job, 1), (5, 6), "x")
+    again = Accepted(RunKey(job, 1), (5,), "x")
+    assert draft.write([opened, again]) == [Code.OK, Code.DUP]
     assert json.loads(control.job(job)["prompt_token_ids"]) == [5, 6]
 
 
 def test_output_is_read_from_a_cursor(rig: Rig) -> None:
     control = rig.control()
-    draft = rig.link("d0")
+    draft = rig.link(D0)
     job = rig.start(control, draft)
     draft.write([commit(job)])
     (first,) = control.read_output(job, "0", 1.0)
@@ -242,41 +237,61 @@ def test_output_is_read_from_a_cursor(rig: Rig) -> None:
 
 def test_a_task_goes_when_its_dependencies_are_complete(rig: Rig) -> None:
     control = rig.control()
-    draft = rig.link("d0")
-    stage = rig.link("s1")
+    draft = rig.link(D0)
+    stage = rig.link(S1)
     job = rig.start(control, draft)
-    held = send("s1", job, 0, sender=GRAPH, task="pass", after=("sync",))
-    join = send("d0", job, 0, Synced(job, 1, "sync"), sender=GRAPH, task="sync", after=("a", "b"))
-    assert draft.write([held, join, held]) == [Code.OK, Code.OK, Code.DUP]
-    draft.write([Complete(job, 1, ("a",))])
-    assert stage.read(0.05).envelopes == ()
-    draft.write([send("s2", job, 1, completes=("b",))])
-    (synced,) = draft.read(1.0).envelopes
-    assert (synced.sender, synced.seq, synced.message) == (GRAPH, 1, Synced(job, 1, "sync"))
-    assert stage.read(0.05).envelopes == (), (
-        "a task with an envelope is complete when its receiver says so"
+    held = send(S1, job, 0, sender=GRAPH, task="pass", after=("sync",))
+    join = send(
+        D0, job, 0, Synced(RunKey(job, 1), "sync"), sender=GRAPH, task="sync", after=("a", "b")
     )
-    draft.write([Complete(job, 1, ("sync",))])
+    assert draft.write([held, join, held]) == [Code.OK, Code.OK, Code.DUP]
+    draft.write([Complete(RunKey(job, 1), ("a",))])
+    assert stage.read(0.05).envelopes == ()
+    draft.write([send(S2, job, 1, completes=("b",))])
+    (synced,) = draft.read(1.0).envelopes
+    assert (synced.sender, synced.seq, synced.message) == (GRAPH, 1, Synced(RunKey(job, 1), "sync"))
+    assert stage.read(0.05).envelopes == (), (
+        "a task with an envelope completes when its receiver reports it"
+    )
+    draft.write([Complete(RunKey(job, 1), ("sync",))])
     (released,) = stage.read(1.0).envelopes
     assert (released.sender, released.seq) == (GRAPH, 1)
 
 
 def test_a_commit_completes_tasks_behind_its_prunes(rig: Rig) -> None:
     control = rig.control()
-    draft = rig.link("d0")
-    stage = rig.link("s1")
+    draft = rig.link(D0)
+    stage = rig.link(S1)
     job = rig.start(control, draft)
-    draft.write([send("s1", job, 0, sender=GRAPH, task="next", after=("verdict",))])
+    draft.write([send(S1, job, 0, sender=GRAPH, task="next", after=("verdict",))])
     draft.write([commit(job, completes=("verdict",))])
     kinds = [type(envelope.message) for envelope in stage.read(1.0).envelopes]
     assert kinds == [Prune, Close]
 
 
-def test_random_graphs_release_what_the_pure_graph_releases(rig: Rig) -> None:
-    """The same random steps through the pure graph and through the broker's."""
+def test_a_commit_lets_go_tasks_of_every_worker(rig: Rig) -> None:
+    rig.middles = 1
     control = rig.control()
-    draft = rig.link("d0")
-    stage = rig.link("s1")
+    draft = rig.link(D0)
+    middle = rig.link(M1)
+    job = rig.start(control, draft)
+    run = RunKey(job, 1)
+    held = {"sender": GRAPH, "after": ("verdict",)}
+    for to in (M1, D0):
+        message = Synced(run, str(to))
+        assert draft.write([send(to, job, 0, message, task=str(to), **held)]) == [Code.OK]
+    assert draft.write([commit(job, completes=("verdict",))]) == [Code.OK]
+    for link in (middle, draft):
+        (released,) = link.read(1.0).envelopes
+        assert (released.sender, released.seq) == (GRAPH, 1)
+        assert released.message == Synced(run, str(link.address))
+
+
+def test_random_graphs_release_what_the_pure_graph_releases(rig: Rig) -> None:
+    """Run the same random steps through the pure graph and the broker's."""
+    control = rig.control()
+    draft = rig.link(D0)
+    stage = rig.link(S1)
     for seed in range(12):
         rng = np.random.default_rng(seed)
         job = rig.start(control, draft)
@@ -285,13 +300,13 @@ def test_random_graphs_release_what_the_pure_graph_releases(rig: Rig) -> None:
         ops = []
         for number in range(14):
             after = tuple(f"t{n}" for n in rng.integers(0, 16, rng.integers(0, 4)))
-            envelope = Envelope(GRAPH, 0, Synced(job, 1, f"t{number}"))
+            envelope = Envelope(GRAPH, 0, Synced(RunKey(job, 1), f"t{number}"))
             completes = tuple(f"t{n}" for n in rng.integers(0, 16, rng.integers(0, 2)))
-            task = Task(job, f"t{number}", after, "s1", envelope)
-            wanted += [ready.name for ready in pure.apply(completes, (task,))]
+            task = Task(f"t{number}", after, S1, envelope)
+            wanted += [released.task.name for released in pure.apply(completes, (task,))]
             ops.append(
                 send(
-                    "s1",
+                    S1,
                     job,
                     0,
                     envelope.message,
@@ -317,9 +332,11 @@ def test_admission_is_repeatable(rig: Rig) -> None:
     assert intake.job == job
     assert intake.fields == {"prompt": "hello", "seed": "3"}
     assert control.read_intake(0.05) == [intake], "unacknowledged submissions are read again"
+    assert control.submitted(job)
     assert control.admit(job, intake.fields) is Code.OK
     assert control.admit(job, intake.fields) is Code.DUP
     control.acknowledge([job])
+    assert not control.submitted(job)
     assert control.read_intake(0.05) == []
     assert control.queued() == [job]
     assert control.job(job)["state"] == "queued"
@@ -336,6 +353,52 @@ def test_a_refused_job_gets_its_error_in_its_output(rig: Rig) -> None:
     ]
     assert control.queued() == []
     assert control.job(job)["state"] == "done"
+
+
+def test_a_refused_job_is_no_duplicate_whatever_key_it_has(rig: Rig) -> None:
+    control = rig.control()
+    fields = {"prompt": "p", "idempotency_key": "mine"}
+    first = control.submit(fields)
+    second = control.submit(fields)
+    assert control.admit(first, fields) is Code.OK
+    assert control.admit(second, fields, "no such strategy") is Code.OK
+    assert [entry.fields for entry in control.read_output(second, "0", 1.0)] == [
+        {"kind": "error", "text": "no such strategy"},
+        {"kind": "end", "finish_reason": "error"},
+    ]
+
+
+@pytest.mark.parametrize("why", ["refused", "full", "duplicate"])
+def test_of_a_job_that_was_not_queued_only_its_end_is_kept(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    control = rig.control()
+    fields = {"prompt": "p", "idempotency_key": "mine"}
+    first = control.submit(fields)
+    job = control.submit(fields)
+    error = ""
+    wanted = Code.OK
+    if why == "refused":
+        error = "no such strategy"
+    elif why == "full":
+        for module in ("redis_control", "memory_control"):
+            monkeypatch.setattr(f"flowspec.broker.{module}.QUEUE_CAP", 0)
+        wanted = Code.FULL
+    else:
+        control.admit(first, fields)
+        wanted = Code.DUP
+    assert control.admit(job, fields, error) is wanted
+    assert control.job(job) == {"state": "done", "epoch": "0", "finish_reason": "error"}
+
+
+def test_of_a_job_nobody_knows_there_is_nothing(rig: Rig) -> None:
+    control = rig.control()
+    assert control.job("1-0") == {}
+    assert not control.submitted("1-0")
+    assert not control.submitted("no id at all")
+    assert control.owners("1-0") == {}
+    assert control.read_output("1-0", "0", 0.01) == []
+    assert control.read_recording("1-0") == []
 
 
 def test_an_idempotency_key_names_one_job(rig: Rig) -> None:
@@ -355,23 +418,43 @@ def test_an_idempotency_key_names_one_job(rig: Rig) -> None:
 
 def test_the_oldest_job_is_assigned_while_there_is_room(rig: Rig) -> None:
     control = rig.control()
-    draft = rig.link("d0")
+    draft = rig.link(D0)
     jobs = [control.submit({"prompt": str(at)}) for at in range(3)]
     for intake in control.read_intake(1.0):
         control.admit(intake.job, intake.fields)
     assert control.assign(jobs[1], 2, {}) is Code.GAP
     assert [control.assign(job, 2, {}) for job in jobs] == [Code.OK, Code.OK, Code.FULL]
     submits = [envelope.message for envelope in draft.read(1.0).envelopes]
-    assert submits == [Submit(job, 1, (("prompt", str(at)),)) for at, job in enumerate(jobs[:2])]
+    assert all(isinstance(submit, Submit) for submit in submits)
+    assert (
+        [replace(submit, queued_seconds=0.0) for submit in submits]
+        == [  # type: ignore[type-var]
+            Submit(RunKey(job, 1), (("prompt", str(at)),)) for at, job in enumerate(jobs[:2])
+        ]
+    )
     assert control.running() == sorted(jobs[:2])
     assert control.job(jobs[0])["epoch"] == "1"
 
 
+def test_the_draft_worker_is_told_how_long_a_job_has_waited(rig: Rig) -> None:
+    control = rig.control()
+    draft = rig.link(D0)
+    began = time.time()
+    job = control.submit({"prompt": "p"})
+    time.sleep(0.2)
+    control.admit(job, {"prompt": "p"})
+    control.assign(job, 1, {})
+    most = time.time() - began
+    (submit,) = draft.read(1.0).envelopes
+    assert isinstance(submit.message, Submit)
+    assert 0.2 <= submit.message.queued_seconds <= most + 0.01
+
+
 def test_finish_ends_a_job_once_and_makes_room(rig: Rig) -> None:
     control = rig.control()
-    draft = rig.link("d0")
+    draft = rig.link(D0)
     job = rig.start(control, draft)
-    finish = Finish(job, 1, "length", "", {"tokens": 3, "rows": {"useful": None}})
+    finish = Finish(RunKey(job, 1), "length", "", {"tokens": 3, "rows": {"useful": None}})
     assert draft.write([finish, finish]) == [Code.OK, Code.STALE]
     (end,) = control.read_output(job, "0", 1.0)
     assert (end.fields["kind"], end.fields["finish_reason"]) == ("end", "length")
@@ -382,9 +465,9 @@ def test_finish_ends_a_job_once_and_makes_room(rig: Rig) -> None:
 
 def test_a_job_that_fails_says_why_before_it_ends(rig: Rig) -> None:
     control = rig.control()
-    draft = rig.link("d0")
+    draft = rig.link(D0)
     job = rig.start(control, draft)
-    draft.write([Finish(job, 1, "error", "stage 2 is on fire", {})])
+    draft.write([Finish(RunKey(job, 1), "error", "stage 2 is on fire", {})])
     kinds = [
         (entry.fields["kind"], entry.fields.get("text"))
         for entry in control.read_output(job, "0", 1.0)
@@ -405,9 +488,10 @@ def test_a_waiting_job_can_be_cancelled(rig: Rig) -> None:
 
 def test_recordings_are_kept_with_the_job(rig: Rig) -> None:
     control = rig.control()
-    draft = rig.link("d0")
+    draft = rig.link(D0)
     job = rig.start(control, draft)
-    draft.write([Record(job, "one"), send("s1", job, 1), Record(job, "two")])
+    run = RunKey(job, 1)
+    draft.write([Record(run, "one"), send(S1, job, 1), Record(run, "two")])
     assert control.read_recording(job) == ["one", "two"]
 
 
@@ -424,19 +508,17 @@ def test_a_lease_has_one_holder_who_may_renew_and_release_it(rig: Rig) -> None:
     assert not control.claim("verify-1", "you", {})
     control.release("verify-1", "me")
     assert control.claim("verify-1", "you", {})
-    assert not control.claim("verify-1", "yo", {}), (
-        "a token that is another's beginning is another token"
-    )
+    assert not control.claim("verify-1", "yo", {}), "a prefix of a token is a different token"
 
 
-def test_a_lease_that_is_not_renewed_is_free(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("redis_control", "memory_control"):
-        monkeypatch.setattr(f"flowspec.broker.{module}.LEASE_MS", 60)
+def test_a_lease_that_is_not_renewed_is_free(rig: Rig) -> None:
     control = rig.control()
-    assert control.claim("draft", "me", {})
+    assert control.claim("draft", "me", {}, 60)
+    assert control.claim("verify-1", "me", {}, 60_000)
     time.sleep(0.1)
-    assert control.claims() == {}
+    assert control.claims() == {"verify-1": ("me", {})}
     assert control.claim("draft", "you", {})
+    assert not control.claim("verify-1", "you", {})
 
 
 def test_the_pipelines_record_is_replaced_as_a_whole(rig: Rig) -> None:
@@ -446,21 +528,10 @@ def test_the_pipelines_record_is_replaced_as_a_whole(rig: Rig) -> None:
     assert control.pipeline() == {"stages": "2"}
 
 
-def test_a_job_that_ends_wakes_who_waits_for_room(rig: Rig) -> None:
-    control = rig.control()
-    draft = rig.link("d0")
-    job = rig.start(control, draft)
-    control.wait_for_change(0.01)
-    threading.Timer(0.1, lambda: draft.write([Finish(job, 1, "eos", "", {})])).start()
-    began = time.monotonic()
-    control.wait_for_change(2.0)
-    assert time.monotonic() - began < 1.0
-
-
 def test_faults_reach_the_draft_worker(rig: Rig) -> None:
     control = rig.control()
-    draft = rig.link("d0")
-    stage = rig.link("s2")
+    draft = rig.link(D0)
+    stage = rig.link(S2)
     job = rig.start(control, draft)
-    stage.write([send("d0", job, 1, Fault(job, 1, "s2", "no"), sender="s2")])
-    assert draft.read(1.0).envelopes[0].message == Fault(job, 1, "s2", "no")
+    stage.write([send(D0, job, 1, Fault(RunKey(job, 1), "no"), sender=S2)])
+    assert draft.read(1.0).envelopes[0].message == Fault(RunKey(job, 1), "no")

@@ -1,4 +1,4 @@
-"""redis-py's and Redis' traps, each met by construction (``reliability.md`` 0): one test a trap."""
+"""Pitfalls of Redis and redis-py, one test each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import redis
 from redis.connection import PythonRespSerializer
 
-from flowspec.broker import connection
+from flowspec.broker import codec, connection
 from flowspec.broker.base import PutRows
 from flowspec.broker.connection import MAX_BLOCK_SECONDS, connect, redact
 from flowspec.broker.keys import JOBS, Keys
@@ -22,18 +22,19 @@ from flowspec.broker.redis_control import RedisControl
 from flowspec.broker.redis_link import RedisLink
 from flowspec.broker.server import PrivateBroker
 from flowspec.core.protocol.codes import Code
-from flowspec.core.protocol.machine import Commit
+from flowspec.core.protocol.messages import Close
+from flowspec.core.run.key import RunKey
 from flowspec.errors import BrokerError, BrokerUnreachable, ConfigError, FlowSpecError
-from tests.broker.conftest import Rig, send
+from tests.addresses import D0, S1, S2
+from tests.broker.conftest import Rig, commit, send
 from tests.broker.proxy import Proxy
-from tests.broker.test_contract import commit
 
 
 @pytest.fixture
 def proxy(
     server: PrivateBroker, client: redis.Redis, tmp_path: Path
 ) -> Iterator[tuple[Proxy, str]]:
-    """A lossy way to the broker, and its URL."""
+    """A lossy connection to the broker, and its URL."""
     parts = urlsplit(server.url)
     proxy = Proxy(parts.path, tmp_path / "p")
     yield proxy, f"unix://:{parts.password}@{tmp_path / 'p'}"
@@ -42,7 +43,7 @@ def proxy(
 
 def started(url: str) -> tuple[Rig, RedisLink, str]:
     rig = Rig(url=url)
-    draft = rig.link("d0")
+    draft = rig.link(D0)
     job = rig.start(rig.control(), draft)
     assert isinstance(draft, RedisLink)
     return rig, draft, job
@@ -52,13 +53,13 @@ def started(url: str) -> tuple[Rig, RedisLink, str]:
 def test_a_lost_reply_never_makes_two_entries(
     proxy: tuple[Proxy, str], client: redis.Redis, times: int
 ) -> None:
-    """The default of ten silent retries writes an entry again; here the script knows it."""
+    """redis-py retries ten times by default, and would write twice; the script prevents it."""
     lossy, url = proxy
     _, draft, job = started(url)
     lossy.lose_replies(times)
-    assert draft.write([send("s1", job, 1), send("s2", job, 1)]) == [Code.DUP, Code.DUP]
+    assert draft.write([send(S1, job, 1), send(S2, job, 1)]) == [Code.DUP, Code.DUP]
     assert lossy.lost == times
-    assert client.xlen(Keys().log("s1")) == client.xlen(Keys().log("s2")) == 1
+    assert client.xlen(Keys().log(S1)) == client.xlen(Keys().log(S2)) == 1
 
 
 def test_a_lost_reply_to_rows_and_their_envelope_makes_one_segment(
@@ -66,28 +67,26 @@ def test_a_lost_reply_to_rows_and_their_envelope_makes_one_segment(
 ) -> None:
     lossy, url = proxy
     rig, _, job = started(server.url)
-    stage = rig.link("s2")
-    sender = RedisLink(url, Keys(), "s1", 2)
+    stage = rig.link(S2)
+    sender = RedisLink(url, Keys(), S1, 2)
     rows = np.ones((2, 3), np.float32)
-    sender.write([send("s2", job, 1, sender="s1")])
+    sender.write([send(S2, job, 1, sender=S1)])
     lossy.lose_replies(1)
     assert (
-        sender.write([PutRows("s2", job, 1, 7, rows), send("s2", job, 2, sender="s1")])[1]
+        sender.write([PutRows(S2, RunKey(job, 1), 7, rows), send(S2, job, 2, sender=S1)])[1]
         is Code.DUP
     )
     assert lossy.lost == 1
     assert [envelope.seq for envelope in stage.read(1.0).envelopes] == [1, 2]
-    assert (stage.take_rows(job, 1, 7) == rows).all()
+    assert (stage.take_rows(RunKey(job, 1), 7) == rows).all()
     sender.close()
 
 
 def test_a_lost_reply_never_commits_twice(proxy: tuple[Proxy, str], client: redis.Redis) -> None:
     lossy, url = proxy
     _, draft, job = started(url)
-    op = commit(job)
-    assert isinstance(op.commit, Commit)
     lossy.lose_replies(1)
-    assert draft.write([op]) == [Code.DUP]
+    assert draft.write([commit(job)]) == [Code.DUP]
     assert client.xlen(Keys().out(job)) == 1
 
 
@@ -103,9 +102,7 @@ def test_a_submission_is_never_sent_twice_by_itself(
 
 
 def test_a_lost_reply_of_a_group_read_skips_no_submission(proxy: tuple[Proxy, str]) -> None:
-    """New entries read by a reply that was lost are ours already, and no later '>' shows them
-    again.
-    """
+    """Entries of a lost reply are pending for this consumer; a later '>' does not return them."""
     lossy, url = proxy
     control = RedisControl(url, Keys())
     control.join_intake()
@@ -120,7 +117,7 @@ def test_a_lost_reply_of_a_group_read_skips_no_submission(proxy: tuple[Proxy, st
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(BrokerClient, "once", losing)
         assert control.read_intake(1.0) == [], (
-            "nobody can tell: the next read begins with what became ours"
+            "unknown: the next read starts with our pending entries"
         )
     second = control.submit({"prompt": "second"})
     assert [intake.job for intake in control.read_intake(1.0)] == [first]
@@ -138,9 +135,9 @@ def test_redis_py_retries_nothing_by_itself(server: PrivateBroker) -> None:
 def test_a_blocking_read_is_shorter_than_the_sockets_patience(
     server: PrivateBroker, client: redis.Redis
 ) -> None:
-    """With the default timeout of 5 s a longer idle read hangs for a minute and then fails."""
+    """With the default timeout of 5 s a longer idle read hangs for a minute, then fails."""
     assert connect(server.url).get_connection_kwargs()["socket_timeout"] > MAX_BLOCK_SECONDS + 1
-    link = RedisLink(server.url, Keys(), "s1", 2)
+    link = RedisLink(server.url, Keys(), S1, 2)
     began = time.monotonic()
     assert link.read(60.0).envelopes == ()
     assert MAX_BLOCK_SECONDS - 0.1 < time.monotonic() - began < MAX_BLOCK_SECONDS + 1.5
@@ -165,13 +162,15 @@ def test_commands_are_packed_in_python(server: PrivateBroker) -> None:
 def test_rows_and_their_envelope_wake_their_reader_once(
     server: PrivateBroker, client: redis.Redis
 ) -> None:
-    """Written one after the other they would cost the reader a second round trip."""
+    """Two separate writes would cost the reader a second round trip."""
     _, draft, job = started(server.url)
-    stage = RedisLink(server.url, Keys(), "s2", 2)
+    stage = RedisLink(server.url, Keys(), S2, 2)
     rows = np.zeros((16, 512), np.float32)
     for number in range(1, 40):
         writer = threading.Timer(
-            0.005, draft.write, ([PutRows("s2", job, 1, number, rows), send("s2", job, number)],)
+            0.005,
+            draft.write,
+            ([PutRows(S2, RunKey(job, 1), number, rows), send(S2, job, number)],),
         )
         writer.start()
         assert len(stage.read(2.0).envelopes) == 1, "the first thing read has rows and envelope"
@@ -181,11 +180,11 @@ def test_rows_and_their_envelope_wake_their_reader_once(
 
 def test_large_rows_arrive_whole(server: PrivateBroker, client: redis.Redis) -> None:
     _, draft, job = started(server.url)
-    stage = RedisLink(server.url, Keys(), "s2", 2)
+    stage = RedisLink(server.url, Keys(), S2, 2)
     rows = np.random.default_rng(0).normal(size=(512, 1024)).astype(np.float32)
-    draft.write([PutRows("s2", job, 1, 1, rows), send("s2", job, 1)])
+    draft.write([PutRows(S2, RunKey(job, 1), 1, rows), send(S2, job, 1)])
     stage.read(1.0)
-    assert (stage.take_rows(job, 1, 1) == rows).all()
+    assert (stage.take_rows(RunKey(job, 1), 1) == rows).all()
     stage.close()
 
 
@@ -194,13 +193,13 @@ def test_scripts_a_server_forgot_are_loaded_again(
 ) -> None:
     _, draft, job = started(server.url)
     client.script_flush()
-    assert draft.write([send("s1", job, 1), send("s1", job, 2)]) == [Code.OK, Code.OK]
+    assert draft.write([send(S1, job, 1), send(S1, job, 2)]) == [Code.OK, Code.OK]
 
 
 def test_a_server_that_lost_its_memory_is_not_taken_for_the_old_one() -> None:
-    """Its streams begin anew, and a cursor ahead of them would wait for ever."""
+    """Its streams restart, and a cursor ahead of them would wait indefinitely."""
     with PrivateBroker() as broker:
-        link = RedisLink(broker.url, Keys(), "s1", 2)
+        link = RedisLink(broker.url, Keys(), S1, 2)
         assert broker.directory is not None
         config = broker.directory / "conf"
         binary = Path(f"/proc/{broker.pid}/exe").resolve()
@@ -265,17 +264,20 @@ def test_malformed_entries_are_refused_counted_and_survived(
     server: PrivateBroker, client: redis.Redis
 ) -> None:
     _, draft, job = started(server.url)
-    stage = RedisLink(server.url, Keys(), "s1", 2)
-    log = Keys().log("s1")
-    rows = Keys().rows("s1")
+    stage = RedisLink(server.url, Keys(), S1, 2)
+    log = Keys().log(S1)
+    rows = Keys().rows(S1)
+    close = codec.encode(Close(RunKey(job, 1)))
     client.xadd(log, {"f": "d0", "q": 1, "m": b"\xc1"})
-    client.xadd(log, {"f": "d0", "m": b"x"})
-    client.xadd(log, {"f": b"\xff", "q": "1", "m": b"x"})
-    client.xadd(log, {"f": "d0", "q": "-1", "m": b"x"})
+    client.xadd(log, {"f": "d0", "m": close})
+    client.xadd(log, {"f": b"\xff", "q": "1", "m": close})
+    client.xadd(log, {"f": "d1", "q": "1", "m": close})
+    client.xadd(log, {"f": "d0", "q": "-1", "m": close})
+    client.xadd(log, {"f": "d0", "q": "1", "m": close, "t": "1.5 nobody"})
     client.xadd(rows, {"j": job, "e": 1, "s": 1, "d": b"\x80\x04pickle"})
-    draft.write([send("s1", job, 1)])
+    draft.write([send(S1, job, 1)])
     delivery = stage.read(1.0)
-    assert len(delivery.refused) == 5
+    assert len(delivery.refused) == 7
     assert len(delivery.envelopes) == 1
     stage.close()
 
@@ -284,23 +286,23 @@ def test_what_was_read_is_trimmed_and_what_was_not_is_kept(
     server: PrivateBroker, client: redis.Redis
 ) -> None:
     rig, draft, job = started(server.url)
-    stage = rig.link("s1")
+    stage = rig.link(S1)
     from flowspec.core.protocol.messages import Open
     from flowspec.core.run.sampling import Sampling
 
-    draft.write([send("s1", job, 1, Open(job, 1, 2, 9, Sampling())), send("s1", job, 2)])
-    draft.write([PutRows("s1", job, 1, 5, np.zeros((2, 2), np.float32))])
+    draft.write([send(S1, job, 1, Open(RunKey(job, 1), 2, 9, Sampling())), send(S1, job, 2)])
+    draft.write([PutRows(S1, RunKey(job, 1), 5, np.zeros((2, 2), np.float32))])
     stage.read(1.0)
     stage.read(0.0)
-    assert client.xlen(Keys().rows("s1")) == 0, "rows go once they are in the reader's hands"
-    assert client.xlen(Keys().log("s1")) == 2, "the log of an open job stays"
-    draft.write([send("s1", job, 3)])
-    stage.forget(job)
+    assert client.xlen(Keys().rows(S1)) == 0, "rows are deleted after they were read"
+    assert client.xlen(Keys().log(S1)) == 2, "the log of an open job stays"
+    draft.write([send(S1, job, 3)])
+    stage.forget(RunKey(job, 1))
     stage.read(0.0)
-    assert client.xlen(Keys().log("s1")) == 1, "what nobody has read is never trimmed"
+    assert client.xlen(Keys().log(S1)) == 1, "unread entries are never trimmed"
     stage.read(1.0)
     stage.read(0.0)
-    assert client.xlen(Keys().log("s1")) == 0
+    assert client.xlen(Keys().log(S1)) == 0
 
 
 def test_a_full_stream_of_rows_is_said_and_never_trimmed(
@@ -308,10 +310,10 @@ def test_a_full_stream_of_rows_is_said_and_never_trimmed(
 ) -> None:
     monkeypatch.setattr("flowspec.broker.redis_link.ROWS_CAP", 10)
     _, draft, job = started(server.url)
-    op = PutRows("s2", job, 1, 1, np.zeros((1, 1), np.float32))
+    op = PutRows(S2, RunKey(job, 1), 1, np.zeros((1, 1), np.float32))
     codes = [draft.write([op])[0] for _ in range(64)]
     assert Code.FULL in codes
-    assert client.xlen(Keys().rows("s2")) == 64
+    assert client.xlen(Keys().rows(S2)) == 64
 
 
 def test_a_full_log_refuses_more(
@@ -319,26 +321,26 @@ def test_a_full_log_refuses_more(
 ) -> None:
     monkeypatch.setattr("flowspec.broker.commands.LOG_CAP", 2)
     _, draft, job = started(server.url)
-    assert [draft.write([send("s1", job, seq)])[0] for seq in (1, 2, 3)] == [
+    assert [draft.write([send(S1, job, seq)])[0] for seq in (1, 2, 3)] == [
         Code.OK,
         Code.OK,
         Code.FULL,
     ]
-    assert client.xlen(Keys().log("s1")) == 2
+    assert client.xlen(Keys().log(S1)) == 2
 
 
 def test_rows_may_travel_on_another_server(server: PrivateBroker, client: redis.Redis) -> None:
     with PrivateBroker() as second:
         rig, _, job = started(server.url)
-        writer = RedisLink(server.url, Keys(), "s1", 2, rows_url=second.url)
-        reader = RedisLink(server.url, Keys(), "s2", 2, rows_url=second.url)
+        writer = RedisLink(server.url, Keys(), S1, 2, rows_url=second.url)
+        reader = RedisLink(server.url, Keys(), S2, 2, rows_url=second.url)
         rows = np.ones((2, 2), np.float32)
-        writer.write([PutRows("s2", job, 1, 3, rows), send("s2", job, 1, sender="s1")])
+        writer.write([PutRows(S2, RunKey(job, 1), 3, rows), send(S2, job, 1, sender=S1)])
         assert len(reader.read(1.0).envelopes) == 1
-        assert (reader.take_rows(job, 1, 3) == rows).all()
+        assert (reader.take_rows(RunKey(job, 1), 3) == rows).all()
         reader.read(0.0)
         other = connect(second.url)
-        assert client.xlen(Keys().rows("s2")) == other.xlen(Keys().rows("s2")) == 0
+        assert client.xlen(Keys().rows(S2)) == other.xlen(Keys().rows(S2)) == 0
         for end in (writer, reader, other):
             end.close()
         assert rig.url
@@ -348,12 +350,12 @@ def test_rows_that_come_after_their_job_has_ended_are_not_kept(
     server: PrivateBroker, client: redis.Redis
 ) -> None:
     rig, _, job = started(server.url)
-    stage = rig.link("s2")
-    sender = rig.link("s1")
-    sender.write([PutRows("s2", job, 1, 1, np.zeros((1, 2), np.float32))])
+    stage = rig.link(S2)
+    sender = rig.link(S1)
+    sender.write([PutRows(S2, RunKey(job, 1), 1, np.zeros((1, 2), np.float32))])
     stage.read(1.0)
-    stage.forget(job)
-    sender.write([PutRows("s2", job, 1, 2, np.zeros((1, 2), np.float32))])
+    stage.forget(RunKey(job, 1))
+    sender.write([PutRows(S2, RunKey(job, 1), 2, np.zeros((1, 2), np.float32))])
     stage.read(1.0)
     assert isinstance(stage, RedisLink)
     assert stage._rows == {}

@@ -1,4 +1,4 @@
-"""The private broker: private, and gone when its parent is."""
+"""The private broker: reachable by its owner only, and ended with its parent."""
 
 from __future__ import annotations
 
@@ -85,7 +85,9 @@ def test_it_dies_with_its_parent_however_that_ends() -> None:
     assert wait_until_dead(int(pid))
     assert Path(directory).exists()
     with PrivateBroker():
-        assert not Path(directory).exists(), "what a killed parent left is swept at the next start"
+        assert not Path(directory).exists(), (
+            "leftovers of a killed parent are removed at the next start"
+        )
 
 
 def test_a_server_that_fails_to_start_shows_its_logs_tail(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,9 +119,7 @@ def version_script(folder: Path, name: str, version: str) -> Path:
 
 
 def test_the_order_of_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A recent server on the PATH, else the packaged one, else an older one, else what
-    to install.
-    """
+    """A recent server on the PATH, the packaged one, an older one; else name what to install."""
     old = version_script(tmp_path / "old", "redis-server", "7.0.15")
     new = version_script(tmp_path / "new", "redis-server", "7.4.1")
     packaged = tmp_path / "packaged"

@@ -11,7 +11,7 @@ Command = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """``command(*arguments)``: the command line in this process; its status, stdout and stderr."""
+    """``command(*arguments)`` runs the command line in this process: status, stdout and stderr."""
     monkeypatch.delenv("FLOWSPEC_REDIS_URL", raising=False)
 
     def run(*arguments: str) -> tuple[int, str, str]:

@@ -1,4 +1,4 @@
-"""A wrong command line is one line that points to the help of its command."""
+"""A wrong command line gets one line that points to the command's help."""
 
 from __future__ import annotations
 

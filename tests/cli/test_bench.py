@@ -1,4 +1,4 @@
-"""``simulate`` and ``bench`` about what they are given: draft sources, profiles, prompts."""
+"""Arguments of ``simulate`` and ``bench``: draft sources, profiles, prompts."""
 
 from __future__ import annotations
 

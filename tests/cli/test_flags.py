@@ -1,6 +1,4 @@
-"""A number out of range is answered with the flag's name and what it takes, never with an inner
-name.
-"""
+"""The error for a number out of range names the flag and its range, not an inner name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job without a prompt, by whatever way it comes, is told what is missing and what to give."""
+"""A job without a prompt gets the same error by every interface: what is missing, what to give."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What is done in another way than a user may expect is one line on stderr, and the rest is
-silence.
-"""
+"""An unexpected default is reported in one line on stderr; nothing else is."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ import json
 
 import pytest
 
-from flowspec.cli.notes import first_of_several
+from flowspec.cli.notes import first_of_several, unused_middles
 from flowspec.strategies import STRATEGIES, build
 from tests.cli.conftest import Command
 
@@ -94,7 +92,34 @@ def test_only_who_drafts_and_does_not_choose_is_named(capsys: pytest.CaptureFixt
     for stages in (1, 4, 21):
         built = {name: build(name, stages) for name in STRATEGIES}
         assert set(named) == {
-            name for name in built if built[name].width and not built[name].chooses
+            name for name in built if built[name].draft_width and not built[name].chooses_drafter
         }
     first_of_several(STRATEGIES, [("head",), ("slm",)])
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("middles", "running", "said"),
+    [
+        ([], False, ""),
+        (["m"], False, "note: chain uses no middle models: m is not started; "),
+        (["m", "n"], False, "note: chain uses no middle models: m, n are not started; "),
+        (["m"], True, "note: chain uses no middle models: m runs unused; "),
+        (["m", "n"], True, "note: chain uses no middle models: m, n run unused; "),
+    ],
+)
+def test_middle_models_of_no_use_are_named(
+    capsys: pytest.CaptureFixture[str], middles: list[str], running: bool, said: str
+) -> None:
+    unused_middles("chain", middles, running=running)
+    assert capsys.readouterr().err == (said and said + "pipespec and speculative use them\n")
+
+
+def test_every_strategy_that_uses_middle_models_is_named_in_the_note(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in STRATEGIES:
+        unused_middles(name, ["m"], running=False)
+        silent = build(name, 1).uses_middles
+        assert (capsys.readouterr().err == "") is silent
+        assert silent is (name in ("pipespec", "speculative"))

@@ -1,6 +1,4 @@
-"""What is refused before a command begins: a flag given twice, a number out of range, flags without
-a meaning.
-"""
+"""Refused before a command starts: repeated flags, numbers out of range, flags without effect."""
 
 from __future__ import annotations
 
@@ -75,7 +73,7 @@ def test_a_table_takes_prompts_and_tokens_only(command: Command) -> None:
     )
 
 
-#: As much of a flag as a check looks at.
+#: The attributes of a flag that checks use.
 FLAG: Any = SimpleNamespace(opts=["--some"])
 
 

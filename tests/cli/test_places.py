@@ -1,4 +1,4 @@
-"""A target of one's own: what can only draft is told so, anything else asks for a draft."""
+"""A user's own target: a drafter is refused, any other model drafts with n-grams."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.cli.places import check_target
-from flowspec.errors import ConfigError, ModelError
+from flowspec.cli.places import draft_for, setup_of
+from flowspec.errors import ModelError
 from tests.cli.conftest import Command
 
 
@@ -23,11 +23,20 @@ def test_what_can_only_draft_is_no_target(
     )
 
 
-def test_any_other_target_needs_a_draft() -> None:
-    check_target(None, None)
-    check_target("ngram", "draft")  # the models are judged together where they are opened
-    with pytest.raises(ConfigError, match="--target needs --draft"):
-        check_target("medium", None)
+def test_any_other_target_without_a_draft_drafts_by_its_n_grams_and_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert draft_for(None, None, "draft") == "draft"
+    # models are checked together when they are opened
+    assert draft_for("ngram", "head", "draft") == "head"
+    assert capsys.readouterr() == ("", "")
+    assert draft_for("medium", None, "draft") == "ngram"
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("note: no --draft is given for medium: drafting with n-grams")
+    assert said.err.count("\n") == 1
+    setup = setup_of("medium", None, None, None)
+    assert (setup.target, setup.draft) == ("medium", "ngram")
 
 
 def test_a_folder_of_that_name_is_what_is_meant(
@@ -36,4 +45,4 @@ def test_a_folder_of_that_name_is_what_is_meant(
     (tmp_path / "ngram").mkdir()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelError, match=r"config\.json"):
-        check_target("ngram", None)
+        draft_for("ngram", None, "draft")

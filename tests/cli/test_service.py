@@ -1,4 +1,4 @@
-"""What ``flowspec status`` prints where no terminal says how wide a line may be."""
+"""``flowspec status`` without a terminal width."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HOST = "a-machine-with-a-very-long-name.in-a-rack.of-a-site.of-a-firm.example.or
 
 
 class Pipeline:
-    """A client of a pipeline of two stages on machines with long names."""
+    """A client of a two-stage pipeline on machines with long names."""
 
     def __init__(self, url: str | None) -> None:
         self.url = url

@@ -1,4 +1,4 @@
-"""The table at a job's end."""
+"""The table at the end of a job."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from flowspec.core.job.stats import Tally
 
 
 def shown(decisions: list[dict[str, Any]]) -> dict[str, str]:
-    """The table's lines by their name."""
-    stats = {**Tally(0.0).stats(range(61), {}, 1), "decisions": decisions}
+    """The table's lines by name."""
+    stats = {**Tally(0.0, 0.0).stats(range(61), {}, 1), "decisions": decisions}
     console = Console(width=200)
     with console.capture() as captured:
         console.print(table(Result("j", (), (), "", "auto", "length", stats)))

@@ -1,6 +1,4 @@
-"""Emulated workers: the trace of the simulation, charged software, and inputs that
-come too late.
-"""
+"""Emulated workers: the simulation's trace, charged software, and late inputs."""
 
 from __future__ import annotations
 
@@ -10,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,24 +18,24 @@ from flowspec.broker.base import Link
 from flowspec.broker.memory import MemoryBroker, MemoryLink
 from flowspec.broker.memory_control import MemoryControl
 from flowspec.core.job.draft_worker import DraftMachine
-from flowspec.core.protocol.codes import Code
-from flowspec.core.protocol.machine import Allocate, Part, Pass, Received
-from flowspec.core.protocol.messages import (
+from flowspec.core.protocol.addresses import (
     DRAFT,
     SCHEDULER,
-    Answer,
-    Close,
-    Envelope,
-    Returns,
-    Submit,
-    middle_node,
-    stage_node,
+    Address,
+    middle_address,
+    stage_address,
 )
+from flowspec.core.protocol.codes import Code
+from flowspec.core.protocol.machine import Allocate, Machine, Received
+from flowspec.core.protocol.messages import Answer, Close, Envelope, Returns, Submit
 from flowspec.core.protocol.stamps import Stamp
+from flowspec.core.protocol.work import Part, Pass
+from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.emulated import EmulatedWorker
+from flowspec.drivers.live import Performer
 from flowspec.drivers.roles import DraftRole, VerifyRole
 from flowspec.drivers.sim import Costs
 from flowspec.emulation.arrivals import Arrivals
@@ -45,11 +44,12 @@ from flowspec.emulation.setup import Emulation
 from flowspec.errors import ConfigError
 from flowspec.model.toy import ToyDrafter, ToyMiddle, ToyStage
 from flowspec.strategies import build
-from tests.toy import PROMPT, TARGET, limits, pipeline, submit
+from tests.addresses import D0, S1, S2
+from tests.toy import PROMPT, TARGET, limits, pipeline
 from tests.toy_cluster import Characters
 
 MS = 2.0**-10  # seconds; costs are sums of powers of two, so that no sum is rounded
-#: Like a small machine on a fast network: stages of 12 to 24 ms, a drafter of 2 ms.
+#: A small machine on a fast network: stages of 12 to 24 ms, a drafter of 2 ms.
 PROFILE = Profile(
     "toy",
     "",
@@ -87,20 +87,20 @@ class Emulated:
         self.delay = delay
         self.control = MemoryControl(self.broker)
         self.stages = emulation.stages
-        self.workers: dict[str, EmulatedWorker] = {}
+        self.workers: dict[Address, EmulatedWorker] = {}
         self.failures: list[BaseException] = []
         drafter = DraftRole(ToyDrafter(TARGET, 0.8, (0, 0, 0, 0, 0, 1, 1, 2)), Characters())
         self._add(DRAFT, DraftMachine(limits(self.stages, middles=len(middles)), build), drafter)
         for stage in range(1, self.stages + 1):
             executor = VerifyRole(ToyStage(TARGET, stage, self.stages), (), "<u8")
-            self._add(stage_node(stage), StageMachine(stage, self.stages), executor)
+            self._add(stage_address(stage), StageMachine(stage, self.stages), executor)
         for model, agreement in enumerate(middles, 1):
             executor = VerifyRole(ToyMiddle(TARGET, agreement), (), "<u8")
-            self._add(middle_node(model), StageMachine(1, self.stages, middle=model), executor)
+            self._add(middle_address(model), StageMachine(1, self.stages, middle=model), executor)
 
-    def _add(self, node: str, machine: object, role: object) -> None:
-        link: Link = Slow(MemoryLink(self.broker, node), self.delay)
-        self.workers[node] = EmulatedWorker(machine, link, role, self.emulation)  # type: ignore[arg-type]
+    def _add(self, address: Address, machine: Machine, role: Performer) -> None:
+        link: Any = Slow(MemoryLink(self.broker, address), self.delay)
+        self.workers[address] = EmulatedWorker(machine, link, role, self.emulation)
 
     @contextmanager
     def running(self) -> Iterator[Emulated]:
@@ -127,7 +127,7 @@ class Emulated:
             assert not self.failures, self.failures
 
     def run(self, spec: JobSpec) -> Run:
-        """When how many tokens were out, since the job came in, and its stats."""
+        """Run a job; token counts by time since its assignment, and stats without queueing."""
         job = self.control.submit(spec.fields())
         (intake,) = self.control.read_intake(0.0)
         self.control.admit(job, intake.fields)
@@ -144,6 +144,8 @@ class Emulated:
             counts.append(
                 (float(entry["at"]), int(entry["offset"]) + len(json.loads(entry["ids"])))
             )
+        stats["ttft_seconds"] -= stats["queue_seconds"]
+        stats["queue_seconds"] = 0.0
         began = counts[0][0] - stats["ttft_seconds"]
         return [(at - began, count) for at, count in counts], stats
 
@@ -152,7 +154,7 @@ class Emulated:
 
 
 def flat(stats: Mapping[str, object]) -> dict[str, float]:
-    """Numbers of nested stats by path."""
+    """Values of nested stats by path."""
     found: dict[str, float] = {}
     for name, value in stats.items():
         if isinstance(value, list):
@@ -180,9 +182,9 @@ class Slow:
 
 
 def simulated(strategy: str, stages: int, middles: Sequence[float] = (), count: int = 16) -> Run:
-    """What the simulation says to the same costs."""
+    """The simulation's result at the same costs."""
     simulation = pipeline(stages, costs=costs(PROFILE, stages), middles=middles)
-    submit(simulation, "j", spec_of(strategy, count))
+    simulation.submit("j", spec_of(strategy, count))
     simulation.run()
     record = simulation.jobs["j"]
     assert record.finish is not None
@@ -190,7 +192,7 @@ def simulated(strategy: str, stages: int, middles: Sequence[float] = (), count: 
 
 
 def first_whole(make: Callable[[float], Emulated], strategy: str) -> Run:
-    """The first run nothing was overtaken in: a busy machine needs more stretch."""
+    """The first run without overtaken inputs; a busy machine needs more stretch."""
     for stretch in (6.0, 20.0, 60.0):
         with make(stretch).running() as emulated:
             run = emulated.run(spec_of(strategy))
@@ -241,7 +243,7 @@ def test_a_later_job_has_the_same_trace() -> None:
         for _ in range(2):
             run, _ = emulated.run(spec_of("flowspec"))
             assert emulated.total("overtaken") or [at for at, _ in run] == expected
-            time.sleep(8.0 * 30 * MS)  # a stage may still be at work on what was pruned last
+            time.sleep(8.0 * 30 * MS)  # a stage may still be computing rows that were just pruned
 
 
 def test_software_is_charged_once_a_hop_and_with_its_cpu_time() -> None:
@@ -252,7 +254,7 @@ def test_software_is_charged_once_a_hop_and_with_its_cpu_time() -> None:
     with Emulated(emulation(stages, hop=hop, stretch=4.0)).running() as emulated:
         trace, _ = emulated.run(spec_of("autoregressive", count))
         software = sum(worker.software_seconds for worker in emulated.workers.values())
-    # A token's way: d0 to s1, s1 to s2, s2 to d0. What else there is, is CPU time.
+    # Links per token: d0 to s1, s1 to s2, s2 to d0. The rest is CPU time.
     extra = (trace[-1][0] - trace[0][0]) - (free[-1][0] - free[0][0])
     hops = (count - 1) * (stages + 1) * hop
     assert hops < extra < hops + software
@@ -289,13 +291,16 @@ def test_model_seconds_split_a_pass_into_device_and_software() -> None:
     role = VerifyRole(Executor(TARGET, 1, 2), (), "<u8")
     worker = EmulatedWorker(
         StageMachine(1, 2),
-        MemoryLink(broker, "s1"),
+        MemoryLink(broker, S1),
         role,
         emulation(2),
         model_seconds=lambda: spent[0],
     )
-    part = Part("j", 1, 0, (0,), (0,), (2,), (0,), 0, 0, None, (-1,))
-    role.allocate(Allocate("j", 1, 4, Sampling(), Returns()))
+    run = RunKey("j", 1)
+    part = Part(
+        run, 0, ids=(0,), parents=(-1,), positions=(0,), tokens=(2,), offsets=(0,), context=1
+    )
+    role.allocate(Allocate(run, 4, Sampling(), Returns()))
     worker._start(Pass((part,)))
     assert worker.software_seconds >= 2 * MS
     assert worker.busy_seconds == PROFILE.stage_seconds(1, 2, 1)
@@ -336,30 +341,30 @@ def test_hidden_rows_are_charged_to_the_jobs_that_get_some() -> None:
     link = MemoryLink(MemoryBroker(), DRAFT)
     role = DraftRole(ToyDrafter(TARGET, 0.8), Characters())
     worker = EmulatedWorker(machine, link, role, emulation(stages))
+    last = stage_address(stages)
     for job in ("autoregressive", "chain", "auto"):
-        machine.step(
-            Received(
-                (Envelope(SCHEDULER, 1, Submit(job, 1, tuple(spec_of(job).fields().items()))),)
-            ),
-            0.0,
-        )
-    for at, job in enumerate((*machine.sessions, "unknown")):  # a link that is free again
-        answer = Envelope(stage_node(stages), 1, Answer(job, 1, 1, rows, rows))
-        taken[job] = worker._arrivals.at(Stamp(float(at), stage_node(stages)), answer) - at
+        fields = tuple(spec_of(job).fields().items())
+        submit = Envelope(SCHEDULER, 1, Submit(RunKey(job, 1), fields))
+        machine.step(Received((submit,)), 0.0)
+    assert len(machine.sessions) == 3
+    runs = (*machine.sessions, RunKey("unknown", 1))
+    for at, run in enumerate(runs):  # a link that is free again
+        answer = Envelope(last, 1, Answer(run, 1, rows, rows))
+        taken[run.job] = worker._arrivals.at(Stamp(float(at), last), answer) - at
     carried = len(rows) * PROFILE.hidden * PROFILE.value_bytes / PROFILE.link.bandwidth
     expected = {job: taken["unknown"] + (carried if job == "auto" else 0.0) for job in taken}
-    assert taken == pytest.approx(expected, abs=1e-9), "only auto may come to the second drafter"
+    assert taken == pytest.approx(expected, abs=1e-9), "only auto can use the second drafter"
 
 
-@given(st.lists(st.tuples(st.floats(0, 100), st.sampled_from(["d0", "s1"])), min_size=1))
-def test_a_link_carries_one_message_at_a_time(stamps: list[tuple[float, str]]) -> None:
-    arrivals = Arrivals(PROFILE, "s2")
-    envelope = Envelope("s1", 1, Close("j", 1))
-    seconds = PROFILE.transfer_seconds("s2", envelope)
-    last: dict[str, float] = {}
-    for at, source in sorted(stamps):
+@given(st.lists(st.tuples(st.floats(0, 100), st.sampled_from([D0, S1])), min_size=1))
+def test_a_link_carries_one_message_at_a_time(stamps: list[tuple[float, Address]]) -> None:
+    arrivals = Arrivals(PROFILE, S2)
+    envelope = Envelope(S1, 1, Close(RunKey("j", 1)))
+    seconds = PROFILE.transfer_seconds(S2, envelope)
+    last: dict[Address, float] = {}
+    for at, source in sorted(stamps, key=lambda stamp: stamp[0]):
         arrival = arrivals.at(Stamp(at, source), envelope)
         assert arrival >= at + PROFILE.link.latency + seconds - 1e-9
         assert arrival >= last.get(source, 0.0) + seconds - 1e-9
         last[source] = arrival
-    assert arrivals.at(Stamp(3.0, "s2"), envelope) == 3.0, "what a node tells itself takes no link"
+    assert arrivals.at(Stamp(3.0, S2), envelope) == 3.0, "a message to itself uses no link"

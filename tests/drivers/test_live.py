@@ -1,4 +1,4 @@
-"""Real workers in threads over both brokers: the same text as plain decoding, whatever happens."""
+"""Real workers in threads over both brokers: plain decoding's text under all disturbances."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from flowspec.broker.base import Delivery, Link, Op, PutRows
+from flowspec.broker.base import Link, Op, PutRows, ReadResult
 from flowspec.broker.connection import connect
 from flowspec.broker.keys import Keys
 from flowspec.broker.redis_link import RedisLink
+from flowspec.core.protocol.addresses import Address
 from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.machine import Send
 from flowspec.core.protocol.messages import Answer, Segment
@@ -22,6 +24,7 @@ from flowspec.core.run.spec import JobSpec
 from flowspec.drivers.replay import merge, replay
 from flowspec.errors import ReplayMismatch
 from flowspec.strategies import EXACT
+from tests.addresses import D0, S1, S2
 from tests.broker.conftest import Rig
 from tests.toy import TARGET
 from tests.toy_cluster import ToyCluster, ids_of
@@ -31,25 +34,22 @@ Start = Callable[..., ToyCluster]
 
 @pytest.fixture
 def start(rig: Rig) -> Iterator[Start]:
-    """``start(stages)`` gives a running cluster over the broker under test."""
+    """``start(stages)`` returns a running cluster over the broker under test."""
     running: list[ToyCluster] = []
 
-    def link(node: str) -> Link:
-        stages, middles = shape
-        made: Link = (
-            rig.link(node)
-            if rig.memory
-            else RedisLink(rig.url, Keys(), node, stages, middles=middles)
-        )
-        rig.given.append(made)
-        return made
+    def begin(stages: int, **options: Any) -> ToyCluster:
+        middles = len(options.get("middles", ()))
 
-    shape = [0, 0]
+        def link(address: Address) -> Link:
+            if rig.memory is not None:
+                return rig.link(address)
+            made = RedisLink(rig.url, Keys(), address, stages, middles=middles)
+            rig.given.append(made)
+            return made
 
-    def begin(count: int, **options: Any) -> ToyCluster:
-        shape[:] = [count, len(options.get("middles", ()))]
-        running.append(ToyCluster(rig.control, link, count, **options))
-        return running[-1]
+        cluster = ToyCluster(rig.control, link, stages, **options)
+        running.append(cluster)
+        return cluster
 
     yield begin
     for cluster in running:
@@ -63,6 +63,12 @@ def expected(
     count: int = 40, sampling: Sampling = Sampling(), prompt: str = PROMPT
 ) -> tuple[int, ...]:
     return TARGET.decode(ids_of(prompt), count, sampling)
+
+
+def shorten_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leases of 1.5 s."""
+    monkeypatch.setattr("flowspec.drivers.lease.LEASE_MS", 1500)
+    monkeypatch.setattr("flowspec.drivers.lease.load_per_core", lambda: 0.0)
 
 
 @pytest.mark.parametrize("stages", [1, 3])
@@ -91,8 +97,7 @@ def test_a_chain_of_models_gives_the_targets_text(start: Start, middles: tuple[f
 
 
 def test_a_lost_middle_model_ends_its_jobs(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("redis_control", "memory_control"):
-        monkeypatch.setattr(f"flowspec.broker.{module}.LEASE_MS", 1500)
+    shorten_leases(monkeypatch)
     cluster = start(1, middles=(0.9,))
     cluster.workers["middle-1"]._performer.compute = lambda *_: time.sleep(3)  # type: ignore[method-assign, assignment, return-value]
     job = cluster.submit(JobSpec(prompt=PROMPT, max_new_tokens=60, strategy="speculative"))
@@ -116,17 +121,17 @@ def test_after_a_job_the_streams_are_empty(start: Start, rig: Rig) -> None:
         return  # the in-memory broker trims nothing
     cluster = start(2)
     cluster.run(JobSpec(prompt=PROMPT, max_new_tokens=30, record=True))
-    time.sleep(1.5)  # idle reads carry out the last trims
+    time.sleep(1.5)  # idle reads perform the last trims
     client = connect(rig.url)
     keys = Keys()
-    streams = [keys.log(node) for node in ("d0", "s1", "s2")] + [keys.rows("s2")]
+    streams = [keys.log(address) for address in (D0, S1, S2)] + [keys.rows(S2)]
     assert [client.xlen(stream) for stream in streams] == [0] * 4
     lives = {key.decode(): client.pttl(key) for key in client.scan_iter("flowspec:*")}
     client.close()
     mortal = [key for key in lives if ":job:" in key or ":out:" in key or ":recording:" in key]
     assert len(mortal) == 3
     assert all(0 < lives[key] <= 3_600_000 for key in mortal)
-    assert not [key for key in lives if ":graph:" in key]
+    assert not [key for key in lives if ":run:" in key]
 
 
 def test_a_bad_job_is_answered_and_the_next_one_served(start: Start) -> None:
@@ -188,8 +193,7 @@ def test_cancelling_keeps_what_was_committed_and_frees_the_pipeline(start: Start
 def test_a_lost_worker_ends_its_jobs_in_time_with_one_line(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("redis_control", "memory_control"):
-        monkeypatch.setattr(f"flowspec.broker.{module}.LEASE_MS", 1500)
+    shorten_leases(monkeypatch)
     cluster = start(2)
     cluster.workers["verify-2"]._performer.compute = lambda *_: time.sleep(3)  # type: ignore[method-assign, assignment, return-value]
     job = cluster.submit(JobSpec(prompt=PROMPT, max_new_tokens=60))
@@ -221,7 +225,7 @@ def test_a_recording_replays_exactly(start: Start) -> None:
 
 @pytest.mark.parametrize("strategy", ["pipespec:window=8", "speculative", "specpipe"])
 def test_a_chains_recording_replays_exactly(start: Start, strategy: str) -> None:
-    """Also where the job had no use for the middle model."""
+    """Also if the job did not use the middle model."""
     lines = recorded(start(2, middles=(0.8,)), strategy)
     assert replay(lines).tokens == expected(30)
 
@@ -259,21 +263,21 @@ def test_an_edited_recording_is_found_out(start: Start) -> None:
 
 
 class Meddling:
-    """A link that hurts what it reads or writes, and is a link otherwise."""
+    """A link that changes what it reads or writes."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self.node = link.node
+        self.address = link.address
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._link, name)
 
 
 class Stuttering(Meddling):
-    """Every delivery comes twice, late or in pieces."""
+    """Every delivery arrives twice, late or in pieces."""
 
-    def read(self, block_seconds: float) -> Delivery:
-        self.__dict__.setdefault("_rng", random.Random(self.node))
+    def read(self, block_seconds: float) -> ReadResult:
+        self.__dict__.setdefault("_rng", random.Random(str(self.address)))
         rng: random.Random = self.__dict__["_rng"]
         held: list[object] = self.__dict__.setdefault("_held", [])
         delivery = self._link.read(0.0 if held else block_seconds)
@@ -281,11 +285,11 @@ class Stuttering(Meddling):
         count = rng.randint(0, len(held))
         now = held[:count]
         held[:] = held[count:]
-        return Delivery(tuple(now), delivery.refused)  # type: ignore[arg-type]
+        return ReadResult(tuple(now), delivery.refused)  # type: ignore[arg-type]
 
 
 class Repeating(Meddling):
-    """Every write is sent twice, as after a lost answer."""
+    """Every write is sent twice, as after a lost reply."""
 
     def write(self, ops: Sequence[Op]) -> list[Code]:
         self._link.write(ops)
@@ -305,33 +309,33 @@ def test_duplicates_and_delays_change_nothing(start: Start, meddler: type[Meddli
 class Losing(Meddling):
     """One message of a kind never arrives."""
 
-    def __init__(self, link: Link, kind: type, node: str) -> None:
+    def __init__(self, link: Link, kind: type, victim: Address) -> None:
         super().__init__(link)
         self._kind = kind
-        self._victim = node
+        self._victim = victim
         self._left = 3
 
-    def read(self, block_seconds: float) -> Delivery:
+    def read(self, block_seconds: float) -> ReadResult:
         delivery = self._link.read(block_seconds)
         kept = []
         for envelope in delivery.envelopes:
-            if isinstance(envelope.message, self._kind) and self.node == self._victim:
+            if isinstance(envelope.message, self._kind) and self.address == self._victim:
                 self._left -= 1
                 if self._left == 0:
                     continue
             kept.append(envelope)
-        return Delivery(tuple(kept), delivery.refused)
+        return ReadResult(tuple(kept), delivery.refused)
 
 
-@pytest.mark.parametrize(("kind", "node"), [(Segment, "s1"), (Segment, "s2"), (Answer, "d0")])
+@pytest.mark.parametrize(("kind", "victim"), [(Segment, S1), (Segment, S2), (Answer, D0)])
 def test_a_lost_message_ends_in_an_error_never_in_a_hang(
-    start: Start, kind: type, node: str
+    start: Start, kind: type, victim: Address
 ) -> None:
-    cluster = start(2, wrap=lambda link: Losing(link, kind, node), stall_seconds=2.0)
+    cluster = start(2, wrap=lambda link: Losing(link, kind, victim), stall_seconds=2.0)
     ids, end, error = cluster.run(JobSpec(prompt=PROMPT, max_new_tokens=60, strategy="flowspec"))
     assert end["finish_reason"] == "error"
     assert "was lost" in error
-    assert ids == expected(60)[: len(ids)], "what was committed is right"
+    assert ids == expected(60)[: len(ids)], "the committed text is correct"
 
 
 class LosingRows(Meddling):
@@ -360,9 +364,7 @@ class Corrupting(Meddling):
 
     def _spoil(self, op: Op) -> Op:
         if isinstance(op, PutRows) and op.segment == 4:
-            return PutRows(
-                op.to, op.job, op.epoch, op.segment, op.rows.astype("<f4").reshape(1, -1)
-            )
+            return replace(op, rows=op.rows.astype("<f4").reshape(1, -1))
         return op
 
 

@@ -1,10 +1,9 @@
-"""Recordings that are checked in replay exactly; edited ones are found out; the written form is
-exact.
-"""
+"""Checked-in recordings replay exactly; edited ones are detected; writing is lossless."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -19,20 +18,15 @@ from hypothesis import given
 from flowspec.core.drafting import drafter_cache
 from flowspec.core.job.draft_worker import DraftMachine
 from flowspec.core.protocol import machine as m
-from flowspec.core.protocol.messages import (
-    SCHEDULER,
-    Close,
-    Envelope,
-    Message,
-    Open,
-    Submit,
-    stage_node,
-)
+from flowspec.core.protocol.addresses import Address, stage_address
+from flowspec.core.protocol.messages import Close, Envelope, Message, Open
+from flowspec.core.protocol.work import Draft, Part, Pass, Pruned
+from flowspec.core.run.key import RunKey
 from flowspec.core.run.limits import Limits
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_worker import StageMachine
-from flowspec.drivers.record import Recorder, from_json, to_json
+from flowspec.drivers.record import FORMAT, Recorder, from_json, to_json
 from flowspec.drivers.replay import header, merge, replay, replay_file
 from flowspec.drivers.sim import Simulation
 from flowspec.errors import ReplayMismatch
@@ -41,6 +35,7 @@ from flowspec.model.choice import ChoiceDrafter
 from flowspec.model.toy import ToyDrafter, ToyStage
 from flowspec.strategies import build
 from flowspec.strategies.auto import drafter_bandit
+from tests.addresses import D0, S1
 from tests.broker.test_codec import MESSAGES
 from tests.toy import PROMPT, TARGET, limits
 
@@ -53,7 +48,7 @@ def test_there_are_recordings() -> None:
 
 @pytest.mark.parametrize("file", RECORDINGS, ids=lambda file: file.stem)
 def test_checked_in_recordings_replay(file: Path) -> None:
-    """A change that makes one of these fail changes what the machines do: say why in its commit."""
+    """A failure means that the machines' behaviour changed: give the reason in the commit."""
     done = replay_file(file)
     assert done.tokens
     finish = [
@@ -75,21 +70,25 @@ def test_replaying_needs_neither_torch_nor_redis() -> None:
 
 @pytest.mark.parametrize("number", [3, 40, 90])
 def test_one_changed_number_is_found(number: int) -> None:
+    """The first number in the step, or in the next step that has one."""
     lines = RECORDINGS[0].read_text().splitlines()
-    row = json.loads(lines[number])
-    text = json.dumps(row["out"] or row["in"])
-    at = next(
-        at for at, character in enumerate(text) if character.isdigit() and text[at - 1] in "[ "
-    )
-    changed = text[:at] + str((int(text[at]) + 1) % 10) + text[at + 1 :]
-    row["out" if row["out"] else "in"] = json.loads(changed)
-    with pytest.raises(ReplayMismatch):
-        replay([*lines[:number], json.dumps(row), *lines[number + 1 :]])
+    for at in range(number, len(lines)):
+        row = json.loads(lines[at])
+        side = "out" if row["out"] else "in"
+        text = json.dumps(row[side])
+        found = re.search(r"(?<=[\[ ])\d", text)
+        if found is not None:
+            break
+    assert found is not None
+    digit = str((int(found[0]) + 1) % 10)
+    row[side] = json.loads(text[: found.start()] + digit + text[found.end() :])
+    with pytest.raises(ReplayMismatch, match=r"step \d+ of (d0|s\d)"):
+        replay([*lines[:at], json.dumps(row), *lines[at + 1 :]])
 
 
 @given(MESSAGES)
 def test_messages_are_written_exactly(message: Message) -> None:
-    envelope = Envelope("s1", 3, message)
+    envelope = Envelope(S1, 3, message)
     assert from_json(json.loads(json.dumps(to_json(envelope)))) == envelope
 
 
@@ -97,87 +96,81 @@ def test_what_another_version_wrote_is_said() -> None:
     with pytest.raises(ReplayMismatch, match="unknown 'Telepathy'"):
         from_json({"_": "Telepathy"})
     with pytest.raises(ReplayMismatch, match="Close has other fields"):
-        from_json({"_": "Close", "job": "j", "colour": "red"})
+        from_json({"_": "Close", "run": to_json(RunKey("j", 1)), "colour": "red"})
 
 
 def test_merging_orders_a_node_by_number_and_takes_each_line_once() -> None:
     head = header(Limits(1, 8, 8, frozenset()))
-    lines = [
-        json.dumps({"node": node, "n": n, "now": now})
-        for node, n, now in [
-            ("s1", 2, 1.0),
-            ("d0", 1, 5.0),
-            ("s1", 1, 9.0),
-            ("d0", 2, 6.0),
-            ("s1", 1, 9.0),
-        ]
-    ]
+    steps = [("s1", 2, 1.0), ("d0", 1, 5.0), ("s1", 1, 9.0), ("d0", 2, 6.0), ("s1", 1, 9.0)]
+    lines = [json.dumps({"node": node, "n": n, "now": now}) for node, n, now in steps]
     merged = [json.loads(line) for line in merge([*lines, head])]
     assert "format" in merged[0]
-    assert [(row["node"], row["n"]) for row in merged[1:]] == [
-        ("d0", 1),
-        ("d0", 2),
-        ("s1", 1),
-        ("s1", 2),
-    ]
+    order = [(row["node"], row["n"]) for row in merged[1:]]
+    assert order == [("d0", 1), ("d0", 2), ("s1", 1), ("s1", 2)]
 
 
-def test_only_jobs_that_asked_are_written_down() -> None:
-    lines: list[tuple[str, str]] = []
-    recorder = Recorder("s1", lambda job, line: lines.append((job, line)))
-    asked = Open("a", 1, 2, 9, Sampling(), record=True)
-    silent = Open("b", 1, 2, 9, Sampling())
-    both = (Envelope("d0", 1, asked), Envelope("d0", 1, silent))
-    recorder.step(
-        0.5, m.Received(both), [m.Allocate("a", 1, 9, Sampling(), asked.returns), m.Release("b")]
-    )
-    recorder.step(0.6, m.Received((Envelope("d0", 2, Close("b", 1)),)), [])
+def test_only_runs_that_ask_for_it_are_written_down() -> None:
+    lines: list[tuple[RunKey, str]] = []
+    recorder = Recorder(S1, lambda run, line: lines.append((run, line)))
+    a = RunKey("a", 1)
+    others = (RunKey("b", 1), RunKey("a", 2))
+    asked = Open(a, 2, 9, Sampling(), record=True)
+    silent = tuple(Envelope(D0, 1, Open(run, 2, 9, Sampling())) for run in others)
+    released = [m.Release(run) for run in others]
+    allocated = m.Allocate(a, 9, Sampling(), asked.returns)
+    recorder.step(0.5, m.Received((Envelope(D0, 1, asked), *silent)), [allocated, *released])
+    recorder.step(0.6, m.Received((Envelope(D0, 2, Close(others[0])),)), [])
     recorder.step(0.7, m.Poll(), [])
-    ((job, line),) = lines
+    ((run, line),) = lines
     row = json.loads(line)
-    assert (job, row["n"], row["now"]) == ("a", 1, 0.5)
-    assert [envelope["message"]["job"] for envelope in row["in"]["envelopes"]] == ["a"]
-    assert [output["job"] for output in row["out"]] == ["a"]
-    recorder.forget("a")
-    recorder.step(0.8, m.Received((Envelope("d0", 2, Close("a", 1)),)), [])
+    assert (run, row["node"], row["n"], row["now"]) == (a, "s1", 1, 0.5)
+    assert [envelope["message"]["run"] for envelope in row["in"]["envelopes"]] == [to_json(a)]
+    assert [output["run"] for output in row["out"]] == [to_json(a)]
+    recorder.forget(a)
+    recorder.step(0.8, m.Received((Envelope(D0, 2, Close(a)),)), [])
     assert len(lines) == 1
 
 
 class Learning(ToyDrafter):
-    """A drafter that takes the target's rows, whatever they say."""
+    """A drafter that accepts any target rows."""
 
     wants_hidden = True
 
-    def learn(self, job: str, ids: Sequence[int], rows: RowArray) -> None:
+    def learn(self, run: RunKey, ids: Sequence[int], rows: RowArray) -> None:
         assert len(rows) == len(ids)
 
 
 def test_jobs_whose_drafters_take_turns_are_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also one of several at once, which has every drafter to itself in the replay."""
+    """Also one of several concurrent jobs, which has all drafters to itself in the replay."""
     monkeypatch.setattr(drafter_bandit, "DECISION_INTERVAL", 6)
     monkeypatch.setattr(drafter_cache, "CATCH_UP_ROWS", 16)
     drafters = ToyDrafter(TARGET, 0.5), Learning(TARGET, 0.6), ToyDrafter(TARGET, 0.7)
     allowed = replace(limits(2, eos=frozenset()), others=(True, False))
-    nodes: dict[str, Any] = {"d0": (DraftMachine(allowed, build), ChoiceDrafter(drafters))}
-    nodes |= {
-        stage_node(stage): (StageMachine(stage, 2), ToyStage(TARGET, stage, 2)) for stage in (1, 2)
-    }
+    nodes: dict[Address, Any] = {D0: (DraftMachine(allowed, build), ChoiceDrafter(drafters))}
+    for stage in (1, 2):
+        nodes[stage_address(stage)] = (StageMachine(stage, 2), ToyStage(TARGET, stage, 2))
     lines = defaultdict[str, list[str]](list)
-    recorders = {
-        node: Recorder(
-            node, lambda job, line: lines[job].append(line), header(allowed) if node == "d0" else ""
-        )
-        for node in nodes
-    }
-    simulation = Simulation(
-        nodes, tap=lambda node, now, event, outputs: recorders[node].step(now, event, outputs)
-    )
+
+    def emit(run: RunKey, line: str) -> None:
+        lines[run.job].append(line)
+
+    def head(address: Address) -> str:
+        return header(allowed) if address == D0 else ""
+
+    recorders = {address: Recorder(address, emit, head(address)) for address in nodes}
+
+    def tap(address: Address, now: float, event: m.Input, outputs: list[m.Output]) -> None:
+        recorders[address].step(now, event, outputs)
+
+    simulation = Simulation(nodes, tap=tap)
     for at, job in enumerate(("a", "b", "silent")):
-        prompt = (*PROMPT, 2 + at)
-        fields = JobSpec(
-            prompt_ids=prompt, max_new_tokens=60, strategy="auto", record=job != "silent"
-        ).fields()
-        simulation.post("d0", Envelope(SCHEDULER, at + 1, Submit(job, 1, tuple(fields.items()))))
+        spec = JobSpec(
+            prompt_ids=(*PROMPT, 2 + at),
+            max_new_tokens=60,
+            strategy="auto",
+            record=job != "silent",
+        )
+        simulation.submit(job, spec)
     simulation.run()
     assert lines.keys() == {"a", "b"}
     for job, written in lines.items():
@@ -187,22 +180,26 @@ def test_jobs_whose_drafters_take_turns_are_replayed(monkeypatch: pytest.MonkeyP
             for output in line.get("out", ())
             if "work" in output
         ]
-        assert {work.get("drafter", 0) for work in works if work["_"] == "Draft"} == {0, 1, 2}
+        assert {work["drafter"] for work in works if work["_"] == "Draft"} == {0, 1, 2}
         done = replay(merge(written))
         assert done.tokens == tuple(simulation.jobs[job].tokens)
         assert len(done.tokens) == 60
 
 
-def test_what_says_nothing_is_left_out_as_it_was_before_it_could_be_said() -> None:
-    part = m.Part("j", 1, -1, (0,), (0,), (5,), (), 0, 0, None, (-1,), (0,))
-    one = Limits(2, 8, 8, frozenset(), hidden=True)
-    for plain, told, field in (
-        (m.Draft(part, 4), m.Draft(part, 4, drafter=2), "drafter"),
-        (one, replace(one, others=(False, True)), "others"),
-    ):
-        assert field not in to_json(plain)
-        assert from_json(json.loads(json.dumps(to_json(plain)))) == plain
-        assert from_json(json.loads(json.dumps(to_json(told)))) == told
+def test_work_and_limits_are_written_exactly() -> None:
+    run = RunKey("j", 1)
+    pruned = Pruned((1, 2), (4, 5))
+    part = Part(run, -1, (6, 7), (5, 6), (9, 10), (5, 8), (0, 1), 1, pruned, (1,))
+    one = Limits(2, 8, 8, frozenset({1, 3}), hidden=True)
+    whole = (
+        Draft(replace(part, pruned=None), 4),
+        Draft(part, 4, 2, True, 2),
+        Pass((part, replace(part, run=RunKey("j", 2)))),
+        one,
+        replace(one, others=(False, True)),
+    )
+    for value in whole:
+        assert from_json(json.loads(json.dumps(to_json(value)))) == value
 
 
 @pytest.mark.parametrize("kept", [1, 2, 30, -1])
@@ -222,11 +219,15 @@ def test_a_recording_that_is_cut_is_not_whole(kept: int) -> None:
     ],
 )
 def test_a_line_that_is_no_step_is_said(line: str) -> None:
-    head = RECORDINGS[0].read_text().splitlines()[0]
     with pytest.raises(ReplayMismatch, match=r"no step|cannot be taken"):
-        replay([head, line])
+        replay([header(limits(2)), line])
 
 
 def test_a_header_without_limits_is_said() -> None:
     with pytest.raises(ReplayMismatch, match="built from"):
-        replay(['{"format": 1, "limits": 5}'])
+        replay([json.dumps({"format": FORMAT, "limits": 5})])
+
+
+def test_a_recording_of_another_format_is_said() -> None:
+    with pytest.raises(ReplayMismatch, match=f"format {FORMAT}: its first line says {FORMAT - 1}"):
+        replay([json.dumps({"format": FORMAT - 1, "limits": to_json(limits(2))})])

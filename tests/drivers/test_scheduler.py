@@ -44,7 +44,7 @@ def test_jobs_start_when_every_worker_is_ready_and_there_is_room(rig: Rig) -> No
     lease(control, *ROLES[:2])
     lease(control, ROLES[2], state="loading")
     scheduler.turn()
-    assert control.running() == [], "a worker that still loads cannot serve"
+    assert control.running() == [], "a worker that is loading cannot serve"
     lease(control, ROLES[2])
     scheduler.turn()
     assert control.running() == sorted(jobs[:2])

@@ -1,16 +1,19 @@
-"""The virtual clock: what happens at one moment, what costs time, and the oracle's stages."""
+"""The virtual clock: simultaneous events, the cost of actions, and the oracle's stages."""
 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
+from functools import partial
 from typing import Any
 
 import pytest
 
 from flowspec.core.job.draft_worker import DraftMachine
-from flowspec.core.protocol.machine import Input, Output, Received, Run
-from flowspec.core.protocol.machine import Pass as StagePass
-from flowspec.core.protocol.messages import Answer, Segment, middle_node, stage_node
+from flowspec.core.protocol.addresses import Address, middle_address, stage_address
+from flowspec.core.protocol.machine import Finish, Input, Output, Received, Run
+from flowspec.core.protocol.messages import Answer, Segment
+from flowspec.core.protocol.work import Pass as StagePass
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_worker import StageMachine
@@ -19,11 +22,12 @@ from flowspec.drivers.sim import UNIT, Costs, Simulation, Tap, unit_costs
 from flowspec.errors import StateError
 from flowspec.model.toy import ToyDrafter, ToyMiddle, ToyStage
 from flowspec.strategies import build
-from tests.toy import PROMPT, TARGET, generate, limits, pipeline, submit
+from tests.addresses import D0, M1, S1, S2, S3
+from tests.toy import PROMPT, TARGET, generate, limits, pipeline
 
 
 def test_autoregressive_decoding_takes_a_pass_of_every_stage_a_token() -> None:
-    """Hand-counted: at stage cost 1 and free links, N steps a token."""
+    """Counted by hand: at stage cost 1 and free links, N steps per token."""
     for stages in (1, 2, 5):
         record = generate("autoregressive", stages, count=10)
         times = [when for when, _ in record.committed_at]
@@ -33,8 +37,9 @@ def test_autoregressive_decoding_takes_a_pass_of_every_stage_a_token() -> None:
 
 
 def test_naive_rounds_take_drafting_and_n_plus_n_plus_1_slots() -> None:
-    """Hand-counted: a draft, then N + 1 segments through N stages: 1 + N + N steps a round (5
-    stages in the paper's count, D0 included).
+    """Counted by hand: a draft and N + 1 segments through N stages take 1 + N + N steps.
+
+    The papers' "5 stages" include D0: N = 4.
     """
     record = generate("naive_pp", 4, count=10, hit_rate=0.0)
     times = [when for when, _ in record.committed_at]
@@ -49,18 +54,18 @@ def test_links_add_their_time_to_every_hop() -> None:
 
 
 def test_a_resource_does_one_thing_at_a_time() -> None:
-    busy: dict[str, float] = {}
+    busy: dict[Address, float] = {}
 
-    def tap(node: str, now: float, event: Input, outputs: list[Output]) -> None:
+    def tap(node: Address, now: float, event: Input, outputs: list[Output]) -> None:
         for output in outputs:
             if isinstance(output, Run) and isinstance(output.work, StagePass):
                 assert now >= busy.get(node, 0.0)
                 busy[node] = now + 1.0
 
     simulation = pipeline(3, tap=tap)
-    submit(simulation, "job", JobSpec(prompt_ids=PROMPT, max_new_tokens=30))
+    simulation.submit("job", JobSpec(prompt_ids=PROMPT, max_new_tokens=30))
     simulation.run()
-    assert set(busy) == {"s1", "s2", "s3"}
+    assert set(busy) == {S1, S2, S3}
 
 
 @pytest.mark.parametrize(
@@ -68,17 +73,18 @@ def test_a_resource_does_one_thing_at_a_time() -> None:
 )
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0, seed=3)])
 def test_oracle_stages_run_like_the_real_ones(strategy: str, sampling: Sampling) -> None:
-    """Rows off the true path answer nonsense in one and truth in the other; nothing committed
-    depends on it.
-    """
+    """Answers for rows off the true path differ, but no commit depends on them."""
     real = generate(strategy, 3, count=30, sampling=sampling)
     text = TARGET.decode(PROMPT, 30, sampling)
-    nodes = {"d0": (DraftMachine(limits(3), build), ToyDrafter(TARGET, 0.8))}
+    nodes: dict[Address, Any] = {
+        D0: (DraftMachine(limits(3), build), ToyDrafter(TARGET, 0.8)),
+    }
     for stage in (1, 2, 3):
-        nodes[stage_node(stage)] = (StageMachine(stage, 3), OracleStage({"job": (*PROMPT, *text)}))  # type: ignore[assignment]
-    simulation = Simulation(nodes, UNIT)  # type: ignore[arg-type]
+        oracle = OracleStage({"job": (*PROMPT, *text)})
+        nodes[stage_address(stage)] = (StageMachine(stage, 3), oracle)
+    simulation = Simulation(nodes, UNIT)
     spec = JobSpec(prompt_ids=PROMPT, max_new_tokens=30, strategy=strategy, sampling=sampling)
-    submit(simulation, "job", spec)
+    simulation.submit("job", spec)
     simulation.run()
     assert tuple(simulation.jobs["job"].tokens) == text
     assert simulation.jobs["job"].committed_at == real.committed_at
@@ -86,18 +92,15 @@ def test_oracle_stages_run_like_the_real_ones(strategy: str, sampling: Sampling)
 
 def test_a_simulation_that_does_not_end_is_said() -> None:
     simulation = pipeline(2)
-    submit(
-        simulation, "job", JobSpec(prompt_ids=PROMPT, max_new_tokens=40, strategy="autoregressive")
-    )
+    spec = JobSpec(prompt_ids=PROMPT, max_new_tokens=40, strategy="autoregressive")
+    simulation.submit("job", spec)
     with pytest.raises(StateError, match="still busy at 5"):
         simulation.run(until=5.0)
 
 
 def test_a_slow_drafter_does_not_starve_the_pipeline() -> None:
-    """A verdict that finds a growth half done takes what there is of it; else no growth would ever
-    end.
-    """
-    slow = Costs(lambda node, work: 0.4 if node == "d0" else unit_costs(work))
+    """A verdict keeps the finished part of a growth; otherwise no growth would ever end."""
+    slow = Costs(lambda node, work: 0.4 if node == D0 else unit_costs(work))
     merged = generate("flowspec", 4, count=48, costs=slow)
     without = generate("flowspec:merge=off,expand=off", 4, count=48, costs=slow)
     assert merged.finish is not None
@@ -105,16 +108,16 @@ def test_a_slow_drafter_does_not_starve_the_pipeline() -> None:
     assert merged.finish.stats["segments"] > without.finish.stats["segments"]  # type: ignore[operator]
 
 
-#: Stages and links differ in speed, so transfers meet at the nodes between them.
+#: Stages and links differ in speed, so that transfers compete for nodes.
 UNEVEN = Costs(
-    lambda node, work: {"d0": 0.3, "s1": 0.5, "s2": 0.7, "m1": 0.2}.get(node, 0.4),
-    lambda source, target, envelope: 0.25 + 0.5 * (target == "s2"),
+    lambda node, work: {D0: 0.3, S1: 0.5, S2: 0.7, M1: 0.2}.get(node, 0.4),
+    lambda source, target, envelope: 0.25 + 0.5 * (target == S2),
 )
 FREE = Costs(UNEVEN.work)
 EXCLUSIVE = ["flowspec", "naive_pp", "pipedec", "flowspec:lockstep=on", "specpipe", "pipespec"]
 
 
-def run(
+def prepared(
     strategy: str,
     costs: Costs,
     *,
@@ -122,18 +125,24 @@ def run(
     sampling: Sampling = Sampling(),
     tap: Tap | None = None,
 ) -> Simulation:
-    """One job of 30 tokens over 3 stages, and a middle model where the strategy has one."""
+    """One job of 30 tokens over 3 stages, with a middle model if the strategy needs one."""
     middles = int(strategy == "pipespec")
-    nodes: dict[str, Any] = {
-        "d0": (DraftMachine(limits(3, middles=middles), build), ToyDrafter(TARGET, 0.8))
+    nodes: dict[Address, Any] = {
+        D0: (DraftMachine(limits(3, middles=middles), build), ToyDrafter(TARGET, 0.8)),
     }
     for stage in (1, 2, 3):
-        nodes[stage_node(stage)] = (StageMachine(stage, 3), ToyStage(TARGET, stage, 3))
+        nodes[stage_address(stage)] = (StageMachine(stage, 3), ToyStage(TARGET, stage, 3))
     if middles:
-        nodes[middle_node(1)] = (StageMachine(1, 3, middle=1), ToyMiddle(TARGET, 0.9))
+        nodes[middle_address(1)] = (StageMachine(1, 3, middle=1), ToyMiddle(TARGET, 0.9))
     simulation = Simulation(nodes, costs, tap=tap, exclusive_transfers=exclusive)
     spec = JobSpec(prompt_ids=PROMPT, max_new_tokens=30, strategy=strategy, sampling=sampling)
-    submit(simulation, "job", spec)
+    simulation.submit("job", spec)
+    return simulation
+
+
+def run(strategy: str, costs: Costs, *, exclusive: bool, tap: Tap | None = None) -> Simulation:
+    """As ``prepared``, to the end."""
+    simulation = prepared(strategy, costs, exclusive=exclusive, tap=tap)
     simulation.run()
     return simulation
 
@@ -143,35 +152,43 @@ def run(
 def test_exclusive_transfers_never_overlap_on_a_node_and_change_no_text(
     strategy: str, sampling: Sampling
 ) -> None:
-    simulation = run(strategy, UNEVEN, exclusive=True, sampling=sampling)
+    waiting: list[tuple[str, ...]] = []
+
+    def tap(node: Address, now: float, event: Input, outputs: list[Output]) -> None:
+        if any(isinstance(output, Finish) for output in outputs):
+            waiting.append(simulation.graph("job").waiting)
+
+    simulation = prepared(strategy, UNEVEN, exclusive=True, sampling=sampling, tap=tap)
+    simulation.run()
     assert tuple(simulation.jobs["job"].tokens) == TARGET.decode(PROMPT, 30, sampling)
     assert simulation.jobs["job"].finish is not None
-    assert (simulation.rows_held, simulation.jobs["job"].graph.waiting) == (0, ())
-    for node in ("d0", "s1", "s2", "s3"):
+    assert simulation.rows_held == 0
+    assert waiting == [()], "the graph has no task left when the job ends"
+    for node in (D0, S1, S2, S3):
         own = sorted(
             (t for t in simulation.transfers if node in (t.source, t.target)), key=lambda t: t.began
         )
         assert len(own) > 10
         assert all(a.ended <= b.began for a, b in itertools.pairwise(own))
-    links = {(t.source, t.target) for t in simulation.transfers if "m1" not in (t.source, t.target)}
-    assert links == {("d0", "s1"), ("s1", "s2"), ("s2", "s3"), ("s3", "d0")}, (
+    links = {(t.source, t.target) for t in simulation.transfers if M1 not in (t.source, t.target)}
+    assert links == {(D0, S1), (S1, S2), (S2, S3), (S3, D0)}, (
         "rows come from where they were computed"
     )
 
 
 @pytest.mark.parametrize("strategy", EXCLUSIVE)
 def test_a_transfer_is_every_segment_and_answer_that_takes_time(strategy: str) -> None:
-    """Counted where they are received; of everything else none is one."""
-    received: list[tuple[str, float]] = []
+    """Counted at the receivers; no other message is a transfer."""
+    received: list[tuple[Address, float]] = []
 
-    def tap(node: str, now: float, event: Input, outputs: list[Output]) -> None:
+    def tap(node: Address, now: float, event: Input, outputs: list[Output]) -> None:
         if isinstance(event, Received):
             received.extend(
                 (node, now) for e in event.envelopes if isinstance(e.message, Segment | Answer)
             )
 
     simulation = run(strategy, UNEVEN, exclusive=True, tap=tap)
-    assert sorted(received) == sorted((t.target, t.ended) for t in simulation.transfers)
+    assert Counter(received) == Counter((t.target, t.ended) for t in simulation.transfers)
 
 
 def test_waiting_for_both_ends_costs_time_where_transfers_meet_and_none_where_they_do_not() -> None:
@@ -187,14 +204,19 @@ def test_waiting_for_both_ends_costs_time_where_transfers_meet_and_none_where_th
     assert free < waiting
 
 
+def note_step(
+    trace: list[object], node: Address, now: float, event: Input, outputs: list[Output]
+) -> None:
+    trace.append((node, now, event, outputs))
+
+
 @pytest.mark.parametrize("strategy", EXCLUSIVE)
 def test_free_links_are_no_transfers(strategy: str) -> None:
     traces: list[list[object]] = []
     for flag in (False, True):
         trace: list[object] = []
-        simulation = run(
-            strategy, FREE, exclusive=flag, tap=lambda *step, trace=trace: trace.append(step)
-        )  # type: ignore[misc]
+        tap = partial(note_step, trace)
+        simulation = run(strategy, FREE, exclusive=flag, tap=tap)
         assert simulation.transfers == []
         traces.append(trace)
     assert traces[0] == traces[1]

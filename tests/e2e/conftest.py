@@ -16,7 +16,7 @@ from flowspec.cluster import Cluster, Setup
 from flowspec.model.directory import default_pair, open_directory
 from flowspec.model.reference import Reference
 
-#: Lines for the end of the test run: what was compared, and which ties were excused.
+#: Lines printed at the end of the test run: comparisons and excused ties.
 NOTES: list[str] = []
 
 
@@ -33,7 +33,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="session")
 def clusters() -> Iterator[Clusters]:
-    """``clusters(stages)``: a running pipeline of real processes, started once."""
+    """``clusters(stages)`` returns a running pipeline of real processes, started once."""
     running: dict[int, Cluster] = {}
 
     def get(stages: int) -> Cluster:
@@ -51,7 +51,7 @@ def clusters() -> Iterator[Clusters]:
 
 @pytest.fixture
 def client(clusters: Clusters) -> Iterator[Client]:
-    """A client of a pipeline of two stages."""
+    """A client of a two-stage pipeline."""
     with Client(clusters(2).url) as client:
         yield client
 
@@ -66,20 +66,20 @@ def reference() -> Reference:
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A folder for what commands keep for a while, its path short enough for a socket's."""
+    """A folder for the commands' state, with a path short enough for a unix socket."""
     folder = Path(tempfile.mkdtemp(prefix="fs-"))
     yield folder
     shutil.rmtree(folder)
 
 
 def surroundings(place: Path) -> dict[str, str]:
-    """An environment in which nothing of other pipelines on this machine is seen or touched."""
+    """An environment isolated from other pipelines on this machine."""
     kept = {name: value for name, value in os.environ.items() if name != "FLOWSPEC_REDIS_URL"}
     return kept | {"TMPDIR": str(place), "XDG_STATE_HOME": str(place / "state")}
 
 
 def left_in(place: Path) -> list[str]:
-    """Processes that belong to ``place`` and what FlowSpec keeps in it."""
+    """Processes that belong to ``place``, and FlowSpec's files in it."""
     mark = str(place).encode()
     found = [entry.name for entry in place.glob("flowspec-*")]
     for folder in Path("/proc").glob("[0-9]*"):
@@ -93,15 +93,13 @@ def left_in(place: Path) -> list[str]:
 
 
 def heed_interrupts() -> None:
-    """As in a terminal: a suite started in the background hands its deafness to SIGINT down."""
+    """Restore SIGINT as in a terminal: background processes inherit an ignored SIGINT."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.fixture
 def flowspec(place: Path) -> Run:
-    """``flowspec(*arguments)``: the command line, as installed beside this Python, in a place of
-    its own.
-    """
+    """``flowspec(*arguments)`` runs the installed command line in its own folder."""
 
     def run(
         *arguments: str, url: str | None = None, timeout: float = 120
@@ -120,7 +118,7 @@ def flowspec(place: Path) -> Run:
 
 
 def one_line(done: subprocess.CompletedProcess[str]) -> str:
-    """The single line a command that failed wrote to stderr."""
+    """The only line on stderr of a command that failed."""
     assert done.returncode == 1, done
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()

@@ -1,4 +1,4 @@
-"""What every worker process does before its loop begins."""
+"""What every worker process does before its loop starts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import workers._boot as boot
 from flowspec.broker.memory import MemoryBroker, MemoryLink
 from flowspec.broker.server import PrivateBroker
-from flowspec.core.protocol.messages import stage_node
+from flowspec.core.protocol.addresses import stage_address
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.errors import ClusterError
 
@@ -33,7 +33,9 @@ def test_a_worker_without_a_pipeline_waits_a_bounded_time(monkeypatch: pytest.Mo
 def test_a_collection_while_a_worker_serves_passes_over_what_it_loaded() -> None:
     loaded = [object()]
     try:
-        boot.make_worker({}, StageMachine(1, 1), MemoryLink(MemoryBroker(), stage_node(1)), Mock())
+        boot.make_worker(
+            {}, StageMachine(1, 1), MemoryLink(MemoryBroker(), stage_address(1)), Mock()
+        )
         assert all(loaded is not held for held in gc.get_objects())
         assert gc.get_freeze_count()
     finally:

@@ -1,6 +1,4 @@
-"""Real workers on emulated devices give the trace that the simulation gives for the
-same profile.
-"""
+"""Real workers on emulated devices give the simulation's trace of the same profile."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from flowspec.testbed.emulate import EmulatedCluster
 from flowspec.testbed.simulate import profile_costs, simulate
 from flowspec.testbed.texts import Text, texts
 
-#: Ten times as fast as its devices, on links as they are.
+#: Devices ten times as fast, links unchanged.
 PROFILE = replace(
     load("jetson-7b"),
     layer=Times(((1, 0.81e-3),)),
@@ -40,7 +38,7 @@ def test_equal_costs_give_the_trace_of_the_simulation() -> None:
             done = cluster.run_all([text], strategy)
             assert not done.different
             if done.counts.overtaken:
-                continue  # this machine was too busy; where it was not, the trace is exact
+                continue  # this machine was too busy; otherwise the trace is exact
             whole.append(strategy)
             found = done.runs[0].committed_at
             assert [count for _, count in found] == [count for _, count in expected]

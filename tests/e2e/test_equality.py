@@ -1,9 +1,8 @@
-"""The product's promise: real processes give the target's own text, token for token.
+"""Equality: real processes give the target's own text, token for token.
 
-``make test`` runs a grid of a prompt of each kind; ``make test-all`` the whole of it, and with
-``PROMPTS=dir`` the sets in that folder as well. A difference is excused only where a float64
-pass of the whole model finds the candidates closer than float32's rounding; excuses are printed
-and counted.
+``make test`` runs a grid with one prompt of each kind; ``make test-all`` the whole grid, and with
+``PROMPTS=dir`` the prompt sets in that folder. A difference is excused only if the candidates of a
+float64 pass of the whole model are closer than float32's rounding; excuses are printed and counted.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def test_there_are_24_prompts_of_six_kinds() -> None:
 
 
 class Checker:
-    """Compares runs with the oracle; remembers references and excuses."""
+    """Compares runs with the oracle; keeps references and excuses."""
 
     def __init__(self, reference: Reference) -> None:
         self._reference = reference
@@ -65,7 +64,7 @@ class Checker:
     def check(
         self, client: Client, prompt: str, strategy: str, count: int, sampling: Sampling
     ) -> Result:
-        """What came of it, compared."""
+        """Run one case and compare it."""
         result = client.submit(
             prompt,
             strategy=strategy,
@@ -126,7 +125,7 @@ def test_every_draft_source(checker: Checker, draft: str) -> None:
 
 
 def test_drafters_that_take_turns(checker: Checker) -> None:
-    """Others than auto draft with the first one alone."""
+    """All strategies except auto draft with the first one."""
     with Cluster(Setup("target", "draft:head", 2)) as cluster, Client(cluster.url) as client:
         for row, sampling in zip(rows()[::12], (Sampling(), SAMPLED[-1]), strict=True):
             checker.check(client, row["prompt"], "chain", 16, sampling)
@@ -154,9 +153,7 @@ def test_a_chain_of_three_models(checker: Checker) -> None:
 @pytest.mark.heavy
 @pytest.mark.parametrize("stages", [1, 4, 6, 12])
 def test_the_whole_grid(checker: Checker, clusters: Clusters, stages: int) -> None:
-    """Every strategy with every prompt; samplings take turns, so that each meets every strategy and
-    every prompt.
-    """
+    """Every strategy with every prompt; samplings alternate, so that each meets all of both."""
     samplings = (Sampling(), *SAMPLED)
     with Client(clusters(stages).url) as client:
         for at, row in enumerate(rows()):

@@ -142,6 +142,20 @@ def test_one_prompt_that_fails_does_not_stop_the_others(
     assert "the model's context is 1024: shorten it" in done.stderr
 
 
+def test_a_target_alone_is_drafted_for_by_ngrams(flowspec: Run) -> None:
+    done = flowspec("generate", PROMPT, "--target", "medium", "--max-new-tokens", "4")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("note: no --draft is given for medium: drafting with n-grams")
+
+
+def test_middle_models_that_no_strategy_uses_are_not_started(flowspec: Run) -> None:
+    chain = ("--models", "draft,/no/model,target", "--stages", "2")
+    done = flowspec("generate", PROMPT, *chain, "--max-new-tokens", "4", "--strategy", "chain")
+    assert done.returncode == 0, done.stderr
+    note = "note: chain uses no middle models: /no/model is not started; "
+    assert done.stderr.startswith(note)
+
+
 def test_drafts_to_choose_from_are_named_as_they_were_given(flowspec: Run, tmp_path: Path) -> None:
     own = tmp_path / "small"
     file = tmp_path / "run.jsonl"
@@ -212,7 +226,7 @@ def test_a_recording_replays_and_an_edited_one_does_not(
             ["generate", "hi", "--target", "/no/model", "--draft", "/no/model"],
             "model folder /no/model does not exist",
         ),
-        (["generate", "hi", "--target", "/tmp"], "--target needs --draft"),
+        (["generate", "hi", "--target", "/tmp"], "/tmp is not a model: it has no config.json"),
         (["generate", "hi", "--models", "draft"], "expected at least DRAFT,TARGET"),
         (["generate", "hi", "--models", "draft,,target"], "expected at least DRAFT,TARGET"),
         (
@@ -220,7 +234,7 @@ def test_a_recording_replays_and_an_edited_one_does_not(
             "leave out --target and --draft",
         ),
         (
-            ["generate", "hi", "--models", "draft,head,target"],
+            ["generate", "hi", "--models", "draft,head,target", "--strategy", "pipespec"],
             "the middle model is head, and an EAGLE head can only draft",
         ),
         (
@@ -232,7 +246,7 @@ def test_a_recording_replays_and_an_edited_one_does_not(
             "strategy option width is given twice",
         ),
         (
-            ["generate", "hi", "--models", "draft,/no/model,target"],
+            ["generate", "hi", "--models", "draft,/no/model,target", "--strategy", "pipespec"],
             "model folder /no/model does not exist",
         ),
         (["generate", "hi", "--draft", "ngram+"], "is no list of drafters"),
@@ -248,14 +262,14 @@ def test_a_recording_replays_and_an_edited_one_does_not(
         (["generate", "hi", "--strategy", "specpipe:width=500"], "width is 500; expected 0 to 128"),
         (
             ["generate", "hi", "--strategy", "static_tree:shape=x"],
-            "shape is 'x'; expected 1 to 16 children a level",
+            "shape is 'x'; expected 1 to 16 children per level",
         ),
         (
             ["generate", "hi", "--redis-url", "unix:///x", "--models", "draft,target"],
             "leave out the one or the other",
         ),
-        (["generate", "hi", "--record", "/no/such/folder/x"], "does not exist"),
-        (["generate", "hi", "--record", "/tmp"], "/tmp is a folder; name a file"),
+        (["generate", "hi", "--record", "/no/such/folder/x"], "there is no folder /no/such/folder"),
+        (["generate", "hi", "--record", "/tmp"], "--record is /tmp, which is a folder"),
         (["generate", "hi", "--record", ""], "name a file"),
         (["generate", "hi \udcff"], "not valid Unicode"),
         (
@@ -348,7 +362,7 @@ def test_help_is_instant_and_imports_no_torch() -> None:
 
 @pytest.fixture
 def generating(place: Path) -> Iterator[subprocess.Popen[str]]:
-    """``flowspec generate`` of a long text on a cluster of its own; gone after the test."""
+    """``flowspec generate`` of a long text on its own cluster; stopped after the test."""
     command = [FLOWSPEC, "generate", PROMPT, "--json", "--stages", "2", "--max-new-tokens", "800"]
     with subprocess.Popen(
         [*command, "--strategy", "autoregressive"],
@@ -365,9 +379,7 @@ def generating(place: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def private_url(place: Path) -> str:
-    """The URL of the private broker that is started in ``place``, once it has its configuration
-    file.
-    """
+    """Wait for the private broker in ``place`` to write its configuration; its URL."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         for config in place.glob("flowspec-broker-*/conf"):

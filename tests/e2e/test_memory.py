@@ -1,4 +1,4 @@
-"""A verify worker's memory is its own shard, plus an interpreter, plus a little."""
+"""A verify worker's memory: its shard, an interpreter and a small rest."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flowspec.model.directory import default_pair, layer_ranges, open_directory
 from flowspec.model.stage import tensor_prefixes
 
 STAGES = 4
-#: What a worker imports before it reads its first weight.
+#: Modules that a worker imports before it reads its first weight.
 IMPORTS = (
     "import workers.verify; from flowspec.model.stage import load_stage; "
     "from transformers.models.llama import modeling_llama; "
@@ -25,7 +25,7 @@ IMPORTS = (
 
 
 def write_model(folder: Path) -> None:
-    """A random Llama of 1.6 GB in float32 that speaks the packaged draft's token ids."""
+    """A random Llama of 1.6 GB in float32 with the packaged draft's vocabulary."""
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     config = LlamaConfig(

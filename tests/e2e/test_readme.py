@@ -1,4 +1,4 @@
-"""The README's transcript is what the demo says; its Python runs."""
+"""The README's transcript is the demo's output; its Python runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def block(language: str) -> str:
 
 
 def demo() -> tuple[str, int]:
-    """The demo's prompt and how many tokens it asks for."""
+    """The demo's prompt and number of tokens."""
     makefile = (ROOT / "Makefile").read_text()
     prompt = re.search(r"^QUESTION := (.*)$", makefile, re.MULTILINE)
     count = re.search(r'generate "\$\(QUESTION\)" --max-new-tokens (\d+)', makefile)

@@ -1,7 +1,6 @@
-"""Jobs by hand: the README's redis-cli commands, and what malformed ones get.
+"""Jobs by hand: the README's redis-cli commands, and the errors for malformed jobs.
 
-Runs ``redis-cli`` (or ``valkey-cli``) where there is one; else the same words go to the server
-as they are.
+Runs ``redis-cli`` or ``valkey-cli`` if installed; otherwise sends the same words to the server.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ README = Path(__file__).parent.parent.parent / "README.md"
 
 
 def by_hand(url: str, *words: str) -> object:
-    """The answer to a command, as ``redis-cli`` would send it."""
+    """The reply to a command, sent as ``redis-cli`` would send it."""
     tool = shutil.which("redis-cli") or shutil.which("valkey-cli")
     if tool is not None:
         parts = urlsplit(url)

@@ -9,19 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.core.protocol.machine import Draft, Encode, Part, Pass
-from flowspec.core.protocol.messages import (
-    DRAFT,
-    Answer,
-    Close,
-    Envelope,
-    Prune,
-    Segment,
-    stage_node,
-)
+from flowspec.core.protocol.addresses import DRAFT, stage_address
+from flowspec.core.protocol.messages import Answer, Close, Envelope, Prune, Segment
+from flowspec.core.protocol.work import Draft, Encode, Part, Pass
+from flowspec.core.run.key import RunKey
 from flowspec.emulation.profile import LinkShape, Profile, Times
 from flowspec.errors import ConfigError
+from tests.addresses import D0, M1, S1, S2, S4
 
+RUN = RunKey("j", 1)
 ROWS = st.integers(1, 300)
 SECONDS = st.floats(1e-6, 10)
 
@@ -44,18 +40,29 @@ def make(
 
 def part(rows: int, answers: int = 0) -> Part:
     ids = tuple(range(rows))
-    return Part("j", 1, 1, ids, ids, (), ids, 0, 0, None, ids, ids[rows - answers :])
+    return Part(
+        run=RUN,
+        segment=1,
+        ids=ids,
+        parents=ids,
+        positions=ids,
+        tokens=(),
+        offsets=ids,
+        answers=ids[rows - answers :],
+    )
 
 
 def segment(rows: int, *, tokens: bool) -> Envelope:
     ids = tuple(range(rows))
-    return Envelope("d0", 1, Segment("j", 1, 1, 1, ids, ids, ids, ids if tokens else ()))
+    return Envelope(D0, 1, Segment(RUN, 1, 1, ids, ids, ids, ids if tokens else ()))
 
 
 def answer(rows: int, pairs: int = 0) -> Envelope:
     ids = tuple(range(rows))
     return Envelope(
-        "s4", 1, Answer("j", 1, 1, ids, ids, top=(((0, 0.0),) * pairs,) * rows if pairs else ())
+        S4,
+        1,
+        Answer(RUN, 1, ids, ids, top=(((0, 0.0),) * pairs,) * rows if pairs else ()),
     )
 
 
@@ -148,15 +155,15 @@ def test_the_head_is_charged_for_answered_rows_on_the_last_stage(
     answers = data.draw(st.integers(0, rows))
     layers = profile.stage_layers(4, 4) * profile.layer.at(rows)
     expected = layers + (profile.head.at(answers) if answers else 0.0)
-    assert profile.work_seconds("s4", Pass((part(rows, answers),)), 4, "slm") == expected
-    inner = profile.work_seconds("s2", Pass((part(rows, answers),)), 4, "slm")
+    assert profile.work_seconds(S4, Pass((part(rows, answers),)), 4, "slm") == expected
+    inner = profile.work_seconds(S2, Pass((part(rows, answers),)), 4, "slm")
     assert inner == profile.stage_layers(2, 4) * profile.layer.at(rows)
 
 
 @given(st.lists(ROWS, min_size=1, max_size=4))
 def test_parts_of_one_pass_cost_as_one_part_of_all_their_rows(counts: list[int]) -> None:
     profile = make(middles=(Times(((1, 1.0), (2, 3.0))),))
-    for node in ("s1", "s4", "m1"):
+    for node in (S1, S4, M1):
         parts = Pass(tuple(part(rows, rows) for rows in counts))
         whole = Pass((part(sum(counts), sum(counts)),))
         assert profile.work_seconds(node, parts, 4, "slm") == profile.work_seconds(
@@ -172,18 +179,18 @@ def test_drafters_of_a_hybrid_compute_one_after_another(rows: int) -> None:
     profile = make()
     both = profile.draft_seconds("slm+ngram", rows)
     assert both == profile.draft_seconds("slm", rows) + profile.draft_seconds("ngram", rows)
-    assert profile.work_seconds("d0", Draft(part(rows), 4), 4, "slm+ngram") == both
+    assert profile.work_seconds(D0, Draft(part(rows), 4), 4, "slm+ngram") == both
 
 
 def test_reading_a_prompt_costs_nothing() -> None:
-    assert make().work_seconds("d0", Encode("j", "text", raw=False), 4, "slm") == 0
+    assert make().work_seconds(D0, Encode(RUN, "text", raw=False), 4, "slm") == 0
 
 
 def test_drafters_and_middle_models_a_profile_lacks_are_named() -> None:
     with pytest.raises(ConfigError, match="no drafter 'head'; expected one of: slm, ngram"):
         make().draft_seconds("slm+head", 1)
     with pytest.raises(ConfigError, match="0 middle models"):
-        make().work_seconds("m1", Pass((part(1),)), 4, "slm")
+        make().work_seconds(M1, Pass((part(1),)), 4, "slm")
 
 
 @given(ROWS)
@@ -193,9 +200,7 @@ def test_each_of_several_drafters_costs_its_own_time(rows: int) -> None:
         seconds = profile.draft_seconds("slm:ngram:slm + ngram", rows, number)
         assert seconds == profile.draft_seconds(alone, rows)
         assert (
-            profile.work_seconds(
-                "d0", Draft(part(rows), 4, drafter=number), 4, "slm:ngram:slm+ngram"
-            )
+            profile.work_seconds(D0, Draft(part(rows), 4, drafter=number), 4, "slm:ngram:slm+ngram")
             == seconds
         )
 
@@ -234,7 +239,7 @@ def test_a_model_without_layers_is_refused(layers: int) -> None:
 def test_bytes_grow_with_rows_and_equally_for_each(rows: int, tokens: bool, hidden: bool) -> None:
     profile = make()
     for to, messages in (
-        ("s1", [segment(count, tokens=tokens) for count in (rows, rows + 1, rows + 2)]),
+        (S1, [segment(count, tokens=tokens) for count in (rows, rows + 1, rows + 2)]),
         (DRAFT, [answer(count) for count in (rows, rows + 1, rows + 2)]),
     ):
         sizes = [profile.message_bytes(to, message, hidden=hidden) for message in messages]
@@ -250,16 +255,16 @@ def test_hidden_rows_are_charged_where_they_travel(rows: int) -> None:
     first = segment(rows, tokens=True)
     for hidden in (False, True):
         sizes = [
-            profile.message_bytes(stage_node(2), each, hidden=hidden) for each in (inner, first)
+            profile.message_bytes(stage_address(2), each, hidden=hidden) for each in (inner, first)
         ]
         assert sizes[0] - sizes[1] == carried
     back = [profile.message_bytes(DRAFT, answer(rows), hidden=hidden) for hidden in (True, False)]
     assert back[0] - back[1] == carried
     # A middle model's answers have no hidden rows.
-    ours = replace(answer(rows), sender="m1")
+    ours = replace(answer(rows), sender=M1)
     assert profile.message_bytes(DRAFT, ours, hidden=True) == back[1]
-    # Its worker is told the verdict, and no rows.
-    assert profile.message_bytes("m1", answer(rows), hidden=True) == back[1]
+    # Its worker gets the verdict, without rows.
+    assert profile.message_bytes(M1, answer(rows), hidden=True) == back[1]
 
 
 @given(ROWS, st.integers(1, 5))
@@ -276,11 +281,9 @@ def test_returned_pairs_are_charged(rows: int, pairs: int) -> None:
 @given(st.lists(st.integers(0, 99), max_size=9))
 def test_every_message_takes_the_link_for_its_bytes(ids: list[int]) -> None:
     profile = make()
-    prune = Envelope("d0", 1, Prune("j", 1, 0, tuple(ids), 1, tuple(ids)))
-    small = Envelope("d0", 1, Close("j", 1))
+    prune = Envelope(D0, 1, Prune(RUN, 0, tuple(ids), 1, tuple(ids)))
+    small = Envelope(D0, 1, Close(RUN))
     for message in (prune, small, segment(3, tokens=False)):
-        seconds = profile.transfer_seconds("s2", message)
-        assert seconds * profile.link.bandwidth == pytest.approx(
-            profile.message_bytes("s2", message)
-        )
-    assert profile.transfer_seconds("s2", prune) >= profile.transfer_seconds("s2", small) > 0
+        seconds = profile.transfer_seconds(S2, message)
+        assert seconds * profile.link.bandwidth == pytest.approx(profile.message_bytes(S2, message))
+    assert profile.transfer_seconds(S2, prune) >= profile.transfer_seconds(S2, small) > 0

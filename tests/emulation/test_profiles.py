@@ -1,6 +1,4 @@
-"""Every profile gives its published figures by its own arithmetic, and a broken file says what is
-wrong.
-"""
+"""Every profile's arithmetic gives its published figures; the error for a broken file."""
 
 from __future__ import annotations
 
@@ -10,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.core.protocol.messages import DRAFT, Answer, Envelope, Segment, stage_node
+from flowspec.core.protocol.addresses import DRAFT, Address, stage_address
+from flowspec.core.protocol.messages import Answer, Envelope, Segment
+from flowspec.core.run.key import RunKey
 from flowspec.emulation.profile import Profile
 from flowspec.emulation.profiles import load, names
 from flowspec.errors import ConfigError
@@ -22,26 +22,23 @@ PROFILES = [load(name) for name in names()]
 ANCHORS = [(profile.name, anchor) for profile in PROFILES for anchor in profile.anchors]
 
 
-def hop(profile: Profile, to: str, rows: int) -> float:
-    """Seconds a segment of ``rows`` rows travels to ``to``, or the answers to them with their
-    hidden rows.
-    """
+def hop(profile: Profile, to: Address, rows: int) -> float:
+    """Seconds of a hop of a segment of ``rows`` rows; to d0, of its answers with hidden rows."""
     ids = tuple(range(rows))
+    first = stage_address(1)
+    run = RunKey("j", 1)
     if to == DRAFT:
-        message = Envelope("s", 1, Answer("j", 1, 1, ids, ids))
+        message = Envelope(first, 1, Answer(run, 1, ids, ids))
     else:
-        message = Envelope(
-            "s", 1, Segment("j", 1, 1, 1, ids, ids, ids, ids if to == stage_node(1) else ())
-        )
+        tokens = ids if to == first else ()
+        message = Envelope(first, 1, Segment(run, 1, 1, ids, ids, ids, tokens))
     return profile.transfer_seconds(to, message, hidden=True) + profile.link.latency
 
 
 def steps(profile: Profile, stages: int, rows: int) -> list[float]:
-    """Seconds of every stage over ``rows`` rows with the hop to it; the answer's hop is in the last
-    one.
-    """
+    """Seconds per stage over ``rows`` rows with the hop to it, and in the last the answer's hop."""
     found = [
-        profile.stage_seconds(stage, stages, rows) + hop(profile, stage_node(stage), rows)
+        profile.stage_seconds(stage, stages, rows) + hop(profile, stage_address(stage), rows)
         for stage in range(1, stages + 1)
     ]
     found[-1] += hop(profile, DRAFT, rows)
@@ -53,8 +50,9 @@ def autoregressive(profile: Profile, stages: int) -> float:
 
 
 def naive_pp(profile: Profile) -> float:
-    """Tokens a second, prefill included: EAGLE-2 rounds of 7 draft passes and N + 1 segments of 16
-    rows, prompts in chunks of at most 60 (``algorithms.md`` 2.2, 2.4, 2.13, 6).
+    """Tokens per second, prefill included (docs/algorithms.md#closed-forms).
+
+    EAGLE-2 rounds of 7 draft passes and N + 1 segments of 16 rows; prompts in chunks of at most 60.
     """
     stages = profile.stages[0]
     anchors = profile.anchors
@@ -75,7 +73,7 @@ def naive_pp(profile: Profile) -> float:
 
 
 def level(profile: Profile, stages: int) -> float:
-    """SpecPipe's expected ms a token with levels of ``level_rows`` rows (``algorithms.md`` 4.3)."""
+    """SpecPipe's expected ms per token at ``level_rows`` rows (docs/algorithms.md#width)."""
     rows = int(profile.anchors["level_rows"])
     times = [max(step, profile.draft_seconds("slm", rows)) for step in steps(profile, stages, rows)]
     return expected_tbt(times, profile.anchors["hit_rate"]) * MS
@@ -86,7 +84,7 @@ def verify(profile: Profile, rows: int) -> float:
 
 
 def synchronous(profile: Profile, draft: float, acceptance: float) -> float:
-    """PipeSpec's ms a token of drafting and verifying in turn (``algorithms.md`` 5.3)."""
+    """PipeSpec's ms per token, drafting and verifying in turn (docs/algorithms.md#speculative)."""
     drafts = int(profile.anchors["sync_drafts"])
     return (drafts * draft + verify(profile, drafts + 1)) / speculative_tokens(acceptance, drafts)
 
@@ -113,7 +111,7 @@ FORMULAS: dict[str, Callable[[Profile], float]] = {
         (profile.anchors["last_stage_layers"] * profile.layer.at(1) + profile.head.at(1)) * MS
     ),
 }
-#: What the formulas take beside a profile's times: shares and counts, no times themselves.
+#: The formulas' inputs beside a profile's times: shares and counts.
 GIVEN = {
     "naive_pp_tokens_per_round",
     "naive_pp_prompt_tokens",
@@ -161,13 +159,13 @@ def test_the_machines_of_the_papers_are_all_there() -> None:
 
 
 def test_layers_are_split_as_the_papers_split_them() -> None:
-    # PipeDec's 14 GPUs: none above 6 layers, 4 beside the head; its pairs of GPUs: 12
-    # (``algorithms.md`` 3.7).
+    # PipeDec's 14 GPUs: at most 6 layers, 4 beside the head; its pairs of GPUs: 12
+    # (docs/algorithms.md#closed-forms).
     profile = load("rtx3090-70b")
     assert profile.stage_layers(14, 14) == 4
     assert max(profile.stage_layers(stage, 14) for stage in range(1, 15)) == 6
     assert max(profile.stage_layers(stage, 7) for stage in range(1, 8)) == 12
-    # FlowSpec's Jetsons (2.13).
+    # FlowSpec's Jetsons.
     assert [load("jetson-7b").stage_layers(stage, 4) for stage in range(1, 5)] == [8, 8, 8, 8]
     assert [load("jetson-13b-w4").stage_layers(stage, 4) for stage in range(1, 5)] == [
         10,

@@ -7,13 +7,18 @@ import redis
 
 from flowspec.broker.scripts import load
 from flowspec.core.protocol.codes import Code
+from tests.addresses import D0, S1, S2
 
 Call = Callable[..., Code]
 
-JOB, GRAPH, OUT, RECORDING, QUEUE, RUNNING = (
-    f"t:{{p}}:{name}" for name in ("job", "g", "out", "rec", "queue", "run")
-)
-LOGS = tuple(f"t:{{p}}:log:{node}" for node in ("d0", "s1", "s2"))
+JOB = "t:{p}:job"
+RUN = "t:{p}:run"
+OUT = "t:{p}:out"
+RECORDING = "t:{p}:recording"
+QUEUE = "t:{p}:queue"
+RUNNING = "t:{p}:running"
+LOGS = tuple(f"t:{{p}}:log:{address}" for address in (D0, S1, S2))
+WAKE = "t:{p}:log:scheduler"
 
 
 @pytest.fixture
@@ -28,14 +33,14 @@ def call(client: redis.Redis) -> Call:
 
 @pytest.fixture
 def running(client: redis.Redis) -> redis.Redis:
-    """A server with one job that runs under epoch 3, its context at 5."""
+    """A server with one job running under epoch 3 with context length 5."""
     client.hset(JOB, mapping={"state": "running", "epoch": 3, "offset": 5, "emitted": 0})
     client.sadd(RUNNING, "j")
     return client
 
 
 def snapshot(client: redis.Redis) -> dict[bytes, object]:
-    """Everything in the server, to prove that a refused call changed nothing."""
+    """The server's whole contents, to check that a refused call changed nothing."""
     found: dict[bytes, object] = {}
     for key in client.scan_iter():
         kind = client.type(key)

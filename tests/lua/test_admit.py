@@ -5,9 +5,10 @@ from __future__ import annotations
 import redis
 
 from flowspec.core.protocol.codes import Code
-from tests.lua.conftest import JOB, OUT, QUEUE, Call, snapshot
+from tests.lua.conftest import JOB, OUT, QUEUE, WAKE, Call, snapshot
 
-KEYS = [JOB, QUEUE, OUT, "t:{p}:idem"]
+IDEMPOTENCY = "t:{p}:idempotency"
+KEYS = [JOB, QUEUE, OUT, IDEMPOTENCY, WAKE]
 
 
 def test_ok_queues_the_job_with_its_fields(call: Call, client: redis.Redis) -> None:
@@ -20,6 +21,8 @@ def test_ok_queues_the_job_with_its_fields(call: Call, client: redis.Redis) -> N
         b"f:seed": b"3",
     }
     assert client.ttl(JOB) == -1, "a waiting job does not expire"
+    ((_, woken),) = client.xrange(WAKE)
+    assert woken == {b"admitted": b"j"}
 
 
 def test_redelivery_is_dup_and_writes_nothing(call: Call, client: redis.Redis) -> None:
@@ -47,8 +50,8 @@ def test_a_full_queue_is_said(call: Call, client: redis.Redis) -> None:
 
 def test_an_idempotency_key_is_taken_once(call: Call, client: redis.Redis) -> None:
     assert call("admit", KEYS, "j", 9, 60_000, 1, "") is Code.OK
-    assert client.get(KEYS[3]) == b"j"
-    other = ["t:{p}:job2", QUEUE, "t:{p}:out2", KEYS[3]]
+    assert client.get(IDEMPOTENCY) == b"j"
+    other = ["t:{p}:job2", QUEUE, "t:{p}:out2", IDEMPOTENCY, WAKE]
     assert call("admit", other, "k", 9, 60_000, 1, "") is Code.DUP
     assert client.xrange("t:{p}:out2")[0][1][b"duplicate_of"] == b"j"
     assert client.lrange(QUEUE, 0, -1) == [b"j"]

@@ -8,9 +8,9 @@ import pytest
 import redis
 
 from flowspec.core.protocol.codes import Code
-from tests.lua.conftest import GRAPH, JOB, LOGS, OUT, Call, snapshot
+from tests.lua.conftest import JOB, LOGS, OUT, RUN, Call, snapshot
 
-KEYS = [JOB, GRAPH, OUT, *LOGS]
+KEYS = [JOB, RUN, OUT, *LOGS]
 
 
 def verdict(
@@ -35,6 +35,7 @@ def verdict(
         finish,
         b"prune",
         stamp,
+        len(seqs),
         *seqs,
         *completes,
     ]
@@ -54,7 +55,8 @@ def test_ok_moves_everything_at_once(call: Call, running: redis.Redis) -> None:
         b"text": b"text",
         b"finish_reason": b"eos",
     }
-    assert running.hmget(JOB, "offset", "emitted", "q:d0:2", "q:d0:3") == [b"7", b"2", b"1", b"1"]
+    assert running.hmget(JOB, "offset", "emitted") == [b"7", b"2"]
+    assert running.hgetall(RUN) == {b"q:d0:2": b"1", b"q:d0:3": b"1"}
 
 
 def test_redelivery_is_dup_and_writes_nothing(call: Call, running: redis.Redis) -> None:
@@ -90,13 +92,13 @@ def test_one_full_log_refuses_the_whole_commit(call: Call, running: redis.Redis)
 
 
 def test_released_tasks_come_behind_the_prune(call: Call, running: redis.Redis) -> None:
-    call("publish", [JOB, GRAPH, *LOGS], 3, 9, "d0", 2, 0, "next", b"held", "", 1, "verdict/0")
+    call("publish", [JOB, RUN, *LOGS], 3, 9, "d0", 2, 0, "next", b"held", "", 1, "verdict/0")
     assert call("commit_verdict", KEYS, *verdict(completes=("verdict/0",))) is Code.OK
     assert [fields[b"m"] for _, fields in running.xrange(LOGS[1])] == [b"prune", b"held"]
 
 
 def test_a_script_that_fails_midway_cannot_be(call: Call, running: redis.Redis) -> None:
-    """A key of the wrong type is met by the checks, before the first write."""
+    """The checks refuse a key of the wrong type before the first write."""
     running.delete(OUT)
     running.set(OUT, "not a stream")
     before = snapshot(running)

@@ -1,27 +1,27 @@
-"""finish: the owner ends a job; what is left expires."""
+"""finish: the owner ends a job; its data expires."""
 
 from __future__ import annotations
 
 import redis
 
 from flowspec.core.protocol.codes import Code
-from tests.lua.conftest import GRAPH, JOB, OUT, RECORDING, RUNNING, Call, snapshot
+from tests.lua.conftest import JOB, OUT, RECORDING, RUN, RUNNING, WAKE, Call, snapshot
 
-WAKE = "t:{p}:log:scheduler"
-KEYS = [JOB, GRAPH, OUT, RECORDING, RUNNING, WAKE]
+KEYS = [JOB, RUN, OUT, RECORDING, RUNNING, WAKE]
 
 
 def test_ok_ends_the_job_and_lets_it_expire(call: Call, running: redis.Redis) -> None:
-    running.hset(GRAPH, "d:x", 1)
+    running.hset(RUN, "d:x", 1)
     running.xadd(RECORDING, {"l": "line"})
     assert call("finish", KEYS, 3, "j", "length", "", '{"tokens": 2}', 60_000) is Code.OK
     ((_, end),) = running.xrange(OUT)
     assert end == {b"kind": b"end", b"finish_reason": b"length", b"stats": b'{"tokens": 2}'}
     assert running.hget(JOB, "state") == b"done"
     assert running.smembers(RUNNING) == set()
-    assert running.exists(GRAPH) == 0
+    assert running.exists(RUN) == 0
     assert all(0 < running.pttl(key) <= 60_000 for key in (JOB, OUT, RECORDING))
-    assert running.xlen(WAKE) == 1
+    ((_, woken),) = running.xrange(WAKE)
+    assert woken == {b"ended": b"j"}
 
 
 def test_an_error_comes_before_the_end(call: Call, running: redis.Redis) -> None:

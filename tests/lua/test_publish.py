@@ -1,4 +1,4 @@
-"""publish: each answer, and what a refused call leaves alone."""
+"""publish: each code, and that refused calls change nothing."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import pytest
 import redis
 
 from flowspec.core.protocol.codes import Code
-from tests.lua.conftest import GRAPH, JOB, LOGS, Call, snapshot
+from tests.lua.conftest import JOB, LOGS, RUN, Call, snapshot
 
-KEYS = [JOB, GRAPH, *LOGS]
+KEYS = [JOB, RUN, *LOGS]
 CAP = 5
 
 
@@ -44,7 +44,7 @@ def test_ok_writes_envelope_and_counter_together(call: Call, running: redis.Redi
     assert call("publish", KEYS, *message()) is Code.OK
     ((_, fields),) = running.xrange(LOGS[1])
     assert fields == {b"f": b"d0", b"q": b"1", b"m": b"envelope"}
-    assert running.hget(JOB, "q:d0:2") == b"1"
+    assert running.hget(RUN, "q:d0:2") == b"1"
 
 
 def test_redelivery_is_dup_and_writes_nothing(call: Call, running: redis.Redis) -> None:
@@ -107,10 +107,12 @@ def test_a_task_is_held_released_once_and_numbered_by_the_graph(
     assert fields == {b"f": b"graph", b"q": b"1", b"m": b"envelope of b"}
 
 
-def test_a_released_task_leaves_only_marks_behind(call: Call, running: redis.Redis) -> None:
+def test_a_released_task_leaves_only_marks_and_its_number_behind(
+    call: Call, running: redis.Redis
+) -> None:
     call("publish", KEYS, *task("b", "a"))
     call("publish", KEYS, *task("c", completes=("a",)))
-    assert set(running.hkeys(GRAPH)) == {b"s:b", b"s:c", b"d:a"}
+    assert set(running.hkeys(RUN)) == {b"s:b", b"s:c", b"d:a", b"q:graph:3"}
 
 
 def test_a_stamp_is_one_more_field_and_its_latest_is_kept(call: Call, running: redis.Redis) -> None:
@@ -118,7 +120,7 @@ def test_a_stamp_is_one_more_field_and_its_latest_is_kept(call: Call, running: r
     ((_, fields),) = running.xrange(LOGS[1])
     assert fields[b"t"] == b"1.5 d0"
     call("publish", KEYS, *task("b", "a", stamp="2.5 s1"))
-    assert running.hget(GRAPH, "m:b") == b"2.5 s1"
+    assert running.hget(RUN, "m:b") == b"2.5 s1"
     call("publish", KEYS, *task("c", completes=("a",), stamp="10 s2"))
     assert [entry[b"t"] for _, entry in running.xrange(LOGS[2])] == [b"10 s2", b"10 s2"]
-    assert not running.hexists(GRAPH, "m:b")
+    assert not running.hexists(RUN, "m:b")

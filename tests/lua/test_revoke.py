@@ -1,23 +1,27 @@
-"""revoke: ending a job from outside fences its owners and tells them."""
+"""revoke: ends a job from outside, fences its owners and notifies them."""
 
 from __future__ import annotations
 
 import redis
 
 from flowspec.core.protocol.codes import Code
-from tests.lua.conftest import GRAPH, JOB, LOGS, OUT, QUEUE, RECORDING, RUNNING, Call, snapshot
+from tests.lua.conftest import JOB, LOGS, OUT, QUEUE, RECORDING, RUN, RUNNING, WAKE, Call, snapshot
 
-KEYS = [JOB, GRAPH, OUT, RECORDING, RUNNING, QUEUE, *LOGS]
+KEYS = [JOB, RUN, OUT, RECORDING, RUNNING, QUEUE, WAKE, *LOGS]
 
 
-def test_ok_raises_the_epoch_and_tells_every_node(call: Call, running: redis.Redis) -> None:
+def test_ok_raises_the_epoch_and_tells_every_worker(call: Call, running: redis.Redis) -> None:
+    running.hset(RUN, "q:d0:2", 1)
     assert call("revoke", KEYS, "j", 3, "error", "a worker was lost", 60_000, b"revoke") is Code.OK
     assert running.hmget(JOB, "epoch", "state") == [b"4", b"done"]
     assert [running.xrange(log)[0][1][b"m"] for log in LOGS] == [b"revoke"] * 3
     assert [fields[b"kind"] for _, fields in running.xrange(OUT)] == [b"error", b"end"]
     assert running.smembers(RUNNING) == set()
+    assert running.exists(RUN) == 0
+    ((_, woken),) = running.xrange(WAKE)
+    assert woken == {b"ended": b"j"}
     assert 0 < running.pttl(OUT) <= 60_000
-    publish = [JOB, GRAPH, *LOGS]
+    publish = [JOB, RUN, *LOGS]
     assert call("publish", publish, 3, 9, "d0", 2, 1, "", b"late", "", 0) is Code.STALE
 
 
@@ -28,6 +32,8 @@ def test_a_waiting_job_leaves_the_queue_and_nobody_is_told(call: Call, client: r
     assert client.lrange(QUEUE, 0, -1) == [b"i"]
     assert all(client.xlen(log) == 0 for log in LOGS)
     assert [fields[b"kind"] for _, fields in client.xrange(OUT)] == [b"end"]
+    ((_, woken),) = client.xrange(WAKE)
+    assert woken == {b"ended": b"j"}
 
 
 def test_repeating_it_is_dup_and_another_epoch_is_stale(call: Call, running: redis.Redis) -> None:

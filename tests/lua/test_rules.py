@@ -1,4 +1,4 @@
-"""The rules of ``lua/README.md``, for every script there is; and the loader that enforces them."""
+"""The rules of ``lua/README.md`` for every script, and the loader that enforces them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small random models of the supported families, written as a user would have them on disk."""
+"""Small random models of the supported families, in their on-disk layout."""
 
 from __future__ import annotations
 
@@ -51,9 +51,7 @@ FAMILIES: dict[str, PretrainedConfig] = {
 
 
 def save(config: PretrainedConfig, folder: Path, *, seed: int = 0, shard: str = "60KB") -> Path:
-    """Random weights, wide enough apart that greedy choices are no coin tosses; several shard
-    files.
-    """
+    """Save random weights in shards, spread so that greedy choices are not near ties."""
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Every pass goes to the drafter it names, and none of the others misses what all have to know."""
+"""Every pass goes to the drafter it names; all drafters get what they need to stay in sync."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from flowspec.core.drafting import drafter_cache
-from flowspec.core.protocol.machine import Draft, DraftDone, Part
 from flowspec.core.protocol.messages import Returns
+from flowspec.core.protocol.work import Draft, DraftDone, Part
 from flowspec.core.run.history import History
+from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.emulation.profiles import load
 from flowspec.errors import ConfigError, StateError
@@ -24,8 +25,9 @@ from flowspec.testbed.memo import MemoDrafter
 from flowspec.testbed.simulate import profile_costs, simulate
 from flowspec.testbed.texts import texts
 from tests.model.test_hybrid import Scripted
+from tests.model.test_ngram import RUN
 
-PART = Part("j", 1, -1, (0,), (0,), (5,), (), 0, 0, None, (-1,), (0,))
+PART = Part(RUN, -1, (0,), (-1,), (0,), (5,), (), answers=(0,))
 
 
 def calls(drafter: Scripted) -> list[str]:
@@ -36,11 +38,11 @@ def test_a_pass_goes_to_the_drafter_it_names_and_rows_to_all_that_want_them() ->
     plain = Scripted([[(1, -0.1)]])
     head = Scripted([[(2, -0.2)]], wants_hidden=True)
     choice = ChoiceDrafter((plain, head))
-    choice.allocate("j", 9, Sampling(), Returns(hidden=True))
-    choice.learn("j", (0,), np.zeros((1, 4), np.float32))
+    choice.allocate(RUN, 9, Sampling(), Returns(hidden=True))
+    choice.learn(RUN, (0,), np.zeros((1, 4), np.float32))
     assert choice.run(Draft(PART, 1)).tokens == ((1,),)
     assert choice.run(Draft(PART, 1, drafter=1)).tokens == ((2,),)
-    choice.release("j")
+    choice.release(RUN)
     assert calls(plain) == ["allocate", "run", "release"]
     assert calls(head) == ["allocate", "learn", "run", "release"]
     assert choice.wants_hidden
@@ -54,12 +56,12 @@ def test_only_drafters_with_a_part_in_a_job_hold_rows_of_it() -> None:
     late = Scripted([[(3, -0.3)]])
     choice = ChoiceDrafter((first, unused, late))
     for turn in range(2):  # the second time as if there had been no first
-        choice.allocate("j", 9 + turn, Sampling(), Returns())
+        choice.allocate(RUN, 9 + turn, Sampling(), Returns())
         for drafter in (0, 0, 2, 0, 2):
             choice.run(Draft(PART, 1, drafter=drafter))
-        choice.release("j")
-        choice.release("j")
-    made = [("allocate", "j", 9 + turn, Sampling(), Returns()) for turn in range(2)]
+        choice.release(RUN)
+        choice.release(RUN)
+    made = [("allocate", RUN, 9 + turn, Sampling(), Returns()) for turn in range(2)]
     assert calls(first) == ["allocate", "run", "run", "run", "release"] * 2
     assert calls(late) == ["allocate", "run", "run", "release"] * 2
     assert [
@@ -74,15 +76,16 @@ def test_what_it_cannot_do_is_an_error() -> None:
     with pytest.raises(StateError, match="names drafter 1; there are 1"):
         ChoiceDrafter((Scripted(),)).run(Draft(PART, 1, drafter=1))
     with pytest.raises(StateError, match="hidden rows"):
-        ChoiceDrafter((Scripted(),)).learn("j", (), np.zeros((0, 4), np.float32))
+        ChoiceDrafter((Scripted(),)).learn(RUN, (), np.zeros((0, 4), np.float32))
 
 
 @pytest.mark.parametrize(("temperature", "at_most"), [(0.0, 8), (1.0, drafter_cache.CATCH_UP_ROWS)])
 def test_a_drafter_that_has_caught_up_proposes_what_it_would_have_proposed_anyway(
     monkeypatch: pytest.MonkeyPatch, temperature: float, at_most: int
 ) -> None:
-    """Both drafters, remembering by paths, beside the same two that keep rows: all proposals are
-    alike, also where the head catches up, ``at_most`` rows a pass, while the other one drafts.
+    """Two drafters that keep rows propose the same as two that memoize by path.
+
+    Also where the head catches up, ``at_most`` rows per pass, while the other one drafts.
     """
     monkeypatch.setattr(drafter_cache, "CATCH_UP_ROWS", at_most)
     target = open_directory(default_pair()[0])
@@ -104,9 +107,7 @@ def test_a_drafter_that_has_caught_up_proposes_what_it_would_have_proposed_anywa
 
 
 def test_what_a_head_keeps_while_another_drafts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It never drafts, and catches up all the same; of the rows in between it forgets the rejected
-    ones, too.
-    """
+    """The head never drafts but catches up; it also drops the rejected rows in between."""
     monkeypatch.setattr(drafter_cache, "CATCH_UP_ROWS", 16)
     monkeypatch.setattr(DrafterBandit, "update", lambda bandit, tokens, seconds: 0)
     target = open_directory(default_pair()[0])
@@ -125,9 +126,7 @@ def test_what_a_head_keeps_while_another_drafts_is_bounded(monkeypatch: pytest.M
 
 
 class Measured:
-    """A head: what it was asked to compute, how many rows it learnt, and how many it kept each
-    time.
-    """
+    """A head that records its passes, the number of rows learnt, and the number kept each time."""
 
     wants_hidden = True
 
@@ -143,15 +142,15 @@ class Measured:
         self.passes.append(work)
         return self.inner.run(work)
 
-    def learn(self, job: str, ids: Sequence[int], rows: RowArray) -> None:
-        self.inner.learn(job, ids, rows)
+    def learn(self, run: RunKey, ids: Sequence[int], rows: RowArray) -> None:
+        self.inner.learn(run, ids, rows)
         self.learnt += len(ids)
-        state = self.inner._jobs[job]
+        state = self.inner._runs[run]
         self.kept.append(len(state.true) + len(state.predicted))
 
 
 class Watched:
-    """Remembers what every drafter proposed first, in order."""
+    """Records every drafter's first proposals, in order."""
 
     def __init__(self) -> None:
         self.inner: object = None

@@ -119,7 +119,7 @@ def test_eos_comes_from_the_generation_config_first(llama_copy: Path) -> None:
 def hub_cache(
     family: Callable[..., ModelDirectory], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Path:
-    """A hub cache that holds lab/small, as a download leaves it; nothing may be fetched."""
+    """A hub cache with lab/small as a download leaves it; nothing may be fetched."""
     import huggingface_hub.constants as constants
 
     snapshot = tmp_path / "models--lab--small" / "snapshots" / ("0" * 40)
@@ -148,7 +148,7 @@ def test_a_hub_name_is_found_in_the_local_cache(hub_cache: Path) -> None:
 
 def test_a_hub_name_that_cannot_be_had_is_one_line(hub_cache: Path) -> None:
     message = refused("lab/other")
-    assert "neither a local folder nor to be had from the hub" in message
+    assert "neither a local folder nor available from the hub" in message
 
 
 @given(st.integers(2, 40), st.integers(1, 60))

@@ -13,13 +13,15 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaModel
 
 from flowspec.core.job.draft_worker import DraftMachine
-from flowspec.core.protocol.machine import Draft, DraftDone, Part
-from flowspec.core.protocol.messages import Returns, stage_node
+from flowspec.core.protocol.addresses import DRAFT, Address, stage_address
+from flowspec.core.protocol.messages import Returns
+from flowspec.core.protocol.work import Draft, DraftDone, Part
+from flowspec.core.run.key import RunKey
 from flowspec.core.run.limits import Limits
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_worker import StageMachine
-from flowspec.core.tree.slots import SlotTable
+from flowspec.core.tree.live_rows import LiveRows
 from flowspec.drivers.sim import Simulation
 from flowspec.errors import ModelError, StateError
 from flowspec.model.directory import ModelDirectory, layer_ranges, open_directory
@@ -28,12 +30,12 @@ from flowspec.model.reference import Reference
 from flowspec.model.sources import check_sources, target_needs
 from flowspec.model.stage import load_stage
 from flowspec.strategies import build
-from tests.toy import submit
 
 Family = Callable[..., ModelDirectory]
+RUN = RunKey("j", 1)
 HIDDEN = 64
 VOCABULARY = 120
-#: Heads as they are published: plain, and with all that some have.
+#: Published layouts of heads: plain, and with all optional parts.
 LAYOUTS = {
     "plain": {},
     "full": {"bias": True, "input_norm": True, "attention_bias": True, "embedding": True},
@@ -63,7 +65,7 @@ def save_head(
     for name, value in head.named_parameters():
         fresh = torch.randn(value.shape)
         tensors[name.removeprefix("body.")] = 0.15 * fresh if value.ndim > 1 else 1 + 0.5 * fresh
-    # Embeddings are small; features must not grow along a path, or rounding would.
+    # Embeddings are small; features must not grow along a path, else rounding errors would.
     tensors["fc.weight"] *= torch.tensor([4.0, 0.3]).repeat_interleave(hidden)
     tensors["fc.weight"] = tensors["fc.weight"].repeat(1, fc)[:, : fc * hidden].contiguous()
     if layout.get("embedding"):
@@ -79,8 +81,9 @@ def save_head(
 
 
 class Plain:
-    """The head as one causal sequence by the library alone; positions count from the second token,
-    as the authors'.
+    """The head as one causal sequence, by the library alone.
+
+    Positions count from the second token, as in the authors' code.
     """
 
     def __init__(self, head: ModelDirectory, target: ModelDirectory) -> None:
@@ -92,7 +95,8 @@ class Plain:
         }
         biased = "layers.0.self_attn.q_proj.bias" in weights
         model = LlamaModel(LlamaConfig.from_dict({**head.config, "attention_bias": biased})).eval()
-        model.norm = model.embed_tokens = torch.nn.Identity()
+        model.norm = torch.nn.Identity()
+        model.embed_tokens = torch.nn.Identity()
         layer = {name: value for name, value in weights.items() if name.startswith("layers.")}
         if biased:
             layer.setdefault("layers.0.self_attn.o_proj.bias", torch.zeros(HIDDEN))
@@ -107,76 +111,59 @@ class Plain:
 
     @torch.inference_mode()
     def last(self, tokens: Sequence[int], features: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The predicted feature of the last of ``tokens``, each given with the feature
-        before it.
-        """
+        """The predicted feature of the last of ``tokens``; ``features``: their predecessors'."""
         pairs = torch.cat((self.embedding[list(tokens)], torch.stack(list(features))), dim=-1)
         rows = torch.nn.functional.linear(pairs, self.fc, self.bias)
         return self.model(inputs_embeds=rows[None]).last_hidden_state[0, -1]
 
 
 class Bench:
-    """One job of a drafter, fed by hand through the slot arithmetic, and the plain head's view of
-    it.
-    """
+    """One run of a drafter, fed by hand, and the plain head's results for it."""
 
     def __init__(self, drafter: EagleDrafter, plain: Plain, prompt: Sequence[int]) -> None:
         self.drafter = drafter
         self.plain = plain
-        self.table = SlotTable(len(prompt))
+        self.rows = LiveRows(len(prompt))
         self.token = dict(enumerate(prompt))
         self.parent = {at: at - 1 for at in range(len(prompt))}
         self.true: dict[int, torch.Tensor] = {}
         self.given: dict[int, torch.Tensor] = {}
         self.predicted: dict[int, torch.Tensor] = {}
-        drafter.allocate("j", 400, Sampling(), Returns())
+        drafter.allocate(RUN, 400, Sampling(), Returns())
 
     def path(self, node: int) -> list[int]:
         return [*(self.path(self.parent[node]) if self.parent[node] >= 0 else []), node]
 
     def learn(self, *nodes: int) -> None:
-        """The target's rows of ``nodes``: noise, but the same noise whenever asked."""
+        """Learn the target's rows of ``nodes``: noise that is fixed per node."""
         rows = torch.stack(
             [torch.randn(HIDDEN, generator=torch.manual_seed(100 + node)) for node in nodes]
         )
         self.true.update(zip(nodes, rows, strict=True))
-        self.drafter.learn("j", nodes, rows.numpy())
+        self.drafter.learn(RUN, nodes, rows.numpy())
 
     def run(
-        self,
-        context: Sequence[int],
-        tree: Sequence[int],
-        width: int = VOCABULARY,
-        *,
-        rootless: bool = False,
+        self, context: Sequence[int], tree: Sequence[int], width: int = VOCABULARY
     ) -> DraftDone:
-        """``rootless``: the first context row does not say which row it continues."""
+        """A pass over rows that are context at once, and over tree rows, which are answered."""
         ids = (*context, *tree)
-        parents = tuple(
-            -1 if rootless and not at else self.parent[node] for at, node in enumerate(ids)
-        )
-        plan = self.table.plan(ids, parents, len(context))
-        positions = tuple(len(self.path(node)) - 1 for node in ids)
-        tokens = tuple(self.token[node] for node in ids)
-        answers = tuple(range(len(context), len(ids)))
+        parents = tuple(self.parent[node] for node in ids)
         part = Part(
-            "j",
-            1,
-            -1,
-            ids,
-            positions,
-            tokens,
-            (),
-            plan.context,
-            plan.held,
-            plan.moves,
-            plan.parents,
-            answers,
+            run=RUN,
+            segment=-1,
+            ids=ids,
+            parents=parents,
+            positions=tuple(len(self.path(node)) - 1 for node in ids),
+            tokens=tuple(self.token[node] for node in ids),
+            offsets=(),
+            context=len(context),
+            pruned=self.rows.begin_pass(ids, parents, len(context)),
+            answers=tuple(range(len(context), len(ids))),
         )
-        return self.drafter.run(Draft(part, width, parents=parents))
+        return self.drafter.run(Draft(part, width))
 
-    def check(self, context: Sequence[int], tree: Sequence[int], *, rootless: bool = False) -> None:
-        """Run a pass and compare every answer with a plain pass over the node's whole path."""
+    def check(self, context: Sequence[int], tree: Sequence[int]) -> None:
+        """Run a pass; compare every answer with a plain pass over the node's whole path."""
         for node in (*context, *tree):
             above = self.parent[node]
             self.given[node] = self.true.get(above, self.predicted.get(above, torch.zeros(HIDDEN)))
@@ -184,7 +171,7 @@ class Bench:
             self.predicted[node] = self.plain.last(
                 [self.token[n] for n in path], [self.given[n] for n in path]
             )
-        done = self.run(context, tree, rootless=rootless)
+        done = self.run(context, tree)
         for node, tokens, values in zip(tree, done.tokens, done.values, strict=True):
             wanted = torch.log_softmax(self.plain.lm_head @ self.predicted[node], dim=-1)[
                 list(tokens)
@@ -205,14 +192,13 @@ def make(family: Family, tmp_path: Path) -> Callable[..., Bench]:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("target", ["llama", "llama3-rope-tied"])
-@pytest.mark.parametrize("rootless", [False, True])
 def test_true_features_give_the_plain_causal_pass(
-    make: Callable[..., Bench], layout: str, target: str, rootless: bool
+    make: Callable[..., Bench], layout: str, target: str
 ) -> None:
     bench = make(range(5, 17), layout, target)
     bench.learn(*range(12))
-    bench.check(range(7), (), rootless=rootless)
-    bench.check(range(7, 11), [11], rootless=rootless)
+    bench.check(range(7), ())
+    bench.check(range(7, 11), [11])
 
 
 @pytest.mark.parametrize("length", [1, 2, 3])
@@ -237,7 +223,7 @@ def random_tree(
 
 
 def feed(bench: Bench, rng: np.random.Generator, nodes: Sequence[int]) -> None:
-    """In passes of any size; now and then the target's row of one becomes known."""
+    """Feed rows in passes of any size; sometimes learn the target's row of one."""
     while nodes:
         count = int(rng.integers(1, 16))
         bench.check((), nodes[:count])
@@ -248,9 +234,7 @@ def feed(bench: Bench, rng: np.random.Generator, nodes: Sequence[int]) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_any_tree_in_any_passes_equals_its_paths(make: Callable[..., Bench], seed: int) -> None:
-    """Deep trees in one pass, branches, nodes learnt in between, prunes with
-    survivors, refreshes.
-    """
+    """Deep trees in one pass, branches, nodes learnt in between, prunes, refreshes."""
     rng = np.random.default_rng(seed)
     bench = make(rng.integers(VOCABULARY, size=9).tolist())
     bench.learn(*range(8))
@@ -258,15 +242,16 @@ def test_any_tree_in_any_passes_equals_its_paths(make: Callable[..., Bench], see
     root = 8
     fresh = 9
     for _ in range(5):
-        held = bench.table.live
+        held = [*bench.rows.tree]
         nodes = range(fresh, fresh + 14)
         random_tree(bench, rng, held or [root], nodes)
         feed(bench, rng, [*([] if held else [root]), *nodes])
         fresh = nodes.stop
         path = bench.path(int(rng.choice(nodes)))
-        root, accepted = path[-1], path[path.index(root) : -1]
+        accepted = path[path.index(root) : -1]
+        root = path[-1]
         if rng.random() < 0.5:
-            bench.table.prune(accepted, root)
+            bench.rows.prune(accepted, root)
             continue
         if rng.random() < 0.5:
             root = fresh
@@ -274,7 +259,7 @@ def test_any_tree_in_any_passes_equals_its_paths(make: Callable[..., Bench], see
             bench.parent[root] = accepted[-1]
             bench.token[root] = int(rng.integers(VOCABULARY))
         bench.learn(*accepted)
-        bench.table.forget_tree(root)
+        bench.rows.forget_tree(root)
         bench.check(accepted, ())
 
 
@@ -299,18 +284,17 @@ def test_one_pass_equals_one_row_at_a_time(make: Callable[..., Bench]) -> None:
 def test_text_drafted_by_a_head_is_that_of_plain_decoding(
     family: Family, tmp_path: Path, strategy: str, sampling: Sampling
 ) -> None:
-    """The last stage's rows reach the head, and whatever it makes of them, the text is the
-    target's.
-    """
+    """The last stage's rows reach the head, and the text is the target's own."""
     target = family("llama")
     prompt = tuple(range(30, 47))
     limits = Limits(2, target.context, target.vocabulary, target.eos, hidden=True)
-    nodes = {"d0": (DraftMachine(limits, build), load_head(save_head(tmp_path), target))}
+    nodes: dict[Address, tuple[object, object]] = {
+        DRAFT: (DraftMachine(limits, build), load_head(save_head(tmp_path), target))
+    }
     for stage, layers in enumerate(layer_ranges(target.layers, 2), start=1):
-        nodes[stage_node(stage)] = (StageMachine(stage, 2), load_stage(target, layers))  # type: ignore[assignment]
+        nodes[stage_address(stage)] = (StageMachine(stage, 2), load_stage(target, layers))
     simulation = Simulation(nodes)  # type: ignore[arg-type]
-    submit(
-        simulation,
+    simulation.submit(
         "j",
         JobSpec(prompt_ids=prompt, max_new_tokens=24, strategy=strategy, sampling=sampling),
     )
@@ -326,17 +310,17 @@ def test_what_is_remembered_is_bounded(make: Callable[..., Bench]) -> None:
     for first in range(9, 249, 6):
         bench.parent[first] = above
         bench.token[first] = 7
-        bench.table.forget_tree(first)
+        bench.rows.forget_tree(first)
         random_tree(bench, np.random.default_rng(first), [first], range(first + 1, first + 6))
         bench.run((), range(first, first + 6))
         bench.learn(*range(first, first + 6))
-        bench.table.forget_tree(first + 6)
+        bench.rows.forget_tree(first + 6)
         bench.run([first], ())
         above = first
-    job = bench.drafter._jobs["j"]
-    assert len(job.true) + len(job.predicted) <= 12
-    bench.drafter.learn("j", [3], np.zeros((1, HIDDEN), dtype=np.float32))
-    assert 3 not in job.true
+    state = bench.drafter._runs[RUN]
+    assert len(state.true) + len(state.predicted) <= 12
+    bench.drafter.learn(RUN, [3], np.zeros((1, HIDDEN), dtype=np.float32))
+    assert 3 not in state.true
 
 
 def test_only_embedding_and_lm_head_of_the_target_are_needed(
@@ -368,6 +352,6 @@ def test_what_is_no_head_for_the_target_is_refused(family: Family, tmp_path: Pat
 def test_wrong_features_are_refused(make: Callable[..., Bench]) -> None:
     bench = make(range(9))
     with pytest.raises(StateError, match="features of shape"):
-        bench.drafter.learn("j", [0, 1], np.zeros((1, HIDDEN), dtype=np.float32))
+        bench.drafter.learn(RUN, [0, 1], np.zeros((1, HIDDEN), dtype=np.float32))
     with pytest.raises(StateError, match="node 7 has no feature"):
         bench.run((), [8])

@@ -1,6 +1,4 @@
-"""The hybrid drafter: a merge that invents nothing, loses no source's best, and says who proposed
-what.
-"""
+"""The hybrid drafter: the merge invents nothing, keeps each best, and names the sources."""
 
 from __future__ import annotations
 
@@ -13,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowspec.core.drafting.drafting import MOST_SOURCES
-from flowspec.core.protocol.machine import Draft, DraftDone, Part
 from flowspec.core.protocol.messages import Returns
+from flowspec.core.protocol.work import Draft, DraftDone, Part
+from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import ConfigError, StateError
 from flowspec.model.base import RowArray
@@ -22,24 +21,24 @@ from flowspec.model.hybrid import HybridDrafter
 from flowspec.model.ngram import NgramDrafter
 from flowspec.model.toy import ToyDrafter
 from flowspec.strategies import EXACT
-from tests.model.test_ngram import ENDLESS, SAMPLED, Bench, simulate, tokens_of
+from tests.model.test_ngram import ENDLESS, RUN, SAMPLED, Bench, simulate, tokens_of
 
 Rows = list[list[tuple[int, float]]]
 
 
 class Scripted:
-    """Answers what it was told to, and remembers what it was asked."""
+    """Gives scripted answers, and records its requests."""
 
     def __init__(self, rows: Rows | None = None, *, wants_hidden: bool = False) -> None:
         self.wants_hidden = wants_hidden
         self.rows = rows or []
         self.calls = list[object]()
 
-    def allocate(self, job: str, capacity: int, sampling: Sampling, returns: Returns) -> None:
-        self.calls.append(("allocate", job, capacity, sampling, returns))
+    def allocate(self, run: RunKey, capacity: int, sampling: Sampling, returns: Returns) -> None:
+        self.calls.append(("allocate", run, capacity, sampling, returns))
 
-    def release(self, job: str) -> None:
-        self.calls.append(("release", job))
+    def release(self, run: RunKey) -> None:
+        self.calls.append(("release", run))
 
     def run(self, work: Draft) -> DraftDone:
         self.calls.append(work)
@@ -48,12 +47,12 @@ class Scripted:
             tuple(tuple(value for _, value in row[: work.width]) for row in self.rows),
         )
 
-    def learn(self, job: str, ids: Sequence[int], rows: RowArray) -> None:
-        self.calls.append(("learn", job, ids, rows))
+    def learn(self, run: RunKey, ids: Sequence[int], rows: RowArray) -> None:
+        self.calls.append(("learn", run, ids, rows))
 
 
 class Given(Scripted):
-    """Answers with what was answered elsewhere."""
+    """Gives answers that were computed elsewhere."""
 
     def __init__(self, done: DraftDone) -> None:
         super().__init__()
@@ -64,18 +63,16 @@ class Given(Scripted):
 
 
 def draft(rows: int, width: int, *, coupled: bool = False) -> Draft:
-    """Asks for ``rows`` rows below a context of four."""
+    """Request ``rows`` rows below a context of four."""
     ids = tuple(range(4, 4 + rows))
     at = tuple(range(rows))
-    parents = (-1,) * rows
-    return Draft(
-        Part("j", 1, -1, ids, (4,) * rows, at, (), 4, 4, None, parents, at), width, coupled=coupled
-    )
+    part = Part(RUN, -1, ids, (3,) * rows, (4,) * rows, at, (), answers=at)
+    return Draft(part, width, coupled=coupled)
 
 
 @st.composite
 def proposals(draw: st.DrawFn, rows: int) -> Rows:
-    """Distinct tokens of a row, none to six of them, values falling."""
+    """Distinct tokens per row, zero to six, in descending value."""
     lists = st.lists(st.integers(0, 9), max_size=6, unique=True)
     value = st.floats(-9, -0.01)
     return [
@@ -123,9 +120,7 @@ def test_the_merge_by_hand() -> None:
 @given(st.data(), st.integers(1, 6), st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_every_source_holds_the_same_rows(data: st.DataObject, width: int, coupled: bool) -> None:
-    """Each answers inside the hybrid as it does alone, through growth and prunes;
-    twice the same.
-    """
+    """Each answers in the hybrid as it does alone, through growth and prunes; run twice."""
 
     def sources() -> tuple[ToyDrafter, NgramDrafter]:
         return ToyDrafter(ENDLESS, 0.8), NgramDrafter(ENDLESS.vocabulary)
@@ -141,11 +136,11 @@ def test_every_source_holds_the_same_rows(data: st.DataObject, width: int, coupl
         bench.parent = first.parent
     first.root = first.add(first.lag[-1], data.draw(tokens_of))
     for _ in range(data.draw(st.integers(1, 4))):
-        nodes = [] if first.root in first.table else [first.root]
+        nodes = [] if first.root in first.rows else [first.root]
         for _ in range(data.draw(st.integers(0, 4))):
             nodes.append(
                 first.add(
-                    data.draw(st.sampled_from([*first.table.live, *nodes])), data.draw(tokens_of)
+                    data.draw(st.sampled_from([*first.rows.tree, *nodes])), data.draw(tokens_of)
                 )
             )
         toy, lookup, merged, again = [bench.run(nodes, width, coupled=coupled) for bench in benches]
@@ -154,26 +149,27 @@ def test_every_source_holds_the_same_rows(data: st.DataObject, width: int, coupl
             == again
             == HybridDrafter([Given(toy), Given(lookup)]).run(draft(len(nodes), width))
         )
-        held = [node for node in first.table.live if first.parent[node] == first.root]
+        held = [node for node in first.rows.tree if first.parent[node] == first.root]
         last = data.draw(st.sampled_from(held)) if held else first.root
-        accepted = [node for node in first.path(last) if node in first.table]
-        root = first.root = first.add(last, data.draw(tokens_of))
+        accepted = [node for node in first.path(last) if node in first.rows]
+        root = first.add(last, data.draw(tokens_of))
+        first.root = root
         for bench in (first, *others):
-            bench.table.prune(accepted, root)
+            bench.rows.prune(accepted, root)
 
 
 def test_sources_are_asked_and_told_the_same() -> None:
     pair = Scripted([[(1, -0.5)]]), Scripted([[(2, -0.5)]])
     hybrid = HybridDrafter(pair)
     work = draft(1, 4, coupled=True)
-    hybrid.allocate("j", 7, SAMPLED, Returns(top=2))
+    hybrid.allocate(RUN, 7, SAMPLED, Returns(top=2))
     hybrid.run(work)
-    hybrid.release("j")
+    hybrid.release(RUN)
     for source in pair:
         assert source.calls == [
-            ("allocate", "j", 7, SAMPLED, Returns(top=2)),
+            ("allocate", RUN, 7, SAMPLED, Returns(top=2)),
             work,
-            ("release", "j"),
+            ("release", RUN),
         ]
 
 
@@ -183,13 +179,13 @@ def test_hidden_rows_go_to_those_that_want_them() -> None:
     rows = np.zeros((2, 3), dtype=np.float32)
     hybrid = HybridDrafter([lookup, head])
     assert hybrid.wants_hidden
-    hybrid.learn("j", [1, 2], rows)
-    assert head.calls == [("learn", "j", [1, 2], rows)]
+    hybrid.learn(RUN, [1, 2], rows)
+    assert head.calls == [("learn", RUN, [1, 2], rows)]
     assert lookup.calls == []
     alone = HybridDrafter([lookup])
     assert not alone.wants_hidden
     with pytest.raises(StateError, match="no source of this hybrid"):
-        alone.learn("j", [1, 2], rows)
+        alone.learn(RUN, [1, 2], rows)
 
 
 def test_no_sources_and_wrong_answers_are_refused() -> None:
@@ -201,7 +197,7 @@ def test_no_sources_and_wrong_answers_are_refused() -> None:
     whole = DraftDone(((7,),), ((-1.0,),))
     ragged = DraftDone(((7,),), ((-1.0, -2.0),))
     for wrong in (DraftDone(((7,), (8,)), ((-1.0,), (-1.0,))), DraftDone((), ()), ragged):
-        with pytest.raises(StateError, match="source 1 owes an answer for each of 1 rows"):
+        with pytest.raises(StateError, match="source 1 must answer for each of 1 rows"):
             HybridDrafter([Given(whole), Given(wrong)]).run(draft(1, 4))
 
 

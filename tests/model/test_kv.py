@@ -1,4 +1,4 @@
-"""Cache rows move in place exactly as the slot arithmetic says."""
+"""Cache rows move in place as their planned places do."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowspec.core.tree.slots import Moves
 from flowspec.model.kv import TreeCache
+from flowspec.model.rows import Moves
 
 
 @given(st.data())
@@ -20,17 +20,17 @@ def test_moves_equal_a_gather(data: st.DataObject) -> None:
     cache.storage.copy_(torch.randn(cache.storage.shape))
     rows = [*range(start), *sources]
     expected = cache.storage[..., rows, :].clone()
-    cache.begin_pass(len(rows), Moves(start, tuple(sources)) if sources else None)
+    cache.carry_out(Moves(start, tuple(sources)) if sources else None, len(rows))
     assert torch.equal(cache.storage[..., : len(rows), :], expected)
     assert [layer.get_seq_length() for layer in cache.layers] == [len(rows)] * 2
 
 
 def test_update_appends_in_place_and_returns_views() -> None:
     cache = TreeCache.allocate(1, 2, 8, 4, torch.float32)
-    cache.begin_pass(0, None)
+    cache.carry_out(None, 0)
     first = torch.randn(1, 2, 3, 4)
     cache.layers[0].update(first, first)
-    cache.begin_pass(2, None)  # the third row was pruned
+    cache.carry_out(None, 2)  # the third row was pruned
     second = torch.randn(1, 2, 2, 4)
     keys, values = cache.layers[0].update(second, second)
     assert torch.equal(keys, torch.cat([first[:, :, :2], second], dim=2))

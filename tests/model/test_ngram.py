@@ -1,4 +1,4 @@
-"""The n-gram drafter: what it proposes did follow, whatever way its rows came to where they are."""
+"""The n-gram drafter: every proposal did follow, however its rows arrived."""
 
 from __future__ import annotations
 
@@ -11,20 +11,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowspec.core.job.draft_worker import DraftMachine
-from flowspec.core.protocol.machine import Draft, DraftDone, Part
-from flowspec.core.protocol.messages import Returns, stage_node
+from flowspec.core.protocol.addresses import DRAFT, Address, stage_address
+from flowspec.core.protocol.messages import Returns
+from flowspec.core.protocol.work import Draft, DraftDone, Part
+from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling, gumbel
 from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_worker import StageMachine
-from flowspec.core.tree.slots import SlotTable
+from flowspec.core.tree.live_rows import LiveRows
 from flowspec.drivers.sim import JobRecord, Simulation
 from flowspec.errors import ConfigError, StateError
 from flowspec.model.base import DraftExecutor
 from flowspec.model.ngram import LATER, RECENT, SHARES, NgramDrafter
 from flowspec.model.toy import ToyStage, ToyTarget
 from flowspec.strategies import EXACT, STRATEGIES, build
-from tests.toy import limits, submit
+from tests.toy import limits
 
+RUN = RunKey("j", 1)
+LONE = RunKey("lone", 1)
 VOCABULARY = 6
 SAMPLED = Sampling(0.8, seed=11)
 tokens_of = st.integers(0, VOCABULARY - 1)
@@ -33,26 +37,26 @@ tokens_of = st.integers(0, VOCABULARY - 1)
 def lone(
     drafter: DraftExecutor, text: Sequence[int], width: int, *, coupled: bool = False
 ) -> DraftDone:
-    """What a fresh job proposes after ``text``, which comes in one pass."""
-    drafter.allocate("lone", 500, SAMPLED, Returns())
+    """A new run's proposals after ``text``, given in one pass."""
+    drafter.allocate(LONE, 500, SAMPLED, Returns())
     rows = tuple(range(len(text)))
     parents = tuple(row - 1 for row in rows)
-    part = Part("lone", 1, -1, rows, rows, tuple(text), (), 0, 0, None, parents, rows[-1:])
-    done = drafter.run(Draft(part, width, parents=parents, coupled=coupled))
-    drafter.release("lone")
+    part = Part(LONE, -1, rows, parents, rows, tuple(text), (), answers=rows[-1:])
+    done = drafter.run(Draft(part, width, coupled=coupled))
+    drafter.release(LONE)
     return done
 
 
 class Bench:
-    """One job fed through the slot arithmetic the way a session does it."""
+    """One run fed by hand; its live rows are kept as a session keeps them."""
 
     def __init__(self, drafter: DraftExecutor, prompt: Sequence[int]) -> None:
         self.drafter = drafter
-        self.table = SlotTable(len(prompt))
+        self.rows = LiveRows(len(prompt))
         self.token = dict(enumerate(prompt))
         self.parent = {at: at - 1 for at in range(len(prompt))}
         self.lag = list(self.parent)
-        drafter.allocate("j", 500, SAMPLED, Returns())
+        drafter.allocate(RUN, 500, SAMPLED, Returns())
         self.root = -1
 
     def add(self, parent: int, token: int) -> int:
@@ -71,56 +75,50 @@ class Bench:
         return [self.token[step] for step in self.path(node)]
 
     def run(self, nodes: Sequence[int], width: int, *, coupled: bool = False) -> DraftDone:
-        """The lag, then ``nodes``, which are answered."""
-        ids = (*self.lag, *nodes)
-        parents = tuple(self.parent[node] if at else -1 for at, node in enumerate(ids))
-        plan = self.table.plan(ids, [self.parent[node] for node in ids], len(self.lag))
-        answers = tuple(range(len(self.lag), len(ids)))
-        positions = tuple(len(self.path(node)) - 1 for node in ids)
-        tokens = tuple(self.token[node] for node in ids)
+        """Run the lag, then ``nodes``, which are answered."""
+        lag = self.lag
         self.lag = []
+        ids = (*lag, *nodes)
+        parents = tuple(self.parent[node] for node in ids)
         part = Part(
-            "j",
-            1,
-            -1,
-            ids,
-            positions,
-            tokens,
-            (),
-            plan.context,
-            plan.held,
-            plan.moves,
-            plan.parents,
-            answers,
+            run=RUN,
+            segment=-1,
+            ids=ids,
+            parents=parents,
+            positions=tuple(len(self.path(node)) - 1 for node in ids),
+            tokens=tuple(self.token[node] for node in ids),
+            offsets=(),
+            context=len(lag),
+            pruned=self.rows.begin_pass(ids, parents, len(lag)),
+            answers=tuple(range(len(lag), len(ids))),
         )
-        return self.drafter.run(Draft(part, width, parents=parents, coupled=coupled))
+        return self.drafter.run(Draft(part, width, coupled=coupled))
 
     def prune(self, data: st.DataObject) -> None:
-        """Accept a path from the root; go on below it, or from a new root; some leaves were never
-        drafted from.
+        """Accept a path from the root; continue below it or from a new root.
+
+        Some leaves were never drafted from.
         """
-        last = data.draw(st.sampled_from(self.table.live))
-        accepted = [node for node in self.path(last) if node in self.table]
-        children = [node for node in self.table.live if self.parent[node] == last]
+        last = data.draw(st.sampled_from([*self.rows.tree]))
+        accepted = [node for node in self.path(last) if node in self.rows]
+        children = [node for node in self.rows.tree if self.parent[node] == last]
         if data.draw(st.booleans()) and children:
             self.root = data.draw(st.sampled_from(children))
-            self.table.prune(accepted, self.root)
+            self.rows.prune(accepted, self.root)
             return
         if data.draw(st.booleans()):
             accepted.append(self.add(last, data.draw(tokens_of)))
         self.root = self.add(accepted[-1], data.draw(tokens_of))
         if data.draw(st.booleans()):
-            self.table.forget_tree(self.root)
+            self.rows.forget_tree(self.root)
             self.lag = accepted
         else:
-            self.lag = [node for node in accepted if node not in self.table]
-            self.table.prune(accepted, self.root)
+            self.lag = [node for node in accepted if node not in self.rows]
+            self.rows.prune(accepted, self.root)
 
 
 def expected(text: Sequence[int], longest: int) -> list[int]:
-    """By definition: every token that followed the last one, by matched length, then count, then
-    recency.
-    """
+    """By definition: all tokens that followed the last one, by match length, count, recency."""
     found: dict[int, tuple[int, int, int]] = {}
     for length in range(longest, 0, -1):
         places = [
@@ -140,18 +138,18 @@ def expected(text: Sequence[int], longest: int) -> list[int]:
 def test_rows_propose_what_their_whole_text_does(
     data: st.DataObject, longest: int, width: int, coupled: bool
 ) -> None:
-    """However passes, prunes and moves brought the text about, and by definition."""
+    """For any sequence of passes and prunes that produces the text; also by definition."""
     fresh = NgramDrafter(VOCABULARY, longest)
     bench = Bench(
         NgramDrafter(VOCABULARY, longest), data.draw(st.lists(tokens_of, min_size=1, max_size=24))
     )
     bench.root = bench.add(bench.lag[-1], data.draw(tokens_of))
     for _ in range(data.draw(st.integers(1, 6))):
-        nodes = [] if bench.root in bench.table else [bench.root]
+        nodes = [] if bench.root in bench.rows else [bench.root]
         for _ in range(data.draw(st.integers(0, 6))):
             nodes.append(
                 bench.add(
-                    data.draw(st.sampled_from([*bench.table.live, *nodes])), data.draw(tokens_of)
+                    data.draw(st.sampled_from([*bench.rows.tree, *nodes])), data.draw(tokens_of)
                 )
             )
         done = bench.run(nodes, width, coupled=coupled)
@@ -245,11 +243,11 @@ def test_what_it_cannot_do_is_refused() -> None:
         with pytest.raises(StateError, match="outside the vocabulary"):
             lone(NgramDrafter(VOCABULARY), [1, token], 1)
     with pytest.raises(StateError, match="from tokens alone"):
-        NgramDrafter(VOCABULARY).learn("j", [1], np.zeros((1, 4), dtype=np.float32))
+        NgramDrafter(VOCABULARY).learn(RUN, [1], np.zeros((1, 4), dtype=np.float32))
 
 
 class Endless(ToyTarget):
-    """Few tokens, so that n-grams come again, and none ends the text."""
+    """Few tokens, so that n-grams recur, and none that ends the text."""
 
     @property
     def eos(self) -> frozenset[int]:
@@ -263,16 +261,16 @@ def simulate(
     drafter: DraftExecutor, prompt: Sequence[int], strategy: str, sampling: Sampling
 ) -> JobRecord:
     """60 tokens of ``ENDLESS`` over two stages, or as many as fit."""
-    nodes: dict[str, tuple[object, object]] = {
-        "d0": (DraftMachine(limits(2, ENDLESS), build), drafter)
+    nodes: dict[Address, tuple[object, object]] = {
+        DRAFT: (DraftMachine(limits(2, ENDLESS), build), drafter)
     }
     for stage in (1, 2):
-        nodes[stage_node(stage)] = (StageMachine(stage, 2), ToyStage(ENDLESS, stage, 2))
+        nodes[stage_address(stage)] = (StageMachine(stage, 2), ToyStage(ENDLESS, stage, 2))
     simulation = Simulation(nodes)  # type: ignore[arg-type]
     spec = JobSpec(
         prompt_ids=tuple(prompt), max_new_tokens=60, sampling=sampling, strategy=strategy
     )
-    submit(simulation, "j", spec)
+    simulation.submit("j", spec)
     simulation.run()
     return simulation.jobs["j"]
 
@@ -284,7 +282,7 @@ def test_every_strategy_lives_with_few_proposals_or_none(strategy: str, sampling
     for drafter in (NgramDrafter(20), NgramDrafter(20, longest=1)):
         record = simulate(drafter, prompt, strategy, sampling)
         assert tuple(record.tokens) == ENDLESS.decode(prompt, 60, sampling)
-        assert not drafter._jobs
+        assert not drafter._runs
 
 
 @pytest.mark.parametrize("strategy", sorted(set(STRATEGIES) - set(EXACT)))

@@ -1,4 +1,4 @@
-"""A stage without layers passes on the rows that are left, and nothing else."""
+"""A stage without layers forwards the remaining rows, and nothing else."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.core.protocol.machine import Choice, Part, Pass, PassDone
+from flowspec.core.protocol.work import Choice, Part, Pass, PassDone
+from flowspec.core.run.key import RunKey
 from flowspec.errors import StateError
 from flowspec.model.passing import PassingStage
 
-PART = Part("j", 1, 0, (0,), (0,), (), (0,), 0, 0, None, (-1,))
+PART = Part(RunKey("j", 1), 0, (0,), (-1,), (0,), (), (0,))
 
 
 @given(st.lists(st.sets(st.integers(0, 9), min_size=1), min_size=1, max_size=3))

@@ -1,4 +1,4 @@
-"""The oracle itself: it is ``generate`` when greedy, and it excuses rounding and nothing else."""
+"""The oracle: equal to ``generate`` when greedy; it excuses only rounding."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def reference(family: Family) -> Reference:
 
 
 class Logits:
-    """A float64 'model' that always gives one row."""
+    """A float64 'model' that always returns one row."""
 
     def __init__(self, row: list[float]) -> None:
         self.row = torch.tensor(row, dtype=torch.float64)
@@ -42,7 +42,7 @@ def excuse(
 def test_loading_prints_nothing(family: Family, capfd: pytest.CaptureFixture[str]) -> None:
     """A table is being printed on the same terminal."""
     directory = family("llama")
-    capfd.readouterr()  # writing it is the test's own doing
+    capfd.readouterr()  # the test itself writes it
     Reference(directory)
     assert capfd.readouterr() == ("", "")
 

@@ -1,4 +1,4 @@
-"""What drafts: names, checks, and what each name loads."""
+"""Draft sources: names, checks, and what each name loads."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_label_is_a_folders_last_part(tmp_path: Path, monkeypatch: pytest.Monk
     assert labels(".:ngram") == ("small+fast", "ngram")
     (tmp_path / "other" / "small+fast").mkdir(parents=True)
     both = (str(folder), str(tmp_path / "other" / "small+fast"))
-    assert labels(":".join(both)) == both, "or they could not be told apart"
+    assert labels(":".join(both)) == both, "else they could not be told apart"
     assert labels("+".join(both)) == ("+".join(both),)
     (folder / "below").mkdir()
     monkeypatch.chdir(folder / "below")
@@ -184,9 +184,7 @@ def test_a_head_is_known_by_its_tensors_and_not_by_what_it_lacks(tmp_path: Path)
 def test_a_hub_model_is_told_apart_by_names_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hub that gives what is asked for: a lone weights file has the tensors' names, so that is
-    fetched.
-    """
+    """A single weights file is fetched, since the tensors' names are in it."""
 
     def snapshot(name: str, patterns: list[str]) -> Path:
         for file in Path(str(local_path(name.removeprefix("lab/")))).iterdir():
@@ -243,4 +241,4 @@ def test_the_packaged_models_have_names(tmp_path: Path, monkeypatch: pytest.Monk
     assert not is_head(open_directory("medium"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "draft").mkdir()
-    assert local_path("draft") == Path("draft"), "a folder of that name comes first"
+    assert local_path("draft") == Path("draft"), "a folder of that name takes precedence"

@@ -1,4 +1,4 @@
-"""Text comes out in whole characters, and the pieces are the whole."""
+"""Text is emitted in whole characters, and the pieces concatenate to the whole."""
 
 from __future__ import annotations
 

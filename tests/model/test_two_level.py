@@ -1,4 +1,4 @@
-"""Two-level attention against the plain one: the same rows whatever grows, is pruned or missed."""
+"""Two-level attention against the plain one: equal rows through growth, prunes and misses."""
 
 from __future__ import annotations
 
@@ -13,37 +13,38 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from flowspec.core.job.draft_worker import DraftMachine
-from flowspec.core.protocol.machine import Part
-from flowspec.core.protocol.messages import Open, Prune, Segment, stage_node
+from flowspec.core.protocol.addresses import DRAFT, Address, stage_address
+from flowspec.core.protocol.messages import Open, Prune, Segment
+from flowspec.core.protocol.work import Part
+from flowspec.core.run.key import RunKey
 from flowspec.core.run.limits import Limits
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
-from flowspec.core.stage.stage_run import StageJob, rows_of
+from flowspec.core.stage.stage_run import StageRun, rows_of
 from flowspec.core.stage.stage_worker import StageMachine
-from flowspec.core.tree.slots import Moves
 from flowspec.drivers.sim import Simulation
 from flowspec.errors import ModelError, StateError
 from flowspec.model import two_level
 from flowspec.model.directory import ModelDirectory, layer_ranges
 from flowspec.model.drafter import load_drafter
 from flowspec.model.kv import TreeCache
+from flowspec.model.rows import Moves, Placement
 from flowspec.model.stage import LayerBlock, load_stage
 from flowspec.model.two_level import TREE_ROWS, TwoLevelCache, two_level_attention
 from flowspec.strategies import build
 from tests.model.families import COMMON
-from tests.toy import submit
 
 Family = Callable[..., ModelDirectory]
+RUN = RunKey("j", 1)
 SERVED = ("llama", "llama3-rope-tied", "qwen2", "qwen3")
 VOCABULARY = COMMON["vocab_size"]
 CAPACITY = 200
 
 
 class Story:
-    """What a stage's log holds of one random job: a prompt in chunks, segments, hits and misses.
+    """A stage's log of one random run: a prompt in chunks, segments, hits and misses.
 
-    A segment may reach the log only behind the next prune, so that a stage meets rows that are
-    dead.
+    A segment may enter the log after the next prune, so that a stage gets dead rows.
     """
 
     def __init__(self, seed: int) -> None:
@@ -51,12 +52,13 @@ class Story:
         self.length = int(self.rng.integers(2, 30))
         self.tokens = self.rng.integers(2, VOCABULARY, self.length).tolist()
         self.parents = list(range(-1, self.length - 1))
-        self.root = self.context = self.length - 1
+        self.root = self.length - 1
+        self.context = self.root
         self.alive = {self.root}
         self.computed = {self.root}  # not pruned: written, and met by the stage
 
     def line(self, node: int) -> list[int]:
-        """Ids from the prompt's first to ``node``."""
+        """Ids from the prompt's first row to ``node``."""
         return [*self.line(self.parents[node]), node] if node >= 0 else []
 
     def events(self, steps: int) -> Iterator[Segment | Prune]:
@@ -84,7 +86,7 @@ class Story:
         rows = [
             (node, self.parents[node], len(self.line(node)) - 1, self.tokens[node]) for node in ids
         ]
-        return Segment("j", 1, 0, 1, *zip(*rows, strict=True))
+        return Segment(RUN, 0, 1, *zip(*rows, strict=True))
 
     def add(self, parent: int) -> int:
         self.parents.append(parent)
@@ -92,7 +94,7 @@ class Story:
         return len(self.tokens) - 1
 
     def grow(self) -> list[int]:
-        """A new root where the last one missed, and children of what a segment may build on."""
+        """After a miss a new root, and children of nodes that a segment may build on."""
         nodes = [] if self.root in self.alive else [self.root]
         for _ in range(int(self.rng.integers(0 if nodes else 1, 6))):
             nodes.append(self.add(int(self.rng.choice(sorted({*self.computed, *nodes})))))
@@ -100,7 +102,7 @@ class Story:
         return nodes
 
     def commit(self) -> Prune:
-        """Accept a random computed path; go on at a computed child of its end, or miss."""
+        """Accept a random computed path; continue at a computed child of its end, or miss."""
         last = int(self.rng.choice(sorted(self.computed)))
         accepted = [node for node in self.line(last) if node >= self.root]
         children = [node for node in self.computed if self.parents[node] == last]
@@ -112,8 +114,7 @@ class Story:
             self.alive = set()
         self.computed &= self.alive
         prune = Prune(
-            "j",
-            1,
+            RUN,
             self.context,
             tuple(accepted),
             self.root,
@@ -122,44 +123,42 @@ class Story:
         self.context += len(accepted)
         return prune
 
-    def job(self) -> StageJob:
-        return StageJob(1, Open("j", 1, self.length, CAPACITY, Sampling()), last=True)
+    def run(self) -> StageRun:
+        return StageRun(1, Open(RUN, self.length, CAPACITY, Sampling()), last=True)
 
 
-def next_part(job: StageJob, event: Segment | Prune) -> Part | None:
-    """The rows ``event`` gives a stage to compute, if any."""
+def next_part(run: StageRun, event: Segment | Prune) -> Part | None:
+    """The rows of ``event`` that a stage computes, if any."""
     if isinstance(event, Prune):
-        job.prune(event)
+        run.prune(event)
         return None
-    kept = job.left_of(event)
-    return job.plan(rows_of(event, kept), kept) if kept else None
+    kept = run.live_part(event)
+    return run.begin_pass(rows_of(event, kept), kept) if kept else None
 
 
 @given(st.integers(0, 2**32 - 1))
 @settings(deadline=None, max_examples=150)
 def test_both_levels_together_hold_what_one_store_holds(seed: int) -> None:
-    """Row by row, over all layers: the model cache holds the context, the tree cache what is above
-    it.
-    """
+    """Per row, over all layers: the model cache holds the context, the tree cache the rest."""
     story = Story(seed)
     linear = TreeCache.allocate(2, 3, CAPACITY, 4, torch.float32)
     levels = TwoLevelCache.allocate(2, 3, CAPACITY, 4, torch.float32)
     assert levels.model.is_contiguous()
     rows = torch.Generator().manual_seed(seed)
-    job = story.job()
+    run = story.run()
     for event in story.events(12):
-        part = next_part(job, event)
+        part = next_part(run, event)
         if part is None:
             continue
-        linear.begin_pass(part.held, part.moves)
-        levels.begin_pass(part.context, part.held, part.moves, len(part.ids))
-        above = part.held - part.context
-        assert levels.context == part.context
+        placement = linear.begin_pass(part)
+        assert levels.begin_pass(part) == placement
+        context = placement.context
+        held = placement.held
+        above = held - context
+        assert levels.context == context
+        assert torch.equal(levels.model[..., :context, :], linear.storage[..., :context, :])
         assert torch.equal(
-            levels.model[..., : part.context, :], linear.storage[..., : part.context, :]
-        )
-        assert torch.equal(
-            levels.tree.storage[..., :above, :], linear.storage[..., part.context : part.held, :]
+            levels.tree.storage[..., :above, :], linear.storage[..., context:held, :]
         )
         for one, two in zip(linear.layers, levels.tree.layers, strict=True):
             keys, values = torch.randn(2, 1, 3, len(part.ids), 4, generator=rows)
@@ -172,7 +171,7 @@ def test_both_levels_together_hold_what_one_store_holds(seed: int) -> None:
 def test_one_softmax_over_both_parts(
     heads: int, key_heads: int, context: int, tree: int, rows: int
 ) -> None:
-    """Against the library's kernel on one store and one mask, with large scores of either sign."""
+    """Against the library's kernel on one store with one mask, with large scores of either sign."""
     generator = torch.Generator().manual_seed(heads + context)
     cache = TwoLevelCache.allocate(2, key_heads, 64, 8, torch.float32)
     cache.model.copy_(torch.randn(cache.model.shape, generator=generator) * 4)
@@ -196,24 +195,24 @@ def test_one_softmax_over_both_parts(
 
 
 class Stages:
-    """Two stages under both attentions, fed the same passes; nothing is pruned between the two."""
+    """Two stages under both attentions, given the same passes; no prunes between the two."""
 
     def __init__(self, directory: ModelDirectory, story: Story) -> None:
-        self.job = story.job()
-        self.runs = {}
+        self.run = story.run()
+        self.blocks = {}
         for name in ("plain", "two-level"):
             first = LayerBlock(directory, range(3), first=True, last=False, attention=name)
             last = LayerBlock(directory, range(3, 6), first=False, last=True, attention=name)
-            self.runs[name] = (first, first.new_cache(CAPACITY), last, last.new_cache(CAPACITY))
+            self.blocks[name] = (first, first.new_cache(CAPACITY), last, last.new_cache(CAPACITY))
 
     def feed(self, event: Segment | Prune) -> tuple[tuple[int, ...], dict[str, list[np.ndarray]]]:
-        """Ids computed and, by attention, the rows of both stages and the logits."""
-        part = next_part(self.job, event)
+        """Run a pass; ids computed and, by attention, the rows of both stages and the logits."""
+        part = next_part(self.run, event)
         if part is None:
             return (), {}
         onward = replace(part, tokens=(), offsets=tuple(range(len(part.ids))))
         outputs = {}
-        for name, (first, first_cache, last, last_cache) in self.runs.items():
+        for name, (first, first_cache, last, last_cache) in self.blocks.items():
             middle = first.run(part, None, first_cache).numpy()
             hidden = last.run(onward, middle, last_cache)
             outputs[name] = [middle, hidden.numpy(), last.logits(hidden).numpy()]
@@ -243,9 +242,9 @@ def test_rows_and_choices_are_those_of_plain_attention(
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
 def test_a_row_sees_its_ancestors_alone(family: Family, name: str) -> None:
-    """Siblings and cousins in one segment, then a row left alone in its own beside live cousins:
-    the whole model gets each row's path and nothing else, so a row that saw more of the tree
-    would differ.
+    """Siblings and cousins in one segment, then a lone row beside live cousins.
+
+    The whole model gets each row's path only, so a row that saw more of the tree would differ.
     """
     directory = family(name)
     whole = AutoModelForCausalLM.from_pretrained(directory.path, dtype=torch.float32).eval()
@@ -265,13 +264,13 @@ def test_a_row_sees_its_ancestors_alone(family: Family, name: str) -> None:
     children = [story.add(story.root) for _ in range(3)]
     cousins = [story.add(child) for child in children]
     check([*children, *cousins])
-    stages.feed(Prune("j", 1, story.context, (story.root,), children[1], (cousins[1],)))
+    stages.feed(Prune(RUN, story.context, (story.root,), children[1], (cousins[1],)))
     check([story.add(children[1]), story.add(cousins[1])])
     check([story.add(cousins[1])], dead=[story.add(cousins[0])])
 
 
 def test_only_the_tree_is_masked(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library's own layers call the path, each once a pass, with a mask as wide as the tree."""
+    """The library's layers call the path once per pass each, with a mask as wide as the tree."""
     calls: list[tuple[int, tuple[int, ...]]] = []
 
     def spy(module: torch.nn.Module, *args: torch.Tensor, **named: object) -> object:
@@ -281,37 +280,34 @@ def test_only_the_tree_is_masked(family: Family, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(two_level.AttentionInterface._global_mapping, "flowspec_two_level", spy)
     block = LayerBlock(family("qwen2"), range(3), first=True, last=False, attention="two-level")
     cache = block.new_cache(64)
-    block.run(
-        Part("j", 1, 0, (0, 1, 2), (0, 1, 2), (5, 6, 7), (0, 1, 2), 0, 0, None, (-1, 0, 1)),
-        None,
-        cache,
-    )
+    rows = (0, 1, 2)
+    block.run(Part(RUN, 0, rows, (-1, 0, 1), rows, (5, 6, 7), rows, context=2), None, cache)
     assert calls == [(0, (1, 1, 3, 3))] * 3
     calls.clear()
-    block.run(Part("j", 1, 1, (3,), (3,), (8,), (0,), 2, 3, None, (-1, 0)), None, cache)
+    block.run(Part(RUN, 1, (3,), (2,), (3,), (8,), (0,)), None, cache)
     assert calls == [(2, (1, 1, 1, 2))] * 3
 
 
 @pytest.mark.parametrize("strategy", ["pipedec", "flowspec"])
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0, seed=3)], ids=["greedy", "T=1"])
 def test_a_pipeline_writes_the_same_text(family: Family, strategy: str, sampling: Sampling) -> None:
-    """Stage machines over a prompt of several chunks; a drafter that errs, so that prunes and
-    misses come.
-    """
+    """A prompt of several chunks; the drafter errs, so that prunes and misses occur."""
     target = family("llama")
     texts = []
     prompt = tuple(np.random.default_rng(2).integers(2, VOCABULARY, 90).tolist())
     for attention in ("plain", "two-level"):
         limits = Limits(2, target.context, target.vocabulary, target.eos)
-        nodes = {"d0": (DraftMachine(limits, build), load_drafter(family("llama", seed=9)))}
+        drafter = load_drafter(family("llama", seed=9))
+        nodes: dict[Address, tuple[object, object]] = {
+            DRAFT: (DraftMachine(limits, build), drafter)
+        }
         for stage, layers in enumerate(layer_ranges(target.layers, 2), start=1):
-            nodes[stage_node(stage)] = (
+            nodes[stage_address(stage)] = (
                 StageMachine(stage, 2),
                 load_stage(target, layers, attention),
-            )  # type: ignore[assignment]
+            )
         simulation = Simulation(nodes)  # type: ignore[arg-type]
-        submit(
-            simulation,
+        simulation.submit(
             "j",
             JobSpec(prompt_ids=prompt, max_new_tokens=30, strategy=strategy, sampling=sampling),
         )
@@ -323,16 +319,16 @@ def test_a_pipeline_writes_the_same_text(family: Family, strategy: str, sampling
 
 def test_what_does_not_fit_or_does_not_continue_is_refused() -> None:
     cache = TwoLevelCache.allocate(1, 1, 8, 4, torch.float32)
-    cache.begin_pass(0, 0, None, 8)
+    cache.carry_out(Placement(0, 0, None, ()), 8)
     with pytest.raises(
         StateError, match="9 rows above the context do not fit the tree cache, which has room for 8"
     ):
-        cache.begin_pass(3, 8, None, 4)
+        cache.carry_out(Placement(3, 8, None, (-1,) * 9), 4)
     assert cache.context == 0
-    cache.begin_pass(3, 8, None, 3)
+    cache.carry_out(Placement(3, 8, None, (-1,) * 8), 3)
     for context, held, moves in [(2, 4, None), (4, 8, Moves(5, (6,)))]:
         with pytest.raises(StateError, match="does not continue 3 rows"):
-            cache.begin_pass(context, held, moves, 1)
+            cache.carry_out(Placement(context, held, moves, ()), 1)
     assert (
         TwoLevelCache.allocate(1, 1, 4 * TREE_ROWS, 4, torch.float32).tree.storage.shape[-2]
         == TREE_ROWS

@@ -1,4 +1,4 @@
-"""The benchmarks run, in little, and print the tables the results page is made of."""
+"""The benchmarks run on small inputs and print the tables of the results."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from flowspec.core.run.history import History
 from flowspec.emulation.profiles import load
 from flowspec.model.choice import ChoiceDrafter
 from flowspec.testbed.memo import MemoDrafter
-from ops.bench import emulation, simulation_speed
-from ops.bench.emulation import simulated
+from ops.bench import emulation, hop, simulation_speed
+from ops.bench.emulation import Comparison, ratio_table, simulated
+from ops.bench.report import Quantiles
 from ops.bench.trace import TraceBench
+from tests.addresses import S3
 
 ROOT = Path(__file__).parent.parent.parent
 PROMPTS = ROOT / "tests" / "data" / "prompts.jsonl"
@@ -47,7 +49,28 @@ def test_hop_prints_every_row_with_its_medians() -> None:
     assert float(rows["our prune, 80 rows to 12"][0]) > float(
         rows["in-place copy of the same 12 rows"][0]
     )
-    assert float(rows["receiver: mask"][0]) > 0
+    for part in ("machine (message in, pass out)", "places of the rows", "mask"):
+        assert float(rows[f"receiver: {part}"][0]) > 0
+
+
+def test_several_runs_give_the_median_p50_and_the_worst_p99() -> None:
+    runs = iter([([1.0], [4.0, 4.0]), ([3.0], [5.0, 5.0]), ([2.0], [9.0, 9.0])])
+    assert hop.repeated(3, lambda _: next(runs)) == [Quantiles(2.0, 3.0), Quantiles(5.0, 9.0)]
+
+
+def test_emulated_ratios_have_a_column_per_cluster_and_temperature() -> None:
+    columns = ("jetson-7b, 4, T = 0", "jetson-7b, 4, T = 1")
+    found = [
+        Comparison(strategy, column, "", f"1.0{at}{strategy}")
+        for at, column in enumerate(columns)
+        for strategy in ("chain", "auto")
+    ]
+    assert ratio_table(found) == [
+        "| strategy | jetson-7b, 4, T = 0 | jetson-7b, 4, T = 1 |",
+        "|---|---|---|",
+        "| chain | 1.00chain | 1.01chain |",
+        "| auto | 1.00auto | 1.01auto |",
+    ]
 
 
 def test_simulation_speed_computes_no_pass_twice() -> None:
@@ -117,7 +140,7 @@ def test_a_bench_of_drafts_to_choose_from_charges_who_does_not_choose_for_the_fi
     ]
     assert seconds[0] == seconds[1]
     auto = several.run("auto", profile, 3)[1][0], one.run("auto", profile, 3)[1][0]
-    each = [trace.kept["s3"] / trace.messages["s3"] for trace in auto]
+    each = [trace.kept[S3] / trace.messages[S3] for trace in auto]
     assert each[0] > 2 * each[1], "the last stage sends hidden rows, whoever drafts"
 
 

@@ -1,4 +1,4 @@
-"""The formulas against the papers' figures, their own equations and the bounds they must keep."""
+"""The formulas against the papers' figures, their equations and their bounds."""
 
 from __future__ import annotations
 
@@ -49,8 +49,9 @@ def test_the_trees_scores_are_the_formulas(path: list[float]) -> None:
 
 
 def test_pipedecs_published_speedups_lie_within_its_model() -> None:
-    """4.46 to 7.79 with 14 groups: below a token a timestep, above a refill at every
-    fourth token.
+    """4.46 to 7.79 with 14 groups.
+
+    Below one token per timestep, above one refill per four tokens.
     """
     compute = [0.03] * 14
     transfer = [0.002] * 14
@@ -73,8 +74,9 @@ def test_a_timestep_lasts_as_long_as_its_slowest_part(
 
 
 def test_specpipes_published_figure_lies_between_its_published_hit_ratios() -> None:
-    """Eight stages, 302.39 ms a token without speculation, 54.67 ms with it; hits 0.81 at top-1,
-    0.99 at top-8.
+    """Eight stages: 302.39 ms per token without speculation, 54.67 ms with it.
+
+    Hits: 0.81 at top-1, 0.99 at top-8.
     """
     steps = [302.39 / 8] * 8
     assert expected_tbt(steps, 0.99) < 54.67 < expected_tbt(steps, 0.81)

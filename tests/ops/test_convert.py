@@ -1,4 +1,4 @@
-"""The default pair in llama.cpp's format, and the installation of what reads it."""
+"""The default pair in llama.cpp's format, and the installation of its readers."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ PAIR = [pytest.param(open_directory(folder), id=Path(folder).name) for folder in
 
 
 def rotated_halves(head: np.ndarray, position: int) -> np.ndarray:
-    """A head's values rotated as the Hugging Face layout has it: value i with value i
-    + size / 2.
-    """
+    """A head's values rotated as by Hugging Face: value i with value i + size / 2."""
     half = len(head) // 2
     angles = position * 10000.0 ** (-np.arange(half) / half)
     low = head[:half]
@@ -41,7 +39,7 @@ def rotated_halves(head: np.ndarray, position: int) -> np.ndarray:
 
 
 def rotated_neighbours(head: np.ndarray, position: int) -> np.ndarray:
-    """The same as llama.cpp has it: value 2i with value 2i + 1."""
+    """The same as by llama.cpp: value 2i with value 2i + 1."""
     half = len(head) // 2
     angles = position * 10000.0 ** (-np.arange(half) / half)
     even = head[::2]
@@ -147,7 +145,7 @@ def test_what_cannot_be_written_is_refused(
 
 
 def gguf_folder() -> Path | None:
-    """Where ``gguf`` is; None: here. Skips if nowhere."""
+    """The folder of ``gguf``; None: this environment. Skips if it is not installed."""
     if importlib.util.find_spec("gguf") is not None:
         return None
     if not (Peer().packages / "gguf").is_dir():

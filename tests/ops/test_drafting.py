@@ -1,6 +1,4 @@
-"""The three ways to draft for a level ask for the same proposals, and what they are said to cost
-them.
-"""
+"""The three ways to draft for a level give equal proposals; their stated pass counts."""
 
 from __future__ import annotations
 
@@ -8,8 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from flowspec.core.protocol.machine import Draft, DraftDone
 from flowspec.core.protocol.messages import Returns
+from flowspec.core.protocol.work import Draft, DraftDone
+from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.emulation.profiles import load
 from flowspec.model.base import DraftExecutor, RowArray
@@ -23,28 +22,28 @@ NODES = 4
 
 
 class Watched:
-    """``inner``, and the passes it was asked for."""
+    """``inner``, with a record of its passes."""
 
     def __init__(self, inner: DraftExecutor) -> None:
         self._inner = inner
         self.done: list[tuple[Draft, DraftDone]] = []
         self.wants_hidden = inner.wants_hidden
 
-    def allocate(self, job: str, capacity: int, sampling: Sampling, returns: Returns) -> None:
-        self._inner.allocate(job, capacity, sampling, returns)
+    def allocate(self, run: RunKey, capacity: int, sampling: Sampling, returns: Returns) -> None:
+        self._inner.allocate(run, capacity, sampling, returns)
 
-    def release(self, job: str) -> None:
-        self._inner.release(job)
+    def release(self, run: RunKey) -> None:
+        self._inner.release(run)
 
-    def learn(self, job: str, ids: Sequence[int], rows: RowArray) -> None:
-        self._inner.learn(job, ids, rows)
+    def learn(self, run: RunKey, ids: Sequence[int], rows: RowArray) -> None:
+        self._inner.learn(run, ids, rows)
 
     def run(self, work: Draft) -> DraftDone:
         self.done.append((work, self._inner.run(work)))
         return self.done[-1][1]
 
     def proposals(self) -> dict[int, tuple[list[int], list[float]]]:
-        """By node its two best tokens and their values, of the passes since the last time."""
+        """Per node its two best tokens and their values, from the passes since the last call."""
         done = self.done
         self.done = []
         return {

@@ -1,6 +1,4 @@
-"""The formulas agree with the unit ones, simulated systems with their formulas, and no moment of a
-token is lost.
-"""
+"""Formulas agree with the unit ones, simulations with formulas; timelines are complete."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ UNITED = (
 
 @dataclass
 class Counts:
-    """What ``ops.bench.formulas`` asks of a measurement."""
+    """The counts that ``ops.bench.formulas`` needs."""
 
     tokens: float
     rounds: float
@@ -41,7 +39,7 @@ class Counts:
 
 @st.composite
 def measurements(draw: st.DrawFn) -> MeasuredRun:
-    """Of a pipeline whose drafter is faster than its stages."""
+    """Measurements of a pipeline whose drafter is faster than its stages."""
     stages = draw(st.integers(1, 12))
     seconds = st.floats(0.5, 2)
     passes = tuple(draw(st.lists(seconds, min_size=stages, max_size=stages)))
@@ -139,7 +137,7 @@ def test_plain_decoding_spends_its_time_in_passes_and_on_links(bench: TraceBench
     _, traces = bench.run("autoregressive", load("wan-25ms"), 4)
     parts = {line.split("|")[1].strip(): float(line.split("|")[4]) for line in timeline(traces)[2:]}
     assert set(parts) == {"links", "a pass of the last stage", "passes of earlier stages", "all"}
-    assert 125 < parts["links"] < 135, "five hops of 25 ms each, and what one row takes"
+    assert 125 < parts["links"] < 135, "five hops of 25 ms each, and one row's time"
     assert parts["all"] == pytest.approx(sum(parts.values()) - parts["all"], abs=0.02)
 
 

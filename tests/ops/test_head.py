@@ -1,4 +1,4 @@
-"""The script that trains an EAGLE head, in little."""
+"""The script that trains an EAGLE head, on small inputs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def teacher(target: ModelDirectory) -> script.Teacher:
 
 
 def lively(teacher: script.Teacher) -> EagleHead:
-    """A head whose layer does something."""
+    """A head whose layer has an effect."""
     head = script.fresh(teacher)
     with torch.no_grad():
         for parameter in head.parameters():
@@ -79,7 +79,7 @@ def test_the_target_writes_its_own_text(teacher: script.Teacher) -> None:
 def test_a_head_that_copies_the_target_agrees_with_it(
     teacher: script.Teacher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The report counts the target's most likely token, at the positions asked for."""
+    """The report counts the target's most likely token at the requested positions."""
     ids = teacher.written(torch.randint(120, (3, 6)), 20, torch.ones(3))
 
     def oracle(
@@ -87,8 +87,8 @@ def test_a_head_that_copies_the_target_agrees_with_it(
     ) -> list[torch.Tensor]:
         following = torch.cat(
             (features[:, 1:], features[:, -1:]), dim=1
-        )  # the last row's is not known here
-        following[:, :5] = 0.0  # what lies in the prompt is not counted
+        )  # the last row has no known target
+        following[:, :5] = 0.0  # positions in the prompt do not count
         return [following, features]
 
     monkeypatch.setattr(script, "unrolled", oracle)

@@ -1,4 +1,4 @@
-"""The script that retrains the packaged pair, in little."""
+"""The script that retrains the packaged pair, on small inputs."""
 
 from __future__ import annotations
 

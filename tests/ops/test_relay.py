@@ -1,4 +1,4 @@
-"""The relay keeps bytes and order, adds what its link's shape says, and holds a bounded amount."""
+"""The relay keeps bytes and order, adds its link's delay, and holds a bounded amount."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 @asynccontextmanager
 async def relayed(handler: Handler, shape: LinkShape) -> AsyncIterator[tuple[Relay, Ends]]:
-    """A connection to ``handler`` through a relay of ``shape``."""
+    """A connection to ``handler`` through a relay with ``shape``."""
     server = await asyncio.start_server(handler, "127.0.0.1", 0)
     relay = Relay(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", shape)
     reader, writer = await asyncio.open_connection("127.0.0.1", await relay.start())
@@ -107,7 +107,7 @@ def test_bandwidth_bounds_each_direction_by_itself() -> None:
             writer.write(bytes(200_000))
             await reader.readexactly(200_000)
             taken = time.perf_counter() - began
-            # The way back overlaps with the way there, but for the last chunk.
+            # The two directions overlap, except for the last chunk.
             assert 0.2 <= taken < 0.2 + CHUNK / 1e6 + 0.1
 
     run(measure())

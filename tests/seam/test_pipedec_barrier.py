@@ -1,60 +1,62 @@
 """Seam: PipeDec's timestep barrier, as data in the task graph.
 
-A sketch, not the strategy: a drafted chain instead of a width-limited tree. What it proves is
-that the unchanged stage machine, messages, graph and simulation carry the workflow of
-``algorithms.md`` 3.6: ``sync(t)`` joins every ``decode(node, t)`` including the drafter's, and
-``decode(node, t + 1)`` waits for the verdict of t wherever its rows already are.
+A sketch, not the strategy: a drafted chain instead of a width-limited tree. It proves that the
+unchanged stage machine, messages, graph and simulation support the workflow of
+docs/algorithms.md#timesteps: ``sync(t)`` joins every ``decode(node, t)`` including the drafter's,
+and ``decode(node, t + 1)`` waits for the verdict of t at the node that has its rows.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 
-from flowspec.core.drafting.drafting import Drafting
+from flowspec.core.drafting.drafting import Drafting, DraftingOptions
+from flowspec.core.protocol.addresses import DRAFT, GRAPH, Address, stage_address
 from flowspec.core.protocol.machine import (
+    Accepted,
     Allocate,
     Commit,
     Complete,
     Done,
-    Draft,
-    DraftDone,
     Input,
     Output,
     Poll,
     Received,
     Run,
     Send,
-    Work,
 )
-from flowspec.core.protocol.machine import Pass as StagePass
 from flowspec.core.protocol.messages import (
-    DRAFT,
-    GRAPH,
     Answer,
     Envelope,
     Hop,
+    Message,
     Open,
     Prune,
     Returns,
     Segment,
+    Submit,
     Synced,
-    stage_node,
 )
 from flowspec.core.protocol.sequence import SeqWriter
+from flowspec.core.protocol.work import Draft, DraftDone, Work
+from flowspec.core.protocol.work import Pass as StagePass
+from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
+from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.core.tree.accept import follow
 from flowspec.core.tree.tree import Tree
 from flowspec.drivers.sim import Costs, Simulation
 from flowspec.model.toy import ToyDrafter, ToyStage
+from tests.addresses import D0, S1, S2, S3
 from tests.toy import PROMPT, TARGET
 
 STAGES = 3
 COUNT = 20
-JOB = "job"
+RUN = RunKey("job", 1)
 
 
 def task(kind: str, t: int, node: int | str = "") -> str:
@@ -62,7 +64,7 @@ def task(kind: str, t: int, node: int | str = "") -> str:
 
 
 class WholeChain:
-    """Grows one layer of one node below the deepest one."""
+    """Grows one layer with one node below the deepest one."""
 
     def __init__(self, tip: int) -> None:
         self.tip = tip
@@ -71,7 +73,7 @@ class WholeChain:
         return (self.tip,) if tree[self.tip].expansion is None else ()
 
     def rebase(self, tree: Tree) -> None:
-        """The sketch begins a growth anew in every timestep."""
+        """The sketch starts a new growth in every timestep."""
 
     def segments(self, tree: Tree) -> list[list[int]]:
         expansion = tree[self.tip].expansion
@@ -80,26 +82,23 @@ class WholeChain:
 
 
 class PipeDecSketch:
-    """D0 of the sketch: one layer a timestep, a verdict at every sync."""
+    """D0 of the sketch: one layer per timestep, a verdict at every sync."""
 
     deadline = None
     continuing = False
 
     def __init__(self) -> None:
         self.tree = Tree(len(PROMPT) - 1)
-        self.tree.plant(PROMPT[-1], len(PROMPT) - 1, len(PROMPT) - 2)
-        self.drafting = Drafting(JOB, 1, PROMPT, 4)
+        self.tree.send([self.tree.plant(PROMPT[-1], len(PROMPT) - 1, len(PROMPT) - 2)])
+        self.drafting = Drafting(RUN, PROMPT, DraftingOptions(4))
         self.writer = SeqWriter()
         self.output: list[int] = []
-        self.answers: dict[int, int] = {}
         self.offset = len(PROMPT) - 1
         self.t = 0
-        self.layers: dict[
-            int, list[int]
-        ] = {}  # stage a layer reaches in this timestep -> its nodes
+        # The stage that a layer reaches in this timestep -> its nodes.
+        self.layers: dict[int, list[int]] = {}
         self.number = 0
         self.working = False
-        self.draft_cost_task = ""
 
     @property
     def runnable(self) -> bool:
@@ -120,15 +119,16 @@ class PipeDecSketch:
                 self.drafting.done(result, self.tree)
                 if self.drafting.growing and not self.drafting.wants(self.tree):
                     self.drafting.collect(self.tree)
-                    return [Complete(JOB, 1, (task("decode", self.t, 0),))]
+                    return [Complete(RUN, (task("decode", self.t, 0),))]
                 return []
         raise AssertionError(event)
 
-    def receive(self, message: object) -> list[Output]:
-        if isinstance(message, Open):
+    def receive(self, message: Message) -> list[Output]:
+        if isinstance(message, Submit):
             return self.start()
         if isinstance(message, Answer):
-            self.answers.update(zip(message.ids, message.tokens, strict=True))
+            for node, token in zip(message.ids, message.tokens, strict=True):
+                self.tree.answer(node, token)
             return self.sync() if self.t == 0 else []
         if isinstance(message, Synced):
             assert message.task == task("sync", self.t)
@@ -136,22 +136,25 @@ class PipeDecSketch:
         raise AssertionError(message)
 
     def start(self) -> list[Output]:
-        outputs: list[Output] = [Allocate(JOB, 1, 400, Sampling(), Returns())]
-        opened = Open(JOB, 1, len(PROMPT), 400, Sampling())
+        outputs: list[Output] = [
+            Accepted(RUN, PROMPT, "sketch"),
+            Allocate(RUN, 400, Sampling(), Returns()),
+        ]
+        opened = Open(RUN, len(PROMPT), 400, Sampling())
         outputs += [self.direct(stage, opened) for stage in range(1, STAGES + 1)]
         rows = tuple(range(len(PROMPT)))
-        prefill = Segment(JOB, 1, -1, 0, rows, tuple(at - 1 for at in rows), rows, PROMPT)
+        prefill = Segment(RUN, -1, 0, rows, tuple(at - 1 for at in rows), rows, PROMPT)
         return [*outputs, self.direct(1, prefill)]
 
-    def direct(self, stage: int, message: object) -> Send:
-        node = stage_node(stage)
-        return Send(node, Envelope(DRAFT, self.writer.next(node), message))  # type: ignore[arg-type]
+    def direct(self, stage: int, message: Message) -> Send:
+        to = stage_address(stage)
+        return Send(to, Envelope(DRAFT, self.writer.next(to), message))
 
     def sync(self) -> list[Output]:
-        """The verdict of timestep t, and everything timestep t + 1 starts with."""
+        """The verdict of timestep t, and the start of timestep t + 1."""
         outputs: list[Output] = []
         grown = self.deepest_child()
-        verdict = follow(self.tree, self.answers, budget=COUNT - len(self.output), eos=TARGET.eos)
+        verdict = follow(self.tree, budget=COUNT - len(self.output), eos=TARGET.eos)
         layers = {stage + 1: nodes for stage, nodes in self.layers.items()}
         if verdict is not None:
             path = [self.tree[node] for node in verdict.accepted]
@@ -164,20 +167,19 @@ class PipeDecSketch:
                 root = verdict.successor
                 self.tree.advance(root)
             prune = Prune(
-                JOB, 1, self.offset, verdict.accepted, root, tuple(node.id for node in self.tree)
+                RUN, self.offset, verdict.accepted, root, tuple(node.id for node in self.tree)
             )
-            nodes = tuple(stage_node(stage) for stage in range(1, STAGES + 1))
-            prunes = tuple(Envelope(DRAFT, self.writer.next(node), prune) for node in nodes)
+            stages = tuple(stage_address(stage) for stage in range(1, STAGES + 1))
+            prunes = tuple(Envelope(DRAFT, self.writer.next(stage), prune) for stage in stages)
             outputs.append(
                 Commit(
-                    JOB,
-                    1,
+                    RUN,
                     self.offset,
                     len(self.output),
                     len(verdict.accepted),
                     verdict.tokens,
                     verdict.finish,
-                    nodes,
+                    stages,
                     prunes,
                 )
             )
@@ -197,13 +199,11 @@ class PipeDecSketch:
         return None if deepest.selected else deepest.id
 
     def next_timestep(self) -> list[Output]:
-        """sync(t) waits for every active decode; the held rows of t go once verdict(t - 1) is
-        complete.
-        """
+        """Complete verdict(t - 1), which releases the held rows of t; sync(t) joins its decodes."""
         before = self.t
         self.t = self.t + 1
         active = [task("decode", self.t, stage) for stage in self.layers]
-        synced = Envelope(GRAPH, 0, Synced(JOB, 1, task("sync", self.t)))
+        synced = Envelope(GRAPH, 0, Synced(RUN, task("sync", self.t)))
         after = (*active, task("decode", self.t, 0))
         outputs: list[Output] = [Send(DRAFT, synced, task=task("sync", self.t), after=after)]
         if 1 in self.layers:
@@ -211,18 +211,18 @@ class PipeDecSketch:
         tip = max(self.tree, key=lambda node: node.depth).id
         self.drafting.begin(WholeChain(tip), idle=False)
         assert self.drafting.wants(self.tree)
-        return [*outputs, Complete(JOB, 1, (task("verdict", before),))]
+        return [*outputs, Complete(RUN, (task("verdict", before),))]
 
     def inject(self, nodes: list[int]) -> Send:
         self.number += 1
+        self.tree.send(nodes)
         route = tuple(
             Hop(task("decode", self.t + hop, 1 + hop), (task("verdict", self.t + hop - 1),))
             for hop in range(1, STAGES)
         )
         entries = [self.tree[node] for node in nodes]
         segment = Segment(
-            JOB,
-            1,
+            RUN,
             self.number,
             0,
             tuple(nodes),
@@ -236,17 +236,17 @@ class PipeDecSketch:
 
 
 def run(
-    hit_rate: float, seconds: dict[str, float]
-) -> tuple[PipeDecSketch, Simulation, list[tuple[str, float, float]]]:
-    spans: list[tuple[str, float, float]] = []
+    hit_rate: float, seconds: Mapping[Address, float]
+) -> tuple[PipeDecSketch, Simulation, list[tuple[Address, float, float]]]:
+    spans: list[tuple[Address, float, float]] = []
 
-    def cost(node: str, work: Work) -> float:
+    def cost(node: Address, work: Work) -> float:
         prompt = isinstance(work, StagePass) and any(0 in part.ids for part in work.parts)
         return (
             0.0 if prompt or (isinstance(work, Draft) and not work.part.answers) else seconds[node]
         )
 
-    def tap(node: str, now: float, event: Input, outputs: list[Output]) -> None:
+    def tap(node: Address, now: float, event: Input, outputs: list[Output]) -> None:
         for output in outputs:
             if isinstance(output, Run) and (spent := cost(node, output.work)):
                 spans.append((node, now, now + spent))
@@ -254,21 +254,21 @@ def run(
     sketch = PipeDecSketch()
     nodes = {DRAFT: (sketch, ToyDrafter(TARGET, hit_rate, ranks=(0,)))}
     for stage in range(1, STAGES + 1):
-        nodes[stage_node(stage)] = (StageMachine(stage, STAGES), ToyStage(TARGET, stage, STAGES))  # type: ignore[assignment]
+        nodes[stage_address(stage)] = (StageMachine(stage, STAGES), ToyStage(TARGET, stage, STAGES))  # type: ignore[assignment]
     simulation = Simulation(nodes, Costs(cost), tap=tap)
-    simulation.post(DRAFT, Envelope("scheduler", 1, Open(JOB, 1, len(PROMPT), 400, Sampling())))
+    simulation.submit(RUN.job, JobSpec(prompt_ids=PROMPT, max_new_tokens=COUNT))
     simulation.run()
     return sketch, simulation, spans
 
 
-UNEQUAL = {"d0": 2.0, "s1": 1.0, "s2": 3.0, "s3": 2.0}
+UNEQUAL = {D0: 2.0, S1: 1.0, S2: 3.0, S3: 2.0}
 
 
 @pytest.mark.parametrize("hit_rate", [0.0, 0.7, 1.0])
 def test_text_is_the_targets_and_no_timestep_overlaps_the_next(hit_rate: float) -> None:
     sketch, simulation, spans = run(hit_rate, UNEQUAL)
     assert tuple(sketch.output) == TARGET.decode(PROMPT, COUNT, Sampling())
-    assert simulation.jobs[JOB].tokens == sketch.output
+    assert simulation.jobs[RUN.job].tokens == sketch.output
     starts = sorted({start for _, start, _ in spans})
     for step, following in itertools.pairwise(starts):
         assert max(end for _, start, end in spans if start == step) <= following, (
@@ -276,14 +276,14 @@ def test_text_is_the_targets_and_no_timestep_overlaps_the_next(hit_rate: float) 
         )
 
 
-def test_at_hit_rate_one_a_token_a_timestep_after_the_fill() -> None:
-    _, simulation, _spans = run(1.0, dict.fromkeys(("d0", "s1", "s2", "s3"), 1.0))
-    times = [when for when, _ in simulation.jobs[JOB].committed_at]
+def test_at_hit_rate_one_there_is_one_token_per_timestep_after_the_fill() -> None:
+    _, simulation, _spans = run(1.0, dict.fromkeys((D0, S1, S2, S3), 1.0))
+    times = [when for when, _ in simulation.jobs[RUN.job].committed_at]
     assert times[1] - times[0] == STAGES, "the fill"
     assert {round(b - a, 9) for a, b in itertools.pairwise(times[1:])} == {1.0}
 
 
 def test_a_miss_costs_the_refill() -> None:
-    _, simulation, _ = run(0.0, dict.fromkeys(("d0", "s1", "s2", "s3"), 1.0))
-    times = [when for when, _ in simulation.jobs[JOB].committed_at]
+    _, simulation, _ = run(0.0, dict.fromkeys((D0, S1, S2, S3), 1.0))
+    times = [when for when, _ in simulation.jobs[RUN.job].committed_at]
     assert {round(b - a, 9) for a, b in itertools.pairwise(times)} == {float(STAGES)}

@@ -1,8 +1,8 @@
 """Seam: a PipeSpec chain of three models, in which the middle one both verifies and drafts.
 
-A sketch, not the strategy. It proves that drafted nodes may arrive unasked at any time, that a
-link's verdict is one message and a commit another, and that a link counts its own rollbacks,
-with the messages, slots and simulation as they are (``algorithms.md`` 5.1).
+A sketch, not the strategy. It proves that the existing messages, rows and simulation allow drafts
+to arrive unrequested at any time, a model's verdict to be one message and a commit another, and a
+model to count its own rollbacks (docs/algorithms.md#model-chain).
 """
 
 from __future__ import annotations
@@ -11,38 +11,50 @@ from collections.abc import Sequence
 
 import pytest
 
+from flowspec.core.protocol.addresses import Address
 from flowspec.core.protocol.machine import (
+    Accepted,
     Allocate,
-    Choice,
     Commit,
     Done,
     Input,
     Output,
-    Part,
-    Pass,
-    PassDone,
     Poll,
     Received,
     Run,
     Send,
 )
-from flowspec.core.protocol.messages import Answer, Envelope, Message, Open, Returns, Segment
+from flowspec.core.protocol.messages import (
+    Answer,
+    Envelope,
+    Message,
+    Open,
+    Returns,
+    Segment,
+    Submit,
+)
 from flowspec.core.protocol.sequence import SeqReader, SeqWriter
+from flowspec.core.protocol.work import Choice, Part, Pass, PassDone, Pruned
+from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
-from flowspec.core.tree.slots import Moves
+from flowspec.core.run.spec import JobSpec
 from flowspec.drivers.sim import Costs, Simulation
 from flowspec.model.base import RowArray
 from flowspec.model.toy import ToyLayers
+from tests.addresses import D0, M1, S1
 from tests.toy import PROMPT, TARGET
 
-JOB = "job"
+RUN = RunKey("job", 1)
 COUNT = 40
-#: Ids grow within a link: rollbacks so far in the high part, absolute position in the low one.
+#: The models, the smallest first.
+MODELS = (D0, M1, S1)
+#: Ids ascend within one model's drafts: the number of rollbacks in the high part, the absolute
+#: position in the low one.
 SPAN = 1 << 20
 
 
 class Imitation:
-    """Runs the toy target whole and repeats its choice in ``agreement`` of the cases."""
+    """Runs the whole toy target and repeats its choice with frequency ``agreement``."""
 
     def __init__(self, agreement: float) -> None:
         self.layers = ToyLayers(TARGET, 0, TARGET.layers)
@@ -64,20 +76,22 @@ class Imitation:
 
 
 class ChainModel:
-    """Model ``index`` of the chain: verifies what the model before it drafts, drafts for the one
-    after.
+    """Model ``index`` of the chain: verifies the previous model's drafts, drafts for the next.
+
+    The first one receives the job and opens the others.
     """
 
     deadline = None
     continuing = False
 
-    def __init__(self, index: int, last: int) -> None:
+    def __init__(self, index: int) -> None:
         self.index = index
-        self.last = index == last
+        self.address = MODELS[index]
+        self.last = self.address == MODELS[-1]
         self.output: list[int] = []
         self.drafted: dict[int, int] = {}  # position -> token, of the model before
-        self.rollbacks = 0  # of what this model drafts
-        self.drafts_round = 0  # of what it is given
+        self.rollbacks = 0  # of this model's drafts
+        self.drafts_round = 0  # of the previous model's drafts
         self.cached = 0  # rows of prompt + output the model holds
         self.seen = SeqReader()
         self.writer = SeqWriter()
@@ -93,7 +107,7 @@ class ChainModel:
 
     @property
     def runnable(self) -> bool:
-        """The first model always drafts on, up to a window; the others never wait for drafts."""
+        """The first model always drafts, up to a window; the others never wait for drafts."""
         ahead = len(self.output) < COUNT + 8
         return not self.working and not self.stopped and ahead
 
@@ -109,9 +123,13 @@ class ChainModel:
 
     def receive(self, envelope: Envelope) -> list[Output]:
         message = envelope.message
-        if isinstance(message, Open):
-            return [Allocate(JOB, 1, 4000, Sampling(), Returns())]
         assert self.seen.accept(envelope.sender, envelope.seq)
+        if isinstance(message, Submit):
+            opened = Open(RUN, len(PROMPT), 4000, Sampling())
+            others = [self.send(model, opened) for model in MODELS[1:]]
+            return [Accepted(RUN, PROMPT, "sketch"), self.allocate(), *others]
+        if isinstance(message, Open):
+            return [self.allocate()]
         if isinstance(message, Segment):
             self.unasked += self.working
             if message.round > self.drafts_round:
@@ -123,15 +141,19 @@ class ChainModel:
         assert isinstance(message, Answer)
         return self.roll_back(message.ids[0] % SPAN, message.tokens[0])
 
+    def allocate(self) -> Allocate:
+        return Allocate(RUN, 4000, Sampling(), Returns())
+
     def roll_back(self, position: int, token: int) -> list[Output]:
-        """The link's verdict: ``token`` belongs at ``position``. Adopt it; tell the model before,
-        if it differs.
+        """The next model's verdict: ``token`` belongs at ``position``.
+
+        Adopt it; notify the previous model if it differs.
         """
         at = position - len(PROMPT)
         if at < len(self.output) and self.output[at] == token:
             return []
         if at > len(self.output):
-            return []  # it lags: it will be corrected when it gets there
+            return []  # it lags, and is corrected when it reaches the position
         self.output = [*self.output[:at], token]
         self.cached = min(self.cached, position)
         self.rolled_back_while_working = self.working
@@ -141,30 +163,29 @@ class ChainModel:
     def correct(self, position: int, token: int) -> list[Output]:
         self.drafted.pop(position, None)
         return self.tell(
-            -1, Answer(JOB, 1, self.rollbacks, (self.rollbacks * SPAN + position,), (token,))
+            -1, Answer(RUN, self.rollbacks, (self.rollbacks * SPAN + position,), (token,))
         )
 
     def tell(self, step: int, message: Message) -> list[Output]:
-        """Send to the model before (-1) or after (1) in the chain, if there is one."""
+        """Send to the previous (-1) or next (1) model of the chain, if there is one."""
         index = self.index + step
         if index < 0 or (step > 0 and self.last):
             return []
-        return [
-            Send(f"m{index}", Envelope(f"m{self.index}", self.writer.next(f"m{index}"), message))
-        ]
+        return [self.send(MODELS[index], message)]
+
+    def send(self, to: Address, message: Message) -> Send:
+        return Send(to, Envelope(self.address, self.writer.next(to), message))
 
     def publish(self, start: int) -> list[Output]:
-        """New own tokens from output index ``start`` on go to the next model, unasked."""
+        """Send own new tokens from output index ``start`` on to the next model, unrequested."""
         tokens = tuple(self.output[start:])
         positions = tuple(range(len(PROMPT) + start, len(PROMPT) + len(self.output)))
         ids = tuple(self.rollbacks * SPAN + position for position in positions)
         parents = tuple(node - 1 for node in ids)
-        return self.tell(1, Segment(JOB, 1, 0, self.rollbacks, ids, parents, positions, tokens))
+        return self.tell(1, Segment(RUN, 0, self.rollbacks, ids, parents, positions, tokens))
 
     def start(self) -> list[Output]:
-        """One pass: what the model has not cached yet, then the drafts beyond its own text, if they
-        agree.
-        """
+        """Start a pass over uncached rows, then over drafts that continue its own text."""
         self.working = True
         self.rolled_back_while_working = False
         text = self.sequence
@@ -175,20 +196,18 @@ class ChainModel:
         positions = tuple(range(self.cached, tail))
         self.asked = tuple(text[len(self.sequence) :])
         rows = len(self.asked) + 1
-        parents = tuple(range(-1, len(positions) - 1))
+        parents = tuple(position - 1 for position in positions)
         part = Part(
-            JOB,
-            1,
-            0,
-            positions,
-            positions,
-            tuple(text[self.cached :]),
-            (),
-            self.cached,
-            self.cached,
-            Moves(self.cached, ()),
-            parents,
-            tuple(range(len(positions) - rows, len(positions))),
+            run=RUN,
+            segment=0,
+            ids=positions,
+            parents=parents,
+            positions=positions,
+            tokens=tuple(text[self.cached :]),
+            offsets=(),
+            # A rollback may reach any row, so no row becomes context permanently.
+            pruned=Pruned(accepted=(), live=tuple(range(self.cached))),
+            answers=tuple(range(len(positions) - rows, len(positions))),
         )
         self.cached = len(self.sequence)
         return [Run(Pass((part,)))]
@@ -197,7 +216,7 @@ class ChainModel:
         self.working = False
         if self.rolled_back_while_working:
             self.cached = min(self.cached, len(self.sequence) - 1)
-            return []  # computed on text that is gone
+            return []  # computed on discarded text
         start = len(self.output)
         for token, drafted in zip(choices, (*self.asked, None), strict=True):
             self.output.append(token)
@@ -219,17 +238,18 @@ class ChainModel:
         tokens = tuple(self.output[start:])
         done = len(self.output) >= COUNT or bool(TARGET.eos & set(tokens))
         self.stopped = done
-        return Commit(JOB, 1, start, start, len(tokens), tokens, "length" if done else "", (), ())
+        finish = "length" if done else ""
+        context = len(PROMPT) - 1 + start
+        return Commit(RUN, context, start, len(tokens), tokens, finish, (), ())
 
 
 def run(agreement: float) -> tuple[Simulation, list[ChainModel]]:
-    models = [ChainModel(index, 2) for index in range(3)]
-    seconds = {"m0": 1.0, "m1": 4.0, "m2": 16.0}
+    models = [ChainModel(index) for index in range(3)]
+    seconds = {D0: 1.0, M1: 4.0, S1: 16.0}
     rates = [agreement, agreement, 1.0]
-    nodes = {f"m{at}": (model, Imitation(rates[at])) for at, model in enumerate(models)}
-    simulation = Simulation(nodes, Costs(lambda node, work: seconds[node]))  # type: ignore[arg-type]
-    for name in nodes:
-        simulation.post(name, Envelope("scheduler", 1, Open(JOB, 1, len(PROMPT), 4000, Sampling())))
+    nodes = {model.address: (model, Imitation(rates[model.index])) for model in models}
+    simulation = Simulation(nodes, Costs(lambda node, work: seconds[node]))
+    simulation.submit(RUN.job, JobSpec(prompt_ids=PROMPT, max_new_tokens=COUNT))
     simulation.run()
     return simulation, models
 
@@ -237,16 +257,14 @@ def run(agreement: float) -> tuple[Simulation, list[ChainModel]]:
 @pytest.mark.parametrize("agreement", [0.0, 0.5, 0.8, 1.0])
 def test_only_the_last_models_text_is_committed(agreement: float) -> None:
     simulation, models = run(agreement)
-    assert tuple(simulation.jobs[JOB].tokens) == TARGET.decode(PROMPT, COUNT, Sampling())
-    assert models[1].unasked + models[2].unasked > 0, (
-        "no draft ever arrived while a model was at work"
-    )
+    assert tuple(simulation.jobs[RUN.job].tokens) == TARGET.decode(PROMPT, COUNT, Sampling())
+    assert models[1].unasked + models[2].unasked > 0, "no draft arrived while a model was computing"
 
 
 def test_the_chain_is_faster_than_the_last_model_alone() -> None:
     simulation, _ = run(0.8)
-    alone = 16.0 * len(simulation.jobs[JOB].tokens)
-    assert simulation.jobs[JOB].committed_at[-1][0] < 0.7 * alone
+    alone = 16.0 * len(simulation.jobs[RUN.job].tokens)
+    assert simulation.jobs[RUN.job].committed_at[-1][0] < 0.7 * alone
 
 
 def test_rollbacks_cascade_through_the_middle_model() -> None:

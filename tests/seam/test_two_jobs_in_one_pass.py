@@ -1,44 +1,182 @@
-"""Seam: a stage pass carries rows of several jobs, and neither job can tell."""
+"""Seam: passes with rows of several runs, and pipelines with several jobs, change no job."""
 
 from __future__ import annotations
 
-import pytest
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowspec.core.protocol.addresses import Address, Role
 from flowspec.core.protocol.machine import Input, Output, Run
-from flowspec.core.protocol.machine import Pass as StagePass
+from flowspec.core.protocol.messages import Returns
+from flowspec.core.protocol.work import Choice, Part, Pass
+from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
-from tests.toy import TARGET, pipeline, submit
+from flowspec.model.base import RowArray, StageExecutor
+from flowspec.model.directory import open_directory
+from flowspec.model.stage import load_stage
+from flowspec.model.toy import ToyMiddle, ToyStage
+from tests.core.tree.random_runs import RandomRun, RandomStage
+from tests.model.families import FAMILIES, save
+from tests.toy import TARGET, pipeline
+
+#: A run of each kind; two of them are of one job.
+RUNS = {
+    RunKey("a", 1): (Sampling(), Returns()),
+    RunKey("b", 1): (Sampling(temperature=1.0, seed=4), Returns(top=2)),
+    RunKey("b", 2): (Sampling(temperature=0.7, top_k=5, seed=4), Returns()),
+}
+STAGES = 3
 
 
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small Llama's directory."""
+    return save(FAMILIES["llama"], tmp_path_factory.mktemp("llama"))
+
+
+def toy_stages() -> list[StageExecutor]:
+    return [ToyStage(TARGET, stage, STAGES) for stage in range(1, STAGES + 1)]
+
+
+def toy_middle() -> list[StageExecutor]:
+    return [ToyMiddle(TARGET, 0.5)]
+
+
+def llama_stages(path: Path) -> list[StageExecutor]:
+    directory = open_directory(str(path))
+    return [load_stage(directory, range(at, at + 2)) for at in (0, 2, 4)]
+
+
+class Pipeline:
+    """Stages whose passes are given by hand."""
+
+    def __init__(self, stages: list[StageExecutor]) -> None:
+        self.stages = stages
+        for stage in stages:
+            for run, (sampling, returns) in RUNS.items():
+                stage.allocate(run, 128, sampling, returns)
+
+    def run(self, parts: Sequence[Part]) -> Iterator[tuple[RowArray, Choice]]:
+        """Rows and choices of every part; all parts go through all stages in one pass each."""
+        rows: list[RowArray | None] = [None] * len(parts)
+        for at, stage in enumerate(self.stages):
+            last = at == len(self.stages) - 1
+            given = tuple(part_at(part, first=at == 0, last=last) for part in parts)
+            done, outputs = stage.run(Pass(given), rows)
+            rows = list(outputs)
+        return zip(outputs, done.choices, strict=True)
+
+    def release(self) -> None:
+        for stage in self.stages:
+            for run in RUNS:
+                stage.release(run)
+
+
+def part_at(part: Part, *, first: bool, last: bool) -> Part:
+    """``part`` for a stage: rows instead of tokens; only the last stage answers."""
+    return replace(
+        part,
+        tokens=part.tokens if first else (),
+        offsets=() if first else tuple(range(len(part.ids))),
+        answers=part.answers if last else (),
+    )
+
+
+def check_that_runs_cannot_tell(together: Pipeline, alone: Pipeline, data: st.DataObject) -> None:
+    """Run random runs with their passes combined randomly, and each alone; compare."""
+    queues = []
+    for key in RUNS:
+        run = RandomRun(data)
+        queues.append(RandomStage(run, run.lateness(data), key).parts)
+    while any(queues):
+        waiting = [queue for queue in queues if queue]
+        chosen = data.draw(st.lists(st.sampled_from(range(len(waiting))), min_size=1, unique=True))
+        parts = [waiting[at].pop(0) for at in chosen]
+        for part, (rows, choice) in zip(parts, together.run(parts), strict=True):
+            ((rows_alone, choice_alone),) = alone.run([part])
+            assert np.array_equal(rows, rows_alone)
+            assert choice == choice_alone
+            assert len(choice.tokens) == len(part.answers)
+
+
+@pytest.mark.parametrize("stages", [toy_stages, toy_middle])
+def test_a_pass_of_several_runs_gives_each_what_a_pass_of_its_own_would(
+    stages: Callable[[], list[StageExecutor]],
+) -> None:
+    @given(st.data())
+    @settings(max_examples=60, deadline=None)
+    def check(data: st.DataObject) -> None:
+        check_that_runs_cannot_tell(Pipeline(stages()), Pipeline(stages()), data)
+
+    check()
+
+
+def test_a_models_pass_of_several_runs_gives_each_what_a_pass_of_its_own_would(
+    llama: Path,
+) -> None:
+    executors = (llama_stages(llama), llama_stages(llama))
+
+    @given(st.data())
+    @settings(max_examples=10, deadline=None)
+    def check(data: st.DataObject) -> None:
+        together, alone = map(Pipeline, executors)
+        check_that_runs_cannot_tell(together, alone, data)
+        together.release()
+        alone.release()
+
+    check()
+
+
+JOBS = {
+    "a": JobSpec(prompt_ids=(2, 3, 4), max_new_tokens=40, strategy="flowspec"),
+    "b": JobSpec(
+        prompt_ids=(9, 8, 7, 6),
+        max_new_tokens=40,
+        strategy="naive_pp",
+        sampling=Sampling(temperature=1.0, seed=4),
+    ),
+    "c": JobSpec(prompt_ids=(30,), max_new_tokens=20, strategy="autoregressive"),
+}
+
+
+@pytest.mark.parametrize("names", [*itertools.combinations(JOBS, 2), tuple(JOBS)])
 @pytest.mark.parametrize("stages", [1, 3])
-def test_two_jobs_share_passes_and_keep_their_own_text(stages: int) -> None:
-    shared: list[int] = []
+def test_jobs_take_turns_in_one_pipeline_and_keep_their_own_text(
+    stages: int, names: tuple[str, ...]
+) -> None:
+    passes: list[str] = []
 
-    def tap(node: str, now: float, event: Input, outputs: list[Output]) -> None:
+    def tap(node: Address, now: float, event: Input, outputs: list[Output]) -> None:
         for output in outputs:
-            if isinstance(output, Run) and isinstance(output.work, StagePass):
-                shared.append(len({part.job for part in output.work.parts}))
+            if isinstance(output, Run) and node.role is Role.VERIFY:
+                assert isinstance(output.work, Pass)
+                (part,) = output.work.parts
+                passes.append(part.run.job)
 
-    simulation = pipeline(stages, parts_per_pass=2, tap=tap)
-    jobs = {
-        "a": JobSpec(prompt_ids=(2, 3, 4), max_new_tokens=40, strategy="flowspec"),
-        "b": JobSpec(
-            prompt_ids=(9, 8, 7, 6),
-            max_new_tokens=40,
-            strategy="naive_pp",
-            sampling=Sampling(temperature=1.0, seed=4),
-        ),
-        "c": JobSpec(prompt_ids=(30,), max_new_tokens=20, strategy="autoregressive"),
-    }
-    for name, spec in jobs.items():
-        submit(simulation, name, spec)
+    simulation = pipeline(stages, tap=tap)
+    for name in names:
+        simulation.submit(name, JOBS[name])
     simulation.run()
-    for name, spec in jobs.items():
+    for name in names:
+        spec = JOBS[name]
         record = simulation.jobs[name]
         assert tuple(record.tokens) == TARGET.decode(
             spec.prompt_ids or (), spec.max_new_tokens, spec.sampling
         )
         assert record.finish is not None
         assert record.finish.error == ""
-    assert max(shared) == 2, "no pass was ever shared"
+        alone = pipeline(stages)
+        alone.submit(name, spec)
+        alone.run()
+        assert record.tokens == alone.jobs[name].tokens
+    for one, other in itertools.pairwise(names):
+        first = passes.index(other)
+        assert one in passes[first:], "the jobs never alternated"

@@ -1,4 +1,4 @@
-"""How a strategy's options are read: what each takes, and one clear line for what it does not."""
+"""Parsing of strategy options: accepted values, and one clear line for any other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flowspec.strategies import STRATEGIES, build, describe
 from flowspec.strategies.base import read_params
 from flowspec.strategies.specpipe import SpecPipe
 
-#: Every option that chooses its own value where asked to.
+#: Every option that accepts ``auto``.
 AUTOMATIC = {
     ("auto", "rows"),
     ("auto", "in_flight"),
@@ -57,10 +57,10 @@ def test_auto_leaves_the_choice_to_the_strategy() -> None:
         "specpipe:in_flight=AUTO",
         "chain:in_flight=auto",
     ):
-        assert build(text, 3).capacity == 3
+        assert build(text, 3).max_in_flight == 3
     paced = build("pipedec:groups=2", 3)
-    assert paced.capacity == 2
-    assert isinstance(paced.pace, Timestep)
+    assert paced.max_in_flight == 2
+    assert isinstance(paced.pacing, Timestep)
     for text, tuned in (
         ("specpipe:width=auto", True),
         ("specpipe:width=0", True),

@@ -1,4 +1,4 @@
-"""What every registered strategy must hold, on the toy model and the virtual clock."""
+"""Properties of every registered strategy, on the toy model and the virtual clock."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from typing import Any
 import pytest
 
 from flowspec.core.job.draft_worker import DraftMachine
+from flowspec.core.protocol.addresses import DRAFT, GRAPH, Address
+from flowspec.core.protocol.graph import TaskGraph
 from flowspec.core.protocol.machine import Input, Output, Received, Run, Send
-from flowspec.core.protocol.machine import Pass as StagePass
-from flowspec.core.protocol.messages import DRAFT, GRAPH, Answer, Envelope, Prune, Segment
+from flowspec.core.protocol.messages import Answer, Envelope, Prune, Segment
+from flowspec.core.protocol.work import Pass as StagePass
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
-from flowspec.core.tree.tree import Tree
+from flowspec.core.tree.tree import Status, Tree
 from flowspec.drivers.sim import Costs, Simulation, unit_costs
 from flowspec.strategies import EXACT, STRATEGIES, build
-from tests.toy import PROMPT, TARGET, generate, pipeline, submit
+from tests.addresses import D0, S1, S2, S3
+from tests.toy import PROMPT, TARGET, generate, pipeline
 
 LOSSY = sorted(set(STRATEGIES) - set(EXACT))
 VARIANTS = [
@@ -94,7 +97,7 @@ def test_seeds_are_reproduced_and_differ(variant: str) -> None:
 
 
 class Watch:
-    """Follows a run: what was sent, answered, computed; checks trees after every step."""
+    """Records what a run sends, answers and computes; checks trees after every step."""
 
     def __init__(self) -> None:
         self.sent: Counter[int] = Counter()
@@ -102,14 +105,15 @@ class Watch:
         self.rows: dict[int, set[int]] = {}
         self.trace: list[object] = []
         self.draft: DraftMachine | None = None
+        self.graph: TaskGraph | None = None
 
-    def __call__(self, node: str, now: float, event: Input, outputs: list[Output]) -> None:
+    def __call__(self, node: Address, now: float, event: Input, outputs: list[Output]) -> None:
         self.trace.append((node, now, event, tuple(outputs)))
-        if node != "d0" or self.draft is None:
+        if node != D0 or self.draft is None:
             return
         for session in self.draft.sessions.values():
             session.tree.check()
-            assert session.in_flight <= session.strategy.capacity
+            assert session.in_flight <= session.strategy.max_in_flight
         for output in outputs:
             if (
                 isinstance(output, Send)
@@ -129,19 +133,19 @@ class Watch:
 def watched(variant: str, stages: int, hit_rate: float, costs: Costs) -> tuple[Watch, Simulation]:
     watch = Watch()
     simulation = pipeline(stages, hit_rate, costs=costs, tap=watch)
-    machine = simulation.machine("d0")
+    machine = simulation.machine(D0)
     assert isinstance(machine, DraftMachine)
     watch.draft = machine
-    submit(simulation, "job", JobSpec(prompt_ids=PROMPT, max_new_tokens=40, strategy=variant))
+    simulation.submit("job", JobSpec(prompt_ids=PROMPT, max_new_tokens=40, strategy=variant))
+    watch.graph = simulation.graph("job")
     simulation.run()
     return watch, simulation
 
 
 UNIT = Costs(lambda node, work: unit_costs(work))
-#: Links take time, the drafter is quick, stages differ: answers and prunes meet segments
-#: everywhere.
+#: Slow links, a fast drafter, unequal stages: answers and prunes meet segments everywhere.
 RAGGED = Costs(
-    lambda node, work: {"d0": 0.3, "s1": 1.0, "s2": 1.7, "s3": 0.6}.get(node, 1.1),
+    lambda node, work: {D0: 0.3, S1: 1.0, S2: 1.7, S3: 0.6}.get(node, 1.1),
     lambda source, target, envelope: 0.45,
 )
 
@@ -170,38 +174,39 @@ def test_same_input_same_trace(variant: str) -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_nothing_is_left_behind(variant: str) -> None:
-    _, simulation = watched(variant, 3, 0.7, RAGGED)
-    assert simulation.jobs["job"].graph.waiting == ()
+    watch, simulation = watched(variant, 3, 0.7, RAGGED)
+    assert watch.graph is not None
+    assert watch.graph.waiting == ()
+    assert watch.draft is not None
+    assert watch.draft.sessions == {}
     assert simulation.rows_held == 0
-    for stage in ("s1", "s2", "s3"):
-        assert simulation.machine(stage).open_jobs == ()  # type: ignore[attr-defined]
-        assert simulation.executor(stage).layers.jobs == ()  # type: ignore[union-attr]
+    for stage in (S1, S2, S3):
+        assert simulation.machine(stage).open_runs == ()  # type: ignore[attr-defined]
+        assert simulation.executor(stage).layers.runs == ()  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("variant", [v for v in VARIANTS if "lockstep" in v])
 def test_lockstep_starts_no_step_before_the_answer_of_n_steps_before(variant: str) -> None:
-    """With answers slow to travel, the last stage must not run ahead of the draft worker's
-    verdicts.
-    """
+    """With slow answers the last stage must not run ahead of the draft worker's verdicts."""
     slow = Costs(
         lambda node, work: unit_costs(work),
-        lambda source, target, envelope: 5.0 if target == "d0" else 0.0,
+        lambda source, target, envelope: 5.0 if target == D0 else 0.0,
     )
     watch, _ = watched(variant, 2, 1.0, slow)
     answers = 0
     running = 0
     held_back = False
     for node, _, event, outputs in watch.trace:  # type: ignore[misc]
-        if node == "d0" and isinstance(event, Received):
+        if node == D0 and isinstance(event, Received):
             answers += sum(isinstance(envelope.message, Answer) for envelope in event.envelopes)
         for output in outputs:
-            if node == "s2" and isinstance(output, Run) and isinstance(output.work, StagePass):
+            if node == S2 and isinstance(output, Run) and isinstance(output.work, StagePass):
                 running += min(output.work.parts[0].ids) >= len(PROMPT)
                 # Segment i is at stage 2 in step i + 1, after verdict i - 1. The first answer is
                 # the prompt's.
                 assert running <= answers - 1 + 1
                 held_back |= running == answers - 1 + 1
-    assert held_back, "the barrier never bound"
+    assert held_back, "the barrier never held anything back"
 
 
 @pytest.mark.parametrize("name", LOSSY)
@@ -234,24 +239,31 @@ def test_the_nucleus_mode_takes_the_drafts_favourite_of_those_the_target_likes()
     second = tree.add(root, 6, -0.2)
     tree.select([best, second])
     mode = build("specpipe_lossy_nucleus:nucleus=50", 2)
+    node = tree[root]
+
+    def decided(*top: tuple[int, float]) -> int:
+        tree.send([entry.id for entry in tree if entry.status is Status.WAITING])
+        tree.answer(root, 7, top)
+        return mode.decide(tree, node, 7)
+
     top = [(7, math.log(0.4)), (6, math.log(0.3)), (5, math.log(0.2))]
-    assert mode.decide(tree, root, 7, top) == 6, "5 lies outside the nucleus"
-    assert mode.decide(tree, root, 7, [(5, math.log(0.3)), *top]) == 5
-    assert mode.decide(tree, root, 7, [(7, math.log(0.9))]) == 7, "a miss emits the target's own"
+    assert decided(*top) == 6, "5 lies outside the nucleus"
+    assert decided((5, math.log(0.3)), *top) == 5
+    assert decided((7, math.log(0.9))) == 7, "a miss emits the target's own"
 
 
 class Meddled(Simulation):
-    """A broker that says some things twice, and loses one message if told which."""
+    """A broker that delivers some messages twice, and can lose one message."""
 
     def __init__(
-        self, *arguments: Any, lose: tuple[type, str] | None = None, **options: Any
+        self, *arguments: Any, lose: tuple[type, Address] | None = None, **options: Any
     ) -> None:
         super().__init__(*arguments, **options)
         self._lose = lose
         self._seen = 0
         self.lost = False
 
-    def _deliver(self, source: str, to: str, envelope: Envelope) -> None:
+    def _deliver(self, source: Address, to: Address, envelope: Envelope) -> None:
         if self._lose is not None and not self.lost and self._is_lost(to, envelope):
             self.lost = True
             return
@@ -259,7 +271,7 @@ class Meddled(Simulation):
         if zlib.crc32(f"{to} {envelope.sender} {envelope.seq}".encode()) % 3 == 0:
             super()._deliver(source, to, envelope)
 
-    def _is_lost(self, to: str, envelope: Envelope) -> bool:
+    def _is_lost(self, to: Address, envelope: Envelope) -> bool:
         assert self._lose is not None
         kind, node = self._lose
         self._seen += to == node and isinstance(envelope.message, kind)
@@ -267,25 +279,25 @@ class Meddled(Simulation):
 
 
 def meddled(variant: str, **options: Any) -> Meddled:
-    """A run in which senders' messages overtake each other on the way to a receiver.
+    """A run in which messages of different senders overtake each other on the way to a receiver.
 
-    Each sender's keep their order. What the graph lets go keeps its place among the draft
-    worker's own: a commit and the segments it releases are written to one log by one script.
+    Each sender's messages stay in order. Those that the graph releases keep their place among the
+    draft worker's own: one script writes a commit and the segments it releases to one log.
     """
-    arrived: dict[tuple[str, str], float] = {}
+    arrived: dict[tuple[Address, Address], float] = {}
 
-    def link(source: str, to: str, envelope: Envelope) -> float:
+    def link(source: Address, to: Address, envelope: Envelope) -> float:
         now = simulation.now
         sender = DRAFT if envelope.sender == GRAPH else envelope.sender
         wanted = now + zlib.crc32(f"{source} {to} {envelope.seq}".encode()) % 100 / 30
-        # A margin over the one before: equal times might be rounded into the wrong order.
+        # A margin over the previous one, since rounding could reorder equal times.
         arrived[sender, to] = max(wanted, arrived.get((sender, to), 0.0) + 1e-6)
         return arrived[sender, to] - now
 
     plain = pipeline(3, 0.7)
-    nodes = {name: (plain.machine(name), plain.executor(name)) for name in ("d0", "s1", "s2", "s3")}
+    nodes = {node: (plain.machine(node), plain.executor(node)) for node in (D0, S1, S2, S3)}
     simulation = Meddled(nodes, Costs(RAGGED.work, link), **options)
-    submit(simulation, "job", JobSpec(prompt_ids=PROMPT, max_new_tokens=40, strategy=variant))
+    simulation.submit("job", JobSpec(prompt_ids=PROMPT, max_new_tokens=40, strategy=variant))
     simulation.run()
     return simulation
 
@@ -295,9 +307,9 @@ def test_duplicates_delays_and_reordered_streams_do_not_change_the_text(variant:
     assert tuple(meddled(variant).jobs["job"].tokens) == TARGET.decode(PROMPT, 40, GREEDY)
 
 
-@pytest.mark.parametrize("lose", [(Segment, "s1"), (Segment, "s3"), (Prune, "s2"), (Answer, "d0")])
+@pytest.mark.parametrize("lose", [(Segment, S1), (Segment, S3), (Prune, S2), (Answer, D0)])
 @pytest.mark.parametrize("variant", EXACT)
-def test_a_lost_message_ends_in_a_clear_failure(variant: str, lose: tuple[type, str]) -> None:
+def test_a_lost_message_ends_in_a_clear_failure(variant: str, lose: tuple[type, Address]) -> None:
     simulation = meddled(variant, lose=lose)
     record = simulation.jobs["job"]
     assert simulation.lost

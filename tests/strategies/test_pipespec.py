@@ -1,4 +1,4 @@
-"""PipeSpec's chain of models as a script one can read, and its synchronous twin."""
+"""PipeSpec's chain of models as a readable script, and its synchronous variant."""
 
 from __future__ import annotations
 
@@ -6,35 +6,36 @@ import itertools
 
 import pytest
 
-from flowspec.core.protocol.machine import Commit, Input, Output, Pass, Run
+from flowspec.core.protocol.addresses import Address
+from flowspec.core.protocol.machine import Commit, Input, Output, Run
+from flowspec.core.protocol.work import Pass
 from flowspec.core.run.sampling import Sampling
 from flowspec.drivers.sim import Costs
 from flowspec.errors import ConfigError
 from flowspec.strategies import build
+from tests.addresses import D0, M1, S1
 from tests.strategies.scripted import ScriptedMiddle, pipeline
 from tests.toy import PROMPT, TARGET, generate
 
 TEXT = [1, 2, *range(3, 16)]
-#: The drafter counts on rightly, but says 80 after 8 and then 81, 82.
+#: The drafter counts correctly, but proposes 80 after 8 and then 81, 82.
 SCRIPT = {token: [(token + 1, -0.1)] for token in range(3, 40)} | {
     8: [(80, -0.1)],
     80: [(81, -0.1)],
     81: [(82, -0.1)],
     82: [(83, -0.1)],
 }
-#: The middle model says 90 after 12.
+#: The middle model chooses 90 after 12.
 OWN = [1, 2, *range(3, 13), 90, 91, 92, 93, 94]
-NAMES = {"d0": "small", "m1": "middle", "s1": "target"}
-SECONDS = {"d0": 1.0, "m1": 2.0, "s1": 4.0}
+NAMES = {D0: "small", M1: "middle", S1: "target"}
+SECONDS = {D0: 1.0, M1: 2.0, S1: 4.0}
 
 
 def script(strategy: str, until: float) -> list[str]:
-    """Who ran what and when; a drafter's line is what its text ended in, the others' what they were
-    given.
-    """
+    """Work and commits by time: a drafter's last token, the other models' input tokens."""
     lines: list[str] = []
 
-    def tap(node: str, now: float, event: Input, outputs: list[Output]) -> None:
+    def tap(node: Address, now: float, event: Input, outputs: list[Output]) -> None:
         for output in outputs:
             if isinstance(output, Run) and not isinstance(output.work, Pass):
                 lines.append(f"{now:g} small drafts after {output.work.part.tokens[-1]}")  # type: ignore[union-attr]
@@ -65,8 +66,7 @@ def test_a_chain_of_three_models() -> None:
         "4 middle verifies 3",
         "5 small drafts after 4",
         "6 small drafts after 5",
-        # The middle model's own word after 3 was 4, which the small one had said too: it goes on
-        # with 4 5.
+        # The middle model's own choice after 3 was 4, as the small one's: it continues with 4 5.
         "6 middle verifies 4 5",
         "7 small drafts after 6",
         "8 small drafts after 7",
@@ -78,11 +78,11 @@ def test_a_chain_of_three_models() -> None:
         "10 middle verifies 8 80",
         "11 small drafts after 81",
         "12 small drafts after 82",
-        # The target takes the middle model's text as far as it has come.
+        # The target takes the middle model's text so far.
         "12 committed 5",
         "12 target verifies 5 6 7 8",
-        # 80 was wrong: the middle model goes on alone with its own 9, the small one adopts it and
-        # runs behind.
+        # 80 was wrong: the middle model continues with its own 9, the small one adopts it and
+        # falls behind.
         "12 middle verifies 9",
         "13 small drafts after 9",
         "14 small drafts after 10",
@@ -94,7 +94,7 @@ def test_a_chain_of_three_models() -> None:
         "16 middle verifies 11 12",
         "17 small drafts after 13",
         "18 small drafts after 14",
-        # The middle model leaves the target's text and takes the small one with it.
+        # The middle model diverges from the target's text, and the small one follows it.
         "18 middle verifies 90",
         "19 small drafts after 90",
         "20 small drafts after 99",
@@ -106,8 +106,7 @@ def test_a_chain_of_three_models() -> None:
         "22 middle verifies 92",
         "23 small drafts after 92",
         "24 small drafts after 99",
-        # Rolled back by the target: both adopt 13, and what the small one had drafted after it is
-        # still there.
+        # Rolled back by the target: both adopt 13, and the small one's drafts after it are kept.
         "24 committed 12 13",
         "24 target verifies 13",
         "24 middle verifies 13 14 15",
@@ -127,7 +126,7 @@ def test_the_synchronous_chain_runs_one_model_at_a_time() -> None:
         "13 small drafts after 8",
         "14 small drafts after 80",
         "15 small drafts after 81",
-        # The middle model refuses 80, says 9 and drafts on alone until the window is full. It had
+        # The middle model rejects 80, chooses 9 and drafts alone until the window is full. It had
         # not run 7 yet.
         "16 middle verifies 7 8 80 81 82",
         "18 middle verifies 9",
@@ -176,8 +175,8 @@ def test_other_strategies_leave_the_middle_models_alone() -> None:
 
 
 def test_a_middle_model_that_is_late_with_the_prompt_is_waited_for() -> None:
-    """The target's first token may come before a slow middle model has read the prompt."""
-    costs = Costs(lambda node, work: {"d0": 0.2, "m1": 7.0}.get(node, 1.0))
+    """The target's first token may arrive before a slow middle model has read the prompt."""
+    costs = Costs(lambda node, work: {D0: 0.2, M1: 7.0}.get(node, 1.0))
     for strategy in ("pipespec:window=8", "speculative"):
         record = generate(strategy, 2, middles=(0.8,), costs=costs, count=24)
         assert record.finish is not None
@@ -191,8 +190,8 @@ def test_a_lookahead_beyond_the_window_is_refused() -> None:
 
 
 def test_a_slow_drafter_is_no_lost_message() -> None:
-    """Sixty-three passes of two seconds are more than the patience with a silent pipeline."""
-    costs = Costs(lambda node, work: 2.0 if node == "d0" else 1.0)
+    """Sixty-three passes of two seconds exceed the stall timeout of a silent pipeline."""
+    costs = Costs(lambda node, work: 2.0 if node == D0 else 1.0)
     record = generate("speculative:lookahead=64", 2, costs=costs, count=8)
     assert record.finish is not None
     assert record.finish.error == ""

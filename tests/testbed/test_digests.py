@@ -1,4 +1,4 @@
-"""A digest follows what changes a figure, and nothing else."""
+"""A digest changes with the code that affects a figure, and with nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rehearsal decides by itself: how far to stretch time, and whether to believe the run."""
+"""Decisions of an emulated run: the stretch of time, and whether the run counts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A comparison's rows: every combination once, the same every time, and what they are compared
-with.
-"""
+"""A comparison's rows: every combination once, reproducible, with its baselines."""
 
 from __future__ import annotations
 

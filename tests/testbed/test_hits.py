@@ -1,6 +1,4 @@
-"""Models of settable rates are right as often as they were told, wherever it is asked,
-and nested.
-"""
+"""Models with given hit rates have these rates, independently of the pass, and nested."""
 
 from __future__ import annotations
 
@@ -11,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowspec.core.protocol.machine import Draft, Part, Pass
 from flowspec.core.protocol.messages import Returns
+from flowspec.core.protocol.work import Draft, Part, Pass
+from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import ConfigError, StateError
 from flowspec.testbed.hits import HitDrafter, HitStage, Kind, geometric
@@ -20,26 +19,25 @@ from flowspec.testbed.hits import HitDrafter, HitStage, Kind, geometric
 VOCABULARY = 300
 TEXT = tuple((at * 7919 + 11) % VOCABULARY for at in range(4000))
 ROWS = len(TEXT) - 1
-SEQUENCES = {"job": TEXT}
+RUN = RunKey("job", 1)
+SEQUENCES = {RUN.job: TEXT}
 
 
 def part(tokens: tuple[int, ...]) -> Part:
-    """``tokens`` as a chain from the text's beginning, every row answered."""
+    """``tokens`` as a chain from the start of the text; every row is answered."""
     rows = tuple(range(len(tokens)))
-    return Part(
-        "job", 1, 1, rows, rows, tokens, (), 0, 0, None, tuple(range(-1, len(tokens) - 1)), rows
-    )
+    return Part(RUN, 1, rows, tuple(range(-1, len(tokens) - 1)), rows, tokens, (), answers=rows)
 
 
 def proposals(kinds: list[Kind], width: int, seed: int = 0, tokens: tuple[int, ...] = TEXT[:ROWS]):  # type: ignore[no-untyped-def]
     drafter = HitDrafter(SEQUENCES, kinds, VOCABULARY, seed=seed)
-    drafter.allocate("job", len(tokens), Sampling(), Returns())
+    drafter.allocate(RUN, len(tokens), Sampling(), Returns())
     return drafter.run(Draft(part(tokens), width))
 
 
 def said(rate: float, seed: int = 0) -> tuple[int, ...]:
     stage = HitStage(SEQUENCES, rate, VOCABULARY, seed=seed)
-    stage.allocate("job", ROWS, Sampling(), Returns())
+    stage.allocate(RUN, ROWS, Sampling(), Returns())
     done, _ = stage.run(Pass((part(TEXT[:ROWS]),)), [None])
     return done.choices[0].tokens
 
@@ -77,7 +75,7 @@ def test_off_the_path_nothing_is_right_and_values_do_not_tell() -> None:
     on_path = proposals([Kind((0.9,))], 1, tokens=TEXT[:400])
     assert set(done.values) == set(on_path.values)
     right = sum(row[0] == TEXT[at + 1] for at, row in enumerate(done.tokens))
-    assert right < 20  # by chance alone, one in 300
+    assert right < 20  # fails by chance in one of 300 cases
 
 
 @given(low=st.floats(0.1, 0.9), more=st.floats(0, 0.1))
@@ -94,15 +92,15 @@ def test_hits_of_models_of_one_seed_are_nested(low: float, more: float) -> None:
 
 def test_what_is_no_rate_and_what_it_cannot_do_is_refused() -> None:
     for rates in ((), (0.2, 0.3), (0.9, 0.2), (-0.1,)):
-        with pytest.raises(ConfigError, match="add up to 1"):
+        with pytest.raises(ConfigError, match="add up to at most 1"):
             Kind(rates)
     with pytest.raises(ConfigError, match="do not add up"):
         HitDrafter(SEQUENCES, [Kind((0.5,), 0.5)], VOCABULARY)
     with pytest.raises(ConfigError, match="0 to 1"):
         HitStage(SEQUENCES, 1.1, VOCABULARY)
     drafter = HitDrafter(SEQUENCES, [Kind((0.5,))], VOCABULARY)
-    drafter.allocate("job", 4, Sampling(), Returns())
+    drafter.allocate(RUN, 4, Sampling(), Returns())
     with pytest.raises(StateError, match="temperature 0"):
         drafter.run(replace(Draft(part(TEXT[:4]), 2), coupled=True))
     with pytest.raises(StateError, match="tokens alone"):
-        drafter.learn("job", (0,), None)  # type: ignore[arg-type]
+        drafter.learn(RUN, (0,), None)  # type: ignore[arg-type]

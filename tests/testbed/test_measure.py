@@ -1,6 +1,4 @@
-"""Measuring this machine gives a profile that is read back as it was, and whose parts make up its
-whole.
-"""
+"""A measured profile is read back unchanged, and its parts add up to its whole."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ def test_a_measured_profile_is_read_back_as_it_was(tmp_path: Path) -> None:
 def test_the_parts_make_up_the_whole() -> None:
     found = measure(TARGET, "ngram", MeasurementPlan(rows=(1,), repeats=9))
     parts = found.anchors["last_stage_layers"] * found.layer.at(1) + found.head.at(1)
-    # Few repeats on a machine that runs other tests too.
+    # Few repeats, since the machine runs other tests too.
     assert parts * 1e3 == pytest.approx(found.anchors["last_stage_ms"], rel=0.5)
     assert found.drafters["ngram"].at(1) < found.layer.at(1)
 
@@ -62,6 +60,15 @@ def test_the_command_writes_a_profile(tmp_path: Path, capsys: pytest.CaptureFixt
     assert read.link.latency == 0.5e-3
 
 
+def test_a_target_without_a_draft_is_measured_with_its_n_grams(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "mine.toml"
+    profile(TARGET, None, "1", 12, 1, 0.2, 1000, out)
+    assert list(load(str(out)).drafters) == ["ngram"]
+    assert f"note: no --draft is given for {TARGET}: " in capsys.readouterr().err
+
+
 def test_without_a_file_the_profile_is_all_that_is_on_stdout(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -79,7 +86,6 @@ def test_without_a_file_the_profile_is_all_that_is_on_stdout(
         ({"repeats": 0}, "repeats"),
         ({"mbit": 0.0}, "bytes/s"),
         ({"latency_ms": -1.0}, "latency"),
-        ({"target": TARGET}, "--target needs --draft"),
         ({"out": Path("mine.txt")}, "--out"),
         ({"out": Path("/nowhere/mine.toml")}, "no folder"),
         ({"draft": "draft+medium"}, "of kind slm"),

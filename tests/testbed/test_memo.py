@@ -1,9 +1,9 @@
-"""The memo gives what the drafter behind it would have given, and computes nothing twice.
+"""The memo gives the wrapped drafter's results and computes nothing twice.
 
-Where arithmetic is exact (the toy) whole traces are equal. Real models add up in an order that
-depends on what else is in a pass, so there a pass answers alike if its values agree to 1e-4 and
-its tokens are the same but where two values are that close: then either order is right, and it
-may lead to another tree.
+With exact arithmetic (the toy) whole traces are equal. Real models sum in an order that depends on
+the other rows of a pass; there, answers are equal if their values agree to 1e-4 and their tokens
+are the same except where two values are that close. Either order is then correct, and may lead to
+another tree.
 """
 
 from __future__ import annotations
@@ -18,9 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowspec.core.job.draft_worker import DraftMachine
-from flowspec.core.protocol.machine import Draft, DraftDone, Input, Output, Part
-from flowspec.core.protocol.messages import Returns, stage_node
+from flowspec.core.protocol.addresses import DRAFT, Address, stage_address
+from flowspec.core.protocol.machine import Input, Output
+from flowspec.core.protocol.messages import Returns
+from flowspec.core.protocol.work import Draft, DraftDone, Part
+from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
+from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.sim import Costs, Simulation, unit_costs
 from flowspec.errors import StateError
@@ -35,13 +39,12 @@ from flowspec.testbed import memo as module
 from flowspec.testbed.memo import WIDTH, MemoDrafter
 from flowspec.testbed.simulate import simulate
 from flowspec.testbed.texts import Text, texts
-from tests.model.test_ngram import VOCABULARY, Bench, tokens_of
+from tests.model.test_ngram import RUN, VOCABULARY, Bench, tokens_of
 from tests.pair import TARGET as DEFAULT
-from tests.toy import PROMPT, TARGET, JobSpec, limits, submit
+from tests.toy import PROMPT, TARGET, limits
 
 SAMPLINGS = [Sampling(), Sampling(1.0, seed=3)]
-#: A pass of the drafter takes a third of a stage's, so that drafts, answers and verdicts
-#: interleave.
+#: A drafter pass takes 0.3 of a stage's, so that drafts, answers and verdicts interleave.
 COSTS = Costs(
     lambda node, work: 0.3 if isinstance(work, Draft) else unit_costs(work), lambda *_: 0.1
 )
@@ -51,35 +54,34 @@ torch.set_num_threads(1)
 
 
 class Toy(ToyDrafter):
-    """A toy drafter whose shorter answers are the beginnings of its longer ones, as of any that
-    ranks.
-    """
+    """A toy drafter whose narrower answers are prefixes of its wider ones, as for any ranking."""
 
     def _propose(self, state: int, choice: int, width: int) -> tuple[int, ...]:
         return super()._propose(state, choice, WIDTH)[:width]
 
 
 class Both:
-    """Asks the drafter and its memo, holds their answers together and gives the drafter's."""
+    """Runs the drafter and its memo, compares their answers and returns the drafter's."""
 
     def __init__(self, plain: DraftExecutor, memo: MemoDrafter, close: float) -> None:
         self.plain = plain
         self.memo = memo
         self.close = close
         self.wants_hidden = plain.wants_hidden
-        self.swapped = self.compared = 0
+        self.swapped = 0
+        self.compared = 0
 
-    def allocate(self, job: str, capacity: int, sampling: Sampling, returns: Returns) -> None:
+    def allocate(self, run: RunKey, capacity: int, sampling: Sampling, returns: Returns) -> None:
         for one in (self.plain, self.memo):
-            one.allocate(job, capacity, sampling, returns)
+            one.allocate(run, capacity, sampling, returns)
 
-    def release(self, job: str) -> None:
-        self.plain.release(job)
-        self.memo.release(job)
+    def release(self, run: RunKey) -> None:
+        self.plain.release(run)
+        self.memo.release(run)
 
-    def learn(self, job: str, ids: Sequence[int], rows: RowArray) -> None:
-        self.plain.learn(job, ids, rows)
-        self.memo.learn(job, ids, rows)
+    def learn(self, run: RunKey, ids: Sequence[int], rows: RowArray) -> None:
+        self.plain.learn(run, ids, rows)
+        self.memo.learn(run, ids, rows)
 
     def run(self, work: Draft) -> DraftDone:
         plain = self.plain.run(work)
@@ -106,18 +108,17 @@ class Both:
 
 
 def toy_trace(strategy: str, drafter: DraftExecutor, sampling: Sampling) -> list[object]:
-    """Everything that happens in a toy pipeline of 3 stages."""
+    """All events in a toy pipeline of 3 stages."""
     trace: list[object] = []
 
-    def tap(node: str, now: float, event: Input, outputs: list[Output]) -> None:
+    def tap(node: Address, now: float, event: Input, outputs: list[Output]) -> None:
         trace.append((node, now, event, tuple(outputs)))
 
-    nodes: dict[str, Any] = {"d0": (DraftMachine(limits(3), build), drafter)}
+    nodes: dict[Address, Any] = {DRAFT: (DraftMachine(limits(3), build), drafter)}
     for stage in (1, 2, 3):
-        nodes[stage_node(stage)] = (StageMachine(stage, 3), ToyStage(TARGET, stage, 3))
+        nodes[stage_address(stage)] = (StageMachine(stage, 3), ToyStage(TARGET, stage, 3))
     simulation = Simulation(nodes, COSTS, tap=tap)
-    submit(
-        simulation,
+    simulation.submit(
         "j",
         JobSpec(prompt_ids=PROMPT, max_new_tokens=16, strategy=strategy, sampling=sampling),
     )
@@ -140,7 +141,7 @@ def test_strategies_that_share_a_memo_run_as_without_it(sampling: Sampling) -> N
 
 @pytest.fixture(scope="module")
 def text() -> Callable[[Sampling], Text]:
-    """What the default target says, by sampling; with its hidden rows."""
+    """The default target's text by sampling, with its hidden rows."""
     found = texts(
         ["Say: red blue red blue red"], SAMPLINGS, 8, open_directory(DEFAULT), hidden=True
     )
@@ -169,7 +170,7 @@ def test_real_drafters_are_remembered_as_they_are(
 @given(st.data(), st.integers(1, 8))
 @settings(max_examples=100, deadline=None)
 def test_any_passes_prunes_and_repetitions_answer_alike(data: st.DataObject, width: int) -> None:
-    """Several runs over few tokens, so that they meet each other's paths in part."""
+    """Several runs over few tokens, so that their paths overlap."""
     memo = MemoDrafter(Toy(TARGET, 0.7))
     prompt = data.draw(st.lists(tokens_of, min_size=1, max_size=6))
     for _ in range(data.draw(st.integers(1, 3))):
@@ -177,26 +178,30 @@ def test_any_passes_prunes_and_repetitions_answer_alike(data: st.DataObject, wid
         bench = Bench(both, prompt)
         bench.root = bench.add(bench.lag[-1], data.draw(tokens_of))
         for _ in range(data.draw(st.integers(1, 5))):
-            nodes = [] if bench.root in bench.table else [bench.root]
+            nodes = [] if bench.root in bench.rows else [bench.root]
             for _ in range(data.draw(st.integers(0, 5))):
-                above = data.draw(st.sampled_from([*bench.table.live, *nodes]))
+                above = data.draw(st.sampled_from([*bench.rows.tree, *nodes]))
                 nodes.append(bench.add(above, data.draw(tokens_of)))
             bench.run(nodes, width)
             bench.prune(data)
-        both.release("j")
+        both.release(RUN)
         assert not both.swapped
 
 
 def one_pass(
     drafter: MemoDrafter, tokens: Sequence[int], width: int = 4, sampling: Sampling = SAMPLINGS[0]
 ) -> int:
-    """Draft below ``tokens``, a run of its own; how many passes were computed by then."""
+    """Draft below ``tokens`` in a new run; the number of passes computed so far.
+
+    The run's context is all of the tokens but the last.
+    """
     rows = tuple(range(len(tokens)))
-    drafter.allocate("j", 99, sampling, Returns())
+    drafter.allocate(RUN, 99, sampling, Returns())
     parents = tuple(row - 1 for row in rows)
-    part = Part("j", 1, -1, rows, rows, tuple(tokens), (), 0, 0, None, parents, rows[-1:])
-    drafter.run(Draft(part, width, parents=parents))
-    drafter.release("j")
+    before = len(tokens) - 1
+    part = Part(RUN, -1, rows, parents, rows, tuple(tokens), (), before, answers=rows[-1:])
+    drafter.run(Draft(part, width))
+    drafter.release(RUN)
     return drafter.passes
 
 
@@ -217,7 +222,7 @@ def test_what_is_remembered_is_bounded_and_can_be_dropped(monkeypatch: pytest.Mo
     memo.forget()
     assert one_pass(memo, [0, 1]) == 2
     monkeypatch.setattr(module, "MOST", 1)
-    assert one_pass(memo, [1, 1]) == 3, "one proposal is held, which is not too many"
+    assert one_pass(memo, [1, 1]) == 3, "one stored proposal is within the limit"
     assert [one_pass(memo, [0, 1]), one_pass(memo, [0, 1])] == [4, 4]
 
 
@@ -225,8 +230,8 @@ def test_what_cannot_be_served_is_refused() -> None:
     memo = MemoDrafter(NgramDrafter(VOCABULARY))
     with pytest.raises(StateError, match=f"asks for 65 continuations; {WIDTH} of every node"):
         one_pass(memo, [0], width=65)
-    with pytest.raises(StateError, match="put one around each of them"):
+    with pytest.raises(StateError, match="wrap each of them in its own"):
         MemoDrafter(ChoiceDrafter([NgramDrafter(VOCABULARY), Toy(TARGET, 0.7)]))
-    memo.allocate("j", 9, SAMPLINGS[0], Returns())
+    memo.allocate(RUN, 9, SAMPLINGS[0], Returns())
     with pytest.raises(StateError, match="drafts from tokens alone"):
-        memo.learn("j", [0], np.zeros((1, 4), np.float32))
+        memo.learn(RUN, [0], np.zeros((1, 4), np.float32))

@@ -1,6 +1,4 @@
-"""Charts are written where and as what was asked for, and a timeline holds what the
-simulation did.
-"""
+"""Charts are written to the given place in the given format; timelines match the simulation."""
 
 from __future__ import annotations
 
@@ -10,12 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from flowspec.core.protocol.addresses import Address
+from flowspec.core.run.spec import JobSpec
 from flowspec.errors import ConfigError
 from flowspec.testbed import plots
 from flowspec.testbed.plots import Interval, Timeline, charts, require, save, sweep, tbt, timeline
 from flowspec.testbed.report import BenchReport, Estimate
+from tests.addresses import D0, S1, S2, S3
 from tests.testbed.test_report import HEADER, row
-from tests.toy import PROMPT, JobSpec, pipeline, submit
+from tests.toy import PROMPT, pipeline
 
 ROWS = (
     row("autoregressive", 1.0, source="-"),
@@ -32,7 +33,7 @@ MAGIC = {".svg": b"<?xml", ".png": b"\x89PNG"}
 def taken(stages: int = 3) -> Timeline:
     seen = Timeline()
     simulation = pipeline(stages, tap=seen)
-    submit(simulation, "j", JobSpec(prompt_ids=PROMPT, max_new_tokens=24, strategy="flowspec"))
+    simulation.submit("j", JobSpec(prompt_ids=PROMPT, max_new_tokens=24, strategy="flowspec"))
     simulation.run()
     return seen
 
@@ -100,22 +101,22 @@ def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.M
 
 def test_a_timeline_has_every_pass_once_and_no_device_does_two_at_a_time() -> None:
     seen = taken()
-    by_node: dict[str, list[Interval]] = {}
+    by_node: dict[Address, list[Interval]] = {}
     for span in seen.spans:
         by_node.setdefault(span.node, []).append(span)
-    assert set(by_node) == {"d0", "s1", "s2", "s3"}
+    assert set(by_node) == {D0, S1, S2, S3}
     for node, spans in by_node.items():
         assert all(one.end <= other.start for one, other in itertools.pairwise(spans)), node
-        assert all(span.draft == (node == "d0") for span in spans)
+        assert all(span.draft == (node == D0) for span in spans)
     assert seen.commits == sorted(seen.commits) and seen.commits
 
 
 def test_useful_rows_of_a_stage_are_those_its_meter_counts() -> None:
-    # A row is useful once; the last root stays a root, which a stage's meter counts as wasted when
-    # it closes.
+    # A row is useful once; the last root remains a root, which a stage's meter counts as wasted at
+    # its close.
     seen = taken()
     first = len(PROMPT) - 1
-    for node in ("s1", "s2", "s3"):
+    for node in (S1, S2, S3):
         rows = [
             number
             for span in seen.spans

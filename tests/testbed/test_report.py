@@ -1,6 +1,4 @@
-"""What a comparison says: estimates that hold, files that come back as they went, and refusals in
-one line.
-"""
+"""Reports of comparisons: valid intervals, lossless files, and refusals in one line."""
 
 from __future__ import annotations
 
@@ -103,7 +101,7 @@ def test_an_interval_holds_the_median_and_is_as_narrow_as_order_statistics_allow
     assert found.low <= found.median <= found.high
 
     def outside(rank: int) -> float:
-        """Chance that the true median lies beyond the values of this rank from either end."""
+        """Probability that the true median is beyond the values of this rank from either end."""
         return 2 * sum(comb(count, at) for at in range(rank)) / 2**count
 
     ranks = [rank for rank in range(1, count // 2 + 1) if outside(rank) <= 0.05]

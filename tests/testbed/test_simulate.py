@@ -1,4 +1,4 @@
-"""A simulated run costs what its profile says, and gives the target's text or none."""
+"""A simulated run costs what its profile says, and gives the target's text."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 
 from flowspec.core.job.draft_worker import DraftMachine
+from flowspec.core.protocol.addresses import SCHEDULER, Address
 from flowspec.core.protocol.machine import Received
-from flowspec.core.protocol.messages import SCHEDULER, Answer, Envelope, Segment, Submit
+from flowspec.core.protocol.messages import Answer, Envelope, Segment, Submit
+from flowspec.core.run.key import RunKey
 from flowspec.core.run.limits import Limits
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
@@ -23,6 +25,7 @@ from flowspec.model.toy import ToyDrafter
 from flowspec.strategies import EXACT, build
 from flowspec.testbed.simulate import profile_costs, returns_hidden, simulate
 from flowspec.testbed.texts import Text, texts
+from tests.addresses import D0, S1, S2, S4
 from tests.toy import PROMPT, TARGET
 
 
@@ -43,7 +46,7 @@ def text(target: ModelDirectory) -> Text:
 
 
 class Drafts(ToyDrafter):
-    """A drafter that wants hidden rows, or does not."""
+    """A drafter that may want hidden rows."""
 
     def __init__(self, *, wants_hidden: bool) -> None:
         super().__init__(TARGET, 0.5)
@@ -63,13 +66,16 @@ def test_hidden_rows_are_said_to_return_where_a_session_asks_for_them(
     machine = DraftMachine(limits, build)
     spec = JobSpec(prompt_ids=PROMPT, strategy=strategy)
     machine.step(
-        Received((Envelope(SCHEDULER, 1, Submit("j", 1, tuple(spec.fields().items()))),)), 0.0
+        Received((Envelope(SCHEDULER, 1, Submit(RunKey("j", 1), tuple(spec.fields().items()))),)),
+        0.0,
     )
-    assert machine.sessions["j"].returns.hidden == returns_hidden(drafter, build(strategy, 3))
+    assert machine.sessions[RunKey("j", 1)].returns.hidden == returns_hidden(
+        drafter, build(strategy, 3)
+    )
 
 
-def hop(profile: Profile, to: str, envelope: Envelope) -> float:
-    """Seconds a message is on its way over a free link."""
+def hop(profile: Profile, to: Address, envelope: Envelope) -> float:
+    """Seconds of a message over a free link."""
     return profile.transfer_seconds(to, envelope) + profile.link.latency
 
 
@@ -83,14 +89,14 @@ def test_plain_decoding_takes_the_way_around_the_pipeline_for_every_token(
     ran = simulate(
         text, "autoregressive", stages, target, drafter, profile_costs(profile, stages, "slm")
     )
-    segment = Segment("j", 1, 1, 1, (1,), (0,), (1,))
-    way = hop(profile, "s1", Envelope("d0", 1, replace(segment, tokens=(1,))))
-    way += (stages - 1) * hop(profile, "s2", Envelope("s1", 1, segment))
-    way += hop(profile, "d0", Envelope("s4", 1, Answer("j", 1, 1, (1,), (1,))))
+    segment = Segment(RunKey("j", 1), 1, 1, (1,), (0,), (1,))
+    way = hop(profile, S1, Envelope(D0, 1, replace(segment, tokens=(1,))))
+    way += (stages - 1) * hop(profile, S2, Envelope(S1, 1, segment))
+    way += hop(profile, D0, Envelope(S4, 1, Answer(RunKey("j", 1), 1, (1,), (1,))))
     way += sum(profile.stage_seconds(stage, stages, 1) for stage in range(1, stages + 1))
     (first, _) = ran.committed_at[0]
     (last, count) = ran.committed_at[-1]
-    # The prune of the verdict before leaves over the same link just ahead of the segment.
+    # The previous verdict's prune uses the same link just before the segment.
     assert (last - first) / (count - 1) == pytest.approx(way, rel=1e-3)
     assert ran.stats["tokens"] == count == len(text.output)
 

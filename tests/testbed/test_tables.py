@@ -1,6 +1,4 @@
-"""The papers' tables: what is printed beside them follows from their own figures, and everything in
-them runs.
-"""
+"""The papers' tables: printed ratios follow from the papers' figures, and all rows run."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ BLOCKS = [(name, block) for name in names() for block in load(name).blocks]
 def tokens_a_round(
     rates: tuple[float, ...], width: int = 10, layers: int = 7, nodes: int = 80
 ) -> float:
-    """Of an EAGLE-2 tree: 1 and the sum of the best nodes' probabilities."""
+    """Tokens per round of an EAGLE-2 tree: 1 plus the best nodes' probabilities."""
     base: list[float] = []
     beam = [1.0]
     for _ in range(layers):
@@ -41,7 +39,9 @@ def test_flowspecs_rates_give_the_tokens_a_round_of_its_naive_pipeline(name: str
     table = load(name)
     for block in table.blocks:
         tokens = profiles.load(block.profile).anchors["naive_pp_output_tokens"]
-        round_seconds, prefill = (0.653, 0.511) if block.profile == "jetson-7b" else (3.068, 2.6)
+        on_jetson = block.profile == "jetson-7b"
+        round_seconds = 0.653 if on_jetson else 3.068
+        prefill = 0.511 if on_jetson else 2.6
         printed = block.rows[0].paper
         assert printed is not None
         expected = tokens * round_seconds / (tokens / printed - prefill)
@@ -82,7 +82,7 @@ def test_every_block_is_sound(name: str, block: Block) -> None:
 
 
 def ratio(table: Table, block: Block, of: str, over: str, count: int = 3) -> float:
-    """Of two systems of a block at its first oracle's rates."""
+    """Ratio of two systems of a block at its first oracle's rates."""
     found = {row.system: row for row in block.rows}
     oracle = table.oracles[block.oracles[0]]
     values = [at_hit_rate(table, block, found[name], oracle, count).value for name in (of, over)]

@@ -1,10 +1,9 @@
-"""Growing a tree: beam growth in the manner of EAGLE-2, over whatever drafter answers.
+"""Growing a tree by beam search, as EAGLE-2 does, over any drafter's expansions.
 
-A growth is a small iterator driven from outside: ``pending(tree)`` names the nodes whose
-continuations it needs next, the caller has them drafted and calls again, until nothing is
-pending. Expansions stay with the tree, so growing again from a new root drafts only what the old
-growth had not reached. Source: FlowSpec section 3.2 (``algorithms.md`` 2.3), with the tie-safe
-total order.
+The caller drives a growth: ``pending(tree)`` names the nodes that need an expansion next, the
+caller has them drafted and calls again, until nothing is pending. Expansions stay with the tree's
+nodes, so growing again from a new root drafts only nodes that have none. Source: FlowSpec section
+3.2 (docs/algorithms.md#beam-growth), with a total order of the nodes.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(slots=True)
 class _Base:
-    """Candidate entries in generation order, as columns: T_base of the paper, root excluded.
+    """Candidates in generation order, as columns of equal length: the paper's T_base, without root.
 
-    An entry is a proposed child (``parent``, ``token``); it has a node only once something needs
-    one.
+    An entry is a proposed child (``parent``, ``token``); it becomes a node of the tree when the
+    beam or a segment takes it.
     """
 
     parent: Ints = field(default_factory=lambda: np.empty(0, np.int64))
@@ -50,8 +49,9 @@ class _Base:
         )
 
     def ranked(self) -> Ints:
-        """Indices by (score falling, depth rising, generation rising): every prefix is
-        ancestor-closed.
+        """Indices in the order (score descending, depth ascending, generation ascending).
+
+        Every prefix of it contains the ancestors of its entries.
         """
         return np.lexsort((np.arange(self.score.size), self.depth, -self.score))
 
@@ -70,7 +70,7 @@ class BeamGrowth:
         self._beam: list[int] = [tree.root]
 
     def pending(self, tree: Tree) -> tuple[int, ...]:
-        """Nodes to draft before the growth can go on; empty when it is grown."""
+        """Nodes that need an expansion before the growth can go on; empty when it is complete."""
         while self._layers_left:
             wanted = missing(tree, self._beam)
             if wanted:
@@ -98,7 +98,7 @@ class BeamGrowth:
             self._layers_left = layers if self._beam else 0
 
     def rebase(self, tree: Tree) -> None:
-        """Forget entries that are no longer below the tree's root."""
+        """Drop entries that are no longer below the tree's root."""
         if self._base.parent.size:
             self._base = self._base.keep(
                 np.isin(self._base.parent, np.fromiter(tree.nodes, np.int64))
@@ -108,10 +108,10 @@ class BeamGrowth:
     def best(
         self, tree: Tree, count: int, *, by_score: bool = True, unselected: bool = False
     ) -> list[int]:
-        """The ``count`` best entries as nodes, root excluded.
+        """The ``count`` entries of the highest scores as nodes, without the root.
 
-        The cut is always by score. The answer is in that order too, or in generation order with
-        ``by_score`` False. With ``unselected`` entries already in T do not count towards ``count``.
+        The result is in order of score, or of generation with ``by_score`` False. With
+        ``unselected``, entries already in T are skipped.
         """
         ranked = self._base.ranked()
         if unselected:

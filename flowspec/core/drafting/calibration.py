@@ -1,12 +1,12 @@
-"""What a candidate is worth: an online table of acceptance by source, rank and gap.
+"""Calibrated values: an online table of acceptance rates by source, rank and gap.
 
-Where a drafter's numbers are no probabilities of acceptance (it saw the target's noise, or
-several drafters speak at once) a node's value is what such candidates were worth so far. A cell
-counts how often a candidate of that source, rank and gap was the target's token; before anything
-is known it holds a prior. The gap of a coupled candidate is how far it lies behind its source's
-best, of the best itself how far it leads; of an uncoupled one it is its own log-probability,
-negated. Rank says who is asked first, the value what to expect: the two are kept apart
-(``design.md`` 4).
+A drafter's log-probabilities do not estimate acceptance if the drafter saw the target's noise, or
+if several drafters are merged. A candidate's value is then the log of the acceptance rate that
+candidates like it have had so far. A cell counts how often a candidate of one source, rank and
+gap was the target's token; an empty cell holds a prior. The gap of a coupled candidate is its
+distance to its source's best candidate, and for the best candidate its lead over the second; the
+gap of an uncoupled candidate is its negated log-probability
+(docs/algorithms.md#coupled-drafting, docs/algorithms.md#calibration).
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from dataclasses import dataclass
 
 from flowspec.core.tree.tree import Expansion, Node
 
-#: Upper ends of the gap's cells, in nats.
+#: Upper bounds of the gap's buckets, in nats.
 EDGES = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 CELLS = len(EDGES) + 1
-#: The lead of a candidate that came alone, nats.
+#: The lead assumed for a candidate without a second, in nats.
 ALONE = 2.0
-#: Ranks from this one on share a cell.
+#: Number of ranks told apart; the last stands for all further ranks.
 RANKS = 16
-#: How many observations the prior counts for.
+#: Weight of the prior, in observations.
 PRIOR_WEIGHT = 6.0
-#: Observations a cell holds before it halves what it has: what was true many jobs ago is outvoted
-#: by this one.
+#: A cell with more observations halves its counts before it adds another, so that recent jobs
+#: outweigh old ones.
 REMEMBERED = 400
-#: No value says certainty: the log of it would make every descendant as good as its ancestor.
+#: Upper bound of a rate: a rate of 1 has log 0, and every descendant would score like its ancestor.
 MOST = 0.98
 
 _TOP = math.log(MOST)
@@ -41,14 +41,16 @@ _TOP = math.log(MOST)
 class _Cell:
     tries: float
     hits: float
-    value: float = 0.0  # the log of their ratio, within bounds
+    value: float = 0.0  # log of hits / tries, clamped
 
     def __post_init__(self) -> None:
         self.value = math.log(min(MOST, max(1e-4, self.hits / self.tries)))
 
 
 class Calibration:
-    """A table of one job or several; ``coupled``: the drafters see the target's noise."""
+    """Acceptance rates of one or more jobs' candidates; ``coupled``: the drafters see the target's
+    noise.
+    """
 
     def __init__(self, coupled: bool) -> None:
         self._coupled = coupled
@@ -60,8 +62,8 @@ class Calibration:
         """The candidates with calibrated values, best first; ``values`` are the drafter's own."""
         cells = _cells(values, sources, coupled=self._coupled)
         known = self._cells
-        worth = [known[cell].value if cell in known else self._unknown(cell) for cell in cells]
-        return _best_first(worth, tokens, cells)
+        rates = [known[cell].value if cell in known else self._unknown(cell) for cell in cells]
+        return _best_first(rates, tokens, cells)
 
     def observe(self, node: Node, token: int) -> None:
         """The target chose ``token`` after ``node``."""
@@ -79,8 +81,9 @@ class Calibration:
         return cell.value
 
     def _prior(self, number: int) -> float:
-        """Expected acceptance before anything was seen: a lead helps the first, a lag hurts the
-        others.
+        """The acceptance rate assumed for a cell without observations.
+
+        For the best candidate it rises with its lead; for the others it falls with their gap.
         """
         rank = number // CELLS % RANKS
         bucket = number % CELLS
@@ -93,22 +96,21 @@ class Calibration:
 
 
 class Scaling:
-    """A table for drafters that give log-probabilities and do not see the noise: how far to believe
-    them.
+    """Corrections of log-probabilities, for drafters that do not see the target's noise.
 
-    A cell counts what its candidates promised and how often they were right; their values are
-    scaled by the ratio. A small model is too modest where the target takes its best token, and
-    promises too much below.
+    A cell sums its candidates' probabilities and counts how many of them were accepted; a value is
+    corrected by the ratio. Small models underestimate the acceptance of their best candidate and
+    overestimate that of the others.
     """
 
     def __init__(self) -> None:
-        self._cells: dict[int, tuple[float, float]] = {}  # promised, hits
-        self._scales: dict[int, float] = {}  # logs of their ratios
+        self._cells: dict[int, tuple[float, float]] = {}  # expected hits, hits
+        self._scales: dict[int, float] = {}  # log(hits / expected hits)
 
     def expansion(
         self, tokens: Sequence[int], values: Sequence[float], sources: Sequence[int] = ()
     ) -> Expansion:
-        """The candidates with scaled values, best first; ``values`` are the drafter's own."""
+        """The candidates with corrected values, best first; ``values`` are the drafter's own."""
         cells = _cells(values, sources)
         scale = self._scales.get
         scaled = [value + scale(cell, 0.0) for value, cell in zip(values, cells, strict=True)]
@@ -122,16 +124,16 @@ class Scaling:
             return
         found = node.expansion
         for candidate, cell, value in zip(found.tokens, found.cells, found.raw, strict=True):
-            promised, hits = self._cells.get(cell, (0.0, 0.0))
-            share = 0.5 if promised + hits > REMEMBERED else 1.0
-            promised = share * promised + math.exp(value)
+            expected, hits = self._cells.get(cell, (0.0, 0.0))
+            share = 0.5 if expected + hits > REMEMBERED else 1.0
+            expected = share * expected + math.exp(value)
             hits = share * hits + (candidate == token)
-            self._cells[cell] = (promised, hits)
-            self._scales[cell] = math.log((hits + 1) / (promised + 1))
+            self._cells[cell] = (expected, hits)
+            self._scales[cell] = math.log((hits + 1) / (expected + 1))
 
 
 class Calibrations:
-    """A pipeline's tables: candidates of coupled and of sampled jobs are accepted differently."""
+    """A pipeline's tables: coupled, sampled and greedy jobs have different acceptance rates."""
 
     def __init__(self) -> None:
         self._tables: dict[tuple[bool, bool], Calibration | Scaling] = {}
@@ -147,9 +149,7 @@ class Calibrations:
 
 
 def _cells(values: Sequence[float], sources: Sequence[int], *, coupled: bool = False) -> list[int]:
-    """For every candidate the number of its cell: by its source, its rank there and
-    its gap, nats.
-    """
+    """The cell number of every candidate: by its source, its rank there and its gap in nats."""
     if sources and min(sources) != max(sources):
         return _cells_of_several(values, sources, coupled)
     found = []
@@ -157,7 +157,7 @@ def _cells(values: Sequence[float], sources: Sequence[int], *, coupled: bool = F
     first = least
     last = least + (RANKS - 1) * CELLS
     if coupled and values:
-        if values[0] < 0:  # its best was credited to another one: there a best has value 0
+        if values[0] < 0:  # the source's best (value 0) was credited to another source
             first += CELLS
         else:
             found = [least + bisect_left(EDGES, _lead(values))]
@@ -182,17 +182,15 @@ def _cells_of_several(values: Sequence[float], sources: Sequence[int], coupled: 
 
 
 def _best_first(
-    worth: list[float], tokens: Sequence[int], cells: list[int], raw: Sequence[float] = ()
+    values: list[float], tokens: Sequence[int], cells: list[int], raw: Sequence[float] = ()
 ) -> Expansion:
-    """All by falling ``worth``, equals in the order they came."""
-    if len(worth) < 2:
-        return Expansion(tuple(tokens), tuple(worth), tuple(cells), tuple(raw))
-    pick = operator.itemgetter(*sorted(range(len(worth)), key=worth.__getitem__, reverse=True))
-    return Expansion(pick(tokens), pick(worth), pick(cells), pick(raw) if raw else ())
+    """The candidates by descending ``values``; candidates of equal value keep their order."""
+    if len(values) < 2:
+        return Expansion(tuple(tokens), tuple(values), tuple(cells), tuple(raw))
+    pick = operator.itemgetter(*sorted(range(len(values)), key=values.__getitem__, reverse=True))
+    return Expansion(pick(tokens), pick(values), pick(cells), pick(raw) if raw else ())
 
 
 def _lead(values: Sequence[float]) -> float:
-    """How far a source's best is ahead of its second; of a lone candidate nobody knows: something
-    in between.
-    """
+    """The best candidate's distance to the second, nats; ``ALONE`` if there is no second."""
     return values[0] - values[1] if len(values) > 1 else ALONE

@@ -1,56 +1,69 @@
-"""Which rows of a job one drafter holds, and which it owes.
+"""Which rows of a run one drafter's KV cache holds, and which it has yet to compute.
 
-A drafter's KV rows follow the same slot arithmetic as a stage's. Context rows it has not
-computed (the prompt at first, later accepted leaves, or all there is while another drafter
-drafts) are its *lag*; they lead its next pass. A drafter that is *refreshed* drafts from the
-target's hidden rows: what it computed for a tree was computed from guesses, so every verdict
-makes it compute the accepted rows anew and forget the rest (``algorithms.md`` 2.12).
+A drafter's rows follow the same rule of liveness as a stage's. Context rows that it has not
+computed (the prompt at first, later accepted leaves, or the whole context while another drafter
+drafts) are its *lag*; they lead its next pass. A *refreshed* drafter drafts from the target's
+hidden rows. It computes a tree's rows from predicted ones, so after every verdict it recomputes the
+accepted rows and drops the rest (docs/algorithms.md#draft-heads).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from flowspec.core.protocol.machine import Part
-from flowspec.core.tree.slots import SlotTable
+from flowspec.core.protocol.work import Part
+from flowspec.core.run.key import RunKey
+from flowspec.core.tree.live_rows import LiveRows
 from flowspec.core.tree.tree import Node, Tree
 
-#: Context rows fed to the drafter in one pass.
+#: Most context rows that a drafter computes in one pass.
 CATCH_UP_ROWS = 256
 
 
-class DrafterCache:
-    """One drafter's rows of one job, whose prompt is ``prompt``."""
+@dataclass(frozen=True, slots=True)
+class _LagRow:
+    """A context row the drafter has not computed."""
 
-    def __init__(self, prompt: tuple[int, ...], *, refreshed: bool = False) -> None:
+    id: int
+    parent: int
+    token: int
+
+
+class DrafterCache:
+    """One drafter's rows of one run, whose text so far is ``prefix``."""
+
+    def __init__(self, prefix: Sequence[int], *, refreshed: bool = False) -> None:
         self.refreshed = refreshed
-        self._slots = SlotTable(len(prompt))
-        self._prompt = list(enumerate(prompt))
-        # The hidden rows of the prompt are there with the first verdict, not before.
-        self._lag = [] if refreshed else self._prompt  # (id, token)
+        self._rows = LiveRows(len(prefix))
+        text = [_LagRow(at, at - 1, token) for at, token in enumerate(prefix)]
+        # The prompt's hidden rows arrive with the first verdict, not before.
+        self._lag = [] if refreshed else text
+        self._without_hidden = text if refreshed else []
 
     @property
     def lags(self) -> bool:
-        """Context rows are owed."""
+        """Whether context rows have yet to be computed."""
         return bool(self._lag)
 
     @property
     def overdue(self) -> bool:
-        """A whole pass of context rows is owed by a drafter that has to keep hidden rows, and those
-        of rejected nodes too, until it has computed them: it goes first, so that what it keeps
-        is bounded.
+        """Whether this is a refreshed drafter that lags by at least a whole pass.
+
+        It keeps hidden rows, those of rejected nodes included, until it has computed them. So an
+        overdue drafter goes first, which bounds the rows that it keeps.
         """
         return self.refreshed and len(self._lag) >= CATCH_UP_ROWS
 
     @property
     def tree_rows(self) -> int:
         """Rows held beyond the context."""
-        return len(self._slots.held)
+        return len(self._rows.tree)
 
-    def closed(self, tree: Tree, nodes: Sequence[int]) -> list[int]:
-        """``nodes`` and those above them that are not held, parents first."""
+    def with_ancestors(self, tree: Tree, nodes: Sequence[int]) -> list[int]:
+        """``nodes`` and those ancestors in the tree that are not held, parents first."""
         missing: set[int] = set()
-        held = self._slots.held
+        held = self._rows.tree
         for node in nodes:
             while node not in missing and node not in held:
                 missing.add(node)
@@ -60,49 +73,51 @@ class DrafterCache:
         return sorted(missing.union(nodes))
 
     def next_part(
-        self, job: str, epoch: int, tree: Tree, wanted: Sequence[int]
-    ) -> tuple[Part, tuple[int, ...], tuple[int, ...]] | None:
-        """The next pass: what is owed, then ``wanted`` if that is all; with the rows' parents and
-        the nodes that get an answer. None: there is nothing to do.
+        self, run: RunKey, tree: Tree, wanted: Sequence[int]
+    ) -> tuple[Part, tuple[int, ...]] | None:
+        """The next pass, and the nodes it answers; None: there is nothing to compute.
+
+        The pass computes the lag, and then ``wanted`` if the whole lag fits into it.
         """
         lag = self._lag[:CATCH_UP_ROWS]
         nodes = tuple(wanted) if len(lag) == len(self._lag) else ()
         if not lag and not nodes:
             return None
-        ids = (*(node for node, _ in lag), *nodes)
-        first = self._slots.context
-        chain = (-1, *ids[: len(lag) - 1]) if lag else ()
-        parents = (*chain, *(tree[node].parent for node in nodes))
-        plan = self._slots.plan(ids, parents, len(lag))
         self._lag = self._lag[len(lag) :]
+        first = self._rows.context
+        ids = (*(row.id for row in lag), *nodes)
+        parents = (*(row.parent for row in lag), *(tree[node].parent for node in nodes))
         part = Part(
-            job=job,
-            epoch=epoch,
+            run=run,
             segment=-1,
             ids=ids,
-            positions=(*range(first, first + len(lag)), *(tree[node].position for node in nodes)),
-            tokens=(*(token for _, token in lag), *(tree[node].token for node in nodes)),
+            parents=parents,
+            positions=(
+                *range(first, first + len(lag)),
+                *(tree[node].position for node in nodes),
+            ),
+            tokens=(*(row.token for row in lag), *(tree[node].token for node in nodes)),
             offsets=(),
-            context=plan.context,
-            held=plan.held,
-            moves=plan.moves,
-            parents=plan.parents,
+            context=len(lag),
+            pruned=self._rows.begin_pass(ids, parents, len(lag)),
             answers=tuple(range(len(lag), len(ids))),
         )
-        return part, parents, nodes
+        return part, nodes
 
     def commit(self, accepted: Sequence[Node], root: int) -> None:
-        """The nodes ``accepted``, the old root first, are context now and ``root`` is the tree's
-        root.
-        """
-        slots = self._slots
+        """Make the nodes ``accepted``, the old root first, context, and ``root`` the root."""
+        rows = self._rows
         if self.refreshed:
-            slots.forget_tree(root)
-            self._lag += self._prompt
-            self._prompt = []
-            fresh = [(node.id, node.token) for node in accepted]
+            rows.forget_tree(root)
+            self._lag += self._without_hidden
+            self._without_hidden = []
+            fresh = list(accepted)
         else:
-            fresh = [(node.id, node.token) for node in accepted if node.id not in slots]
-            slots.prune([node.id for node in accepted], root)
-        # The prompt's last row is the first root, and is in the lag from the start.
-        self._lag += [(node, token) for node, token in fresh if node >= slots.prompt_length]
+            fresh = [node for node in accepted if node.id not in rows]
+            rows.prune([node.id for node in accepted], root)
+        # The prefix's last row is the first root, and is in the lag from the start.
+        self._lag += [
+            _LagRow(node.id, node.parent, node.token)
+            for node in fresh
+            if node.id >= rows.prompt_length
+        ]

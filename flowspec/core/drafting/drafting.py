@@ -1,103 +1,120 @@
-"""A session's dealings with its drafters: the growth under way, and who is asked for what it waits
-for.
+"""The current growth of one run, and the drafter passes it needs.
 
-One drafter drafts at a time; the others fall behind and catch up when their turn comes
-(``core.holding``). What a refreshed drafter had proposed goes with every verdict, unless the
-strategy needs it at once (``Strategy.redrafts``).
+One drafter drafts at a time; the others lag and catch up when they are chosen (``drafter_cache``).
+A refreshed drafter's proposals are dropped at every verdict, unless the strategy's ``redrafts`` is
+False.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from flowspec.core.drafting.calibration import Calibration, Scaling
 from flowspec.core.drafting.drafter_cache import DrafterCache
 from flowspec.core.drafting.growth import Growth
-from flowspec.core.protocol.machine import Draft, DraftDone
+from flowspec.core.protocol.work import Draft, DraftDone
+from flowspec.core.run.key import RunKey
 from flowspec.core.tree.accept import Verdict
 from flowspec.core.tree.tree import Expansion, Node, Tree
 from flowspec.errors import ProtocolError, StateError
 
-#: Tree rows a drafter may hold beyond the context; a growth that needs more ends where it is.
+#: Most tree rows a drafter holds beyond the context; a growth that needs more ends early.
 DRAFT_TREE_ROWS = 2048
-#: Most sources a drafter may be merged from: their candidates are told apart by number, over all
-#: drafters.
+#: Most sources merged into one drafter; a source's number is unique over all drafters.
 MOST_SOURCES = 16
 
 
-class Drafting:
-    """Growth and drafters' rows of one job; ``width`` continuations are asked per node, 0: no
-    drafter.
+@dataclass(frozen=True, slots=True)
+class DraftingOptions:
+    """How to draft for a run.
 
-    ``refreshed``: of every drafter there is to choose from, whether it is. ``calibration``: says
-    what every candidate is worth; None: only where the drafter's numbers cannot, by a new one.
+    ``width``: continuations per node; 0: the run has no drafter. ``coupled``: the drafter sees the
+    target's noise. ``refreshed``: per available drafter, whether it drafts from hidden rows.
+    ``redrafts``: drop a refreshed drafter's proposals at every verdict. ``calibration``: gives all
+    candidates their values; None: a new table, only for coupled candidates and those with a source
+    number.
     """
 
-    def __init__(
-        self,
-        job: str,
-        epoch: int,
-        prompt: tuple[int, ...],
-        width: int,
-        coupled: bool = False,
-        refreshed: Sequence[bool] = (False,),
-        redrafts: bool = True,
-        calibration: Calibration | Scaling | None = None,
-    ) -> None:
+    width: int
+    coupled: bool = False
+    refreshed: tuple[bool, ...] = (False,)
+    redrafts: bool = True
+    calibration: Calibration | Scaling | None = None
+
+
+@dataclass(slots=True)
+class _PassTally:
+    """The number of answering passes of one drafter, and their seconds."""
+
+    count: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class _Asked:
+    """Nodes of the pass in progress, and the drafter that computes it.
+
+    ``stale``: nodes whose proposals a verdict has voided since the pass began.
+    """
+
+    nodes: tuple[int, ...] = ()
+    drafter: int = 0
+    stale: frozenset[int] = frozenset()
+
+
+class Drafting:
+    """The growth and the drafters' rows of ``run``, whose text so far is ``prefix``."""
+
+    def __init__(self, run: RunKey, prefix: Sequence[int], options: DraftingOptions) -> None:
         self.was_idle = False
-        self._job = job
-        self._epoch = epoch
-        self._width = width
-        self._coupled = coupled
-        self._redrafts = redrafts
+        self._run = run
+        self._options = options
         self._growth: Growth | None = None
         self._growth_passes = 0
         self._wanted: tuple[int, ...] = ()
-        self._asked: tuple[int, ...] = ()  # nodes of the pass being computed
-        self._answers_next = 0  # the drafter that computes it
-        self._stale: set[int] = set()  # of those, the ones a refresh has overtaken
-        self._calibrates = calibration is not None
-        self._calibration = calibration or Calibration(coupled)
-        self._holdings = (
-            [DrafterCache(prompt, refreshed=each) for each in refreshed] if width else []
-        )
+        self._asked = _Asked()
+        self._calibration = options.calibration or Calibration(options.coupled)
+        drafters = options.refreshed if options.width else ()
+        self._caches = [DrafterCache(prefix, refreshed=refreshed) for refreshed in drafters]
+        self._passes = [_PassTally() for _ in options.refreshed]
         self._active = 0
-        self._passes = [
-            (0, 0.0) for _ in refreshed
-        ]  # by drafter: those that answered, and their seconds
 
     @property
     def growing(self) -> bool:
-        """A growth has not been handed over yet."""
+        """Whether there is a growth that has not been collected."""
         return self._growth is not None
 
     @property
     def has_work(self) -> bool:
-        """A pass could start now."""
-        lags = bool(self._holdings) and self._holdings[self._turn].lags
-        return not self._asked and bool(self._wanted or lags)
+        """Whether a pass could start now."""
+        lags = bool(self._caches) and self._caches[self._next_drafter].lags
+        return not self._asked.nodes and bool(self._wanted or lags)
 
     @property
-    def _turn(self) -> int:
-        """Whose pass is next: the active drafter's, unless one is overdue."""
-        overdue = (number for number, holding in enumerate(self._holdings) if holding.overdue)
+    def _next_drafter(self) -> int:
+        """The drafter of the next pass: the active one, unless one is overdue."""
+        overdue = (number for number, cache in enumerate(self._caches) if cache.overdue)
         return next(overdue, self._active)
 
     @property
     def continuing(self) -> bool:
-        """The growth under way has been drafted for and wants another pass."""
+        """Whether the current growth has had a pass and needs another."""
         return self.has_work and self._growth is not None and self._growth_passes > 0
 
     @property
     def pass_seconds(self) -> float:
-        """Of an answering pass of the drafter that drafts now, on average; 0: it made none."""
-        count, seconds = self._passes[self._active]
-        return seconds / count if count else 0.0
+        """Mean seconds of an answering pass of the active drafter; 0: it has made none."""
+        passes = self._passes[self._active]
+        return passes.seconds / passes.count if passes.count else 0.0
+
+    # ---- the growth ------------------------------------------------------------------------------
 
     def begin(self, growth: Growth | None, *, idle: bool, drafter: int = 0) -> None:
-        """Put ``growth`` in the place of the one under way; expansions known so far stay in the
-        tree. ``drafter`` drafts for it, by its number; a pass under way is still answered by its
-        own.
+        """Replace the current growth by ``growth``; the tree keeps its expansions.
+
+        ``drafter``: the number of the drafter for this growth. A pass in progress ends with its own
+        drafter.
         """
         self._growth = growth
         self.was_idle = idle
@@ -106,99 +123,104 @@ class Drafting:
         self._wanted = ()
 
     def wants(self, tree: Tree) -> bool:
-        """Whether the growth under way needs nodes drafted before it can go on."""
+        """Whether the current growth needs expansions of nodes before it can go on."""
         if self._growth is None:
             return False
-        holding = self._holdings[self._active]
-        self._wanted = tuple(holding.closed(tree, self._growth.pending(tree)))
-        if holding.tree_rows + len(self._wanted) > DRAFT_TREE_ROWS:
+        cache = self._caches[self._active]
+        self._wanted = tuple(cache.with_ancestors(tree, self._growth.pending(tree)))
+        if cache.tree_rows + len(self._wanted) > DRAFT_TREE_ROWS:
             self._wanted = ()
         return bool(self._wanted)
 
     def collect(self, tree: Tree) -> list[list[int]]:
-        """The grown segments; the growth is over."""
-        if self._growth is None:
+        """End the current growth; its segments."""
+        growth = self._take_growth()
+        if growth is None:
             raise StateError("there is no growth to collect")
-        growth = self._growth
-        self._growth = None
-        self._wanted = ()
         return growth.segments(tree)
 
-    def harvest(self, tree: Tree) -> list[list[int]]:
-        """End a growth that a verdict has overtaken; what it has of use below the new root.
+    def collect_overtaken(self, tree: Tree) -> list[list[int]]:
+        """End a growth that a verdict has overtaken; its segments below the new root.
 
-        Without this a drafter slower than the pipeline would never finish a growth: each verdict
-        would find it half done, start it over, and the pipeline would run dry.
+        Otherwise a drafter slower than the pipeline would never finish a growth: each verdict would
+        restart it half done, and the pipeline would run dry.
         """
-        if self._growth is None:
+        growth = self._take_growth()
+        if growth is None:
             return []
-        growth = self._growth
-        self._growth = None
-        self._wanted = ()
         growth.rebase(tree)
         return growth.segments(tree)
 
+    def _take_growth(self) -> Growth | None:
+        growth = self._growth
+        self._growth = None
+        self._wanted = ()
+        return growth
+
+    # ---- passes ----------------------------------------------------------------------------------
+
     def next_work(self, tree: Tree) -> Draft | None:
-        """The next pass: what a drafter lags behind, then the nodes the growth waits for if it is
-        the active one.
-        """
-        turn = self._turn
-        wanted = self._wanted if turn == self._active else ()
-        found = self._holdings[turn].next_part(self._job, self._epoch, tree, wanted)
+        """The next pass: a drafter's lag, then the nodes of the growth if it is active."""
+        drafter = self._next_drafter
+        wanted = self._wanted if drafter == self._active else ()
+        found = self._caches[drafter].next_part(self._run, tree, wanted)
         if found is None:
             return None
-        part, parents, nodes = found
-        self._asked = nodes
-        self._answers_next = turn
-        self._wanted = () if nodes else self._wanted
+        part, nodes = found
+        self._asked = _Asked(nodes, drafter)
         growth_pass = self._growth_passes
-        self._growth_passes = self._growth_passes + bool(nodes)
-        return Draft(part, self._width, growth_pass, parents, self._coupled, turn)
+        if nodes:
+            self._wanted = ()
+            self._growth_passes += 1
+        return Draft(part, self._options.width, growth_pass, self._options.coupled, drafter)
 
     def done(self, result: DraftDone, tree: Tree, seconds: float = 0.0) -> None:
-        """Take the proposals of the pass, which took ``seconds``; nodes pruned meanwhile are
-        forgotten.
-        """
+        """Take the proposals of a pass of ``seconds``, except those for pruned or stale nodes."""
         asked = self._asked
-        self._asked = ()
-        stale = self._stale
-        self._stale = set()
-        if not len(result.tokens) == len(result.values) == len(asked) or len(
-            result.sources
-        ) not in (0, len(asked)):
+        self._asked = _Asked()
+        rows = len(asked.nodes)
+        answered = len(result.tokens) == len(result.values) == rows
+        if not answered or len(result.sources) not in (0, rows):
             raise ProtocolError("the drafter did not answer for the rows it was asked for")
-        if asked:
-            count, spent = self._passes[self._answers_next]
-            self._passes[self._answers_next] = (count + 1, spent + seconds)
-        for at, node in enumerate(asked):
-            if node in tree and node not in stale:
+        if asked.nodes:
+            self._passes[asked.drafter].count += 1
+            self._passes[asked.drafter].seconds += seconds
+        for at, node in enumerate(asked.nodes):
+            if len(set(result.tokens[at])) != len(result.tokens[at]):
+                raise ProtocolError(f"the drafter proposed a token twice after node {node}")
+            if node in tree and node not in asked.stale:
                 sources = result.sources[at] if result.sources else ()
-                tree.expand(node, self._expansion(result.tokens[at], result.values[at], sources))
+                expansion = self._expansion(
+                    result.tokens[at], result.values[at], sources, asked.drafter
+                )
+                tree.expand(node, expansion)
 
     def _expansion(
-        self, tokens: tuple[int, ...], values: tuple[float, ...], sources: Sequence[int]
+        self,
+        tokens: tuple[int, ...],
+        values: tuple[float, ...],
+        sources: Sequence[int],
+        drafter: int,
     ) -> Expansion:
-        if self._answers_next:
-            sources = [
-                self._answers_next * MOST_SOURCES + source
-                for source in sources or (0,) * len(tokens)
-            ]
-        if self._calibrates or self._coupled or sources:
+        if drafter:
+            own = sources or (0,) * len(tokens)
+            sources = [drafter * MOST_SOURCES + source for source in own]
+        if self._options.calibration is not None or self._options.coupled or sources:
             return self._calibration.expansion(tokens, values, sources)
         return Expansion(tokens, values)
 
+    # ---- verdicts --------------------------------------------------------------------------------
+
     def observe(self, tree: Tree, verdict: Verdict) -> None:
-        """Learn from a verdict that was not applied yet what candidates are worth."""
+        """Give a verdict that has not been applied yet to the calibration."""
         for node, token in zip(verdict.accepted, verdict.tokens, strict=True):
             self._calibration.observe(tree[node], token)
 
     def commit(self, accepted: Sequence[Node], root: int, tree: Tree) -> None:
-        """The nodes ``accepted``, the old root first, are context now and ``root`` is the tree's
-        root.
-        """
-        for holding in self._holdings:
-            holding.commit(accepted, root)
-        if self._redrafts and self._holdings and self._holdings[self._active].refreshed:
-            self._stale = set(self._asked)
+        """Make the nodes ``accepted``, the old root first, context, and ``root`` the root."""
+        for cache in self._caches:
+            cache.commit(accepted, root)
+        if self._options.redrafts and self._caches and self._caches[self._active].refreshed:
+            self._asked.stale = frozenset(self._asked.nodes)
             for node in tree:
                 node.expansion = None

@@ -1,4 +1,4 @@
-"""What grows a token tree, as its session drives it."""
+"""The interface of a growth: what adds drafted nodes to the tree of a job."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from flowspec.core.tree.tree import Tree
 
 
 class Growth(Protocol):
-    """One growing of the tree, by whatever rule."""
+    """One growth of the tree, driven by its session: draft what is pending until nothing is."""
 
     def pending(self, tree: Tree) -> tuple[int, ...]:
-        """Nodes whose expansions are needed before it can go on; empty when it is grown."""
+        """Nodes that need an expansion before the growth can go on; empty when it is complete."""
         ...
 
     def segments(self, tree: Tree) -> list[list[int]]:
-        """What to send, in order: nodes not in T before, each after its parent. Asked once, at the
-        end, or earlier when a verdict overtakes the growth; then it gives what it has.
+        """The segments to send, in order: lists of nodes that are new in T, parents first.
+
+        Called once: when the growth is complete, or earlier if a verdict arrives first.
         """
         ...
 
     def rebase(self, tree: Tree) -> None:
-        """The root moved within the tree: forget what is no longer below it."""
+        """The root moved within the tree: drop what is no longer below it."""
         ...

@@ -1,8 +1,8 @@
-"""Growing a tree layer by layer, and along one path.
+"""Growing a tree layer by layer.
 
-``LayerGrowth`` appends whole layers of bounded width (PipeDec, SpecPipe: ``algorithms.md`` 3.2,
-4.1), ``StaticGrowth`` a tree of fixed shape (SpecInfer: ``algorithms.md`` 6), ``PathGrowth`` one
-token after the other (chains). All are driven like a ``core.strategy.Growth``.
+``LayerGrowth`` appends whole layers of bounded width (PipeDec, SpecPipe:
+docs/algorithms.md#layers), ``StaticGrowth`` grows a tree of fixed shape (SpecInfer:
+docs/algorithms.md#static-tree). Both are a ``core.drafting.growth.Growth``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from flowspec.core.tree.tree import Tree
 
 
 def deepest(tree: Tree) -> list[int]:
-    """The nodes of T's deepest layer, parents' order: the bottom layer of PipeDec's arrays."""
+    """T's deepest nodes, in the order of their parents: the bottom layer of PipeDec's arrays."""
     depth = -1
     found: list[int] = []
     for node in tree.nodes.values():
@@ -28,19 +28,20 @@ def deepest(tree: Tree) -> list[int]:
 
 
 def missing(tree: Tree, nodes: Sequence[int]) -> tuple[int, ...]:
-    """Those of ``nodes`` no drafter has answered for."""
+    """Those of ``nodes`` without an expansion."""
     return tuple(node for node in nodes if tree[node].expansion is None)
 
 
 def add_layer(tree: Tree, above: Sequence[int], children: int, width: int) -> list[int]:
-    """The ``width`` best of ``children`` candidates of every node of ``above``, as nodes.
+    """Add the ``width`` best candidates below ``above`` to the tree; their node ids.
 
-    Best by cumulative score; the answer is grouped by parent, as BFS arrays need it
-    (``algorithms.md`` 9.16). Ties go to the earlier parent and the earlier candidate.
+    Each node of ``above`` contributes its ``children`` best candidates; the layer keeps the best
+    by cumulative score, ties to the earlier parent and the earlier candidate. The ids are grouped
+    by parent, as PipeDec's arrays need them (docs/algorithms.md#layers).
     """
     scores: list[float] = []
-    firsts = []
-    drafted = []  # where a parent's entries begin
+    firsts = []  # where a parent's candidates begin in scores
+    drafted = []
     for parent in above:
         node = tree.nodes[parent]
         if node.expansion is not None:
@@ -58,13 +59,12 @@ def add_layer(tree: Tree, above: Sequence[int], children: int, width: int) -> li
 
 
 class LayerGrowth:
-    """``levels`` layers below the bottom one as one segment, ``width`` nodes each, ``children`` a
-    node.
+    """``levels`` layers below the bottom layer as one segment: at most ``width`` nodes per layer,
+    chosen from ``children`` candidates per node.
 
-    The last layer is chosen only when the segment is asked for: a verdict that comes meanwhile
-    leaves more of the width to what is valid (PipeDec draws before the prune and selects after
-    it, 9.15). After a prune the bottom layer is the deepest that survived, with whatever was
-    drafted for it before.
+    The last layer is chosen only when the segment is asked for: PipeDec drafts before the prune
+    and selects after it, so that pruned nodes take no part of the width. After a prune the bottom
+    layer is the deepest that survived, and keeps the expansions it has.
     """
 
     def __init__(self, tree: Tree, width: int, children: int, levels: int = 1) -> None:
@@ -79,7 +79,7 @@ class LayerGrowth:
         self._left = self._levels
 
     def pending(self, tree: Tree) -> tuple[int, ...]:
-        """Nodes of the bottom layer that no drafter has answered for."""
+        """Nodes of the bottom layer without an expansion."""
         while self._left > 1 and self._bottom and not missing(tree, self._bottom):
             self._bottom = add_layer(tree, self._bottom, self._children, self._width)
             self._grown += self._bottom
@@ -87,7 +87,7 @@ class LayerGrowth:
         return missing(tree, self._bottom)
 
     def segments(self, tree: Tree) -> list[list[int]]:
-        """One segment; none while the drafter has not answered."""
+        """One segment; none while nodes are pending."""
         if self.pending(tree):
             return []
         layer = add_layer(tree, self._bottom, self._children, self._width) if self._bottom else []
@@ -95,13 +95,13 @@ class LayerGrowth:
         return [grown] if grown else []
 
     def rebase(self, tree: Tree) -> None:
-        """Begin below the deepest layer that survived; what was drafted stays with its nodes."""
+        """Begin again below the deepest layer that survived the prune."""
         self._start(tree)
 
 
 class StaticGrowth:
-    """A tree of fixed shape: every node of level i gets ``branching[i]`` children; root and tree at
-    once.
+    """A tree of fixed shape as one segment, root included: every node of level i gets
+    ``branching[i]`` children.
     """
 
     def __init__(self, tree: Tree, branching: Sequence[int]) -> None:
@@ -110,7 +110,7 @@ class StaticGrowth:
         self._bottom = [tree.root]
 
     def pending(self, tree: Tree) -> tuple[int, ...]:
-        """Nodes of the level under way that no drafter has answered for."""
+        """Nodes of the current level without an expansion."""
         while self._branching and self._bottom:
             wanted = missing(tree, self._bottom)
             if wanted:
@@ -125,4 +125,4 @@ class StaticGrowth:
         return [self._nodes]
 
     def rebase(self, tree: Tree) -> None:
-        """A static tree is judged as a whole: there is no prune inside a round."""
+        """Nothing: a static tree is verified as a whole, so no prune falls within a round."""

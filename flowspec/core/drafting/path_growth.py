@@ -1,4 +1,4 @@
-"""Growing a tree along one path, one token after the other: what chains of tokens draft."""
+"""Growing a tree along one path, one token after another, as strategies that draft chains do."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from flowspec.core.tree.tree import Tree
 
 
 class PathGrowth:
-    """The best child of the best child, from ``tip`` on, ``length`` nodes beyond it at most.
+    """From ``tip`` on, repeatedly the best child: a path of at most ``length`` nodes.
 
-    ``finish`` names the segments from the path's nodes; it is asked with what there is. A node
-    whose score since ``tip`` is below ``least`` ends the path: it is not worth a row.
+    ``finish`` turns the path's nodes into segments. The path ends before a node whose score,
+    relative to ``tip``, is below ``least``: its acceptance is too unlikely to spend a row on.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class PathGrowth:
         self._nodes: list[int] = []
 
     def pending(self, tree: Tree) -> tuple[int, ...]:
-        """The path's end, until the path is as long as it may be."""
+        """The path's last node, until the path has its full length."""
         while tree[self.tip].depth < self._end:
             expansion = tree[self.tip].expansion
             if expansion is None:
@@ -41,17 +41,17 @@ class PathGrowth:
         return ()
 
     def segments(self, tree: Tree) -> list[list[int]]:
-        """What ``finish`` makes of the path so far."""
+        """The segments ``finish`` makes of the path so far."""
         return self._finish(tree, self._nodes)
 
     def rebase(self, tree: Tree) -> None:
-        """Keep what lies below the new root."""
+        """Keep the nodes below the new root."""
         self._nodes = [node for node in self._nodes if node in tree]
         if self.tip not in tree:
             self.tip = tree.root
 
     def adopt(self, tree: Tree, tip: int) -> None:
-        """Go on from ``tip``: another model has had its say."""
+        """Continue from ``tip``, the end of a middle model's text, unless the path contains it."""
         if self.tip not in tree or tip not in tree.path(self.tip):
             self.tip = tip
             self._nodes = []

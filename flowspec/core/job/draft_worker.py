@@ -1,14 +1,12 @@
-"""The draft worker's machine: jobs come in, sessions run, finished jobs are reported.
+"""The draft worker's machine: submitted jobs come in, sessions run, finished jobs are reported.
 
-    message   job unknown                     job running                job closing
-    Submit    start it (encode, then open)    (duplicate) ignore         ignore
-    Result    ignore                          answer, judge, go on       ignore
-    Report    ignore                          ignore                     count; all in: finish
-    Fault     ignore                          close the stages, finish   ignore
-    Revoke    ignore                          forget                     forget
-    Synced    ignore                          end a timestep              ignore
+    message       run unknown      run known
+    Submit        start it         (duplicate) ignore
+    Revoke        -                drop earlier runs of the job
+    any other     ignore           what ``lifecycle.TAKES`` says of the run's state
 
-One executor serves all sessions: encoding first, then drafting, sessions in turn.
+A job's newer run replaces its older ones; their late messages carry a key that is unknown here. One
+executor serves all runs: encoding first, then drafting, the runs in turn.
 """
 
 from __future__ import annotations
@@ -16,17 +14,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from flowspec.core.drafting.drafting import DRAFT_TREE_ROWS
+from flowspec.core.job.lifecycle import Event, Lifecycle, State
 from flowspec.core.job.session import Session
+from flowspec.core.job.stats import Tally
 from flowspec.core.job.strategy import Strategy
+from flowspec.core.protocol.addresses import Address, stage_address
 from flowspec.core.protocol.machine import (
     Accepted,
-    Allocate,
     Done,
-    Draft,
-    DraftDone,
-    Encode,
-    EncodeDone,
     Finish,
     Input,
     Learn,
@@ -37,97 +32,114 @@ from flowspec.core.protocol.machine import (
     Release,
     Run,
     Tick,
-    WorkFailed,
 )
 from flowspec.core.protocol.messages import (
     Answer,
     Envelope,
     Fault,
+    Message,
     Meter,
     Revoke,
     StageReport,
     Submit,
     Synced,
-    stage_node,
 )
+from flowspec.core.protocol.sequence import SeqReader
+from flowspec.core.protocol.work import Draft, DraftDone, Encode, EncodeDone, WorkFailed
+from flowspec.core.run.ended import EndedRuns
 from flowspec.core.run.history import History
+from flowspec.core.run.key import RunKey
 from flowspec.core.run.limits import Limits
 from flowspec.core.run.spec import JobSpec, parse
 from flowspec.errors import ConfigError, JobError, ProtocolError, StateError
 
-#: How long a finished job waits for the stages' reports before it ends without them, seconds.
+#: How long a complete job waits for the stages' reports before it ends without them, seconds.
 REPORT_SECONDS = 2.0
 Build = Callable[[str, int], Strategy]
 
 
 @dataclass(slots=True)
-class _Running:
-    session: Session
+class DraftRun:
+    """A run at the draft worker, from its Submit to its end.
+
+    ``submitted_at`` is on this worker's clock. ``session``: None while the prompt is being encoded.
+    ``closing_since``: when the text was complete.
+    """
+
+    submit: Submit
+    spec: JobSpec
+    submitted_at: float
+    lifecycle: Lifecycle = field(default_factory=Lifecycle)
+    seen: SeqReader = field(default_factory=SeqReader)
+    session: Session | None = None
     meters: dict[int, Meter] = field(default_factory=dict)
     closing_since: float | None = None
 
+    @property
+    def key(self) -> RunKey:
+        return self.submit.run
 
-@dataclass(frozen=True, slots=True)
-class _Encoding:
-    submit: Submit
-    spec: JobSpec
+    @property
+    def drafting_session(self) -> Session | None:
+        """The session, while it may draft."""
+        return None if self.lifecycle.state is State.CLOSING else self.session
+
+    @property
+    def due(self) -> float | None:
+        """When the run's wait for an answer, or for the stages' reports, ends."""
+        if self.closing_since is not None:
+            return self.closing_since + REPORT_SECONDS
+        return None if self.session is None else self.session.patience.until
 
 
 class DraftMachine:
-    """``build(spec, stages)`` makes the strategy a job names; it raises ConfigError for a bad name.
+    """Sessions by run, and the one executor they share.
 
-    ``history``: what was found out on this pipeline before; it is added to.
+    ``build(strategy, stages)`` makes a job's strategy from its text, or raises ConfigError.
+    ``history``: what earlier jobs of this pipeline measured; updated in place.
     """
 
     def __init__(self, limits: Limits, build: Build, history: History | None = None) -> None:
         self._limits = limits
-        self._history = history if history is not None else History()
         self._build = build
-        self._jobs: dict[str, _Running] = {}
-        self._encoding: dict[str, _Encoding] = {}
-        self._last_stage = stage_node(limits.stages)
+        self._history = history if history is not None else History()
+        self._runs: dict[RunKey, DraftRun] = {}
+        self._ended = EndedRuns()
+        self._last_stage = stage_address(limits.stages)
         self._working: Draft | Encode | None = None
         self._started_at = 0.0
 
     @property
-    def sessions(self) -> dict[str, Session]:
-        """The running sessions by job."""
-        return {job: running.session for job, running in self._jobs.items()}
+    def sessions(self) -> dict[RunKey, Session]:
+        """The running sessions."""
+        return {key: run.session for key, run in self._runs.items() if run.session is not None}
 
     @property
     def runnable(self) -> bool:
-        drafting = (
-            job.session.drafting.has_work
-            for job in self._jobs.values()
-            if job.closing_since is None
-        )
-        return self._working is None and (bool(self._encoding) or any(drafting))
+        return self._working is None and any(map(_has_work, self._runs.values()))
 
     @property
     def continuing(self) -> bool:
+        sessions = (run.drafting_session for run in self._runs.values())
         return self._working is None and any(
-            job.session.drafting.continuing for job in self._jobs.values()
+            session.drafting.continuing for session in sessions if session is not None
         )
 
     @property
     def deadline(self) -> float | None:
-        return min((self._due(running) for running in self._jobs.values()), default=None)
-
-    def _due(self, running: _Running) -> float:
-        if running.closing_since is not None:
-            return running.closing_since + REPORT_SECONDS
-        return running.session.progress_at + running.session.patience
+        due = (run.due for run in self._runs.values())
+        return min((at for at in due if at is not None), default=None)
 
     def step(self, event: Input, now: float) -> Sequence[Output]:
         match event:
             case Received(envelopes):
                 return [output for envelope in envelopes for output in self._receive(envelope, now)]
             case Poll():
-                return self._start_work(now) if self.runnable else []
+                return self._start_work(now)
             case Done(result) if self._working is not None:
-                return self._end_work(result, now)
+                return self._end_work(self._working, result, now)
             case Tick():
-                return self._tick(now)
+                return self._end_overdue(now)
             case Refused():
                 return self._refused(event)
             case _:
@@ -139,107 +151,113 @@ class DraftMachine:
         message = envelope.message
         if isinstance(message, Submit):
             return self._submit(message, now)
-        running = self._jobs.get(message.job)
         if isinstance(message, Revoke):
-            encoding = self._encoding.pop(message.job, None)
-            if encoding is not None:
-                return [Release(message.job)]
-            if running is None or running.session.epoch >= message.epoch:
-                return []
-            del self._jobs[message.job]
-            return [Release(message.job)]
-        if running is None or message.epoch != running.session.epoch:
+            return self._drop_before(message.run)
+        run = self._runs.get(message.run)
+        if run is None:
             return []
-        session = running.session
         try:
-            if not session.seen.accept(envelope.sender, envelope.seq):
+            is_new = run.seen.accept(envelope.sender, envelope.seq)
+            if not is_new or not run.lifecycle.takes(message):
                 return []
-            match message:
-                case Answer(tokens=tokens):
-                    if any(not 0 <= token < self._limits.vocabulary for token in tokens):
-                        raise ProtocolError("an answer names a token outside the vocabulary")
-                    session.answer(envelope.sender, message, now)
-                case Synced():
-                    session.synced(message, now)
-                case StageReport(stage=stage, meter=meter):
-                    running.meters[stage] = meter
-                case Fault(reason=reason):
-                    return self._fail(running, reason)
+            return self._take(run, envelope.sender, message, now)
         except (ProtocolError, JobError) as error:
-            return self._fail(running, str(error))
-        return [*self._learn(session, envelope), *self._collect(running, now)]
+            return self._fail(run, str(error))
 
-    def _learn(self, session: Session, envelope: Envelope) -> list[Output]:
-        """Hidden rows that came with an answer go to the drafter before it works again."""
-        message = envelope.message
-        if (
-            not session.returns.hidden
-            or not isinstance(message, Answer)
-            or envelope.sender != self._last_stage
-        ):
-            return []
-        return (
-            [Learn(message.job, message.epoch, message.segment, message.ids)] if message.ids else []
-        )
+    def _take(self, run: DraftRun, sender: Address, message: Message, now: float) -> list[Output]:
+        session = run.session
+        assert session is not None  # no state without one takes a message
+        learn: list[Output] = []
+        match message:
+            case Answer():
+                self._check_tokens(message)
+                session.take_answer(sender, message, now)
+                if session.returns.hidden and sender == self._last_stage and message.ids:
+                    # The drafter gets an answer's hidden rows before its next pass.
+                    learn = [Learn(message.run, message.segment, message.ids)]
+            case Synced():
+                session.take_join(now)
+            case StageReport():
+                run.meters[message.stage] = message.meter
+            case Fault():
+                return self._fail(run, message.reason)
+        return [*learn, *self._collect(run, now)]
 
-    def _collect(self, running: _Running, now: float) -> list[Output]:
-        session = running.session
-        outputs = session.out.take()
-        if session.closing and running.closing_since is None:
-            running.closing_since = now
-        if running.closing_since is not None and len(running.meters) == session.workers:
-            outputs += self._finish(running, session.closing, "")
+    def _check_tokens(self, answer: Answer) -> None:
+        if any(not 0 <= token < self._limits.vocabulary for token in answer.tokens):
+            raise ProtocolError("an answer names a token outside the vocabulary")
+
+    def _collect(self, run: DraftRun, now: float) -> list[Output]:
+        """What the session has to send, and the job's end if all stages have reported."""
+        session = run.session
+        assert session is not None
+        outputs = session.outbox.take()
+        if run.lifecycle.state is State.CLOSING:
+            if run.closing_since is None:
+                run.closing_since = now
+            if len(run.meters) == session.workers:
+                outputs += self._end(run, session, Event.REPORTED)
         return outputs
 
     # ---- beginning -------------------------------------------------------------------------------
 
     def _submit(self, message: Submit, now: float) -> list[Output]:
-        if message.job in self._jobs or message.job in self._encoding:
+        if message.run in self._runs or message.run in self._ended:
             return []
+        outputs = self._drop_before(message.run)
         try:
             spec = parse(dict(message.fields))
             self._build(spec.strategy, self._limits.stages)
         except ConfigError as error:
-            return [_refused(message, str(error))]
+            return [*outputs, _reject(message, str(error))]
+        run = DraftRun(message, spec, now)
+        self._runs[message.run] = run
         if spec.prompt_ids is not None:
-            return self._start(message, spec, spec.prompt_ids, now)
-        self._encoding[message.job] = _Encoding(message, spec)
-        return []
+            outputs += self._start(run, spec.prompt_ids, now)
+        return outputs
 
-    def _start(
-        self, message: Submit, spec: JobSpec, prompt: tuple[int, ...], now: float
-    ) -> list[Output]:
+    def _start(self, run: DraftRun, prompt: tuple[int, ...], now: float) -> list[Output]:
+        wrong = self._what_is_wrong_with(prompt)
+        if wrong:
+            return self._reject_run(run, wrong)
+        run.lifecycle.fire(Event.ENCODED)
+        strategy = self._build(run.spec.strategy, self._limits.stages)
+        queued = run.submit.queued_seconds
+        tally = Tally(run.submitted_at - queued, now, queued, lossy=strategy.lossy)
+        # A recording contains one job, so its choices must not depend on earlier ones.
+        history = History() if run.spec.record else self._history
+        session = Session(
+            run.key, run.spec, prompt, self._limits, strategy, run.lifecycle, tally, history
+        )
+        run.session = session
+        session.start()
+        return [
+            Accepted(run.key, prompt, run.spec.strategy),
+            session.drafter_rows,
+            *self._collect(run, now),
+        ]
+
+    def _what_is_wrong_with(self, prompt: tuple[int, ...]) -> str:
+        """Why ``prompt`` cannot be served, one line; empty if it can."""
         limits = self._limits
         if not prompt:
-            return [_refused(message, "the prompt has no tokens; give it some text")]
+            return "the prompt has no tokens; give it some text"
         if len(prompt) >= limits.context:
-            reason = (
+            return (
                 f"the prompt has {len(prompt)} tokens; "
                 f"the model's context is {limits.context}: shorten it"
             )
-            return [_refused(message, reason)]
         if max(prompt) >= limits.vocabulary:
-            reason = (
+            return (
                 f"prompt_ids has token {max(prompt)}; "
                 f"the model's vocabulary ends at {limits.vocabulary - 1}"
             )
-            return [_refused(message, reason)]
-        strategy = self._build(spec.strategy, limits.stages)
-        # A recording has this job alone, so what it chose must follow from itself.
-        history = History() if spec.record else self._history
-        session = Session(message.job, message.epoch, spec, prompt, limits, strategy, now, history)
-        running = self._jobs[message.job] = _Running(session)
-        capacity = len(prompt) + session.budget + DRAFT_TREE_ROWS
-        return [
-            Accepted(message.job, message.epoch, prompt, spec.strategy),
-            Allocate(message.job, message.epoch, capacity, spec.sampling, session.returns),
-            *self._collect(running, now),
-        ]
+        return ""
 
     # ---- work ------------------------------------------------------------------------------------
 
     def _start_work(self, now: float) -> list[Output]:
-        work = self._next_work()
+        work = self._next_work() if self._working is None else None
         if work is None:
             return []
         self._working = work
@@ -247,92 +265,124 @@ class DraftMachine:
         return [Run(work)]
 
     def _next_work(self) -> Draft | Encode | None:
-        for encoding in self._encoding.values():
-            return Encode(encoding.submit.job, encoding.spec.prompt or "", encoding.spec.raw)
-        for job, running in self._jobs.items():
-            session = running.session
-            if running.closing_since is None and session.drafting.has_work:
-                self._jobs[job] = self._jobs.pop(job)  # its turn is over: others first next time
-                session.tally.draft_passes += 1
-                return session.drafting.next_work(session.tree)
+        for run in self._runs.values():
+            if run.lifecycle.state is State.ENCODING:
+                return Encode(run.key, run.spec.prompt or "", run.spec.raw)
+        for key, run in self._runs.items():
+            session = run.drafting_session
+            if session is not None and session.drafting.has_work:
+                self._runs[key] = self._runs.pop(key)  # round-robin: to the end of the queue
+                return session.start_draft()
         return None
 
-    def _end_work(self, result: object, now: float) -> list[Output]:
-        work = self._working
+    def _end_work(self, work: Draft | Encode, result: object, now: float) -> list[Output]:
         self._working = None
-        if isinstance(work, Encode):
-            encoding = self._encoding.pop(work.job, None)
-            if encoding is None:
-                return []
-            if isinstance(result, EncodeDone):
-                return self._start(encoding.submit, encoding.spec, result.ids, now)
-            return [_refused(encoding.submit, _why(result))]
-        running = self._jobs.get(work.part.job) if work else None
-        if running is None:
+        run = self._runs.get(work.run if isinstance(work, Encode) else work.part.run)
+        if run is None:
             return []
-        session = running.session
-        session.tally.draft_seconds += now - self._started_at
+        if isinstance(work, Encode):
+            if isinstance(result, EncodeDone):
+                return self._start(run, result.ids, now)
+            return self._reject_run(run, _why(result))
+        assert run.session is not None
+        seconds = now - self._started_at
+        run.session.tally.draft_seconds += seconds
+        if run.drafting_session is None:
+            return []
         if not isinstance(result, DraftDone):
-            return self._fail(running, f"the draft model could not compute: {_why(result)}")
+            return self._fail(run, f"the draft model could not compute: {_why(result)}")
         try:
-            session.progress_at = now  # a slow drafter is no lost message
-            session.drafting.done(result, session.tree, now - self._started_at)
-            session.settle(now)
+            run.session.take_draft(result, seconds, now)
         except (ProtocolError, JobError) as error:
-            return self._fail(running, str(error))
-        return self._collect(running, now)
+            return self._fail(run, str(error))
+        return self._collect(run, now)
 
     # ---- ending ----------------------------------------------------------------------------------
 
-    def _tick(self, now: float) -> list[Output]:
+    def _end_overdue(self, now: float) -> list[Output]:
         outputs: list[Output] = []
-        for running in list(self._jobs.values()):
-            if now < self._due(running):
+        for run in list(self._runs.values()):
+            session = run.session
+            if session is None or run.due is None or now < run.due:
                 continue
-            if running.closing_since is not None:
-                outputs += self._finish(running, running.session.closing, "")
+            if run.lifecycle.state is State.CLOSING:
+                outputs += self._end(run, session, Event.REPORTED)
             else:
-                waited = running.session.patience
+                waited = session.patience.seconds
                 outputs += self._fail(
-                    running, f"no answer from the pipeline for {waited:g} s: a message was lost"
+                    run, f"no answer from the pipeline for {waited:g} s: a message was lost"
                 )
         return outputs
 
     def _refused(self, event: Refused) -> list[Output]:
-        running = self._jobs.get(event.job)
-        if running is None or running.session.epoch != event.epoch:
+        run = self._runs.get(event.run)
+        if run is None:
             return []
-        if not event.stale:
-            return self._fail(running, event.reason)
-        del self._jobs[event.job]
-        return [Release(event.job)]
+        return self._drop(run) if event.stale else self._fail(run, event.reason)
 
-    def _fail(self, running: _Running, reason: str) -> list[Output]:
-        """End the job with an error. What was committed before stays in its output."""
-        session = running.session
-        if session.job not in self._jobs:
+    def _fail(self, run: DraftRun, reason: str) -> list[Output]:
+        """End the job with an error, unless its text is complete; committed tokens stay."""
+        if not run.lifecycle.can(Event.FAILED):
             return []
-        if not session.closing:
-            session.close_stages()
-        return self._finish(running, "error", reason)
+        if run.session is None:
+            return self._reject_run(run, reason)
+        run.session.close()
+        return self._end(run, run.session, Event.FAILED, reason)
 
-    def _finish(self, running: _Running, reason: str, error: str) -> list[Output]:
-        session = running.session
-        del self._jobs[session.job]
-        stats = session.tally.stats(session.output, running.meters, self._limits.stages)
+    def _end(self, run: DraftRun, session: Session, event: Event, error: str = "") -> list[Output]:
+        run.lifecycle.fire(event)
+        self._forget(run)
+        stats = session.tally.stats(session.text.output, run.meters, self._limits.stages)
         if session.strategy.decisions:
             stats["decisions"] = session.strategy.decisions
-        outputs = session.out.take()
+        reason = "error" if event is Event.FAILED else session.finish_reason
         return [
-            *outputs,
-            Finish(session.job, session.epoch, reason, error, stats),
-            Release(session.job),
+            *session.outbox.take(),
+            Finish(run.key, reason, error, stats),
+            Release(run.key),
         ]
 
+    def _reject_run(self, run: DraftRun, reason: str) -> list[Output]:
+        """End a job that did not begin."""
+        run.lifecycle.fire(Event.FAILED)
+        self._forget(run)
+        return [_reject(run.submit, reason)]
 
-def _refused(message: Submit, reason: str) -> Finish:
-    return Finish(message.job, message.epoch, "error", reason, {})
+    def _drop_before(self, run: RunKey) -> list[Output]:
+        """Forget all runs of the job that are earlier than ``run``."""
+        earlier = [
+            known
+            for key, known in self._runs.items()
+            if key.job == run.job and key.epoch < run.epoch
+        ]
+        outputs = [output for known in earlier for output in self._drop(known)]
+        if run.epoch > 1:
+            self._ended.add(RunKey(run.job, run.epoch - 1))
+        return outputs
+
+    def _drop(self, run: DraftRun) -> list[Output]:
+        run.lifecycle.fire(Event.REVOKED)
+        self._forget(run)
+        return [Release(run.key)]
+
+    def _forget(self, run: DraftRun) -> None:
+        del self._runs[run.key]
+        self._ended.add(run.key)
+
+
+def _has_work(run: DraftRun) -> bool:
+    if run.lifecycle.state is State.ENCODING:
+        return True
+    return run.drafting_session is not None and run.drafting_session.drafting.has_work
+
+
+def _reject(message: Submit, reason: str) -> Finish:
+    return Finish(message.run, "error", reason, {})
 
 
 def _why(result: object) -> str:
-    return result.reason if isinstance(result, WorkFailed) else "the executor gave a strange answer"
+    return (
+        result.reason
+        if isinstance(result, WorkFailed)
+        else "the executor returned an unexpected result"
+    )

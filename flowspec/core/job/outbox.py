@@ -3,116 +3,97 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+from flowspec.core.job.pacing import DELIVERED, Route
+from flowspec.core.protocol.addresses import DRAFT, GRAPH, Address, stage_address
 from flowspec.core.protocol.machine import Commit, Complete, Output, Send
-from flowspec.core.protocol.messages import (
-    DRAFT,
-    GRAPH,
-    Envelope,
-    Hop,
-    Message,
-    Prune,
-    Segment,
-    stage_node,
-)
+from flowspec.core.protocol.messages import Envelope, Message, Prune, Segment
 from flowspec.core.protocol.sequence import SeqWriter
+from flowspec.core.run.key import RunKey
 from flowspec.core.tree.accept import Verdict
 from flowspec.core.tree.segments import prefill_chunks
 from flowspec.core.tree.tree import Node
 
 
 class Outbox:
-    """One job's outputs in order; ``stages`` are the nodes of the verify stages."""
+    """One run's outputs in order; ``stages`` are the addresses of the verify stages."""
 
-    def __init__(self, job: str, epoch: int, stages: int) -> None:
-        self.stages = tuple(stage_node(stage) for stage in range(1, stages + 1))
-        self._job = job
-        self._epoch = epoch
+    def __init__(self, run: RunKey, stages: int) -> None:
+        self.stages = tuple(stage_address(stage) for stage in range(1, stages + 1))
+        self._run = run
         self._writer = SeqWriter()
         self._outputs: list[Output] = []
         self._next_segment = 0
 
-    def segment(self, round_number: int, nodes: Sequence[Node], **more: Any) -> Segment:
-        """``nodes`` as the next segment; one count for all receivers. ``more``: further fields of
-        it.
-        """
-        self._next_segment += 1
-        return Segment(
-            self._job,
-            self._epoch,
-            self._next_segment - 1,
-            round_number,
-            tuple(node.id for node in nodes),
-            tuple(node.parent for node in nodes),
-            tuple(node.position for node in nodes),
-            tuple(node.token for node in nodes),
-            **more,
-        )
-
-    def prefill(self, node: str, prompt: Sequence[int]) -> None:
-        """The prompt in chunks to ``node``: positions are ids, each token the child of the one
-        before.
-        """
-        for chunk in prefill_chunks(len(prompt)):
-            self.send(
-                node,
-                self.segment(0, [Node(at, at - 1, prompt[at], at, 0.0, 0.0, 0) for at in chunk]),
-            )
-
-    def put(self, output: Output) -> None:
-        """Add an output that is no message."""
-        self._outputs.append(output)
-
     def take(self) -> list[Output]:
-        """Everything since the last time."""
+        """Return and remove the collected outputs."""
         taken = self._outputs
         self._outputs = []
         return taken
 
-    def envelope(self, node: str, message: Message) -> Envelope:
-        """``message`` numbered for ``node``; it must be sent."""
-        return Envelope(DRAFT, self._writer.next(node), message)
+    # ---- segments --------------------------------------------------------------------------------
 
-    def send(self, node: str, message: Message, hop: Hop | None = None) -> None:
-        """To ``node``, at once or when the graph lets the hop go."""
-        if hop is None:
-            self.put(Send(node, self.envelope(node, message)))
-        else:
-            self.join(node, message, hop.task, hop.after)
+    def segment(
+        self, round_number: int, nodes: Sequence[Node], route: Route = DELIVERED
+    ) -> Segment:
+        """``nodes`` as the run's next segment over ``route``; all receivers share one numbering."""
+        self._next_segment += 1
+        return Segment(
+            run=self._run,
+            segment=self._next_segment - 1,
+            round=round_number,
+            ids=tuple(node.id for node in nodes),
+            parents=tuple(node.parent for node in nodes),
+            positions=tuple(node.position for node in nodes),
+            tokens=tuple(node.token for node in nodes),
+            marker=route.marker,
+            task=route.task,
+            route=route.rest,
+        )
 
-    def join(self, node: str, message: Message, task: str, after: Sequence[str]) -> None:
-        """To ``node`` as task ``task``, once all of ``after`` are complete."""
-        self.put(Send(node, Envelope(GRAPH, 0, message), task=task, after=tuple(after)))
+    def prefill(self, to: Address, prefix: Sequence[int]) -> None:
+        """Send the text in chunks: ids equal positions, a token's parent is the one before it."""
+        for chunk in prefill_chunks(len(prefix)):
+            rows = [Node(at, at - 1, prefix[at], at, 0.0, 0.0, 0) for at in chunk]
+            self.send(to, self.segment(0, rows))
 
-    def tell(self, nodes: Sequence[str], message: Message) -> None:
-        """The same to every one of ``nodes``."""
-        for node in nodes:
-            self.send(node, message)
+    # ---- messages --------------------------------------------------------------------------------
+
+    def send(self, to: Address, message: Message) -> None:
+        """Send ``message`` to ``to``."""
+        self._outputs.append(Send(to, self._envelope(to, message)))
+
+    def tell(self, receivers: Sequence[Address], message: Message) -> None:
+        """Send ``message`` to each of ``receivers``."""
+        for to in receivers:
+            self.send(to, message)
+
+    def join(self, to: Address, message: Message, task: str, after: Sequence[str]) -> None:
+        """Add a task to the graph: ``message`` is delivered when all of ``after`` are complete."""
+        self._outputs.append(Send(to, Envelope(GRAPH, 0, message), task=task, after=tuple(after)))
 
     def commit(
         self, prune: Prune, emitted: int, verdict: Verdict, completes: Sequence[str]
     ) -> None:
-        """The tokens of ``verdict`` behind the ``emitted`` ones, and ``prune`` to every stage, as
-        one.
-        """
-        prunes = tuple(self.envelope(node, prune) for node in self.stages)
-        self.put(
+        """Append the verdict's tokens to the ``emitted`` ones and prune every stage, atomically."""
+        self._outputs.append(
             Commit(
-                self._job,
-                self._epoch,
-                prune.offset,
-                emitted,
-                len(verdict.accepted),
-                verdict.tokens,
-                verdict.finish,
-                self.stages,
-                prunes,
-                tuple(completes),
+                run=self._run,
+                offset=prune.offset,
+                emitted=emitted,
+                advance=len(verdict.accepted),
+                tokens=verdict.tokens,
+                finish=verdict.finish,
+                to=self.stages,
+                prunes=tuple(self._envelope(stage, prune) for stage in self.stages),
+                completes=tuple(completes),
             )
         )
 
     def complete(self, tasks: Sequence[str]) -> None:
         """Complete tasks of the graph."""
         if tasks:
-            self.put(Complete(self._job, self._epoch, tuple(tasks)))
+            self._outputs.append(Complete(self._run, tuple(tasks)))
+
+    def _envelope(self, to: Address, message: Message) -> Envelope:
+        return Envelope(DRAFT, self._writer.next(to), message)

@@ -1,93 +1,166 @@
-"""How segments are paced through the stages: freely, in FlowSpec's lockstep, or in PipeDec's
-timesteps.
+"""Pacing: when a run's segments may leave, when its answers are judged, what a join does.
 
-In lockstep stage k computes segment i of a round in step i + k - 1, and a step s >= N starts
-only after the verdict of step s - N (FlowSpec section 3.3; ``algorithms.md`` 2.5). In timesteps
-every active stage group and the drafter compute once, a join of the task graph waits for all of
-them, and the next timestep starts after the draft worker's verdict (PipeDec; ``algorithms.md``
-3.3, 3.6). The waiting is done by the task graph: a hop's envelope is held until the verdict's
-task is complete.
+A strategy names one of three policies. ``FreeRunning``: an answer is judged when it arrives, and a
+segment leaves when a slot is free. ``Lockstep``, FlowSpec's barrier: stage k computes segment i of
+a round in step i + k - 1, and a step s >= N starts only after the verdict of step s - N
+(docs/algorithms.md#lockstep). ``Timestep``, PipeDec's barrier: every active stage group and the
+drafter compute once, a join of the task graph waits for all of them, and the next timestep starts
+after the draft worker's verdict (docs/algorithms.md#timesteps). The task graph does the waiting: it
+holds a hop's envelope until the verdict's task is complete.
 """
 
 from __future__ import annotations
 
+import enum
 import itertools
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from flowspec.core.protocol.messages import Hop
 
 
-class Pacing(Protocol):
-    """One job's pacing."""
+class Turn(enum.Enum):
+    """The event that a session's turn follows."""
 
-    #: Segments emptied by a prune still travel, to keep the count of steps.
-    markers: bool
-    #: Answers are judged, and segments sent, only where a timestep ends.
-    barrier: bool
-
-    def start_round(self, number: int) -> tuple[str, ...]:
-        """A new round begins; tasks to complete so that nothing of the old one is held for ever."""
-        ...
-
-    def hops(self) -> tuple[Hop, ...]:
-        """The hops of the next segment, one per stage; empty: each is delivered at once."""
-        ...
-
-    def answered(self) -> tuple[str, ...]:
-        """Tasks completed by judging the next answer of this round."""
-        ...
+    ANSWER = "answer"  #: the target answered a segment
+    MIDDLE_ANSWER = "middle answer"  #: a middle model answered a segment
+    DRAFTED = "drafted"  #: the drafter's pass ended
+    JOIN = "join"  #: all tasks of a join are complete
 
 
-class FreeRunning:
-    """Nobody waits for a verdict."""
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A segment's tasks on its way through the stages.
 
-    markers = False
-    barrier = False
+    ``first``: the graph task of its delivery to the first stage; None: it is delivered at once.
+    ``task``: the task that its first pass completes, if not ``first``'s. ``rest``: the hops after
+    the first stage. ``marker``: it is forwarded even when a prune has emptied it.
+    """
 
-    def start_round(self, number: int) -> tuple[str, ...]:
+    first: Hop | None = None
+    task: str = ""
+    rest: tuple[Hop, ...] = ()
+    marker: bool = False
+
+
+#: The route of a segment that waits for no task.
+DELIVERED = Route()
+
+
+@dataclass(frozen=True, slots=True)
+class TurnEnd:
+    """What a turn hands to the task graph: the tasks it completes, and the join to add."""
+
+    completes: tuple[str, ...] = ()
+    join: Hop | None = None
+
+
+NOTHING = TurnEnd()
+
+
+class Pacing:
+    """One run's pacing policy; the defaults are those of free running."""
+
+    #: Segments that a prune has emptied still travel, so that steps are counted correctly.
+    keeps_emptied = False
+    #: The strategy's idle growth is asked for after each verdict that accepts nothing, instead of
+    #: whenever the session is idle.
+    expands_on_empty_verdict = False
+
+    def may_judge(self, turn: Turn, *, decoding: bool) -> bool:
+        """Whether the answers received so far are judged in this turn."""
+        return turn is Turn.ANSWER
+
+    def judged(self, turn: Turn, *, of_segment: bool) -> tuple[str, ...]:
+        """Called when answers are judged; the tasks that this completes.
+
+        ``of_segment``: the answer was to a segment in flight, not to prompt rows or void ones.
+        """
         return ()
 
-    def hops(self) -> tuple[Hop, ...]:
+    def start_round(self, number: int, slots: int) -> tuple[str, ...]:
+        """Round ``number`` begins with ``slots`` slots; the tasks to complete.
+
+        They release every envelope of the previous round that the task graph still holds.
+        """
         return ()
 
-    def answered(self) -> tuple[str, ...]:
-        return ()
+    def begin_turn(self, turn: Turn, *, decoding: bool) -> None:
+        """Called after judging: next the tree is grown and segments are sent."""
+
+    def has_slot(self, in_flight: int, slots: int) -> bool:
+        """Whether one more segment may leave while ``in_flight`` of ``slots`` are in flight."""
+        return in_flight < slots
+
+    @property
+    def bubble_due(self) -> bool:
+        """Whether an empty segment must leave if there is nothing to send."""
+        return False
+
+    def route(self) -> Route:
+        """The route of the next segment."""
+        return DELIVERED
+
+    def sent(self, segment: int) -> None:
+        """The segment has left on the route returned last."""
+
+    def end_turn(self, in_flight: Iterable[int], drafting: Callable[[], bool]) -> TurnEnd:
+        """Called at the turn's end; ``drafting()``: whether the drafter has work."""
+        return NOTHING
 
 
-class Lockstep:
+class FreeRunning(Pacing):
+    """No segment waits for a verdict."""
+
+
+class Lockstep(Pacing):
     """FlowSpec's barrier, for a pipeline of ``stages``."""
 
-    markers = True
-    barrier = False
+    keeps_emptied = True
+    expands_on_empty_verdict = True
 
     def __init__(self, stages: int) -> None:
         self._stages = stages
         self._round = 0
         self._sent = 0
         self._judged = 0
+        self._due = 0  # segments that must leave before the next answer
 
-    def start_round(self, number: int) -> tuple[str, ...]:
+    def judged(self, turn: Turn, *, of_segment: bool) -> tuple[str, ...]:
+        if not of_segment:
+            return ()
+        self._due += 1
+        self._judged += 1
+        return (self._verdict(self._judged - 1),)
+
+    def start_round(self, number: int, slots: int) -> tuple[str, ...]:
         # A hop of the last segment sent waits for the verdict of at most step sent - 2.
-        held = tuple(
-            self._verdict(step) for step in range(self._judged, max(self._judged, self._sent - 1))
-        )
+        last = max(self._judged, self._sent - 1)
+        held = tuple(self._verdict(step) for step in range(self._judged, last))
         self._round = number
         self._sent = 0
         self._judged = 0
+        self._due = slots
         return held
 
-    def hops(self) -> tuple[Hop, ...]:
+    def has_slot(self, in_flight: int, slots: int) -> bool:
+        return self._due > 0
+
+    @property
+    def bubble_due(self) -> bool:
+        return self._due > 0
+
+    def route(self) -> Route:
         index = self._sent
         self._sent += 1
-        return tuple(
+        first, *rest = (
             Hop(f"{self._round}/{index}/{stage}", self._after(index + stage - 1))
             for stage in range(1, self._stages + 1)
         )
+        return Route(first, rest=tuple(rest), marker=True)
 
-    def answered(self) -> tuple[str, ...]:
-        self._judged += 1
-        return (self._verdict(self._judged - 1),)
+    def sent(self, segment: int) -> None:
+        self._due = max(0, self._due - 1)
 
     def _after(self, step: int) -> tuple[str, ...]:
         return (self._verdict(step - self._stages),) if step >= self._stages else ()
@@ -96,63 +169,80 @@ class Lockstep:
         return f"{self._round}/verdict/{step}"
 
 
-class Timestep:
+class Timestep(Pacing):
     """PipeDec's timesteps over ``groups`` stage groups, contiguous and near-equal.
 
-    The stages of a group follow each other within one timestep. Tasks are PipeDec's tuples:
-    ``decode/NODE/t`` (node 0 is the drafter), ``sync/t`` and ``verdict/t``.
+    The stages of a group compute one after another within one timestep. Tasks are PipeDec's tuples:
+    ``decode/NODE/t`` (node 0 is the drafter), ``sync/t`` and ``verdict/t``. One segment may leave
+    at the beginning of a timestep: after the first token, and after every join.
     """
-
-    markers = False
-    barrier = True
 
     def __init__(self, stages: int, groups: int) -> None:
         self.now = 0  # the timestep
         bounds = [stages * group // groups for group in range(groups + 1)]
         self._groups = [range(first + 1, end + 1) for first, end in itertools.pairwise(bounds)]
         self._born: dict[int, int] = {}  # segment -> the timestep it enters the first group
+        self._beginning = False  # a timestep begins with this turn
+        self._slot = False
+        self._waits_for_drafter = False  # whether the current join does
 
-    def start_round(self, number: int) -> tuple[str, ...]:
-        return ()
+    def may_judge(self, turn: Turn, *, decoding: bool) -> bool:
+        return turn is Turn.JOIN or (turn is Turn.ANSWER and not decoding)
 
-    def answered(self) -> tuple[str, ...]:
-        return ()
+    def judged(self, turn: Turn, *, of_segment: bool) -> tuple[str, ...]:
+        return (f"verdict/{self.now}",) if turn is Turn.JOIN else ()
 
-    def hops(self) -> tuple[Hop, ...]:
-        """Hops of the segment that enters the first group in the coming timestep."""
-        first = self.now + 1
-        return tuple(
+    def begin_turn(self, turn: Turn, *, decoding: bool) -> None:
+        self._beginning = turn is Turn.JOIN or (decoding and not self.now)
+        self._slot = self._beginning
+
+    def has_slot(self, in_flight: int, slots: int) -> bool:
+        return self._slot
+
+    def route(self) -> Route:
+        """The first group's stages in the next timestep, the second group's in the one after."""
+        begin = self.now + 1
+        first, *rest = (
             Hop(
-                f"decode/{stage}/{first + group}",
-                (f"verdict/{first + group - 1}",) if group and stage == stages[0] else (),
+                f"decode/{stage}/{begin + group}",
+                (f"verdict/{begin + group - 1}",) if group and stage == stages[0] else (),
             )
             for group, stages in enumerate(self._groups)
             for stage in stages
         )
+        return Route(first, task=first.task, rest=tuple(rest))
 
-    def entered(self, segment: int) -> None:
-        """``segment`` was sent over the hops named last."""
+    def sent(self, segment: int) -> None:
         self._born[segment] = self.now + 1
+        self._slot = False
 
-    def advance(self, flights: Iterable[int], *, drafting: bool) -> tuple[str, Sequence[str]]:
-        """The next timestep begins with ``flights`` on their way: its join, and what the join waits
-        for.
-        """
+    def end_turn(self, in_flight: Iterable[int], drafting: Callable[[], bool]) -> TurnEnd:
+        if self._beginning:
+            self._beginning = False
+            self._slot = False
+            self._waits_for_drafter = drafting()
+            return TurnEnd(join=self._begin_timestep(in_flight))
+        if self._waits_for_drafter and not drafting():
+            self._waits_for_drafter = False
+            return TurnEnd(completes=(self._drafter_task,))
+        return NOTHING
+
+    def _begin_timestep(self, in_flight: Iterable[int]) -> Hop:
+        """The next timestep's join with the tasks it waits for."""
         self.now += 1
-        alive = set(flights)
+        alive = set(in_flight)
         self._born = {segment: born for segment, born in self._born.items() if segment in alive}
-        active = [f"decode/0/{self.now}"] if drafting else []
+        active = [self._drafter_task] if self._waits_for_drafter else []
         for born in self._born.values():
-            if self.now - born < len(self._groups):
-                active += [f"decode/{stage}/{self.now}" for stage in self._groups[self.now - born]]
-        return f"sync/{self.now}", active
+            active += self._tasks_of(self.now - born)
+        return Hop(f"sync/{self.now}", tuple(active))
+
+    def _tasks_of(self, group: int) -> Sequence[str]:
+        if group >= len(self._groups):
+            return ()
+        return [f"decode/{stage}/{self.now}" for stage in self._groups[group]]
 
     @property
-    def drafted(self) -> str:
+    def _drafter_task(self) -> str:
         """The drafter's own task in this timestep."""
         return f"decode/0/{self.now}"
-
-    @property
-    def verdict(self) -> str:
-        """The task that ends this timestep."""
-        return f"verdict/{self.now}"

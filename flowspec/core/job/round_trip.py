@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RoundTrip:
-    """``rows`` were sent, and ``seconds`` later their answer was here.
+    """The answer to ``rows`` rows arrived ``seconds`` after they were sent.
 
     ``alone``: no other segment of the job was in flight when it was sent.
     """

@@ -1,366 +1,415 @@
-"""One job at the draft worker: its tree, what is in flight, and the moves between them.
+"""One run at the draft worker: its text, its token tree, and how one becomes the other.
 
-Theory of operation. The root is a token the target has decided but not yet run. Segments of T
-are in flight or waiting; answers come back by node id. As soon as the strategy allows, answers
-are judged: accepted nodes become context, the target's next choice becomes the root, everything
-not below it is pruned. If that choice was not in T, a new round begins from a fresh root. Prompt
-tokens are nodes 0 .. L-1 of a chain, the last of them the first root.
+The root is a token that the target has chosen but not yet computed. Segments of T are in flight or
+waiting; answers name nodes by id. As soon as strategy and pacing allow, answers are judged:
+accepted nodes become context, the target's next choice becomes the root, and everything not below
+it is pruned. If T lacks that choice, a new round begins from a new root.
+
+The text so far is a chain of nodes 0 .. L-1, and node L-1 is the first root. It is the prompt, or
+the prompt and the tokens that an earlier run of the job has committed.
+
+A turn follows each answer, each pass of the drafter and each join. Every turn takes the same steps:
+judge, commit, grow, send.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from flowspec.core.drafting.calibration import Calibrations
-from flowspec.core.drafting.drafting import Drafting
+from flowspec.core.drafting.drafting import DRAFT_TREE_ROWS, Drafting, DraftingOptions
 from flowspec.core.job.in_flight import InFlightWindow
+from flowspec.core.job.lifecycle import Event, Lifecycle, State
 from flowspec.core.job.model_chain import ModelChain
 from flowspec.core.job.outbox import Outbox
-from flowspec.core.job.pacing import Timestep
+from flowspec.core.job.pacing import Turn
 from flowspec.core.job.round_trip import RoundTrip
 from flowspec.core.job.stats import Tally
 from flowspec.core.job.strategy import Occasion, Strategy, View
-from flowspec.core.protocol.messages import DRAFT, Answer, Close, Open, Prune, Returns, Synced
-from flowspec.core.protocol.sequence import SeqReader
+from flowspec.core.job.text import RunText
+from flowspec.core.protocol.addresses import DRAFT, Address
+from flowspec.core.protocol.machine import Allocate
+from flowspec.core.protocol.messages import Answer, Close, Open, Prune, Returns, Synced
+from flowspec.core.protocol.work import Draft, DraftDone
 from flowspec.core.run.history import History
+from flowspec.core.run.key import RunKey
 from flowspec.core.run.limits import Limits
 from flowspec.core.run.spec import JobSpec
 from flowspec.core.tree.accept import Verdict, follow
 from flowspec.core.tree.segments import prefill_chunks
-from flowspec.core.tree.tree import Tree
+from flowspec.core.tree.tree import Node, Tree
 from flowspec.errors import JobError
 
 
+@dataclass(slots=True)
+class Patience:
+    """How long a run waits for an answer: ``seconds`` from ``since``, on the driver's clock."""
+
+    since: float
+    seconds: float
+
+    @property
+    def until(self) -> float:
+        return self.since + self.seconds
+
+
 class Session:
-    """A running job; outputs are collected in ``out`` and taken by the machine."""
+    """A run from its prompt to its end; what it sends is collected in ``outbox``.
+
+    ``committed``: output tokens that an earlier run of the job has committed. ``tally``: new.
+    """
 
     def __init__(
         self,
-        job: str,
-        epoch: int,
+        run: RunKey,
         spec: JobSpec,
-        prompt: tuple[int, ...],
+        prompt: Sequence[int],
         limits: Limits,
         strategy: Strategy,
-        now: float,
+        lifecycle: Lifecycle,
+        tally: Tally,
         history: History,
+        committed: Sequence[int] = (),
     ) -> None:
-        self.job = job
-        self.epoch = epoch
+        self.run = run
         self.spec = spec
-        self.limits = limits
         self.strategy = strategy
-        self.prompt = prompt
-        self.output: list[int] = []
-        self.budget = min(spec.max_new_tokens, limits.context - len(prompt))
-        self.seen = SeqReader()
-        self.out = Outbox(job, epoch, limits.stages)
-        self.tally = Tally(now, lossy=strategy.lossy)
-        self.closing = ""  # finish reason once the text is complete
-        self.progress_at = self._now = now
-        self.patience = limits.stall_seconds * len(
-            prefill_chunks(len(prompt))
-        )  # only the last is answered
-        sampled = spec.sampling.temperature > 0
+        self.lifecycle = lifecycle
+        self.tally = tally
+        self.text = RunText(
+            prompt, min(spec.max_new_tokens, limits.context - len(prompt)), committed
+        )
+        prefix = self.text.prefix
+        self.outbox = Outbox(run, limits.stages)
+        drafters = strategy.eligible_drafters(limits.drafters)
+        self.returns = Returns(top=strategy.top, hidden=any(drafters) and strategy.draft_width > 0)
+        self.drafting = Drafting(run, prefix, self._drafting_options(drafters, history))
+        self.tree = Tree(len(prefix) - 1)
+        self.finish_reason = ""
+        # Only the last chunk of the prompt is answered.
+        stall_seconds = limits.stall_seconds * len(prefill_chunks(len(prefix)))
+        self.patience = Patience(tally.started_at, stall_seconds)
+        self._limits = limits
+        self._window = InFlightWindow()
+        self._chain = ModelChain(
+            run,
+            len(prefix),
+            limits.middles if strategy.uses_middles else 0,
+            limits.tree_rows,
+            self.outbox,
+        )
+        self._idle_growth_empty = False  # nothing to send was found; retried after a verdict
+        self._now = tally.started_at
+
+    def _drafting_options(self, drafters: tuple[bool, ...], history: History) -> DraftingOptions:
+        strategy = self.strategy
+        sampled = self.spec.sampling.temperature > 0
         coupled = strategy.coupled and sampled
-        drafters = strategy.among(limits.drafters)
-        self.returns = Returns(top=strategy.top, hidden=any(drafters) and strategy.width > 0)
-        strategy.recall(history, sampled=sampled, drafters=len(drafters))
-        known = (
-            history.recall(Calibrations).table(coupled=coupled, sampled=sampled)
-            if strategy.calibrated
-            else None
+        strategy.use_history(history, sampled=sampled, drafters=len(drafters))
+        table = history.recall(Calibrations).table(coupled=coupled, sampled=sampled)
+        return DraftingOptions(
+            width=strategy.draft_width,
+            coupled=coupled,
+            refreshed=drafters,
+            redrafts=strategy.redrafts,
+            calibration=table if strategy.calibrated else None,
         )
-        self.drafting = Drafting(
-            job, epoch, prompt, strategy.width, coupled, drafters, strategy.redrafts, known
-        )
-        self._pace = strategy.pace
-        self._tree = Tree(len(prompt) - 1)
-        self._tree.plant(prompt[-1], len(prompt) - 1, len(prompt) - 2)
-        self._offset = len(prompt) - 1
-        self._waiting: deque[list[int]] = deque()
-        self._flights = InFlightWindow(self._tree.root)
-        self._exhausted = False  # an idle growth found nothing; ask again after the next verdict
-        self._owed = 0  # lockstep: segments due before the next answer
-        self._slot = False  # timesteps: one segment may be sent where one ends
-        self._drafting_owed = False  # timesteps: the join waits for the drafter
-        middles = limits.middles if strategy.middles else 0
-        self._links = ModelChain(job, epoch, prompt, middles, limits.tree_rows, self.out)
-        self._begin()
 
     # ---- what the machine asks -------------------------------------------------------------------
 
     @property
-    def in_flight(self) -> int:
-        """Segments sent and neither answered nor emptied by a prune."""
-        return len(self._flights.loaded)
+    def decoding(self) -> bool:
+        """Whether the target has returned its first token and the text is not complete."""
+        return self.lifecycle.state is State.DECODE
 
     @property
-    def tree(self) -> Tree:
-        return self._tree
+    def in_flight(self) -> int:
+        """Segments sent and neither answered nor emptied by a prune."""
+        return len(self._window.loaded)
 
     @property
     def workers(self) -> int:
-        """How many hold rows of this job and report on it."""
-        return self.limits.stages + len(self._links.nodes)
+        """The number of workers that hold rows of this run and report on it."""
+        return self._limits.stages + len(self._chain.addresses)
 
+    @property
+    def drafter_rows(self) -> Allocate:
+        """The rows to allocate in the drafter's KV cache."""
+        capacity = len(self.text.prompt) + self.text.budget + DRAFT_TREE_ROWS
+        return Allocate(self.run, capacity, self.spec.sampling, self.returns)
+
+    @property
     def _view(self) -> View:
-        tally = self.tally
-        covering = self._flights.covering
         return View(
-            self._tree,
-            self.in_flight,
-            len(self._waiting),
-            covering,
-            tally.rounds > 0,
-            self.drafting.pass_seconds,
-            tally.choices,
-            tally.decoding,
+            tree=self.tree,
+            in_flight=self.in_flight,
+            waiting=self._window.waiting,
+            bandwidth_delay=self._window.bandwidth_delay.segments,
+            decoding=self.decoding,
+            draft_pass_seconds=self.drafting.pass_seconds,
+            decoded=self.tally.choices,
+            decode_seconds=self.tally.decode_seconds,
         )
 
-    # ---- start -----------------------------------------------------------------------------------
+    # ---- beginning and end -----------------------------------------------------------------------
 
-    def _begin(self) -> None:
-        length = len(self.prompt)
-        capacity = length + self.budget + self.limits.tree_rows
-        sampling = self.spec.sampling
-        record = self.spec.record
-        self.out.tell(
-            self.out.stages,
-            Open(self.job, self.epoch, length, capacity, sampling, self.returns, record),
+    def start(self) -> None:
+        """Open the run at every worker and send the text so far."""
+        prefix = self.text.prefix
+        root = self.tree.plant(prefix[-1], len(prefix) - 1, len(prefix) - 2)
+        self.tree.send([root])
+        capacity = len(self.text.prompt) + self.text.budget + self._limits.tree_rows
+        opening = Open(
+            self.run,
+            len(prefix),
+            capacity,
+            self.spec.sampling,
+            self.returns,
+            self.spec.record,
         )
-        self.out.prefill(self.out.stages[0], self.prompt)
-        for node in self._links.nodes:
-            self.out.send(
-                node, Open(self.job, self.epoch, length, capacity, sampling, record=record)
+        self.outbox.tell(self.outbox.stages, opening)
+        self.outbox.prefill(self.outbox.stages[0], prefix)
+        for model in self._chain.addresses:
+            plain = Open(
+                self.run, len(prefix), capacity, self.spec.sampling, record=self.spec.record
             )
-            self.out.prefill(node, self.prompt)
+            self.outbox.send(model, plain)
+            self.outbox.prefill(model, prefix)
 
-    # ---- answers ---------------------------------------------------------------------------------
+    def close(self) -> None:
+        """Send Close to every worker that holds rows of the run."""
+        self.outbox.tell((*self.outbox.stages, *self._chain.addresses), Close(self.run))
 
-    def answer(self, sender: str, result: Answer, now: float) -> None:
-        """Take a model's choices for one segment, judge if the strategy agrees, and go on."""
-        self.progress_at = self._now = now
-        middle = self._links.model_of(sender)
-        if middle is not None:
-            if not self.closing:
-                self._links.land(middle, result, self._view())
-                self.strategy.verified(self._view(), self._links.tips)
-                self._exhausted = False
-            self.settle(now)
-            return
-        self.patience = self.limits.stall_seconds
-        flight = self._flights.land(result, now)
-        if self.closing:
-            return
-        first = not self.tally.rounds
-        prompted = (
-            first and self._tree.root in result.ids
-        )  # its earlier chunks may be answered, too
-        prompt = (
-            RoundTrip(len(self.prompt), now - self.tally.submitted_at, alone=True)
-            if prompted
-            else None
-        )
-        self.strategy.heard(self._view(), result, flight.trip(now) if flight else prompt)
-        stepped = self._pace.answered() if flight else ()
-        self._owed += bool(flight) and self._pace.markers
-        if first or not self._pace.barrier:
-            self._judge(stepped)
-        if first and self.tally.rounds and self._pace.barrier:
-            self._next_timestep()
+    # ---- take ------------------------------------------------------------------------------------
+
+    def take_answer(self, sender: Address, answer: Answer, now: float) -> None:
+        """Take the choices of the target, or of a middle model, for one segment."""
+        self._now = self.patience.since = now
+        if self._chain.includes(sender):
+            self._take_middle_answer(sender.number, answer)
         else:
-            self.settle(now)
+            self._take_target_answer(answer)
 
-    def synced(self, message: Synced, now: float) -> None:
-        """A timestep has ended: judge what came back, send the next segment, begin the next
-        timestep.
-        """
-        if self.closing or not isinstance(self._pace, Timestep):
-            return
+    def _take_target_answer(self, answer: Answer) -> None:
+        self.patience.seconds = self._limits.stall_seconds
+        # If hidden rows are wanted, the prompt's earlier chunks are answered, too.
+        completes_prefill = not self.decoding and self.tree.root in answer.ids
+        segment = self._window.land(answer, self.tree, self._now)
+        trip = None
+        if segment is not None:
+            trip = segment.round_trip(self._now)
+        elif completes_prefill:
+            prefill_seconds = self._now - self.tally.started_at
+            trip = RoundTrip(len(self.text.prefix), prefill_seconds, alone=True)
+        self.strategy.observe_answer(self._view, answer, trip)
+        self._turn(Turn.ANSWER, of_segment=segment is not None)
+
+    def _take_middle_answer(self, model: int, answer: Answer) -> None:
+        self._chain.land(model, answer, self._view)
+        self.strategy.middles_advanced(self._view, self._chain.tips)
+        self._idle_growth_empty = False
+        self._turn(Turn.MIDDLE_ANSWER)
+
+    def take_join(self, now: float) -> None:
+        """Take a join: all tasks that the pacing policy waited for are complete."""
         self._now = now
-        self._judge((self._pace.verdict,))
-        if not self.closing:
-            self._next_timestep()
+        self._turn(Turn.JOIN)
 
-    def _next_timestep(self) -> None:
-        assert isinstance(self._pace, Timestep)
-        self._slot = True
-        self.settle(self._now)
-        self._slot = False
-        self._drafting_owed = self.drafting.wants(self._tree)
-        task, after = self._pace.advance(self._flights.loaded, drafting=self._drafting_owed)
-        self.out.join(DRAFT, Synced(self.job, self.epoch, task), task, after)
+    def start_draft(self) -> Draft | None:
+        """The drafter's next pass; None: nothing is pending."""
+        self.tally.draft_passes += 1
+        return self.drafting.next_work(self.tree)
 
-    def _judge(self, stepped: tuple[str, ...]) -> None:
-        verdict = None
-        if self.strategy.judges(self._view()):
-            verdict = follow(
-                self._tree,
-                self._flights.answers,
-                budget=self.budget - len(self.output),
-                eos=self.limits.eos,
-                candidates=self.strategy.candidates,
-                decide=self._decide,
-            )
-        if verdict is not None:
-            self._apply(verdict, stepped)
-        elif stepped:
-            self.out.complete(stepped)
-            if self._pace.markers:
-                self._grow(Occasion.IDLE)
+    def take_draft(self, result: DraftDone, seconds: float, now: float) -> None:
+        """Take the result of the drafter's pass, which took ``seconds``."""
+        self._now = self.patience.since = now  # a slow drafter is not a lost message
+        self.drafting.done(result, self.tree, seconds)
+        self._turn(Turn.DRAFTED)
 
-    def _decide(self, node: int, token: int) -> int:
-        return self.strategy.decide(self._tree, node, token, self._flights.tops.get(node, ()))
+    # ---- one turn --------------------------------------------------------------------------------
 
-    def _apply(self, verdict: Verdict, stepped: tuple[str, ...]) -> None:
+    def _turn(self, turn: Turn, *, of_segment: bool = False) -> None:
+        """Judge the answers, commit the verdict, grow the tree, send what may leave."""
+        pacing = self.strategy.pacing
+        if pacing.may_judge(turn, decoding=self.decoding):
+            completed = pacing.judged(turn, of_segment=of_segment)
+            verdict = self._judge()
+            if verdict is not None:
+                self._commit(verdict, completed)
+            elif completed:
+                self._note_empty_verdict(completed)
+        if self.lifecycle.state is State.CLOSING:
+            return
+        pacing.begin_turn(turn, decoding=self.decoding)
+        self._grow_and_send()
+        self._chain.feed(self.strategy, self._view)
+        end = pacing.end_turn(self._window.loaded, self._wants_drafts)
+        self.outbox.complete(end.completes)
+        if end.join is not None:
+            message = Synced(self.run, end.join.task)
+            self.outbox.join(DRAFT, message, end.join.task, end.join.after)
+
+    def _wants_drafts(self) -> bool:
+        return self.drafting.wants(self.tree)
+
+    # ---- judge -----------------------------------------------------------------------------------
+
+    def _judge(self) -> Verdict | None:
+        """The verdict on the answers received; None: nothing follows, or the strategy waits."""
+        if not self.strategy.may_judge(self._view):
+            return None
+        return follow(
+            self.tree,
+            budget=self.text.left,
+            eos=self._limits.eos,
+            accepts_unsent=self.strategy.accepts_unsent,
+            decide=self._decide,
+        )
+
+    def _decide(self, node: Node, token: int) -> int:
+        return self.strategy.decide(self.tree, node, token)
+
+    def _note_empty_verdict(self, completed: tuple[str, ...]) -> None:
+        self.outbox.complete(completed)
+        if self.strategy.pacing.expands_on_empty_verdict:
+            self._grow(Occasion.IDLE)
+
+    # ---- commit ----------------------------------------------------------------------------------
+
+    def _commit(self, verdict: Verdict, completed: tuple[str, ...]) -> None:
+        """Append the verdict's tokens to the text, move the root, prune everywhere."""
         self.tally.count(len(verdict.tokens), verdict.hits, self._now)
-        self.drafting.observe(self._tree, verdict)
-        accepted = [self._tree[node] for node in verdict.accepted]
-        emitted = len(self.output)
-        self.output += verdict.tokens
-        self.closing = verdict.finish
+        self.drafting.observe(self.tree, verdict)
+        accepted = [self.tree[node] for node in verdict.accepted]
+        context = self.text.context
+        emitted = len(self.text.output)
+        self.text.output += verdict.tokens
+        self._idle_growth_empty = False
         if verdict.finish:
-            root = self._tree.next_id
-            occasion = None
-            self._flights.clear()
+            root = self._end_text(verdict)
         elif verdict.successor is not None:
-            root = verdict.successor
-            occasion = Occasion.VERDICT
-            self._tree.advance(root)
+            root = self._advance(verdict.successor)
         else:
             root = self._plant(verdict)
-            occasion = Occasion.ROUND
-            stepped += self._pace.start_round(self.tally.rounds)
-        self._forget_pruned(miss=occasion is not Occasion.VERDICT)
-        prune = Prune(
-            self.job,
-            self.epoch,
-            self._offset,
-            verdict.accepted,
-            root,
-            tuple(sorted(self._flights.sent)),
-        )
-        self.out.commit(prune, emitted, verdict, stepped)
-        self._offset += len(verdict.accepted)
-        self.drafting.commit(accepted, root, self._tree)
-        if occasion is None:
-            self.close_stages()
+            completed += self.strategy.pacing.start_round(
+                self.tally.rounds, self.strategy.max_in_flight
+            )
+        retained = tuple(sorted(self.tree.sent))
+        prune = Prune(self.run, context, verdict.accepted, root, retained)
+        self.outbox.commit(prune, emitted, verdict, completed)
+        self.drafting.commit(accepted, root, self.tree)
+        if verdict.finish:
+            self.close()
             return
-        self._links.commit(accepted, self._tree)
-        self.strategy.verified(self._view(), self._links.tips)
-        self._grow(occasion)
+        self._chain.commit(accepted, self.tree)
+        self.strategy.middles_advanced(self._view, self._chain.tips)
+        if verdict.successor is not None:
+            self._wait(self.drafting.collect_overtaken(self.tree))
+            self._grow(Occasion.VERDICT)
+        else:
+            self._grow(Occasion.ROUND)
+
+    def _end_text(self, verdict: Verdict) -> int:
+        """The text is complete; no drafted or sent node lives."""
+        self.finish_reason = verdict.finish
+        self.lifecycle.fire(Event.COMPLETE)
+        self.tree.clear()
+        self._window.clear()
+        return self.tree.next_id
+
+    def _advance(self, successor: int) -> int:
+        """The target's choice is in T: it becomes the root, and what lies below it lives."""
+        self.tree.advance(successor)
+        self._window.prune(self.tree, keep_emptied=self.strategy.pacing.keeps_emptied)
+        return successor
 
     def _plant(self, verdict: Verdict) -> int:
-        position = len(self.prompt) + len(self.output) - 1
+        """The target's choice is not in T: a new round begins from it."""
+        if not self.decoding:
+            self.lifecycle.fire(Event.FIRST_TOKEN)
         self.tally.rounds += 1
-        return self._tree.plant(verdict.tokens[-1], position, verdict.accepted[-1])
+        self._window.clear()
+        return self.tree.plant(verdict.tokens[-1], self.text.context, verdict.accepted[-1])
 
-    def _forget_pruned(self, *, miss: bool) -> None:
-        """Free what a verdict made void: flights, waiting segments and answers."""
-        self._exhausted = False
-        if miss:
-            self._flights.clear()
-            self._waiting.clear()
-            self._owed = self.strategy.capacity if self._pace.markers else 0
-            return
-        nodes = self._tree.nodes.keys()
-        self._flights.keep(nodes, emptied=self._pace.markers)
-        waiting = ([node for node in segment if node in nodes] for segment in self._waiting)
-        self._waiting = deque(segment for segment in waiting if segment)
-
-    # ---- growth ----------------------------------------------------------------------------------
+    # ---- grow ------------------------------------------------------------------------------------
 
     def _grow(self, occasion: Occasion) -> None:
-        if occasion is Occasion.VERDICT:
-            self._take_grown(self.drafting.harvest(self._tree))
-        growth = self.strategy.grow(self._view(), occasion)
+        growth = self.strategy.grow(self._view, occasion)
         self.drafting.begin(growth, idle=occasion is Occasion.IDLE, drafter=self.strategy.drafter)
-        if occasion is Occasion.ROUND and (growth is None or self.strategy.ahead):
-            self._waiting.append([self._tree.root])
+        if occasion is Occasion.ROUND and (growth is None or self.strategy.drafts_ahead):
+            self._window.wait([self.tree.root])
 
-    def settle(self, now: float) -> None:
-        """Send what may be sent and carry growths on, until something has to be drafted or
-        answered.
-        """
-        self._now = now
-        while not self.closing:
+    def _grow_and_send(self) -> None:
+        """Send and grow in turn, until the next step needs the drafter or an answer."""
+        self._send_waiting()
+        while self._grow_further():
             self._send_waiting()
-            if not self.drafting.growing:
-                if not self._may_grow():
-                    break
-                self._grow(Occasion.IDLE)
-                self._exhausted = not self.drafting.growing
-            elif self.drafting.wants(self._tree) or (self.strategy.ahead and not self._room()):
-                break
-            else:
-                segments = self.drafting.collect(self._tree)
-                self._exhausted = not segments and self.drafting.was_idle
-                self._take_grown(segments)
-        if not self.closing:
-            self._links.feed(self.strategy, self._view())
-            self._report_drafted()
 
-    def _report_drafted(self) -> None:
-        """Timesteps: the drafter's share of this one is done."""
-        if (
-            self._drafting_owed
-            and isinstance(self._pace, Timestep)
-            and not self.drafting.wants(self._tree)
-        ):
-            self._drafting_owed = False
-            self.out.complete((self._pace.drafted,))
+    def _grow_further(self) -> bool:
+        """One step of growing; False: it needs the drafter, an answer or a slot."""
+        if not self.drafting.growing:
+            if not self._may_grow_idle():
+                return False
+            self._grow(Occasion.IDLE)
+            self._idle_growth_empty = not self.drafting.growing
+            return True
+        if self.drafting.wants(self.tree):
+            return False
+        if self.strategy.drafts_ahead and not self._has_room():
+            return False
+        segments = self.drafting.collect(self.tree)
+        self._idle_growth_empty = not segments and self.drafting.was_idle
+        self._wait(segments)
+        return True
 
-    def _take_grown(self, segments: list[list[int]]) -> None:
+    def _may_grow_idle(self) -> bool:
+        if not self.decoding or self._window.waiting or self._idle_growth_empty:
+            return False
+        if self.strategy.pacing.expands_on_empty_verdict:
+            return False
+        return self.strategy.drafts_ahead or self._has_room()
+
+    def _wait(self, segments: list[list[int]]) -> None:
+        """Append segments to those that wait to be sent."""
         for segment in segments:
-            if len(segment) > self.limits.tree_rows:
+            if len(segment) > self._limits.tree_rows:
                 raise JobError(
-                    f"a segment has {len(segment)} rows; the pipeline holds {self.limits.tree_rows}"
+                    f"a segment has {len(segment)} rows; "
+                    f"the pipeline holds {self._limits.tree_rows}"
                 )
-            self._tree.select(segment)
-            self._waiting.append(segment)
+            self.tree.select(segment)
+            self._window.wait(segment)
 
-    def _may_grow(self) -> bool:
-        planted = self.tally.rounds > 0 and not self._waiting and not self._exhausted
-        return planted and not self._pace.markers and (self.strategy.ahead or self._room())
+    # ---- send ------------------------------------------------------------------------------------
 
-    def _room(self) -> bool:
-        """A segment that is ready now could leave now."""
-        if self._pace.barrier:
-            return self._slot and not self._waiting
-        return len(self._flights) < self.strategy.capacity and not self._waiting
+    def _has_room(self) -> bool:
+        """Whether a new segment could leave at once."""
+        return not self._window.waiting and self._has_slot()
+
+    def _has_slot(self) -> bool:
+        return self.strategy.pacing.has_slot(len(self._window), self.strategy.max_in_flight)
 
     def _send_waiting(self) -> None:
-        while self._waiting and self._may_send(self._waiting[0]):
-            self._send_tree_segment(self._waiting.popleft())
-        if self._owed and not self._waiting and not self.drafting.growing:
-            self._send_tree_segment([])  # a bubble: the stages still count the step
+        while (segment := self._window.first_waiting) is not None and self._may_send(segment):
+            self._send(self._window.take_waiting())
+        idle = not self._window.waiting and not self.drafting.growing
+        if idle and self.strategy.pacing.bubble_due:
+            self._send([])  # a bubble: the stages count the step
 
     def _may_send(self, segment: list[int]) -> bool:
-        if len(self._flights.sent) + len(segment) > self.limits.tree_rows:
-            return False
-        if self._pace.markers:
-            return self._owed > 0
-        return self._slot if self._pace.barrier else len(self._flights) < self.strategy.capacity
+        fits = len(self.tree.sent) + len(segment) <= self._limits.tree_rows
+        return fits and self._has_slot()
 
-    def _send_tree_segment(self, ids: list[int]) -> None:
-        hops = self._pace.hops()
-        first = hops[0] if hops else None
-        segment = self.out.segment(
-            self.tally.rounds,
-            [self._tree[node] for node in ids],
-            marker=self._pace.markers,
-            task=first.task if first and self._pace.barrier else "",
-            route=hops[1:],
-        )
-        self._flights.launch(segment.segment, ids, self._now)
-        if isinstance(self._pace, Timestep):
-            self._pace.entered(segment.segment)
-        self._owed = max(0, self._owed - 1)
-        self._slot = False
-        self.tally.segments += bool(ids)
-        self.out.send(self.out.stages[0], segment, first)
-
-    def close_stages(self) -> None:
-        """Tell every worker that holds rows that the job is over."""
-        self.out.tell((*self.out.stages, *self._links.nodes), Close(self.job, self.epoch))
+    def _send(self, nodes: list[int]) -> None:
+        route = self.strategy.pacing.route()
+        segment = self.outbox.segment(self.tally.rounds, [self.tree[node] for node in nodes], route)
+        self.tree.send(nodes)
+        self._window.launch(segment.segment, nodes, self._now)
+        self.strategy.pacing.sent(segment.segment)
+        self.tally.segments += bool(nodes)
+        first_stage = self.outbox.stages[0]
+        if route.first is None:
+            self.outbox.send(first_stage, segment)
+        else:
+            self.outbox.join(first_stage, segment, route.first.task, route.first.after)

@@ -1,4 +1,4 @@
-"""What a finished job reports, derived from counters alone."""
+"""The ``stats`` of a finished job, computed from counters."""
 
 from __future__ import annotations
 
@@ -9,34 +9,46 @@ from flowspec.core.protocol.messages import Meter
 
 
 def repeated_4grams(tokens: Sequence[int]) -> float:
-    """Share of the output's 4-grams that occurred before in it; loops flatter every drafter."""
+    """The share of the output's 4-grams that repeat an earlier one.
+
+    Repetitive text raises every drafter's acceptance, so a comparison must show this figure.
+    """
     grams = [tuple(tokens[at : at + 4]) for at in range(len(tokens) - 3)]
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
 @dataclass(slots=True)
 class Tally:
-    """Counters a session keeps. Times in seconds on the driver's clock; ``None``: not reached."""
+    """A session's counters. Times are in seconds on the driver's clock; None: not reached.
+
+    ``submitted_at``: when the job was submitted, possibly before this clock's first reading.
+    ``started_at``: when the prompt was sent to the stages. ``rounds``: new roots that T lacked.
+    ``choices``: target tokens chosen during decode; ``hits``: those that had a node in the tree.
+    ``lossy``: the mode, if the text may differ from the target's own.
+    """
 
     submitted_at: float
+    started_at: float
+    queued_seconds: float = 0.0
     first_token_at: float | None = None
     last_token_at: float | None = None
     rounds: int = 0
     segments: int = 0
-    choices: int = 0  # target tokens chosen during decode
-    hits: int = 0  # of those, how many had a node in the tree
+    choices: int = 0
+    hits: int = 0
     draft_passes: int = 0
     draft_seconds: float = 0.0
-    lossy: str = ""  # the mode, if the text may differ from the target's own
+    lossy: str = ""
 
     @property
-    def decoding(self) -> float:
-        """Seconds from the first token to the last one so far; 0: there are no two."""
+    def decode_seconds(self) -> float:
+        """Seconds from the first token to the latest; 0 with fewer than two tokens."""
         return (self.last_token_at or 0.0) - (self.first_token_at or 0.0)
 
     def count(self, tokens: int, hits: int, now: float) -> None:
-        """A verdict gave ``tokens`` tokens, ``hits`` of them in the tree; the first of a job is
-        prefill's.
+        """Count a verdict's ``tokens``, of which ``hits`` were in the tree.
+
+        The first verdict of a job ends its prefill and is not counted as decode.
         """
         self.last_token_at = now
         if self.first_token_at is None:
@@ -50,19 +62,20 @@ class Tally:
     ) -> dict[str, object]:
         """The ``stats`` object of a result.
 
-        ``tokens_per_second`` is decode only: tokens after the first over the time after the
-        first. A step is one mean pass of the slowest stage; ``steps`` is the decode time in
-        steps. ``rows`` are summed over the stages. Values that need a stage which did not report
-        are None.
+        ``ttft_seconds`` is the time from submission to the first token; ``queue_seconds`` the part
+        of it before the job was assigned. ``tokens_per_second`` is decode only: the tokens after
+        the first per second after the first. A step is one mean pass of the slowest stage;
+        ``steps`` is the decode time in steps. ``rows`` are summed over the stages. A value that
+        needs a stage which did not report is None.
         """
         meters = {stage: meter for stage, meter in meters.items() if stage <= stages}
         tokens = len(output)
-        decode = (self.last_token_at or 0.0) - (self.first_token_at or 0.0) if tokens else 0.0
+        decode = self.decode_seconds if tokens else 0.0
         passes = [meter.busy_seconds / meter.passes for meter in meters.values() if meter.passes]
         steps = decode / max(passes) if passes and max(passes) > 0 else None
-        complete = len(meters) == stages
         return {
             "tokens": tokens,
+            "queue_seconds": self.queued_seconds,
             "ttft_seconds": _since(self.first_token_at, self.submitted_at),
             "decode_seconds": decode,
             "tokens_per_second": _ratio(tokens - 1, decode),
@@ -72,10 +85,7 @@ class Tally:
             "tokens_per_step": _ratio(tokens - 1, steps),
             "tokens_per_round": _ratio(tokens - 1, self.rounds),
             "hit_rate": _ratio(self.hits, self.choices),
-            "rows": {
-                fate: sum(getattr(meter, fate) for meter in meters.values()) if complete else None
-                for fate in ("useful", "wasted", "void")
-            },
+            "rows": _rows_by_fate(meters, complete=len(meters) == stages),
             "stage_busy": [
                 _ratio(meters[stage].busy_seconds, decode) if stage in meters else None
                 for stage in range(1, stages + 1)
@@ -91,12 +101,21 @@ class Tally:
 
 
 def unmeasured(output: Sequence[int], stages: int) -> dict[str, object]:
-    """The ``stats`` of a job ended from outside: what follows from its output; the rest is None."""
-    known = Tally(0.0).stats(output, {}, stages)
+    """The ``stats`` of a job that its draft worker did not end: None, but for the output's own."""
+    known = Tally(0.0, 0.0).stats(output, {}, stages)
     lists = {name: value for name, value in known.items() if isinstance(value, list)}
-    rows = {"rows": dict.fromkeys(("useful", "wasted", "void"))}
+    rows = {"rows": dict.fromkeys(_FATES)}
     kept = {"tokens": len(output), "repeated_4grams": repeated_4grams(output)}
     return {**dict.fromkeys(known), **lists, **rows, **kept}
+
+
+_FATES = ("useful", "wasted", "void")
+
+
+def _rows_by_fate(meters: Mapping[int, Meter], *, complete: bool) -> dict[str, int | None]:
+    if not complete:
+        return dict.fromkeys(_FATES)
+    return {fate: sum(getattr(meter, fate) for meter in meters.values()) for fate in _FATES}
 
 
 def _since(end: float | None, start: float) -> float | None:

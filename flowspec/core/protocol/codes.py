@@ -1,4 +1,4 @@
-"""What a change of a pipeline's shared state is answered with."""
+"""Result codes of changes to a pipeline's shared state."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 
 
 class Code(enum.IntEnum):
-    """What a script answers; ``lua/README.md`` has the table."""
+    """The result of a script; ``lua/README.md`` has the table."""
 
     OK = 0
     DUP = 1

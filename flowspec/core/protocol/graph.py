@@ -1,81 +1,122 @@
-"""The task graph: counts down dependencies and says what may start. Rules live with its callers.
+"""The task graph of one run: it counts open dependencies and releases tasks that have none.
 
-Edges are data, given by the call that creates a task. A dependency may be named before it
-exists; it counts as open until some call completes it. ``lua/graph.lua`` is the same structure
-on the broker and passes the same tests.
+The call that creates a task names its dependencies; the graph does not interpret them. A dependency
+may be named before it exists; it is open until a call completes it. ``lua/include/graph.lua`` is
+the same structure on the broker and passes the same tests. Source: docs/algorithms.md#task-graph.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from flowspec.core.protocol.messages import Task
+from flowspec.core.protocol.addresses import Address
+from flowspec.core.protocol.messages import Envelope
+from flowspec.core.protocol.stamps import Stamp, later
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A task in the graph of a run.
+
+    ``envelope`` is delivered to ``to`` once every task in ``after`` is complete. A task without an
+    envelope is virtual: it is complete as soon as its dependencies are.
+    """
+
+    name: str
+    after: tuple[str, ...] = ()
+    to: Address | None = None
+    envelope: Envelope | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """A task whose envelope is to be delivered.
+
+    ``stamp``: the latest of its creation's and its dependencies' stamps.
+    """
+
+    task: Task
+    stamp: Stamp | None
+
+
 class TaskGraph:
-    """The tasks of one job."""
+    """The tasks of one run."""
 
-    done: set[str] = field(default_factory=set)
-    _known: set[str] = field(default_factory=set)
-    _waiting: dict[str, Task] = field(default_factory=dict)
-    _open: dict[str, int] = field(default_factory=dict)  # task -> dependencies not complete
-    _dependents: dict[str, list[str]] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+        self._done: dict[str, Stamp | None] = {}
+        self._waiting: dict[str, Task] = {}
+        self._open: dict[str, int] = {}  # waiting task -> dependencies that are not complete
+        self._latest: dict[str, Stamp | None] = {}  # waiting task -> the latest stamp so far
+        self._dependents: dict[str, list[str]] = {}
 
-    def apply(self, completed: Iterable[str] = (), created: Iterable[Task] = ()) -> list[Task]:
-        """Create tasks, then complete others; the tasks whose envelopes may go, in order.
+    def apply(
+        self,
+        completed: Iterable[str] = (),
+        created: Iterable[Task] = (),
+        stamp: Stamp | None = None,
+    ) -> list[Released]:
+        """Create tasks, then complete others, all at ``stamp``; the tasks released, in order.
 
-        Doing either twice is harmless: a caller that lost the answer may ask again.
+        Idempotent, so a caller that lost the reply may repeat the call.
         """
-        ready: list[Task] = []
+        released: list[Released] = []
         for task in created:
-            self._create(task, ready)
+            self._create(task, stamp, released)
         for name in completed:
-            self._complete(name, ready)
-        return ready
+            self._complete(name, stamp, released)
+        return released
 
     def knows(self, name: str) -> bool:
-        """Whether a task of that name was created before."""
+        """Whether the task ``name`` has been created."""
         return name in self._known
-
-    def _create(self, task: Task, ready: list[Task]) -> None:
-        if task.name in self._known:
-            return
-        self._known.add(task.name)
-        missing = [name for name in dict.fromkeys(task.after) if name not in self.done]
-        if not missing:
-            self._release(task, ready)
-            return
-        self._waiting[task.name] = task
-        self._open[task.name] = len(missing)
-        for name in missing:
-            self._dependents.setdefault(name, []).append(task.name)
-
-    def _release(self, task: Task, ready: list[Task]) -> None:
-        if task.envelope is not None:
-            ready.append(task)
-        else:
-            self._complete(task.name, ready)
-
-    def _complete(self, name: str, ready: list[Task]) -> None:
-        pending = [name]
-        for task in pending:
-            if task in self.done:
-                continue
-            self.done.add(task)
-            for dependent in self._dependents.pop(task, ()):
-                self._open[dependent] -= 1
-                if self._open[dependent]:
-                    continue
-                del self._open[dependent]
-                waiting = self._waiting.pop(dependent)
-                if waiting.envelope is not None:
-                    ready.append(waiting)
-                else:
-                    pending.append(dependent)
 
     @property
     def waiting(self) -> tuple[str, ...]:
         """Names of the tasks that wait for others."""
         return tuple(self._waiting)
+
+    def _create(self, task: Task, stamp: Stamp | None, released: list[Released]) -> None:
+        if task.name in self._known:
+            return
+        self._known.add(task.name)
+        missing = []
+        latest = stamp
+        for name in dict.fromkeys(task.after):
+            if name in self._done:
+                latest = later(self._done[name], latest)
+            else:
+                missing.append(name)
+        if missing:
+            self._waiting[task.name] = task
+            self._open[task.name] = len(missing)
+            self._latest[task.name] = latest
+            for name in missing:
+                self._dependents.setdefault(name, []).append(task.name)
+        elif task.envelope is not None:
+            released.append(Released(task, latest))
+        else:
+            self._complete(task.name, latest, released)
+
+    def _complete(self, first: str, stamp: Stamp | None, released: list[Released]) -> None:
+        pending = [(first, stamp)]
+        for name, at in pending:
+            if name in self._done:
+                continue
+            self._done[name] = at
+            for dependent in self._dependents.pop(name, ()):
+                latest = self._latest[dependent] = later(self._latest[dependent], at)
+                self._open[dependent] -= 1
+                if self._open[dependent]:
+                    continue
+                task = self._take_waiting(dependent)
+                if task.envelope is not None:
+                    released.append(Released(task, latest))
+                else:
+                    pending.append((dependent, latest))
+
+    def _take_waiting(self, name: str) -> Task:
+        del self._open[name]
+        del self._latest[name]
+        return self._waiting.pop(name)

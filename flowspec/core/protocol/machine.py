@@ -1,10 +1,10 @@
-"""The seam between machines and whatever drives them.
+"""The interface between machines and their drivers.
 
-A machine is driven by ``step(input, now) -> outputs``; ``now`` is in seconds on any clock that
-does not run backwards. A driver feeds what arrived (``Received``), asks for work when its
-executor is free and its log is drained (``Poll``), performs ``Run`` outputs and feeds their
-results back (``Done``), and calls ``step(Tick(), now)`` once ``machine.deadline`` has passed.
-Live, replay and simulation are three drivers of the same machines.
+A driver calls ``step(input, now) -> outputs``; ``now`` is in seconds on any monotonic clock. The
+driver passes on what arrived (``Received``), polls for work when its executor is free and its log
+is drained (``Poll``), performs ``Run`` outputs and returns their results (``Done``), and calls
+``step(Tick(), now)`` once ``machine.deadline`` has passed. All drivers, live or simulated, run the
+same machines.
 """
 
 from __future__ import annotations
@@ -13,126 +13,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from flowspec.core.protocol.addresses import Address
 from flowspec.core.protocol.messages import Envelope, Returns
+from flowspec.core.protocol.work import Work, WorkResult
+from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
-from flowspec.core.tree.slots import Moves
 
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One job's rows of a pass. ``tokens`` is empty where the input rows travel beside the segment;
-    then ``offsets`` says which of the segment's rows are left.
-
-    ``context``, ``held``, ``moves`` and ``parents`` are a ``slots.Plan``: first carry out
-    ``moves``, then the ``held`` rows stay and the new ones follow. ``answers``: offsets of the
-    rows the executor must answer for (a target's choice, a drafter's proposals).
-    """
-
-    job: str
-    epoch: int
-    segment: int
-    ids: tuple[int, ...]
-    positions: tuple[int, ...]
-    tokens: tuple[int, ...]
-    offsets: tuple[int, ...]
-    context: int
-    held: int
-    moves: Moves | None
-    parents: tuple[int, ...]
-    answers: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """One forward pass of a stage over rows of one or several jobs."""
-
-    parts: tuple[Part, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The target's answers for ``Part.answers``, parallel to them; see ``messages.Result``."""
-
-    tokens: tuple[int, ...] = ()
-    logprobs: tuple[float, ...] = ()
-    top: tuple[tuple[tuple[int, float], ...], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class PassDone:
-    """Parallel to ``Pass.parts``. The rows computed stay with the driver."""
-
-    choices: tuple[Choice, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """One forward pass of the drafter; the best ``width`` continuations of every answered row.
-
-    ``growth_pass`` counts the passes of one growth from 0: a cost model may charge a growth
-    once. ``parents``: ids of the rows' parents, parallel to ``part.ids``; -1: none. ``coupled``:
-    rank by ``log softmax(logits / T) + noise`` of the job's keyed draw (``algorithms.md`` 7).
-    ``drafter``: whose pass it is.
-    """
-
-    part: Part
-    width: int
-    growth_pass: int = 0
-    parents: tuple[int, ...] = ()
-    coupled: bool = False
-    drafter: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class DraftDone:
-    """Per answered row: token ids best first, distinct, and their values.
-
-    A value is the log of the expected acceptance, at most 0; in a coupled draft the candidate's
-    perturbed score less the best one's. ``sources`` is empty or says which of a hybrid's
-    drafters proposed each candidate. Values of both kinds are calibrated by the session
-    (``core.calibrate``).
-    """
-
-    tokens: tuple[tuple[int, ...], ...]
-    values: tuple[tuple[float, ...], ...]
-    sources: tuple[tuple[int, ...], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Encode:
-    """Turn a job's prompt text into token ids."""
-
-    job: str
-    prompt: str
-    raw: bool
-
-
-@dataclass(frozen=True, slots=True)
-class EncodeDone:
-    ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class WorkFailed:
-    """The executor could not do the work; ``reason`` is one line."""
-
-    reason: str
-
-
-Work = Pass | Draft | Encode
-WorkResult = PassDone | DraftDone | EncodeDone | WorkFailed
+# ---- inputs ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """Everything one read returned, in order."""
+    """All envelopes that one read returned, in order."""
 
     envelopes: tuple[Envelope, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Poll:
-    """The executor is free and nothing more is waiting to be read: start work if there is some."""
+    """The executor is free and the log is drained: start work if there is any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,22 +48,21 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The broker did not take what was written for a job. ``stale``: the job is somebody else's
-    now.
-    """
+    """The broker refused a write for a run. ``stale``: the run is over."""
 
-    job: str
-    epoch: int
+    run: RunKey
     stale: bool
     reason: str
 
 
 Input = Received | Poll | Done | Tick | Refused
 
+# ---- outputs -----------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of the pass just done that travel with a segment: offsets into part ``part``."""
+    """Rows of the last pass that travel with a segment: offsets into its part ``part``."""
 
     part: int
     offsets: tuple[int, ...]
@@ -172,13 +70,13 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Deliver ``envelope`` to ``to``: at once, or as task ``task`` of the graph once ``after`` are
-    complete.
+    """Deliver ``envelope`` to ``to``, at once or as a task of the graph.
 
-    ``completes``: tasks complete at the same moment.
+    ``task``: the graph task, released once ``after`` are complete; empty: deliver at once.
+    ``completes``: tasks that the same write completes.
     """
 
-    to: str
+    to: Address
     envelope: Envelope
     rows: Rows | None = None
     task: str = ""
@@ -188,21 +86,20 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Move the job forward, all or nothing: append ``tokens`` to its output, advance the offset by
-    the accepted rows, put ``prunes`` (one per stage, parallel to ``to``) into the logs, complete
-    tasks.
+    """Move a run forward by a verdict, all or nothing.
 
-    ``offset``: context length before it. ``emitted``: output tokens before it.
+    Appends ``tokens`` to the job's output, advances the offset by ``advance``, the number of
+    accepted rows, puts ``prunes`` (one per stage, parallel to ``to``) into the logs, completes
+    tasks. ``offset``: context length before the commit. ``emitted``: output tokens before it.
     """
 
-    job: str
-    epoch: int
+    run: RunKey
     offset: int
     emitted: int
     advance: int
     tokens: tuple[int, ...]
     finish: str
-    to: tuple[str, ...]
+    to: tuple[Address, ...]
     prunes: tuple[Envelope, ...]
     completes: tuple[str, ...] = ()
 
@@ -211,17 +108,15 @@ class Commit:
 class Complete:
     """Complete tasks of the graph without sending anything."""
 
-    job: str
-    epoch: int
+    run: RunKey
     tasks: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The job is over. ``reason``: eos, length, cancelled or error; ``error``: one line, if so."""
+    """End the job. ``reason``: eos, length, cancelled or error; ``error``: one line, or empty."""
 
-    job: str
-    epoch: int
+    run: RunKey
     reason: str
     error: str
     stats: dict[str, object]
@@ -229,20 +124,18 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The job's prompt is known and will be served: tell whoever asks."""
+    """The job's prompt is known and will be served: publish it and open the job."""
 
-    job: str
-    epoch: int
+    run: RunKey
     prompt_ids: tuple[int, ...]
     strategy: str
 
 
 @dataclass(frozen=True, slots=True)
 class Allocate:
-    """Make room for a job's rows before its first pass."""
+    """Make room for at most ``capacity`` rows of a run, before its first pass."""
 
-    job: str
-    epoch: int
+    run: RunKey
     capacity: int
     sampling: Sampling
     returns: Returns
@@ -250,16 +143,16 @@ class Allocate:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Free a job's rows."""
+    """Free a run's rows."""
 
-    job: str
+    run: RunKey
 
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """The rows that came with a segment are not needed: all of them were pruned."""
+    """Drop the rows that came with a segment: none of them will be computed."""
 
-    job: str
+    run: RunKey
     segment: int
 
 
@@ -267,15 +160,14 @@ class Discard:
 class Learn:
     """Give the drafter the target's hidden rows that came with an answer, one per id."""
 
-    job: str
-    epoch: int
+    run: RunKey
     segment: int
     ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Compute; the machine asks for nothing else until ``Done``."""
+    """Compute ``work``; the machine requests no other work until ``Done``."""
 
     work: Work
 
@@ -284,16 +176,16 @@ Output = Send | Commit | Complete | Finish | Accepted | Allocate | Release | Dis
 
 
 class Machine(Protocol):
-    """What a driver can drive."""
+    """A machine, as its driver sees it."""
 
     @property
     def runnable(self) -> bool:
-        """``Poll`` would start work."""
+        """Whether ``Poll`` would start work."""
         ...
 
     @property
     def continuing(self) -> bool:
-        """``Poll`` would carry on with what has just ended: the next pass of the same growth."""
+        """Whether ``Poll`` would start the next pass of the growth whose pass has just ended."""
         ...
 
     @property
@@ -302,5 +194,5 @@ class Machine(Protocol):
         ...
 
     def step(self, event: Input, now: float) -> Sequence[Output]:
-        """Take one input; never blocks, never raises for what a peer sent."""
+        """Take one input; never blocks, and never raises because of a peer's message."""
         ...

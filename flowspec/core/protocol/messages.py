@@ -1,38 +1,17 @@
-"""What travels between processes: one small frozen dataclass a message.
+"""The messages between processes, one frozen dataclass each.
 
-Every message names its job and the epoch (ownership fence) it belongs to; readers drop other
-epochs. Rows of hidden states are not in here: a segment's rows travel beside it under its name.
-
-Senders and receivers are nodes: ``d0`` the draft worker, ``s1`` .. ``sN`` the verify stages,
-``scheduler`` the scheduler.
+Every message names its run. Rows of hidden states are not part of a message: a segment's rows
+travel beside it, named by (run, segment).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from flowspec.core.protocol.addresses import Address
+from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import ProtocolError
-
-DRAFT = "d0"
-SCHEDULER = "scheduler"
-#: Sender of envelopes the task graph held back; it numbers them as it lets them go.
-GRAPH = "graph"
-
-
-def stage_node(stage: int) -> str:
-    """Node name of verify stage ``stage``, counted from 1."""
-    return f"s{stage}"
-
-
-def middle_node(model: int) -> str:
-    """Node name of middle model ``model``, counted from 1, between the drafter and the target."""
-    return f"m{model}"
-
-
-def worker_nodes(stages: int, middles: int) -> tuple[str, ...]:
-    """Every node of a pipeline that works on jobs: draft worker, verify stages, middle models."""
-    return (DRAFT, *map(stage_node, range(1, stages + 1)), *map(middle_node, range(1, middles + 1)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,31 +24,32 @@ class Hop:
 
 @dataclass(frozen=True, slots=True)
 class Returns:
-    """What a job wants back for each verified row, beside the target's token."""
+    """What a job needs per verified row besides the target's token."""
 
-    logprob: bool = False
-    top: int = 0  # this many best (id, log-probability) pairs
+    top: int = 0  # number of best (id, log-probability) pairs
     hidden: bool = False  # the row after the final norm, float32, beside the answer
 
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Scheduler to draft worker: this job is yours from now on. ``fields`` are as submitted."""
+    """Scheduler to draft worker: start this run. ``fields``: the job's, as submitted.
 
-    job: str
-    epoch: int
+    ``queued_seconds``: time since the job was submitted, on the broker's clock.
+    """
+
+    run: RunKey
     fields: tuple[tuple[str, str], ...]
+    queued_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Draft worker to every stage: a job begins. ``capacity``: KV rows it will never exceed.
+    """Draft worker to every stage: a run begins. ``capacity``: most KV rows it will hold.
 
-    ``record``: keep a recording of what is done for it.
+    ``record``: keep a recording of it.
     """
 
-    job: str
-    epoch: int
+    run: RunKey
     prompt_length: int
     capacity: int
     sampling: Sampling
@@ -81,14 +61,12 @@ class Open:
 class Segment:
     """Rows to compute, parents before children; columns are parallel.
 
-    ``tokens`` only reach the first stage; the others find their input rows under (job, epoch,
-    segment). ``marker``: forward it even if nothing is left of it (the papers' lockstep).
-    ``task`` is completed by the pass, ``route`` holds the hops still ahead. ``seconds``: its
-    slowest pass so far.
+    ``tokens``: for the first stage only; the others take their input rows by (run, segment).
+    ``marker``: forward it even if no rows are left (the papers' lockstep). ``task``: completed by
+    the pass. ``route``: the remaining hops. ``seconds``: its slowest pass so far.
     """
 
-    job: str
-    epoch: int
+    run: RunKey
     segment: int
     round: int
     ids: tuple[int, ...]
@@ -102,24 +80,20 @@ class Segment:
 
     def __post_init__(self) -> None:
         rows = len(self.ids)
-        if not len(self.parents) == len(self.positions) == rows or len(self.tokens) not in (
-            0,
-            rows,
-        ):
+        columns_match = len(self.parents) == len(self.positions) == rows
+        if not columns_match or len(self.tokens) not in (0, rows):
             raise ProtocolError(f"the columns of segment {self.segment} differ in length")
 
 
 @dataclass(frozen=True, slots=True)
 class Prune:
-    """Put into every stage's log by a commit: ``accepted`` rows become context, ``root`` is the
-    root.
+    """A commit's message to every stage: ``accepted`` rows become context, ``root`` the root.
 
-    ``offset``: context length before it. ``retained``: ids below the new root that were sent and
-    live, a check against what a stage keeps. Idempotent: a stage past ``offset`` ignores it.
+    ``offset``: context length before it. ``retained``: ids of the sent nodes that are still live, a
+    check of the rows that a stage keeps. Idempotent: a stage past ``offset`` ignores it.
     """
 
-    job: str
-    epoch: int
+    run: RunKey
     offset: int
     accepted: tuple[int, ...]
     root: int
@@ -128,26 +102,23 @@ class Prune:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Last stage to draft worker: the target's choice for every row of a segment that was left.
+    """Last stage or middle model to draft worker: its choice for each live row of a segment.
 
-    ``logprobs`` and ``top`` are empty unless the job asked: per row the choice's
-    log-probability, and the best (id, log-probability) pairs, of the unprocessed distribution.
-    ``seconds``: the slowest pass any stage made over the segment, what a step of the pipeline
-    costs with so many rows.
+    ``top``: per row the best (id, log-probability) pairs of the unprocessed distribution; empty
+    unless requested. ``seconds``: the slowest pass of any stage over the segment, which is the cost
+    of a pipeline step over this number of rows.
     """
 
-    job: str
-    epoch: int
+    run: RunKey
     segment: int
     ids: tuple[int, ...]
     tokens: tuple[int, ...]
-    logprobs: tuple[float, ...] = ()
     top: tuple[tuple[tuple[int, float], ...], ...] = ()
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
         rows = len(self.ids)
-        if len(self.tokens) != rows or {len(self.logprobs), len(self.top)} - {0, rows}:
+        if len(self.tokens) != rows or len(self.top) not in (0, rows):
             raise ProtocolError(
                 f"the columns of the answer to segment {self.segment} differ in length"
             )
@@ -155,24 +126,24 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Draft worker to every stage: the job is over, free its rows and report."""
+    """Draft worker to every stage: the run is over, free its rows and report."""
 
-    job: str
-    epoch: int
+    run: RunKey
 
 
 @dataclass(frozen=True, slots=True)
 class Revoke:
-    """Scheduler to everyone: whoever holds the job below ``epoch`` drops it now."""
+    """Scheduler to every worker: drop all runs of the job that are earlier than ``run``."""
 
-    job: str
-    epoch: int
+    run: RunKey
 
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """A stage's work for one job. Rows by fate: ``useful`` were committed, ``wasted`` computed and
-    then pruned, ``void`` dropped before computing. Prompt rows are counted in ``prompt`` alone.
+    """A stage's work for one run.
+
+    ``useful`` rows were accepted, ``wasted`` ones computed and then pruned, ``void`` ones dropped
+    before they were computed. Prompt rows count in ``prompt`` alone.
     """
 
     prompt: int = 0
@@ -185,21 +156,18 @@ class Meter:
 
 @dataclass(frozen=True, slots=True)
 class StageReport:
-    """Stage to draft worker, answering ``Close``."""
+    """Stage to draft worker, in reply to ``Close``."""
 
-    job: str
-    epoch: int
+    run: RunKey
     stage: int
     meter: Meter
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Anyone to the draft worker: the job cannot go on. ``reason`` is one line for the user."""
+    """Stage to draft worker: the run has failed. ``reason``: one line for the user."""
 
-    job: str
-    epoch: int
-    sender: str
+    run: RunKey
     reason: str
 
 
@@ -207,12 +175,12 @@ class Fault:
 class Synced:
     """Delivered by the graph when every task of a join is complete."""
 
-    job: str
-    epoch: int
+    run: RunKey
     task: str
 
 
 Message = Submit | Open | Segment | Prune | Answer | Close | Revoke | StageReport | Fault | Synced
+#: In the order of their numbers on the wire.
 MESSAGES: tuple[type[Message], ...] = (
     Submit,
     Open,
@@ -229,26 +197,11 @@ MESSAGES: tuple[type[Message], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """A message as a node receives it. ``seq`` counts from 1 per (job, epoch, sender, receiver).
+    """A message with its sender. ``seq`` counts from 1 per (run, sender, receiver).
 
-    An envelope given to the graph has sender ``graph`` and seq 0 until the graph lets it go.
+    An envelope given to the graph has sender ``GRAPH``, and seq 0 until the graph releases it.
     """
 
-    sender: str
+    sender: Address
     seq: int
     message: Message
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """A piece of work in the graph: PipeDec's tuple plus the job (``algorithms.md`` 3.6).
-
-    ``envelope`` goes to ``to`` once every task in ``after`` is complete. A task without one is
-    virtual: it is complete as soon as its dependencies are.
-    """
-
-    job: str
-    name: str
-    after: tuple[str, ...] = ()
-    to: str = ""
-    envelope: Envelope | None = field(default=None)

@@ -1,20 +1,19 @@
-"""Sequence numbers: per (job, epoch, sender), last + 1 is taken, older is a duplicate, a hole is a
-gap.
-"""
+"""Sequence numbers per (run, sender, receiver), which detect duplicates and lost messages."""
 
 from __future__ import annotations
 
+from flowspec.core.protocol.addresses import Address
 from flowspec.errors import GapError
 
 
 class SeqReader:
-    """The receiving side for one job and epoch."""
+    """The receiving side of one run."""
 
     def __init__(self) -> None:
-        self._last: dict[str, int] = {}
+        self._last: dict[Address, int] = {}
 
-    def accept(self, sender: str, seq: int) -> bool:
-        """True: new. False: a duplicate, ignore it. Raises GapError when something is missing."""
+    def accept(self, sender: Address, seq: int) -> bool:
+        """Whether the message is new; False: a duplicate. GapError if one before it is missing."""
         last = self._last.get(sender, 0)
         if seq <= last:
             return False
@@ -27,12 +26,12 @@ class SeqReader:
 
 
 class SeqWriter:
-    """The sending side for one job and epoch."""
+    """The sending side of one run."""
 
     def __init__(self) -> None:
-        self._last: dict[str, int] = {}
+        self._last: dict[Address, int] = {}
 
-    def next(self, receiver: str) -> int:
+    def next(self, receiver: Address) -> int:
         """The next number for ``receiver``, from 1."""
         self._last[receiver] = self._last.get(receiver, 0) + 1
         return self._last[receiver]

@@ -1,37 +1,44 @@
-"""Nominal times of an emulated run, as they travel beside its messages."""
+"""Nominal times of an emulated run, which travel beside its messages."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
+from flowspec.core.protocol.addresses import Address
 from flowspec.errors import WireError
 
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """When, in nominal seconds, ``source`` let a message of an emulated run go; its link's time
-    comes on top.
+    """The nominal time at which ``source`` sent a message, in seconds, without the link's time.
 
-    A message the task graph held goes with the latest stamp of its creation and of what it
-    waited for.
+    A message that the task graph held has the latest of its creation's and its dependencies'
+    stamps.
     """
 
     at: float
-    source: str
+    source: Address
 
     def text(self) -> str:
-        """As it travels beside an envelope."""
+        """The stamp as text, as it travels beside an envelope."""
         return f"{self.at!r} {self.source}"
 
     @classmethod
     def read(cls, text: str) -> Stamp:
         """The inverse of ``text``; WireError for anything else."""
-        at, _, source = text.partition(" ")
+        seconds, _, source = text.partition(" ")
         try:
-            stamp = cls(float(at), source)
+            at = float(seconds)
         except ValueError:
-            stamp = cls(math.nan, source)
-        if not math.isfinite(stamp.at) or not source:
-            raise WireError(f"a stamp is {text[:40]!r}; expected seconds and a node")
-        return stamp
+            at = math.nan
+        if not math.isfinite(at):
+            raise WireError(f"a stamp is {text[:40]!r}; expected seconds and an address")
+        return cls(at, Address.parse(source))
+
+
+def later(one: Stamp | None, other: Stamp | None) -> Stamp | None:
+    """The later of two stamps, the second if they are equal; None: no stamp."""
+    if one is None or (other is not None and other.at >= one.at):
+        return other
+    return one

@@ -1,4 +1,4 @@
-"""What the jobs of one pipeline leave for those after them."""
+"""State that the jobs of one pipeline pass on to later jobs."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ T = TypeVar("T")
 
 
 class History:
-    """One object of every kind that asked for one; it lives as long as its draft worker.
+    """One object per class, kept for the lifetime of the draft worker.
 
-    The core does not know the kinds: whoever learns something across jobs recalls a class of its
-    own, which is made without arguments the first time.
+    The core does not know the classes: code that learns across jobs recalls a class of its own,
+    which is instantiated without arguments the first time.
     """
 
     def __init__(self) -> None:
         self._kept: dict[type, object] = {}
 
     def recall(self, kind: type[T]) -> T:
-        """The pipeline's ``kind``; an empty one for its first job."""
+        """The pipeline's object of class ``kind``; a new one at the first call."""
         if kind not in self._kept:
             self._kept[kind] = kind()
         return cast(T, self._kept[kind])

@@ -1,19 +1,20 @@
-"""What the models and the pipeline allow a job."""
+"""The limits that the models and the pipeline set for a job."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: Tree rows sent and live at once; bounds every stage's KV rows beyond the context.
+#: Most tree rows sent and live at once; bounds each stage's KV rows beyond the context.
 TREE_ROWS = 1536
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the models and the pipeline allow; ``context`` in tokens, prompt and output together.
+    """Limits and sizes of a pipeline; ``context``: most tokens of prompt and output together.
 
-    ``middles``: models between the drafter and the target. ``hidden``: the drafter wants hidden
-    rows; ``others``: whether the further ones do that a strategy may choose instead.
+    ``middles``: number of models between the drafter and the target. ``hidden``: whether the first
+    drafter needs hidden rows. ``others``: the same for each further drafter that a strategy may
+    choose.
     """
 
     stages: int
@@ -21,12 +22,12 @@ class Limits:
     vocabulary: int
     eos: frozenset[int]
     tree_rows: int = TREE_ROWS
-    stall_seconds: float = 120.0  # a job without an answer for so long has failed
+    stall_seconds: float = 120.0  # a job without an answer for this long fails
     middles: int = 0
     hidden: bool = False
     others: tuple[bool, ...] = ()
 
     @property
     def drafters(self) -> tuple[bool, ...]:
-        """Of every drafter, the first one's own, whether it wants hidden rows."""
+        """Per drafter, the first one included: whether it needs hidden rows."""
         return (self.hidden, *self.others)

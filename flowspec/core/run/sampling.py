@@ -1,10 +1,10 @@
-"""The one rule by which a target token is chosen: argmax, or a draw keyed by (seed, index, token).
+"""The choice of a target token: argmax, or a draw keyed by (seed, index, token).
 
-With temperature the choice is Gumbel-max over the processed distribution: the token that
-maximises ``logit / T + g`` where ``g = -log(-log u)`` and ``u`` is a 53-bit hash of (seed,
-absolute index in prompt + output, token id). Nothing else enters, so every strategy, stage count
-and machine that sees the same logits chooses the same token. Source: the design's "one rule of
-acceptance"; the coupling is that of arXiv 2408.07978.
+With a temperature the choice is Gumbel-max over the processed distribution: the token that
+maximises ``logit / T + g``, where ``g = -log(-log u)`` and ``u`` is a 53-bit hash of (seed,
+absolute index in prompt + output, token id). The choice depends on nothing else, so every strategy,
+stage count and machine chooses the same token from the same logits. Source:
+docs/algorithms.md#keyed-draw; the coupling is that of arXiv 2408.07978.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 _MASK = (1 << 64) - 1
-#: Largest seed accepted: 63 bits, so that it is a plain integer to every client.
+_BELOW_1 = 1.0 - 2.0**-53
+#: Largest seed accepted: 63 bits, a plain integer in every client.
 MAX_SEED = (1 << 63) - 1
-#: Largest top-k accepted; no vocabulary comes near it.
+#: Largest top-k accepted, far above any vocabulary.
 MAX_TOP_K = (1 << 31) - 1
 
 
@@ -60,14 +61,14 @@ class Sampling:
             raise JobError(f"seed is {self.seed}; expected an integer from 0 to {MAX_SEED}")
 
 
-#: What a candidate outside the drafter's own nucleus loses in a coupled draft, nats. The drafter's
-#: nucleus is not the target's, so it is no exclusion; at T = 0.6, top-p 0.9, top-k 80 five measured
-#: better than two.
+#: Penalty in a coupled draft for a candidate outside the drafter's own nucleus, in nats. Such a
+#: candidate is not excluded, because the target's nucleus may differ. At T = 0.6, top-p 0.9,
+#: top-k 80 a penalty of 5 measured better than 2.
 OUTSIDE = 5.0
 
 
 def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """SplitMix64's finaliser, element by element, modulo 2^64."""
+    """SplitMix64's finaliser, element-wise, modulo 2^64."""
     x = (x ^ (x >> np.uint64(30))) * _MIX_1
     x = (x ^ (x >> np.uint64(27))) * _MIX_2
     return x ^ (x >> np.uint64(31))
@@ -80,11 +81,17 @@ def _key(seed: int, index: int) -> np.uint64:
 
 
 def uniform(seed: int, index: int, tokens: npt.ArrayLike) -> Floats:
-    """The draw of every token id in ``tokens`` at ``index``: float64 strictly between 0 and 1."""
+    """One draw per token id of ``tokens`` at ``index``: float64 strictly between 0 and 1."""
     ids = np.asarray(tokens, dtype=np.uint64)
     with np.errstate(over="ignore"):
         bits = _mix(_key(seed, index) + (ids + np.uint64(1)) * _GOLDEN) >> np.uint64(11)
-    return (bits.astype(np.float64) + 0.5) * 2.0**-53
+    return _between_0_and_1(bits)
+
+
+def _between_0_and_1(bits: npt.NDArray[np.uint64]) -> Floats:
+    """53-bit integers as numbers strictly between 0 and 1."""
+    # 2^53 - 1 + 0.5 has no float64 of its own and rounds to 2^53, which would be 1.
+    return np.minimum((bits.astype(np.float64) + 0.5) * 2.0**-53, _BELOW_1)
 
 
 def gumbel(seed: int, index: int, tokens: npt.ArrayLike) -> Floats:
@@ -101,10 +108,10 @@ def _whole_vocabulary_noise(seed: int, index: int, size: int) -> Floats:
 
 
 def survivors(logits: npt.NDArray[Any], sampling: Sampling) -> tuple[Ids, Floats]:
-    """Token ids left by temperature, top-k and top-p, best first, and their scores ``logit / T``.
+    """Token ids that survive top-k and top-p, best first, and their scores ``logit / T``.
 
-    ``logits``: one row, ``[vocabulary]``. Ties are broken towards the lower token id, so exactly
-    ``top_k`` tokens survive; top-p keeps the shortest prefix whose probability reaches ``top_p``.
+    ``logits``: one row, ``[vocabulary]``. Ties go to the lower token id, so exactly ``top_k``
+    tokens survive. Top-p keeps the shortest prefix whose probability reaches ``top_p``.
     """
     scores = np.asarray(logits, dtype=np.float64) / sampling.temperature
     order = np.argsort(-scores, kind="stable")
@@ -134,14 +141,13 @@ def choose(logits: npt.NDArray[Any], sampling: Sampling, index: int) -> int:
 def perturbed(
     logits: npt.NDArray[Any], sampling: Sampling, index: int, count: int
 ) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """The ``count`` tokens a drafter's ``logits`` make likeliest at absolute ``index``, given the
-    target's noise.
+    """A drafter's ``count`` best tokens at absolute ``index`` under the target's noise.
 
-    Ranked by ``log softmax(logits / T) + g``, best first, with each one's score less the best
-    one's: a drafter that agrees with the target about the logits agrees with it about the draw.
-    A token that the job's top-k or top-p would cut from the drafter's own distribution loses
-    ``OUTSIDE``: noise alone must not carry it past what the target may still draw. Needs a
-    temperature above 0.
+    Ranked by ``log softmax(logits / T) + g``, best first, with scores relative to the best one's. A
+    drafter that agrees with the target on the logits agrees with it on the draw. A token that the
+    job's top-k or top-p would cut from the drafter's own distribution is penalised by ``OUTSIDE``:
+    noise alone must not rank it above tokens that the target may still draw. Needs a temperature
+    above 0.
     """
     scores = np.asarray(logits, dtype=np.float64) / sampling.temperature
     scores = scores + _whole_vocabulary_noise(sampling.seed, index, scores.size)

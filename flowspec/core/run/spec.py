@@ -1,4 +1,4 @@
-"""A job as it is submitted: flat text fields, checked once and turned into a spec."""
+"""A job as submitted: flat text fields, checked once and parsed into a spec."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ DEFAULT_MAX_NEW_TOKENS = 128
 MAX_PROMPT_BYTES = 1 << 20
 #: Longest value of any other field, in bytes of UTF-8.
 MAX_FIELD_BYTES = 1 << 10
-#: Most tokens a job may ask for; the model's context usually ends it earlier.
+#: Most tokens a job may request; the model's context is usually the lower limit.
 MAX_NEW_TOKENS = 1 << 20
 
-#: A submission with this one field is no job: it cancels the job it names.
+#: A submission with this field alone is not a job: it cancels the job it names.
 CANCEL = "cancel"
 
 FIELDS = (
@@ -41,11 +41,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """What a job asks for. Exactly one of ``prompt`` and ``prompt_ids`` is set.
+    """The contents of a job. Exactly one of ``prompt`` and ``prompt_ids`` is set.
 
     ``raw``: do not apply the tokenizer's chat template. ``record``: keep a recording of the run.
-    Generation ends at ``max_new_tokens``, at the end-of-sequence token or where the context is
-    full.
+    Generation ends at ``max_new_tokens``, at the end-of-sequence token or when the context is full.
     """
 
     prompt: str | None = None
@@ -64,9 +63,7 @@ class JobSpec:
                 "list of ids like [1, 2]"
             )
         if self.prompt is not None and self.prompt_ids is not None:
-            raise JobError(
-                "the job has 'prompt' and 'prompt_ids'; leave out one of them: it takes not both"
-            )
+            raise JobError("the job has 'prompt' and 'prompt_ids'; leave out one of them")
         if self.prompt is not None and not self.prompt.strip():
             raise JobError(
                 "the prompt is empty; give it at least one character that is not a space"
@@ -85,7 +82,7 @@ class JobSpec:
             )
 
     def fields(self) -> dict[str, str]:
-        """The flat form, as ``XADD`` takes it; defaults are left out."""
+        """The spec as flat text fields for ``XADD``; most defaults are left out."""
         sampling = self.sampling
         plain = Sampling()
         values: dict[str, object] = {
@@ -109,7 +106,7 @@ class JobSpec:
 
 
 def parse(fields: Mapping[str, str]) -> JobSpec:
-    """The spec of flat ``fields``; JobError names the first thing that is wrong with them."""
+    """Parse flat ``fields``; JobError names the first error in them."""
     unknown = sorted(set(fields) - set(FIELDS))
     if unknown:
         raise JobError(f"unknown job field {unknown[0][:60]!r}; the fields are {', '.join(FIELDS)}")

@@ -1,21 +1,19 @@
-"""One job at a verify stage: which rows it holds, what is left of a segment, what its
-work came to.
-"""
+"""One run at a verify stage: its rows, the live part of its segments, its meter."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from flowspec.core.protocol.machine import Part
 from flowspec.core.protocol.messages import Meter, Open, Prune, Segment
 from flowspec.core.protocol.sequence import SeqReader, SeqWriter
-from flowspec.core.tree.slots import SlotTable
+from flowspec.core.protocol.work import Part
+from flowspec.core.tree.live_rows import LiveRows
 from flowspec.errors import GapError, StateError
 
 
-class StageJob:
-    """Rows and counters of ``opened``; raises ProtocolErrors, which fail the job."""
+class StageRun:
+    """Rows and counters of the run ``opened``; the ProtocolErrors it raises fail the run."""
 
     def __init__(self, stage: int, opened: Open, *, last: bool) -> None:
         self.opened = opened
@@ -26,8 +24,8 @@ class StageJob:
         self._busy_seconds = 0.0
         self._stage = stage
         self._last = last
-        self._slots = SlotTable(opened.prompt_length)
-        self._offset = opened.prompt_length - 1  # context length of the last prune
+        self._rows = LiveRows(opened.prompt_length)
+        self._offset = opened.prompt_length - 1  # context length at the last prune
 
     @property
     def first_tree_id(self) -> int:
@@ -36,90 +34,83 @@ class StageJob:
 
     @property
     def meter(self) -> Meter:
-        """What the work came to so far."""
+        """The stage's work for the run so far."""
         return Meter(**self._counts, busy_seconds=self._busy_seconds)
 
     def prune(self, prune: Prune) -> None:
-        """Apply a prune; one that was applied before changes nothing."""
+        """Apply a prune; one that was applied before has no effect."""
         if prune.offset < self._offset:
             return
-        absent = [node for node in prune.accepted if node not in self._slots]
+        absent = [node for node in prune.accepted if node not in self._rows]
         if prune.offset > self._offset or absent:
-            raise GapError(
-                f"stage {self._stage} lacks rows before position "
-                f"{prune.offset + len(prune.accepted)}"
-            )
-        before = len(self._slots.held)
-        self._slots.prune(prune.accepted, prune.root)
+            end = prune.offset + len(prune.accepted)
+            raise GapError(f"stage {self._stage} lacks rows before position {end}")
+        before = len(self._rows.tree)
+        self._rows.prune(prune.accepted, prune.root)
         self._offset += len(prune.accepted)
-        left = self._slots.held
-        # A segment sent after this prune may have overtaken it: newer ids than it knows are none of
-        # its business.
+        left = self._rows.tree
+        # A segment sent after this prune may have overtaken it, so ids above all that the prune
+        # names are not checked.
         newest = max((prune.root, *prune.retained))
         if any(node <= newest for node in left - {prune.root, *prune.retained}):
             raise StateError(f"stage {self._stage} keeps rows the draft worker has pruned")
         self._counts["useful"] += sum(node > self.first_tree_id for node in prune.accepted)
         self._counts["wasted"] += before - len(prune.accepted) - len(left)
 
-    def left_of(self, segment: Segment) -> list[int]:
-        """Offsets of the segment's rows that are live and have to be computed."""
-        kept = self._slots.live_rows(segment.ids, segment.parents)
+    def live_part(self, segment: Segment) -> list[int]:
+        """Offsets of the segment's live rows, which are to be computed; the others are void."""
+        kept = self._rows.live(segment.ids, segment.parents)
         self._counts["void"] += len(segment.ids) - len(kept)
         return kept
 
     def still_live(self, ids: Sequence[int]) -> list[int]:
-        """Offsets of computed rows ``ids`` that no prune has reached since."""
-        held = self._slots.held
+        """Offsets of the computed rows ``ids`` that have not been pruned since."""
+        tree = self._rows.tree
         first = self.first_tree_id
-        return [at for at, node in enumerate(ids) if node in held or node < first]
+        return [at for at, node in enumerate(ids) if node in tree or node < first]
 
-    def plan(self, segment: Segment, kept: Sequence[int]) -> Part:
-        """The part that computes the rows of ``segment``, which are offsets ``kept`` of what was
-        sent.
-        """
-        after = self._slots.length + len(kept)
-        if after > self.opened.capacity:
+    def begin_pass(self, segment: Segment, kept: Sequence[int]) -> Part:
+        """The part that computes ``segment``; its rows had offsets ``kept`` when it was sent."""
+        rows = len(self._rows) + len(kept)
+        if rows > self.opened.capacity:
             raise StateError(
-                f"stage {self._stage} has room for {self.opened.capacity} rows, not {after}"
+                f"stage {self._stage} has room for {self.opened.capacity} rows, not {rows}"
             )
-        context_rows = _below(self.first_tree_id, segment.ids)
-        plan = self._slots.plan(segment.ids, segment.parents, context_rows)
-        unanswered = 0 if self.opened.returns.hidden else context_rows
+        context = _count_below(self.first_tree_id, segment.ids)
+        pruned = self._rows.begin_pass(segment.ids, segment.parents, context)
+        unanswered = 0 if self.opened.returns.hidden else context
         return Part(
-            job=segment.job,
-            epoch=segment.epoch,
+            run=segment.run,
             segment=segment.segment,
             ids=segment.ids,
+            parents=segment.parents,
             positions=segment.positions,
             tokens=segment.tokens,
             offsets=tuple(kept),
-            context=plan.context,
-            held=plan.held,
-            moves=plan.moves,
-            parents=plan.parents,
+            context=context,
+            pruned=pruned,
             answers=tuple(range(unanswered, len(kept))) if self._last else (),
         )
 
-    def computed(self, ids: Sequence[int], seconds: float) -> None:
+    def end_pass(self, ids: Sequence[int], seconds: float) -> None:
         """Count a pass over ``ids``; a pass over prompt rows alone is prefill."""
-        prompt = _below(self.first_tree_id + 1, ids)
+        prompt = _count_below(self.first_tree_id + 1, ids)
         self._counts["prompt"] += prompt
         if prompt < len(ids):
             self._counts["passes"] += 1
             self._busy_seconds += seconds
 
     def close(self, queued: int) -> Meter:
-        """The final meter: rows still held were computed for nothing, ``queued`` ones never
-        computed.
-        """
-        self._counts["wasted"] += sum(node > self.first_tree_id for node in self._slots.held)
+        """The final meter: rows still held count as wasted, ``queued`` rows as void."""
+        self._counts["wasted"] += sum(node > self.first_tree_id for node in self._rows.tree)
         self._counts["void"] += queued
         return self.meter
 
 
-def _below(end: int, ids: Sequence[int]) -> int:
-    """How many of ``ids`` are below ``end``; few segments have prompt rows, so most are told by
-    their lowest.
+def _count_below(end: int, ids: Sequence[int]) -> int:
+    """The number of ``ids`` below ``end``.
+
+    Few segments have prompt rows, so the lowest id settles most of them.
     """
     return sum(node < end for node in ids) if ids and min(ids) < end else 0
 
@@ -138,24 +129,24 @@ def rows_of(segment: Segment, kept: Sequence[int]) -> Segment:
 
 
 def onward(segment: Segment, kept: Sequence[int], seconds: float) -> Segment:
-    """What the next stage gets of ``segment``: rows at offsets ``kept``, no tokens, one hop further
-    on its route; ``seconds`` is its slowest pass by now.
+    """``segment`` for the next stage: rows at offsets ``kept``, no tokens, one hop less to go.
+
+    ``seconds``: its slowest pass so far.
     """
     hop = segment.route[0] if segment.route else None
     whole = len(kept) == len(segment.ids)
-    return Segment(  # not ``replace``, which takes several times as long, once a hop
-        segment.job,
-        segment.epoch,
-        segment.segment,
-        segment.round,
-        segment.ids if whole else _pick(segment.ids, kept),
-        segment.parents if whole else _pick(segment.parents, kept),
-        segment.positions if whole else _pick(segment.positions, kept),
-        (),
-        segment.marker,
-        hop.task if hop else segment.task,
-        segment.route[1:],
-        seconds,
+    return Segment(  # ``replace`` takes several times as long, and this runs once per hop
+        run=segment.run,
+        segment=segment.segment,
+        round=segment.round,
+        ids=segment.ids if whole else _pick(segment.ids, kept),
+        parents=segment.parents if whole else _pick(segment.parents, kept),
+        positions=segment.positions if whole else _pick(segment.positions, kept),
+        tokens=(),
+        marker=segment.marker,
+        task=hop.task if hop else segment.task,
+        route=segment.route[1:],
+        seconds=seconds,
     )
 
 

@@ -1,15 +1,17 @@
-"""A verify stage: computes segments against its KV rows, applies prunes, forwards what is left.
+"""A verify stage: computes segments against its KV rows, applies prunes, forwards the live rows.
 
-Theory of operation. The log is drained before every pass, so all prunes known by then have been
-applied; a pass takes the first waiting segment (of each of up to ``parts_per_pass`` jobs), drops
-its dead rows and computes the rest. Nobody waits for a prune. A stage knows no strategy.
+The log is drained before every pass, so all prunes that have arrived are applied. A pass takes the
+first waiting segment, drops its dead rows and computes the rest. A stage never waits for a prune
+and does not depend on the strategy.
 
-    message    job unknown         job open                          job failed
-    Open       open it             (duplicate) ignore                ignore
-    Segment    keep for its Open   wait for a pass                   ignore
-    Prune      keep for its Open   edit the slots                    ignore
-    Close      ignore              report, free, forget              report, free, forget
-    Revoke     ignore              free, forget                      free, forget
+    message    run unknown         run open                          run failed       run ended
+    Open       open it             (duplicate) ignore                ignore           ignore
+    Segment    keep for its Open   wait for a pass                   ignore           ignore
+    Prune      keep for its Open   drop rows before the next pass    ignore           ignore
+    Close      keep for its Open   report, free, end                 report, free     ignore
+    Revoke     end earlier runs    free and end earlier runs of its job
+
+Every run is kept under its ``RunKey``: a message of an earlier epoch belongs to an ended run.
 """
 
 from __future__ import annotations
@@ -18,17 +20,20 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from flowspec.core.protocol.addresses import (
+    DRAFT,
+    GRAPH,
+    Address,
+    middle_address,
+    stage_address,
+)
 from flowspec.core.protocol.machine import (
     Allocate,
-    Choice,
     Complete,
     Discard,
     Done,
     Input,
     Output,
-    Part,
-    Pass,
-    PassDone,
     Poll,
     Received,
     Refused,
@@ -36,11 +41,8 @@ from flowspec.core.protocol.machine import (
     Rows,
     Run,
     Send,
-    WorkFailed,
 )
 from flowspec.core.protocol.messages import (
-    DRAFT,
-    GRAPH,
     Answer,
     Close,
     Envelope,
@@ -51,58 +53,68 @@ from flowspec.core.protocol.messages import (
     Revoke,
     Segment,
     StageReport,
-    middle_node,
-    stage_node,
 )
-from flowspec.core.stage.stage_run import StageJob, onward, rows_of
+from flowspec.core.protocol.work import Choice, Part, Pass, PassDone, WorkFailed
+from flowspec.core.run.ended import EndedRuns
+from flowspec.core.run.key import RunKey
+from flowspec.core.stage.stage_run import StageRun, onward, rows_of
 from flowspec.errors import GapError, ProtocolError, StateError
 
-#: Messages kept for jobs whose Open has not arrived; more than this are dropped, and then missed as
-#: gaps.
+#: Most messages kept for runs whose Open has not arrived; further ones are dropped and later found
+#: missing as gaps.
 EARLY_MESSAGES = 1024
-#: Ended jobs remembered, so that their late messages are not mistaken for early ones.
-ENDED_JOBS = 1024
 
 
 @dataclass(slots=True)
-class _RunningPart:
-    """One part of the pass that is being computed, with the segment it came from."""
+class _Computing:
+    """The part of the current pass, and its segment."""
 
     segment: Segment
     part: Part
 
 
-class StageMachine:
-    """Verify stage ``stage`` of ``stages``, or middle model ``middle``, which reports as a stage
-    behind the last.
+@dataclass(slots=True)
+class _Computed:
+    """A segment after its pass: its rows, their choices, and the seconds of its slowest pass.
+
+    ``part``: whether any rows were computed; an emptied segment has none.
     """
 
-    def __init__(
-        self, stage: int, stages: int, *, middle: int = 0, parts_per_pass: int = 1
-    ) -> None:
-        self.name = middle_node(middle) if middle else stage_node(stage)
+    segment: Segment
+    choice: Choice
+    seconds: float
+    part: bool
+
+
+class StageMachine:
+    """Verify stage ``stage`` of ``stages``, or middle model ``middle``.
+
+    A middle model reports as stage ``stages + middle``.
+    """
+
+    def __init__(self, stage: int, stages: int, *, middle: int = 0) -> None:
+        self.address = middle_address(middle) if middle else stage_address(stage)
         self.stage = stages + middle if middle else stage
         self.last = bool(middle) or stage == stages
-        self._next = DRAFT if self.last else stage_node(stage + 1)
-        self._parts_per_pass = parts_per_pass
-        self._jobs: dict[str, StageJob] = {}
+        self._next: Address = DRAFT if self.last else stage_address(stage + 1)
+        self._runs: dict[RunKey, StageRun] = {}
+        self._early: dict[RunKey, list[Envelope]] = {}
+        self._ended = EndedRuns()
         self._queue: deque[Segment] = deque()
-        self._running: list[_RunningPart] = []
+        self._computing: _Computing | None = None
         self._started_at = 0.0
-        self._early: dict[str, list[Envelope]] = {}
-        self._ended: dict[str, int] = {}  # job -> highest epoch that ended here
 
     @property
     def runnable(self) -> bool:
-        return bool(self._queue) and not self._running
+        return bool(self._queue) and self._computing is None
 
     continuing = False
     deadline = None
 
     @property
-    def open_jobs(self) -> tuple[str, ...]:
-        """Jobs whose rows this stage holds."""
-        return tuple(self._jobs)
+    def open_runs(self) -> tuple[RunKey, ...]:
+        """Runs whose rows this stage holds."""
+        return tuple(self._runs)
 
     def step(self, event: Input, now: float) -> Sequence[Output]:
         match event:
@@ -110,8 +122,8 @@ class StageMachine:
                 return [output for envelope in envelopes for output in self._receive(envelope)]
             case Poll():
                 return self._start_pass(now) if self.runnable else []
-            case Done(result) if self._running:
-                return self._end_pass(result, now)
+            case Done(result) if self._computing is not None:
+                return self._end_pass(self._computing, result, now)
             case Refused():
                 return self._refused(event)
             case _:
@@ -122,211 +134,171 @@ class StageMachine:
     def _receive(self, envelope: Envelope) -> list[Output]:
         message = envelope.message
         if isinstance(message, Revoke):
-            return self._drop(message.job, message.epoch - 1)
-        job = self._jobs.get(message.job)
+            return self._end_before(message.run)
+        if message.run in self._ended:
+            return []
         if isinstance(message, Open):
             return self._open(envelope, message)
-        if job is None or message.epoch > job.opened.epoch:
+        run = self._runs.get(message.run)
+        if run is None:
             self._keep_early(envelope)
             return []
-        if message.epoch < job.opened.epoch:
-            return []
-        if job.failed:
-            return self._close(job) if isinstance(message, Close) else []
+        if run.failed:
+            return self._close(run) if isinstance(message, Close) else []
         try:
-            return (
-                self._take(job, envelope) if job.seen.accept(envelope.sender, envelope.seq) else []
-            )
+            is_new = run.seen.accept(envelope.sender, envelope.seq)
+            return self._take(run, message) if is_new else []
         except ProtocolError as error:
-            return self._fail(job, str(error))
+            return self._fail(run, str(error))
 
     def _open(self, envelope: Envelope, message: Open) -> list[Output]:
-        if message.epoch <= self._ended.get(message.job, -1) or message.job in self._jobs:
+        if message.run in self._runs:
             return []
-        job = StageJob(self.stage, message, last=self.last)
-        self._jobs[message.job] = job
-        allocate = Allocate(
-            message.job, message.epoch, message.capacity, message.sampling, message.returns
-        )
-        outputs: list[Output] = [allocate]
+        outputs = self._end_before(message.run) if message.run.epoch > 1 else []
+        run = StageRun(self.stage, message, last=self.last)
+        self._runs[message.run] = run
+        outputs.append(Allocate(message.run, message.capacity, message.sampling, message.returns))
         try:
-            job.seen.accept(envelope.sender, envelope.seq)
+            run.seen.accept(envelope.sender, envelope.seq)
         except GapError as error:
-            return [*outputs, *self._fail(job, str(error))]
-        for early in self._early.pop(message.job, []):
+            return [*outputs, *self._fail(run, str(error))]
+        for early in self._early.pop(message.run, []):
             outputs += self._receive(early)
         return outputs
 
     def _keep_early(self, envelope: Envelope) -> None:
-        message = envelope.message
-        if message.epoch <= self._ended.get(message.job, -1):
-            return
         if sum(map(len, self._early.values())) < EARLY_MESSAGES:
-            self._early.setdefault(message.job, []).append(envelope)
+            self._early.setdefault(envelope.message.run, []).append(envelope)
 
-    def _take(self, job: StageJob, envelope: Envelope) -> list[Output]:
-        match envelope.message:
+    def _take(self, run: StageRun, message: Message) -> list[Output]:
+        match message:
+            case Segment():
+                self._queue.append(message)
+                return []
+            case Prune():
+                run.prune(message)
+                return []
             case Close():
-                return self._close(job)
-            case Segment() as segment:
-                self._queue.append(segment)
-                return []
-            case Prune() as prune:
-                job.prune(prune)
-                return []
-            case other:
+                return self._close(run)
+            case _:
                 raise StateError(
-                    f"stage {self.stage} got a {type(other).__name__}, which no stage takes"
+                    f"stage {self.stage} got a {type(message).__name__}, which no stage takes"
                 )
 
-    def _close(self, job: StageJob) -> list[Output]:
-        name = job.opened.job
-        epoch = job.opened.epoch
-        queued = sum(len(segment.ids) for segment in self._queue if segment.job == name)
-        report = StageReport(name, epoch, self.stage, job.close(queued))
-        return [self._send(job, DRAFT, report), *self._drop(name, epoch)]
+    def _close(self, run: StageRun) -> list[Output]:
+        key = run.opened.run
+        queued = sum(len(segment.ids) for segment in self._queue if segment.run == key)
+        report = StageReport(key, self.stage, run.close(queued))
+        return [self._send(run, DRAFT, report), *self._end(key)]
 
-    def _fail(self, job: StageJob, reason: str) -> list[Output]:
-        job.failed = True
-        fault = Fault(job.opened.job, job.opened.epoch, self.name, reason)
-        return [self._send(job, DRAFT, fault)]
+    def _fail(self, run: StageRun, reason: str) -> list[Output]:
+        run.failed = True
+        return [self._send(run, DRAFT, Fault(run.opened.run, reason))]
 
     def _refused(self, event: Refused) -> list[Output]:
-        job = self._jobs.get(event.job)
-        if job is None or job.opened.epoch != event.epoch or job.failed:
+        run = self._runs.get(event.run)
+        if run is None or run.failed:
             return []
-        return self._drop(event.job, event.epoch) if event.stale else self._fail(job, event.reason)
+        return self._end(event.run) if event.stale else self._fail(run, event.reason)
 
-    def _drop(self, name: str, epoch: int) -> list[Output]:
-        """Forget ``name`` if its epoch is at most ``epoch``."""
-        self._ended[name] = max(epoch, self._ended.get(name, -1))
-        while len(self._ended) > ENDED_JOBS:
-            del self._ended[next(iter(self._ended))]
-        self._early.pop(name, None)
-        job = self._jobs.get(name)
-        if job is None or job.opened.epoch > epoch:
+    def _end_before(self, run: RunKey) -> list[Output]:
+        """End all runs of the job that are earlier than ``run``."""
+        earlier = [key for key in self._runs if key.job == run.job and key.epoch < run.epoch]
+        outputs = [output for key in earlier for output in self._end(key)]
+        outputs += self._end(RunKey(run.job, run.epoch - 1))
+        return outputs
+
+    def _end(self, run: RunKey) -> list[Output]:
+        """Drop ``run``; later messages for it are ignored."""
+        self._ended.add(run)
+        self._early = {key: kept for key, kept in self._early.items() if key not in self._ended}
+        if self._runs.pop(run, None) is None:
             return []
-        del self._jobs[name]
-        self._queue = deque(segment for segment in self._queue if segment.job != name)
-        return [Release(name)]
+        self._queue = deque(segment for segment in self._queue if segment.run != run)
+        return [Release(run)]
+
+    # ---- passes ----------------------------------------------------------------------------------
 
     def _start_pass(self, now: float) -> list[Output]:
-        """Look at the first waiting segment of up to ``parts_per_pass`` jobs, and at no more: what
-        a job's segments meet then does not depend on the other jobs, so that it can be replayed
-        alone.
-        """
-        outputs: list[Output] = []
-        later: deque[Segment] = deque()
-        seen: set[str] = set()
-        while self._queue and len(seen) < self._parts_per_pass:
-            segment = self._queue.popleft()
-            if segment.job in seen:
-                later.append(segment)
-                continue
-            seen.add(segment.job)
-            job = self._jobs[segment.job]
-            running = None if job.failed else self._plan(job, segment, outputs)
-            if running is not None:
-                self._running.append(running)
-            elif job.failed:
-                outputs.append(Discard(segment.job, segment.segment))
-        self._queue.extendleft(reversed(later))
-        if self._running:
-            self._started_at = now
-            outputs.append(Run(Pass(tuple(running.part for running in self._running))))
-        return outputs
+        """Take the first waiting segment and no other.
 
-    def _plan(self, job: StageJob, segment: Segment, outputs: list[Output]) -> _RunningPart | None:
-        """The part for what is left of ``segment``; None, with what follows from it,
-        if nothing is.
+        A run's passes then do not depend on other runs, so it can be replayed alone.
         """
-        kept = job.left_of(segment)
+        segment = self._queue.popleft()
+        run = self._runs[segment.run]
+        if run.failed:
+            return [Discard(segment.run, segment.segment)]
+        kept = run.live_part(segment)
         left = rows_of(segment, kept)
         if not kept:
-            outputs.append(Discard(segment.job, segment.segment))
-            outputs += self._forward(job, left, left.seconds, Choice(), None)
-            return None
+            emptied = _Computed(left, Choice(), left.seconds, part=False)
+            return [Discard(segment.run, segment.segment), *self._forward(run, emptied)]
         try:
-            return _RunningPart(left, job.plan(left, kept))
+            part = run.begin_pass(left, kept)
         except ProtocolError as error:
-            outputs += self._fail(job, str(error))
-            return None
+            return [*self._fail(run, str(error)), Discard(segment.run, segment.segment)]
+        self._computing = _Computing(left, part)
+        self._started_at = now
+        return [Run(Pass((part,)))]
 
-    def _end_pass(self, result: object, now: float) -> list[Output]:
-        running = self._running
-        self._running = []
-        outputs: list[Output] = []
-        rows = sum(len(entry.part.ids) for entry in running)
+    def _end_pass(self, computing: _Computing, result: object, now: float) -> list[Output]:
+        self._computing = None
+        segment = computing.segment
+        run = self._runs.get(segment.run)
+        if run is None or run.failed:
+            return []
+        if not isinstance(result, PassDone):
+            why = "the executor returned an unexpected result"
+            if isinstance(result, WorkFailed):
+                why = result.reason
+            return self._fail(run, f"stage {self.stage} could not compute: {why}")
         seconds = now - self._started_at
-        for at, entry in enumerate(running):
-            job = self._jobs.get(entry.segment.job)
-            if job is None or job.opened.epoch != entry.segment.epoch or job.failed:
-                continue
-            if not isinstance(result, PassDone):
-                why = (
-                    result.reason
-                    if isinstance(result, WorkFailed)
-                    else "the executor gave a strange answer"
-                )
-                outputs += self._fail(job, f"stage {self.stage} could not compute: {why}")
-                continue
-            job.computed(entry.segment.ids, seconds * len(entry.part.ids) / rows)
-            slowest = max(seconds, entry.segment.seconds)
-            outputs += self._forward(job, entry.segment, slowest, result.choices[at], at)
-        return outputs
+        run.end_pass(segment.ids, seconds)
+        slowest = max(seconds, segment.seconds)
+        return self._forward(run, _Computed(segment, result.choices[0], slowest, part=True))
 
-    def _forward(
-        self, job: StageJob, segment: Segment, seconds: float, choice: Choice, part: int | None
-    ) -> list[Output]:
-        """Send on what is still live of a computed (or emptied) segment, and complete its task."""
-        live = job.still_live(segment.ids)
+    def _forward(self, run: StageRun, computed: _Computed) -> list[Output]:
+        """Forward the live rows of a computed (or emptied) segment, and complete its task."""
+        segment = computed.segment
+        live = run.still_live(segment.ids)
         if self.last:
-            message, rows = self._answer(job, segment, seconds, choice, live, part)
+            message, rows = self._answer(run, computed, live)
         else:
-            message, rows = self._pass_on(segment, seconds, live, part)
+            message, rows = self._pass_on(computed, live)
         done = (segment.task,) if segment.task else ()
         if message is None:
-            return [Complete(segment.job, segment.epoch, done)] if done else []
+            return [Complete(segment.run, done)] if done else []
         if not segment.route:
-            envelope = Envelope(self.name, job.sent.next(self._next), message)
+            envelope = Envelope(self.address, run.sent.next(self._next), message)
             return [Send(self._next, envelope, rows, completes=done)]
         hop = segment.route[0]
         return [Send(self._next, Envelope(GRAPH, 0, message), rows, hop.task, hop.after, done)]
 
-    def _pass_on(
-        self, segment: Segment, seconds: float, live: list[int], part: int | None
-    ) -> tuple[Message | None, Rows | None]:
-        if not live and not segment.marker:
+    def _pass_on(self, computed: _Computed, live: list[int]) -> tuple[Message | None, Rows | None]:
+        if not live and not computed.segment.marker:
             return None, None
-        rows = Rows(part, tuple(live)) if part is not None and live else None
-        return onward(segment, live, seconds), rows
+        rows = Rows(0, tuple(live)) if computed.part and live else None
+        return onward(computed.segment, live, computed.seconds), rows
 
     def _answer(
-        self,
-        job: StageJob,
-        segment: Segment,
-        seconds: float,
-        choice: Choice,
-        live: list[int],
-        part: int | None,
+        self, run: StageRun, computed: _Computed, live: list[int]
     ) -> tuple[Message | None, Rows | None]:
-        skipped = len(segment.ids) - len(choice.tokens)
+        segment = computed.segment
+        choice = computed.choice
+        skipped = len(segment.ids) - len(choice.tokens)  # leading rows without a choice
         kept = [at for at in live if at >= skipped]
         if not kept and not segment.marker:
             return None, None
-        at = [offset - skipped for offset in kept]
-        result = Answer(
-            segment.job,
-            segment.epoch,
-            segment.segment,
-            tuple(segment.ids[offset] for offset in kept),
-            tuple(choice.tokens[i] for i in at),
-            tuple(choice.logprobs[i] for i in at) if choice.logprobs else (),
-            tuple(choice.top[i] for i in at) if choice.top else (),
-            seconds,
+        answer = Answer(
+            run=segment.run,
+            segment=segment.segment,
+            ids=tuple(segment.ids[at] for at in kept),
+            tokens=tuple(choice.tokens[at - skipped] for at in kept),
+            top=tuple(choice.top[at - skipped] for at in kept) if choice.top else (),
+            seconds=computed.seconds,
         )
-        rows = Rows(part, tuple(kept)) if job.opened.returns.hidden and part is not None else None
-        return result, rows
+        returned = run.opened.returns.hidden and computed.part
+        return answer, Rows(0, tuple(kept)) if returned else None
 
-    def _send(self, job: StageJob, to: str, message: Message) -> Send:
-        return Send(to, Envelope(self.name, job.sent.next(to), message))
+    def _send(self, run: StageRun, to: Address, message: Message) -> Send:
+        return Send(to, Envelope(self.address, run.sent.next(to), message))

@@ -1,27 +1,27 @@
 """Sample and follow: the target's token is drawn first, then looked up among the node's children.
 
-Lossless by construction: every emitted token is the target's own choice given the true prefix;
-the tree only decides whether the next row is already computed. Source: ``algorithms.md`` 2.6 and
-7, rule 4.
+Lossless by construction: every emitted token is the target's own choice given the true prefix; the
+tree only decides whether the next row is already computed. Source:
+docs/algorithms.md#sample-and-follow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from flowspec.core.tree.tree import Tree
+from flowspec.core.tree.tree import Node, Tree
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one verification decided.
+    """The result of one verification.
 
-    ``accepted`` node ids, the root first, become context; ``tokens`` are as many new output
-    tokens: those of the accepted nodes after the root, then the target's choice at the last one.
-    ``successor`` is that choice's node if the tree has it in T, else None. ``hits`` of the
-    choices had a node in T. ``finish`` is ``""``, ``"eos"`` or ``"length"``; the tokens end
-    there exactly.
+    ``accepted``: ids of the nodes that become context, the root first. ``tokens``: the same number
+    of new output tokens: those of the accepted nodes after the root, then the target's choice at
+    the last one. ``successor``: that choice's node if it is in T, else None. ``hits``: the number
+    of choices with a node in T. ``finish``: ``""``, ``"eos"`` or ``"length"``; ``tokens`` ends
+    exactly there.
     """
 
     accepted: tuple[int, ...]
@@ -31,40 +31,40 @@ class Verdict:
     finish: str
 
 
-def _as_chosen(node: int, token: int) -> int:
+def _as_chosen(node: Node, token: int) -> int:
     return token
 
 
 def follow(
     tree: Tree,
-    choices: Mapping[int, int],
     *,
     budget: int,
     eos: frozenset[int],
-    candidates: bool = False,
-    decide: Callable[[int, int], int] = _as_chosen,
+    accepts_unsent: bool = False,
+    decide: Callable[[Node, int], int] = _as_chosen,
 ) -> Verdict | None:
-    """Walk from the root through the nodes whose rows were answered; None if the root's was not.
+    """Walk from the root along the target's choices; None if the root has no answer.
 
-    ``choices``: target token by node id. ``budget``: tokens that may still be emitted, at least
-    1. ``candidates``: a child counts even if it was never sent. ``decide(node, token)`` is the
-    token to emit where the target chose ``token``; anything but the token itself is lossy.
+    ``budget``: tokens that may still be emitted, at least 1. ``accepts_unsent``: a child counts
+    even if it was never put into a segment. ``decide(node, token)``: the token to emit where the
+    target chose ``token``; any other token is lossy.
     """
-    if tree.root not in choices:
+    node = tree[tree.root]
+    if node.choice is None:
         return None
-    node = tree.root
     accepted = [tree.root]
-    tokens = []
+    tokens: list[int] = []
     hits = 0
     while True:
-        token = decide(node, choices[node])
-        child = tree.child(node, token)
-        if child is not None and not (candidates or tree[child].selected):
+        assert node.choice is not None
+        token = decide(node, node.choice)
+        child = tree.child(node.id, token)
+        if child is not None and not (accepts_unsent or tree[child].selected):
             child = None
         tokens.append(token)
         hits += child is not None
         finish = "eos" if token in eos else "length" if len(tokens) == budget else ""
-        if finish or child is None or child not in choices:
+        if finish or child is None or tree[child].choice is None:
             return Verdict(tuple(accepted), tuple(tokens), child, hits, finish)
-        node = child
-        accepted.append(node)
+        node = tree[child]
+        accepted.append(child)

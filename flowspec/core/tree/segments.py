@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 
 def cut(ids: Sequence[int], parts: int, limit: int) -> list[list[int]]:
-    """``parts`` consecutive, near-equal segments, smaller first, none above ``limit`` rows.
+    """Cut ``ids`` into ``parts`` consecutive, near-equal segments, smaller ones first.
 
-    Where the limit binds the surplus follows in segments of at most ``limit``. Source: FlowSpec
-    section 3.2; ``algorithms.md`` 2.4 and 9.3 (the limit is enforced, the surplus waits).
+    If the largest would exceed ``limit`` rows, the segments have ``limit`` rows instead, the last
+    one fewer. Source: FlowSpec section 3.2; docs/algorithms.md#segments.
     """
     parts = max(1, min(parts, len(ids)))
     size, longer = divmod(len(ids), parts)
@@ -25,10 +25,10 @@ def chunks(ids: Sequence[int], limit: int) -> list[list[int]]:
 
 
 def prefill_chunks(length: int, single: int = 64, size: int = 60) -> list[range]:
-    """Prompt positions in chunks: one up to ``single`` tokens, else near-equal ones of at most
-    ``size``.
+    """Cut prompt positions into near-equal chunks of at most ``size``, smaller ones first.
 
-    Source: FlowSpec's code (``algorithms.md`` 2.2), smaller chunks first.
+    A prompt of at most ``single`` tokens is one chunk. Source: FlowSpec's code
+    (docs/algorithms.md#prefill).
     """
     if length <= single:
         return [range(length)]

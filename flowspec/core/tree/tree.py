@@ -1,33 +1,50 @@
-"""The token tree of one job: speculated continuations below a root the target has already decided.
+"""The token tree of one run: drafted continuations of a root that the target has chosen.
 
-Two kinds of nodes share it. *Candidates* exist only at the drafter: the target may never see
-them. *Selected* nodes were put into a segment, sent or waiting: they are the tree T of the
-papers.
+Every node has one status:
+
+    DRAFTED    proposed by the drafter, not in a segment
+    WAITING    in a segment that has not been sent
+    SENT       in a segment that was sent to the stages
+    ANSWERED   the target has chosen the token after it
+    GONE       pruned, or never in the tree
+
+Nodes that are WAITING, SENT or ANSWERED are *selected*: they are the tree T of the papers.
 
 Rules:
-- Ids only grow within a job and are never reused; a parent's id is below its children's.
-- Siblings have distinct tokens, so a path of tokens names a node.
-- ``value`` is the log of a node's expected acceptance given its parent, at most 0; ``score`` is
-  its sum along the path. A child's score is therefore never above its parent's.
+- Ids increase within a run and are never reused; a parent's id is lower than its children's.
+- Siblings have distinct tokens, so a path of tokens identifies a node.
+- ``value`` is the log of a node's expected acceptance given its parent, at most 0; ``score`` is its
+  sum along the path. A child's score is therefore never above its parent's.
+- A node is sent after its parent has been selected, and answered after it was sent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import enum
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
-
 from flowspec.errors import StateError
+
+Top = Sequence[tuple[int, float]]
+
+
+class Status(enum.Enum):
+    """The status of a node; see the module's docstring."""
+
+    DRAFTED = "drafted"
+    WAITING = "waiting"
+    SENT = "sent"
+    ANSWERED = "answered"
+    GONE = "gone"
 
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
     """A drafter's best next tokens at a node, best first, and the value of each (log, at most 0).
 
-    ``cells``: where a calibrated value came from (``core.calibrate``); empty if it is the
-    drafter's own. ``raw``: what the drafter itself said, where values were scaled from that.
+    ``cells``: the cell of each calibrated value (``core.drafting.calibration``); empty if the
+    values are the drafter's own. ``raw``: the drafter's own values, if ``values`` are scaled ones.
     """
 
     tokens: tuple[int, ...]
@@ -38,8 +55,10 @@ class Expansion:
 
 @dataclass(slots=True)
 class Node:
-    """One node; ``position`` is absolute (prompt + output), ``depth`` counts from the
-    planted root.
+    """A node; ``position`` is absolute (prompt + output), ``depth`` counts from the planted root.
+
+    ``choice``: the target's token after it. ``top``, if requested: the target's best tokens with
+    their log-probabilities. Both are set with status ANSWERED.
     """
 
     id: int
@@ -49,9 +68,16 @@ class Node:
     value: float
     score: float
     depth: int
-    selected: bool = False
+    status: Status = Status.DRAFTED
     expansion: Expansion | None = None
     children: dict[int, int] = field(default_factory=dict)  # token -> id
+    choice: int | None = None
+    top: Top = ()
+
+    @property
+    def selected(self) -> bool:
+        """Whether the node is in T."""
+        return self.status is not Status.DRAFTED
 
 
 class Tree:
@@ -61,6 +87,7 @@ class Tree:
         self.nodes: dict[int, Node] = {}
         self.root = -1
         self.next_id = next_id
+        self._sent: set[int] = set()  # ids of the nodes that are SENT or ANSWERED
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -74,13 +101,22 @@ class Tree:
     def __getitem__(self, node: int) -> Node:
         return self.nodes[node]
 
+    # ---- growing ---------------------------------------------------------------------------------
+
     def plant(self, token: int, position: int, parent: int) -> int:
-        """Drop everything and start from one decided token; ``parent`` is the last context id."""
-        self.nodes.clear()
-        self.root = self._new(
-            Node(self.next_id, parent, token, position, 0.0, 0.0, 0, selected=True)
-        )
+        """Drop all nodes and make ``token``, which the target has chosen, the root; WAITING.
+
+        ``parent``: the last context id.
+        """
+        self.clear()
+        root = Node(self.next_id, parent, token, position, 0.0, 0.0, 0, status=Status.WAITING)
+        self.root = self._new(root)
         return self.root
+
+    def clear(self) -> None:
+        """Drop all nodes."""
+        self.nodes.clear()
+        self._sent.clear()
 
     def _new(self, node: Node) -> int:
         self.nodes[node.id] = node
@@ -88,9 +124,7 @@ class Tree:
         return node.id
 
     def add(self, parent: int, token: int, value: float) -> int:
-        """The child of ``parent`` labelled ``token``, worth ``value``: the existing one, or a new
-        candidate.
-        """
+        """The id of ``parent``'s child for ``token``, with its value set; a new one is DRAFTED."""
         if not value <= 0:
             raise StateError(f"node value {value} is above 0 (log of an acceptance)")
         above = self.nodes[parent]
@@ -112,38 +146,68 @@ class Tree:
         return self._new(node)
 
     def _revalue(self, top: int, value: float) -> None:
-        """A drafter thinks otherwise of ``top`` by now: its score and those below it follow."""
+        """Set the value of ``top`` and update the scores of its subtree."""
         self.nodes[top].value = value
         for node in self.subtree(top):
             entry = self.nodes[node]
             entry.score = self.nodes[entry.parent].score + entry.value
 
     def child(self, parent: int, token: int) -> int | None:
-        """The id of ``parent``'s child labelled ``token``, candidate or selected, if
-        there is one.
-        """
+        """The id of ``parent``'s child for ``token``, of any status; None: there is none."""
         return self.nodes[parent].children.get(token)
 
     def expand(self, node: int, expansion: Expansion) -> None:
-        """Remember what the drafter proposes below ``node``; no child is created yet."""
+        """Set the drafter's proposals below ``node``; no child is created yet."""
         self.nodes[node].expansion = expansion
 
+    # ---- status ----------------------------------------------------------------------------------
+
+    def status(self, node: int) -> Status:
+        """The status of ``node``; GONE if it is not in the tree."""
+        found = self.nodes.get(node)
+        return Status.GONE if found is None else found.status
+
+    @property
+    def sent(self) -> Set[int]:
+        """Ids of the nodes that are SENT or ANSWERED."""
+        return self._sent
+
     def select(self, ids: Iterable[int]) -> None:
-        """Put nodes into T; parents must come before their children."""
+        """Mark DRAFTED nodes as WAITING; parents must come before their children."""
         for node in ids:
             entry = self.nodes[node]
-            if node != self.root and not self.nodes[entry.parent].selected:
+            if node != self.root and self.nodes[entry.parent].status is Status.DRAFTED:
                 raise StateError(f"node {node} was selected before its parent {entry.parent}")
-            entry.selected = True
+            if entry.status is Status.DRAFTED:
+                entry.status = Status.WAITING
+
+    def send(self, ids: Sequence[int]) -> None:
+        """Mark WAITING nodes as SENT; StateError for any other node."""
+        for node in ids:
+            entry = self.nodes[node]
+            if entry.status is not Status.WAITING:
+                raise StateError(f"node {node} is to be sent and is {entry.status.value}")
+            entry.status = Status.SENT
+        self._sent.update(ids)
+
+    def answer(self, node: int, token: int, top: Top = ()) -> None:
+        """Record the target's choice after ``node``; no effect if it was not sent, or is gone."""
+        if node in self._sent:
+            entry = self.nodes[node]
+            entry.status = Status.ANSWERED
+            entry.choice = token
+            entry.top = top
+
+    # ---- pruning ---------------------------------------------------------------------------------
 
     def advance(self, root: int) -> None:
-        """Keep the subtree of ``root`` and make it the root; all else is gone."""
-        kept = self.subtree(root)
-        self.nodes = {node: self.nodes[node] for node in kept}
+        """Make ``root`` the root and drop all nodes outside its subtree."""
+        self.nodes = {node: self.nodes[node] for node in self.subtree(root)}
+        self._sent &= self.nodes.keys()
         self.root = root
 
     def subtree(self, top: int) -> list[int]:
-        """``top`` and its descendants, ascending by id, hence parents first."""
+        """``top`` and its descendants, ascending by id, so parents come first."""
         found = [top]
         for node in found:
             found.extend(self.nodes[node].children.values())
@@ -156,47 +220,32 @@ class Tree:
             steps.append(self.nodes[steps[-1]].parent)
         return steps[::-1]
 
-    def tokens(self, node: int) -> tuple[int, ...]:
-        """Tokens from the root to ``node``, both included."""
-        return tuple(self.nodes[step].token for step in self.path(node))
-
-    def selected(self) -> list[int]:
-        """The nodes of T, ascending by id, the root included."""
-        return sorted(node.id for node in self if node.selected)
-
-    def mask(self, order: Sequence[int]) -> npt.NDArray[np.bool_]:
-        """``[n, n]``: entry (u, v) says that v is u itself or an ancestor of u, both
-        in ``order``.
-        """
-        column = {node: at for at, node in enumerate(order)}
-        mask = np.zeros((len(order), len(order)), dtype=np.bool_)
-        for row, node in enumerate(order):
-            for step in self.path(node):
-                if step in column:
-                    mask[row, column[step]] = True
-        return mask
+    # ---- invariants ------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise if any rule of the module is broken."""
+        """Raise StateError if any rule of the module is broken."""
         for node in self:
-            if node.id >= self.next_id:
-                raise StateError(f"node {node.id} was not numbered by this tree")
-            if node.id == self.root:
-                continue
-            above = self.nodes.get(node.parent)
-            if above is None or above.children.get(node.token) != node.id:
-                raise StateError(
-                    f"node {node.id} and its parent {node.parent} do not name each other"
-                )
-            if not (
-                node.id > above.id
-                and node.position == above.position + 1
-                and node.depth == above.depth + 1
-            ):
-                raise StateError(f"node {node.id} is out of order or place below {above.id}")
-            if node.score > above.score or (node.selected and not above.selected):
-                raise StateError(f"node {node.id} outranks its parent {above.id}")
+            self._check_node(node)
         for node in self:
             for token, child in node.children.items():
                 if child not in self.nodes or self.nodes[child].token != token:
-                    raise StateError(f"node {node.id} names a child {child} that is not there")
+                    raise StateError(f"node {node.id} has a child {child} that is not in the tree")
+        sent = {node.id for node in self if node.status in (Status.SENT, Status.ANSWERED)}
+        if sent != self._sent:
+            raise StateError(f"nodes {sent ^ self._sent} differ between status and sent set")
+
+    def _check_node(self, node: Node) -> None:
+        if node.id >= self.next_id:
+            raise StateError(f"node {node.id} was not numbered by this tree")
+        if (node.choice is not None) != (node.status is Status.ANSWERED):
+            raise StateError(f"node {node.id} is {node.status.value} with choice {node.choice}")
+        if node.id == self.root:
+            return
+        above = self.nodes.get(node.parent)
+        if above is None or above.children.get(node.token) != node.id:
+            raise StateError(f"node {node.id} and its parent {node.parent} do not name each other")
+        follows = node.position == above.position + 1 and node.depth == above.depth + 1
+        if node.id <= above.id or not follows:
+            raise StateError(f"node {node.id} is out of order or place below {above.id}")
+        if node.score > above.score or (node.selected and not above.selected):
+            raise StateError(f"node {node.id} outranks its parent {above.id}")

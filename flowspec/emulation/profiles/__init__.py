@@ -1,4 +1,4 @@
-"""The profiles that come along, one table each, and how any profile is read."""
+"""The packaged profiles, one TOML file each, and the loader for any profile."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ _KEYS = {
 
 
 def names() -> list[str]:
-    """The profiles that come along."""
+    """The names of the packaged profiles."""
     return sorted(path.stem for path in _PLACE.glob("*.toml"))
 
 
 def load(name: str) -> Profile:
-    """The profile called ``name``, or the one in the file of that path.
+    """The packaged profile ``name``, or the one in the .toml file of that path.
 
-    A file with ``base`` takes from the profile of that name every table it does not have itself,
-    except anchors. ConfigError for an unknown name, or a file that is no profile: it says what
-    was expected where.
+    A file with ``base`` inherits from that packaged profile every top-level entry it lacks, except
+    anchors. ConfigError for an unknown name or an invalid file; it says what was expected where.
     """
     path = Path(name) if name.endswith(".toml") else _PLACE / f"{name}.toml"
     if not path.is_file():
@@ -42,7 +41,7 @@ def load(name: str) -> Profile:
         raise ConfigError(f"profile {path} is no TOML: {error}") from None
     except KeyError as error:
         raise ConfigError(
-            f"profile {path} lacks the entry {error}; compare one that comes along"
+            f"profile {path} lacks the entry {error}; compare a packaged one"
         ) from None
     except (TypeError, ValueError, AttributeError) as error:
         raise ConfigError(
@@ -98,14 +97,15 @@ def _profile(name: str, table: Mapping[str, Any]) -> Profile:
 
 
 def _times(place: str, points: Mapping[str, float]) -> Times:
-    """A table of milliseconds by rows, like ``{1 = 2.0, 16 = 2.2}``; ConfigError names its
-    ``place`` in the file.
+    """Pass times from milliseconds by rows, like ``{1 = 2.0, 16 = 2.2}``.
+
+    ``place``: the entry's name in the file, for the ConfigError.
     """
     try:
         return Times(tuple(sorted((int(rows), float(ms) / 1e3) for rows, ms in points.items())))
     except (ConfigError, TypeError, ValueError, AttributeError):
         raise ConfigError(
-            f"{place} is {str(points)[:200]}; expected milliseconds by rows, with items like 1 = "
-            "2.0, 16 = 2.2: "
+            f"{place} is {str(points)[:200]}; "
+            "expected milliseconds by rows, with items like 1 = 2.0, 16 = 2.2: "
             "rows from 1 on, times above 0 that never fall as rows rise"
         ) from None

@@ -1,1 +1,1 @@
-"""Strategy ``auto``: best-first growth, segment sizing, drafter bandit, cost history."""
+"""The strategy ``auto``: best-first growth, segment sizes by price, a bandit over drafters."""

@@ -1,10 +1,10 @@
-"""Best-first growth: the rows most likely to be committed are sent first, whatever their depth.
+"""Best-first growth: the rows most likely to be committed are sent first, at any depth.
 
-A segment is the best nodes that were not sent yet, as many of them as add more expected tokens than
-they cost. A child's value never exceeds its parent's, so the best nodes are found from the top
-down, and the drafter is asked only about nodes whose children could be among them. A node's value
-is the product of acceptance probabilities along its path, which is the number of tokens its row is
-expected to commit; the choice therefore maximises the expected tokens per segment.
+A segment consists of the best unsent nodes, as many of them as add more expected tokens than they
+cost. A node's value is the product of acceptance probabilities along its path: the number of
+tokens that its row is expected to commit. The choice therefore maximises the expected tokens per
+segment. A child's value never exceeds its parent's, so the best nodes are found from the root
+down, and the drafter is asked only about nodes whose children could be among them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from flowspec.core.drafting.layered_growth import missing
 from flowspec.core.tree.tree import Tree
 
 #: Expected tokens below which a segment is not sent: it may still occupy a stage when the next root
-#: comes, and with eight stages that costs more than one token in a hundred brings.
+#: arrives, and with eight stages that delay costs more than 0.01 tokens gain.
 LEAST_TOKENS = 0.01
 
 
@@ -26,8 +26,8 @@ class BestFirstGrowth:
     """Up to ``rows`` of the best unsent nodes as one segment.
 
     The drafter makes at most ``passes`` passes over ``batch`` nodes each, which bounds how long a
-    free slot waits for a better choice; a verdict may take what there is sooner. ``price``:
-    expected tokens that a segment of so many rows has to add; None: all ``rows`` are wanted.
+    free slot waits for a better choice; a verdict may end the growth sooner. ``price(rows)``:
+    expected tokens that a segment of ``rows`` rows has to add; None: all ``rows`` are sent.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class BestFirstGrowth:
         self._rows = rows
         self._batch = batch
         self._passes = passes
-        self._price = cache(price) if price is not None else None  # prices hold for one growth
+        self._price = cache(price) if price is not None else None  # constant during a growth
         self._asked: tuple[int, ...] = ()
 
     def pending(self, tree: Tree) -> tuple[int, ...]:
@@ -61,17 +61,17 @@ class BestFirstGrowth:
         return self._asked
 
     def segments(self, tree: Tree) -> list[list[int]]:
-        """One segment of the best nodes known; none if nothing unsent is worth its cost."""
+        """One segment of the best nodes known; none if no unsent node adds more than it costs."""
         best, _ = self._best(tree)
         paying = self._paying_rows(tree, best)
         return [sorted(best[:paying])] if paying else []
 
     def rebase(self, tree: Tree) -> None:
-        """Forget nodes of the batch that were pruned."""
+        """Drop nodes of the batch that were pruned."""
         self._asked = tuple(node for node in self._asked if node in tree)
 
     def _paying_rows(self, tree: Tree, best: list[int]) -> int:
-        """How many of ``best`` add the most expected tokens above their price; 0: none does."""
+        """How many of ``best`` give the largest gain, expected tokens less price; 0: no gain."""
         if self._price is None:
             return len(best)
         start = tree[tree.root].score

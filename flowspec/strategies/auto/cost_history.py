@@ -1,7 +1,7 @@
-"""What passes and links of one pipeline cost, as measured, kept from job to job.
+"""Measured costs of one pipeline's passes and links, kept from job to job.
 
 These costs do not depend on the prompt, and a job of fifty tokens ends before it has measured them
-by itself.
+itself.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from flowspec.core.job.round_trip import RoundTrip
 from flowspec.core.tree.segments import prefill_chunks
 from flowspec.strategies.auto.drafter_bandit import DrafterSpeed
 
-#: Passes of one size that are remembered.
+#: Most recent passes of one size that count.
 PASS_SAMPLES = 8
-#: Prompts whose round trips are remembered.
+#: Most recent prompts whose round trips count.
 PROMPT_SAMPLES = 8
-#: Passes of any size after which a size not seen again is forgotten: its time may have been an
-#: accident.
+#: A size without a pass among so many passes is dropped: its one time may have been an outlier.
 FORGOTTEN_AFTER = 256
-#: Rows from which on a prompt's round trip shows what a link takes for one row.
+#: Least rows of a prompt whose round trip is used to measure a link's seconds per row.
 PROMPT_ROWS = 8
 
 
@@ -30,7 +29,7 @@ class PassTimes:
 
     def __init__(self) -> None:
         self._samples: dict[int, deque[tuple[int, float]]] = {}  # by size, in powers of two
-        self._noted: dict[int, int] = {}  # size -> the number of its last note
+        self._noted: dict[int, int] = {}  # size -> index of its last sample
         self._notes = 0
         self._points: list[tuple[float, float]] = []
 
@@ -47,19 +46,19 @@ class PassTimes:
         points = []
         least = math.inf
         for _, samples in sorted(self._samples.items(), reverse=True):
-            # A pass takes no longer than one over more rows: a longer time was a delayed stage.
+            # t(w) cannot fall with w: a longer time at fewer rows was a delayed stage.
             least = min(least, median(took for _, took in samples))
             points.append((median(count for count, _ in samples), least))
         self._points = points[::-1]
 
     @property
     def single(self) -> float:
-        """Seconds of a pass over one row; 0: none was measured."""
+        """Seconds of a pass over one row; 0: not measured."""
         return self._points[0][1] if 0 in self._samples else 0.0
 
     @property
     def widest(self) -> int:
-        """Rows of the widest passes measured; 0: none were."""
+        """Rows of the widest passes measured; 0: none."""
         return int(self._points[-1][0]) if self._points else 0
 
     def at(self, rows: int) -> float:
@@ -78,29 +77,28 @@ class PassTimes:
 class CostHistory:
     """Measured costs of one pipeline, as far as they are known.
 
-    Each job measures for itself: of jobs that share passes and links, each counts the others' time
-    as the time of its own rows.
+    Where jobs share passes and links, each job attributes the others' time to its own rows.
     """
 
     def __init__(self) -> None:
         self.passes = PassTimes()
-        #: Tokens per second of the job that was answered last; 0: there was none.
+        #: Tokens per second of the job that decoded last; 0: there was none.
         self.rate = 0.0
-        #: Seconds one row occupies a link between two stages; 0: unknown, or nothing.
+        #: Seconds that one row occupies a link between two stages; 0: unknown or negligible.
         self.row_seconds = 0.0
-        #: Speed with every drafter by its number, kept apart for (coupled, sampled) jobs.
+        #: Speeds by drafter number, kept apart by a job's (coupled, sampled).
         self.speeds = defaultdict[tuple[bool, bool], dict[int, DrafterSpeed]](dict)
         self._row_samples: deque[float] = deque(maxlen=PROMPT_SAMPLES)
 
     def note_prompt(
         self, prompt: RoundTrip, slowest: float, single: RoundTrip, stages: int
     ) -> None:
-        """A prompt made its round trip through ``stages`` stages, and after it a ``single`` row.
+        """Estimate ``row_seconds`` from the round trips of a prompt and a ``single`` row after it.
 
-        ``slowest``: seconds of the slowest pass over the prompt's last chunk. Both cross the same
-        links at the same latency, so what the prompt took longer and no stage computed is the time
-        its rows took on the links. Its chunks followed each other as fast as a link or a stage let
-        them.
+        ``slowest``: seconds of the slowest pass over the prompt's last chunk. Both trips cross the
+        links of ``stages`` stages at the same latency, so the difference, less the stages' compute,
+        is the time that the prompt's rows occupied the links. The chunks follow each other at the
+        pace of the slower of link and stage.
         """
         if prompt.rows < PROMPT_ROWS or not self.passes.single:
             return

@@ -1,4 +1,4 @@
-"""What ``auto`` chose while a job ran, as the job's ``stats`` hold it under ``decisions``."""
+"""Reading the ``decisions`` that ``auto`` leaves in a job's ``stats``."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from flowspec.strategies.auto.segment_sizing import MOST_DECISIONS
 
 
 def with_drafter_names(stats: Mapping[str, Any], drafters: Sequence[str]) -> dict[str, Any]:
-    """A job's ``stats`` with names from ``drafters`` where its decisions have drafter numbers.
+    """A job's ``stats`` with the drafter numbers of its decisions replaced by names.
 
-    Numbers beyond ``drafters`` stay as they are.
+    A number beyond ``drafters`` is kept.
     """
     if "decisions" not in stats:
         return dict(stats)
@@ -28,10 +28,10 @@ def with_drafter_names(stats: Mapping[str, Any], drafters: Sequence[str]) -> dic
 
 
 def tokens_by_drafter(stats: Mapping[str, Any]) -> dict[Any, int]:
-    """How many of a job's tokens after the first were made with each drafter.
+    """How many of a job's tokens after the first were decoded with each drafter.
 
-    Drafters are named as in the job's ``decisions``; empty where there was nothing to choose.
-    Tokens after the last change there was room to write down are counted for none.
+    Keyed as in the job's ``decisions``; empty if the job had one drafter. If the list of decisions
+    is full, the tokens after its last change are not counted.
     """
     decisions = stats.get("decisions") or ()
     changes = [(entry["tokens"], entry["drafter"]) for entry in decisions if "drafter" in entry]

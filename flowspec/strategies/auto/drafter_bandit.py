@@ -1,10 +1,10 @@
 """Which of several drafters drafts a job: a bandit over measured tokens per second (UCB1).
 
-Tokens per second is what counts, and it depends on everything: how long a pass of the drafter takes
-relative to a stage's, how often its proposals are accepted on this text, what a miss costs on these
-links. Rates of earlier jobs count, those of the job itself count more, and the exploration bonus is
-larger the less is known of a drafter (UCB1, Auer et al. 2002): a slower one is retried ever more
-rarely, but never dropped. A change costs little, since the new drafter catches up in one pass.
+The reward is the job's tokens per second: it includes how long a drafter's pass takes relative to a
+stage's, how often its candidates are accepted on this text, and what a miss costs on these links.
+Rates of earlier jobs count, the job's own rates count more, and a drafter with fewer samples gets
+a larger exploration bonus (UCB1, Auer et al. 2002), so that a slower drafter is retried ever more
+rarely but never dropped. A change costs little: the new drafter catches up in one pass.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from dataclasses import dataclass
 
 #: Tokens between two decisions.
 DECISION_INTERVAL = 24
-#: Tokens after a change that count for no drafter: the one before has drafted them.
+#: Tokens after a change that count for neither drafter: the previous one has drafted them.
 SETTLING_TOKENS = 8
-#: Tokens of earlier jobs that count as much as the job's own.
+#: Most tokens of earlier jobs that are weighed against the job's own.
 PRIOR_TOKENS = 128
-#: Tokens after which every count is halved, so that drafters are compared anew: pipelines change.
+#: Total tokens above which every count is halved, so that old measurements fade.
 REMEMBERED_TOKENS = 2048
-#: Tokens a drafter makes before it is compared; a pipeline's first job starts slowly.
+#: Tokens decoded with a drafter before it is compared; a pipeline's first job starts slowly.
 TRIAL_TOKENS = 64
-#: Exploration: after n of N tokens a drafter's rate is raised by this times sqrt(ln N / n) of it.
+#: Weight of the exploration bonus: a rate after n of N tokens is raised by this * sqrt(ln N / n).
 EXPLORATION = 1.0
 
 
@@ -31,7 +31,7 @@ EXPLORATION = 1.0
 class DrafterSpeed:
     """Tokens decoded with one drafter, and the seconds they took.
 
-    ``tried``: there once were enough of them to compare it.
+    ``tried``: the trial is over, the drafter takes part in the comparison.
     """
 
     tokens: float = 0.0
@@ -39,7 +39,7 @@ class DrafterSpeed:
     tried: bool = False
 
     def add(self, tokens: float, seconds: float) -> None:
-        """Count ``tokens`` more, decoded in ``seconds``."""
+        """Add ``tokens`` tokens, decoded in ``seconds``."""
         self.tokens += tokens
         self.seconds += seconds
         self.tried |= self.tokens >= TRIAL_TOKENS
@@ -48,7 +48,7 @@ class DrafterSpeed:
 class DrafterBandit:
     """One job's choice among ``count`` drafters.
 
-    ``history``: speeds measured in jobs like this one, by drafter number; it is added to.
+    ``history``: speeds by drafter number, measured in jobs like this one; updated in place.
     """
 
     def __init__(self, count: int, history: MutableMapping[int, DrafterSpeed]) -> None:
@@ -64,7 +64,7 @@ class DrafterBandit:
         self.drafter = self._best() if self.has_choice else 0
 
     def update(self, tokens: int, seconds: float) -> int:
-        """``tokens`` are decoded by now, in ``seconds``; the drafter for what comes next."""
+        """The drafter for the next growth, after ``tokens`` tokens in ``seconds`` in all."""
         if not self.has_choice or tokens == self._tokens:
             return self.drafter
         if self._tokens >= self._counts_from:

@@ -1,14 +1,13 @@
 """How many rows a segment has, how long it is drafted for, and how many segments are in flight.
 
-A row is worth the tokens it is expected to commit. A segment of w rows occupies the pipeline's
-slowest part, a stage or a link, for t(w) seconds, in which the job makes ``rate * t(w)`` tokens at
-its present rate. So rows are added, best first, while they add more expected tokens than
-``DELAY_FACTOR`` times that: where rows are free a segment is wide, where a link is slow or a second
-row costs four times the first it is narrow, and where the tree is uncertain its rows are worth
-little. The values of all rows sent add up to the text, so the choice with the largest gain each
-time makes the most tokens per second.
+A row's gain is the number of tokens it is expected to commit. A segment of w rows occupies the
+pipeline's slowest part, a stage or a link, for t(w) seconds, in which the job would make ``rate *
+t(w)`` tokens. Rows are therefore added, best first, while they add more expected tokens than
+``DELAY_FACTOR`` times that number. Where rows cost nothing a segment is wide; where a link is
+slow, a second row expensive or the tree uncertain, it is narrow. The expected tokens of all rows
+sent add up to the text, so the choice with the largest gain makes the most tokens per second.
 
-The rate is the job's own, and at first that of the job before (``cost_history``).
+The rate is the job's own, and at its beginning that of the previous job (``cost_history``).
 """
 
 from __future__ import annotations
@@ -24,20 +23,20 @@ from flowspec.strategies.auto.cost_history import CostHistory
 
 #: Most rows of a segment.
 MOST_ROWS = 128
-#: Rows that may be tried once a pass over one row has been measured.
+#: Rows allowed as soon as a pass over one row has been measured.
 FIRST_ROWS = 8
-#: A segment has at most so many times the rows of the widest pass measured, the prompt's included.
+#: Most rows relative to the widest pass measured, the prompt's passes included.
 WIDENING = 2
-#: Seconds of the job that a second of the slowest part costs: a segment delays all stages, one
-#: behind the other, and after a miss nothing is in flight to fill them.
+#: Seconds of the job per second of the slowest part: a segment delays all stages, one after the
+#: other, and after a miss nothing is in flight to fill them.
 DELAY_FACTOR = 3.0
-#: Tokens that the rate of the job before counts for.
+#: Weight of the previous job's rate, in tokens.
 PRIOR_TOKENS = 8
 #: Most passes of the drafter that a free slot waits for.
 MOST_PASSES = 8
-#: Segments whose size the drafter's time is planned for.
+#: Most recent segments whose median size sets the time for drafting.
 RECENT_SEGMENTS = 16
-#: Most changes of size that are written down.
+#: Most changes of size that are recorded.
 MOST_DECISIONS = 100
 
 
@@ -55,7 +54,7 @@ class Sizing:
 class SegmentSizer:
     """One job's sizes on a pipeline of ``stages`` stages.
 
-    ``rows``: the fixed rows of a segment; 0: chosen by price.
+    ``rows``: a fixed number of rows per segment; 0: chosen by price.
     """
 
     def __init__(self, stages: int, history: CostHistory, rows: int = 0) -> None:
@@ -63,7 +62,7 @@ class SegmentSizer:
         self._history = history
         self.fixed_rows = rows
         self._rate_before = self._rate = history.rate
-        # The prompt's round trip and slowest pass, until a single row has made the same one.
+        # The prompt's round trip and slowest pass, until a single row has made its round trip.
         self._prompt: tuple[RoundTrip, float] | None = None
         self._recent: deque[int] = deque(maxlen=RECENT_SEGMENTS)
         self._segments = 0
@@ -71,13 +70,13 @@ class SegmentSizer:
         self.decisions: list[tuple[int, int]] = []
 
     def prefilled(self, trip: RoundTrip, slowest: float) -> None:
-        """The prompt made ``trip``; the slowest pass over its last chunk took ``slowest`` s."""
+        """Learn from the prompt's trip; ``slowest``: its last chunk's slowest pass, in seconds."""
         if slowest > 0:
             self._history.passes.note(len(prefill_chunks(trip.rows)[-1]), slowest)
             self._prompt = (trip, slowest)
 
     def observe(self, answer: Answer, trip: RoundTrip, *, tokens: int, seconds: float) -> None:
-        """Learn from an answer. Before it ``tokens`` tokens after the first took ``seconds``."""
+        """Learn from an answer. Before it, the job decoded ``tokens`` tokens in ``seconds``."""
         history = self._history
         was_pruned = 2 * len(answer.ids) < trip.rows
         if answer.seconds > 0 and not was_pruned:
@@ -97,10 +96,10 @@ class SegmentSizer:
         history.rate = self._rate
 
     def sizing(self, bandwidth_delay: int, draft_pass_seconds: float) -> Sizing:
-        """What holds now.
+        """The sizes for the next segment.
 
         ``bandwidth_delay``: segments that hide the round trip; 0: unknown. ``draft_pass_seconds``:
-        seconds of a pass of the drafter.
+        seconds per pass of the drafter; 0: unknown.
         """
         step = self._seconds(int(median(self._recent))) if self._recent else 0.0
         passes = int(step / draft_pass_seconds) if step and draft_pass_seconds else 2
@@ -133,6 +132,6 @@ class SegmentSizer:
         return min(MOST_ROWS, max(FIRST_ROWS, WIDENING * passes.widest))
 
     def _seconds(self, rows: int) -> float:
-        """t(w): of the slowest stage, or of a link where that takes longer."""
+        """t(w): of the slowest stage, or of a link if that takes longer."""
         history = self._history
         return max(history.passes.at(rows), rows * history.row_seconds)

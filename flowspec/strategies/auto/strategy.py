@@ -1,4 +1,4 @@
-"""``auto``: a tree grown by value, cut where a further row costs more than it adds."""
+"""``auto``: a tree grown best-first, cut where a further row costs more tokens than it adds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flowspec.strategies.base import check, or_auto
 
 @dataclass(frozen=True, slots=True)
 class AutoParams:
-    """``rows`` of a segment and ``in_flight`` segments: 0 or auto, chosen while the job runs.
+    """``rows`` per segment, segments ``in_flight``: 0 or auto: chosen while the job runs.
 
     ``children``: candidates per node. ``coupled``: at a temperature, draft with the target's noise.
     """
@@ -34,25 +34,25 @@ class AutoParams:
 
 
 class Auto(Strategy):
-    """The likeliest rows first, as many as pay by measured costs, of this job and earlier ones."""
+    """The most probable rows first, as many as pay at the costs measured so far."""
 
     Params = AutoParams
     source = "this project"
-    ahead = True
+    drafts_ahead = True
     redrafts = False
     calibrated = True
-    chooses = True
+    chooses_drafter = True
 
     def __init__(self, params: AutoParams, stages: int) -> None:
         super().__init__()
         self.params = params
-        self.width = params.children
+        self.draft_width = params.children
         self.coupled = params.coupled
-        self.capacity = params.in_flight or stages
+        self.max_in_flight = params.in_flight or stages
         self._stages = stages
-        self.recall(History())
+        self.use_history(History())
 
-    def recall(self, history: History, *, sampled: bool = False, drafters: int = 1) -> None:
+    def use_history(self, history: History, *, sampled: bool = False, drafters: int = 1) -> None:
         costs = history.recall(CostHistory)
         self.sizer = SegmentSizer(self._stages, costs, self.params.rows)
         self.bandit = DrafterBandit(drafters, costs.speeds[self.coupled and sampled, sampled])
@@ -61,8 +61,8 @@ class Auto(Strategy):
 
     def grow(self, view: View, occasion: Occasion) -> Growth | None:
         self._choose_drafter(view)
-        sizing = self.sizer.sizing(view.covering, view.draft_seconds)
-        self.capacity = self.params.in_flight or sizing.in_flight
+        sizing = self.sizer.sizing(view.bandwidth_delay, view.draft_pass_seconds)
+        self.max_in_flight = self.params.in_flight or sizing.in_flight
         return _SizedGrowth(sizing.rows, max(sizing.rows, 4), sizing.passes, self.sizer)
 
     def _choose_drafter(self, view: View) -> None:
@@ -82,15 +82,17 @@ class Auto(Strategy):
             ]
         return decisions
 
-    def heard(self, view: View, result: Answer, trip: RoundTrip | None) -> None:
-        if trip is not None and not view.planted:
-            self.sizer.prefilled(trip, result.seconds)
-        elif trip is not None:
-            self.sizer.observe(result, trip, tokens=view.decoded, seconds=view.decode_seconds)
+    def observe_answer(self, view: View, answer: Answer, trip: RoundTrip | None) -> None:
+        if trip is None:
+            return
+        if view.decoding:
+            self.sizer.observe(answer, trip, tokens=view.decoded, seconds=view.decode_seconds)
+        else:
+            self.sizer.prefilled(trip, answer.seconds)
 
 
 class _SizedGrowth(BestFirstGrowth):
-    """Rows at the sizer's prices; the sizer is told how many were chosen."""
+    """Best-first growth at the sizer's prices; tells the sizer how many rows were chosen."""
 
     def __init__(self, rows: int, batch: int, passes: int, sizer: SegmentSizer) -> None:
         super().__init__(rows, batch, passes, None if sizer.fixed_rows else sizer.price)

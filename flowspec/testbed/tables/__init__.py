@@ -1,10 +1,8 @@
-"""The papers' tables, each measured again under the virtual clock and printed beside the paper's
-figures.
+"""The papers' tables, measured again under the virtual clock, beside the papers' figures.
 
-Every system of a table runs on the profile of the paper's machines, once with models that are
-right as often as the paper's were (``hits``), once with the packaged ones. What a table holds is
-a TOML file here: systems, published figures, hit rates with their arithmetic, and why ours
-differ.
+Every system of a table runs on the profile of the paper's machines, once with models of the
+paper's hit rates (``hits``), once with the packaged models. A table's content is a TOML file here:
+systems, published figures, hit rates with their arithmetic, and why our figures differ.
 """
 
 from __future__ import annotations
@@ -18,16 +16,15 @@ from flowspec.testbed.tables.figures import TEXTS, Figure, Pair, at_hit_rate
 __all__ = ["names", "run"]
 
 Tell = Callable[[str], None]
-#: What a table's runs came to by (block, system): one figure an oracle of the block, then our
-#: pair's.
+#: A table's figures by (block, system): one per oracle of the block, then our pair's.
 Known = dict[tuple[str, str], list[Figure]]
 
 
 def run(name: str, tell: Tell, *, prompts: Sequence[str] | None = None, tokens: int = 64) -> None:
-    """Measure the table ``name`` and tell it as Markdown, line by line.
+    """Measure the table ``name`` and call ``tell`` with its Markdown, line by line.
 
-    The packaged models answer ``prompts`` (None: six that come along) with ``tokens`` tokens each.
-    ConfigError for a name, or for no prompts at all.
+    The packaged models answer ``prompts`` (None: the six packaged ones) with ``tokens`` tokens
+    each. ConfigError for an unknown name, no prompts, or fewer than 2 tokens.
     """
     if prompts is None:
         prompts = (PLACE / "prompts.txt").read_text().splitlines()

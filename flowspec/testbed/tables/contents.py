@@ -1,6 +1,4 @@
-"""What a table of a paper holds: systems, clusters, published figures, hit rates. Read from the
-TOML files here.
-"""
+"""Content of a paper's table, from a TOML file here: systems, clusters, figures, hit rates."""
 
 from __future__ import annotations
 
@@ -17,10 +15,10 @@ PLACE = Path(__file__).parent
 
 @dataclass(frozen=True, slots=True)
 class PaperRow:
-    """A system as its authors ran it: ``strategy`` with ``draft`` (empty: the table's) and
-    ``middles`` between.
+    """A system as its authors ran it.
 
-    ``paper``: its published figure; None: there is none.
+    ``draft``: empty: the table's. ``middles``: number of middle models. ``paper``: its published
+    figure; None: there is none.
     """
 
     system: str
@@ -44,7 +42,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Oracle:
-    """A paper's hit rates: of every draft the kinds of positions, of a middle model its rate."""
+    """A paper's hit rates: the kinds of positions for each draft, and a middle model's rate."""
 
     kinds: Mapping[str, tuple[Kind, ...]]
     middle: float = 0.0
@@ -52,9 +50,7 @@ class Oracle:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How many times as fast ``of`` is as ``over``, both (block, system); ``paper``: what was
-    printed.
-    """
+    """The speedup of ``of`` over ``over``, both (block, system); ``paper``: as printed."""
 
     of: tuple[str, str]
     over: tuple[str, str]
@@ -63,8 +59,9 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A named experiment. ``unit``: ``tokens/s`` of whole calls, prefill included, or ``ms`` a
-    token of decoding.
+    """A named experiment.
+
+    ``unit``: ``tokens/s`` of whole calls, prefill included, or ``ms`` per token of decoding.
     """
 
     title: str
@@ -78,17 +75,17 @@ class Table:
     ratios: tuple[Ratio, ...]
 
     def speedup(self, of: float, over: float) -> float:
-        """How many times as fast a figure ``of`` is as ``over``, in this table's unit."""
+        """The speedup of a figure ``of`` over ``over``, both in this table's unit."""
         return of / over if self.unit == "tokens/s" else over / of
 
 
 def names() -> list[str]:
-    """The tables there are."""
+    """The names of all tables."""
     return sorted(path.stem for path in PLACE.glob("*.toml"))
 
 
 def load(name: str) -> Table:
-    """The table called ``name``; ConfigError lists those there are."""
+    """The table ``name``; for an unknown name, ConfigError lists all."""
     if name not in names():
         raise ConfigError(f"there is no table {name!r}; expected one of: {', '.join(names())}")
     table = tomllib.loads((PLACE / f"{name}.toml").read_text())
@@ -109,9 +106,7 @@ def _oracle(kinds: Mapping[str, list[dict[str, float]]], middle: float = 0.0) ->
 
 
 def _kind(entry: Mapping[str, float]) -> Kind:
-    """``first`` and, if more ranks than that are ever right, the ``ratio`` from each
-    to the next.
-    """
+    """Rates from ``first`` and, if later ranks are ever right, the ``ratio`` of rank to rank."""
     ratio = entry.get("ratio", 0.0)
     rates = geometric(entry["first"], ratio) if ratio else (entry["first"],)
     return Kind(rates, entry.get("share", 1.0))

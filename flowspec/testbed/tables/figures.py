@@ -1,6 +1,4 @@
-"""A table's figures: systems under the virtual clock, with models of a paper's hit rates or the
-packaged ones.
-"""
+"""A table's figures: simulated systems, with a paper's hit rates or with the packaged models."""
 
 from __future__ import annotations
 
@@ -24,17 +22,15 @@ from flowspec.testbed.simulate import JOB, Ran, profile_costs, returns_hidden, s
 from flowspec.testbed.tables.contents import Block, Oracle, PaperRow, Table
 from flowspec.testbed.texts import Text, texts
 
-#: Texts of a run at a paper's hit rate.
+#: Texts per figure at a paper's hit rate.
 TEXTS = 16
-#: The packaged models by what a profile calls such a drafter; ``m8b`` is a chain's middle model.
+#: The packaged models by profile name; ``m8b`` is a chain's middle model.
 PACKAGED = {"slm": "draft", "head": "head", "m8b": "medium"}
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """What runs came to: ``value`` in the table's unit, shares of tokens hit and of repeated
-    4-grams.
-    """
+    """``value`` in the table's unit, and the shares of tokens hit and of repeated 4-grams."""
 
     value: float
     hit_rate: float
@@ -42,10 +38,10 @@ class Figure:
 
 
 def at_hit_rate(table: Table, block: Block, row: PaperRow, oracle: Oracle, count: int) -> Figure:
-    """``row`` with models that are right at ``oracle``'s rates, over ``count`` texts.
+    """The figure of ``row`` with models of ``oracle``'s hit rates, over ``count`` texts.
 
-    The texts are arbitrary: only what drafters hit enters. Sampling does not either; a
-    temperature is its rates.
+    The texts are arbitrary, since only hits matter. Nothing is sampled: a temperature has its own
+    rates.
     """
     target = open_directory(default_pair()[0])
     draft = row.draft or table.draft
@@ -100,7 +96,7 @@ def _run(
 
 @cache
 def _profile(name: str) -> Profile:
-    """A profile whose middle model, if it has one, may also draft alone."""
+    """The profile ``name``, whose middle model, if any, is also one of its drafters."""
     profile = profiles.load(name)
     alone = dict(zip(("m8b",), profile.middles, strict=False))
     return replace(profile, drafters={**profile.drafters, **alone})
@@ -135,7 +131,7 @@ class Pair:
         self._figures: dict[tuple[object, ...], Figure] = {}
 
     def figure(self, block: Block, row: PaperRow) -> Figure:
-        """``row`` with real drafts and the target's own text."""
+        """The figure of ``row`` with real drafts and the target's own text."""
         draft = row.draft or self._table.draft
         key = (block.profile, block.stages, block.temperature, row.strategy, draft, row.middles)
         if key not in self._figures:

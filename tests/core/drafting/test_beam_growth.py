@@ -1,4 +1,4 @@
-"""Beam growth against the published pseudo-code, written out naively; and its ties."""
+"""Beam growth against a naive version of the published pseudo-code; ties."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from hypothesis import strategies as st
 
 from flowspec.core.drafting.beam_growth import BeamGrowth
 from flowspec.core.tree.tree import Expansion, Tree
+from tests.core.tree.views import path_tokens, selected
 
 VOCABULARY = 6
 
 
 def proposals(seed: int, path: tuple[int, ...], ties: bool) -> Expansion:
-    """A drafter by hash of the path; with ``ties`` most log-probabilities are exactly
-    equal or 0.
+    """A drafter by a hash of the path.
+
+    ``ties``: most log-probabilities are exactly equal or 0.
     """
     rng = random.Random(f"{seed}{path}")
     tokens = rng.sample(range(VOCABULARY), VOCABULARY)
@@ -58,12 +60,12 @@ def published_growth(seed: int, ties: bool, width: int, loops: int) -> list[Entr
 
 
 def grow(tree: Tree, growth: BeamGrowth, seed: int, ties: bool) -> int:
-    """Drive a growth to its end; how many nodes had to be drafted."""
+    """Drive a growth to its end; the number of nodes drafted."""
     drafted = 0
     while missing := growth.pending(tree):
         for node in missing:
             assert tree[node].expansion is None
-            tree.expand(node, proposals(seed, tree.tokens(node)[1:], ties))
+            tree.expand(node, proposals(seed, path_tokens(tree, node)[1:], ties))
             drafted += 1
     return drafted
 
@@ -93,7 +95,7 @@ def test_cut_and_order_are_the_published_ones(
     grow(tree, growth, seed, ties)
     expected = best_paths(published_growth(seed, ties, width, loops), count)
     nodes = growth.best(tree, count)
-    assert [tree.tokens(node)[1:] for node in nodes] == expected
+    assert [path_tokens(tree, node)[1:] for node in nodes] == expected
     tree.select(nodes)  # raises if a node were separated from its parent
     tree.check()
 
@@ -138,8 +140,8 @@ def test_growing_again_below_a_child_gives_the_fresh_growth_and_drafts_less(
     first = BeamGrowth(tree, 3, 3)
     grow(tree, first, seed, ties)
     tree.select(first.best(tree, 30))
-    root = tree.selected()[1]
-    prefix = tree.tokens(root)[1:]
+    root = selected(tree)[1]
+    prefix = path_tokens(tree, root)[1:]
     tree.advance(root)
 
     fresh_tree = Tree(0)
@@ -148,7 +150,7 @@ def test_growing_again_below_a_child_gives_the_fresh_growth_and_drafts_less(
     drafted_fresh = 0
     while missing := fresh.pending(fresh_tree):
         for node in missing:
-            path = (*prefix, *fresh_tree.tokens(node)[1:])
+            path = (*prefix, *path_tokens(fresh_tree, node)[1:])
             fresh_tree.expand(node, proposals(seed, path, ties))
             drafted_fresh += 1
 
@@ -156,11 +158,11 @@ def test_growing_again_below_a_child_gives_the_fresh_growth_and_drafts_less(
     drafted_again = 0
     while missing := again.pending(tree):
         for node in missing:
-            tree.expand(node, proposals(seed, (*prefix, *tree.tokens(node)[1:]), ties))
+            tree.expand(node, proposals(seed, (*prefix, *path_tokens(tree, node)[1:]), ties))
             drafted_again += 1
     assert drafted_again < drafted_fresh
-    paths = [tree.tokens(node)[1:] for node in again.best(tree, 20)]
-    expected = [fresh_tree.tokens(node)[1:] for node in fresh.best(fresh_tree, 20)]
+    paths = [path_tokens(tree, node)[1:] for node in again.best(tree, 20)]
+    expected = [path_tokens(fresh_tree, node)[1:] for node in fresh.best(fresh_tree, 20)]
     # Scores carry the old root's prefix, so the last bit may reorder equal ones; the sets agree
     # without ties.
     assert paths == expected or ties or sorted(paths) == sorted(expected)
@@ -176,7 +178,7 @@ def test_extension_goes_deeper_and_offers_only_what_is_not_in_the_tree(
     growth = BeamGrowth(tree, 3, 1)
     grow(tree, growth, seed, ties)
     tree.select(growth.best(tree, 5))
-    before = set(tree.selected())
+    before = set(selected(tree))
     growth.extend(tree, layers)
     grow(tree, growth, seed, ties)
     offered = growth.best(tree, 12, unselected=True)

@@ -1,6 +1,4 @@
-"""The online table: what was right gains value, and no candidate is worth more than its ancestors
-allow.
-"""
+"""The acceptance table: observed hits raise values; no candidate exceeds its ancestors' bound."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ from flowspec.core.tree.tree import Expansion, Tree
 
 
 def watch(table: Calibration | Scaling, expansion: Expansion, token: int) -> None:
-    """The target chose ``token`` after a node with ``expansion``."""
+    """Observe that the target chose ``token`` after a node with ``expansion``."""
     tree = Tree(0)
     root = tree.plant(0, 0, -1)
     tree.expand(root, expansion)
@@ -95,11 +93,13 @@ def test_nodes_nobody_drafted_for_teach_nothing() -> None:
     table.observe(tree[tree.plant(0, 0, -1)], 5)
     assert table.expansion([], []) == Expansion((), (), ())
     (alone,) = table.expansion([4], [0.0]).values
-    assert alone > table.expansion([4, 5], [0.0, -1.0]).values[0], "nobody else was thought of"
+    assert alone > table.expansion([4, 5], [0.0, -1.0]).values[0], (
+        "no other candidate was considered"
+    )
 
 
 def test_a_source_whose_best_was_credited_to_another_does_not_lead_with_its_second() -> None:
-    """Both name 5 first; 7 lies three nats behind it."""
+    """Both sources propose 5 first; the second source's 7 is three nats below it."""
     expansion = Calibration(coupled=True).expansion(
         [5, 6, 7, 8], [0.0, -1.0, -3.0, -2.0], [0, 0, 1, 0]
     )
@@ -139,7 +139,7 @@ def test_scaled_values_are_best_first_and_never_certain(own: list[float], seen: 
     assert list(found.values) == sorted(found.values, reverse=True)
     assert max(found.values) <= math.log(MOST)
     assert found.raw == tuple(own[token] for token in found.tokens), (
-        "what the drafter said stays known"
+        "the drafter's own values are kept"
     )
     assert len(found.cells) == len(own)
 
@@ -156,9 +156,7 @@ def test_before_anything_was_seen_the_drafter_is_believed(own: list[float]) -> N
 
 @given(OWN, st.lists(st.integers(0, 50), max_size=30))
 def test_candidates_of_one_cell_keep_the_drafters_order(own: list[float], seen: list[int]) -> None:
-    """What is learnt of a cell is learnt of all in it: only between cells a ratio turns the order
-    round.
-    """
+    """A ratio applies to a whole cell, so it reorders cells only."""
     table = Scaling()
     own = own + sorted((own[-1] - at / 1000 for at in range(RANKS)), reverse=True)
     for token in seen:
@@ -210,7 +208,7 @@ def test_sources_and_ranks_are_scaled_apart() -> None:
     assert values[2] > 0.9
     assert values[1] == values[3] < 0.1
     assert shares(table.expansion([4], [-0.7], [2]))[4] == math.exp(-0.7), (
-        "of whom nothing was seen"
+        "a source without observations"
     )
 
 

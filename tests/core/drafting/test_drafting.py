@@ -1,14 +1,20 @@
-"""A session's dealings with the drafter: lag, growth, and what a verdict leaves of them."""
+"""A session's drafting: lag, growth, and their state after a verdict."""
 
 from __future__ import annotations
 
+import pytest
+
 from flowspec.core.drafting.beam_growth import BeamGrowth
 from flowspec.core.drafting.drafter_cache import CATCH_UP_ROWS
-from flowspec.core.drafting.drafting import Drafting
-from flowspec.core.protocol.machine import Draft, DraftDone
+from flowspec.core.drafting.drafting import Drafting, DraftingOptions
+from flowspec.core.protocol.work import Draft, DraftDone, Pruned
+from flowspec.core.run.key import RunKey
 from flowspec.core.tree.tree import Expansion, Node, Tree
+from flowspec.errors import ProtocolError
+from flowspec.model.rows import ContiguousRows, Placement
 from flowspec.strategies.base import Grown
 
+RUN = RunKey("j", 1)
 WIDTH = 2
 
 
@@ -26,14 +32,20 @@ def growth(tree: Tree, loops: int) -> Grown:
 
 
 def nodes(*entries: tuple[int, int]) -> list[Node]:
-    """Accepted nodes of (id, token); the drafter looks at nothing else of them."""
+    """Accepted nodes from (id, token); the drafter reads no other field."""
     return [Node(node, node - 1, token, node, 0.0, 0.0, 0) for node, token in entries]
 
 
 def answer(work: Draft) -> DraftDone:
-    """Tokens 1 and 2 below every node, the first one likelier."""
+    """Tokens 1 and 2 below every node, 1 more likely."""
     rows = len(work.part.answers)
     return DraftDone(((1, 2),) * rows, ((-0.1, -1.0),) * rows)
+
+
+def placements(*passes: Draft) -> list[Placement]:
+    """Places of the rows of ``passes`` in a drafter's memory, per pass."""
+    rows = ContiguousRows()
+    return [rows.place(one.part) for one in passes]
 
 
 def work(drafting: Drafting, tree: Tree) -> Draft:
@@ -44,7 +56,7 @@ def work(drafting: Drafting, tree: Tree) -> Draft:
 
 def test_a_long_prompt_is_fed_in_parts_before_anything_is_asked() -> None:
     length = CATCH_UP_ROWS + 10
-    drafting = Drafting("j", 1, tuple(range(length)), WIDTH)
+    drafting = Drafting(RUN, range(length), DraftingOptions(WIDTH))
     tree = planted(length)
     drafting.commit(nodes((length - 1, 0)), tree.root, tree)
     drafting.begin(growth(tree, 1), idle=False)
@@ -55,17 +67,22 @@ def test_a_long_prompt_is_fed_in_parts_before_anything_is_asked() -> None:
     second = work(drafting, tree)
     assert second.part.ids == (*range(CATCH_UP_ROWS, length), tree.root)
     assert second.part.answers == (10,)
-    assert (second.part.context, second.part.held) == (CATCH_UP_ROWS, CATCH_UP_ROWS)
+    assert second.part.parents == (*range(CATCH_UP_ROWS - 1, length - 1), length - 1)
+    assert (first.part.context, second.part.context) == (CATCH_UP_ROWS, 10)
+    assert placements(first, second)[-1] == Placement(
+        CATCH_UP_ROWS, CATCH_UP_ROWS, None, tuple(range(-1, 10))
+    )
     assert second.part.positions[-1] == length
 
 
 def test_accepted_leaves_it_never_ran_lead_the_next_pass() -> None:
-    drafting = Drafting("j", 1, (7, 8), WIDTH)
+    drafting = Drafting(RUN, (7, 8), DraftingOptions(WIDTH))
     tree = planted(2)
     drafting.commit(nodes((1, 8)), tree.root, tree)
     drafting.begin(growth(tree, 0), idle=False)
     assert drafting.wants(tree)
-    drafting.done(answer(work(drafting, tree)), tree)
+    first = work(drafting, tree)
+    drafting.done(answer(first), tree)
     assert not drafting.wants(tree)
     (segment,) = drafting.collect(tree)
     leaf = segment[0]
@@ -74,14 +91,16 @@ def test_accepted_leaves_it_never_ran_lead_the_next_pass() -> None:
     drafting.commit(nodes(*path), root, tree)
     drafting.begin(growth(tree, 0), idle=False)
     drafting.wants(tree)
-    part = work(drafting, tree).part
+    second = work(drafting, tree)
+    part = second.part
     assert part.ids == (leaf, root)
     assert part.tokens == (1, 60)
-    assert (part.context, part.held, part.answers) == (3, 3, (1,))
+    assert (part.context, part.answers) == (1, (1,))
+    assert placements(first, second)[-1] == Placement(3, 3, None, (-1, 0))
 
 
 def test_a_growth_overtaken_by_a_verdict_gives_what_it_has_below_the_new_root() -> None:
-    drafting = Drafting("j", 1, (7, 8), WIDTH)
+    drafting = Drafting(RUN, (7, 8), DraftingOptions(WIDTH))
     tree = planted(2)
     drafting.commit(nodes((1, 8)), tree.root, tree)
     drafting.begin(growth(tree, 3), idle=False)
@@ -96,15 +115,15 @@ def test_a_growth_overtaken_by_a_verdict_gives_what_it_has_below_the_new_root() 
     tree.select([child])
     tree.advance(child)
     drafting.commit(nodes(*path), child, tree)
-    (segment,) = drafting.harvest(tree)
+    (segment,) = drafting.collect_overtaken(tree)
     assert segment
     assert all(tree[node].parent == child for node in segment)
     assert not drafting.growing
-    assert drafting.harvest(tree) == []
+    assert drafting.collect_overtaken(tree) == []
 
 
 def test_proposals_for_pruned_nodes_are_forgotten() -> None:
-    drafting = Drafting("j", 1, (7, 8), WIDTH)
+    drafting = Drafting(RUN, (7, 8), DraftingOptions(WIDTH))
     tree = planted(2)
     old = tree.root
     drafting.commit(nodes((1, 8)), old, tree)
@@ -123,8 +142,19 @@ def test_proposals_for_pruned_nodes_are_forgotten() -> None:
     )
 
 
+def test_a_token_that_is_proposed_twice_is_an_error() -> None:
+    tree = planted(4)
+    drafting = Drafting(RUN, range(4), DraftingOptions(WIDTH))
+    drafting.begin(growth(tree, 1), idle=False)
+    assert drafting.wants(tree)
+    asked = work(drafting, tree)
+    rows = len(asked.part.answers)
+    with pytest.raises(ProtocolError, match="a token twice"):
+        drafting.done(DraftDone(((1, 1),) * rows, ((-0.1, -1.0),) * rows), tree)
+
+
 def test_without_a_drafter_there_is_never_work() -> None:
-    drafting = Drafting("j", 1, (7, 8), 0)
+    drafting = Drafting(RUN, (7, 8), DraftingOptions(0))
     tree = planted(2)
     drafting.commit(nodes((1, 8)), 2, tree)
     drafting.commit(nodes((2, 9)), 3, tree)
@@ -132,8 +162,8 @@ def test_without_a_drafter_there_is_never_work() -> None:
 
 
 def test_what_a_wanted_node_hangs_from_is_fed_before_it() -> None:
-    """A node another model added was never run by this drafter."""
-    drafting = Drafting("j", 1, (7, 8), WIDTH)
+    """This drafter never ran a node that another model added."""
+    drafting = Drafting(RUN, (7, 8), DraftingOptions(WIDTH))
     tree = planted(2)
     drafting.commit(nodes((1, 8)), tree.root, tree)
     tip = tree.add(tree.add(tree.root, 5, -0.1), 6, -0.1)
@@ -152,12 +182,12 @@ def test_what_a_wanted_node_hangs_from_is_fed_before_it() -> None:
     assert drafting.wants(tree)
     asked = work(drafting, tree)
     assert asked.part.ids == (0, 1, tree.root, tip - 1, tip)
-    assert asked.parents == (-1, 0, 1, tree.root, tip - 1)
-    assert asked.part.parents == (-1, 0, 1, 2, 3)
+    assert asked.part.parents == (-1, 0, 1, tree.root, tip - 1)
+    assert placements(asked)[-1].parents == (-1, 0, 1, 2, 3)
 
 
 def test_a_refreshed_drafter_runs_accepted_rows_again_and_forgets_the_tree() -> None:
-    drafting = Drafting("j", 1, (7, 8), WIDTH, refreshed=(True,))
+    drafting = Drafting(RUN, (7, 8), DraftingOptions(WIDTH, refreshed=(True,)))
     tree = planted(2)
     assert not drafting.has_work, "the prompt's hidden rows come with the first verdict"
     drafting.commit(nodes((1, 8)), tree.root, tree)
@@ -175,11 +205,13 @@ def test_a_refreshed_drafter_runs_accepted_rows_again_and_forgets_the_tree() -> 
     assert drafting.wants(tree)
     again = work(drafting, tree)
     assert again.part.ids == (old, child)
-    assert (again.part.context, again.part.held) == (2, 2)
+    assert again.part.context == 1
+    assert again.part.pruned == Pruned((), ()), "all it computed for the tree is gone"
+    assert placements(first, again)[-1] == Placement(2, 2, None, (-1, 0))
 
 
 def test_a_pass_overtaken_by_a_refresh_counts_for_nothing() -> None:
-    drafting = Drafting("j", 1, (7, 8), WIDTH, refreshed=(True,))
+    drafting = Drafting(RUN, (7, 8), DraftingOptions(WIDTH, refreshed=(True,)))
     tree = planted(2)
     drafting.commit(nodes((1, 8)), tree.root, tree)
     child = tree.add(tree.root, 1, -0.1)
@@ -201,7 +233,7 @@ def answer_of(width: int) -> Expansion:
 
 
 def test_a_pass_takes_what_passes_of_the_drafter_at_work_took() -> None:
-    drafting = Drafting("j", 1, (7, 8), WIDTH, refreshed=(False, False))
+    drafting = Drafting(RUN, (7, 8), DraftingOptions(WIDTH, refreshed=(False, False)))
     tree = planted(2)
     drafting.commit(nodes((1, 8)), tree.root, tree)
     for drafter, took in ((0, 0.25), (1, 2.0), (0, 0.75)):

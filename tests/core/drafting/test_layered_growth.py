@@ -1,4 +1,4 @@
-"""Layers, static trees and paths: chosen as PipeDec, SpecInfer and plain chains choose them."""
+"""Layers, static trees and paths: chosen as in PipeDec, SpecInfer and plain chains."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def planted() -> Tree:
 
 
 def draft(tree: Tree, nodes: tuple[int, ...], width: int = 4) -> None:
-    """Tokens 2.., each less likely than the one before; which is likelier below differs by node."""
+    """Tokens from 2 on in descending likelihood; the values differ by node."""
     for node in nodes:
         step = 0.1 + 0.05 * (node % 5)
         tree.expand(
@@ -58,7 +58,7 @@ def test_a_layer_is_the_best_of_all_candidates_grouped_by_parent(
 
 
 def test_the_last_layer_is_chosen_when_it_is_asked_for_not_when_it_was_drafted() -> None:
-    """A verdict in between leaves the whole width to what is still valid."""
+    """After a verdict in between, the full width is available to valid nodes."""
     tree = planted()
     (first,) = grow(LayerGrowth(tree, 2, 2), tree)
     tree.select(first)
@@ -126,7 +126,7 @@ def test_a_path_follows_another_models_word() -> None:
     growth.adopt(tree, word)
     assert growth.tip == word
     growth.adopt(tree, tree.root)
-    assert growth.tip == word, "an ancestor says nothing new"
+    assert growth.tip == word, "an ancestor is already in the tree"
     tree.advance(word)
     growth.rebase(tree)
     assert growth.tip == word

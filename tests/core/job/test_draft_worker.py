@@ -1,4 +1,4 @@
-"""The draft worker's machine: how jobs begin, fail and end."""
+"""The draft worker's machine: the start, failure and end of jobs."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import pytest
 
 from flowspec.core.job.draft_worker import REPORT_SECONDS, DraftMachine
+from flowspec.core.protocol import work
+from flowspec.core.protocol.addresses import SCHEDULER, Address
 from flowspec.core.protocol.machine import (
     Accepted,
     Allocate,
     Commit,
     Done,
-    Encode,
-    EncodeDone,
     Finish,
     Output,
     Poll,
@@ -24,7 +24,6 @@ from flowspec.core.protocol.machine import (
     Run,
     Send,
     Tick,
-    WorkFailed,
 )
 from flowspec.core.protocol.messages import (
     Answer,
@@ -39,27 +38,36 @@ from flowspec.core.protocol.messages import (
     StageReport,
     Submit,
 )
+from flowspec.core.protocol.work import Encode, EncodeDone, WorkFailed
 from flowspec.core.run.history import History
+from flowspec.core.run.key import RunKey
 from flowspec.core.run.limits import TREE_ROWS
 from flowspec.strategies import build
 from flowspec.strategies.auto.cost_history import CostHistory
 from flowspec.strategies.auto.strategy import Auto
+from tests.addresses import S1
 from tests.toy import limits
+
+RUN = RunKey("j", 1)
 
 
 class Draft:
+    """A machine and the sequence numbers of its senders."""
+
     def __init__(self, stages: int = 1, history: History | None = None) -> None:
         self.machine = DraftMachine(limits(stages), build, history)
-        self.seqs: dict[str, int] = {}
+        self.seqs: dict[tuple[RunKey, Address], int] = {}
 
-    def receive(self, message: Message, sender: str = "s1", now: float = 0.0) -> list[Output]:
-        self.seqs[sender] = self.seqs.get(sender, 0) + 1
-        return list(
-            self.machine.step(Received((Envelope(sender, self.seqs[sender], message),)), now)
-        )
+    def receive(self, message: Message, sender: Address = S1, now: float = 0.0) -> list[Output]:
+        key = (message.run, sender)
+        self.seqs[key] = self.seqs.get(key, 0) + 1
+        return list(self.machine.step(Received((Envelope(sender, self.seqs[key], message),)), now))
 
-    def submit(self, job: str = "j", **fields: str) -> list[Output]:
-        return self.receive(Submit(job, 1, tuple(fields.items())), "scheduler")
+    def submit(self, job: str = "j", epoch: int = 1, **fields: str) -> list[Output]:
+        return self.receive(Submit(RunKey(job, epoch), tuple(fields.items())), SCHEDULER)
+
+    def poll(self) -> list[Output]:
+        return list(self.machine.step(Poll(), 0.0))
 
 
 def one(outputs: Sequence[Output], kind: type) -> object:
@@ -90,7 +98,7 @@ def test_text_is_encoded_first() -> None:
     draft = Draft()
     assert draft.submit(prompt="hello", strategy="autoregressive") == []
     (run,) = draft.machine.step(Poll(), 0.0)
-    assert run == Run(Encode("j", "hello", raw=False))
+    assert run == Run(Encode(RUN, "hello", raw=False))
     outputs = draft.machine.step(Done(EncodeDone((5, 6))), 0.0)
     assert isinstance(one(outputs, Allocate), Allocate)
 
@@ -140,7 +148,7 @@ def test_a_failing_tokenizer_ends_the_job() -> None:
 def finished(draft: Draft) -> list[Output]:
     """Drive an autoregressive job of one token to its last commit."""
     draft.submit(prompt_ids="[2, 3]", strategy="autoregressive", max_new_tokens="1")
-    return draft.receive(Answer("j", 1, 0, (1,), (40,)), now=3.0)
+    return draft.receive(Answer(RUN, 0, (1,), (40,)), now=3.0)
 
 
 def test_the_last_commit_closes_the_stages_and_the_reports_finish_the_job() -> None:
@@ -149,8 +157,8 @@ def test_the_last_commit_closes_the_stages_and_the_reports_finish_the_job() -> N
     commit = one(outputs, Commit)
     assert isinstance(commit, Commit)
     assert (commit.tokens, commit.finish, commit.offset, commit.advance) == ((40,), "length", 1, 1)
-    assert messages(outputs) == [Close("j", 1)]
-    finish = one(draft.receive(StageReport("j", 1, 1, Meter(useful=1)), now=3.1), Finish)
+    assert messages(outputs) == [Close(RUN)]
+    finish = one(draft.receive(StageReport(RUN, 1, Meter(useful=1)), now=3.1), Finish)
     assert isinstance(finish, Finish)
     assert (finish.reason, finish.error, finish.stats["tokens"]) == ("length", "", 1)
     assert finish.stats["rows"] == {"useful": 1, "wasted": 0, "void": 0}
@@ -180,19 +188,19 @@ def test_a_job_without_answers_fails_instead_of_hanging() -> None:
 def test_a_fault_ends_the_job_with_its_reason_and_closes_the_stages() -> None:
     draft = Draft()
     draft.submit(prompt_ids="[2]", strategy="autoregressive")
-    outputs = draft.receive(Fault("j", 1, "s1", "stage 1 is on fire"))
+    outputs = draft.receive(Fault(RUN, "stage 1 is on fire"))
     finish = one(outputs, Finish)
     assert isinstance(finish, Finish)
     assert finish.error == "stage 1 is on fire"
-    assert messages(outputs) == [Close("j", 1)]
+    assert messages(outputs) == [Close(RUN)]
     assert draft.machine.sessions == {}
 
 
 def test_a_gap_in_what_the_last_stage_sends_ends_the_job() -> None:
     draft = Draft()
     draft.submit(prompt_ids="[2]", strategy="autoregressive")
-    draft.seqs["s1"] = 4
-    finish = one(draft.receive(Answer("j", 1, 0, (0,), (40,))), Finish)
+    draft.seqs[RUN, S1] = 4
+    finish = one(draft.receive(Answer(RUN, 0, (0,), (40,))), Finish)
     assert isinstance(finish, Finish)
     assert "one was lost" in finish.error
 
@@ -201,23 +209,24 @@ def test_revoked_jobs_are_forgotten_without_a_word() -> None:
     draft = Draft()
     draft.submit(prompt_ids="[2]", strategy="autoregressive")
     draft.submit("k", prompt="text")
-    assert draft.receive(Revoke("j", 2), "scheduler") == [Release("j")]
-    assert draft.receive(Revoke("k", 2), "scheduler") == [Release("k")], (
-        "else its part of the log stays for good"
+    assert draft.receive(Revoke(RunKey("j", 2)), SCHEDULER) == [Release(RUN)]
+    assert draft.receive(Revoke(RunKey("k", 2)), SCHEDULER) == [Release(RunKey("k", 1))], (
+        "else its part of the log is never trimmed"
     )
-    assert draft.receive(Answer("j", 1, 0, (0,), (40,))) == []
+    assert draft.receive(Answer(RUN, 0, (0,), (40,))) == []
     assert not draft.machine.runnable
 
 
 def test_a_refused_write_fails_the_job_or_ends_it_here() -> None:
     draft = Draft()
     draft.submit(prompt_ids="[2]", strategy="autoregressive")
-    finish = one(draft.machine.step(Refused("j", 1, False, "the log of s1 is full"), 0.0), Finish)
+    finish = one(draft.machine.step(Refused(RUN, False, "the log of s1 is full"), 0.0), Finish)
     assert isinstance(finish, Finish)
     assert finish.error == "the log of s1 is full"
-    draft.submit(prompt_ids="[2]", strategy="autoregressive")
-    assert draft.machine.step(Refused("j", 1, True, ""), 0.0) == [Release("j")]
-    assert draft.machine.step(Refused("j", 1, True, ""), 0.0) == []
+    second = RunKey("j", 2)
+    draft.submit(epoch=2, prompt_ids="[2]", strategy="autoregressive")
+    assert draft.machine.step(Refused(second, True, ""), 0.0) == [Release(second)]
+    assert draft.machine.step(Refused(second, True, ""), 0.0) == []
 
 
 def test_a_second_submit_of_a_running_job_changes_nothing() -> None:
@@ -226,10 +235,95 @@ def test_a_second_submit_of_a_running_job_changes_nothing() -> None:
     assert draft.submit(prompt_ids="[2]", strategy="autoregressive") == []
 
 
+def test_a_run_that_has_ended_is_not_started_again() -> None:
+    draft = Draft()
+    draft.submit(prompt_ids="[2]", strategy="autoregressive")
+    draft.receive(Fault(RUN, "stage 1 is on fire"))
+    assert draft.submit(prompt_ids="[2]", strategy="autoregressive") == []
+    assert draft.machine.sessions == {}
+
+
+@pytest.mark.parametrize("fields", [{"prompt_ids": "[2]"}, {"prompt": "text"}])
+def test_a_jobs_newer_run_takes_the_place_of_the_older_one(fields: dict[str, str]) -> None:
+    draft = Draft()
+    draft.submit(strategy="autoregressive", **fields)
+    outputs = draft.submit(epoch=2, prompt_ids="[3]", strategy="autoregressive")
+    assert outputs[0] == Release(RUN)
+    assert one(outputs, Accepted) == Accepted(RunKey("j", 2), (3,), "autoregressive")
+    assert set(draft.machine.sessions) == {RunKey("j", 2)}
+    assert draft.submit(strategy="autoregressive", **fields) == [], "a late Submit of the old run"
+
+
+def test_other_jobs_and_the_same_run_stay_where_a_newer_run_comes_or_one_is_revoked() -> None:
+    draft = Draft()
+    draft.submit("k", prompt_ids="[2]", strategy="autoregressive")
+    draft.submit(epoch=3, prompt_ids="[2]", strategy="autoregressive")
+    assert draft.receive(Revoke(RunKey("j", 3)), SCHEDULER) == [], "runs before it, not it"
+    assert set(draft.machine.sessions) == {RunKey("j", 3), RunKey("k", 1)}
+
+
+def test_a_revoked_run_is_not_started_by_its_late_submit() -> None:
+    draft = Draft()
+    assert draft.receive(Revoke(RunKey("j", 2)), SCHEDULER) == []
+    assert draft.submit(prompt_ids="[2]", strategy="autoregressive") == []
+
+
+@pytest.mark.parametrize("late", ["fault", "gap", "stray answer", "refused write"])
+def test_once_the_text_is_complete_nothing_makes_the_job_an_error(late: str) -> None:
+    draft = Draft()
+    finished(draft)
+    if late == "gap":
+        draft.seqs[RUN, S1] += 3
+    outputs: list[Output] = []
+    if late == "fault":
+        outputs = draft.receive(Fault(RUN, "stage 1 is on fire"))
+    elif late == "refused write":
+        outputs = list(draft.machine.step(Refused(RUN, False, "the log of s1 is full"), 3.0))
+    else:
+        outputs = draft.receive(Answer(RUN, 9, (1,), (1 << 62,)))
+    assert outputs == []
+    finish = one(draft.machine.step(Tick(), 3.0 + REPORT_SECONDS), Finish)
+    assert isinstance(finish, Finish)
+    assert (finish.reason, finish.error, finish.stats["tokens"]) == ("length", "", 1)
+
+
+def test_a_drafter_that_fails_once_the_text_is_complete_is_no_error() -> None:
+    draft = Draft()
+    draft.submit(prompt_ids="[2, 3]", strategy="chain", max_new_tokens="2")
+    draft.receive(Answer(RUN, 0, (1,), (40,)))
+    (run,) = draft.poll()
+    assert isinstance(run, Run)
+    assert isinstance(run.work, work.Draft)
+    outputs = draft.receive(Answer(RUN, 1, (2,), (41,)))
+    assert messages(outputs) == [Close(RUN)]
+    assert draft.machine.step(Done(WorkFailed("out of memory")), 1.0) == []
+    finish = one(draft.receive(StageReport(RUN, 1, Meter())), Finish)
+    assert isinstance(finish, Finish)
+    assert (finish.reason, finish.error) == ("length", "")
+
+
+def test_a_refused_write_that_says_the_run_is_over_ends_a_complete_one_too() -> None:
+    draft = Draft()
+    finished(draft)
+    assert draft.machine.step(Refused(RUN, True, ""), 3.0) == [Release(RUN)]
+    assert draft.machine.deadline is None
+
+
+def test_the_time_to_the_first_token_begins_with_the_submission() -> None:
+    draft = Draft()
+    fields = {"prompt_ids": "[2, 3]", "strategy": "autoregressive", "max_new_tokens": "1"}
+    draft.receive(Submit(RUN, tuple(fields.items()), queued_seconds=5.0), SCHEDULER, now=1.0)
+    draft.receive(Answer(RUN, 0, (1,), (40,)), now=4.0)
+    finish = one(draft.receive(StageReport(RUN, 1, Meter()), now=4.0), Finish)
+    assert isinstance(finish, Finish)
+    assert finish.stats["queue_seconds"] == 5.0
+    assert finish.stats["ttft_seconds"] == 8.0
+
+
 def test_a_token_outside_the_vocabulary_ends_the_job() -> None:
     draft = Draft()
     draft.submit(prompt_ids="[2]", strategy="autoregressive")
-    finish = one(draft.receive(Answer("j", 1, 0, (0,), (1 << 62,))), Finish)
+    finish = one(draft.receive(Answer(RUN, 0, (0,), (1 << 62,))), Finish)
     assert "outside the vocabulary" in finish.error
 
 
@@ -244,17 +338,14 @@ def test_a_long_prompt_has_as_long_a_patience_as_it_has_pieces() -> None:
 
 
 def answered(draft: Draft, job: str, **fields: str) -> Auto:
-    """The strategy of a job whose prompt of 20 tokens, then two lone rows, were answered after a
-    second each.
-    """
-    draft.seqs.clear()  # a job counts what is sent for it
+    """The strategy of a job after its prompt of 20 and two lone rows were answered, 1 s apart."""
     draft.submit(job, prompt_ids=json.dumps([2] * 20), strategy="auto", **fields)
-    strategy = draft.machine.sessions[job].strategy
+    strategy = draft.machine.sessions[RunKey(job, 1)].strategy
     assert isinstance(strategy, Auto)
-    draft.receive(Answer(job, 1, 0, (19,), (40,), seconds=1.0), now=1.0)
-    draft.receive(Answer(job, 1, 1, (20,), (41,), seconds=0.5), now=2.0)
-    root = draft.machine.sessions[job].tree.root
-    draft.receive(Answer(job, 1, 2, (root,), (42,), seconds=0.5), now=3.0)
+    draft.receive(Answer(RunKey(job, 1), 0, (19,), (40,), seconds=1.0), now=1.0)
+    draft.receive(Answer(RunKey(job, 1), 1, (20,), (41,), seconds=0.5), now=2.0)
+    root = draft.machine.sessions[RunKey(job, 1)].tree.root
+    draft.receive(Answer(RunKey(job, 1), 2, (root,), (42,), seconds=0.5), now=3.0)
     return strategy
 
 
@@ -266,7 +357,7 @@ def test_jobs_share_what_they_find_out() -> None:
     assert (known.passes.single, known.passes.widest) == (0.5, 20)
     assert known.rate > 0
     draft.submit("k", prompt_ids="[2]", strategy="auto")
-    session = draft.machine.sessions["k"]
+    session = draft.machine.sessions[RunKey("k", 1)]
     assert isinstance(session.strategy, Auto)
     assert session.strategy.sizer.sizing(0, 0.0).rows == 40
     assert session.strategy.sizer.price(1) > 0
@@ -277,12 +368,12 @@ def test_a_job_that_is_recorded_starts_without_history_and_leaves_none() -> None
     known = history.recall(CostHistory)
     draft = Draft(history=history)
     recorded = answered(draft, "j", record="1")
-    assert recorded.sizer.price(1) > 0, "of itself it learns"
+    assert recorded.sizer.price(1) > 0, "it learns from its own passes"
     assert (known.passes.widest, known.rate) == (0, 0.0)
     answered(draft, "k")
     rate = known.rate
     draft.submit("l", prompt_ids="[2]", strategy="auto", record="1")
-    session = draft.machine.sessions["l"]
+    session = draft.machine.sessions[RunKey("l", 1)]
     assert isinstance(session.strategy, Auto)
     assert session.strategy.sizer.sizing(0, 0.0).rows == 1
     assert session.strategy.sizer.price(1) == 0

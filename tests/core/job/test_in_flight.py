@@ -1,180 +1,159 @@
-"""What is in flight, what came back, and how many segments hide the way."""
+"""The in-flight window: sent segments, and answers."""
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import replace
-
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from flowspec.core.job.in_flight import TRIPS, InFlightWindow
+from flowspec.core.job.in_flight import InFlightWindow
 from flowspec.core.job.round_trip import RoundTrip
 from flowspec.core.protocol.messages import Answer
+from flowspec.core.run.key import RunKey
+from flowspec.core.tree.tree import Status, Tree
 from flowspec.errors import StateError
 
 
 def answer(segment: int, *ids: int) -> Answer:
-    return Answer("j", 1, segment, ids, tuple(100 + node for node in ids))
+    return Answer(RunKey("j", 1), segment, ids, tuple(100 + node for node in ids))
+
+
+class Rig:
+    """A window and its tree, whose root 0 has the waiting children 1 to ``children``."""
+
+    def __init__(self, children: int) -> None:
+        self.window = InFlightWindow()
+        self.tree = Tree(0)
+        self.tree.plant(0, 0, -1)
+        for token in range(1, children + 1):
+            self.tree.select([self.tree.add(0, token, -1.0)])
+
+    def launch(self, number: int, nodes: list[int], now: float = 0.0) -> None:
+        self.tree.send(nodes)
+        self.window.launch(number, nodes, now)
+
+    def prune(self, root: int, *, keep_emptied: bool = False) -> None:
+        self.tree.advance(root)
+        self.window.prune(self.tree, keep_emptied=keep_emptied)
 
 
 def test_answers_are_kept_for_what_was_sent_and_lives() -> None:
-    flights = InFlightWindow(1)
-    flights.launch(0, [1, 2, 3], 0.0)
-    assert flights.land(answer(0, 1, 2, 3, 9), 1.0)
-    assert flights.answers == {1: 101, 2: 102, 3: 103}
-    flights.keep({2, 3}, emptied=False)
-    assert flights.answers == {2: 102, 3: 103}
-    assert flights.sent == {2, 3}
-    assert not flights.land(answer(7, 2), 1.0), "the prompt's, or one that was void"
+    rig = Rig(3)
+    grandchild = rig.tree.add(2, 9, -1.0)
+    rig.tree.select([grandchild])
+    rig.launch(0, [1, 2, grandchild])
+    assert rig.window.land(answer(0, 1, 2, grandchild, 3, 99), rig.tree, 1.0) is not None
+    choices = {node.id: node.choice for node in rig.tree}
+    assert choices == {0: None, 1: 101, 2: 102, 3: None, grandchild: 100 + grandchild}
+    rig.prune(2)
+    assert {node.id: node.choice for node in rig.tree} == {2: 102, grandchild: 100 + grandchild}
+    assert rig.tree.sent == {2, grandchild}
+    assert rig.window.land(answer(7, 2), rig.tree, 1.0) is None, "the prompt's, or a void one's"
 
 
-def test_a_trip_is_of_what_was_sent_and_knows_whether_it_met_another() -> None:
-    flights = InFlightWindow(1)
-    flights.launch(0, [1, 2, 3], 1.0)
-    flights.launch(1, [4], 2.0)
-    flights.keep({1, 4}, emptied=False)
-    first = flights.land(answer(0, 1), 5.0)
-    second = flights.land(answer(1, 4), 7.0)
-    assert first is not None and second is not None
-    assert (first.trip(5.0), second.trip(7.0)) == (
-        RoundTrip(3, 4.0, True),
-        RoundTrip(1, 5.0, False),
-    )
+def test_what_was_asked_for_beside_an_answer_is_kept_with_its_node() -> None:
+    rig = Rig(2)
+    rig.launch(0, [1, 2])
+    top = (((5, -0.1), (6, -2.0)), ((7, -0.3),))
+    rig.window.land(Answer(RunKey("j", 1), 0, (1, 2), (5, 7), top), rig.tree, 1.0)
+    assert (rig.tree[1].top, rig.tree[2].top) == top
 
 
-def test_a_flight_a_prune_has_emptied_frees_its_slot_unless_it_counts() -> None:
-    flights = InFlightWindow(1)
-    flights.launch(0, [1, 2], 0.0)
-    flights.launch(1, [3], 0.0)
-    flights.keep({1, 2}, emptied=True)
-    assert (len(flights), flights.loaded) == (2, [0])
-    flights.keep({1, 2}, emptied=False)
-    assert (len(flights), flights.loaded) == (1, [0])
-    flights.clear()
-    assert len(flights) == 0
+def test_a_round_trip_is_of_what_was_sent_and_says_whether_it_met_another() -> None:
+    rig = Rig(4)
+    rig.launch(0, [1, 2, 3], 1.0)
+    below = rig.tree.add(1, 9, -1.0)
+    rig.tree.select([below])
+    rig.launch(1, [4, below], 2.0)
+    rig.prune(1)
+    first = rig.window.land(answer(0, 1), rig.tree, 5.0)
+    second = rig.window.land(answer(1, below), rig.tree, 7.0)
+    assert first is not None
+    assert second is not None
+    assert first.round_trip(5.0) == RoundTrip(3, 4.0, True)
+    assert second.round_trip(7.0) == RoundTrip(2, 5.0, False)
+
+
+def test_a_segment_a_prune_has_emptied_frees_its_slot_unless_it_counts() -> None:
+    rig = Rig(3)
+    rig.launch(0, [1, 2])
+    rig.launch(1, [3])
+    rig.prune(1, keep_emptied=True)
+    assert (len(rig.window), rig.window.loaded) == (2, [0])
+    rig.window.prune(rig.tree, keep_emptied=False)
+    assert (len(rig.window), rig.window.loaded) == (1, [0])
+    rig.window.clear()
+    assert (len(rig.window), rig.window.loaded) == (0, [])
 
 
 def test_a_live_row_that_does_not_come_back_is_an_error() -> None:
-    flights = InFlightWindow(1)
-    flights.launch(0, [1, 2], 0.0)
+    rig = Rig(2)
+    rig.launch(0, [1, 2])
     with pytest.raises(StateError, match="came back without rows that are still live"):
-        flights.land(answer(0, 1), 1.0)
+        rig.window.land(answer(0, 1), rig.tree, 1.0)
 
 
-class Pipe:
-    """A pipeline on paper: a segment is computed for ``passes`` in turn, of which the slowest sets
-    the pace, and is ``link`` seconds on the way besides. ``toll``: seconds something else than a
-    pass holds each up.
-    """
-
-    def __init__(self, link: float, passes: list[float], toll: float = 0.0) -> None:
-        self.flights = InFlightWindow(1)
-        self.now = 0.0
-        self._way = link + sum(passes)
-        self._slowest = max(passes)
-        self._period = max(self._slowest, toll)
-        self._landings: deque[tuple[int, float]] = deque()
-        self._last = 0.0
-        self._count = 0
-
-    def fill(self, capacity: int) -> None:
-        while len(self.flights) < capacity:
-            at = max(self.now + self._way, self._last + self._period)
-            self.flights.launch(self._count, [], self.now)
-            self._landings.append((self._count, at))
-            self._last = at
-            self._count = self._count + 1
-
-    def land(self, late: float = 0.0) -> None:
-        segment, at = self._landings.popleft()
-        self.now = max(self.now, at) + late
-        self.flights.land(replace(answer(segment), seconds=self._slowest), self.now)
-
-    def run(self, least: int, answers: int) -> list[int]:
-        """As many in flight as ``covering`` says, and ``least``; the number after each answer."""
-        depths = []
-        for _ in range(answers):
-            self.fill(max(least, self.flights.covering))
-            self.land()
-            depths.append(self.flights.covering)
-        return depths
-
-    def miss(self) -> None:
-        self.flights.clear()
-        self._landings.clear()
-        self._last = 0.0
+def test_segments_wait_in_order_and_lose_what_a_prune_takes() -> None:
+    rig = Rig(3)
+    assert (rig.window.first_waiting, rig.window.waiting) == (None, 0)
+    below = [rig.tree.add(1, token, -1.0) for token in (7, 8)]
+    for segment in ([2], [1, 3, below[0]], [below[1]]):
+        rig.tree.select(segment)
+        rig.window.wait(segment)
+    assert (rig.window.first_waiting, rig.window.waiting) == ([2], 3)
+    rig.prune(1)
+    assert (rig.window.first_waiting, rig.window.waiting) == ([1, below[0]], 2)
+    assert rig.window.take_waiting() == [1, below[0]]
+    assert rig.window.take_waiting() == [below[1]]
+    assert rig.window.waiting == 0
 
 
-@pytest.mark.parametrize(
-    ("link", "stages", "wanted"), [(0.0, 4, 5), (10.0, 1, 12), (2.0, 3, 6), (60.0, 4, 65)]
-)
-@pytest.mark.parametrize("least", [1, 4])
-def test_covering_grows_to_what_hides_the_way(
-    link: float, stages: int, wanted: int, least: int
-) -> None:
-    """Passes of a second: the way in seconds and one more, however few were in flight at first, and
-    no more however long none is missed.
-    """
-    pipe = Pipe(link, [1.0] * stages)
-    assert pipe.flights.covering == 0
-    depths = pipe.run(least, 400)
-    assert depths[-1] == max(depths) == wanted
+def test_a_fresh_round_has_nothing_waiting_and_nothing_in_flight() -> None:
+    rig = Rig(2)
+    rig.launch(0, [1])
+    rig.window.wait([2])
+    rig.window.clear()
+    assert (len(rig.window), rig.window.loaded, rig.window.waiting) == (0, [], 0)
+    rig.tree.plant(0, 1, 0)
+    assert rig.window.land(answer(0, 1), rig.tree, 1.0) is None
 
 
-def test_covering_grows_at_most_fourfold_at_a_time() -> None:
-    """The pipeline would hold 65; an answer finds as many in flight as could be sent since the one
-    before.
-    """
-    pipe = Pipe(60.0, [1.0] * 4)
-    pipe.fill(4)
-    for covering in (16, 64, 65):
-        pipe.land()
-        assert pipe.flights.covering == covering
-        pipe.fill(covering)
+def test_answers_tell_how_many_segments_hide_the_round_trip() -> None:
+    rig = Rig(2)
+    assert rig.window.bandwidth_delay.segments == 0
+    rig.launch(0, [1], 1.0)
+    rig.window.land(Answer(RunKey("j", 1), 0, (1,), (5,), seconds=2.0), rig.tree, 5.0)
+    assert rig.window.bandwidth_delay.segments == 3, "4 s over passes of 2 s, and one more"
 
 
-@pytest.mark.parametrize("in_flight", [5, 8])
-@pytest.mark.parametrize("after", [0.0, 1e-9, 0.01])
-def test_a_late_answer_and_those_at_once_behind_it_leave_covering_as_it_is(
-    in_flight: int, after: float
-) -> None:
-    """Four passes of a second: five in flight hide the way, whenever answers happen to arrive."""
-    pipe = Pipe(0.0, [1.0] * 4)
-    for at in range(40):
-        pipe.fill(in_flight)
-        pipe.land(late=2.0 if at % 5 == 4 else after if at else 0.0)
-        assert pipe.flights.covering <= 5
-    assert pipe.flights.covering == 5
-
-
-@pytest.mark.parametrize(("link", "misses", "wanted"), [(2.0, 1, 7), (40.0, TRIPS, 45)])
-def test_covering_follows_a_way_that_changed_as_guesses_miss(
-    link: float, misses: int, wanted: int
-) -> None:
-    """A shorter way is believed at once, a longer one only when it is no accident."""
-    before = Pipe(20.0, [1.0] * 4)
-    assert before.run(4, 200)[-1] == 25
-    pipe = Pipe(link, [1.0] * 4)
-    pipe.flights = before.flights
-    pipe.now = before.now
-    pipe._count = before._count
-    for _ in range(misses):
-        assert pipe.flights.covering == 25
-        pipe.miss()
-        pipe.run(4, 1)
-    assert pipe.run(4, 8)[-1] == wanted
-
-
-def test_covering_stays_near_what_a_link_lets_through() -> None:
-    """Passes of a millisecond, but a segment a second: the stages' own pace says nothing, so there
-    is no more than twice what hides the way of ten seconds.
-    """
-    assert max(Pipe(10.0, [0.001] * 4, toll=1.0).run(4, 400)) in range(10, 23)
-
-
-def test_covering_is_not_known_where_nothing_takes_time() -> None:
-    flights = InFlightWindow(1)
-    for segment in range(4):
-        flights.launch(segment, [], 0.0)
-        flights.land(answer(segment), 0.0)
-        assert flights.covering == 0
+@given(st.data())
+def test_every_sent_node_is_in_one_segment_or_answered(data: st.DataObject) -> None:
+    """Random launches, answers and prunes: the window and the tree agree."""
+    rig = Rig(0)
+    rig.tree.send([0])
+    window = rig.window
+    tree = rig.tree
+    number = 0
+    sent: dict[int, list[int]] = {}
+    for _ in range(data.draw(st.integers(1, 15))):
+        step = data.draw(st.sampled_from(["launch", "answer", "prune"]))
+        if step == "launch":
+            parents = data.draw(
+                st.lists(st.sampled_from(sorted(tree.sent)), min_size=1, max_size=3)
+            )
+            nodes = [tree.add(parent, tree.next_id, -1.0) for parent in parents]
+            tree.select(nodes)
+            rig.launch(number, nodes)
+            sent[number] = nodes
+            number += 1
+        elif step == "answer" and window.loaded:
+            segment = data.draw(st.sampled_from(window.loaded))
+            live = [node for node in sent[segment] if node in tree]
+            assert window.land(answer(segment, *live), tree, 1.0) is not None
+        elif step == "prune":
+            rig.prune(data.draw(st.sampled_from(sorted(tree.sent))))
+        on_the_way = [node for at in window.loaded for node in sent[at] if node in tree]
+        unanswered = [node.id for node in tree if node.status is Status.SENT and node.id]
+        assert sorted(on_the_way) == sorted(unanswered)
+        assert len(window) == len(window.loaded)
+        tree.check()

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from flowspec.core.job.stats import Tally, repeated_4grams
+from flowspec.core.job.stats import Tally, repeated_4grams, unmeasured
 from flowspec.core.protocol.messages import Meter
 
 
@@ -15,6 +15,8 @@ def test_repeated_4grams() -> None:
 def test_stats_of_a_finished_job() -> None:
     tally = Tally(
         submitted_at=10.0,
+        started_at=10.6,
+        queued_seconds=0.4,
         first_token_at=11.0,
         last_token_at=15.0,
         rounds=2,
@@ -27,7 +29,8 @@ def test_stats_of_a_finished_job() -> None:
         2: Meter(useful=8, wasted=3, void=3, passes=4, busy_seconds=2.0),
     }
     stats = tally.stats(list(range(9)), meters, stages=2)
-    assert stats["ttft_seconds"] == 1.0
+    assert stats["ttft_seconds"] == 1.0, "from submission"
+    assert stats["queue_seconds"] == 0.4
     assert stats["decode_seconds"] == 4.0
     assert stats["tokens_per_second"] == 2.0
     assert stats["steps"] == 8.0, "a step is a mean pass of the slowest stage: 0.5 s"
@@ -39,14 +42,34 @@ def test_stats_of_a_finished_job() -> None:
 
 
 def test_a_missing_stage_leaves_none_not_a_wrong_number() -> None:
-    stats = Tally(0.0, 1.0, 2.0).stats(
-        [1, 2], {1: Meter(useful=1, passes=1, busy_seconds=0.5)}, stages=2
-    )
+    tally = Tally(0.0, 0.0, first_token_at=1.0, last_token_at=2.0)
+    stats = tally.stats([1, 2], {1: Meter(useful=1, passes=1, busy_seconds=0.5)}, stages=2)
     assert stats["rows"] == {"useful": None, "wasted": None, "void": None}
     assert stats["stage_busy"] == [0.5, None]
 
 
 def test_a_job_that_emitted_nothing_divides_by_nothing() -> None:
-    stats = Tally(0.0).stats([], {}, stages=1)
+    stats = Tally(0.0, 0.0).stats([], {}, stages=1)
     assert stats["tokens_per_second"] is None
     assert stats["ttft_seconds"] is None
+
+
+def test_a_job_ended_from_outside_has_the_same_fields_and_what_its_output_tells() -> None:
+    output = [7] * 13
+    stats = unmeasured(output, stages=2)
+    assert list(stats) == list(Tally(0.0, 0.0).stats(output, {}, stages=2))
+    told = {name: value for name, value in stats.items() if value is not None}
+    assert told.pop("tokens") == 13
+    assert told.pop("repeated_4grams") == pytest.approx(0.9)
+    assert told.pop("rows") == {"useful": None, "wasted": None, "void": None}
+    assert told == {"stage_busy": [None, None], "stage_passes": [None, None]}
+
+
+def test_the_first_verdict_is_prefills_and_counts_as_no_choice() -> None:
+    tally = Tally(5.0, 5.0)
+    assert tally.decode_seconds == 0.0
+    tally.count(1, 0, 6.0)
+    assert (tally.first_token_at, tally.choices, tally.hits) == (6.0, 0, 0)
+    tally.count(3, 2, 8.0)
+    assert (tally.first_token_at, tally.choices, tally.hits) == (6.0, 3, 2)
+    assert tally.decode_seconds == 2.0

@@ -1,26 +1,33 @@
-"""The task graph: random graphs in any order of creation and completion. Lua's passes the same
-body.
+"""The task graph: random graphs in any order of creation and completion.
+
+``tests/broker/test_contract.py`` runs the same graphs through the scripts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.core.protocol.graph import TaskGraph
-from flowspec.core.protocol.messages import Envelope, Synced, Task
+from flowspec.core.protocol.addresses import GRAPH
+from flowspec.core.protocol.graph import Released, Task, TaskGraph
+from flowspec.core.protocol.messages import Envelope, Synced
+from flowspec.core.protocol.stamps import Stamp
+from flowspec.core.run.key import RunKey
+from tests.addresses import D0, S1, S2
 
 
 def work(name: str, *after: str) -> Task:
-    return Task("job", name, tuple(after), "s1", Envelope("graph", 0, Synced("job", 1, name)))
+    return Task(name, tuple(after), S1, Envelope(GRAPH, 0, Synced(RunKey("job", 1), name)))
 
 
 def join(name: str, *after: str) -> Task:
-    return Task("job", name, tuple(after))
+    return Task(name, tuple(after))
 
 
-def names(tasks: list[Task]) -> list[str]:
-    return [task.name for task in tasks]
+def names(released: Sequence[Released]) -> list[str]:
+    return [one.task.name for one in released]
 
 
 def test_a_task_without_open_dependencies_goes_at_once() -> None:
@@ -54,9 +61,7 @@ def test_completing_or_creating_twice_is_harmless() -> None:
 
 @st.composite
 def random_graphs(draw: st.DrawFn) -> tuple[list[Task], list[tuple[str, ...]]]:
-    """Tasks with edges to earlier ones, and steps: batches that create or complete, in a mixed
-    order.
-    """
+    """Tasks with edges to earlier ones, and steps: mixed batches of creations and completions."""
     count = draw(st.integers(1, 12))
     tasks = []
     for at in range(count):
@@ -109,3 +114,72 @@ def test_random_graphs_release_each_task_once_and_never_early(
             complete_joins()
     assert set(released) == {task.name for task in tasks if task.envelope is not None}
     assert graph.waiting == ()
+
+
+def test_a_task_without_stamps_has_none() -> None:
+    graph = TaskGraph()
+    graph.apply(created=[work("b", "a")])
+    assert graph.apply(completed=["a"]) == [Released(work("b", "a"), None)]
+
+
+def test_a_task_goes_with_the_latest_stamp_of_its_creation_and_of_what_it_waited_for() -> None:
+    graph = TaskGraph()
+    late = Stamp(9.0, S1)
+    graph.apply(completed=["x"], stamp=late)
+    graph.apply(created=[work("a", "x", "y"), work("b", "y")], stamp=Stamp(1.0, D0))
+    released = graph.apply(completed=["y"], stamp=Stamp(2.0, S2))
+    assert [(one.task.name, one.stamp) for one in released] == [
+        ("a", late),
+        ("b", Stamp(2.0, S2)),
+    ]
+
+
+@given(random_graphs(), st.data())
+def test_random_graphs_release_each_task_with_the_latest_stamp_above_it(
+    drawn: tuple[list[Task], list[tuple[str, ...]]], data: st.DataObject
+) -> None:
+    """Every call has its own stamp, in random order: stamps are nominal times."""
+    tasks, batches = drawn
+    by_name = {task.name: task for task in tasks}
+    calls = len(tasks) + len(batches)
+    moments = iter(data.draw(st.permutations(range(calls))))
+    created_at: dict[str, int] = {}
+    completed_at: dict[str, int] = {}
+    released: dict[str, Stamp | None] = {}
+    graph = TaskGraph()
+
+    def stamp() -> Stamp:
+        return Stamp(float(next(moments)), D0)
+
+    def latest(task: Task) -> int:
+        above = (ready_at(by_name[name]) for name in task.after)
+        return max(created_at[task.name], *above, -1)
+
+    def ready_at(task: Task) -> int:
+        """When a task is complete: a join as soon as all its dependencies are."""
+        return latest(task) if task.envelope is None else completed_at[task.name]
+
+    for batch in batches:
+        at = stamp()
+        created_at |= dict.fromkeys(batch, int(at.at))
+        queue = graph.apply(created=[by_name[name] for name in batch], stamp=at)
+        while queue:
+            one = queue.pop(0)
+            assert one.task.name not in released
+            released[one.task.name] = one.stamp
+            assert one.stamp is not None
+            assert one.stamp.at == latest(one.task)
+            at = stamp()
+            completed_at[one.task.name] = int(at.at)
+            queue += graph.apply(completed=[one.task.name], stamp=at)
+    assert set(released) == {task.name for task in tasks if task.envelope is not None}
+
+
+def test_completing_or_creating_twice_keeps_the_first_stamp() -> None:
+    graph = TaskGraph()
+    graph.apply(completed=["a"], stamp=Stamp(1.0, D0))
+    graph.apply(completed=["a"], stamp=Stamp(5.0, D0))
+    graph.apply(created=[work("b", "a", "c")], stamp=Stamp(2.0, D0))
+    graph.apply(created=[work("b", "a", "c")], stamp=Stamp(7.0, D0))
+    (released,) = graph.apply(completed=["c"], stamp=Stamp(0.0, S1))
+    assert released.stamp == Stamp(2.0, D0)

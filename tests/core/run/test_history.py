@@ -1,4 +1,4 @@
-"""What a pipeline's jobs leave for each other."""
+"""State that a pipeline's jobs share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The keyed draw: golden vectors, its law, and truncation against a plain restatement."""
+"""The keyed draw: golden vectors, its distribution, truncation against a plain version."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from flowspec.core.run.sampling import (
     MAX_SEED,
     Sampling,
+    _between_0_and_1,
     choose,
     gumbel,
     perturbed,
@@ -30,7 +31,7 @@ def plain_mix(x: int) -> int:
 
 
 def plain_uniform(seed: int, index: int, token: int) -> float:
-    """The draw in Python integers, one element, no arrays."""
+    """The draw of one element in Python integers, without arrays."""
     key = plain_mix(
         plain_mix((seed + 0x9E3779B97F4A7C15) & MASK)
         ^ plain_mix((index * 0xD1B54A32D192ED03 + 1) & MASK)
@@ -65,6 +66,13 @@ def test_draw_depends_on_nothing_but_its_three_keys(
     ]
 
 
+def test_the_largest_draw_is_below_1() -> None:
+    """Without a bound the last 53-bit integer rounds to 1, and its noise is infinite."""
+    largest = _between_0_and_1(np.array([0, 2**53 - 1], dtype=np.uint64))
+    assert 0 < largest[0] < largest[1] < 1
+    assert np.isfinite(-np.log(-np.log(largest))).all()
+
+
 def test_noise_is_standard_gumbel() -> None:
     noise = np.concatenate([gumbel(3, index, np.arange(1000)) for index in range(200)])
     assert abs(noise.mean() - 0.57722) < 0.01
@@ -92,9 +100,10 @@ def chi_square(
 
 @pytest.mark.parametrize("seed", range(5))
 def test_draw_follows_the_distribution(seed: int) -> None:
-    """Chi-square over 20,000 indices. The bound is the 1 - 1e-6 quantile for 11 degrees of freedom,
-    so five independent seeds fail by chance less than once in 200,000 runs; the seeds are fixed
-    anyway.
+    """Chi-square over 20,000 indices.
+
+    The bound is the 1 - 1e-6 quantile for 11 degrees of freedom. Seeds are fixed; five random ones
+    would fail less than once in 200,000 runs.
     """
     row = np.random.default_rng(seed).normal(size=12) * 1.5
     expected = np.exp(row) / np.exp(row).sum()

@@ -1,4 +1,4 @@
-"""Job fields: every one of them round-trips, every wrong one gets one line."""
+"""Job fields: every one round-trips, every wrong one gets one line."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_prompt_ids_round_trip(ids: list[int]) -> None:
     ("fields", "says"),
     [
         ({}, "either 'prompt' or 'prompt_ids'"),
-        ({"prompt": "a", "prompt_ids": "[1]"}, "not both"),
+        ({"prompt": "a", "prompt_ids": "[1]"}, "leave out one of them"),
         ({"prompt": "  \n"}, "empty"),
         ({"prompt": "a" * (2 << 20)}, "longer than"),
         ({"prompt_ids": "[]"}, "at least one token id"),

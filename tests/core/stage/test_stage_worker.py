@@ -6,15 +6,13 @@ from collections.abc import Sequence
 
 import pytest
 
+from flowspec.core.protocol.addresses import DRAFT, SCHEDULER, Address
 from flowspec.core.protocol.machine import (
     Allocate,
-    Choice,
     Complete,
     Discard,
     Done,
     Output,
-    Pass,
-    PassDone,
     Poll,
     Received,
     Refused,
@@ -22,10 +20,8 @@ from flowspec.core.protocol.machine import (
     Run,
     Send,
     Tick,
-    WorkFailed,
 )
 from flowspec.core.protocol.messages import (
-    DRAFT,
     Answer,
     Close,
     Envelope,
@@ -40,35 +36,45 @@ from flowspec.core.protocol.messages import (
     StageReport,
     Submit,
 )
+from flowspec.core.protocol.work import Choice, Part, Pass, PassDone, Pruned, WorkFailed
+from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.errors import StateError
+from flowspec.model.rows import ContiguousRows, Moves, Placement
+from tests.addresses import S1, S2
 
-OPEN = Open("j", 1, 2, 64, Sampling())
-PREFILL = Segment("j", 1, 0, 0, (0, 1), (-1, 0), (0, 1), (7, 8))
+RUN = RunKey("j", 1)
+OPEN = Open(RUN, 2, 64, Sampling())
+PREFILL = Segment(RUN, 0, 0, (0, 1), (-1, 0), (0, 1), (7, 8))
 
 
 class Stage:
-    """A machine and the sequence numbers of those who write to it."""
+    """A machine and the sequence numbers of its senders."""
 
-    def __init__(self, stage: int = 1, stages: int = 2, **options: int) -> None:
-        self.machine = StageMachine(stage, stages, **options)
-        self.seqs: dict[tuple[str, str], int] = {}
+    def __init__(self, stage: int = 1, stages: int = 2) -> None:
+        self.machine = StageMachine(stage, stages)
+        self.seqs: dict[tuple[RunKey, Address], int] = {}
+        self.parts: list[Part] = []  # of all passes so far
         self.now = 0.0
 
-    def envelope(self, message: Message, sender: str = DRAFT) -> Envelope:
-        key = (message.job, sender)
+    def envelope(self, message: Message, sender: Address = DRAFT) -> Envelope:
+        key = (message.run, sender)
         self.seqs[key] = self.seqs.get(key, 0) + 1
         return Envelope(sender, self.seqs[key], message)
 
-    def receive(self, *messages: Message, sender: str = DRAFT) -> list[Output]:
+    def receive(self, *messages: Message, sender: Address = DRAFT) -> list[Output]:
         return self.feed(*(self.envelope(message, sender) for message in messages))
 
     def feed(self, *envelopes: Envelope) -> list[Output]:
         return list(self.machine.step(Received(envelopes), self.now))
 
     def poll(self) -> list[Output]:
-        return list(self.machine.step(Poll(), self.now))
+        outputs = list(self.machine.step(Poll(), self.now))
+        for output in outputs:
+            if isinstance(output, Run) and isinstance(output.work, Pass):
+                self.parts += output.work.parts
+        return outputs
 
     def work(self) -> Pass:
         (work,) = [output.work for output in self.poll() if isinstance(output, Run)]
@@ -81,18 +87,18 @@ class Stage:
         return list(self.machine.step(Done(PassDone(choices)), self.now))
 
     def prefilled(self, root: int = 2) -> Stage:
-        """Open, two prompt rows computed, and the first verdict in: ``root`` is the root."""
+        """Open, two prompt rows computed, and the first verdict received; ``root`` is the root."""
         self.receive(OPEN, PREFILL)
         self.poll()
         self.done((9,) if self.machine.last else ())
-        self.receive(Prune("j", 1, 1, (1,), root, ()))
+        self.receive(Prune(RUN, 1, (1,), root, ()))
         return self
 
 
 def segment(number: int, rows: dict[int, int], **more: object) -> Segment:
-    """``rows``: parent by id; positions do not matter to the machine."""
+    """``rows``: parent by id; the machine ignores positions."""
     ids = tuple(rows)
-    return Segment("j", 1, number, 1, ids, tuple(rows.values()), ids, ids, **more)  # type: ignore[arg-type]
+    return Segment(RUN, number, 1, ids, tuple(rows.values()), ids, ids, **more)  # type: ignore[arg-type]
 
 
 def sent(outputs: Sequence[Output]) -> list[Message]:
@@ -101,39 +107,35 @@ def sent(outputs: Sequence[Output]) -> list[Message]:
 
 def test_open_allocates_and_a_pass_goes_to_the_next_stage_with_its_rows() -> None:
     stage = Stage()
-    assert stage.receive(OPEN, PREFILL) == [Allocate("j", 1, 64, Sampling(), Returns())]
+    assert stage.receive(OPEN, PREFILL) == [Allocate(RUN, 64, Sampling(), Returns())]
     assert stage.machine.runnable
-    work = stage.work()
-    assert (work.parts[0].ids, work.parts[0].tokens, work.parts[0].parents) == (
-        (0, 1),
-        (7, 8),
-        (-1, 0),
-    )
+    (part,) = stage.work().parts
+    assert part == Part(RUN, 0, (0, 1), (-1, 0), (0, 1), (7, 8), (0, 1), context=1)
     assert not stage.machine.runnable, "one pass at a time"
     (send,) = stage.done(())
     assert isinstance(send, Send)
-    assert (send.to, send.envelope.sender, send.envelope.seq) == ("s2", "s1", 1)
+    assert (send.to, send.envelope.sender, send.envelope.seq) == (S2, S1, 1)
     assert send.rows is not None
     assert send.rows.offsets == (0, 1)
     (onward,) = sent([send])
     assert isinstance(onward, Segment)
-    assert onward.tokens == (), "only the first stage is told the tokens"
+    assert onward.tokens == (), "only the first stage gets the tokens"
 
 
 def test_the_last_stage_answers_for_tree_rows_and_the_prompts_last_one() -> None:
     stage = Stage(2, 2)
     stage.receive(OPEN, PREFILL)
     assert stage.work().parts[0].answers == (1,)
-    assert sent(stage.done((9,))) == [Answer("j", 1, 0, (1,), (9,), seconds=1.0)]
+    assert sent(stage.done((9,))) == [Answer(RUN, 0, (1,), (9,), seconds=1.0)]
 
 
 def test_a_job_that_asks_for_hidden_rows_gets_all_of_them() -> None:
     stage = Stage(2, 2)
-    stage.receive(Open("j", 1, 2, 64, Sampling(), Returns(hidden=True)), PREFILL)
+    stage.receive(Open(RUN, 2, 64, Sampling(), Returns(hidden=True)), PREFILL)
     assert stage.work().parts[0].answers == (0, 1)
     (send,) = stage.done((4, 9))
     assert isinstance(send, Send)
-    assert send.envelope.message == Answer("j", 1, 0, (0, 1), (4, 9), seconds=1.0)
+    assert send.envelope.message == Answer(RUN, 0, (0, 1), (4, 9), seconds=1.0)
     assert send.rows is not None
 
 
@@ -142,14 +144,16 @@ def test_prunes_known_by_then_are_applied_before_a_pass() -> None:
     stage.receive(segment(1, {2: 1, 3: 2, 4: 2}), segment(2, {5: 3, 6: 4}))
     stage.poll()
     stage.done(())
-    stage.receive(Prune("j", 1, 2, (2,), 4, (4, 6)))
+    stage.receive(Prune(RUN, 2, (2,), 4, (4, 6)))
     part = stage.work().parts[0]
     assert part.ids == (6,)
     assert part.offsets == (1,)
-    assert part.context == 3
-    assert part.held == 4
-    assert part.moves is not None
-    assert (part.moves.start, part.moves.sources) == (3, (4,))
+    assert part.context == 0
+    assert part.parents == (4,)
+    assert part.pruned == Pruned(accepted=(2,), live=(4,))
+    rows = ContiguousRows()
+    placements = [rows.place(one) for one in stage.parts]
+    assert placements[-1] == Placement(3, 4, Moves(3, (4,)), parents=(-1, 0))
 
 
 def test_rows_pruned_while_they_are_computed_go_no_further() -> None:
@@ -159,7 +163,7 @@ def test_rows_pruned_while_they_are_computed_go_no_further() -> None:
     stage.done(())
     stage.receive(segment(2, {4: 3, 5: 2}))
     stage.poll()
-    stage.receive(Prune("j", 1, 2, (2,), 5, (5,)))
+    stage.receive(Prune(RUN, 2, (2,), 5, (5,)))
     (send,) = stage.done(())
     assert isinstance(send, Send)
     assert send.rows is not None
@@ -171,22 +175,22 @@ def test_a_segment_pruned_to_nothing_is_void_and_frees_its_rows() -> None:
     stage.receive(segment(1, {2: 1}), segment(2, {3: 2, 4: 3}))
     stage.poll()
     stage.done(())
-    stage.receive(Prune("j", 1, 2, (2,), 9, ()))
-    assert stage.poll() == [Discard("j", 2)]
-    (report, release) = stage.receive(Close("j", 1))
+    stage.receive(Prune(RUN, 2, (2,), 9, ()))
+    assert stage.poll() == [Discard(RUN, 2)]
+    (report, release) = stage.receive(Close(RUN))
     assert isinstance(report, Send)
     assert isinstance(report.envelope.message, StageReport)
     meter = report.envelope.message.meter
     assert (meter.prompt, meter.useful, meter.wasted, meter.void) == (2, 1, 0, 2)
     assert (meter.passes, meter.busy_seconds) == (1, 1.0)
-    assert release == Release("j")
+    assert release == Release(RUN)
 
 
 def test_in_lockstep_an_emptied_segment_still_travels() -> None:
     stage = Stage().prefilled(root=9)
     stage.receive(segment(1, {3: 2}, marker=True, route=(Hop("t2", ("v",)), Hop("t3"))))
     discard, send = stage.poll()
-    assert discard == Discard("j", 1)
+    assert discard == Discard(RUN, 1)
     assert isinstance(send, Send)
     assert (send.task, send.after, send.rows) == ("t2", ("v",), None)
     (onward,) = sent([send])
@@ -198,8 +202,8 @@ def test_a_pass_completes_its_task_even_when_nothing_is_left_to_send() -> None:
     stage = Stage().prefilled()
     stage.receive(segment(1, {2: 1}, task="mine"))
     stage.poll()
-    stage.receive(Prune("j", 1, 2, (2,), 9, ()))
-    assert stage.done(()) == [Complete("j", 1, ("mine",))]
+    stage.receive(Prune(RUN, 2, (2,), 9, ()))
+    assert stage.done(()) == [Complete(RUN, ("mine",))]
 
 
 def test_duplicates_are_ignored_and_a_hole_is_a_fault() -> None:
@@ -222,10 +226,10 @@ def test_a_prune_is_idempotent_and_one_for_unknown_rows_is_a_fault() -> None:
     stage.receive(segment(1, {2: 1, 3: 2}))
     stage.poll()
     stage.done(())
-    prune = Prune("j", 1, 2, (2,), 3, (3,))
+    prune = Prune(RUN, 2, (2,), 3, (3,))
     assert stage.receive(prune) == []
     assert stage.receive(prune) == []
-    (fault,) = sent(stage.receive(Prune("j", 1, 3, (3, 8), 9, ())))
+    (fault,) = sent(stage.receive(Prune(RUN, 3, (3, 8), 9, ())))
     assert isinstance(fault, Fault)
     assert "lacks rows" in fault.reason
 
@@ -235,13 +239,13 @@ def test_the_retained_set_is_a_check() -> None:
     stage.receive(segment(1, {2: 1, 3: 2, 4: 3, 5: 3}))
     stage.poll()
     stage.done(())
-    (fault,) = sent(stage.receive(Prune("j", 1, 2, (2,), 3, (3, 5))))
+    (fault,) = sent(stage.receive(Prune(RUN, 2, (2,), 3, (3, 5))))
     assert isinstance(fault, Fault)
     assert "keeps rows" in fault.reason
 
 
 def test_a_segment_that_overtook_a_prune_is_none_of_the_prunes_business() -> None:
-    """Its ids are newer than anything the prune knew of."""
+    """Its ids are higher than all that the prune covers."""
     stage = Stage().prefilled()
     stage.receive(segment(1, {2: 1, 3: 2}))
     stage.poll()
@@ -249,12 +253,12 @@ def test_a_segment_that_overtook_a_prune_is_none_of_the_prunes_business() -> Non
     stage.receive(segment(2, {4: 3}))
     stage.poll()
     stage.done(())
-    assert sent(stage.receive(Prune("j", 1, 2, (2,), 3, (3,)))) == []
+    assert sent(stage.receive(Prune(RUN, 2, (2,), 3, (3,)))) == []
 
 
 def test_messages_that_overtake_the_open_are_kept_for_it() -> None:
     stage = Stage(2, 2)
-    early = stage.envelope(PREFILL, sender="s1")
+    early = stage.envelope(PREFILL, sender=S1)
     assert stage.feed(early) == []
     assert not stage.machine.runnable
     stage.receive(OPEN)
@@ -263,19 +267,44 @@ def test_messages_that_overtake_the_open_are_kept_for_it() -> None:
 
 def test_other_epochs_are_dropped() -> None:
     stage = Stage().prefilled()
-    old = Segment("j", 0, 5, 1, (2,), (1,), (2,), (2,))
+    old = Segment(RunKey("j", 0), 5, 1, (2,), (1,), (2,), (2,))
     assert stage.feed(Envelope(DRAFT, 99, old)) == []
     assert not stage.machine.runnable
+    assert stage.machine.open_runs == (RUN,)
+
+
+@pytest.mark.parametrize("message", [OPEN, PREFILL, Prune(RUN, 1, (1,), 2, ()), Close(RUN)])
+def test_a_run_older_than_the_one_that_is_open_is_over(message: Message) -> None:
+    second = RunKey("j", 2)
+    stage = Stage()
+    stage.receive(OPEN, PREFILL)
+    opened = stage.receive(Open(second, 2, 64, Sampling()))
+    assert opened == [Release(RUN), Allocate(second, 64, Sampling(), Returns())]
+    assert stage.receive(message) == []
+    assert not stage.machine.runnable
+    assert stage.machine.open_runs == (second,)
+
+
+def test_what_overtakes_the_open_of_a_newer_run_is_kept_while_the_older_one_works() -> None:
+    second = RunKey("j", 2)
+    stage = Stage(2, 2)
+    stage.receive(OPEN, PREFILL)
+    early = Segment(second, 0, 0, (0, 1), (-1, 0), (0, 1), (7, 8))
+    assert stage.receive(early, sender=S1) == []
+    assert stage.work().parts[0].run == RUN
+    stage.receive(Open(second, 2, 64, Sampling()))
+    assert stage.done((9,)) == [], "a pass of a run that is over has no answer"
+    assert stage.work().parts[0].run == second
 
 
 def test_revoke_frees_the_job_and_late_messages_do_not_bring_it_back() -> None:
     stage = Stage().prefilled()
     stage.receive(segment(1, {2: 1}))
-    assert stage.feed(Envelope("scheduler", 1, Revoke("j", 2))) == [Release("j")]
+    assert stage.feed(Envelope(SCHEDULER, 1, Revoke(RunKey("j", 2)))) == [Release(RUN)]
     assert not stage.machine.runnable
     assert stage.receive(segment(2, {3: 2})) == []
     assert stage.receive(OPEN) == []
-    assert stage.machine.open_jobs == ()
+    assert stage.machine.open_runs == ()
 
 
 def test_an_executor_that_fails_ends_the_job_not_the_stage() -> None:
@@ -285,47 +314,68 @@ def test_an_executor_that_fails_ends_the_job_not_the_stage() -> None:
     (fault,) = sent(stage.machine.step(Done(WorkFailed("out of memory")), 1.0))
     assert isinstance(fault, Fault)
     assert fault.reason == "stage 1 could not compute: out of memory"
-    stage.feed(Envelope(DRAFT, 1, Open("k", 1, 2, 64, Sampling())))
-    assert stage.machine.open_jobs == ("j", "k")
+    stage.feed(Envelope(DRAFT, 1, Open(RunKey("k", 1), 2, 64, Sampling())))
+    assert stage.machine.open_runs == (RUN, RunKey("k", 1))
 
 
 def test_a_job_never_holds_more_rows_than_it_was_given() -> None:
     stage = Stage()
-    stage.receive(Open("j", 1, 2, 1, Sampling()), PREFILL)
+    stage.receive(Open(RUN, 2, 1, Sampling()), PREFILL)
     (fault,) = sent(stage.poll())
     assert isinstance(fault, Fault)
     assert "room for 1 rows, not 2" in fault.reason
 
 
-def test_two_jobs_in_one_pass_keep_their_segments_in_order() -> None:
-    stage = Stage(parts_per_pass=2)
-    other = Open("k", 1, 1, 64, Sampling())
-    stage.receive(OPEN, PREFILL, other)
+def test_a_pass_has_the_first_segment_waiting_and_no_other() -> None:
+    stage = Stage()
+    other = RunKey("k", 1)
+    stage.receive(OPEN, Open(other, 1, 64, Sampling()))
     stage.receive(
-        Prune("j", 1, 1, (1,), 2, ())
-    )  # never computed: the job fails, the other does not
-    stage.receive(
-        Segment("k", 1, 0, 0, (0,), (-1,), (0,), (5,)),
-        Segment("k", 1, 1, 0, (1,), (0,), (1,), (5,)),
+        PREFILL,
+        Segment(other, 0, 0, (0,), (-1,), (0,), (5,)),
+        Segment(other, 1, 0, (1,), (0,), (1,), (5,)),
     )
-    assert [part.job for part in stage.work().parts] == ["k"]
+    passes = []
+    while stage.machine.runnable:
+        (part,) = stage.work().parts
+        passes.append((part.run, part.segment))
+        stage.done(())
+    assert passes == [(RUN, 0), (other, 0), (other, 1)]
+
+
+def test_two_jobs_keep_their_segments_in_order_when_one_of_them_fails() -> None:
+    stage = Stage()
+    other = RunKey("k", 1)
+    stage.receive(OPEN, PREFILL, Open(other, 1, 64, Sampling()))
+    stage.receive(Prune(RUN, 1, (1,), 2, ()))  # never computed: the job fails, the other does not
+    stage.receive(
+        Segment(other, 0, 0, (0,), (-1,), (0,), (5,)),
+        Segment(other, 1, 0, (1,), (0,), (1,), (5,)),
+    )
+    assert stage.poll() == [Discard(RUN, 0)]
+    passes = []
+    while stage.machine.runnable:
+        (part,) = stage.work().parts
+        passes.append((part.run, part.segment))
+        stage.done(())
+    assert passes == [(other, 0), (other, 1)]
 
 
 def test_a_refused_write_fails_the_job_or_ends_it_here() -> None:
     stage = Stage().prefilled()
     stage.receive(segment(1, {2: 1}))
-    (fault,) = sent(stage.machine.step(Refused("j", 1, False, "the log of s2 is full"), 0.0))
-    assert fault == Fault("j", 1, "s1", "the log of s2 is full")
-    assert stage.machine.step(Refused("j", 1, False, "again"), 0.0) == []
+    (fault,) = sent(stage.machine.step(Refused(RUN, False, "the log of s2 is full"), 0.0))
+    assert fault == Fault(RUN, "the log of s2 is full")
+    assert stage.machine.step(Refused(RUN, False, "again"), 0.0) == []
     stage = Stage().prefilled()
-    assert stage.machine.step(Refused("j", 0, True, ""), 0.0) == []
-    assert stage.machine.step(Refused("j", 1, True, ""), 0.0) == [Release("j")]
+    assert stage.machine.step(Refused(RunKey("j", 0), True, ""), 0.0) == []
+    assert stage.machine.step(Refused(RUN, True, ""), 0.0) == [Release(RUN)]
 
 
 def test_what_a_stage_does_not_take_is_a_fault_or_our_bug() -> None:
     stage = Stage().prefilled()
-    (fault,) = sent(stage.receive(Answer("j", 1, 0, (), ())))
+    (fault,) = sent(stage.receive(Answer(RUN, 0, (), ())))
     assert isinstance(fault, Fault)
     with pytest.raises(StateError):
         stage.machine.step(Tick(), 0.0)
-    assert Stage().receive(Submit("j", 1, ())) == []
+    assert Stage().receive(Submit(RUN, ())) == []

@@ -1,7 +1,8 @@
 """FlowSpec's positional index sets, derived from node ids.
 
 The wire carries ids; the papers prune by positions in the sequence S. This view exists so that
-tests can hold the id-based rules against the papers' figures. Source: ``algorithms.md`` 2.8.
+tests can hold the id-based rules against the papers' figures. Source:
+docs/algorithms.md#index-sets.
 """
 
 from __future__ import annotations
@@ -12,9 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class IndexSets:
-    """Positions in S before pruning: accepted nodes, and the nodes that stay (new root,
-    descendants).
-    """
+    """Positions in S before pruning: accepted nodes, and survivors (new root, descendants)."""
 
     accepted: tuple[int, ...]
     drafted: tuple[int, ...]
@@ -29,9 +28,7 @@ class IndexSets:
         return tuple(at for at in self.retained if at < cached)
 
     def local(self, cached: int, pending: int) -> tuple[int, ...]:
-        """I_local: retained rows of the stage's pending segment of ``pending`` rows, from its
-        start.
-        """
+        """I_local: retained ones of the stage's ``pending`` rows, relative to the first."""
         return tuple(at - cached for at in self.retained if cached <= at < cached + pending)
 
 

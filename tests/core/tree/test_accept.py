@@ -1,13 +1,16 @@
-"""Sample and follow on small trees, and against plain decoding on random ones."""
+"""Sample and follow on small trees, and on random ones against plain decoding."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.core.tree.accept import follow
-from flowspec.core.tree.tree import Tree
+from flowspec.core.tree.accept import Verdict, follow
+from flowspec.core.tree.tree import Node, Tree
+from tests.core.tree.views import answer
 
 NONE: frozenset[int] = frozenset()
 
@@ -21,12 +24,20 @@ def chain(*tokens: int) -> Tree:
     return tree
 
 
+def judged(
+    tree: Tree, choices: Mapping[int, int], budget: int = 9, eos: frozenset[int] = NONE
+) -> Verdict | None:
+    """The verdict once the target has made ``choices``, by node id."""
+    answer(tree, choices)
+    return follow(tree, budget=budget, eos=eos)
+
+
 def test_nothing_without_the_roots_answer() -> None:
-    assert follow(chain(5, 6), {1: 7}, budget=9, eos=NONE) is None
+    assert judged(chain(5, 6), {1: 7}) is None
 
 
 def test_a_child_still_in_flight_becomes_the_next_root() -> None:
-    verdict = follow(chain(5, 6, 7), {0: 6, 1: 7}, budget=9, eos=NONE)
+    verdict = judged(chain(5, 6, 7), {0: 6, 1: 7})
     assert verdict is not None
     assert (verdict.accepted, verdict.tokens, verdict.successor, verdict.hits) == (
         (0, 1),
@@ -37,7 +48,7 @@ def test_a_child_still_in_flight_becomes_the_next_root() -> None:
 
 
 def test_a_miss_emits_the_targets_token_and_has_no_successor() -> None:
-    verdict = follow(chain(5, 6), {0: 9}, budget=9, eos=NONE)
+    verdict = judged(chain(5, 6), {0: 9})
     assert verdict is not None
     assert (verdict.accepted, verdict.tokens, verdict.successor, verdict.hits) == (
         (0,),
@@ -50,9 +61,31 @@ def test_a_miss_emits_the_targets_token_and_has_no_successor() -> None:
 def test_a_candidate_outside_the_tree_is_a_miss() -> None:
     tree = chain(5)
     tree.add(0, 6, -0.1)
-    verdict = follow(tree, {0: 6}, budget=9, eos=NONE)
+    verdict = judged(tree, {0: 6})
     assert verdict is not None
     assert verdict.successor is None
+
+
+def test_a_candidate_never_sent_is_a_hit_where_those_count() -> None:
+    tree = chain(5)
+    candidate = tree.add(0, 6, -0.1)
+    answer(tree, {0: 6})
+    verdict = follow(tree, budget=9, eos=NONE, accepts_unsent=True)
+    assert verdict == Verdict((0,), (6,), candidate, hits=1, finish="")
+
+
+def test_the_token_decided_on_takes_the_place_of_the_targets_choice() -> None:
+    asked = []
+
+    def decide(node: Node, token: int) -> int:
+        asked.append((node.id, token))
+        return 6 if node.id == 0 else token
+
+    tree = chain(5, 6, 7)
+    answer(tree, {0: 9, 1: 8})
+    verdict = follow(tree, budget=9, eos=NONE, decide=decide)
+    assert verdict == Verdict((0, 1), (6, 8), None, hits=1, finish="")
+    assert asked == [(0, 9), (1, 8)]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +99,7 @@ def test_a_candidate_outside_the_tree_is_a_miss() -> None:
 def test_ends_are_exact(
     budget: int, eos: frozenset[int], tokens: tuple[int, ...], finish: str
 ) -> None:
-    verdict = follow(chain(5, 6, 7, 8), {0: 6, 1: 7, 2: 8, 3: 9}, budget=budget, eos=eos)
+    verdict = judged(chain(5, 6, 7, 8), {0: 6, 1: 7, 2: 8, 3: 9}, budget, eos)
     assert verdict is not None
     assert (verdict.tokens, verdict.finish) == (tokens, finish)
     assert len(verdict.accepted) == len(verdict.tokens)
@@ -84,7 +117,7 @@ def test_emits_the_targets_own_text_whatever_is_in_the_tree(
     target = {node.id: data.draw(st.integers(0, 2), label=f"choice at {node.id}") for node in tree}
     answered = data.draw(st.integers(1, len(tree)))
     answers = {node: target[node] for node in sorted(target)[:answered]}
-    verdict = follow(tree, answers, budget=100, eos=NONE)
+    verdict = judged(tree, answers, budget=100)
     assert verdict is not None
     node = tree.root
     for at, token in enumerate(verdict.tokens):

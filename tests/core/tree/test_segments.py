@@ -7,7 +7,10 @@ from flowspec.core.tree.segments import chunks, cut, prefill_chunks
 
 
 def test_the_papers_cut_with_its_limit_enforced() -> None:
-    """L = 80 and the root over five segments of at most 16: the odd row waits (reading 9.3)."""
+    """L = 80 and the root in five segments of at most 16 rows: one row waits.
+
+    Source: docs/algorithms.md#segments.
+    """
     assert [len(part) for part in cut(range(81), 5, 16)] == [16, 16, 16, 16, 16, 1]
     assert [len(part) for part in cut(range(81), 5, 17)] == [16, 16, 16, 16, 17]
 

@@ -1,6 +1,7 @@
-"""Segments as wide as pays on a pipeline with costs a test made up, from the second job on at once.
+"""``auto`` finds the best segment width for given costs, from the second job on at once.
 
-The toy drafter has the target's token among its first in four of five cases, and drafts in no time.
+The toy drafter ranks the target's token among its candidates in four of five cases and drafts in no
+time.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.core.protocol.machine import Input, Output, Pass, Send, Work
+from flowspec.core.protocol.addresses import Address
+from flowspec.core.protocol.machine import Input, Output, Send
 from flowspec.core.protocol.messages import Envelope, Segment
+from flowspec.core.protocol.work import Pass, Work
 from flowspec.core.run.history import History
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
@@ -27,7 +30,8 @@ from flowspec.strategies.auto.segment_sizing import MOST_DECISIONS
 from flowspec.testbed.hits import HitDrafter, Kind
 from flowspec.testbed.simulate import JOB, profile_costs, simulate
 from flowspec.testbed.texts import Text
-from tests.toy import PROMPT, TARGET, pipeline, submit
+from tests.addresses import D0
+from tests.toy import PROMPT, TARGET, pipeline
 
 PROMPTS = (PROMPT, *(tuple((first + at * 3) % 60 + 2 for at in range(10)) for first in (7, 21)))
 GREEDY = Sampling()
@@ -38,21 +42,20 @@ UNIT = 0.01
 
 
 def priced(passes: Callable[[int], float], row: float = 0.0) -> Costs:
-    """A pass over n rows takes ``passes(n)``; a row keeps the link between two stages busy for
-    ``row``; units of 10 ms, so that the longest queue of a slow link is no stall.
+    """A pass over n rows takes ``passes(n)``; a row occupies a link between stages for ``row``.
+
+    Units of 10 ms, so that the longest queue of a slow link is not a stall.
     """
 
-    def work(node: str, work: Work) -> float:
+    def work(node: Address, work: Work) -> float:
         return UNIT * (
             passes(sum(len(part.ids) for part in work.parts)) if isinstance(work, Pass) else 0.05
         )
 
-    def occupy(source: str, target: str, envelope: Envelope) -> float:
+    def occupy(source: Address, target: Address, envelope: Envelope) -> float:
         message = envelope.message
         return (
-            UNIT * row * len(message.ids)
-            if isinstance(message, Segment) and source != "d0"
-            else 0.0
+            UNIT * row * len(message.ids) if isinstance(message, Segment) and source != D0 else 0.0
         )
 
     return Costs(work, occupy=occupy)
@@ -69,7 +72,7 @@ COSTS = {
 
 @dataclass
 class Ran:
-    """A job: from its first token to its last seconds and tokens, and the rows of its segments."""
+    """A job: seconds and tokens from its first token to its last, and its segments' rows."""
 
     seconds: float
     tokens: int
@@ -78,17 +81,15 @@ class Ran:
 
 
 class Bench:
-    """Jobs one after another on one pipeline, every text compared with the target's."""
+    """Consecutive jobs on one pipeline; every text is compared with the target's."""
 
     def __init__(self, costs: str) -> None:
         self._rows: list[int] = []
         self._simulation = pipeline(STAGES, costs=COSTS[costs], tap=self._tap)
 
-    def _tap(self, node: str, now: float, event: Input, outputs: list[Output]) -> None:
+    def _tap(self, node: Address, now: float, event: Input, outputs: list[Output]) -> None:
         sent = [
-            output.envelope.message
-            for output in outputs
-            if isinstance(output, Send) and node == "d0"
+            output.envelope.message for output in outputs if isinstance(output, Send) and node == D0
         ]
         self._rows += [
             len(message.ids) for message in sent if isinstance(message, Segment) and message.round
@@ -111,7 +112,7 @@ class Bench:
             strategy=strategy,
             record=record,
         )
-        submit(simulation, job, spec, simulation.now)
+        simulation.submit(job, spec, simulation.now)
         simulation.run()
         made = simulation.jobs[job]
         assert made.finish is not None and made.finish.error == ""
@@ -126,13 +127,13 @@ class Bench:
 def two(
     costs: str, prompt: tuple[int, ...] = PROMPT, sampling: Sampling = GREEDY
 ) -> tuple[Ran, Ran]:
-    """A first job and a second one like it."""
+    """A job and a second one like it."""
     bench = Bench(costs)
     return bench.run(prompt=prompt, sampling=sampling), bench.run(prompt=prompt, sampling=sampling)
 
 
 def grown(ran: Ran) -> list[int]:
-    """Rows of the segments behind the first round's root, which always goes alone."""
+    """Rows of the segments after the first round's root, which is always sent alone."""
     return ran.rows[1:]
 
 
@@ -141,7 +142,7 @@ def test_a_first_job_sends_lone_rows_until_it_knows_what_one_takes() -> None:
     assert set(first.rows[:STAGES]) == {1}
     assert first.decided[0] == 1
     assert second.decided[0] > 1
-    assert max(first.rows) > 1, "and then learns by itself"
+    assert max(first.rows) > 1, "and then learns from its own answers"
 
 
 def test_where_rows_are_free_segments_are_wide() -> None:
@@ -157,7 +158,7 @@ def test_where_a_second_row_costs_four_times_as_much_a_second_job_sends_none() -
 
 
 def test_the_slower_the_link_the_narrower_the_segments() -> None:
-    """Passes take the same whatever their rows; it is the rows' way that costs."""
+    """Passes take the same time for any number of rows; the links set the cost."""
     free, slow, slower = (
         median(grown(two(costs)[1]))
         for costs in ("rows are free", "a slow link", "a link slower than the stages")
@@ -175,7 +176,7 @@ def test_a_second_job_is_not_slower_than_the_first(costs: str) -> None:
 
 @pytest.mark.parametrize("costs", COSTS)
 def test_a_job_with_experience_is_nearly_as_fast_as_with_the_best_given_rows(costs: str) -> None:
-    """On the same prompts; the widths a user could have asked for."""
+    """On the same prompts, against fixed widths."""
     seconds = {}
     for rows in (1, 2, 8, 32):
         ran = [Bench(costs).run(f"auto:rows={rows}", prompt) for prompt in PROMPTS]
@@ -188,7 +189,7 @@ def test_a_job_with_experience_is_nearly_as_fast_as_with_the_best_given_rows(cos
 
 @pytest.mark.parametrize("costs", COSTS)
 def test_the_text_is_the_targets_at_a_temperature_too(costs: str) -> None:
-    """The runs compare it; that they sampled is seen by their text's being another one."""
+    """The runs compare it; a different text shows that they sampled."""
     first, second = two(costs, PROMPT, SAMPLED)
     assert first.tokens == second.tokens > 0
     assert TARGET.decode(PROMPT, COUNT, SAMPLED) != TARGET.decode(PROMPT, COUNT, GREEDY)
@@ -201,8 +202,8 @@ def test_a_recorded_job_does_what_it_does_on_a_pipeline_nobody_has_used() -> Non
     recorded = used.run(record=True)
     alone = fresh.run(record=True)
     assert (recorded.rows, recorded.decided) == (alone.rows, alone.decided)
-    assert fresh.run().rows == two("rows are free")[0].rows, "nor does it leave anything behind"
-    assert used.run().decided[0] > 1, "others still know what they knew"
+    assert fresh.run().rows == two("rows are free")[0].rows, "nor does it leave a history"
+    assert used.run().decided[0] > 1, "other jobs keep their history"
 
 
 @pytest.mark.parametrize("name", ["rtx3090-70b", "a100-70b", "jetson-7b"])
@@ -230,7 +231,7 @@ def test_where_the_drafter_knows_next_to_nothing_it_is_no_slower_than_plain_deco
 def test_every_token_is_counted_for_the_drafter_that_was_chosen_by_then(
     drafters: list[int],
 ) -> None:
-    """One drafter a token after the first; what was written down is where it changed."""
+    """One drafter per token after the first; ``decisions`` lists the changes."""
     changes = [
         (at, drafter)
         for at, drafter in enumerate(drafters)

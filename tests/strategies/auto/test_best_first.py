@@ -1,4 +1,4 @@
-"""The best rows first: exactly the likeliest, drafted no further than they need."""
+"""Best first: exactly the most probable rows, drafted no further than necessary."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from flowspec.core.tree.tree import Expansion, Tree
 from flowspec.strategies.auto.best_first import LEAST_TOKENS, BestFirstGrowth
+from tests.core.tree.views import path_tokens
 
 CHILDREN = 3
 
@@ -22,7 +23,7 @@ def planted() -> Tree:
 
 
 def proposals(path: tuple[int, ...], weights: list[float]) -> Expansion:
-    """What the drafter says after ``path``: always the same, by a hash of it."""
+    """The drafter's proposals after ``path``, by a hash of it."""
     picks = sorted(
         (weights[hash((path, rank)) % len(weights)] for rank in range(CHILDREN)), reverse=True
     )
@@ -30,12 +31,12 @@ def proposals(path: tuple[int, ...], weights: list[float]) -> Expansion:
 
 
 def grow(tree: Tree, growth: BestFirstGrowth, weights: list[float]) -> int:
-    """Draft until the growth wants no more; the passes it took."""
+    """Draft until the growth is complete; the passes it took."""
     passes = 0
     while wanted := growth.pending(tree):
         passes += 1
         for node in wanted:
-            tree.expand(node, proposals(tree.tokens(node), weights))
+            tree.expand(node, proposals(path_tokens(tree, node), weights))
     return passes
 
 
@@ -59,7 +60,7 @@ def test_without_a_bound_on_passes_the_rows_are_the_likeliest_there_are(
         )
 
     found = sorted((tree[node].score for node in segment), reverse=True)
-    # No path longer than the rows can be among them: all that lead to it would be there too.
+    # No path among them is longer than the number of rows, since all its ancestors are included.
     best = sorted(map(score, every_path(min(rows, 6))), reverse=True)[: len(found)]
     assert len(found) == rows
     if rows <= 6:
@@ -75,10 +76,10 @@ def test_passes_are_bounded_and_their_size_too(passes: int, batch: int) -> None:
     taken = 0
     while wanted := growth.pending(tree):
         assert len(wanted) <= batch
-        assert growth.pending(tree) == wanted, "asked again while it is drafted"
+        assert growth.pending(tree) == wanted, "requested again while it is drafted"
         taken += 1
         for node in wanted:
-            tree.expand(node, proposals(tree.tokens(node), [0.9]))
+            tree.expand(node, proposals(path_tokens(tree, node), [0.9]))
     assert taken == min(passes, taken) <= passes
     assert growth.segments(tree)
 
@@ -123,19 +124,19 @@ def test_a_drafter_that_knows_nothing_gives_no_segment() -> None:
     assert growth.segments(tree) == []
 
 
-#: The best child of any node is worth more than ``LEAST_TOKENS``.
+#: The best child of any node yields more than ``LEAST_TOKENS``.
 WEIGHTS = st.lists(st.floats(0.16, 0.98), min_size=3, max_size=9)
 
 
 def worth(tree: Tree, segment: list[int]) -> float:
-    """Expected tokens of ``segment``, given that the root is right."""
+    """Expected tokens of ``segment`` if the root is right."""
     return sum(math.exp(tree[node].score - tree[tree.root].score) for node in segment)
 
 
 def cut(
     weights: list[float], rows: int, price: Callable[[int], float] | None
 ) -> tuple[Tree, list[int], int]:
-    """The segment at ``price``, and the passes it took."""
+    """The segment at ``price``, and the number of passes."""
     tree = planted()
     growth = BestFirstGrowth(rows, 4, 1000, price)
     passes = grow(tree, growth, weights)
@@ -151,11 +152,11 @@ def test_a_segment_ends_where_a_row_brings_less_than_it_costs(
     everything, full, _ = cut(weights, rows, None)
     best = sorted((worth(everything, [node]) for node in full), reverse=True)
     taken = sorted((worth(tree, [node]) for node in segment), reverse=True)
-    assert taken == best[: len(taken)], "the best of them, as if there were no price"
-    assert all(value > each - 1e-9 for value in taken[1:]), "the first goes whatever it costs"
+    assert taken == best[: len(taken)], "the best rows, as without a price"
+    assert all(value > each - 1e-9 for value in taken[1:]), "the first row is sent at any price"
     (known,) = BestFirstGrowth(rows, 4, 0).segments(tree)
     left = [worth(tree, [node]) for node in known if node not in segment]
-    assert all(value < each + 1e-9 for value in left), "of what the drafter has said"
+    assert all(value < each + 1e-9 for value in left), "of the drafter's proposals"
 
 
 @given(
@@ -168,7 +169,7 @@ def test_no_other_number_of_rows_brings_in_more_over_its_price(
 ) -> None:
     prices = [0.0, *itertools.accumulate(steps)]
     tree, segment, _ = cut(weights, rows, prices.__getitem__)
-    # A price may level off, so that rows that do not pay are followed by some that do.
+    # A price may level off, so that profitable rows can follow unprofitable ones.
     growth = BestFirstGrowth(rows, 4, 0)
     (known,) = growth.segments(tree)
     order = sorted(known, key=lambda node: (-tree[node].score, node))
@@ -212,14 +213,14 @@ def test_a_segment_that_brings_next_to_nothing_is_not_sent(
     segments = growth.segments(tree)
     if abs(brought - LEAST_TOKENS) > 1e-6:
         assert bool(segments) == (brought > LEAST_TOKENS), (
-            "as many rows as bring in the most decide together"
+            "the most profitable number of rows decides"
         )
     if not segments:
-        assert passes <= 1, "nor is anything drafted below rows that are worth less"
+        assert passes <= 1, "nor is anything drafted below unprofitable rows"
 
 
 def test_what_rows_are_worth_is_counted_from_the_root() -> None:
-    """A root that was unlikely before it was accepted makes its children no less worth sending."""
+    """A root that was improbable before its acceptance does not lower its children's value."""
     tree = planted()
     tree.expand(tree.root, Expansion((1,), (math.log(0.01),)))
     root = tree.add(tree.root, 1, math.log(0.01))

@@ -1,6 +1,4 @@
-"""What jobs teach about the pipeline they ran on: pass times, what a row costs a link, what a
-drafter is worth.
-"""
+"""What jobs learn about their pipeline: pass times, link time per row, a drafter's yield."""
 
 from __future__ import annotations
 
@@ -51,7 +49,9 @@ def test_between_and_beyond_what_was_measured_is_a_straight_line(
     times = PassTimes()
     for power in powers:
         times.note(1 << power, base + slope * (1 << power))
-    expected = base + slope * max(asked, 1 << powers[0])  # nobody knows that fewer rows are quicker
+    expected = base + slope * max(
+        asked, 1 << powers[0]
+    )  # it is unknown whether fewer rows are faster
     assert math.isclose(times.at(asked), expected, rel_tol=1e-6)
 
 
@@ -94,9 +94,7 @@ def test_a_size_that_is_not_seen_again_is_forgotten() -> None:
 def travelled(
     chunks: list[int], stages: int, latency: float, passes: dict[int, float], row: float
 ) -> tuple[float, float]:
-    """Seconds until the last of ``chunks`` is answered, by every stage and link in turn, and of its
-    pass.
-    """
+    """Seconds until the last of ``chunks`` is answered by all stages and links, and of its pass."""
     free_stage = [0.0] * stages
     free_link = [0.0] * stages
     end = 0.0
@@ -131,8 +129,7 @@ def test_what_a_row_costs_a_link_is_told_from_latency_and_computing(
     known.note_prompt(RoundTrip(prompt, seconds, True), slowest, RoundTrip(1, alone, True), stages)
     found = known.row_seconds
     size = sizes[-1]
-    # The lone row crossed the links too, and of a long prompt the chunks before the last may be a
-    # row shorter.
+    # The lone row crossed the links too, and a long prompt's earlier chunks may be a row shorter.
     off = (row + len(sizes) * (slope + row)) / size
     assert row - off <= found + 1e-9 <= row + off + 2e-9
 

@@ -1,4 +1,4 @@
-"""The faster drafter drafts most, none is given up, and changes are rare."""
+"""The fastest drafter drafts most, none is abandoned, and changes are rare."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from flowspec.strategies.auto.drafter_bandit import (
 def run(
     known: dict[int, DrafterSpeed], rates: list[float], tokens: int, luck: random.Random
 ) -> tuple[list[int], list[int]]:
-    """One job: how many tokens every drafter made, and at which tokens it changed. Verdicts of 1 to
-    5 tokens, whose seconds vary by two times.
+    """One job: tokens per drafter, and the token counts at which it changed.
+
+    Verdicts have 1 to 5 tokens, and their seconds vary by a factor of two.
     """
     bandit = DrafterBandit(len(rates), known)
     made = [0] * len(rates)
@@ -93,7 +94,7 @@ def test_nobody_is_compared_before_it_was_tried() -> None:
 def test_what_the_drafter_before_has_drafted_counts_for_nobody() -> None:
     known: dict[int, DrafterSpeed] = {}
     bandit = DrafterBandit(2, known)
-    assert bandit.update(DECISION_INTERVAL, 3.0) == 1, "the other one was tried less"
+    assert bandit.update(DECISION_INTERVAL, 3.0) == 1, "the other one was tried less often"
     assert known[0] == DrafterSpeed(DECISION_INTERVAL, 3.0)
     bandit.update(DECISION_INTERVAL + SETTLING_TOKENS - 1, 200.0)
     bandit.update(DECISION_INTERVAL + SETTLING_TOKENS, 201.0)

@@ -1,4 +1,4 @@
-"""What a segment's rows may cost: the tokens the job would else have made in the time they take."""
+"""The price of a segment's rows: the tokens the job would have made in their time."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from flowspec.core.job.round_trip import RoundTrip
 from flowspec.core.protocol.messages import Answer
+from flowspec.core.run.key import RunKey
 from flowspec.strategies.auto.cost_history import CostHistory
 from flowspec.strategies.auto.segment_sizing import (
     DELAY_FACTOR,
@@ -38,13 +39,13 @@ def answered(
     tokens: int = 1,
     seconds: float = 1.0,
 ) -> None:
-    """An answer to a segment that met no other."""
-    answer = Answer("j", 1, 1, tuple(range(rows)), (5,) * rows, seconds=slowest)
+    """An answer to a segment that met no other segment."""
+    answer = Answer(RunKey("j", 1), 1, tuple(range(rows)), (5,) * rows, seconds=slowest)
     sizer.observe(answer, RoundTrip(rows, trip, True), tokens=tokens, seconds=seconds)
 
 
 def measured(*passes: tuple[int, float]) -> CostHistory:
-    """Of passes over so many rows that took so long."""
+    """Pass times from passes over the given numbers of rows."""
     known = CostHistory()
     for rows, seconds in passes:
         known.passes.note(rows, seconds)
@@ -52,7 +53,7 @@ def measured(*passes: tuple[int, float]) -> CostHistory:
 
 
 def marginal(sizer: SegmentSizer, rows: int) -> float:
-    """What one more row than ``rows`` has to bring in."""
+    """The yield that one row more than ``rows`` must have."""
     return sizer.price(rows + 1) - sizer.price(rows)
 
 
@@ -68,7 +69,7 @@ def test_before_a_pass_of_one_row_is_known_no_more_are_sent(
         heard.append(rows)
         most = sizer.sizing(0, 0.0).rows
         assert most <= min(MOST_ROWS, max(8, WIDENING * max(heard))), (
-            "nobody knows what far more cost"
+            "the cost of many more rows is unknown"
         )
         assert (most > 1) == (1 in heard)
 
@@ -81,19 +82,17 @@ def test_one_row_more_is_free_where_its_pass_takes_no_longer() -> None:
 
 
 def test_a_second_row_costs_what_its_time_is_worth() -> None:
-    """Half a token a second was made, and a row more keeps a stage three seconds longer."""
+    """At half a token per second, one more row occupies a stage three seconds longer."""
     sizer = SegmentSizer(STAGES, measured((1, 1.0), (2, 4.0)))
     for _ in range(40):
         answered(sizer, 1, 1.0, tokens=4000, seconds=8000.0)
     assert marginal(sizer, 1) == pytest.approx(DELAY_FACTOR * 0.5 * 3.0, rel=0.01)
-    assert marginal(sizer, 1) > 1, "more than any row can bring"
+    assert marginal(sizer, 1) > 1, "more than any row can yield"
 
 
 @pytest.mark.parametrize("link", [0.5, 2.0])
 def test_where_a_link_is_slower_than_the_stages_its_time_is_what_counts(link: float) -> None:
-    """Rows are free to compute; a prompt of 40 took ``link`` seconds a row longer than
-    a lone one.
-    """
+    """Computing rows is free; a prompt of 40 took ``link`` seconds per row more than a lone row."""
     known = CostHistory()
     sizer = SegmentSizer(2, known)
     sizer.prefilled(RoundTrip(40, 2.0 + 40 * link, True), 1.0)
@@ -128,7 +127,7 @@ def test_the_rate_is_between_that_of_the_job_before_and_its_own(
     farther.rate = before
     answered(SegmentSizer(STAGES, farther), 1, 1.0, tokens=10 * tokens, seconds=10 * seconds)
     assert abs(farther.rate - own) <= abs(known.rate - own) + 1e-9 * before, (
-        "the longer it runs the more it is its own"
+        "the longer it runs, the more its own rate counts"
     )
 
 
@@ -146,7 +145,7 @@ def test_a_pass_most_of_whose_rows_were_pruned_on_the_way_is_not_booked_under_wh
     None
 ):
     known = CostHistory()
-    answer = Answer("j", 1, 1, (1, 2, 3), (5,) * 3, seconds=0.1)
+    answer = Answer(RunKey("j", 1), 1, (1, 2, 3), (5,) * 3, seconds=0.1)
     SegmentSizer(STAGES, known).observe(answer, RoundTrip(32, 1.0, False), tokens=1, seconds=1.0)
     assert known.passes.widest == 0
 
@@ -155,7 +154,7 @@ def test_only_the_first_lone_row_behind_a_prompt_went_the_way_it_went() -> None:
     known = CostHistory()
     sizer = SegmentSizer(2, known)
     sizer.prefilled(RoundTrip(40, 5.0, True), 1.0)
-    met = Answer("j", 1, 1, (1,), (5,), seconds=1.0)
+    met = Answer(RunKey("j", 1), 1, (1,), (5,), seconds=1.0)
     sizer.observe(met, RoundTrip(1, 1.0, False), tokens=1, seconds=1.0)
     assert known.row_seconds == 0
     for trip in (3.0, 4.5):

@@ -1,0 +1,109 @@
+"""The states of a run at the draft worker: all transitions, and which messages each state takes.
+
+    state       ENCODED   FIRST_TOKEN   COMPLETE   REPORTED   FAILED   REVOKED
+    ENCODING    PREFILL   -             -          -          ENDED    ENDED
+    PREFILL     -         DECODE        CLOSING    -          ENDED    ENDED
+    DECODE      -         -             CLOSING    -          ENDED    ENDED
+    CLOSING     -         -             -          ENDED      -        ENDED
+    ENDED       -         -             -          -          -        -
+
+ENCODING: the prompt's text is being tokenized. PREFILL: the stages compute the prompt. DECODE: a
+tree is grown and verified. CLOSING: the text is complete and committed; the stages' reports are
+awaited. ENDED: the run is forgotten.
+
+A run in CLOSING cannot fail: whatever a stage reports, the text is complete. A message that the
+state does not take advances its sender's sequence number and has no other effect:
+
+    state       takes
+    ENCODING    -
+    PREFILL     Answer, Fault, Synced
+    DECODE      Answer, Fault, Synced
+    CLOSING     StageReport
+    ENDED       -
+
+``Submit`` and ``Revoke`` concern runs as a whole; the machine handles them.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+
+from flowspec.core.protocol.messages import Answer, Fault, Message, StageReport, Synced
+from flowspec.errors import StateError
+
+
+class State(enum.Enum):
+    """The state of a run; see the module's docstring."""
+
+    ENCODING = "encoding"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    CLOSING = "closing"
+    ENDED = "ended"
+
+
+class Event(enum.Enum):
+    """The cause of a transition."""
+
+    ENCODED = "encoded"  #: the prompt's ids are known
+    FIRST_TOKEN = "first token"  #: the target has chosen the token after the prompt
+    COMPLETE = "complete"  #: the last token is committed
+    REPORTED = "reported"  #: all stages have reported, or the wait for them has ended
+    FAILED = "failed"  #: the run cannot go on
+    REVOKED = "revoked"  #: a newer run of the job replaces it
+
+
+TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
+    State.ENCODING: {
+        Event.ENCODED: State.PREFILL,
+        Event.FAILED: State.ENDED,
+        Event.REVOKED: State.ENDED,
+    },
+    State.PREFILL: {
+        Event.FIRST_TOKEN: State.DECODE,
+        Event.COMPLETE: State.CLOSING,
+        Event.FAILED: State.ENDED,
+        Event.REVOKED: State.ENDED,
+    },
+    State.DECODE: {
+        Event.COMPLETE: State.CLOSING,
+        Event.FAILED: State.ENDED,
+        Event.REVOKED: State.ENDED,
+    },
+    State.CLOSING: {
+        Event.REPORTED: State.ENDED,
+        Event.REVOKED: State.ENDED,
+    },
+    State.ENDED: {},
+}
+
+TAKES: Mapping[State, frozenset[type[Message]]] = {
+    State.ENCODING: frozenset(),
+    State.PREFILL: frozenset({Answer, Fault, Synced}),
+    State.DECODE: frozenset({Answer, Fault, Synced}),
+    State.CLOSING: frozenset({StageReport}),
+    State.ENDED: frozenset(),
+}
+
+
+class Lifecycle:
+    """One run's state, changed only by the transitions of the table."""
+
+    def __init__(self) -> None:
+        self.state = State.ENCODING
+
+    def fire(self, event: Event) -> None:
+        """Apply ``event``; StateError if the table has no transition for it."""
+        after = TRANSITIONS[self.state].get(event)
+        if after is None:
+            raise StateError(f"a run in state {self.state.value} cannot have {event.value}")
+        self.state = after
+
+    def can(self, event: Event) -> bool:
+        """Whether the table has a transition for ``event``."""
+        return event in TRANSITIONS[self.state]
+
+    def takes(self, message: Message) -> bool:
+        """Whether ``message`` has an effect in this state."""
+        return type(message) in TAKES[self.state]

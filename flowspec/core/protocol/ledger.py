@@ -1,0 +1,320 @@
+"""The rules of a pipeline's shared state, on which its processes must agree.
+
+A ledger holds every job's state, ownership epoch and context offset, every run's sequence numbers
+and task graph, and the queue. Each method is one atomic change: it returns OK and makes all its
+changes, or returns another code and changes nothing but what its docstring says. The in-memory
+broker and the simulation add logs and links to a ledger. The Lua scripts make the same changes on a
+server and pass the same tests.
+
+Epochs are fences: a running job runs under exactly one epoch, which only ``assign`` and ``revoke``
+raise. A change for another run of the job is STALE. ``assign`` creates the state of a run, which is
+its sequence numbers and its task graph; the end of the run drops it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from flowspec.core.protocol.addresses import DRAFT, GRAPH, SCHEDULER, Address
+from flowspec.core.protocol.codes import Code
+from flowspec.core.protocol.graph import Task, TaskGraph
+from flowspec.core.protocol.machine import Accepted, Commit, Complete, Send
+from flowspec.core.protocol.messages import Envelope, Revoke, Submit
+from flowspec.core.protocol.sequence import SeqWriter
+from flowspec.core.protocol.stamps import Stamp
+from flowspec.core.run.key import RunKey
+
+#: Cap of a log or an output that is never full.
+UNBOUNDED = 1 << 62
+
+
+class JobState(enum.Enum):
+    """The state of a job; the value is its form in the broker."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """An envelope to append to the log of ``to``.
+
+    ``task``: the graph task that held it; empty: it was not held.
+    """
+
+    to: Address
+    envelope: Envelope
+    stamp: Stamp | None = None
+    task: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The result of a change, and its deliveries in order."""
+
+    code: Code
+    deliveries: tuple[Delivery, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """The result of admitting a job.
+
+    ``refused``: why it was refused, one line; empty: it was not. ``duplicate_of``: the job that has
+    the idempotency key.
+    """
+
+    code: Code
+    refused: str = ""
+    duplicate_of: str = ""
+
+
+@dataclass(slots=True)
+class _RunState:
+    """The state of one run of a job."""
+
+    seqs: dict[tuple[Address, Address], int] = field(default_factory=dict)
+    graph: TaskGraph = field(default_factory=TaskGraph)
+    graph_seqs: SeqWriter = field(default_factory=SeqWriter)
+
+
+@dataclass(slots=True)
+class JobEntry:
+    """The state of one job.
+
+    ``offset``: context length after the last commit; None before the job was opened. ``emitted``:
+    tokens in its output. ``entries``: entries of its output.
+    """
+
+    fields: tuple[tuple[str, str], ...]
+    state: JobState = JobState.QUEUED
+    epoch: int = 0
+    offset: int | None = None
+    emitted: int = 0
+    entries: int = 0
+    run: _RunState = field(default_factory=_RunState)
+
+    @property
+    def graph(self) -> TaskGraph:
+        """The task graph of the current run."""
+        return self.run.graph
+
+
+class Ledger:
+    """The state of one pipeline. ``cap``: most entries of a log or of a job's output."""
+
+    def __init__(self, cap: int = UNBOUNDED) -> None:
+        self.cap = cap
+        self.jobs: dict[str, JobEntry] = {}
+        self.queue: list[str] = []
+        self.running: set[str] = set()
+        self._idempotency: dict[str, str] = {}
+        self._log_lengths: dict[Address, int] = {}
+
+    # ---- jobs ------------------------------------------------------------------------------------
+
+    def admit(
+        self, job: str, fields: Mapping[str, str], most_queued: int, refused: str = ""
+    ) -> Admission:
+        """Put a job into the queue, which holds at most ``most_queued`` jobs, or end it at once.
+
+        The fields of a job that is ended are not kept: nobody needs them, and they may be large.
+
+        ``refused``: why the job cannot be served, one line; it is ended. DUP: it was admitted
+        before; or another job has its idempotency key, and it is ended. FULL: the queue is full,
+        and it is ended.
+        """
+        if job in self.jobs:
+            return Admission(Code.DUP)
+        admission = Admission(Code.OK, refused)
+        key = fields.get("idempotency_key", "")
+        earlier = self._idempotency.get(key, "") if key else ""
+        if not refused and earlier:
+            why = f"the idempotency key belongs to job {earlier}"
+            admission = Admission(Code.DUP, why, earlier)
+        elif not refused and len(self.queue) >= most_queued:
+            why = f"the queue is full: {most_queued} jobs wait already; submit again later"
+            admission = Admission(Code.FULL, why)
+        if admission.refused:
+            self.jobs[job] = JobEntry((), JobState.DONE)
+            return admission
+        self.jobs[job] = JobEntry(tuple(fields.items()))
+        self.queue.append(job)
+        if key:
+            self._idempotency[key] = job
+        return admission
+
+    def assign(self, job: str, most_running: int, queued_seconds: float = 0.0) -> Change:
+        """Assign the queue's first job to the draft worker, as a new run.
+
+        GAP: ``job`` is not the first. FULL: ``most_running`` jobs run already.
+        """
+        if self.queue[:1] != [job]:
+            return Change(Code.GAP)
+        if len(self.running) >= most_running:
+            return Change(Code.FULL)
+        self.queue.pop(0)
+        self.running.add(job)
+        entry = self.jobs[job]
+        entry.state = JobState.RUNNING
+        entry.epoch += 1
+        entry.run = _RunState()
+        message = Submit(RunKey(job, entry.epoch), entry.fields, queued_seconds)
+        return Change(Code.OK, (self._append(DRAFT, Envelope(SCHEDULER, 1, message)),))
+
+    def finish(self, run: RunKey) -> Code:
+        """End a run and its job, on behalf of its owner."""
+        entry = self._fenced(run)
+        if entry is None:
+            return Code.STALE
+        self._end(run.job, entry)
+        return Code.OK
+
+    def revoke(self, job: str, workers: Sequence[Address]) -> Change:
+        """End a job from outside; if it runs, send Revoke to ``workers``.
+
+        Raises the epoch, so that later writes of its owners are refused. DUP: it has ended, or is
+        unknown.
+        """
+        entry = self.jobs.get(job)
+        if entry is None or entry.state is JobState.DONE:
+            return Change(Code.DUP)
+        told: Sequence[Address] = workers if entry.state is JobState.RUNNING else ()
+        if entry.state is JobState.QUEUED:
+            self.queue.remove(job)
+        entry.epoch += 1
+        message = Revoke(RunKey(job, entry.epoch))
+        deliveries = tuple(self._append(to, Envelope(SCHEDULER, 0, message)) for to in told)
+        self._end(job, entry)
+        return Change(Code.OK, deliveries)
+
+    def _end(self, job: str, entry: JobEntry) -> None:
+        entry.state = JobState.DONE
+        entry.run = _RunState()
+        self.running.discard(job)
+
+    # ---- runs ------------------------------------------------------------------------------------
+
+    def _fenced(self, run: RunKey) -> JobEntry | None:
+        """The run's job; None unless it runs under exactly this epoch."""
+        entry = self.jobs.get(run.job)
+        owned = entry is not None and entry.state is JobState.RUNNING and entry.epoch == run.epoch
+        return entry if owned else None
+
+    def open(self, accepted: Accepted) -> Code:
+        """Set the offset from the prompt, before any commit. DUP: the job was opened before."""
+        entry = self._fenced(accepted.run)
+        if entry is None:
+            return Code.STALE
+        if entry.offset is not None:
+            return Code.DUP
+        entry.offset = len(accepted.prompt_ids) - 1
+        return Code.OK
+
+    def publish(self, send: Send, stamp: Stamp | None = None) -> Change:
+        """Deliver one message, at once or as a task of the run's graph, and complete tasks.
+
+        GAP: an earlier message is missing. FULL: the receiver's log is at its cap. DUP: its
+        sequence number or task is known; only its completions are carried out.
+        """
+        envelope = send.envelope
+        run = envelope.message.run
+        entry = self._fenced(run)
+        if entry is None:
+            return Change(Code.STALE)
+        state = entry.run
+        channel = (envelope.sender, send.to)
+        if send.task:
+            known = state.graph.knows(send.task)
+        else:
+            last = state.seqs.get(channel, 0)
+            if envelope.seq > last + 1:
+                return Change(Code.GAP)
+            known = envelope.seq <= last
+        if known:
+            return Change(Code.DUP, tuple(self._advance(state, send.completes, (), stamp)))
+        if not self._has_room(send.to):
+            return Change(Code.FULL)
+        if send.task:
+            task = Task(send.task, send.after, send.to, envelope)
+            deliveries = self._advance(state, send.completes, (task,), stamp)
+            return Change(Code.OK, tuple(deliveries))
+        state.seqs[channel] = envelope.seq
+        delivered = self._append(send.to, envelope, stamp)
+        if not send.completes:
+            return Change(Code.OK, (delivered,))
+        return Change(Code.OK, (delivered, *self._advance(state, send.completes, (), stamp)))
+
+    def complete(self, complete: Complete, stamp: Stamp | None = None) -> Change:
+        """Complete tasks of the run's graph."""
+        entry = self._fenced(complete.run)
+        if entry is None:
+            return Change(Code.STALE)
+        return Change(Code.OK, tuple(self._advance(entry.run, complete.tasks, (), stamp)))
+
+    def commit(self, commit: Commit, stamp: Stamp | None = None) -> Change:
+        """Move the run forward: advance the offset, put the prunes into the logs, complete tasks.
+
+        DUP: the run is past the commit's offset. GAP: the run has not reached it, or a prune's
+        sequence number is not the next one. FULL: a log or the output is at its cap.
+        """
+        entry = self._fenced(commit.run)
+        if entry is None:
+            return Change(Code.STALE)
+        if entry.offset is None or commit.offset > entry.offset:
+            return Change(Code.GAP)
+        if commit.offset < entry.offset:
+            return Change(Code.DUP)
+        seqs = entry.run.seqs
+        prunes = list(zip(commit.to, commit.prunes, strict=True))
+        for to, prune in prunes:
+            if prune.seq != seqs.get((DRAFT, to), 0) + 1:
+                return Change(Code.GAP)
+            if not self._has_room(to):
+                return Change(Code.FULL)
+        if entry.entries >= self.cap:
+            return Change(Code.FULL)
+        deliveries = []
+        for to, prune in prunes:
+            seqs[DRAFT, to] = prune.seq
+            deliveries.append(self._append(to, prune, stamp))
+        entry.offset += commit.advance
+        entry.emitted = commit.emitted + len(commit.tokens)
+        entry.entries += 1
+        if commit.completes:
+            deliveries += self._advance(entry.run, commit.completes, (), stamp)
+        return Change(Code.OK, tuple(deliveries))
+
+    # ---- logs ------------------------------------------------------------------------------------
+
+    def trimmed(self, log: Address, entries: int) -> None:
+        """Note that the reader of ``log`` has trimmed its first ``entries`` entries."""
+        self._log_lengths[log] -= entries
+
+    def _has_room(self, log: Address) -> bool:
+        return self._log_lengths.get(log, 0) < self.cap
+
+    def _append(
+        self, to: Address, envelope: Envelope, stamp: Stamp | None = None, task: str = ""
+    ) -> Delivery:
+        self._log_lengths[to] = self._log_lengths.get(to, 0) + 1
+        return Delivery(to, envelope, stamp, task)
+
+    def _advance(
+        self,
+        state: _RunState,
+        completed: Sequence[str],
+        created: Sequence[Task],
+        stamp: Stamp | None,
+    ) -> list[Delivery]:
+        """Advance a run's graph and deliver the envelopes that it releases."""
+        deliveries = []
+        for released in state.graph.apply(completed, created, stamp):
+            task = released.task
+            assert task.envelope is not None and task.to is not None
+            numbered = replace(task.envelope, sender=GRAPH, seq=state.graph_seqs.next(task.to))
+            deliveries.append(self._append(task.to, numbered, released.stamp, task.name))
+        return deliveries

@@ -1,0 +1,128 @@
+"""The work of executors, and its results.
+
+A pass names rows by id. The model side (``flowspec.model.rows``) derives their places in memory,
+the moves and the mask from the ids, the parent links and the prunes. So a recording of these values
+stays valid when the cache's layout changes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flowspec.core.run.key import RunKey
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """The combined effect of the prunes since a run's last pass.
+
+    ``accepted``: tree rows that became context, in the order of the path. ``live``: the tree rows
+    that are left, in the order they were computed. All other tree rows are dropped.
+    """
+
+    accepted: tuple[int, ...]
+    live: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One run's rows of a pass, parents before children; columns are parallel.
+
+    The first ``context`` rows become context at once (prompt rows, or accepted rows that a drafter
+    has not computed yet); the others are tree rows. A parent that is not a live tree row is the
+    last context row; -1: the row has no parent. ``tokens`` is empty if the input rows travel beside
+    the segment; ``offsets`` then names the rows of the segment that are left. ``pruned`` is applied
+    before the rows; None: nothing was pruned. ``answers``: offsets of the rows that need a result
+    (a target's choice, a drafter's proposals).
+    """
+
+    run: RunKey
+    segment: int
+    ids: tuple[int, ...]
+    parents: tuple[int, ...]
+    positions: tuple[int, ...]
+    tokens: tuple[int, ...]
+    offsets: tuple[int, ...]
+    context: int = 0
+    pruned: Pruned | None = None
+    answers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One forward pass of a stage over rows of one or several runs."""
+
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The target's choices for ``Part.answers``, parallel to it; see ``messages.Answer``."""
+
+    tokens: tuple[int, ...] = ()
+    top: tuple[tuple[tuple[int, float], ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PassDone:
+    """Choices parallel to ``Pass.parts``; the driver keeps the computed rows."""
+
+    choices: tuple[Choice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """One forward pass of a drafter: the best ``width`` continuations of every answered row.
+
+    ``growth_pass`` counts the passes of one growth from 0: a cost model may charge a growth once.
+    ``coupled``: rank by ``log softmax(logits / T) + noise`` of the job's keyed draw
+    (docs/algorithms.md#coupled-drafting). ``drafter``: the drafter's number.
+    """
+
+    part: Part
+    width: int
+    growth_pass: int = 0
+    coupled: bool = False
+    drafter: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DraftDone:
+    """Per answered row: token ids best first, distinct, and their values.
+
+    A value is the log of the expected acceptance, at most 0; in a coupled draft it is the
+    candidate's perturbed score minus the best one's. ``sources``: which of a hybrid's drafters
+    proposed each candidate; empty: not a hybrid. ``core.drafting.calibration`` calibrates both
+    kinds of values.
+    """
+
+    tokens: tuple[tuple[int, ...], ...]
+    values: tuple[tuple[float, ...], ...]
+    sources: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Encode:
+    """Turn a run's prompt text into token ids. ``raw``: without the chat template."""
+
+    run: RunKey
+    prompt: str
+    raw: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeDone:
+    """Token ids of the prompt."""
+
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkFailed:
+    """The executor could not do the work; ``reason`` is one line."""
+
+    reason: str
+
+
+Work = Pass | Draft | Encode
+WorkResult = PassDone | DraftDone | EncodeDone | WorkFailed

@@ -1,0 +1,19 @@
+"""The identity of a run: the key under which everything of it is kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RunKey:
+    """One run of a job: the job's id and the run's ownership epoch.
+
+    Everything of a run (messages, rows, executors, sessions, recordings) is kept under this key
+    alone. A message of an older epoch therefore names another, unknown run, and no process has to
+    compare epochs. A job's epochs start at 1 and only increase; only the scheduler's scripts raise
+    them.
+    """
+
+    job: str
+    epoch: int
