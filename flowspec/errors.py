@@ -7,7 +7,7 @@
     ├── ProtocolError          a rule of the wire was broken
     │   ├── WireError          bytes that are not a message (truncated, oversized, wrong type)
     │   ├── GapError           a message or its rows are missing
-    │   └── StateError         a machine was driven against its rules: a bug in FlowSpec
+    │   └── StateError         an input that a machine cannot take in its state
     ├── BrokerError            the broker cannot be used
     │   ├── BrokerUnreachable  no connection, a lost one, or a refused password
     │   └── BrokerFull         the broker's memory is full

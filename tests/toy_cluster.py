@@ -15,8 +15,8 @@ from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.lease import Lease
 from flowspec.drivers.live import Worker
+from flowspec.drivers.performers import DraftPerformer, VerifyPerformer
 from flowspec.drivers.replay import header
-from flowspec.drivers.roles import DraftRole, VerifyRole
 from flowspec.drivers.scheduler import Scheduler
 from flowspec.model.toy import ToyDrafter, ToyMiddle, ToyStage
 from flowspec.strategies import build
@@ -66,10 +66,10 @@ class ToyCluster:
         self.leases: dict[str, Lease] = {}
         self.failures: list[BaseException] = []
         bounds = replace(limits(stages, middles=len(middles)), stall_seconds=stall_seconds)
-        role = DraftRole(ToyDrafter(TARGET, hit_rate), Characters())
+        role = DraftPerformer(ToyDrafter(TARGET, hit_rate), Characters())
         self._add("draft", DraftMachine(bounds, build), wrap(link(DRAFT)), role, header(bounds))
         for stage in range(1, stages + 1):
-            executor = VerifyRole(ToyStage(TARGET, stage, stages), (), "<u8")
+            executor = VerifyPerformer(ToyStage(TARGET, stage, stages), (), "<u8")
             self._add(
                 f"verify-{stage}",
                 StageMachine(stage, stages),
@@ -77,10 +77,10 @@ class ToyCluster:
                 executor,
             )
         for model, agreement in enumerate(middles, 1):
-            executor = VerifyRole(ToyMiddle(TARGET, agreement), (), "<u8")
+            executor = VerifyPerformer(ToyMiddle(TARGET, agreement), (), "<u8")
             machine = StageMachine(1, stages, middle=model)
             self._add(f"middle-{model}", machine, wrap(link(middle_address(model))), executor)
-        self.scheduler = Scheduler(control(), stages, most_running=jobs)
+        self.scheduler = Scheduler(control(), stages, most_running=jobs, late_seconds=0.5)
         self._start("scheduler", lambda: self.scheduler.run(self._stopped.is_set))
 
     def _add(

@@ -13,10 +13,10 @@ from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.machine import Finish
 from flowspec.core.run.limits import Limits
 from flowspec.drivers.live import Worker
+from flowspec.drivers.performers import DraftPerformer
 from flowspec.drivers.replay import header
-from flowspec.drivers.roles import DraftRole
-from flowspec.model.choice import wanting_hidden
 from flowspec.model.directory import fetch_weights
+from flowspec.model.drafter_choice import wanting_hidden
 from flowspec.model.sources import fingerprint, load_sources, target_needs
 from flowspec.strategies import build
 from flowspec.strategies.auto.decisions import with_drafter_names
@@ -80,7 +80,7 @@ def main() -> None:
             others=wanting[1:],
         )
         link = _NamingLink(process, limits, drafts_of(record))
-        role = DraftRole(drafter, Tokenizer(target), target.hidden_size)
+        role = DraftPerformer(drafter, Tokenizer(target), target.hidden_size)
         machine = DraftMachine(limits, build)
         worker.append(make_worker(record, machine, link, role, header=header(limits)))
         process.state = "ready"

@@ -7,7 +7,7 @@ from flowspec.broker.redis_link import RedisLink
 from flowspec.core.protocol.addresses import middle_address
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.live import Worker
-from flowspec.drivers.roles import VerifyRole
+from flowspec.drivers.performers import VerifyPerformer
 from flowspec.errors import ConfigError
 from flowspec.model.directory import fetch_weights
 from workers._boot import Process, check_fingerprint, make_worker, parser, run
@@ -39,7 +39,7 @@ def main() -> None:
             directory.fingerprint, record["middle_fingerprints"].split()[model - 1], name
         )
         executor = load_stage(directory, range(directory.layers))
-        role = VerifyRole(executor, (directory.hidden_size,), "float32")
+        role = VerifyPerformer(executor, (directory.hidden_size,), "float32")
         link = RedisLink(
             process.url, process.keys, middle_address(model), stages, middles=len(middles)
         )

@@ -9,10 +9,10 @@ from flowspec.broker.redis_link import RedisLink
 from flowspec.core.protocol.addresses import stage_address
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.live import Worker
-from flowspec.drivers.roles import VerifyRole
+from flowspec.drivers.performers import VerifyPerformer
 from flowspec.model.base import StageExecutor
 from flowspec.model.directory import ModelDirectory, fetch_weights, layer_range
-from flowspec.model.passing import PassingStage
+from flowspec.model.empty_stage import PassingStage
 from workers._boot import Process, check_fingerprint, make_worker, parser, run, stage_number
 
 #: Attention paths of ``flowspec.model``, which imports torch and so is imported after the lease.
@@ -49,7 +49,7 @@ def main() -> None:
         target = fetch_weights(name, lambda found: _needs(found, layers))
         check_fingerprint(target.fingerprint, record["target_fingerprint"], name)
         executor, model_seconds = _executor(target, layers, given.attention)
-        role = VerifyRole(executor, (target.hidden_size,), "float32")
+        role = VerifyPerformer(executor, (target.hidden_size,), "float32")
         link = RedisLink(
             process.url, process.keys, stage_address(stage), stages, middles=len(middles_of(record))
         )

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from flowspec.core.protocol.addresses import Address, worker_addresses
 from flowspec.core.protocol.codes import Code
-from flowspec.core.protocol.machine import Accepted, Commit, Complete, Finish, Send
+from flowspec.core.protocol.machine import Commit, Complete, Finish, OpenJob, Send
 from flowspec.core.protocol.messages import Envelope
 from flowspec.core.protocol.stamps import Stamp
 from flowspec.core.run.key import RunKey
@@ -100,7 +100,7 @@ class Record:
     line: str
 
 
-Op = PutRows | Send | CommitText | Complete | Accepted | Finish | Record
+Op = PutRows | Send | CommitText | Complete | OpenJob | Finish | Record
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from flowspec.broker.keys import Keys
 from flowspec.broker.redis_client import Command
 from flowspec.broker.scripts import load
 from flowspec.core.protocol.addresses import SCHEDULER, Address, worker_addresses
-from flowspec.core.protocol.machine import Accepted, Complete, Finish, Send
+from flowspec.core.protocol.machine import Complete, Finish, OpenJob, Send
 from flowspec.core.run.key import RunKey
 
 
@@ -42,7 +42,7 @@ class Commands:
                 sender = str(self._address)
                 arguments = [run.epoch, LOG_CAP, sender, 0, 0, "", "", stamp, 0, *tasks]
                 return self._call("publish", self._run_keys(run), arguments)
-            case Accepted(run, prompt, strategy):
+            case OpenJob(run, prompt, strategy):
                 facts = [run.epoch, len(prompt) - 1, json.dumps(prompt), strategy]
                 return self._call("open_job", [self._keys.job(run.job)], facts)
             case Finish():

@@ -27,7 +27,7 @@ from flowspec.broker.base import (
 from flowspec.core.protocol.addresses import Address
 from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.ledger import Change, Ledger
-from flowspec.core.protocol.machine import Accepted, Complete, Finish, Send
+from flowspec.core.protocol.machine import Complete, Finish, OpenJob, Send
 from flowspec.core.protocol.messages import Envelope
 from flowspec.core.protocol.stamps import Stamp
 from flowspec.core.run.key import RunKey
@@ -106,7 +106,7 @@ class MemoryBroker:
             self.jobs[commit.run.job].output.append(entry)
         return code
 
-    def open_job(self, op: Accepted) -> Code:
+    def open_job(self, op: OpenJob) -> Code:
         code = self.ledger.open(op)
         if code is Code.OK:
             self.jobs[op.run.job].facts |= {
@@ -195,7 +195,7 @@ class MemoryLink:
                 return broker.commit(op, stamp)
             case Complete():
                 return broker.carry_out(broker.ledger.complete(op, stamp))
-            case Accepted():
+            case OpenJob():
                 return broker.open_job(op)
             case Finish():
                 return broker.finish(op)
@@ -204,6 +204,11 @@ class MemoryLink:
                 return Code.OK
 
     def forget(self, run: RunKey) -> None:
+        broker = self._broker
+        with broker.changed:
+            del broker.logs.get(self.address, [])[: self._log_at]
+            broker.ledger.trimmed(self.address, self._log_at)
+            self._log_at = 0
         self._rows = {name: rows for name, rows in self._rows.items() if name[0] != run}
 
     def close(self) -> None:

@@ -129,7 +129,7 @@ class EmulatedWorker(Worker):
 
     # ---- events ----------------------------------------------------------------------------------
 
-    def turn(self) -> None:
+    def cycle(self) -> None:
         """Process the next event if its time has come; else read until then."""
         key = self._next()
         due = math.inf if key is None else self._emulation.wall(key.at)

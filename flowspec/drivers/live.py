@@ -13,21 +13,21 @@ from typing import Protocol
 from flowspec.broker.base import CommitText, Link, Op, PutRows, Record
 from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.machine import (
-    Accepted,
     Allocate,
     Commit,
+    Compute,
     Discard,
     Done,
     Finish,
     Input,
     Learn,
     Machine,
+    OpenJob,
     Output,
     Poll,
     Received,
     Refused,
     Release,
-    Run,
     Send,
     Tick,
 )
@@ -66,7 +66,7 @@ class Performer(Protocol):
         ...
 
     def text(self, commit: Commit) -> str:
-        """The text of a commit's tokens, whole characters only."""
+        """The text of a commit's tokens, whole characters only; once per commit, in order."""
         ...
 
 
@@ -99,7 +99,7 @@ class Worker:
     def run(self, stop: Callable[[], bool]) -> None:
         """Run until ``stop()`` is true; BrokerUnreachable if the broker stays lost."""
         while not stop():
-            self.turn()
+            self.cycle()
 
     def facts(self) -> dict[str, object]:
         """Counters of this worker; ``at`` is its clock, for rates between two reports."""
@@ -110,9 +110,9 @@ class Worker:
         }
         return {"at": round(self._clock(), 3), **counters}
 
-    def turn(self) -> None:
+    def cycle(self) -> None:
         """Read once, process what arrived, and do one piece of work if there is any."""
-        delivery = self._link.read(self._patience())
+        delivery = self._link.read(self._read_timeout())
         for reason in delivery.refused:
             self.refused += 1
             self._log.warning("entry refused", reason=reason, refused=self.refused)
@@ -125,7 +125,7 @@ class Worker:
         while self._machine.runnable and not worked:
             worked = self._step(Poll())
 
-    def _patience(self) -> float:
+    def _read_timeout(self) -> float:
         """How long the next read may block, seconds."""
         if self._machine.runnable:
             return 0.0
@@ -137,7 +137,11 @@ class Worker:
         )
 
     def _step(self, event: Input) -> bool:
-        """Feed ``event`` and the inputs that follow from it; whether work was done."""
+        """Feed ``event`` and the inputs that follow from it; return whether work was done.
+
+        Nothing is read while work is done: a prune that arrives meanwhile is applied to the next
+        pass, not to the rows that this one sends.
+        """
         worked = False
         pending: list[Input] = [event]
         while pending:
@@ -145,22 +149,22 @@ class Worker:
             now = self._clock()
             outputs = list(self._machine.step(event, now))
             self._recorder.step(now, event, outputs)
-            if self._records or any(not isinstance(output, Run) for output in outputs):
+            if self._records or any(not isinstance(output, Compute) for output in outputs):
                 pending += self._write(outputs)
             for output in outputs:
-                if isinstance(output, Run):
+                if isinstance(output, Compute):
                     pending += self._start(output.work)
                     worked = True
         return worked
 
     def _start(self, work: Work) -> list[Input]:
-        """Start ``work``; the inputs that follow at once."""
+        """Start ``work`` and return the inputs that follow at once."""
         return [Done(self._compute(work))]
 
     # ---- performing ------------------------------------------------------------------------------
 
     def _write(self, outputs: Sequence[Output]) -> list[Input]:
-        """Perform all outputs but ``Run``; the broker's refusals, as inputs for the machine."""
+        """Perform all outputs but ``Compute``; return the broker's refusals as inputs."""
         # A step's record is written before its effects, so that their reader finds it.
         refusals: dict[RunKey, Refused] = {}
         ops = list[Op](self._records)
@@ -173,12 +177,13 @@ class Worker:
                     raise
                 self._log.error("output failed", kind=type(output).__name__, exc_info=True)
                 run = _run_of(output)
-                refusals[run] = Refused(run, False, f"{self._link.address}: {_one_line(error)}")
+                reason = f"{self._link.address}: {_one_line(error)}"
+                refusals[run] = Refused(run, False, reason, isinstance(output, Commit))
         codes = self._put(ops) if ops else []
         for op, code in zip(ops, codes, strict=True):
             refused = self._refusal(op, code)
-            if refused is not None:
-                refusals.setdefault(refused.run, refused)
+            if refused is not None and (refused.is_commit or refused.run not in refusals):
+                refusals[refused.run] = refused
         for output in outputs:
             if isinstance(output, Finish | Release):
                 self._end(output.run)
@@ -202,7 +207,7 @@ class Worker:
             case Learn():
                 self._performer.learn(output, self._link)
                 return []
-            case Run() | Release():
+            case Compute() | Release():
                 return []
             case _:
                 return [output]
@@ -218,7 +223,7 @@ class Worker:
         """The input for a refused ``op``; None: not refused, or a recorded line or a Finish."""
         if isinstance(op, Record | Finish):
             return None
-        refused = refusal(_run_of(op), _what(op), code)
+        refused = refusal(_run_of(op), _what(op), code, is_commit=isinstance(op, CommitText))
         if refused is not None:
             run = refused.run
             self._log.info(
@@ -255,7 +260,7 @@ def _run_of(op: Output | Op) -> RunKey:
             return envelope.message.run
         case CommitText(commit):
             return commit.run
-        case Run():
+        case Compute():
             raise StateError("computing is no operation on a run")
         case _:
             return op.run
@@ -270,7 +275,7 @@ def _what(op: Op) -> str:
             return "a commit"
         case PutRows(to=to):
             return f"rows for {to}"
-        case Accepted():
+        case OpenJob():
             return "the prompt"
         case _:
             return "a task's completion"

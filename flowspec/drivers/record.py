@@ -13,8 +13,17 @@ from typing import Any
 
 from flowspec.core.protocol import machine, messages, work
 from flowspec.core.protocol.addresses import Address
-from flowspec.core.protocol.machine import Input, Output, Poll, Received, Refused, Run, Send, Tick
-from flowspec.core.protocol.messages import Open, Submit
+from flowspec.core.protocol.machine import (
+    Compute,
+    Input,
+    Output,
+    Poll,
+    Received,
+    Refused,
+    Send,
+    Tick,
+)
+from flowspec.core.protocol.messages import Envelope, Open, Revoke, Submit
 from flowspec.core.protocol.work import Draft, Encode, Pass, PassDone, Work
 from flowspec.core.run import key, limits, sampling, spec
 from flowspec.core.run.key import RunKey
@@ -103,7 +112,7 @@ class Recorder:
         for run in tuple(self._lines):
             self._write(run, now, event, outputs)
         for output in outputs:
-            if isinstance(output, Run):
+            if isinstance(output, Compute):
                 self._work = output.work
 
     def forget(self, run: RunKey) -> None:
@@ -150,7 +159,8 @@ def _about(run: RunKey, event: Input, work: Work | None) -> Input | None:
     """The part of ``event`` that concerns ``run``; None: there is none."""
     match event:
         case Received(envelopes):
-            kept = tuple(envelope for envelope in envelopes if envelope.message.run == run)
+            parts = (_envelope_about(run, envelope) for envelope in envelopes)
+            kept = tuple(part for part in parts if part is not None)
             return Received(kept) if kept else None
         case Refused(run=about):
             return event if about == run else None
@@ -162,6 +172,21 @@ def _about(run: RunKey, event: Input, work: Work | None) -> Input | None:
             return event if work is not None and _concerns_work(run, work) else None
         case _:
             return event
+
+
+def _envelope_about(run: RunKey, envelope: Envelope) -> Envelope | None:
+    """``envelope`` if it concerns ``run``; None: it does not.
+
+    A message that begins or revokes a newer run of the job ends ``run``, which is all that a
+    recording of ``run`` needs to know of it.
+    """
+    message = envelope.message
+    if message.run == run:
+        return envelope
+    newer = message.run.job == run.job and message.run.epoch > run.epoch
+    if newer and isinstance(message, Open | Submit | Revoke):
+        return dataclasses.replace(envelope, message=Revoke(message.run))
+    return None
 
 
 def _concerns_work(run: RunKey, work: Work) -> bool:
@@ -176,7 +201,7 @@ def _concerns_work(run: RunKey, work: Work) -> bool:
 
 def _concerns(run: RunKey, output: Output) -> bool:
     match output:
-        case Run(work):
+        case Compute(work):
             return _concerns_work(run, work)
         case Send(envelope=envelope):
             return envelope.message.run == run
@@ -185,6 +210,6 @@ def _concerns(run: RunKey, output: Output) -> bool:
 
 
 def _only(run: RunKey, output: Output) -> Output:
-    if isinstance(output, Run) and isinstance(output.work, Pass):
-        return Run(Pass(tuple(part for part in output.work.parts if part.run == run)))
+    if isinstance(output, Compute) and isinstance(output.work, Pass):
+        return Compute(Pass(tuple(part for part in output.work.parts if part.run == run)))
     return output

@@ -9,7 +9,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from flowspec.broker.base import Control, Intake, roles_of, setup_of
+from flowspec.broker.base import Control, Intake, roles_of, setup_of, workers_of
+from flowspec.core.protocol.addresses import Role
 from flowspec.core.protocol.codes import Code
 from flowspec.core.run.spec import CANCEL, parse
 from flowspec.errors import BrokerError, ConfigError
@@ -20,6 +21,8 @@ from flowspec.strategies import build
 WATCH_SECONDS = 0.25
 #: How long workers may be missing before waiting jobs are ended, seconds.
 INCOMPLETE_SECONDS = 60.0
+#: How long after its lease has expired a worker may still renew it and keep its jobs, seconds.
+LATE_SECONDS = 2.0
 #: Tries to cancel a job; it can be assigned only once, so a second try finds no further change.
 _CANCEL_TRIES = 3
 
@@ -36,14 +39,18 @@ class Scheduler:
         *,
         most_running: int = 1,
         incomplete_seconds: float = INCOMPLETE_SECONDS,
+        late_seconds: float = LATE_SECONDS,
     ) -> None:
         self._control = control
         self._stages = stages
         self._setup = setup_of(control.pipeline())
-        self._roles = roles_of(control.pipeline())
+        record = control.pipeline()
+        self._workers = dict(zip(roles_of(record), workers_of(record), strict=True))
         self._most_running = most_running
         self._patience = incomplete_seconds
+        self._late_seconds = late_seconds
         self._owners: dict[str, dict[str, str]] = {}  # job -> role -> token of its worker
+        self._absent_since: dict[str, float] = {}  # roles whose lease has expired
         self._incomplete_since: float | None = None
         self._log = logger(role="scheduler")
         self._intake_error = ""
@@ -69,7 +76,7 @@ class Scheduler:
             return
         self._incomplete_since = None
         for job in self._control.queued():
-            tokens = {role: claims[role][0] for role in self._roles}
+            tokens = {role: claims[role][0] for role in self._workers}
             if self._control.assign(job, self._most_running, tokens) is not Code.OK:
                 break
             self._owners[job] = tokens
@@ -134,12 +141,13 @@ class Scheduler:
         wanted = {"state": "ready", "setup": self._setup}
         return [
             role
-            for role in self._roles
+            for role in self._workers
             if role not in claims or not wanted.items() <= claims[role][1].items()
         ]
 
     def _end_lost(self, claims: Claims) -> None:
         """End the running jobs that have lost a worker, or whose worker was replaced."""
+        gone = self._gone(claims)
         running = self._control.running()
         for job in list(self._owners):
             if job not in running:
@@ -148,13 +156,19 @@ class Scheduler:
             owners = self._owners.get(job) or self._owners.setdefault(
                 job, self._control.owners(job)
             )
-            lost = [
-                role
-                for role in self._roles
-                if role not in claims or claims[role][0] != owners.get(role)
-            ]
+            replaced = {role for role, (token, _) in claims.items() if token != owners.get(role)}
+            lost = [role for role in self._workers if role in gone | replaced]
             if lost:
-                self._revoke(job, f"the {_person(lost[0])} was lost; submit the job again")
+                self._revoke(job, f"the {self._person(lost[0])} was lost; submit the job again")
+
+    def _gone(self, claims: Claims) -> set[str]:
+        """Roles whose lease expired ``late_seconds`` ago: their workers are lost, not just late."""
+        now = time.monotonic()
+        absent = [role for role in self._workers if role not in claims]
+        self._absent_since = {role: self._absent_since.get(role, now) for role in absent}
+        return {
+            role for role, since in self._absent_since.items() if now - since >= self._late_seconds
+        }
 
     def _end_waiting(self, missing: list[str]) -> None:
         """End the waiting jobs once workers have been missing for too long."""
@@ -167,7 +181,8 @@ class Scheduler:
             waited = f"{self._patience:g} s"
             self._revoke(
                 job,
-                f"no {_person(missing[0])} for {waited}; start one with `{_command(missing[0])}`",
+                f"no {self._person(missing[0])} for {waited}; "
+                f"start one with `{self._command(missing[0])}`",
             )
 
     def _revoke(self, job: str, error: str) -> None:
@@ -175,17 +190,24 @@ class Scheduler:
         code = self._control.revoke(job, "error", error)
         self._log.warning("job ended", job=job, error=error, code=code.name)
 
+    def _person(self, role: str) -> str:
+        """The name of the worker of ``role`` in a message to the user."""
+        worker = self._workers[role]
+        match worker.role:
+            case Role.VERIFY:
+                return f"worker of verify stage {worker.number}"
+            case Role.MIDDLE:
+                return f"worker of middle model {worker.number}"
+            case _:
+                return "draft worker"
 
-def _person(role: str) -> str:
-    """The name of the worker of ``role`` in a message to the user."""
-    kind, _, number = role.partition("-")
-    return {"draft": "draft worker", "verify": f"worker of verify stage {number}"}.get(
-        kind, f"worker of middle model {number}"
-    )
-
-
-def _command(role: str) -> str:
-    """The command that starts the worker of ``role``."""
-    kind, _, number = role.partition("-")
-    option = {"verify": f" --stage {number}", "middle": f" --model {number}"}.get(kind, "")
-    return f"python -m workers.{kind}{option}"
+    def _command(self, role: str) -> str:
+        """The command that starts the worker of ``role``."""
+        worker = self._workers[role]
+        match worker.role:
+            case Role.VERIFY:
+                return f"python -m workers.verify --stage {worker.number}"
+            case Role.MIDDLE:
+                return f"python -m workers.middle --model {worker.number}"
+            case _:
+                return "python -m workers.draft"

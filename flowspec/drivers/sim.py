@@ -19,22 +19,22 @@ from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.graph import TaskGraph
 from flowspec.core.protocol.ledger import Delivery, Ledger
 from flowspec.core.protocol.machine import (
-    Accepted,
     Allocate,
     Commit,
     Complete,
+    Compute,
     Discard,
     Done,
     Finish,
     Input,
     Learn,
     Machine,
+    OpenJob,
     Output,
     Poll,
     Received,
     Refused,
     Release,
-    Run,
     Send,
     Tick,
 )
@@ -249,13 +249,13 @@ class Simulation:
                 change = self.ledger.complete(output)
                 self._deliver_all(address, run, change.deliveries)
                 return refusal(run, "a task's completion", change.code)
-            case Accepted(run, prompt):
+            case OpenJob(run, prompt):
                 self.jobs[run.job].prompt = prompt
                 return refusal(run, "the prompt", self.ledger.open(output))
             case Finish(run):
                 if self.ledger.finish(run) is Code.OK:
                     self.jobs[run.job].finish = output
-            case Run(work):
+            case Compute(work):
                 self._run(address, node, work)
             case _:
                 self._perform_here(address, node, output)

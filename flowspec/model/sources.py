@@ -146,7 +146,7 @@ def load_sources(
     drafters = [wrapped(_load_merged(names, target)) for names in _merged(draft)]
     if len(drafters) == 1:
         return drafters[0]
-    from flowspec.model.choice import ChoiceDrafter
+    from flowspec.model.drafter_choice import ChoiceDrafter
 
     return ChoiceDrafter(drafters)
 

@@ -8,11 +8,11 @@ A new strategy is a file beside this one and a line in the registry. It override
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
-from flowspec.core.drafting.beam_growth import BeamGrowth
+from flowspec.core.drafting.beam_growth import BeamGrowth, BeamSearch
 from flowspec.core.job.pacing import Lockstep
 from flowspec.core.job.strategy import Strategy
 from flowspec.core.run.limits import TREE_ROWS
@@ -76,23 +76,6 @@ class BeamParams:
         return self.order == "score"
 
 
-class Grown:
-    """A beam growth with a rule for its segments: ``finish(tree)`` names them."""
-
-    def __init__(self, base: BeamGrowth, finish: Callable[[Tree], list[list[int]]]) -> None:
-        self._base = base
-        self._finish = finish
-
-    def pending(self, tree: Tree) -> tuple[int, ...]:
-        return self._base.pending(tree)
-
-    def segments(self, tree: Tree) -> list[list[int]]:
-        return self._finish(tree)
-
-    def rebase(self, tree: Tree) -> None:
-        self._base.rebase(tree)
-
-
 class BeamStrategy(Strategy, Generic[P]):
     """Base of the beam-tree strategies: N + 1 segments in flight, each judged when it returns."""
 
@@ -108,18 +91,18 @@ class BeamStrategy(Strategy, Generic[P]):
         self.coupled = params.coupled
         if params.lockstep:
             self.pacing = Lockstep(stages)
-        self.base: BeamGrowth | None = None
+        self.base: BeamSearch | None = None
 
-    def seed(self, tree: Tree) -> Grown:
+    def seed(self, tree: Tree) -> BeamGrowth:
         """The round's tree, cut into N + 1 segments; keeps the beam as ``self.base``."""
         shape = self.params
-        base = self.base = BeamGrowth(tree, shape.width, shape.loops)
+        base = self.base = BeamSearch(tree, shape.width, shape.loops)
 
         def finish(tree: Tree) -> list[list[int]]:
             nodes = [tree.root, *base.best(tree, shape.nodes, by_score=shape.by_score)]
             return cut(nodes, self.stages + 1, shape.segment)
 
-        return Grown(base, finish)
+        return BeamGrowth(base, finish)
 
 
 def read_params(kind: type[D], options: Mapping[str, str]) -> D:

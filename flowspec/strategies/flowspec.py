@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flowspec.core.drafting.beam_growth import BeamGrowth
+from flowspec.core.drafting.beam_growth import BeamGrowth, BeamSearch
 from flowspec.core.drafting.growth import Growth
 from flowspec.core.job.strategy import Occasion, View
 from flowspec.core.run.limits import TREE_ROWS
 from flowspec.core.tree.tree import Tree
-from flowspec.strategies.base import BeamParams, BeamStrategy, Grown, check
+from flowspec.strategies.base import BeamParams, BeamStrategy, check
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,11 @@ class FlowSpecParams(BeamParams):
 
 
 class FlowSpec(BeamStrategy[FlowSpecParams]):
-    """Score-ordered segments, judged one by one, pruned in flight and followed by expansions."""
+    """Score-ordered segments, judged one by one, pruned in flight and followed by expansions.
+
+    N + 1 segments are in flight. Unless ``lockstep`` is on they run freely (``FreeRunning``): each
+    answer is judged when it arrives, and the task graph is not used.
+    """
 
     Params = FlowSpecParams
     source = "FlowSpec, arXiv 2507.02620"
@@ -65,15 +69,15 @@ class FlowSpec(BeamStrategy[FlowSpecParams]):
 
     def _merge(self, tree: Tree) -> Growth:
         """S_app: the new draft's nodes that T lacks, in its order, as one segment."""
-        base = self.base = BeamGrowth(tree, self.params.width, self.params.merge_loops)
+        base = self.base = BeamSearch(tree, self.params.width, self.params.merge_loops)
 
         def finish(tree: Tree) -> list[list[int]]:
             best = base.best(tree, self.params.merge_nodes, by_score=self.params.by_score)
             return _segment([node for node in best if not tree[node].selected])
 
-        return Grown(base, finish)
+        return BeamGrowth(base, finish)
 
-    def _expand(self, base: BeamGrowth, tree: Tree) -> Growth:
+    def _expand(self, base: BeamSearch, tree: Tree) -> Growth:
         """The best of the last beam's deeper layers that T lacks, as one segment."""
         base.rebase(tree)
         base.extend(tree, self.params.expand_layers)
@@ -84,7 +88,7 @@ class FlowSpec(BeamStrategy[FlowSpecParams]):
                 base.best(tree, self.params.expand_nodes, by_score=by_score, unselected=True)
             )
 
-        return Grown(base, finish)
+        return BeamGrowth(base, finish)
 
 
 def _segment(nodes: list[int]) -> list[list[int]]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowspec.core.protocol.addresses import Address, Role
-from flowspec.core.protocol.machine import Commit, Done, Input, Output, Run
+from flowspec.core.protocol.machine import Commit, Compute, Done, Input, Output
 from flowspec.core.protocol.messages import Prune
 from flowspec.core.protocol.work import Draft, Pass
 from flowspec.errors import ConfigError
@@ -81,7 +81,7 @@ class Timeline:
             start, ids, draft = self._running.pop(node)
             self.spans.append(Interval(node, start, now, ids, draft))
         for output in outputs:
-            if isinstance(output, Run) and isinstance(output.work, Pass | Draft):
+            if isinstance(output, Compute) and isinstance(output.work, Pass | Draft):
                 parts = output.work.parts if isinstance(output.work, Pass) else (output.work.part,)
                 ids = tuple(row for part in parts for row in part.ids)
                 self._running[node] = (now, ids, isinstance(output.work, Draft))

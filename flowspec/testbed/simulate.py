@@ -22,8 +22,8 @@ from flowspec.drivers.sim import Costs, Simulation, Tap
 from flowspec.emulation.profile import Profile
 from flowspec.errors import StateError
 from flowspec.model.base import DraftExecutor, StageExecutor
-from flowspec.model.choice import wanting_hidden
 from flowspec.model.directory import ModelDirectory
+from flowspec.model.drafter_choice import wanting_hidden
 from flowspec.strategies import build
 from flowspec.testbed.texts import Text
 

@@ -124,8 +124,8 @@ class Level:
 
 def step_seconds(level: Level, repeats: int) -> list[float]:
     """Median seconds of a step: recomputed, a pass per node, one pass; the first turn warms up."""
-    ways = (level.recomputed, level.one_by_one, level.together)
-    taken = [[way() for way in ways] for _ in range(repeats + 1)][1:]
+    methods = (level.recomputed, level.one_by_one, level.together)
+    taken = [[method() for method in methods] for _ in range(repeats + 1)][1:]
     return [statistics.median(column) for column in zip(*taken, strict=True)]
 
 

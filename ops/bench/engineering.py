@@ -103,12 +103,12 @@ class MeasuredRun:
         return 1 - 1 / self.tokens
 
     @property
-    def way(self) -> float:
+    def traversal(self) -> float:
         """Seconds once through the pipeline and back."""
         return pipeline_token_seconds((0.0, *self.passes), self.links)
 
     @property
-    def pace(self) -> float:
+    def interval(self) -> float:
         """Least seconds between two consecutive segments."""
         return max(*self.passes, *self.kept)
 
@@ -119,43 +119,50 @@ class MeasuredRun:
 
 
 def _first(m: MeasuredRun, drafts: int) -> float:
-    return drafts * m.draft + m.way
+    return drafts * m.draft + m.traversal
 
 
 def _flowspec(m: MeasuredRun, made: Any) -> float:
     first = made.params.loops + 1
     later = (m.drafts - first) / m.steps if m.steps else 0.0
-    return _first(m, first) + m.steps * max(m.pace, later * m.draft)
+    return _first(m, first) + m.steps * max(m.interval, later * m.draft)
 
 
 def _pipespec(m: MeasuredRun, made: Any) -> float:
     return (
-        m.tokens * m.way / pipespec_tokens(m.hit, min(made.params.window - 1, int(m.way / m.draft)))
+        m.tokens
+        * m.traversal
+        / pipespec_tokens(m.hit, min(made.params.window - 1, int(m.traversal / m.draft)))
     )
 
 
 #: Seconds per round as a function of the measurements and the strategy.
 FORMULAS: dict[str, Callable[[MeasuredRun, Any], float]] = {
-    "autoregressive": lambda m, made: m.way,
-    "naive_pp": lambda m, made: _first(m, made.params.loops + 1) + (m.segments - 1) * m.pace,
-    "pruned_pp": lambda m, made: _first(m, made.params.loops + 1) + m.steps * m.pace,
+    "autoregressive": lambda m, made: m.traversal,
+    "naive_pp": lambda m, made: _first(m, made.params.loops + 1) + (m.segments - 1) * m.interval,
+    "pruned_pp": lambda m, made: _first(m, made.params.loops + 1) + m.steps * m.interval,
     "flowspec": _flowspec,
     "pipedec": lambda m, made: (len(m.passes) + m.steps) * m.step,
     "pipedec_head": lambda m, made: (len(m.passes) + m.steps) * m.step,
-    "specpipe": lambda m, made: m.way + m.steps * m.step,
+    "specpipe": lambda m, made: m.traversal + m.steps * m.step,
     "pipespec": _pipespec,
     "speculative": lambda m, made: _first(m, made.params.lookahead - 1),
     "static_tree": lambda m, made: _first(m, len(made.params.branching)),
-    "chain": lambda m, made: m.way + m.steps * max(m.pace, made.params.window * m.draft),
-    "auto": lambda m, made: m.way + m.steps * m.step,
+    "chain": lambda m, made: m.traversal + m.steps * max(m.interval, made.params.window * m.draft),
+    "auto": lambda m, made: m.traversal + m.steps * m.step,
 }
 #: Systems whose formula ignores gaps.
 GAPLESS = ("pipedec", "pipedec_head", "specpipe", "chain", "auto")
 
 
-def predicted(strategy: str, m: MeasuredRun, *, gaps: bool = False) -> float:
-    """Seconds per token by the formula of ``strategy``; ``gaps``: count gaps that it ignores."""
+def predicted(strategy: str, m: MeasuredRun, *, gaps: bool = False) -> float | None:
+    """Seconds per token by the formula of ``strategy``; None: it has none.
+
+    ``gaps``: count gaps that the formula ignores.
+    """
     name = strategy.partition(":")[0]
+    if name not in FORMULAS:
+        return None
     made = build(strategy, len(m.passes))
     if name in GAPLESS and not gaps:
         window = getattr(made.params, "window", 1) if name == "chain" else 1  # type: ignore[attr-defined]
@@ -245,12 +252,14 @@ def timeline(traces: Sequence[Trace]) -> list[str]:
 
 def cells(strategy: str, m: MeasuredRun) -> list[str]:
     """Measured milliseconds; relative to the formula; relative to the formula with gaps."""
-    gaps = (
-        f"{m.seconds / predicted(strategy, m, gaps=True):.3f}"
-        if strategy.partition(":")[0] in GAPLESS
-        else "-"
-    )
-    return [f"{m.seconds * 1e3:.2f}", f"{m.seconds / predicted(strategy, m):.3f}", gaps]
+    gaps = None
+    if strategy.partition(":")[0] in GAPLESS:
+        gaps = predicted(strategy, m, gaps=True)
+    return [f"{m.seconds * 1e3:.2f}", _relative(m, predicted(strategy, m)), _relative(m, gaps)]
+
+
+def _relative(m: MeasuredRun, formula: float | None) -> str:
+    return "-" if formula is None else f"{m.seconds / formula:.3f}"
 
 
 def row(
@@ -259,14 +268,15 @@ def row(
     """A row of the table, and its timeline if it exceeds the bar."""
     runs, traces = bench.run(strategy, profile, stages)
     m = MeasuredRun.of(runs, traces)
+    formula = predicted(strategy, m)
     found = [
         profile.name,
         str(stages),
         strategy,
-        f"{predicted(strategy, m) * 1e3:.2f}",
+        "-" if formula is None else f"{formula * 1e3:.2f}",
         *cells(strategy, m),
     ]
-    worst = m.seconds / predicted(strategy, m)
+    measured = [m]
     if cluster is not None:
         try:
             done = cluster.run_all(bench.texts, strategy)
@@ -276,7 +286,9 @@ def row(
         share = done.counts.overtaken / max(1, done.counts.inputs)
         mark = " (refused)" if share > OVERTAKEN_SHARE else ""
         found += [*cells(strategy, ours), f"{ours.seconds / m.seconds:.3f}", f"{share:.2%}{mark}"]
-        worst = max(worst, ours.seconds / predicted(strategy, ours))
+        measured.append(ours)
+    formulas = [(one.seconds, predicted(strategy, one)) for one in measured]
+    worst = max((seconds / one for seconds, one in formulas if one is not None), default=0.0)
     title = f"\n{strategy}, {profile.name}, {stages} stages: {worst:.3f} of its formula\n"
     return found, [title, *timeline(traces)] if worst > BAR else []
 

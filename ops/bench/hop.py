@@ -30,7 +30,7 @@ from flowspec.broker.redis_control import RedisControl
 from flowspec.broker.redis_link import RedisLink
 from flowspec.broker.server import PrivateBroker
 from flowspec.core.protocol.addresses import DRAFT, Address, stage_address
-from flowspec.core.protocol.machine import Accepted, Allocate, Commit, Send
+from flowspec.core.protocol.machine import Allocate, Commit, OpenJob, Send
 from flowspec.core.protocol.messages import Answer, Envelope, Message, Open, Prune, Segment
 from flowspec.core.protocol.sequence import SeqWriter
 from flowspec.core.protocol.work import Choice, Pass, PassDone, Work, WorkResult
@@ -141,7 +141,7 @@ def drive(url: str, rounds: int) -> None:
     prompt = Segment(run, 0, 0, ids, tuple(at - 1 for at in ids), ids, ids)
     link.write(
         [
-            Accepted(run, ids, "bench"),
+            OpenJob(run, ids, "bench"),
             *(tell(stage, opened) for stage in stages),
             tell(stages[0], prompt),
         ]

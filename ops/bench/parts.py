@@ -19,7 +19,7 @@ from flowspec.broker.redis_client import DirectClient
 from flowspec.broker.redis_control import RedisControl
 from flowspec.broker.redis_link import RedisLink
 from flowspec.core.protocol.addresses import DRAFT, GRAPH, stage_address
-from flowspec.core.protocol.machine import Done, Output, Poll, Received, Run, Send
+from flowspec.core.protocol.machine import Compute, Done, Output, Poll, Received, Send
 from flowspec.core.protocol.messages import Envelope, Open, Prune, Segment
 from flowspec.core.protocol.work import Choice, Part, Pass, PassDone
 from flowspec.core.run.key import RunKey
@@ -161,7 +161,7 @@ def machine_steps(rounds: int = 300) -> StageSteps:
 def part_of(outputs: Sequence[Output]) -> Part:
     """The only part of the pass that a stage requests."""
     (output,) = outputs
-    assert isinstance(output, Run)
+    assert isinstance(output, Compute)
     assert isinstance(output.work, Pass)
     (part,) = output.work.parts
     return part

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from flowspec.core.job.stats import repeated_4grams
 from flowspec.core.protocol.addresses import DRAFT, Address
-from flowspec.core.protocol.machine import Commit, Done, Input, Output, Received, Run, Send
+from flowspec.core.protocol.machine import Commit, Compute, Done, Input, Output, Received, Send
 from flowspec.core.protocol.messages import Answer, Segment, Synced
 from flowspec.core.protocol.work import Draft, Pass
 from flowspec.core.run.history import History
@@ -94,7 +94,7 @@ class Trace:
             self.spans.append(BusySpan(node, *self._running.pop(node), now))
         for output in outputs:
             match output:
-                case Run(Pass((part, *_)) | Draft(part)):
+                case Compute(Pass((part, *_)) | Draft(part)):
                     self._running[node] = (part.segment, part.ids, now)
                 case Send():
                     self._send(node, now, output)

@@ -15,7 +15,7 @@ from flowspec.broker.redis_client import DirectClient
 from flowspec.broker.redis_control import RedisControl
 from flowspec.broker.redis_link import RedisLink
 from flowspec.core.protocol.addresses import DRAFT, stage_address
-from flowspec.core.protocol.machine import Accepted, Commit
+from flowspec.core.protocol.machine import Commit, OpenJob
 from flowspec.core.protocol.messages import Envelope, Prune
 from flowspec.core.protocol.work import Part
 from flowspec.core.run.key import RunKey
@@ -47,7 +47,7 @@ def commits(url: str, rounds: int) -> tuple[list[float], list[float]]:
     keys = Keys("commits")
     link = RedisLink(url, keys, DRAFT, 4)
     run = RunKey(running_job(RedisControl(url, keys), stages=4), 1)
-    link.write([Accepted(run, (1, 2), "bench")])
+    link.write([OpenJob(run, (1, 2), "bench")])
     client = DirectClient(url)
     (sha,) = client.run([("SCRIPT", "LOAD", BARE_WRITES)])
     bare_keys = [*(f"bare:log:{stage}" for stage in range(1, 5)), "bare:out", "bare:job"]

@@ -19,7 +19,7 @@ from flowspec.broker.server import PrivateBroker
 from flowspec.core.protocol.addresses import Address
 from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.ledger import JobState
-from flowspec.core.protocol.machine import Accepted, Commit, Send
+from flowspec.core.protocol.machine import Commit, OpenJob, Send
 from flowspec.core.protocol.messages import Close, Envelope, Message, Prune
 from flowspec.core.run.key import RunKey
 from tests.addresses import D0, S1, S2
@@ -67,7 +67,7 @@ class Rig:
         control.acknowledge([job])
         assert control.assign(job, 100, {}) is Code.OK
         draft.read(1.0)
-        assert draft.write([Accepted(RunKey(job, 1), (5, 6), "flowspec")]) == [Code.OK]
+        assert draft.write([OpenJob(RunKey(job, 1), (5, 6), "flowspec")]) == [Code.OK]
         return job
 
     def requeue(self, job: str) -> None:

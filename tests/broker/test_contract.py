@@ -11,13 +11,24 @@ import numpy as np
 import pytest
 
 from flowspec.broker.base import PutRows, Record
+from flowspec.broker.memory import MemoryBroker
 from flowspec.core.protocol.addresses import GRAPH
 from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.graph import Task, TaskGraph
-from flowspec.core.protocol.machine import Accepted, Complete, Finish
-from flowspec.core.protocol.messages import Close, Envelope, Fault, Prune, Revoke, Submit, Synced
+from flowspec.core.protocol.machine import Complete, Finish, OpenJob
+from flowspec.core.protocol.messages import (
+    Close,
+    Envelope,
+    Fault,
+    Open,
+    Prune,
+    Revoke,
+    Submit,
+    Synced,
+)
 from flowspec.core.protocol.stamps import Stamp
 from flowspec.core.run.key import RunKey
+from flowspec.core.run.sampling import Sampling
 from flowspec.errors import GapError
 from tests.addresses import D0, M1, S1, S2
 from tests.broker.conftest import Rig, commit, send
@@ -169,6 +180,28 @@ def test_a_write_without_a_stamp_leaves_the_stamps_a_task_has_collected(rig: Rig
     assert stage.read(1.0).stamps == (Stamp(2.0, D0),)
 
 
+def test_a_log_has_room_again_once_its_runs_have_ended(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flowspec.broker.commands.LOG_CAP", 2)
+    if rig.memory is not None:
+        rig.memory = MemoryBroker(log_cap=2)
+    control = rig.control()
+    draft = rig.link(D0)
+    stage = rig.link(S1)
+    job = rig.start(control, draft)
+    run = RunKey(job, 1)
+    opening = Open(run, 3, 64, Sampling())
+    assert draft.write([send(S1, job, 1, opening), send(S1, job, 2)]) == [Code.OK, Code.OK]
+    assert draft.write([send(S1, job, 3)]) == [Code.FULL]
+    assert len(stage.read(1.0).envelopes) == 2
+    assert draft.write([send(S1, job, 3)]) == [Code.FULL], "the run is open"
+    stage.forget(run)
+    stage.read(0.01)
+    assert draft.write([send(S1, job, 3)]) == [Code.OK]
+    assert [envelope.seq for envelope in stage.read(1.0).envelopes] == [3]
+
+
 # ---- commits -------------------------------------------------------------------------------------
 
 
@@ -214,8 +247,8 @@ def test_commits_need_an_opened_job_and_opening_twice_is_dup(rig: Rig) -> None:
     control.admit(job, control.read_intake(1.0)[0].fields)
     control.assign(job, 1, {})
     assert draft.write([commit(job)]) == [Code.GAP]
-    opened = Accepted(RunKey(job, 1), (5, 6), "x")
-    again = Accepted(RunKey(job, 1), (5,), "x")
+    opened = OpenJob(RunKey(job, 1), (5, 6), "x")
+    again = OpenJob(RunKey(job, 1), (5,), "x")
     assert draft.write([opened, again]) == [Code.OK, Code.DUP]
     assert json.loads(control.job(job)["prompt_token_ids"]) == [5, 6]
 

@@ -17,7 +17,7 @@ from flowspec.broker.memory import MemoryBroker
 from flowspec.core.protocol.addresses import DRAFT, GRAPH, Address, worker_addresses
 from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.ledger import Admission, Change, JobState, Ledger
-from flowspec.core.protocol.machine import Accepted, Commit, Complete, Finish, Send
+from flowspec.core.protocol.machine import Commit, Complete, Finish, OpenJob, Send
 from flowspec.core.protocol.messages import Envelope, Message, Prune, Submit, Synced
 from flowspec.core.protocol.stamps import Stamp
 from flowspec.core.run.key import RunKey
@@ -119,7 +119,7 @@ class Pair:
         self.requeue(job)
 
     def open(self, run: RunKey, prompt_length: int) -> None:
-        accepted = Accepted(run, tuple(range(prompt_length)), "flowspec")
+        accepted = OpenJob(run, tuple(range(prompt_length)), "flowspec")
         code = self.ledger.open(accepted)
         self.agree(accepted, code, *self.links[DRAFT].write([accepted]))
 

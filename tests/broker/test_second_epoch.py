@@ -12,7 +12,7 @@ import pytest
 from flowspec.broker.base import Control, Link, Op, OutputEntry, PutRows, Record
 from flowspec.core.protocol.addresses import GRAPH
 from flowspec.core.protocol.codes import Code
-from flowspec.core.protocol.machine import Accepted, Complete, Finish
+from flowspec.core.protocol.machine import Complete, Finish, OpenJob
 from flowspec.core.protocol.messages import Close, Envelope, Prune, Revoke, Submit, Synced
 from flowspec.core.run.key import RunKey
 from flowspec.errors import GapError
@@ -165,7 +165,7 @@ def late_writes(job: str) -> list[Op]:
         held(job, "late", epoch=1),
         Complete(run, ("never",)),
         commit(job, 2, seq=4, completes=("never",)),
-        Accepted(run, (1, 2, 3), "another"),
+        OpenJob(run, (1, 2, 3), "another"),
         Finish(run, "error", "too late", {}),
     ]
 

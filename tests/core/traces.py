@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from flowspec.core.protocol.addresses import SCHEDULER, Address
 from flowspec.core.protocol.machine import (
+    Compute,
     Done,
     Input,
     Machine,
     Output,
     Received,
     Refused,
-    Run,
     Send,
 )
 from flowspec.core.protocol.messages import Envelope, Revoke
@@ -28,6 +28,8 @@ JOB = "j"
 FIRST = RunKey(JOB, 1)
 SECOND = RunKey(JOB, 2)
 STAGES = 2
+#: Agreement of the middle models, which only pipespec uses.
+MIDDLES = (0.6, 0.8)
 #: Exact in binary floating point, so that a run with a later start has the same durations.
 COSTS = Costs(
     lambda node, work: 0.25 if node == D0 else unit_costs(work),
@@ -46,7 +48,7 @@ class Step:
 
     @property
     def starts_work(self) -> bool:
-        return any(isinstance(output, Run) for output in self.outputs)
+        return any(isinstance(output, Compute) for output in self.outputs)
 
 
 def run_of(output: Output) -> RunKey:
@@ -54,7 +56,7 @@ def run_of(output: Output) -> RunKey:
     match output:
         case Send(envelope=envelope):
             return envelope.message.run
-        case Run(work):
+        case Compute(work):
             return work.run if isinstance(work, Encode) else part_run(work)
         case _:
             return output.run
@@ -90,7 +92,7 @@ def trace(run: RunKey, spec: JobSpec) -> dict[Address, list[Step]]:
     def tap(node: Address, now: float, event: Input, outputs: list[Output]) -> None:
         steps.setdefault(node, []).append(Step(now, event, tuple(outputs)))
 
-    simulation = pipeline(STAGES, 0.7, costs=COSTS, tap=tap)
+    simulation = pipeline(STAGES, 0.7, costs=COSTS, tap=tap, middles=MIDDLES)
     begin(simulation, run, spec)
     simulation.run()
     record = simulation.jobs[run.job]

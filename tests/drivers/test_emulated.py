@@ -36,7 +36,7 @@ from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.emulated import EmulatedWorker
 from flowspec.drivers.live import Performer
-from flowspec.drivers.roles import DraftRole, VerifyRole
+from flowspec.drivers.performers import DraftPerformer, VerifyPerformer
 from flowspec.drivers.sim import Costs
 from flowspec.emulation.arrivals import Arrivals
 from flowspec.emulation.profile import LinkShape, Profile, Times
@@ -89,13 +89,13 @@ class Emulated:
         self.stages = emulation.stages
         self.workers: dict[Address, EmulatedWorker] = {}
         self.failures: list[BaseException] = []
-        drafter = DraftRole(ToyDrafter(TARGET, 0.8, (0, 0, 0, 0, 0, 1, 1, 2)), Characters())
+        drafter = DraftPerformer(ToyDrafter(TARGET, 0.8, (0, 0, 0, 0, 0, 1, 1, 2)), Characters())
         self._add(DRAFT, DraftMachine(limits(self.stages, middles=len(middles)), build), drafter)
         for stage in range(1, self.stages + 1):
-            executor = VerifyRole(ToyStage(TARGET, stage, self.stages), (), "<u8")
+            executor = VerifyPerformer(ToyStage(TARGET, stage, self.stages), (), "<u8")
             self._add(stage_address(stage), StageMachine(stage, self.stages), executor)
         for model, agreement in enumerate(middles, 1):
-            executor = VerifyRole(ToyMiddle(TARGET, agreement), (), "<u8")
+            executor = VerifyPerformer(ToyMiddle(TARGET, agreement), (), "<u8")
             self._add(middle_address(model), StageMachine(1, self.stages, middle=model), executor)
 
     def _add(self, address: Address, machine: Machine, role: Performer) -> None:
@@ -288,7 +288,7 @@ def test_model_seconds_split_a_pass_into_device_and_software() -> None:
             return result
 
     broker = MemoryBroker()
-    role = VerifyRole(Executor(TARGET, 1, 2), (), "<u8")
+    role = VerifyPerformer(Executor(TARGET, 1, 2), (), "<u8")
     worker = EmulatedWorker(
         StageMachine(1, 2),
         MemoryLink(broker, S1),
@@ -339,7 +339,7 @@ def test_hidden_rows_are_charged_to_the_jobs_that_get_some() -> None:
     taken = dict[str, float]()
     machine = DraftMachine(replace(limits(stages), others=(True,)), build)
     link = MemoryLink(MemoryBroker(), DRAFT)
-    role = DraftRole(ToyDrafter(TARGET, 0.8), Characters())
+    role = DraftPerformer(ToyDrafter(TARGET, 0.8), Characters())
     worker = EmulatedWorker(machine, link, role, emulation(stages))
     last = stage_address(stages)
     for job in ("autoregressive", "chain", "auto"):

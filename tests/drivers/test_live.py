@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from flowspec.broker.base import Link, Op, PutRows, ReadResult
+from flowspec.broker.base import CommitText, Link, Op, PutRows, ReadResult
 from flowspec.broker.connection import connect
 from flowspec.broker.keys import Keys
 from flowspec.broker.redis_link import RedisLink
@@ -20,7 +20,7 @@ from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.machine import Send
 from flowspec.core.protocol.messages import Answer, Segment
 from flowspec.core.run.sampling import Sampling
-from flowspec.core.run.spec import JobSpec
+from flowspec.core.run.spec import CANCEL, JobSpec
 from flowspec.drivers.replay import merge, replay
 from flowspec.errors import ReplayMismatch
 from flowspec.strategies import EXACT
@@ -240,6 +240,26 @@ def test_a_recording_of_one_job_among_others_replays_alone(start: Start) -> None
     assert all(job not in line for line in lines for job in others)
 
 
+def test_a_cancelled_jobs_recording_replays_exactly(start: Start) -> None:
+    """It ends with the Revoke, which names the epoch after the recorded run's."""
+    cluster = start(2)
+    job = cluster.submit(JobSpec(prompt=PROMPT, max_new_tokens=900, record=True))
+    cursor = "0"
+    while cursor == "0":  # until it has begun
+        cursor = next((entry.cursor for entry in cluster.control.read_output(job, "0", 0.2)), "0")
+    cluster.control.submit({CANCEL: job})
+    ids, end, _ = cluster.wait(job)
+    assert end["finish_reason"] == "cancelled"
+    deadline = time.monotonic() + 20
+    while True:  # the workers' last lines follow the job's end
+        lines = merge(cluster.control.read_recording(job))
+        if sum('"Release"' in line for line in lines) == 3 or time.monotonic() > deadline:
+            break
+    result = replay(lines)
+    assert result.nodes == ("d0", "s1", "s2")
+    assert result.tokens[: len(ids)] == ids
+
+
 def test_an_edited_recording_is_found_out(start: Start) -> None:
     lines = recorded(start(1), "flowspec")
     at = next(at for at, line in enumerate(lines) if '"PassDone"' in line and at > len(lines) // 2)
@@ -304,6 +324,26 @@ def test_duplicates_and_delays_change_nothing(start: Start, meddler: type[Meddli
     for strategy in (*EXACT, "flowspec:lockstep=on"):
         ids, _, error = cluster.run(JobSpec(prompt=PROMPT, max_new_tokens=30, strategy=strategy))
         assert (ids, error) == (expected(30), ""), strategy
+
+
+class RefusingTheLast(Meddling):
+    """The broker has no room for the commit that completes the text."""
+
+    def write(self, ops: Sequence[Op]) -> list[Code]:
+        refused = {
+            at for at, op in enumerate(ops) if isinstance(op, CommitText) and op.commit.finish
+        }
+        codes = iter(self._link.write([op for at, op in enumerate(ops) if at not in refused]))
+        return [Code.FULL if at in refused else next(codes) for at in range(len(ops))]
+
+
+def test_a_text_whose_last_tokens_are_refused_is_an_error(start: Start) -> None:
+    cluster = start(2, wrap=RefusingTheLast)
+    ids, end, error = cluster.run(JobSpec(prompt=PROMPT, max_new_tokens=20))
+    assert end["finish_reason"] == "error"
+    assert "the broker refused a commit: a stream is at its cap" in error
+    assert len(ids) < 20
+    assert ids == expected(20)[: len(ids)]
 
 
 class Losing(Meddling):

@@ -19,7 +19,7 @@ from flowspec.core.drafting import drafter_cache
 from flowspec.core.job.draft_worker import DraftMachine
 from flowspec.core.protocol import machine as m
 from flowspec.core.protocol.addresses import Address, stage_address
-from flowspec.core.protocol.messages import Close, Envelope, Message, Open
+from flowspec.core.protocol.messages import Close, Envelope, Message, Open, Revoke, Submit
 from flowspec.core.protocol.work import Draft, Part, Pass, Pruned
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.limits import Limits
@@ -31,7 +31,7 @@ from flowspec.drivers.replay import header, merge, replay, replay_file
 from flowspec.drivers.sim import Simulation
 from flowspec.errors import ReplayMismatch
 from flowspec.model.base import RowArray
-from flowspec.model.choice import ChoiceDrafter
+from flowspec.model.drafter_choice import ChoiceDrafter
 from flowspec.model.toy import ToyDrafter, ToyStage
 from flowspec.strategies import build
 from flowspec.strategies.auto import drafter_bandit
@@ -112,8 +112,8 @@ def test_merging_orders_a_node_by_number_and_takes_each_line_once() -> None:
 def test_only_runs_that_ask_for_it_are_written_down() -> None:
     lines: list[tuple[RunKey, str]] = []
     recorder = Recorder(S1, lambda run, line: lines.append((run, line)))
-    a = RunKey("a", 1)
-    others = (RunKey("b", 1), RunKey("a", 2))
+    a = RunKey("a", 2)
+    others = (RunKey("b", 1), RunKey("a", 1))
     asked = Open(a, 2, 9, Sampling(), record=True)
     silent = tuple(Envelope(D0, 1, Open(run, 2, 9, Sampling())) for run in others)
     released = [m.Release(run) for run in others]
@@ -129,6 +129,28 @@ def test_only_runs_that_ask_for_it_are_written_down() -> None:
     recorder.forget(a)
     recorder.step(0.8, m.Received((Envelope(D0, 2, Close(a)),)), [])
     assert len(lines) == 1
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        Revoke(RunKey("a", 2)),
+        Open(RunKey("a", 2), 2, 9, Sampling()),
+        Submit(RunKey("a", 2), (("prompt", "secret"),)),
+    ],
+)
+def test_a_message_that_ends_a_run_is_written_down_as_its_end(ending: Message) -> None:
+    """Whatever else it says is about the newer run."""
+    lines: list[str] = []
+    recorder = Recorder(S1, lambda run, line: lines.append(line))
+    a = RunKey("a", 1)
+    opening = Open(a, 2, 9, Sampling(), record=True)
+    recorder.step(0.5, m.Received((Envelope(D0, 1, opening),)), [])
+    others = (Envelope(D0, 1, Close(RunKey("b", 1))), Envelope(D0, 2, Close(RunKey("a", 2))))
+    recorder.step(0.6, m.Received((*others, Envelope(D0, 1, ending))), [m.Release(a)])
+    row = json.loads(lines[-1])
+    assert from_json(row["in"]) == m.Received((Envelope(D0, 1, Revoke(RunKey("a", 2))),))
+    assert from_json(row["out"]) == (m.Release(a),)
 
 
 class Learning(ToyDrafter):

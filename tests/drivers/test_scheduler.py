@@ -54,7 +54,7 @@ def test_jobs_start_when_every_worker_is_ready_and_there_is_room(rig: Rig) -> No
 @pytest.mark.parametrize("how", ["gone", "replaced"])
 def test_a_job_ends_with_the_worker_it_began_with(rig: Rig, how: str) -> None:
     control = rig.control()
-    scheduler = Scheduler(control, 2)
+    scheduler = Scheduler(control, 2, late_seconds=0.0 if how == "gone" else 60.0)
     lease(control, *ROLES)
     job = submit(scheduler, control)
     scheduler.turn()
@@ -68,6 +68,28 @@ def test_a_job_ends_with_the_worker_it_began_with(rig: Rig, how: str) -> None:
         "the worker of verify stage 2 was lost; submit the job again",
         "error",
     )
+    assert control.running() == []
+
+
+def test_a_worker_whose_lease_expired_may_be_late_before_it_is_lost(rig: Rig) -> None:
+    """A starved worker that renews in time keeps its job; one that stays away is lost."""
+    control = rig.control()
+    scheduler = Scheduler(control, 2, late_seconds=0.2)
+    lease(control, *ROLES)
+    job = submit(scheduler, control)
+    scheduler.turn()
+    for _ in range(2):  # late twice, and never for long
+        control.release("verify-2", "t-verify-2")
+        scheduler.turn()
+        lease(control, "verify-2")
+        scheduler.turn()
+        time.sleep(0.25)
+    assert control.running() == [job]
+    control.release("verify-2", "t-verify-2")
+    scheduler.turn()
+    assert control.running() == [job]
+    time.sleep(0.25)
+    scheduler.turn()
     assert control.running() == []
 
 
@@ -106,7 +128,7 @@ def test_a_scheduler_started_again_adopts_what_runs(rig: Rig) -> None:
     first = Scheduler(control, 2)
     job = submit(first, control)
     first.turn()
-    second = Scheduler(control, 2)
+    second = Scheduler(control, 2, late_seconds=0.0)
     second.turn()
     assert control.running() == [job]
     control.release("draft", "t-draft")

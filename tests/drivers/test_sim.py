@@ -11,7 +11,7 @@ import pytest
 
 from flowspec.core.job.draft_worker import DraftMachine
 from flowspec.core.protocol.addresses import Address, middle_address, stage_address
-from flowspec.core.protocol.machine import Finish, Input, Output, Received, Run
+from flowspec.core.protocol.machine import Compute, Finish, Input, Output, Received
 from flowspec.core.protocol.messages import Answer, Segment
 from flowspec.core.protocol.work import Pass as StagePass
 from flowspec.core.run.sampling import Sampling
@@ -58,7 +58,7 @@ def test_a_resource_does_one_thing_at_a_time() -> None:
 
     def tap(node: Address, now: float, event: Input, outputs: list[Output]) -> None:
         for output in outputs:
-            if isinstance(output, Run) and isinstance(output.work, StagePass):
+            if isinstance(output, Compute) and isinstance(output.work, StagePass):
                 assert now >= busy.get(node, 0.0)
                 busy[node] = now + 1.0
 

@@ -101,7 +101,7 @@ def checker(reference: Reference) -> Checker:
     return Checker(reference)
 
 
-@pytest.mark.parametrize("stages", [1, 4])
+@pytest.mark.parametrize("stages", [1, 4, pytest.param(12, marks=pytest.mark.heavy)])
 def test_a_prompt_of_each_kind(checker: Checker, clusters: Clusters, stages: int) -> None:
     with Client(clusters(stages).url) as client:
         for row in rows()[::4]:

@@ -22,21 +22,100 @@ def test_every_file_is_loaded_and_has_tests() -> None:
         assert f'call("{name}"' in tests, f"{name} has no test of its own"
 
 
-@pytest.mark.parametrize("script", load().values(), ids=lambda script: script.name)
-def test_keys_come_in_keys_and_checks_before_writes(script: object) -> None:
-    body = re.sub(r"--[^\n]*", "", script.text)  # type: ignore[attr-defined]
-    assert "KEYS *" not in body
-    assert not re.search(r"redis\.call\('\w+', *['\"][^'\"]*:", body), (
-        "a key is built inside the script"
-    )
-    writes = [
-        m.start() for m in re.finditer(r"redis\.call\('(?:XADD|HSET|SET|SADD|RPUSH|LPOP)'", body)
-    ]
-    functions = [m.end() for m in re.finditer(r"^end$", body, re.MULTILINE)]
-    main = max(functions, default=0)
-    refusals = [m.start() for m in re.finditer(r"return [2345]\b", body) if m.start() > main]
-    first_write = min((write for write in writes if write > main), default=len(body))
-    assert all(refusal < first_write for refusal in refusals)
+#: The commands that only read; every other one counts as a write.
+READS = {"EXISTS", "GET", "HEXISTS", "HGET", "HMGET", "LINDEX", "LLEN", "SCARD", "XLEN"}
+#: Refusals in each script's main part.
+REFUSALS = {
+    "admit": 1,
+    "assign": 3,
+    "claim": 1,
+    "commit_verdict": 6,
+    "finish": 1,
+    "open_job": 2,
+    "publish": 3,
+    "record": 0,
+    "release": 1,
+    "revoke": 2,
+}
+#: Codes that are returned after writes, as the script's header says: admit ends a refused job,
+#: publish still carries out the completions.
+AFTER_WRITES = {"admit": {Code.DUP, Code.FULL}, "publish": {Code.DUP}}
+
+
+def code_of(file: Path) -> str:
+    """A file without its comments."""
+    return re.sub(r"--[^\n]*", "", file.read_text())
+
+
+def writing_functions() -> set[str]:
+    """The included functions that write, themselves or through another one."""
+    bodies = {
+        match[1]: match[0]
+        for file in (LUA / "include").glob("*.lua")
+        for match in re.finditer(
+            r"^(?:local function )?(\w+)(?: = function)?\(.*?^end$",
+            code_of(file),
+            re.MULTILINE | re.DOTALL,
+        )
+    }
+    writing: set[str] = set()
+    for _ in bodies:
+        writing |= {name for name, body in bodies.items() if writes(body, writing - {name})}
+    return writing
+
+
+def writes(code: str, functions: set[str]) -> bool:
+    """Whether ``code`` has a command that writes or a call of one of ``functions``."""
+    commands = set(re.findall(r"redis\.p?call\('(\w+)'", code))
+    assert len(commands) or not re.search(r"redis\.p?call", code), "a command is not a literal"
+    return bool(commands - READS) or bool(set(re.findall(r"(\w+)\(", code)) & functions)
+
+
+def statements(code: str) -> list[str]:
+    """The statements of a main part, each with its whole block."""
+    return [part for part in re.split(r"\n(?=(?!end\b|else)\w)", code) if part.strip()]
+
+
+def test_the_functions_that_write_are_found() -> None:
+    assert writing_functions() == {
+        "append",
+        "graph_deliver",
+        "graph_release",
+        "graph_latest",
+        "graph_complete",
+        "graph_create",
+        "wake",
+    }
+
+
+def test_keys_come_in_keys() -> None:
+    for file in [*LUA.glob("*.lua"), *LUA.glob("include/*.lua")]:
+        assert "KEYS *" not in code_of(file)
+        assert not re.search(r"redis\.call\('\w+', *['\"][^'\"]*:", code_of(file)), (
+            "a key is built inside the script"
+        )
+
+
+@pytest.mark.parametrize("file", sorted(LUA.glob("*.lua")), ids=lambda file: file.stem)
+def test_no_refusal_comes_after_a_write(file: Path) -> None:
+    name = file.stem.rpartition("-")[0]
+    functions = writing_functions()
+    refusals: list[Code] = []
+    written = False
+    for statement in statements(code_of(file)):
+        found = [Code(int(code)) for code in re.findall(r"\breturn ([1-5])\b", statement)]
+        # A whole loop counts as a write, since its next turn comes after the write of this one.
+        written = written or writes(statement, functions)
+        assert not (found and written), statement
+        refusals += found
+    assert len(refusals) == REFUSALS[name]
+    assert written, "it changes nothing"
+    header = re.search(r"^-- returns((?:.*\n-- )*.*)", file.read_text(), re.MULTILINE)
+    assert header is not None
+    documented = {code for code in Code if re.search(rf"\b{code.name}\b", header[1])}
+    assert documented == {Code.OK, *refusals} | AFTER_WRITES.get(name, set())
+    returned = set(re.findall(r"\breturn (\w+)", code_of(file))) - set("012345")
+    assert returned == ({"answer"} if name in AFTER_WRITES else set())
 
 
 def test_the_table_of_codes_is_the_enum() -> None:

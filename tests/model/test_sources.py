@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from flowspec.errors import ConfigError, FlowSpecError, ModelError
-from flowspec.model.choice import wanting_hidden
 from flowspec.model.directory import PACKAGED, default_pair, local_path, open_directory
 from flowspec.model.drafter import ModelDrafter
+from flowspec.model.drafter_choice import wanting_hidden
 from flowspec.model.eagle import EagleDrafter
 from flowspec.model.head_layout import is_head
 from flowspec.model.hybrid import HybridDrafter

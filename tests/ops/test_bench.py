@@ -10,7 +10,7 @@ import pytest
 
 from flowspec.core.run.history import History
 from flowspec.emulation.profiles import load
-from flowspec.model.choice import ChoiceDrafter
+from flowspec.model.drafter_choice import ChoiceDrafter
 from flowspec.testbed.memo import MemoDrafter
 from ops.bench import emulation, hop, simulation_speed
 from ops.bench.emulation import Comparison, ratio_table, simulated

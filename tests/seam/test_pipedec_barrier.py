@@ -16,16 +16,16 @@ import pytest
 from flowspec.core.drafting.drafting import Drafting, DraftingOptions
 from flowspec.core.protocol.addresses import DRAFT, GRAPH, Address, stage_address
 from flowspec.core.protocol.machine import (
-    Accepted,
     Allocate,
     Commit,
     Complete,
+    Compute,
     Done,
     Input,
+    OpenJob,
     Output,
     Poll,
     Received,
-    Run,
     Send,
 )
 from flowspec.core.protocol.messages import (
@@ -69,7 +69,7 @@ class WholeChain:
     def __init__(self, tip: int) -> None:
         self.tip = tip
 
-    def pending(self, tree: Tree) -> tuple[int, ...]:
+    def proceed(self, tree: Tree) -> tuple[int, ...]:
         return (self.tip,) if tree[self.tip].expansion is None else ()
 
     def rebase(self, tree: Tree) -> None:
@@ -89,7 +89,7 @@ class PipeDecSketch:
 
     def __init__(self) -> None:
         self.tree = Tree(len(PROMPT) - 1)
-        self.tree.send([self.tree.plant(PROMPT[-1], len(PROMPT) - 1, len(PROMPT) - 2)])
+        self.tree.mark_sent([self.tree.plant(PROMPT[-1], len(PROMPT) - 1, len(PROMPT) - 2)])
         self.drafting = Drafting(RUN, PROMPT, DraftingOptions(4))
         self.writer = SeqWriter()
         self.output: list[int] = []
@@ -113,11 +113,11 @@ class PipeDecSketch:
             case Poll():
                 self.working = True
                 work = self.drafting.next_work(self.tree)
-                return [Run(work)] if work else []
+                return [Compute(work)] if work else []
             case Done(result) if isinstance(result, DraftDone):
                 self.working = False
                 self.drafting.done(result, self.tree)
-                if self.drafting.growing and not self.drafting.wants(self.tree):
+                if self.drafting.growing and not self.drafting.proceed(self.tree):
                     self.drafting.collect(self.tree)
                     return [Complete(RUN, (task("decode", self.t, 0),))]
                 return []
@@ -128,7 +128,7 @@ class PipeDecSketch:
             return self.start()
         if isinstance(message, Answer):
             for node, token in zip(message.ids, message.tokens, strict=True):
-                self.tree.answer(node, token)
+                self.tree.record_choice(node, token)
             return self.sync() if self.t == 0 else []
         if isinstance(message, Synced):
             assert message.task == task("sync", self.t)
@@ -137,7 +137,7 @@ class PipeDecSketch:
 
     def start(self) -> list[Output]:
         outputs: list[Output] = [
-            Accepted(RUN, PROMPT, "sketch"),
+            OpenJob(RUN, PROMPT, "sketch"),
             Allocate(RUN, 400, Sampling(), Returns()),
         ]
         opened = Open(RUN, len(PROMPT), 400, Sampling())
@@ -189,7 +189,7 @@ class PipeDecSketch:
             if verdict.finish:
                 return outputs
         if grown is not None and grown in self.tree:
-            self.tree.select([grown])
+            self.tree.mark_waiting([grown])
             layers[1] = [grown]
         self.layers = {stage: nodes for stage, nodes in layers.items() if stage <= STAGES}
         return [*outputs, *self.next_timestep()]
@@ -210,12 +210,12 @@ class PipeDecSketch:
             outputs.append(self.inject(self.layers[1]))
         tip = max(self.tree, key=lambda node: node.depth).id
         self.drafting.begin(WholeChain(tip), idle=False)
-        assert self.drafting.wants(self.tree)
+        assert self.drafting.proceed(self.tree)
         return [*outputs, Complete(RUN, (task("verdict", before),))]
 
     def inject(self, nodes: list[int]) -> Send:
         self.number += 1
-        self.tree.send(nodes)
+        self.tree.mark_sent(nodes)
         route = tuple(
             Hop(task("decode", self.t + hop, 1 + hop), (task("verdict", self.t + hop - 1),))
             for hop in range(1, STAGES)
@@ -248,7 +248,7 @@ def run(
 
     def tap(node: Address, now: float, event: Input, outputs: list[Output]) -> None:
         for output in outputs:
-            if isinstance(output, Run) and (spent := cost(node, output.work)):
+            if isinstance(output, Compute) and (spent := cost(node, output.work)):
                 spans.append((node, now, now + spent))
 
     sketch = PipeDecSketch()

@@ -13,15 +13,15 @@ import pytest
 
 from flowspec.core.protocol.addresses import Address
 from flowspec.core.protocol.machine import (
-    Accepted,
     Allocate,
     Commit,
+    Compute,
     Done,
     Input,
+    OpenJob,
     Output,
     Poll,
     Received,
-    Run,
     Send,
 )
 from flowspec.core.protocol.messages import (
@@ -127,7 +127,7 @@ class ChainModel:
         if isinstance(message, Submit):
             opened = Open(RUN, len(PROMPT), 4000, Sampling())
             others = [self.send(model, opened) for model in MODELS[1:]]
-            return [Accepted(RUN, PROMPT, "sketch"), self.allocate(), *others]
+            return [OpenJob(RUN, PROMPT, "sketch"), self.allocate(), *others]
         if isinstance(message, Open):
             return [self.allocate()]
         if isinstance(message, Segment):
@@ -210,7 +210,7 @@ class ChainModel:
             answers=tuple(range(len(positions) - rows, len(positions))),
         )
         self.cached = len(self.sequence)
-        return [Run(Pass((part,)))]
+        return [Compute(Pass((part,)))]
 
     def verified(self, choices: Sequence[int]) -> list[Output]:
         self.working = False

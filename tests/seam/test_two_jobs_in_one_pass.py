@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowspec.core.protocol.addresses import Address, Role
-from flowspec.core.protocol.machine import Input, Output, Run
+from flowspec.core.protocol.machine import Compute, Input, Output
 from flowspec.core.protocol.messages import Returns
 from flowspec.core.protocol.work import Choice, Part, Pass
 from flowspec.core.run.key import RunKey
@@ -156,7 +156,7 @@ def test_jobs_take_turns_in_one_pipeline_and_keep_their_own_text(
 
     def tap(node: Address, now: float, event: Input, outputs: list[Output]) -> None:
         for output in outputs:
-            if isinstance(output, Run) and node.role is Role.VERIFY:
+            if isinstance(output, Compute) and node.role is Role.VERIFY:
                 assert isinstance(output.work, Pass)
                 (part,) = output.work.parts
                 passes.append(part.run.job)

@@ -12,8 +12,17 @@ import pytest
 from flowspec.core.job.draft_worker import DraftMachine
 from flowspec.core.protocol.addresses import DRAFT, GRAPH, Address
 from flowspec.core.protocol.graph import TaskGraph
-from flowspec.core.protocol.machine import Input, Output, Received, Run, Send
-from flowspec.core.protocol.messages import Answer, Envelope, Prune, Segment
+from flowspec.core.protocol.machine import (
+    Commit,
+    Compute,
+    Discard,
+    Done,
+    Input,
+    Output,
+    Received,
+    Send,
+)
+from flowspec.core.protocol.messages import Answer, Close, Envelope, Message, Prune, Segment
 from flowspec.core.protocol.work import Pass as StagePass
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
@@ -103,31 +112,90 @@ class Watch:
         self.sent: Counter[int] = Counter()
         self.answered: Counter[int] = Counter()
         self.rows: dict[int, set[int]] = {}
+        self.sent_rows: set[int] = set()
+        self.dropped: dict[int, set[int]] = {}  # rows that a commit drops, by its offset
+        self.stages = {stage: StageWatch(stage, self) for stage in (S1, S2, S3)}
         self.trace: list[object] = []
         self.draft: DraftMachine | None = None
         self.graph: TaskGraph | None = None
 
     def __call__(self, node: Address, now: float, event: Input, outputs: list[Output]) -> None:
         self.trace.append((node, now, event, tuple(outputs)))
+        if node in self.stages:
+            self.stages[node](event, outputs)
         if node != D0 or self.draft is None:
             return
         for session in self.draft.sessions.values():
             session.tree.check()
             assert session.in_flight <= session.strategy.max_in_flight
         for output in outputs:
+            if isinstance(output, Commit):
+                prune = output.prunes[0].message
+                assert isinstance(prune, Prune)
+                left = {*prune.accepted, *prune.retained, prune.root}
+                self.dropped[prune.offset] = self.sent_rows - left
             if (
                 isinstance(output, Send)
                 and isinstance(segment := output.envelope.message, Segment)
                 and segment.round
             ):
+                assert self.sent_rows.isdisjoint(segment.ids), "a row is sent twice"
+                self.sent_rows.update(segment.ids)
                 self.sent[segment.segment] += 1
                 self.rows[segment.segment] = set(segment.ids)
         if isinstance(event, Received):
             for envelope in event.envelopes:
                 if isinstance(envelope.message, Answer):
                     self.answered[envelope.message.segment] += 1
-                    if envelope.message.segment in self.rows:
-                        assert set(envelope.message.ids) <= self.rows[envelope.message.segment]
+
+
+class StageWatch:
+    """Checks that one stage forwards the live rows of each segment, and nothing of a void one.
+
+    ``void``: segments whose rows were all dead before or after their pass. ``left``: those that the
+    stage had not computed when the text was complete.
+    """
+
+    def __init__(self, stage: Address, watch: Watch) -> None:
+        self.stage = stage
+        self.watch = watch
+        self.queue: list[Segment] = []
+        self.dead: set[int] = set()
+        self.void: list[int] = []
+        self.left: list[int] = []
+        self.closed = False
+
+    def __call__(self, event: Input, outputs: list[Output]) -> None:
+        if isinstance(event, Received):
+            for envelope in event.envelopes:
+                self.receive(envelope.message)
+        sent = [
+            output.envelope.message
+            for output in outputs
+            if isinstance(output, Send)
+            and isinstance(output.envelope.message, Segment | Answer)
+            and output.envelope.message.segment in self.watch.rows
+        ]
+        over = isinstance(event, Done) or any(isinstance(output, Discard) for output in outputs)
+        if not over or not self.queue or self.queue[0].segment not in self.watch.rows:
+            assert sent == []
+            self.queue = self.queue[over:]
+            return
+        segment = self.queue.pop(0)
+        live = tuple(node for node in segment.ids if node not in self.dead)
+        assert [message.ids for message in sent] == ([live] if live or segment.marker else [])
+        if not sent:
+            self.void.append(segment.segment)
+
+    def receive(self, message: Message) -> None:
+        if isinstance(message, Segment):
+            self.queue.append(message)
+        if isinstance(message, Prune):
+            self.dead |= self.watch.dropped[message.offset]
+        self.closed = self.closed or isinstance(message, Close)
+        if self.closed:
+            self.left += [segment.segment for segment in self.queue]
+            self.queue = []
 
 
 def watched(variant: str, stages: int, hit_rate: float, costs: Costs) -> tuple[Watch, Simulation]:
@@ -156,8 +224,13 @@ def test_every_segment_is_answered_once_or_void(variant: str, costs: Costs) -> N
     watch, simulation = watched(variant, 3, 0.7, costs)
     record = simulation.jobs["job"]
     assert tuple(record.tokens) == TARGET.decode(PROMPT, 40, GREEDY)
-    assert max(watch.sent.values()) == 1
-    assert max(watch.answered.values()) == 1
+    ends = Counter(watch.answered)
+    for stage in watch.stages.values():
+        ends.update({*stage.void, *stage.left} & watch.rows.keys())
+        for segment in stage.left:
+            assert watch.rows.get(segment, set()) <= stage.dead
+    assert set(watch.sent.values()) == {1}
+    assert {segment: ends[segment] for segment in watch.sent} == dict.fromkeys(watch.sent, 1)
     assert watch.draft is not None
     stats = record.finish.stats if record.finish else {}
     assert isinstance(stats["rows"], dict)
@@ -200,7 +273,7 @@ def test_lockstep_starts_no_step_before_the_answer_of_n_steps_before(variant: st
         if node == D0 and isinstance(event, Received):
             answers += sum(isinstance(envelope.message, Answer) for envelope in event.envelopes)
         for output in outputs:
-            if node == S2 and isinstance(output, Run) and isinstance(output.work, StagePass):
+            if node == S2 and isinstance(output, Compute) and isinstance(output.work, StagePass):
                 running += min(output.work.parts[0].ids) >= len(PROMPT)
                 # Segment i is at stage 2 in step i + 1, after verdict i - 1. The first answer is
                 # the prompt's.
@@ -237,13 +310,13 @@ def test_the_nucleus_mode_takes_the_drafts_favourite_of_those_the_target_likes()
     root = tree.plant(1, 0, -1)
     best = tree.add(root, 5, -0.1)
     second = tree.add(root, 6, -0.2)
-    tree.select([best, second])
+    tree.mark_waiting([best, second])
     mode = build("specpipe_lossy_nucleus:nucleus=50", 2)
     node = tree[root]
 
     def decided(*top: tuple[int, float]) -> int:
-        tree.send([entry.id for entry in tree if entry.status is Status.WAITING])
-        tree.answer(root, 7, top)
+        tree.mark_sent([entry.id for entry in tree if entry.status is Status.WAITING])
+        tree.record_choice(root, 7, top)
         return mode.decide(tree, node, 7)
 
     top = [(7, math.log(0.4)), (6, math.log(0.3)), (5, math.log(0.2))]

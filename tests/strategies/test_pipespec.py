@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from flowspec.core.protocol.addresses import Address
-from flowspec.core.protocol.machine import Commit, Input, Output, Run
+from flowspec.core.protocol.machine import Commit, Compute, Input, Output
 from flowspec.core.protocol.work import Pass
 from flowspec.core.run.sampling import Sampling
 from flowspec.drivers.sim import Costs
@@ -37,9 +37,9 @@ def script(strategy: str, until: float) -> list[str]:
 
     def tap(node: Address, now: float, event: Input, outputs: list[Output]) -> None:
         for output in outputs:
-            if isinstance(output, Run) and not isinstance(output.work, Pass):
+            if isinstance(output, Compute) and not isinstance(output.work, Pass):
                 lines.append(f"{now:g} small drafts after {output.work.part.tokens[-1]}")  # type: ignore[union-attr]
-            elif isinstance(output, Run):
+            elif isinstance(output, Compute):
                 given = " ".join(map(str, output.work.parts[0].tokens))  # type: ignore[union-attr]
                 lines.append(f"{now:g} {NAMES[node]} verifies {given}")
             elif isinstance(output, Commit):

@@ -13,7 +13,7 @@ import pytest
 from flowspec.core.job.draft_worker import DraftMachine
 from flowspec.core.job.lifecycle import State
 from flowspec.core.protocol.addresses import Address
-from flowspec.core.protocol.machine import Done, Input, Output, Run, Send
+from flowspec.core.protocol.machine import Compute, Done, Input, Output, Send
 from flowspec.core.protocol.messages import Answer, Envelope, Segment
 from flowspec.core.protocol.work import Pass as StagePass
 from flowspec.core.run.spec import JobSpec
@@ -99,7 +99,7 @@ def test_a_starved_group_computes_nothing() -> None:
 
     def tap(node: Address, now: float, event: Input, outputs: list[Output]) -> None:
         for output in outputs:
-            if isinstance(output, Run) and isinstance(output.work, StagePass):
+            if isinstance(output, Compute) and isinstance(output.work, StagePass):
                 passes.append((now, node, output.work.parts[0].ids))
 
     pipeline("pipedec:width=2,children=2", [1, 2, 3, 4, 6, 7, 8, 9], STARVED, stages=3, tap=tap)
@@ -192,7 +192,7 @@ def test_a_chain_drafts_on_while_a_slot_is_free() -> None:
             return
         machine = simulation.machine(D0)
         assert isinstance(machine, DraftMachine)
-        drafting = any(isinstance(output, Run) for output in outputs) or (
+        drafting = any(isinstance(output, Compute) for output in outputs) or (
             drafting and not isinstance(event, Done)
         )
         for session in machine.sessions.values():

@@ -24,7 +24,7 @@ def run(
         tree = Tree(0)
         root = tree.plant(0, 0, -1)
         for rank in range(tuner.width):
-            tree.select([tree.add(root, 10 + rank, -0.01 * rank)])
+            tree.mark_waiting([tree.add(root, 10 + rank, -0.01 * rank)])
         rows = tuner.width if at % 3 else 1
         token = 10 + rank_of[at % len(rank_of)]
         seconds = 1.0 + seconds_of_row * rows

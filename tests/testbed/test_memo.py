@@ -29,8 +29,8 @@ from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.sim import Costs, Simulation, unit_costs
 from flowspec.errors import StateError
 from flowspec.model.base import DraftExecutor, RowArray
-from flowspec.model.choice import ChoiceDrafter
 from flowspec.model.directory import open_directory
+from flowspec.model.drafter_choice import ChoiceDrafter
 from flowspec.model.ngram import NgramDrafter
 from flowspec.model.sources import load_sources
 from flowspec.model.toy import ToyDrafter, ToyStage

@@ -18,8 +18,8 @@ from flowspec.emulation.profile import Profile
 from flowspec.emulation.profiles import load
 from flowspec.errors import StateError
 from flowspec.model.base import DraftExecutor
-from flowspec.model.choice import ChoiceDrafter
 from flowspec.model.directory import ModelDirectory, default_pair, open_directory
+from flowspec.model.drafter_choice import ChoiceDrafter
 from flowspec.model.sources import load_sources
 from flowspec.model.toy import ToyDrafter
 from flowspec.strategies import EXACT, build

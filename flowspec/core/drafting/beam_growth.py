@@ -1,7 +1,7 @@
 """Growing a tree by beam search, as EAGLE-2 does, over any drafter's expansions.
 
-The caller drives a growth: ``pending(tree)`` names the nodes that need an expansion next, the
-caller has them drafted and calls again, until nothing is pending. Expansions stay with the tree's
+The caller drives a search: ``proceed(tree)`` names the nodes that need an expansion next, the
+caller has them drafted and calls again, until it names none. Expansions stay with the tree's
 nodes, so growing again from a new root drafts only nodes that have none. Source: FlowSpec section
 3.2 (docs/algorithms.md#beam-growth), with a total order of the nodes.
 """
@@ -9,6 +9,7 @@ nodes, so growing again from a new root drafts only nodes that have none. Source
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -56,7 +57,7 @@ class _Base:
         return np.lexsort((np.arange(self.score.size), self.depth, -self.score))
 
 
-class BeamGrowth:
+class BeamSearch:
     """Breadth-first beam: the best ``width`` nodes of the last layer get ``width`` children each.
 
     ``loops`` further layers follow the first, so the base holds up to ``width + loops * width**2``
@@ -69,7 +70,7 @@ class BeamGrowth:
         self._base = _Base()
         self._beam: list[int] = [tree.root]
 
-    def pending(self, tree: Tree) -> tuple[int, ...]:
+    def proceed(self, tree: Tree) -> tuple[int, ...]:
         """Nodes that need an expansion before the growth can go on; empty when it is complete."""
         while self._layers_left:
             wanted = missing(tree, self._beam)
@@ -158,3 +159,20 @@ def _materialise(tree: Tree, base: _Base, entries: Ints) -> list[int]:
             strict=True,
         )
     ]
+
+
+class BeamGrowth:
+    """A growth by beam search; ``finish(tree)`` makes its segments from the search's entries."""
+
+    def __init__(self, search: BeamSearch, finish: Callable[[Tree], list[list[int]]]) -> None:
+        self._search = search
+        self._finish = finish
+
+    def proceed(self, tree: Tree) -> tuple[int, ...]:
+        return self._search.proceed(tree)
+
+    def segments(self, tree: Tree) -> list[list[int]]:
+        return self._finish(tree)
+
+    def rebase(self, tree: Tree) -> None:
+        self._search.rebase(tree)

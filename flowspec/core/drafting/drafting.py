@@ -67,7 +67,7 @@ class Drafting:
     """The growth and the drafters' rows of ``run``, whose text so far is ``prefix``."""
 
     def __init__(self, run: RunKey, prefix: Sequence[int], options: DraftingOptions) -> None:
-        self.was_idle = False
+        self.began_idle = False  # the current or last growth began on Occasion.IDLE
         self._run = run
         self._options = options
         self._growth: Growth | None = None
@@ -117,30 +117,30 @@ class Drafting:
         drafter.
         """
         self._growth = growth
-        self.was_idle = idle
+        self.began_idle = idle
         self._active = drafter
         self._growth_passes = 0
         self._wanted = ()
 
-    def wants(self, tree: Tree) -> bool:
-        """Whether the current growth needs expansions of nodes before it can go on."""
+    def proceed(self, tree: Tree) -> bool:
+        """Proceed with the current growth; whether it needs the drafter before it can go on."""
         if self._growth is None:
             return False
         cache = self._caches[self._active]
-        self._wanted = tuple(cache.with_ancestors(tree, self._growth.pending(tree)))
+        self._wanted = tuple(cache.with_ancestors(tree, self._growth.proceed(tree)))
         if cache.tree_rows + len(self._wanted) > DRAFT_TREE_ROWS:
             self._wanted = ()
         return bool(self._wanted)
 
     def collect(self, tree: Tree) -> list[list[int]]:
-        """End the current growth; its segments."""
+        """End the current growth and return its segments."""
         growth = self._take_growth()
         if growth is None:
             raise StateError("there is no growth to collect")
         return growth.segments(tree)
 
     def collect_overtaken(self, tree: Tree) -> list[list[int]]:
-        """End a growth that a verdict has overtaken; its segments below the new root.
+        """End a growth that a verdict has overtaken; return its segments below the new root.
 
         Otherwise a drafter slower than the pipeline would never finish a growth: each verdict would
         restart it half done, and the pipeline would run dry.

@@ -1,4 +1,4 @@
-"""The interface of a growth: what adds drafted nodes to the tree of a job."""
+"""The interface of a growth: what adds drafted nodes to the tree of a run."""
 
 from __future__ import annotations
 
@@ -8,10 +8,17 @@ from flowspec.core.tree.tree import Tree
 
 
 class Growth(Protocol):
-    """One growth of the tree, driven by its session: draft what is pending until nothing is."""
+    """One growth of the tree, driven by its session.
 
-    def pending(self, tree: Tree) -> tuple[int, ...]:
-        """Nodes that need an expansion before the growth can go on; empty when it is complete."""
+    The session calls ``proceed``, has the nodes that it returns expanded by the drafter, and
+    repeats this until it returns none. Then it calls ``segments``.
+    """
+
+    def proceed(self, tree: Tree) -> tuple[int, ...]:
+        """Add nodes as far as the known expansions allow.
+
+        Returns the nodes that need an expansion before it can go on; empty when it is complete.
+        """
         ...
 
     def segments(self, tree: Tree) -> list[list[int]]:

@@ -78,7 +78,7 @@ class LayerGrowth:
         self._bottom = deepest(tree)
         self._left = self._levels
 
-    def pending(self, tree: Tree) -> tuple[int, ...]:
+    def proceed(self, tree: Tree) -> tuple[int, ...]:
         """Nodes of the bottom layer without an expansion."""
         while self._left > 1 and self._bottom and not missing(tree, self._bottom):
             self._bottom = add_layer(tree, self._bottom, self._children, self._width)
@@ -88,7 +88,7 @@ class LayerGrowth:
 
     def segments(self, tree: Tree) -> list[list[int]]:
         """One segment; none while nodes are pending."""
-        if self.pending(tree):
+        if self.proceed(tree):
             return []
         layer = add_layer(tree, self._bottom, self._children, self._width) if self._bottom else []
         grown = [*self._grown, *layer]
@@ -109,7 +109,7 @@ class StaticGrowth:
         self._nodes = [tree.root]
         self._bottom = [tree.root]
 
-    def pending(self, tree: Tree) -> tuple[int, ...]:
+    def proceed(self, tree: Tree) -> tuple[int, ...]:
         """Nodes of the current level without an expansion."""
         while self._branching and self._bottom:
             wanted = missing(tree, self._bottom)

@@ -28,7 +28,7 @@ class PathGrowth:
         self._floor = tree[tip].score + least
         self._nodes: list[int] = []
 
-    def pending(self, tree: Tree) -> tuple[int, ...]:
+    def proceed(self, tree: Tree) -> tuple[int, ...]:
         """The path's last node, until the path has its full length."""
         while tree[self.tip].depth < self._end:
             expansion = tree[self.tip].expansion

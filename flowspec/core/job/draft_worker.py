@@ -20,17 +20,17 @@ from flowspec.core.job.stats import Tally
 from flowspec.core.job.strategy import Strategy
 from flowspec.core.protocol.addresses import Address, stage_address
 from flowspec.core.protocol.machine import (
-    Accepted,
+    Compute,
     Done,
     Finish,
     Input,
     Learn,
+    OpenJob,
     Output,
     Poll,
     Received,
     Refused,
     Release,
-    Run,
     Tick,
 )
 from flowspec.core.protocol.messages import (
@@ -89,7 +89,7 @@ class DraftRun:
         """When the run's wait for an answer, or for the stages' reports, ends."""
         if self.closing_since is not None:
             return self.closing_since + REPORT_SECONDS
-        return None if self.session is None else self.session.patience.until
+        return None if self.session is None else self.session.answer_deadline.until
 
 
 class DraftMachine:
@@ -232,8 +232,8 @@ class DraftMachine:
         run.session = session
         session.start()
         return [
-            Accepted(run.key, prompt, run.spec.strategy),
-            session.drafter_rows,
+            OpenJob(run.key, prompt, run.spec.strategy),
+            session.drafter_allocation,
             *self._collect(run, now),
         ]
 
@@ -262,7 +262,7 @@ class DraftMachine:
             return []
         self._working = work
         self._started_at = now
-        return [Run(work)]
+        return [Compute(work)]
 
     def _next_work(self) -> Draft | Encode | None:
         for run in self._runs.values():
@@ -308,7 +308,7 @@ class DraftMachine:
             if run.lifecycle.state is State.CLOSING:
                 outputs += self._end(run, session, Event.REPORTED)
             else:
-                waited = session.patience.seconds
+                waited = session.answer_deadline.seconds
                 outputs += self._fail(
                     run, f"no answer from the pipeline for {waited:g} s: a message was lost"
                 )
@@ -318,16 +318,20 @@ class DraftMachine:
         run = self._runs.get(event.run)
         if run is None:
             return []
-        return self._drop(run) if event.stale else self._fail(run, event.reason)
+        if event.stale:
+            return self._drop(run)
+        cause = Event.UNCOMMITTED if event.is_commit else Event.FAILED
+        return self._fail(run, event.reason, cause)
 
-    def _fail(self, run: DraftRun, reason: str) -> list[Output]:
+    def _fail(self, run: DraftRun, reason: str, cause: Event = Event.FAILED) -> list[Output]:
         """End the job with an error, unless its text is complete; committed tokens stay."""
-        if not run.lifecycle.can(Event.FAILED):
+        if not run.lifecycle.can(cause):
             return []
         if run.session is None:
             return self._reject_run(run, reason)
-        run.session.close()
-        return self._end(run, run.session, Event.FAILED, reason)
+        if run.lifecycle.state is not State.CLOSING:
+            run.session.close()
+        return self._end(run, run.session, cause, reason)
 
     def _end(self, run: DraftRun, session: Session, event: Event, error: str = "") -> list[Output]:
         run.lifecycle.fire(event)
@@ -335,7 +339,7 @@ class DraftMachine:
         stats = session.tally.stats(session.text.output, run.meters, self._limits.stages)
         if session.strategy.decisions:
             stats["decisions"] = session.strategy.decisions
-        reason = "error" if event is Event.FAILED else session.finish_reason
+        reason = session.finish_reason if event is Event.REPORTED else "error"
         return [
             *session.outbox.take(),
             Finish(run.key, reason, error, stats),

@@ -1,7 +1,7 @@
 """The in-flight window: segments that wait to be sent, and segments that were sent.
 
 A node's status is kept by the tree alone (``core.tree.tree.Status``); this module keeps the
-segments that nodes were put into.
+segments that nodes were put into. A segment is emptied when a prune removes its last live node.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from flowspec.core.job.bandwidth_delay import BandwidthDelay
 from flowspec.core.job.round_trip import RoundTrip
 from flowspec.core.protocol.messages import Answer
 from flowspec.core.tree.tree import Tree
-from flowspec.errors import StateError
+from flowspec.errors import ProtocolError
 
 
 @dataclass(slots=True)
@@ -57,8 +57,8 @@ class InFlightWindow:
         """The number of segments cut and not sent."""
         return len(self._waiting)
 
-    def wait(self, nodes: list[int]) -> None:
-        """Append a segment of ``nodes``, which the tree has selected, to those that wait."""
+    def enqueue(self, nodes: list[int]) -> None:
+        """Append a segment of ``nodes``, which are WAITING in the tree, to those to be sent."""
         self._waiting.append(nodes)
 
     @property
@@ -66,7 +66,7 @@ class InFlightWindow:
         """The next segment to send."""
         return self._waiting[0] if self._waiting else None
 
-    def take_waiting(self) -> list[int]:
+    def dequeue(self) -> list[int]:
         """Remove and return the next segment to send."""
         return self._waiting.popleft()
 
@@ -74,21 +74,19 @@ class InFlightWindow:
         """Segment ``number`` leaves with ``nodes``."""
         self._in_flight[number] = InFlightSegment(set(nodes), now, not self._in_flight, len(nodes))
 
-    def land(self, answer: Answer, tree: Tree, now: float) -> InFlightSegment | None:
-        """Take an answer; its segment, unless that is void.
+    def land(self, answer: Answer, now: float) -> InFlightSegment | None:
+        """Remove an answered segment and return it; None: prompt rows, or emptied by a prune.
 
-        StateError if the answer lacks rows that are still live.
+        ProtocolError if the answer lacks rows that are still live.
         """
         segment = self._in_flight.pop(answer.segment, None)
         if segment is not None:
             if not segment.live <= set(answer.ids):
-                raise StateError(
+                raise ProtocolError(
                     f"segment {answer.segment} came back without rows that are still live"
                 )
             trip = segment.round_trip(now)
             self.bandwidth_delay.note(trip, answer.seconds, len(self._in_flight), now)
-        for at, (node, token) in enumerate(zip(answer.ids, answer.tokens, strict=True)):
-            tree.answer(node, token, answer.top[at] if answer.top else ())
         return segment
 
     def prune(self, tree: Tree, *, keep_emptied: bool) -> None:
@@ -99,6 +97,8 @@ class InFlightWindow:
             self._in_flight = {
                 number: segment for number, segment in self._in_flight.items() if segment.live
             }
+            if not self._in_flight:
+                self.bandwidth_delay.emptied()
         waiting = ([node for node in segment if node in tree] for segment in self._waiting)
         self._waiting = deque(segment for segment in waiting if segment)
 

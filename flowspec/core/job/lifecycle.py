@@ -1,18 +1,19 @@
 """The states of a run at the draft worker: all transitions, and which messages each state takes.
 
-    state       ENCODED   FIRST_TOKEN   COMPLETE   REPORTED   FAILED   REVOKED
-    ENCODING    PREFILL   -             -          -          ENDED    ENDED
-    PREFILL     -         DECODE        CLOSING    -          ENDED    ENDED
-    DECODE      -         -             CLOSING    -          ENDED    ENDED
-    CLOSING     -         -             -          ENDED      -        ENDED
-    ENDED       -         -             -          -          -        -
+    state       ENCODED   FIRST_TOKEN   COMPLETE   REPORTED   FAILED   UNCOMMITTED   REVOKED
+    ENCODING    PREFILL   -             -          -          ENDED    -             ENDED
+    PREFILL     -         DECODE        CLOSING    -          ENDED    ENDED         ENDED
+    DECODE      -         -             CLOSING    -          ENDED    ENDED         ENDED
+    CLOSING     -         -             -          ENDED      -        ENDED         ENDED
+    ENDED       -         -             -          -          -        -             -
 
 ENCODING: the prompt's text is being tokenized. PREFILL: the stages compute the prompt. DECODE: a
-tree is grown and verified. CLOSING: the text is complete and committed; the stages' reports are
-awaited. ENDED: the run is forgotten.
+tree is grown and verified. CLOSING: the text is complete and its last commit sent; the stages'
+reports are awaited. ENDED: the run is forgotten.
 
-A run in CLOSING cannot fail: whatever a stage reports, the text is complete. A message that the
-state does not take advances its sender's sequence number and has no other effect:
+A run in CLOSING does not fail by what a stage reports, for the text is complete; only the broker's
+refusal of the last commit ends it with an error. A message that the state does not take advances
+its sender's sequence number and has no other effect:
 
     state       takes
     ENCODING    -
@@ -48,9 +49,10 @@ class Event(enum.Enum):
 
     ENCODED = "encoded"  #: the prompt's ids are known
     FIRST_TOKEN = "first token"  #: the target has chosen the token after the prompt
-    COMPLETE = "complete"  #: the last token is committed
+    COMPLETE = "complete"  #: the commit of the last token is sent
     REPORTED = "reported"  #: all stages have reported, or the wait for them has ended
     FAILED = "failed"  #: the run cannot go on
+    UNCOMMITTED = "uncommitted"  #: the broker refused a commit
     REVOKED = "revoked"  #: a newer run of the job replaces it
 
 
@@ -64,15 +66,18 @@ TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
         Event.FIRST_TOKEN: State.DECODE,
         Event.COMPLETE: State.CLOSING,
         Event.FAILED: State.ENDED,
+        Event.UNCOMMITTED: State.ENDED,
         Event.REVOKED: State.ENDED,
     },
     State.DECODE: {
         Event.COMPLETE: State.CLOSING,
         Event.FAILED: State.ENDED,
+        Event.UNCOMMITTED: State.ENDED,
         Event.REVOKED: State.ENDED,
     },
     State.CLOSING: {
         Event.REPORTED: State.ENDED,
+        Event.UNCOMMITTED: State.ENDED,
         Event.REVOKED: State.ENDED,
     },
     State.ENDED: {},

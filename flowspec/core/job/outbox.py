@@ -68,8 +68,8 @@ class Outbox:
         for to in receivers:
             self.send(to, message)
 
-    def join(self, to: Address, message: Message, task: str, after: Sequence[str]) -> None:
-        """Add a task to the graph: ``message`` is delivered when all of ``after`` are complete."""
+    def send_after(self, to: Address, message: Message, task: str, after: Sequence[str]) -> None:
+        """Send ``message`` as ``task`` of the graph, which holds it until ``after`` is done."""
         self._outputs.append(Send(to, Envelope(GRAPH, 0, message), task=task, after=tuple(after)))
 
     def commit(

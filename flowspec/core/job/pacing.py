@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from flowspec.core.protocol.messages import Hop
 
 
-class Turn(enum.Enum):
+class TurnCause(enum.Enum):
     """The event that a session's turn follows."""
 
     ANSWER = "answer"  #: the target answered a segment
@@ -67,12 +67,12 @@ class Pacing:
     #: whenever the session is idle.
     expands_on_empty_verdict = False
 
-    def may_judge(self, turn: Turn, *, decoding: bool) -> bool:
+    def may_judge(self, cause: TurnCause, *, decoding: bool) -> bool:
         """Whether the answers received so far are judged in this turn."""
-        return turn is Turn.ANSWER
+        return cause is TurnCause.ANSWER
 
-    def judged(self, turn: Turn, *, of_segment: bool) -> tuple[str, ...]:
-        """Called when answers are judged; the tasks that this completes.
+    def begin_judging(self, cause: TurnCause, *, of_segment: bool) -> tuple[str, ...]:
+        """Called before answers are judged; returns the tasks that this completes.
 
         ``of_segment``: the answer was to a segment in flight, not to prompt rows or void ones.
         """
@@ -85,7 +85,7 @@ class Pacing:
         """
         return ()
 
-    def begin_turn(self, turn: Turn, *, decoding: bool) -> None:
+    def begin_turn(self, cause: TurnCause, *, decoding: bool) -> None:
         """Called after judging: next the tree is grown and segments are sent."""
 
     def has_slot(self, in_flight: int, slots: int) -> bool:
@@ -104,8 +104,11 @@ class Pacing:
     def sent(self, segment: int) -> None:
         """The segment has left on the route returned last."""
 
-    def end_turn(self, in_flight: Iterable[int], drafting: Callable[[], bool]) -> TurnEnd:
-        """Called at the turn's end; ``drafting()``: whether the drafter has work."""
+    def end_turn(self, in_flight: Iterable[int], needs_drafter: Callable[[], bool]) -> TurnEnd:
+        """Called at the turn's end.
+
+        ``needs_drafter()`` proceeds with the growth and returns whether it needs the drafter.
+        """
         return NOTHING
 
 
@@ -126,7 +129,7 @@ class Lockstep(Pacing):
         self._judged = 0
         self._due = 0  # segments that must leave before the next answer
 
-    def judged(self, turn: Turn, *, of_segment: bool) -> tuple[str, ...]:
+    def begin_judging(self, cause: TurnCause, *, of_segment: bool) -> tuple[str, ...]:
         if not of_segment:
             return ()
         self._due += 1
@@ -186,14 +189,14 @@ class Timestep(Pacing):
         self._slot = False
         self._waits_for_drafter = False  # whether the current join does
 
-    def may_judge(self, turn: Turn, *, decoding: bool) -> bool:
-        return turn is Turn.JOIN or (turn is Turn.ANSWER and not decoding)
+    def may_judge(self, cause: TurnCause, *, decoding: bool) -> bool:
+        return cause is TurnCause.JOIN or (cause is TurnCause.ANSWER and not decoding)
 
-    def judged(self, turn: Turn, *, of_segment: bool) -> tuple[str, ...]:
-        return (f"verdict/{self.now}",) if turn is Turn.JOIN else ()
+    def begin_judging(self, cause: TurnCause, *, of_segment: bool) -> tuple[str, ...]:
+        return (f"verdict/{self.now}",) if cause is TurnCause.JOIN else ()
 
-    def begin_turn(self, turn: Turn, *, decoding: bool) -> None:
-        self._beginning = turn is Turn.JOIN or (decoding and not self.now)
+    def begin_turn(self, cause: TurnCause, *, decoding: bool) -> None:
+        self._beginning = cause is TurnCause.JOIN or (decoding and not self.now)
         self._slot = self._beginning
 
     def has_slot(self, in_flight: int, slots: int) -> bool:
@@ -216,13 +219,13 @@ class Timestep(Pacing):
         self._born[segment] = self.now + 1
         self._slot = False
 
-    def end_turn(self, in_flight: Iterable[int], drafting: Callable[[], bool]) -> TurnEnd:
+    def end_turn(self, in_flight: Iterable[int], needs_drafter: Callable[[], bool]) -> TurnEnd:
         if self._beginning:
             self._beginning = False
             self._slot = False
-            self._waits_for_drafter = drafting()
+            self._waits_for_drafter = needs_drafter()
             return TurnEnd(join=self._begin_timestep(in_flight))
-        if self._waits_for_drafter and not drafting():
+        if self._waits_for_drafter and not needs_drafter():
             self._waits_for_drafter = False
             return TurnEnd(completes=(self._drafter_task,))
         return NOTHING

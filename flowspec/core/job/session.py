@@ -1,15 +1,17 @@
-"""One run at the draft worker: its text, its token tree, and how one becomes the other.
+"""One run at the draft worker: its text, and the token tree that drafts the text's continuation.
 
-The root is a token that the target has chosen but not yet computed. Segments of T are in flight or
-waiting; answers name nodes by id. As soon as strategy and pacing allow, answers are judged:
-accepted nodes become context, the target's next choice becomes the root, and everything not below
-it is pruned. If T lacks that choice, a new round begins from a new root.
+The root is a token that the target has chosen but not yet computed. Segments of the selected tree T
+(``core.tree.tree``) are in flight or waiting; answers name nodes by id. As soon as strategy and
+pacing allow, answers are judged: accepted nodes become context, the target's next choice becomes
+the root, and everything not below it is pruned. If T lacks that choice, a new round begins from a
+new root.
 
 The text so far is a chain of nodes 0 .. L-1, and node L-1 is the first root. It is the prompt, or
 the prompt and the tokens that an earlier run of the job has committed.
 
 A turn follows each answer, each pass of the drafter and each join. Every turn takes the same steps:
-judge, commit, grow, send.
+judge, commit, grow, send. A growth that needs the drafter ends the turn and is continued in the
+turn after the drafter's pass. What a turn sends is written when it ends.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from flowspec.core.job.in_flight import InFlightWindow
 from flowspec.core.job.lifecycle import Event, Lifecycle, State
 from flowspec.core.job.model_chain import ModelChain
 from flowspec.core.job.outbox import Outbox
-from flowspec.core.job.pacing import Turn
+from flowspec.core.job.pacing import TurnCause
 from flowspec.core.job.round_trip import RoundTrip
 from flowspec.core.job.stats import Tally
 from flowspec.core.job.strategy import Occasion, Strategy, View
@@ -43,7 +45,7 @@ from flowspec.errors import JobError
 
 
 @dataclass(slots=True)
-class Patience:
+class AnswerDeadline:
     """How long a run waits for an answer: ``seconds`` from ``since``, on the driver's clock."""
 
     since: float
@@ -87,9 +89,9 @@ class Session:
         self.drafting = Drafting(run, prefix, self._drafting_options(drafters, history))
         self.tree = Tree(len(prefix) - 1)
         self.finish_reason = ""
-        # Only the last chunk of the prompt is answered.
+        # Without hidden rows only the last chunk is answered, so the first wait covers them all.
         stall_seconds = limits.stall_seconds * len(prefill_chunks(len(prefix)))
-        self.patience = Patience(tally.started_at, stall_seconds)
+        self.answer_deadline = AnswerDeadline(tally.started_at, stall_seconds)
         self._limits = limits
         self._window = InFlightWindow()
         self._chain = ModelChain(
@@ -134,7 +136,7 @@ class Session:
         return self._limits.stages + len(self._chain.addresses)
 
     @property
-    def drafter_rows(self) -> Allocate:
+    def drafter_allocation(self) -> Allocate:
         """The rows to allocate in the drafter's KV cache."""
         capacity = len(self.text.prompt) + self.text.budget + DRAFT_TREE_ROWS
         return Allocate(self.run, capacity, self.spec.sampling, self.returns)
@@ -158,7 +160,7 @@ class Session:
         """Open the run at every worker and send the text so far."""
         prefix = self.text.prefix
         root = self.tree.plant(prefix[-1], len(prefix) - 1, len(prefix) - 2)
-        self.tree.send([root])
+        self.tree.mark_sent([root])
         capacity = len(self.text.prompt) + self.text.budget + self._limits.tree_rows
         opening = Open(
             self.run,
@@ -185,17 +187,19 @@ class Session:
 
     def take_answer(self, sender: Address, answer: Answer, now: float) -> None:
         """Take the choices of the target, or of a middle model, for one segment."""
-        self._now = self.patience.since = now
+        self._now = self.answer_deadline.since = now
         if self._chain.includes(sender):
             self._take_middle_answer(sender.number, answer)
         else:
             self._take_target_answer(answer)
 
     def _take_target_answer(self, answer: Answer) -> None:
-        self.patience.seconds = self._limits.stall_seconds
+        self.answer_deadline.seconds = self._limits.stall_seconds
         # If hidden rows are wanted, the prompt's earlier chunks are answered, too.
         completes_prefill = not self.decoding and self.tree.root in answer.ids
-        segment = self._window.land(answer, self.tree, self._now)
+        segment = self._window.land(answer, self._now)
+        for at, (node, token) in enumerate(zip(answer.ids, answer.tokens, strict=True)):
+            self.tree.record_choice(node, token, answer.top[at] if answer.top else ())
         trip = None
         if segment is not None:
             trip = segment.round_trip(self._now)
@@ -203,55 +207,60 @@ class Session:
             prefill_seconds = self._now - self.tally.started_at
             trip = RoundTrip(len(self.text.prefix), prefill_seconds, alone=True)
         self.strategy.observe_answer(self._view, answer, trip)
-        self._turn(Turn.ANSWER, of_segment=segment is not None)
+        self._turn(TurnCause.ANSWER, of_segment=segment is not None)
 
     def _take_middle_answer(self, model: int, answer: Answer) -> None:
         self._chain.land(model, answer, self._view)
         self.strategy.middles_advanced(self._view, self._chain.tips)
         self._idle_growth_empty = False
-        self._turn(Turn.MIDDLE_ANSWER)
+        self._turn(TurnCause.MIDDLE_ANSWER)
 
     def take_join(self, now: float) -> None:
         """Take a join: all tasks that the pacing policy waited for are complete."""
         self._now = now
-        self._turn(Turn.JOIN)
+        self._turn(TurnCause.JOIN)
 
     def start_draft(self) -> Draft | None:
         """The drafter's next pass; None: nothing is pending."""
-        self.tally.draft_passes += 1
-        return self.drafting.next_work(self.tree)
+        work = self.drafting.next_work(self.tree)
+        self.tally.draft_passes += work is not None
+        return work
 
     def take_draft(self, result: DraftDone, seconds: float, now: float) -> None:
         """Take the result of the drafter's pass, which took ``seconds``."""
-        self._now = self.patience.since = now  # a slow drafter is not a lost message
+        self._now = self.answer_deadline.since = now  # a slow drafter is not a lost message
         self.drafting.done(result, self.tree, seconds)
-        self._turn(Turn.DRAFTED)
+        self._turn(TurnCause.DRAFTED)
 
     # ---- one turn --------------------------------------------------------------------------------
 
-    def _turn(self, turn: Turn, *, of_segment: bool = False) -> None:
+    def _turn(self, cause: TurnCause, *, of_segment: bool = False) -> None:
         """Judge the answers, commit the verdict, grow the tree, send what may leave."""
         pacing = self.strategy.pacing
-        if pacing.may_judge(turn, decoding=self.decoding):
-            completed = pacing.judged(turn, of_segment=of_segment)
+        verdict = None
+        if pacing.may_judge(cause, decoding=self.decoding):
+            completed = pacing.begin_judging(cause, of_segment=of_segment)
             verdict = self._judge()
             if verdict is not None:
                 self._commit(verdict, completed)
             elif completed:
-                self._note_empty_verdict(completed)
+                self._follow_empty_verdict(completed)
         if self.lifecycle.state is State.CLOSING:
             return
-        pacing.begin_turn(turn, decoding=self.decoding)
+        if verdict is not None:
+            self._regrow(verdict)
+        pacing.begin_turn(cause, decoding=self.decoding)
         self._grow_and_send()
         self._chain.feed(self.strategy, self._view)
-        end = pacing.end_turn(self._window.loaded, self._wants_drafts)
+        end = pacing.end_turn(self._window.loaded, self._proceed)
         self.outbox.complete(end.completes)
         if end.join is not None:
             message = Synced(self.run, end.join.task)
-            self.outbox.join(DRAFT, message, end.join.task, end.join.after)
+            self.outbox.send_after(DRAFT, message, end.join.task, end.join.after)
 
-    def _wants_drafts(self) -> bool:
-        return self.drafting.wants(self.tree)
+    def _proceed(self) -> bool:
+        """Proceed with the current growth; whether it needs the drafter."""
+        return self.drafting.proceed(self.tree)
 
     # ---- judge -----------------------------------------------------------------------------------
 
@@ -270,7 +279,7 @@ class Session:
     def _decide(self, node: Node, token: int) -> int:
         return self.strategy.decide(self.tree, node, token)
 
-    def _note_empty_verdict(self, completed: tuple[str, ...]) -> None:
+    def _follow_empty_verdict(self, completed: tuple[str, ...]) -> None:
         self.outbox.complete(completed)
         if self.strategy.pacing.expands_on_empty_verdict:
             self._grow(Occasion.IDLE)
@@ -278,7 +287,10 @@ class Session:
     # ---- commit ----------------------------------------------------------------------------------
 
     def _commit(self, verdict: Verdict, completed: tuple[str, ...]) -> None:
-        """Append the verdict's tokens to the text, move the root, prune everywhere."""
+        """Append the verdict's tokens to the text, move the root, prune everywhere.
+
+        A verdict that completes the text closes the run.
+        """
         self.tally.count(len(verdict.tokens), verdict.hits, self._now)
         self.drafting.observe(self.tree, verdict)
         accepted = [self.tree[node] for node in verdict.accepted]
@@ -304,14 +316,17 @@ class Session:
             return
         self._chain.commit(accepted, self.tree)
         self.strategy.middles_advanced(self._view, self._chain.tips)
+
+    def _regrow(self, verdict: Verdict) -> None:
+        """Begin the growth that follows ``verdict``; send what the one before it has drafted."""
         if verdict.successor is not None:
-            self._wait(self.drafting.collect_overtaken(self.tree))
+            self._enqueue(self.drafting.collect_overtaken(self.tree))
             self._grow(Occasion.VERDICT)
         else:
             self._grow(Occasion.ROUND)
 
     def _end_text(self, verdict: Verdict) -> int:
-        """The text is complete; no drafted or sent node lives."""
+        """Complete the text; return an id that no node has as the root, so that every row dies."""
         self.finish_reason = verdict.finish
         self.lifecycle.fire(Event.COMPLETE)
         self.tree.clear()
@@ -338,7 +353,7 @@ class Session:
         growth = self.strategy.grow(self._view, occasion)
         self.drafting.begin(growth, idle=occasion is Occasion.IDLE, drafter=self.strategy.drafter)
         if occasion is Occasion.ROUND and (growth is None or self.strategy.drafts_ahead):
-            self._window.wait([self.tree.root])
+            self._window.enqueue([self.tree.root])
 
     def _grow_and_send(self) -> None:
         """Send and grow in turn, until the next step needs the drafter or an answer."""
@@ -354,13 +369,13 @@ class Session:
             self._grow(Occasion.IDLE)
             self._idle_growth_empty = not self.drafting.growing
             return True
-        if self.drafting.wants(self.tree):
+        if self._proceed():
             return False
         if self.strategy.drafts_ahead and not self._has_room():
             return False
         segments = self.drafting.collect(self.tree)
-        self._idle_growth_empty = not segments and self.drafting.was_idle
-        self._wait(segments)
+        self._idle_growth_empty = not segments and self.drafting.began_idle
+        self._enqueue(segments)
         return True
 
     def _may_grow_idle(self) -> bool:
@@ -370,7 +385,7 @@ class Session:
             return False
         return self.strategy.drafts_ahead or self._has_room()
 
-    def _wait(self, segments: list[list[int]]) -> None:
+    def _enqueue(self, segments: list[list[int]]) -> None:
         """Append segments to those that wait to be sent."""
         for segment in segments:
             if len(segment) > self._limits.tree_rows:
@@ -378,8 +393,8 @@ class Session:
                     f"a segment has {len(segment)} rows; "
                     f"the pipeline holds {self._limits.tree_rows}"
                 )
-            self.tree.select(segment)
-            self._window.wait(segment)
+            self.tree.mark_waiting(segment)
+            self._window.enqueue(segment)
 
     # ---- send ------------------------------------------------------------------------------------
 
@@ -392,7 +407,7 @@ class Session:
 
     def _send_waiting(self) -> None:
         while (segment := self._window.first_waiting) is not None and self._may_send(segment):
-            self._send(self._window.take_waiting())
+            self._send(self._window.dequeue())
         idle = not self._window.waiting and not self.drafting.growing
         if idle and self.strategy.pacing.bubble_due:
             self._send([])  # a bubble: the stages count the step
@@ -404,7 +419,7 @@ class Session:
     def _send(self, nodes: list[int]) -> None:
         route = self.strategy.pacing.route()
         segment = self.outbox.segment(self.tally.rounds, [self.tree[node] for node in nodes], route)
-        self.tree.send(nodes)
+        self.tree.mark_sent(nodes)
         self._window.launch(segment.segment, nodes, self._now)
         self.strategy.pacing.sent(segment.segment)
         self.tally.segments += bool(nodes)
@@ -412,4 +427,4 @@ class Session:
         if route.first is None:
             self.outbox.send(first_stage, segment)
         else:
-            self.outbox.join(first_stage, segment, route.first.task, route.first.after)
+            self.outbox.send_after(first_stage, segment, route.first.task, route.first.after)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from flowspec.core.protocol.addresses import DRAFT, GRAPH, SCHEDULER, Address
 from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.graph import Task, TaskGraph
-from flowspec.core.protocol.machine import Accepted, Commit, Complete, Send
+from flowspec.core.protocol.machine import Commit, Complete, OpenJob, Send
 from flowspec.core.protocol.messages import Envelope, Revoke, Submit
 from flowspec.core.protocol.sequence import SeqWriter
 from flowspec.core.protocol.stamps import Stamp
@@ -204,7 +204,7 @@ class Ledger:
         owned = entry is not None and entry.state is JobState.RUNNING and entry.epoch == run.epoch
         return entry if owned else None
 
-    def open(self, accepted: Accepted) -> Code:
+    def open(self, accepted: OpenJob) -> Code:
         """Set the offset from the prompt, before any commit. DUP: the job was opened before."""
         entry = self._fenced(accepted.run)
         if entry is None:
@@ -292,7 +292,7 @@ class Ledger:
 
     def trimmed(self, log: Address, entries: int) -> None:
         """Note that the reader of ``log`` has trimmed its first ``entries`` entries."""
-        self._log_lengths[log] -= entries
+        self._log_lengths[log] = self._log_lengths.get(log, 0) - entries
 
     def _has_room(self, log: Address) -> bool:
         return self._log_lengths.get(log, 0) < self.cap

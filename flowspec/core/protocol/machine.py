@@ -2,7 +2,7 @@
 
 A driver calls ``step(input, now) -> outputs``; ``now`` is in seconds on any monotonic clock. The
 driver passes on what arrived (``Received``), polls for work when its executor is free and its log
-is drained (``Poll``), performs ``Run`` outputs and returns their results (``Done``), and calls
+is drained (``Poll``), performs ``Compute`` outputs and returns their results (``Done``), and calls
 ``step(Tick(), now)`` once ``machine.deadline`` has passed. All drivers, live or simulated, run the
 same machines.
 """
@@ -48,11 +48,16 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The broker refused a write for a run. ``stale``: the run is over."""
+    """The broker refused a write for a run.
+
+    ``stale``: the run is over. ``is_commit``: the write was a commit, so its tokens are not in the
+    output.
+    """
 
     run: RunKey
     stale: bool
     reason: str
+    is_commit: bool = False
 
 
 Input = Received | Poll | Done | Tick | Refused
@@ -61,7 +66,7 @@ Input = Received | Poll | Done | Tick | Refused
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class PassRows:
     """Rows of the last pass that travel with a segment: offsets into its part ``part``."""
 
     part: int
@@ -78,7 +83,7 @@ class Send:
 
     to: Address
     envelope: Envelope
-    rows: Rows | None = None
+    rows: PassRows | None = None
     task: str = ""
     after: tuple[str, ...] = ()
     completes: tuple[str, ...] = ()
@@ -123,7 +128,7 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
+class OpenJob:
     """The job's prompt is known and will be served: publish it and open the job."""
 
     run: RunKey
@@ -166,13 +171,15 @@ class Learn:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Compute:
     """Compute ``work``; the machine requests no other work until ``Done``."""
 
     work: Work
 
 
-Output = Send | Commit | Complete | Finish | Accepted | Allocate | Release | Discard | Learn | Run
+Output = (
+    Send | Commit | Complete | Finish | OpenJob | Allocate | Release | Discard | Learn | Compute
+)
 
 
 class Machine(Protocol):
@@ -180,7 +187,7 @@ class Machine(Protocol):
 
     @property
     def runnable(self) -> bool:
-        """Whether ``Poll`` would start work."""
+        """Whether ``Poll`` would do something, usually start work."""
         ...
 
     @property

@@ -13,9 +13,9 @@ _REASONS = {
 }
 
 
-def refusal(run: RunKey, what: str, code: Code) -> Refused | None:
+def refusal(run: RunKey, what: str, code: Code, *, is_commit: bool = False) -> Refused | None:
     """The input after a write of ``what`` that returned ``code``; None: not refused (OK, DUP)."""
     if code in (Code.OK, Code.DUP):
         return None
     reason = f"the broker refused {what}: {_REASONS[code]}"
-    return Refused(run, code is Code.STALE, reason)
+    return Refused(run, code is Code.STALE, reason, is_commit)

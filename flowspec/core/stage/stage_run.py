@@ -49,8 +49,8 @@ class StageRun:
         self._rows.prune(prune.accepted, prune.root)
         self._offset += len(prune.accepted)
         left = self._rows.tree
-        # A segment sent after this prune may have overtaken it, so ids above all that the prune
-        # names are not checked.
+        # On emulated and simulated links a segment sent after this prune may have overtaken it, so
+        # ids above all that the prune names are not checked.
         newest = max((prune.root, *prune.retained))
         if any(node <= newest for node in left - {prune.root, *prune.retained}):
             raise StateError(f"stage {self._stage} keeps rows the draft worker has pruned")

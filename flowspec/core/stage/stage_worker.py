@@ -30,16 +30,16 @@ from flowspec.core.protocol.addresses import (
 from flowspec.core.protocol.machine import (
     Allocate,
     Complete,
+    Compute,
     Discard,
     Done,
     Input,
     Output,
+    PassRows,
     Poll,
     Received,
     Refused,
     Release,
-    Rows,
-    Run,
     Send,
 )
 from flowspec.core.protocol.messages import (
@@ -60,8 +60,8 @@ from flowspec.core.run.key import RunKey
 from flowspec.core.stage.stage_run import StageRun, onward, rows_of
 from flowspec.errors import GapError, ProtocolError, StateError
 
-#: Most messages kept for runs whose Open has not arrived; further ones are dropped and later found
-#: missing as gaps.
+#: Most messages kept for runs whose Open has not arrived. Beyond it those of the oldest run are
+#: dropped, and found missing as a gap if its Open arrives after all.
 EARLY_MESSAGES = 1024
 
 
@@ -167,8 +167,10 @@ class StageMachine:
         return outputs
 
     def _keep_early(self, envelope: Envelope) -> None:
-        if sum(map(len, self._early.values())) < EARLY_MESSAGES:
-            self._early.setdefault(envelope.message.run, []).append(envelope)
+        """Keep a message until its run is opened; if too many are kept, drop the oldest run's."""
+        self._early.setdefault(envelope.message.run, []).append(envelope)
+        if sum(map(len, self._early.values())) > EARLY_MESSAGES:
+            del self._early[next(iter(self._early))]
 
     def _take(self, run: StageRun, message: Message) -> list[Output]:
         match message:
@@ -239,7 +241,7 @@ class StageMachine:
             return [*self._fail(run, str(error)), Discard(segment.run, segment.segment)]
         self._computing = _Computing(left, part)
         self._started_at = now
-        return [Run(Pass((part,)))]
+        return [Compute(Pass((part,)))]
 
     def _end_pass(self, computing: _Computing, result: object, now: float) -> list[Output]:
         self._computing = None
@@ -274,15 +276,17 @@ class StageMachine:
         hop = segment.route[0]
         return [Send(self._next, Envelope(GRAPH, 0, message), rows, hop.task, hop.after, done)]
 
-    def _pass_on(self, computed: _Computed, live: list[int]) -> tuple[Message | None, Rows | None]:
+    def _pass_on(
+        self, computed: _Computed, live: list[int]
+    ) -> tuple[Message | None, PassRows | None]:
         if not live and not computed.segment.marker:
             return None, None
-        rows = Rows(0, tuple(live)) if computed.part and live else None
+        rows = PassRows(0, tuple(live)) if computed.part and live else None
         return onward(computed.segment, live, computed.seconds), rows
 
     def _answer(
         self, run: StageRun, computed: _Computed, live: list[int]
-    ) -> tuple[Message | None, Rows | None]:
+    ) -> tuple[Message | None, PassRows | None]:
         segment = computed.segment
         choice = computed.choice
         skipped = len(segment.ids) - len(choice.tokens)  # leading rows without a choice
@@ -298,7 +302,7 @@ class StageMachine:
             seconds=computed.seconds,
         )
         returned = run.opened.returns.hidden and computed.part
-        return answer, Rows(0, tuple(kept)) if returned else None
+        return answer, PassRows(0, tuple(kept)) if returned else None
 
     def _send(self, run: StageRun, to: Address, message: Message) -> Send:
         return Send(to, Envelope(self.address, run.sent.next(to), message))

@@ -8,7 +8,9 @@ Every node has one status:
     ANSWERED   the target has chosen the token after it
     GONE       pruned, or never in the tree
 
-Nodes that are WAITING, SENT or ANSWERED are *selected*: they are the tree T of the papers.
+Nodes that are WAITING, SENT or ANSWERED are *selected*: they are the tree T of the papers, the only
+nodes that a verdict can follow. A drafter's proposals wait as ``Node.expansion`` until a growth
+makes nodes of them.
 
 Rules:
 - Ids increase within a run and are never reused; a parent's id is lower than its children's.
@@ -172,7 +174,7 @@ class Tree:
         """Ids of the nodes that are SENT or ANSWERED."""
         return self._sent
 
-    def select(self, ids: Iterable[int]) -> None:
+    def mark_waiting(self, ids: Iterable[int]) -> None:
         """Mark DRAFTED nodes as WAITING; parents must come before their children."""
         for node in ids:
             entry = self.nodes[node]
@@ -181,7 +183,7 @@ class Tree:
             if entry.status is Status.DRAFTED:
                 entry.status = Status.WAITING
 
-    def send(self, ids: Sequence[int]) -> None:
+    def mark_sent(self, ids: Sequence[int]) -> None:
         """Mark WAITING nodes as SENT; StateError for any other node."""
         for node in ids:
             entry = self.nodes[node]
@@ -190,7 +192,7 @@ class Tree:
             entry.status = Status.SENT
         self._sent.update(ids)
 
-    def answer(self, node: int, token: int, top: Top = ()) -> None:
+    def record_choice(self, node: int, token: int, top: Top = ()) -> None:
         """Record the target's choice after ``node``; no effect if it was not sent, or is gone."""
         if node in self._sent:
             entry = self.nodes[node]

@@ -39,7 +39,7 @@ class BestFirstGrowth:
         self._price = cache(price) if price is not None else None  # constant during a growth
         self._asked: tuple[int, ...] = ()
 
-    def pending(self, tree: Tree) -> tuple[int, ...]:
+    def proceed(self, tree: Tree) -> tuple[int, ...]:
         """The batch being drafted, or the next: best nodes whose children may be among the rows."""
         if self._asked:
             left = missing(tree, self._asked)

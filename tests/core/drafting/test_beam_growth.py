@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowspec.core.drafting.beam_growth import BeamGrowth
+from flowspec.core.drafting.beam_growth import BeamSearch
 from flowspec.core.tree.tree import Expansion, Tree
 from tests.core.tree.views import path_tokens, selected
 
@@ -59,10 +59,10 @@ def published_growth(seed: int, ties: bool, width: int, loops: int) -> list[Entr
     return base
 
 
-def grow(tree: Tree, growth: BeamGrowth, seed: int, ties: bool) -> int:
+def grow(tree: Tree, growth: BeamSearch, seed: int, ties: bool) -> int:
     """Drive a growth to its end; the number of nodes drafted."""
     drafted = 0
-    while missing := growth.pending(tree):
+    while missing := growth.proceed(tree):
         for node in missing:
             assert tree[node].expansion is None
             tree.expand(node, proposals(seed, path_tokens(tree, node)[1:], ties))
@@ -91,12 +91,12 @@ def test_cut_and_order_are_the_published_ones(
 ) -> None:
     tree = Tree(0)
     tree.plant(99, 0, -1)
-    growth = BeamGrowth(tree, width, loops)
+    growth = BeamSearch(tree, width, loops)
     grow(tree, growth, seed, ties)
     expected = best_paths(published_growth(seed, ties, width, loops), count)
     nodes = growth.best(tree, count)
     assert [path_tokens(tree, node)[1:] for node in nodes] == expected
-    tree.select(nodes)  # raises if a node were separated from its parent
+    tree.mark_waiting(nodes)  # raises if a node were separated from its parent
     tree.check()
 
 
@@ -108,7 +108,7 @@ def test_equal_scores_never_separate_a_node_from_its_parent(
     for by_score in (True, False):
         tree = Tree(0)
         tree.plant(99, 0, -1)
-        growth = BeamGrowth(tree, width, loops)
+        growth = BeamSearch(tree, width, loops)
         grow(tree, growth, seed, ties=True)
         chosen = growth.best(tree, count, by_score=by_score)
         seen = {tree.root}
@@ -120,7 +120,7 @@ def test_equal_scores_never_separate_a_node_from_its_parent(
 def test_generation_order_is_the_same_set_layer_by_layer() -> None:
     tree = Tree(0)
     tree.plant(99, 0, -1)
-    growth = BeamGrowth(tree, 4, 3)
+    growth = BeamSearch(tree, 4, 3)
     grow(tree, growth, seed=1, ties=False)
     by_score = growth.best(tree, 20)
     by_generation = growth.best(tree, 20, by_score=False)
@@ -137,26 +137,26 @@ def test_growing_again_below_a_child_gives_the_fresh_growth_and_drafts_less(
 ) -> None:
     tree = Tree(0)
     tree.plant(99, 0, -1)
-    first = BeamGrowth(tree, 3, 3)
+    first = BeamSearch(tree, 3, 3)
     grow(tree, first, seed, ties)
-    tree.select(first.best(tree, 30))
+    tree.mark_waiting(first.best(tree, 30))
     root = selected(tree)[1]
     prefix = path_tokens(tree, root)[1:]
     tree.advance(root)
 
     fresh_tree = Tree(0)
     fresh_tree.plant(98, 0, -1)
-    fresh = BeamGrowth(fresh_tree, 3, 3)
+    fresh = BeamSearch(fresh_tree, 3, 3)
     drafted_fresh = 0
-    while missing := fresh.pending(fresh_tree):
+    while missing := fresh.proceed(fresh_tree):
         for node in missing:
             path = (*prefix, *path_tokens(fresh_tree, node)[1:])
             fresh_tree.expand(node, proposals(seed, path, ties))
             drafted_fresh += 1
 
-    again = BeamGrowth(tree, 3, 3)
+    again = BeamSearch(tree, 3, 3)
     drafted_again = 0
-    while missing := again.pending(tree):
+    while missing := again.proceed(tree):
         for node in missing:
             tree.expand(node, proposals(seed, (*prefix, *path_tokens(tree, node)[1:]), ties))
             drafted_again += 1
@@ -175,16 +175,16 @@ def test_extension_goes_deeper_and_offers_only_what_is_not_in_the_tree(
 ) -> None:
     tree = Tree(0)
     tree.plant(99, 0, -1)
-    growth = BeamGrowth(tree, 3, 1)
+    growth = BeamSearch(tree, 3, 1)
     grow(tree, growth, seed, ties)
-    tree.select(growth.best(tree, 5))
+    tree.mark_waiting(growth.best(tree, 5))
     before = set(selected(tree))
     growth.extend(tree, layers)
     grow(tree, growth, seed, ties)
     offered = growth.best(tree, 12, unselected=True)
     assert len(offered) == 12
     assert not set(offered) & before
-    tree.select(offered)
+    tree.mark_waiting(offered)
     tree.check()
     assert max(node.depth for node in tree) <= 2 + layers
 
@@ -192,10 +192,10 @@ def test_extension_goes_deeper_and_offers_only_what_is_not_in_the_tree(
 def test_rebase_forgets_what_was_pruned() -> None:
     tree = Tree(0)
     tree.plant(99, 0, -1)
-    growth = BeamGrowth(tree, 3, 2)
+    growth = BeamSearch(tree, 3, 2)
     grow(tree, growth, seed=3, ties=False)
     nodes = growth.best(tree, 20)
-    tree.select(nodes)
+    tree.mark_waiting(nodes)
     tree.advance(nodes[0])
     growth.rebase(tree)
     below = growth.best(tree, 50)
@@ -209,8 +209,8 @@ def test_base_has_the_published_size(loops: int) -> None:
     width = 10
     tree = Tree(0)
     tree.plant(0, 0, -1)
-    growth = BeamGrowth(tree, width, loops)
-    while missing := growth.pending(tree):
+    growth = BeamSearch(tree, width, loops)
+    while missing := growth.proceed(tree):
         for node in missing:
             tree.expand(
                 node, Expansion(tuple(range(width)), tuple(-0.1 * (at + 1) for at in range(width)))

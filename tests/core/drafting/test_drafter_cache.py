@@ -92,7 +92,7 @@ def test_every_drafter_catches_up_when_its_turn_comes(
             while path[0] != tree.root:
                 path.insert(0, tree[path[0]].parent)
             accepted = [tree[node] for node in path[:-1]]
-            tree.select(path[1:])
+            tree.mark_waiting(path[1:])
             tree.advance(tip)
             committed += [node.id for node in accepted]
             for cache in caches:
@@ -145,7 +145,7 @@ def test_an_overdue_drafter_goes_first_and_the_one_that_drafts_loses_nothing_but
     drafting.commit(accepted(LAST), root, tree)
     for _ in range(2 * CATCH_UP_ROWS):
         drafting.begin(growth(tree, 0), idle=False)
-        assert drafting.wants(tree)
+        assert drafting.proceed(tree)
         asked = root
         answers = 0
         while drafting.has_work:

@@ -27,7 +27,7 @@ def draft(tree: Tree, nodes: tuple[int, ...], width: int = 4) -> None:
 
 
 def grow(growth: LayerGrowth | StaticGrowth | PathGrowth, tree: Tree) -> list[list[int]]:
-    while wanted := growth.pending(tree):
+    while wanted := growth.proceed(tree):
         draft(tree, wanted)
     return growth.segments(tree)
 
@@ -37,7 +37,7 @@ def test_a_layer_is_the_best_of_all_candidates_grouped_by_parent(
     shape: list[tuple[int, int]],
 ) -> None:
     tree = planted()
-    tree.select([tree.root])
+    tree.mark_waiting([tree.root])
     for width, children in shape:
         bottom = deepest(tree)
         (layer,) = grow(LayerGrowth(tree, width, children), tree)
@@ -52,7 +52,7 @@ def test_a_layer_is_the_best_of_all_candidates_grouped_by_parent(
         assert sorted((tree[node].score for node in layer), reverse=True) == candidates[:width]
         parents = [tree[node].parent for node in layer]
         assert parents == sorted(parents), "breadth first: grouped by parent"
-        tree.select(layer)
+        tree.mark_waiting(layer)
         tree.check()
         assert deepest(tree) == sorted(layer)
 
@@ -61,9 +61,9 @@ def test_the_last_layer_is_chosen_when_it_is_asked_for_not_when_it_was_drafted()
     """After a verdict in between, the full width is available to valid nodes."""
     tree = planted()
     (first,) = grow(LayerGrowth(tree, 2, 2), tree)
-    tree.select(first)
+    tree.mark_waiting(first)
     growth = LayerGrowth(tree, 2, 4)
-    draft(tree, growth.pending(tree))
+    draft(tree, growth.proceed(tree))
     survivor = first[1]
     tree.advance(survivor)
     growth.rebase(tree)
@@ -75,9 +75,9 @@ def test_the_last_layer_is_chosen_when_it_is_asked_for_not_when_it_was_drafted()
 def test_after_a_prune_the_bottom_is_the_deepest_that_survived() -> None:
     tree = planted()
     (first,) = grow(LayerGrowth(tree, 2, 2), tree)
-    tree.select(first)
+    tree.mark_waiting(first)
     below = tree.add(first[0], 9, -0.1)
-    tree.select([below])
+    tree.mark_waiting([below])
     assert deepest(tree) == [below]
     tree.advance(first[1])
     assert deepest(tree) == [first[1]]

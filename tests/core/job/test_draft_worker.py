@@ -9,19 +9,19 @@ import pytest
 
 from flowspec.core.job.draft_worker import REPORT_SECONDS, DraftMachine
 from flowspec.core.protocol import work
-from flowspec.core.protocol.addresses import SCHEDULER, Address
+from flowspec.core.protocol.addresses import GRAPH, SCHEDULER, Address
 from flowspec.core.protocol.machine import (
-    Accepted,
     Allocate,
     Commit,
+    Compute,
     Done,
     Finish,
+    OpenJob,
     Output,
     Poll,
     Received,
     Refused,
     Release,
-    Run,
     Send,
     Tick,
 )
@@ -37,6 +37,7 @@ from flowspec.core.protocol.messages import (
     Segment,
     StageReport,
     Submit,
+    Synced,
 )
 from flowspec.core.protocol.work import Encode, EncodeDone, WorkFailed
 from flowspec.core.run.history import History
@@ -84,8 +85,8 @@ def test_a_job_opens_the_stages_and_streams_its_prompt_in_chunks() -> None:
     outputs = draft.submit(
         prompt_ids=str(list(range(2, 62)) * 2), strategy="autoregressive", max_new_tokens="8"
     )
-    accepted = one(outputs, Accepted)
-    assert isinstance(accepted, Accepted)
+    accepted = one(outputs, OpenJob)
+    assert isinstance(accepted, OpenJob)
     assert len(accepted.prompt_ids) == 120
     opened = [message for message in messages(outputs) if isinstance(message, Open)]
     assert [message.capacity for message in opened] == [120 + 8 + TREE_ROWS] * 2
@@ -98,7 +99,7 @@ def test_text_is_encoded_first() -> None:
     draft = Draft()
     assert draft.submit(prompt="hello", strategy="autoregressive") == []
     (run,) = draft.machine.step(Poll(), 0.0)
-    assert run == Run(Encode(RUN, "hello", raw=False))
+    assert run == Compute(Encode(RUN, "hello", raw=False))
     outputs = draft.machine.step(Done(EncodeDone((5, 6))), 0.0)
     assert isinstance(one(outputs, Allocate), Allocate)
 
@@ -249,7 +250,7 @@ def test_a_jobs_newer_run_takes_the_place_of_the_older_one(fields: dict[str, str
     draft.submit(strategy="autoregressive", **fields)
     outputs = draft.submit(epoch=2, prompt_ids="[3]", strategy="autoregressive")
     assert outputs[0] == Release(RUN)
-    assert one(outputs, Accepted) == Accepted(RunKey("j", 2), (3,), "autoregressive")
+    assert one(outputs, OpenJob) == OpenJob(RunKey("j", 2), (3,), "autoregressive")
     assert set(draft.machine.sessions) == {RunKey("j", 2)}
     assert draft.submit(strategy="autoregressive", **fields) == [], "a late Submit of the old run"
 
@@ -287,12 +288,25 @@ def test_once_the_text_is_complete_nothing_makes_the_job_an_error(late: str) -> 
     assert (finish.reason, finish.error, finish.stats["tokens"]) == ("length", "", 1)
 
 
+def test_a_refused_last_commit_makes_the_job_an_error() -> None:
+    """The text is complete, but its last tokens are not in the output."""
+    draft = Draft()
+    finished(draft)
+    refused = Refused(RUN, False, "the output is full", is_commit=True)
+    outputs = list(draft.machine.step(refused, 3.0))
+    assert [type(output) for output in outputs] == [Finish, Release]
+    finish = one(outputs, Finish)
+    assert isinstance(finish, Finish)
+    assert (finish.reason, finish.error) == ("error", "the output is full")
+    assert draft.machine.deadline is None
+
+
 def test_a_drafter_that_fails_once_the_text_is_complete_is_no_error() -> None:
     draft = Draft()
     draft.submit(prompt_ids="[2, 3]", strategy="chain", max_new_tokens="2")
     draft.receive(Answer(RUN, 0, (1,), (40,)))
     (run,) = draft.poll()
-    assert isinstance(run, Run)
+    assert isinstance(run, Compute)
     assert isinstance(run.work, work.Draft)
     outputs = draft.receive(Answer(RUN, 1, (2,), (41,)))
     assert messages(outputs) == [Close(RUN)]
@@ -320,11 +334,23 @@ def test_the_time_to_the_first_token_begins_with_the_submission() -> None:
     assert finish.stats["ttft_seconds"] == 8.0
 
 
-def test_a_token_outside_the_vocabulary_ends_the_job() -> None:
+@pytest.mark.parametrize("token", [-1, limits(1).vocabulary, 1 << 62])
+def test_a_token_outside_the_vocabulary_ends_the_job(token: int) -> None:
     draft = Draft()
     draft.submit(prompt_ids="[2]", strategy="autoregressive")
-    finish = one(draft.receive(Answer(RUN, 0, (0,), (1 << 62,))), Finish)
+    finish = one(draft.receive(Answer(RUN, 0, (0,), (token,))), Finish)
+    assert isinstance(finish, Finish)
     assert "outside the vocabulary" in finish.error
+
+
+def test_a_message_that_arrives_twice_is_taken_once() -> None:
+    """A second join would begin a second timestep."""
+    draft = Draft()
+    draft.submit(prompt_ids="[2]", strategy="pipedec")
+    draft.receive(Answer(RUN, 0, (0,), (40,)))
+    join = Received((Envelope(GRAPH, 1, Synced(RUN, "sync/1")),))
+    assert Synced(RUN, "sync/2") in messages(draft.machine.step(join, 0.0))
+    assert draft.machine.step(join, 0.0) == []
 
 
 def test_a_long_prompt_has_as_long_a_patience_as_it_has_pieces() -> None:

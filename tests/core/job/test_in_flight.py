@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.core.job.in_flight import InFlightWindow
+from flowspec.core.job.in_flight import InFlightSegment, InFlightWindow
 from flowspec.core.job.round_trip import RoundTrip
 from flowspec.core.protocol.messages import Answer
 from flowspec.core.run.key import RunKey
 from flowspec.core.tree.tree import Status, Tree
-from flowspec.errors import StateError
+from flowspec.errors import ProtocolError
 
 
 def answer(segment: int, *ids: int) -> Answer:
@@ -26,11 +26,18 @@ class Rig:
         self.tree = Tree(0)
         self.tree.plant(0, 0, -1)
         for token in range(1, children + 1):
-            self.tree.select([self.tree.add(0, token, -1.0)])
+            self.tree.mark_waiting([self.tree.add(0, token, -1.0)])
 
     def launch(self, number: int, nodes: list[int], now: float = 0.0) -> None:
-        self.tree.send(nodes)
+        self.tree.mark_sent(nodes)
         self.window.launch(number, nodes, now)
+
+    def land(self, answer: Answer, now: float) -> InFlightSegment | None:
+        """Take an answer as a session does."""
+        segment = self.window.land(answer, now)
+        for at, (node, token) in enumerate(zip(answer.ids, answer.tokens, strict=True)):
+            self.tree.record_choice(node, token, answer.top[at] if answer.top else ())
+        return segment
 
     def prune(self, root: int, *, keep_emptied: bool = False) -> None:
         self.tree.advance(root)
@@ -40,22 +47,22 @@ class Rig:
 def test_answers_are_kept_for_what_was_sent_and_lives() -> None:
     rig = Rig(3)
     grandchild = rig.tree.add(2, 9, -1.0)
-    rig.tree.select([grandchild])
+    rig.tree.mark_waiting([grandchild])
     rig.launch(0, [1, 2, grandchild])
-    assert rig.window.land(answer(0, 1, 2, grandchild, 3, 99), rig.tree, 1.0) is not None
+    assert rig.land(answer(0, 1, 2, grandchild, 3, 99), 1.0) is not None
     choices = {node.id: node.choice for node in rig.tree}
     assert choices == {0: None, 1: 101, 2: 102, 3: None, grandchild: 100 + grandchild}
     rig.prune(2)
     assert {node.id: node.choice for node in rig.tree} == {2: 102, grandchild: 100 + grandchild}
     assert rig.tree.sent == {2, grandchild}
-    assert rig.window.land(answer(7, 2), rig.tree, 1.0) is None, "the prompt's, or a void one's"
+    assert rig.land(answer(7, 2), 1.0) is None, "the prompt's, or a void one's"
 
 
 def test_what_was_asked_for_beside_an_answer_is_kept_with_its_node() -> None:
     rig = Rig(2)
     rig.launch(0, [1, 2])
     top = (((5, -0.1), (6, -2.0)), ((7, -0.3),))
-    rig.window.land(Answer(RunKey("j", 1), 0, (1, 2), (5, 7), top), rig.tree, 1.0)
+    rig.land(Answer(RunKey("j", 1), 0, (1, 2), (5, 7), top), 1.0)
     assert (rig.tree[1].top, rig.tree[2].top) == top
 
 
@@ -63,11 +70,11 @@ def test_a_round_trip_is_of_what_was_sent_and_says_whether_it_met_another() -> N
     rig = Rig(4)
     rig.launch(0, [1, 2, 3], 1.0)
     below = rig.tree.add(1, 9, -1.0)
-    rig.tree.select([below])
+    rig.tree.mark_waiting([below])
     rig.launch(1, [4, below], 2.0)
     rig.prune(1)
-    first = rig.window.land(answer(0, 1), rig.tree, 5.0)
-    second = rig.window.land(answer(1, below), rig.tree, 7.0)
+    first = rig.land(answer(0, 1), 5.0)
+    second = rig.land(answer(1, below), 7.0)
     assert first is not None
     assert second is not None
     assert first.round_trip(5.0) == RoundTrip(3, 4.0, True)
@@ -89,8 +96,8 @@ def test_a_segment_a_prune_has_emptied_frees_its_slot_unless_it_counts() -> None
 def test_a_live_row_that_does_not_come_back_is_an_error() -> None:
     rig = Rig(2)
     rig.launch(0, [1, 2])
-    with pytest.raises(StateError, match="came back without rows that are still live"):
-        rig.window.land(answer(0, 1), rig.tree, 1.0)
+    with pytest.raises(ProtocolError, match="came back without rows that are still live"):
+        rig.land(answer(0, 1), 1.0)
 
 
 def test_segments_wait_in_order_and_lose_what_a_prune_takes() -> None:
@@ -98,39 +105,54 @@ def test_segments_wait_in_order_and_lose_what_a_prune_takes() -> None:
     assert (rig.window.first_waiting, rig.window.waiting) == (None, 0)
     below = [rig.tree.add(1, token, -1.0) for token in (7, 8)]
     for segment in ([2], [1, 3, below[0]], [below[1]]):
-        rig.tree.select(segment)
-        rig.window.wait(segment)
+        rig.tree.mark_waiting(segment)
+        rig.window.enqueue(segment)
     assert (rig.window.first_waiting, rig.window.waiting) == ([2], 3)
     rig.prune(1)
     assert (rig.window.first_waiting, rig.window.waiting) == ([1, below[0]], 2)
-    assert rig.window.take_waiting() == [1, below[0]]
-    assert rig.window.take_waiting() == [below[1]]
+    assert rig.window.dequeue() == [1, below[0]]
+    assert rig.window.dequeue() == [below[1]]
     assert rig.window.waiting == 0
 
 
 def test_a_fresh_round_has_nothing_waiting_and_nothing_in_flight() -> None:
     rig = Rig(2)
     rig.launch(0, [1])
-    rig.window.wait([2])
+    rig.window.enqueue([2])
     rig.window.clear()
     assert (len(rig.window), rig.window.loaded, rig.window.waiting) == (0, [], 0)
     rig.tree.plant(0, 1, 0)
-    assert rig.window.land(answer(0, 1), rig.tree, 1.0) is None
+    assert rig.land(answer(0, 1), 1.0) is None
 
 
 def test_answers_tell_how_many_segments_hide_the_round_trip() -> None:
     rig = Rig(2)
     assert rig.window.bandwidth_delay.segments == 0
     rig.launch(0, [1], 1.0)
-    rig.window.land(Answer(RunKey("j", 1), 0, (1,), (5,), seconds=2.0), rig.tree, 5.0)
+    rig.land(Answer(RunKey("j", 1), 0, (1,), (5,), seconds=2.0), 5.0)
     assert rig.window.bandwidth_delay.segments == 3, "4 s over passes of 2 s, and one more"
+
+
+def test_a_gap_behind_segments_that_a_prune_has_emptied_says_nothing() -> None:
+    """The pipeline was idle, so the time to the next answer is not the rate of answers."""
+    rig = Rig(4)
+    rig.launch(0, [1], 0.0)
+    rig.launch(1, [2], 0.0)
+    rig.land(Answer(RunKey("j", 1), 0, (1,), (5,), seconds=1.0), 4.0)
+    below = rig.tree.add(1, 9, -1.0)
+    rig.tree.mark_waiting([below])
+    rig.prune(1)
+    assert rig.window.loaded == []
+    rig.launch(2, [below], 100.0)
+    rig.land(Answer(RunKey("j", 1), 2, (below,), (5,), seconds=1.0), 104.0)
+    assert rig.window.bandwidth_delay.segments == 5, "4 s over passes of 1 s, and one more"
 
 
 @given(st.data())
 def test_every_sent_node_is_in_one_segment_or_answered(data: st.DataObject) -> None:
     """Random launches, answers and prunes: the window and the tree agree."""
     rig = Rig(0)
-    rig.tree.send([0])
+    rig.tree.mark_sent([0])
     window = rig.window
     tree = rig.tree
     number = 0
@@ -142,14 +164,14 @@ def test_every_sent_node_is_in_one_segment_or_answered(data: st.DataObject) -> N
                 st.lists(st.sampled_from(sorted(tree.sent)), min_size=1, max_size=3)
             )
             nodes = [tree.add(parent, tree.next_id, -1.0) for parent in parents]
-            tree.select(nodes)
+            tree.mark_waiting(nodes)
             rig.launch(number, nodes)
             sent[number] = nodes
             number += 1
         elif step == "answer" and window.loaded:
             segment = data.draw(st.sampled_from(window.loaded))
             live = [node for node in sent[segment] if node in tree]
-            assert window.land(answer(segment, *live), tree, 1.0) is not None
+            assert rig.land(answer(segment, *live), 1.0) is not None
         elif step == "prune":
             rig.prune(data.draw(st.sampled_from(sorted(tree.sent))))
         on_the_way = [node for at in window.loaded for node in sent[at] if node in tree]

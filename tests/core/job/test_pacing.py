@@ -16,7 +16,7 @@ from flowspec.core.job.pacing import (
     Pacing,
     Route,
     Timestep,
-    Turn,
+    TurnCause,
     TurnEnd,
 )
 from flowspec.core.protocol.messages import Hop
@@ -34,15 +34,15 @@ def hops_of(route: Route) -> list[Hop]:
 
 
 @pytest.mark.parametrize("decoding", [False, True])
-@pytest.mark.parametrize("turn", Turn)
+@pytest.mark.parametrize("cause", TurnCause)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_answers_are_judged_as_they_come_and_in_timesteps_where_one_ends(
-    policy: str, turn: Turn, decoding: bool
+    policy: str, cause: TurnCause, decoding: bool
 ) -> None:
-    judges = turn is Turn.ANSWER
-    if policy == "timestep" and (decoding or turn is Turn.JOIN):
-        judges = turn is Turn.JOIN
-    assert POLICIES[policy]().may_judge(turn, decoding=decoding) == judges
+    judges = cause is TurnCause.ANSWER
+    if policy == "timestep" and (decoding or cause is TurnCause.JOIN):
+        judges = cause is TurnCause.JOIN
+    assert POLICIES[policy]().may_judge(cause, decoding=decoding) == judges
 
 
 @pytest.mark.parametrize(
@@ -59,14 +59,14 @@ def test_only_the_lockstep_counts_emptied_segments_and_expands_at_an_empty_verdi
 # ---- free running --------------------------------------------------------------------------------
 
 
-@given(st.integers(0, 20), st.integers(1, 20), st.sampled_from(Turn), st.booleans())
+@given(st.integers(0, 20), st.integers(1, 20), st.sampled_from(TurnCause), st.booleans())
 def test_free_running_is_about_free_slots_and_nothing_else(
-    in_flight: int, slots: int, turn: Turn, decoding: bool
+    in_flight: int, slots: int, cause: TurnCause, decoding: bool
 ) -> None:
     pacing = FreeRunning()
-    assert pacing.judged(turn, of_segment=True) == ()
+    assert pacing.begin_judging(cause, of_segment=True) == ()
     assert pacing.start_round(3, slots) == ()
-    pacing.begin_turn(turn, decoding=decoding)
+    pacing.begin_turn(cause, decoding=decoding)
     assert pacing.has_slot(in_flight, slots) == (in_flight < slots)
     assert not pacing.bubble_due
     assert pacing.route() == DELIVERED
@@ -109,7 +109,7 @@ def test_in_lockstep_nothing_of_an_old_round_is_held_for_ever(
         due = slots
         for is_answer in moves:
             if is_answer and judged < sent:
-                verdict = pacing.judged(Turn.ANSWER, of_segment=True)
+                verdict = pacing.begin_judging(TurnCause.ANSWER, of_segment=True)
                 assert verdict == (f"{number}/verdict/{judged}",)
                 completed += verdict
                 judged += 1
@@ -134,7 +134,7 @@ def test_in_lockstep_nothing_of_an_old_round_is_held_for_ever(
 
 def test_in_lockstep_an_answer_for_prompt_rows_is_no_step() -> None:
     pacing = Lockstep(2)
-    assert pacing.judged(Turn.ANSWER, of_segment=False) == ()
+    assert pacing.begin_judging(TurnCause.ANSWER, of_segment=False) == ()
     assert not pacing.bubble_due
     assert pacing.end_turn([], lambda: True) == NOTHING
 
@@ -154,7 +154,7 @@ def step(
     pacing: Timestep, in_flight: Iterable[int], *, drafting: bool, sends: int | None = None
 ) -> TurnEnd:
     """The turn that starts a timestep; segment ``sends`` leaves in it."""
-    pacing.begin_turn(Turn.JOIN if pacing.now else Turn.ANSWER, decoding=True)
+    pacing.begin_turn(TurnCause.JOIN if pacing.now else TurnCause.ANSWER, decoding=True)
     assert pacing.has_slot(99, 1)
     if sends is not None:
         pacing.route()
@@ -183,7 +183,7 @@ def test_only_the_first_stage_of_a_later_group_waits_for_the_verdict_before_it()
 def test_a_join_waits_for_every_active_group_and_the_drafter() -> None:
     pacing = Timestep(stages=3, groups=3)
     assert step(pacing, [10], drafting=True, sends=10) == join(1, "decode/0/1", "decode/1/1")
-    assert pacing.judged(Turn.JOIN, of_segment=False) == ("verdict/1",)
+    assert pacing.begin_judging(TurnCause.JOIN, of_segment=False) == ("verdict/1",)
     assert step(pacing, [10, 11], drafting=False, sends=11) == join(2, "decode/2/2", "decode/1/2")
     without_10 = step(pacing, [11], drafting=True)  # it was pruned away
     assert without_10 == join(3, "decode/0/3", "decode/2/3")
@@ -205,7 +205,7 @@ def test_groups_are_contiguous_and_near_equal(stages: int, groups: int) -> None:
 def test_the_drafters_task_is_complete_once_it_has_no_work_left() -> None:
     pacing = Timestep(stages=2, groups=2)
     step(pacing, [], drafting=True)
-    pacing.begin_turn(Turn.DRAFTED, decoding=True)
+    pacing.begin_turn(TurnCause.DRAFTED, decoding=True)
     assert not pacing.has_slot(0, 9), "segments leave only at the start of a timestep"
     assert pacing.end_turn([], busy) == NOTHING
     assert pacing.end_turn([], idle) == TurnEnd(completes=("decode/0/1",))
@@ -221,8 +221,8 @@ def test_a_join_that_does_not_wait_for_the_drafter_is_told_nothing_of_it() -> No
 
 def test_no_timestep_begins_before_the_first_token() -> None:
     pacing = Timestep(stages=2, groups=1)
-    for turn in (Turn.ANSWER, Turn.DRAFTED, Turn.MIDDLE_ANSWER):
-        pacing.begin_turn(turn, decoding=False)
+    for cause in (TurnCause.ANSWER, TurnCause.DRAFTED, TurnCause.MIDDLE_ANSWER):
+        pacing.begin_turn(cause, decoding=False)
         assert not pacing.has_slot(0, 9)
         assert pacing.end_turn([], busy) == NOTHING
     assert pacing.now == 0
@@ -230,10 +230,12 @@ def test_no_timestep_begins_before_the_first_token() -> None:
 
 def test_a_verdict_ends_the_timestep_it_was_passed_in() -> None:
     pacing = Timestep(stages=2, groups=1)
-    assert pacing.judged(Turn.ANSWER, of_segment=True) == (), "the first token ends none"
+    assert pacing.begin_judging(TurnCause.ANSWER, of_segment=True) == (), (
+        "the first token ends none"
+    )
     for number in (1, 2, 3):
         step(pacing, [], drafting=False)
-        assert pacing.judged(Turn.JOIN, of_segment=False) == (f"verdict/{number}",)
+        assert pacing.begin_judging(TurnCause.JOIN, of_segment=False) == (f"verdict/{number}",)
     assert pacing.start_round(2, 4) == (), "a new round delays nothing"
 
 
@@ -252,7 +254,7 @@ def test_each_join_waits_for_just_the_passes_of_its_timestep(
     on_the_way: dict[int, list[Hop]] = {}
     for number, (sends, drafts, pruned) in enumerate(steps, 1):
         on_the_way = {at: hops for at, hops in on_the_way.items() if at not in pruned}
-        pacing.begin_turn(Turn.JOIN if pacing.now else Turn.ANSWER, decoding=True)
+        pacing.begin_turn(TurnCause.JOIN if pacing.now else TurnCause.ANSWER, decoding=True)
         if sends:
             hops = hops_of(pacing.route())
             assert int(hops[0].task.rpartition("/")[2]) == number, "it enters in this timestep"

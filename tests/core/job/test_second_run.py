@@ -12,6 +12,7 @@ from flowspec.core.job.draft_worker import DraftMachine
 from flowspec.core.protocol.addresses import GRAPH, SCHEDULER
 from flowspec.core.protocol.machine import (
     Commit,
+    Compute,
     Done,
     Finish,
     Input,
@@ -19,7 +20,6 @@ from flowspec.core.protocol.machine import (
     Poll,
     Received,
     Release,
-    Run,
     Tick,
 )
 from flowspec.core.protocol.messages import Answer, Envelope, Fault, Submit, Synced
@@ -28,8 +28,8 @@ from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
 from flowspec.strategies import build
-from tests.addresses import D0, S1, S2
-from tests.core.traces import FIRST, SECOND, STAGES, Cut, Step, cut, replay, trace
+from tests.addresses import D0, M1, M2, S1, S2
+from tests.core.traces import FIRST, MIDDLES, SECOND, STAGES, Cut, Step, cut, replay, trace
 from tests.toy import PROMPT, TARGET, limits
 
 COUNT = 14
@@ -37,10 +37,13 @@ COUNT = 14
 STRAY = [
     Envelope(S2, 1, Answer(FIRST, 0, (len(PROMPT) - 1,), (3,))),
     Envelope(S2, 1, Answer(FIRST, 1, (len(PROMPT),), (1 << 40,))),
+    Envelope(M1, 1, Answer(FIRST, 0, (len(PROMPT) - 1,), (3,))),
+    Envelope(M2, 1, Answer(FIRST, 1, (len(PROMPT),), (1 << 40,))),
     Envelope(S1, 1, Fault(FIRST, "stage 1 is on fire")),
+    Envelope(M1, 1, Fault(FIRST, "middle model 1 is on fire")),
     Envelope(GRAPH, 1, Synced(FIRST, "sync/1")),
 ]
-STRATEGIES = ["flowspec", "flowspec:lockstep=on", "pipedec", "chain", "auto"]
+STRATEGIES = ["flowspec", "flowspec:lockstep=on", "pipedec", "chain", "auto", "pipespec:window=8"]
 
 
 def spec(strategy: str) -> JobSpec:
@@ -54,7 +57,7 @@ def steps(run: RunKey, strategy: str) -> list[Step]:
 
 
 def machine() -> DraftMachine:
-    return DraftMachine(limits(STAGES), build)
+    return DraftMachine(limits(STAGES, middles=len(MIDDLES)), build)
 
 
 def text_of(second: list[Step]) -> tuple[int, ...]:
@@ -93,6 +96,18 @@ def test_a_run_alone_is_what_was_recorded(strategy: str) -> None:
     assert replay(machine(), cut([], 0), second, []) == []
 
 
+def test_the_middle_models_take_part() -> None:
+    """Otherwise the tests of pipespec here would be those of a chain of two."""
+    answers = {
+        envelope.sender
+        for step in steps(SECOND, "pipespec:window=8")
+        if isinstance(step.event, Received)
+        for envelope in step.event.envelopes
+        if isinstance(envelope.message, Answer) and envelope.message.ids[0] >= len(PROMPT)
+    }
+    assert answers == {S2, M1, M2}
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @given(data=st.data())
 @settings(max_examples=40, deadline=None)
@@ -110,7 +125,7 @@ def test_whatever_comes_of_the_first_run_the_second_gives_the_same(
 def test_a_first_run_whose_prompt_is_being_encoded_is_dropped_as_well(data: st.DataObject) -> None:
     submit = Submit(FIRST, (("prompt", "some text"), ("strategy", "flowspec")))
     submitted = Received((Envelope(SCHEDULER, 1, submit),))
-    encode = Run(Encode(FIRST, "some text", raw=False))
+    encode = Compute(Encode(FIRST, "some text", raw=False))
     results = [EncodeDone((5, 6, 7)), EncodeDone(()), WorkFailed("no template")]
     told = cut([], 0, [submitted.envelopes[0], *STRAY])
     begun = data.draw(st.booleans(), label="encoding")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence, Set
 from flowspec.core.protocol.addresses import GRAPH, Address
 from flowspec.core.protocol.graph import TaskGraph
 from flowspec.core.protocol.ledger import JobState, Ledger
-from flowspec.core.protocol.machine import Accepted, Commit, Send
+from flowspec.core.protocol.machine import Commit, OpenJob, Send
 from flowspec.core.protocol.messages import Close, Envelope, Prune, Synced
 from flowspec.core.protocol.sequence import SeqWriter
 from flowspec.core.run.key import RunKey
@@ -76,8 +76,8 @@ def commit(
     )
 
 
-def accepted(run: RunKey) -> Accepted:
-    return Accepted(run, PROMPT, "flowspec")
+def accepted(run: RunKey) -> OpenJob:
+    return OpenJob(run, PROMPT, "flowspec")
 
 
 def queued(cap: int = MANY) -> Ledger:

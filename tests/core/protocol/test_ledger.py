@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from flowspec.core.protocol.addresses import DRAFT, GRAPH, SCHEDULER
 from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.ledger import Admission, Change, Delivery, JobEntry, JobState, Ledger
-from flowspec.core.protocol.machine import Accepted, Complete, Send
+from flowspec.core.protocol.machine import Complete, OpenJob, Send
 from flowspec.core.protocol.messages import Envelope, Revoke, Submit, Synced
 from flowspec.core.protocol.stamps import Stamp
 from flowspec.core.run.key import RunKey
@@ -169,7 +169,7 @@ def test_a_job_is_opened_once() -> None:
     assert ledger.open(accepted(FIRST)) is Code.OK
     assert ledger.jobs[JOB].offset == CONTEXT
     before = picture(ledger)
-    assert ledger.open(Accepted(FIRST, (1,), "other")) is Code.DUP
+    assert ledger.open(OpenJob(FIRST, (1,), "other")) is Code.DUP
     assert picture(ledger) == before
 
 

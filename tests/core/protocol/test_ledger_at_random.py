@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from flowspec.core.protocol.addresses import GRAPH, SCHEDULER, Address
 from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.ledger import Admission, Change, Delivery, Ledger
-from flowspec.core.protocol.machine import Accepted, Complete
+from flowspec.core.protocol.machine import Complete, OpenJob
 from flowspec.core.protocol.messages import Envelope, Revoke, Submit, Synced
 from flowspec.core.run.key import RunKey
 from tests.addresses import D0, S1, S2
@@ -228,7 +228,7 @@ class LedgerAgainstAccounts(RuleBasedStateMachine):
         run = self.draw_run(data)
         account = self.owned(run)
         self.watch()
-        code = self.ledger.open(Accepted(run, (5,) * length, ""))
+        code = self.ledger.open(OpenJob(run, (5,) * length, ""))
         if account is None or account.offset is not None:
             assert code is (Code.STALE if account is None else Code.DUP)
             self.unchanged()

@@ -10,6 +10,7 @@ from flowspec.core.protocol.addresses import DRAFT, SCHEDULER, Address
 from flowspec.core.protocol.machine import (
     Allocate,
     Complete,
+    Compute,
     Discard,
     Done,
     Output,
@@ -17,7 +18,6 @@ from flowspec.core.protocol.machine import (
     Received,
     Refused,
     Release,
-    Run,
     Send,
     Tick,
 )
@@ -72,12 +72,12 @@ class Stage:
     def poll(self) -> list[Output]:
         outputs = list(self.machine.step(Poll(), self.now))
         for output in outputs:
-            if isinstance(output, Run) and isinstance(output.work, Pass):
+            if isinstance(output, Compute) and isinstance(output.work, Pass):
                 self.parts += output.work.parts
         return outputs
 
     def work(self) -> Pass:
-        (work,) = [output.work for output in self.poll() if isinstance(output, Run)]
+        (work,) = [output.work for output in self.poll() if isinstance(output, Compute)]
         assert isinstance(work, Pass)
         return work
 
@@ -263,6 +263,24 @@ def test_messages_that_overtake_the_open_are_kept_for_it() -> None:
     assert not stage.machine.runnable
     stage.receive(OPEN)
     assert stage.machine.runnable
+
+
+def test_of_too_many_early_messages_the_oldest_runs_are_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Messages of a run that is never opened must not crowd out those of later runs."""
+    monkeypatch.setattr("flowspec.core.stage.stage_worker.EARLY_MESSAGES", 2)
+    stage = Stage(2, 2)
+    for job in ("lost", "also lost"):
+        key = RunKey(job, 1)
+        stage.receive(Segment(key, 0, 0, (0, 1), (-1, 0), (0, 1), (7, 8)), sender=S1)
+    stage.receive(PREFILL, sender=S1)
+    stage.receive(OPEN)
+    assert stage.machine.runnable
+    assert stage.receive(Open(RunKey("lost", 1), 2, 64, Sampling())) != []
+    assert stage.work().parts[0].run == RUN
+    assert stage.done((9,)) != []
+    assert not stage.machine.runnable, "the oldest run's message is gone"
 
 
 def test_other_epochs_are_dropped() -> None:

@@ -59,7 +59,7 @@ class RandomRun:
             if node not in self.sent and node not in new:
                 new.append(node)
         self.sent |= set(new)
-        self.tree.select(new)
+        self.tree.mark_waiting(new)
         nodes = [self.tree[node] for node in new]
         parents_of_new = tuple(node.parent for node in nodes)
         positions = tuple(node.position for node in nodes)

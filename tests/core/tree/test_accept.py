@@ -20,7 +20,7 @@ def chain(*tokens: int) -> Tree:
     node = tree.plant(tokens[0], 0, -1)
     for token in tokens[1:]:
         node = tree.add(node, token, -0.5)
-        tree.select([node])
+        tree.mark_waiting([node])
     return tree
 
 
@@ -113,7 +113,7 @@ def test_emits_the_targets_own_text_whatever_is_in_the_tree(
     tree.plant(0, 0, -1)
     for parent, token in grown:
         if parent in tree:
-            tree.select([tree.add(parent, token, -1.0)])
+            tree.mark_waiting([tree.add(parent, token, -1.0)])
     target = {node.id: data.draw(st.integers(0, 2), label=f"choice at {node.id}") for node in tree}
     answered = data.draw(st.integers(1, len(tree)))
     answers = {node: target[node] for node in sorted(target)[:answered]}

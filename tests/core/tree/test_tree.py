@@ -56,7 +56,7 @@ class TreeAgainstPaths(RuleBasedStateMachine):
     def select_closed_set(self, data: st.DataObject) -> None:
         top = data.draw(st.sampled_from(sorted(self.paths.values())))
         new = [node for node in self.tree.path(top) if not self.tree[node].selected]
-        self.tree.select(new)
+        self.tree.mark_waiting(new)
         self.sequence += new
         self.statuses |= {self.path_of(node): Status.WAITING for node in new}
 
@@ -64,13 +64,13 @@ class TreeAgainstPaths(RuleBasedStateMachine):
     def send_some_that_wait(self, data: st.DataObject) -> None:
         waiting = self.with_status(Status.WAITING)
         sent = data.draw(st.lists(st.sampled_from(waiting), unique=True)) if waiting else []
-        self.tree.send(sent)
+        self.tree.mark_sent(sent)
         self.statuses |= {self.path_of(node): Status.SENT for node in sent}
 
     @rule(data=st.data(), token=TOKENS)
     def answer_any(self, data: st.DataObject, token: int) -> None:
         node = data.draw(st.sampled_from(sorted(self.seen_ids)))
-        self.tree.answer(node, token)
+        self.tree.record_choice(node, token)
         if node in self.with_status(Status.SENT, Status.ANSWERED):
             self.statuses[self.path_of(node)] = Status.ANSWERED
             self.choices[self.path_of(node)] = token
@@ -156,7 +156,7 @@ def test_worked_example_of_the_pruning_figure() -> None:
     parents = {1: 0, 2: 0, 3: 1, 4: 1, 5: 2, 6: 3, 7: 3, 8: 4}
     for node, parent in parents.items():
         assert tree.add(parent, token=node, value=-1.0) == node
-    tree.select(range(9))
+    tree.mark_waiting(range(9))
     answer(tree, {0: 1, 1: 3})
     verdict = follow(tree, budget=10, eos=frozenset())
     assert verdict is not None
@@ -175,7 +175,7 @@ def test_a_selected_child_needs_a_selected_parent() -> None:
     root = tree.plant(0, 0, -1)
     child = tree.add(tree.add(root, 1, -1.0), 2, -1.0)
     with pytest.raises(StateError, match="before its parent"):
-        tree.select([child])
+        tree.mark_waiting([child])
 
 
 def with_a_node_in_every_status() -> tuple[Tree, dict[Status, int]]:
@@ -184,15 +184,15 @@ def with_a_node_in_every_status() -> tuple[Tree, dict[Status, int]]:
     old = tree.plant(0, 0, -1)
     gone = tree.add(old, 1, -1.0)
     root = tree.add(old, 2, -1.0)
-    tree.select([root])
+    tree.mark_waiting([root])
     tree.advance(root)
     nodes = {Status.GONE: gone}
     nodes[Status.DRAFTED] = tree.add(root, 1, -1.0)
     for token, status in enumerate((Status.WAITING, Status.SENT, Status.ANSWERED), 2):
         nodes[status] = tree.add(root, token, -1.0)
-        tree.select([nodes[status]])
-    tree.send([root, nodes[Status.SENT], nodes[Status.ANSWERED]])
-    tree.answer(nodes[Status.ANSWERED], 5, ((5, -0.1),))
+        tree.mark_waiting([nodes[status]])
+    tree.mark_sent([root, nodes[Status.SENT], nodes[Status.ANSWERED]])
+    tree.record_choice(nodes[Status.ANSWERED], 5, ((5, -0.1),))
     tree.check()
     return tree, nodes
 
@@ -207,14 +207,14 @@ def test_every_status_has_its_node(status: Status) -> None:
 def test_only_what_waits_can_be_sent(status: Status) -> None:
     tree, nodes = with_a_node_in_every_status()
     with pytest.raises(StateError, match=f"is to be sent and is {status.value}"):
-        tree.send([nodes[status]])
+        tree.mark_sent([nodes[status]])
     assert tree.status(nodes[status]) is status
     tree.check()
 
 
 def test_what_is_gone_can_neither_be_selected_nor_sent() -> None:
     tree, nodes = with_a_node_in_every_status()
-    for put in (tree.select, tree.send):
+    for put in (tree.mark_waiting, tree.mark_sent):
         with pytest.raises((StateError, KeyError)):
             put([nodes[Status.GONE]])
     assert tree.status(nodes[Status.GONE]) is Status.GONE
@@ -224,16 +224,16 @@ def test_what_is_gone_can_neither_be_selected_nor_sent() -> None:
 def test_what_waits_is_sent_once() -> None:
     tree, nodes = with_a_node_in_every_status()
     waiting = nodes[Status.WAITING]
-    tree.send([waiting])
+    tree.mark_sent([waiting])
     assert tree.status(waiting) is Status.SENT
     with pytest.raises(StateError):
-        tree.send([waiting])
+        tree.mark_sent([waiting])
 
 
 @pytest.mark.parametrize("status", [Status.GONE, Status.DRAFTED, Status.WAITING])
 def test_an_answer_for_what_was_not_sent_changes_nothing(status: Status) -> None:
     tree, nodes = with_a_node_in_every_status()
-    tree.answer(nodes[status], 7)
+    tree.record_choice(nodes[status], 7)
     assert tree.status(nodes[status]) is status
     assert status is Status.GONE or tree[nodes[status]].choice is None
     tree.check()
@@ -243,7 +243,7 @@ def test_an_answer_is_kept_with_its_node() -> None:
     tree, nodes = with_a_node_in_every_status()
     answered = tree[nodes[Status.ANSWERED]]
     assert (answered.choice, answered.top) == (5, ((5, -0.1),))
-    tree.answer(nodes[Status.SENT], 6)
+    tree.record_choice(nodes[Status.SENT], 6)
     assert tree.status(nodes[Status.SENT]) is Status.ANSWERED
     assert (tree[nodes[Status.SENT]].choice, tree[nodes[Status.SENT]].top) == (6, ())
 
@@ -251,7 +251,7 @@ def test_an_answer_is_kept_with_its_node() -> None:
 @pytest.mark.parametrize("status", [Status.WAITING, Status.SENT, Status.ANSWERED])
 def test_selecting_again_leaves_a_node_where_it_is(status: Status) -> None:
     tree, nodes = with_a_node_in_every_status()
-    tree.select([nodes[status]])
+    tree.mark_waiting([nodes[status]])
     assert tree.status(nodes[status]) is status
 
 

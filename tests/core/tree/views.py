@@ -19,11 +19,11 @@ def selected(tree: Tree) -> list[int]:
 
 def send_waiting(tree: Tree) -> None:
     """Send every waiting node to the stages."""
-    tree.send([node for node in selected(tree) if tree.status(node) is Status.WAITING])
+    tree.mark_sent([node for node in selected(tree) if tree.status(node) is Status.WAITING])
 
 
 def answer(tree: Tree, choices: Mapping[int, int]) -> None:
     """Send every node of T and answer it with ``choices``, by node id."""
     send_waiting(tree)
     for node, token in choices.items():
-        tree.answer(node, token)
+        tree.record_choice(node, token)

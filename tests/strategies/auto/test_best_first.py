@@ -33,7 +33,7 @@ def proposals(path: tuple[int, ...], weights: list[float]) -> Expansion:
 def grow(tree: Tree, growth: BestFirstGrowth, weights: list[float]) -> int:
     """Draft until the growth is complete; the passes it took."""
     passes = 0
-    while wanted := growth.pending(tree):
+    while wanted := growth.proceed(tree):
         passes += 1
         for node in wanted:
             tree.expand(node, proposals(path_tokens(tree, node), weights))
@@ -74,9 +74,9 @@ def test_passes_are_bounded_and_their_size_too(passes: int, batch: int) -> None:
     tree = planted()
     growth = BestFirstGrowth(40, batch, passes)
     taken = 0
-    while wanted := growth.pending(tree):
+    while wanted := growth.proceed(tree):
         assert len(wanted) <= batch
-        assert growth.pending(tree) == wanted, "requested again while it is drafted"
+        assert growth.proceed(tree) == wanted, "requested again while it is drafted"
         taken += 1
         for node in wanted:
             tree.expand(node, proposals(path_tokens(tree, node), [0.9]))
@@ -92,7 +92,7 @@ def test_the_next_segment_goes_on_where_the_last_one_ended() -> None:
         grow(tree, growth, [0.5, 0.8])
         (segment,) = growth.segments(tree)
         assert not sent & set(segment)
-        tree.select(segment)
+        tree.mark_waiting(segment)
         sent |= set(segment)
     tree.check()
     assert len(sent) == 20
@@ -102,14 +102,14 @@ def test_a_verdict_leaves_the_growth_what_is_below_the_new_root() -> None:
     tree = planted()
     first = BestFirstGrowth(6, 6, 10)
     grow(tree, first, [0.6])
-    tree.select(first.segments(tree)[0])
+    tree.mark_waiting(first.segments(tree)[0])
     growth = BestFirstGrowth(6, 6, 10)
-    asked = growth.pending(tree)
+    asked = growth.proceed(tree)
     root = next(iter(tree[tree.root].children.values()))
     tree.advance(root)
     growth.rebase(tree)
-    assert set(growth.pending(tree)) <= set(tree.nodes)
-    assert set(growth.pending(tree)) != set(asked)
+    assert set(growth.proceed(tree)) <= set(tree.nodes)
+    assert set(growth.proceed(tree)) != set(asked)
     grow(tree, growth, [0.6])
     (segment,) = growth.segments(tree)
     assert set(segment) <= set(tree.nodes)
@@ -118,9 +118,9 @@ def test_a_verdict_leaves_the_growth_what_is_below_the_new_root() -> None:
 def test_a_drafter_that_knows_nothing_gives_no_segment() -> None:
     tree = planted()
     growth = BestFirstGrowth(4, 4, 4)
-    assert growth.pending(tree) == (tree.root,)
+    assert growth.proceed(tree) == (tree.root,)
     tree.expand(tree.root, Expansion((), ()))
-    assert growth.pending(tree) == ()
+    assert growth.proceed(tree) == ()
     assert growth.segments(tree) == []
 
 
@@ -224,7 +224,7 @@ def test_what_rows_are_worth_is_counted_from_the_root() -> None:
     tree = planted()
     tree.expand(tree.root, Expansion((1,), (math.log(0.01),)))
     root = tree.add(tree.root, 1, math.log(0.01))
-    tree.select([root])
+    tree.mark_waiting([root])
     tree.advance(root)
     tree.expand(root, Expansion((1, 2, 3), tuple(map(math.log, (0.5, 0.3, 0.1)))))
     (segment,) = BestFirstGrowth(3, 4, 0, lambda count: 0.2 * count).segments(tree)

@@ -29,7 +29,7 @@ class TextPieces(Protocol):
     def push(self, ids: tuple[int, ...], *, last: bool = False) -> str: ...
 
 
-class VerifyRole:
+class VerifyPerformer:
     """A verify stage: rows in, rows out.
 
     ``row_shape``, ``row_dtype``: those of an incoming row; any others are refused.
@@ -86,7 +86,7 @@ class VerifyRole:
         raise StateError("a verify stage commits nothing")
 
 
-class DraftRole:
+class DraftPerformer:
     """The draft worker: text to ids, drafting, ids to text.
 
     ``hidden_size``: size of the target's hidden rows.

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from flowspec.core.protocol.work import Choice, Part, Pass, PassDone
 from flowspec.core.run.key import RunKey
 from flowspec.errors import StateError
-from flowspec.model.passing import PassingStage
+from flowspec.model.empty_stage import PassingStage
 
 PART = Part(RunKey("j", 1), 0, (0,), (-1,), (0,), (), (0,))
 

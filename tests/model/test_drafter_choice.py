@@ -16,8 +16,8 @@ from flowspec.core.run.sampling import Sampling
 from flowspec.emulation.profiles import load
 from flowspec.errors import ConfigError, StateError
 from flowspec.model.base import RowArray
-from flowspec.model.choice import ChoiceDrafter, wanting_hidden
 from flowspec.model.directory import default_pair, open_directory
+from flowspec.model.drafter_choice import ChoiceDrafter, wanting_hidden
 from flowspec.model.eagle import EagleDrafter
 from flowspec.model.sources import load_sources
 from flowspec.strategies.auto.drafter_bandit import DrafterBandit
