@@ -39,8 +39,6 @@ BUSY_SHARE = 1 / 3
 #: Stretch and most tokens of a probe.
 PROBE_STRETCH = 4.0
 PROBE_TOKENS = 12
-#: How often an automatic stretch is doubled when the machine did not keep up.
-_DOUBLINGS = 3
 #: How often per second the broker checks the timeouts of waiting workers.
 _TICKS = 500
 #: Bare writes measured.
@@ -97,54 +95,6 @@ class Emulated:
     stretch: float
 
 
-def emulate(
-    texts: Sequence[Text],
-    strategy: str,
-    profile: Profile,
-    stages: int,
-    *,
-    models: tuple[str, ...] = (),
-    source: str = "slm",
-    stretch: float | None = None,
-    free_software: bool = False,
-) -> Emulated:
-    """Run ``strategy`` on every prompt of ``texts``, on ``stages`` emulated devices of ``profile``.
-
-    ``models``: target, draft and the middle models of a chain, smallest first (default: the
-    packaged pair). ``source``: the profile's name for that draft. ``stretch``: None: from a
-    probe, and doubled while the machine does not keep up. ClusterError if the machine did not keep
-    up; ConfigError and JobFailed as for any cluster.
-    """
-    if stretch is None:
-        stretch = probe(
-            texts[0],
-            strategy,
-            profile,
-            stages,
-            models=models,
-            source=source,
-            free_software=free_software,
-        )
-        tries = _DOUBLINGS
-    else:
-        tries = 0
-    while True:
-        with EmulatedCluster(
-            profile,
-            stages,
-            models=models,
-            source=source,
-            stretch=stretch,
-            free_software=free_software,
-        ) as cluster:
-            done = cluster.run_all(texts, strategy)
-        if not tries or done.counts.overtaken <= OVERTAKEN_SHARE * done.counts.inputs:
-            done.counts.check(stretch)
-            return done
-        stretch = 2 * stretch
-        tries = tries - 1
-
-
 def probe(
     text: Text,
     strategy: str,
@@ -181,9 +131,12 @@ def stretch_for(cpu_seconds: float, nominal_seconds: float, cores: int) -> float
 
 
 class EmulatedCluster:
-    """A pipeline of real workers that emulates ``stages`` devices of ``profile``; see ``emulate``.
+    """A pipeline of real workers that emulates ``stages`` devices of ``profile``.
 
-    ConfigError if ``source`` and ``models`` have different numbers of drafters to choose from.
+    ``models``: target, draft and the middle models of a chain, smallest first (default: the
+    packaged pair). ``source``: the profile's name for that draft. ``stretch``: wall seconds per
+    nominal second. ``free_software``: do not charge the software's own time. ConfigError if
+    ``source`` and ``models`` have different numbers of drafters to choose from.
     """
 
     def __init__(

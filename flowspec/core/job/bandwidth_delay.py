@@ -15,7 +15,7 @@ TRIP_SAMPLES = 8
 #: Bound of the estimate relative to the segments in flight, against outliers.
 MOST_GROWTH = 4
 #: Bound of the estimate relative to the number that the rate of answers calls for.
-PACE_SLACK = 2
+RATE_SLACK = 2
 
 
 class BandwidthDelay:
@@ -66,5 +66,5 @@ class BandwidthDelay:
         gap = median(self._gaps) if self._gaps else 0.0
         # Bounded before it is rounded: a pass or a gap of next to no time makes it infinite.
         enough = math.ceil(min(trip / median(self._passes), most)) + 1
-        paced = math.ceil(min(PACE_SLACK * trip / gap, most)) + 1 if gap else enough
+        paced = math.ceil(min(RATE_SLACK * trip / gap, most)) + 1 if gap else enough
         return min(enough, paced, most)

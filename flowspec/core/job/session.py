@@ -109,7 +109,7 @@ class Session:
         sampled = self.spec.sampling.temperature > 0
         coupled = strategy.coupled and sampled
         strategy.use_history(history, sampled=sampled, drafters=len(drafters))
-        table = history.recall(Calibrations).table(coupled=coupled, sampled=sampled)
+        table = history.get(Calibrations).table(coupled=coupled, sampled=sampled)
         return DraftingOptions(
             width=strategy.draft_width,
             coupled=coupled,

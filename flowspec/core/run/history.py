@@ -10,14 +10,14 @@ T = TypeVar("T")
 class History:
     """One object per class, kept for the lifetime of the draft worker.
 
-    The core does not know the classes: code that learns across jobs recalls a class of its own,
-    which is instantiated without arguments the first time.
+    The core does not know the classes: code that learns across jobs gets the object of a class of
+    its own, which is instantiated without arguments the first time.
     """
 
     def __init__(self) -> None:
         self._kept: dict[type, object] = {}
 
-    def recall(self, kind: type[T]) -> T:
+    def get(self, kind: type[T]) -> T:
         """The pipeline's object of class ``kind``; a new one at the first call."""
         if kind not in self._kept:
             self._kept[kind] = kind()

@@ -53,7 +53,7 @@ class Auto(Strategy):
         self.use_history(History())
 
     def use_history(self, history: History, *, sampled: bool = False, drafters: int = 1) -> None:
-        costs = history.recall(CostHistory)
+        costs = history.get(CostHistory)
         self.sizer = SegmentSizer(self._stages, costs, self.params.rows)
         self.bandit = DrafterBandit(drafters, costs.speeds[self.coupled and sampled, sampled])
         self.drafter = self.bandit.drafter

@@ -377,7 +377,7 @@ def answered(draft: Draft, job: str, **fields: str) -> Auto:
 
 def test_jobs_share_what_they_find_out() -> None:
     history = History()
-    known = history.recall(CostHistory)
+    known = history.get(CostHistory)
     draft = Draft(history=history)
     answered(draft, "j")
     assert (known.passes.single, known.passes.widest) == (0.5, 20)
@@ -391,7 +391,7 @@ def test_jobs_share_what_they_find_out() -> None:
 
 def test_a_job_that_is_recorded_starts_without_history_and_leaves_none() -> None:
     history = History()
-    known = history.recall(CostHistory)
+    known = history.get(CostHistory)
     draft = Draft(history=history)
     recorded = answered(draft, "j", record="1")
     assert recorded.sizer.price(1) > 0, "it learns from its own passes"

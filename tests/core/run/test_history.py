@@ -15,7 +15,7 @@ class Counted(list[int]):
 
 def test_every_kind_is_made_once_and_kept() -> None:
     history = History()
-    history.recall(Seen).append(7)
-    assert history.recall(Seen) == [7]
-    assert history.recall(Counted) == [], "another kind is another object"
-    assert History().recall(Seen) == [], "and so is another pipeline's"
+    history.get(Seen).append(7)
+    assert history.get(Seen) == [7]
+    assert history.get(Counted) == [], "another kind is another object"
+    assert History().get(Seen) == [], "and so is another pipeline's"
