@@ -14,7 +14,7 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from flowspec.core.protocol.work import Part
-from flowspec.model.rows import ContiguousRows, Moves, Placement
+from flowspec.model.rows import Moves, Placement, row_store
 
 
 class TreeCacheLayer(CacheLayerMixin):
@@ -56,7 +56,7 @@ class TreeCache(Cache):
 
     def __init__(self, storage: torch.Tensor) -> None:
         self.storage = storage
-        self._rows = ContiguousRows()
+        self._rows = row_store()
         super().__init__(layers=[TreeCacheLayer(layer[0], layer[1]) for layer in storage])
 
     @classmethod

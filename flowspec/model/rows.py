@@ -48,20 +48,28 @@ class RowStore(Protocol):
     def place(self, part: Part) -> Placement:
         """Apply the part's prune and assign slots to its rows; the caller must make the moves.
 
-        StateError if the part does not continue the held rows.
+        StateError if the part does not continue the held rows, or has one of them.
         """
         ...
 
 
 class ContiguousRows:
-    """A ``RowStore`` with all rows in one range of slots, context first."""
+    """A ``RowStore`` with all rows in one range of slots, context first.
+
+    An example, with the ids by slot and a bar at the end of the context::
+
+        prompt 0 1, context 2               0 1 |
+        rows 2 3 4 5 with parents 1 2 2 4   0 1 | 2 3 4 5   parents -1 0 0 2
+        Pruned((2,), live=(4, 5))           edits the layout only
+        row 6 with parent 5                 0 1 2 | 4 5 6   parents -1 0 1, Moves(3, (4, 5)), held 5
+    """
 
     def __init__(self) -> None:
         self._context = 0
         # Live tree rows in slot order: id -> offset from the end of the context; and the same
         # offset of each row's parent, -1: context.
         self._places: dict[int, int] = {}
-        self._above: list[int] = []
+        self._parents: list[int] = []
         self._settled = 0  # rows below this slot are physically in place
         # Physical slot of each row from ``_settled`` on; a range: nothing has moved.
         self._layout: Sequence[int] = range(0)
@@ -75,15 +83,17 @@ class ContiguousRows:
         context = self._context
         held = context + len(self._places)
         places = self._places
-        above = self._above
+        parents = self._parents
         for node, parent in zip(part.ids, part.parents, strict=True):
-            above.append(places.get(parent, -1))
+            if node in places:
+                raise StateError(f"row {node} is to be computed, but is held here already")
+            parents.append(places.get(parent, -1))
             places[node] = len(places)
-        placement = Placement(context, held, moves, tuple(above))
+        placement = Placement(context, held, moves, tuple(parents))
         if part.context:
             self._context += part.context
             self._places = {node: at for at, node in enumerate(part.ids[part.context :])}
-            self._above = [max(at - part.context, -1) for at in above[part.context :]]
+            self._parents = [max(at - part.context, -1) for at in parents[part.context :]]
         self._layout = range(context, self._context + len(self._places))
         return placement
 
@@ -97,7 +107,7 @@ class ContiguousRows:
         self._context += len(pruned.accepted)
         live = kept[len(pruned.accepted) :]
         moved = {before: after for after, before in enumerate(live)}
-        self._above = [moved.get(self._above[at], -1) for at in live]
+        self._parents = [moved.get(self._parents[at], -1) for at in live]
         self._places = {node: at for at, node in enumerate(pruned.live)}
 
     def _place(self, node: int) -> int:
@@ -116,3 +126,8 @@ class ContiguousRows:
         there = enumerate(layout, settled)
         same = next((slot - settled for slot, source in there if slot != source), len(layout))
         return Moves(settled + same, tuple(layout[same:])) if same < len(layout) else None
+
+
+def row_store() -> RowStore:
+    """An empty row store of the layout that every cache uses."""
+    return ContiguousRows()

@@ -22,7 +22,7 @@ from flowspec.core.run.sampling import Sampling, choose
 from flowspec.errors import StateError
 from flowspec.model.base import RowArray
 from flowspec.model.masks import tree_mask
-from flowspec.model.rows import ContiguousRows, Placement
+from flowspec.model.rows import Placement, row_store
 
 State = npt.NDArray[np.uint64]
 
@@ -90,7 +90,7 @@ class _ToyCache:
 
     def __init__(self, layers: int, capacity: int, sampling: Sampling, returns: Returns) -> None:
         self.entries = np.zeros((layers, capacity), dtype=np.uint64)
-        self.rows = ContiguousRows()
+        self.rows = row_store()
         self.sampling = sampling
         self.returns = returns
 

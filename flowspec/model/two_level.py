@@ -18,7 +18,7 @@ from flowspec.core.protocol.work import Part
 from flowspec.core.run import limits
 from flowspec.errors import ModelError, StateError
 from flowspec.model.kv import TreeCache, copies
-from flowspec.model.rows import ContiguousRows, Moves, Placement
+from flowspec.model.rows import Moves, Placement, row_store
 
 PLAIN = "plain"
 TWO_LEVEL = "two-level"
@@ -42,7 +42,7 @@ class TwoLevelCache:
         self.model = model
         self.tree = tree
         self.context = 0
-        self._rows = ContiguousRows()
+        self._rows = row_store()
 
     @classmethod
     def allocate(

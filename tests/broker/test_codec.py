@@ -125,9 +125,20 @@ def test_damaged_envelopes_are_refused_or_read_as_some_message(
     cut = data.draw(st.integers(0, len(raw)))
     for damaged in (bytes(raw), bytes(raw[:cut]), bytes(raw) + b"\x00"):
         try:
-            codec.decode(damaged)
+            read = codec.decode(damaged)
         except WireError as error:
             assert "\n" not in str(error)
+        else:
+            assert isinstance(read, m.Message)
+            assert codec.decode(codec.encode(read)) == read
+
+
+@given(MESSAGES, st.binary(min_size=1, max_size=8))
+def test_an_envelope_is_exactly_one_message(message: m.Message, more: bytes) -> None:
+    raw = codec.encode(message)
+    for other in (raw + more, raw + raw, raw[:-1]):
+        with pytest.raises(WireError):
+            codec.decode(other)
 
 
 @given(st.binary(max_size=400))

@@ -456,7 +456,7 @@ _PIPELINES = itertools.count()
 @settings(
     max_examples=200,
     deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_random_operations(rig: Rig, cap: int, started: bool, steps: list[Step]) -> None:
     keys = Keys(f"random-{next(_PIPELINES)}")

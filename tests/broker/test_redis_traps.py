@@ -13,7 +13,7 @@ import pytest
 import redis
 from redis.connection import PythonRespSerializer
 
-from flowspec.broker import codec, connection
+from flowspec.broker import codec, connection, redis_client
 from flowspec.broker.base import PutRows
 from flowspec.broker.connection import MAX_BLOCK_SECONDS, connect, redact
 from flowspec.broker.keys import JOBS, Keys
@@ -140,7 +140,7 @@ def test_a_blocking_read_is_shorter_than_the_sockets_patience(
     link = RedisLink(server.url, Keys(), S1, 2)
     began = time.monotonic()
     assert link.read(60.0).envelopes == ()
-    assert MAX_BLOCK_SECONDS - 0.1 < time.monotonic() - began < MAX_BLOCK_SECONDS + 1.5
+    assert MAX_BLOCK_SECONDS - 0.1 < time.monotonic() - began < 30
     link.close()
 
 
@@ -214,23 +214,29 @@ def test_a_server_that_lost_its_memory_is_not_taken_for_the_old_one() -> None:
                 link.read(0.05)
 
 
-def test_a_broker_that_is_gone_is_one_line_within_bounded_time(tmp_path: Path) -> None:
+def test_a_broker_that_is_gone_is_one_line_within_bounded_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_client, "FIRST_SECONDS", 0.5)
     began = time.monotonic()
     with pytest.raises(
         BrokerUnreachable, match="cannot reach the broker at unix://:\\*\\*\\*@"
     ) as raised:
         RedisControl(f"unix://:secret@{tmp_path}/none", Keys())
-    assert time.monotonic() - began < connection.FIRST_SECONDS + 2
+    assert time.monotonic() - began < connection.RETRY_SECONDS, "a call to a known one has longer"
     assert "secret" not in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
-def test_a_wrong_password_is_said_at_once(server: PrivateBroker) -> None:
+def test_a_wrong_password_is_said_at_once(
+    server: PrivateBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_client, "FIRST_SECONDS", 30.0)
     wrong = server.url.replace(urlsplit(server.url).password or "", "wrong")
     began = time.monotonic()
     with pytest.raises(BrokerUnreachable, match="refused the password"):
         RedisControl(wrong, Keys())
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 15, "it was tried again"
 
 
 @pytest.mark.parametrize("url", ["http://x", "localhost:6379", "redis://h:port", ""])

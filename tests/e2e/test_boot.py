@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import gc
+import time
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
 import workers._boot as boot
 from flowspec.broker.memory import MemoryBroker, MemoryLink
+from flowspec.broker.redis_control import RedisControl
 from flowspec.broker.server import PrivateBroker
 from flowspec.core.protocol.addresses import stage_address
 from flowspec.core.stage.stage_worker import StageMachine
+from flowspec.drivers import lease
 from flowspec.errors import ClusterError
 
 
@@ -28,6 +32,38 @@ def test_a_worker_without_a_pipeline_waits_a_bounded_time(monkeypatch: pytest.Mo
         ):
             process.pipeline_record(control)
         control.close()
+
+
+def test_a_lease_is_renewed_over_a_connection_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A renewal must not wait for the worker's own calls."""
+    claims: list[tuple[RedisControl, str]] = []
+    claim = RedisControl.claim
+
+    def watched(control: RedisControl, role: str, *rest: Any) -> bool:
+        claims.append((control, role))
+        return claim(control, role, *rest)
+
+    monkeypatch.setattr(RedisControl, "claim", watched)
+    monkeypatch.setattr(lease, "RENEW_SECONDS", 0.02)
+    with PrivateBroker() as broker:
+        process = boot.Process.__new__(boot.Process)
+        process.url = broker.url
+        process.keys = boot.Keys()
+        process.state = "ready"
+        process._setup = ""
+        process._stopped = False
+        own = process.control()
+        with process.leased("draft", dict) as stop, process.leased("scheduler", dict):
+            deadline = time.monotonic() + 20
+            while len(claims) < 8 and time.monotonic() < deadline:
+                time.sleep(0.02)
+            assert not stop()
+            assert set(own.claims()) == {"draft", "scheduler"}
+        assert len(claims) >= 8
+        by_role = {role: {control for control, at in claims if at == role} for _, role in claims}
+        assert len({own}.union(*by_role.values())) == 3
+        assert own.claims() == {}
+        own.close()
 
 
 def test_a_collection_while_a_worker_serves_passes_over_what_it_loaded() -> None:

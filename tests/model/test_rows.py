@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flowspec.core.protocol.messages import Returns
 from flowspec.core.protocol.work import Part, Pruned
+from flowspec.core.run.sampling import Sampling
 from flowspec.core.tree.live_rows import LiveRows
 from flowspec.errors import StateError
+from flowspec.model import rows
+from flowspec.model.kv import TreeCache
 from flowspec.model.masks import full_mask
-from flowspec.model.rows import ContiguousRows, Placement
+from flowspec.model.rows import ContiguousRows, Moves, Placement
+from flowspec.model.toy import ToyStage, ToyTarget
+from flowspec.model.two_level import TwoLevelCache
 from tests.core.tree.random_runs import RUN, RandomRun, RandomStage
 
 
@@ -163,3 +170,37 @@ def test_rows_to_keep_have_to_be_held_parents_first() -> None:
     store.place(part([0, 1], [-1, 0]))
     with pytest.raises(StateError, match="parents first"):
         store.place(part([], [], pruned=Pruned((1, 0), ())))
+
+
+def test_a_row_is_held_once() -> None:
+    store = ContiguousRows()
+    store.place(part([0, 1], [-1, 0]))
+    with pytest.raises(StateError, match="row 1 is to be computed, but is held here already"):
+        store.place(part([1], [0]))
+    store = ContiguousRows()
+    with pytest.raises(StateError, match="row 0 is to be computed"):
+        store.place(part([0, 0], [-1, -1]))
+
+
+def test_the_example_of_the_docstring() -> None:
+    store = ContiguousRows()
+    assert store.place(part([0, 1], [-1, 0], context=2)).held == 0
+    assert store.place(part([2, 3, 4, 5], [1, 2, 2, 4])) == Placement(2, 2, None, (-1, 0, 0, 2))
+    last = store.place(part([6], [5], pruned=Pruned((2,), live=(4, 5))))
+    assert last == Placement(3, 5, Moves(3, (4, 5)), (-1, 0, 1))
+
+
+def test_every_cache_takes_its_layout_from_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[ContiguousRows] = []
+
+    def counted() -> ContiguousRows:
+        made.append(ContiguousRows())
+        return made[-1]
+
+    monkeypatch.setattr(rows, "ContiguousRows", counted)
+    TreeCache.allocate(1, 1, 8, 2, torch.float32)
+    assert len(made) == 1
+    TwoLevelCache.allocate(1, 1, 8, 2, torch.float32)
+    assert len(made) == 3, "of the whole, and of its tree cache"
+    ToyStage(ToyTarget(), 1, 1).allocate(RUN, 8, Sampling(), Returns())
+    assert len(made) == 4

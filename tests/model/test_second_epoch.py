@@ -67,8 +67,8 @@ def steps(drafter: DraftExecutor, run: RunKey) -> Iterator[Step]:
 
     def learn(nodes: Sequence[int]) -> None:
         if drafter.wants_hidden:
-            rows = np.random.default_rng(100 * run.epoch + nodes[0]).normal(size=(len(nodes), HIDDEN))
-            drafter.learn(run, nodes, rows.astype(np.float32))
+            noise = np.random.default_rng(100 * run.epoch + nodes[0])
+            drafter.learn(run, nodes, noise.normal(size=(len(nodes), HIDDEN)).astype(np.float32))
 
     def draft(ids: Sequence[int], parents: Sequence[int], context: int = 0) -> DraftDone:
         part = Part(
@@ -111,7 +111,8 @@ def test_epochs_do_not_share_rows(make: Make) -> None:
     assert expected[FIRST] != expected[SECOND]
     drafter = make()
     turns = 5
-    for first in itertools.combinations(range(2 * turns), turns):
+    orders = list(itertools.combinations(range(2 * turns), turns))
+    for first in orders[::13]:
         runs = {run: steps(drafter, run) for run in (FIRST, SECOND)}
         done: dict[RunKey, list[DraftDone]] = {FIRST: [], SECOND: []}
         for turn in range(2 * turns):

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import random
-import statistics
 import subprocess
 import sys
 import time
@@ -61,9 +60,9 @@ async def round_trips(ends: Ends, count: int) -> list[float]:
 def test_a_round_trip_takes_twice_the_latency(latency: float) -> None:
     async def measure() -> None:
         async with relayed(echo, LinkShape(latency, math.inf)) as (_, ends):
-            taken = await round_trips(ends, 21)
-            assert min(taken) >= 2 * latency
-            assert statistics.median(taken) < 2 * latency + 0.004
+            taken = await round_trips(ends, 41)
+            # The quickest one shows the relay's own delay; a busy machine delays most others.
+            assert 2 * latency <= min(taken) < 2 * latency + 0.004
 
     run(measure())
 
@@ -76,7 +75,8 @@ def test_messages_on_the_way_do_not_wait_for_each_other() -> None:
                 writer.write(b"ping")
                 await asyncio.sleep(0.001)
             await reader.readexactly(80)
-            assert 0.1 <= time.perf_counter() - began < 0.2
+            one_by_one = 20 * 2 * 0.05
+            assert 0.1 <= time.perf_counter() - began < one_by_one / 2
 
     run(measure())
 

@@ -242,7 +242,7 @@ def test_late_answers_do_not_fill_a_chain_up_to_its_limit() -> None:
     ("text", "fault"), [("1-0-2", "shape"), ("x", "shape"), ("9-9-9-9", "at most 512")]
 )
 def test_a_static_shape_must_be_one(text: str, fault: str) -> None:
-    with pytest.raises(Exception, match=fault):
+    with pytest.raises(ConfigError, match=fault):
         build(f"static_tree:shape={text}", 2)
 
 

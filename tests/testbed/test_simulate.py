@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from flowspec.core.job.draft_worker import DraftMachine
-from flowspec.core.protocol.addresses import SCHEDULER, Address
-from flowspec.core.protocol.machine import Received
+from flowspec.core.protocol.addresses import GRAPH, SCHEDULER, Address
+from flowspec.core.protocol.machine import Input, Output, Received
 from flowspec.core.protocol.messages import Answer, Envelope, Segment, Submit
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.limits import Limits
@@ -122,7 +122,18 @@ def test_what_the_graph_lets_go_is_read_in_order_over_links_that_take_time(
 ) -> None:
     profile = load("wan-25ms")
     slow = replace(profile, link=replace(profile.link, bandwidth=profile.link.bandwidth / 20))
-    simulate(text, strategy, 4, target, drafter, profile_costs(slow, 4, "slm"))
+    read: dict[Address, list[int]] = {}
+
+    def tap(node: Address, now: float, event: Input, outputs: list[Output]) -> None:
+        if isinstance(event, Received):
+            read.setdefault(node, []).extend(
+                envelope.seq for envelope in event.envelopes if envelope.sender == GRAPH
+            )
+
+    ran = simulate(text, strategy, 4, target, drafter, profile_costs(slow, 4, "slm"), tap=tap)
+    assert ran.stats["tokens"] == len(text.output)
+    assert all(seqs == list(range(1, len(seqs) + 1)) for seqs in read.values())
+    assert max(map(len, read.values())) > 10, "the graph held nothing"
 
 
 def test_a_run_that_gives_another_text_is_an_error(

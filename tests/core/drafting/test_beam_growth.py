@@ -163,9 +163,12 @@ def test_growing_again_below_a_child_gives_the_fresh_growth_and_drafts_less(
     assert drafted_again < drafted_fresh
     paths = [path_tokens(tree, node)[1:] for node in again.best(tree, 20)]
     expected = [path_tokens(fresh_tree, node)[1:] for node in fresh.best(fresh_tree, 20)]
-    # Scores carry the old root's prefix, so the last bit may reorder equal ones; the sets agree
-    # without ties.
-    assert paths == expected or ties or sorted(paths) == sorted(expected)
+    if ties:
+        # Values of 0 and -0.5 add up exactly, so equal scores stay equal above another root.
+        assert paths == expected
+    else:
+        # Scores carry the old root's prefix, whose last bit may reorder nearly equal ones.
+        assert sorted(paths) == sorted(expected)
 
 
 @given(seed=st.integers(0, 10_000), ties=st.booleans(), layers=st.integers(1, 3))
