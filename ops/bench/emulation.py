@@ -64,9 +64,9 @@ class Comparison:
 
 def token_seconds(runs: Sequence[Ran]) -> float:
     """Seconds between tokens, over all runs."""
-    return sum(run.stats["decode_seconds"] for run in runs) / sum(
-        run.stats["tokens"] - 1 for run in runs
-    )
+    seconds: float = sum(run.stats["decode_seconds"] for run in runs)
+    tokens: int = sum(run.stats["tokens"] - 1 for run in runs)
+    return seconds / tokens
 
 
 def simulated(

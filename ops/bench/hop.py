@@ -176,7 +176,7 @@ def wait_for_result(link: RedisLink) -> None:
 def bare_reader(url: str, rounds: int, pipe: Any) -> None:
     client = DirectClient(url)
     cursor = b"0"
-    stamps = []
+    stamps: list[float] = []
     pipe.send("ready")
     while len(stamps) < rounds:
         (found,) = client.run([("XREAD", "BLOCK", 2000, "STREAMS", "bare", cursor)])

@@ -14,6 +14,7 @@ import argparse
 import cProfile
 import pstats
 import time
+from collections.abc import Sequence
 
 from flowspec.cli.bench import strategies_of
 from flowspec.core.run.sampling import Sampling
@@ -74,7 +75,7 @@ class SpeedBench:
         return len(self.text.output) / min(seconds)
 
 
-def profiled(bench: SpeedBench, strategies: list[str], stages: list[int]) -> None:
+def profiled(bench: SpeedBench, strategies: Sequence[str], stages: Sequence[int]) -> None:
     """The slowest functions over all runs."""
     watch = cProfile.Profile()
     for strategy in strategies:

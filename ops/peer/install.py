@@ -99,7 +99,7 @@ class Step:
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
             try:
-                self._enqueue(process)
+                self._wait(process)
             finally:
                 if process.poll() is None:
                     process.terminate()

@@ -129,7 +129,7 @@ def loss_of(model: Any, teacher: Any, ids: torch.Tensor) -> torch.Tensor:
             return text
         with torch.no_grad():
             wanted = teacher(ids).logits.float().log_softmax(-1)
-        distance = (wanted.exp() * (wanted - logits.log_softmax(-1))).sum(-1).mean()
+        distance: torch.Tensor = (wanted.exp() * (wanted - logits.log_softmax(-1))).sum(-1).mean()
         return distance + TEXT_WEIGHT * text
 
 
@@ -163,7 +163,7 @@ def descend(
     rates: Sequence[float],
 ) -> None:
     """One step of all optimizers, each at its rate, with gradients clipped to norm 1."""
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     for optimizer, rate in zip(using, rates, strict=True):
         for group in optimizer.param_groups:

@@ -114,8 +114,10 @@ class Drafting:
         """Replace the current growth by ``growth``; the tree keeps its expansions.
 
         ``drafter``: the number of the drafter for this growth. A pass in progress ends with its own
-        drafter.
+        drafter. StateError if the strategy drafts nothing.
         """
+        if growth is not None and not self._caches:
+            raise StateError("the strategy grows the tree, but its draft_width is 0")
         self._growth = growth
         self.began_idle = idle
         self._active = drafter

@@ -22,8 +22,10 @@ class Growth(Protocol):
         ...
 
     def segments(self, tree: Tree) -> list[list[int]]:
-        """The segments to send, in order: lists of nodes that are new in T, parents first.
+        """The segments to send, in order: lists of nodes that are not yet selected, parents first.
 
+        In a new round the first segment begins with the root, even if nothing was drafted, unless
+        the strategy's ``drafts_ahead`` is set; after that the root is never in a segment again.
         Called once: when the growth is complete, or earlier if a verdict arrives first.
         """
         ...

@@ -45,7 +45,7 @@ class PathGrowth:
         return self._finish(tree, self._nodes)
 
     def rebase(self, tree: Tree) -> None:
-        """Keep the nodes below the new root."""
+        """Keep the nodes that are still in the tree; the new root may be one of them."""
         self._nodes = [node for node in self._nodes if node in tree]
         if self.tip not in tree:
             self.tip = tree.root

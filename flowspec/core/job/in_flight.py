@@ -61,6 +61,10 @@ class InFlightWindow:
         """Append a segment of ``nodes``, which are WAITING in the tree, to those to be sent."""
         self._waiting.append(nodes)
 
+    def has_waiting(self, node: int) -> bool:
+        """Whether ``node`` is in a segment that waits to be sent."""
+        return any(node in segment for segment in self._waiting)
+
     @property
     def first_waiting(self) -> list[int] | None:
         """The next segment to send."""

@@ -40,8 +40,8 @@ from flowspec.core.run.limits import Limits
 from flowspec.core.run.spec import JobSpec
 from flowspec.core.tree.accept import Verdict, follow
 from flowspec.core.tree.segments import prefill_chunks
-from flowspec.core.tree.tree import Node, Tree
-from flowspec.errors import JobError
+from flowspec.core.tree.tree import Node, Status, Tree
+from flowspec.errors import JobError, StateError
 
 
 @dataclass(slots=True)
@@ -376,7 +376,16 @@ class Session:
         segments = self.drafting.collect(self.tree)
         self._idle_growth_empty = not segments and self.drafting.began_idle
         self._enqueue(segments)
+        self._check_root()
         return True
+
+    def _check_root(self) -> None:
+        """StateError unless a root that is to be sent is in a segment: no answer would come."""
+        if self.strategy.drafts_ahead or self._chain.addresses:
+            return  # the root is sent already, or once a middle model has answered
+        root = self.tree.root
+        if self.tree.status(root) is Status.WAITING and not self._window.has_waiting(root):
+            raise StateError("the first segment of the strategy's growth lacks the root")
 
     def _may_grow_idle(self) -> bool:
         if not self.decoding or self._window.waiting or self._idle_growth_empty:

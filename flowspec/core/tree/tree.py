@@ -3,7 +3,7 @@
 Every node has one status:
 
     DRAFTED    proposed by the drafter, not in a segment
-    WAITING    in a segment that has not been sent
+    WAITING    in a segment that has not been sent, or a new root that has yet to be
     SENT       in a segment that was sent to the stages
     ANSWERED   the target has chosen the token after it
     GONE       pruned, or never in the tree
@@ -188,7 +188,10 @@ class Tree:
         for node in ids:
             entry = self.nodes[node]
             if entry.status is not Status.WAITING:
-                raise StateError(f"node {node} is to be sent and is {entry.status.value}")
+                raise StateError(
+                    f"node {node} is to be sent and is {entry.status.value}; "
+                    "segments hold only nodes that were not selected before"
+                )
             entry.status = Status.SENT
         self._sent.update(ids)
 

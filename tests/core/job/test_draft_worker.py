@@ -7,7 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from flowspec.core.drafting.growth import Growth
+from flowspec.core.drafting.path_growth import PathGrowth
 from flowspec.core.job.draft_worker import REPORT_SECONDS, DraftMachine
+from flowspec.core.job.strategy import Occasion, Strategy, View
 from flowspec.core.protocol import work
 from flowspec.core.protocol.addresses import GRAPH, SCHEDULER, Address
 from flowspec.core.protocol.machine import (
@@ -404,3 +407,44 @@ def test_a_job_that_is_recorded_starts_without_history_and_leaves_none() -> None
     assert session.strategy.sizer.sizing(0, 0.0).rows == 1
     assert session.strategy.sizer.price(1) == 0
     assert (known.passes.widest, known.rate) == (20, rate)
+
+
+class _Rootless(Strategy):
+    """A mistake in a new strategy: its first segment lacks the root."""
+
+    draft_width = 2
+
+    def grow(self, view: View, occasion: Occasion) -> Growth | None:
+        tree = view.tree
+        return PathGrowth(tree, tree.root, 1, lambda tree, nodes: [nodes])
+
+
+class _Widthless(_Rootless):
+    """A mistake in a new strategy: it grows the tree and drafts no candidates."""
+
+    draft_width = 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        (_Rootless, "the first segment of the strategy's growth lacks the root"),
+        (_Widthless, "the strategy grows the tree, but its draft_width is 0"),
+    ],
+)
+def test_a_mistake_in_a_strategy_ends_the_job_at_once_with_its_name(
+    kind: type[Strategy], says: str
+) -> None:
+    """Not after the wait for an answer to a segment that was never sent."""
+    draft = Draft()
+    draft.machine = DraftMachine(limits(1), lambda spec, stages: kind())
+    draft.submit(prompt_ids="[2]")
+    outputs = draft.receive(Answer(RUN, 0, (0,), (40,)))
+    for compute in [output for output in draft.poll() if isinstance(output, Compute)]:
+        assert isinstance(compute.work, work.Draft)
+        rows = len(compute.work.part.answers)
+        drafted = work.DraftDone(((7, 8),) * rows, ((-0.1, -2.0),) * rows)
+        outputs = list(draft.machine.step(Done(drafted), 0.0))
+    finish = one(outputs, Finish)
+    assert isinstance(finish, Finish)
+    assert (finish.reason, finish.error) == ("error", says)
