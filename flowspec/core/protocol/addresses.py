@@ -33,6 +33,10 @@ class Address:
     role: Role
     number: int = 0
 
+    def __hash__(self) -> int:
+        # As in RunKey; an enum's own hash is slow, a string keeps its.
+        return str.__hash__(self.role) + self.number
+
     def __str__(self) -> str:
         if self.role is Role.DRAFT or self.number:
             return f"{self.role.value}{self.number}"

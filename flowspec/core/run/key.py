@@ -17,3 +17,8 @@ class RunKey:
 
     job: str
     epoch: int
+
+    def __hash__(self) -> int:
+        # A string keeps its hash, so this is faster than hashing a tuple; every message is looked
+        # up by its run several times.
+        return hash(self.job) + self.epoch
