@@ -96,6 +96,7 @@ class JobRecord:
 
 @dataclass(slots=True)
 class _Node:
+    address: Address
     machine: Machine
     executor: StageExecutor | DraftExecutor | None
     busy: bool = False
@@ -128,12 +129,13 @@ class Simulation:
         self.jobs: dict[str, JobRecord] = {}
         self.now = 0.0
         self._nodes = {
-            address: _Node(machine, executor) for address, (machine, executor) in nodes.items()
+            address: _Node(address, machine, executor)
+            for address, (machine, executor) in nodes.items()
         }
         self._costs = costs
         self._encode = encode
         self._tap = tap
-        self._heap: list[tuple[float, int, int, Address, object]] = []
+        self._heap: list[tuple[float, int, int, _Node, object]] = []
         self._order = itertools.count()
         self._links = ExclusiveLinks(nodes) if exclusive_transfers else None
         self._free_at: dict[tuple[Address, Address], float] = {}  # by directed link
@@ -157,59 +159,57 @@ class Simulation:
 
     def post(self, to: Address, envelope: Envelope, at: float = 0.0) -> None:
         """Deliver ``envelope`` to ``to`` at virtual time ``at``, without the ledger."""
-        self._push(at, _MESSAGE, to, envelope)
+        self._push(at, _MESSAGE, self._nodes[to], envelope)
 
     def run(self, until: float = 1e6) -> None:
         """Run until no events are left; StateError if one comes after ``until``."""
         while self._heap:
-            now, kind, _, address, what = heapq.heappop(self._heap)
+            now, kind, _, node, what = heapq.heappop(self._heap)
             if now > until:
                 raise StateError(f"the simulation is still busy at {until} s")
             self.now = max(self.now, now)
-            self._happen(now, kind, address, what)
+            self._happen(now, kind, node, what)
 
-    def _happen(self, now: float, kind: int, address: Address, what: object) -> None:
-        node = self._nodes[address]
+    def _happen(self, now: float, kind: int, node: _Node, what: object) -> None:
         if kind == _ARRIVAL and self._links is not None:
             self._arrive(self._links, cast(Letter, what))
         elif kind == _MESSAGE:
-            self._step(address, Received(self._drain(now, address, what)))
+            self._step(node, Received(self._drain(now, node, what)))
         elif kind == _RESULT:
             node.busy = False
-            self._step(address, Done(cast(WorkResult, what)))
+            self._step(node, Done(cast(WorkResult, what)))
         elif kind in (_POLL, _CARRY_ON) and not node.busy and node.machine.runnable:
-            self._step(address, Poll())
+            self._step(node, Poll())
         elif kind == _TICK and node.machine.deadline is not None and node.machine.deadline <= now:
-            self._step(address, Tick())
+            self._step(node, Tick())
 
-    def _drain(self, now: float, address: Address, first: object) -> tuple[Envelope, ...]:
-        """``first`` and the next messages that reach ``address`` at this moment, in order."""
+    def _drain(self, now: float, node: _Node, first: object) -> tuple[Envelope, ...]:
+        """``first`` and the next messages that reach ``node`` at this moment, in order."""
         batch = [first]
         heap = self._heap
-        while heap and heap[0][:2] == (now, _MESSAGE) and heap[0][3] == address:
+        while heap and heap[0][3] is node and heap[0][:2] == (now, _MESSAGE):
             batch.append(heapq.heappop(heap)[4])
         return tuple(envelope for envelope in batch if isinstance(envelope, Envelope))
 
-    def _push(self, at: float, kind: int, address: Address, what: object) -> None:
-        heapq.heappush(self._heap, (at, kind, next(self._order), address, what))
+    def _push(self, at: float, kind: int, node: _Node, what: object) -> None:
+        heapq.heappush(self._heap, (at, kind, next(self._order), node, what))
 
-    def _step(self, address: Address, event: Input) -> None:
-        node = self._nodes[address]
+    def _step(self, node: _Node, event: Input) -> None:
         pending: list[Input] = [event]
         while pending:
             event = pending.pop(0)
             outputs = list(node.machine.step(event, self.now))
             if self._tap is not None:
-                self._tap(address, self.now, event, outputs)
+                self._tap(node.address, self.now, event, outputs)
             for output in outputs:
-                refused = self._perform(address, node, output)
+                refused = self._perform(node, output)
                 if refused is not None:
                     pending.append(refused)
         # A growth's next pass continues the work that just ended: it does not wait for messages.
-        self._push(self.now, _CARRY_ON if node.machine.continuing else _POLL, address, None)
+        self._push(self.now, _CARRY_ON if node.machine.continuing else _POLL, node, None)
         due = node.machine.deadline
         if due is not None and due != node.deadline:
-            self._push(max(due, self.now), _TICK, address, None)
+            self._push(max(due, self.now), _TICK, node, None)
         node.deadline = due
 
     # ---- looking ---------------------------------------------------------------------------------
@@ -238,16 +238,16 @@ class Simulation:
 
     # ---- performing ------------------------------------------------------------------------------
 
-    def _perform(self, address: Address, node: _Node, output: Output) -> Refused | None:
+    def _perform(self, node: _Node, output: Output) -> Refused | None:
         """Perform an output; the input for its machine if the ledger refused it."""
         match output:
             case Send():
-                return self._send(address, node, output)
+                return self._send(node, output)
             case Commit():
-                return self._commit(address, output)
+                return self._commit(node, output)
             case Complete(run, _):
                 change = self.ledger.complete(output)
-                self._deliver_all(address, run, change.deliveries)
+                self._deliver_all(node.address, run, change.deliveries)
                 return refusal(run, "a task's completion", change.code)
             case OpenJob(run, prompt):
                 self.jobs[run.job].prompt = prompt
@@ -256,14 +256,12 @@ class Simulation:
                 if self.ledger.finish(run) is Code.OK:
                     self.jobs[run.job].finish = output
             case Compute(work):
-                self._run(address, node, work)
+                self._run(node, work)
             case _:
-                self._perform_here(address, node, output)
+                self._perform_here(node, output)
         return None
 
-    def _perform_here(
-        self, address: Address, node: _Node, output: Allocate | Release | Discard | Learn
-    ) -> None:
+    def _perform_here(self, node: _Node, output: Allocate | Release | Discard | Learn) -> None:
         """Perform an output that concerns only this node's executor and its rows."""
         match output:
             case Allocate(run, capacity, sampling, returns):
@@ -272,16 +270,16 @@ class Simulation:
             case Release(run):
                 if node.executor is not None:
                     node.executor.release(run)
-                gone = [key for key in self._rows if key[:2] == (address, run)]
+                gone = [key for key in self._rows if key[:2] == (node.address, run)]
                 for key in gone:
                     del self._rows[key]
             case Discard(run, segment):
-                self._rows.pop((address, run, segment), None)
+                self._rows.pop((node.address, run, segment), None)
             case Learn(run, segment, ids):
-                rows = self._rows.pop((address, run, segment))
+                rows = self._rows.pop((node.address, run, segment))
                 cast(DraftExecutor, node.executor).learn(run, ids, rows)
 
-    def _send(self, address: Address, node: _Node, output: Send) -> Refused | None:
+    def _send(self, node: _Node, output: Send) -> Refused | None:
         message = output.envelope.message
         run = message.run
         change = self.ledger.publish(output)
@@ -290,11 +288,11 @@ class Simulation:
                 rows = node.outputs[output.rows.part][list(output.rows.offsets)]
                 self._rows[output.to, run, message.segment] = rows
             if output.task:
-                self.jobs[run.job].origins[output.task] = address
-        self._deliver_all(address, run, change.deliveries)
+                self.jobs[run.job].origins[output.task] = node.address
+        self._deliver_all(node.address, run, change.deliveries)
         return refusal(run, f"a message to {output.to}", change.code)
 
-    def _commit(self, address: Address, output: Commit) -> Refused | None:
+    def _commit(self, node: _Node, output: Commit) -> Refused | None:
         record = self.jobs[output.run.job]
         if len(record.tokens) != output.emitted:
             raise StateError(
@@ -304,7 +302,7 @@ class Simulation:
         if change.code is Code.OK:
             record.tokens += output.tokens
             record.committed_at.append((self.now, len(record.tokens)))
-        self._deliver_all(address, output.run, change.deliveries)
+        self._deliver_all(node.address, output.run, change.deliveries)
         return refusal(output.run, "a commit", change.code)
 
     # ---- links -----------------------------------------------------------------------------------
@@ -331,26 +329,26 @@ class Simulation:
         if envelope.sender == GRAPH:
             # The graph's envelopes are read in the order of release, whichever node caused it.
             at = self._let_go_at[to] = max(at, self._let_go_at.get(to, 0.0))
-        self._push(at, _MESSAGE, to, envelope)
+        self._push(at, _MESSAGE, self._nodes[to], envelope)
 
     def _depart(self, letters: Sequence[Letter]) -> None:
         for letter in letters:
-            self._push(self.now + letter.seconds, _ARRIVAL, letter.to, letter)
+            self._push(self.now + letter.seconds, _ARRIVAL, self._nodes[letter.to], letter)
 
     def _arrive(self, links: ExclusiveLinks, letter: Letter) -> None:
         delivered, begun = links.arrive(letter, self.now)
         for other in delivered:
-            self._push(self.now, _MESSAGE, other.to, other.envelope)
+            self._push(self.now, _MESSAGE, self._nodes[other.to], other.envelope)
         self._depart(begun)
 
     # ---- computing -------------------------------------------------------------------------------
 
-    def _run(self, address: Address, node: _Node, work: Work) -> None:
+    def _run(self, node: _Node, work: Work) -> None:
         node.busy = True
-        result = self._compute(address, node, work)
-        self._push(self.now + self._costs.work(address, work), _RESULT, address, result)
+        result = self._compute(node, work)
+        self._push(self.now + self._costs.work(node.address, work), _RESULT, node, result)
 
-    def _compute(self, address: Address, node: _Node, work: Work) -> WorkResult:
+    def _compute(self, node: _Node, work: Work) -> WorkResult:
         if isinstance(work, Encode):
             if self._encode is None:
                 raise StateError("this simulation takes jobs with prompt_ids only")
@@ -358,7 +356,7 @@ class Simulation:
         if isinstance(work, Draft):
             return cast(DraftExecutor, node.executor).run(work)
         inputs = [
-            None if part.tokens else self._rows.pop((address, part.run, part.segment))
+            None if part.tokens else self._rows.pop((node.address, part.run, part.segment))
             for part in work.parts
         ]
         result, node.outputs = cast(StageExecutor, node.executor).run(work, inputs)

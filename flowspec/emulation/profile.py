@@ -6,10 +6,12 @@ emulated target's layers, bytes of its hidden size. All times are nominal second
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
+from operator import itemgetter
 
 from flowspec.core.protocol.addresses import DRAFT, Address, Role
 from flowspec.core.protocol.messages import Answer, Envelope, Prune, Segment
@@ -54,7 +56,7 @@ class Times:
     def at(self, rows: int) -> float:
         """Seconds of a pass over ``rows`` rows."""
         points = self.points
-        after = sum(known <= rows for known, _ in points)
+        after = bisect_right(points, rows, key=itemgetter(0))
         if after == 0 or len(points) == 1:
             return points[0][1]
         low, high = points[after - 1 : after + 1] if after < len(points) else points[-2:]

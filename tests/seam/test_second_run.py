@@ -79,10 +79,10 @@ class Restarted(Simulation):
                 told = Envelope(SCHEDULER, 0, Revoke(SECOND))
                 self.post(worker, told, now + self.revoked)
 
-    def _perform(self, address: Address, node: Any, output: Output) -> Refused | None:
+    def _perform(self, node: Any, output: Output) -> Refused | None:
         # Each run has its own record, so that the results of both are visible.
         self.jobs[JOB] = self.records[run_of(output)]
-        return super()._perform(address, node, output)
+        return super()._perform(node, output)
 
 
 def check_nothing_is_left(simulation: Simulation) -> None:

@@ -16,6 +16,7 @@ import operator
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 
 from flowspec.core.tree.tree import Expansion, Node
 
@@ -152,7 +153,7 @@ def _cells(values: Sequence[float], sources: Sequence[int], *, coupled: bool = F
     """The cell number of every candidate: by its source, its rank there and its gap in nats."""
     if sources and min(sources) != max(sources):
         return _cells_of_several(values, sources, coupled)
-    found = []
+    found: list[int] = []
     least = (sources[0] if sources else 0) * RANKS * CELLS
     first = least
     last = least + (RANKS - 1) * CELLS
@@ -163,10 +164,10 @@ def _cells(values: Sequence[float], sources: Sequence[int], *, coupled: bool = F
             found = [least + bisect_left(EDGES, _lead(values))]
             first = first + CELLS
             values = values[1:]
-    for value in values:
-        found.append(first + bisect_left(EDGES, -value))
-        if first < last:
-            first += CELLS
+    firsts = chain(range(first, last, CELLS), repeat(last))
+    found += [
+        first + bisect_left(EDGES, -value) for first, value in zip(firsts, values, strict=False)
+    ]
     return found
 
 

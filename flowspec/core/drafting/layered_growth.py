@@ -18,11 +18,11 @@ def deepest(tree: Tree) -> list[int]:
     """T's deepest nodes, in the order of their parents: the bottom layer of PipeDec's arrays."""
     depth = -1
     found: list[int] = []
-    for node in tree.nodes.values():
-        if node.selected and node.depth >= depth:
-            if node.depth > depth:
-                depth = node.depth
-                found = []
+    for node in tree.selected():
+        if node.depth > depth:
+            depth = node.depth
+            found = []
+        if node.depth == depth:
             found.append(node.id)
     return sorted(found)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from flowspec.errors import WireError
 
@@ -17,13 +17,15 @@ class Role(enum.StrEnum):
     SCHEDULER = "scheduler"
     GRAPH = "graph"
 
+    # Addresses are keys that every message looks up; Enum's own hash is a Python function.
+    __hash__ = str.__hash__
+
 
 #: Roles with several processes per pipeline, numbered from 1.
 _NUMBERED = (Role.VERIFY, Role.MIDDLE)
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(NamedTuple):
     """A sender or receiver: its role, and its number if the role is numbered.
 
     As text: ``d0`` the draft worker, ``s1`` .. ``sN`` the verify stages, ``m1`` .. the middle
@@ -32,10 +34,6 @@ class Address:
 
     role: Role
     number: int = 0
-
-    def __hash__(self) -> int:
-        # As in RunKey; an enum's own hash is slow, a string keeps its.
-        return str.__hash__(self.role) + self.number
 
     def __str__(self) -> str:
         if self.role is Role.DRAFT or self.number:

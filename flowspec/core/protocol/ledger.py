@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from flowspec.core.protocol.addresses import DRAFT, GRAPH, SCHEDULER, Address
 from flowspec.core.protocol.codes import Code
@@ -38,8 +39,7 @@ class JobState(enum.Enum):
     DONE = "done"
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
+class Delivery(NamedTuple):
     """An envelope to append to the log of ``to``.
 
     ``task``: the graph task that held it; empty: it was not held.
@@ -51,8 +51,7 @@ class Delivery:
     task: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(NamedTuple):
     """The result of a change, and its deliveries in order."""
 
     code: Code
@@ -315,6 +314,6 @@ class Ledger:
         for released in state.graph.apply(completed, created, stamp):
             task = released.task
             assert task.envelope is not None and task.to is not None
-            numbered = replace(task.envelope, sender=GRAPH, seq=state.graph_seqs.next(task.to))
+            numbered = Envelope(GRAPH, state.graph_seqs.next(task.to), task.envelope.message)
             deliveries.append(self._append(task.to, numbered, released.stamp, task.name))
         return deliveries

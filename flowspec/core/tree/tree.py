@@ -41,6 +41,9 @@ class Status(enum.Enum):
     GONE = "gone"
 
 
+_DRAFTED = Status.DRAFTED  # looking up an enum's member is slow, and trees are walked often
+
+
 @dataclass(frozen=True, slots=True)
 class Expansion:
     """A drafter's best next tokens at a node, best first, and the value of each (log, at most 0).
@@ -79,7 +82,7 @@ class Node:
     @property
     def selected(self) -> bool:
         """Whether the node is in T."""
-        return self.status is not Status.DRAFTED
+        return self.status is not _DRAFTED
 
 
 class Tree:
@@ -168,6 +171,10 @@ class Tree:
         """The status of ``node``; GONE if it is not in the tree."""
         found = self.nodes.get(node)
         return Status.GONE if found is None else found.status
+
+    def selected(self) -> list[Node]:
+        """T's nodes, in the order of their creation."""
+        return [node for node in self.nodes.values() if node.status is not _DRAFTED]
 
     @property
     def sent(self) -> Set[int]:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import cache
 
 from flowspec.core.drafting.layered_growth import missing
-from flowspec.core.tree.tree import Tree
+from flowspec.core.tree.tree import Node, Tree
 
 #: Expected tokens below which a segment is not sent: it may still occupy a stage when the next root
 #: arrives, and with eight stages that delay costs more than 0.01 tokens gain.
@@ -74,13 +74,14 @@ class BestFirstGrowth:
         """How many of ``best`` give the largest gain, expected tokens less price; 0: no gain."""
         if self._price is None:
             return len(best)
-        start = tree[tree.root].score
+        nodes = tree.nodes
+        start = nodes[tree.root].score
         tokens = 0.0
         most = -math.inf
         paying = 0
         added = 0.0
         for rows, node in enumerate(best, 1):
-            tokens += math.exp(tree[node].score - start)
+            tokens += math.exp(nodes[node].score - start)
             gain = tokens - self._price(rows)
             if gain > most:
                 most = gain
@@ -93,24 +94,25 @@ class BestFirstGrowth:
         heap: list[tuple[float, int, int]] = []  # (-score of a candidate, its parent, its rank)
         leaves = []
 
-        def offer(parent: int, rank: int) -> None:
-            node = tree[parent]
-            if node.expansion is None:
-                leaves.append(parent)
-            elif rank < len(node.expansion.tokens):
-                heapq.heappush(heap, (-node.score - node.expansion.values[rank], parent, rank))
+        def offer(parent: Node, rank: int) -> None:
+            expansion = parent.expansion
+            if expansion is None:
+                leaves.append(parent.id)
+            elif rank < len(expansion.tokens):
+                heapq.heappush(heap, (-parent.score - expansion.values[rank], parent.id, rank))
 
-        for known in tree:
-            if known.selected:
-                offer(known.id, 0)
+        nodes = tree.nodes
+        for known in tree.selected():
+            offer(known, 0)
         best: list[int] = []
         while heap and len(best) < self._rows:
-            _, parent, rank = heapq.heappop(heap)
+            _, drafted, rank = heapq.heappop(heap)
+            parent = nodes[drafted]
             offer(parent, rank + 1)
-            expansion = tree[parent].expansion
+            expansion = parent.expansion
             assert expansion is not None
-            node = tree.add(parent, expansion.tokens[rank], expansion.values[rank])
-            if not tree[node].selected:
-                best.append(node)
+            node = nodes[tree.add(drafted, expansion.tokens[rank], expansion.values[rank])]
+            if not node.selected:
+                best.append(node.id)
                 offer(node, 0)
         return best, leaves
