@@ -221,7 +221,7 @@ class Worker:
 
     def _refusal(self, op: Op, code: Code) -> Refused | None:
         """The input for a refused ``op``; None: not refused, or a recorded line or a Finish."""
-        if isinstance(op, Record | Finish):
+        if code is Code.OK or isinstance(op, Record | Finish):
             return None
         refused = refusal(_run_of(op), _what(op), code, is_commit=isinstance(op, CommitText))
         if refused is not None:

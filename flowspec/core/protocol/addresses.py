@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from functools import lru_cache
 from typing import NamedTuple
 
 from flowspec.errors import WireError
@@ -37,11 +38,12 @@ class Address(NamedTuple):
 
     def __str__(self) -> str:
         if self.role is Role.DRAFT or self.number:
-            return f"{self.role.value}{self.number}"
-        return self.role.value
+            return f"{self.role}{self.number}"
+        return str(self.role)
 
-    @classmethod
-    def parse(cls, text: str) -> Address:
+    @staticmethod
+    @lru_cache(maxsize=256)  # every message names its sender
+    def parse(text: str) -> Address:
         """The inverse of ``str``; WireError for anything else."""
         known = _WELL_KNOWN.get(text)
         if known is not None:
@@ -50,7 +52,7 @@ class Address(NamedTuple):
         if number.isascii() and number.isdigit() and not number.startswith("0"):
             for role in _NUMBERED:
                 if text[0] == role.value and len(number) <= 6:
-                    return cls(role, int(number))
+                    return Address(role, int(number))
         raise WireError(f"an address is {text[:20]!r}; expected one like d0, s1, m1 or scheduler")
 
 
