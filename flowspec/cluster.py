@@ -176,7 +176,7 @@ class Cluster:
             else []
         )
         prefix = f"flowspec {role.partition('-')[0]}: "
-        return lines[-1].strip().removeprefix(prefix) if lines else "it said nothing"
+        return lines[-1].strip().removeprefix(prefix) if lines else "it printed nothing"
 
     @property
     def pids(self) -> dict[str, int]:

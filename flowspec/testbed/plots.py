@@ -232,7 +232,7 @@ def fates(rows: Sequence[ReportRow], title: str) -> Figure:
         )
         axes.barh(at, counts, 0.62, left=left, color=_COLOURS[fate], label=fate)
         left = left + counts
-    axes.set(xlabel="rows a stage and token", xlim=(0, None))
+    axes.set(xlabel="rows per stage and token", xlim=(0, None))
     _names(axes, rows)
     _legend(figure, axes.get_legend_handles_labels()[0])
     return figure

@@ -211,10 +211,10 @@ _COLUMNS: dict[str, Callable[[ReportRow], str]] = {
     ),
     "hit rate": lambda row: f"{row.hit_rate:.2f}",
     "stage busy": lambda row: f"{min(row.stage_busy):.0%} to {max(row.stage_busy):.0%}",
-    "rows a token and stage, useful / wasted / void": lambda row: " / ".join(
+    "rows per token and stage, useful / wasted / void": lambda row: " / ".join(
         f"{row.rows[fate] / (row.tokens - row.prompts) / row.stages:.1f}" for fate in _FATES
     ),
-    "draft passes, ms a token": lambda row: (
+    "draft passes, ms per token": lambda row: (
         f"{row.draft_passes_per_token:.2f}, {row.draft_seconds_per_token * 1e3:.1f}"
     ),
     "repeated 4-grams": lambda row: f"{row.repeated_4grams:.0%}",

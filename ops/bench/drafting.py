@@ -156,9 +156,8 @@ def hidden_table(bench: TraceBench, profile: Profile, strategies: Sequence[str])
     """The second table, at the profile's stage count, without strategies that draft nothing."""
     show(f"\n{profile.name}, {profile.stages[0]} stages, simulated: {bench.line}")
     show(
-        "| strategy | passes a token | rows a token | drafting, ms a token | of that hidden |\n"
-        + "|---" * 5
-        + "|"
+        "| strategy | passes per token | rows per token "
+        "| drafting, ms per token | of that hidden |\n" + "|---" * 5 + "|"
     )
     for strategy in strategies:
         runs, traces = bench.run(strategy, profile, profile.stages[0])

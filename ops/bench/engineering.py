@@ -206,7 +206,7 @@ def timesteps(trace: Trace, verdict: CommittedStep) -> Iterator[tuple[str, float
             (span for span in trace.spans if begin < span.end <= end), key=lambda span: span.end
         )
         when = "the last timestep" if end == verdict.at else "earlier timesteps"
-        yield "word that all are done", last.end
+        yield "completion messages", last.end
         yield f"{'the drafter' if last.node == DRAFT else 'passes'} in {when}", last.start
         yield "links", begin
 
@@ -237,7 +237,7 @@ def timeline(traces: Sequence[Trace]) -> list[str]:
         for part, seconds in (*parts.items(), ("all", sum(parts.values()))):
             spent[part][verdict.planted] += seconds
     lines = [
-        f"| | after a hit ({tokens[0]}), ms | after a miss ({tokens[1]}), ms | a token, ms |",
+        f"| | after a hit ({tokens[0]}), ms | after a miss ({tokens[1]}), ms | per token, ms |",
         "|---|---|---|---|",
     ]
     for part, (hit, miss) in sorted(spent.items(), key=lambda item: sum(item[1])):

@@ -87,7 +87,7 @@ class Results:
     def lines(self) -> Iterator[str]:
         """The table, one row per system."""
         yield (
-            "| system | ms a token, median | least to most | over llama.cpp plain "
+            "| system | ms per token, median | least to most | over llama.cpp plain "
             "| over its own plain | same text |"
         )
         yield "|---|---|---|---|---|---|"

@@ -148,9 +148,9 @@ class Llama:
         except subprocess.TimeoutExpired:
             raise ClusterError(f"{name} did not end within {RUN_SECONDS:g} s") from None
         if done.returncode:
-            last = (done.stderr.decode(errors="replace").strip() or "it said nothing").splitlines()[
-                -1
-            ]
+            last = (
+                done.stderr.decode(errors="replace").strip() or "it printed nothing"
+            ).splitlines()[-1]
             raise ClusterError(f"{name} ended with status {done.returncode}: {last}")
         return done
 
