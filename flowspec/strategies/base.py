@@ -39,7 +39,9 @@ def check(params: object, *ranges: tuple[str, int, int]) -> None:
     for name, low, high in ranges:
         value = getattr(params, name)
         if not low <= value <= high:
-            raise ConfigError(f"{name} is {str(value)[:_SHOWN]}; expected {low} to {high}")
+            raise ConfigError(
+                f"strategy option {name} is {str(value)[:_SHOWN]}; expected {low} to {high}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,9 @@ class BeamParams:
             ("segment", 1, TREE_ROWS),
         )
         if self.order not in ("score", "generation"):
-            raise ConfigError(f"order is {self.order!r}; expected score or generation")
+            raise ConfigError(
+                f"strategy option order is {self.order!r}; expected score or generation"
+            )
 
     @property
     def by_score(self) -> bool:

@@ -34,7 +34,8 @@ class PipeSpecParams:
         check(self, ("lookahead", 0, 64), ("window", 2, 256))
         if self.lookahead > self.window:
             raise ConfigError(
-                f"lookahead is {self.lookahead}; expected at most the window, {self.window}"
+                f"strategy option lookahead is {self.lookahead}; "
+                f"expected at most the window, {self.window}"
             )
 
 

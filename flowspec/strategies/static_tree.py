@@ -30,7 +30,8 @@ class StaticParams:
     def __post_init__(self) -> None:
         if not self.branching or not all(1 <= children <= 16 for children in self.branching):
             raise ConfigError(
-                f"shape is {self._brief!r}; expected 1 to 16 children per level, like 1-1-3-1"
+                f"strategy option shape is {self._brief!r}; "
+                "expected 1 to 16 children per level, like 1-1-3-1"
             )
         nodes = 0
         level = 1
@@ -39,7 +40,8 @@ class StaticParams:
             nodes += level
             if nodes > MOST_NODES:
                 raise ConfigError(
-                    f"shape {self._brief} has too many nodes; expected at most {MOST_NODES}"
+                    f"strategy option shape is {self._brief}, which has too many nodes; "
+                    f"expected at most {MOST_NODES}"
                 )
 
     @property
