@@ -287,8 +287,6 @@ class DraftMachine:
         assert run.session is not None
         seconds = now - self._started_at
         run.session.tally.draft_seconds += seconds
-        if run.drafting_session is None:
-            return []
         if not isinstance(result, DraftDone):
             return self._fail(run, f"the draft model could not compute: {_why(result)}")
         try:

@@ -227,7 +227,10 @@ class Session:
         return work
 
     def take_draft(self, result: DraftDone, seconds: float, now: float) -> None:
-        """Take the result of the drafter's pass, which took ``seconds``."""
+        """Take the result of the drafter's pass, which took ``seconds``.
+
+        If the text was completed meanwhile, nothing follows from it.
+        """
         self._now = self.answer_deadline.since = now  # a slow drafter is not a lost message
         self.drafting.done(result, self.tree, seconds)
         self._turn(TurnCause.DRAFTED)

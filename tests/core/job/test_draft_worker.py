@@ -42,7 +42,7 @@ from flowspec.core.protocol.messages import (
     Submit,
     Synced,
 )
-from flowspec.core.protocol.work import Encode, EncodeDone, WorkFailed
+from flowspec.core.protocol.work import DraftDone, Encode, EncodeDone, WorkFailed
 from flowspec.core.run.history import History
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.limits import TREE_ROWS
@@ -317,6 +317,38 @@ def test_a_drafter_that_fails_once_the_text_is_complete_is_no_error() -> None:
     finish = one(draft.receive(StageReport(RUN, 1, Meter())), Finish)
     assert isinstance(finish, Finish)
     assert (finish.reason, finish.error) == ("length", "")
+
+
+def test_a_drafters_result_changes_nothing_once_the_text_is_complete() -> None:
+    draft = Draft()
+    draft.submit(prompt_ids="[2, 3]", strategy="chain", max_new_tokens="2")
+    draft.receive(Answer(RUN, 0, (1,), (40,)))
+    (run,) = draft.poll()
+    assert isinstance(run, Compute)
+    assert isinstance(run.work, work.Draft)
+    assert messages(draft.receive(Answer(RUN, 1, (2,), (41,)))) == [Close(RUN)]
+    rows = len(run.work.part.answers)
+    drafted = DraftDone(((50, 51),) * rows, ((-0.1, -0.2),) * rows)
+    assert draft.machine.step(Done(drafted), 1.0) == []
+    assert not draft.machine.runnable
+    assert draft.receive(StageReport(RUN, 1, Meter())) != []
+
+
+def test_the_drafter_serves_its_jobs_in_turn() -> None:
+    draft = Draft()
+    jobs = ("i", "j", "k")
+    for job in jobs:
+        draft.submit(job, prompt_ids="[2, 3]", strategy="chain:window=8")
+        draft.receive(Answer(RunKey(job, 1), 0, (1,), (40,)))
+    served = []
+    for _ in range(6):
+        (run,) = draft.poll()
+        assert isinstance(run, Compute)
+        assert isinstance(run.work, work.Draft)
+        served.append(run.work.part.run.job)
+        rows = len(run.work.part.answers)
+        draft.machine.step(Done(DraftDone(((50, 51),) * rows, ((-0.1, -0.2),) * rows)), 0.0)
+    assert served == [*jobs, *jobs]
 
 
 def test_a_refused_write_that_says_the_run_is_over_ends_a_complete_one_too() -> None:
