@@ -11,7 +11,7 @@ from flowspec.core.run.limits import Limits
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_worker import StageMachine
-from flowspec.drivers.sim import UNIT, Costs, JobRecord, Simulation, Tap
+from flowspec.drivers.sim import UNIT, Costs, RunRecord, Simulation, Tap
 from flowspec.model.toy import ToyDrafter, ToyMiddle, ToyStage, ToyTarget
 from flowspec.strategies import build
 
@@ -63,7 +63,7 @@ def generate(
     count: int = 48,
     sampling: Sampling = Sampling(),
     **options: object,
-) -> JobRecord:
+) -> RunRecord:
     """Run one job to its end under unit costs."""
     simulation = pipeline(stages, **options)  # type: ignore[arg-type]
     spec = JobSpec(

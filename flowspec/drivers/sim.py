@@ -80,8 +80,8 @@ UNIT = Costs(lambda node, work: unit_costs(work))
 
 
 @dataclass(slots=True)
-class JobRecord:
-    """The outcome of a job; times are virtual seconds.
+class RunRecord:
+    """The outcome of a run; times are virtual seconds.
 
     ``committed_at``: per commit its time and the number of tokens after it. ``origins``: by graph
     task, the node that its rows or answers come from.
@@ -126,7 +126,7 @@ class Simulation:
         exclusive_transfers: bool = False,
     ) -> None:
         self.ledger = Ledger()
-        self.jobs: dict[str, JobRecord] = {}
+        self.runs: dict[RunKey, RunRecord] = {}
         self.now = 0.0
         self._nodes = {
             address: _Node(address, machine, executor)
@@ -146,10 +146,11 @@ class Simulation:
     # ---- running ---------------------------------------------------------------------------------
 
     def submit(self, job: str, spec: JobSpec, at: float = 0.0) -> None:
-        """Assign ``job`` to the draft worker at virtual time ``at``."""
-        self.ledger.admit(job, spec.fields(), _MANY)
+        """Assign ``job`` to the draft worker at virtual time ``at``; StateError if it is known."""
+        if self.ledger.admit(job, spec.fields(), _MANY).code is not Code.OK:
+            raise StateError(f"job {job} was submitted before")
         (submit,) = self.ledger.assign(job, _MANY).deliveries
-        self.jobs[job] = JobRecord()
+        self.runs[submit.envelope.message.run] = RunRecord()
         self.post(submit.to, submit.envelope, at)
 
     def revoke(self, job: str, at: float = 0.0) -> None:
@@ -212,7 +213,12 @@ class Simulation:
             self._push(max(due, self.now), _TICK, node, None)
         node.deadline = due
 
-    # ---- looking ---------------------------------------------------------------------------------
+    # ---- inspection ------------------------------------------------------------------------------
+
+    @property
+    def jobs(self) -> dict[str, RunRecord]:
+        """The record of every job's latest run."""
+        return {run.job: record for run, record in sorted(self.runs.items())}
 
     def machine(self, address: Address) -> Machine:
         """The machine of ``address``."""
@@ -250,11 +256,13 @@ class Simulation:
                 self._deliver_all(node.address, run, change.deliveries)
                 return refusal(run, "a task's completion", change.code)
             case OpenJob(run, prompt):
-                self.jobs[run.job].prompt = prompt
-                return refusal(run, "the prompt", self.ledger.open(output))
+                code = self.ledger.open(output)
+                if code is Code.OK:
+                    self.runs[run].prompt = prompt
+                return refusal(run, "the prompt", code)
             case Finish(run):
                 if self.ledger.finish(run) is Code.OK:
-                    self.jobs[run.job].finish = output
+                    self.runs[run].finish = output
             case Compute(work):
                 self._run(node, work)
             case _:
@@ -288,18 +296,18 @@ class Simulation:
                 rows = node.outputs[output.rows.part][list(output.rows.offsets)]
                 self._rows[output.to, run, message.segment] = rows
             if output.task:
-                self.jobs[run.job].origins[output.task] = node.address
+                self.runs[run].origins[output.task] = node.address
         self._deliver_all(node.address, run, change.deliveries)
         return refusal(run, f"a message to {output.to}", change.code)
 
     def _commit(self, node: _Node, output: Commit) -> Refused | None:
-        record = self.jobs[output.run.job]
-        if len(record.tokens) != output.emitted:
-            raise StateError(
-                f"commit at token {output.emitted} where {len(record.tokens)} are in the output"
-            )
         change = self.ledger.commit(output)
         if change.code is Code.OK:
+            record = self.runs[output.run]
+            if len(record.tokens) != output.emitted:
+                raise StateError(
+                    f"commit at token {output.emitted} where {len(record.tokens)} are in the output"
+                )
             record.tokens += output.tokens
             record.committed_at.append((self.now, len(record.tokens)))
         self._deliver_all(node.address, output.run, change.deliveries)
@@ -312,7 +320,7 @@ class Simulation:
             origin = source
             carries_rows = isinstance(delivery.envelope.message, Segment | Answer)
             if delivery.task and carries_rows and self._links is not None:
-                origin = self.jobs[run.job].origins.get(delivery.task, source)
+                origin = self.runs[run].origins.get(delivery.task, source)
             self._deliver(origin, delivery.to, delivery.envelope)
 
     def _deliver(self, source: Address, to: Address, envelope: Envelope) -> None:

@@ -20,7 +20,7 @@ from flowspec.core.protocol.messages import Envelope, Revoke
 from flowspec.core.protocol.work import Encode
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.spec import JobSpec
-from flowspec.drivers.sim import Costs, JobRecord, Simulation, unit_costs
+from flowspec.drivers.sim import Costs, RunRecord, Simulation, unit_costs
 from tests.addresses import D0
 from tests.toy import pipeline
 
@@ -81,7 +81,7 @@ def begin(simulation: Simulation, run: RunKey, spec: JobSpec, at: float = 0.0) -
     entry.emitted = 0
     ledger.queue.append(run.job)
     (submit,) = ledger.assign(run.job, MANY).deliveries
-    simulation.jobs[run.job] = JobRecord()
+    simulation.runs[run] = RunRecord()
     simulation.post(submit.to, submit.envelope, at)
 
 
@@ -95,7 +95,7 @@ def trace(run: RunKey, spec: JobSpec) -> dict[Address, list[Step]]:
     simulation = pipeline(STAGES, 0.7, costs=COSTS, tap=tap, middles=MIDDLES)
     begin(simulation, run, spec)
     simulation.run()
-    record = simulation.jobs[run.job]
+    record = simulation.runs[run]
     assert record.finish is not None
     assert record.finish.error == ""
     return steps

@@ -88,6 +88,7 @@ def test_oracle_stages_run_like_the_real_ones(strategy: str, sampling: Sampling)
     simulation.run()
     assert tuple(simulation.jobs["job"].tokens) == text
     assert simulation.jobs["job"].committed_at == real.committed_at
+    assert simulation.jobs["job"].prompt == PROMPT
 
 
 def test_a_simulation_that_does_not_end_is_said() -> None:

@@ -19,7 +19,7 @@ from flowspec.core.run.sampling import Sampling, gumbel
 from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.core.tree.live_rows import LiveRows
-from flowspec.drivers.sim import JobRecord, Simulation
+from flowspec.drivers.sim import RunRecord, Simulation
 from flowspec.errors import ConfigError, StateError
 from flowspec.model.base import DraftExecutor
 from flowspec.model.ngram import LATER, RECENT, SHARES, NgramDrafter
@@ -259,7 +259,7 @@ ENDLESS = Endless(layers=4, vocabulary=20, context=128)
 
 def simulate(
     drafter: DraftExecutor, prompt: Sequence[int], strategy: str, sampling: Sampling
-) -> JobRecord:
+) -> RunRecord:
     """60 tokens of ``ENDLESS`` over two stages, or as many as fit."""
     nodes: dict[Address, tuple[object, object]] = {
         DRAFT: (DraftMachine(limits(2, ENDLESS), build), drafter)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,10 +13,10 @@ from flowspec.core.protocol.messages import Envelope, Revoke
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_worker import StageMachine
-from flowspec.drivers.sim import Costs, JobRecord, Simulation
+from flowspec.drivers.sim import Costs, Simulation
 from flowspec.model.toy import ToyMiddle, ToyStage
 from tests.addresses import D0, M1, S1, S2, S3
-from tests.core.traces import FIRST, JOB, SECOND, begin, run_of
+from tests.core.traces import FIRST, SECOND, begin
 from tests.toy import PROMPT, TARGET, pipeline
 
 COUNT = 24
@@ -42,7 +40,7 @@ SAMPLED = Sampling(temperature=1.0, seed=3)
 
 
 class Restarted(Simulation):
-    """A pipeline whose job is assigned once more at virtual time ``restart``.
+    """A pipeline whose job is assigned once more, from its prompt, at virtual time ``restart``.
 
     Every message of the first run arrives again ``again`` seconds later, and every worker learns
     ``revoked`` seconds after the restart that the run is revoked.
@@ -57,9 +55,9 @@ class Restarted(Simulation):
         self.restart = restart
         self.again = again
         self.revoked = revoked
-        self.records = {FIRST: JobRecord(), SECOND: JobRecord()}
         self.refused: list[Refused] = []
         self.restarted = False
+        self.committed_before = 0  # tokens of the first run at the restart
         self._repeated: set[tuple[Address, Envelope]] = set()
 
     def _watch(self, node: Address, now: float, event: Input, outputs: list[Output]) -> None:
@@ -71,21 +69,18 @@ class Restarted(Simulation):
                 if envelope.message.run == FIRST and fresh:
                     self._repeated.add((node, envelope))
                     self.post(node, envelope, now + self.again)
-        ended = self.records[FIRST].finish is not None
+        ended = self.runs[FIRST].finish is not None
         if now >= self.restart and not self.restarted and not ended:
             self.restarted = True
+            self.committed_before = len(self.runs[FIRST].tokens)
             begin(self, SECOND, self.spec, now)
             for worker in WORKERS:
                 told = Envelope(SCHEDULER, 0, Revoke(SECOND))
                 self.post(worker, told, now + self.revoked)
 
-    def _perform(self, node: Any, output: Output) -> Refused | None:
-        # Each run has its own record, so that the results of both are visible.
-        self.jobs[JOB] = self.records[run_of(output)]
-        return super()._perform(node, output)
-
 
 def check_nothing_is_left(simulation: Simulation) -> None:
+    assert simulation.rows_held == 0
     draft = simulation.machine(D0)
     assert isinstance(draft, DraftMachine)
     assert draft.sessions == {}
@@ -115,10 +110,11 @@ def test_the_second_runs_text_is_the_targets(
     begin(simulation, FIRST, spec)
     simulation.run()
     expected = TARGET.decode(PROMPT, COUNT, sampling)
-    first = simulation.records[FIRST]
-    second = simulation.records[SECOND]
+    first = simulation.runs[FIRST]
     if simulation.restarted:
+        second = simulation.runs[SECOND]
         assert first.finish is None
+        assert len(first.tokens) == simulation.committed_before
         assert tuple(first.tokens) == expected[: len(first.tokens)]
         assert second.finish is not None
         assert (second.finish.run, second.finish.error) == (SECOND, "")
@@ -129,21 +125,39 @@ def test_the_second_runs_text_is_the_targets(
     check_nothing_is_left(simulation)
 
 
+SPEC = JobSpec(prompt_ids=PROMPT, max_new_tokens=COUNT, strategy="flowspec")
+
+
+def commit_times() -> list[float]:
+    """When the commits of a run happen that is not disturbed."""
+    alone = pipeline(STAGES, 0.7, costs=COSTS)
+    begin(alone, FIRST, SPEC)
+    alone.run()
+    return [when for when, _ in alone.runs[FIRST].committed_at]
+
+
+def restarted(restart: float, revoked: float) -> Restarted:
+    simulation = Restarted(pipeline(STAGES, 0.7, middles=(0.8,)), SPEC, restart, 1.0, revoked)
+    begin(simulation, FIRST, SPEC)
+    simulation.run()
+    assert simulation.restarted
+    return simulation
+
+
+def test_a_run_that_is_restarted_while_its_stages_report_has_no_result() -> None:
+    simulation = restarted(commit_times()[-1] + 0.1, revoked=10.0)
+    first, second = simulation.runs[FIRST], simulation.runs[SECOND]
+    assert len(first.tokens) == COUNT, "its text was complete"
+    assert first.finish is None
+    assert second.finish is not None
+    check_nothing_is_left(simulation)
+
+
 def test_the_restart_meets_the_first_run_at_work() -> None:
     """Otherwise the test above would test nothing."""
-    spec = JobSpec(prompt_ids=PROMPT, max_new_tokens=COUNT, strategy="flowspec")
     met: set[str] = set()
-    alone = pipeline(STAGES, 0.7, costs=COSTS)
-    begin(alone, FIRST, spec)
-    alone.run()
-    committed_at = [when for when, _ in alone.jobs[JOB].committed_at]
-    for restart in (*(at * 0.7 for at in range(20)), *committed_at[:-1]):
-        plain = pipeline(STAGES, 0.7, middles=(0.8,))
-        simulation = Restarted(plain, spec, restart, 1.0, 5.0)
-        begin(simulation, FIRST, spec)
-        simulation.run()
-        met |= {refused.reason for refused in simulation.refused}
-        assert simulation.restarted
+    for restart in (*(at * 0.7 for at in range(20)), *commit_times()[:-1]):
+        met |= {refused.reason for refused in restarted(restart, revoked=5.0).refused}
     assert met == {
         f"the broker refused {what}: the run is over"
         for what in (

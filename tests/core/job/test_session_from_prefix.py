@@ -11,7 +11,7 @@ from flowspec.core.job import draft_worker
 from flowspec.core.job.session import Session
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
-from flowspec.drivers.sim import JobRecord
+from flowspec.drivers.sim import RunRecord
 from flowspec.strategies import EXACT, STRATEGIES
 from tests.toy import PROMPT, TARGET, pipeline
 
@@ -37,7 +37,7 @@ def continued(
     committed: tuple[int, ...],
     middles: tuple[float, ...] = (),
     **drafter: Any,
-) -> JobRecord:
+) -> RunRecord:
     """The record of a job of which ``committed`` was in the output at its start.
 
     ``drafter``: ``hit_rate`` and ``ranks`` of the toy drafter.
