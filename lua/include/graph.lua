@@ -55,13 +55,12 @@ local function graph_create(run, logs, task, after, index, envelope, stamp)
     if redis.call('HSETNX', run, 's:' .. task, '1') == 0 then
         return
     end
-    local open, seen, latest = 0, {}, stamp
+    local open, latest = 0, stamp
     for _, name in ipairs(after) do
         local done = redis.call('HGET', run, 'd:' .. name)
         if done then
             latest = later(done, latest)
-        elseif not seen[name] then
-            seen[name] = true
+        else
             open = open + 1
             local waiting = redis.call('HGET', run, 'w:' .. name)
             redis.call('HSET', run, 'w:' .. name, (waiting and waiting .. '\n' or '') .. task)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from flowspec.core.job.draft_worker import DraftMachine
+from flowspec.core.job.draft_worker import REPORT_SECONDS, DraftMachine
 from flowspec.core.protocol.addresses import Address, middle_address, stage_address
-from flowspec.core.protocol.machine import Compute, Finish, Input, Output, Received
+from flowspec.core.protocol.machine import Commit, Compute, Finish, Input, Output, Received
 from flowspec.core.protocol.messages import Answer, Segment
 from flowspec.core.protocol.work import Pass as StagePass
 from flowspec.core.run.sampling import Sampling
@@ -89,6 +89,35 @@ def test_oracle_stages_run_like_the_real_ones(strategy: str, sampling: Sampling)
     assert tuple(simulation.jobs["job"].tokens) == text
     assert simulation.jobs["job"].committed_at == real.committed_at
     assert simulation.jobs["job"].prompt == PROMPT
+
+
+def test_a_job_that_is_revoked_while_its_stages_report_has_no_result() -> None:
+    """The ledger has the revocation at once; it reaches no worker before the draft gives up."""
+
+    def tap(node: Address, now: float, event: Input, outputs: list[Output]) -> None:
+        if any(isinstance(output, Commit) and output.finish for output in outputs):
+            closing_at.append(now)
+        if closing_at and now > closing_at[0] and not revoked:
+            revoked.append(now)
+            simulation.revoke("job", at=now + 2 * REPORT_SECONDS)
+
+    closing_at: list[float] = []
+    revoked: list[float] = []
+    costs = Costs(lambda node, work: unit_costs(work), lambda source, target, envelope: 0.25)
+    simulation = pipeline(3, costs=costs, tap=tap)
+    simulation.submit("job", JobSpec(prompt_ids=PROMPT, max_new_tokens=8))
+    simulation.run()
+    assert revoked
+    assert len(simulation.jobs["job"].tokens) == 8
+    assert simulation.jobs["job"].finish is None
+
+
+def test_a_job_is_submitted_once() -> None:
+    simulation = pipeline(2)
+    spec = JobSpec(prompt_ids=PROMPT, max_new_tokens=4)
+    simulation.submit("job", spec)
+    with pytest.raises(StateError, match="job job was submitted before"):
+        simulation.submit("job", spec)
 
 
 def test_a_simulation_that_does_not_end_is_said() -> None:

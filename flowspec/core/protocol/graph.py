@@ -83,7 +83,7 @@ class TaskGraph:
         self._known.add(task.name)
         missing = []
         latest = stamp
-        for name in dict.fromkeys(task.after):
+        for name in task.after:
             if name in self._done:
                 latest = later(self._done[name], latest)
             else:

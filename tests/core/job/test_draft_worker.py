@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -19,6 +20,7 @@ from flowspec.core.protocol.machine import (
     Compute,
     Done,
     Finish,
+    Learn,
     OpenJob,
     Output,
     Poll,
@@ -332,6 +334,16 @@ def test_a_drafters_result_changes_nothing_once_the_text_is_complete() -> None:
     assert draft.machine.step(Done(drafted), 1.0) == []
     assert not draft.machine.runnable
     assert draft.receive(StageReport(RUN, 1, Meter())) != []
+
+
+def test_the_drafter_learns_the_hidden_rows_of_an_answer_before_its_next_pass() -> None:
+    draft = Draft()
+    draft.machine = DraftMachine(replace(limits(1), hidden=True), build)
+    draft.submit(prompt_ids="[2, 3]", strategy="chain")
+    outputs = draft.receive(Answer(RUN, 0, (0, 1), (5, 40)))
+    assert outputs[0] == Learn(RUN, 0, (0, 1))
+    assert sum(isinstance(output, Learn) for output in outputs) == 1
+    assert draft.machine.runnable
 
 
 def test_the_drafter_serves_its_jobs_in_turn() -> None:

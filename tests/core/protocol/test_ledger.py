@@ -245,7 +245,7 @@ def test_a_commit_advances_the_run_and_prunes_every_stage() -> None:
     ledger = running()
     ledger.publish(send(FIRST, 1, to=S2))
     ledger.publish(held(FIRST, "t", "a"))
-    step = commit(FIRST, CONTEXT, 1, 2, advance=3, tokens=(7, 8, 9), completes=["a"])
+    step = commit(FIRST, CONTEXT, 1, 2, emitted=4, advance=3, tokens=(7, 8), completes=["a"])
     stamp = Stamp(1.0, D0)
     change = ledger.commit(step, stamp)
     assert change.code is Code.OK
@@ -255,7 +255,7 @@ def test_a_commit_advances_the_run_and_prunes_every_stage() -> None:
     )
     assert [one.task for one in change.deliveries[2:]] == ["t"]
     entry = ledger.jobs[JOB]
-    assert (entry.offset, entry.emitted, entry.entries) == (CONTEXT + 3, 3, 1)
+    assert (entry.offset, entry.emitted, entry.entries) == (CONTEXT + 3, 4 + 2, 1)
     assert ledger.publish(send(FIRST, 1)).code is Code.DUP, "a prune counts as a message"
 
 

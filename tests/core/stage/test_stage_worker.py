@@ -234,6 +234,16 @@ def test_a_prune_is_idempotent_and_one_for_unknown_rows_is_a_fault() -> None:
     assert "lacks rows" in fault.reason
 
 
+def test_a_prune_beyond_the_stages_offset_is_a_fault_even_if_its_rows_are_held() -> None:
+    stage = Stage().prefilled()
+    stage.receive(segment(1, {2: 1, 3: 2}))
+    stage.poll()
+    stage.done(())
+    (fault,) = sent(stage.receive(Prune(RUN, 3, (3,), 4, ())))
+    assert isinstance(fault, Fault)
+    assert "lacks rows before position 4" in fault.reason
+
+
 def test_the_retained_set_is_a_check() -> None:
     stage = Stage().prefilled()
     stage.receive(segment(1, {2: 1, 3: 2, 4: 3, 5: 3}))
