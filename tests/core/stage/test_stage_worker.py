@@ -293,7 +293,21 @@ def test_of_too_many_early_messages_the_oldest_runs_are_dropped(
     assert not stage.machine.runnable, "the oldest run's message is gone"
 
 
-def test_other_epochs_are_dropped() -> None:
+def test_a_run_that_has_ended_leaves_its_room_for_early_messages_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("flowspec.core.stage.stage_worker.EARLY_MESSAGES", 2)
+    stage = Stage(2, 2)
+    stage.receive(PREFILL, sender=S1)
+    for job in ("revoked", "other"):
+        key = RunKey(job, 1)
+        stage.receive(Segment(key, 0, 0, (0, 1), (-1, 0), (0, 1), (7, 8)), sender=S1)
+        stage.feed(Envelope(SCHEDULER, 0, Revoke(RunKey("revoked", 2))))
+    stage.receive(OPEN)
+    assert stage.machine.runnable, "its message was not dropped"
+
+
+def test_a_message_of_an_unknown_run_is_not_computed() -> None:
     stage = Stage().prefilled()
     old = Segment(RunKey("j", 0), 5, 1, (2,), (1,), (2,), (2,))
     assert stage.feed(Envelope(DRAFT, 99, old)) == []
@@ -333,6 +347,14 @@ def test_revoke_frees_the_job_and_late_messages_do_not_bring_it_back() -> None:
     assert stage.receive(segment(2, {3: 2})) == []
     assert stage.receive(OPEN) == []
     assert stage.machine.open_runs == ()
+
+
+def test_a_revocation_leaves_other_jobs_alone() -> None:
+    stage = Stage().prefilled()
+    stage.receive(segment(1, {2: 1}))
+    assert stage.feed(Envelope(SCHEDULER, 1, Revoke(RunKey("k", 2)))) == []
+    assert stage.machine.open_runs == (RUN,)
+    assert stage.work().parts[0].run == RUN
 
 
 def test_an_executor_that_fails_ends_the_job_not_the_stage() -> None:
