@@ -1,7 +1,7 @@
 """A pipeline of real worker processes on this machine, under one parent.
 
 Each worker is ``python -m workers...`` in its own session, so that Ctrl-C reaches only the parent.
-It dies with the parent, however that ends. Its stderr is kept and shown if it fails.
+It is killed when the parent exits, for any reason. Its stderr is kept and shown if it fails.
 """
 
 from __future__ import annotations

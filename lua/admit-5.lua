@@ -1,5 +1,5 @@
 -- admit: put a job from the intake into the pipeline's queue, or end it. Idempotent: the intake may be read
--- again. The fields of a job that is ended are not kept: nobody needs them, and they may be large.
+-- again. The fields of a job that is ended are not kept: they are not used again, and may be large.
 --
 -- KEYS[1]   job hash
 -- KEYS[2]   queue

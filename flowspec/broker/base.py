@@ -148,7 +148,7 @@ class Link(Protocol):
         ...
 
 
-# ---- what everyone else does ---------------------------------------------------------------------
+# ---- clients and scheduler -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A private broker: a local server in a private directory, which ends with its parent.
+"""A private broker: a local server in a private directory, killed when its parent exits.
 
 It listens on a unix socket only, requires a random password, saves no data to disk and never
 evicts.

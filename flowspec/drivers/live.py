@@ -97,7 +97,7 @@ class Worker:
         self.busy_seconds = 0.0
 
     def run(self, stop: Callable[[], bool]) -> None:
-        """Run until ``stop()`` is true; BrokerUnreachable if the broker stays lost."""
+        """Run until ``stop()`` is true; BrokerUnreachable if the broker stays unreachable."""
         while not stop():
             self.cycle()
 

@@ -56,7 +56,7 @@ class Scheduler:
         self._intake_error = ""
 
     def run(self, stop: Callable[[], bool]) -> None:
-        """Run until ``stop()`` is true; BrokerUnreachable if the broker stays lost."""
+        """Run until ``stop()`` is true; BrokerUnreachable if the broker stays unreachable."""
         self._control.join_intake()
         intake = threading.Thread(target=self._take_in, args=(stop,), name="intake", daemon=True)
         intake.start()

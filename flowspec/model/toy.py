@@ -1,4 +1,4 @@
-"""A toy target and drafter on integers: exact, fast, and wrong as soon as a mask is wrong.
+"""A toy target and drafter on integers: exact and fast; any error in a mask changes the text.
 
 A row's state is a 64-bit integer. Each layer sums a hash of every row that the row attends to and
 mixes the sum into the state, so one row too many, one missing or one stale slot leads to another

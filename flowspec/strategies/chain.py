@@ -1,4 +1,4 @@
-"""Linear drafts with many windows in flight: today's most common form of pipelined speculation.
+"""Linear drafts with many windows in flight: a common form of pipelined speculation.
 
 Windows of the draft's best continuation follow each other without waiting for answers; a rejected
 token voids everything behind it. The number of windows in flight follows the measured round trip:

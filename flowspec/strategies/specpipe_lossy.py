@@ -32,7 +32,7 @@ class LossyParams:
 
 
 class LossyRelaxed(Strategy):
-    """LOSSY: takes the drafted child that the target likes best, if among its 256 best tokens."""
+    """LOSSY: takes the target's most probable drafted child, if among its 256 best tokens."""
 
     Params: ClassVar[type[LossyParams]] = LossyParams
     source = "SpecPipe, arXiv 2504.04104 v2 (relaxed mode)"
@@ -70,7 +70,7 @@ class NucleusParams(LossyParams):
 
 
 class LossyNucleus(LossyRelaxed):
-    """LOSSY: takes the child that the draft likes best, if in the target's nucleus."""
+    """LOSSY: takes the draft's most probable child, if in the target's nucleus."""
 
     Params = NucleusParams
     source = "SpecPipe, arXiv 2504.04104 v2 (nucleus mode)"

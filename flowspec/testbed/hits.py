@@ -2,11 +2,11 @@
 
 They know the target's text. At every position of it, one draw (a hash of seed and position)
 decides which of them are right: the drafter has the true next token at the rank into whose share
-the draw falls, and a middle model chooses it if the draw is below its rate. So all strategies meet
-the same luck, and hits are nested: where a model is right, a better one is right too. Two models
-that are both wrong, or both on a wrong path, choose the same token, like models of one family that
-share their errors. A chain's middle model therefore corrects exactly the drafts on which it is
-right and the drafter is not.
+the draw falls, and a middle model chooses it if the draw is below its rate. So all strategies use
+the same random draws, and hits are nested: where a model is right, a better one is right too. Two
+models that are both wrong, or both on a wrong path, choose the same token, like models of one
+family that share their errors. A chain's middle model therefore corrects exactly the drafts on
+which it is right and the drafter is not.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _RANK, _KIND, _OTHER = range(3)
 class Kind:
     """Positions of one kind, a ``share`` of all: each rank has the true token at its rate.
 
-    A drafter distinguishes kinds, as a calibrated one knows where it is sure. ConfigError for
+    A drafter distinguishes kinds, as the confidence of a calibrated one does. ConfigError for
     ``rates`` that increase with rank, are outside 0 to 1, or add up to more than 1.
     """
 

@@ -73,7 +73,7 @@ class _State:
 
 
 #: A row of a lane: its state, and whether the drafter learnt its true row before its children. A
-#: node with children of both kinds has two rows, because a drafter cannot unlearn a row.
+#: node with children of both kinds has two rows, because a drafter's true row cannot be removed.
 _Key = tuple[_State, bool]
 
 

@@ -5,9 +5,9 @@
                                  [--strategies a,b,...] [--tokens 48]
 
 First table, real time on this machine with one torch thread: a step that drafts for ``nodes``
-nodes of one level. *recomputed*: one pass per node over its whole path, without a KV cache; *a
-pass a node*: with a KV cache, one row per pass; *one pass*: with a KV cache, all nodes of the level
-together, as FlowSpec does. Variants alternate; medians over the repeats. Each source of a
+nodes of one level. *recomputed*: one pass per node over its whole path, without a KV cache; *one
+pass per node*: with a KV cache, one row per pass; *one pass*: with a KV cache, all nodes of the
+level together, as FlowSpec does. Variants alternate; medians over the repeats. Each source of a
 ``a:b`` choice has its own rows.
 
 Second table, simulated on a profile with the first source's real acceptance: the drafter's passes
@@ -135,11 +135,10 @@ def speed_table(sources: Sequence[str], nodes: Sequence[int], context: int, repe
 
     torch.set_num_threads(1)
     target = open_directory(default_pair()[0])
-    show(f"{machine_line()}; a context of {context} tokens, {WIDTH} continuations a node\n")
+    show(f"{machine_line()}; a context of {context} tokens, {WIDTH} continuations per node\n")
     show(
-        "| source | nodes | recomputed, ms | a pass a node, ms | one pass, ms | first over last |\n"
-        + "|---" * 6
-        + "|"
+        "| source | nodes | recomputed, ms | one pass per node, ms | one pass, ms "
+        "| first over last |\n" + "|---" * 6 + "|"
     )
     for source in dict.fromkeys(
         choice for named in sources for choice in choices(drafter_of(named))

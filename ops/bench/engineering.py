@@ -1,4 +1,4 @@
-"""The engineering bar: time between tokens relative to each system's own formula.
+"""Time between tokens relative to each system's own formula.
 
     python -m ops.bench.engineering [--profiles a,b] [--stages N] [--strategies a,b,...]
                                     [--source slm] [--temperature 0] [--tokens 48] [--per-kind 1]

@@ -124,7 +124,7 @@ def our_hop(url: str, hidden: int, rounds: int) -> list[float]:
 
 
 def drive(url: str, rounds: int) -> None:
-    """Play the draft worker: segments of a root and 15 children, one at a time; accept the root."""
+    """Act as the draft worker: one segment at a time, a root and 15 children; accept the root."""
     control = RedisControl(url, Keys())
     link = RedisLink(url, Keys(), DRAFT, 2)
     seqs = SeqWriter()

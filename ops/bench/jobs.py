@@ -1,4 +1,4 @@
-"""A job that is only broker state, for benchmarks that play its workers."""
+"""A job that is only broker state, for benchmarks that act as its workers."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def fresh(teacher: Teacher) -> EagleHead:
     head = EagleHead(config)
     hidden = config.hidden_size
     # Embeddings are far smaller than features; scale both to contribute equally at the start. The
-    # sum stays small, since a confident wrong distribution takes long to unlearn.
+    # sum stays small, since a peaked wrong distribution takes many steps to correct.
     with torch.no_grad():
         for half, scale in (
             (slice(hidden), teacher.embedding.std().item()),

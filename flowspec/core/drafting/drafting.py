@@ -145,7 +145,7 @@ class Drafting:
         """End a growth that a verdict has overtaken; return its segments below the new root.
 
         Otherwise a drafter slower than the pipeline would never finish a growth: each verdict would
-        restart it half done, and the pipeline would run dry.
+        restart it before its end, and no segments would be in flight.
         """
         growth = self._take_growth()
         if growth is None:

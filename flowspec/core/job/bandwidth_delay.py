@@ -23,7 +23,7 @@ class BandwidthDelay:
 
     def __init__(self) -> None:
         self.segments = 0
-        # Round trips of segments that waited for no other, and shorter ones.
+        # Round trips of segments sent with nothing in flight, and shorter ones.
         self._trips: deque[float] = deque(maxlen=TRIP_SAMPLES)
         self._passes: deque[float] = deque(maxlen=SAMPLES)  # the slowest of each segment
         self._gaps: deque[float] = deque(maxlen=SAMPLES)  # between answers, others in flight
@@ -64,7 +64,7 @@ class BandwidthDelay:
         most = MOST_GROWTH * max(self._depths)
         trip = min(self._trips)
         gap = median(self._gaps) if self._gaps else 0.0
-        # Bounded before it is rounded: a pass or a gap of next to no time makes it infinite.
+        # Bounded before it is rounded: a pass or a gap close to 0 s makes it infinite.
         enough = math.ceil(min(trip / median(self._passes), most)) + 1
         paced = math.ceil(min(RATE_SLACK * trip / gap, most)) + 1 if gap else enough
         return min(enough, paced, most)

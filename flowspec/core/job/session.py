@@ -229,7 +229,7 @@ class Session:
     def take_draft(self, result: DraftDone, seconds: float, now: float) -> None:
         """Take the result of the drafter's pass, which took ``seconds``.
 
-        If the text was completed meanwhile, nothing follows from it.
+        It has no effect if the text was completed meanwhile.
         """
         self._now = self.answer_deadline.since = now  # a slow drafter is not a lost message
         self.drafting.done(result, self.tree, seconds)
@@ -321,7 +321,7 @@ class Session:
         self.strategy.middles_advanced(self._view, self._chain.tips)
 
     def _regrow(self, verdict: Verdict) -> None:
-        """Begin the growth that follows ``verdict``; send what the one before it has drafted."""
+        """Begin the growth that follows ``verdict``; enqueue the segments of the one before it."""
         if verdict.successor is not None:
             self._enqueue(self.drafting.collect_overtaken(self.tree))
             self._grow(Occasion.VERDICT)
@@ -329,7 +329,7 @@ class Session:
             self._grow(Occasion.ROUND)
 
     def _end_text(self, verdict: Verdict) -> int:
-        """Complete the text; return an id that no node has as the root, so that every row dies."""
+        """Complete the text; return an id that no node has as the root: no row stays live."""
         self.finish_reason = verdict.finish
         self.lifecycle.fire(Event.COMPLETE)
         self.tree.clear()

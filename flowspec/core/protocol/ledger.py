@@ -120,7 +120,7 @@ class Ledger:
     ) -> Admission:
         """Put a job into the queue, which holds at most ``most_queued`` jobs, or end it at once.
 
-        The fields of a job that is ended are not kept: nobody needs them, and they may be large.
+        The fields of a job that is ended are not kept: they are not used again, and may be large.
 
         ``refused``: why the job cannot be served, one line; it is ended. DUP: it was admitted
         before; or another job has its idempotency key, and it is ended. FULL: the queue is full,

@@ -110,7 +110,7 @@ class StageRun:
 def _count_below(end: int, ids: Sequence[int]) -> int:
     """The number of ``ids`` below ``end``.
 
-    Few segments have prompt rows, so the lowest id settles most of them.
+    Few segments have prompt rows, so comparing the lowest id is enough for most of them.
     """
     return sum(node < end for node in ids) if ids and min(ids) < end else 0
 
