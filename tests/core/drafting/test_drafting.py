@@ -199,8 +199,10 @@ def test_a_refreshed_drafter_runs_accepted_rows_again_and_forgets_the_tree() -> 
     old = tree.root
     child = tree.add(tree.root, 1, -0.1)
     tree.mark_waiting([child])
+    tree.expand(child, answer_of(2))
     tree.advance(child)
     drafting.commit(nodes((old, 50)), child, tree)
+    assert tree[child].expansion is None, "it came from hidden states that are now known better"
     drafting.begin(growth(tree, 0), idle=False)
     assert drafting.proceed(tree)
     again = work(drafting, tree)
