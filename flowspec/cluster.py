@@ -95,6 +95,8 @@ class Cluster:
             if self._given_url is None:
                 self._broker = PrivateBroker()
                 self.url = self._broker.start()
+            else:
+                self._drop_record()
             place = self._broker.directory if self._broker is not None else None
             self._logs = Path(tempfile.mkdtemp(prefix="flowspec-logs-", dir=place))
             self._spawn("scheduler", "scheduler", *self.setup.arguments)
@@ -107,6 +109,14 @@ class Cluster:
         except BaseException:
             self.stop()
             raise
+
+    def _drop_record(self) -> None:
+        """Delete the record of an earlier pipeline, which the workers might take for theirs."""
+        control = RedisControl(self.url, Keys())
+        try:
+            control.drop_pipeline()
+        finally:
+            control.close()
 
     def _spawn(self, role: str, module: str, *arguments: str) -> None:
         assert self._logs is not None

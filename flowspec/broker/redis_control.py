@@ -232,6 +232,11 @@ class RedisControl:
         flat = [part for pair in record.items() for part in pair]
         self._client.run([("DEL", self._keys.record), ("HSET", self._keys.record, *flat)])
 
+    def drop_pipeline(self) -> None:
+        """Delete the record, unless a scheduler holds its lease: workers wait for the next one."""
+        if "scheduler" not in self.claims():
+            self._client.run([("DEL", self._keys.record)])
+
     def pipeline(self) -> dict[str, str]:
         return self._hash(self._keys.record)
 

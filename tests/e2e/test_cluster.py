@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from flowspec.broker.base import LEASE_MS, MOST_LEASE_MS
+from flowspec.broker.keys import Keys
+from flowspec.broker.redis_control import RedisControl
 from flowspec.broker.server import PrivateBroker
 from flowspec.client import Client
 from flowspec.cluster import Cluster, Setup
@@ -47,6 +49,29 @@ def said(done: subprocess.CompletedProcess[str]) -> str:
 def test_a_stage_outside_the_pipeline_is_refused(clusters: Clusters, stage: str) -> None:
     line = said(worker("workers.verify", f"--stage={stage}", url=clusters(2).url))
     assert "is not in the pipeline; its stages are 1 to 2" in line
+
+
+@pytest.mark.parametrize("serving", [False, True])
+def test_workers_do_not_find_the_record_of_an_earlier_pipeline(
+    monkeypatch: pytest.MonkeyPatch, *, serving: bool
+) -> None:
+    """They would take its stages and models for theirs; a scheduler that serves keeps its own."""
+    found = []
+
+    def spawn(cluster: Cluster, role: str, module: str, *arguments: str) -> None:
+        found.append(control.pipeline())
+        raise ClusterError("not started")
+
+    monkeypatch.setattr(Cluster, "_spawn", spawn)
+    with PrivateBroker() as broker:
+        control = RedisControl(broker.url, Keys())
+        control.set_pipeline({"stages": "1"})
+        if serving:
+            assert control.claim("scheduler", "a token", {})
+        with pytest.raises(ClusterError, match="not started"):
+            Cluster(Setup("target", "draft", 2), url=broker.url).start()
+        control.close()
+    assert found == [{"stages": "1"} if serving else {}]
 
 
 @pytest.mark.parametrize(
