@@ -1,0 +1,84 @@
+"""Options that switch a mechanism off or bound it: what a strategy grows, and when."""
+
+from __future__ import annotations
+
+import pytest
+
+from flowspec.core.job.strategy import Occasion, View
+from flowspec.core.tree.tree import Tree
+from flowspec.strategies import build
+from flowspec.strategies.chain import MOST_IN_FLIGHT
+
+STAGES = 3
+
+
+def view(bandwidth_delay: int = 0) -> View:
+    tree = Tree(5)
+    tree.mark_sent([tree.plant(token=7, position=4, parent=3)])
+    return View(
+        tree=tree,
+        in_flight=0,
+        waiting=0,
+        bandwidth_delay=bandwidth_delay,
+        decoding=True,
+        draft_pass_seconds=0.0,
+        decoded=0,
+        decode_seconds=0.0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "grows"),
+    [
+        ("", {Occasion.ROUND, Occasion.VERDICT, Occasion.IDLE}),
+        (":merge=off", {Occasion.ROUND, Occasion.IDLE}),
+        (":expand=off", {Occasion.ROUND, Occasion.VERDICT}),
+        (":merge=off,expand=off", {Occasion.ROUND}),
+    ],
+)
+def test_flowspec_grows_where_its_mechanisms_are_on(options: str, grows: set[Occasion]) -> None:
+    strategy = build(f"flowspec{options}", STAGES)
+    now = view()
+    assert strategy.grow(now, Occasion.ROUND) is not None
+    found = {occasion for occasion in Occasion if strategy.grow(now, occasion) is not None}
+    assert found == grows
+
+
+def test_a_static_tree_is_drafted_once_per_round() -> None:
+    strategy = build("static_tree", STAGES)
+    now = view()
+    found = [occasion for occasion in Occasion if strategy.grow(now, occasion) is not None]
+    assert found == [Occasion.ROUND]
+
+
+@pytest.mark.parametrize(
+    ("text", "segments"),
+    [
+        ("pipedec", STAGES),
+        ("pipedec:groups=2", 2),
+        ("pipedec:groups=9", STAGES),
+        ("specpipe", STAGES),
+        ("specpipe:in_flight=9", 9),
+        ("specpipe:in_flight=1", 1),
+    ],
+)
+def test_as_many_segments_are_in_flight_as_an_option_says(text: str, segments: int) -> None:
+    assert build(text, STAGES).max_in_flight == segments
+
+
+@pytest.mark.parametrize(
+    ("text", "bandwidth_delay", "windows"),
+    [
+        ("chain", 0, STAGES),
+        ("chain", 1, STAGES),
+        ("chain", 7, 7),
+        ("chain", 1000, MOST_IN_FLIGHT),
+        ("chain:in_flight=2", 7, 2),
+    ],
+)
+def test_a_chain_has_as_many_windows_in_flight_as_hide_the_round_trip(
+    text: str, bandwidth_delay: int, windows: int
+) -> None:
+    strategy = build(text, STAGES)
+    strategy.grow(view(bandwidth_delay), Occasion.IDLE)
+    assert strategy.max_in_flight == windows
