@@ -38,6 +38,7 @@ from flowspec.cli.flags import (
     TopP,
     Url,
 )
+from flowspec.cli.outputs import checked_stdout
 from flowspec.cli.parser import Command, UsageError, check_beside
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import DEFAULT_MAX_NEW_TOKENS, DEFAULT_STRATEGY, JobSpec
@@ -308,6 +309,11 @@ for _command in app.registered_commands:
 
 def main() -> None:
     """Entry point: an expected error is one line on stderr and status 1."""
+    with checked_stdout():
+        _main()
+
+
+def _main() -> None:
     from flowspec import observe
 
     try:

@@ -25,7 +25,7 @@ from rich.progress import (
 
 from flowspec.cli import notes
 from flowspec.cli.generate import read_prompts
-from flowspec.cli.outputs import check_writable, write
+from flowspec.cli.outputs import check_distinct, check_writable, write
 from flowspec.cli.parser import positive
 from flowspec.core.run.spec import JobSpec
 from flowspec.emulation.profile import LinkShape, Profile
@@ -116,9 +116,11 @@ def _check_places(options: Options) -> None:
     """ConfigError, before anything is computed, if a result could not be written."""
     from flowspec.testbed import plots
 
-    for flag, file in (("--out", options.out), ("--markdown", options.markdown)):
+    files = {"--out": options.out, "--markdown": options.markdown}
+    for flag, file in files.items():
         if file is not None:
             check_writable(flag, file)
+    check_distinct(files)
     if options.plots is None:
         return
     plots.require()

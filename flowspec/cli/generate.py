@@ -12,7 +12,7 @@ from pathlib import Path
 
 from flowspec.broker.base import drafts_of, middles_of
 from flowspec.cli import notes
-from flowspec.cli.outputs import check_writable
+from flowspec.cli.outputs import check_writable, linked
 from flowspec.cli.show import Screen
 from flowspec.client import Client, Job, Result
 from flowspec.cluster import Cluster, Setup
@@ -129,13 +129,17 @@ def _answer(
         screen.result(_cancelled(job))
         raise
     except FlowSpecError as error:
-        screen.broken_off(job.so_far())
+        screen.broken_off()
         try:
             check()
         except ClusterError as cause:
             raise ClusterError(f"{str(error).partition(';')[0]}: {cause}") from None
         screen.error(str(error))
         return False
+    except OSError:  # nobody sees the text
+        with contextlib.suppress(FlowSpecError):
+            job.cancel()
+        raise
     screen.result(job.so_far())
     if request.record is not None:
         _save(request.record, job.recording())
@@ -152,6 +156,7 @@ def _cancelled(job: Job) -> Result:
 
 def _save(path: Path, lines: Sequence[str]) -> None:
     """Write a recording, complete or not at all; private, because it contains the prompt."""
+    path = linked(path)
     draft = path.with_name(path.name + ".partial")
     try:
         draft.touch(mode=0o600)

@@ -11,7 +11,7 @@ from flowspec.cli.places import url_or_running
 from flowspec.cli.show import Screen
 from flowspec.client import Client, Job
 from flowspec.core.run.spec import JobSpec
-from flowspec.errors import JobError
+from flowspec.errors import ClusterError, FlowSpecError, JobError
 from flowspec.strategies import build
 
 #: How long the scheduler may take to see a job submitted elsewhere, seconds.
@@ -32,9 +32,13 @@ def watch(job_id: str, url: str | None, *, as_json: bool) -> None:
     screen = Screen(as_json=as_json)
     with Client(url_or_running(url)) as client:
         job = _known(client, job_id)
-        with screen.streaming(client) as show:
-            for chunk in job.stream():
-                show(chunk)
+        try:
+            with screen.streaming(client) as show:
+                for chunk in job.stream():
+                    show(chunk)
+        except (FlowSpecError, KeyboardInterrupt):
+            screen.broken_off()
+            raise
         screen.result(job.so_far())
 
 
@@ -50,10 +54,22 @@ def cancel(job_id: str, url: str | None) -> None:
 
 
 def _known(client: Client, job_id: str) -> Job:
-    """The job, once the scheduler has seen it; JobError if that does not happen soon."""
+    """The job, if it exists, else JobError; ClusterError if it waits for a missing scheduler."""
     deadline = time.monotonic() + _KNOWN_SECONDS
     while not client.knows(job_id):
         if time.monotonic() > deadline:
-            raise JobError(f"there is no job {job_id}: it never existed, or ended too long ago")
+            _check_waits(client, job_id)
+            break
         time.sleep(0.05)
     return client.job(job_id)
+
+
+def _check_waits(client: Client, job_id: str) -> None:
+    """Raise unless ``job_id``, which no scheduler has taken, waits for one that may take it."""
+    if not client._control.submitted(job_id):
+        raise JobError(f"there is no job {job_id}: it never existed, or ended too long ago")
+    if "scheduler" not in client.workers():
+        raise ClusterError(
+            f"job {job_id} waits and no scheduler serves the pipeline; start one, or look with "
+            "`flowspec status`"
+        )

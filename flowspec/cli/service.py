@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import urlsplit
 
 from rich.table import Table
@@ -37,22 +38,24 @@ def up(setup: Setup, url: str | None) -> None:
             f"a pipeline is up already (process {found.pid}); stop it with `flowspec down`"
         )
     setup.check()
-    state_file().unlink(missing_ok=True)
     log = state_file().with_suffix(".log")
     log.parent.mkdir(parents=True, exist_ok=True)
     surroundings = {
         name: value for name, value in os.environ.items() if name != "FLOWSPEC_REDIS_URL"
     }
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "flowspec.cli.service", *setup.arguments],
-            # The URL may contain a password, so it must not be an argument that `ps` shows.
-            env=surroundings | ({"FLOWSPEC_REDIS_URL": url} if url else {}),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
+    with _locked() as lock:
+        state_file().unlink(missing_ok=True)
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "flowspec.cli.service", *setup.arguments],
+                # The URL may contain a password, so it must not be an argument that `ps` shows.
+                env=surroundings | ({"FLOWSPEC_REDIS_URL": url} if url else {}),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=(lock.fileno(),),
+                start_new_session=True,
+            )
     try:
         _wait_until_up(process, log)
     except BaseException:
@@ -60,6 +63,19 @@ def up(setup: Setup, url: str | None) -> None:
         process.wait()
         raise
     _say_up(setup)
+
+
+def _locked() -> BinaryIO:
+    """The lock file, locked for as long as this process or one that inherits it keeps it open."""
+    lock = lock_file().open("wb")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise ClusterError(
+            "a pipeline is being started already by another `flowspec up`; wait until it serves"
+        ) from None
+    return lock
 
 
 def _wait_until_up(process: subprocess.Popen[bytes], log: Path) -> None:
@@ -157,7 +173,7 @@ def status(url: str | None, *, as_json: bool) -> None:
 
 
 class _Supervisor:
-    """The process behind ``flowspec up``."""
+    """The process behind ``flowspec up``, which has locked the lock file for it."""
 
     def __init__(self, setup: Setup, url: str | None) -> None:
         self._cluster = Cluster(setup, url=url)
@@ -175,8 +191,6 @@ class _Supervisor:
 
     def run(self) -> None:
         try:
-            lock = lock_file().open("wb")
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._cluster.start()
             self._note()
             self._serving = True

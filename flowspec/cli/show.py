@@ -43,6 +43,7 @@ class Screen:
     def __init__(self, *, as_json: bool) -> None:
         self._json = as_json
         self._errors = console(stderr=True)
+        self._text: list[str] = []  # of the job shown last
 
     @property
     def _live(self) -> bool:
@@ -62,9 +63,10 @@ class Screen:
     @contextlib.contextmanager
     def streaming(self, client: Client) -> Iterator[Callable[[Chunk], None]]:
         """Show a job's output as it arrives; yields the function to call with each piece."""
+        self._text = []
         plain = not self._json and not (self._live and sys.stdout.isatty())
         if not self._live:
-            yield self._write if plain else lambda chunk: None
+            yield self._write if plain else self._keep
             return
         status = StatusLine(client)
         tail = ""
@@ -76,6 +78,7 @@ class Screen:
                 if plain:
                     self._write(chunk)
                 else:  # stdout is this terminal, or gets JSON: the text goes above the status line
+                    self._keep(chunk)
                     tail = self._last_lines(tail + chunk.text)
                     live.update(Group(Text(tail), status))
 
@@ -86,15 +89,20 @@ class Screen:
         rows = Text(text[-_TAIL_CHARACTERS:]).wrap(self._errors, self._errors.width)
         return "\n".join(row.plain for row in rows[-max(1, self._errors.height - 2) :])
 
-    def broken_off(self, result: Result) -> None:
-        """After a failure, print the text if it was only shown live, else end its line."""
-        if self._json or not result.text:
+    def broken_off(self) -> None:
+        """Print the text so far if it was only shown live, else end its line."""
+        text = "".join(self._text)
+        if self._json or not text:
             return
         shown = not (self._live and sys.stdout.isatty())
-        sys.stdout.write(("" if shown else result.text) + "\n")
+        sys.stdout.write(("" if shown else text) + "\n")
         sys.stdout.flush()
 
+    def _keep(self, chunk: Chunk) -> None:
+        self._text.append(chunk.text)
+
     def _write(self, chunk: Chunk) -> None:
+        self._keep(chunk)
         sys.stdout.write(chunk.text)
         sys.stdout.flush()
 

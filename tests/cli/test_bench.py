@@ -65,3 +65,11 @@ def test_a_prompt_of_nothing_is_refused(command: Command, tmp_path: Path) -> Non
         assert err.startswith(
             f"flowspec: {file}:3: the prompt is empty; give it at least one character"
         )
+
+
+def test_two_outputs_in_one_file_are_refused(command: Command, tmp_path: Path) -> None:
+    file = tmp_path / "f"
+    said = command("bench", "--out", str(file), "--markdown", f"{tmp_path}/./f")
+    line = f"flowspec: --out and --markdown name the same file, {file}; name two files\n"
+    assert said == (1, "", line)
+    assert not file.exists()

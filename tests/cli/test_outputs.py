@@ -1,13 +1,17 @@
-"""Output paths are checked before the work, and no text is lost if writing fails after it."""
+"""Outputs: paths are checked before the work, no text is lost, and stdout's errors are named."""
 
 from __future__ import annotations
 
 import os
+import resource
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from flowspec.cli.outputs import check_writable, write
+from flowspec.cli.outputs import check_distinct, check_writable, linked, write
 from flowspec.errors import ConfigError
 
 
@@ -66,3 +70,112 @@ def test_a_text_that_cannot_be_written_goes_to_stdout(
 def test_a_text_is_written(tmp_path: Path) -> None:
     write("--out", tmp_path / "run.json", "text")
     assert (tmp_path / "run.json").read_text() == "text"
+
+
+def test_what_is_no_regular_file_is_refused_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    Path("link").symlink_to("pipe")
+    Path("loop").symlink_to("loop")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("socket")
+        for name, kind in (
+            ("pipe", "a named pipe"),
+            ("link", "a named pipe"),
+            ("socket", "a socket"),
+            ("loop", "a symbolic link that leads back to itself"),
+        ):
+            with pytest.raises(ConfigError) as raised:
+                check_writable("--record", Path(name))
+            said = f"--record is {name}, which is {kind}; expected a regular file or none"
+            assert str(raised.value) == said
+    assert Path("pipe").is_fifo() and Path("link").is_symlink()
+
+
+def test_a_link_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    file = tmp_path / "folder" / "run.json"
+    link = tmp_path / "link"
+    link.symlink_to("folder/run.json")
+    check_writable("--out", link)  # the file it leads to may still be missing
+    write("--out", link, "text")
+    check_writable("--out", link)
+    assert (link.is_symlink(), file.read_text()) == (True, "text")
+    assert (linked(link), linked(file)) == (file.resolve(), file)
+    dangling = tmp_path / "dangling"
+    dangling.symlink_to("no/such/file")
+    with pytest.raises(ConfigError, match=f"but there is no folder {tmp_path.resolve()}/no/such;"):
+        check_writable("--out", dangling)
+
+
+def test_two_flags_for_one_file_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("link").symlink_to("new")
+    Path("old").write_text("kept")
+    Path("hard").hardlink_to("old")
+    for one, other in (("new", "./new"), ("new", "link"), ("old", "hard")):
+        with pytest.raises(ConfigError) as raised:
+            check_distinct({"--out": Path(one), "--markdown": Path(other)})
+        said = f"--out and --markdown name the same file, {Path(other)}; name two files"
+        assert str(raised.value) == said
+    check_distinct({"--out": Path("new"), "--markdown": Path("old"), "--plots": None})
+
+
+def no_space() -> None:
+    """Let no file grow; a write to one fails, as on a full disk."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+
+@pytest.mark.parametrize("arguments", [["strategies"], ["strategies", "--json"], ["--help"]])
+def test_a_stdout_that_cannot_be_written_gets_one_line(
+    tmp_path: Path, arguments: list[str]
+) -> None:
+    with (tmp_path / "out").open("wb") as out:
+        done = subprocess.run(
+            [sys.executable, "-m", "flowspec", *arguments],
+            stdout=out,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=no_space,
+        )
+    said = "flowspec: standard output cannot be written: File too large\n"
+    assert (done.returncode, done.stderr) == (1, said)
+
+
+def test_a_closed_stdout_gets_one_line() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "flowspec", "strategies"],
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: os.close(1),
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("flowspec: standard output is closed")
+
+
+def test_a_reader_that_has_enough_gets_no_line() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "wb") as out:  # noqa: PTH123, a descriptor
+        done = subprocess.run(
+            [sys.executable, "-m", "flowspec", "strategies"],
+            stdout=out,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_errors_of_other_files_are_not_taken_for_those_of_stdout() -> None:
+    program = (
+        "from flowspec.cli.outputs import checked_stdout\n"
+        "with checked_stdout():\n"
+        "    raise OSError(28, 'No space left on device', '/other')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stderr.startswith("Traceback") and "/other" in done.stderr

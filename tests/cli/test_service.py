@@ -1,13 +1,16 @@
-"""``flowspec status`` without a terminal width."""
+"""``flowspec status`` without a terminal width, and a second ``flowspec up``."""
 
 from __future__ import annotations
 
+import fcntl
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import pytest
 
 from flowspec.cli import service
+from flowspec.cli.places import lock_file, state_file
 from tests.cli.conftest import Command
 
 HOST = "a-machine-with-a-very-long-name.in-a-rack.of-a-site.of-a-firm.example.org"
@@ -55,3 +58,22 @@ def test_piped_output_is_not_wrapped(
         for role in ("scheduler", "draft", "verify-1", "verify-2")
     ]
     assert max(map(len, out.splitlines())) < 200
+
+
+def test_a_second_up_says_that_one_is_starting_and_touches_nothing(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    kept = (state_file(), state_file().with_suffix(".log"))
+    state_file().parent.mkdir()
+    for file in kept:
+        file.write_text("the first one's")
+    with lock_file().open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        status, out, err = command("up", "--stages", "2")
+    assert (status, out) == (1, "")
+    assert err == (
+        "flowspec: a pipeline is being started already by another `flowspec up`; "
+        "wait until it serves\n"
+    )
+    assert [file.read_text() for file in kept] == ["the first one's"] * 2
