@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from flowspec.core.drafting.growth import Growth
 from flowspec.core.job.strategy import Occasion, View
-from flowspec.core.tree.tree import Tree
-from flowspec.strategies import build
+from flowspec.core.tree.tree import Expansion, Tree
+from flowspec.strategies import STRATEGIES, build
 from flowspec.strategies.chain import MOST_IN_FLIGHT
 
 STAGES = 3
@@ -82,3 +83,46 @@ def test_a_chain_has_as_many_windows_in_flight_as_hide_the_round_trip(
     strategy = build(text, STAGES)
     strategy.grow(view(bandwidth_delay), Occasion.IDLE)
     assert strategy.max_in_flight == windows
+
+
+def drafted(tree: Tree, growth: Growth | None, most: int) -> int:
+    """Draft up to ``most`` tokens of ``growth``; how many it asked for."""
+    assert growth is not None
+    for count in range(most):
+        pending = growth.proceed(tree)
+        if not pending:
+            return count
+        for node in pending:
+            tree.expand(node, Expansion((9,), (-0.1,)))
+    growth.proceed(tree)
+    return most
+
+
+@pytest.mark.parametrize(("lookahead", "ahead"), [(1, 0), (2, 1), (4, 3)])
+def test_a_middle_model_starts_when_the_draft_is_far_enough_ahead(
+    lookahead: int, ahead: int
+) -> None:
+    for tokens in range(1, 6):
+        strategy = build(f"pipespec:window=8,lookahead={lookahead}", STAGES)
+        now = view()
+        drafted(now.tree, strategy.grow(now, Occasion.ROUND), tokens)
+        starts = strategy.next_for_middle(now, 1, now.tree.root) is not None
+        assert starts == (tokens >= ahead), tokens
+
+
+def test_a_draft_runs_at_most_a_window_ahead_of_the_target() -> None:
+    strategy = build("pipespec:window=4", STAGES)
+    now = view()
+    tree = now.tree
+    assert drafted(tree, strategy.grow(now, Occasion.ROUND), 20) == 4
+    assert strategy.grow(now, Occasion.IDLE) is None
+    (child,) = tree[tree.root].children.values()
+    tree.mark_waiting([child])
+    tree.advance(child)
+    assert drafted(tree, strategy.grow(now, Occasion.IDLE), 20) == 1
+
+
+def test_layered_and_best_first_trees_keep_what_was_drafted_before_a_verdict() -> None:
+    kept = {name for name in STRATEGIES if not build(name, STAGES).redrafts}
+    lossy = {"specpipe_lossy_relaxed", "specpipe_lossy_nucleus"}
+    assert kept == {"pipedec", "pipedec_head", "specpipe", "auto", *lossy}

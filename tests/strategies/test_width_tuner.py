@@ -65,6 +65,13 @@ def test_it_changes_at_most_one_size_up_at_a_time_and_only_now_and_then() -> Non
             assert WIDTHS.index(after) <= WIDTHS.index(before) + 1
 
 
+def test_a_width_far_below_the_best_rises_one_size_at_a_time() -> None:
+    tuner = WidthTuner(8)
+    run(tuner, [40], 0.0001, verdicts=DECISION_INTERVAL)
+    tuner.width = WIDTHS[0]
+    assert run(tuner, [40], 0.0001, verdicts=DECISION_INTERVAL)[-1] == WIDTHS[1]
+
+
 def test_answers_that_decide_nothing_are_ignored() -> None:
     tuner = WidthTuner(4)
     tree = Tree(0)
