@@ -13,8 +13,14 @@ from flowspec.broker.connection import DEFAULT_URL
 from flowspec.broker.keys import DEFAULT_PIPELINE, Keys
 from flowspec.broker.redis_control import RedisControl
 from flowspec.core.job.stats import unmeasured
-from flowspec.core.run.sampling import Sampling
-from flowspec.core.run.spec import CANCEL, DEFAULT_MAX_NEW_TOKENS, DEFAULT_STRATEGY, JobSpec
+from flowspec.core.run.spec import (
+    CANCEL,
+    DEFAULT_MAX_NEW_TOKENS,
+    DEFAULT_STRATEGY,
+    JobSpec,
+    checked_sampling,
+    token_ids,
+)
 from flowspec.errors import ClusterError, JobFailed
 
 #: Silence of a job after which its client checks that a scheduler serves it, seconds. Longer than
@@ -171,7 +177,7 @@ class Client:
         record: bool = False,
         idempotency_key: str = "",
     ) -> Job:
-        """Submit a job; JobError for invalid values.
+        """Submit a job; JobError for values of a wrong type or out of range.
 
         Errors that only the pipeline can find (an unknown strategy, a prompt longer than the
         context) are raised as JobFailed by the job.
@@ -179,9 +185,9 @@ class Client:
         return self.submit_spec(
             JobSpec(
                 prompt=prompt,
-                prompt_ids=tuple(prompt_ids) if prompt_ids is not None else None,
+                prompt_ids=token_ids(prompt_ids) if prompt_ids is not None else None,
                 max_new_tokens=max_new_tokens,
-                sampling=Sampling(temperature, top_k, top_p, seed),
+                sampling=checked_sampling(temperature, top_k, top_p, seed),
                 strategy=strategy,
                 idempotency_key=idempotency_key,
                 raw=raw,

@@ -7,7 +7,10 @@ so that the machines can replay that run alone.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+import types
+import typing
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,6 +34,8 @@ from flowspec.errors import FlowSpecError, ReplayMismatch
 
 #: Version of the format; the header names it.
 FORMAT = 2
+#: Largest integer a field may hold; ids, positions and counts all fit.
+MAX_INT = (1 << 63) - 1
 
 _CLASSES: dict[str, type] = {
     name: kind
@@ -59,36 +64,129 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """The inverse of ``to_json``; lists become tuples, as in all messages."""
+    """The inverse of ``to_json``; lists become tuples, as in all messages.
+
+    ReplayMismatch for anything that ``to_json`` does not write: the types of all fields are
+    checked.
+    """
     if isinstance(value, list):
         return tuple(from_json(part) for part in value)
     if not isinstance(value, dict):
         return value
-    name = value.get("_")
-    if name is None:
+    if "_" not in value:
         return {key: from_json(part) for key, part in value.items()}
-    if name == "frozenset":
-        return frozenset(value["of"])
-    if name == "Address":
-        return _address(value.get("of"))
-    kind = _CLASSES.get(name)
+    name = value["_"]
+    if name in ("frozenset", "Address"):
+        return _wrapped(name, value)
+    kind = _CLASSES.get(name) if isinstance(name, str) else None
     if kind is None:
         raise ReplayMismatch(
-            f"the recording holds an unknown {name!r}; it was made by another version"
+            f"the recording holds an unknown {short(name)}; it is damaged, or another version made "
+            "it"
         )
-    try:
-        return kind(**{key: from_json(part) for key, part in value.items() if key != "_"})
-    except TypeError as error:
-        raise ReplayMismatch(
-            f"the recording's {name} has other fields than this version's: {error}"
-        ) from None
+    return _dataclass(kind, {key: from_json(part) for key, part in value.items() if key != "_"})
 
 
-def _address(text: Any) -> Address:
+def short(value: Any) -> str:
+    """``value`` for an error: on one line, and not long."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _wrapped(name: str, value: dict[str, Any]) -> Any:
+    """A value that is not a dataclass, under its name ``name``."""
+    of = value.get("of")
+    if value.keys() == {"_", "of"}:
+        if name == "Address" and isinstance(of, str):
+            return _address(of)
+        if name == "frozenset" and isinstance(of, list) and all(map(_is_whole, of)):
+            return frozenset(of)
+    raise ReplayMismatch(f"the recording has a damaged {name}: it holds {short(of)}")
+
+
+def _address(text: str) -> Address:
     try:
-        return Address.parse(str(text))
+        return Address.parse(text)
     except FlowSpecError as error:
         raise ReplayMismatch(f"the recording is damaged: {error}") from None
+
+
+def _dataclass(kind: type, parts: dict[str, Any]) -> Any:
+    hints = _hints(kind)
+    for name, part in parts.items():
+        if name in hints and not _fits(part, hints[name]):
+            raise ReplayMismatch(
+                f"the recording's {kind.__name__}.{name} is {short(part)}; expected "
+                f"{_expected(hints[name])}"
+            )
+    try:
+        return kind(**parts)
+    except TypeError as error:
+        raise ReplayMismatch(
+            f"the recording's {kind.__name__} has other fields than this version's: {error}"
+        ) from None
+    except FlowSpecError as error:
+        raise ReplayMismatch(f"the recording's {kind.__name__} is damaged: {error}") from None
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether ``value`` is of the type ``hint``; whole numbers must also fit into 64 bits."""
+    check = _CHECKS.get(hint)
+    if check is not None:
+        return check(value)
+    origin = typing.get_origin(hint)
+    args = typing.get_args(hint)
+    if origin is tuple:
+        return type(value) is tuple and _parts_fit(value, args)
+    if origin is frozenset:
+        return isinstance(value, frozenset)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, arg) for arg in args)
+    return isinstance(value, origin or hint)
+
+
+def _parts_fit(parts: tuple[Any, ...], args: tuple[Any, ...]) -> bool:
+    if len(args) == 2 and args[1] is ...:
+        return all(_fits(part, args[0]) for part in parts)
+    return len(parts) == len(args) and all(map(_fits, parts, args))
+
+
+def _expected(hint: Any) -> str:
+    """The type ``hint`` in words."""
+    words = _WORDS.get(hint) or _WORDS.get(typing.get_origin(hint))
+    if words is not None:
+        return words
+    kinds = typing.get_args(hint) or (hint,)
+    return " or ".join("nothing" if kind is type(None) else kind.__name__ for kind in kinds)
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int and -1 <= value <= MAX_INT
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is float or (type(value) is int and abs(value) <= MAX_INT)
+
+
+_CHECKS: dict[Any, Callable[[Any], bool]] = {
+    int: _is_whole,
+    float: _is_number,
+    bool: lambda value: type(value) is bool,
+    str: lambda value: type(value) is str,
+}
+_WORDS: dict[Any, str] = {
+    int: "a whole number (64 bits, at least -1)",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    tuple: "a list of values of the right types",
+    frozenset: "a set",
+}
 
 
 class Recorder:

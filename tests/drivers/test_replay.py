@@ -6,14 +6,16 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from flowspec.core.drafting import drafter_cache
 from flowspec.core.job.draft_worker import DraftMachine
@@ -250,6 +252,204 @@ def test_a_header_without_limits_is_said() -> None:
         replay([json.dumps({"format": FORMAT, "limits": 5})])
 
 
-def test_a_recording_of_another_format_is_said() -> None:
-    with pytest.raises(ReplayMismatch, match=f"format {FORMAT}: its first line says {FORMAT - 1}"):
-        replay([json.dumps({"format": FORMAT - 1, "limits": to_json(limits(2))})])
+def test_a_recording_of_another_format_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "old.jsonl"
+    file.write_text(json.dumps({"format": FORMAT - 1, "limits": to_json(limits(2))}))
+    with pytest.raises(ReplayMismatch) as raised:
+        replay_file(file)
+    assert str(raised.value) == (
+        f"{file} is a recording of format {FORMAT - 1}; this version replays format {FORMAT}: "
+        "record it again"
+    )
+
+
+@pytest.mark.parametrize("lines", [[], ["{}"], ['{"node":"d0"}'], ['{"format":[2]}']])
+def test_a_file_that_is_no_recording_is_said(lines: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "other.jsonl"
+    file.write_text("\n".join(lines))
+    with pytest.raises(ReplayMismatch, match=r"other\.jsonl is not a recording of format"):
+        replay_file(file)
+
+
+def refusal(lines: Sequence[str]) -> str:
+    """The one line with which a replay of ``lines`` is refused, at once."""
+    began = time.perf_counter()
+    with pytest.raises(ReplayMismatch) as raised:
+        replay(lines)
+    assert time.perf_counter() - began < 2
+    said = str(raised.value)
+    assert "\n" not in said
+    assert len(said) < 400
+    return said
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("stages", value) for value in ("4", None, 4.5, -1, 0, True, 10**9, 10**30, [4])),
+        *(("middles", value) for value in ({}, "1", None, -1, 10**6, 10**30)),
+        *(("context", value) for value in (0, "8", None)),
+        *(("vocabulary", value) for value in (-1, 1.5)),
+        *(("tree_rows", value) for value in (0, 10**30)),
+        *(("stall_seconds", value) for value in (0, float("nan"), float("inf"), 10**400, "1")),
+        *(("eos", value) for value in ([1], {"_": "frozenset"}, {"_": "frozenset", "of": [[1]]})),
+        *(("others", value) for value in ([1], True)),
+        ("hidden", 1),
+    ],
+)
+def test_a_damaged_header_is_said(field: str, value: object) -> None:
+    head = json.loads(header(limits(2)))
+    head["limits"][field] = value
+    said = refusal([json.dumps(head)])
+    assert field in said or "frozenset" in said
+
+
+CUT = ["[" * 100_000, '{"a":' * 100_000, "[" * 500 + "]" * 500, '{"a":' * 500 + "1" + "}" * 500]
+
+
+@pytest.mark.parametrize("line", CUT, ids=["lists", "objects", "closed lists", "closed objects"])
+def test_a_line_nested_deeply_is_said(line: str) -> None:
+    assert "line 2 of the recording" in refusal([header(limits(2)), line])
+    assert "line 1 of the recording" in refusal([line])
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        ({"_": "frozenset"}, "damaged frozenset"),
+        ({"_": "frozenset", "of": ["a"]}, "damaged frozenset"),
+        ({"_": "Address", "of": ["d0"]}, "damaged Address"),
+        ({"_": {"a": 1}}, "unknown {'a': 1}"),
+        ({"_": None}, "unknown None"),
+        ({"_": "Sampling", "temperature": -1}, "Sampling is damaged: temperature is -1"),
+        ({"_": "Close", "run": {"_": "RunKey", "job": "a"}}, "RunKey has other fields"),
+        ({"_": "Close", "run": 5}, "Close.run is 5; expected RunKey"),
+        ({"_": "Poll"}, "Envelope.message is Poll()"),
+        (
+            {"_": "Revoke", "run": {"_": "RunKey", "job": "a", "epoch": 10**30}},
+            "RunKey.epoch is 1000",
+        ),
+    ],
+)
+def test_a_damaged_message_is_said(message: dict[str, object], says: str) -> None:
+    envelope = {"_": "Envelope", "sender": to_json(D0), "seq": 1, "message": message}
+    received = {"_": "Received", "envelopes": [envelope]}
+    line = json.dumps({"node": "s1", "n": 1, "now": 0, "in": received, "out": []})
+    said = refusal([header(limits(2)), line])
+    assert said.startswith("step 1 of s1 cannot be taken: ")
+    assert says in said
+
+
+@pytest.mark.parametrize("value", [10**30, -(10**30), 1.5, True, None, "7"])
+def test_a_damaged_token_is_said(value: object) -> None:
+    lines = RECORDINGS[0].read_text().splitlines()
+    at = next(at for at, line in enumerate(lines) if '"EncodeDone"' in line)
+    row = json.loads(lines[at])
+    row["in"]["result"]["ids"][0] = value
+    said = refusal([*lines[:at], json.dumps(row), *lines[at + 1 :]])
+    assert "EncodeDone.ids" in said
+
+
+def test_an_error_inside_a_machine_names_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(machine: StageMachine, event: m.Input, now: float) -> list[m.Output]:
+        raise OverflowError("too large\nfor an index")
+
+    monkeypatch.setattr(StageMachine, "step", fail)
+    line = {"node": "s1", "n": 1, "now": 0, "in": to_json(m.Poll()), "out": []}
+    said = refusal([header(limits(2)), json.dumps(line)])
+    assert said == (
+        "step 1 of s1 cannot be taken: its input is damaged (OverflowError: too large for an index)"
+    )
+
+
+@pytest.mark.parametrize(
+    "place", [{"n": True}, {"n": 1.0}, {"now": float("nan")}, {"now": 10**400}, {"now": True}]
+)
+def test_a_step_without_a_number_or_a_time_is_said(place: dict[str, object]) -> None:
+    line = {"node": "s1", "n": 1, "now": 0, "in": to_json(m.Poll()), "out": [], **place}
+    assert "no step" in refusal([header(limits(2)), json.dumps(line)])
+
+
+JUNK = st.one_of(
+    st.sampled_from([None, True, "", "4", -1, 0, 4.5, 10**9, 10**30, [], {}, {"_": "frozenset"}]),
+    st.floats(),
+    st.integers(-10, 10),
+    st.recursive(
+        st.none() | st.integers() | st.text(max_size=3),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(st.sampled_from(["_", "of", "run", "a"]), inner, max_size=3)
+        ),
+        max_leaves=5,
+    ),
+)
+
+
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every container in ``value`` with each of its keys."""
+    for key in value.keys() if isinstance(value, dict) else range(len(value)):
+        yield value, key
+        if isinstance(value[key], dict | list):
+            yield from places(value[key])
+
+
+def damaged(line: str, data: st.DataObject) -> str:
+    """``line`` with one value replaced, deleted or inserted."""
+    row = json.loads(line)
+    found = list(places(row))
+    holder, key = found[data.draw(st.integers(0, len(found) - 1), "place")]
+    match data.draw(st.sampled_from(["replace", "delete", "insert"]), "how"):
+        case "replace":
+            holder[key] = data.draw(JUNK, "value")
+        case "delete":
+            del holder[key]
+        case _ if isinstance(holder, list):
+            holder.insert(key, data.draw(JUNK, "value"))
+        case _:
+            holder[data.draw(st.sampled_from(["_", "of", "more"]), "key")] = data.draw(JUNK)
+    return json.dumps(row)
+
+
+@pytest.fixture(scope="module")
+def small() -> list[str]:
+    """A recording of a few tokens on two stages."""
+    allowed = limits(2, eos=frozenset())
+    nodes: dict[Address, Any] = {D0: (DraftMachine(allowed, build), ToyDrafter(TARGET, 0.7))}
+    for stage in (1, 2):
+        nodes[stage_address(stage)] = (StageMachine(stage, 2), ToyStage(TARGET, stage, 2))
+    lines: list[str] = []
+    recorders = {
+        address: Recorder(
+            address, lambda _, line: lines.append(line), header(allowed) if address == D0 else ""
+        )
+        for address in nodes
+    }
+    simulation = Simulation(nodes, tap=lambda address, *step: recorders[address].step(*step))
+    spec = JobSpec(prompt_ids=PROMPT, max_new_tokens=6, record=True)
+    simulation.submit("a", spec)
+    simulation.run()
+    merged = merge(lines)
+    assert len(replay(merged).tokens) == 6
+    return merged
+
+
+@settings(max_examples=100)
+@given(data=st.data())
+def test_a_damaged_recording_is_replayed_or_refused(small: list[str], data: st.DataObject) -> None:
+    """One line of it is damaged, deleted or repeated elsewhere. No other error is raised."""
+    at = data.draw(st.just(0) | st.integers(0, len(small) - 1), "line")
+    lines = list(small)
+    match data.draw(st.sampled_from(["damage", "damage", "delete", "insert", "cut"]), "what"):
+        case "damage":
+            lines[at] = damaged(lines[at], data)
+        case "delete":
+            del lines[at]
+        case "insert":
+            lines.insert(data.draw(st.integers(0, len(small)), "to"), lines[at])
+        case _:
+            lines[at] = lines[at][: data.draw(st.integers(0, len(lines[at])), "length")]
+    try:
+        replay(lines)
+    except ReplayMismatch as error:
+        assert "\n" not in str(error)
+        assert len(str(error)) < 500

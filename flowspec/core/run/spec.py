@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeGuard, TypeVar
+
+import numpy as np
 
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import JobError
@@ -57,6 +59,7 @@ class JobSpec:
     record: bool = False
 
     def __post_init__(self) -> None:
+        self._check_types()
         if self.prompt is None and self.prompt_ids is None:
             raise JobError(
                 "the job has no prompt; give it either 'prompt' or 'prompt_ids': a text, or a "
@@ -81,13 +84,27 @@ class JobSpec:
                 f"max_new_tokens is {self.max_new_tokens}; expected 1 to {MAX_NEW_TOKENS}"
             )
 
+    def _check_types(self) -> None:
+        if self.prompt is not None:
+            _expect("prompt", self.prompt, str, "text")
+        if self.prompt_ids is not None:
+            token_ids(self.prompt_ids)
+        whole_number("max_new_tokens", self.max_new_tokens)
+        sampling = self.sampling
+        _expect("sampling", sampling, Sampling, "a Sampling")
+        checked_sampling(sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed)
+        _expect("strategy", self.strategy, str, "text")
+        _expect("idempotency_key", self.idempotency_key, str, "text")
+        _expect("raw", self.raw, bool, "True or False")
+        _expect("record", self.record, bool, "True or False")
+
     def fields(self) -> dict[str, str]:
         """The spec as flat text fields for ``XADD``; most defaults are left out."""
         sampling = self.sampling
         plain = Sampling()
         values: dict[str, object] = {
             "prompt": self.prompt,
-            "prompt_ids": json.dumps(list(self.prompt_ids))
+            "prompt_ids": json.dumps([int(token) for token in self.prompt_ids])
             if self.prompt_ids is not None
             else None,
             "max_new_tokens": self.max_new_tokens,
@@ -103,6 +120,32 @@ class JobSpec:
             "record": 1 if self.record else None,
         }
         return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def checked_sampling(temperature: object, top_k: object, top_p: object, seed: object) -> Sampling:
+    """A ``Sampling`` of values of any type; JobError names the first that is no such number."""
+    return Sampling(
+        _number("temperature", temperature),
+        whole_number("top_k", top_k),
+        _number("top_p", top_p),
+        whole_number("seed", seed),
+    )
+
+
+def token_ids(value: object) -> tuple[int, ...]:
+    """The ids in ``value``, a prompt's ``prompt_ids``; JobError unless it is a list of integers."""
+    if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
+        ids = tuple(value)
+        if all(_is_whole(token) for token in ids):
+            return ids
+    raise JobError(f"prompt_ids is {_shown(value)}; expected a list of token ids like [1, 2, 3]")
+
+
+def whole_number(name: str, value: object) -> int:
+    """``value`` of the argument ``name``; JobError unless it is a whole number."""
+    if not _is_whole(value):
+        raise JobError(f"{name} is {_shown(value)}; expected a whole number")
+    return value
 
 
 def parse(fields: Mapping[str, str]) -> JobSpec:
@@ -129,6 +172,34 @@ def parse(fields: Mapping[str, str]) -> JobSpec:
         raw=_read(fields, "raw", _flag, "0 or 1", False),
         record=_read(fields, "record", _flag, "0 or 1", False),
     )
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _number(name: str, value: object) -> float:
+    wrong = f"{name} is {_shown(value)}; expected a number"
+    if not isinstance(value, float | np.floating) and not _is_whole(value):
+        raise JobError(wrong)
+    try:
+        return float(value)
+    except OverflowError:  # an integer beyond all floats
+        raise JobError(wrong) from None
+
+
+def _expect(name: str, value: object, kind: type, expected: str) -> None:
+    if not isinstance(value, kind):
+        raise JobError(f"{name} is {_shown(value)}; expected {expected}")
+
+
+def _shown(value: object) -> str:
+    """``value`` for an error: on one line, and not long."""
+    try:
+        text = " ".join(repr(value).split())
+    except ValueError:  # Python writes no integers of thousands of digits
+        text = f"of type {type(value).__name__}"
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _check_text(name: str, text: str) -> None:

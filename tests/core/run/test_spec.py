@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flowspec.core.run.sampling import MAX_SEED, Sampling
-from flowspec.core.run.spec import FIELDS, JobSpec, parse
+from flowspec.core.run.spec import FIELDS, JobSpec, checked_sampling, parse
 from flowspec.errors import JobError
 
 SPECS = st.builds(
@@ -93,3 +96,42 @@ def test_the_published_fields_are_all_there() -> None:
         "idempotency_key",
     }
     assert published <= set(FIELDS)
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"prompt": 5}, "prompt is 5; expected text"),
+        ({"prompt": b"a"}, "prompt is b'a'; expected text"),
+        ({"prompt": None, "prompt_ids": 5}, "prompt_ids is 5; expected a list of token ids"),
+        ({"prompt": None, "prompt_ids": "12"}, "prompt_ids is '12'; expected a list"),
+        ({"prompt": None, "prompt_ids": (1, True)}, "prompt_ids is (1, True); expected a list"),
+        ({"prompt": None, "prompt_ids": (1.0,)}, "prompt_ids is (1.0,); expected a list"),
+        ({"max_new_tokens": "8"}, "max_new_tokens is '8'; expected a whole number"),
+        ({"max_new_tokens": True}, "max_new_tokens is True; expected a whole number"),
+        ({"max_new_tokens": 8.0}, "max_new_tokens is 8.0; expected a whole number"),
+        ({"max_new_tokens": None}, "max_new_tokens is None; expected a whole number"),
+        ({"sampling": 0.5}, "sampling is 0.5; expected a Sampling"),
+        ({"sampling": Sampling(top_k=True)}, "top_k is True; expected a whole number"),
+        ({"strategy": 5}, "strategy is 5; expected text"),
+        ({"idempotency_key": 5}, "idempotency_key is 5; expected text"),
+        ({"raw": "no"}, "raw is 'no'; expected True or False"),
+        ({"record": 1}, "record is 1; expected True or False"),
+    ],
+)
+def test_a_value_of_a_wrong_type_gets_one_clear_line(values: dict[str, Any], says: str) -> None:
+    with pytest.raises(JobError) as raised:
+        JobSpec(**{"prompt": "a", **values})
+    assert says in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    spec = JobSpec(
+        prompt_ids=tuple(np.arange(1, 3)),
+        max_new_tokens=np.int64(8),  # type: ignore[arg-type]
+        sampling=checked_sampling(np.float32(0.5), np.int32(3), 1, 7),
+    )
+    assert parse(spec.fields()) == JobSpec(
+        prompt_ids=(1, 2), max_new_tokens=8, sampling=Sampling(0.5, 3, 1.0, 7)
+    )
