@@ -207,6 +207,10 @@ class Client:
         """Whether the pipeline has the job, which expires some time after its end."""
         return bool(self._control.job(job_id))
 
+    def submitted(self, job_id: str) -> bool:
+        """Whether the job was submitted and no scheduler has taken it yet."""
+        return self._control.submitted(job_id)
+
     def workers(self) -> dict[str, dict[str, Any]]:
         """Facts of the workers that hold a lease, by role."""
         return {role: info for role, (_, info) in self._control.claims().items()}

@@ -66,7 +66,7 @@ def _known(client: Client, job_id: str) -> Job:
 
 def _check_waits(client: Client, job_id: str) -> None:
     """Raise unless ``job_id``, which no scheduler has taken, waits for one that may take it."""
-    if not client._control.submitted(job_id):
+    if not client.submitted(job_id):
         raise JobError(f"there is no job {job_id}: it never existed, or ended too long ago")
     if "scheduler" not in client.workers():
         raise ClusterError(
