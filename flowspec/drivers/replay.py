@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from flowspec.core.job.draft_worker import DraftMachine
-from flowspec.core.protocol.addresses import DRAFT, middle_address, stage_address
+from flowspec.core.protocol.addresses import DRAFT, Address, Role, middle_address, stage_address
 from flowspec.core.protocol.machine import Commit, Input, Machine, Output, Release
 from flowspec.core.run.limits import Limits
 from flowspec.core.stage.stage_worker import StageMachine
@@ -63,7 +63,7 @@ def replay(lines: Iterable[str], source: str = "the recording") -> Replay:
         ]
     for node, whole in ended.items():
         # A job may leave a middle model unused.
-        unasked = node.startswith("m") and not counts[node]
+        unasked = Address.parse(node).role is Role.MIDDLE and not counts[node]
         if not whole and not unasked:
             raise ReplayMismatch(
                 f"the recording ends before the job does at {node}: after its step {counts[node]}"

@@ -47,7 +47,7 @@ class Scheduler:
         record = control.pipeline()
         self._workers = dict(zip(roles_of(record), workers_of(record), strict=True))
         self._most_running = most_running
-        self._patience = incomplete_seconds
+        self._incomplete_seconds = incomplete_seconds
         self._late_seconds = late_seconds
         self._owners: dict[str, dict[str, str]] = {}  # job -> role -> token of its worker
         self._absent_since: dict[str, float] = {}  # roles whose lease has expired
@@ -159,7 +159,9 @@ class Scheduler:
             replaced = {role for role, (token, _) in claims.items() if token != owners.get(role)}
             lost = [role for role in self._workers if role in gone | replaced]
             if lost:
-                self._revoke(job, f"the {self._person(lost[0])} was lost; submit the job again")
+                self._revoke(
+                    job, f"the {self._worker_name(lost[0])} was lost; submit the job again"
+                )
 
     def _gone(self, claims: Claims) -> set[str]:
         """Roles whose lease expired ``late_seconds`` ago: their workers are lost, not just late."""
@@ -175,13 +177,13 @@ class Scheduler:
         now = time.monotonic()
         if self._incomplete_since is None:
             self._incomplete_since = now
-        if now - self._incomplete_since < self._patience:
+        if now - self._incomplete_since < self._incomplete_seconds:
             return
         for job in self._control.queued():
-            waited = f"{self._patience:g} s"
+            waited = f"{self._incomplete_seconds:g} s"
             self._revoke(
                 job,
-                f"no {self._person(missing[0])} for {waited}; "
+                f"no {self._worker_name(missing[0])} for {waited}; "
                 f"start one with `{self._command(missing[0])}`",
             )
 
@@ -190,7 +192,7 @@ class Scheduler:
         code = self._control.revoke(job, "error", error)
         self._log.warning("job ended", job=job, error=error, code=code.name)
 
-    def _person(self, role: str) -> str:
+    def _worker_name(self, role: str) -> str:
         """The name of the worker of ``role`` in a message to the user."""
         worker = self._workers[role]
         match worker.role:

@@ -118,15 +118,15 @@ def test_a_path_is_as_long_as_it_may_be_or_as_likely_as_it_must(length: int, lea
         assert (tree[path[-1]].score if path else 0.0) + expansion.values[0] < least
 
 
-def test_a_path_follows_another_models_word() -> None:
+def test_a_path_continues_from_another_models_tip() -> None:
     tree = planted()
     growth = PathGrowth(tree, tree.root, 4, lambda tree, path: [path])
     grow(growth, tree)
-    word = tree.add(tree.root, 50, -0.1)
-    growth.adopt(tree, word)
-    assert growth.tip == word
+    tip = tree.add(tree.root, 50, -0.1)
+    growth.adopt(tree, tip)
+    assert growth.tip == tip
     growth.adopt(tree, tree.root)
-    assert growth.tip == word, "an ancestor is already in the tree"
-    tree.advance(word)
+    assert growth.tip == tip, "an ancestor is already in the tree"
+    tree.advance(tip)
     growth.rebase(tree)
-    assert growth.tip == word
+    assert growth.tip == tip

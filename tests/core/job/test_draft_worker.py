@@ -194,10 +194,10 @@ def test_a_job_without_answers_fails_instead_of_hanging() -> None:
 def test_a_fault_ends_the_job_with_its_reason_and_closes_the_stages() -> None:
     draft = Draft()
     draft.submit(prompt_ids="[2]", strategy="autoregressive")
-    outputs = draft.receive(Fault(RUN, "stage 1 is on fire"))
+    outputs = draft.receive(Fault(RUN, "stage 1 failed"))
     finish = one(outputs, Finish)
     assert isinstance(finish, Finish)
-    assert finish.error == "stage 1 is on fire"
+    assert finish.error == "stage 1 failed"
     assert messages(outputs) == [Close(RUN)]
     assert draft.machine.sessions == {}
 
@@ -211,7 +211,7 @@ def test_a_gap_in_what_the_last_stage_sends_ends_the_job() -> None:
     assert "one was lost" in finish.error
 
 
-def test_revoked_jobs_are_forgotten_without_a_word() -> None:
+def test_a_revoked_job_is_dropped_and_nothing_is_sent() -> None:
     draft = Draft()
     draft.submit(prompt_ids="[2]", strategy="autoregressive")
     draft.submit("k", prompt="text")
@@ -244,7 +244,7 @@ def test_a_second_submit_of_a_running_job_changes_nothing() -> None:
 def test_a_run_that_has_ended_is_not_started_again() -> None:
     draft = Draft()
     draft.submit(prompt_ids="[2]", strategy="autoregressive")
-    draft.receive(Fault(RUN, "stage 1 is on fire"))
+    draft.receive(Fault(RUN, "stage 1 failed"))
     assert draft.submit(prompt_ids="[2]", strategy="autoregressive") == []
     assert draft.machine.sessions == {}
 
@@ -282,7 +282,7 @@ def test_once_the_text_is_complete_nothing_makes_the_job_an_error(late: str) -> 
         draft.seqs[RUN, S1] += 3
     outputs: list[Output] = []
     if late == "fault":
-        outputs = draft.receive(Fault(RUN, "stage 1 is on fire"))
+        outputs = draft.receive(Fault(RUN, "stage 1 failed"))
     elif late == "refused write":
         outputs = list(draft.machine.step(Refused(RUN, False, "the log of s1 is full"), 3.0))
     else:
@@ -400,7 +400,7 @@ def test_a_message_that_arrives_twice_is_taken_once() -> None:
     assert draft.machine.step(join, 0.0) == []
 
 
-def test_a_long_prompt_has_as_long_a_patience_as_it_has_pieces() -> None:
+def test_the_wait_for_an_answer_grows_with_the_chunks_of_the_prompt() -> None:
     draft = Draft()
     draft.submit(prompt_ids=json.dumps([2] * 130), strategy="autoregressive")
     one_piece = Draft()

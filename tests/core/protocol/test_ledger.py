@@ -144,7 +144,7 @@ def test_a_running_job_is_revoked_and_its_workers_told() -> None:
     assert (entry.state, entry.epoch, ledger.running) == (JobState.DONE, 2, set())
 
 
-def test_a_waiting_job_is_revoked_without_a_word() -> None:
+def test_a_waiting_job_is_revoked_and_nothing_is_sent() -> None:
     ledger = queued()
     ledger.admit("2-0", FIELDS, MANY)
     assert ledger.revoke(JOB, WORKERS) == Change(Code.OK)

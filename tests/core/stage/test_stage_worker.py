@@ -254,7 +254,7 @@ def test_the_retained_set_is_a_check() -> None:
     assert "keeps rows" in fault.reason
 
 
-def test_a_segment_that_overtook_a_prune_is_none_of_the_prunes_business() -> None:
+def test_a_segment_that_overtook_a_prune_is_not_checked_against_it() -> None:
     """Its ids are higher than all that the prune covers."""
     stage = Stage().prefilled()
     stage.receive(segment(1, {2: 1, 3: 2}))

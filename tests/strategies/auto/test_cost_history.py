@@ -62,7 +62,7 @@ def test_one_size_says_nothing_of_others() -> None:
     assert times.single == 0
 
 
-def test_a_pass_that_was_held_up_once_is_not_believed() -> None:
+def test_a_pass_that_was_held_up_once_is_an_outlier() -> None:
     times = PassTimes()
     for seconds in (1.0, 1.0, 40.0, 1.0, 1.1):
         times.note(1, seconds)
@@ -145,7 +145,7 @@ def test_links_that_cost_nothing_are_not_charged(stages: int, single: float, slo
     assert known.row_seconds <= 1e-9 * stages * (single + slower)
 
 
-def test_one_prompt_that_was_held_up_is_not_believed() -> None:
+def test_one_prompt_that_was_held_up_is_an_outlier() -> None:
     known = CostHistory()
     known.passes.note(1, 1.0)
     for seconds in (5.0, 5.0, 60.0):

@@ -62,16 +62,16 @@ def test_before_a_pass_of_one_row_is_known_no_more_are_sent(
     answers: list[tuple[int, float, float]],
 ) -> None:
     sizer = SegmentSizer(STAGES, CostHistory())
-    heard = []
+    observed = []
     assert sizer.sizing(0, 0.0).rows == 1
     for rows, slowest, trip in answers:
         answered(sizer, rows, slowest, trip=trip)
-        heard.append(rows)
+        observed.append(rows)
         most = sizer.sizing(0, 0.0).rows
-        assert most <= min(MOST_ROWS, max(8, WIDENING * max(heard))), (
+        assert most <= min(MOST_ROWS, max(8, WIDENING * max(observed))), (
             "the cost of many more rows is unknown"
         )
-        assert (most > 1) == (1 in heard)
+        assert (most > 1) == (1 in observed)
 
 
 def test_one_row_more_is_free_where_its_pass_takes_no_longer() -> None:
