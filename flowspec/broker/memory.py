@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flowspec.broker import codec
 from flowspec.broker.base import (
     LOG_CAP,
+    RECORDING_CAP,
     ROWS_CAP,
     CommitText,
     Intake,
@@ -30,6 +32,7 @@ from flowspec.core.protocol.ledger import Change, Ledger
 from flowspec.core.protocol.machine import Complete, Finish, OpenJob, Send
 from flowspec.core.protocol.messages import Envelope
 from flowspec.core.protocol.stamps import Stamp
+from flowspec.core.run.ended import EndedRuns
 from flowspec.core.run.key import RunKey
 from flowspec.errors import GapError
 
@@ -145,6 +148,8 @@ class MemoryLink:
         self._log_at = len(broker.logs.get(address, ()))
         broker.rows.pop(address, None)
         self._rows: dict[tuple[RunKey, int], Rows] = {}
+        self._ended = EndedRuns()  # runs whose late rows are dropped
+        self._recorded: Counter[RunKey] = Counter()
 
     def read(self, block_seconds: float) -> ReadResult:
         broker = self._broker
@@ -154,7 +159,8 @@ class MemoryLink:
             rows = broker.rows.pop(self.address, [])
             self._log_at += len(log)
         for run, segment, data in rows:
-            self._rows[run, segment] = codec.decode_rows(data)
+            if run not in self._ended:
+                self._rows[run, segment] = codec.decode_rows(data)
         envelopes = tuple(
             Envelope(entry.sender, entry.seq, codec.decode(entry.data)) for entry in log
         )
@@ -189,8 +195,9 @@ class MemoryLink:
                 return broker.carry_out(broker.ledger.publish(op, stamp))
             case PutRows(to, run, segment, rows):
                 waiting = broker.rows.setdefault(to, [])
+                code = Code.FULL if len(waiting) >= ROWS_CAP else Code.OK
                 waiting.append((run, segment, codec.encode_rows(rows)))
-                return Code.FULL if len(waiting) >= ROWS_CAP else Code.OK
+                return code
             case CommitText():
                 return broker.commit(op, stamp)
             case Complete():
@@ -200,7 +207,9 @@ class MemoryLink:
             case Finish():
                 return broker.finish(op)
             case Record(run, line):
-                broker.recordings.setdefault(run, []).append(line)
+                self._recorded[run] += 1
+                if self._recorded[run] <= RECORDING_CAP:
+                    broker.recordings.setdefault(run, []).append(line)
                 return Code.OK
 
     def forget(self, run: RunKey) -> None:
@@ -209,6 +218,8 @@ class MemoryLink:
             del broker.logs.get(self.address, [])[: self._log_at]
             broker.ledger.trimmed(self.address, self._log_at)
             self._log_at = 0
+        self._ended.add(run)
+        self._recorded.pop(run, None)
         self._rows = {name: rows for name, rows in self._rows.items() if name[0] != run}
 
     def close(self) -> None:

@@ -130,6 +130,46 @@ def test_rows_travel_beside_their_envelope_and_are_taken_once(rig: Rig) -> None:
         stage.take_rows(RunKey(job, 1), 9)
 
 
+def test_late_rows_of_a_forgotten_run_are_dropped(rig: Rig) -> None:
+    draft = rig.link(D0)
+    stage = rig.link(S2)
+    job = rig.start(rig.control(), draft)
+    ended, later = RunKey(job, 1), RunKey(job, 2)
+    rows = np.ones((1, 4), dtype=np.float32)
+    stage.forget(ended)
+    draft.write([PutRows(S2, ended, 3, rows), PutRows(S2, later, 3, rows), send(S2, job, 1)])
+    stage.read(1.0)
+    with pytest.raises(GapError):
+        stage.take_rows(ended, 3)
+    assert (stage.take_rows(later, 3) == rows).all()
+
+
+def test_rows_are_written_even_beyond_their_cap_and_the_writer_learns_of_it(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in ("memory", "redis_link"):
+        monkeypatch.setattr(f"flowspec.broker.{place}.ROWS_CAP", 2)
+    monkeypatch.setattr("flowspec.broker.redis_link._MEASURE_EVERY", 1)
+    draft = rig.link(D0)
+    stage = rig.link(S2)
+    run = RunKey(rig.start(rig.control(), draft), 1)
+    rows = np.ones((1, 4), dtype=np.float32)
+    codes = [draft.write([PutRows(S2, run, segment, rows)])[0] for segment in range(3)]
+    assert codes == [Code.OK, Code.OK, Code.FULL]
+    stage.read(1.0)
+    assert all((stage.take_rows(run, segment) == rows).all() for segment in range(3))
+
+
+def test_a_recording_ends_at_its_cap(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in ("memory", "redis_link"):
+        monkeypatch.setattr(f"flowspec.broker.{place}.RECORDING_CAP", 2)
+    control = rig.control()
+    draft = rig.link(D0)
+    job = rig.start(control, draft)
+    assert draft.write([Record(RunKey(job, 1), str(at)) for at in range(3)]) == [Code.OK] * 3
+    assert [*control.read_recording(job)] == ["0", "1"]
+
+
 def test_stamps_travel_beside_envelopes_and_only_if_given(rig: Rig) -> None:
     control = rig.control()
     draft = rig.link(D0)
