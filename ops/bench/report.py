@@ -42,5 +42,6 @@ def machine_line() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    system = f"Linux {platform.release()}, Python {platform.python_version()}"
+    version = ".".join(platform.release().split(".")[:2])
+    system = f"Linux {version}, Python {platform.python_version()}"
     return f"{os.cpu_count()} cores of {names[0] if names else platform.machine()}, {system}"
