@@ -306,15 +306,20 @@ def test_a_refused_last_commit_makes_the_job_an_error() -> None:
     assert draft.machine.deadline is None
 
 
-def test_a_drafter_that_fails_once_the_text_is_complete_is_no_error() -> None:
-    draft = Draft()
+def completed_while_drafting(draft: Draft) -> work.Draft:
+    """Complete a job's text while the drafter works for it; the drafter's pass."""
     draft.submit(prompt_ids="[2, 3]", strategy="chain", max_new_tokens="2")
     draft.receive(Answer(RUN, 0, (1,), (40,)))
     (run,) = draft.poll()
     assert isinstance(run, Compute)
     assert isinstance(run.work, work.Draft)
-    outputs = draft.receive(Answer(RUN, 1, (2,), (41,)))
-    assert messages(outputs) == [Close(RUN)]
+    assert messages(draft.receive(Answer(RUN, 1, (2,), (41,)))) == [Close(RUN)]
+    return run.work
+
+
+def test_a_drafter_that_fails_once_the_text_is_complete_is_no_error() -> None:
+    draft = Draft()
+    completed_while_drafting(draft)
     assert draft.machine.step(Done(WorkFailed("out of memory")), 1.0) == []
     finish = one(draft.receive(StageReport(RUN, 1, Meter())), Finish)
     assert isinstance(finish, Finish)
@@ -323,13 +328,7 @@ def test_a_drafter_that_fails_once_the_text_is_complete_is_no_error() -> None:
 
 def test_a_drafters_result_changes_nothing_once_the_text_is_complete() -> None:
     draft = Draft()
-    draft.submit(prompt_ids="[2, 3]", strategy="chain", max_new_tokens="2")
-    draft.receive(Answer(RUN, 0, (1,), (40,)))
-    (run,) = draft.poll()
-    assert isinstance(run, Compute)
-    assert isinstance(run.work, work.Draft)
-    assert messages(draft.receive(Answer(RUN, 1, (2,), (41,)))) == [Close(RUN)]
-    rows = len(run.work.part.answers)
+    rows = len(completed_while_drafting(draft).part.answers)
     drafted = DraftDone(((50, 51),) * rows, ((-0.1, -0.2),) * rows)
     assert draft.machine.step(Done(drafted), 1.0) == []
     assert not draft.machine.runnable
