@@ -50,11 +50,9 @@ graph_complete = function(run, logs, first, stamp)
     end
 end
 
--- after: list of task names; index and envelope '' for a virtual task. A known task does not change.
+-- after: list of task names; index and envelope '' for a virtual task. The task must not be known.
 local function graph_create(run, logs, task, after, index, envelope, stamp)
-    if redis.call('HSETNX', run, 's:' .. task, '1') == 0 then
-        return
-    end
+    redis.call('HSET', run, 's:' .. task, '1')
     local open, latest = 0, stamp
     for _, name in ipairs(after) do
         local done = redis.call('HGET', run, 'd:' .. name)
