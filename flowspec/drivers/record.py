@@ -30,6 +30,7 @@ from flowspec.core.protocol.messages import Envelope, Open, Revoke, Submit
 from flowspec.core.protocol.work import Draft, Encode, Pass, PassDone, Work
 from flowspec.core.run import key, limits, sampling, spec
 from flowspec.core.run.key import RunKey
+from flowspec.core.run.spec import shown
 from flowspec.errors import FlowSpecError, ReplayMismatch
 
 #: Version of the format; the header names it.
@@ -81,16 +82,10 @@ def from_json(value: Any) -> Any:
     kind = _CLASSES.get(name) if isinstance(name, str) else None
     if kind is None:
         raise ReplayMismatch(
-            f"the recording holds an unknown {short(name)}; it is damaged, or another version made "
+            f"the recording holds an unknown {shown(name)}; it is damaged, or another version made "
             "it"
         )
     return _dataclass(kind, {key: from_json(part) for key, part in value.items() if key != "_"})
-
-
-def short(value: Any) -> str:
-    """``value`` for an error: on one line, and not long."""
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _wrapped(name: str, value: dict[str, Any]) -> Any:
@@ -101,7 +96,7 @@ def _wrapped(name: str, value: dict[str, Any]) -> Any:
             return _address(of)
         if name == "frozenset" and isinstance(of, list) and all(map(_is_whole, of)):
             return frozenset(of)
-    raise ReplayMismatch(f"the recording has a damaged {name}: it holds {short(of)}")
+    raise ReplayMismatch(f"the recording has a damaged {name}: it holds {shown(of)}")
 
 
 def _address(text: str) -> Address:
@@ -116,7 +111,7 @@ def _dataclass(kind: type, parts: dict[str, Any]) -> Any:
     for name, part in parts.items():
         if name in hints and not _fits(part, hints[name]):
             raise ReplayMismatch(
-                f"the recording's {kind.__name__}.{name} is {short(part)}; expected "
+                f"the recording's {kind.__name__}.{name} is {shown(part)}; expected "
                 f"{_expected(hints[name])}"
             )
     try:

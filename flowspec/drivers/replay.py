@@ -17,8 +17,9 @@ from flowspec.core.job.draft_worker import DraftMachine
 from flowspec.core.protocol.addresses import DRAFT, Address, Role, middle_address, stage_address
 from flowspec.core.protocol.machine import Commit, Input, Machine, Output, Release
 from flowspec.core.run.limits import Limits
+from flowspec.core.run.spec import shown
 from flowspec.core.stage.stage_worker import StageMachine
-from flowspec.drivers.record import FORMAT, MAX_INT, from_json, short, to_json
+from flowspec.drivers.record import FORMAT, MAX_INT, from_json, to_json
 from flowspec.errors import FlowSpecError, ReplayMismatch
 from flowspec.strategies import build
 
@@ -75,13 +76,13 @@ def _limits(first: Mapping[str, Any] | None, source: str) -> Limits:
     """What a recording's first line says that the machines are built from."""
     form = first.get("format") if first else None
     if first is None or type(form) is not int:
-        says = "nothing" if form is None else short(form)
+        says = "nothing" if form is None else shown(form)
         raise ReplayMismatch(
             f"{source} is not a recording of format {FORMAT}: its first line says {says}"
         )
     if form != FORMAT:
         raise ReplayMismatch(
-            f"{source} is a recording of format {short(form)}; this version replays format "
+            f"{source} is a recording of format {shown(form)}; this version replays format "
             f"{FORMAT}: record it again"
         )
     limits = from_json(first.get("limits"))
@@ -116,17 +117,17 @@ def _step(
     node, number, now = _place(row)
     if node not in machines:
         raise ReplayMismatch(
-            f"the recording has a step of {short(node)}, and the pipeline has no such node"
+            f"the recording has a step of {shown(node)}, and the pipeline has no such node"
         )
     if number != counts[node] + 1:
         raise ReplayMismatch(
             f"step {counts[node] + 1} of {node} is missing; the recording goes on with "
-            f"{short(number)}"
+            f"{shown(number)}"
         )
     try:
         event = from_json(row.get("in"))
         if not isinstance(event, Input):
-            raise ReplayMismatch(f"{short(event)} is no input")
+            raise ReplayMismatch(f"{shown(event)} is no input")
         outputs = machines[node].step(event, now)
     except Exception as error:
         raise ReplayMismatch(

@@ -138,13 +138,13 @@ def token_ids(value: object) -> tuple[int, ...]:
         ids = tuple(value)
         if all(_is_whole(token) for token in ids):
             return ids
-    raise JobError(f"prompt_ids is {_shown(value)}; expected a list of token ids like [1, 2, 3]")
+    raise JobError(f"prompt_ids is {shown(value)}; expected a list of token ids like [1, 2, 3]")
 
 
 def whole_number(name: str, value: object) -> int:
     """``value`` of the argument ``name``; JobError unless it is a whole number."""
     if not _is_whole(value):
-        raise JobError(f"{name} is {_shown(value)}; expected a whole number")
+        raise JobError(f"{name} is {shown(value)}; expected a whole number")
     return value
 
 
@@ -179,7 +179,7 @@ def _is_whole(value: object) -> TypeGuard[int]:
 
 
 def _number(name: str, value: object) -> float:
-    wrong = f"{name} is {_shown(value)}; expected a number"
+    wrong = f"{name} is {shown(value)}; expected a number"
     if not isinstance(value, float | np.floating) and not _is_whole(value):
         raise JobError(wrong)
     try:
@@ -190,10 +190,10 @@ def _number(name: str, value: object) -> float:
 
 def _expect(name: str, value: object, kind: type, expected: str) -> None:
     if not isinstance(value, kind):
-        raise JobError(f"{name} is {_shown(value)}; expected {expected}")
+        raise JobError(f"{name} is {shown(value)}; expected {expected}")
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     """``value`` for an error: on one line, and not long."""
     try:
         text = " ".join(repr(value).split())
