@@ -54,6 +54,19 @@ class Result:
     stats: Mapping[str, Any]
 
 
+def no_scheduler(job_id: str) -> str:
+    """The error for a job that waits while no scheduler serves the pipeline."""
+    return (
+        f"job {job_id} waits and no scheduler serves the pipeline; start one, or look with "
+        "`flowspec status`"
+    )
+
+
+def no_job(job_id: str) -> str:
+    """The error for a job that the pipeline does not have."""
+    return f"there is no job {job_id}: it never existed, or ended too long ago"
+
+
 @dataclass(slots=True)
 class Job:
     """One job, by its id. Iterate ``stream()`` or call ``result()``; both end with the job."""
@@ -112,12 +125,9 @@ class Job:
         if seconds < SILENCE_SECONDS:
             return
         if "scheduler" not in self._control.claims():
-            raise ClusterError(
-                f"job {self.id} waits and no scheduler serves the pipeline; start one, or look "
-                "with `flowspec status`"
-            )
+            raise ClusterError(no_scheduler(self.id))
         if not self._control.submitted(self.id) and not self._control.job(self.id):
-            raise JobFailed(f"there is no job {self.id}: it never existed, or ended too long ago")
+            raise JobFailed(no_job(self.id))
 
     def result(self) -> Result:
         """Wait for the end; JobFailed and ClusterError as in ``stream``."""

@@ -9,7 +9,7 @@ from flowspec.broker.base import middles_of
 from flowspec.cli import notes
 from flowspec.cli.places import url_or_running
 from flowspec.cli.show import Screen
-from flowspec.client import Client, Job
+from flowspec.client import Client, Job, no_job, no_scheduler
 from flowspec.core.run.spec import JobSpec
 from flowspec.errors import ClusterError, FlowSpecError, JobError
 from flowspec.strategies import build
@@ -67,9 +67,6 @@ def _known(client: Client, job_id: str) -> Job:
 def _check_waits(client: Client, job_id: str) -> None:
     """Raise unless ``job_id``, which no scheduler has taken, waits for one that may take it."""
     if not client.submitted(job_id):
-        raise JobError(f"there is no job {job_id}: it never existed, or ended too long ago")
+        raise JobError(no_job(job_id))
     if "scheduler" not in client.workers():
-        raise ClusterError(
-            f"job {job_id} waits and no scheduler serves the pipeline; start one, or look with "
-            "`flowspec status`"
-        )
+        raise ClusterError(no_scheduler(job_id))
