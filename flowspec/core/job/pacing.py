@@ -63,8 +63,8 @@ class Pacing:
 
     #: Segments that a prune has emptied still travel, so that steps are counted correctly.
     keeps_emptied = False
-    #: The strategy's idle growth is asked for after each verdict that accepts nothing, instead of
-    #: whenever the session is idle.
+    #: The strategy's idle growth is asked for once per verdict that accepts nothing
+    #: (``owes_expansion``), instead of whenever the session is idle.
     expands_on_empty_verdict = False
 
     def may_judge(self, cause: TurnCause, *, decoding: bool) -> bool:
@@ -92,10 +92,23 @@ class Pacing:
         """Whether one more segment may leave while ``in_flight`` of ``slots`` are in flight."""
         return in_flight < slots
 
+    def follow_empty_verdict(self) -> None:
+        """An answer was judged, and nothing follows from it."""
+
     @property
-    def bubble_due(self) -> bool:
-        """Whether an empty segment must leave if there is nothing to send."""
+    def owes_expansion(self) -> bool:
+        """Whether an empty verdict is still to be followed by an idle growth."""
         return False
+
+    def begin_growth(self, *, idle: bool) -> None:
+        """A growth begins: on an empty verdict if ``idle``, else on one that moved the root."""
+
+    def bubbles_due(self, *, growing: bool) -> int:
+        """The number of empty segments that must leave now, if none waits to be sent.
+
+        ``growing``: a growth is under way.
+        """
+        return 0
 
     def route(self) -> Route:
         """The route of the next segment."""
@@ -117,7 +130,13 @@ class FreeRunning(Pacing):
 
 
 class Lockstep(Pacing):
-    """FlowSpec's barrier, for a pipeline of ``stages``."""
+    """FlowSpec's barrier, for a pipeline of ``stages``.
+
+    Every judged answer makes one segment due. Due segments leave in the order of the answers: each
+    is cut from the growth that follows its verdict, or is a bubble. An empty verdict's growth, the
+    score-aware expansion, waits until the growth before it is complete. A verdict that moves the
+    root drops the expansions that have not begun.
+    """
 
     keeps_emptied = True
     expands_on_empty_verdict = True
@@ -128,6 +147,7 @@ class Lockstep(Pacing):
         self._sent = 0
         self._judged = 0
         self._due = 0  # segments that must leave before the next answer
+        self._owed = 0  # expansions that have not begun; each will fill one due segment
 
     def begin_judging(self, cause: TurnCause, *, of_segment: bool) -> tuple[str, ...]:
         if not of_segment:
@@ -144,14 +164,26 @@ class Lockstep(Pacing):
         self._sent = 0
         self._judged = 0
         self._due = slots
+        self._owed = 0
         return held
 
     def has_slot(self, in_flight: int, slots: int) -> bool:
         return self._due > 0
 
+    def follow_empty_verdict(self) -> None:
+        self._owed += 1
+
     @property
-    def bubble_due(self) -> bool:
-        return self._due > 0
+    def owes_expansion(self) -> bool:
+        return self._owed > 0
+
+    def begin_growth(self, *, idle: bool) -> None:
+        self._owed = self._owed - 1 if idle else 0
+
+    def bubbles_due(self, *, growing: bool) -> int:
+        if growing and not self._sent:
+            return 0  # a round's first growth fills all its slots
+        return max(0, self._due - self._owed - growing)
 
     def route(self) -> Route:
         index = self._sent

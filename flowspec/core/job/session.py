@@ -247,7 +247,8 @@ class Session:
             if verdict is not None:
                 self._commit(verdict, completed)
             elif completed:
-                self._follow_empty_verdict(completed)
+                self.outbox.complete(completed)
+                pacing.follow_empty_verdict()
         if self.lifecycle.state is State.CLOSING:
             return
         if verdict is not None:
@@ -281,11 +282,6 @@ class Session:
 
     def _decide(self, node: Node, token: int) -> int:
         return self.strategy.decide(self.tree, node, token)
-
-    def _follow_empty_verdict(self, completed: tuple[str, ...]) -> None:
-        self.outbox.complete(completed)
-        if self.strategy.pacing.expands_on_empty_verdict:
-            self._grow(Occasion.IDLE)
 
     # ---- commit ----------------------------------------------------------------------------------
 
@@ -353,8 +349,10 @@ class Session:
     # ---- grow ------------------------------------------------------------------------------------
 
     def _grow(self, occasion: Occasion) -> None:
+        idle = occasion is Occasion.IDLE
+        self.strategy.pacing.begin_growth(idle=idle)
         growth = self.strategy.grow(self._view, occasion)
-        self.drafting.begin(growth, idle=occasion is Occasion.IDLE, drafter=self.strategy.drafter)
+        self.drafting.begin(growth, idle=idle, drafter=self.strategy.drafter)
         if occasion is Occasion.ROUND and (growth is None or self.strategy.drafts_ahead):
             self._window.enqueue([self.tree.root])
 
@@ -391,9 +389,9 @@ class Session:
             raise StateError("the first segment of the strategy's growth lacks the root")
 
     def _may_grow_idle(self) -> bool:
-        if not self.decoding or self._window.waiting or self._idle_growth_empty:
-            return False
         if self.strategy.pacing.expands_on_empty_verdict:
+            return self.strategy.pacing.owes_expansion
+        if not self.decoding or self._window.waiting or self._idle_growth_empty:
             return False
         return self.strategy.drafts_ahead or self._has_room()
 
@@ -420,9 +418,9 @@ class Session:
     def _send_waiting(self) -> None:
         while (segment := self._window.first_waiting) is not None and self._may_send(segment):
             self._send(self._window.dequeue())
-        idle = not self._window.waiting and not self.drafting.growing
-        if idle and self.strategy.pacing.bubble_due:
-            self._send([])  # a bubble: the stages count the step
+        if not self._window.waiting:
+            for _ in range(self.strategy.pacing.bubbles_due(growing=self.drafting.growing)):
+                self._send([])  # a bubble: the stages count the step
 
     def _may_send(self, segment: list[int]) -> bool:
         fits = len(self.tree.sent) + len(segment) <= self._limits.tree_rows

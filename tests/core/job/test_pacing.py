@@ -68,7 +68,9 @@ def test_free_running_is_about_free_slots_and_nothing_else(
     assert pacing.start_round(3, slots) == ()
     pacing.begin_turn(cause, decoding=decoding)
     assert pacing.has_slot(in_flight, slots) == (in_flight < slots)
-    assert not pacing.bubble_due
+    pacing.follow_empty_verdict()
+    assert not pacing.owes_expansion
+    assert [pacing.bubbles_due(growing=growing) for growing in (False, True)] == [0, 0]
     assert pacing.route() == DELIVERED
     pacing.sent(7)
     assert pacing.has_slot(in_flight, slots) == (in_flight < slots)
@@ -126,7 +128,7 @@ def test_in_lockstep_nothing_of_an_old_round_is_held_for_ever(
                 due -= 1
             for in_flight in (0, slots, 99):
                 assert pacing.has_slot(in_flight, slots) == (due > 0)
-            assert pacing.bubble_due == (due > 0)
+            assert pacing.bubbles_due(growing=False) == due
     completed += pacing.start_round(len(rounds) + 1, slots)
     assert awaited <= set(completed)
     assert len(completed) == len(set(completed)), "each verdict once"
@@ -135,8 +137,51 @@ def test_in_lockstep_nothing_of_an_old_round_is_held_for_ever(
 def test_in_lockstep_an_answer_for_prompt_rows_is_no_step() -> None:
     pacing = Lockstep(2)
     assert pacing.begin_judging(TurnCause.ANSWER, of_segment=False) == ()
-    assert not pacing.bubble_due
+    assert not pacing.bubbles_due(growing=False)
     assert pacing.end_turn([], lambda: True) == NOTHING
+
+
+def leave(pacing: Lockstep, segment: int) -> None:
+    pacing.route()
+    pacing.sent(segment)
+
+
+def judged(pacing: Lockstep, answers: int, *, empty: bool) -> None:
+    for _ in range(answers):
+        pacing.begin_judging(TurnCause.ANSWER, of_segment=True)
+        if empty:
+            pacing.follow_empty_verdict()
+
+
+@given(slots=st.integers(1, 8), empties=st.integers(0, 8), overtaken=st.booleans())
+def test_in_lockstep_a_due_segment_is_a_bubble_only_if_no_growth_will_fill_it(
+    slots: int, empties: int, overtaken: bool
+) -> None:
+    pacing = Lockstep(4)
+    pacing.start_round(1, slots)
+    assert pacing.bubbles_due(growing=True) == 0, "the round's tree fills all slots"
+    for segment in range(slots):
+        leave(pacing, segment)
+    judged(pacing, 1, empty=False)
+    pacing.begin_growth(idle=False)
+    judged(pacing, empties, empty=True)
+    assert pacing.bubbles_due(growing=True) == 0
+    if overtaken:
+        judged(pacing, 1, empty=False)
+        pacing.begin_growth(idle=False)
+        assert not pacing.owes_expansion
+        assert pacing.bubbles_due(growing=True) == 1 + empties
+        return
+    assert pacing.bubbles_due(growing=False) == 1, "the growth found nothing"
+    leave(pacing, slots)
+    for left in reversed(range(empties)):
+        assert pacing.owes_expansion
+        pacing.begin_growth(idle=True)
+        assert pacing.bubbles_due(growing=True) == 0
+        assert pacing.bubbles_due(growing=False) == 1
+        leave(pacing, slots + empties - left)
+    assert not pacing.owes_expansion
+    assert not pacing.has_slot(0, slots)
 
 
 # ---- timesteps -----------------------------------------------------------------------------------

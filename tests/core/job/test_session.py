@@ -13,9 +13,12 @@ from flowspec.core.run.spec import JobSpec
 from flowspec.drivers.sim import Simulation
 from flowspec.strategies import build
 from tests.addresses import D0
+from tests.strategies.scripted import pipeline as scripted
 from tests.toy import PROMPT, limits, pipeline
 
 STAGES = 4
+#: Options of small FlowSpec trees with the papers' barrier.
+SMALL = "width=2,loops=2,nodes=6,segment=2,merge_loops=2,merge_nodes=6,lockstep=on"
 TREE_ROWS = 24
 
 
@@ -41,3 +44,19 @@ def test_the_rows_in_flight_stay_within_the_pipelines_room(strategy: str) -> Non
     assert finish is not None
     assert finish.error == ""
     assert TREE_ROWS // 2 < most <= TREE_ROWS
+
+
+@pytest.mark.parametrize("options", ["expand=off", "expand_nodes=2"])
+@pytest.mark.parametrize("stages", [2, 3])
+def test_in_lockstep_an_empty_answer_does_not_end_the_merge_being_drafted(
+    stages: int, options: str
+) -> None:
+    """The dead branch comes first, so that each verdict empties segments, whose answers follow at
+    once. Every merge contains the next token: only a lost merge ends a round.
+    """
+    target = tuple(range(30))
+    script = {token: [(60, -0.5), (token + 1, -0.9)] for token in target}
+    simulation = scripted(f"flowspec:{SMALL},{options}", target, script, stages=stages)
+    finish = simulation.jobs["j"].finish
+    assert finish is not None
+    assert finish.stats["rounds"] == 1
