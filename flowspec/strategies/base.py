@@ -47,7 +47,8 @@ def check(params: object, *ranges: tuple[str, int, int]) -> None:
 @dataclass(frozen=True, slots=True)
 class BeamParams:
     """A drafted tree: ``width`` children and beam (k), ``loops`` layers after the first (d0),
-    ``nodes`` kept, root excluded (L), cut into segments of at most ``segment`` rows (L_max).
+    ``nodes`` kept, root excluded (L), cut into N + 1 segments, or into more if those would have
+    more than ``segment`` rows (L_max) each, the root not counted.
 
     ``order``: nodes enter the segments by descending ``score`` or in order of ``generation``.
     ``coupled``: at a temperature, draft with the target's noise. ``lockstep``: the papers'

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 def cut(ids: Sequence[int], parts: int, limit: int) -> list[list[int]]:
     """Cut ``ids`` into ``parts`` consecutive, near-equal segments, smaller ones first.
 
-    If the largest would exceed ``limit`` rows, the segments have ``limit`` rows instead, the last
-    one fewer. Source: FlowSpec section 3.2; docs/algorithms.md#segments.
+    The remainder of the division does not count against ``limit``, so the larger ones may have one
+    row more: the root comes on top of the tree that ``limit`` is chosen for. If even the smaller
+    ones would exceed ``limit``, there are more segments, of ``limit`` rows and the last of fewer.
+    Source: FlowSpec section 3.2 and its code; docs/algorithms.md#segments.
     """
     parts = max(1, min(parts, len(ids)))
     size, longer = divmod(len(ids), parts)
-    if size + (longer > 0) > limit:
+    if size > limit:
         return chunks(ids, limit)
     sizes = [size] * (parts - longer) + [size + 1] * longer
     return _split(ids, sizes)

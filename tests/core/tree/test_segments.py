@@ -6,24 +6,42 @@ from hypothesis import strategies as st
 from flowspec.core.tree.segments import chunks, cut, prefill_chunks
 
 
-def test_the_papers_cut_with_its_limit_enforced() -> None:
-    """L = 80 and the root in five segments of at most 16 rows: one row waits.
+def test_the_papers_tree_and_its_root_are_as_many_segments_as_the_papers() -> None:
+    """L = 80 and the root in five segments: one exceeds L_max = 16 by the root.
 
     Source: docs/algorithms.md#segments.
     """
-    assert [len(part) for part in cut(range(81), 5, 16)] == [16, 16, 16, 16, 16, 1]
-    assert [len(part) for part in cut(range(81), 5, 17)] == [16, 16, 16, 16, 17]
+    assert [len(part) for part in cut(range(81), 5, 16)] == [16, 16, 16, 16, 17]
+    assert [len(part) for part in cut(range(81), 5, 15)] == [15, 15, 15, 15, 15, 6]
 
 
 @given(st.integers(1, 300), st.integers(1, 12), st.integers(1, 80))
-def test_cut_loses_nothing_and_keeps_the_limit(count: int, parts: int, limit: int) -> None:
+def test_cut_loses_nothing_and_divides_evenly(count: int, parts: int, limit: int) -> None:
     segments = cut(range(count), parts, limit)
     assert [node for segment in segments for node in segment] == list(range(count))
-    assert all(0 < len(segment) <= limit for segment in segments)
     sizes = [len(segment) for segment in segments]
-    if len(segments) <= parts:
+    assert len(segments) == (
+        min(parts, count) if count // min(parts, count) <= limit else -(-count // limit)
+    )
+    if len(segments) == min(parts, count):
         assert sizes == sorted(sizes)
-        assert max(sizes) - min(sizes) <= 1
+        assert sizes[-1] - sizes[0] <= 1
+    else:
+        assert sizes[:-1] == [limit] * (len(sizes) - 1)
+
+
+@given(st.integers(2, 12), st.integers(1, 40))
+def test_only_the_remainder_may_exceed_the_limit(parts: int, limit: int) -> None:
+    """Whatever fits N + 1 segments of L_max without the root also fits with it."""
+    segments = cut(range(parts * limit + 1), parts, limit)
+    assert [len(segment) for segment in segments] == [*[limit] * (parts - 1), limit + 1]
+
+
+@given(st.integers(1, 300), st.integers(1, 12), st.integers(1, 80))
+def test_no_segment_is_empty_or_more_than_one_row_too_long(
+    count: int, parts: int, limit: int
+) -> None:
+    assert all(0 < len(segment) <= limit + 1 for segment in cut(range(count), parts, limit))
 
 
 def test_chunks() -> None:
