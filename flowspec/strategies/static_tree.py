@@ -9,22 +9,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from flowspec.core.drafting.ahead_growth import AheadGrowth
 from flowspec.core.drafting.growth import Growth
 from flowspec.core.drafting.layered_growth import StaticGrowth
+from flowspec.core.job.round_trip import RoundTrip
 from flowspec.core.job.strategy import Occasion, Strategy, View
+from flowspec.core.protocol.messages import Answer
 from flowspec.errors import ConfigError
 
 #: Nodes of a tree, the root excluded.
 MOST_NODES = 512
+#: With ``overlap``: trees drafted ahead, and the least number of candidates per node.
+AHEAD_ROOTS = 8
+AHEAD_WIDTH = 4
 
 
 @dataclass(frozen=True, slots=True)
 class StaticParams:
     """``shape``: children of every node, level by level; 1-1-3-1-1-1-1-1 has levels of 1, 1, 3, 3,
-    3, 3, 3 and 3 nodes, 20 in all. ``coupled``: at a temperature, draft with the target's noise.
+    3, 3, 3 and 3 nodes, 20 in all. ``overlap``: draft trees of likely next rounds while a tree is
+    verified. ``coupled``: at a temperature, draft with the target's noise.
     """
 
     shape: str = "1-1-3-1-1-1-1-1"
+    overlap: bool = False
     coupled: bool = True
 
     def __post_init__(self) -> None:
@@ -68,8 +76,35 @@ class StaticTree(Strategy):
         self.params = params
         self.coupled = params.coupled
         self.draft_width = max(params.branching)
+        self._trip_seconds = 0.0  # the shortest round trip of a tree so far
+        if params.overlap:
+            self.draft_width = max(self.draft_width, AHEAD_WIDTH)
+            self.accepts_unsent = True
+            self.redrafts = False  # the trees ahead are drafted before the verdict
+            # The second slot stays empty: with it the session asks for a growth on IDLE while the
+            # tree is in flight.
+            self.max_in_flight = 2
 
     def grow(self, view: View, occasion: Occasion) -> Growth | None:
-        return (
-            StaticGrowth(view.tree, self.params.branching) if occasion is Occasion.ROUND else None
-        )
+        branching = self.params.branching
+        if occasion is not Occasion.IDLE:
+            return StaticGrowth(view.tree, branching)
+        passes = self._passes_ahead(view)
+        return AheadGrowth(view.tree, branching, AHEAD_ROOTS, passes) if passes else None
+
+    def observe_answer(self, view: View, answer: Answer, trip: RoundTrip | None) -> None:
+        if trip is not None and view.decoding:
+            known = self._trip_seconds or trip.seconds
+            self._trip_seconds = min(known, trip.seconds)
+
+    def _passes_ahead(self, view: View) -> int:
+        """Drafter passes for the trees ahead: as many as end before the tree in flight returns.
+
+        A pass that ended later would delay the next tree. 0 while no tree has returned.
+        """
+        if not self.params.overlap or not self._trip_seconds:
+            return 0
+        most = len(self.params.branching) + 1
+        if view.draft_pass_seconds * most <= self._trip_seconds:
+            return most
+        return int(self._trip_seconds / view.draft_pass_seconds)

@@ -58,6 +58,8 @@ VARIANTS = [
     "pipespec:window=4",
     "speculative:lookahead=3",
     "static_tree:shape=2-2-1",
+    "static_tree:overlap=on",
+    "static_tree:shape=2-1-2,overlap=on",
 ]
 GREEDY = Sampling()
 SAMPLED = [Sampling(temperature=1.0, seed=seed) for seed in range(3)]
