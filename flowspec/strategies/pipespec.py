@@ -20,10 +20,10 @@ from flowspec.strategies.base import check
 
 @dataclass(frozen=True, slots=True)
 class PipeSpecParams:
-    """``lookahead``: a middle model starts when the model before it is ``lookahead - 1`` tokens
-    ahead; 0: it never waits. ``window``: most rows of a segment that the target verifies, and most
-    tokens that a draft runs ahead of the target. ``coupled``: at a temperature, draft with the
-    target's noise.
+    """``lookahead``: a middle model or the target starts when the model before it is
+    ``lookahead - 1`` tokens ahead, or can get no further; 0: it never waits. ``window``: most rows
+    of a segment that the target verifies, and most tokens that a draft runs ahead of the target.
+    ``coupled``: at a temperature, draft with the target's noise.
     """
 
     lookahead: int = 0
@@ -53,29 +53,64 @@ class PipeSpec(Strategy):
         super().__init__()
         self.params = params
         self.coupled = params.coupled
+        # A target that waits for drafts does so after a miss, too.
+        self.holds_root = params.lookahead > 1
         self._draft: PathGrowth | None = None
+        self._draft_ended = False  # the growth was collected, and none has followed it
         self._tips: Mapping[int, int] = {}
 
     def grow(self, view: View, occasion: Occasion) -> Growth | None:
         tree = view.tree
         tip = self._drafted(tree)
         room = self._room(tree, tip)
-        self._draft = PathGrowth(tree, tip, room, self._segments) if room > 0 else None
-        return self._draft
+        due = self.may_collect(view)
+        self._draft = PathGrowth(tree, tip, max(room, 0), self._segments)
+        self._draft_ended = False
+        return self._draft if room > 0 or due else None
+
+    def may_collect(self, view: View) -> bool:
+        """The target is idle, and the text of the model before it is long enough."""
+        tree = view.tree
+        return tree.root not in tree.sent and not self._waits(tree, self._target, tree.root)
 
     def next_for_middle(self, view: View, model: int, tip: int) -> int | None:
         """The text of the model before, if it continues this model's; else its own last token."""
         tree = view.tree
-        below = self._tips[model - 1] if model > 1 else self._drafted(tree)
-        ahead = tree[below].depth - tree[tip].depth if tip in tree.path(below) else 0
-        if self._room(tree, tip) <= 0 or ahead < self.params.lookahead - 1:
+        if self._room(tree, tip) <= 0 or self._waits(tree, model, tip):
             return None
-        return below if ahead else tip
+        return self._before(tree, model) if self._ahead(tree, model, tip) else tip
 
     def middles_advanced(self, view: View, tips: Mapping[int, int]) -> None:
         self._tips = tips
         if self._draft is not None and 1 in tips:
             self._draft.adopt(view.tree, tips[1])
+
+    @property
+    def _target(self) -> int:
+        """The target's number in the chain; the drafter is 0."""
+        return len(self._tips) + 1
+
+    def _waits(self, tree: Tree, model: int, tip: int) -> bool:
+        """Whether ``model``, whose text ends at ``tip``, waits for more of the text before it.
+
+        It does not if the model before can get no further: they would wait for each other.
+        """
+        if self._ahead(tree, model, tip) >= self.params.lookahead - 1:
+            return False
+        before = self._before(tree, model)
+        expansion = tree[before].expansion
+        nothing_drafted = expansion is not None and not expansion.tokens
+        stuck = model == 1 and (nothing_drafted or self._draft_ended)
+        return self._room(tree, before) > 0 and not stuck
+
+    def _ahead(self, tree: Tree, model: int, tip: int) -> int:
+        """Tokens by which the text before ``model`` continues its own, which ends at ``tip``."""
+        before = self._before(tree, model)
+        return tree[before].depth - tree[tip].depth if tip in tree.path(before) else 0
+
+    def _before(self, tree: Tree, model: int) -> int:
+        """The last node of the text of the model before ``model``."""
+        return self._tips[model - 1] if model > 1 else self._drafted(tree)
 
     def _room(self, tree: Tree, tip: int) -> int:
         """How many tokens may still follow ``tip`` before the window is full."""
@@ -88,6 +123,10 @@ class PipeSpec(Strategy):
 
     def _segments(self, tree: Tree, path: list[int]) -> list[list[int]]:
         """The unsent nodes of the last model's text, from the root on, as one segment."""
-        last = self._tips[max(self._tips)] if self._tips else self._drafted(tree)
-        fresh = [node for node in tree.path(last) if not tree[node].selected]
+        waits = self._waits(tree, self._target, tree.root)
+        self._draft_ended = True
+        if waits:
+            return []
+        last = self._before(tree, self._target)
+        fresh = [node for node in tree.path(last) if node not in tree.sent]
         return [fresh[: self.params.window]] if fresh else []

@@ -56,6 +56,8 @@ VARIANTS = [
     "chain:window=5,in_flight=3",
     "chain:confidence=30",
     "pipespec:window=4",
+    "pipespec:lookahead=4",
+    "pipespec:window=3,lookahead=3",
     "speculative:lookahead=3",
     "static_tree:shape=2-2-1",
     "static_tree:overlap=on",

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from flowspec.core.drafting import drafting
 from flowspec.core.protocol.addresses import Address
 from flowspec.core.protocol.machine import Commit, Compute, Input, Output
 from flowspec.core.protocol.work import Pass
@@ -113,6 +114,86 @@ def test_a_chain_of_three_models() -> None:
     ]
 
 
+def two_models(strategy: str, until: float) -> list[str]:
+    """As ``script``, without the middle model."""
+    lines: list[str] = []
+
+    def tap(node: Address, now: float, event: Input, outputs: list[Output]) -> None:
+        for output in outputs:
+            if isinstance(output, Compute) and isinstance(output.work, Pass):
+                given = " ".join(map(str, output.work.parts[0].tokens))
+                lines.append(f"{now:g} target verifies {given}")
+            elif isinstance(output, Commit):
+                lines.append(f"{now:g} committed {' '.join(map(str, output.tokens))}")
+
+    costs = Costs(lambda node, work: SECONDS[node])
+    pipeline(strategy, TEXT, SCRIPT, stages=1, costs=costs, tap=tap)
+    return [line for line in lines if 4 <= float(line.split()[0]) <= until]
+
+
+def test_a_target_that_looks_ahead_waits_for_the_draft() -> None:
+    assert two_models("pipespec", 17) == [
+        "4 committed 3",
+        "4 target verifies 3",
+        "8 committed 4",
+        "8 target verifies 4 5 6 7",
+        "12 committed 5 6 7 8",
+        "12 target verifies 8 80 81 82",
+        "16 committed 9",
+        "16 target verifies 9",
+    ]
+    assert two_models("pipespec:lookahead=4", 19) == [
+        "4 committed 3",
+        # The drafts 4, 5 and 6 take three seconds.
+        "7 target verifies 3 4 5 6",
+        "11 committed 4 5 6 7",
+        # 7, 8, 80 and 81 were drafted meanwhile: three are ahead of the new root.
+        "11 target verifies 7 8 80 81",
+        "15 committed 8 9",
+        # A draft of the rejected branch is under way until 16; then three more.
+        "19 target verifies 9 10 11 12",
+    ]
+
+
+def test_the_target_waits_for_the_last_middle_model() -> None:
+    """Two tokens ahead: each of the models by that of the one before it."""
+    lines = [line for line in script("pipespec:lookahead=3", 16) if "small" not in line]
+    assert lines == [
+        "4 committed 3",
+        "6 middle verifies 3 4 5",
+        "8 target verifies 3 4 5 6",
+        # Its text ends with a 6 of its own; the draft is at 8 only now.
+        "9 middle verifies 6 7 8",
+        "12 committed 4 5 6 7",
+        "12 target verifies 7 8 9",
+        # It rejected 80 for 9 at 11.
+        "14 middle verifies 9 10 11",
+        "16 committed 8 9 10",
+        "16 target verifies 10 11 12",
+    ]
+
+
+@pytest.mark.parametrize("middles", [0, 1, 2])
+def test_nobody_waits_for_a_drafter_that_proposes_nothing(middles: int) -> None:
+    text = {"j": TEXT}
+    pipeline(
+        "pipespec:lookahead=4",
+        TEXT,
+        {token: [] for token in range(100)},
+        stages=1,
+        middles=[lambda: ScriptedMiddle(text)] * middles,
+    )
+
+
+def test_nobody_waits_for_a_drafter_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rejected drafts keep their rows until the target's next verdict."""
+    monkeypatch.setattr(drafting, "DRAFT_TREE_ROWS", 40)
+    record = generate("pipespec:window=64,lookahead=32", 2, hit_rate=0.0, middles=(0.9,), count=40)
+    assert record.finish is not None
+    assert record.finish.error == ""
+    assert tuple(record.tokens) == TARGET.decode(PROMPT, 40, Sampling())
+
+
 def test_the_synchronous_chain_runs_one_model_at_a_time() -> None:
     lines = script("speculative:lookahead=4", 30)
     assert lines == [
@@ -147,7 +228,14 @@ def test_the_synchronous_chain_runs_one_model_at_a_time() -> None:
 )
 @pytest.mark.parametrize("middles", [(), (0.0,), (0.8,), (1.0,), (0.9, 0.5, 0.7)])
 @pytest.mark.parametrize(
-    "strategy", ["pipespec:window=30", "pipespec:window=5,lookahead=4", "speculative"]
+    "strategy",
+    [
+        "pipespec:window=30",
+        "pipespec:window=5,lookahead=4",
+        "pipespec:window=8,lookahead=8",
+        "pipespec:window=2,lookahead=2",
+        "speculative",
+    ],
 )
 def test_any_chain_gives_the_targets_text(
     strategy: str, middles: tuple[float, ...], sampling: Sampling

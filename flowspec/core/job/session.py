@@ -353,7 +353,8 @@ class Session:
         self.strategy.pacing.begin_growth(idle=idle)
         growth = self.strategy.grow(self._view, occasion)
         self.drafting.begin(growth, idle=idle, drafter=self.strategy.drafter)
-        if occasion is Occasion.ROUND and (growth is None or self.strategy.drafts_ahead):
+        root_leaves = self.strategy.drafts_ahead and not self.strategy.holds_root
+        if occasion is Occasion.ROUND and (growth is None or root_leaves):
             self._window.enqueue([self.tree.root])
 
     def _grow_and_send(self) -> None:
@@ -370,7 +371,7 @@ class Session:
             self._grow(Occasion.IDLE)
             self._idle_growth_empty = not self.drafting.growing
             return True
-        if self._proceed():
+        if self._proceed() and not (self._has_room() and self.strategy.may_collect(self._view)):
             return False
         if self.strategy.drafts_ahead and not self._has_room():
             return False
@@ -383,7 +384,7 @@ class Session:
     def _check_root(self) -> None:
         """StateError unless a root that is to be sent is in a segment: no answer would come."""
         if self.strategy.drafts_ahead or self._chain.addresses:
-            return  # the root is sent already, or once a middle model has answered
+            return  # the root is sent already, or once another model's text is long enough
         root = self.tree.root
         if self.tree.status(root) is Status.WAITING and not self._window.has_waiting(root):
             raise StateError("the first segment of the strategy's growth lacks the root")

@@ -61,6 +61,8 @@ class Strategy:
     max_in_flight: int = 1
     #: Draft while no slot is free and choose the segment once one is; a new root is sent at once.
     drafts_ahead: bool = False
+    #: With ``drafts_ahead``: a new root waits, and leads the growth's first segment.
+    holds_root: bool = False
     #: A candidate that was never sent may become the root.
     accepts_unsent: bool = False
     #: After every verdict, drop a draft head's expansions and draft them again from the target's
@@ -101,6 +103,13 @@ class Strategy:
     def may_judge(self, view: View) -> bool:
         """Whether the answers received so far may be judged now; they are kept until then."""
         return True
+
+    def may_collect(self, view: View) -> bool:
+        """Whether the segments of a growth are taken now, although it still needs the drafter.
+
+        Asked while a slot is free and nothing waits to be sent.
+        """
+        return False
 
     def decide(self, tree: Tree, node: Node, token: int) -> int:
         """The token that follows ``node``: the target's choice, ``token``, unless ``lossy``."""
