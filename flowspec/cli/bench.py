@@ -28,7 +28,7 @@ from flowspec.cli.generate import read_prompts
 from flowspec.cli.outputs import check_distinct, check_writable, write
 from flowspec.cli.parser import positive
 from flowspec.core.run.spec import JobSpec
-from flowspec.emulation.profile import LinkShape, Profile
+from flowspec.emulation.profile import Profile
 from flowspec.errors import ConfigError
 from flowspec.strategies import EXACT
 from flowspec.testbed.prompts import Prompt, halve
@@ -254,7 +254,7 @@ def _links(text: str, profile: Profile) -> list[SweptLink]:
         if name == "latency":
             shapes = [replace(profile.link, latency=number / 1e3) for number in numbers]
         else:
-            shapes = [LinkShape(profile.link.latency, number * 1e6 / 8) for number in numbers]
+            shapes = [replace(profile.link, bandwidth=number * 1e6 / 8) for number in numbers]
     except ConfigError:
         raise ConfigError(
             f"--sweep is {text!r}, but a link has a latency from 0 to 999999 ms and a bandwidth "

@@ -59,12 +59,15 @@ class Costs:
 
     ``work(node, work)``: to compute. ``link(source, target, envelope)``: to travel.
     ``occupy(source, target, envelope)``: how long a message occupies its directed link before it
-    travels (its bytes over the bandwidth).
+    travels (its bytes over the bandwidth). ``exclusive``: a segment or an answer that takes time to
+    travel occupies both its nodes for all of it, by PipeDec's transfer scheduler, and waits until
+    both are free.
     """
 
     work: Callable[[Address, Work], float]
     link: Callable[[Address, Address, Envelope], float] = lambda source, target, envelope: 0.0
     occupy: Callable[[Address, Address, Envelope], float] | None = None
+    exclusive: bool = False
 
 
 def unit_costs(work: Work) -> float:
@@ -110,10 +113,9 @@ Tap = Callable[[Address, float, Input, list[Output]], None]
 class Simulation:
     """A pipeline of ``nodes``: machine and executor by address.
 
-    ``tap`` gets every step (node, now, input, outputs). ``exclusive_transfers``: a segment or an
-    answer that takes time to travel occupies both its nodes, by PipeDec's transfer scheduler, and
-    waits until both are free. One that the task graph held travels from its origin once it is
-    released; without the option only the release travels then, from the node that caused it.
+    ``tap`` gets every step (node, now, input, outputs). With exclusive links a message that the
+    task graph held travels from its origin once it is released; else only the release travels then,
+    from the node that caused it.
     """
 
     def __init__(
@@ -123,7 +125,6 @@ class Simulation:
         *,
         encode: Callable[[Encode], EncodeDone] | None = None,
         tap: Tap | None = None,
-        exclusive_transfers: bool = False,
     ) -> None:
         self.ledger = Ledger()
         self.runs: dict[RunKey, RunRecord] = {}
@@ -137,7 +138,7 @@ class Simulation:
         self._tap = tap
         self._heap: list[tuple[float, int, int, _Node, object]] = []
         self._order = itertools.count()
-        self._links = ExclusiveLinks(nodes) if exclusive_transfers else None
+        self._links = ExclusiveLinks(nodes) if costs.exclusive else None
         self._free_at: dict[tuple[Address, Address], float] = {}  # by directed link
         # By receiver: when the graph's last envelope arrives.
         self._let_go_at: dict[Address, float] = {}
@@ -239,7 +240,7 @@ class Simulation:
 
     @property
     def transfers(self) -> list[Transfer]:
-        """Completed transfers in the order of their ends; none without ``exclusive_transfers``."""
+        """Completed transfers in the order of their ends; none unless links are exclusive."""
         return self._links.log if self._links else []
 
     # ---- performing ------------------------------------------------------------------------------
@@ -326,7 +327,9 @@ class Simulation:
     def _deliver(self, source: Address, to: Address, envelope: Envelope) -> None:
         seconds = self._costs.link(source, to, envelope)
         if self._costs.occupy is not None and source != to:
-            begin = max(self.now, self._free_at.get((source, to), 0.0))
+            begin = self.now
+            if self._links is None:  # else the transfer scheduler alone makes messages wait
+                begin = max(begin, self._free_at.get((source, to), 0.0))
             end = begin + self._costs.occupy(source, to, envelope)
             self._free_at[source, to] = end
             seconds += end - self.now

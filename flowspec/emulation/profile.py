@@ -65,10 +65,14 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class LinkShape:
-    """A directed link: ``latency`` in seconds one way, ``bandwidth`` in bytes per second."""
+    """A directed link: ``latency`` in seconds one way, ``bandwidth`` in bytes per second.
+
+    ``exclusive``: a segment or an answer occupies both its ends until it has arrived.
+    """
 
     latency: float
     bandwidth: float
+    exclusive: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.latency < 1e3 or not self.bandwidth > 0:

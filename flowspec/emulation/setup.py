@@ -40,6 +40,11 @@ class Emulation:
     def __post_init__(self) -> None:
         if not 1.0 <= self.stretch <= 1e4:
             raise ConfigError(f"stretch is {self.stretch}; expected 1 to 10000")
+        if self.profile.link.exclusive:
+            raise ConfigError(
+                f"profile {self.profile.name} has exclusive links, which only simulations have: "
+                "use flowspec simulate or bench, or a profile without link.exclusive"
+            )
         self.profile.check_source(self.source)
 
     def wall(self, nominal: float) -> float:

@@ -24,6 +24,8 @@ def digest(value: object) -> str:
 def profile_digest(profile: Profile) -> str:
     """A digest of everything in a profile that changes a figure."""
     fields = dataclasses.asdict(profile)
+    if not profile.link.exclusive:
+        del fields["link"]["exclusive"]  # as before profiles had this entry
     return digest({name: value for name, value in fields.items() if name not in _PROFILE_TEXT})
 
 

@@ -49,6 +49,7 @@ def profile_costs(profile: Profile, stages: int, source: str, *, hidden: bool = 
         lambda node, work: profile.work_seconds(node, work, stages, source),
         lambda origin, target, _: 0.0 if origin == target else latency,
         lambda _, target, envelope: profile.transfer_seconds(target, envelope, hidden=hidden),
+        exclusive=profile.link.exclusive,
     )
 
 

@@ -341,6 +341,9 @@ def test_what_cannot_be_emulated_is_refused_at_once() -> None:
     for source in ("head", "slm:head", "slm:slm+head"):
         with pytest.raises(ConfigError, match="no drafter 'head'"):
             Emulation(PROFILE, 2, source)
+    exclusive = replace(PROFILE, link=replace(PROFILE.link, exclusive=True))
+    with pytest.raises(ConfigError, match="has exclusive links, which only simulations have"):
+        Emulation(exclusive, 2, "slm")
 
 
 def test_hidden_rows_are_charged_to_the_jobs_that_get_some() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -148,6 +149,8 @@ UNEVEN = Costs(
     lambda source, target, envelope: 0.25 + 0.5 * (target == S2),
 )
 FREE = Costs(UNEVEN.work)
+#: As of a profile: a latency, and a time that a message keeps its directed link.
+SHAPED = Costs(UNEVEN.work, lambda source, target, envelope: 0.25, lambda *_: 0.5)
 EXCLUSIVE = ["flowspec", "naive_pp", "pipedec", "flowspec:lockstep=on", "specpipe", "pipespec"]
 
 
@@ -168,7 +171,7 @@ def prepared(
         nodes[stage_address(stage)] = (StageMachine(stage, 3), ToyStage(TARGET, stage, 3))
     if middles:
         nodes[middle_address(1)] = (StageMachine(1, 3, middle=1), ToyMiddle(TARGET, 0.9))
-    simulation = Simulation(nodes, costs, tap=tap, exclusive_transfers=exclusive)
+    simulation = Simulation(nodes, replace(costs, exclusive=exclusive), tap=tap)
     spec = JobSpec(prompt_ids=PROMPT, max_new_tokens=30, strategy=strategy, sampling=sampling)
     simulation.submit("job", spec)
     return simulation
@@ -223,6 +226,16 @@ def test_a_transfer_is_every_segment_and_answer_that_takes_time(strategy: str) -
 
     simulation = run(strategy, UNEVEN, exclusive=True, tap=tap)
     assert Counter(received) == Counter((t.target, t.ended) for t in simulation.transfers)
+
+
+@pytest.mark.parametrize("strategy", EXCLUSIVE)
+def test_a_transfer_lasts_for_its_own_bytes_and_the_latency(strategy: str) -> None:
+    """It waits for the transfers before it, and is not charged for them once more."""
+    transfers = run(strategy, SHAPED, exclusive=True).transfers
+    assert [one.ended - one.began for one in transfers] == pytest.approx([0.75] * len(transfers))
+    for node in (D0, S1, S2, S3):
+        own = sorted(one.began for one in transfers if node in (one.source, one.target))
+        assert all(b - a > 0.75 - 1e-9 for a, b in itertools.pairwise(own))
 
 
 def test_waiting_for_both_ends_costs_time_where_transfers_meet_and_none_where_they_do_not() -> None:

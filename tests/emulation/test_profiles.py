@@ -223,6 +223,7 @@ VALID = (
         ("layers = 4", "layers = 0", "layers"),
         ("stages = [2]", "stages = []", "stages"),
         ("mbit = 8", "mbit = 0", "bytes/s"),
+        ("mbit = 8", "mbit = 8\nexclusive = 1", "link.exclusive is 1; expected true or false"),
         ("[link]", "[link", "no TOML"),
         ('source = "s"', 'source = "s"\nbase = "nowhere"', "nowhere"),
     ],
@@ -237,6 +238,14 @@ def test_a_broken_file_says_what_is_wrong(tmp_path: Path, old: str, new: str, sa
         load(str(path))
     assert "broken.toml" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_links_are_exclusive_where_a_profile_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(VALID)
+    assert not load(str(path)).link.exclusive
+    path.write_text(f"{VALID}exclusive = true\n")
+    assert load(str(path)).link.exclusive
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:

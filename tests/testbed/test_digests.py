@@ -15,4 +15,6 @@ def test_a_profiles_digest_follows_what_it_costs_and_not_its_words() -> None:
         replace(profile, summary="x", source="y", name="z", anchors={})
     ) == profile_digest(profile)
     assert profile_digest(replace(profile, link=LinkShape(0.0, 1e6))) != profile_digest(profile)
+    exclusive = replace(profile, link=replace(profile.link, exclusive=True))
+    assert profile_digest(exclusive) != profile_digest(profile)
     assert profile_digest(replace(profile, layers=31)) != profile_digest(profile)

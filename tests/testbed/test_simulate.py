@@ -148,3 +148,21 @@ def test_a_run_that_gives_another_text_is_an_error(
 
 def test_prompts_without_room_are_left_out(target: ModelDirectory) -> None:
     assert texts(["word " * target.context], [Sampling()], 8, target) == []
+
+
+def test_exclusive_links_cost_time_where_transfers_meet(
+    text: Text, target: ModelDirectory, drafter: DraftExecutor
+) -> None:
+    """Four stages of a slow network; the text is the target's (``simulate`` checks it)."""
+    profile = load("wan-25ms")
+    exclusive = replace(profile, link=replace(profile.link, exclusive=True))
+    ends = {}
+    for strategy in ("autoregressive", "flowspec"):
+        ends[strategy] = [
+            simulate(text, strategy, 4, target, drafter, profile_costs(one, 4, "slm")).committed_at[
+                -1
+            ][0]
+            for one in (profile, exclusive)
+        ]
+    assert ends["autoregressive"][1] == pytest.approx(ends["autoregressive"][0], rel=0.01)
+    assert ends["flowspec"][1] > ends["flowspec"][0]

@@ -15,7 +15,7 @@ _MEGABIT = 1e6 / 8
 _KEYS = {
     "": {"base", "summary", "source", "stages", "target", "drafters", "middles", "link", "anchors"},
     "target": {"layers", "hidden", "value_bytes", "layer_ms", "head_ms"},
-    "link": {"latency_ms", "mbit"},
+    "link": {"latency_ms", "mbit", "exclusive"},
 }
 
 
@@ -87,12 +87,21 @@ def _profile(name: str, table: Mapping[str, Any]) -> Profile:
             source: _times(f"drafters.{source}", points)
             for source, points in table["drafters"].items()
         },
-        LinkShape(float(link["latency_ms"]) / 1e3, float(link["mbit"]) * _MEGABIT),
+        _link(link),
         tuple(map(int, table["stages"])),
         tuple(
             _times(f"middles.{model}", points) for model, points in table.get("middles", {}).items()
         ),
         {key: float(value) for key, value in table.get("anchors", {}).items()},
+    )
+
+
+def _link(entries: Mapping[str, Any]) -> LinkShape:
+    exclusive = entries.get("exclusive", False)
+    if not isinstance(exclusive, bool):
+        raise ConfigError(f"link.exclusive is {exclusive!r}; expected true or false")
+    return LinkShape(
+        float(entries["latency_ms"]) / 1e3, float(entries["mbit"]) * _MEGABIT, exclusive
     )
 
 
