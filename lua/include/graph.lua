@@ -1,9 +1,7 @@
 -- The task graph of one job in one hash: the same structure as flowspec/core/protocol/graph.py. Needs include log.
 -- Fields: d:TASK complete, its stamp; s:TASK known; n:TASK open dependencies; w:TASK names waiting for it, one
 -- per line; t:TASK receiver's index in logs; p:TASK envelope; m:TASK the latest of its creation's and its
--- dependencies' stamps, if any, with which it is released. A task without an envelope is virtual.
-
-local graph_complete
+-- dependencies' stamps, if any, with which it is released.
 
 local function graph_deliver(run, logs, index, envelope, stamp)
     local log = logs[tonumber(index)]
@@ -14,11 +12,7 @@ end
 local function graph_release(run, logs, task, stamp)
     local found = redis.call('HMGET', run, 't:' .. task, 'p:' .. task)
     redis.call('HDEL', run, 'n:' .. task, 't:' .. task, 'p:' .. task, 'm:' .. task)
-    if found[2] then
-        graph_deliver(run, logs, found[1], found[2], stamp)
-        return false
-    end
-    return true
+    graph_deliver(run, logs, found[1], found[2], stamp)
 end
 
 -- Update the task's latest stamp with stamp, and return it.
@@ -30,27 +24,19 @@ local function graph_latest(run, task, stamp)
     return latest
 end
 
-graph_complete = function(run, logs, first, stamp)
-    local pending, stamps = {first}, {stamp}
-    local at = 1
-    while pending[at] do
-        local task = pending[at]
-        if redis.call('HSETNX', run, 'd:' .. task, stamps[at]) == 1 then
-            local waiting = redis.call('HGET', run, 'w:' .. task)
-            redis.call('HDEL', run, 'w:' .. task)
-            for dependent in string.gmatch(waiting or '', '[^\n]+') do
-                local latest = graph_latest(run, dependent, stamps[at])
-                if redis.call('HINCRBY', run, 'n:' .. dependent, -1) == 0
-                    and graph_release(run, logs, dependent, latest) then
-                    pending[#pending + 1], stamps[#stamps + 1] = dependent, latest
-                end
-            end
+local function graph_complete(run, logs, task, stamp)
+    if redis.call('HSETNX', run, 'd:' .. task, stamp) == 0 then return end
+    local waiting = redis.call('HGET', run, 'w:' .. task)
+    redis.call('HDEL', run, 'w:' .. task)
+    for dependent in string.gmatch(waiting or '', '[^\n]+') do
+        local latest = graph_latest(run, dependent, stamp)
+        if redis.call('HINCRBY', run, 'n:' .. dependent, -1) == 0 then
+            graph_release(run, logs, dependent, latest)
         end
-        at = at + 1
     end
 end
 
--- after: list of task names; index and envelope '' for a virtual task. The task must not be known.
+-- after: list of task names. The task must not be known.
 local function graph_create(run, logs, task, after, index, envelope, stamp)
     redis.call('HSET', run, 's:' .. task, '1')
     local open, latest = 0, stamp
@@ -67,12 +53,8 @@ local function graph_create(run, logs, task, after, index, envelope, stamp)
     if open > 0 then
         redis.call('HSET', run, 'n:' .. task, open)
         if latest ~= '' then redis.call('HSET', run, 'm:' .. task, latest) end
-        if envelope ~= '' then
-            redis.call('HSET', run, 't:' .. task, index, 'p:' .. task, envelope)
-        end
-    elseif envelope ~= '' then
-        graph_deliver(run, logs, index, envelope, latest)
+        redis.call('HSET', run, 't:' .. task, index, 'p:' .. task, envelope)
     else
-        graph_complete(run, logs, task, latest)
+        graph_deliver(run, logs, index, envelope, latest)
     end
 end

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from flowspec.core.drafting.growth import Growth
+from flowspec.core.job.round_trip import RoundTrip
 from flowspec.core.job.strategy import Occasion, View
+from flowspec.core.protocol.messages import Answer
+from flowspec.core.run.key import RunKey
 from flowspec.core.tree.tree import Expansion, Tree
 from flowspec.strategies import STRATEGIES, build
 from flowspec.strategies.chain import MOST_IN_FLIGHT
@@ -48,8 +51,13 @@ def test_flowspec_grows_where_its_mechanisms_are_on(options: str, grows: set[Occ
 def test_a_static_tree_is_drafted_once_per_round() -> None:
     strategy = build("static_tree", STAGES)
     now = view()
-    assert strategy.grow(now, Occasion.ROUND) is not None
+    overlapped = build("static_tree:overlap=on", STAGES)
+    answer = Answer(RunKey("j", 1), 1, (4,), (7,))
+    for one in (strategy, overlapped):
+        assert one.grow(now, Occasion.ROUND) is not None
+        one.observe_answer(now, answer, RoundTrip(rows=1, seconds=2.0, alone=True))
     assert strategy.grow(now, Occasion.IDLE) is None
+    assert overlapped.grow(now, Occasion.IDLE) is not None
 
 
 @pytest.mark.parametrize(

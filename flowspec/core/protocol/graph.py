@@ -1,7 +1,9 @@
 """The task graph of one run: it counts open dependencies and releases tasks that have none.
 
-The call that creates a task names its dependencies; the graph does not interpret them. A dependency
-may be named before it exists; it is open until a call completes it. ``lua/include/graph.lua`` is
+It orders what a barrier orders, and nothing else: the hops of PipeDec's timesteps with their joins,
+and the hops of FlowSpec's lockstep. Logs and sequence numbers order the rest. The call that creates
+a task names its dependencies; the graph does not interpret them. A dependency may be named before
+it exists; it is open until a call completes it. ``lua/include/graph.lua`` is
 the same structure on the broker and passes the same tests. Source: docs/algorithms.md#task-graph.
 """
 
@@ -17,16 +19,15 @@ from flowspec.core.protocol.stamps import Stamp, later
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A task in the graph of a run.
+    """A message that waits: ``envelope`` goes to ``to`` once every task in ``after`` is complete.
 
-    ``envelope`` is delivered to ``to`` once every task in ``after`` is complete. A task without an
-    envelope is virtual: it is complete as soon as its dependencies are.
+    Whoever does what the message asks for completes the task.
     """
 
     name: str
-    after: tuple[str, ...] = ()
-    to: Address | None = None
-    envelope: Envelope | None = None
+    after: tuple[str, ...]
+    to: Address
+    envelope: Envelope
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,27 +95,18 @@ class TaskGraph:
             self._latest[task.name] = latest
             for name in missing:
                 self._dependents.setdefault(name, []).append(task.name)
-        elif task.envelope is not None:
-            released.append(Released(task, latest))
         else:
-            self._complete(task.name, latest, released)
+            released.append(Released(task, latest))
 
-    def _complete(self, first: str, stamp: Stamp | None, released: list[Released]) -> None:
-        pending = [(first, stamp)]
-        for name, at in pending:
-            if name in self._done:
-                continue
-            self._done[name] = at
-            for dependent in self._dependents.pop(name, ()):
-                latest = self._latest[dependent] = later(self._latest[dependent], at)
-                self._open[dependent] -= 1
-                if self._open[dependent]:
-                    continue
-                task = self._take_waiting(dependent)
-                if task.envelope is not None:
-                    released.append(Released(task, latest))
-                else:
-                    pending.append((dependent, latest))
+    def _complete(self, name: str, stamp: Stamp | None, released: list[Released]) -> None:
+        if name in self._done:
+            return
+        self._done[name] = stamp
+        for dependent in self._dependents.pop(name, ()):
+            latest = self._latest[dependent] = later(self._latest[dependent], stamp)
+            self._open[dependent] -= 1
+            if not self._open[dependent]:
+                released.append(Released(self._take_waiting(dependent), latest))
 
     def _take_waiting(self, name: str) -> Task:
         del self._open[name]

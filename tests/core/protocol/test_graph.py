@@ -23,10 +23,6 @@ def work(name: str, *after: str) -> Task:
     return Task(name, tuple(after), S1, Envelope(GRAPH, 0, Synced(RunKey("job", 1), name)))
 
 
-def join(name: str, *after: str) -> Task:
-    return Task(name, tuple(after))
-
-
 def names(released: Sequence[Released]) -> list[str]:
     return [one.task.name for one in released]
 
@@ -43,11 +39,12 @@ def test_a_dependency_may_be_named_before_it_exists() -> None:
     assert names(graph.apply(completed=["a"])) == ["b"]
 
 
-def test_a_join_completes_itself_and_frees_what_waits_for_it() -> None:
+def test_a_task_is_complete_when_a_call_says_so_and_not_when_it_is_released() -> None:
     graph = TaskGraph()
-    graph.apply(created=[join("sync", "x", "y"), work("next", "sync")])
+    graph.apply(created=[work("sync", "x", "y"), work("next", "sync")])
     assert names(graph.apply(completed=["x"])) == []
-    assert names(graph.apply(completed=["y"])) == ["next"]
+    assert names(graph.apply(completed=["y"])) == ["sync"]
+    assert names(graph.apply(completed=["sync"])) == ["next"]
 
 
 def test_completing_or_creating_twice_is_harmless() -> None:
@@ -69,8 +66,7 @@ def random_graphs(draw: st.DrawFn) -> tuple[list[Task], list[tuple[str, ...]]]:
         after = (
             draw(st.lists(st.sampled_from([f"t{n}" for n in range(at)]), max_size=4)) if at else []
         )
-        make = work if draw(st.booleans()) else join
-        tasks.append(make(f"t{at}", *after))
+        tasks.append(work(f"t{at}", *after))
     order = draw(st.permutations(range(count)))
     return tasks, [tuple(f"t{n}" for n in order[at : at + 3]) for at in range(0, count, 3)]
 
@@ -82,29 +78,11 @@ def test_random_graphs_release_each_task_once_and_never_early(
     tasks, batches = drawn
     by_name = {task.name: task for task in tasks}
     graph = TaskGraph()
-    done = set()
-    released = []
+    done: set[str] = set()
+    released: list[str] = []
 
-    def complete_joins() -> None:
-        grew = True
-        while grew:
-            ready = [
-                task
-                for task in tasks
-                if task.name in created
-                and task.envelope is None
-                and task.name not in done
-                and set(task.after) <= done
-            ]
-            done.update(task.name for task in ready)
-            grew = bool(ready)
-
-    created: set[str] = set()
     for batch in batches:
-        created |= set(batch)
-        got = names(graph.apply(created=[by_name[name] for name in batch]))
-        queue = list(got)
-        complete_joins()
+        queue = names(graph.apply(created=[by_name[name] for name in batch]))
         while queue:
             name = queue.pop(0)
             assert set(by_name[name].after) <= done, "released before its dependencies"
@@ -112,8 +90,7 @@ def test_random_graphs_release_each_task_once_and_never_early(
             released.append(name)
             done.add(name)
             queue += names(graph.apply(completed=[name]))
-            complete_joins()
-    assert set(released) == {task.name for task in tasks if task.envelope is not None}
+    assert set(released) == by_name.keys()
     assert graph.waiting == ()
 
 
@@ -153,12 +130,8 @@ def test_random_graphs_release_each_task_with_the_latest_stamp_above_it(
         return Stamp(float(next(moments)), D0)
 
     def latest(task: Task) -> int:
-        above = (ready_at(by_name[name]) for name in task.after)
+        above = (completed_at[name] for name in task.after)
         return max(created_at[task.name], *above, -1)
-
-    def ready_at(task: Task) -> int:
-        """When a task is complete: a join as soon as all its dependencies are."""
-        return latest(task) if task.envelope is None else completed_at[task.name]
 
     for batch in batches:
         at = stamp()
@@ -173,7 +146,7 @@ def test_random_graphs_release_each_task_with_the_latest_stamp_above_it(
             at = stamp()
             completed_at[one.task.name] = int(at.at)
             queue += graph.apply(completed=[one.task.name], stamp=at)
-    assert set(released) == {task.name for task in tasks if task.envelope is not None}
+    assert set(released) == by_name.keys()
 
 
 def test_completing_or_creating_twice_keeps_the_first_stamp() -> None:
