@@ -5,8 +5,8 @@
 ``ops/mutations.toml`` lists the mutations. Each is applied alone to a copy of the project, and the
 tests run in stages until one fails: the test module that mirrors the mutated file, then the pure
 tests, then, unless the file belongs to the core, all other tests. Every mutation must be caught;
-those of the core by pure tests. Prints one line per mutation and exits with 1 if any survives. The
-unchanged copy must pass the same tests first.
+those of the core by pure tests, and one that names a test file by that file. Prints one line per
+mutation and exits with 1 if any survives. The unchanged copy must pass the same tests first.
 """
 
 from __future__ import annotations
@@ -41,12 +41,16 @@ Judge = Callable[[Path, Sequence[str]], str]
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """Replace ``old``, which occurs once in ``file``, by ``new``; ``breaks`` names the rule."""
+    """Replace ``old``, which occurs once in ``file``, by ``new``; ``breaks`` names the rule.
+
+    ``test``: the test file that must catch it; empty: any.
+    """
 
     breaks: str
     file: str
     old: str
     new: str
+    test: str = ""
 
     @property
     def is_core(self) -> bool:
@@ -93,6 +97,8 @@ def mirror(file: str, root: Path = ROOT) -> tuple[str, ...]:
 
 def stages(mutation: Mutation) -> list[tuple[str, ...]]:
     """Arguments of the test runs to try, narrow ones first."""
+    if mutation.test:
+        return [(mutation.test,)]
     near = mirror(mutation.file)
     rest = ("tests", *(f"--ignore={folder}" for folder in PURE))
     return [*([near] if near else []), PURE, *([] if mutation.is_core else [rest])]
@@ -142,7 +148,9 @@ def attempt(mutation: Mutation, copy: Path, judge: Judge = run_tests) -> Outcome
 
 def unchanged(copy: Path, mutations: Sequence[Mutation]) -> str:
     """The first test that fails without a mutation, among the stages of ``mutations``; or ""."""
-    needed = dict.fromkeys(run for mutation in mutations for run in stages(mutation)[1:])
+    needed = dict.fromkeys(
+        run for mutation in mutations for run in stages(mutation)[0 if mutation.test else 1 :]
+    )
     return next(filter(None, (run_tests(copy, run) for run in needed)), "")
 
 

@@ -7,8 +7,8 @@ import re
 import subprocess
 import sys
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowspec.core.drafting import drafter_cache
+from flowspec.core.drafting.growth import Growth
 from flowspec.core.job.draft_worker import DraftMachine
 from flowspec.core.protocol import machine as m
 from flowspec.core.protocol.addresses import Address, stage_address
@@ -28,6 +29,7 @@ from flowspec.core.run.limits import Limits
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_worker import StageMachine
+from flowspec.core.tree.tree import Tree
 from flowspec.drivers.record import FORMAT, Recorder, from_json, to_json
 from flowspec.drivers.replay import header, merge, replay, replay_file
 from flowspec.drivers.sim import Simulation
@@ -37,15 +39,18 @@ from flowspec.model.drafter_choice import ChoiceDrafter
 from flowspec.model.toy import ToyDrafter, ToyStage
 from flowspec.strategies import build
 from flowspec.strategies.auto import drafter_bandit
+from flowspec.strategies.flowspec import FlowSpec
+from ops import recordings
 from tests.addresses import D0, S1
 from tests.broker.test_codec import MESSAGES
 from tests.toy import PROMPT, TARGET, limits
 
-RECORDINGS = sorted((Path(__file__).parent.parent / "recordings").glob("*.jsonl"))
+FOLDER = recordings.FOLDER
+RECORDINGS = sorted(FOLDER.glob("*.jsonl"))
 
 
-def test_there_are_recordings() -> None:
-    assert len(RECORDINGS) >= 2
+def test_the_recordings_are_those_that_the_command_makes() -> None:
+    assert {file.stem for file in RECORDINGS} == {*recordings.RECORDINGS, recordings.LIVE}
 
 
 @pytest.mark.parametrize("file", RECORDINGS, ids=lambda file: file.stem)
@@ -59,6 +64,73 @@ def test_checked_in_recordings_replay(file: Path) -> None:
         if '"Finish"' in json.dumps(row)
     ]
     assert finish[-1]["out"][0]["stats"]["tokens"] == len(done.tokens)
+
+
+@pytest.mark.parametrize("name", recordings.RECORDINGS)
+def test_a_recordings_text_is_the_toy_models(name: str) -> None:
+    made = recordings.RECORDINGS[name]
+    done = replay_file(FOLDER / f"{name}.jsonl")
+    assert done.tokens == TARGET.decode(recordings.PROMPT, made.tokens, made.sampling)
+
+
+def test_flowspec_merges_and_expands_in_its_recordings(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: Counter[str] = Counter()
+    for name in ("_merge", "_expand"):
+        monkeypatch.setattr(FlowSpec, name, counted(getattr(FlowSpec, name), name, sent))
+    for name in ("flowspec-2-stages-T0", "flowspec-lockstep-3-stages-T1"):
+        sent.clear()
+        replay_file(FOLDER / f"{name}.jsonl")
+        assert min(sent["_merge"], sent["_expand"]) > 1, name
+
+
+def counted(make: Callable[..., Growth], name: str, sent: Counter[str]) -> Callable[..., Growth]:
+    """``make``, counting the segments of its growths in ``sent``."""
+
+    def making(strategy: FlowSpec, *given: Any) -> Growth:
+        growth = make(strategy, *given)
+        segments = growth.segments
+
+        def counting(tree: Tree) -> list[list[int]]:
+            found = segments(tree)
+            sent[name] += len(found)
+            return found
+
+        growth.segments = counting  # type: ignore[method-assign]
+        return growth
+
+    return making
+
+
+def test_the_recording_of_auto_has_segments_of_several_sizes() -> None:
+    assert len(segment_sizes("auto-2-stages-T0")) > 3
+
+
+def test_the_recording_of_a_draft_head_gives_it_hidden_rows() -> None:
+    text = (FOLDER / "flowspec-head-2-stages-T0.jsonl").read_text()
+    learnt = [
+        output
+        for line in text.splitlines()[1:]
+        for output in json.loads(line)["out"]
+        if output["_"] == "Learn"
+    ]
+    assert len(learnt) > 3
+
+
+def segment_sizes(name: str) -> set[int]:
+    """Numbers of rows of the segments that the draft worker sends after the prompt."""
+    rows = map(json.loads, (FOLDER / f"{name}.jsonl").read_text().splitlines()[1:])
+    messages = (
+        output["envelope"]["message"]
+        for row in rows
+        if row["node"] == "d0"
+        for output in row["out"]
+        if output["_"] == "Send"
+    )
+    return {
+        len(message["ids"])
+        for message in messages
+        if message["_"] == "Segment" and message["round"]
+    }
 
 
 def test_replaying_needs_neither_torch_nor_redis() -> None:
@@ -226,9 +298,12 @@ def test_work_and_limits_are_written_exactly() -> None:
         assert from_json(json.loads(json.dumps(to_json(value)))) == value
 
 
-@pytest.mark.parametrize("kept", [1, 2, 30, -1])
-def test_a_recording_that_is_cut_is_not_whole(kept: int) -> None:
+@pytest.mark.parametrize("kept", [1, 2, 30, None])
+def test_a_recording_that_is_cut_is_not_whole(kept: int | None) -> None:
+    """None: before the last step that releases the rows of a worker."""
     lines = RECORDINGS[0].read_text().splitlines()
+    if kept is None:
+        kept = max(at for at, line in enumerate(lines) if '"Release"' in line)
     with pytest.raises(ReplayMismatch, match="ends before the job does"):
         replay(lines[:kept])
 

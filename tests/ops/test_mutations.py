@@ -48,6 +48,14 @@ def test_the_test_module_that_mirrors_a_file_is_tried_first() -> None:
     assert stages(other)[-1][0] == "tests"
 
 
+def test_a_mutation_may_name_the_test_that_must_catch_it() -> None:
+    named = [one for one in MUTATIONS if one.test]
+    assert named
+    for one in named:
+        assert stages(one) == [(one.test,)]
+        assert (ROOT / one.test).is_file()
+
+
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     (tmp_path / "lib.py").write_text("def double(n):\n    return n + n\n")

@@ -1,0 +1,191 @@
+"""Make the recordings that ``tests/drivers/test_replay.py`` replays.
+
+    python -m ops.recordings [--only TEXT] [--into FOLDER]
+
+One is a run of real workers with the packaged models; its times differ at every making. The others
+are simulated runs of the toy models and made equal again, so that a file that changes shows a
+change of the machines' behaviour. Their drafter gives many candidates equal values, so that ties
+decide, and their stages and links differ in speed, so that prunes meet segments everywhere. Prints
+each file's size. Run it when behaviour was meant to change, and say in the commit what changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from flowspec.core.job.draft_worker import DraftMachine
+from flowspec.core.protocol.addresses import DRAFT, Address, middle_address, stage_address
+from flowspec.core.protocol.machine import Input, Output
+from flowspec.core.protocol.work import Draft, DraftDone, Encode, EncodeDone, Pass, Work
+from flowspec.core.run.key import RunKey
+from flowspec.core.run.limits import Limits
+from flowspec.core.run.sampling import Sampling
+from flowspec.core.run.spec import JobSpec
+from flowspec.core.stage.stage_worker import StageMachine
+from flowspec.drivers.record import Recorder
+from flowspec.drivers.replay import header, merge
+from flowspec.drivers.sim import Costs, Simulation
+from flowspec.model.base import RowArray
+from flowspec.model.toy import ToyDrafter, ToyMiddle, ToyStage, ToyTarget
+from flowspec.strategies import build
+
+FOLDER = Path(__file__).parent.parent / "tests" / "recordings"
+TARGET = ToyTarget()
+PROMPT = tuple((35 + at * 3) % 60 + 2 for at in range(6))
+SAMPLED = Sampling(temperature=1.0, seed=3)
+#: A tree of two dozen nodes, so that a step of a recording stays readable.
+BEAM = "width=3,loops=3,nodes=20,segment=7,merge_nodes=12,expand_nodes=8"
+#: Values by rank; multiples of 1/8 add up exactly, and the second and third candidates are equal.
+VALUES = (-0.25, -0.5, -0.5, -0.75, -1.0, -1.25, -1.5, -1.75)
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """One job of ``tokens`` tokens on ``stages`` stages.
+
+    ``middles``: by middle model, how often it agrees with the target. ``hidden``: the drafter is a
+    draft head.
+    """
+
+    strategy: str
+    stages: int
+    tokens: int = 12
+    sampling: Sampling = Sampling()
+    middles: tuple[float, ...] = ()
+    hidden: bool = False
+
+
+RECORDINGS: Mapping[str, Recording] = {
+    "auto-2-stages-T0": Recording("auto:in_flight=3", 2, tokens=10),
+    "chain-2-stages-T1": Recording("chain:in_flight=4", 2, tokens=9, sampling=SAMPLED),
+    "flowspec-2-stages-T0": Recording(f"flowspec:{BEAM}", 2),
+    "flowspec-head-2-stages-T0": Recording(f"flowspec:{BEAM}", 2, tokens=8, hidden=True),
+    "flowspec-lockstep-3-stages-T1": Recording(
+        f"flowspec:{BEAM},lockstep=on", 3, tokens=11, sampling=SAMPLED
+    ),
+    "naive_pp-2-stages-T0": Recording("naive_pp:width=3,loops=3,nodes=20", 2),
+    "pipedec-3-stages-T0": Recording("pipedec:width=5,children=3", 3, tokens=9),
+    "pipespec-3-models-T1": Recording(
+        "pipespec:window=8,lookahead=3", 2, tokens=9, sampling=SAMPLED, middles=(0.7,)
+    ),
+    "pruned_pp-3-stages-T0": Recording("pruned_pp:width=3,loops=3,nodes=20,segment=4", 3, tokens=9),
+    "specpipe-3-stages-T0": Recording("specpipe:width=6,children=3,levels=2", 3, tokens=9),
+    "speculative-2-models-T0": Recording("speculative:lookahead=4", 2),
+    "static_tree-2-stages-T0": Recording("static_tree:shape=1-2-2,overlap=on", 2),
+}
+
+
+#: The run of real workers: its name, and the arguments of ``flowspec generate``.
+LIVE = "live-flowspec-2-stages-T1"
+LIVE_ARGUMENTS = (
+    *("Why is the sky blue?", "--strategy", f"flowspec:{BEAM}", "--stages", "2"),
+    *("--temperature", "1", "--seed", "3", "--max-new-tokens", "10", "--json"),
+)
+
+
+class TyingDrafter(ToyDrafter):
+    """A toy drafter whose candidates have few different values; optionally a draft head."""
+
+    def __init__(self, hit_rate: float, *, hidden: bool = False) -> None:
+        super().__init__(TARGET, hit_rate)
+        self.wants_hidden = hidden
+
+    def run(self, work: Draft) -> DraftDone:
+        done = super().run(work)
+        return replace(done, values=tuple(VALUES[: len(tokens)] for tokens in done.tokens))
+
+    def learn(self, run: RunKey, ids: Sequence[int], rows: RowArray) -> None:
+        """It drafts from tokens alone."""
+
+
+def seconds(node: Address, work: Work) -> float:
+    """Seconds of work: unequal stages, a fast drafter."""
+    if isinstance(work, Draft):
+        return 0.25
+    if isinstance(work, Pass):
+        rows = sum(len(part.ids) for part in work.parts)
+        return {1: 1.0, 2: 1.75}.get(node.number, 0.625) + rows / 8
+    return 0.0
+
+
+COSTS = Costs(seconds, lambda source, target, envelope: 0.375)
+
+
+def record(wanted: Recording) -> list[str]:
+    """The lines of a recording."""
+    limits = Limits(
+        wanted.stages,
+        TARGET.context,
+        TARGET.vocabulary,
+        TARGET.eos,
+        middles=len(wanted.middles),
+        hidden=wanted.hidden,
+    )
+    drafter = TyingDrafter(0.8, hidden=wanted.hidden)
+    nodes: dict[Address, Any] = {DRAFT: (DraftMachine(limits, build), drafter)}
+    for stage in range(1, wanted.stages + 1):
+        machine = StageMachine(stage, wanted.stages)
+        nodes[stage_address(stage)] = (machine, ToyStage(TARGET, stage, wanted.stages))
+    for model, agreement in enumerate(wanted.middles, 1):
+        machine = StageMachine(1, wanted.stages, middle=model)
+        nodes[middle_address(model)] = (machine, ToyMiddle(TARGET, agreement))
+    lines: list[str] = []
+
+    def emit(run: RunKey, line: str) -> None:
+        lines.append(line)
+
+    recorders = {
+        address: Recorder(address, emit, header(limits) if address == DRAFT else "")
+        for address in nodes
+    }
+
+    def tap(address: Address, now: float, event: Input, outputs: list[Output]) -> None:
+        recorders[address].step(now, event, outputs)
+
+    def encode(work: Encode) -> EncodeDone:
+        return EncodeDone(PROMPT)
+
+    simulation = Simulation(nodes, COSTS, encode=encode, tap=tap)
+    spec = JobSpec(
+        prompt="a toy prompt",
+        max_new_tokens=wanted.tokens,
+        sampling=wanted.sampling,
+        strategy=wanted.strategy,
+        record=True,
+    )
+    simulation.submit("j", spec)
+    simulation.run()
+    return merge(lines)
+
+
+def record_live(file: Path) -> None:
+    """Run ``LIVE`` and keep its recording in ``file``; CalledProcessError if it fails."""
+    command = (sys.executable, "-m", "flowspec", "generate", *LIVE_ARGUMENTS)
+    subprocess.run([*command, "--record", str(file)], check=True, stdout=subprocess.DEVNULL)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the program."""
+    parser = argparse.ArgumentParser(prog="python -m ops.recordings", description=__doc__)
+    parser.add_argument("--only", default="", help="recordings whose name contains TEXT")
+    parser.add_argument("--into", type=Path, default=FOLDER, help="the folder to write to")
+    options = parser.parse_args(arguments)
+    for name in (*RECORDINGS, LIVE):
+        if options.only not in name:
+            continue
+        file = options.into / f"{name}.jsonl"
+        if name == LIVE:
+            record_live(file)
+        else:
+            file.write_text("".join(f"{line}\n" for line in record(RECORDINGS[name])))
+        print(f"{name}: {file.stat().st_size / 1e3:.0f} kB")
+
+
+if __name__ == "__main__":
+    main()
