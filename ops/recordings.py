@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from flowspec.core.job.draft_worker import DraftMachine
-from flowspec.core.protocol.addresses import DRAFT, Address, middle_address, stage_address
+from flowspec.core.protocol.addresses import DRAFT, Address, Role, middle_address, stage_address
 from flowspec.core.protocol.machine import Input, Output
 from flowspec.core.protocol.work import Draft, DraftDone, Encode, EncodeDone, Pass, Work
 from flowspec.core.run.key import RunKey
@@ -41,8 +41,8 @@ PROMPT = tuple((35 + at * 3) % 60 + 2 for at in range(6))
 SAMPLED = Sampling(temperature=1.0, seed=3)
 #: A tree of two dozen nodes, so that a step of a recording stays readable.
 BEAM = "width=3,loops=3,nodes=20,segment=7,merge_nodes=12,expand_nodes=8"
-#: Values by rank; multiples of 1/8 add up exactly, and the second and third candidates are equal.
-VALUES = (-0.25, -0.5, -0.5, -0.75, -1.0, -1.25, -1.5, -1.75)
+#: Values by rank, two ranks alike: multiples of 1/4 add up exactly.
+VALUES = tuple(-0.25 * (1 + (rank + 1) // 2) for rank in range(64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Recording:
 
 
 RECORDINGS: Mapping[str, Recording] = {
-    "auto-2-stages-T0": Recording("auto:in_flight=3", 2, tokens=10),
+    "auto-2-stages-T0": Recording("auto:in_flight=3", 2, tokens=9),
     "chain-2-stages-T1": Recording("chain:in_flight=4", 2, tokens=9, sampling=SAMPLED),
     "flowspec-2-stages-T0": Recording(f"flowspec:{BEAM}", 2),
     "flowspec-head-2-stages-T0": Recording(f"flowspec:{BEAM}", 2, tokens=8, hidden=True),
@@ -72,9 +72,9 @@ RECORDINGS: Mapping[str, Recording] = {
     "naive_pp-2-stages-T0": Recording("naive_pp:width=3,loops=3,nodes=20", 2),
     "pipedec-3-stages-T0": Recording("pipedec:width=5,children=3", 3, tokens=9),
     "pipespec-3-models-T1": Recording(
-        "pipespec:window=8,lookahead=3", 2, tokens=9, sampling=SAMPLED, middles=(0.7,)
+        "pipespec:window=8,lookahead=2", 2, tokens=10, sampling=SAMPLED, middles=(0.8,)
     ),
-    "pruned_pp-3-stages-T0": Recording("pruned_pp:width=3,loops=3,nodes=20,segment=4", 3, tokens=9),
+    "pruned_pp-3-stages-T0": Recording("pruned_pp:width=3,loops=3,nodes=20,segment=3", 3, tokens=9),
     "specpipe-3-stages-T0": Recording("specpipe:width=6,children=3,levels=2", 3, tokens=9),
     "speculative-2-models-T0": Recording("speculative:lookahead=4", 2),
     "static_tree-2-stages-T0": Recording("static_tree:shape=1-2-2,overlap=on", 2),
@@ -108,6 +108,8 @@ def seconds(node: Address, work: Work) -> float:
     """Seconds of work: unequal stages, a fast drafter."""
     if isinstance(work, Draft):
         return 0.25
+    if node.role is Role.MIDDLE:
+        return 0.5
     if isinstance(work, Pass):
         rows = sum(len(part.ids) for part in work.parts)
         return {1: 1.0, 2: 1.75}.get(node.number, 0.625) + rows / 8
