@@ -62,7 +62,8 @@ class Recording:
 
 
 RECORDINGS: Mapping[str, Recording] = {
-    "auto-2-stages-T0": Recording("auto:in_flight=3", 2, tokens=9),
+    "auto-2-stages-T0": Recording("auto", 2, tokens=10),
+    "auto-fixed-2-stages-T0": Recording("auto:rows=3", 2, tokens=8),
     "chain-2-stages-T1": Recording("chain:in_flight=4", 2, tokens=9, sampling=SAMPLED),
     "flowspec-2-stages-T0": Recording(f"flowspec:{BEAM}", 2),
     "flowspec-head-2-stages-T0": Recording(f"flowspec:{BEAM}", 2, tokens=8, hidden=True),
@@ -98,7 +99,13 @@ class TyingDrafter(ToyDrafter):
 
     def run(self, work: Draft) -> DraftDone:
         done = super().run(work)
-        return replace(done, values=tuple(VALUES[: len(tokens)] for tokens in done.tokens))
+        # Less after an odd token, so that a later node's candidates may be above an earlier one's.
+        less = [work.part.tokens[row] % 2 / 2 for row in work.part.answers]
+        values = (
+            tuple(value - lower for value in VALUES[: len(tokens)])
+            for tokens, lower in zip(done.tokens, less, strict=True)
+        )
+        return replace(done, values=tuple(values))
 
     def learn(self, run: RunKey, ids: Sequence[int], rows: RowArray) -> None:
         """It drafts from tokens alone."""
