@@ -52,9 +52,9 @@ class Settings:
 
 
 def cut(rows: list[Node], parts: int, limit: int) -> list[list[Node]]:
-    """Consecutive near-equal parts, smaller first; of ``limit`` rows if the largest is above it."""
+    """Consecutive near-equal parts, smaller first; of ``limit`` rows if the least is above it."""
     parts = min(parts, len(rows))
-    if -(-len(rows) // parts) > limit:
+    if len(rows) // parts > limit:
         return [rows[at : at + limit] for at in range(0, len(rows), limit)]
     sizes = [(len(rows) + part) // parts for part in range(parts)]
     ends = [sum(sizes[: part + 1]) for part in range(parts)]
