@@ -90,6 +90,7 @@ def synchronous(profile: Profile, draft: float, acceptance: float) -> float:
 
 
 FORMULAS: dict[str, Callable[[Profile], float]] = {
+    "autoregressive_ms_1_stage": lambda profile: autoregressive(profile, 1),
     "autoregressive_ms_4_stages": lambda profile: autoregressive(profile, 4),
     "autoregressive_ms_8_stages": lambda profile: autoregressive(profile, 8),
     "naive_pp_tokens_per_second": naive_pp,
@@ -149,6 +150,8 @@ def test_the_machines_of_the_papers_are_all_there() -> None:
         "jetson-13b-w4",
         "rtx3090-70b",
         "a100-70b",
+        "a100-7b",
+        "a100-13b",
         "wan-25ms",
         "wan-50ms",
         "wan-100ms",
