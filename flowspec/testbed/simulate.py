@@ -6,7 +6,7 @@ the drafter computes. It is an error if a run's output differs from the target's
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from flowspec.core.run.limits import Limits
 from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.oracle import OracleStage
-from flowspec.drivers.sim import Costs, Simulation, Tap
+from flowspec.drivers.sim import Costs, RunRecord, Simulation, Tap
 from flowspec.emulation.profile import Profile
 from flowspec.errors import StateError
 from flowspec.model.base import DraftExecutor, StageExecutor
@@ -75,7 +75,51 @@ def simulate(
     ``middles``: the models of a chain between drafter and target, by name, smallest first.
     ``history``: measurements from earlier jobs, updated in place; None: this is the first.
     """
+    sequences = {JOB: (*text.prompt, *text.output)}
+    hidden = {JOB: text.hidden}
+    executors = [OracleStage(sequences, hidden) for _ in range(stages)]
     makers = list((middles or {}).values())
+    record = _completed(text, strategy, executors, target, drafter, costs, makers, tap, history)
+    if tuple(record.tokens) != text.output:
+        raise StateError(f"{strategy} did not give the target's text: {record.finish}")
+    return _ran(record)
+
+
+def simulate_lossy(
+    text: Text,
+    strategy: str,
+    stages: Sequence[StageExecutor],
+    target: ModelDirectory,
+    drafter: DraftExecutor,
+    costs: Costs,
+    tap: Tap | None = None,
+) -> tuple[Ran, tuple[int, ...]]:
+    """Run ``strategy``, which may give another text than the target's; its output ids come second.
+
+    ``stages``: executors of the target's real stages, which judge any text.
+    """
+    record = _completed(text, strategy, stages, target, drafter, costs, (), tap)
+    return _ran(record), tuple(record.tokens)
+
+
+def _ran(record: RunRecord) -> Ran:
+    assert record.finish is not None
+    return Ran(record.finish.stats, tuple(record.committed_at))
+
+
+def _completed(
+    text: Text,
+    strategy: str,
+    executors: Sequence[StageExecutor],
+    target: ModelDirectory,
+    drafter: DraftExecutor,
+    costs: Costs,
+    makers: Sequence[Callable[[], StageExecutor]],
+    tap: Tap | None = None,
+    history: History | None = None,
+) -> RunRecord:
+    """The record of a run that ended without an error; StateError otherwise."""
+    stages = len(executors)
     wanting = wanting_hidden(drafter)
     limits = Limits(
         stages,
@@ -87,10 +131,8 @@ def simulate(
         others=wanting[1:],
     )
     nodes: dict[Address, Any] = {DRAFT: (DraftMachine(limits, build, history), drafter)}
-    sequences = {JOB: (*text.prompt, *text.output)}
-    hidden = {JOB: text.hidden}
-    for stage in range(1, stages + 1):
-        nodes[stage_address(stage)] = (StageMachine(stage, stages), OracleStage(sequences, hidden))
+    for stage, executor in enumerate(executors, 1):
+        nodes[stage_address(stage)] = (StageMachine(stage, stages), executor)
     for model, make in enumerate(makers, 1):
         nodes[middle_address(model)] = (StageMachine(1, stages, middle=model), make())
     simulation = Simulation(nodes, costs, tap=tap)
@@ -103,6 +145,6 @@ def simulate(
     simulation.submit(JOB, spec)
     simulation.run()
     record = simulation.jobs[JOB]
-    if tuple(record.tokens) != text.output or record.finish is None or record.finish.error:
+    if record.finish is None or record.finish.error:
         raise StateError(f"{strategy} did not give the target's text: {record.finish}")
-    return Ran(record.finish.stats, tuple(record.committed_at))
+    return record

@@ -18,12 +18,13 @@ from flowspec.emulation.profile import Profile
 from flowspec.emulation.profiles import load
 from flowspec.errors import StateError
 from flowspec.model.base import DraftExecutor
-from flowspec.model.directory import ModelDirectory, default_pair, open_directory
+from flowspec.model.directory import ModelDirectory, default_pair, layer_ranges, open_directory
 from flowspec.model.drafter_choice import ChoiceDrafter
 from flowspec.model.sources import load_sources
+from flowspec.model.stage import load_stage
 from flowspec.model.toy import ToyDrafter
 from flowspec.strategies import EXACT, build
-from flowspec.testbed.simulate import profile_costs, returns_hidden, simulate
+from flowspec.testbed.simulate import profile_costs, returns_hidden, simulate, simulate_lossy
 from flowspec.testbed.texts import Text, texts
 from tests.addresses import D0, S1, S2, S4
 from tests.toy import PROMPT, TARGET
@@ -166,3 +167,18 @@ def test_exclusive_links_cost_time_where_transfers_meet(
         ]
     assert ends["autoregressive"][1] == pytest.approx(ends["autoregressive"][0], rel=0.01)
     assert ends["flowspec"][1] > ends["flowspec"][0]
+
+
+def test_real_stages_give_the_targets_text_unless_the_strategy_is_lossy(
+    target: ModelDirectory, drafter: DraftExecutor, text: Text
+) -> None:
+    stages = [load_stage(target, layers) for layers in layer_ranges(target.layers, 2)]
+    costs = profile_costs(load("rtx3090-70b"), 2, "slm")
+    exact, output = simulate_lossy(text, "specpipe:width=8", stages, target, drafter, costs)
+    assert output == text.output
+    assert exact == simulate(text, "specpipe:width=8", 2, target, drafter, costs)
+    relaxed, other = simulate_lossy(
+        text, "specpipe_lossy_relaxed:width=8", stages, target, drafter, costs
+    )
+    assert relaxed.stats["lossy"] == "relaxed"
+    assert other != text.output and relaxed.stats["hit_rate"] > exact.stats["hit_rate"]
