@@ -1,23 +1,28 @@
 """The papers' tables, measured again under the virtual clock, beside the papers' figures.
 
-Every system of a table runs on the profile of the paper's machines, once with models of the
-paper's hit rates (``hits``), once with the packaged models. A table's content is a TOML file here:
-systems, published figures, hit rates with their arithmetic, and why our figures differ.
+Every system of a table runs on the profile of the paper's machines, with models of the paper's hit
+rates (``hits``) where it states any, and with the packaged models. A table's content is a TOML file
+here: systems, published figures, hit rates with their arithmetic, and why our figures differ.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from flowspec.errors import ConfigError
-from flowspec.testbed.tables.contents import PLACE, Block, Table, load, names
-from flowspec.testbed.tables.figures import TEXTS, Figure, Pair, at_hit_rate
+from flowspec.testbed.tables.columns import COLUMNS, Shown, number
+from flowspec.testbed.tables.contents import PLACE, TEXTS, Block, PaperRow, Table, load, names
+from flowspec.testbed.tables.figures import Figure, Pair, at_hit_rate, lossy
 
 __all__ = ["names", "run"]
 
 Tell = Callable[[str], None]
-#: A table's figures by (block, system): one per oracle of the block, then our pair's.
-Known = dict[tuple[str, str], list[Figure]]
+#: Figures by source: an oracle's name, or ``OURS``.
+Figures = Mapping[str, Figure]
+#: A table's figures by (block, system).
+Known = dict[tuple[str, str], Figures]
+
+OURS = "our pair"
 
 
 def run(name: str, tell: Tell, *, prompts: Sequence[str] | None = None, tokens: int = 64) -> None:
@@ -36,61 +41,109 @@ def run(name: str, tell: Tell, *, prompts: Sequence[str] | None = None, tokens: 
     pair = Pair(table, prompts, tokens)
     known: Known = {}
     tell(f"## {table.title}\n")
-    tell(
-        f"{table.unit}. At the paper's hit rate: {TEXTS} texts of {table.prompt_tokens} + "
-        f"{table.output_tokens} tokens "
-        f"through models of settable rates. Our pair: {len(prompts)} prompts x {tokens} tokens, "
-        "the packaged models. "
-        "Simulated; x: times the first system's speed; hit: share of tokens in the tree when they "
-        "were chosen.\n"
-    )
+    tell(_about(table, len(prompts), tokens))
     for block in table.blocks:
         _tell_block(table, block, pair, known, tell)
     _tell_ratios(table, known, tell)
     tell(f"{table.why.strip()}")
 
 
+def _about(table: Table, prompts: int, tokens: int) -> str:
+    said = [f"{table.unit}."]
+    if any(block.oracles for block in table.blocks):
+        said.append(
+            f"At the paper's hit rate: {_count(table)} texts of {table.prompt_tokens} + "
+            f"{table.output_tokens} tokens through models of settable rates."
+        )
+    if any(block.pair for block in table.blocks):
+        said.append(f"Our pair: {prompts} prompts x {tokens} tokens, the packaged models.")
+    notes = [COLUMNS[name].note for name in table.columns]
+    said.append(f"{'; '.join(('Simulated', *filter(None, notes)))}.\n")
+    if table.claim:
+        said.append(f"\n{table.claim.strip()}\n")
+    return " ".join(said)
+
+
+def _count(table: Table) -> int:
+    """Texts per figure at a paper's hit rate."""
+    return min(table.texts, TEXTS)
+
+
+def _sources(block: Block) -> list[str]:
+    return [*block.oracles, OURS] if block.pair else list(block.oracles)
+
+
 def _tell_block(table: Table, block: Block, pair: Pair, known: Known, tell: Tell) -> None:
-    sources = [*block.oracles, "our pair"]
-    heads = (f"{source} | x | hit | difference" for source in sources)
-    tell(f"### {block.name}: {block.profile}, {block.stages} stages, T = {block.temperature:g}\n")
-    tell(f"| system | paper | x | {' | '.join(heads)} |")
-    tell("|---" * (3 + 4 * len(sources)) + "|")
-    first: list[Figure] = []
+    sources = _sources(block)
+    compared = "difference" in table.columns
+    heads = ["system", "paper", "x"] if compared else ["system"]
+    for source in sources:
+        first, *others = (head for name in table.columns for head in COLUMNS[name].heads)
+        heads += [f"{source}: {first}" if first else source, *others]
+    tell(f"### {block.name}: {block.profile}, {block.stages} stages, {_sampling(block)}\n")
+    tell(f"| {' | '.join(heads)} |")
+    tell("|---" * len(heads) + "|")
+    base: Figures = {}
     for row in block.rows:
-        figures = [
-            at_hit_rate(table, block, row, table.oracles[name], TEXTS) for name in block.oracles
-        ]
-        figures.append(pair.figure(block, row))
+        figures = _figures(table, block, row, pair)
         known[block.name, row.system] = figures
-        first = first or figures
-        paper = block.rows[0].paper
-        cells = [
-            _number(row.paper),
-            _number(table.speedup(row.paper, paper) if row.paper and paper else None),
-        ]
-        for figure, base in zip(figures, first, strict=True):
-            difference = f"{figure.value / row.paper - 1:+.0%}" if row.paper else "-"
-            speedup = table.speedup(figure.value, base.value)
-            cells += [_number(figure.value), _number(speedup), f"{figure.hit_rate:.3f}", difference]
-        tell(f"| {row.system} | {' | '.join(cells)} |")
-    repeated = sum(known[block.name, row.system][-1].repeated for row in block.rows) / len(
-        block.rows
-    )
-    tell(f"\nRepeated 4-grams in our pair's texts: {repeated:.2f}.\n")
+        base = {**figures, **base}
+        cells = [row.system]
+        if compared:
+            paper = block.rows[0].paper
+            speedup = table.speedup(row.paper, paper) if row.paper and paper else None
+            cells += [number(row.paper), number(speedup)]
+        for source in sources:
+            cells += _cells(table, block, row, figures.get(source), base.get(source))
+        tell(f"| {' | '.join(cells)} |")
+    ours = [
+        figures[OURS] for row in block.rows if OURS in (figures := known[block.name, row.system])
+    ]
+    measured = [figure.repeated for figure in ours if figure.runs]
+    tell("")
+    if measured:
+        repeated = sum(measured) / len(measured)
+        tell(f"Repeated 4-grams in our pair's texts: {repeated:.2f}.\n")
+
+
+def _sampling(block: Block) -> str:
+    limits = [f"top-p {block.top_p:g}"] if block.top_p < 1 else []
+    limits += [f"top-k {block.top_k}"] if block.top_k else []
+    return ", ".join([f"T = {block.temperature:g}", *limits])
+
+
+def _figures(table: Table, block: Block, row: PaperRow, pair: Pair) -> Figures:
+    """The row's figures from every source that has its models."""
+    if not row.strategy:
+        return {}
+    draft = row.draft or table.draft
+    found = {
+        name: at_hit_rate(table, block, row, table.oracles[name], _count(table))
+        for name in block.oracles
+        if draft in table.oracles[name].kinds and not lossy(row)
+    }
+    return {**found, OURS: pair.figure(block, row)} if block.pair else found
+
+
+def _cells(
+    table: Table, block: Block, row: PaperRow, figure: Figure | None, base: Figure | None
+) -> list[str]:
+    if figure is None or base is None:
+        width = sum(len(COLUMNS[name].heads) for name in table.columns)
+        return [*row.printed, *["-"] * (width - len(row.printed))]
+    shown = Shown(table, block, row, figure, base)
+    return [cell for name in table.columns for cell in COLUMNS[name].cells(shown)]
 
 
 def _tell_ratios(table: Table, known: Known, tell: Tell) -> None:
     for ratio in table.ratios:
-        block = next(block for block in table.blocks if block.name == ratio.of[0])
-        pairs = zip([*block.oracles, "our pair"], known[ratio.of], known[ratio.over], strict=True)
+        of, over = known[ratio.of], known[ratio.over]
         found = (
-            f"{source} {table.speedup(of.value, over.value):.2f}" for source, of, over in pairs
+            f"{source} {table.speedup(of[source].value, over[source].value):.2f}"
+            for source in of
+            if source in over
         )
-        over = ratio.over[1] if ratio.over[0] == ratio.of[0] else ", ".join(ratio.over)
-        tell(f"- {', '.join(ratio.of)} over {over}: paper {ratio.paper}; {'; '.join(found)}")
-    tell("")
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
+        than = ratio.over[1] if ratio.over[0] == ratio.of[0] else ", ".join(ratio.over)
+        tell(f"- {', '.join(ratio.of)} over {than}: paper {ratio.paper}; {'; '.join(found)}")
+    if table.ratios:
+        tell("")
