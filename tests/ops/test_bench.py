@@ -190,3 +190,14 @@ def test_real_workers_on_emulated_devices_take_the_simulators_time() -> None:
     rows = printed("ops.bench.emulation", *words, "--free")
     assert [row[0] for row in rows[2:]] == ["chain", "auto"]
     assert all(0.99 <= float(row[6]) <= 1.01 for row in rows[2:]), rows
+
+
+def test_the_spread_of_live_runs_has_a_row_per_strategy() -> None:
+    words = ("--repeats", "2", "--tokens", "6", "--strategies", "autoregressive specpipe")
+    head, _, *rows = printed("ops.bench.variance", *words)
+    assert [row[0] for row in rows] == ["autoregressive", "specpipe"]
+    for row in rows:
+        found = dict(zip(head, row, strict=True))
+        least, most = map(float, found["least to most"].split(" to "))
+        assert 0 < least <= float(found["ms per token, median"]) <= most
+        assert float(found["most over least"]) == pytest.approx(most / least, abs=0.02)
