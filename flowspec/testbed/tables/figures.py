@@ -195,27 +195,26 @@ class Pair:
         self._drafters: dict[str, DraftExecutor] = {}
         self._middles: dict[str, StageExecutor] = {}
         self._stages: dict[int, list[StageExecutor]] = {}
-        self._figures: dict[str, Figure] = {}
+        self._figures: dict[tuple[object, ...], Figure] = {}
 
     def figure(self, block: Block, row: PaperRow) -> Figure:
         """The figure of ``row`` with real drafts and the target's own text."""
         draft = row.draft or self._table.draft
         link = cluster(block).link
-        known = repr(
-            (block.profile, link, block.stages, block.samplings, row.strategy, draft, row.middles)
-        )
-        if known not in self._figures:
+        samplings = block.samplings
+        key = (block.profile, link, block.stages, samplings, row.strategy, draft, row.middles)
+        if key not in self._figures:
             models = _Models(
                 self._target,
                 self._drafter(draft),
                 {f"m{model}": self._middle for model in range(row.middles)},
                 self._loaded(block.stages) if lossy(row) else (),
             )
-            given = self._of(block.samplings)
-            self._figures[known] = _figure(
+            given = self._of(samplings)
+            self._figures[key] = _figure(
                 self._table, block, row, ((text, models) for text in given)
             )
-        return self._figures[known]
+        return self._figures[key]
 
     def _of(self, samplings: tuple[Sampling, ...]) -> list[Text]:
         if samplings not in self._texts:
