@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from flowspec.core.protocol.addresses import GRAPH, Address
+from flowspec.core.protocol.addresses import DRAFT, GRAPH, Address
 from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.graph import TaskGraph
 from flowspec.core.protocol.ledger import Delivery, Ledger
@@ -140,8 +140,8 @@ class Simulation:
         self._order = itertools.count()
         self._links = ExclusiveLinks(nodes) if costs.exclusive else None
         self._free_at: dict[tuple[Address, Address], float] = {}  # by directed link
-        # By receiver: when the graph's last envelope arrives.
-        self._let_go_at: dict[Address, float] = {}
+        # By receiver: when the last envelope arrives that one of the graph must not overtake.
+        self._settled_at: dict[Address, float] = {}
         self._rows: dict[tuple[Address, RunKey, int], RowArray] = {}
 
     # ---- running ---------------------------------------------------------------------------------
@@ -298,6 +298,9 @@ class Simulation:
                 self._rows[output.to, run, message.segment] = rows
             if output.task:
                 self.runs[run].origins[output.task] = node.address
+                self._settle(
+                    DRAFT, self.now + self._costs.link(node.address, DRAFT, output.envelope)
+                )
         self._deliver_all(node.address, run, change.deliveries)
         return refusal(run, f"a message to {output.to}", change.code)
 
@@ -338,9 +341,18 @@ class Simulation:
             return
         at = self.now + seconds
         if envelope.sender == GRAPH:
-            # The graph's envelopes are read in the order of release, whichever node caused it.
-            at = self._let_go_at[to] = max(at, self._let_go_at.get(to, 0.0))
+            at = max(at, self._settled_at.get(to, 0.0))
+        if envelope.sender == GRAPH or isinstance(envelope.message, Answer):
+            self._settle(to, at)
         self._push(at, _MESSAGE, self._nodes[to], envelope)
+
+    def _settle(self, to: Address, at: float) -> None:
+        """No envelope of the graph reaches ``to`` before ``at``.
+
+        They are read in the order of release, whichever node caused it; and a join follows the
+        answers and completions that it waited for, on whatever link those travel.
+        """
+        self._settled_at[to] = max(at, self._settled_at.get(to, 0.0))
 
     def _depart(self, letters: Sequence[Letter]) -> None:
         for letter in letters:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tests.reference import barrier_flowspec, batches, free_flowspec, levels, timesteps, windows
 from tests.reference.cases import Case, Commits, Costs, Options
@@ -89,16 +89,10 @@ SYSTEMS = {
 
 
 def drawn(name: str, seed: int) -> tuple[Case, dict[str, int | str]]:
-    """The case and the options of one seed of a system.
-
-    Timesteps that a draft pass may end have no links that take time: when D0 then knows of the
-    stages' ends is not in the papers.
-    """
+    """The case and the options of one seed of a system."""
     rng = random.Random(f"{name} {seed}")
     system = SYSTEMS[name]
     costs = _costs(rng)
-    if system.commits is timesteps.commits and costs.draft >= costs.link + min(costs.stages):
-        costs = replace(costs, link=0.0)
     options = {option: rng.choice(values) for option, values in system.choices.items()}
     candidates = rng.choice((1, 2, 4, 4))
     if "merge" in options and rng.random() < 1 / 16:

@@ -148,10 +148,6 @@ def test_the_grid_tells_systems_apart() -> None:
 MOST_EVENTS = 5000
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="a join that the drafter completes reaches D0 before an answer that is on its way",
-)
 def test_a_timestep_that_the_drafter_ends_has_the_answer_of_its_last_group() -> None:
     """The last group is done 1.5 s after a timestep's beginning, the drafter 0.2 s later.
 
