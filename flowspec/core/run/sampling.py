@@ -155,5 +155,17 @@ def perturbed(
         outside = np.ones(scores.size, dtype=np.bool_)
         outside[survivors(logits, sampling)[0]] = False
         scores[outside] -= OUTSIDE
-    best = np.argsort(-scores, kind="stable")[:count]
+    best = _best(scores, count)
     return tuple(best.tolist()), tuple((scores[best] - scores[best[0]]).tolist())
+
+
+def _best(scores: Floats, count: int) -> Ids:
+    """Ids of the ``count`` best scores, best first, ties to the lower id."""
+    if count < scores.size:
+        # Only what reaches the last place is sorted: the whole vocabulary takes ten times as long.
+        least = np.partition(scores, scores.size - count)[scores.size - count]
+        ids = np.flatnonzero(scores >= least)
+    else:
+        ids = np.arange(scores.size)
+    best: Ids = ids[np.argsort(-scores[ids], kind="stable")[:count]]
+    return best

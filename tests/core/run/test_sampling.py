@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from flowspec.core.run.sampling import (
     MAX_SEED,
     Sampling,
+    _best,
     _between_0_and_1,
     choose,
     gumbel,
@@ -198,3 +199,14 @@ def test_a_drafter_with_the_targets_logits_foresees_the_draw(
     assert tokens[0] == drawn or top_k or top_p < 1
     assert list(gaps) == sorted(gaps, reverse=True)
     assert len(set(tokens)) == 8
+
+
+@given(
+    st.lists(st.integers(-3, 3), min_size=1, max_size=40),
+    st.integers(1, 50),
+)
+def test_the_best_scores_are_those_of_a_full_sort_ties_included(
+    scores: list[int], count: int
+) -> None:
+    ordered = sorted(range(len(scores)), key=lambda token: (-scores[token], token))
+    assert _best(np.array(scores, np.float64), count).tolist() == ordered[:count]
