@@ -249,6 +249,20 @@ def bench(
     no_loops: Annotated[
         bool, typer.Option("--no-loops", help="Leave out prompts whose text repeats itself.")
     ] = False,
+    tune: Annotated[
+        bool,
+        typer.Option(
+            "--tune",
+            help="Search each strategy's options on half of the prompts, measure on the others.",
+        ),
+    ] = False,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            help="With --tune: compare with this untuned strategy, prompt by prompt; "
+            "default: auto, if it is among the strategies."
+        ),
+    ] = None,
     baseline: Annotated[
         str, typer.Option(help="Strategy that speedups are relative to.")
     ] = "autoregressive",
@@ -289,7 +303,9 @@ def bench(
         baseline,
     )
     return commands.bench(
-        commands.Options(*given, seed, sweep or [], out, markdown, plots, plot_format)
+        commands.Options(
+            *given, seed, sweep or [], out, markdown, plots, plot_format, tune, against
+        )
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console
 from rich.progress import (
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DEFAULT_TOKENS = 48
+#: The strategy that others are compared with unless another is named.
+AUTO = "auto"
 #: Tokens of the slowest strategy in the time a timeline shows.
 _TIMELINE_TOKENS = 5
 
@@ -64,28 +66,80 @@ class Options:
     markdown: Path | None
     plots: Path | None
     plot_format: str
+    tune: bool = False
+    against: str | None = None
 
 
 def bench(options: Options) -> None:
     """Run the comparison; Markdown goes to stdout unless a file is given for it."""
     from flowspec.testbed.grid import Grid
     from flowspec.testbed.report import BenchReport, markdown
+    from flowspec.testbed.tuning_report import tuning_markdown
 
     _check_places(options)
+    _check_tuning(options)
     plan = _plan(options)
     notes.of_plan(plan)
-    prompts = halve(prompts_in(options.prompts), options.half)
+    prompts = prompts_in(options.prompts)
     with _progress() as tell:
-        grid = Grid(plan, prompts, tell)
-        report = BenchReport(grid.header(_command(), options.half), tuple(grid.run()))
+        half = "measuring" if options.tune else options.half
+        grid = Grid(plan, halve(prompts, half), tell)
+        header = grid.header(_command(), half)
+        if options.tune:
+            report = _tuned(grid, header, halve(prompts, "tuning"), _against(options), tell)
+        else:
+            report = BenchReport(header, tuple(grid.run()))
+    tuning = tuning_markdown(report.header["tuning"]) if options.tune else ()
     if options.out is not None:
         write("--out", options.out, report.text())
     if options.markdown is not None:
-        write("--markdown", options.markdown, markdown(report))
+        write("--markdown", options.markdown, markdown(report, tuning))
     else:
-        sys.stdout.write(markdown(report))
+        sys.stdout.write(markdown(report, tuning))
     if options.plots is not None:
         _draw(report, grid, options.plots, f".{options.plot_format}")
+
+
+def _check_tuning(options: Options) -> None:
+    """ConfigError for flags that exclude each other."""
+    if options.tune and options.half != "all":
+        raise ConfigError(
+            "--tune takes no --half: it tunes on the one half and measures on the other; "
+            "leave out the one or the other"
+        )
+    if options.tune and options.plots is not None:
+        raise ConfigError("--tune draws no charts; leave out --plots or --tune")
+    if options.against is not None and not options.tune:
+        raise ConfigError("--against needs --tune; expected both or neither")
+
+
+def _against(options: Options) -> str | None:
+    """The strategy that tuned ones are compared with; None: with none."""
+    if options.against is not None:
+        return options.against
+    return AUTO if AUTO in strategies_of(options.strategies) else None
+
+
+def _tuned(
+    grid: Grid,
+    header: dict[str, Any],
+    prompts: Sequence[Prompt],
+    against: str | None,
+    tell: Tell,
+) -> BenchReport:
+    """The report of ``grid`` with strategies tuned on ``prompts``, all but ``against``."""
+    from flowspec.testbed.grid import Grid
+    from flowspec.testbed.report import BenchReport
+    from flowspec.testbed.tuning import Tuner
+    from flowspec.testbed.tuning_report import tuning_header
+
+    cells = grid.cells()
+    varied = set(grid.plan.strategies) - {against}
+    tuner = Tuner(Grid(grid.plan, prompts, tell), tell=tell)
+    tuned = tuner.run({cell: cells[cell] for cell in cells if cell.strategy in varied})
+    chosen = {one.cell: one.measured for one in tuned}
+    rows = grid.run({chosen.get(cell, cell): source for cell, source in cells.items()})
+    return BenchReport({**header, "tuning": tuning_header(tuner, tuned, rows, against)}, (*rows,))
 
 
 def _plan(options: Options) -> BenchPlan:
@@ -95,7 +149,7 @@ def _plan(options: Options) -> BenchPlan:
     profile = load(options.profile)
     return BenchPlan(
         profile,
-        strategies_of(options.strategies),
+        _strategies(options),
         _list(options.draft, str, "--draft", "names like slm,head"),
         _list(
             options.temperatures,
@@ -110,6 +164,13 @@ def _plan(options: Options) -> BenchPlan:
         tuple(link for text in options.sweep for link in _links(text, profile)),
         options.no_loops,
     )
+
+
+def _strategies(options: Options) -> tuple[str, ...]:
+    """The strategies to run; the one that others are compared with is run, too."""
+    given = strategies_of(options.strategies)
+    extra = () if options.against is None else (options.against,)
+    return tuple(dict.fromkeys((*given, *extra)))
 
 
 def _check_places(options: Options) -> None:

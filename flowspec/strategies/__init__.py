@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from flowspec.core.job.strategy import Strategy
@@ -28,6 +29,8 @@ class StrategyClass(Protocol):
     Params: type[Any]
     source: str
     lossy: str
+    search: Mapping[str, tuple[str, ...]]
+    starts: tuple[str, ...]
 
     def __call__(self, params: Any, stages: int) -> Strategy: ...
 
@@ -56,9 +59,15 @@ EXACT = tuple(name for name, kind in STRATEGIES.items() if not kind.lossy)
 
 def build(text: str, stages: int) -> Strategy:
     """The strategy ``NAME`` or ``NAME:option=value,option=value`` for a pipeline of ``stages``."""
+    name, options = parse(text)
+    kind = STRATEGIES[name]
+    return kind(read_params(kind.Params, options), stages)
+
+
+def parse(text: str) -> tuple[str, dict[str, str]]:
+    """The name in a strategy's text and its options, unread; ConfigError for an unknown name."""
     name, _, rest = text.partition(":")
-    kind = STRATEGIES.get(name)
-    if kind is None:
+    if name not in STRATEGIES:
         raise ConfigError(f"unknown strategy {name!r}; there are: {', '.join(STRATEGIES)}")
     options: dict[str, str] = {}
     for item in filter(None, rest.split(",")):
@@ -69,7 +78,7 @@ def build(text: str, stages: int) -> Strategy:
         if option in options:
             raise ConfigError(f"strategy option {option} is given twice; give it once")
         options[option] = value.strip()
-    return kind(read_params(kind.Params, options), stages)
+    return name, options
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

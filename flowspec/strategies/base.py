@@ -86,6 +86,16 @@ class BeamStrategy(Strategy, Generic[P]):
 
     Params: ClassVar[type[BeamParams]]
     source: ClassVar[str]
+    search: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "width": ("1", "2", "4", "6", "8", "10", "16"),
+        "loops": ("1", "2", "3", "4", "6", "8", "12"),
+        "nodes": ("4", "8", "16", "32", "48", "64", "80", "128"),
+    }
+    starts: ClassVar[tuple[str, ...]] = (
+        "width=1,loops=3,nodes=4",
+        "width=4,loops=3,nodes=16",
+        "width=8,loops=4,nodes=48",
+    )
 
     def __init__(self, params: P, stages: int) -> None:
         super().__init__()

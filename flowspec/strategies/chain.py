@@ -10,7 +10,9 @@ mesh-llm.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from flowspec.core.drafting.growth import Growth
 from flowspec.core.drafting.layered_growth import deepest
@@ -44,6 +46,12 @@ class Chain(Strategy):
 
     Params = ChainParams
     source = "PipeInfer, arXiv 2407.11798, and today's asynchronous drafting"
+    search: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "window": ("1", "2", "3", "4", "5", "6", "7", "8"),
+        "in_flight": ("auto", "2", "3", "4", "6", "8", "12", "16"),
+        "confidence": ("0", "10", "20", "30", "50", "70"),
+    }
+    starts: ClassVar[tuple[str, ...]] = ("window=1", "window=4,confidence=30", "in_flight=8")
     drafts_ahead = True
     accepts_unsent = True
     draft_width = 4  # of several merged drafters the best candidate leads

@@ -6,7 +6,9 @@ mechanism is a switch, so that the paper's ablation is configuration.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from flowspec.core.drafting.beam_growth import BeamGrowth, BeamSearch
 from flowspec.core.drafting.growth import Growth
@@ -56,6 +58,22 @@ class FlowSpec(BeamStrategy[FlowSpecParams]):
 
     Params = FlowSpecParams
     source = "FlowSpec, arXiv 2507.02620"
+    search: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "segment": ("1", "2", "4", "8", "16", "24", "32", "64"),
+        **BeamStrategy.search,
+        "merge_loops": ("1", "2", "3", "4", "6", "8"),
+        "merge_nodes": ("4", "8", "16", "32", "64", "128"),
+        "expand_nodes": ("2", "4", "8", "16", "32", "48", "96"),
+        "merge": ("on", "off"),
+        "expand": ("on", "off"),
+        "order": ("score", "generation"),
+    }
+    starts: ClassVar[tuple[str, ...]] = (
+        "segment=1,width=1,loops=4,nodes=4,merge_loops=4,merge_nodes=4,expand_nodes=2",
+        "segment=8,width=4,loops=4,nodes=32,merge_loops=3,merge_nodes=16,expand_nodes=8",
+        "segment=32,nodes=128,expand_nodes=96",
+        "merge_loops=2",
+    )
 
     def grow(self, view: View, occasion: Occasion) -> Growth | None:
         match occasion:

@@ -7,6 +7,7 @@ waits for all of them; the verdict prunes; only then the new layer's nodes are c
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -40,6 +41,18 @@ class PipeDec(Strategy):
 
     Params: ClassVar[type[PipeDecParams]] = PipeDecParams
     source = "PipeDec, arXiv 2504.04104 v1"
+    search: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "barrier": ("on", "off"),
+        "width": ("1", "2", "4", "8", "16", "32", "64", "128"),
+        "children": ("4", "8", "16", "32", "64"),
+        "groups": ("auto", "1", "2", "3", "4", "6"),
+    }
+    starts: ClassVar[tuple[str, ...]] = (
+        "barrier=off",
+        "barrier=off,width=64",
+        "barrier=off,width=1",
+        "width=1",
+    )
     drafts_ahead = True
     redrafts = False  # the layer drafted in a timestep is chosen at the end of that timestep
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from flowspec.core.drafting.growth import Growth
 from flowspec.core.drafting.path_growth import PathGrowth
@@ -44,6 +45,11 @@ class PipeSpec(Strategy):
 
     Params = PipeSpecParams
     source = "PipeSpec, arXiv 2505.01572"
+    search: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "window": ("2", "4", "6", "8", "12", "16", "32", "64", "100"),
+        "lookahead": ("0", "2", "3", "4", "6", "8", "12"),
+    }
+    starts: ClassVar[tuple[str, ...]] = ("window=8", "window=16,lookahead=6")
     drafts_ahead = True
     accepts_unsent = True
     uses_middles = True

@@ -7,6 +7,7 @@ drafter may be the source of tokens.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -50,6 +51,24 @@ class SpecPipe(Strategy):
 
     Params: ClassVar[type[SpecPipeParams]] = SpecPipeParams
     source = "SpecPipe, arXiv 2504.04104 v2"
+    search: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        # 16, 21 and 32: four, three and two levels in the 64 rows of a GPU's tile.
+        "width": (
+            *("auto", "1", "2", "4", "8", "12", "16"),
+            *("21", "32", "48", "64", "96", "128"),
+        ),
+        "levels": ("1", "2", "3", "4"),
+        "in_flight": ("auto", "4", "5", "6", "8", "10", "12", "16"),
+        "children": ("4", "8", "16", "32", "64"),
+    }
+    starts: ClassVar[tuple[str, ...]] = (
+        "width=1",
+        "width=auto",
+        "width=32,levels=3",
+        "width=21,levels=3",
+        "levels=2,in_flight=8",
+        "width=8,levels=2",
+    )
     drafts_ahead = True
     redrafts = False
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from flowspec.core.drafting.growth import Growth
 from flowspec.core.drafting.path_growth import PathGrowth
@@ -34,6 +35,10 @@ class Speculative(Strategy):
 
     Params = SpeculativeParams
     source = "Leviathan et al., arXiv 2211.17192; PipeSpec (baseline)"
+    search: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "lookahead": ("2", "3", "4", "5", "6", "7", "8", "10", "12", "16"),
+    }
+    starts: ClassVar[tuple[str, ...]] = ("lookahead=4",)
     uses_middles = True
     draft_width = 4  # the best candidate of several merged drafters leads
 

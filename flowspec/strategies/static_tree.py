@@ -7,7 +7,9 @@ docs/algorithms.md#static-tree.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from flowspec.core.drafting.ahead_growth import AheadGrowth
 from flowspec.core.drafting.growth import Growth
@@ -22,6 +24,23 @@ MOST_NODES = 512
 #: With ``overlap``: trees drafted ahead, and the least number of candidates per node.
 AHEAD_ROOTS = 8
 AHEAD_WIDTH = 4
+#: Shapes worth trying: chains, then ever bushier trees of 1 to 8 levels.
+SHAPES = (
+    "1",
+    "1-1",
+    "1-1-1",
+    "1-1-1-1",
+    "1-1-1-1-1-1",
+    "1-1-3-1-1-1-1-1",
+    "2-1-1",
+    "2-2-1-1",
+    "3-2-1-1-1",
+    "2-2-2-1-1-1-1",
+    "4-2-2-1-1-1",
+    "6-3-2-1-1",
+    "8-4-2-1-1",
+    "16-4-2-1",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +89,8 @@ class StaticTree(Strategy):
 
     Params = StaticParams
     source = "SpecInfer, arXiv 2305.09781 (STPP in PipeDec)"
+    search: ClassVar[Mapping[str, tuple[str, ...]]] = {"shape": SHAPES}
+    starts: ClassVar[tuple[str, ...]] = tuple(f"shape={shape}" for shape in SHAPES)
 
     def __init__(self, params: StaticParams, stages: int) -> None:
         super().__init__()

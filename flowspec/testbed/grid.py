@@ -151,14 +151,14 @@ class Grid:
         self.loops = self.too_short = 0
         self.cases = self._cases()
 
-    def run(self) -> list[ReportRow]:
-        """All rows, each after its baseline's; ConfigError if no prompt is left."""
-        if not self.cases:
-            raise ConfigError(
-                "no prompt is left to run: all are too long, end at once or repeat themselves"
-            )
+    def run(self, cells: Mapping[Cell, str] | None = None) -> list[ReportRow]:
+        """All rows, each after its baseline's; ConfigError if no prompt is left.
+
+        ``cells``: what to run, with the draft source of each; None: all of the plan.
+        """
+        self.check_cases()
         found: dict[Cell, dict[int, Ran]] = defaultdict(dict)
-        given = self._cells()
+        given = self.cells() if cells is None else cells
         done = 0
         total = sum(cell.temperature == case.temperature for cell in given for case in self.cases)
         for source in dict.fromkeys(given.values()):
@@ -168,9 +168,20 @@ class Grid:
                         self._tell(f"{cell.strategy} with {source}", done, total)
                         found[cell][case.number] = self.trace(case, cell, source)
                         done += 1
-                for memo in self._memos:
-                    memo.forget()
+                self.forget_drafts()
         return self._compared([self._row(cell, found[cell]) for cell in found])
+
+    def check_cases(self) -> None:
+        """ConfigError if no prompt is left."""
+        if not self.cases:
+            raise ConfigError(
+                "no prompt is left to run: all are too long, end at once or repeat themselves"
+            )
+
+    def forget_drafts(self) -> None:
+        """Drop the drafters' remembered proposals."""
+        for memo in self._memos:
+            memo.forget()
 
     def header(self, command: str, half: str) -> dict[str, Any]:
         """The report header for these runs; ``half``: the half of the prompts they use."""
@@ -217,6 +228,23 @@ class Grid:
         A strategy that learns starts with the history of its earlier runs in the cell. Its first
         run starts with that of an unmeasured run of the last prompt, unless it is that prompt's.
         """
+        history = self._known.get(cell)
+        if history is None:
+            history = self._known[cell] = History()
+            last = self.cases_at(cell.temperature)[-1]
+            calibrated = build(cell.strategy, cell.stages).calibrated
+            if calibrated and last.number != case.number:
+                self.simulate(last, cell, source, history)
+        return self.simulate(case, cell, source, history, tap)
+
+    def cases_at(self, temperature: float) -> list[Case]:
+        """The cases at ``temperature``, in the order in which they are run."""
+        return [case for case in self.cases if case.temperature == temperature]
+
+    def simulate(
+        self, case: Case, cell: Cell, source: str, history: History, tap: Tap | None = None
+    ) -> Ran:
+        """One run that begins with ``history`` and adds to it."""
         drafter = self._drafter(source)
         strategy = build(cell.strategy, cell.stages)
         profile = replace(self.plan.profile, link=cell.link.shape)
@@ -226,24 +254,6 @@ class Grid:
         middles = (
             {MIDDLE: lambda: self._middle} if strategy.uses_middles and profile.middles else None
         )
-        history = self._known.get(cell)
-        if history is None:
-            history = self._known[cell] = History()
-            last = next(
-                other for other in reversed(self.cases) if other.temperature == cell.temperature
-            )
-            if strategy.calibrated and last.number != case.number:
-                simulate(
-                    last.text,
-                    cell.strategy,
-                    cell.stages,
-                    self._target,
-                    drafter,
-                    costs,
-                    middles,
-                    None,
-                    history,
-                )
         return simulate(
             case.text,
             cell.strategy,
@@ -274,7 +284,7 @@ class Grid:
         )
         return len(case.text.prompt)
 
-    def _cells(self) -> dict[Cell, str]:
+    def cells(self) -> dict[Cell, str]:
         """Every cell once, with the first source that yields it.
 
         A strategy that does not choose has one cell for all sources with the same first choice; a
@@ -367,14 +377,14 @@ class Grid:
         drafts.
         """
         rows = list(rows)
-        bases = {_place(row): row for row in rows if row.strategy == self.plan.baseline}
+        bases = {place(row): row for row in rows if row.strategy == self.plan.baseline}
         for row in list(bases.values()):
-            bases.setdefault(_place(replace(row, source=first_choice(row.source))), row)
+            bases.setdefault(place(replace(row, source=first_choice(row.source))), row)
         found = []
         for row in rows:
             like = (row.source, first_choice(row.source), "-")
             base = next(
-                base for source in like if (base := bases.get(_place(replace(row, source=source))))
+                base for source in like if (base := bases.get(place(replace(row, source=source))))
             )
             ratios = {
                 at: speed / base.speeds[at] for at, speed in row.speeds.items() if at in base.speeds
@@ -386,7 +396,7 @@ class Grid:
         )
 
 
-def _place(row: ReportRow) -> tuple[object, ...]:
+def place(row: ReportRow) -> tuple[object, ...]:
     """The key that is equal for rows that differ only in their strategy."""
     source = row.source.partition(",")[0]
     return (source, row.stages, row.temperature, row.swept, row.latency_ms, row.mbit)

@@ -200,8 +200,8 @@ _COLUMNS: dict[str, Callable[[ReportRow], str]] = {
     "stages": lambda row: str(row.stages),
     "T": lambda row: f"{row.temperature:g}",
     "link": lambda row: f"{row.latency_ms:g} ms, {row.mbit:g} Mbit/s",
-    "tokens/s (95%)": lambda row: _estimate(row.tokens_per_second),
-    "speedup (95%)": lambda row: _estimate(row.speedup),
+    "tokens/s (95%)": lambda row: estimate_text(row.tokens_per_second),
+    "speedup (95%)": lambda row: estimate_text(row.speedup),
     "TBT mean / p50 / p99, ms": lambda row: " / ".join(
         f"{row.tbt[key] * 1e3:.1f}" for key in ("mean", "p50", "p99")
     ),
@@ -221,8 +221,8 @@ _COLUMNS: dict[str, Callable[[ReportRow], str]] = {
 }
 
 
-def markdown(report: BenchReport) -> str:
-    """The header in a few lines and one table."""
+def markdown(report: BenchReport, notes: Sequence[str] = ()) -> str:
+    """The header in a few lines and one table; ``notes``: lines below it."""
     head = report.header
     profile = head["profile"]
     prompts = head["prompts"]
@@ -242,6 +242,7 @@ def markdown(report: BenchReport) -> str:
         *(f"| {' | '.join(show(row) for show in _COLUMNS.values())} |" for row in report.rows),
         "",
         *_footnote(report.rows),
+        *notes,
         f"`{head['command']}`, version {head['version']}, on {head['machine']['line']}.",
     ]
     return "\n".join(lines) + "\n"
@@ -268,7 +269,8 @@ def _drafts(row: ReportRow) -> str:
     return ", ".join(f"{name} {tokens}" for name, tokens in row.drafts.items())
 
 
-def _estimate(value: Estimate | None) -> str:
+def estimate_text(value: Estimate | None) -> str:
+    """The median with its interval in brackets; "-" if there is none."""
     if value is None:
         return "-"
     return f"{value.median:.2f}" + (
@@ -303,10 +305,10 @@ def compare(old: Path, new: Path) -> str:
             if at in pair[-1].speeds
         ]
         speeds = [
-            _estimate(rows[key].tokens_per_second if key in rows else None)
+            estimate_text(rows[key].tokens_per_second if key in rows else None)
             for rows in (before, after)
         ]
-        change = _estimate(Estimate.of(ratios) if len(pair) == 2 else None)
+        change = estimate_text(Estimate.of(ratios) if len(pair) == 2 else None)
         cell = [show(pair[0]) for show in list(_COLUMNS.values())[:5]]
         lines.append(f"| {' | '.join([*cell, *speeds, change])} |")
     return "\n".join(lines) + "\n"

@@ -67,6 +67,27 @@ def test_a_prompt_of_nothing_is_refused(command: Command, tmp_path: Path) -> Non
         )
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (
+            ("--tune", "--half", "tuning"),
+            "--tune takes no --half: it tunes on the one half and measures on the other; "
+            "leave out the one or the other",
+        ),
+        (
+            ("--tune", "--plots", "charts"),
+            "--tune draws no charts; leave out --plots or --tune",
+        ),
+        (("--against", "auto"), "--against needs --tune; expected both or neither"),
+    ],
+)
+def test_flags_that_exclude_each_other_are_refused(
+    command: Command, flags: tuple[str, ...], said: str
+) -> None:
+    assert command("bench", *flags) == (1, "", f"flowspec: {said}\n")
+
+
 def test_two_outputs_in_one_file_are_refused(command: Command, tmp_path: Path) -> None:
     file = tmp_path / "f"
     said = command("bench", "--out", str(file), "--markdown", f"{tmp_path}/./f")

@@ -40,6 +40,39 @@ def question(tmp_path: Path) -> Path:
     return file
 
 
+def test_strategies_are_tuned_on_one_half_and_measured_on_the_other(tmp_path: Path) -> None:
+    file = tmp_path / "p.jsonl"
+    file.write_text(
+        "".join(json.dumps({"prompt": f"Who was number {n}?"}) + "\n" for n in range(4))
+    )
+    out = tmp_path / "run.json"
+    text = tmp_path / "run.md"
+    given = ["speculative", "auto", "static_tree:shape=1-1"]
+    bench(
+        replace(
+            OPTIONS,
+            prompts=file,
+            half="all",
+            strategies=given,
+            draft="ngram",
+            tune=True,
+            out=out,
+            markdown=text,
+        )
+    )
+    report = json.loads(out.read_text())
+    tuning = report["tuning"]
+    assert (report["prompts"]["half"], report["prompts"]["count"]) == ("measuring", 2)
+    assert (tuning["prompts"]["half"], tuning["prompts"]["count"]) == ("tuning", 2)
+    assert report["prompts"]["digest"] != tuning["prompts"]["digest"]
+    rows = {row["strategy"]: row for row in tuning["rows"]}
+    assert rows.keys() == {"speculative", "static_tree:shape=1-1"}, "auto is the reference"
+    assert rows["static_tree:shape=1-1"]["configurations"] == 1, "the one option is given"
+    measured = {row["strategy"] for row in report["rows"]}
+    assert measured == {"autoregressive", "auto", *(row["found"] for row in rows.values())}
+    assert "over auto, by prompt" in text.read_text()
+
+
 def test_a_comparison_is_written_drawn_and_compared_with_itself(
     tmp_path: Path, question: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

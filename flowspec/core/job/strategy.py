@@ -84,6 +84,11 @@ class Strategy:
     top: int = 0
     #: The name of a mode whose text may differ from the target's own; "": exact.
     lossy: ClassVar[str] = ""
+    #: Values worth trying when the strategy is tuned, by option, in an order in which neighbours
+    #: are alike; the default is among them.
+    search: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    #: Further points from which to begin tuning, as ``option=value,option=value``.
+    starts: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self) -> None:
         #: When segments leave and answers are judged.

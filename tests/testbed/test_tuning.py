@@ -1,0 +1,107 @@
+"""Tuning: what it finds is no slower than the default on the prompts it used, and reproducible."""
+
+from __future__ import annotations
+
+import pytest
+
+from flowspec.emulation.profiles import load
+from flowspec.errors import ConfigError
+from flowspec.testbed.grid import BenchPlan, Grid
+from flowspec.testbed.prompts import Prompt
+from flowspec.testbed.report import ReportRow
+from flowspec.testbed.tuning import Effort, Tuned, Tuner
+from flowspec.testbed.tuning_report import paired, tuning_header, tuning_markdown
+
+PLAN = BenchPlan(
+    load("jetson-7b"),
+    ("static_tree", "pipespec:window=4", "auto"),
+    ("ngram", "slm:ngram"),
+    (0.0, 1.0),
+    (2,),
+    8,
+)
+TUNING = [Prompt("a", "Who wrote the first program?"), Prompt("b", "Count to ten: one, two")]
+MEASURING = [Prompt("a", "Why is the sky blue?"), Prompt("b", "Name three rivers.")]
+EFFORT = Effort(configurations=6, few=1, finalists=2)
+
+
+@pytest.fixture(scope="module")
+def tuner() -> Tuner:
+    return Tuner(Grid(PLAN, TUNING), EFFORT)
+
+
+@pytest.fixture(scope="module")
+def tuned(tuner: Tuner) -> list[Tuned]:
+    cells = tuner.grid.cells()
+    return tuner.run({cell: cells[cell] for cell in cells if cell.strategy in PLAN.strategies[:2]})
+
+
+@pytest.fixture(scope="module")
+def rows(tuned: list[Tuned]) -> list[ReportRow]:
+    grid = Grid(PLAN, MEASURING)
+    chosen = {one.cell: one.measured for one in tuned}
+    return grid.run({chosen.get(cell, cell): source for cell, source in grid.cells().items()})
+
+
+def test_what_is_found_is_the_fastest_finalist_and_the_default_is_one(tuned: list[Tuned]) -> None:
+    assert len(tuned) == 2 * 2 * 2
+    for one in tuned:
+        assert one.cell.strategy in one.finalists
+        assert one.finalists[one.strategy] == min(one.finalists.values())
+        assert len(one.finalists) <= EFFORT.finalists + 1
+        assert one.configurations <= EFFORT.configurations
+        assert one.measured.strategy == one.strategy
+    assert any(one.strategy != one.cell.strategy for one in tuned)
+
+
+def test_the_same_prompts_give_the_same_options(tuner: Tuner, tuned: list[Tuned]) -> None:
+    again = Tuner(Grid(PLAN, TUNING), EFFORT).run({tuned[0].cell: "ngram"})
+    assert again == [tuned[0]]
+
+
+def test_a_header_has_a_row_per_tuned_cell_and_pairs_it_with_the_reference(
+    tuner: Tuner, tuned: list[Tuned], rows: list[ReportRow]
+) -> None:
+    found = tuning_header(tuner, tuned, rows, "auto")
+    assert len(found["rows"]) == len(tuned)
+    assert found["prompts"]["count"] == len(TUNING)
+    assert found["searched"].keys() == {"static_tree", "pipespec:window=4"}
+    assert "window" not in found["searched"]["pipespec:window=4"]["values"]
+    for entry in found["rows"]:
+        (auto,) = (
+            row
+            for row in rows
+            if row.strategy == "auto"
+            and (row.source, row.temperature) in [(s, entry["temperature"]) for s in sources(entry)]
+        )
+        (own,) = (
+            row
+            for row in rows
+            if (row.strategy, row.source.partition(",")[0], row.temperature)
+            == (entry["found"], entry["source"].partition(",")[0], entry["temperature"])
+        )
+        assert entry["ratios"] == {at: auto.speeds[at] / own.speeds[at] for at in own.speeds}
+        assert min(entry["ratios"].values()) <= entry["ratio"]["median"]
+    lines = "\n".join(tuning_markdown(found))
+    assert all(one.strategy in lines for one in tuned)
+
+
+def sources(entry: dict[str, str]) -> list[str]:
+    """Sources of the reference that a row with the entry's source is compared with."""
+    first = entry["source"].partition(",")[0]
+    return [{"slm": "slm:ngram"}.get(first, first)]
+
+
+def test_without_a_reference_there_are_no_ratios(
+    tuner: Tuner, tuned: list[Tuned], rows: list[ReportRow]
+) -> None:
+    found = tuning_header(tuner, tuned, rows, None)
+    assert {entry["ratio"] for entry in found["rows"]} == {None}
+    assert "by prompt" not in "\n".join(tuning_markdown(found))
+    assert paired(rows[0], rows, "chain") is None
+
+
+def test_no_prompts_to_tune_on_is_an_error() -> None:
+    grid = Grid(PLAN, [Prompt("a", "word " * 2000)])
+    with pytest.raises(ConfigError, match="no prompt is left"):
+        Tuner(grid, EFFORT).run(grid.cells())
