@@ -17,8 +17,9 @@ from flowspec.core.job.pacing import Timestep
 from flowspec.core.job.round_trip import RoundTrip
 from flowspec.core.job.strategy import Occasion, Strategy, View
 from flowspec.core.protocol.messages import Answer
+from flowspec.core.run.history import History
 from flowspec.strategies.base import check, or_auto
-from flowspec.strategies.width_tuner import WidthTuner
+from flowspec.strategies.width_tuner import TunedGrowth, WidthHistory, WidthTuner
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +79,27 @@ class SpecPipe(Strategy):
         self.draft_width = params.children
         self.coupled = params.coupled
         self.max_in_flight = params.in_flight or stages
-        self.tuner = WidthTuner(stages) if not params.width else None
+        self._stages = stages
+        self.tuner: WidthTuner | None = None
+        self.use_history(History())
         if params.barrier:
             self.pacing = Timestep(stages, stages)
 
+    def use_history(self, history: History, *, sampled: bool = False, drafters: int = 1) -> None:
+        if not self.params.width:
+            known = history.get(WidthHistory)
+            ranks = known.ranks[self.coupled and sampled, sampled]
+            self.tuner = WidthTuner(self._stages, self.params.levels, known.passes, ranks)
+
     def grow(self, view: View, occasion: Occasion) -> Growth | None:
-        width = self.tuner.width if self.tuner is not None else self.params.width
-        return LayerGrowth(view.tree, width, self.params.children, self.params.levels)
+        tree = view.tree
+        shape = self.params
+        if self.tuner is None:
+            return LayerGrowth(tree, shape.width, shape.children, shape.levels)
+        if occasion is Occasion.ROUND:
+            self.tuner.begin_round()
+        return TunedGrowth(tree, self.tuner, shape.children, shape.levels)
 
     def observe_answer(self, view: View, answer: Answer, trip: RoundTrip | None) -> None:
         if self.tuner is not None:
-            self.tuner.observe(view.tree, answer)
+            self.tuner.observe(view.tree, answer, trip)

@@ -1,82 +1,146 @@
-"""The width of a level, from measured pass times and the ranks of hits.
+"""The width of a level, from measured pass times and the ranks of the target's tokens.
 
 Source: SpecPipe (docs/algorithms.md#width): measure t(w) and acc(w), choose the w with the least
-``E[TBT](w) = t(w) + (1 - acc(w)) * n * t(w)``.
+``E[TBT](w) = t(w) + (1 - acc(w)) * n * t(w)``. Both tables are kept from job to job.
+
+A level of width w holds the w best candidates of its parents, so it holds the target's token if
+fewer than w candidates score higher. This rank is known for candidates that were not sent, too:
+wider levels need not be tried to learn how often they would hit.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import bisect_left
+from collections import defaultdict, deque
+from collections.abc import Sequence
 
+from flowspec.core.drafting.layered_growth import LayerGrowth
+from flowspec.core.job.round_trip import RoundTrip
 from flowspec.core.protocol.messages import Answer
 from flowspec.core.tree.tree import Tree
 from flowspec.strategies.expected_tbt import best_width
+from flowspec.strategies.pass_times import PassTimes
 
 #: The widths to choose from, in rows.
-WIDTHS = (2, 4, 8, 16, 32, 64, 128)
-#: Verdicts between two decisions.
-DECISION_INTERVAL = 8
-#: Most recent answers that count.
-SAMPLES = 64
+WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128)
+#: Most recent ranks that count.
+SAMPLES = 256
+#: The rank of a token that the drafter did not propose.
+MISS = -1
+#: Ranks assumed before any was observed: a small drafter's best candidate is right more often than
+#: not, and few tokens are missed by many candidates.
+PRIOR = (*(0,) * 10, 1, 1, 2, 4, 9, MISS)
+
+
+class WidthHistory:
+    """What a pipeline's jobs have measured: pass times, and ranks by a job's (coupled, sampled)."""
+
+    def __init__(self) -> None:
+        self.passes = PassTimes()
+        self.ranks = defaultdict[tuple[bool, bool], deque[int]](_assumed)
+
+
+def _assumed() -> deque[int]:
+    return deque(PRIOR, maxlen=SAMPLES)
 
 
 class WidthTuner:
-    """Chooses among ``WIDTHS`` for a pipeline of ``stages``; begins wide, to learn at which ranks
-    hits occur.
+    """Chooses among ``WIDTHS`` for segments of ``levels`` levels in a pipeline of ``stages``.
 
-    A hit beyond the current width cannot be observed, so the width rises by at most one size per
-    decision, and every fourth decision tries one size above the formula's choice.
+    ``passes`` and ``ranks``: those of earlier jobs; updated in place.
     """
 
-    def __init__(self, stages: int) -> None:
-        self.width = 64
+    def __init__(self, stages: int, levels: int, passes: PassTimes, ranks: deque[int]) -> None:
         self._stages = stages
-        self._times: deque[tuple[int, float]] = deque(maxlen=SAMPLES)  # (rows, seconds) of a pass
-        # Rank of the hit among the root's children; -1: a miss.
-        self._ranks: deque[int] = deque(maxlen=SAMPLES)
-        self._verdicts = 0
-        self._decisions = 0
+        self._levels = levels
+        self._passes = passes
+        self._ranks = ranks
+        # Negated scores of a level's best candidates when it was chosen, ascending, by depth.
+        self._candidates: dict[int, list[float]] = {}
 
-    def observe(self, tree: Tree, answer: Answer) -> None:
-        """Learn from an answer that has not been judged yet."""
-        if answer.seconds > 0:
-            self._times.append((len(answer.ids), answer.seconds))
-        choices = dict(zip(answer.ids, answer.tokens, strict=True))
-        if tree.root not in choices or not tree[tree.root].children:
-            return
-        children = [tree[child] for child in tree[tree.root].children.values()]
-        sent = [child for child in children if child.selected]
-        ranked = sorted(sent, key=lambda child: (-child.score, child.id))
-        tokens = [child.token for child in ranked]
-        chosen = choices[tree.root]
-        self._ranks.append(tokens.index(chosen) if chosen in tokens else -1)
-        self._verdicts += 1
-        if self._verdicts % DECISION_INTERVAL == 0:
-            self._decide()
+    @property
+    def width(self) -> int:
+        """The width with the least expected time between tokens.
 
-    def _decide(self) -> None:
-        times = {width: self._seconds(width) for width in WIDTHS}
+        1 until a pass over one row was measured: levels that are too narrow lose a few hits, and
+        where rows are dear, ones that are too wide take many times as long.
+        """
+        if not self._passes.single:
+            return WIDTHS[0]
+        times = {width: self._passes.at(width * self._levels) for width in WIDTHS}
         shares = {width: self._share(width) for width in WIDTHS}
-        best = best_width(times, shares, self._stages)
-        self._decisions += 1
-        tries_wider = self._decisions % 4 == 0
-        at = WIDTHS.index(best) + tries_wider
-        now = WIDTHS.index(self.width)
-        self.width = WIDTHS[max(0, min(at, now + 1, len(WIDTHS) - 1))]
+        # A step is a segment of several levels, each of which can miss.
+        return best_width(times, shares, self._stages, refill=self._stages * self._levels)
 
     def _share(self, width: int) -> float:
-        """acc(w): how often the hit was among the ``width`` best children."""
+        """acc(w): how often the target's token was among the ``width`` best candidates."""
         return sum(0 <= rank < width for rank in self._ranks) / len(self._ranks)
 
-    def _seconds(self, width: int) -> float:
-        """t(w): a regression line through the measured passes, with a slope of at least 0."""
-        if not self._times:
-            return 1.0
-        count = len(self._times)
-        rows = sum(row for row, _ in self._times) / count
-        mean = sum(seconds for _, seconds in self._times) / count
-        spread = sum((row - rows) ** 2 for row, _ in self._times)
-        rise = 0.0
-        if spread:
-            rise = sum((row - rows) * (seconds - mean) for row, seconds in self._times) / spread
-        return max(mean + max(0.0, rise) * (width - rows), mean / 10)
+    def begin_round(self) -> None:
+        """A new root was planted, and depths count from it."""
+        self._candidates.clear()
+
+    def chose(self, tree: Tree, segment: Sequence[int]) -> None:
+        """``segment`` holds new levels of the tree, each with the best of its candidates."""
+        chosen = set(segment)
+        depths = {tree[node].depth for node in segment}
+        for depth in depths:
+            parents = (
+                node
+                for node in tree
+                if node.depth == depth - 1 and (node.selected or node.id in chosen)
+            )
+            scores = sorted(
+                -(node.score + value)
+                for node in parents
+                if node.expansion is not None
+                for value in node.expansion.values
+            )
+            self._candidates[depth] = scores[: WIDTHS[-1]]
+
+    def observe(self, tree: Tree, answer: Answer, trip: RoundTrip | None) -> None:
+        """Learn from an answer that has not been judged yet; ``trip``: its segment's."""
+        if trip is not None and answer.seconds > 0:
+            self._note_pass(trip.rows, len(answer.ids), answer.seconds)
+        choices = dict(zip(answer.ids, answer.tokens, strict=True))
+        node: int | None = tree.root
+        while node in choices and node in tree:
+            token = choices[node]
+            self._note_rank(tree, node, token)
+            node = tree.child(node, token)
+
+    def _note_pass(self, sent: int, answered: int, seconds: float) -> None:
+        """Note the slowest pass of a segment of ``sent`` rows, ``answered`` of which came back.
+
+        If most were pruned on the way, the pass may have been over few of them; its time says
+        something of ``sent`` rows only if it is longer than what is expected of them.
+        """
+        if 2 * answered >= sent or seconds > self._passes.at(sent):
+            self._passes.note(sent, seconds)
+
+    def _note_rank(self, tree: Tree, node: int, token: int) -> None:
+        """Note where ``token`` ranks in the level below ``node``, if one was chosen."""
+        parent = tree[node]
+        candidates = self._candidates.get(parent.depth + 1)
+        if candidates is None or parent.expansion is None:
+            return
+        found = parent.expansion
+        rank = MISS
+        if token in found.tokens:
+            score = parent.score + found.values[found.tokens.index(token)]
+            rank = bisect_left(candidates, -score)
+        self._ranks.append(rank)
+
+
+class TunedGrowth(LayerGrowth):
+    """Layers of the tuner's width; tells the tuner what was chosen."""
+
+    def __init__(self, tree: Tree, tuner: WidthTuner, children: int, levels: int) -> None:
+        super().__init__(tree, tuner.width, children, levels)
+        self._tuner = tuner
+
+    def segments(self, tree: Tree) -> list[list[int]]:
+        found = super().segments(tree)
+        for segment in found:
+            self._tuner.chose(tree, segment)
+        return found

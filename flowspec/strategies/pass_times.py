@@ -1,0 +1,62 @@
+"""Measured times of the slowest stage's pass by its number of rows."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from statistics import median
+
+#: Most recent passes of one size that count.
+PASS_SAMPLES = 8
+#: A size without a pass among so many passes is dropped: its one time may have been an outlier.
+FORGOTTEN_AFTER = 256
+
+
+class PassTimes:
+    """Seconds of the slowest stage's pass by its rows, t(w), as measured."""
+
+    def __init__(self) -> None:
+        self._samples: dict[int, deque[tuple[int, float]]] = {}  # by size, in powers of two
+        self._noted: dict[int, int] = {}  # size -> index of its last sample
+        self._notes = 0
+        self._points: list[tuple[float, float]] = []
+
+    def note(self, rows: int, seconds: float) -> None:
+        """A pass over ``rows`` rows took ``seconds``."""
+        size = (rows - 1).bit_length()
+        self._notes += 1
+        self._noted[size] = self._notes
+        self._samples.setdefault(size, deque(maxlen=PASS_SAMPLES)).append((rows, seconds))
+        horizon = self._notes - FORGOTTEN_AFTER
+        for other in [other for other, at in self._noted.items() if at <= horizon]:
+            del self._noted[other]
+            del self._samples[other]
+        points = []
+        least = math.inf
+        for _, samples in sorted(self._samples.items(), reverse=True):
+            # t(w) cannot fall with w: a longer time at fewer rows was a delayed stage.
+            least = min(least, median(took for _, took in samples))
+            points.append((median(count for count, _ in samples), least))
+        self._points = points[::-1]
+
+    @property
+    def single(self) -> float:
+        """Seconds of a pass over one row; 0: not measured."""
+        return self._points[0][1] if 0 in self._samples else 0.0
+
+    @property
+    def widest(self) -> int:
+        """Rows of the widest passes measured; 0: none."""
+        return int(self._points[-1][0]) if self._points else 0
+
+    def at(self, rows: int) -> float:
+        """Seconds of a pass over ``rows`` rows: linear between measured sizes and beyond the last.
+
+        0 before anything was measured.
+        """
+        points = self._points
+        if len(points) < 2 or rows <= points[0][0]:
+            return points[0][1] if points else 0.0
+        above = next((at for at, (known, _) in enumerate(points) if known >= rows), len(points) - 1)
+        (low, fast), (high, slow) = points[above - 1 : above + 1]
+        return fast + (slow - fast) * (rows - low) / (high - low)
