@@ -18,6 +18,7 @@ from flowspec.core.drafting.growth import Growth
 from flowspec.core.drafting.layered_growth import deepest
 from flowspec.core.drafting.path_growth import PathGrowth
 from flowspec.core.job.strategy import Occasion, Strategy, View
+from flowspec.core.run.history import History
 from flowspec.core.tree.tree import Tree
 from flowspec.strategies.base import check, or_auto
 
@@ -41,6 +42,13 @@ class ChainParams:
         check(self, ("window", 1, 64), ("in_flight", 0, MOST_IN_FLIGHT), ("confidence", 0, 99))
 
 
+class WindowHistory:
+    """The number of windows in flight that hid the round trip last; 0: unknown."""
+
+    def __init__(self) -> None:
+        self.in_flight = 0
+
+
 class Chain(Strategy):
     """Linear drafts, as many windows in flight as hide the round trip, stale ones cancelled."""
 
@@ -61,12 +69,17 @@ class Chain(Strategy):
         self.params = params
         self.coupled = params.coupled
         self.stages = stages
-        self.max_in_flight = params.in_flight or stages
+        self.use_history(History())
         self.least = math.log(params.confidence / 100) if params.confidence else -math.inf
+
+    def use_history(self, history: History, *, sampled: bool = False, drafters: int = 1) -> None:
+        self._known = history.get(WindowHistory)
+        self.max_in_flight = self.params.in_flight or self._known.in_flight or self.stages
 
     def grow(self, view: View, occasion: Occasion) -> Growth | None:
         if not self.params.in_flight and view.bandwidth_delay:
-            self.max_in_flight = min(MOST_IN_FLIGHT, max(self.stages, view.bandwidth_delay))
+            windows = min(MOST_IN_FLIGHT, max(self.stages, view.bandwidth_delay))
+            self.max_in_flight = self._known.in_flight = windows
         (tip,) = deepest(view.tree)
         return PathGrowth(view.tree, tip, self.params.window, _window, self.least)
 

@@ -157,6 +157,7 @@ class Grid:
         ``cells``: what to run, with the draft source of each; None: all of the plan.
         """
         self.check_cases()
+        self._known.clear()
         found: dict[Cell, dict[int, Ran]] = defaultdict(dict)
         given = self.cells() if cells is None else cells
         done = 0
@@ -225,17 +226,20 @@ class Grid:
     def trace(self, case: Case, cell: Cell, source: str, tap: Tap | None = None) -> Ran:
         """One run; ``tap`` is called with every step of its machines.
 
-        A strategy that learns starts with the history of its earlier runs in the cell. Its first
-        run starts with that of an unmeasured run of the last prompt, unless it is that prompt's.
+        It starts with the history of the earlier runs in the cell, the first one with that of an
+        unmeasured run of the last prompt, unless it is that prompt's.
         """
-        history = self._known.get(cell)
-        if history is None:
-            history = self._known[cell] = History()
-            last = self.cases_at(cell.temperature)[-1]
-            calibrated = build(cell.strategy, cell.stages).calibrated
-            if calibrated and last.number != case.number:
-                self.simulate(last, cell, source, history)
-        return self.simulate(case, cell, source, history, tap)
+        if cell not in self._known:
+            self._known[cell] = self.warmed(cell, source, case)
+        return self.simulate(case, cell, source, self._known[cell], tap)
+
+    def warmed(self, cell: Cell, source: str, first: Case) -> History:
+        """The history that the cell's first measured run, of ``first``, begins with."""
+        history = History()
+        last = self.cases_at(cell.temperature)[-1]
+        if last.number != first.number:
+            self.simulate(last, cell, source, history)
+        return history
 
     def cases_at(self, temperature: float) -> list[Case]:
         """The cases at ``temperature``, in the order in which they are run."""

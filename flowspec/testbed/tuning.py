@@ -112,7 +112,8 @@ class Tuner:
     def _over_all(self, cell: Cell, source: str) -> float:
         """The cost over all prompts, measured as the grid measures."""
         cases = self.grid.cases_at(cell.temperature)
-        return seconds_per_token(self.grid.trace(case, cell, source) for case in cases)
+        history = self.grid.warmed(cell, source, cases[0])
+        return seconds_per_token(self.grid.simulate(case, cell, source, history) for case in cases)
 
 
 def seconds_per_token(runs: Iterable[Ran]) -> float:

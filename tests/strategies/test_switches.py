@@ -8,10 +8,11 @@ from flowspec.core.drafting.growth import Growth
 from flowspec.core.job.round_trip import RoundTrip
 from flowspec.core.job.strategy import Occasion, View
 from flowspec.core.protocol.messages import Answer
+from flowspec.core.run.history import History
 from flowspec.core.run.key import RunKey
 from flowspec.core.tree.tree import Expansion, Tree
 from flowspec.strategies import STRATEGIES, build
-from flowspec.strategies.chain import MOST_IN_FLIGHT
+from flowspec.strategies.chain import MOST_IN_FLIGHT, WindowHistory
 
 STAGES = 3
 
@@ -91,6 +92,21 @@ def test_a_chain_has_as_many_windows_in_flight_as_hide_the_round_trip(
     strategy = build(text, STAGES)
     strategy.grow(view(bandwidth_delay), Occasion.IDLE)
     assert strategy.max_in_flight == windows
+
+
+def test_a_chain_begins_with_the_windows_of_the_job_before() -> None:
+    history = History()
+    for text, begins, measured in (
+        ("chain", STAGES, 7),
+        ("chain", 7, 9),
+        ("chain:in_flight=2", 2, 5),
+    ):
+        strategy = build(text, STAGES)
+        strategy.use_history(history)
+        strategy.grow(view(0), Occasion.ROUND)
+        assert strategy.max_in_flight == begins
+        strategy.grow(view(measured), Occasion.IDLE)
+    assert history.get(WindowHistory).in_flight == 9, "a number that was given says nothing"
 
 
 def drafted(tree: Tree, growth: Growth | None, most: int) -> int:

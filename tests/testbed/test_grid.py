@@ -9,14 +9,17 @@ from typing import Any
 import pytest
 
 from flowspec.core.job.stats import repeated_4grams
+from flowspec.core.run.history import History
+from flowspec.drivers.sim import Tap
 from flowspec.emulation.profile import LinkShape
 from flowspec.emulation.profiles import load
 from flowspec.errors import ConfigError
 from flowspec.testbed import grid as module
-from flowspec.testbed.grid import BenchPlan, Grid, SweptLink
+from flowspec.testbed.grid import BenchPlan, Case, Cell, Grid, SweptLink
 from flowspec.testbed.naming import drafter_of
 from flowspec.testbed.prompts import Prompt, halve
 from flowspec.testbed.report import ReportRow
+from flowspec.testbed.simulate import Ran
 
 PROFILE = load("jetson-7b")
 NO_HEAD = replace(
@@ -108,6 +111,49 @@ def test_a_longer_link_is_slower_for_every_strategy(rows: list[ReportRow]) -> No
 
 def test_the_same_plan_gives_the_same_rows(grid: Grid, rows: list[ReportRow]) -> None:
     assert grid.run() == rows
+
+
+@pytest.mark.parametrize("strategy", ["specpipe:width=auto", "naive_pp", "auto"])
+def test_every_strategy_begins_with_what_an_unmeasured_run_of_the_last_prompt_taught(
+    grid: Grid, monkeypatch: pytest.MonkeyPatch, strategy: str
+) -> None:
+    cell = Cell(strategy, "slm", 3, 1.0, SweptLink("", PROFILE.link))
+    cases = grid.cases_at(1.0)
+    seen: list[tuple[int, History]] = []
+    simulated = grid.simulate
+
+    def watched(
+        case: Case, cell: Cell, source: str, history: History, tap: Tap | None = None
+    ) -> Ran:
+        seen.append((case.number, history))
+        return simulated(case, cell, source, history, tap)
+
+    monkeypatch.setattr(grid, "simulate", watched)
+    for case in cases:
+        grid.trace(case, cell, "slm")
+    assert [number for number, _ in seen] == [cases[-1].number, *(case.number for case in cases)]
+    assert len({id(history) for _, history in seen}) == 1
+
+
+@pytest.mark.parametrize(
+    ("strategy", "source", "temperature", "learns"),
+    [
+        ("naive_pp", "slm", 1.0, True),  # a coupled draft is calibrated
+        ("naive_pp:coupled=off", "slm", 1.0, False),
+        ("naive_pp", "slm", 0.0, False),
+        ("specpipe:width=2", "slm+ngram", 0.0, True),  # and so are merged ones
+        ("specpipe:width=auto", "slm", 0.0, True),
+    ],
+)
+def test_a_job_uses_what_an_earlier_one_with_its_history_learnt(
+    grid: Grid, strategy: str, source: str, temperature: float, learns: bool
+) -> None:
+    cell = Cell(strategy, source, 3, temperature, SweptLink("", PROFILE.link))
+    case = grid.cases_at(temperature)[0]
+    history = History()
+    first = grid.simulate(case, cell, source, history)
+    assert (grid.simulate(case, cell, source, history) != first) == learns
+    assert grid.simulate(case, cell, source, History()) == first
 
 
 def test_the_header_names_what_was_used(grid: Grid) -> None:

@@ -137,15 +137,18 @@ class Calibrations:
     """A pipeline's tables: coupled, sampled and greedy jobs have different acceptance rates."""
 
     def __init__(self) -> None:
-        self._tables: dict[tuple[bool, bool], Calibration | Scaling] = {}
+        self._tables: dict[tuple[bool, bool, bool], Calibration | Scaling] = {}
 
-    def table(self, *, coupled: bool, sampled: bool) -> Calibration | Scaling:
+    def table(self, *, coupled: bool, sampled: bool, scaled: bool) -> Calibration | Scaling:
         """The table of jobs with a temperature (``sampled``), or of those among them whose drafter
         sees the target's noise (``coupled``).
+
+        ``scaled``: all uncoupled candidates are corrected, not only those of merged drafters.
         """
-        key = (coupled, sampled)
+        scaled = scaled and not coupled
+        key = (coupled, sampled, scaled)
         if key not in self._tables:
-            self._tables[key] = Calibration(True) if coupled else Scaling()
+            self._tables[key] = Scaling() if scaled else Calibration(coupled)
         return self._tables[key]
 
 

@@ -31,9 +31,9 @@ class DraftingOptions:
 
     ``width``: continuations per node; 0: the run has no drafter. ``coupled``: the drafter sees the
     target's noise. ``refreshed``: per available drafter, whether it drafts from hidden rows.
-    ``redrafts``: drop a refreshed drafter's proposals at every verdict. ``calibration``: gives all
-    candidates their values; None: a new table, only for coupled candidates and those with a source
-    number.
+    ``redrafts``: drop a refreshed drafter's proposals at every verdict. ``calibration``: the table
+    that gives coupled candidates and those with a source number their values; None: a new one.
+    ``calibrates_all``: it gives all others theirs, too.
     """
 
     width: int
@@ -41,6 +41,7 @@ class DraftingOptions:
     refreshed: tuple[bool, ...] = (False,)
     redrafts: bool = True
     calibration: Calibration | Scaling | None = None
+    calibrates_all: bool = False
 
 
 @dataclass(slots=True)
@@ -207,7 +208,7 @@ class Drafting:
         if drafter:
             own = sources or (0,) * len(tokens)
             sources = [drafter * MOST_SOURCES + source for source in own]
-        if self._options.calibration is not None or self._options.coupled or sources:
+        if self._options.calibrates_all or self._options.coupled or sources:
             return self._calibration.expansion(tokens, values, sources)
         return Expansion(tokens, values)
 

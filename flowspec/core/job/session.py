@@ -109,13 +109,16 @@ class Session:
         sampled = self.spec.sampling.temperature > 0
         coupled = strategy.coupled and sampled
         strategy.use_history(history, sampled=sampled, drafters=len(drafters))
-        table = history.get(Calibrations).table(coupled=coupled, sampled=sampled)
+        table = history.get(Calibrations).table(
+            coupled=coupled, sampled=sampled, scaled=strategy.calibrated
+        )
         return DraftingOptions(
             width=strategy.draft_width,
             coupled=coupled,
             refreshed=drafters,
             redrafts=strategy.redrafts,
-            calibration=table if strategy.calibrated else None,
+            calibration=table,
+            calibrates_all=strategy.calibrated,
         )
 
     # ---- what the machine asks -------------------------------------------------------------------

@@ -71,8 +71,8 @@ class Strategy:
     #: At a temperature, let the drafter see the target's noise
     #: (docs/algorithms.md#coupled-drafting).
     coupled: bool = False
-    #: Correct the values of candidates by the acceptance rates of earlier ones
-    #: (docs/algorithms.md#calibration).
+    #: Correct the values of all candidates by the acceptance rates of earlier ones, not only of
+    #: coupled and merged ones (docs/algorithms.md#calibration).
     calibrated: bool = False
     #: Chooses among the pipeline's drafters; other strategies use the first.
     chooses_drafter: bool = False

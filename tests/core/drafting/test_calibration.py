@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -231,14 +232,17 @@ def test_what_was_true_many_jobs_ago_is_outvoted() -> None:
         assert shares(table.expansion([1, 3], [-0.5, -2.0]))[1] < 0.35
 
 
-def test_tables_are_kept_apart_by_temperature_and_coupling() -> None:
+KINDS = list(itertools.product((False, True), repeat=3))
+
+
+def test_tables_are_kept_apart_by_temperature_coupling_and_what_they_correct() -> None:
     known = Calibrations()
-    assert isinstance(known.table(coupled=True, sampled=True), Calibration)
-    assert isinstance(known.table(coupled=False, sampled=True), Scaling)
-    tables = [
-        known.table(coupled=coupled, sampled=sampled)
-        for coupled, sampled in ((True, True), (False, True), (False, False))
-    ]
-    assert len(set(map(id, tables))) == 3
-    assert known.table(coupled=False, sampled=True) is tables[1]
-    assert Calibrations().table(coupled=False, sampled=True) is not tables[1]
+    tables = {}
+    for coupled, sampled, scaled in KINDS:
+        table = known.table(coupled=coupled, sampled=sampled, scaled=scaled)
+        assert isinstance(table, Scaling) == (scaled and not coupled)
+        assert known.table(coupled=coupled, sampled=sampled, scaled=scaled) is table
+        tables[coupled, sampled, scaled and not coupled] = table
+    assert len(set(map(id, tables.values()))) == len(tables) == 6
+    other = Calibrations().table(coupled=True, sampled=True, scaled=False)
+    assert other is not tables[True, True, False]
