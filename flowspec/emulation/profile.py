@@ -6,6 +6,7 @@ emulated target's layers, bytes of its hidden size. All times are nominal second
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -91,7 +92,10 @@ class Profile:
     place in the chain from 1. A row of the target is ``hidden`` values of ``value_bytes`` bytes.
     ``link`` joins neighbours of the pipeline and the last stage to the draft device. ``stages``:
     the stage counts the profile is meant for, its default first. ``anchors``: published figures
-    that its arithmetic reproduces, and their conditions. ConfigError for counts below 1.
+    that its arithmetic reproduces, and their conditions. ``speeds``: of the stages' devices,
+    relative to that of ``layer`` and ``head``, from stage 1 on and then from the first again;
+    empty: all 1. ``even_split``: every stage has as many layers, whatever its speed. ConfigError
+    for counts below 1 and speeds that are not above 0.
     """
 
     name: str
@@ -107,6 +111,8 @@ class Profile:
     stages: tuple[int, ...]
     middles: tuple[Times, ...] = ()
     anchors: Mapping[str, float] = field(default_factory=dict)
+    speeds: tuple[float, ...] = ()
+    even_split: bool = False
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "value_bytes"):
@@ -116,15 +122,24 @@ class Profile:
             raise ConfigError(
                 f"stages is {list(self.stages)}; expected at least one count of 1 or more"
             )
+        if not all(0 < speed < math.inf for speed in self.speeds):
+            raise ConfigError(f"speeds is {list(self.speeds)}; expected numbers above 0")
 
     def stage_layers(self, stage: int, stages: int) -> int:
         """Layers of stage ``stage`` of ``stages``, in the split whose slowest stage is fastest.
 
         The head counts by its time for one row; ties go to the split with the longest last block.
         Before the last stage, longer blocks come first. With more stages than layers, the surplus
-        stages have none and pass rows on.
+        stages have none and pass rows on. With ``speeds``, ties go to the earlier stage.
         """
-        last = _last_layers(self.layers, self.head.at(1) / self.layer.at(1), stages)
+        if self.even_split:
+            size, longer = divmod(self.layers, stages)
+            return size + (stage <= longer)
+        head_layers = self.head.at(1) / self.layer.at(1)
+        if self.speeds:
+            speeds = tuple(self._speed(number) for number in range(1, stages + 1))
+            return _fastest_split(self.layers, head_layers, speeds)[stage - 1]
+        last = _last_layers(self.layers, head_layers, stages)
         if stage == stages:
             return last
         size, longer = divmod(self.layers - last, stages - 1)
@@ -139,7 +154,11 @@ class Profile:
         """
         seconds = self.stage_layers(stage, stages) * self.layer.at(rows)
         judged = rows if answers is None else answers
-        return seconds + (self.head.at(judged) if stage == stages and judged else 0.0)
+        head = self.head.at(judged) if stage == stages and judged else 0.0
+        return (seconds + head) / self._speed(stage)
+
+    def _speed(self, stage: int) -> float:
+        return self.speeds[(stage - 1) % len(self.speeds)] if self.speeds else 1.0
 
     def check_source(self, source: str) -> None:
         """ConfigError unless there are times for every drafter of every choice of ``source``."""
@@ -228,6 +247,22 @@ def source_parts(source: str) -> tuple[tuple[str, ...], ...]:
             "expected like slm, slm+ngram or slm:head+ngram"
         )
     return parts
+
+
+@lru_cache(maxsize=256)
+def _fastest_split(layers: int, head_layers: float, speeds: tuple[float, ...]) -> tuple[int, ...]:
+    """Layers by stage, so that the slowest of the devices with these ``speeds`` is fastest.
+
+    Each layer goes where the time with it is least, which is optimal for equal layers.
+    """
+    split = [0] * len(speeds)
+    extra = [0.0] * (len(speeds) - 1) + [head_layers]
+    for _ in range(layers):
+        times = [
+            (own + more + 1) / speed for own, more, speed in zip(split, extra, speeds, strict=True)
+        ]
+        split[times.index(min(times))] += 1
+    return tuple(split)
 
 
 @lru_cache(maxsize=256)

@@ -84,6 +84,7 @@ def _profile(fields: Mapping[str, Any]) -> Profile:
             "drafters": {name: _times(times) for name, times in fields["drafters"].items()},
             "link": LinkShape(**fields["link"]),
             "stages": tuple(fields["stages"]),
+            "speeds": tuple(fields["speeds"]),
             "middles": tuple(_times(times) for times in fields["middles"]),
         }
     )

@@ -40,6 +40,7 @@ from flowspec.drivers.performers import DraftPerformer, VerifyPerformer
 from flowspec.drivers.sim import Costs
 from flowspec.emulation.arrivals import Arrivals
 from flowspec.emulation.profile import LinkShape, Profile, Times
+from flowspec.emulation.profiles import load
 from flowspec.emulation.setup import Emulation
 from flowspec.errors import ConfigError
 from flowspec.model.toy import ToyDrafter, ToyMiddle, ToyStage
@@ -320,11 +321,14 @@ def test_model_seconds_split_a_pass_into_device_and_software() -> None:
     )
 
 
-@given(st.floats(1.0, 1e4), st.booleans(), st.floats(0, 1), st.floats(0, 1e6))
+@given(
+    st.sampled_from([PROFILE, load("mixed-7b")]),
+    *(st.floats(1.0, 1e4), st.booleans(), st.floats(0, 1), st.floats(0, 1e6)),
+)
 def test_a_description_survives_the_record(
-    stretch: float, free: bool, hop: float, began: float
+    profile: Profile, stretch: float, free: bool, hop: float, began: float
 ) -> None:
-    one = Emulation(PROFILE, 4, "slm", stretch, free, hop, began=began)
+    one = Emulation(profile, 4, "slm", stretch, free, hop, began=began)
     assert Emulation.read(one.text()) == one
     assert one.nominal(one.wall(2.0)) == pytest.approx(2.0 + one.guard / stretch)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -287,3 +289,71 @@ def test_every_message_takes_the_link_for_its_bytes(ids: list[int]) -> None:
         seconds = profile.transfer_seconds(S2, message)
         assert seconds * profile.link.bandwidth == pytest.approx(profile.message_bytes(S2, message))
     assert profile.transfer_seconds(S2, prune) >= profile.transfer_seconds(S2, small) > 0
+
+
+# ---- devices of different speeds -----------------------------------------------------------------
+
+SPEEDS = st.lists(st.floats(0.25, 4.0), min_size=1, max_size=5).map(tuple)
+
+
+@given(st.integers(1, 14), st.floats(0.1, 5.0), SPEEDS, st.integers(1, 5), ROWS)
+def test_a_device_takes_its_share_of_the_time_by_its_speed(
+    layers: int, head: float, speeds: tuple[float, ...], stages: int, rows: int
+) -> None:
+    profile = replace(make(layers, head=head), speeds=speeds)
+    split = [profile.stage_layers(stage, stages) for stage in range(1, stages + 1)]
+    assert sum(split) == layers
+    for stage, own in enumerate(split, 1):
+        whole = own * profile.layer.at(rows) + (profile.head.at(rows) if stage == stages else 0)
+        speed = speeds[(stage - 1) % len(speeds)]
+        assert profile.stage_seconds(stage, stages, rows) == pytest.approx(whole / speed)
+        work = Pass((part(rows, rows),))
+        found = profile.work_seconds(stage_address(stage), work, stages, "slm")
+        assert found == profile.stage_seconds(stage, stages, rows)
+
+
+@given(st.integers(1, 9), st.floats(0.1, 5.0), SPEEDS)
+def test_no_split_has_a_faster_slowest_device(
+    layers: int, head: float, speeds: tuple[float, ...]
+) -> None:
+    stages = min(len(speeds), 3)
+    profile = replace(make(layers, head=head), speeds=speeds[:stages])
+
+    def slowest(split: Sequence[int]) -> float:
+        extra = [*[0.0] * (stages - 1), head]
+        return max(
+            (own + more) / speed for own, more, speed in zip(split, extra, speeds, strict=False)
+        )
+
+    others = (
+        split
+        for split in itertools.product(range(layers + 1), repeat=stages)
+        if sum(split) == layers
+    )
+    best = [profile.stage_layers(stage, stages) for stage in range(1, stages + 1)]
+    assert slowest(best) == pytest.approx(min(map(slowest, others)))
+
+
+@given(st.integers(1, 20), st.integers(1, 8))
+def test_equal_speeds_are_as_fast_as_none(layers: int, stages: int) -> None:
+    plain = make(layers)
+    equal = replace(plain, speeds=(1.0,))
+
+    def slowest(profile: Profile) -> float:
+        return max(profile.stage_seconds(stage, stages, 1) for stage in range(1, stages + 1))
+
+    assert slowest(equal) == pytest.approx(slowest(plain))
+
+
+@given(st.integers(1, 20), st.integers(1, 8))
+def test_an_even_split_heeds_no_speed(layers: int, stages: int) -> None:
+    profile = replace(make(layers), speeds=(1.0, 4.0), even_split=True)
+    split = [profile.stage_layers(stage, stages) for stage in range(1, stages + 1)]
+    assert sum(split) == layers
+    assert max(split) - min(split) <= 1
+
+
+@pytest.mark.parametrize("speed", [0.0, -1.0, math.nan, math.inf])
+def test_what_is_no_speed_is_refused(speed: float) -> None:
+    with pytest.raises(ConfigError, match="expected numbers above 0"):
+        replace(make(), speeds=(1.0, speed))

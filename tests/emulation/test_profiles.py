@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -193,6 +194,23 @@ def test_a_wan_profile_is_its_base_on_other_links(milliseconds: int) -> None:
     assert not far.anchors
 
 
+def test_a_flat_kernel_takes_little_longer_for_16_rows_than_for_one() -> None:
+    flat = load("jetson-13b-flat4")
+    assert flat.layer.at(16) < 1.1 * flat.layer.at(1)
+    assert flat.layer.at(1) < load("jetson-13b-w4").layer.at(1)
+    assert flat.link == load("jetson-13b-w4").link
+
+
+def test_mixed_boxes_have_as_many_layers_and_different_times() -> None:
+    mixed = load("mixed-7b")
+    assert [mixed.stage_layers(stage, 4) for stage in range(1, 5)] == [8] * 4
+    times = [mixed.stage_seconds(stage, 4, 1) * MS for stage in range(1, 5)]
+    assert times == pytest.approx([64.8, 43.2, 64.8, 23.35], abs=0.1)
+    balanced = replace(mixed, even_split=False)
+    slowest = max(balanced.stage_seconds(stage, 4, 1) for stage in range(1, 5)) * MS
+    assert slowest < 0.7 * max(times)
+
+
 def test_a_file_of_ones_own_can_build_on_a_profile(tmp_path: Path) -> None:
     own = tmp_path / "mine.toml"
     own.write_text(
@@ -225,6 +243,8 @@ VALID = (
         ("layer_ms = {1 = 1.0}", "layer_ms = 1.0", "items"),
         ("layers = 4", "layers = 0", "layers"),
         ("stages = [2]", "stages = []", "stages"),
+        ("stages = [2]", "stages = [2]\nspeeds = [1, 0]", "expected numbers above 0"),
+        ("stages = [2]", "stages = [2]\neven_split = 1", "expected true or false"),
         ("mbit = 8", "mbit = 0", "bytes/s"),
         ("mbit = 8", "mbit = 8\nexclusive = 1", "link.exclusive is 1; expected true or false"),
         ("[link]", "[link", "no TOML"),

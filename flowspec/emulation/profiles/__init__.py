@@ -13,7 +13,10 @@ from flowspec.errors import ConfigError
 _PLACE = Path(__file__).parent
 _MEGABIT = 1e6 / 8
 _KEYS = {
-    "": {"base", "summary", "source", "stages", "target", "drafters", "middles", "link", "anchors"},
+    "": {
+        *("base", "summary", "source", "stages", "speeds", "even_split"),
+        *("target", "drafters", "middles", "link", "anchors"),
+    },
     "target": {"layers", "hidden", "value_bytes", "layer_ms", "head_ms"},
     "link": {"latency_ms", "mbit", "exclusive"},
 }
@@ -93,16 +96,23 @@ def _profile(name: str, table: Mapping[str, Any]) -> Profile:
             _times(f"middles.{model}", points) for model, points in table.get("middles", {}).items()
         ),
         {key: float(value) for key, value in table.get("anchors", {}).items()},
+        tuple(map(float, table.get("speeds", ()))),
+        _switch("even_split", table.get("even_split", False)),
     )
 
 
 def _link(entries: Mapping[str, Any]) -> LinkShape:
-    exclusive = entries.get("exclusive", False)
-    if not isinstance(exclusive, bool):
-        raise ConfigError(f"link.exclusive is {exclusive!r}; expected true or false")
     return LinkShape(
-        float(entries["latency_ms"]) / 1e3, float(entries["mbit"]) * _MEGABIT, exclusive
+        float(entries["latency_ms"]) / 1e3,
+        float(entries["mbit"]) * _MEGABIT,
+        _switch("link.exclusive", entries.get("exclusive", False)),
     )
+
+
+def _switch(place: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{place} is {value!r}; expected true or false")
+    return value
 
 
 def _times(place: str, points: Mapping[str, float]) -> Times:
