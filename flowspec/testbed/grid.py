@@ -322,26 +322,33 @@ class Grid:
         count = len(self.prompts)
         self._tell(f"what the target says to {count} prompts", 0, 0)
         hidden = any("head" in names_of(source) for source in plan.sources)
-        temperatures = list(dict.fromkeys((0.0, *plan.temperatures)))
-        samplings = [Sampling(temperature, seed=plan.seed) for temperature in temperatures]
-        said = texts(
-            [prompt.text for prompt in self.prompts],
-            samplings,
-            plan.tokens,
-            self._target,
-            hidden=hidden,
-        )
-        looping = {at for at in range(count) if repeated_4grams(said[at].output) >= LOOP}
+        greedy = dict(enumerate(self._said(range(count), 0.0, hidden=hidden)))
+        looping = {at for at, text in greedy.items() if repeated_4grams(text.output) >= LOOP}
         self.loops = len(looping)
+        kept = [at for at in greedy if not (plan.no_loops and at in looping)]
+        found = {0.0: [greedy[at] for at in kept]}
+        for temperature in plan.temperatures:
+            if temperature:
+                found[temperature] = self._said(kept, temperature, hidden=hidden)
         cases = [
-            Case(at % count, temperatures[at // count], text)
-            for at, text in enumerate(said)
-            if temperatures[at // count] in plan.temperatures
-            and not (plan.no_loops and at % count in looping)
+            Case(number, temperature, text)
+            for temperature, said in found.items()
+            if temperature in plan.temperatures
+            for number, text in zip(kept, said, strict=True)
         ]
         short = {case.number for case in cases if len(case.text.output) < 2}
         self.too_short = len(short)
         return [case for case in cases if case.number not in short]
+
+    def _said(self, numbers: Iterable[int], temperature: float, *, hidden: bool) -> list[Text]:
+        """The target's texts for the prompts ``numbers``."""
+        return texts(
+            [self.prompts[number].text for number in numbers],
+            [Sampling(temperature, seed=self.plan.seed)],
+            self.plan.tokens,
+            self._target,
+            hidden=hidden,
+        )
 
     def _drafter(self, source: str) -> DraftExecutor:
         if source not in self._drafters:

@@ -1,131 +1,218 @@
-"""``auto`` against the papers' systems and chains, profile by profile, in simulation.
+"""``auto`` against all other systems, tuned, profile by profile, in simulation.
 
-    python -m ops.bench.auto --prompts DIR [--profiles jetson-7b,...] [--per-file 8] [--tokens 64]
+    python -m ops.bench.auto --prompts DIR [--profiles jetson-7b,...] [--per-file 36]
+        [--tuning-per-file 8] [--tokens 64]
 
-Milliseconds per token over all tokens, of the measuring half of the first ``--per-file`` prompts of
-every file in DIR, prompts whose text repeats itself left out, at the first stage count of each
-profile. ``over best``: the best of the others with the same drafts over ``auto``. The second table
-lets either side have the better of the two drafts, and ``auto`` choose one itself. Prints Markdown.
+The others' options are searched (``flowspec.testbed.tuning``) on the tuning half of the first
+``--tuning-per-file`` prompts of every file in DIR; everything is measured on the measuring half of
+the first ``--per-file``, at the first stage count of each profile. Prompts whose text repeats
+itself are left out of both. Of the others, the ``MEASURED`` fastest on the tuning prompts are
+measured, untuned and tuned. Times are milliseconds per token over all tokens; the ratio is the
+median over prompts of the tuned system's time over ``auto``'s, with its 95% interval by order
+statistics. Prints Markdown, row by row. One profile takes about ten minutes on one core.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flowspec.cli.generate import read_prompts
 from flowspec.emulation.profile import Profile
 from flowspec.emulation.profiles import load, names
-from flowspec.errors import FlowSpecError
-from flowspec.testbed.grid import BenchPlan, Grid
+from flowspec.errors import ConfigError, FlowSpecError
+from flowspec.testbed.grid import BenchPlan, Cell, Grid, SweptLink
+from flowspec.testbed.naming import canonical
 from flowspec.testbed.prompts import Prompt, halve
-from flowspec.testbed.report import ReportRow
+from flowspec.testbed.report import Estimate, ReportRow, estimate_text
+from flowspec.testbed.tuning import Effort, Tuned, Tuner
+from flowspec.testbed.tuning_report import paired
 from ops.bench.systems import show
 
 BASELINE = "autoregressive"
 AUTO = "auto"
-OTHERS = ("flowspec", "pipedec", "specpipe", "pipespec", "chain", "chain:window=1")
+OTHERS = (
+    *("flowspec", "pipedec", "specpipe", "pipespec", "chain"),
+    *("static_tree", "naive_pp", "pruned_pp", "speculative"),
+)
 DRAFTS = ("head", "slm")
-CHOICE = "head:slm"
 TEMPERATURES = (0.0, 1.0)
+#: Systems measured per place, untuned and tuned.
+MEASURED = 3
+#: Fewest measuring prompts.
+LEAST = 24
+EFFORT = Effort(configurations=20, few=2, finalists=2)
 
-#: Milliseconds per token by (strategy, draft source).
-Times = dict[tuple[str, str], float]
+#: Further columns by name: milliseconds per token of a cell of ``auto``, with its draft source, on
+#: the grid's prompts; for bounds that are not strategies.
+BOUNDS: dict[str, Callable[[Grid, Cell, str], float]] = {}
 
 
-def prompts_in(folder: Path, per_file: int) -> list[Prompt]:
-    """The measuring half of the first ``per_file`` prompts of every file of ``folder``."""
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Prompts to tune on and to measure on, and the tokens of every text."""
+
+    tuning: Sequence[Prompt]
+    measuring: Sequence[Prompt]
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A temperature and a draft with what was measured there: ``rows`` by strategy, and the texts
+    of the others before and after tuning. ``bounds``: milliseconds per token by name.
+    """
+
+    temperature: float
+    draft: str
+    rows: Mapping[str, ReportRow]
+    untuned: Sequence[str]
+    tuned: Sequence[str]
+    bounds: Mapping[str, float]
+
+
+def prompts_in(folder: Path, per_file: int, half: str) -> list[Prompt]:
+    """A half of the first ``per_file`` prompts of every file of ``folder``."""
     return halve(
         (
             Prompt(file.stem, text)
             for file in sorted(folder.glob("*.jsonl"))
             for text in read_prompts(file)[:per_file]
         ),
-        "measuring",
+        half,
     )
 
 
-def measure(profile: Profile, prompts: Sequence[Prompt], tokens: int) -> list[ReportRow]:
-    """Every strategy with every draft at every temperature."""
+def measure(profile: Profile, inputs: Inputs, least: int = LEAST) -> Iterator[Place]:
+    """Every temperature and draft; ConfigError if fewer than ``least`` prompts can be measured."""
     plan = BenchPlan(
         profile,
         (*OTHERS, AUTO),
-        (*DRAFTS, CHOICE),
+        DRAFTS,
         TEMPERATURES,
         profile.stages[:1],
-        tokens,
+        inputs.tokens,
         no_loops=True,
     )
-    return Grid(plan, prompts).run()
+    grid = Grid(plan, inputs.measuring)
+    kept = len({case.number for case in grid.cases})
+    if kept < least:
+        raise ConfigError(
+            f"{kept} of {len(inputs.measuring)} measuring prompts can be used, the others repeat "
+            f"themselves or do not fit; expected {least} or more: raise --per-file"
+        )
+    tuner = Tuner(Grid(plan, inputs.tuning), EFFORT)
+    for temperature in TEMPERATURES:
+        for draft in DRAFTS:
+            source = canonical(draft)
+            others = {
+                cell: source
+                for cell, its in grid.cells().items()
+                if (cell.temperature, its) == (temperature, source) and cell.strategy in OTHERS
+            }
+            yield _place(grid, temperature, draft, tuner.run(others))
 
 
-def times_at(rows: Sequence[ReportRow], temperature: float) -> Times:
-    """Times of all rows at ``temperature``; the name of a middle model is left out."""
-    return {
-        (row.strategy, row.source.partition(",")[0]): row.tbt["mean"] * 1e3
-        for row in rows
-        if row.temperature == temperature
-    }
-
-
-def line_of_draft(place: str, temperature: float, draft: str, times: Times) -> str:
-    """One row of the first table."""
-    auto = times[AUTO, draft]
-    others = [times[name, draft] for name in OTHERS]
-    cells = [times[BASELINE, "-"], *others, auto]
-    shown = " | ".join(_number(cell) for cell in cells)
-    return f"| {place} | {temperature:g} | {draft} | {shown} | {min(others) / auto:.2f} |"
-
-
-def line_of_best(name: str, temperature: float, times: Times) -> str:
-    """One row of the second table."""
-    best = min(((one, draft) for one in OTHERS for draft in DRAFTS), key=times.__getitem__)
-    ours = min(DRAFTS, key=lambda draft: times[AUTO, draft])
-    least = times[best]
-    chosen = times[AUTO, CHOICE]
-    return (
-        f"| {name} | {temperature:g} | {', '.join(best)}: {_number(least)} "
-        f"| {ours}: {_number(times[AUTO, ours])} | {least / times[AUTO, ours]:.2f} "
-        f"| {_number(chosen)}, {least / chosen:.2f} |"
+def _place(grid: Grid, temperature: float, draft: str, tuned: Sequence[Tuned]) -> Place:
+    """What was measured at ``temperature`` with ``draft``."""
+    source = canonical(draft)
+    plan = grid.plan
+    own = Cell(AUTO, source, plan.stages[0], temperature, SweptLink("", plan.profile.link))
+    before = _fastest(tuned, lambda one: one.finalists[one.cell.strategy])
+    after = _fastest(tuned, lambda one: one.finalists[one.strategy])
+    cells = [
+        replace(own, strategy=BASELINE, source="-"),
+        own,
+        *(one.cell for one in before),
+        *(one.measured for one in after),
+    ]
+    rows = {row.strategy: row for row in grid.run(dict.fromkeys(cells, source))}
+    return Place(
+        temperature,
+        draft,
+        rows,
+        [one.cell.strategy for one in before],
+        [one.strategy for one in after],
+        {name: bound(grid, own, source) for name, bound in BOUNDS.items()},
     )
 
 
-def _number(milliseconds: float) -> str:
+def _fastest(tuned: Sequence[Tuned], seconds: Callable[[Tuned], float]) -> list[Tuned]:
+    """The ``MEASURED`` fastest on the tuning prompts."""
+    return sorted(tuned, key=seconds)[:MEASURED]
+
+
+COLUMNS = (
+    *("profile, stages", "T", "draft", BASELINE, "best untuned", "best tuned", AUTO),
+    *("tuned over auto", "by prompt (95%)"),
+)
+
+
+def line_of(name: str, place: Place) -> str:
+    """One row of the table."""
+    rows = place.rows
+    untuned = _best(rows, place.untuned)
+    tuned = _best(rows, place.tuned)
+    auto = rows[AUTO]
+    ratios = paired(tuned, [auto], AUTO)
+    assert ratios is not None
+    cells = [
+        name,
+        f"{place.temperature:g}",
+        place.draft,
+        _number(rows[BASELINE]),
+        f"{untuned.strategy}: {_number(untuned)}",
+        f"{tuned.strategy}: {_number(tuned)}",
+        _number(auto),
+        f"{tuned.tbt['mean'] / auto.tbt['mean']:.2f}",
+        estimate_text(Estimate.of(list(ratios.values()))),
+        *(f"{place.bounds[bound]:.1f}" for bound in BOUNDS),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _best(rows: Mapping[str, ReportRow], texts: Iterable[str]) -> ReportRow:
+    return min((rows[text] for text in texts), key=lambda row: row.tbt["mean"])
+
+
+def _number(row: ReportRow) -> str:
+    milliseconds = row.tbt["mean"] * 1e3
     return f"{milliseconds:.1f}" if milliseconds >= 10 else f"{milliseconds:.2f}"
 
 
-def run(profiles: Sequence[Profile], prompts: Sequence[Prompt], tokens: int) -> None:
-    """Both tables; the first one row by row as it is computed."""
-    columns = ("profile, stages", "T", "draft", BASELINE, *OTHERS, AUTO, "over best")
+def run(profiles: Sequence[Profile], inputs: Inputs, least: int = LEAST) -> None:
+    """The table, a profile's rows as soon as they are known."""
+    columns = (*COLUMNS, *BOUNDS)
     show(f"| {' | '.join(columns)} |")
     show("|---" * len(columns) + "|")
-    best = []
     for profile in profiles:
-        rows = measure(profile, prompts, tokens)
-        for temperature in TEMPERATURES:
-            times = times_at(rows, temperature)
-            for draft in DRAFTS:
-                place = f"{profile.name}, {profile.stages[0]}"
-                show(line_of_draft(place, temperature, draft, times))
-            best.append(line_of_best(profile.name, temperature, times))
-    show("\n| profile | T | best of the others | auto | over it | auto, choosing the draft |")
-    show("|---|---|---|---|---|---|")
-    for line in best:
-        show(line)
+        for place in measure(profile, inputs, least):
+            show(line_of(f"{profile.name}, {profile.stages[0]}", place))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--prompts", type=Path, required=True, help="a folder of .jsonl files")
     parser.add_argument("--profiles", default=",".join(names()), help="by commas; default: all")
-    parser.add_argument("--per-file", type=int, default=8, help="prompts of each file (8)")
+    parser.add_argument("--per-file", type=int, default=36, help="prompts of each file (36)")
+    parser.add_argument(
+        "--tuning-per-file", type=int, default=8, help="prompts of each file to tune on (8)"
+    )
+    parser.add_argument(
+        "--least", type=int, default=LEAST, help=f"fewest measuring prompts ({LEAST})"
+    )
     parser.add_argument("--tokens", type=int, default=64, help="of every text (64)")
     given = parser.parse_args()
     try:
-        profiles = [load(name) for name in given.profiles.split(",")]
-        run(profiles, prompts_in(given.prompts, given.per_file), given.tokens)
+        inputs = Inputs(
+            prompts_in(given.prompts, given.tuning_per_file, "tuning"),
+            prompts_in(given.prompts, given.per_file, "measuring"),
+            given.tokens,
+        )
+        run([load(name) for name in given.profiles.split(",")], inputs, given.least)
     except FlowSpecError as error:
         sys.exit(f"flowspec: {error}")
 
