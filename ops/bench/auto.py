@@ -1,6 +1,6 @@
 """``auto`` against all other systems, tuned, profile by profile, in simulation.
 
-    python -m ops.bench.auto --prompts DIR [--profiles jetson-7b,...] [--per-file 36]
+    python -m ops.bench.auto --prompts DIR [--profiles jetson-7b,...] [--per-file 40]
         [--tuning-per-file 8] [--tokens 64]
 
 The others' options are searched (``flowspec.testbed.tuning``) on the tuning half of the first
@@ -197,7 +197,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--prompts", type=Path, required=True, help="a folder of .jsonl files")
     parser.add_argument("--profiles", default=",".join(names()), help="by commas; default: all")
-    parser.add_argument("--per-file", type=int, default=36, help="prompts of each file (36)")
+    parser.add_argument("--per-file", type=int, default=40, help="prompts of each file (40)")
     parser.add_argument(
         "--tuning-per-file", type=int, default=8, help="prompts of each file to tune on (8)"
     )
