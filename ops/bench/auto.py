@@ -1,7 +1,7 @@
 """``auto`` against all other systems, tuned, profile by profile, in simulation.
 
     python -m ops.bench.auto --prompts DIR [--profiles jetson-7b,...] [--per-file 40]
-        [--tuning-per-file 8] [--tokens 64]
+        [--tuning-per-file 8] [--tokens 64] [--drafts head,slm] [--temperatures 0,1]
 
 The others' options are searched (``flowspec.testbed.tuning``) on the tuning half of the first
 ``--tuning-per-file`` prompts of every file in DIR; everything is measured on the measuring half of
@@ -9,7 +9,8 @@ the first ``--per-file``, at the first stage count of each profile. Prompts whos
 itself are left out of both. Of the others, the ``MEASURED`` fastest on the tuning prompts are
 measured, untuned and tuned. Times are milliseconds per token over all tokens; the ratio is the
 median over prompts of the tuned system's time over ``auto``'s, with its 95% interval by order
-statistics. Prints Markdown, row by row. One profile takes about ten minutes on one core.
+statistics. Prints Markdown, row by row. One row takes three to eight minutes on one core, most of
+it to draft; ``--profiles``, ``--drafts`` and ``--temperatures`` split the work.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ OTHERS = (
 DRAFTS = ("head", "slm")
 TEMPERATURES = (0.0, 1.0)
 #: Systems measured per place, untuned and tuned.
-MEASURED = 3
+MEASURED = 2
 #: Fewest measuring prompts.
 LEAST = 24
-EFFORT = Effort(configurations=20, few=2, finalists=2)
+EFFORT = Effort(configurations=16, few=2, finalists=2)
 
 #: Further columns by name: milliseconds per token of a cell of ``auto``, with its draft source, on
 #: the grid's prompts; for bounds that are not strategies.
@@ -53,11 +54,13 @@ BOUNDS: dict[str, Callable[[Grid, Cell, str], float]] = {}
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Prompts to tune on and to measure on, and the tokens of every text."""
+    """Prompts to tune on and to measure on, the tokens of every text, and what is varied."""
 
     tuning: Sequence[Prompt]
     measuring: Sequence[Prompt]
     tokens: int
+    drafts: tuple[str, ...] = DRAFTS
+    temperatures: tuple[float, ...] = TEMPERATURES
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +94,8 @@ def measure(profile: Profile, inputs: Inputs, least: int = LEAST) -> Iterator[Pl
     plan = BenchPlan(
         profile,
         (*OTHERS, AUTO),
-        DRAFTS,
-        TEMPERATURES,
+        inputs.drafts,
+        inputs.temperatures,
         profile.stages[:1],
         inputs.tokens,
         no_loops=True,
@@ -105,8 +108,8 @@ def measure(profile: Profile, inputs: Inputs, least: int = LEAST) -> Iterator[Pl
             f"themselves or do not fit; expected {least} or more: raise --per-file"
         )
     tuner = Tuner(Grid(plan, inputs.tuning), EFFORT)
-    for temperature in TEMPERATURES:
-        for draft in DRAFTS:
+    for temperature in inputs.temperatures:
+        for draft in inputs.drafts:
             source = canonical(draft)
             others = {
                 cell: source
@@ -204,6 +207,8 @@ def main() -> None:
     parser.add_argument(
         "--least", type=int, default=LEAST, help=f"fewest measuring prompts ({LEAST})"
     )
+    parser.add_argument("--drafts", default=",".join(DRAFTS), help="by commas (head,slm)")
+    parser.add_argument("--temperatures", default="0,1", help="by commas (0,1)")
     parser.add_argument("--tokens", type=int, default=64, help="of every text (64)")
     given = parser.parse_args()
     try:
@@ -211,9 +216,11 @@ def main() -> None:
             prompts_in(given.prompts, given.tuning_per_file, "tuning"),
             prompts_in(given.prompts, given.per_file, "measuring"),
             given.tokens,
+            tuple(given.drafts.split(",")),
+            tuple(map(float, given.temperatures.split(","))),
         )
         run([load(name) for name in given.profiles.split(",")], inputs, given.least)
-    except FlowSpecError as error:
+    except (FlowSpecError, ValueError) as error:
         sys.exit(f"flowspec: {error}")
 
 
