@@ -62,7 +62,7 @@ class Recording:
 
 
 RECORDINGS: Mapping[str, Recording] = {
-    "auto-2-stages-T0": Recording("auto", 2, tokens=10),
+    "auto-2-stages-T0": Recording("auto", 2, tokens=18),
     "auto-fixed-2-stages-T0": Recording("auto:rows=3", 2, tokens=8),
     "chain-2-stages-T1": Recording("chain:in_flight=4", 2, tokens=9, sampling=SAMPLED),
     "flowspec-2-stages-T0": Recording(f"flowspec:{BEAM}", 2),

@@ -8,7 +8,8 @@ from statistics import median
 
 #: Most recent passes of one size that count.
 PASS_SAMPLES = 8
-#: A size without a pass among so many passes is dropped: its one time may have been an outlier.
+#: A size with one sample and no pass among so many passes is left out, so that it is tried again:
+#: its one time may have been an outlier. One with n samples is kept n squared times as long.
 FORGOTTEN_AFTER = 256
 
 
@@ -27,13 +28,11 @@ class PassTimes:
         self._notes += 1
         self._noted[size] = self._notes
         self._samples.setdefault(size, deque(maxlen=PASS_SAMPLES)).append((rows, seconds))
-        horizon = self._notes - FORGOTTEN_AFTER
-        for other in [other for other, at in self._noted.items() if at <= horizon]:
-            del self._noted[other]
-            del self._samples[other]
         points = []
         least = math.inf
-        for _, samples in sorted(self._samples.items(), reverse=True):
+        for other, samples in sorted(self._samples.items(), reverse=True):
+            if self._notes - self._noted[other] >= FORGOTTEN_AFTER * len(samples) ** 2:
+                continue
             # t(w) cannot fall with w: a longer time at fewer rows was a delayed stage.
             least = min(least, median(took for _, took in samples))
             points.append((median(count for count, _ in samples), least))
@@ -42,7 +41,7 @@ class PassTimes:
     @property
     def single(self) -> float:
         """Seconds of a pass over one row; 0: not measured."""
-        return self._points[0][1] if 0 in self._samples else 0.0
+        return self._points[0][1] if self._points and self._points[0][0] == 1 else 0.0
 
     @property
     def widest(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -70,6 +71,18 @@ def test_a_size_seen_once_and_held_up_then_does_not_outweigh_wider_ones_that_wer
         times.note(1, 0.1)
         times.note(30, 0.1)
     assert times.at(2) == times.at(8) == times.at(30) == 0.1
+
+
+@given(st.integers(1, 4))
+def test_a_size_is_kept_the_longer_the_more_often_it_was_measured(samples: int) -> None:
+    times = PassTimes()
+    for _ in range(samples):
+        times.note(100, 4.0)
+    for _ in range(FORGOTTEN_AFTER * samples**2 - 1):
+        times.note(1, 0.1)
+    assert times.at(100) == pytest.approx(4.0)
+    times.note(1, 0.1)
+    assert times.at(100) == pytest.approx(0.1)
 
 
 def test_a_size_that_is_not_seen_again_is_forgotten() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flowspec.core.drafting.calibration import Calibration, Scaling
+from flowspec.core.drafting.calibration import COUPLED, GREEDY, Calibration
 from flowspec.core.drafting.drafter_cache import DrafterCache
 from flowspec.core.drafting.growth import Growth
 from flowspec.core.protocol.work import Draft, DraftDone
@@ -31,7 +31,7 @@ class DraftingOptions:
 
     ``width``: continuations per node; 0: the run has no drafter. ``coupled``: the drafter sees the
     target's noise. ``refreshed``: per available drafter, whether it drafts from hidden rows.
-    ``redrafts``: drop a refreshed drafter's proposals at every verdict. ``calibration``: the table
+    ``redrafts``: drop a refreshed drafter's proposals at every verdict. ``calibration``: the model
     that gives coupled candidates and those with a source number their values; None: a new one.
     ``calibrates_all``: it gives all others theirs, too.
     """
@@ -40,7 +40,7 @@ class DraftingOptions:
     coupled: bool = False
     refreshed: tuple[bool, ...] = (False,)
     redrafts: bool = True
-    calibration: Calibration | Scaling | None = None
+    calibration: Calibration | None = None
     calibrates_all: bool = False
 
 
@@ -75,7 +75,9 @@ class Drafting:
         self._growth_passes = 0
         self._wanted: tuple[int, ...] = ()
         self._asked = _Asked()
-        self._calibration = options.calibration or Calibration(options.coupled)
+        self._calibration = options.calibration or Calibration(
+            COUPLED if options.coupled else GREEDY, coupled=options.coupled
+        )
         drafters = options.refreshed if options.width else ()
         self._caches = [DrafterCache(prefix, refreshed=refreshed) for refreshed in drafters]
         self._passes = [_PassTally() for _ in options.refreshed]

@@ -109,15 +109,13 @@ class Session:
         sampled = self.spec.sampling.temperature > 0
         coupled = strategy.coupled and sampled
         strategy.use_history(history, sampled=sampled, drafters=len(drafters))
-        table = history.get(Calibrations).table(
-            coupled=coupled, sampled=sampled, scaled=strategy.calibrated
-        )
+        model = history.get(Calibrations).model(coupled=coupled, sampled=sampled)
         return DraftingOptions(
             width=strategy.draft_width,
             coupled=coupled,
             refreshed=drafters,
             redrafts=strategy.redrafts,
-            calibration=table,
+            calibration=model,
             calibrates_all=strategy.calibrated,
         )
 

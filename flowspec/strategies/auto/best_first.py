@@ -5,6 +5,10 @@ cost. A node's value is the product of acceptance probabilities along its path: 
 tokens that its row is expected to commit. The choice therefore maximises the expected tokens per
 segment. A child's value never exceeds its parent's, so the best nodes are found from the root
 down, and the drafter is asked only about nodes whose children could be among them.
+
+Where a second row does not pay, a segment is a lone row. It continues the chain in flight, the best
+child of the deepest node, unless another row is several times as probable: an alternative to a row
+in flight loses its worth when that row is answered, while the chain's next row gains by it.
 """
 
 from __future__ import annotations
@@ -17,13 +21,19 @@ from functools import cache
 from flowspec.core.drafting.layered_growth import missing
 from flowspec.core.tree.tree import Node, Tree
 
+#: Segment sizes to choose among, in rows. A pass of such a size is measured exactly, so that a jump
+#: of its time (a kernel's tile) is seen where it is.
+SIZES = frozenset(1 << exponent for exponent in range(9))
+#: How many times as probable as the chain's next row another must be to be sent alone before it.
+#: Fitted on the tuning prompts, with one-row segments.
+ALTERNATIVE = 3.0
 #: Expected tokens below which a segment is not sent: it may still occupy a stage when the next root
 #: arrives, and with eight stages that delay costs more than 0.01 tokens gain.
 LEAST_TOKENS = 0.01
 
 
 class BestFirstGrowth:
-    """Up to ``rows`` of the best unsent nodes as one segment.
+    """Up to ``rows`` of the best unsent nodes as one segment, or the chain's next node.
 
     The drafter makes at most ``passes`` passes over ``batch`` nodes each, which bounds how long a
     free slot waits for a better choice; a verdict may end the growth sooner. ``price(rows)``:
@@ -58,13 +68,17 @@ class BestFirstGrowth:
             leaves = [leaf for leaf in leaves if tree[leaf].score > least]
         leaves.sort(key=lambda leaf: (-tree[leaf].score, leaf))
         self._asked = tuple(sorted(leaves[: self._batch]))
+        if not self._asked and len(paying) == 1:
+            self._asked = missing(tree, [_tip(tree).id])
         return self._asked
 
     def segments(self, tree: Tree) -> list[list[int]]:
         """One segment of the best nodes known; none if no unsent node adds more than it costs."""
         best, _ = self._best(tree)
-        paying = self._paying_rows(tree, best)
-        return [sorted(best[:paying])] if paying else []
+        paying = best[: self._paying_rows(tree, best)]
+        if len(paying) == 1:
+            paying = [_lone_row(tree, paying[0])]
+        return [sorted(paying)] if paying else []
 
     def rebase(self, tree: Tree) -> None:
         """Drop nodes of the batch that were pruned."""
@@ -82,6 +96,8 @@ class BestFirstGrowth:
         added = 0.0
         for rows, node in enumerate(best, 1):
             tokens += math.exp(nodes[node].score - start)
+            if rows not in SIZES and rows < len(best):
+                continue
             gain = tokens - self._price(rows)
             if gain > most:
                 most = gain
@@ -116,3 +132,19 @@ class BestFirstGrowth:
                 best.append(node.id)
                 offer(node, 0)
         return best, leaves
+
+
+def _tip(tree: Tree) -> Node:
+    """The deepest node of T, the most probable of several."""
+    return max(tree.selected(), key=lambda node: (node.depth, node.score, -node.id))
+
+
+def _lone_row(tree: Tree, best: int) -> int:
+    """The best child of the tip, or ``best`` if that is more than ALTERNATIVE times as probable."""
+    tip = _tip(tree)
+    if tip.expansion is None or not tip.expansion.tokens:
+        return best
+    value = tip.expansion.values[0]
+    if tree[best].score > tip.score + value + math.log(ALTERNATIVE):
+        return best
+    return tree.add(tip.id, tip.expansion.tokens[0], value)
