@@ -89,8 +89,11 @@ class StaticTree(Strategy):
 
     Params = StaticParams
     source = "SpecInfer, arXiv 2305.09781 (STPP in PipeDec)"
-    search: ClassVar[Mapping[str, tuple[str, ...]]] = {"shape": SHAPES}
-    starts: ClassVar[tuple[str, ...]] = tuple(f"shape={shape}" for shape in SHAPES)
+    search: ClassVar[Mapping[str, tuple[str, ...]]] = {"shape": SHAPES, "overlap": ("off", "on")}
+    starts: ClassVar[tuple[str, ...]] = (
+        *("shape=1-1-1", "shape=2-2-1-1", "shape=8-4-2-1-1"),
+        "shape=2-2-2-1-1-1-1,overlap=on",
+    )
 
     def __init__(self, params: StaticParams, stages: int) -> None:
         super().__init__()

@@ -7,6 +7,7 @@ every time, so nothing is repeated: only the prompt varies, and intervals are ov
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,6 +16,7 @@ from functools import cached_property
 from importlib.metadata import version
 from typing import Any
 
+from flowspec.core.job.draft_worker import Build
 from flowspec.core.job.stats import repeated_4grams
 from flowspec.core.run.history import History
 from flowspec.core.run.sampling import Sampling
@@ -141,7 +143,7 @@ class Grid:
         self, plan: BenchPlan, prompts: Sequence[Prompt], tell: Tell = lambda what, done, of: None
     ) -> None:
         self.plan = plan
-        self._tell = tell
+        self.tell = tell
         self._target = open_directory(default_pair()[0])
         self._drafters: dict[str, DraftExecutor] = {}
         self._memos: list[MemoDrafter] = []
@@ -156,21 +158,18 @@ class Grid:
 
         ``cells``: what to run, with the draft source of each; None: all of the plan.
         """
-        self.check_cases()
-        self._known.clear()
-        found: dict[Cell, dict[int, Ran]] = defaultdict(dict)
-        given = self.cells() if cells is None else cells
-        done = 0
-        total = sum(cell.temperature == case.temperature for cell in given for case in self.cases)
-        for source in dict.fromkeys(given.values()):
-            for case in self.cases:
-                for cell in given:
-                    if given[cell] == source and cell.temperature == case.temperature:
-                        self._tell(f"{cell.strategy} with {source}", done, total)
-                        found[cell][case.number] = self.trace(case, cell, source)
-                        done += 1
-                self.forget_drafts()
-        return self._compared([self._row(cell, found[cell]) for cell in found])
+        (rows,) = run_together([(self, self.cells() if cells is None else cells)])
+        return rows
+
+    def on(self, profile: Profile) -> Grid:
+        """This plan on ``profile``'s links and first stage count.
+
+        The grids share prompts, texts and drafters, so what one of them drafts the others know.
+        """
+        other = copy.copy(self)
+        other.plan = replace(self.plan, profile=profile, stages=profile.stages[:1], links=())
+        other._known = {}
+        return other
 
     def check_cases(self) -> None:
         """ConfigError if no prompt is left."""
@@ -246,11 +245,20 @@ class Grid:
         return [case for case in self.cases if case.temperature == temperature]
 
     def simulate(
-        self, case: Case, cell: Cell, source: str, history: History, tap: Tap | None = None
+        self,
+        case: Case,
+        cell: Cell,
+        source: str,
+        history: History,
+        tap: Tap | None = None,
+        make: Build = build,
     ) -> Ran:
-        """One run that begins with ``history`` and adds to it."""
+        """One run that begins with ``history`` and adds to it.
+
+        ``make``: gives the strategy of the cell's text, which need not be a registered one.
+        """
         drafter = self._drafter(source)
-        strategy = build(cell.strategy, cell.stages)
+        strategy = make(cell.strategy, cell.stages)
         profile = replace(self.plan.profile, link=cell.link.shape)
         costs = profile_costs(
             profile, cell.stages, source, hidden=returns_hidden(drafter, strategy)
@@ -268,6 +276,7 @@ class Grid:
             middles,
             tap,
             history,
+            make,
         )
 
     def follow(self, strategy: str, tap: Tap) -> int:
@@ -320,7 +329,7 @@ class Grid:
     def _cases(self) -> list[Case]:
         plan = self.plan
         count = len(self.prompts)
-        self._tell(f"what the target says to {count} prompts", 0, 0)
+        self.tell(f"what the target says to {count} prompts", 0, 0)
         hidden = any("head" in names_of(source) for source in plan.sources)
         greedy = dict(enumerate(self._said(range(count), 0.0, hidden=hidden)))
         looping = {at for at, text in greedy.items() if repeated_4grams(text.output) >= LOOP}
@@ -381,6 +390,14 @@ class Grid:
             **measured(runs, choices_of(cell.source)),
         )
 
+    def rows(self, found: Mapping[Cell, Mapping[int, Ran]]) -> list[ReportRow]:
+        """The rows of runs by cell and prompt number, each after its baseline's."""
+        return self._compared([self._row(cell, found[cell]) for cell in found])
+
+    def forget_runs(self) -> None:
+        """Drop what earlier runs have taught every cell."""
+        self._known.clear()
+
     def _compared(self, rows: Iterable[ReportRow]) -> list[ReportRow]:
         """``rows`` with their speedup over the baseline.
 
@@ -405,6 +422,32 @@ class Grid:
             found,
             key=lambda row: (row.temperature, row.swept, row.latency_ms, row.mbit, row.stages),
         )
+
+
+def run_together(runs: Sequence[tuple[Grid, Mapping[Cell, str]]]) -> list[list[ReportRow]]:
+    """The rows of grids that share their prompts and drafters (``Grid.on``), as ``Grid.run``.
+
+    A prompt's runs follow each other over all grids, so that each of its nodes is drafted once.
+    """
+    first = runs[0][0]
+    first.check_cases()
+    for grid, _ in runs:
+        grid.forget_runs()
+    found: list[dict[Cell, dict[int, Ran]]] = [defaultdict(dict) for _ in runs]
+    todo = [
+        (at, cell, source) for at, (_, cells) in enumerate(runs) for cell, source in cells.items()
+    ]
+    done = 0
+    total = sum(cell.temperature == case.temperature for _, cell, _ in todo for case in first.cases)
+    for source in dict.fromkeys(its for _, _, its in todo):
+        for case in first.cases:
+            for at, cell, its in todo:
+                if its == source and cell.temperature == case.temperature:
+                    first.tell(f"{cell.strategy} with {source}", done, total)
+                    found[at][cell][case.number] = runs[at][0].trace(case, cell, source)
+                    done += 1
+            first.forget_drafts()
+    return [grid.rows(its) for (grid, _), its in zip(runs, found, strict=True)]
 
 
 def place(row: ReportRow) -> tuple[object, ...]:

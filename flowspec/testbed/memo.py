@@ -30,8 +30,9 @@ from flowspec.model.drafter_choice import ChoiceDrafter
 #: Continuations computed and kept per node, the largest width of any strategy. The best ``w`` of
 #: them equal those of a pass of width ``w``, because every drafter ranks first and then cuts.
 WIDTH = 64
-#: Nodes with proposals, about 1.2 kB each, beyond which the next run starts with an empty memo.
-MOST = 150_000
+#: Nodes with proposals, about 2 kB each, beyond which the next run starts with an empty memo. A
+#: dozen texts of 64 tokens, tuned over all strategies and profiles, stay below it.
+MOST = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)

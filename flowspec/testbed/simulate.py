@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flowspec.core.job.draft_worker import DraftMachine
+from flowspec.core.job.draft_worker import Build, DraftMachine
 from flowspec.core.job.strategy import Strategy
 from flowspec.core.protocol.addresses import DRAFT, Address, middle_address, stage_address
 from flowspec.core.run.history import History
@@ -69,17 +69,21 @@ def simulate(
     middles: Mapping[str, Callable[[], StageExecutor]] | None = None,
     tap: Tap | None = None,
     history: History | None = None,
+    make: Build = build,
 ) -> Ran:
     """Run ``strategy``; StateError if its output is not the target's text.
 
     ``middles``: the models of a chain between drafter and target, by name, smallest first.
     ``history``: measurements from earlier jobs, updated in place; None: this is the first.
+    ``make``: gives the strategy of the text ``strategy``, which need not be a registered one.
     """
     sequences = {JOB: (*text.prompt, *text.output)}
     hidden = {JOB: text.hidden}
     executors = [OracleStage(sequences, hidden) for _ in range(stages)]
     makers = list((middles or {}).values())
-    record = _completed(text, strategy, executors, target, drafter, costs, makers, tap, history)
+    record = _completed(
+        text, strategy, executors, target, drafter, costs, makers, tap, history, make
+    )
     if tuple(record.tokens) != text.output:
         raise StateError(f"{strategy} did not give the target's text: {record.finish}")
     return _ran(record)
@@ -117,6 +121,7 @@ def _completed(
     makers: Sequence[Callable[[], StageExecutor]],
     tap: Tap | None = None,
     history: History | None = None,
+    make: Build = build,
 ) -> RunRecord:
     """The record of a run that ended without an error; StateError otherwise."""
     stages = len(executors)
@@ -130,11 +135,11 @@ def _completed(
         hidden=wanting[0],
         others=wanting[1:],
     )
-    nodes: dict[Address, Any] = {DRAFT: (DraftMachine(limits, build, history), drafter)}
+    nodes: dict[Address, Any] = {DRAFT: (DraftMachine(limits, make, history), drafter)}
     for stage, executor in enumerate(executors, 1):
         nodes[stage_address(stage)] = (StageMachine(stage, stages), executor)
-    for model, make in enumerate(makers, 1):
-        nodes[middle_address(model)] = (StageMachine(1, stages, middle=model), make())
+    for model, load in enumerate(makers, 1):
+        nodes[middle_address(model)] = (StageMachine(1, stages, middle=model), load())
     simulation = Simulation(nodes, costs, tap=tap)
     spec = JobSpec(
         prompt_ids=text.prompt,

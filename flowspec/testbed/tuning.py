@@ -54,12 +54,21 @@ class Tuned:
 
 
 class Tuner:
-    """Searches over the prompts of ``grid``."""
+    """Searches over the prompts of ``grid``.
+
+    ``keeps_drafts``: remember all drafts, for a later search over the same texts and drafters.
+    """
 
     def __init__(
-        self, grid: Grid, effort: Effort | None = None, tell: Tell = lambda what, done, of: None
+        self,
+        grid: Grid,
+        effort: Effort | None = None,
+        tell: Tell = lambda what, done, of: None,
+        *,
+        keeps_drafts: bool = False,
     ) -> None:
         self.grid = grid
+        self.keeps_drafts = keeps_drafts
         self.effort = effort or Effort()
         self._tell = tell
 
@@ -73,7 +82,8 @@ class Tuner:
             for cell in group:
                 self._tell(f"tuning {cell.strategy} with {cells[cell]}", len(found), len(cells))
                 found.append(self._tune(cell, cells[cell]))
-            self.grid.forget_drafts()
+            if not self.keeps_drafts:
+                self.grid.forget_drafts()
         return found
 
     def _tune(self, cell: Cell, source: str) -> Tuned:

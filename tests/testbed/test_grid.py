@@ -14,8 +14,10 @@ from flowspec.drivers.sim import Tap
 from flowspec.emulation.profile import LinkShape
 from flowspec.emulation.profiles import load
 from flowspec.errors import ConfigError
+from flowspec.model.base import DraftExecutor
 from flowspec.testbed import grid as module
-from flowspec.testbed.grid import BenchPlan, Case, Cell, Grid, SweptLink
+from flowspec.testbed.grid import BenchPlan, Case, Cell, Grid, SweptLink, run_together
+from flowspec.testbed.memo import MemoDrafter
 from flowspec.testbed.naming import drafter_of
 from flowspec.testbed.prompts import Prompt, halve
 from flowspec.testbed.report import ReportRow
@@ -111,6 +113,27 @@ def test_a_longer_link_is_slower_for_every_strategy(rows: list[ReportRow]) -> No
 
 def test_the_same_plan_gives_the_same_rows(grid: Grid, rows: list[ReportRow]) -> None:
     assert grid.run() == rows
+
+
+def test_grids_on_several_profiles_give_the_rows_of_each_and_draft_a_node_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[MemoDrafter] = []
+
+    def remembered(drafter: DraftExecutor) -> MemoDrafter:
+        made.append(MemoDrafter(drafter))
+        return made[-1]
+
+    monkeypatch.setattr(module, "MemoDrafter", remembered)
+    profiles = [PROFILE, load("wan-50ms")]
+    plan = BenchPlan(PROFILE, ("chain:window=2", "static_tree"), ("slm",), (0.0,), (4,), 8)
+    apart = [Grid(replace(plan, profile=profile), PROMPTS).run() for profile in profiles]
+    passes = [memo.passes for memo in made]
+    first = Grid(plan, PROMPTS)
+    together = [first.on(profile) for profile in profiles]
+    assert run_together([(grid, grid.cells()) for grid in together]) == apart
+    assert len(made) == len(passes) + 1
+    assert made[-1].passes < 0.7 * sum(passes)
 
 
 @pytest.mark.parametrize("strategy", ["specpipe:width=auto", "naive_pp", "auto"])
