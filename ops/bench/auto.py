@@ -1,80 +1,88 @@
-"""``auto`` against all other systems, tuned, profile by profile, in simulation.
+"""``auto`` against all other systems, tuned, on every profile, in simulation.
 
-    python -m ops.bench.auto --prompts DIR [--profiles jetson-7b,...] [--per-file 40]
-        [--tuning-per-file 8] [--tokens 64] [--drafts head,slm] [--temperatures 0,1]
+    python -m ops.bench.auto --prompts DIR [--tuned FILE.json] [--jobs 2] [--profiles jetson-7b,...]
+        [--drafts head,slm] [--temperatures 0,1] [--per-file 40] [--tuning-per-file 14]
+        [--tokens 64] [--only-tune]
 
-The others' options are searched (``flowspec.testbed.tuning``) on the tuning half of the first
-``--tuning-per-file`` prompts of every file in DIR; everything is measured on the measuring half of
-the first ``--per-file``, at the first stage count of each profile. Prompts whose text repeats
-itself are left out of both. Of the others, the ``MEASURED`` fastest on the tuning prompts are
-measured, untuned and tuned. Times are milliseconds per token over all tokens; the ratio is the
-median over prompts of the tuned system's time over ``auto``'s, with its 95% interval by order
-statistics. Prints Markdown, row by row. One row takes three to eight minutes on one core, most of
-it to draft; ``--profiles``, ``--drafts`` and ``--temperatures`` split the work.
+Options of the others are searched on the tuning half of the first ``--tuning-per-file`` prompts of
+every file in DIR; everything is measured on the measuring half of the first ``--per-file``.
+``--tuned`` keeps the options that were found in a file, and searches only for those it lacks. Every
+temperature and draft is one piece of work, for all profiles: they share the texts and the drafter's
+proposals. ``--jobs`` runs so many at once, each with up to 2 GB. Prints Markdown
+(``ops/bench/results/auto.md``), progress on stderr.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 from flowspec.cli.generate import read_prompts
 from flowspec.emulation.profile import Profile
 from flowspec.emulation.profiles import load, names
 from flowspec.errors import ConfigError, FlowSpecError
-from flowspec.testbed.grid import BenchPlan, Cell, Grid, SweptLink
+from flowspec.testbed.grid import BenchPlan, Cell, Grid, SweptLink, run_together
 from flowspec.testbed.naming import canonical
 from flowspec.testbed.prompts import Prompt, halve
-from flowspec.testbed.report import Estimate, ReportRow, estimate_text
-from flowspec.testbed.tuning import Effort, Tuned, Tuner
-from flowspec.testbed.tuning_report import paired
+from flowspec.testbed.tuning import Effort
+from ops.bench import auto_tuning
+from ops.bench.auto_table import AUTO, BASELINE, Place, tables
+from ops.bench.auto_tuning import EFFORT, Conditions, Found
+from ops.bench.clairvoyant import seconds_per_token
 from ops.bench.systems import show
 
-BASELINE = "autoregressive"
-AUTO = "auto"
 OTHERS = (
     *("flowspec", "pipedec", "specpipe", "pipespec", "chain"),
     *("static_tree", "naive_pp", "pruned_pp", "speculative"),
 )
 DRAFTS = ("head", "slm")
 TEMPERATURES = (0.0, 1.0)
-#: Systems measured per place, untuned and tuned.
+#: The packaged profiles of pipelines, and of those over a wide area network two.
+PROFILES = tuple(name for name in names() if name != "wan-25ms" and load(name).stages[0] > 1)
+#: Systems measured per place, untuned and tuned: the fastest on the tuning prompts.
 MEASURED = 2
 #: Fewest measuring prompts.
 LEAST = 24
-EFFORT = Effort(configurations=16, few=2, finalists=2)
-
-#: Further columns by name: milliseconds per token of a cell of ``auto``, with its draft source, on
-#: the grid's prompts; for bounds that are not strategies.
-BOUNDS: dict[str, Callable[[Grid, Cell, str], float]] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
-    """Prompts to tune on and to measure on, the tokens of every text, and what is varied."""
+class Matchup:
+    """What to tune and measure; ``known``: options found earlier.
 
+    ``least``: fewest measuring prompts; 0: only tune.
+    """
+
+    profiles: Sequence[Profile]
     tuning: Sequence[Prompt]
     measuring: Sequence[Prompt]
     tokens: int
-    drafts: tuple[str, ...] = DRAFTS
-    temperatures: tuple[float, ...] = TEMPERATURES
+    known: Sequence[Found] = ()
+    others: tuple[str, ...] = OTHERS
+    effort: Effort = EFFORT
+    least: int = LEAST
+
+    @property
+    def conditions(self) -> Conditions:
+        """What the options found for this request depend on."""
+        return Conditions(self.tuning, self.tokens, self.others, self.profiles)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A temperature and a draft with what was measured there: ``rows`` by strategy, and the texts
-    of the others before and after tuning. ``bounds``: milliseconds per token by name.
+class Taken:
+    """The options of every other system at one temperature with one draft, those of them that
+    were not known before, and what was measured.
     """
 
-    temperature: float
-    draft: str
-    rows: Mapping[str, ReportRow]
-    untuned: Sequence[str]
-    tuned: Sequence[str]
-    bounds: Mapping[str, float]
+    found: Sequence[Found]
+    fresh: Sequence[Found]
+    places: Sequence[Place]
 
 
 def prompts_in(folder: Path, per_file: int, half: str) -> list[Prompt]:
@@ -89,120 +97,146 @@ def prompts_in(folder: Path, per_file: int, half: str) -> list[Prompt]:
     )
 
 
-def measure(profile: Profile, inputs: Inputs, least: int = LEAST) -> Iterator[Place]:
-    """Every temperature and draft; ConfigError if fewer than ``least`` prompts can be measured."""
+def take(request: Matchup, where: tuple[float, str]) -> Taken:
+    """Tune and measure every profile at a temperature with a draft.
+
+    ConfigError if fewer than ``request.least`` prompts can be measured.
+    """
+    found, fresh = _options(request, where)
+    return Taken(found, fresh, _measured(request, where, found) if request.least else ())
+
+
+def _options(request: Matchup, where: tuple[float, str]) -> tuple[list[Found], list[Found]]:
+    """The options of ``request.others`` for every profile, and those found just now."""
+    known = {one.place: one for one in request.known}
+    wanted = list(product([profile.name for profile in request.profiles], request.others))
+    temperature, draft = where
+    lacking = [
+        profile
+        for profile in request.profiles
+        if any((profile.name, *where, other) not in known for other in request.others)
+    ]
+    fresh = []
+    if lacking:
+        _say(f"tuning {len(lacking)} profiles at T={temperature:g} with {draft}")
+        grids = _grids(request, lacking, where, request.tuning)
+        fresh = auto_tuning.tune(grids, draft, request.others, request.effort, _say)
+        known |= {one.place: one for one in fresh}
+    return [known[profile, temperature, draft, other] for profile, other in wanted], fresh
+
+
+def _grids(
+    request: Matchup,
+    profiles: Sequence[Profile],
+    where: tuple[float, str],
+    prompts: Sequence[Prompt],
+) -> list[Grid]:
+    """A grid per profile; they share texts and drafters.
+
+    The systems with a chain of models have two, like all others: no middle model.
+    """
+    temperature, draft = where
+    two = [replace(profile, middles=()) for profile in profiles]
     plan = BenchPlan(
-        profile,
-        (*OTHERS, AUTO),
-        inputs.drafts,
-        inputs.temperatures,
-        profile.stages[:1],
-        inputs.tokens,
+        two[0],
+        (*request.others, AUTO),
+        (draft,),
+        (temperature,),
+        two[0].stages[:1],
+        request.tokens,
         no_loops=True,
     )
-    grid = Grid(plan, inputs.measuring)
-    kept = len({case.number for case in grid.cases})
-    if kept < least:
-        raise ConfigError(
-            f"{kept} of {len(inputs.measuring)} measuring prompts can be used, the others repeat "
-            f"themselves or do not fit; expected {least} or more: raise --per-file"
-        )
-    tuner = Tuner(Grid(plan, inputs.tuning), EFFORT)
-    for temperature in inputs.temperatures:
-        for draft in inputs.drafts:
-            source = canonical(draft)
-            others = {
-                cell: source
-                for cell, its in grid.cells().items()
-                if (cell.temperature, its) == (temperature, source) and cell.strategy in OTHERS
-            }
-            yield _place(grid, temperature, draft, tuner.run(others))
+    first = Grid(plan, prompts)
+    return [first.on(profile) for profile in two]
 
 
-def _place(grid: Grid, temperature: float, draft: str, tuned: Sequence[Tuned]) -> Place:
-    """What was measured at ``temperature`` with ``draft``."""
+def _measured(request: Matchup, where: tuple[float, str], found: Sequence[Found]) -> list[Place]:
+    """What was measured on every profile."""
+    temperature, draft = where
     source = canonical(draft)
-    plan = grid.plan
-    own = Cell(AUTO, source, plan.stages[0], temperature, SweptLink("", plan.profile.link))
-    before = _fastest(tuned, lambda one: one.finalists[one.cell.strategy])
-    after = _fastest(tuned, lambda one: one.finalists[one.strategy])
-    cells = [
-        replace(own, strategy=BASELINE, source="-"),
-        own,
-        *(one.cell for one in before),
-        *(one.measured for one in after),
+    grids = _grids(request, request.profiles, where, request.measuring)
+    kept = len(grids[0].cases)
+    if kept < request.least:
+        raise ConfigError(
+            f"{kept} of {len(request.measuring)} measuring prompts can be used, the others repeat "
+            f"themselves or do not fit; expected {request.least} or more: raise --per-file"
+        )
+    chosen = [_chosen(found, grid) for grid in grids]
+    runs = []
+    for grid, (before, after) in zip(grids, chosen, strict=True):
+        profile = grid.plan.profile
+        own = Cell(AUTO, source, profile.stages[0], temperature, SweptLink("", profile.link))
+        texts = dict.fromkeys((AUTO, *before, *after))
+        cells = [replace(own, strategy=text) for text in texts]
+        runs.append(
+            (grid, dict.fromkeys([replace(own, strategy=BASELINE, source="-"), *cells], source))
+        )
+    _say(f"measuring {len(grids)} profiles at T={temperature:g} with {draft} on {kept} prompts")
+    rows = run_together(runs)
+    bounds = seconds_per_token(grids, source)
+    return [
+        Place(
+            grid.plan.profile.name,
+            grid.plan.stages[0],
+            temperature,
+            draft,
+            {row.strategy: row for row in its},
+            before,
+            after,
+            bound,
+        )
+        for grid, (before, after), its, bound in zip(grids, chosen, rows, bounds, strict=True)
     ]
-    rows = {row.strategy: row for row in grid.run(dict.fromkeys(cells, source))}
-    return Place(
-        temperature,
-        draft,
-        rows,
-        [one.cell.strategy for one in before],
-        [one.strategy for one in after],
-        {name: bound(grid, own, source) for name, bound in BOUNDS.items()},
+
+
+def _chosen(found: Sequence[Found], grid: Grid) -> tuple[list[str], list[str]]:
+    """The texts of the ``MEASURED`` fastest on the tuning prompts, before and after tuning."""
+    here = [one for one in found if one.profile == grid.plan.profile.name]
+    before = sorted(here, key=lambda one: one.finalists[one.strategy])
+    after = sorted(here, key=lambda one: one.finalists[one.found])
+    return (
+        [one.strategy for one in before[:MEASURED]],
+        [one.found for one in after[:MEASURED]],
     )
 
 
-def _fastest(tuned: Sequence[Tuned], seconds: Callable[[Tuned], float]) -> list[Tuned]:
-    """The ``MEASURED`` fastest on the tuning prompts."""
-    return sorted(tuned, key=seconds)[:MEASURED]
+def taken(request: Matchup, where: Sequence[tuple[float, str]], jobs: int = 1) -> Iterator[Taken]:
+    """``take`` for every temperature and draft of ``where``, ``jobs`` at once."""
+    with ExitStack() as stack:
+        each = stack.enter_context(ProcessPoolExecutor(jobs)).map if jobs > 1 else map
+        yield from each(partial(take, request), where)
 
 
-COLUMNS = (
-    *("profile, stages", "T", "draft", BASELINE, "best untuned", "best tuned", AUTO),
-    *("tuned over auto", "by prompt (95%)"),
-)
+def run(
+    request: Matchup, where: Sequence[tuple[float, str]], jobs: int, tuned: Path | None
+) -> None:
+    """Print the tables; keep the options that were found in the file ``tuned``."""
+    if tuned is not None and tuned.exists():
+        request = replace(request, known=auto_tuning.load(tuned, request.conditions))
+    known = list(request.known)
+    found: list[Found] = []
+    places: list[Place] = []
+    for one in taken(request, where, jobs):
+        known += one.fresh
+        found += one.found
+        places += one.places
+        if tuned is not None and one.fresh:
+            auto_tuning.save(tuned, request.conditions, request.effort, known)
+    if request.least:
+        show("\n".join(tables(places, found, request.effort, request.tokens)))
 
 
-def line_of(name: str, place: Place) -> str:
-    """One row of the table."""
-    rows = place.rows
-    untuned = _best(rows, place.untuned)
-    tuned = _best(rows, place.tuned)
-    auto = rows[AUTO]
-    ratios = paired(tuned, [auto], AUTO)
-    assert ratios is not None
-    cells = [
-        name,
-        f"{place.temperature:g}",
-        place.draft,
-        _number(rows[BASELINE]),
-        f"{untuned.strategy}: {_number(untuned)}",
-        f"{tuned.strategy}: {_number(tuned)}",
-        _number(auto),
-        f"{tuned.tbt['mean'] / auto.tbt['mean']:.2f}",
-        estimate_text(Estimate.of(list(ratios.values()))),
-        *(f"{place.bounds[bound]:.1f}" for bound in BOUNDS),
-    ]
-    return f"| {' | '.join(cells)} |"
-
-
-def _best(rows: Mapping[str, ReportRow], texts: Iterable[str]) -> ReportRow:
-    return min((rows[text] for text in texts), key=lambda row: row.tbt["mean"])
-
-
-def _number(row: ReportRow) -> str:
-    milliseconds = row.tbt["mean"] * 1e3
-    return f"{milliseconds:.1f}" if milliseconds >= 10 else f"{milliseconds:.2f}"
-
-
-def run(profiles: Sequence[Profile], inputs: Inputs, least: int = LEAST) -> None:
-    """The table, a profile's rows as soon as they are known."""
-    columns = (*COLUMNS, *BOUNDS)
-    show(f"| {' | '.join(columns)} |")
-    show("|---" * len(columns) + "|")
-    for profile in profiles:
-        for place in measure(profile, inputs, least):
-            show(line_of(f"{profile.name}, {profile.stages[0]}", place))
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--prompts", type=Path, required=True, help="a folder of .jsonl files")
-    parser.add_argument("--profiles", default=",".join(names()), help="by commas; default: all")
+    parser.add_argument("--profiles", default=",".join(PROFILES), help="by commas")
     parser.add_argument("--per-file", type=int, default=40, help="prompts of each file (40)")
     parser.add_argument(
-        "--tuning-per-file", type=int, default=8, help="prompts of each file to tune on (8)"
+        "--tuning-per-file", type=int, default=14, help="prompts of each file to tune on (14)"
     )
     parser.add_argument(
         "--least", type=int, default=LEAST, help=f"fewest measuring prompts ({LEAST})"
@@ -210,16 +244,20 @@ def main() -> None:
     parser.add_argument("--drafts", default=",".join(DRAFTS), help="by commas (head,slm)")
     parser.add_argument("--temperatures", default="0,1", help="by commas (0,1)")
     parser.add_argument("--tokens", type=int, default=64, help="of every text (64)")
+    parser.add_argument("--tuned", type=Path, metavar="FILE", help="keep found options in FILE")
+    parser.add_argument("--only-tune", action="store_true", help="measure nothing")
+    parser.add_argument("--jobs", type=int, default=1, help="processes (1)")
     given = parser.parse_args()
     try:
-        inputs = Inputs(
+        request = Matchup(
+            [load(name) for name in given.profiles.split(",")],
             prompts_in(given.prompts, given.tuning_per_file, "tuning"),
             prompts_in(given.prompts, given.per_file, "measuring"),
             given.tokens,
-            tuple(given.drafts.split(",")),
-            tuple(map(float, given.temperatures.split(","))),
+            least=0 if given.only_tune else given.least,
         )
-        run([load(name) for name in given.profiles.split(",")], inputs, given.least)
+        where = product(map(float, given.temperatures.split(",")), given.drafts.split(","))
+        run(request, list(where), given.jobs, given.tuned)
     except (FlowSpecError, ValueError) as error:
         sys.exit(f"flowspec: {error}")
 

@@ -1,33 +1,23 @@
-"""The table of ``ops.bench.auto``: ``auto`` against the best of the others, tuned."""
+"""The tables of ``ops.bench.auto``: ``auto`` against the best of the others, tuned."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from flowspec.emulation.profile import Profile
 from flowspec.emulation.profiles import load
 from flowspec.errors import ConfigError
 from flowspec.testbed.report import ReportRow
 from flowspec.testbed.tuning import Effort
 from ops.bench import auto
-from ops.bench.auto import (
-    AUTO,
-    BASELINE,
-    COLUMNS,
-    DRAFTS,
-    TEMPERATURES,
-    Inputs,
-    Place,
-    line_of,
-    measure,
-    prompts_in,
-)
+from ops.bench.auto import Matchup, Taken, prompts_in, take
+from ops.bench.auto_table import AUTO, BASELINE, BEST_COLUMNS, COLUMNS, Place, tables
+from ops.bench.auto_tuning import Found
 
 #: Seconds per token of two prompts by strategy.
 SECONDS = {
@@ -38,8 +28,8 @@ SECONDS = {
     "chain:window=3": (0.03, 0.05),
     "specpipe:width=8": (0.06, 0.03),
 }
-UNTUNED = ("chain", "specpipe")
-TUNED = ("chain:window=3", "specpipe:width=8")
+OTHERS = ("chain", "speculative")
+EFFORT = Effort(configurations=3, few=1, finalists=1)
 
 
 def row_of(strategy: str, seconds: tuple[float, ...]) -> ReportRow:
@@ -53,16 +43,16 @@ def row_of(strategy: str, seconds: tuple[float, ...]) -> ReportRow:
         latency_ms=0.3,
         mbit=1000.0,
         prompts=len(seconds),
-        tokens=2 * len(seconds),
+        tokens=11 * len(seconds),
         tbt={"mean": sum(seconds) / len(seconds)},
         tokens_per_second=None,
         ttft_seconds=1.0,
         tokens_per_step=1.0,
         tokens_per_round=1.0,
-        hit_rate=1.0,
+        hit_rate=0.875,
         stage_busy=(1.0,),
-        rows={},
-        draft_passes_per_token=1.0,
+        rows={"useful": 80, "wasted": 60, "void": 20},
+        draft_passes_per_token=1.5,
         draft_seconds_per_token=1.0,
         repeated_4grams=0.0,
         speeds=speeds,
@@ -70,7 +60,25 @@ def row_of(strategy: str, seconds: tuple[float, ...]) -> ReportRow:
 
 
 PLACE = Place(
-    1.0, "slm", {name: row_of(name, times) for name, times in SECONDS.items()}, UNTUNED, TUNED, {}
+    "wan-50ms",
+    4,
+    1.0,
+    "slm",
+    {name: row_of(name, times) for name, times in SECONDS.items()},
+    ("chain", "specpipe"),
+    ("chain:window=3", "specpipe:width=8"),
+    0.02,
+)
+FOUND = Found(
+    "wan-50ms",
+    4,
+    1.0,
+    "slm",
+    "chain",
+    "chain:window=3",
+    9,
+    8,
+    {"chain": 0.06, "chain:window=3": 0.04},
 )
 
 
@@ -82,23 +90,48 @@ def folder_of(place: Path, *files: str) -> Path:
     return place
 
 
+def request_of(folder: Path) -> Matchup:
+    return Matchup(
+        [load("jetson-7b"), load("a100-70b")],
+        prompts_in(folder, 2, "tuning"),
+        prompts_in(folder, 2, "measuring"),
+        4,
+        others=OTHERS,
+        effort=EFFORT,
+        least=1,
+    )
+
+
 def cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.split("|")[1:-1]]
 
 
 def test_a_row_has_the_best_before_and_after_tuning_and_pairs_it_with_auto() -> None:
-    row = cells(line_of("wan-25ms, 4", PLACE))
-    assert row == [
-        *("wan-25ms, 4", "1", "slm", "100.0"),
+    lines = [cells(line) for line in tables([PLACE], [FOUND], EFFORT, 11) if line.startswith("|")]
+    assert lines[0] == [*COLUMNS]
+    assert lines[2] == [
+        *("wan-50ms, 4", "1", "slm", "100.0"),
         *("specpipe: 50.0", "chain:window=3: 40.0", "30.0", "1.33"),
         "1.38",  # the median of 1.5 and 1.25; no interval of two prompts
+        *("0.88", "2.0", "1.50", "20.0", "1.50"),
     ]
-    assert len(row) == len(COLUMNS)
 
 
-def test_a_bound_is_a_further_column(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto, "BOUNDS", {"bound": lambda grid, cell, source: 12.5})
-    assert cells(line_of("wan-25ms, 4", replace(PLACE, bounds={"bound": 12.5})))[-1] == "12.5"
+def test_the_second_table_takes_the_better_draft_for_either_side() -> None:
+    faster = {AUTO: row_of(AUTO, (0.01, 0.03)), "chain:window=3": row_of("chain:window=3", (1, 1))}
+    head = replace(PLACE, draft="head", rows={**PLACE.rows, **faster}, tuned=("chain:window=3",))
+    lines = [
+        cells(line) for line in tables([head, PLACE], [FOUND], EFFORT, 11) if line.startswith("|")
+    ]
+    assert lines[4] == [*BEST_COLUMNS]
+    assert lines[6:] == [["wan-50ms", "1", "slm, chain:window=3: 40.0", "head: 20.0", "2.00"]]
+
+
+def test_the_page_says_on_how_many_prompts(tmp_path: Path) -> None:
+    text = "\n".join(tables([PLACE], [FOUND], EFFORT, 11))
+    assert "of 2 texts of up to 11 tokens" in text
+    assert "the best of 9 configurations" in text
+    assert "on 1 of 8 other prompts" in text
 
 
 def test_prompts_are_a_half_of_the_first_of_every_file(tmp_path: Path) -> None:
@@ -110,60 +143,64 @@ def test_prompts_are_a_half_of_the_first_of_every_file(tmp_path: Path) -> None:
     assert not set(measuring) & set(prompts_in(tmp_path, 4, "tuning"))
 
 
-def test_every_temperature_and_draft_is_tuned_and_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_every_profile_is_tuned_and_measured_and_known_options_are_not_searched_again(
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(auto, "OTHERS", ("chain", "speculative"))
-    monkeypatch.setattr(auto, "EFFORT", Effort(configurations=3, few=1, finalists=1))
-    seen = []
-
-    def bound(grid: object, cell: object, source: str) -> float:
-        seen.append(source)
-        return 1.0
-
-    monkeypatch.setattr(auto, "BOUNDS", {"bound": bound})
-    folder_of(tmp_path, "a")
-    inputs = Inputs(prompts_in(tmp_path, 2, "tuning"), prompts_in(tmp_path, 2, "measuring"), 4)
-    places = list(measure(load("jetson-7b"), inputs, least=1))
-    assert [(place.temperature, place.draft) for place in places] == [
-        (temperature, draft) for temperature in TEMPERATURES for draft in DRAFTS
+    request = request_of(folder_of(tmp_path, "a"))
+    first = take(request, (1.0, "slm"))
+    assert list(first.found) == list(first.fresh)
+    assert [(one.profile, one.strategy) for one in first.found] == [
+        (profile.name, other) for profile in request.profiles for other in OTHERS
     ]
-    assert seen == list(DRAFTS) * len(TEMPERATURES)
-    for place in places:
-        assert set(place.untuned) == {"chain", "speculative"}
+    for place, profile in zip(first.places, request.profiles, strict=True):
+        assert (place.profile, place.stages) == (profile.name, profile.stages[0])
+        assert set(place.untuned) == set(OTHERS)
         assert place.rows.keys() == {BASELINE, AUTO, *place.untuned, *place.tuned}
-        assert place.rows[BASELINE].tbt["mean"] == pytest.approx(0.266, abs=0.001)
+        assert {row.source for row in place.rows.values()} == {"-", "slm"}  # no middle model
+        assert 0 < place.bound <= place.auto.tbt["mean"]
+    assert first.places[0].rows[BASELINE].tbt["mean"] == pytest.approx(0.266, abs=0.001)
+    again = take(replace(request, known=first.found), (1.0, "slm"))
+    assert again == replace(first, fresh=[])
 
 
 def test_too_few_prompts_are_said(tmp_path: Path) -> None:
-    folder_of(tmp_path, "a")
-    inputs = Inputs([], prompts_in(tmp_path, 4, "measuring"), 4)
-    with pytest.raises(ConfigError, match=r"of 2 measuring prompts .* expected 24 or more"):
-        next(measure(load("jetson-7b"), inputs))
+    request = request_of(folder_of(tmp_path, "a"))
+    known = [
+        replace(FOUND, profile=profile.name, strategy=other)
+        for profile in request.profiles
+        for other in OTHERS
+    ]
+    with pytest.raises(ConfigError, match=r"of 1 measuring prompts .* expected 24 or more"):
+        take(replace(request, known=known, least=24), (1.0, "slm"))
 
 
-def test_the_table_is_printed(
+def test_options_are_kept_in_a_file_and_the_tables_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def measured(profile: Profile, inputs: Inputs, least: int) -> Iterator[Place]:
-        assert (len(inputs.tuning), len(inputs.measuring), inputs.tokens, least) == (1, 2, 8, 2)
-        yield PLACE
+    asked: list[tuple[Sequence[Found], tuple[float, str]]] = []
 
-    monkeypatch.setattr(auto, "measure", measured)
-    flags: Mapping[str, str] = {
-        "--prompts": str(folder_of(tmp_path, "a")),
-        "--profiles": "jetson-7b,laptop-cpu",
-        "--per-file": "4",
-        "--tuning-per-file": "2",
-        "--least": "2",
-        "--tokens": "8",
-    }
-    words = [word for pair in flags.items() for word in pair]
+    def taken(request: Matchup, where: tuple[float, str]) -> Taken:
+        asked.append((request.known, where))
+        found = replace(FOUND, temperature=where[0], draft=where[1])
+        fresh = [] if found in request.known else [found]
+        place = replace(PLACE, temperature=where[0], draft=where[1])
+        return Taken([found], fresh, [place] if request.least else [])
+
+    monkeypatch.setattr(auto, "take", taken)
+    file = tmp_path / "tuned.json"
+    words = ["--prompts", str(folder_of(tmp_path, "a")), "--profiles", "wan-50ms"]
+    words += ["--tuned", str(file), "--temperatures", "0,1", "--drafts", "slm"]
+    monkeypatch.setattr(sys, "argv", ["auto", *words, "--only-tune"])
+    auto.main()
+    assert file.exists()
+    assert capsys.readouterr().out == ""
     monkeypatch.setattr(sys, "argv", ["auto", *words])
     auto.main()
-    table = [cells(line) for line in capsys.readouterr().out.splitlines()]
-    assert [row[0] for row in table[2:]] == ["jetson-7b, 4", "laptop-cpu, 4"]
-    assert {len(row) for row in table} == {len(COLUMNS)}
+    assert asked[:2] == [((), (0.0, "slm")), ((), (1.0, "slm"))]
+    kept = [replace(FOUND, temperature=temperature) for temperature in (0.0, 1.0)]
+    assert asked[2:] == [(kept, (0.0, "slm")), (kept, (1.0, "slm"))]
+    lines = capsys.readouterr().out.splitlines()
+    assert [cells(line)[1] for line in lines if line.startswith("| wan-50ms, 4")] == ["0", "1"]
 
 
 def test_an_unknown_profile_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
