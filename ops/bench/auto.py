@@ -223,7 +223,7 @@ def run(
         if tuned is not None and one.fresh:
             auto_tuning.save(tuned, request.conditions, request.effort, known)
     if request.least:
-        show("\n".join(tables(places, found, request.effort, request.tokens)))
+        show("\n".join(tables(places, found, request.effort, request.tokens, str(tuned or ""))))
 
 
 def _say(line: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from flowspec.testbed.memo import WIDTH
 from flowspec.testbed.report import Estimate, ReportRow, estimate_text
 from flowspec.testbed.tuning import Effort
 from flowspec.testbed.tuning_report import paired
@@ -55,11 +56,14 @@ BEST_COLUMNS = ("profile", "T", "best tuned", AUTO, "tuned over auto")
 
 
 def tables(
-    places: Sequence[Place], found: Sequence[Found], effort: Effort, tokens: int
+    places: Sequence[Place], found: Sequence[Found], effort: Effort, tokens: int, kept: str = ""
 ) -> Iterator[str]:
-    """The page's lines."""
+    """The page's lines; ``kept``: the name of the file with all options found."""
     ordered = sorted(places, key=lambda place: (place.profile, place.temperature))
     yield from _explained(ordered, found, effort, tokens)
+    if kept:
+        yield ""
+        yield f"Searched values, and the options found for every system: `{kept}`."
     yield ""
     yield from _table(COLUMNS, (_cells(place) for place in ordered))
     yield ""
@@ -81,12 +85,13 @@ def _explained(
         "has its defaults and no options."
     )
     yield ""
+    finalists = "the best" if effort.finalists == 1 else f"the best {effort.finalists}"
     names = list(dict.fromkeys(one.strategy for one in found))
     yield (
         f"The others are {', '.join(names)}, on two models each. *Untuned*: with their defaults. "
         f"*Tuned*: with the best of {_range(searched)} configurations, searched for every profile, "
         f"temperature and draft on {min(effort.few, *tuning)} of {_range(tuning)} other prompts; "
-        f"the best {effort.finalists} and the defaults then ran all of these. Of the others, the "
+        f"{finalists} and the defaults then ran all of these. Of the others, the "
         "two fastest on those prompts are measured, before and after tuning, and the faster of "
         "them is shown."
     )
@@ -95,10 +100,17 @@ def _explained(
         "*Tuned over auto*: ratio of the means. *By prompt*: median over prompts of the tuned "
         "system's time over `auto`'s, with its 95% interval by order statistics. Of `auto`: *hit "
         "rate*, the share of the target's choices that were in the tree; *rows per token*, that "
-        "each stage computed; *draft passes per token*. *Clairvoyant*: a scheduler that knows the "
-        "target's text and drafts and sends nothing else, with the same drafter and costs "
-        "(`ops/bench/clairvoyant.py`); no scheduler that only learns the text from the target is "
-        "faster, up to the segment sizes and numbers in flight that are tried."
+        "each stage computed; *draft passes per token*."
+    )
+    yield ""
+    yield (
+        "*Clairvoyant*: a scheduler that knows the target's text, drafts along nothing else and "
+        "sends nothing else, with the same drafter, costs and simulator "
+        f"(`ops/bench/clairvoyant.py`). A token must be among the drafter's {WIDTH} best "
+        "candidates, as many as any system asks for; behind one that is not, it waits for the "
+        "target. The fastest of a few segment sizes and numbers in flight counts, text by text: up "
+        "to that choice no scheduler that learns the text from the target is faster with this "
+        "draft."
     )
 
 

@@ -127,11 +127,13 @@ def test_the_second_table_takes_the_better_draft_for_either_side() -> None:
     assert lines[6:] == [["wan-50ms", "1", "slm, chain:window=3: 40.0", "head: 20.0", "2.00"]]
 
 
-def test_the_page_says_on_how_many_prompts(tmp_path: Path) -> None:
+def test_the_page_says_on_how_many_prompts_and_where_the_options_are() -> None:
     text = "\n".join(tables([PLACE], [FOUND], EFFORT, 11))
     assert "of 2 texts of up to 11 tokens" in text
     assert "the best of 9 configurations" in text
     assert "on 1 of 8 other prompts" in text
+    assert "x.json" not in text
+    assert "`x.json`" in "\n".join(tables([PLACE], [FOUND], EFFORT, 11, "x.json"))
 
 
 def test_prompts_are_a_half_of_the_first_of_every_file(tmp_path: Path) -> None:

@@ -55,7 +55,10 @@ def test_every_row_it_sends_is_of_the_text(options: str, draft: str) -> None:
 def test_of_every_text_the_fastest_run_counts() -> None:
     grid = grid_of("slm", 0.0, PROMPTS)
     fastest = Fastest(grid, "slm", 0.0)
-    costs = [fastest.cost(f"{NAME}:{options}") for options in ("", "in_flight=1", "least=8,most=8")]
+    costs = [
+        fastest.cost(f"{NAME}:{options}", grid.cases)
+        for options in ("", "in_flight=1", "least=8,most=8")
+    ]
     assert fastest.seconds_per_token <= min(costs)
     assert len(set(costs)) == 3
 
