@@ -122,11 +122,12 @@ def load(file: Path, conditions: Conditions) -> list[Found]:
 
 
 def save(file: Path, conditions: Conditions, effort: Effort, found: Sequence[Found]) -> None:
-    """Write ``found``, replacing ``file`` as a whole."""
-    header = [
-        f"{json.dumps(key)}: {json.dumps(value)}"
-        for key, value in conditions.header(effort).items()
-    ]
+    """Write ``found``, replacing ``file``; what it says of other profiles and systems stays."""
+    said = conditions.header(effort)
+    if file.exists():
+        before = json.loads(file.read_text())
+        said |= {name: before[name] | said[name] for name in ("searched", "profiles")}
+    header = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in said.items()]
     entries = ",\n  ".join(json.dumps(dataclasses.asdict(one)) for one in found)
     text = ",\n ".join((*header, f'"found": [\n  {entries}\n ]'))
     partial = file.with_suffix(".partial")

@@ -85,6 +85,15 @@ def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
         load(tmp_path / "x.json", CONDITIONS)
 
 
+def test_a_file_that_grows_still_says_what_its_first_entries_depend_on(file: Path) -> None:
+    more = replace(CONDITIONS, profiles=[profile_of("wan-50ms")], strategies=("auto",))
+    save(file, more, EFFORT, FOUND)
+    content = json.loads(file.read_text())
+    assert content["profiles"].keys() == {"jetson-7b", "wan-50ms"}
+    assert content["searched"].keys() == {"chain", "auto"}
+    assert load(file, CONDITIONS) == FOUND
+
+
 def test_the_effort_is_kept(tmp_path: Path) -> None:
     save(tmp_path / "x.json", CONDITIONS, Effort(configurations=3), FOUND)
     assert json.loads((tmp_path / "x.json").read_text())["effort"]["configurations"] == 3
