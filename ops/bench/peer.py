@@ -1,267 +1,170 @@
 """llama.cpp's RPC split and ours on the same pair, prompts and links, in real time on this machine.
 
-    make peer; python -m ops.bench.peer [--stages 4] [--latencies 0,5,25] [--tokens 48] [--count 6]
-                                        [--strategies "autoregressive flowspec chain"]
-                                        [--drafts 2,4,8,16,8@0.5] [--prompts FILE.jsonl]
-                                        [--repeats 1] [--peer .peer]
+    make peer; python -m ops.bench.peer [--estimate] [--busy] [--latencies 0,5,25] [--stages 4]
+                                        [--tokens 48] [--tuning 3] [--count 12] [--repeats 3]
+                                        [--finalists 3] [--strategies "autoregressive flowspec"]
+                                        [--drafts 2,4,8,8@0.5] [--prompts FILE] [--peer .peer]
 
 Nothing is emulated. Both sides compute in float32 with one thread per process and decode greedily.
 Both are stars: client or draft worker (with our broker) in the middle, one link to each stage,
 every connection through a TCP relay that adds the latency each way. Theirs is C++, ours Python and
-PyTorch. Times are decode only, without loading and prefill. ``--drafts``: llama.cpp's maximum draft
-length; ``8@0.5`` ends a draft early at a token whose probability is below 0.5. Prints Markdown.
+PyTorch. Times are decode only, without loading and prefill.
+
+Either side has equally many settings (``ops.peer.settings``): ``--strategies`` of ours; plain
+decoding and ``--drafts`` of theirs, maximum draft lengths, where ``8@0.5`` ends a draft early at a
+token whose probability is below 0.5. At each latency every setting decodes ``--tuning`` prompts of
+the tuning half once; the ``--finalists`` fastest of either side decode ``--count`` prompts of the
+measuring half ``--repeats`` times, the sides in turn. A ratio is the median over prompts of the
+median over repeats of their time over ours, with its 95% interval by order statistics; it is called
+faster or slower only if the interval excludes 1.
+
+A machine with other work is refused unless ``--busy`` is given. ``--estimate`` prints how long the
+run takes and ends. Prints Markdown; progress goes to standard error.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from flowspec.broker.server import PrivateBroker
-from flowspec.cli.generate import read_prompts
-from flowspec.client import Client
-from flowspec.cluster import Cluster, Setup
-from flowspec.core.job.stats import repeated_4grams
+from flowspec.cluster import Setup
 from flowspec.errors import ConfigError, FlowSpecError
 from flowspec.model.directory import default_pair, open_directory
-from flowspec.model.text import Tokenizer
-from flowspec.strategies import build
 from ops.bench.report import machine_line
+from ops.peer.duration import Extent
 from ops.peer.install import DEFAULT_FOLDER, Peer, version
-from ops.peer.llama import DraftOptions, Llama, LlamaRun, relays, servers
+from ops.peer.llama import DraftOptions, Llama
+from ops.peer.page import Taken, page, take
+from ops.peer.pipelines import known, our_pipeline, sides, their_pipeline, warm_up
+from ops.peer.prompts import PeerPrompt, chosen
+from ops.peer.settings import DRAFTS, STRATEGIES, check, drafting
 
 PROMPTS = Path(__file__).parents[2] / "tests" / "data" / "prompts.jsonl"
-PLAIN = "llama.cpp"
-OURS_PLAIN = "ours, autoregressive"
+#: Highest load average, over a minute, of a machine without other work.
+QUIET = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class PeerPrompt:
-    """A user's ``text``, its ``ids`` in the chat template, and the text of ids after the first."""
+class Plan:
+    """The installed ``peer``, our ``setup``, the settings of both, and how much is run."""
 
-    text: str
-    ids: tuple[int, ...]
-    rendered: str
-
-
-#: Decodes a prompt.
-System = Callable[[PeerPrompt], LlamaRun]
+    peer: Peer
+    setup: Setup
+    strategies: tuple[str, ...]
+    drafts: tuple[DraftOptions, ...]
+    extent: Extent
 
 
-@dataclass(slots=True)
-class Results:
-    """Runs of one table. ``tbt``: seconds per token by system, prompt and repeat."""
-
-    tbt: dict[str, list[list[float]]] = field(default_factory=dict)
-    same: dict[str, list[bool]] = field(default_factory=dict)
-    repeated: list[float] = field(default_factory=list)
-
-    def add(self, system: str, prompt: int, run: LlamaRun, expected: str) -> None:
-        """Add a run; ``expected``: the target's own text up to its last whole character."""
-        times = self.tbt.setdefault(system, [])
-        if len(times) <= prompt:
-            times.append([])
-        times[prompt].append(run.tbt)
-        self.same.setdefault(system, []).append(run.text.startswith(expected))
-
-    def medians(self, system: str) -> list[float]:
-        """Seconds per token by prompt, the median over the repeats."""
-        return [statistics.median(times) for times in self.tbt[system]]
-
-    def over(self, system: str, other: str) -> str:
-        """Speedup over ``other``: the median of the prompts' ratios."""
-        if other not in self.tbt:
-            return "-"
-        ratios = [b / a for a, b in zip(self.medians(system), self.medians(other), strict=True)]
-        return f"{statistics.median(ratios):.2f}x"
-
-    def lines(self) -> Iterator[str]:
-        """The table, one row per system."""
-        yield (
-            "| system | ms per token, median | least to most | over llama.cpp plain "
-            "| over its own plain | same text |"
+def load_words(*, busy: bool) -> str:
+    """The machine's load in words; ConfigError if it has other work, unless ``busy``."""
+    load = os.getloadavg()[0]
+    if load <= QUIET:
+        return f"load {load:.1f} at the start"
+    if not busy:
+        raise ConfigError(
+            f"the machine's load is {load:.1f}, expected at most {QUIET}: times beside other work "
+            "are void; wait until it is idle, or give --busy to run all the same"
         )
-        yield "|---|---|---|---|---|---|"
-        for system in self.tbt:
-            times = [seconds * 1e3 for seconds in self.medians(system)]
-            same = self.same[system]
-            own = PLAIN if system.startswith(PLAIN) else OURS_PLAIN
-            yield (
-                f"| {system} | {statistics.median(times):.2f} | {min(times):.2f} to "
-                f"{max(times):.2f} "
-                f"| {self.over(system, PLAIN)} | {self.over(system, own)} | "
-                f"{sum(same)}/{len(same)} |"
-            )
-        theirs = self.best(ours=False)
-        best = self.best(ours=True)
-        yield f"\nBest of ours over best of theirs: {best} over {theirs}, {self.over(best, theirs)}"
-
-    def best(self, *, ours: bool) -> str:
-        """The system with the lowest median, among ours or theirs."""
-        names = [system for system in self.tbt if ours != system.startswith(PLAIN)]
-        return min(names, key=lambda system: statistics.median(self.medians(system)))
+    return f"load {load:.1f} at the start: other work ran beside this, all times are void"
 
 
-def ours(
-    client: Client, strategy: str, prompt: PeerPrompt, tokens: int
-) -> tuple[LlamaRun, tuple[int, ...]]:
-    """Run one job in our pipeline; the run and its output ids."""
-    result = client.submit(prompt_ids=prompt.ids, max_new_tokens=tokens, strategy=strategy).result()
-    seconds = float(result.stats["decode_seconds"])
-    return LlamaRun(result.text, seconds / max(1, len(result.token_ids) - 1)), result.token_ids
+def estimate(extent: Extent, latencies: Sequence[float]) -> str:
+    """How long each latency takes, in milliseconds each way, and all."""
+    minutes = {latency: extent.seconds(latency / 1e3) / 60 for latency in latencies}
+    each = ", ".join(f"{taken:.0f} at {latency:g} ms" for latency, taken in minutes.items())
+    return (
+        f"About {sum(minutes.values()):.0f} minutes ({each}): {extent.runs} runs of "
+        f"{extent.tokens} tokens at each latency"
+    )
 
 
-@contextlib.contextmanager
-def our_pipeline(setup: Setup, latency: float, logs: Path) -> Iterator[Client]:
-    """A pipeline whose links to the stages have ``latency`` seconds each way."""
-    with contextlib.ExitStack() as stack:
-        broker = stack.enter_context(PrivateBroker())
-        url = urlsplit(broker.url)
-        ports = stack.enter_context(relays([url.path] * setup.stages, latency, logs / "ours.log"))
-        spokes = {
-            f"verify-{at}": f"redis://:{url.password}@127.0.0.1:{port}/0"
-            for at, port in enumerate(ports, 1)
-        }
-        cluster = stack.enter_context(Cluster(setup, url=broker.url, urls=spokes))
-        yield stack.enter_context(Client(cluster.url))
+def plan_of(given: argparse.Namespace) -> Plan:
+    """The plan that the arguments describe; ConfigError for settings that are not valid."""
+    strategies = tuple(given.strategies.split())
+    drafts = tuple(drafting(text) for text in given.drafts.split(","))
+    check(strategies, drafts, given.stages)
+    extent = Extent(
+        stages=given.stages,
+        settings=len(strategies),
+        tuning=given.tuning,
+        finalists=min(given.finalists, len(strategies)),
+        measured=given.count,
+        repeats=given.repeats,
+        tokens=given.tokens,
+    )
+    setup = Setup(*default_pair(), given.stages)
+    return Plan(Peer(given.peer.absolute()), setup, strategies, drafts, extent)
 
 
-@contextlib.contextmanager
-def their_pipeline(peer: Peer, setup: Setup, latency: float, logs: Path) -> Iterator[Llama]:
-    """llama.cpp whose links to the stages have ``latency`` seconds each way."""
-    target = open_directory(setup.target)
+def prompts_of(plan: Plan, file: Path) -> tuple[list[PeerPrompt], list[PeerPrompt]]:
+    """Tuning and measuring prompts with the target's own text, which needs no latency."""
+    extent = plan.extent
+    tuning, measuring = (
+        chosen(file, half, count, extent.tokens, plan.setup.target)
+        for half, count in (("tuning", extent.tuning), ("measuring", extent.measured))
+    )
+    target = open_directory(plan.setup.target)
+    llama = Llama(plan.peer, (), target.layers, target.context)
     with (
-        servers(peer, setup.stages, logs) as addresses,
-        relays(addresses, latency, logs / "theirs.log") as ports,
+        tempfile.TemporaryDirectory(prefix="flowspec-peer-") as folder,
+        our_pipeline(plan.setup, 0.0, Path(folder)) as client,
     ):
-        yield Llama(peer, [f"127.0.0.1:{port}" for port in ports], target.layers, target.context)
-
-
-def systems(
-    llama: Llama,
-    client: Client,
-    strategies: Sequence[str],
-    draftings: Sequence[DraftOptions],
-    tokens: int,
-) -> dict[str, System]:
-    """Functions that decode ``tokens`` tokens of a prompt, by system name."""
-    theirs: dict[str, System] = {PLAIN: lambda prompt: llama.plain(prompt.rendered, tokens)}
-    for by in draftings:
-        theirs[f"{PLAIN}, {by}"] = partial(_drafted, llama, tokens, by)
-    return theirs | {f"ours, {name}": partial(_ours, client, tokens, name) for name in strategies}
-
-
-def _drafted(llama: Llama, tokens: int, by: DraftOptions, prompt: PeerPrompt) -> LlamaRun:
-    return llama.speculative(prompt.rendered, tokens, by)
-
-
-def _ours(client: Client, tokens: int, strategy: str, prompt: PeerPrompt) -> LlamaRun:
-    return ours(client, strategy, prompt, tokens)[0]
-
-
-def table(
-    llama: Llama,
-    client: Client,
-    found: Mapping[str, System],
-    prompts: Sequence[PeerPrompt],
-    tokens: int,
-    repeats: int,
-) -> Results:
-    """Run every system on every prompt in turn; each prompt starts with a different system."""
-    results = Results({system: [] for system in found})
-    for at, prompt in enumerate(prompts):
-        if llama.token_ids(prompt.rendered) != prompt.ids:
-            raise ConfigError(
-                f"llama.cpp encodes the prompt {prompt.text[:40]!r} to other token ids; expected "
-                "the same"
-            )
-        truth, ids = ours(client, "autoregressive", prompt, tokens)
-        results.repeated.append(repeated_4grams(ids))
-        expected = truth.text.rstrip("\N{REPLACEMENT CHARACTER}")
-        for repeat in range(repeats):
-            first = (at + repeat) % len(found)
-            for system in [*found, *found][first : first + len(found)]:
-                results.add(system, at, found[system](prompt), expected)
-    return results
-
-
-def chosen(file: Path, count: int, tokens: int, target: str) -> list[PeerPrompt]:
-    """``count`` prompts, evenly spaced in ``file``, that leave room for ``tokens`` tokens."""
-    directory = open_directory(target)
-    tokenizer = Tokenizer(directory)
-    found = []
-    for text in read_prompts(file):
-        ids = tokenizer.encode(text, raw=False)
-        # A draft may exceed the requested number of tokens.
-        if len(ids) + tokens + 64 <= directory.context:
-            found.append(PeerPrompt(text, ids, tokenizer.decode(list(ids))))
-    if not 1 <= count <= len(found):
-        raise ConfigError(
-            f"--count {count}: {file} has {len(found)} prompts that fit; expected 1 to {len(found)}"
+        return (
+            known(llama, client, tuning, extent.tokens),
+            known(llama, client, measuring, extent.tokens),
         )
-    stride = len(found) // count
-    return found[stride // 2 :: stride][:count]
 
 
-def drafting(text: str) -> DraftOptions:
-    """Parse ``8`` or ``8@0.5``; ConfigError for anything else."""
-    most, _, least = text.partition("@")
-    try:
-        made = DraftOptions(int(most), float(least or 0))
-    except ValueError:
-        made = DraftOptions(0)
-    if made.most < 1 or not 0 <= made.least < 1:
-        raise ConfigError(
-            f"--drafts {text!r} is not a draft; expected a length of 1 or more, optionally with "
-            "@ and a probability"
+def taken_at(
+    plan: Plan, milliseconds: float, tuning: Sequence[PeerPrompt], measuring: Sequence[PeerPrompt]
+) -> Taken:
+    """Both phases behind links of one latency each way."""
+    extent = plan.extent
+    latency = milliseconds / 1e3
+    with (
+        tempfile.TemporaryDirectory(prefix="flowspec-peer-") as folder,
+        their_pipeline(plan.peer, plan.setup, latency, Path(folder)) as llama,
+        our_pipeline(plan.setup, latency, Path(folder)) as client,
+    ):
+        warm_up(client, plan.strategies, tuning[0])
+        return take(
+            sides(llama, client, plan.strategies, plan.drafts, extent.tokens),
+            tuning,
+            measuring,
+            finalists=extent.finalists,
+            repeats=extent.repeats,
+            tell=lambda line: print(f"{milliseconds:g} ms: {line}", file=sys.stderr, flush=True),
         )
-    return made
 
 
 def report(given: argparse.Namespace) -> None:
-    """Print one table per latency."""
-    peer = Peer(given.peer.absolute())
-    setup = Setup(*default_pair(), given.stages)
-    peer.check()
-    setup.check()
-    strategies = given.strategies.split()
-    if not strategies:
-        raise ConfigError(
-            "--strategies is empty; expected one or more, such as 'autoregressive flowspec'"
-        )
-    for strategy in strategies:
-        build(strategy, given.stages)
-    draftings = [drafting(text) for text in given.drafts.split(",")]
-    prompts = chosen(given.prompts, given.count, given.tokens, setup.target)
+    """Print the estimate, or the tables of every latency as soon as they are known."""
+    plan = plan_of(given)
+    extent = plan.extent
+    if given.estimate:
+        print(estimate(extent, given.latencies))
+        return
+    load = load_words(busy=given.busy)
+    plan.peer.check()
+    plan.setup.check()
+    tuning, measuring = prompts_of(plan, given.prompts)
+    print(f"{machine_line()}; {load}; llama.cpp of llama-cpp-python {version()}")
     print(
-        f"{machine_line()}; load {os.getloadavg()[0]:.1f}; llama.cpp of llama-cpp-python "
-        f"{version()}"
+        f"\n{extent.stages} stages, T = 0, {extent.tokens} tokens. {extent.settings} settings of "
+        f"either side on {extent.tuning} tuning prompts; the {extent.finalists} fastest of either "
+        f"on {extent.measured} measuring prompts x {extent.repeats} repeats, the sides in turn. "
+        "Times are geometric means over prompts, ratios medians with 95% intervals. Repeated "
+        f"4-grams {statistics.mean(prompt.repeated for prompt in measuring):.0%}."
     )
-    for latency in given.latencies:
-        with (
-            tempfile.TemporaryDirectory(prefix="flowspec-peer-") as folder,
-            their_pipeline(peer, setup, latency / 1e3, Path(folder)) as llama,
-            our_pipeline(setup, latency / 1e3, Path(folder)) as client,
-        ):
-            for strategy in strategies:  # warm up: a strategy's first job is slower
-                ours(client, strategy, prompts[0], 8)
-            found = systems(llama, client, strategies, draftings, given.tokens)
-            results = table(llama, client, found, prompts, given.tokens, given.repeats)
-        print(
-            f"\n{given.stages} stages, {latency:g} ms each way, T = 0, {len(prompts)} prompts x "
-            f"{given.tokens} tokens, "
-            f"{given.repeats} repeats; repeated 4-grams {statistics.mean(results.repeated):.0%}\n"
-        )
-        print("\n".join(results.lines()), flush=True)
+    for milliseconds in given.latencies:
+        taken = taken_at(plan, milliseconds, tuning, measuring)
+        print(f"\n### {milliseconds:g} ms each way\n\n" + "\n".join(page(taken)), flush=True)
 
 
 def _milliseconds(text: str) -> list[float]:
@@ -279,27 +182,30 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    add = made.add_argument
+    add("--estimate", action="store_true", help="print how long the run takes, and end")
+    add("--busy", action="store_true", help="run beside other work; its times are void")
+    add("--stages", type=_count, default=4)
+    add("--latencies", type=_milliseconds, default="0,5,25", help="ms each way, by commas")
+    add("--tokens", type=_count, default=48, help="of every text (48)")
+    add("--tuning", type=_count, default=3, help="prompts to choose settings on (3)")
+    add("--count", type=_count, default=12, help="prompts to measure on (12)")
+    add("--repeats", type=_count, default=3, help="of every measured prompt (3)")
+    add("--finalists", type=_count, default=3, help="settings measured of either side (3)")
+    add("--strategies", default=" ".join(STRATEGIES), help="our settings, by spaces")
+    add("--drafts", default=",".join(DRAFTS), help="llama.cpp's settings but plain, by commas")
+    add("--prompts", type=Path, default=PROMPTS, help="a .jsonl file or a folder of them")
+    add("--peer", type=Path, default=DEFAULT_FOLDER, help="the folder of `make peer`")
+    return made
+
+
 def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--stages", type=_count, default=4)
-    parser.add_argument(
-        "--latencies",
-        type=_milliseconds,
-        default="0,5,25",
-        help="milliseconds each way, separated by commas",
-    )
-    parser.add_argument("--tokens", type=_count, default=48)
-    parser.add_argument("--count", type=_count, default=6)
-    parser.add_argument(
-        "--strategies", default="autoregressive flowspec chain", help="separated by spaces"
-    )
-    parser.add_argument("--drafts", default="2,4,8,16,8@0.5")
-    parser.add_argument("--prompts", type=Path, default=PROMPTS)
-    parser.add_argument("--repeats", type=_count, default=1)
-    parser.add_argument("--peer", type=Path, default=DEFAULT_FOLDER)
     try:
-        report(parser.parse_args())
+        report(parser().parse_args())
     except FlowSpecError as error:
         sys.exit(f"peer: {error}")
 

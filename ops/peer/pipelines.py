@@ -1,0 +1,111 @@
+"""Both sides as running pipelines behind the same links, and their settings as systems."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from flowspec.broker.server import PrivateBroker
+from flowspec.client import Client
+from flowspec.cluster import Cluster, Setup
+from flowspec.core.job.stats import repeated_4grams
+from flowspec.errors import ConfigError
+from flowspec.model.directory import open_directory
+from ops.peer.contest import Sides
+from ops.peer.install import Peer
+from ops.peer.llama import DraftOptions, Llama, LlamaRun, relays, servers
+from ops.peer.prompts import PeerPrompt
+
+#: Tokens of a strategy's first job, which is slower than the next.
+_WARM_UP = 8
+
+
+@contextlib.contextmanager
+def our_pipeline(setup: Setup, latency: float, logs: Path) -> Iterator[Client]:
+    """A pipeline whose links to the stages have ``latency`` seconds each way."""
+    with contextlib.ExitStack() as stack:
+        broker = stack.enter_context(PrivateBroker())
+        url = urlsplit(broker.url)
+        ports = stack.enter_context(relays([url.path] * setup.stages, latency, logs / "ours.log"))
+        spokes = {
+            f"verify-{at}": f"redis://:{url.password}@127.0.0.1:{port}/0"
+            for at, port in enumerate(ports, 1)
+        }
+        cluster = stack.enter_context(Cluster(setup, url=broker.url, urls=spokes))
+        yield stack.enter_context(Client(cluster.url))
+
+
+@contextlib.contextmanager
+def their_pipeline(peer: Peer, setup: Setup, latency: float, logs: Path) -> Iterator[Llama]:
+    """llama.cpp whose links to the stages have ``latency`` seconds each way."""
+    target = open_directory(setup.target)
+    with (
+        servers(peer, setup.stages, logs) as addresses,
+        relays(addresses, latency, logs / "theirs.log") as ports,
+    ):
+        yield Llama(peer, [f"127.0.0.1:{port}" for port in ports], target.layers, target.context)
+
+
+def ours(
+    client: Client, strategy: str, tokens: int, prompt: PeerPrompt
+) -> tuple[LlamaRun, tuple[int, ...]]:
+    """Run one job in our pipeline; the run and its output ids."""
+    result = client.submit(prompt_ids=prompt.ids, max_new_tokens=tokens, strategy=strategy).result()
+    seconds = float(result.stats["decode_seconds"])
+    return LlamaRun(result.text, seconds / max(1, len(result.token_ids) - 1)), result.token_ids
+
+
+def known(
+    llama: Llama, client: Client, prompts: Sequence[PeerPrompt], tokens: int
+) -> list[PeerPrompt]:
+    """``prompts`` with the target's own text; ConfigError if llama.cpp encodes one differently."""
+    return [_known(llama, client, prompt, tokens) for prompt in prompts]
+
+
+def _known(llama: Llama, client: Client, prompt: PeerPrompt, tokens: int) -> PeerPrompt:
+    if llama.token_ids(prompt.rendered) != prompt.ids:
+        raise ConfigError(
+            f"llama.cpp encodes the prompt {prompt.text[:40]!r} to other token ids; expected "
+            "the same"
+        )
+    run, ids = ours(client, "autoregressive", tokens, prompt)
+    return replace(
+        prompt,
+        expected=run.text.rstrip("\N{REPLACEMENT CHARACTER}"),
+        repeated=repeated_4grams(ids),
+    )
+
+
+def sides(
+    llama: Llama,
+    client: Client,
+    strategies: Sequence[str],
+    drafts: Sequence[DraftOptions],
+    tokens: int,
+) -> Sides:
+    """Systems that decode ``tokens`` tokens of a prompt, a setting each."""
+    return Sides(
+        {f"ours, {name}": partial(_ours, client, name, tokens) for name in strategies},
+        {
+            "llama.cpp": lambda prompt: llama.plain(prompt.rendered, tokens),
+            **{f"llama.cpp, {by}": partial(_drafted, llama, by, tokens) for by in drafts},
+        },
+    )
+
+
+def warm_up(client: Client, strategies: Sequence[str], prompt: PeerPrompt) -> None:
+    """Run a short job of every strategy."""
+    for strategy in strategies:
+        ours(client, strategy, _WARM_UP, prompt)
+
+
+def _ours(client: Client, strategy: str, tokens: int, prompt: PeerPrompt) -> LlamaRun:
+    return ours(client, strategy, tokens, prompt)[0]
+
+
+def _drafted(llama: Llama, by: DraftOptions, tokens: int, prompt: PeerPrompt) -> LlamaRun:
+    return llama.speculative(prompt.rendered, tokens, by)

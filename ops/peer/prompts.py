@@ -1,0 +1,51 @@
+"""Prompts of a comparison with the peer, from one half of a file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from flowspec.cli.bench import prompts_in
+from flowspec.errors import ConfigError
+from flowspec.model.directory import open_directory
+from flowspec.model.text import Tokenizer
+from flowspec.testbed.prompts import halve
+
+#: A draft may exceed the requested number of tokens by less than this.
+SPARE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class PeerPrompt:
+    """A user's ``text``, its ``ids`` in the chat template, and the text of ids after the first.
+
+    ``expected``: the target's own greedy text, up to its last whole character. ``repeated``: its
+    share of repeated 4-grams. Both are unknown until the target has been run.
+    """
+
+    text: str
+    ids: tuple[int, ...]
+    rendered: str
+    expected: str = ""
+    repeated: float = 0.0
+
+
+def chosen(file: Path, half: str, count: int, tokens: int, target: str) -> list[PeerPrompt]:
+    """``count`` prompts of a half, evenly spaced, that leave room for ``tokens`` tokens.
+
+    ConfigError if that many do not fit.
+    """
+    directory = open_directory(target)
+    tokenizer = Tokenizer(directory)
+    found = []
+    for prompt in halve(prompts_in(file), half):
+        ids = tokenizer.encode(prompt.text, raw=False)
+        if len(ids) + tokens + SPARE <= directory.context:
+            found.append(PeerPrompt(prompt.text, ids, tokenizer.decode(list(ids))))
+    if not 1 <= count <= len(found):
+        raise ConfigError(
+            f"{count} {half} prompts are wanted: {file} has {len(found)} that fit in its {half} "
+            f"half; expected 1 to {len(found)}"
+        )
+    stride = len(found) // count
+    return found[stride // 2 :: stride][:count]
