@@ -20,7 +20,7 @@ help:
 	@echo "make bench-ablation  FlowSpec's mechanisms one by one, in simulation"
 	@echo "make bench-systems   every system with every draft source, in simulation"
 	@echo "make peer            build llama.cpp from its published package, to compare with (about 15 minutes)"
-	@echo "make bench-peer      llama.cpp's RPC split beside ours in one run, links shaped"
+	@echo "make bench-peer      llama.cpp's RPC split beside ours in one run, links shaped (about 100 minutes, idle machine)"
 	@echo "make mutations       break one rule at a time and check that a test fails"
 
 venv: $(STAMP)

@@ -74,16 +74,6 @@ def load_words(*, busy: bool) -> str:
     return f"load {load:.1f} at the start: other work ran beside this, all times are void"
 
 
-def estimate(extent: Extent, latencies: Sequence[float]) -> str:
-    """How long each latency takes, in milliseconds each way, and all."""
-    minutes = {latency: extent.seconds(latency / 1e3) / 60 for latency in latencies}
-    each = ", ".join(f"{taken:.0f} at {latency:g} ms" for latency, taken in minutes.items())
-    return (
-        f"About {sum(minutes.values()):.0f} minutes ({each}): {extent.runs} runs of "
-        f"{extent.tokens} tokens at each latency"
-    )
-
-
 def plan_of(given: argparse.Namespace) -> Plan:
     """The plan that the arguments describe; ConfigError for settings that are not valid."""
     strategies = tuple(given.strategies.split())
@@ -148,7 +138,7 @@ def report(given: argparse.Namespace) -> None:
     plan = plan_of(given)
     extent = plan.extent
     if given.estimate:
-        print(estimate(extent, given.latencies))
+        print(extent.told(given.latencies))
         return
     load = load_words(busy=given.busy)
     plan.peer.check()

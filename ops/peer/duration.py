@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-#: Measured once on two cores, in seconds: both pipelines to start and stop; a pass of all stages
-#: without latency, on the slower side; a run outside decoding, on average over both sides.
+#: Seconds until both pipelines have started, and to stop them.
 PIPELINES = 20.0
-PASS = 0.015
-RUN = 1.0
-#: Round trips of one stage in a run outside decoding, mostly to load the model.
-LOADING_TRIPS = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """What a run of one side takes: ``run`` seconds and ``trips`` round trips through all stages
+    outside decoding; ``token`` seconds and ``token_trips`` of them per token, over its settings.
+    """
+
+    run: float
+    trips: float
+    token: float
+    token_trips: float
+
+    def seconds(self, tokens: int, trip: float) -> float:
+        """One run, with ``trip`` seconds of latency per round trip."""
+        return self.run + self.trips * trip + tokens * (self.token + self.token_trips * trip)
+
+
+#: Seen once on two cores. llama.cpp loads the model over the links in every run.
+OURS = Pace(run=0.1, trips=2.0, token=0.020, token_trips=0.7)
+THEIRS = Pace(run=0.3, trips=60.0, token=0.006, token_trips=0.9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +46,25 @@ class Extent:
 
     @property
     def runs(self) -> int:
-        """Runs of both sides at one latency."""
-        return 2 * (self.settings * self.tuning + self.finalists * self.measured * self.repeats)
+        """Runs of either side at one latency."""
+        return self.settings * self.tuning + self.finalists * self.measured * self.repeats
 
     def seconds(self, latency: float) -> float:
-        """Roughly how long one latency, in seconds each way, takes: as if nothing were drafted."""
+        """Roughly how long one latency, in seconds each way, takes."""
         trip = 2 * self.stages * latency
-        return PIPELINES + self.runs * (RUN + LOADING_TRIPS * trip + self.tokens * (PASS + trip))
+        return PIPELINES + self.runs * sum(
+            pace.seconds(self.tokens, trip) for pace in (OURS, THEIRS)
+        )
+
+    def texts_seconds(self) -> float:
+        """Roughly how long the target's own texts take, without latency."""
+        return PIPELINES + (self.tuning + self.measured) * OURS.seconds(self.tokens, 0.0)
+
+    def told(self, latencies: Sequence[float]) -> str:
+        """All of it in one line; ``latencies`` in milliseconds each way."""
+        minutes = {latency: self.seconds(latency / 1e3) / 60 for latency in latencies}
+        each = ", ".join(f"{taken:.0f} at {latency:g} ms" for latency, taken in minutes.items())
+        return (
+            f"About {sum(minutes.values()) + self.texts_seconds() / 60:.0f} minutes ({each}): "
+            f"{self.runs} runs of {self.tokens} tokens of either side at each latency"
+        )
