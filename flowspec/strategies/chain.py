@@ -43,10 +43,10 @@ class ChainParams:
 
 
 class WindowHistory:
-    """The number of windows in flight that hid the round trip last; 0: unknown."""
+    """By tokens per window, the number of windows in flight that hid the round trip last."""
 
     def __init__(self) -> None:
-        self.in_flight = 0
+        self.in_flight: dict[int, int] = {}
 
 
 class Chain(Strategy):
@@ -73,13 +73,14 @@ class Chain(Strategy):
         self.least = math.log(params.confidence / 100) if params.confidence else -math.inf
 
     def use_history(self, history: History, *, sampled: bool = False, drafters: int = 1) -> None:
-        self._known = history.get(WindowHistory)
-        self.max_in_flight = self.params.in_flight or self._known.in_flight or self.stages
+        self._known = history.get(WindowHistory).in_flight
+        before = self._known.get(self.params.window, self.stages)
+        self.max_in_flight = self.params.in_flight or before
 
     def grow(self, view: View, occasion: Occasion) -> Growth | None:
         if not self.params.in_flight and view.bandwidth_delay:
             windows = min(MOST_IN_FLIGHT, max(self.stages, view.bandwidth_delay))
-            self.max_in_flight = self._known.in_flight = windows
+            self.max_in_flight = self._known[self.params.window] = windows
         (tip,) = deepest(view.tree)
         return PathGrowth(view.tree, tip, self.params.window, _window, self.least)
 

@@ -88,7 +88,8 @@ class SpecPipe(Strategy):
     def use_history(self, history: History, *, sampled: bool = False, drafters: int = 1) -> None:
         if not self.params.width:
             known = history.get(WidthHistory)
-            ranks = known.ranks[self.coupled and sampled, sampled]
+            shape = (self.params.children, self.params.levels)
+            ranks = known.ranks[(self.coupled and sampled, sampled, *shape)]
             self.tuner = WidthTuner(self._stages, self.params.levels, known.passes, ranks)
 
     def grow(self, view: View, occasion: Occasion) -> Growth | None:
@@ -101,5 +102,9 @@ class SpecPipe(Strategy):
         return TunedGrowth(tree, self.tuner, shape.children, shape.levels)
 
     def observe_answer(self, view: View, answer: Answer, trip: RoundTrip | None) -> None:
-        if self.tuner is not None:
+        if self.tuner is None:
+            return
+        if view.decoding:
             self.tuner.observe(view.tree, answer, trip)
+        elif trip is not None:
+            self.tuner.prefilled(trip, answer.seconds)

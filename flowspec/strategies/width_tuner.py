@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from flowspec.core.drafting.layered_growth import LayerGrowth
 from flowspec.core.job.round_trip import RoundTrip
 from flowspec.core.protocol.messages import Answer
+from flowspec.core.tree.segments import prefill_chunks
 from flowspec.core.tree.tree import Tree
 from flowspec.strategies.expected_tbt import best_width
 from flowspec.strategies.pass_times import PassTimes
@@ -33,11 +34,13 @@ PRIOR = (*(0,) * 10, 1, 1, 2, 4, 9, MISS)
 
 
 class WidthHistory:
-    """What a pipeline's jobs have measured: pass times, and ranks by a job's (coupled, sampled)."""
+    """What a pipeline's jobs have measured: pass times, and ranks by (coupled, sampled, children,
+    levels) of a job, on all of which a token's rank depends.
+    """
 
     def __init__(self) -> None:
         self.passes = PassTimes()
-        self.ranks = defaultdict[tuple[bool, bool], deque[int]](_assumed)
+        self.ranks = defaultdict[tuple[bool, bool, int, int], deque[int]](_assumed)
 
 
 def _assumed() -> deque[int]:
@@ -83,6 +86,9 @@ class WidthTuner:
     def chose(self, tree: Tree, segment: Sequence[int]) -> None:
         """``segment`` holds new levels of the tree, each with the best of its candidates."""
         chosen = set(segment)
+        passed = [depth for depth in self._candidates if depth <= tree[tree.root].depth]
+        for depth in passed:
+            del self._candidates[depth]
         depths = {tree[node].depth for node in segment}
         for depth in depths:
             parents = (
@@ -98,8 +104,13 @@ class WidthTuner:
             )
             self._candidates[depth] = scores[: WIDTHS[-1]]
 
+    def prefilled(self, trip: RoundTrip, slowest: float) -> None:
+        """Learn from the prompt's trip; ``slowest``: its last chunk's slowest pass, in seconds."""
+        if slowest > 0:
+            self._passes.note(len(prefill_chunks(trip.rows)[-1]), slowest)
+
     def observe(self, tree: Tree, answer: Answer, trip: RoundTrip | None) -> None:
-        """Learn from an answer that has not been judged yet; ``trip``: its segment's."""
+        """Learn from a segment's answer that has not been judged yet; ``trip``: its round trip."""
         if trip is not None and answer.seconds > 0:
             self._note_pass(trip.rows, len(answer.ids), answer.seconds)
         choices = dict(zip(answer.ids, answer.tokens, strict=True))

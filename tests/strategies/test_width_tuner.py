@@ -212,3 +212,23 @@ def test_the_next_job_begins_with_what_the_last_one_learnt() -> None:
     assert job(sampled=False).width == learnt == 8
     assert job(sampled=True).width != learnt, "ranks differ with the temperature, times do not"
     assert job(sampled=True).width > 1
+
+
+def test_a_long_prompts_time_is_its_last_chunks() -> None:
+    """The slowest pass of a prompt's answer is over its last chunk, not over all its rows."""
+    tuner = tuner_of([0])
+    tuner.prefilled(RoundTrip(257, 3.0, alone=True), 0.52)
+    assert tuner._passes.widest == 52
+    assert tuner._passes.at(52) == pytest.approx(0.52)
+
+
+def test_jobs_of_another_shape_do_not_share_their_ranks() -> None:
+    history = History()
+    tuners = {}
+    for children, levels in ((16, 1), (8, 1), (16, 2)):
+        strategy = SpecPipe(SpecPipeParams(width=0, children=children, levels=levels), STAGES)
+        strategy.use_history(history)
+        assert strategy.tuner is not None
+        tuners[children, levels] = strategy.tuner
+    assert len({id(tuner._ranks) for tuner in tuners.values()}) == 3
+    assert len({id(tuner._passes) for tuner in tuners.values()}) == 1

@@ -122,7 +122,7 @@ class Calibration:
             for value, cell in zip(values, cells, strict=True)
         ]
         miss = self._miss.value
-        top = max(utilities, default=miss)
+        top = max((miss, *utilities))
         total = math.fsum(math.exp(utility - top) for utility in utilities) + math.exp(miss - top)
         log_total = top + math.log(total)
         return [utility - log_total for utility in utilities]

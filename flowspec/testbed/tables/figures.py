@@ -12,7 +12,7 @@ import numpy as np
 
 from flowspec.core.run.sampling import Sampling
 from flowspec.emulation import profiles
-from flowspec.emulation.profile import LinkShape, Profile
+from flowspec.emulation.profile import Profile
 from flowspec.errors import ConfigError
 from flowspec.model.base import DraftExecutor, StageExecutor
 from flowspec.model.directory import ModelDirectory, default_pair, layer_ranges, open_directory
@@ -173,7 +173,7 @@ def cluster(block: Block) -> Profile:
     link = profile.link
     latency = link.latency if block.latency_ms is None else block.latency_ms / 1e3
     bandwidth = link.bandwidth if block.mbit is None else block.mbit * 1e6 / 8
-    return replace(profile, link=LinkShape(latency, bandwidth))
+    return replace(profile, link=replace(profile.link, latency=latency, bandwidth=bandwidth))
 
 
 @cache

@@ -215,3 +215,10 @@ def test_models_are_kept_apart_by_temperature_and_coupling() -> None:
     ]
     assert len({id(model) for model in models}) == 3
     assert known.model(coupled=True, sampled=True) is models[2]
+
+
+def test_impossible_candidates_have_a_value_and_a_node_without_candidates_has_none() -> None:
+    found = made().expansion([1, 2], [-900.0, -1000.0])
+    assert found.tokens == (1, 2)
+    assert all(math.isfinite(value) for value in found.values)
+    assert made().expansion((), ()) == Expansion((), ())
