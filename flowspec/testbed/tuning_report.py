@@ -72,17 +72,17 @@ def paired(row: ReportRow, rows: Iterable[ReportRow], against: str) -> dict[int,
     That is its row with the same source, else with the same first choice, else without drafts.
     None: there is no such row.
     """
-    others = [other for other in rows if other.strategy == against]
-    where = place(row)
-    for name in (lambda source: source, first_choice, lambda _: "-"):
-        for other in others:
-            named = name(other.source.partition(",")[0])
-            if place(dataclasses.replace(other, source=named)) == where:
-                return {
-                    at: other.speeds[at] / speed
-                    for at, speed in row.speeds.items()
-                    if at in other.speeds
-                }
+    others = {place(other): other for other in rows if other.strategy == against}
+    for other in list(others.values()):
+        first = dataclasses.replace(other, source=first_choice(other.source))
+        others.setdefault(place(first), other)
+    for source in (row.source, first_choice(row.source), "-"):
+        if found := others.get(place(dataclasses.replace(row, source=source))):
+            return {
+                at: found.speeds[at] / speed
+                for at, speed in row.speeds.items()
+                if at in found.speeds
+            }
     return None
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from flowspec.emulation.profiles import load
@@ -99,6 +101,33 @@ def test_without_a_reference_there_are_no_ratios(
     assert {entry["ratio"] for entry in found["rows"]} == {None}
     assert "by prompt" not in "\n".join(tuning_markdown(found))
     assert paired(rows[0], rows, "chain") is None
+
+
+@pytest.mark.parametrize(
+    ("source", "sources", "paired_with"),
+    [
+        ("slm:ngram", ("-", "slm", "slm:ngram"), "slm:ngram"),
+        ("slm", ("-", "slm:ngram", "slm"), "slm"),
+        ("slm", ("ngram", "-", "slm:ngram"), "slm:ngram"),
+        ("slm:ngram", ("-", "slm"), "slm"),
+        ("slm,medium", ("-", "slm"), "slm"),
+        ("slm", ("ngram", "-"), "-"),
+        ("-", ("slm", "-"), "-"),
+        ("-", ("slm", "slm:ngram"), None),
+        ("slm", ("ngram",), None),
+    ],
+)
+def test_a_row_is_paired_with_the_reference_of_the_nearest_source(
+    rows: list[ReportRow], source: str, sources: tuple[str, ...], paired_with: str | None
+) -> None:
+    row = replace(rows[0], strategy="chain", source=source, speeds={0: 10.0, 2: 5.0})
+    references = [
+        replace(rows[0], strategy="other", source=its, speeds={0: 10.0 * number, 1: 1.0})
+        for number, its in enumerate(sources, 1)
+    ]
+    wrong = [replace(one, temperature=0.5) for one in references]
+    ratios = paired(row, [row, *wrong, *references], "other")
+    assert ratios == (None if paired_with is None else {0: 1.0 + sources.index(paired_with)})
 
 
 def test_no_prompts_to_tune_on_is_an_error() -> None:
