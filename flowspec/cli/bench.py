@@ -127,14 +127,17 @@ def _tuned(
     against: str | None,
     tell: Tell,
 ) -> BenchReport:
-    """The report of ``grid`` with strategies tuned on ``prompts``, all but ``against``."""
+    """The report of ``grid`` with strategies tuned on ``prompts``.
+
+    Not tuned are ``against`` and the baseline, since every row is compared with that.
+    """
     from flowspec.testbed.grid import Grid
     from flowspec.testbed.report import BenchReport
     from flowspec.testbed.tuning import Tuner
     from flowspec.testbed.tuning_report import tuning_header
 
     cells = grid.cells()
-    varied = set(grid.plan.strategies) - {against}
+    varied = set(grid.plan.strategies) - {against, grid.plan.baseline}
     tuner = Tuner(Grid(grid.plan, prompts, tell), tell=tell)
     tuned = tuner.run({cell: cells[cell] for cell in cells if cell.strategy in varied})
     chosen = {one.cell: one.measured for one in tuned}

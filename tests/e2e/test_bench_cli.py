@@ -47,7 +47,7 @@ def test_strategies_are_tuned_on_one_half_and_measured_on_the_other(tmp_path: Pa
     )
     out = tmp_path / "run.json"
     text = tmp_path / "run.md"
-    given = ["speculative", "auto", "static_tree:shape=1-1"]
+    given = ["speculative", "auto", "static_tree:shape=1-1", "pipespec"]
     bench(
         replace(
             OPTIONS,
@@ -55,6 +55,7 @@ def test_strategies_are_tuned_on_one_half_and_measured_on_the_other(tmp_path: Pa
             half="all",
             strategies=given,
             draft="ngram",
+            baseline="pipespec",
             tune=True,
             out=out,
             markdown=text,
@@ -66,10 +67,10 @@ def test_strategies_are_tuned_on_one_half_and_measured_on_the_other(tmp_path: Pa
     assert (tuning["prompts"]["half"], tuning["prompts"]["count"]) == ("tuning", 2)
     assert report["prompts"]["digest"] != tuning["prompts"]["digest"]
     rows = {row["strategy"]: row for row in tuning["rows"]}
-    assert rows.keys() == {"speculative", "static_tree:shape=1-1"}, "auto is the reference"
-    assert rows["static_tree:shape=1-1"]["configurations"] == 1, "the one option is given"
+    assert rows.keys() == {"speculative", "static_tree:shape=1-1"}, "of two references"
+    assert rows["static_tree:shape=1-1"]["configurations"] == 2, "with and without overlap"
     measured = {row["strategy"] for row in report["rows"]}
-    assert measured == {"autoregressive", "auto", *(row["found"] for row in rows.values())}
+    assert measured == {"pipespec", "auto", *(row["found"] for row in rows.values())}
     assert "over auto, by prompt" in text.read_text()
 
 
