@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from flowspec.core.run.history import History
 from flowspec.errors import ConfigError
 from flowspec.strategies import build
 from flowspec.testbed.grid import Case, Cell, Grid, Tell
@@ -97,7 +96,7 @@ class Tuner:
         return Tuned(cell, min(finalists, key=finalists.__getitem__), len(costs), finalists)
 
     def _screen(self, cell: Cell, source: str, cases: Sequence[Case]) -> Callable[[str], float]:
-        """The cost of a strategy's text on a few of ``cases``, from an empty history."""
+        """The cost of a strategy's text on a few of ``cases``, begun as the grid begins."""
         few = _spread(cases, self.effort.few)
         least = math.inf  # of any configuration on the first prompt
 
@@ -108,7 +107,7 @@ class Tuner:
             except ConfigError:  # values that exclude each other
                 return math.inf
             place = replace(cell, strategy=text)
-            history = History()
+            history = self.grid.warmed(place, source, few[0])
             runs = [self.grid.simulate(few[0], place, source, history)]
             first = seconds_per_token(runs)
             least = min(least, first)

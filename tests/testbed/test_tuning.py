@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from flowspec.emulation.profiles import load
 from flowspec.errors import ConfigError
+from flowspec.testbed import tuning
 from flowspec.testbed.grid import BenchPlan, Grid
 from flowspec.testbed.prompts import Prompt
 from flowspec.testbed.report import ReportRow
+from flowspec.testbed.search import Space
 from flowspec.testbed.tuning import Effort, Tuned, Tuner
 from flowspec.testbed.tuning_report import paired, tuning_header, tuning_markdown
 
@@ -54,6 +57,22 @@ def test_what_is_found_is_the_fastest_finalist_and_the_default_is_one(tuned: lis
         assert one.configurations <= EFFORT.configurations
         assert one.measured.strategy == one.strategy
     assert any(one.strategy != one.cell.strategy for one in tuned)
+
+
+def test_a_search_begins_as_warm_as_the_measurement(
+    tuner: Tuner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs: dict[str, float] = {}
+
+    def search(space: Space, cost: Callable[[str], float], most: int) -> dict[str, float]:
+        costs[space.text(space.starts[0])] = cost(space.text(space.starts[0]))
+        return costs
+
+    monkeypatch.setattr(tuning, "search", search)
+    cell = next(cell for cell in tuner.grid.cells() if cell.strategy == "auto")
+    (one,) = Tuner(tuner.grid, replace(EFFORT, few=len(TUNING))).run({cell: "ngram"})
+    assert costs == one.finalists
+    assert len(costs) == 1
 
 
 def test_the_same_prompts_give_the_same_options(tuner: Tuner, tuned: list[Tuned]) -> None:
