@@ -6,25 +6,25 @@
 
 Options of the others are searched on the tuning half of the first ``--tuning-per-file`` prompts of
 every file in DIR; everything is measured on the measuring half of the first ``--per-file``.
-``--tuned`` keeps the options that were found in a file, and searches only for those it lacks. Every
-temperature and draft is one piece of work, for all profiles: they share the texts and the drafter's
-proposals. ``--jobs`` runs so many at once, each with up to 2 GB. Prints Markdown
-(``ops/bench/results/auto.md``), progress on stderr.
+``--tuned`` keeps the options in a file as soon as a profile's are found, and searches only for
+those it lacks. Every temperature and draft is one piece of work, for all profiles: they share the
+texts and the drafter's proposals. ``--jobs`` runs so many at once, each with up to 2 GB. Prints
+Markdown (``ops/bench/results/auto.md``), progress on stderr.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
 
 from flowspec.cli.generate import read_prompts
+from flowspec.cli.outputs import check_writable
 from flowspec.emulation.profile import Profile
 from flowspec.emulation.profiles import load, names
 from flowspec.errors import ConfigError, FlowSpecError
@@ -34,7 +34,7 @@ from flowspec.testbed.prompts import Prompt, halve
 from flowspec.testbed.tuning import Effort
 from ops.bench import auto_tuning
 from ops.bench.auto_table import AUTO, BASELINE, Place, tables
-from ops.bench.auto_tuning import EFFORT, Conditions, Found
+from ops.bench.auto_tuning import EFFORT, Conditions, Found, packaged_models
 from ops.bench.clairvoyant import seconds_per_token
 from ops.bench.systems import show
 
@@ -56,7 +56,8 @@ LEAST = 24
 class Matchup:
     """What to tune and measure; ``known``: options found earlier.
 
-    ``least``: fewest measuring prompts; 0: only tune.
+    ``least``: fewest measuring prompts; 0: only tune. ``tuned``: the file in which options are kept
+    as they are found; None: they are not.
     """
 
     profiles: Sequence[Profile]
@@ -67,21 +68,24 @@ class Matchup:
     others: tuple[str, ...] = OTHERS
     effort: Effort = EFFORT
     least: int = LEAST
+    seed: int = 1
+    tuned: Path | None = None
 
     @property
     def conditions(self) -> Conditions:
         """What the options found for this request depend on."""
-        return Conditions(self.tuning, self.tokens, self.others, self.profiles)
+        return Conditions(
+            self.tuning, self.tokens, self.seed, packaged_models(), self.others, self.profiles
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The options of every other system at one temperature with one draft, those of them that
-    were not known before, and what was measured.
+    """The options of every other system at one temperature with one draft, and what was
+    measured.
     """
 
     found: Sequence[Found]
-    fresh: Sequence[Found]
     places: Sequence[Place]
 
 
@@ -100,14 +104,23 @@ def prompts_in(folder: Path, per_file: int, half: str) -> list[Prompt]:
 def take(request: Matchup, where: tuple[float, str]) -> Taken:
     """Tune and measure every profile at a temperature with a draft.
 
-    ConfigError if fewer than ``request.least`` prompts can be measured.
+    ConfigError, before anything is tuned, if fewer than ``request.least`` prompts can be measured.
     """
-    found, fresh = _options(request, where)
-    return Taken(found, fresh, _measured(request, where, found) if request.least else ())
+    if not request.least:
+        return Taken(_options(request, where), ())
+    grids = _grids(request, request.profiles, where, request.measuring)
+    kept = len(grids[0].cases)
+    if kept < request.least:
+        raise ConfigError(
+            f"{kept} of {len(request.measuring)} measuring prompts can be used, the others repeat "
+            f"themselves or do not fit; expected {request.least} or more: raise --per-file"
+        )
+    found = _options(request, where)
+    return Taken(found, _measured(grids, where, found))
 
 
-def _options(request: Matchup, where: tuple[float, str]) -> tuple[list[Found], list[Found]]:
-    """The options of ``request.others`` for every profile, and those found just now."""
+def _options(request: Matchup, where: tuple[float, str]) -> list[Found]:
+    """The options of ``request.others`` for every profile; new ones are kept."""
     known = {one.place: one for one in request.known}
     wanted = list(product([profile.name for profile in request.profiles], request.others))
     temperature, draft = where
@@ -116,13 +129,19 @@ def _options(request: Matchup, where: tuple[float, str]) -> tuple[list[Found], l
         for profile in request.profiles
         if any((profile.name, *where, other) not in known for other in request.others)
     ]
-    fresh = []
     if lacking:
         _say(f"tuning {len(lacking)} profiles at T={temperature:g} with {draft}")
         grids = _grids(request, lacking, where, request.tuning)
-        fresh = auto_tuning.tune(grids, draft, request.others, request.effort, _say)
+        fresh = auto_tuning.tune(
+            grids, draft, request.others, request.effort, partial(_keep, request), _say
+        )
         known |= {one.place: one for one in fresh}
-    return [known[profile, temperature, draft, other] for profile, other in wanted], fresh
+    return [known[profile, temperature, draft, other] for profile, other in wanted]
+
+
+def _keep(request: Matchup, found: Sequence[Found]) -> None:
+    if request.tuned is not None:
+        auto_tuning.add(request.tuned, request.conditions, request.effort, found)
 
 
 def _grids(
@@ -144,23 +163,19 @@ def _grids(
         (temperature,),
         two[0].stages[:1],
         request.tokens,
+        request.seed,
         no_loops=True,
     )
     first = Grid(plan, prompts)
     return [first.on(profile) for profile in two]
 
 
-def _measured(request: Matchup, where: tuple[float, str], found: Sequence[Found]) -> list[Place]:
-    """What was measured on every profile."""
+def _measured(
+    grids: Sequence[Grid], where: tuple[float, str], found: Sequence[Found]
+) -> list[Place]:
+    """What was measured on every grid."""
     temperature, draft = where
     source = canonical(draft)
-    grids = _grids(request, request.profiles, where, request.measuring)
-    kept = len(grids[0].cases)
-    if kept < request.least:
-        raise ConfigError(
-            f"{kept} of {len(request.measuring)} measuring prompts can be used, the others repeat "
-            f"themselves or do not fit; expected {request.least} or more: raise --per-file"
-        )
     chosen = [_chosen(found, grid) for grid in grids]
     runs = []
     for grid, (before, after) in zip(grids, chosen, strict=True):
@@ -171,6 +186,7 @@ def _measured(request: Matchup, where: tuple[float, str], found: Sequence[Found]
         runs.append(
             (grid, dict.fromkeys([replace(own, strategy=BASELINE, source="-"), *cells], source))
         )
+    kept = len(grids[0].cases)
     _say(f"measuring {len(grids)} profiles at T={temperature:g} with {draft} on {kept} prompts")
     rows = run_together(runs)
     bounds = seconds_per_token(grids, source)
@@ -200,30 +216,35 @@ def _chosen(found: Sequence[Found], grid: Grid) -> tuple[list[str], list[str]]:
     )
 
 
-def taken(request: Matchup, where: Sequence[tuple[float, str]], jobs: int = 1) -> Iterator[Taken]:
-    """``take`` for every temperature and draft of ``where``, ``jobs`` at once."""
-    with ExitStack() as stack:
-        each = stack.enter_context(ProcessPoolExecutor(jobs)).map if jobs > 1 else map
-        yield from each(partial(take, request), where)
+def taken(request: Matchup, where: Sequence[tuple[float, str]], jobs: int = 1) -> list[Taken]:
+    """``take`` for every temperature and draft of ``where``, ``jobs`` at once.
+
+    The first error ends it as soon as the pieces that have begun are done.
+    """
+    if jobs == 1:
+        return [take(request, one) for one in where]
+    with ProcessPoolExecutor(jobs) as pool:
+        pieces = [pool.submit(take, request, one) for one in where]
+        try:
+            for piece in as_completed(pieces):
+                piece.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+        return [piece.result() for piece in pieces]
 
 
-def run(
-    request: Matchup, where: Sequence[tuple[float, str]], jobs: int, tuned: Path | None
-) -> None:
-    """Print the tables; keep the options that were found in the file ``tuned``."""
-    if tuned is not None and tuned.exists():
-        request = replace(request, known=auto_tuning.load(tuned, request.conditions))
-    known = list(request.known)
-    found: list[Found] = []
-    places: list[Place] = []
-    for one in taken(request, where, jobs):
-        known += one.fresh
-        found += one.found
-        places += one.places
-        if tuned is not None and one.fresh:
-            auto_tuning.save(tuned, request.conditions, request.effort, known)
+def run(request: Matchup, where: Sequence[tuple[float, str]], jobs: int) -> None:
+    """Print the tables; options that ``request.tuned`` has are not searched again."""
+    if request.tuned is not None and request.tuned.exists():
+        known = auto_tuning.load(request.tuned, request.conditions, request.effort)
+        request = replace(request, known=known)
+    every = taken(request, where, jobs)
     if request.least:
-        show("\n".join(tables(places, found, request.effort, request.tokens, str(tuned or ""))))
+        places = [place for one in every for place in one.places]
+        found = [entry for one in every for entry in one.found]
+        kept = str(request.tuned or "")
+        show("\n".join(tables(places, found, request.effort, request.tokens, kept)))
 
 
 def _say(line: str) -> None:
@@ -249,15 +270,20 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="processes (1)")
     given = parser.parse_args()
     try:
+        if given.only_tune and given.tuned is None:
+            raise ConfigError("--only-tune needs --tuned, or what is found is lost; name a file")
+        if given.tuned is not None:
+            check_writable("--tuned", given.tuned)
         request = Matchup(
             [load(name) for name in given.profiles.split(",")],
             prompts_in(given.prompts, given.tuning_per_file, "tuning"),
             prompts_in(given.prompts, given.per_file, "measuring"),
             given.tokens,
             least=0 if given.only_tune else given.least,
+            tuned=given.tuned,
         )
         where = product(map(float, given.temperatures.split(",")), given.drafts.split(","))
-        run(request, list(where), given.jobs, given.tuned)
+        run(request, list(where), given.jobs)
     except (FlowSpecError, ValueError) as error:
         sys.exit(f"flowspec: {error}")
 

@@ -1,22 +1,27 @@
 """The options of all systems for ``ops.bench.auto``: searched once, kept in a file, and read again.
 
 The file has an entry per profile, temperature, draft and strategy. It can be used only with the
-prompts, tokens, profiles and searched values with which it was written.
+models, prompts, tokens, seed, profiles and searched values with which it was written.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from flowspec.emulation.profile import Profile
 from flowspec.errors import ConfigError
-from flowspec.testbed.digests import digest, profile_digest
+from flowspec.model.directory import default_pair, open_directory
+from flowspec.testbed.digests import digest, model_digest, profile_digest
 from flowspec.testbed.grid import Cell, Grid
 from flowspec.testbed.naming import canonical
 from flowspec.testbed.prompts import Prompt
@@ -57,11 +62,14 @@ class Found:
 class Conditions:
     """What options depend on, beside the place: a file of other conditions cannot be used.
 
-    ``prompts``: those given, before the ones that repeat themselves are left out.
+    ``prompts``: those given, before the ones that repeat themselves are left out. ``models``:
+    digests by name.
     """
 
     prompts: Sequence[Prompt]
     tokens: int
+    seed: int
+    models: Mapping[str, str]
     strategies: Sequence[str]
     profiles: Sequence[Profile]
 
@@ -70,6 +78,8 @@ class Conditions:
         return {
             "kind": KIND,
             "tokens": self.tokens,
+            "seed": self.seed,
+            "models": dict(self.models),
             "prompts": {
                 "count": len(self.prompts),
                 "digest": digest([[prompt.set, prompt.text] for prompt in self.prompts]),
@@ -79,13 +89,16 @@ class Conditions:
             "profiles": {profile.name: profile_digest(profile) for profile in self.profiles},
         }
 
-    def check(self, header: Mapping[str, Any], file: Path) -> None:
-        """ConfigError with the first condition in which ``file``, with ``header``, differs."""
-        own = self.header(EFFORT)
-        for name in ("tokens", "prompts", "effort"):
+    def check(self, header: Mapping[str, Any], effort: Effort, file: Path) -> None:
+        """ConfigError with the first condition in which ``file``, with ``header``, differs.
+
+        ``effort``: of the search that would add to the file.
+        """
+        own = self.header(effort)
+        for name in ("tokens", "seed", "models", "prompts", "effort"):
             if header[name] != own[name]:
                 raise ConfigError(
-                    f"{file} was tuned with other {name} ({_brief(header[name])}; these are "
+                    f"{file} was tuned with other {name} ({_brief(header[name])}; expected "
                     f"{_brief(own[name])}); name a new file to tune again"
                 )
         for name, what in (("searched", "searched values of"), ("profiles", "times in profile")):
@@ -105,28 +118,60 @@ def _searched(name: str) -> dict[str, Any]:
 
 
 def _brief(value: object) -> str:
-    return " with digest ".join(map(str, value.values())) if isinstance(value, dict) else str(value)
+    """A header's entry in words: ``few 2, finalists 1``."""
+    if not isinstance(value, dict):
+        return str(value)
+    return ", ".join(f"{name} {its}" for name, its in value.items())
 
 
-def load(file: Path, conditions: Conditions) -> list[Found]:
+@cache
+def packaged_models() -> Mapping[str, str]:
+    """The digests of the packaged target and of the drafters that learnt from it."""
+    folders = {"target": default_pair()[0], "slm": default_pair()[1], "head": "head"}
+    return {name: model_digest(open_directory(folder).path) for name, folder in folders.items()}
+
+
+def load(file: Path, conditions: Conditions, effort: Effort) -> list[Found]:
     """The entries of ``file``; ConfigError if it is none of these or of other conditions."""
     try:
         content = json.loads(file.read_text())
         if content["kind"] != KIND:
             raise ValueError("it is of another kind")
-        found = [Found(**entry) for entry in content["found"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        conditions.check(content, effort, file)
+        return [Found(**entry) for entry in content["found"]]
+    except KeyError as error:
+        raise ConfigError(f"{file} is no file of tuned options: it has no {error}") from None
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ConfigError(f"{file} is no file of tuned options: {error}") from None
-    conditions.check(content, file)
-    return found
 
 
-def save(file: Path, conditions: Conditions, effort: Effort, found: Sequence[Found]) -> None:
-    """Write ``found``, replacing ``file``; what it says of other profiles and systems stays."""
-    said = conditions.header(effort)
-    if file.exists():
-        before = json.loads(file.read_text())
-        said |= {name: before[name] | said[name] for name in ("searched", "profiles")}
+def add(file: Path, conditions: Conditions, effort: Effort, found: Sequence[Found]) -> None:
+    """Add ``found`` to ``file``, which is of the same conditions or does not exist.
+
+    Other processes may add to it at the same time. ConfigError as of ``load``.
+    """
+    with _alone_in(file.parent):
+        said = conditions.header(effort)
+        kept: list[Found] = []
+        if file.exists():
+            kept = load(file, conditions, effort)
+            before = json.loads(file.read_text())
+            said |= {name: before[name] | said[name] for name in ("searched", "profiles")}
+        _write(file, said, list({one.place: one for one in (*kept, *found)}.values()))
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Wait until no other process is here with the same folder."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(opened)
+
+
+def _write(file: Path, said: Mapping[str, Any], found: Sequence[Found]) -> None:
     header = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in said.items()]
     entries = ",\n  ".join(json.dumps(dataclasses.asdict(one)) for one in found)
     text = ",\n ".join((*header, f'"found": [\n  {entries}\n ]'))
@@ -140,14 +185,16 @@ def tune(
     draft: str,
     strategies: Sequence[str],
     effort: Effort,
+    keep: Callable[[Sequence[Found]], None],
     say: Callable[[str], None] = lambda line: None,
 ) -> list[Found]:
     """The options of every strategy on every grid, at its one temperature and with ``draft``.
 
-    The grids share prompts and drafters (``Grid.on``).
+    The grids share prompts and drafters (``Grid.on``). ``keep`` is given those of a grid as soon as
+    they are found.
     """
     source = canonical(draft)
-    found = []
+    found: list[Found] = []
     for grid in grids:
         began = time.monotonic()
         (temperature,) = grid.plan.temperatures
@@ -157,7 +204,9 @@ def tune(
             if cell.strategy in strategies and its == source
         }
         tuned = Tuner(grid, effort, keeps_drafts=True).run(cells)
-        found += [_found(grid, temperature, draft, one) for one in tuned]
+        here = [_found(grid, temperature, draft, one) for one in tuned]
+        keep(here)
+        found += here
         seconds = time.monotonic() - began
         say(f"tuned {grid.plan.profile.name}, T={temperature:g}, {draft}: {seconds:.0f} s")
     grids[0].forget_drafts()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +12,10 @@ import pytest
 
 from flowspec.emulation.profiles import load
 from flowspec.errors import ConfigError
+from flowspec.testbed.grid import Cell
 from flowspec.testbed.report import ReportRow
-from flowspec.testbed.tuning import Effort
-from ops.bench import auto
+from flowspec.testbed.tuning import Effort, Tuned, Tuner
+from ops.bench import auto, auto_tuning
 from ops.bench.auto import Matchup, Taken, prompts_in, take
 from ops.bench.auto_table import AUTO, BASELINE, BEST_COLUMNS, COLUMNS, Place, tables
 from ops.bench.auto_tuning import Found
@@ -146,11 +147,10 @@ def test_prompts_are_a_half_of_the_first_of_every_file(tmp_path: Path) -> None:
 
 
 def test_every_profile_is_tuned_and_measured_and_known_options_are_not_searched_again(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = request_of(folder_of(tmp_path, "a"))
     first = take(request, (1.0, "slm"))
-    assert list(first.found) == list(first.fresh)
     assert [(one.profile, one.strategy) for one in first.found] == [
         (profile.name, other) for profile in request.profiles for other in OTHERS
     ]
@@ -161,19 +161,69 @@ def test_every_profile_is_tuned_and_measured_and_known_options_are_not_searched_
         assert {row.source for row in place.rows.values()} == {"-", "slm"}  # no middle model
         assert 0 < place.bound <= place.auto.tbt["mean"]
     assert first.places[0].rows[BASELINE].tbt["mean"] == pytest.approx(0.266, abs=0.001)
-    again = take(replace(request, known=first.found), (1.0, "slm"))
-    assert again == replace(first, fresh=[])
+    monkeypatch.setattr(auto_tuning, "tune", None)
+    assert take(replace(request, known=first.found), (1.0, "slm")) == first
 
 
-def test_too_few_prompts_are_said(tmp_path: Path) -> None:
+def test_too_few_prompts_are_said_before_any_tuning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auto_tuning, "tune", None)
     request = request_of(folder_of(tmp_path, "a"))
-    known = [
-        replace(FOUND, profile=profile.name, strategy=other)
-        for profile in request.profiles
-        for other in OTHERS
-    ]
     with pytest.raises(ConfigError, match=r"of 1 measuring prompts .* expected 24 or more"):
-        take(replace(request, known=known, least=24), (1.0, "slm"))
+        take(replace(request, least=24), (1.0, "slm"))
+
+
+def test_a_profile_s_options_are_kept_though_a_later_one_s_search_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing(Tuner):
+        def run(self, cells: Mapping[Cell, str]) -> list[Tuned]:
+            if self.grid.plan.profile.name == "a100-70b":
+                raise KeyboardInterrupt
+            return super().run(cells)
+
+    monkeypatch.setattr(auto_tuning, "Tuner", Failing)
+    file = tmp_path / "tuned.json"
+    request = replace(request_of(folder_of(tmp_path, "a")), least=0, tuned=file)
+    with pytest.raises(KeyboardInterrupt):
+        take(request, (0.0, "slm"))
+    kept = auto_tuning.load(file, request.conditions, EFFORT)
+    assert [(one.profile, one.strategy) for one in kept] == [("jetson-7b", its) for its in OTHERS]
+
+
+def test_two_processes_keep_their_options_in_one_file(tmp_path: Path) -> None:
+    file = tmp_path / "tuned.json"
+    request = replace(
+        request_of(folder_of(tmp_path, "a")),
+        profiles=[load("jetson-7b")],
+        others=("speculative",),
+        least=0,
+        tuned=file,
+    )
+    where = [(1.0, "slm"), (0.0, "slm")]
+    taken = auto.taken(request, where, jobs=2)
+    assert [(one.temperature, one.draft) for its in taken for one in its.found] == where
+    kept = auto_tuning.load(file, request.conditions, EFFORT)
+    assert sorted(one.place for one in kept) == sorted(its.found[0].place for its in taken)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--only-tune"], "--only-tune needs --tuned"),
+        (["--tuned", "{}/none/x.json"], "there is no folder .*/none"),
+        (["--tuned", "{}"], "is a folder"),
+    ],
+)
+def test_a_file_that_could_not_be_written_is_said_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str
+) -> None:
+    given = ["--prompts", str(folder_of(tmp_path, "a")), "--profiles", "wan-50ms"]
+    monkeypatch.setattr(auto, "take", None)
+    monkeypatch.setattr(sys, "argv", ["auto", *given, *(one.format(tmp_path) for one in words)])
+    with pytest.raises(SystemExit, match=f"flowspec: .*{said}"):
+        auto.main()
 
 
 def test_options_are_kept_in_a_file_and_the_tables_printed(
@@ -184,9 +234,10 @@ def test_options_are_kept_in_a_file_and_the_tables_printed(
     def taken(request: Matchup, where: tuple[float, str]) -> Taken:
         asked.append((request.known, where))
         found = replace(FOUND, temperature=where[0], draft=where[1])
-        fresh = [] if found in request.known else [found]
+        if found not in request.known and request.tuned is not None:
+            auto_tuning.add(request.tuned, request.conditions, request.effort, [found])
         place = replace(PLACE, temperature=where[0], draft=where[1])
-        return Taken([found], fresh, [place] if request.least else [])
+        return Taken([found], [place] if request.least else [])
 
     monkeypatch.setattr(auto, "take", taken)
     file = tmp_path / "tuned.json"

@@ -14,10 +14,14 @@ from flowspec.emulation.profiles import load as profile_of
 from flowspec.errors import ConfigError
 from flowspec.testbed.prompts import Prompt
 from flowspec.testbed.tuning import Effort
-from ops.bench.auto_tuning import EFFORT, Conditions, Found, load, save
+from ops.bench import auto_tuning
+from ops.bench.auto_tuning import EFFORT, Conditions, Found, add, load, packaged_models
 
+RESULT = Path(auto_tuning.__file__).with_name("results") / "auto-tuned.json"
 PROFILE = profile_of("jetson-7b")
-CONDITIONS = Conditions([Prompt("a", "Why?"), Prompt("b", "How?")], 8, ("chain",), [PROFILE])
+CONDITIONS = Conditions(
+    [Prompt("a", "Why?"), Prompt("b", "How?")], 8, 1, {"target": "01ab"}, ("chain",), [PROFILE]
+)
 FOUND = [
     Found("jetson-7b", 4, temperature, "head", "chain", "chain:window=3", 9, 2, {"chain": 0.1})
     for temperature in (0.0, 1.0)
@@ -27,23 +31,28 @@ FOUND = [
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     """Written with ``CONDITIONS``."""
-    save(tmp_path / "tuned.json", CONDITIONS, EFFORT, FOUND)
+    add(tmp_path / "tuned.json", CONDITIONS, EFFORT, FOUND)
     return tmp_path / "tuned.json"
 
 
 def test_what_is_written_is_read_back(file: Path) -> None:
-    assert load(file, CONDITIONS) == FOUND
+    assert load(file, CONDITIONS, EFFORT) == FOUND
     more = replace(
         CONDITIONS, profiles=[PROFILE, profile_of("wan-50ms")], strategies=("chain", "auto")
     )
-    assert load(file, more) == FOUND  # what the file lacks is no contradiction
+    assert load(file, more, EFFORT) == FOUND  # what the file lacks is no contradiction
 
 
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        (replace(CONDITIONS, tokens=9), r"other tokens \(8; these are 9\)"),
-        (replace(CONDITIONS, prompts=CONDITIONS.prompts[:1]), r"other prompts \(2 with digest"),
+        (replace(CONDITIONS, tokens=9), r"other tokens \(8; expected 9\)"),
+        (replace(CONDITIONS, prompts=CONDITIONS.prompts[:1]), r"other prompts \(count 2, digest"),
+        (replace(CONDITIONS, seed=2), r"other seed \(1; expected 2\)"),
+        (
+            replace(CONDITIONS, models={"target": "23cd"}),
+            r"other models \(target 01ab; expected target 23cd\)",
+        ),
         (
             replace(CONDITIONS, profiles=[replace(PROFILE, speeds=(1.0, 2.0, 1.0, 1.0))]),
             "other times in profile jetson-7b",
@@ -52,7 +61,7 @@ def test_what_is_written_is_read_back(file: Path) -> None:
 )
 def test_other_conditions_are_named_in_one_line(file: Path, changed: Conditions, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as raised:
-        load(file, changed)
+        load(file, changed, EFFORT)
     assert "\n" not in str(raised.value)
 
 
@@ -66,7 +75,13 @@ def _other_effort(content: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("change", "said"),
-    [(_other_value, "other searched values of chain"), (_other_effort, "other effort")],
+    [
+        (_other_value, "other searched values of chain"),
+        (
+            _other_effort,
+            r"other effort \(configurations 10, few 99, finalists 1; expected",
+        ),
+    ],
 )
 def test_another_search_is_named(
     file: Path, change: Callable[[dict[str, Any]], None], said: str
@@ -75,25 +90,57 @@ def test_another_search_is_named(
     change(content)
     file.write_text(json.dumps(content))
     with pytest.raises(ConfigError, match=said):
-        load(file, CONDITIONS)
+        load(file, CONDITIONS, EFFORT)
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"kind": "flowspec bench"}', "{}"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "[]", '{"kind": "flowspec bench"}', "{}"),
+        '{"kind": "flowspec auto tuned"}',
+        '{"kind": "flowspec auto tuned", "tokens": 8, "found": []}',
+    ],
+)
 def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(ConfigError, match="is no file of tuned options"):
-        load(tmp_path / "x.json", CONDITIONS)
+        load(tmp_path / "x.json", CONDITIONS, EFFORT)
+
+
+@pytest.mark.parametrize("name", ["tokens", "models", "effort", "searched", "profiles", "found"])
+@pytest.mark.parametrize("value", [None, 3, [3]])
+def test_a_damaged_file_is_refused_in_one_line(file: Path, name: str, value: object) -> None:
+    content = json.loads(file.read_text()) | {name: value}
+    file.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=r"was tuned with other|is no file of tuned options"):
+        load(file, CONDITIONS, EFFORT)
+
+
+def test_a_file_is_added_to_and_a_place_found_again_replaced(file: Path) -> None:
+    again = replace(FOUND[1], found="chain:window=4")
+    head = replace(FOUND[0], draft="slm")
+    add(file, CONDITIONS, EFFORT, [again, head])
+    assert load(file, CONDITIONS, EFFORT) == [FOUND[0], again, head]
+    assert [*file.parent.iterdir()] == [file]
+
+
+def test_the_kept_options_are_of_the_packaged_models() -> None:
+    header = json.loads(RESULT.read_text())
+    assert (header["models"], header["seed"]) == (packaged_models(), 1)
 
 
 def test_a_file_that_grows_still_says_what_its_first_entries_depend_on(file: Path) -> None:
     more = replace(CONDITIONS, profiles=[profile_of("wan-50ms")], strategies=("auto",))
-    save(file, more, EFFORT, FOUND)
+    add(file, more, EFFORT, FOUND)
     content = json.loads(file.read_text())
     assert content["profiles"].keys() == {"jetson-7b", "wan-50ms"}
     assert content["searched"].keys() == {"chain", "auto"}
-    assert load(file, CONDITIONS) == FOUND
+    assert load(file, CONDITIONS, EFFORT) == FOUND
 
 
-def test_the_effort_is_kept(tmp_path: Path) -> None:
-    save(tmp_path / "x.json", CONDITIONS, Effort(configurations=3), FOUND)
-    assert json.loads((tmp_path / "x.json").read_text())["effort"]["configurations"] == 3
+def test_a_file_is_read_with_the_effort_it_was_written_with(tmp_path: Path) -> None:
+    effort = Effort(configurations=3)
+    add(tmp_path / "x.json", CONDITIONS, effort, FOUND)
+    assert load(tmp_path / "x.json", CONDITIONS, effort) == FOUND
+    with pytest.raises(ConfigError, match="other effort"):
+        load(tmp_path / "x.json", CONDITIONS, EFFORT)
