@@ -85,15 +85,23 @@ def _explained(
         "has its defaults and no options."
     )
     yield ""
+    screened = min(effort.few, *tuning)
     finalists = "the best" if effort.finalists == 1 else f"the best {effort.finalists}"
     names = list(dict.fromkeys(one.strategy for one in found))
     yield (
         f"The others are {', '.join(names)}, on two models each. *Untuned*: with their defaults. "
         f"*Tuned*: with the best of {_range(searched)} configurations, searched for every profile, "
-        f"temperature and draft on {min(effort.few, *tuning)} of {_range(tuning)} other prompts; "
+        f"temperature and draft on {screened} of {_range(tuning)} other prompts; "
         f"{finalists} and the defaults then ran all of these. Of the others, the "
         "two fastest on those prompts are measured, before and after tuning, and the faster of "
         "them is shown."
+    )
+    yield ""
+    yield (
+        f"The search is short: {_range(searched)} configurations per system and place, each on "
+        f"{screened} of the tuning prompts; a longer one may find faster options. `auto` is not "
+        "searched here, but two of its constants (`DELAY_FACTOR` in `segment_sizing.py`, "
+        "`ALTERNATIVE` in `best_first.py`) were fitted on the tuning prompts before."
     )
     yield ""
     yield (
@@ -108,9 +116,10 @@ def _explained(
         "sends nothing else, with the same drafter, costs and simulator "
         f"(`ops/bench/clairvoyant.py`). A token must be among the drafter's {WIDTH} best "
         "candidates, as many as any system asks for; behind one that is not, it waits for the "
-        "target. The fastest of a few segment sizes and numbers in flight counts, text by text: up "
-        "to that choice no scheduler that learns the text from the target is faster with this "
-        "draft."
+        "target. It is a bound only up to how it cuts segments and how many are in flight: a few "
+        "of these options are searched, and the fastest run of every text counts. With a draft "
+        "head, a candidate may also be missing here that another order of passes finds, as its "
+        "proposals depend on what the target had answered when it drafted."
     )
 
 

@@ -133,6 +133,9 @@ def test_the_page_says_on_how_many_prompts_and_where_the_options_are() -> None:
     assert "of 2 texts of up to 11 tokens" in text
     assert "the best of 9 configurations" in text
     assert "on 1 of 8 other prompts" in text
+    assert "9 configurations per system and place, each on 1 of the tuning" in text
+    assert "fitted on the tuning prompts" in text
+    assert "a bound only up to how it cuts segments" in text
     assert "x.json" not in text
     assert "`x.json`" in "\n".join(tables([PLACE], [FOUND], EFFORT, 11, "x.json"))
 
