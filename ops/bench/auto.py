@@ -80,7 +80,7 @@ class Matchup:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class Piece:
     """The options of every other system at one temperature with one draft, and what was
     measured.
     """
@@ -101,13 +101,13 @@ def prompts_in(folder: Path, per_file: int, half: str) -> list[Prompt]:
     )
 
 
-def take(request: Matchup, where: tuple[float, str]) -> Taken:
+def take(request: Matchup, where: tuple[float, str]) -> Piece:
     """Tune and measure every profile at a temperature with a draft.
 
     ConfigError, before anything is tuned, if fewer than ``request.least`` prompts can be measured.
     """
     if not request.least:
-        return Taken(_options(request, where), ())
+        return Piece(_options(request, where), ())
     grids = _grids(request, request.profiles, where, request.measuring)
     kept = len(grids[0].cases)
     if kept < request.least:
@@ -116,7 +116,7 @@ def take(request: Matchup, where: tuple[float, str]) -> Taken:
             f"themselves or do not fit; expected {request.least} or more: raise --per-file"
         )
     found = _options(request, where)
-    return Taken(found, _measured(grids, where, found))
+    return Piece(found, _measured(grids, where, found))
 
 
 def _options(request: Matchup, where: tuple[float, str]) -> list[Found]:
@@ -216,7 +216,7 @@ def _chosen(found: Sequence[Found], grid: Grid) -> tuple[list[str], list[str]]:
     )
 
 
-def taken(request: Matchup, where: Sequence[tuple[float, str]], jobs: int = 1) -> list[Taken]:
+def taken(request: Matchup, where: Sequence[tuple[float, str]], jobs: int = 1) -> list[Piece]:
     """``take`` for every temperature and draft of ``where``, ``jobs`` at once.
 
     The first error ends it as soon as the pieces that have begun are done.

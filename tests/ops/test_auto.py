@@ -16,7 +16,7 @@ from flowspec.testbed.grid import Cell
 from flowspec.testbed.report import ReportRow
 from flowspec.testbed.tuning import Effort, Tuned, Tuner
 from ops.bench import auto, auto_tuning
-from ops.bench.auto import Matchup, Taken, prompts_in, take
+from ops.bench.auto import Matchup, Piece, prompts_in, take
 from ops.bench.auto_table import AUTO, BASELINE, BEST_COLUMNS, COLUMNS, Place, tables
 from ops.bench.auto_tuning import Found
 
@@ -234,13 +234,13 @@ def test_options_are_kept_in_a_file_and_the_tables_printed(
 ) -> None:
     asked: list[tuple[Sequence[Found], tuple[float, str]]] = []
 
-    def taken(request: Matchup, where: tuple[float, str]) -> Taken:
+    def taken(request: Matchup, where: tuple[float, str]) -> Piece:
         asked.append((request.known, where))
         found = replace(FOUND, temperature=where[0], draft=where[1])
         if found not in request.known and request.tuned is not None:
             auto_tuning.add(request.tuned, request.conditions, request.effort, [found])
         place = replace(PLACE, temperature=where[0], draft=where[1])
-        return Taken([found], [place] if request.least else [])
+        return Piece([found], [place] if request.least else [])
 
     monkeypatch.setattr(auto, "take", taken)
     file = tmp_path / "tuned.json"
