@@ -12,6 +12,7 @@ each file's size. Run it when behaviour was meant to change, and say in the comm
 from __future__ import annotations
 
 import argparse
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -185,12 +186,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", default="", help="recordings whose name contains TEXT")
     parser.add_argument("--into", type=Path, default=FOLDER, help="the folder to write to")
     options = parser.parse_args(arguments)
-    for name in (*RECORDINGS, LIVE):
-        if options.only not in name:
-            continue
+    names = (*RECORDINGS, LIVE)
+    wanted = [name for name in names if options.only in name]
+    if not wanted:
+        parser.error(
+            f"--only: no recording's name contains {options.only!r}; expected a part of one of "
+            + ", ".join(names)
+        )
+    for name in wanted:
         file = options.into / f"{name}.jsonl"
         if name == LIVE:
-            record_live(file)
+            try:
+                record_live(file)
+            except subprocess.CalledProcessError as error:
+                sys.exit(
+                    f"recordings: {LIVE}: {shlex.join(error.cmd)} ended with status "
+                    f"{error.returncode}"
+                )
         else:
             file.write_text("".join(f"{line}\n" for line in record(RECORDINGS[name])))
         print(f"{name}: {file.stat().st_size / 1e3:.0f} kB")
