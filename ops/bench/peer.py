@@ -25,6 +25,7 @@ run takes and ends. Prints Markdown; progress goes to standard error.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import statistics
 import sys
@@ -158,18 +159,22 @@ def report(given: argparse.Namespace) -> None:
 
 
 def _milliseconds(text: str) -> list[float]:
-    """Parse comma-separated latencies; ValueError for anything else."""
-    found = [float(part) for part in text.split(",")]
-    if not all(0 <= latency < 1e3 for latency in found):
-        raise ValueError(text)
-    return found
+    """Parse comma-separated latencies; ArgumentTypeError for anything else."""
+    with contextlib.suppress(ValueError):
+        found = [float(part) for part in text.split(",")]
+        if all(0 <= latency < 1e3 for latency in found):
+            return found
+    raise argparse.ArgumentTypeError(
+        f"{text!r}, expected milliseconds from 0 to below 1000, by commas"
+    )
 
 
 def _count(text: str) -> int:
-    """Parse an integer above 0; ValueError for anything else."""
-    if int(text) < 1:
-        raise ValueError(text)
-    return int(text)
+    """Parse an integer above 0; ArgumentTypeError for anything else."""
+    with contextlib.suppress(ValueError):
+        if int(text) >= 1:
+            return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r}, expected an integer of at least 1")
 
 
 def parser() -> argparse.ArgumentParser:

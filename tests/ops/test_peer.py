@@ -99,6 +99,29 @@ def test_a_draft_that_is_none_is_refused(text: str) -> None:
         drafting(text)
 
 
+@pytest.mark.parametrize("text", ["", "x", "0,x", "-1", "0,1000", "nan"])
+def test_latencies_out_of_range_are_refused_with_the_range(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    with pytest.raises(SystemExit):
+        said(monkeypatch, capsys, f"--latencies={text}")
+    assert capsys.readouterr().err.endswith(
+        f"argument --latencies: {text!r}, expected milliseconds from 0 to below 1000, by commas\n"
+    )
+
+
+@pytest.mark.parametrize("flag", ["--stages", "--tokens", "--count", "--finalists"])
+@pytest.mark.parametrize("text", ["", "x", "0", "-2", "1.5"])
+def test_a_count_that_is_none_is_refused_with_what_is_expected(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flag: str, text: str
+) -> None:
+    with pytest.raises(SystemExit):
+        said(monkeypatch, capsys, f"{flag}={text}")
+    assert capsys.readouterr().err.endswith(
+        f"argument {flag}: {text!r}, expected an integer of at least 1\n"
+    )
+
+
 # ---- prompts -------------------------------------------------------------------------------------
 
 
