@@ -19,16 +19,6 @@ class Taken:
     finalists: Sides
     measured: Runs
 
-    def same(self, systems: Iterable[str]) -> str:
-        """How many runs of ``systems`` gave the target's own text, of how many."""
-        found = [
-            same
-            for system in systems
-            for runs in (self.tuned, self.measured)
-            for same in runs.same.get(system, [])
-        ]
-        return f"{sum(found)}/{len(found)}"
-
 
 def take(
     sides: Sides,
@@ -61,10 +51,11 @@ def page(taken: Taken) -> Iterator[str]:
         measured.ranked(taken.finalists.theirs)[0],
     )
     ratio = measured.ratio(ours, theirs)
+    phases = (taken.tuned, measured)
     yield (
         f"\nBest of ours against best of theirs: {ours} against {theirs}, {estimate_text(ratio)}: "
-        f"{word(ratio)}. Same text: {taken.same(taken.sides.ours)} runs of ours, "
-        f"{taken.same(taken.sides.theirs)} of theirs."
+        f"{word(ratio)}. Same text: {_same(taken.sides.ours, *phases)} runs of ours, "
+        f"{_same(taken.sides.theirs, *phases)} of theirs."
     )
 
 
@@ -84,7 +75,7 @@ def _finalists(taken: Taken) -> Iterator[str]:
         for name in measured.ranked(side):
             times = [seconds * 1e3 for seconds in measured.medians(name)]
             span = f"{min(times):.2f} to {max(times):.2f}"
-            yield _row(name, _mean(measured, name), span, taken.same([name]))
+            yield _row(name, _mean(measured, name), span, _same([name], measured))
 
 
 def _ratios(taken: Taken) -> Iterator[str]:
@@ -107,3 +98,9 @@ def _row(*cells: str) -> str:
 
 def _mean(runs: Runs, system: str) -> str:
     return f"{runs.mean(system) * 1e3:.2f}"
+
+
+def _same(systems: Iterable[str], *phases: Runs) -> str:
+    """How many runs of ``systems`` gave the target's own text, of how many, in ``phases``."""
+    found = [same for system in systems for runs in phases for same in runs.same.get(system, [])]
+    return f"{sum(found)}/{len(found)}"
