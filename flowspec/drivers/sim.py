@@ -38,7 +38,7 @@ from flowspec.core.protocol.machine import (
     Send,
     Tick,
 )
-from flowspec.core.protocol.messages import Answer, Envelope, Segment
+from flowspec.core.protocol.messages import Answer, Envelope, Segment, Synced
 from flowspec.core.protocol.refusals import refusal
 from flowspec.core.protocol.work import Draft, Encode, EncodeDone, Pass, Work, WorkResult
 from flowspec.core.run.key import RunKey
@@ -337,6 +337,8 @@ class Simulation:
             self._free_at[source, to] = end
             seconds += end - self.now
         if self._links is not None:
+            if isinstance(envelope.message, Synced):
+                seconds = max(seconds, self._settled_at.get(to, 0.0) - self.now)
             self._depart(self._links.send(Letter(source, to, envelope, seconds), self.now))
             return
         at = self.now + seconds
@@ -350,7 +352,8 @@ class Simulation:
         """No envelope of the graph reaches ``to`` before ``at``.
 
         They are read in the order of release, whichever node caused it; and a join follows the
-        answers and completions that it waited for, on whatever link those travel.
+        answers and completions that it waited for, on whatever link those travel. Exclusive links
+        keep the order of release and of answers themselves.
         """
         self._settled_at[to] = max(at, self._settled_at.get(to, 0.0))
 

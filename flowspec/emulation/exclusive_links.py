@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from flowspec.core.protocol.addresses import Address
-from flowspec.core.protocol.messages import Answer, Envelope, Segment
+from flowspec.core.protocol.addresses import GRAPH, Address
+from flowspec.core.protocol.messages import Answer, Envelope, Segment, Synced
 from flowspec.core.run.key import RunKey
 from flowspec.emulation.transfers import Transfers
 
@@ -24,7 +24,10 @@ class Transfer:
 
 @dataclass(slots=True, eq=False)
 class Letter:
-    """A message in transit to ``to``; ``seconds``: its travel time once it departs."""
+    """A message in transit to ``to``; ``seconds``: its travel time once it departs.
+
+    ``follows``: it is not delivered before these are.
+    """
 
     source: Address
     to: Address
@@ -33,6 +36,8 @@ class Letter:
     name: str = ""  # of its transfer; empty: not a transfer
     began: float = 0.0  # of its transfer
     arrived: bool = False
+    delivered: bool = False
+    follows: list[Letter] = field(default_factory=list)
 
     @property
     def is_transfer(self) -> bool:
@@ -45,7 +50,9 @@ class ExclusiveLinks:
     """Decides which letters depart and which are delivered; the caller keeps the clock.
 
     A receiver gets a sender's messages of one run in the order they were sent, as from a stream:
-    a message that overtakes a waiting transfer is held until the transfer arrives.
+    a message that overtakes a waiting transfer is held until the transfer arrives. A join, which
+    the task graph sends, is also held until the answers to its run that were sent to its receiver
+    before it are delivered: it waited for their senders.
     """
 
     def __init__(self, nodes: Iterable[Address]) -> None:
@@ -59,6 +66,8 @@ class ExclusiveLinks:
 
     def send(self, letter: Letter, now: float) -> list[Letter]:
         """Send a letter; return the letters that depart now."""
+        if isinstance(letter.envelope.message, Synced):
+            letter.follows = self._answers_to(letter)
         self._channel(letter).append(letter)
         if not letter.is_transfer:
             return [letter]
@@ -75,11 +84,18 @@ class ExclusiveLinks:
             self.log.append(Transfer(letter.source, letter.to, letter.began, now))
             del self._transfers[letter.name]
             begun = self._begin(self._policy.complete(letter.name), now)
-        channel = self._channel(letter)
-        delivered = []
-        while channel and channel[0].arrived:
-            delivered.append(channel.popleft())
-        return delivered, begun
+        joins = self._channels[letter.envelope.message.run, GRAPH, letter.to]
+        return [*_deliver(self._channel(letter)), *_deliver(joins)], begun
+
+    def _answers_to(self, join: Letter) -> list[Letter]:
+        """The answers to the join's run that are under way to its receiver."""
+        return [
+            letter
+            for (run, _, to), channel in self._channels.items()
+            for letter in channel
+            if (run, to) == (join.envelope.message.run, join.to)
+            and isinstance(letter.envelope.message, Answer)
+        ]
 
     def _channel(self, letter: Letter) -> deque[Letter]:
         return self._channels[letter.envelope.message.run, letter.envelope.sender, letter.to]
@@ -89,3 +105,13 @@ class ExclusiveLinks:
         for letter in letters:
             letter.began = now
         return letters
+
+
+def _deliver(channel: deque[Letter]) -> list[Letter]:
+    """Deliver what has arrived, in order, up to the first letter that is held."""
+    delivered = []
+    while channel and channel[0].arrived and all(one.delivered for one in channel[0].follows):
+        letter = channel.popleft()
+        letter.delivered = True
+        delivered.append(letter)
+    return delivered

@@ -13,8 +13,8 @@ import pytest
 from flowspec.core.drafting.drafting import Drafting
 from flowspec.core.job.draft_worker import REPORT_SECONDS, DraftMachine
 from flowspec.core.protocol.addresses import Address, middle_address, stage_address
-from flowspec.core.protocol.machine import Commit, Compute, Finish, Input, Output, Received
-from flowspec.core.protocol.messages import Answer, Segment
+from flowspec.core.protocol.machine import Commit, Compute, Finish, Input, Output, Received, Send
+from flowspec.core.protocol.messages import Answer, Segment, Synced
 from flowspec.core.protocol.work import Pass as StagePass
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
@@ -267,3 +267,44 @@ def test_free_links_are_no_transfers(strategy: str) -> None:
         assert simulation.transfers == []
         traces.append(trace)
     assert traces[0] == traces[1]
+
+
+@pytest.mark.parametrize("exclusive", [False, True], ids=["plain", "exclusive"])
+@pytest.mark.parametrize("occupied", [0.0, 0.5, 2.0])
+@pytest.mark.parametrize("drafting", [0.5, 1.7, 3.0])
+def test_a_join_reaches_d0_after_the_answers_and_completions_before_it(
+    drafting: float, occupied: float, exclusive: bool
+) -> None:
+    """A drafter slower than the stages releases the joins, on D0, where they travel no link.
+
+    A stage completes its group's task when it sends to the next group. D0 may know of that a
+    link's latency later.
+    """
+    latency = 0.5
+    under_way: set[int] = set()
+    completed_at = [0.0]
+    joins = []
+
+    def tap(node: Address, now: float, event: Input, outputs: list[Output]) -> None:
+        for output in outputs:
+            if isinstance(output, Send) and isinstance(output.envelope.message, Answer):
+                under_way.add(output.envelope.message.segment)
+            if isinstance(output, Send) and output.completes and node != D0:
+                completed_at.append(now)
+        if node == D0 and isinstance(event, Received):
+            for message in (envelope.message for envelope in event.envelopes):
+                if isinstance(message, Answer):
+                    under_way.remove(message.segment)
+                if isinstance(message, Synced):
+                    assert not under_way, f"{message.task} at {now}"
+                    assert now >= completed_at[-1] + latency - 1e-9, f"{message.task} at {now}"
+                    joins.append(message)
+
+    costs = Costs(
+        lambda node, work: drafting if node == D0 else 0.5,
+        lambda source, target, envelope: latency * (source != target),
+        lambda *_: occupied,
+    )
+    simulation = run("pipedec:width=3,children=3", costs, exclusive=exclusive, tap=tap)
+    assert tuple(simulation.jobs["job"].tokens) == TARGET.decode(PROMPT, 30, Sampling())
+    assert joins

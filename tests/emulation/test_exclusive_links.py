@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flowspec.core.protocol.addresses import GRAPH, Address
-from flowspec.core.protocol.messages import Answer, Close, Envelope, Message, Prune, Segment
+from flowspec.core.protocol.messages import Answer, Close, Envelope, Message, Prune, Segment, Synced
 from flowspec.core.run.key import RunKey
 from flowspec.emulation.exclusive_links import ExclusiveLinks, Letter, Transfer
 from tests.addresses import D0, S1, S2
@@ -11,6 +11,7 @@ from tests.addresses import D0, S1, S2
 RUN = RunKey("j", 1)
 ROWS = Segment(RUN, 1, 1, (1,), (0,), (1,))
 PRUNE = Prune(RUN, 1, (), 1, ())
+ANSWER = Answer(RUN, 1, (1,), (5,))
 
 
 def letter(
@@ -25,7 +26,7 @@ def letter(
 
 def test_rows_and_answers_that_take_time_between_two_nodes_are_transfers() -> None:
     assert letter(D0, S1, ROWS).is_transfer
-    assert letter(S1, D0, Answer(RUN, 1, (1,), (5,))).is_transfer
+    assert letter(S1, D0, ANSWER).is_transfer
     assert not letter(D0, S1, ROWS, 0.0).is_transfer
     assert not letter(S1, S1, ROWS).is_transfer
     assert not letter(D0, S1, PRUNE).is_transfer
@@ -60,3 +61,29 @@ def test_other_senders_other_receivers_and_other_runs_are_not_held() -> None:
     ):
         assert links.send(other, 0.0) == [other]
         assert links.arrive(other, 0.5) == ([other], [])
+
+
+def test_a_join_is_held_until_the_answers_before_it_are_delivered() -> None:
+    links = ExclusiveLinks((D0, S1, S2))
+    rows = letter(D0, S1, ROWS)
+    answer = letter(S2, D0, ANSWER)
+    join = letter(D0, D0, Synced(RUN, "sync/1"), 0.0, sender=GRAPH)
+    later = letter(S1, D0, ANSWER)
+    links.send(rows, 0.0)
+    assert links.send(answer, 0.0) == [], "D0 is busy"
+    assert links.send(join, 0.5) == [join]
+    assert links.arrive(join, 0.5) == ([], [])
+    links.send(later, 0.75)
+    assert links.arrive(rows, 1.0) == ([rows], [answer])
+    assert links.arrive(answer, 2.0) == ([answer, join], [later]), "it waits for none sent later"
+
+
+def test_a_join_is_not_held_by_another_run_or_another_receiver() -> None:
+    links = ExclusiveLinks((D0, S1, S2))
+    links.send(letter(S2, D0, ANSWER), 0.0)
+    for join in (
+        letter(D0, D0, Synced(RunKey("another", 1), "sync/1"), 0.0, sender=GRAPH),
+        letter(D0, S1, Synced(RUN, "sync/1"), 0.0, sender=GRAPH),
+    ):
+        assert links.send(join, 0.0) == [join]
+        assert links.arrive(join, 0.0) == ([join], [])
