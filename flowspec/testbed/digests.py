@@ -14,6 +14,9 @@ from flowspec.emulation.profile import Profile
 
 #: Fields of a profile that describe it and change no figure.
 _PROFILE_TEXT = ("name", "summary", "source", "anchors")
+#: Entries a profile may lack. They are left out where they have their default, so that a report
+#: can be compared with one of a version that has more of them.
+_OPTIONAL = ("speeds", "even_split")
 
 
 def digest(value: object) -> str:
@@ -24,8 +27,11 @@ def digest(value: object) -> str:
 def profile_digest(profile: Profile) -> str:
     """A digest of everything in a profile that changes a figure."""
     fields = dataclasses.asdict(profile)
+    for name in _OPTIONAL:
+        if not fields[name]:
+            del fields[name]
     if not profile.link.exclusive:
-        del fields["link"]["exclusive"]  # as before profiles had this entry
+        del fields["link"]["exclusive"]
     return digest({name: value for name, value in fields.items() if name not in _PROFILE_TEXT})
 
 

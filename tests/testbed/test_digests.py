@@ -18,3 +18,11 @@ def test_a_profiles_digest_follows_what_it_costs_and_not_its_words() -> None:
     exclusive = replace(profile, link=replace(profile.link, exclusive=True))
     assert profile_digest(exclusive) != profile_digest(profile)
     assert profile_digest(replace(profile, layers=31)) != profile_digest(profile)
+
+
+def test_entries_with_their_default_leave_a_profiles_digest_as_it_is() -> None:
+    """The digest of ``jetson-7b`` in reports of version 0.1."""
+    profile = load("jetson-7b")
+    assert profile_digest(profile) == "5215a722c1a1"
+    for other in (replace(profile, speeds=(1.0, 2.0)), replace(profile, even_split=True)):
+        assert profile_digest(other) != profile_digest(profile)
