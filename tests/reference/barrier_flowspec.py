@@ -1,19 +1,19 @@
 """FlowSpec with the papers' barrier: a step of the pipeline begins with the verdict before it.
 
 Stage k computes segment i of a round in step i + k - 1, and a step s >= N begins only after
-verdict s - N. D0 counts what it owes the pipeline:
+verdict s - N. D0 counts what it has yet to send:
 
 1. Every answer is judged when it comes, whatever the drafter does.
 2. N + 1 segments are due at the beginning of a round, all of them to be filled by its tree. Every
    answer makes one more due.
-3. An empty answer owes one score-aware expansion. It begins when the growth under way is complete
-   and its segment was handed on; expansions owed are done one after another. With expansions off
-   its turn comes in the same way, and brings nothing: D0 of the paper sends what follows a verdict
-   before it takes the next answer.
-4. A due segment is one that waits, or that of the growth under way or of an expansion owed; what is
-   due beyond those leaves at once as an empty segment, if nothing waits.
+3. Each empty answer adds one pending score-aware expansion. It begins when the growth under way is
+   complete and its segment was handed on; pending expansions are done one after another. With
+   expansions off its turn comes in the same way, and brings nothing: D0 of the paper sends what
+   follows a verdict before it takes the next answer.
+4. A due segment is one that waits, or that of the growth under way or of a pending expansion; what
+   is due beyond those leaves at once as an empty segment, if nothing waits.
 5. A verdict that moves the root within the tree overtakes the growth: what was found is its
-   segment. Expansions owed are dropped, and the merge begins.
+   segment. Pending expansions are dropped, and the merge begins.
 """
 
 from __future__ import annotations
@@ -42,29 +42,29 @@ def naive(case: Case, options: Options) -> Commits:
 
 
 class BarrierFlowSpec(FlowSpec):
-    """Steps, due segments and expansions owed."""
+    """Steps, due segments and pending expansions."""
 
     def __init__(self, case: Case, settings: Settings) -> None:
         super().__init__(case, settings)
         self._held: list[tuple[int, Callable[[], None]]] = []  # hops, by the verdict they wait for
         self._verdicts = 0
         self._due = 0
-        self._owed = 0
+        self._pending = 0
 
     def begin_round(self) -> None:
         self._held, self._verdicts = [], 0
-        self._due, self._owed = len(self.stages) + 1, 0
+        self._due, self._pending = len(self.stages) + 1, 0
         self.grow_beam(TREE, self.settings.loops)
 
     def root_moved(self) -> None:
-        self._owed = 0
+        self._pending = 0
         super().root_moved()
 
     def answer_came(self, segment: Segment) -> None:
         self._verdicts += 1
         self._due += 1
         if not segment.rows:
-            self._owed += 1
+            self._pending += 1
 
     def judged(self, verdict: Verdict | None) -> None:
         if verdict is not None and verdict.missed:
@@ -99,15 +99,15 @@ class BarrierFlowSpec(FlowSpec):
             self.send(self.waiting.pop(0))
         if self.growth is not None and self.kind == TREE:
             return
-        promised = (self.growth is not None) + self._owed
+        promised = (self.growth is not None) + self._pending
         while not self.waiting and self._due > promised:
             self._due -= 1
             self.send([])
 
     def follow_up(self) -> bool:
-        if not self._owed:
+        if not self._pending:
             return False
-        self._owed -= 1
+        self._pending -= 1
         if self.settings.expand:
             self.grow_expansion()
         return True

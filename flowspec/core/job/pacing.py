@@ -64,7 +64,7 @@ class Pacing:
     #: Segments that a prune has emptied still travel, so that steps are counted correctly.
     keeps_emptied = False
     #: The strategy's idle growth is asked for once per verdict that accepts nothing
-    #: (``owes_expansion``), instead of whenever the session is idle.
+    #: (``expansion_pending``), instead of whenever the session is idle.
     expands_on_empty_verdict = False
 
     def may_judge(self, cause: TurnCause, *, decoding: bool) -> bool:
@@ -96,7 +96,7 @@ class Pacing:
         """An answer was judged, and nothing follows from it."""
 
     @property
-    def owes_expansion(self) -> bool:
+    def expansion_pending(self) -> bool:
         """Whether an empty verdict is still to be followed by an idle growth."""
         return False
 
@@ -147,7 +147,7 @@ class Lockstep(Pacing):
         self._sent = 0
         self._judged = 0
         self._due = 0  # segments that must leave before the next answer
-        self._owed = 0  # expansions that have not begun; each will fill one due segment
+        self._pending = 0  # expansions that have not begun; each will fill one due segment
 
     def begin_judging(self, cause: TurnCause, *, of_segment: bool) -> tuple[str, ...]:
         if not of_segment:
@@ -164,26 +164,26 @@ class Lockstep(Pacing):
         self._sent = 0
         self._judged = 0
         self._due = slots
-        self._owed = 0
+        self._pending = 0
         return held
 
     def has_slot(self, in_flight: int, slots: int) -> bool:
         return self._due > 0
 
     def follow_empty_verdict(self) -> None:
-        self._owed += 1
+        self._pending += 1
 
     @property
-    def owes_expansion(self) -> bool:
-        return self._owed > 0
+    def expansion_pending(self) -> bool:
+        return self._pending > 0
 
     def begin_growth(self, *, idle: bool) -> None:
-        self._owed = self._owed - 1 if idle else 0
+        self._pending = self._pending - 1 if idle else 0
 
     def bubbles_due(self, *, growing: bool) -> int:
         if growing and not self._sent:
             return 0  # a round's first growth fills all its slots
-        return max(0, self._due - self._owed - growing)
+        return max(0, self._due - self._pending - growing)
 
     def route(self) -> Route:
         index = self._sent

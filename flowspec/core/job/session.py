@@ -392,7 +392,7 @@ class Session:
 
     def _may_grow_idle(self) -> bool:
         if self.strategy.pacing.expands_on_empty_verdict:
-            return self.strategy.pacing.owes_expansion
+            return self.strategy.pacing.expansion_pending
         if not self.decoding or self._window.waiting or self._idle_growth_empty:
             return False
         return self.strategy.drafts_ahead or self._has_room()

@@ -69,7 +69,7 @@ def test_free_running_is_about_free_slots_and_nothing_else(
     pacing.begin_turn(cause, decoding=decoding)
     assert pacing.has_slot(in_flight, slots) == (in_flight < slots)
     pacing.follow_empty_verdict()
-    assert not pacing.owes_expansion
+    assert not pacing.expansion_pending
     assert [pacing.bubbles_due(growing=growing) for growing in (False, True)] == [0, 0]
     assert pacing.route() == DELIVERED
     pacing.sent(7)
@@ -169,18 +169,18 @@ def test_in_lockstep_a_due_segment_is_a_bubble_only_if_no_growth_will_fill_it(
     if overtaken:
         judged(pacing, 1, empty=False)
         pacing.begin_growth(idle=False)
-        assert not pacing.owes_expansion
+        assert not pacing.expansion_pending
         assert pacing.bubbles_due(growing=True) == 1 + empties
         return
     assert pacing.bubbles_due(growing=False) == 1, "the growth found nothing"
     leave(pacing, slots)
     for left in reversed(range(empties)):
-        assert pacing.owes_expansion
+        assert pacing.expansion_pending
         pacing.begin_growth(idle=True)
         assert pacing.bubbles_due(growing=True) == 0
         assert pacing.bubbles_due(growing=False) == 1
         leave(pacing, slots + empties - left)
-    assert not pacing.owes_expansion
+    assert not pacing.expansion_pending
     assert not pacing.has_slot(0, slots)
 
 
