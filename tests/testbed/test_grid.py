@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from flowspec.core.drafting.calibration import Calibration, Calibrations
 from flowspec.core.job.stats import repeated_4grams
 from flowspec.core.run.history import History
 from flowspec.drivers.sim import Tap
@@ -164,7 +165,6 @@ def test_every_strategy_begins_with_what_an_unmeasured_run_of_the_last_prompt_ta
         ("naive_pp", "slm", 1.0, True),  # a coupled draft is calibrated
         ("naive_pp:coupled=off", "slm", 1.0, False),
         ("naive_pp", "slm", 0.0, False),
-        ("specpipe:width=2", "slm+ngram", 0.0, True),  # and so are merged ones
         ("specpipe:width=auto", "slm", 0.0, True),
     ],
 )
@@ -177,6 +177,18 @@ def test_a_job_uses_what_an_earlier_one_with_its_history_learnt(
     first = grid.simulate(case, cell, source, history)
     assert (grid.simulate(case, cell, source, history) != first) == learns
     assert grid.simulate(case, cell, source, History()) == first
+
+
+@pytest.mark.parametrize(("source", "learns"), [("slm+ngram", True), ("slm", False)])
+def test_merged_drafts_teach_what_the_next_job_begins_with(
+    grid: Grid, source: str, learns: bool
+) -> None:
+    cell = Cell("specpipe:width=2", source, 3, 0.0, SweptLink("", PROFILE.link))
+    history = History()
+    grid.simulate(grid.cases_at(0.0)[0], cell, source, history)
+    known = history.get(Calibrations).model(coupled=False, sampled=False)
+    candidates = ([1, 2], [-0.5, -1.0], (0, 1))
+    assert (known.expansion(*candidates) != Calibration().expansion(*candidates)) == learns
 
 
 def test_the_header_names_what_was_used(grid: Grid) -> None:
