@@ -6,6 +6,8 @@ import math
 from collections import deque
 from statistics import median
 
+from flowspec.core.tree.segments import prefill_chunks
+
 #: Most recent passes of one size that count.
 PASS_SAMPLES = 8
 #: A size with one sample and no pass among so many passes is left out, so that it is tried again:
@@ -37,6 +39,13 @@ class PassTimes:
             least = min(least, median(took for _, took in samples))
             points.append((median(count for count, _ in samples), least))
         self._points = points[::-1]
+
+    def note_prompt(self, rows: int, slowest: float) -> None:
+        """The slowest pass over the last chunk of a prompt of ``rows`` rows took ``slowest``
+        seconds; 0: it was not measured.
+        """
+        if slowest > 0:
+            self.note(len(prefill_chunks(rows)[-1]), slowest)
 
     @property
     def single(self) -> float:

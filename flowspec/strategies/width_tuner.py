@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from flowspec.core.drafting.layered_growth import LayerGrowth
 from flowspec.core.job.round_trip import RoundTrip
 from flowspec.core.protocol.messages import Answer
-from flowspec.core.tree.segments import prefill_chunks
 from flowspec.core.tree.tree import Tree
 from flowspec.strategies.expected_tbt import best_width
 from flowspec.strategies.pass_times import PassTimes
@@ -106,8 +105,7 @@ class WidthTuner:
 
     def prefilled(self, trip: RoundTrip, slowest: float) -> None:
         """Learn from the prompt's trip; ``slowest``: its last chunk's slowest pass, in seconds."""
-        if slowest > 0:
-            self._passes.note(len(prefill_chunks(trip.rows)[-1]), slowest)
+        self._passes.note_prompt(trip.rows, slowest)
 
     def observe(self, tree: Tree, answer: Answer, trip: RoundTrip | None) -> None:
         """Learn from a segment's answer that has not been judged yet; ``trip``: its round trip."""

@@ -9,9 +9,8 @@ is not repeated before the next commit.
 from __future__ import annotations
 
 from tests.reference.cases import Case, Commits, Options
-from tests.reference.engine import Segment
 from tests.reference.flowspec import EXPANSION, TREE, FlowSpec, Settings
-from tests.reference.slots import Slots
+from tests.reference.slots import FreeRunning, Slots
 
 
 def commits(case: Case, options: Options) -> Commits:
@@ -23,7 +22,7 @@ def pruned(case: Case, options: Options) -> Commits:
     return FreeFlowSpec(case, Settings.of(options, additions=False)).commits()
 
 
-class FreeFlowSpec(FlowSpec):
+class FreeFlowSpec(FreeRunning, FlowSpec):
     """The slots of free-running FlowSpec."""
 
     def __init__(self, case: Case, settings: Settings) -> None:
@@ -40,13 +39,6 @@ class FreeFlowSpec(FlowSpec):
         self._barren = False
         self._slots.prune(self.root)
         super().root_moved()
-
-    def answer_came(self, segment: Segment) -> None:
-        self._slots.answered(segment)
-
-    def send_what_waits(self) -> None:
-        while self.waiting and self._slots.free:
-            self._slots.take(self.send(self.waiting.pop(0)))
 
     def growth_done(self) -> None:
         before = len(self.waiting)

@@ -9,9 +9,8 @@ segment anew below the deepest level that survives, with the candidates that are
 from __future__ import annotations
 
 from tests.reference.cases import Case, Commits, Options
-from tests.reference.engine import Decoder, Segment
 from tests.reference.growth import Levels, bottom_layer
-from tests.reference.slots import Slots
+from tests.reference.slots import FreeRunning, Slots
 
 
 def commits(case: Case, options: Options) -> Commits:
@@ -24,7 +23,7 @@ def grouped(case: Case, options: Options) -> Commits:
     return SpecPipe(case, {**options, "in_flight": options["groups"]}).commits()
 
 
-class SpecPipe(Decoder):
+class SpecPipe(FreeRunning):
     """The slots and the levels of SpecPipe."""
 
     def __init__(self, case: Case, options: Options) -> None:
@@ -43,13 +42,6 @@ class SpecPipe(Decoder):
         self._barren = False
         self._slots.prune(self.root)
         self.growth = None
-
-    def answer_came(self, segment: Segment) -> None:
-        self._slots.answered(segment)
-
-    def send_what_waits(self) -> None:
-        while self.waiting and self._slots.free:
-            self._slots.take(self.send(self.waiting.pop(0)))
 
     def growth_holds(self) -> bool:
         return bool(self.waiting) or not self._slots.free

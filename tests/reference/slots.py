@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.reference.engine import Segment
+from tests.reference.engine import Decoder, Segment
 from tests.reference.tree import Node, live
 
 
@@ -32,3 +32,16 @@ class Slots:
 
     def clear(self) -> None:
         self._taken = []
+
+
+class FreeRunning(Decoder):
+    """A decoder whose segments leave as slots are free; a system says how many there are."""
+
+    _slots: Slots
+
+    def answer_came(self, segment: Segment) -> None:
+        self._slots.answered(segment)
+
+    def send_what_waits(self) -> None:
+        while self.waiting and self._slots.free:
+            self._slots.take(self.send(self.waiting.pop(0)))

@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 
 from tests.reference.cases import Case, Commits, Options
-from tests.reference.engine import Decoder, Segment
-from tests.reference.slots import Slots
+from tests.reference.slots import FreeRunning, Slots
 from tests.reference.tree import Node, Verdict, judge, live
 
 
@@ -43,7 +42,7 @@ class Window:
                 self._ended = False
 
 
-class Chain(Decoder):
+class Chain(FreeRunning):
     """The slots and the path of the chain."""
 
     def __init__(self, case: Case, options: Options) -> None:
@@ -73,13 +72,6 @@ class Chain(Decoder):
     def _take(self, rows: list[Node]) -> None:
         self.wait(rows)
         self._tip = rows[-1] if rows else self._tip
-
-    def answer_came(self, segment: Segment) -> None:
-        self._slots.answered(segment)
-
-    def send_what_waits(self) -> None:
-        while self.waiting and self._slots.free:
-            self._slots.take(self.send(self.waiting.pop(0)))
 
     def growth_done(self) -> None:
         assert isinstance(self.growth, Window)

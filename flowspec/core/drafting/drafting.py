@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flowspec.core.drafting.calibration import COUPLED, GREEDY, Calibration
+from flowspec.core.drafting.calibration import Calibration, Calibrations
 from flowspec.core.drafting.drafter_cache import DrafterCache
 from flowspec.core.drafting.growth import Growth
 from flowspec.core.protocol.work import Draft, DraftDone
@@ -75,8 +75,8 @@ class Drafting:
         self._growth_passes = 0
         self._wanted: tuple[int, ...] = ()
         self._asked = _Asked()
-        self._calibration = options.calibration or Calibration(
-            COUPLED if options.coupled else GREEDY, coupled=options.coupled
+        self._calibration = options.calibration or Calibrations().model(
+            coupled=options.coupled, sampled=options.coupled
         )
         drafters = options.refreshed if options.width else ()
         self._caches = [DrafterCache(prefix, refreshed=refreshed) for refreshed in drafters]

@@ -18,7 +18,6 @@ from statistics import median
 
 from flowspec.core.job.round_trip import RoundTrip
 from flowspec.core.protocol.messages import Answer
-from flowspec.core.tree.segments import prefill_chunks
 from flowspec.strategies.auto.cost_history import CostHistory
 
 #: Most rows of a segment.
@@ -71,8 +70,8 @@ class SegmentSizer:
 
     def prefilled(self, trip: RoundTrip, slowest: float) -> None:
         """Learn from the prompt's trip; ``slowest``: its last chunk's slowest pass, in seconds."""
+        self._history.passes.note_prompt(trip.rows, slowest)
         if slowest > 0:
-            self._history.passes.note(len(prefill_chunks(trip.rows)[-1]), slowest)
             self._prompt = (trip, slowest)
 
     def observe(self, answer: Answer, trip: RoundTrip, *, tokens: int, seconds: float) -> None:
