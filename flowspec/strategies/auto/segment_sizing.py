@@ -12,6 +12,7 @@ The rate is the job's own, and at its beginning that of the previous job (``cost
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
 from statistics import median
@@ -101,7 +102,7 @@ class SegmentSizer:
         seconds per pass of the drafter; 0: unknown.
         """
         step = self._seconds(int(median(self._recent))) if self._recent else 0.0
-        passes = int(step / draft_pass_seconds) if step and draft_pass_seconds else 2
+        passes = math.ceil(step / draft_pass_seconds) if step and draft_pass_seconds else 2
         return Sizing(
             self._most_rows(),
             max(1, min(MOST_PASSES, passes)),

@@ -196,12 +196,14 @@ def test_given_rows_are_kept_whatever_they_cost(
     assert sizer.sizing(0, 0.1).rows == sizer.fixed_rows == rows
 
 
-def test_drafting_fills_a_step_and_no_more() -> None:
+def test_drafting_fills_a_step_and_ends_with_the_pass_that_does() -> None:
     sizer = SegmentSizer(STAGES, measured((1, 1.0)))
     assert sizer.sizing(0, 0.0).passes >= 1, "nothing drafted yet"
     sizer.chose(1)
     assert sizer.sizing(0, 0.0).passes >= 1, "no pass of the drafter was timed"
     assert sizer.sizing(0, 0.25).passes == 4
+    assert sizer.sizing(0, 0.24).passes == 5
+    assert sizer.sizing(0, 0.7).passes == 2, "one pass leaves the pipeline idle"
     assert sizer.sizing(0, 3.0).passes == 1
     assert sizer.sizing(0, 1e-6).passes == MOST_PASSES
 
