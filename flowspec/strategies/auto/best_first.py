@@ -48,15 +48,15 @@ class BestFirstGrowth:
         self._passes = passes
         self._price = cache(price) if price is not None else None  # constant during a growth
         self._asked: tuple[int, ...] = ()
+        self._joined = False
 
     def proceed(self, tree: Tree) -> tuple[int, ...]:
         """The batch being drafted, or the next: best nodes whose children may be among the rows."""
         if self._asked:
             left = missing(tree, self._asked)
-            if left:
+            if len(left) == len(self._asked):
                 return left
-            self._asked = ()
-            self._passes -= 1
+            self._count_pass(complete=not left)
         if self._passes <= 0:
             return ()
         best, leaves = self._best(tree)
@@ -83,6 +83,19 @@ class BestFirstGrowth:
     def rebase(self, tree: Tree) -> None:
         """Drop nodes of the batch that were pruned."""
         self._asked = tuple(node for node in self._asked if node in tree)
+
+    def _count_pass(self, *, complete: bool) -> None:
+        """A pass over the batch has ended, ``complete`` or over a part of it.
+
+        A pass over a part was in progress when the growth began: the batch contains its nodes and
+        others. The others are chosen anew, or the drafter would spend a pass on alternatives while
+        the children it has just proposed wait. Such a pass is not counted: it cost no time of the
+        growth's own.
+        """
+        self._asked = ()
+        if complete or self._joined:
+            self._passes -= 1
+        self._joined = True
 
     def _paying_rows(self, tree: Tree, best: list[int]) -> int:
         """How many of ``best`` give the largest gain, expected tokens less price; 0: no gain."""

@@ -1,7 +1,7 @@
 """How many rows a segment has, how long it is drafted for, and how many segments are in flight.
 
 A row's gain is the number of tokens it is expected to commit. A segment of w rows occupies the
-pipeline's slowest part, a stage or a link, for t(w) seconds, in which the job would make ``rate *
+slowest part, a stage, a link or the drafter, for t(w) seconds, in which the job would make ``rate *
 t(w)`` tokens. Rows are therefore added, best first, while they add more expected tokens than
 ``DELAY_FACTOR`` times that number. Where rows cost nothing a segment is wide; where a link is
 slow, a second row expensive or the tree uncertain, it is narrow. The expected tokens of all rows
@@ -66,6 +66,7 @@ class SegmentSizer:
         self._prompt: tuple[RoundTrip, float] | None = None
         self._recent: deque[int] = deque(maxlen=RECENT_SEGMENTS)
         self._segments = 0
+        self._draft_pass_seconds = 0.0
         #: (segments before, rows at most, a power of two) at every change of size.
         self.decisions: list[tuple[int, int]] = []
 
@@ -101,6 +102,7 @@ class SegmentSizer:
         ``bandwidth_delay``: segments that hide the round trip; 0: unknown. ``draft_pass_seconds``:
         seconds per pass of the drafter; 0: unknown.
         """
+        self._draft_pass_seconds = draft_pass_seconds
         step = self._seconds(int(median(self._recent))) if self._recent else 0.0
         passes = math.ceil(step / draft_pass_seconds) if step and draft_pass_seconds else 2
         return Sizing(
@@ -132,6 +134,6 @@ class SegmentSizer:
         return min(MOST_ROWS, max(FIRST_ROWS, WIDENING * passes.widest))
 
     def _seconds(self, rows: int) -> float:
-        """t(w): of the slowest stage, or of a link if that takes longer."""
+        """t(w): of the slowest stage, or of a link or a pass of the drafter that takes longer."""
         history = self._history
-        return max(history.passes.at(rows), rows * history.row_seconds)
+        return max(history.passes.at(rows), rows * history.row_seconds, self._draft_pass_seconds)

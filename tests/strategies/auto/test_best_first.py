@@ -98,6 +98,13 @@ def test_the_next_segment_goes_on_where_the_last_one_ended() -> None:
     assert len(sent) == 20
 
 
+def test_of_equal_leaves_the_earlier_are_drafted() -> None:
+    tree = planted()
+    tree.expand(tree.root, Expansion((1, 2, 3, 4), (-1.0,) * 4))
+    equal = [tree.add(tree.root, token, -1.0) for token in (3, 1, 4, 2)]
+    assert BestFirstGrowth(8, batch=2, passes=1).proceed(tree) == tuple(equal[:2])
+
+
 def test_a_verdict_leaves_the_growth_what_is_below_the_new_root() -> None:
     tree = planted()
     first = BestFirstGrowth(6, 6, 10)
@@ -113,6 +120,35 @@ def test_a_verdict_leaves_the_growth_what_is_below_the_new_root() -> None:
     grow(tree, growth, [0.6])
     (segment,) = growth.segments(tree)
     assert set(segment) <= set(tree.nodes)
+
+
+def test_a_pass_in_progress_when_the_growth_begins_is_not_counted_and_its_children_come_first() -> (
+    None
+):
+    tree = planted()
+    tree.expand(tree.root, proposals((7,), [0.9, 0.6]))
+    growth = BestFirstGrowth(12, batch=4, passes=1)
+    drafting, *others = growth.proceed(tree)
+    tree.expand(drafting, Expansion((4, 5, 6), (-0.01, -5.0, -6.0)))
+    chosen = growth.proceed(tree)
+    child = tree.child(drafting, 4)
+    assert child in chosen
+    assert set(chosen) & set(others), "the others compete with the new ones"
+    for node in chosen:
+        tree.expand(node, proposals(path_tokens(tree, node), [0.9]))
+    assert growth.proceed(tree) == (), "its own pass is the only one"
+
+
+@given(st.integers(1, 4), st.integers(2, 6))
+def test_passes_over_parts_of_a_batch_are_bounded(passes: int, batch: int) -> None:
+    tree = planted()
+    tree.expand(tree.root, proposals((7,), [0.9]))
+    growth = BestFirstGrowth(40, batch, passes)
+    taken = 0
+    while wanted := growth.proceed(tree):
+        tree.expand(wanted[0], proposals(path_tokens(tree, wanted[0]), [0.9]))
+        taken += 1
+    assert taken <= passes + 1
 
 
 def test_a_drafter_that_knows_nothing_gives_no_segment() -> None:

@@ -196,6 +196,16 @@ def test_given_rows_are_kept_whatever_they_cost(
     assert sizer.sizing(0, 0.1).rows == sizer.fixed_rows == rows
 
 
+def test_rows_are_free_while_a_stage_takes_less_than_the_drafter() -> None:
+    sizer = SegmentSizer(STAGES, measured((1, 1.0), (8, 2.0), (16, 4.0)))
+    answered(sizer, 1, 1.0, trip=4.0, tokens=8)
+    sizer.sizing(0, 2.0)
+    assert sizer.price(8) == sizer.price(1)
+    assert sizer.price(16) > sizer.price(8)
+    sizer.sizing(0, 0.5)
+    assert sizer.price(8) > sizer.price(1)
+
+
 def test_drafting_fills_a_step_and_ends_with_the_pass_that_does() -> None:
     sizer = SegmentSizer(STAGES, measured((1, 1.0)))
     assert sizer.sizing(0, 0.0).passes >= 1, "nothing drafted yet"
