@@ -157,6 +157,13 @@ def _parse(field: dataclasses.Field[Any], text: str) -> object:
             raise ConfigError(
                 f"strategy option {name} is {_shown(text)}; expected {expected}"
             ) from None
+    if isinstance(default, float):
+        try:
+            return float(text)
+        except ValueError:
+            raise ConfigError(
+                f"strategy option {name} is {_shown(text)}; expected a number"
+            ) from None
     return text
 
 

@@ -50,6 +50,15 @@ def test_auto_is_taken_where_it_is_documented_and_refused_elsewhere(name: str, o
         assert message == f"strategy option {option} is 'auto'; expected a whole number"
 
 
+def test_numbers_with_a_fraction_have_a_range_and_may_not_be_words() -> None:
+    kind = STRATEGIES["auto"].Params
+    assert read_params(kind, {"delay": "0.5"}) == kind(delay=0.5)
+    assert read_params(kind, {"delay": "1"}) == kind(delay=1.0)
+    assert refused("auto:delay=high") == "strategy option delay is 'high'; expected a number"
+    for text in ("-0.1", "nan", "inf"):
+        assert refused(f"auto:delay={text}").endswith("expected 0 to 100")
+
+
 def test_auto_leaves_the_choice_to_the_strategy() -> None:
     for text in (
         "pipedec:groups=auto",

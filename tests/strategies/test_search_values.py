@@ -46,7 +46,3 @@ def test_a_starting_point_is_valid_and_consists_of_searched_values(name: str) ->
 def test_points_found_by_hand_can_be_found(text: str) -> None:
     name, options = parse(text)
     assert all(value in STRATEGIES[name].search[option] for option, value in options.items())
-
-
-def test_auto_is_not_tuned() -> None:
-    assert not STRATEGIES["auto"].search

@@ -38,15 +38,22 @@ class BestFirstGrowth:
     The drafter makes at most ``passes`` passes over ``batch`` nodes each, which bounds how long a
     free slot waits for a better choice; a verdict may end the growth sooner. ``price(rows)``:
     expected tokens that a segment of ``rows`` rows has to add; None: all ``rows`` are sent.
+    ``alternative``: as ``ALTERNATIVE``.
     """
 
     def __init__(
-        self, rows: int, batch: int, passes: int, price: Callable[[int], float] | None = None
+        self,
+        rows: int,
+        batch: int,
+        passes: int,
+        price: Callable[[int], float] | None = None,
+        alternative: float = ALTERNATIVE,
     ) -> None:
         self._rows = rows
         self._batch = batch
         self._passes = passes
         self._price = cache(price) if price is not None else None  # constant during a growth
+        self._alternative = alternative
         self._asked: tuple[int, ...] = ()
         self._joined = False
 
@@ -77,7 +84,7 @@ class BestFirstGrowth:
         best, _ = self._best(tree)
         paying = best[: self._paying_rows(tree, best)]
         if len(paying) == 1:
-            paying = [_lone_row(tree, paying[0])]
+            paying = [self._lone_row(tree, paying[0])]
         return [sorted(paying)] if paying else []
 
     def rebase(self, tree: Tree) -> None:
@@ -118,6 +125,16 @@ class BestFirstGrowth:
                 added = tokens
         return paying if added >= LEAST_TOKENS else 0
 
+    def _lone_row(self, tree: Tree, best: int) -> int:
+        """The best child of the tip, or ``best`` if that is much more probable."""
+        tip = _tip(tree)
+        if tip.expansion is None or not tip.expansion.tokens:
+            return best
+        value = tip.expansion.values[0]
+        if tree[best].score > tip.score + value + math.log(self._alternative):
+            return best
+        return tree.add(tip.id, tip.expansion.tokens[0], value)
+
     def _best(self, tree: Tree) -> tuple[list[int], list[int]]:
         """The best unsent nodes, best first, and the undrafted leaves among them and T."""
         heap: list[tuple[float, int, int]] = []  # (-score of a candidate, its parent, its rank)
@@ -150,14 +167,3 @@ class BestFirstGrowth:
 def _tip(tree: Tree) -> Node:
     """The deepest node of T, the most probable of several."""
     return max(tree.selected(), key=lambda node: (node.depth, node.score, -node.id))
-
-
-def _lone_row(tree: Tree, best: int) -> int:
-    """The best child of the tip, or ``best`` if that is more than ALTERNATIVE times as probable."""
-    tip = _tip(tree)
-    if tip.expansion is None or not tip.expansion.tokens:
-        return best
-    value = tip.expansion.values[0]
-    if tree[best].score > tip.score + value + math.log(ALTERNATIVE):
-        return best
-    return tree.add(tip.id, tip.expansion.tokens[0], value)

@@ -54,13 +54,17 @@ class Sizing:
 class SegmentSizer:
     """One job's sizes on a pipeline of ``stages`` stages.
 
-    ``rows``: a fixed number of rows per segment; 0: chosen by price.
+    ``rows``: a fixed number of rows per segment; 0: chosen by price. ``delay``: of the price, as
+    ``DELAY_FACTOR``.
     """
 
-    def __init__(self, stages: int, history: CostHistory, rows: int = 0) -> None:
+    def __init__(
+        self, stages: int, history: CostHistory, rows: int = 0, delay: float = DELAY_FACTOR
+    ) -> None:
         self._stages = stages
         self._history = history
         self.fixed_rows = rows
+        self._delay = delay
         self._rate_before = self._rate = history.rate
         # The prompt's round trip and slowest pass, until a single row has made its round trip.
         self._prompt: tuple[RoundTrip, float] | None = None
@@ -113,7 +117,7 @@ class SegmentSizer:
 
     def price(self, rows: int) -> float:
         """Expected tokens that a segment of ``rows`` rows has to add."""
-        return DELAY_FACTOR * self._rate * self._seconds(rows)
+        return self._delay * self._rate * self._seconds(rows)
 
     def chose(self, rows: int) -> None:
         """A segment of ``rows`` rows was cut."""

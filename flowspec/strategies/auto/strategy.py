@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from flowspec.core.drafting.growth import Growth
 from flowspec.core.job.round_trip import RoundTrip
@@ -10,11 +12,19 @@ from flowspec.core.job.strategy import Occasion, Strategy, View
 from flowspec.core.protocol.messages import Answer
 from flowspec.core.run.history import History
 from flowspec.core.tree.tree import Tree
-from flowspec.strategies.auto.best_first import BestFirstGrowth
+from flowspec.strategies.auto.best_first import ALTERNATIVE, BestFirstGrowth
 from flowspec.strategies.auto.cost_history import CostHistory
 from flowspec.strategies.auto.drafter_bandit import DrafterBandit
-from flowspec.strategies.auto.segment_sizing import MOST_DECISIONS, SegmentSizer
+from flowspec.strategies.auto.segment_sizing import (
+    DELAY_FACTOR,
+    MOST_DECISIONS,
+    SegmentSizer,
+    Sizing,
+)
 from flowspec.strategies.base import check, or_auto
+
+#: Nodes of a pass of the drafter if segments have fewer rows.
+LEAST_BATCH = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +32,27 @@ class AutoParams:
     """``rows`` per segment, segments ``in_flight``: 0 or auto: chosen while the job runs.
 
     ``children``: candidates per node. ``coupled``: at a temperature, draft with the target's noise.
+    ``delay``: seconds of the job per second that a segment occupies the slowest part.
+    ``alternative``: how many times as probable as the chain's next row another must be to be sent
+    alone before it.
     """
 
     rows: int = or_auto(0)
     in_flight: int = or_auto(0)
     children: int = 32
     coupled: bool = True
+    delay: float = DELAY_FACTOR
+    alternative: float = ALTERNATIVE
 
     def __post_init__(self) -> None:
-        check(self, ("rows", 0, 256), ("in_flight", 0, 64), ("children", 1, 64))
+        check(
+            self,
+            ("rows", 0, 256),
+            ("in_flight", 0, 64),
+            ("children", 1, 64),
+            ("delay", 0, 100),
+            ("alternative", 1, 1000),
+        )
 
 
 class Auto(Strategy):
@@ -38,6 +60,10 @@ class Auto(Strategy):
 
     Params = AutoParams
     source = "this project"
+    search: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "delay": ("0.5", "1.0", "2.0", "4.0"),
+        "alternative": ("1.5", "3.0", "6.0"),
+    }
     drafts_ahead = True
     redrafts = False
     calibrated = True
@@ -54,7 +80,7 @@ class Auto(Strategy):
 
     def use_history(self, history: History, *, sampled: bool = False, drafters: int = 1) -> None:
         costs = history.get(CostHistory)
-        self.sizer = SegmentSizer(self._stages, costs, self.params.rows)
+        self.sizer = SegmentSizer(self._stages, costs, self.params.rows, self.params.delay)
         self.bandit = DrafterBandit(drafters, costs.speeds[self.coupled and sampled, sampled])
         self.drafter = self.bandit.drafter
         self._drafter_changes = [(0, self.drafter)]  # (tokens before, drafter)
@@ -63,7 +89,7 @@ class Auto(Strategy):
         self._choose_drafter(view)
         sizing = self.sizer.sizing(view.bandwidth_delay, view.draft_pass_seconds)
         self.max_in_flight = self.params.in_flight or sizing.in_flight
-        return _SizedGrowth(sizing.rows, max(sizing.rows, 4), sizing.passes, self.sizer)
+        return _SizedGrowth(sizing, self.sizer, self.params.alternative)
 
     def _choose_drafter(self, view: View) -> None:
         before = self.drafter
@@ -94,8 +120,14 @@ class Auto(Strategy):
 class _SizedGrowth(BestFirstGrowth):
     """Best-first growth at the sizer's prices; tells the sizer how many rows were chosen."""
 
-    def __init__(self, rows: int, batch: int, passes: int, sizer: SegmentSizer) -> None:
-        super().__init__(rows, batch, passes, None if sizer.fixed_rows else sizer.price)
+    def __init__(self, sizing: Sizing, sizer: SegmentSizer, alternative: float) -> None:
+        super().__init__(
+            sizing.rows,
+            max(sizing.rows, LEAST_BATCH),
+            sizing.passes,
+            None if sizer.fixed_rows else sizer.price,
+            alternative,
+        )
         self._sizer = sizer
 
     def segments(self, tree: Tree) -> list[list[int]]:

@@ -198,6 +198,15 @@ def test_the_text_is_the_targets_at_a_temperature_too(costs: str) -> None:
     assert TARGET.decode(PROMPT, COUNT, SAMPLED) != TARGET.decode(PROMPT, COUNT, GREEDY)
 
 
+def test_a_higher_price_of_delay_makes_narrower_segments() -> None:
+    def widest(strategy: str) -> int:
+        bench = Bench("each row costs a little")
+        bench.run(strategy)
+        return max(bench.run(strategy).rows)
+
+    assert widest("auto:delay=20") < widest("auto") < widest("auto:delay=0")
+
+
 def test_a_recorded_job_does_what_it_does_on_a_pipeline_nobody_has_used() -> None:
     used = Bench("rows are free")
     fresh = Bench("rows are free")

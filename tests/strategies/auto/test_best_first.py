@@ -277,10 +277,11 @@ def test_a_lone_row_continues_the_chain_unless_another_is_much_more_probable(
     tree.mark_waiting([chain])
     tree.mark_sent([chain])
     tree.expand(chain, Expansion((3,), (math.log(doubt),)))
-    (segment,) = BestFirstGrowth(1, 4, 4, lambda rows: 9.0 * rows).segments(tree)
-    (node,) = segment
-    alternative = 0.9 * second > ALTERNATIVE * 0.9 * doubt
-    assert tree[node].token == (2 if alternative else 3)
+    for times in (1.7, ALTERNATIVE, 9.0):
+        growth = BestFirstGrowth(1, 4, 4, lambda rows: 9.0 * rows, times)
+        ((node,),) = growth.segments(tree)
+        alternative = 0.9 * second > times * 0.9 * doubt
+        assert tree[node].token == (2 if alternative else 3)
 
 
 def test_the_chains_end_is_drafted_for_before_a_lone_row_is_chosen() -> None:
