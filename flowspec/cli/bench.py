@@ -79,6 +79,8 @@ def bench(options: Options) -> None:
     _check_places(options)
     _check_tuning(options)
     plan = _plan(options)
+    if options.tune:
+        _check_searched(plan, _against(options))
     notes.of_plan(plan)
     prompts = prompts_in(options.prompts)
     with _progress() as tell:
@@ -113,6 +115,23 @@ def _check_tuning(options: Options) -> None:
         raise ConfigError("--against needs --tune; expected both or neither")
 
 
+def _check_searched(plan: BenchPlan, against: str | None) -> None:
+    """ConfigError if no strategy of ``plan`` has an option to search."""
+    from flowspec.testbed.search import Space
+
+    if not any(Space.of(text).values for text in _varied(plan, against)):
+        raise ConfigError(
+            "--tune has no option to search: the baseline, the strategy of --against (auto, if it "
+            "is among the strategies) and options in a strategy's text stay as they are; "
+            "name another strategy, like specpipe"
+        )
+
+
+def _varied(plan: BenchPlan, against: str | None) -> set[str]:
+    """The strategies that are tuned."""
+    return set(plan.strategies) - {against, plan.baseline}
+
+
 def _against(options: Options) -> str | None:
     """The strategy that tuned ones are compared with; None: with none."""
     if options.against is not None:
@@ -137,7 +156,7 @@ def _tuned(
     from flowspec.testbed.tuning_report import tuning_header
 
     cells = grid.cells()
-    varied = set(grid.plan.strategies) - {against, grid.plan.baseline}
+    varied = _varied(grid.plan, against)
     tuner = Tuner(Grid(grid.plan, prompts, tell), tell=tell)
     tuned = tuner.run({cell: cells[cell] for cell in cells if cell.strategy in varied})
     chosen = {one.cell: one.measured for one in tuned}

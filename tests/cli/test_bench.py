@@ -88,6 +88,24 @@ def test_flags_that_exclude_each_other_are_refused(
     assert command("bench", *flags) == (1, "", f"flowspec: {said}\n")
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--strategies", "autoregressive"),
+        ("--strategies", "auto"),
+        ("--strategies", "specpipe", "--against", "specpipe"),
+        ("--strategies", "auto:delay=1,alternative=2", "--against", "specpipe"),
+    ],
+)
+def test_tuning_is_refused_where_no_option_can_be_searched(
+    command: Command, flags: tuple[str, ...]
+) -> None:
+    status, out, err = command("bench", "--tune", *flags)
+    assert (status, out) == (1, "")
+    assert err.startswith("flowspec: --tune has no option to search: ")
+    assert err.count("\n") == 1
+
+
 def test_two_outputs_in_one_file_are_refused(command: Command, tmp_path: Path) -> None:
     file = tmp_path / "f"
     said = command("bench", "--out", str(file), "--markdown", f"{tmp_path}/./f")
