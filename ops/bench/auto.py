@@ -33,6 +33,7 @@ from flowspec.testbed.naming import canonical
 from flowspec.testbed.prompts import Prompt, halve
 from flowspec.testbed.tuning import Effort
 from ops.bench import auto_tuning
+from ops.bench.arguments import count, prompt_sets, temperatures
 from ops.bench.auto_table import AUTO, BASELINE, Place, tables
 from ops.bench.auto_tuning import EFFORT, Conditions, Found, packaged_models
 from ops.bench.clairvoyant import seconds_per_token
@@ -253,21 +254,18 @@ def _say(line: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--prompts", type=Path, required=True, help="a folder of .jsonl files")
-    parser.add_argument("--profiles", default=",".join(PROFILES), help="by commas")
-    parser.add_argument("--per-file", type=int, default=40, help="prompts of each file (40)")
-    parser.add_argument(
-        "--tuning-per-file", type=int, default=14, help="prompts of each file to tune on (14)"
-    )
-    parser.add_argument(
-        "--least", type=int, default=LEAST, help=f"fewest measuring prompts ({LEAST})"
-    )
-    parser.add_argument("--drafts", default=",".join(DRAFTS), help="by commas (head,slm)")
-    parser.add_argument("--temperatures", default="0,1", help="by commas (0,1)")
-    parser.add_argument("--tokens", type=int, default=64, help="of every text (64)")
-    parser.add_argument("--tuned", type=Path, metavar="FILE", help="keep found options in FILE")
-    parser.add_argument("--only-tune", action="store_true", help="measure nothing")
-    parser.add_argument("--jobs", type=int, default=1, help="processes (1)")
+    add = parser.add_argument
+    add("--prompts", type=prompt_sets, required=True, help="a folder of .jsonl files")
+    add("--profiles", default=",".join(PROFILES), help="by commas")
+    add("--per-file", type=count, default=40, help="prompts of each file (40)")
+    add("--tuning-per-file", type=count, default=14, help="prompts of each file to tune on (14)")
+    add("--least", type=count, default=LEAST, help=f"fewest measuring prompts ({LEAST})")
+    add("--drafts", default=",".join(DRAFTS), help="by commas (head,slm)")
+    add("--temperatures", type=temperatures, default="0,1", help="by commas (0,1)")
+    add("--tokens", type=count, default=64, help="of every text (64)")
+    add("--tuned", type=Path, metavar="FILE", help="keep found options in FILE")
+    add("--only-tune", action="store_true", help="measure nothing")
+    add("--jobs", type=count, default=1, help="processes (1)")
     given = parser.parse_args()
     try:
         if given.only_tune and given.tuned is None:
@@ -282,9 +280,9 @@ def main() -> None:
             least=0 if given.only_tune else given.least,
             tuned=given.tuned,
         )
-        where = product(map(float, given.temperatures.split(",")), given.drafts.split(","))
+        where = product(given.temperatures, given.drafts.split(","))
         run(request, list(where), given.jobs)
-    except (FlowSpecError, ValueError) as error:
+    except FlowSpecError as error:
         sys.exit(f"flowspec: {error}")
 
 

@@ -9,7 +9,6 @@ from itertools import groupby
 from flowspec.testbed.memo import WIDTH
 from flowspec.testbed.report import Estimate, ReportRow, estimate_text
 from flowspec.testbed.tuning import Effort
-from flowspec.testbed.tuning_report import paired
 from ops.bench.auto_tuning import Found
 
 BASELINE = "autoregressive"
@@ -52,7 +51,7 @@ COLUMNS = (
     *("tuned over auto", "by prompt (95%)", "hit rate", "rows per token", "draft passes per token"),
     *("clairvoyant", "auto over it"),
 )
-BEST_COLUMNS = ("profile", "T", "best tuned", AUTO, "tuned over auto")
+BEST_COLUMNS = ("profile", "T", "best tuned", AUTO, "tuned over auto", "by prompt (95%)")
 
 
 def tables(
@@ -82,7 +81,7 @@ def _explained(
     yield (
         f"Milliseconds per token after a text's first, over all tokens of {_range(prompts)} texts "
         f"of up to {tokens} tokens; prompts whose greedy text repeats itself are left out. `auto` "
-        "has its defaults and no options."
+        "has its default options."
     )
     yield ""
     screened = min(effort.few, *tuning)
@@ -100,8 +99,8 @@ def _explained(
     yield (
         f"The search is short: {_range(searched)} configurations per system and place, each on "
         f"{screened} of the tuning prompts; a longer one may find faster options. `auto` is not "
-        "searched here, but two of its constants (`DELAY_FACTOR` in `segment_sizing.py`, "
-        "`ALTERNATIVE` in `best_first.py`) were fitted on the tuning prompts before."
+        "searched here, but its rules and the defaults of `delay` and `alternative` were chosen "
+        "on the tuning prompts ([constants](auto-constants.md))."
     )
     yield ""
     yield (
@@ -138,8 +137,6 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[st
 def _cells(place: Place) -> list[str]:
     auto = place.auto
     tuned = place.best_tuned
-    ratios = paired(tuned, [auto], AUTO)
-    assert ratios is not None
     decoded = auto.tokens - auto.prompts
     mean = auto.tbt["mean"]
     return [
@@ -151,7 +148,7 @@ def _cells(place: Place) -> list[str]:
         _named(tuned),
         _milliseconds(mean),
         f"{_mean(tuned) / mean:.2f}",
-        estimate_text(Estimate.of(list(ratios.values()))),
+        _by_prompt(tuned, auto),
         f"{auto.hit_rate:.2f}",
         f"{sum(auto.rows.values()) / decoded / auto.stages:.1f}",
         f"{auto.draft_passes_per_token:.2f}",
@@ -170,7 +167,14 @@ def _best_cells(places: Sequence[Place]) -> list[str]:
         f"{tuned.draft}, {_named(tuned.best_tuned)}",
         f"{auto.draft}: {_milliseconds(_mean(auto.auto))}",
         f"{_mean(tuned.best_tuned) / _mean(auto.auto):.2f}",
+        _by_prompt(tuned.best_tuned, auto.auto),
     ]
+
+
+def _by_prompt(tuned: ReportRow, auto: ReportRow) -> str:
+    """The median over prompts of the one's time per token over the other's, with its interval."""
+    ratios = [auto.speeds[at] / speed for at, speed in tuned.speeds.items() if at in auto.speeds]
+    return estimate_text(Estimate.of(ratios))
 
 
 def _fastest(rows: Iterable[ReportRow]) -> ReportRow:

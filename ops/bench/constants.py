@@ -17,16 +17,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from statistics import geometric_mean
 
 from flowspec.emulation.profile import Profile
 from flowspec.emulation.profiles import load
-from flowspec.errors import ConfigError, FlowSpecError
+from flowspec.errors import FlowSpecError
 from flowspec.strategies.auto.strategy import Auto, AutoParams
 from flowspec.testbed.grid import BenchPlan, Cell, Grid, SweptLink, run_together
 from flowspec.testbed.naming import canonical
 from flowspec.testbed.prompts import Prompt
+from ops.bench.arguments import count, prompt_sets, temperatures
 from ops.bench.auto import PROFILES, prompts_in
 from ops.bench.systems import show
 
@@ -75,12 +75,13 @@ def measured(trial: Trial, temperature: float) -> Measured:
     first = Grid(plan, trial.prompts)
     grids = [first.on(profile) for profile in two]
     source = canonical(trial.draft)
+    print(f"{len(grids)} profiles at T={temperature:g}", file=sys.stderr, flush=True)
     rows = run_together([(grid, _cells(grid, source, temperature)) for grid in grids])
     times = {
         grid.plan.profile.name: {row.strategy: row.tbt["mean"] for row in its}
         for grid, its in zip(grids, rows, strict=True)
     }
-    return Measured(temperature, len(first.cases), times)
+    return Measured(temperature, rows[0][0].prompts, times)
 
 
 def _cells(grid: Grid, source: str, temperature: float) -> dict[Cell, str]:
@@ -92,14 +93,13 @@ def _cells(grid: Grid, source: str, temperature: float) -> dict[Cell, str]:
 def tables(found: Sequence[Measured], tokens: int, draft: str) -> Iterator[str]:
     """What the page says, and a table per temperature."""
     yield (
-        f"Simulated: the same on every machine. Draft: {draft}; {found[0].prompts} tuning prompts "
-        f"without loops, {tokens} tokens each.\n\n"
-        "A cell: seconds per token of `auto` with its defaults over those with the value; above 1 "
-        "the value is faster."
+        f"Draft: {draft}; tuning prompts whose text does not repeat itself, up to {tokens} tokens "
+        "each. A cell: seconds per token of `auto` with its defaults over those with the value; "
+        "above 1 the value is faster."
     )
     for one in found:
         names = list(one.profiles)
-        yield f"\nT = {one.temperature:g}:\n"
+        yield f"\nT = {one.temperature:g}, {one.prompts} prompts:\n"
         yield f"| option | {' | '.join(names)} | geometric mean |"
         yield "|---" * (len(names) + 2) + "|"
         for text in VARIANTS:
@@ -110,27 +110,23 @@ def tables(found: Sequence[Measured], tokens: int, draft: str) -> Iterator[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--prompts", type=Path, required=True, help="a folder of .jsonl files")
-    parser.add_argument("--profiles", default=",".join(PROFILES), help="by commas")
-    parser.add_argument("--draft", default="head", help="of all variants (head)")
-    parser.add_argument("--temperatures", default="0,1", help="by commas (0,1)")
-    parser.add_argument("--per-file", type=int, default=14, help="prompts of each file (14)")
-    parser.add_argument("--tokens", type=int, default=64, help="of every text (64)")
-    parser.add_argument("--jobs", type=int, default=1, help="temperatures at once (1)")
+    add = parser.add_argument
+    add("--prompts", type=prompt_sets, required=True, help="a folder of .jsonl files")
+    add("--profiles", default=",".join(PROFILES), help="by commas")
+    add("--draft", default="head", help="of all variants (head)")
+    add("--temperatures", type=temperatures, default="0,1", help="by commas (0,1)")
+    add("--per-file", type=count, default=14, help="prompts of each file (14)")
+    add("--tokens", type=count, default=64, help="of every text (64)")
+    add("--jobs", type=count, default=1, help="temperatures at once (1)")
     given = parser.parse_args()
     try:
         prompts = prompts_in(given.prompts, given.per_file, "tuning")
-        if not prompts:
-            raise ConfigError(
-                f"no tuning prompts in {given.prompts}; expected .jsonl files of prompts"
-            )
         profiles = [load(name) for name in given.profiles.split(",")]
         trial = Trial(profiles, prompts, given.tokens, given.draft)
-        temperatures = [float(text) for text in given.temperatures.split(",")]
         with ProcessPoolExecutor(given.jobs) as pool:
-            found = list(pool.map(partial(measured, trial), temperatures))
+            found = list(pool.map(partial(measured, trial), given.temperatures))
         show("\n".join(tables(found, given.tokens, given.draft)))
-    except (FlowSpecError, ValueError) as error:
+    except FlowSpecError as error:
         sys.exit(f"flowspec: {error}")
 
 

@@ -37,6 +37,7 @@ from pathlib import Path
 from flowspec.cluster import Setup
 from flowspec.errors import ConfigError, FlowSpecError
 from flowspec.model.directory import default_pair, open_directory
+from ops.bench.arguments import count
 from ops.bench.report import machine_line
 from ops.peer.duration import Extent
 from ops.peer.install import DEFAULT_FOLDER, Peer, version
@@ -169,27 +170,19 @@ def _milliseconds(text: str) -> list[float]:
     )
 
 
-def _count(text: str) -> int:
-    """Parse an integer above 0; ArgumentTypeError for anything else."""
-    with contextlib.suppress(ValueError):
-        if int(text) >= 1:
-            return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r}, expected an integer of at least 1")
-
-
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add = made.add_argument
     add("--estimate", action="store_true", help="print how long the run takes, and end")
     add("--busy", action="store_true", help="run beside other work; its times are void")
-    add("--stages", type=_count, default=4)
+    add("--stages", type=count, default=4)
     add("--latencies", type=_milliseconds, default="0,5,25", help="ms each way, by commas")
-    add("--tokens", type=_count, default=48, help="of every text (48)")
-    add("--tuning", type=_count, default=3, help="prompts to choose settings on (3)")
-    add("--count", type=_count, default=12, help="prompts to measure on (12)")
-    add("--repeats", type=_count, default=3, help="of every measured prompt (3)")
-    add("--finalists", type=_count, default=3, help="settings measured of either side (3)")
+    add("--tokens", type=count, default=48, help="of every text (48)")
+    add("--tuning", type=count, default=3, help="prompts to choose settings on (3)")
+    add("--count", type=count, default=12, help="prompts to measure on (12)")
+    add("--repeats", type=count, default=3, help="of every measured prompt (3)")
+    add("--finalists", type=count, default=3, help="settings measured of either side (3)")
     add("--strategies", default=" ".join(STRATEGIES), help="our settings, by spaces")
     add("--drafts", default=",".join(DRAFTS), help="llama.cpp's settings but plain, by commas")
     add("--prompts", type=Path, default=PROMPTS, help="a .jsonl file or a folder of them")

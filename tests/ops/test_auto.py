@@ -125,7 +125,9 @@ def test_the_second_table_takes_the_better_draft_for_either_side() -> None:
         cells(line) for line in tables([head, PLACE], [FOUND], EFFORT, 11) if line.startswith("|")
     ]
     assert lines[4] == [*BEST_COLUMNS]
-    assert lines[6:] == [["wan-50ms", "1", "slm, chain:window=3: 40.0", "head: 20.0", "2.00"]]
+    assert lines[6:] == [
+        ["wan-50ms", "1", "slm, chain:window=3: 40.0", "head: 20.0", "2.00", "2.33"]
+    ]
 
 
 def test_the_page_says_on_how_many_prompts_and_where_the_options_are() -> None:
@@ -134,7 +136,7 @@ def test_the_page_says_on_how_many_prompts_and_where_the_options_are() -> None:
     assert "the best of 9 configurations" in text
     assert "on 1 of 8 other prompts" in text
     assert "9 configurations per system and place, each on 1 of the tuning" in text
-    assert "fitted on the tuning prompts" in text
+    assert "chosen on the tuning prompts" in text
     assert "a bound only up to how it cuts segments" in text
     assert "x.json" not in text
     assert "`x.json`" in "\n".join(tables([PLACE], [FOUND], EFFORT, 11, "x.json"))

@@ -26,8 +26,7 @@ def test_a_cell_is_the_default_over_the_value_and_the_mean_is_geometric() -> Non
     times = {DEFAULT: 0.08} | dict.fromkeys(VARIANTS, 0.04)
     slower = {DEFAULT: 0.08} | dict.fromkeys(VARIANTS, 0.32)
     page = "\n".join(tables([Measured(1.0, 5, {"one": times, "two": slower})], 64, "head"))
-    assert "5 tuning prompts" in page
-    assert "T = 1:" in page
+    assert "T = 1, 5 prompts:" in page
     for text in VARIANTS:
         (line,) = [one for one in page.splitlines() if one.startswith(f"| {text.split(':')[1]} |")]
         cells = [float(cell) for cell in line.split("|")[2:-1]]

@@ -207,6 +207,14 @@ def test_a_higher_price_of_delay_makes_narrower_segments() -> None:
     assert widest("auto:delay=20") < widest("auto") < widest("auto:delay=0")
 
 
+def test_an_alternative_that_needs_less_is_sent_sooner() -> None:
+    def seconds(alternative: str) -> float:
+        bench = Bench("a second row costs four times")
+        return sum(bench.run(f"auto:alternative={alternative}").seconds for _ in range(2))
+
+    assert seconds("1") != seconds("1000")
+
+
 def test_a_recorded_job_does_what_it_does_on_a_pipeline_nobody_has_used() -> None:
     used = Bench("rows are free")
     fresh = Bench("rows are free")

@@ -1,0 +1,32 @@
+"""Types of command-line arguments of benchmarks; wrong values give one line each."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from pathlib import Path
+
+
+def count(text: str) -> int:
+    """An integer above 0."""
+    with contextlib.suppress(ValueError):
+        if int(text) >= 1:
+            return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r}, expected an integer of at least 1")
+
+
+def temperatures(text: str) -> list[float]:
+    """Numbers of 0 or more, by commas."""
+    with contextlib.suppress(ValueError):
+        found = [float(part) for part in text.split(",")]
+        if all(0 <= temperature < float("inf") for temperature in found):
+            return found
+    raise argparse.ArgumentTypeError(f"{text!r}, expected numbers of 0 or more, by commas")
+
+
+def prompt_sets(text: str) -> Path:
+    """A folder with ``.jsonl`` files."""
+    folder = Path(text)
+    if folder.is_dir() and any(folder.glob("*.jsonl")):
+        return folder
+    raise argparse.ArgumentTypeError(f"{text!r}, expected a folder of .jsonl files of prompts")
