@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ class Recording:
     """One job of ``tokens`` tokens on ``stages`` stages.
 
     ``middles``: by middle model, how often it agrees with the target. ``hidden``: the drafter is a
-    draft head.
+    draft head. ``draft_seconds``: of a pass of the drafter.
     """
 
     strategy: str
@@ -60,11 +61,13 @@ class Recording:
     sampling: Sampling = Sampling()
     middles: tuple[float, ...] = ()
     hidden: bool = False
+    draft_seconds: float = 0.25
 
 
 RECORDINGS: Mapping[str, Recording] = {
     "auto-2-stages-T0": Recording("auto", 2, tokens=18),
     "auto-fixed-2-stages-T0": Recording("auto:rows=3", 2, tokens=8),
+    "auto-slow-drafter-3-stages-T0": Recording("auto", 3, tokens=12, draft_seconds=2.5),
     "chain-2-stages-T1": Recording("chain:in_flight=4", 2, tokens=9, sampling=SAMPLED),
     "flowspec-2-stages-T0": Recording(f"flowspec:{BEAM}", 2),
     "flowspec-head-2-stages-T0": Recording(f"flowspec:{BEAM}", 2, tokens=8, hidden=True),
@@ -112,19 +115,16 @@ class TyingDrafter(ToyDrafter):
         """It drafts from tokens alone."""
 
 
-def seconds(node: Address, work: Work) -> float:
-    """Seconds of work: unequal stages, a fast drafter."""
+def seconds(draft: float, node: Address, work: Work) -> float:
+    """Seconds of work: unequal stages, and a drafter whose passes take ``draft``."""
     if isinstance(work, Draft):
-        return 0.25
+        return draft
     if node.role is Role.MIDDLE:
         return 0.5
     if isinstance(work, Pass):
         rows = sum(len(part.ids) for part in work.parts)
         return {1: 1.0, 2: 1.75}.get(node.number, 0.625) + rows / 8
     return 0.0
-
-
-COSTS = Costs(seconds, lambda source, target, envelope: 0.375)
 
 
 def record(wanted: Recording) -> list[str]:
@@ -161,7 +161,8 @@ def record(wanted: Recording) -> list[str]:
     def encode(work: Encode) -> EncodeDone:
         return EncodeDone(PROMPT)
 
-    simulation = Simulation(nodes, COSTS, encode=encode, tap=tap)
+    costs = Costs(partial(seconds, wanted.draft_seconds), lambda source, target, envelope: 0.375)
+    simulation = Simulation(nodes, costs, encode=encode, tap=tap)
     spec = JobSpec(
         prompt="a toy prompt",
         max_new_tokens=wanted.tokens,
