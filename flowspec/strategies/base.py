@@ -90,6 +90,7 @@ class BeamStrategy(Strategy, Generic[P]):
         "width": ("1", "2", "4", "6", "8", "10", "16"),
         "loops": ("1", "2", "3", "4", "6", "8", "12"),
         "nodes": ("4", "8", "16", "32", "48", "64", "80", "128"),
+        "lockstep": ("off", "on"),
     }
     starts: ClassVar[tuple[str, ...]] = (
         "width=1,loops=3,nodes=4",

@@ -64,6 +64,7 @@ class FlowSpec(BeamStrategy[FlowSpecParams]):
         "merge_loops": ("1", "2", "3", "4", "6", "8"),
         "merge_nodes": ("4", "8", "16", "32", "64", "128"),
         "expand_nodes": ("2", "4", "8", "16", "32", "48", "96"),
+        "expand_layers": ("1", "2", "3"),
         "merge": ("on", "off"),
         "expand": ("on", "off"),
         "order": ("score", "generation"),

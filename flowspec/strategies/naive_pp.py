@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from flowspec.core.drafting.growth import Growth
 from flowspec.core.job.strategy import Occasion, View
@@ -23,6 +25,11 @@ class NaivePP(BeamStrategy[NaiveParams]):
 
     Params = NaiveParams
     source = "FlowSpec (baseline)"
+    search: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        **BeamStrategy.search,
+        "segment": ("8", "16", "32", str(TREE_ROWS)),
+        "order": ("generation", "score"),
+    }
 
     def grow(self, view: View, occasion: Occasion) -> Growth | None:
         return self.seed(view.tree) if occasion is Occasion.ROUND else None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from flowspec.core.drafting.growth import Growth
 from flowspec.core.job.strategy import Occasion, View
@@ -21,6 +23,11 @@ class PrunedPP(BeamStrategy[PrunedParams]):
 
     Params = PrunedParams
     source = "FlowSpec (baseline)"
+    search: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        **BeamStrategy.search,
+        "segment": ("4", "8", "16", "32", "64"),
+        "order": ("generation", "score"),
+    }
 
     def grow(self, view: View, occasion: Occasion) -> Growth | None:
         return self.seed(view.tree) if occasion is Occasion.ROUND else None

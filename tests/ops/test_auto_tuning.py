@@ -97,8 +97,8 @@ def test_another_search_is_named(
     "text",
     [
         *("", "[]", '{"kind": "flowspec bench"}', "{}"),
-        '{"kind": "flowspec auto tuned"}',
-        '{"kind": "flowspec auto tuned", "tokens": 8, "found": []}',
+        '{"kind": "flowspec auto tuned, warm"}',
+        '{"kind": "flowspec auto tuned, warm", "tokens": 8, "found": []}',
     ],
 )
 def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
