@@ -16,7 +16,7 @@ PLACE = Path(__file__).parent
 #: Texts per figure at a paper's hit rate, unless a table says otherwise.
 TEXTS = 16
 #: Columns per source of figures, unless a table says otherwise.
-DEFAULT_COLUMNS = ("value", "x", "hit", "difference")
+DEFAULT_COLUMNS = ("value", "x", "hit", "difference", "interval")
 
 
 @dataclass(frozen=True, slots=True)
