@@ -17,11 +17,12 @@ def count(text: str) -> int:
 
 def temperatures(text: str) -> list[float]:
     """Numbers of 0 or more, by commas."""
-    with contextlib.suppress(ValueError):
-        found = [float(part) for part in text.split(",")]
-        if all(0 <= temperature < float("inf") for temperature in found):
-            return found
-    raise argparse.ArgumentTypeError(f"{text!r}, expected numbers of 0 or more, by commas")
+    return _numbers(text, float("inf"), "numbers of 0 or more")
+
+
+def latencies(text: str) -> list[float]:
+    """Latencies below a second, in milliseconds, by commas."""
+    return _numbers(text, 1e3, "milliseconds from 0 to below 1000")
 
 
 def prompt_sets(text: str) -> Path:
@@ -30,3 +31,12 @@ def prompt_sets(text: str) -> Path:
     if folder.is_dir() and any(folder.glob("*.jsonl")):
         return folder
     raise argparse.ArgumentTypeError(f"{text!r}, expected a folder of .jsonl files of prompts")
+
+
+def _numbers(text: str, limit: float, expected: str) -> list[float]:
+    """Numbers from 0 to below ``limit``."""
+    with contextlib.suppress(ValueError):
+        found = [float(part) for part in text.split(",")]
+        if all(0 <= number < limit for number in found):
+            return found
+    raise argparse.ArgumentTypeError(f"{text!r}, expected {expected}, by commas")

@@ -28,7 +28,7 @@ from flowspec.cli.outputs import check_writable
 from flowspec.emulation.profile import Profile
 from flowspec.emulation.profiles import load, names
 from flowspec.errors import ConfigError, FlowSpecError
-from flowspec.testbed.grid import BenchPlan, Cell, Grid, SweptLink, run_together
+from flowspec.testbed.grid import BenchPlan, Grid, run_together
 from flowspec.testbed.naming import canonical
 from flowspec.testbed.prompts import Prompt, halve
 from flowspec.testbed.tuning import Effort
@@ -37,6 +37,7 @@ from ops.bench.arguments import count, prompt_sets, temperatures
 from ops.bench.auto_table import AUTO, BASELINE, Place, tables
 from ops.bench.auto_tuning import EFFORT, Conditions, Found, packaged_models
 from ops.bench.clairvoyant import seconds_per_token
+from ops.bench.profile_grids import cell_of, grids_on
 from ops.bench.systems import show
 
 OTHERS = (
@@ -151,24 +152,18 @@ def _grids(
     where: tuple[float, str],
     prompts: Sequence[Prompt],
 ) -> list[Grid]:
-    """A grid per profile; they share texts and drafters.
-
-    The systems with a chain of models have two, like all others: no middle model.
-    """
+    """A grid per profile; they share texts and drafters."""
     temperature, draft = where
-    two = [replace(profile, middles=()) for profile in profiles]
     plan = BenchPlan(
-        two[0],
+        profiles[0],
         (*request.others, AUTO),
         (draft,),
         (temperature,),
-        two[0].stages[:1],
-        request.tokens,
-        request.seed,
+        tokens=request.tokens,
+        seed=request.seed,
         no_loops=True,
     )
-    first = Grid(plan, prompts)
-    return [first.on(profile) for profile in two]
+    return grids_on(profiles, plan, prompts)
 
 
 def _measured(
@@ -180,13 +175,10 @@ def _measured(
     chosen = [_chosen(found, grid) for grid in grids]
     runs = []
     for grid, (before, after) in zip(grids, chosen, strict=True):
-        profile = grid.plan.profile
-        own = Cell(AUTO, source, profile.stages[0], temperature, SweptLink("", profile.link))
         texts = dict.fromkeys((AUTO, *before, *after))
-        cells = [replace(own, strategy=text) for text in texts]
-        runs.append(
-            (grid, dict.fromkeys([replace(own, strategy=BASELINE, source="-"), *cells], source))
-        )
+        cells = [cell_of(grid, text, source, temperature) for text in texts]
+        plain = cell_of(grid, BASELINE, "-", temperature)
+        runs.append((grid, dict.fromkeys([plain, *cells], source)))
     kept = len(grids[0].cases)
     _say(f"measuring {len(grids)} profiles at T={temperature:g} with {draft} on {kept} prompts")
     rows = run_together(runs)

@@ -25,10 +25,11 @@ from flowspec.core.job.strategy import Occasion, Strategy, View
 from flowspec.core.run.history import History
 from flowspec.core.tree.tree import Tree
 from flowspec.strategies.base import check, default_text, read_params
-from flowspec.testbed.grid import Case, Cell, Grid, SweptLink
+from flowspec.testbed.grid import Case, Grid
 from flowspec.testbed.memo import WIDTH
 from flowspec.testbed.search import Space, search
 from flowspec.testbed.texts import Text
+from ops.bench.profile_grids import cell_of
 
 NAME = "clairvoyant"
 #: Options searched: at most ``TRIED`` of their combinations on about ``FEW`` texts, then the best
@@ -181,11 +182,9 @@ class Fastest:
     """The fastest run of every text of ``grid`` so far."""
 
     def __init__(self, grid: Grid, source: str, temperature: float) -> None:
-        plan = grid.plan
         self._grid = grid
         self._source = source
-        link = SweptLink("", plan.profile.link)
-        self._cell = Cell(NAME, source, plan.stages[0], temperature, link)
+        self._cell = cell_of(grid, NAME, source, temperature)
         self._seconds: dict[int, float] = {}
 
     @property

@@ -1,4 +1,4 @@
-"""``auto`` with other values of its two constants, on the tuning prompts: the run behind them.
+"""``auto`` with other values of its searchable options, on the tuning prompts.
 
     python -m ops.bench.constants --prompts DIR [--jobs 2] [--profiles jetson-7b,...] [--draft head]
                                   [--temperatures 0,1] [--per-file 14] [--tokens 64]
@@ -15,7 +15,7 @@ import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from statistics import geometric_mean
 
@@ -23,11 +23,12 @@ from flowspec.emulation.profile import Profile
 from flowspec.emulation.profiles import load
 from flowspec.errors import FlowSpecError
 from flowspec.strategies.auto.strategy import Auto, AutoParams
-from flowspec.testbed.grid import BenchPlan, Cell, Grid, SweptLink, run_together
+from flowspec.testbed.grid import BenchPlan, Cell, Grid, run_together
 from flowspec.testbed.naming import canonical
 from flowspec.testbed.prompts import Prompt
 from ops.bench.arguments import count, prompt_sets, temperatures
 from ops.bench.auto import PROFILES, prompts_in
+from ops.bench.profile_grids import cell_of, grids_on
 from ops.bench.systems import show
 
 DEFAULT = "auto"
@@ -61,19 +62,16 @@ class Measured:
 
 def measured(trial: Trial, temperature: float) -> Measured:
     """All variants on all profiles; texts and drafts are shared."""
-    two = [replace(profile, middles=()) for profile in trial.profiles]
     plan = BenchPlan(
-        two[0],
+        trial.profiles[0],
         (DEFAULT, *VARIANTS),
         (trial.draft,),
         (temperature,),
-        two[0].stages[:1],
-        trial.tokens,
+        tokens=trial.tokens,
         baseline=DEFAULT,
         no_loops=True,
     )
-    first = Grid(plan, trial.prompts)
-    grids = [first.on(profile) for profile in two]
+    grids = grids_on(trial.profiles, plan, trial.prompts)
     source = canonical(trial.draft)
     print(f"{len(grids)} profiles at T={temperature:g}", file=sys.stderr, flush=True)
     rows = run_together([(grid, _cells(grid, source, temperature)) for grid in grids])
@@ -85,9 +83,8 @@ def measured(trial: Trial, temperature: float) -> Measured:
 
 
 def _cells(grid: Grid, source: str, temperature: float) -> dict[Cell, str]:
-    profile = grid.plan.profile
-    own = Cell(DEFAULT, source, profile.stages[0], temperature, SweptLink("", profile.link))
-    return {replace(own, strategy=text): source for text in (DEFAULT, *VARIANTS)}
+    texts = (DEFAULT, *VARIANTS)
+    return {cell_of(grid, text, source, temperature): source for text in texts}
 
 
 def tables(found: Sequence[Measured], tokens: int, draft: str) -> Iterator[str]:

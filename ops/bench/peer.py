@@ -25,7 +25,6 @@ run takes and ends. Prints Markdown; progress goes to standard error.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import statistics
 import sys
@@ -37,7 +36,7 @@ from pathlib import Path
 from flowspec.cluster import Setup
 from flowspec.errors import ConfigError, FlowSpecError
 from flowspec.model.directory import default_pair, open_directory
-from ops.bench.arguments import count
+from ops.bench.arguments import count, latencies
 from ops.bench.report import machine_line
 from ops.peer.duration import Extent
 from ops.peer.install import DEFAULT_FOLDER, Peer, version
@@ -159,17 +158,6 @@ def report(given: argparse.Namespace) -> None:
         print(f"\n### {milliseconds:g} ms each way\n\n" + "\n".join(page(taken)), flush=True)
 
 
-def _milliseconds(text: str) -> list[float]:
-    """Parse comma-separated latencies; ArgumentTypeError for anything else."""
-    with contextlib.suppress(ValueError):
-        found = [float(part) for part in text.split(",")]
-        if all(0 <= latency < 1e3 for latency in found):
-            return found
-    raise argparse.ArgumentTypeError(
-        f"{text!r}, expected milliseconds from 0 to below 1000, by commas"
-    )
-
-
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -177,7 +165,7 @@ def parser() -> argparse.ArgumentParser:
     add("--estimate", action="store_true", help="print how long the run takes, and end")
     add("--busy", action="store_true", help="run beside other work; its times are void")
     add("--stages", type=count, default=4)
-    add("--latencies", type=_milliseconds, default="0,5,25", help="ms each way, by commas")
+    add("--latencies", type=latencies, default="0,5,25", help="ms each way, by commas")
     add("--tokens", type=count, default=48, help="of every text (48)")
     add("--tuning", type=count, default=3, help="prompts to choose settings on (3)")
     add("--count", type=count, default=12, help="prompts to measure on (12)")

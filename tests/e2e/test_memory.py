@@ -69,10 +69,9 @@ def test_peak_memory_is_the_shard_plus_15_percent_plus_the_interpreter(tmp_path:
         with Client(cluster.url) as client:
             client.submit("How much is this?", max_new_tokens=6).result()
         peaks = [peak_kib(cluster.pids[f"verify-{stage}"]) for stage in range(1, STAGES + 1)]
-    print(
-        f"\nbare interpreter with imports: {bare / 1024:.0f} MiB; whole model {whole / 2**20:.0f} "
-        "MiB"
-    )
+    print(f"\nWhole model: {whole / 2**20:.0f} MiB.\n")
+    print("| stage | shard, MiB | peak, MiB | shards over bare |\n|---|---|---|---|")
+    print(f"| bare interpreter with imports | | {bare / 1024:.0f} | |")
     for stage, (layers, peak) in enumerate(
         zip(layer_ranges(directory.layers, STAGES), peaks, strict=True), start=1
     ):
@@ -82,8 +81,5 @@ def test_peak_memory_is_the_shard_plus_15_percent_plus_the_interpreter(tmp_path:
         ]
         shard = sum(entry.end - entry.start for entry in entries) / 1024
         share = (peak - bare) / shard
-        print(
-            f"stage {stage}: shard {shard / 1024:.0f} MiB, peak {peak / 1024:.0f} MiB, "
-            f"{share:.2f} shards over bare"
-        )
+        print(f"| {stage} | {shard / 1024:.0f} | {peak / 1024:.0f} | {share:.2f} |")
         assert peak <= 1.15 * shard + bare

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from ops.bench.arguments import count, prompt_sets, temperatures
+from ops.bench.arguments import count, latencies, prompt_sets, temperatures
 
 
 def test_values_are_read(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").touch()
     assert count("3") == 3
     assert temperatures("0,0.6,1") == [0.0, 0.6, 1.0]
+    assert latencies("0,2.5,999") == [0.0, 2.5, 999.0]
     assert prompt_sets(str(tmp_path)) == tmp_path
 
 
@@ -25,6 +26,10 @@ def test_values_are_read(tmp_path: Path) -> None:
         *(
             (temperatures, text, "numbers of 0 or more, by commas")
             for text in ("x", "0,,1", "-1", "nan", "inf", "")
+        ),
+        *(
+            (latencies, text, "milliseconds from 0 to below 1000, by commas")
+            for text in ("x", "0,,1", "-1", "nan", "1000", "")
         ),
         *(
             (prompt_sets, text, "a folder of .jsonl files of prompts")
