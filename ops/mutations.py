@@ -11,7 +11,6 @@ mutation and exits with 1 if any survives. The unchanged copy must pass the same
 
 from __future__ import annotations
 
-import argparse
 import os
 import queue
 import re
@@ -25,6 +24,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+
+from ops.parser import Parser
 
 ROOT = Path(__file__).parent.parent
 #: Tests that need no Redis, model or further process.
@@ -208,7 +209,7 @@ def summary(outcomes: Sequence[Outcome]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program; return its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m ops.mutations", description=__doc__)
+    parser = Parser(prog="python -m ops.mutations", description=__doc__)
     parser.add_argument("--only", default="", help="mutations whose file or rule contains TEXT")
     parser.add_argument("--jobs", type=int, default=2, help="mutations tried at a time")
     parser.add_argument("--list", action="store_true", help="show the mutations, run nothing")

@@ -11,7 +11,6 @@ each file's size. Run it when behaviour was meant to change, and say in the comm
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import subprocess
 import sys
@@ -36,6 +35,7 @@ from flowspec.drivers.sim import Costs, Simulation
 from flowspec.model.base import RowArray
 from flowspec.model.toy import ToyDrafter, ToyMiddle, ToyStage, ToyTarget
 from flowspec.strategies import build
+from ops.parser import Parser
 
 FOLDER = Path(__file__).parent.parent / "tests" / "recordings"
 TARGET = ToyTarget()
@@ -183,7 +183,7 @@ def record_live(file: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program."""
-    parser = argparse.ArgumentParser(prog="python -m ops.recordings", description=__doc__)
+    parser = Parser(prog="python -m ops.recordings", description=__doc__)
     parser.add_argument("--only", default="", help="recordings whose name contains TEXT")
     parser.add_argument("--into", type=Path, default=FOLDER, help="the folder to write to")
     options = parser.parse_args(arguments)

@@ -253,13 +253,14 @@ def bench(
         bool,
         typer.Option(
             "--tune",
-            help="Search each strategy's options on half of the prompts, measure on the others.",
+            help="Search each strategy's options on half of the prompts, measure on the others; "
+            "the baseline and the strategy of --against stay as they are.",
         ),
     ] = False,
     against: Annotated[
         str | None,
         typer.Option(
-            help="With --tune: compare with this untuned strategy, prompt by prompt; "
+            help="With --tune: run this strategy untuned and compare with it, prompt by prompt; "
             "default: auto, if it is among the strategies."
         ),
     ] = None,
@@ -278,7 +279,10 @@ def bench(
     plot_format: Annotated[str, typer.Option(help="svg or png.")] = "svg",
     compare: Pair = None,
     table: Annotated[
-        str | None, typer.Option(help="Instead, print a paper's table beside our figures.")
+        str | None,
+        typer.Option(
+            help="Instead, print a paper's table beside our figures; list: print the tables' names."
+        ),
     ] = None,
 ) -> None:
     """Compare strategies, draft sources and temperatures in one simulated run."""

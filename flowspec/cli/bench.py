@@ -85,6 +85,8 @@ def bench(options: Options) -> None:
     prompts = prompts_in(options.prompts)
     with _progress() as tell:
         half = "measuring" if options.tune else options.half
+        if options.tune:
+            _check_halves(prompts)
         grid = Grid(plan, halve(prompts, half), tell)
         header = grid.header(_command(), half)
         if options.tune:
@@ -119,11 +121,23 @@ def _check_searched(plan: BenchPlan, against: str | None) -> None:
     """ConfigError if no strategy of ``plan`` has an option to search."""
     from flowspec.testbed.search import Space
 
-    if not any(Space.of(text).values for text in _varied(plan, against)):
+    if any(Space.of(text).values for text in _varied(plan, against)):
+        return
+    why = {plan.baseline: "is the baseline", against: "is what the others are compared with"}
+    reasons = (f"{text} {why.get(text, 'has no option left')}" for text in plan.strategies)
+    raise ConfigError(
+        f"--tune has no option to search: {', '.join(reasons)}; name another strategy, "
+        "like specpipe"
+    )
+
+
+def _check_halves(prompts: Sequence[Prompt]) -> None:
+    """ConfigError if there is no prompt to tune on or none to measure on."""
+    if not halve(prompts, "measuring"):
         raise ConfigError(
-            "--tune has no option to search: the baseline, the strategy of --against (auto, if it "
-            "is among the strategies) and options in a strategy's text stay as they are; "
-            "name another strategy, like specpipe"
+            "--tune has no prompt to measure on: of each set (a file, or a kind in a single file) "
+            "prompts 1, 3, ... are for tuning and 2, 4, ... for measuring; "
+            "give two prompts of a set or more"
         )
 
 
@@ -159,8 +173,8 @@ def _tuned(
     varied = _varied(grid.plan, against)
     tuner = Tuner(Grid(grid.plan, prompts, tell), tell=tell)
     tuned = tuner.run({cell: cells[cell] for cell in cells if cell.strategy in varied})
-    chosen = {one.cell: one.measured for one in tuned}
-    rows = grid.run({chosen.get(cell, cell): source for cell, source in cells.items()})
+    found = {one.measured: cells[one.cell] for one in tuned}
+    rows = grid.run({**cells, **found})
     return BenchReport({**header, "tuning": tuning_header(tuner, tuned, rows, against)}, (*rows,))
 
 
@@ -270,9 +284,14 @@ def compare(old: Path, new: Path) -> None:
 
 
 def table(name: str, prompts: Path | None, tokens: int | None) -> None:
-    """Print a paper's table beside our figures."""
+    """Print a paper's table beside our figures; for ``list`` the names and titles of all."""
     from flowspec.testbed import tables
 
+    if name == "list":
+        width = max(map(len, tables.names())) + 2
+        for one in tables.names():
+            sys.stdout.write(f"{one:<{width}}{tables.title(one)}\n")
+        return
     if name not in tables.names():
         raise ConfigError(
             f"there is no table {name!r}; expected one of: {', '.join(tables.names())}"
@@ -283,6 +302,10 @@ def table(name: str, prompts: Path | None, tokens: int | None) -> None:
         sys.stdout.flush()
 
     texts = None if prompts is None else [prompt.text for prompt in prompts_in(prompts)]
+    if sys.stderr.isatty():
+        sys.stderr.write(
+            f"running {name}, which can take minutes; lines appear as they are known\n"
+        )
     tables.run(name, tell, prompts=texts, tokens=DEFAULT_TOKENS if tokens is None else tokens)
 
 

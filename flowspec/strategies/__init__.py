@@ -66,9 +66,11 @@ def build(text: str, stages: int) -> Strategy:
 
 def parse(text: str) -> tuple[str, dict[str, str]]:
     """The name in a strategy's text and its options, unread; ConfigError for an unknown name."""
-    name, _, rest = text.partition(":")
+    name, colon, rest = text.partition(":")
     if name not in STRATEGIES:
         raise ConfigError(f"unknown strategy {name!r}; there are: {', '.join(STRATEGIES)}")
+    if colon and not rest.strip(","):
+        raise ConfigError(f"strategy {text!r} ends without an option; write {name}:option=value")
     options: dict[str, str] = {}
     for item in filter(None, rest.split(",")):
         key, equals, value = item.partition("=")

@@ -152,9 +152,12 @@ def _parse(field: dataclasses.Field[Any], text: str) -> object:
         if automatic and text.lower() == _AUTO:
             return 0
         try:
-            return int(text)
+            number = int(text)
+            if automatic and not number:  # 0 stands for auto in the dataclass, not in a text
+                raise ValueError(text)
+            return number
         except ValueError:
-            expected = f"a whole number or {_AUTO}" if automatic else "a whole number"
+            expected = f"a whole number above 0 or {_AUTO}" if automatic else "a whole number"
             raise ConfigError(
                 f"strategy option {name} is {_shown(text)}; expected {expected}"
             ) from None

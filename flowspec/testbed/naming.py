@@ -52,3 +52,8 @@ def _renamed(source: str, names: Mapping[str, str]) -> str:
     return ":".join(
         "+".join(names.get(name, name) for name in parts) for parts in source_parts(source)
     )
+
+
+def counted(number: int, noun: str) -> str:
+    """A number and its noun: ``1 prompt``, ``2 prompts``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

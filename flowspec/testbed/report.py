@@ -18,6 +18,7 @@ import numpy as np
 
 from flowspec.errors import ConfigError
 from flowspec.strategies.auto.decisions import tokens_by_drafter
+from flowspec.testbed.naming import counted
 from flowspec.testbed.simulate import Ran
 
 #: Marks a file as a report.
@@ -226,13 +227,14 @@ def markdown(report: BenchReport, notes: Sequence[str] = ()) -> str:
     head = report.header
     profile = head["profile"]
     prompts = head["prompts"]
+    loops = f"{prompts['loops']} of them with loops"
     lines = [
         f"## {profile['name']}, {head['how']}",
         "",
         f"{profile['summary']}. Source: {profile['source']}. All times are {head['how']}, "
         "none was measured on such a machine; acceptance is that of the packaged models.",
         "",
-        f"{prompts['count']} prompts ({prompts['half']}; {prompts['loops']} of them with loops, "
+        f"{counted(prompts['count'], 'prompt')} ({prompts['half']}; {loops}, "
         f"{'left out' if prompts['no_loops'] else 'kept'}), {head['tokens']} tokens each, "
         f"seed {head['seed']}; speedup over {head['baseline']}; medians over prompts with 95% "
         "intervals by order statistics (none below six prompts), all else over all tokens.",

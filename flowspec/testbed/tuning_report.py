@@ -8,7 +8,7 @@ from typing import Any
 
 from flowspec.testbed.digests import digest
 from flowspec.testbed.grid import Cell, place
-from flowspec.testbed.naming import first_choice
+from flowspec.testbed.naming import counted, first_choice
 from flowspec.testbed.report import Estimate, ReportRow, estimate_text
 from flowspec.testbed.search import Space
 from flowspec.testbed.tuning import Tuned, Tuner
@@ -48,6 +48,8 @@ def _row(one: Tuned, rows: Sequence[ReportRow], against: str | None) -> dict[str
     """One tuned cell: what was found on the tuning prompts, and how it did on the others."""
     cell = one.cell
     row = next(row for row in rows if _is_of(row, one.measured))
+    default = next(row for row in rows if _is_of(row, cell))
+    gained = [row.speeds[at] / speed for at, speed in default.speeds.items() if at in row.speeds]
     other = paired(row, rows, against) if against is not None else None
     return {
         "strategy": cell.strategy,
@@ -60,10 +62,17 @@ def _row(one: Tuned, rows: Sequence[ReportRow], against: str | None) -> dict[str
         "found": one.strategy,
         "configurations": one.configurations,
         "finalists": dict(one.finalists),
-        "seconds_per_token": _fields(Estimate.of([1 / speed for speed in row.speeds.values()])),
+        "default_seconds_per_token": _fields(_times(default)),
+        "seconds_per_token": _fields(_times(row)),
+        "gained": _fields(Estimate.of(gained)),
         "ratios": other,
         "ratio": _fields(Estimate.of(list(other.values()))) if other else None,
     }
+
+
+def _times(row: ReportRow) -> Estimate | None:
+    """Seconds per token over prompts."""
+    return Estimate.of([1 / speed for speed in row.speeds.values()])
 
 
 def paired(row: ReportRow, rows: Iterable[ReportRow], against: str) -> dict[int, float] | None:
@@ -108,16 +117,19 @@ def tuning_markdown(tuning: Mapping[str, Any]) -> list[str]:
     """The lines of a report on its header's entry ``tuning``."""
     effort = tuning["effort"]
     against = tuning["against"]
+    count = tuning["prompts"]["count"]
     columns = [
         *("strategy", "draft", "stages", "T", "link", "found", "configurations"),
-        "ms per token (95%)",
-        *([f"over {against}, by prompt (95%)"] if against else []),
+        *("default, ms per token (95%)", "found, ms per token (95%)", "default over found (95%)"),
+        *([f"found over {against} (95%)"] if against else []),
     ]
     return [
-        f"Tuned on {tuning['prompts']['count']} other prompts (tuning): at most "
-        f"{effort['configurations']} configurations on {effort['few']} of them, then the best "
-        f"{effort['finalists']} and the default on all. Times are of the prompts above, medians "
-        "over prompts.",
+        f"Tuned on the other half, {counted(count, 'prompt')} (1, 3, ... of each set): at most "
+        f"{effort['configurations']} configurations on {min(effort['few'], count)} of them, then "
+        f"the best {effort['finalists']} and the default on all. Times are of the prompts of the "
+        "table above, medians over prompts. The last columns are ratios of times, the median of "
+        "the prompts' own ratios: above 1 the one named second is faster. An interval that has 1 "
+        "in it decides nothing.",
         "",
         f"| {' | '.join(columns)} |",
         "|---" * len(columns) + "|",
@@ -146,7 +158,11 @@ def _cells(row: Mapping[str, Any], against: str | None) -> list[str]:
         f"{row['latency_ms']:g} ms, {row['mbit']:g} Mbit/s",
         row["found"],
         str(row["configurations"]),
-        estimate_text(_scaled(row["seconds_per_token"], 1e3)),
+        *(
+            estimate_text(_scaled(row[name], 1e3))
+            for name in ("default_seconds_per_token", "seconds_per_token")
+        ),
+        estimate_text(_scaled(row["gained"], 1.0)),
         *([estimate_text(_scaled(row["ratio"], 1.0))] if against else []),
     ]
 

@@ -11,7 +11,6 @@ link nothing. The target's text is computed once by plain decoding; the draft mo
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 from flowspec.core.run.sampling import Sampling
 from flowspec.model.directory import default_pair, open_directory
 from ops.bench.simulated import PROMPTS, prompts_of, simulate, texts
+from ops.parser import Parser
 
 ROWS = (
     ("autoregressive", "autoregressive"),
@@ -67,11 +67,13 @@ def switched(strategy: str, *, coupled: bool, lockstep: bool) -> str:
     """``strategy`` with the options that this run's flags set."""
     switches = [] if strategy == "autoregressive" or coupled else ["coupled=off"]
     switches += ["lockstep=on"] if lockstep else []
-    return ",".join([strategy if ":" in strategy else f"{strategy}:", *switches]).replace(":,", ":")
+    if not switches:
+        return strategy
+    return f"{strategy}{',' if ':' in strategy else ':'}{','.join(switches)}"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = Parser()
     parser.add_argument("--lockstep", action="store_true", help="keep the papers' barrier")
     parser.add_argument(
         "--coupled", action="store_true", help="let the drafter see the noise at T = 1"

@@ -14,7 +14,6 @@ Markdown (``ops/bench/results/auto.md``), progress on stderr.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -39,6 +38,7 @@ from ops.bench.auto_tuning import EFFORT, Conditions, Found, packaged_models
 from ops.bench.clairvoyant import seconds_per_token
 from ops.bench.profile_grids import cell_of, grids_on
 from ops.bench.systems import show
+from ops.parser import Parser
 
 OTHERS = (
     *("flowspec", "pipedec", "specpipe", "pipespec", "chain"),
@@ -245,7 +245,7 @@ def _say(line: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = Parser(description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
     add("--prompts", type=prompt_sets, required=True, help="a folder of .jsonl files")
     add("--profiles", default=",".join(PROFILES), help="by commas")

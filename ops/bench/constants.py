@@ -11,7 +11,6 @@ with the value, above 1 where the value is faster. Prints Markdown, progress on 
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -30,6 +29,7 @@ from ops.bench.arguments import count, prompt_sets, temperatures
 from ops.bench.auto import PROFILES, prompts_in
 from ops.bench.profile_grids import cell_of, grids_on
 from ops.bench.systems import show
+from ops.parser import Parser
 
 DEFAULT = "auto"
 #: The options with every value of their search that is not the default.
@@ -106,7 +106,7 @@ def tables(found: Sequence[Measured], tokens: int, draft: str) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = Parser(description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
     add("--prompts", type=prompt_sets, required=True, help="a folder of .jsonl files")
     add("--profiles", default=",".join(PROFILES), help="by commas")

@@ -17,12 +17,13 @@ computed. Prints Markdown.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import time
 from collections import Counter
 from collections.abc import Sequence
+
+from ops.parser import Parser
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -171,7 +172,7 @@ def hidden_table(bench: TraceBench, profile: Profile, strategies: Sequence[str])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = Parser()
     parser.add_argument("--sources", default="draft,head,ngram,draft+ngram")
     parser.add_argument("--nodes", default="1,8,32,64")
     parser.add_argument("--context", type=int, default=256)

@@ -22,6 +22,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from ops.parser import Parser
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from flowspec.cli.bench import strategies_of
@@ -134,7 +136,7 @@ def ratio_table(found: Sequence[Comparison]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = Parser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--profiles", default="jetson-7b", help="comma-separated (jetson-7b)")
     parser.add_argument("--stages", default="", help="comma-separated; default: a profile's first")
     parser.add_argument(

@@ -22,7 +22,6 @@ are those of the simulated run of the same texts. ``--timeline``: where the time
 
 from __future__ import annotations
 
-import argparse
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -43,6 +42,7 @@ from flowspec.testbed.simulate import Ran
 from ops.bench.closed_forms import pipedec_step, pipeline_token_seconds, pipespec_tokens
 from ops.bench.systems import show
 from ops.bench.trace import CommittedStep, Trace, TraceBench
+from ops.parser import Parser
 
 #: Upper bound of the time between tokens relative to the formula's.
 BAR = 1.10
@@ -320,7 +320,7 @@ def rows(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = Parser()
     parser.add_argument("--profiles", default=",".join(names()))
     parser.add_argument("--stages", type=int, default=0, help="0: every stage count of the profile")
     parser.add_argument(

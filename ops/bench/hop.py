@@ -10,7 +10,6 @@ p99. Prints Markdown.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing as mp
 import os
 import time
@@ -18,6 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+
+from ops.parser import Parser
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -225,7 +226,7 @@ def repeated(runs: int, measure: Callable[[str], Sequence[Sequence[float]]]) -> 
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser()
+    arguments = Parser()
     arguments.add_argument("--rounds", type=int, default=2000)
     arguments.add_argument("--runs", type=int, default=1)
     given = arguments.parse_args()

@@ -38,6 +38,7 @@ from flowspec.errors import ConfigError, FlowSpecError
 from flowspec.model.directory import default_pair, open_directory
 from ops.bench.arguments import count, latencies
 from ops.bench.report import machine_line
+from ops.parser import Parser
 from ops.peer.duration import Extent
 from ops.peer.install import DEFAULT_FOLDER, Peer, version
 from ops.peer.llama import DraftOptions, Llama
@@ -158,9 +159,9 @@ def report(given: argparse.Namespace) -> None:
         print(f"\n### {milliseconds:g} ms each way\n\n" + "\n".join(page(taken)), flush=True)
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The command line."""
-    made = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    made = Parser(description=(__doc__ or "").partition("\n")[0])
     add = made.add_argument
     add("--estimate", action="store_true", help="print how long the run takes, and end")
     add("--busy", action="store_true", help="run beside other work; its times are void")

@@ -13,7 +13,6 @@ Measured files are refused, as their figures differ from run to run.
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import os
 import re
@@ -27,6 +26,7 @@ from pathlib import Path
 
 from flowspec.errors import ConfigError, FlowSpecError
 from ops.bench.report import machine_line
+from ops.parser import Parser
 
 ROOT = Path(__file__).parents[2]
 SIMULATED = "Simulated: the same on every machine."
@@ -131,12 +131,14 @@ def read(file: Path) -> list[CommandBlock]:
     """The blocks of ``file``; ConfigError names it."""
     try:
         return parse(file.read_text())
-    except (OSError, ConfigError) as error:
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
+    except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from None
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = Parser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE")
     parser.add_argument("--check", action="store_true", help="compare instead of rewriting")
     parser.add_argument("--prompts", type=Path, metavar="DIR", help="the folder of prompt sets")

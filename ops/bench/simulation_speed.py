@@ -10,7 +10,6 @@ instead. Prints Markdown.
 
 from __future__ import annotations
 
-import argparse
 import cProfile
 import pstats
 import time
@@ -27,6 +26,7 @@ from flowspec.testbed.memo import MemoDrafter
 from flowspec.testbed.naming import canonical, drafter_of
 from flowspec.testbed.simulate import Ran, profile_costs, returns_hidden, simulate
 from flowspec.testbed.texts import texts
+from ops.parser import Parser
 
 PROMPT = "Explain how a lighthouse works, and why ships need it."
 #: Its times determine what is drafted and pruned when, not the cost of simulating.
@@ -86,7 +86,7 @@ def profiled(bench: SpeedBench, strategies: Sequence[str], stages: Sequence[int]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = Parser()
     parser.add_argument("--stages", default="4,21")
     parser.add_argument(
         "--strategies", default=",".join(EXACT), help="separated by spaces or commas"

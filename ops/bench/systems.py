@@ -15,7 +15,6 @@ runs. For layered systems, whose formula ignores partial starvation, that time e
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -32,6 +31,7 @@ from flowspec.testbed.memo import MemoDrafter
 from flowspec.testbed.naming import drafter_of
 from ops.bench.formulas import predicted
 from ops.bench.simulated import PROMPTS, Text, per_pass, prompts_of, simulate, texts
+from ops.parser import Parser
 
 DRAFT_COST = 1 / 7
 MIDDLE_COST = 0.5
@@ -151,7 +151,7 @@ def show(line: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = Parser()
     parser.add_argument("--stages", default="4,8,12")
     parser.add_argument("--temperatures", default="0,1")
     parser.add_argument("--sources", default="slm,head,ngram,slm+ngram")

@@ -11,7 +11,6 @@ Prints Markdown.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,8 @@ from flowspec.client import Client
 from flowspec.cluster import Cluster, Setup
 from flowspec.errors import ConfigError, FlowSpecError
 from flowspec.model.directory import default_pair
+from ops.bench.arguments import count
+from ops.parser import Parser
 
 PROMPT = "Explain how to read a file line by line and count the words in it."
 
@@ -81,18 +82,19 @@ def print_table(spreads: Mapping[str, Spread], about: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--stages", type=int, default=2)
+    parser = Parser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--stages", type=count, default=2, help="of the pipeline (2)")
     parser.add_argument(
         "--strategies",
         default="autoregressive naive_pp flowspec pipedec specpipe pipespec static_tree chain auto",
+        help="by spaces",
     )
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=32)
-    parser.add_argument("--prompt", default=PROMPT)
+    parser.add_argument("--repeats", type=count, default=5, help="of every strategy (5)")
+    parser.add_argument("--tokens", type=count, default=32, help="of every text (32)")
+    parser.add_argument("--prompt", default=PROMPT, help="of all runs")
     given = parser.parse_args()
-    if given.repeats < 1 or given.tokens < 2:
-        parser.error("expected at least one repeat, of 2 tokens or more")
+    if given.tokens < 2:
+        parser.error("argument --tokens: '1', expected an integer of at least 2")
     target, draft = default_pair()
     try:
         with Cluster(Setup(target, draft, given.stages)) as cluster, Client(cluster.url) as client:

@@ -9,7 +9,6 @@ step has a time limit and a log; nothing is installed outside the folder.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import os
 import shutil
@@ -24,6 +23,7 @@ from pathlib import Path
 
 from flowspec.errors import ConfigError, FlowSpecError
 from flowspec.model.directory import default_pair, open_directory
+from ops.parser import Parser
 from ops.peer.convert import convert
 
 DEFAULT_FOLDER = Path(__file__).parents[2] / ".peer"
@@ -256,7 +256,7 @@ def _compile(peer: Peer, source: Path, jobs: int, environment: Mapping[str, str]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = Parser()
     parser.add_argument("--into", type=Path, default=DEFAULT_FOLDER)
     parser.add_argument("--jobs", type=int, default=2)
     given = parser.parse_args()

@@ -12,7 +12,6 @@ would for a full socket.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import math
@@ -25,6 +24,7 @@ from typing import Any
 
 from flowspec.emulation.profile import LinkShape
 from flowspec.errors import ConfigError, FlowSpecError
+from ops.parser import Parser
 
 #: Bytes read at once; a link may exceed its bound by less than this.
 CHUNK = 1 << 16
@@ -186,7 +186,7 @@ async def serve(targets: Sequence[str], shape: LinkShape) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = Parser()
     parser.add_argument("targets", nargs="+")
     parser.add_argument("--latency-ms", type=float, default=0.0)
     parser.add_argument("--bytes-per-second", type=float, default=math.inf)

@@ -39,6 +39,7 @@ from flowspec.core.job.stats import repeated_4grams
 from flowspec.errors import ModelError
 from flowspec.model.directory import open_directory
 from flowspec.model.eagle import EagleHead, read_head
+from ops.parser import Parser
 from ops.train.pair import descend, optimizers
 
 HELD_OUT = 100_000
@@ -291,9 +292,9 @@ def report(head: EagleHead, teacher: Teacher, text: np.ndarray, given: argparse.
         )
 
 
-def arguments() -> argparse.ArgumentParser:
+def arguments() -> Parser:
     """The command line's parser."""
-    parser = argparse.ArgumentParser(description="Train an EAGLE head; see this file's head.")
+    parser = Parser(description="Train an EAGLE head; see this file's head.")
     parser.add_argument("--target", type=Path, required=True, help="folder of the target")
     parser.add_argument(
         "--tokens", type=Path, required=True, help="token ids, the last 100,000 held out"

@@ -36,6 +36,7 @@ from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from flowspec.model.directory import default_pair
+from ops.parser import Parser
 
 VOCABULARY = 4096
 CONTEXT = 1024
@@ -237,7 +238,7 @@ def make(given: argparse.Namespace) -> None:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Retrain the packaged pair; see this file's head.")
+    parser = Parser(description="Retrain the packaged pair; see this file's head.")
     commands = parser.add_subparsers(dest="what", required=True)
     text = commands.add_parser("prepare", help="collect the text and train the tokenizer")
     for name in ("code", "docs", "problems"):

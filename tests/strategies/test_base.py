@@ -41,10 +41,10 @@ def refused(text: str) -> str:
 def test_auto_is_taken_where_it_is_documented_and_refused_elsewhere(name: str, option: str) -> None:
     kind = STRATEGIES[name].Params
     if (name, option) in AUTOMATIC:
-        assert read_params(kind, {option: "auto"}) == read_params(kind, {option: "0"}), (
-            "0 means the same"
-        )
-        assert refused(f"{name}:{option}=some").endswith("expected a whole number or auto")
+        assert getattr(read_params(kind, {option: "auto"}), option) == 0
+        for text in ("some", "0"):
+            expected = f"option {option} is {text!r}; expected a whole number above 0 or auto"
+            assert refused(f"{name}:{option}={text}") == f"strategy {expected}"
     else:
         message = refused(f"{name}:{option}=auto")
         assert message == f"strategy option {option} is 'auto'; expected a whole number"
@@ -62,7 +62,6 @@ def test_numbers_with_a_fraction_have_a_range_and_may_not_be_words() -> None:
 def test_auto_leaves_the_choice_to_the_strategy() -> None:
     for text in (
         "pipedec:groups=auto",
-        "pipedec:groups=0",
         "specpipe:in_flight=AUTO",
         "chain:in_flight=auto",
     ):
@@ -72,7 +71,6 @@ def test_auto_leaves_the_choice_to_the_strategy() -> None:
     assert isinstance(paced.pacing, Timestep)
     for text, tuned in (
         ("specpipe:width=auto", True),
-        ("specpipe:width=0", True),
         ("specpipe", False),
     ):
         strategy = build(text, 3)
@@ -99,6 +97,13 @@ def test_what_the_list_shows_is_taken_and_changes_nothing() -> None:
 @pytest.mark.parametrize("text", ["flowspec:width=8,width=9", "flowspec:width=8,nodes=9, width =8"])
 def test_an_option_given_twice_is_refused(text: str) -> None:
     assert refused(text) == "strategy option width is given twice; give it once"
+
+
+@pytest.mark.parametrize("text", ["specpipe:", "flowspec:,"])
+def test_a_colon_without_an_option_is_refused(text: str) -> None:
+    name = text.partition(":")[0]
+    expected = f"strategy {text!r} ends without an option; write {name}:option=value"
+    assert refused(text) == expected
 
 
 @pytest.mark.parametrize("share", [0, 101])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from statistics import median
 
 import pytest
 
@@ -44,8 +45,8 @@ def tuned(tuner: Tuner) -> list[Tuned]:
 @pytest.fixture(scope="module")
 def rows(tuned: list[Tuned]) -> list[ReportRow]:
     grid = Grid(PLAN, MEASURING)
-    chosen = {one.cell: one.measured for one in tuned}
-    return grid.run({chosen.get(cell, cell): source for cell, source in grid.cells().items()})
+    cells = grid.cells()
+    return grid.run({**cells, **{one.measured: cells[one.cell] for one in tuned}})
 
 
 def test_what_is_found_is_the_fastest_finalist_and_the_default_is_one(tuned: list[Tuned]) -> None:
@@ -101,10 +102,28 @@ def test_a_header_has_a_row_per_tuned_cell_and_pairs_it_with_the_reference(
             if (row.strategy, row.source.partition(",")[0], row.temperature)
             == (entry["found"], entry["source"].partition(",")[0], entry["temperature"])
         )
+        (default,) = (
+            row
+            for row in rows
+            if (row.strategy, row.source.partition(",")[0], row.temperature)
+            == (entry["strategy"], entry["source"].partition(",")[0], entry["temperature"])
+        )
+        gained = [own.speeds[at] / default.speeds[at] for at in own.speeds]
+        assert entry["gained"]["median"] == pytest.approx(median(gained))
         assert entry["ratios"] == {at: auto.speeds[at] / own.speeds[at] for at in own.speeds}
         assert min(entry["ratios"].values()) <= entry["ratio"]["median"]
     lines = "\n".join(tuning_markdown(found))
     assert all(one.strategy in lines for one in tuned)
+    assert "default over found (95%) | found over auto (95%)" in lines
+
+
+def test_a_search_on_fewer_prompts_than_it_wants_says_how_many(
+    tuner: Tuner, tuned: list[Tuned], rows: list[ReportRow]
+) -> None:
+    found = tuning_header(tuner, tuned, rows, None)
+    found["prompts"]["count"] = 1
+    assert "1 prompt (1, 3, ... of each set): at most" in tuning_markdown(found)[0]
+    assert "configurations on 1 of them" in tuning_markdown(found)[0]
 
 
 def sources(entry: dict[str, str]) -> list[str]:
@@ -118,7 +137,7 @@ def test_without_a_reference_there_are_no_ratios(
 ) -> None:
     found = tuning_header(tuner, tuned, rows, None)
     assert {entry["ratio"] for entry in found["rows"]} == {None}
-    assert "by prompt" not in "\n".join(tuning_markdown(found))
+    assert "found over" not in "\n".join(tuning_markdown(found))
     assert paired(rows[0], rows, "chain") is None
 
 

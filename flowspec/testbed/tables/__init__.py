@@ -14,7 +14,7 @@ from flowspec.testbed.tables.columns import COLUMNS, Shown, number
 from flowspec.testbed.tables.contents import PLACE, TEXTS, Block, PaperRow, Table, load, names
 from flowspec.testbed.tables.figures import Figure, Pair, at_hit_rate, lossy
 
-__all__ = ["names", "run"]
+__all__ = ["names", "run", "title"]
 
 Tell = Callable[[str], None]
 #: Figures by source: an oracle's name, or ``OURS``.
@@ -23,6 +23,11 @@ Figures = Mapping[str, Figure]
 Known = dict[tuple[str, str], Figures]
 
 OURS = "our pair"
+
+
+def title(name: str) -> str:
+    """The title of the table ``name``."""
+    return load(name).title
 
 
 def run(name: str, tell: Tell, *, prompts: Sequence[str] | None = None, tokens: int = 64) -> None:
