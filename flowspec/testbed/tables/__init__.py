@@ -54,7 +54,8 @@ def run(name: str, tell: Tell, *, prompts: Sequence[str] | None = None, tokens: 
 
 
 def _about(table: Table, prompts: int, tokens: int) -> str:
-    said = [f"{table.unit}."]
+    unit = {"ms": "ms per token"}.get(table.unit, table.unit)
+    said = [f"Speeds in {unit}."] if "value" in table.columns else []
     if any(block.oracles for block in table.blocks):
         said.append(
             f"At the paper's hit rate: {_count(table)} texts of {table.prompt_tokens} + "
