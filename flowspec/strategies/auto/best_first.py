@@ -41,6 +41,11 @@ class BestFirstGrowth:
     ``alternative``: as ``ALTERNATIVE``.
     """
 
+    #: Sizes to choose among.
+    sizes = SIZES
+    #: The gain, in tokens, that a choice has to exceed: a free slot takes a row at any price.
+    least_gain = -math.inf
+
     def __init__(
         self,
         rows: int,
@@ -76,7 +81,7 @@ class BestFirstGrowth:
         leaves.sort(key=lambda leaf: (-tree[leaf].score, leaf))
         self._asked = tuple(sorted(leaves[: self._batch]))
         if not self._asked and len(paying) == 1:
-            self._asked = missing(tree, [_tip(tree).id])
+            self._asked = self._for_lone_row(tree)
         return self._asked
 
     def segments(self, tree: Tree) -> list[list[int]]:
@@ -111,12 +116,12 @@ class BestFirstGrowth:
         nodes = tree.nodes
         start = nodes[tree.root].score
         tokens = 0.0
-        most = -math.inf
+        most = self.least_gain
         paying = 0
         added = 0.0
         for rows, node in enumerate(best, 1):
             tokens += math.exp(nodes[node].score - start)
-            if rows not in SIZES and rows < len(best):
+            if rows not in self.sizes and rows < len(best):
                 continue
             gain = tokens - self._price(rows)
             if gain > most:
@@ -124,6 +129,10 @@ class BestFirstGrowth:
                 paying = rows
                 added = tokens
         return paying if added >= LEAST_TOKENS else 0
+
+    def _for_lone_row(self, tree: Tree) -> tuple[int, ...]:
+        """What has to be drafted before a lone row can be chosen."""
+        return missing(tree, [_tip(tree).id])
 
     def _lone_row(self, tree: Tree, best: int) -> int:
         """The best child of the tip, or ``best`` if that is much more probable."""
@@ -134,6 +143,10 @@ class BestFirstGrowth:
         if tree[best].score > tip.score + value + math.log(self._alternative):
             return best
         return tree.add(tip.id, tip.expansion.tokens[0], value)
+
+    def _known(self, tree: Tree) -> list[Node]:
+        """The nodes whose children can be sent."""
+        return tree.selected()
 
     def _best(self, tree: Tree) -> tuple[list[int], list[int]]:
         """The best unsent nodes, best first, and the undrafted leaves among them and T."""
@@ -148,7 +161,7 @@ class BestFirstGrowth:
                 heapq.heappush(heap, (-parent.score - expansion.values[rank], parent.id, rank))
 
         nodes = tree.nodes
-        for known in tree.selected():
+        for known in self._known(tree):
             offer(known, 0)
         best: list[int] = []
         while heap and len(best) < self._rows:

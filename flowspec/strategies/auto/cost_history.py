@@ -16,6 +16,8 @@ from flowspec.strategies.pass_times import PassTimes
 
 #: Most recent prompts whose round trips count.
 PROMPT_SAMPLES = 8
+#: Passes of the drafter over which ``reach`` is averaged.
+REACH_PASSES = 16
 #: Least rows of a prompt whose round trip is used to measure a link's seconds per row.
 PROMPT_ROWS = 8
 
@@ -30,11 +32,18 @@ class CostHistory:
         self.passes = PassTimes()
         #: Tokens per second of the job that decoded last; 0: there was none.
         self.rate = 0.0
+        #: Probability that the target chooses the best candidate of a drafted node, averaged over
+        #: recent nodes by how likely they were to be needed.
+        self.reach = 1.0
         #: Seconds that one row occupies a link between two stages; 0: unknown or negligible.
         self.row_seconds = 0.0
         #: Speeds by drafter number, kept apart by a job's (coupled, sampled).
         self.speeds = defaultdict[tuple[bool, bool], dict[int, DrafterSpeed]](dict)
         self._row_samples: deque[float] = deque(maxlen=PROMPT_SAMPLES)
+
+    def note_reach(self, reach: float) -> None:
+        """Learn from a pass of the drafter over nodes whose mean is ``reach``."""
+        self.reach += (reach - self.reach) / REACH_PASSES
 
     def note_prompt(
         self, prompt: RoundTrip, slowest: float, single: RoundTrip, stages: int

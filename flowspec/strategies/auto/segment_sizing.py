@@ -120,6 +120,11 @@ class SegmentSizer:
         """Expected tokens that a segment of ``rows`` rows has to add."""
         return self._delay * self._rate * self._seconds(rows)
 
+    @property
+    def pass_price(self) -> float:
+        """Tokens that the job makes during a pass of the drafter; 0 until one has been timed."""
+        return self._rate * self._draft_pass_seconds
+
     def chose(self, rows: int) -> None:
         """A segment of ``rows`` rows was cut."""
         size = 1 << (rows - 1).bit_length()

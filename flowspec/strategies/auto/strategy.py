@@ -15,11 +15,12 @@ from flowspec.core.tree.tree import Tree
 from flowspec.strategies.auto.best_first import ALTERNATIVE, BestFirstGrowth
 from flowspec.strategies.auto.cost_history import CostHistory
 from flowspec.strategies.auto.drafter_bandit import DrafterBandit
+from flowspec.strategies.auto.root_first import RootFirstGrowth
 from flowspec.strategies.auto.segment_sizing import (
     DELAY_FACTOR,
     MOST_DECISIONS,
+    MOST_PASSES,
     SegmentSizer,
-    Sizing,
 )
 from flowspec.strategies.base import check, or_auto
 
@@ -75,11 +76,14 @@ class Auto(Strategy):
         self.draft_width = params.children
         self.coupled = params.coupled
         self.max_in_flight = params.in_flight or stages
+        # A single stage takes a new root together with what was drafted below it.
+        self.holds_root = self.accepts_unsent = stages == 1
         self._stages = stages
         self.use_history(History())
 
     def use_history(self, history: History, *, sampled: bool = False, drafters: int = 1) -> None:
         costs = history.get(CostHistory)
+        self._costs = costs
         self.sizer = SegmentSizer(self._stages, costs, self.params.rows, self.params.delay)
         self.bandit = DrafterBandit(drafters, costs.speeds[self.coupled and sampled, sampled])
         self.drafter = self.bandit.drafter
@@ -89,7 +93,18 @@ class Auto(Strategy):
         self._choose_drafter(view)
         sizing = self.sizer.sizing(view.bandwidth_delay, view.draft_pass_seconds)
         self.max_in_flight = self.params.in_flight or sizing.in_flight
-        return _SizedGrowth(sizing, self.sizer, self.params.alternative)
+        batch = max(sizing.rows, LEAST_BATCH)
+        price = None if self.sizer.fixed_rows else self.sizer.price
+        growth: Growth
+        if self.holds_root:
+            growth = RootFirstGrowth(
+                sizing.rows, batch, MOST_PASSES, price, self.sizer.pass_price, self._costs
+            )
+        else:
+            growth = BestFirstGrowth(
+                sizing.rows, batch, sizing.passes, price, self.params.alternative
+            )
+        return _SizedGrowth(growth, self.sizer)
 
     def _choose_drafter(self, view: View) -> None:
         before = self.drafter
@@ -117,21 +132,17 @@ class Auto(Strategy):
             self.sizer.prefilled(trip, answer.seconds)
 
 
-class _SizedGrowth(BestFirstGrowth):
-    """Best-first growth at the sizer's prices; tells the sizer how many rows were chosen."""
+class _SizedGrowth:
+    """``growth``, which tells ``sizer`` how many rows were chosen."""
 
-    def __init__(self, sizing: Sizing, sizer: SegmentSizer, alternative: float) -> None:
-        super().__init__(
-            sizing.rows,
-            max(sizing.rows, LEAST_BATCH),
-            sizing.passes,
-            None if sizer.fixed_rows else sizer.price,
-            alternative,
-        )
+    def __init__(self, growth: Growth, sizer: SegmentSizer) -> None:
+        self._growth = growth
         self._sizer = sizer
+        self.proceed = growth.proceed
+        self.rebase = growth.rebase
 
     def segments(self, tree: Tree) -> list[list[int]]:
-        found = super().segments(tree)
+        found = self._growth.segments(tree)
         for segment in found:
             self._sizer.chose(len(segment))
         return found

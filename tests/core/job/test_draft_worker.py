@@ -51,7 +51,7 @@ from flowspec.core.run.limits import TREE_ROWS
 from flowspec.strategies import build
 from flowspec.strategies.auto.cost_history import CostHistory
 from flowspec.strategies.auto.strategy import Auto
-from tests.addresses import S1
+from tests.addresses import S1, S2
 from tests.toy import limits
 
 RUN = RunKey("j", 1)
@@ -410,21 +410,21 @@ def test_the_wait_for_an_answer_grows_with_the_chunks_of_the_prompt() -> None:
 
 
 def answered(draft: Draft, job: str, **fields: str) -> Auto:
-    """The strategy of a job after its prompt of 20 and two lone rows were answered, 1 s apart."""
+    """The strategy of a job on two stages, its prompt of 20 and two lone rows answered 1 s apart."""
     draft.submit(job, prompt_ids=json.dumps([2] * 20), strategy="auto", **fields)
     strategy = draft.machine.sessions[RunKey(job, 1)].strategy
     assert isinstance(strategy, Auto)
-    draft.receive(Answer(RunKey(job, 1), 0, (19,), (40,), seconds=1.0), now=1.0)
-    draft.receive(Answer(RunKey(job, 1), 1, (20,), (41,), seconds=0.5), now=2.0)
+    draft.receive(Answer(RunKey(job, 1), 0, (19,), (40,), seconds=1.0), S2, now=1.0)
+    draft.receive(Answer(RunKey(job, 1), 1, (20,), (41,), seconds=0.5), S2, now=2.0)
     root = draft.machine.sessions[RunKey(job, 1)].tree.root
-    draft.receive(Answer(RunKey(job, 1), 2, (root,), (42,), seconds=0.5), now=3.0)
+    draft.receive(Answer(RunKey(job, 1), 2, (root,), (42,), seconds=0.5), S2, now=3.0)
     return strategy
 
 
 def test_jobs_share_what_they_find_out() -> None:
     history = History()
     known = history.get(CostHistory)
-    draft = Draft(history=history)
+    draft = Draft(2, history)
     answered(draft, "j")
     assert (known.passes.single, known.passes.widest) == (0.5, 20)
     assert known.rate > 0
@@ -438,7 +438,7 @@ def test_jobs_share_what_they_find_out() -> None:
 def test_a_job_that_is_recorded_starts_without_history_and_leaves_none() -> None:
     history = History()
     known = history.get(CostHistory)
-    draft = Draft(history=history)
+    draft = Draft(2, history)
     recorded = answered(draft, "j", record="1")
     assert recorded.sizer.price(1) > 0, "it learns from its own passes"
     assert (known.passes.widest, known.rate) == (0, 0.0)

@@ -83,9 +83,9 @@ class Ran:
 class Bench:
     """Consecutive jobs on one pipeline; every text is compared with the target's."""
 
-    def __init__(self, costs: str) -> None:
+    def __init__(self, costs: str, stages: int = STAGES) -> None:
         self._rows: list[int] = []
-        self._simulation = pipeline(STAGES, costs=COSTS[costs], tap=self._tap)
+        self._simulation = pipeline(stages, costs=COSTS[costs], tap=self._tap)
 
     def _tap(self, node: Address, now: float, event: Input, outputs: list[Output]) -> None:
         sent = [
@@ -157,6 +157,29 @@ def test_where_a_second_row_costs_four_times_as_much_a_second_job_sends_none() -
     assert set(second.rows) == {1}
 
 
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
+@pytest.mark.parametrize(
+    ("costs", "most"),
+    [
+        ("rows are free", 0.5),
+        ("each row costs a little", 0.75),
+        ("a second row costs four times", 1.0),
+    ],
+)
+def test_on_a_single_stage_a_root_takes_rows_along_where_they_pay(
+    costs: str, most: float, sampling: Sampling
+) -> None:
+    bench = Bench(costs, stages=1)
+    plain = Bench(costs, stages=1).run("autoregressive", sampling=sampling)
+    bench.run(sampling=sampling)
+    ran = bench.run(sampling=sampling)
+    assert ran.seconds <= (most + 0.01) * plain.seconds
+    if most < 1:
+        assert max(ran.rows) > 1
+    else:
+        assert set(ran.rows) == {1}
+
+
 def test_the_slower_the_link_the_narrower_the_segments() -> None:
     """Passes take the same time for any number of rows; the links set the cost."""
     free, slow, slower = (
@@ -226,16 +249,18 @@ def test_a_recorded_job_does_what_it_does_on_a_pipeline_nobody_has_used() -> Non
     assert used.run().decided[0] > 1, "other jobs keep their history"
 
 
-@pytest.mark.parametrize("name", ["rtx3090-70b", "a100-70b", "jetson-7b"])
+@pytest.mark.parametrize(
+    ("name", "stages"),
+    [("rtx3090-70b", 8), ("a100-70b", 4), ("jetson-7b", 4), ("jetson-7b", 1), ("a100-13b", 1)],
+)
 @pytest.mark.parametrize("right", [0.001, 0.04, 0.1])
 def test_where_the_drafter_knows_next_to_nothing_it_is_no_slower_than_plain_decoding(
-    name: str, right: float
+    name: str, stages: int, right: float
 ) -> None:
     profile = load(name)
     target = open_directory(default_pair()[0])
     text = Text(tuple(range(10, 40)), tuple((at * 7919 + 11) % 4000 for at in range(COUNT)), GREEDY)
-    costs = profile_costs(profile, profile.stages[0], "slm")
-    stages = profile.stages[0]
+    costs = profile_costs(profile, stages, "slm")
     seconds = {}
     for strategy in ("auto", "autoregressive"):
         rates = (right, right / 4, right / 8)
