@@ -410,7 +410,7 @@ def test_the_wait_for_an_answer_grows_with_the_chunks_of_the_prompt() -> None:
 
 
 def answered(draft: Draft, job: str, **fields: str) -> Auto:
-    """The strategy of a job on two stages, its prompt of 20 and two lone rows answered 1 s apart."""
+    """The strategy of a job on two stages whose prompt of 20 and two lone rows were answered."""
     draft.submit(job, prompt_ids=json.dumps([2] * 20), strategy="auto", **fields)
     strategy = draft.machine.sessions[RunKey(job, 1)].strategy
     assert isinstance(strategy, Auto)
