@@ -70,8 +70,9 @@ def test_strategies_are_tuned_on_one_half_and_measured_on_the_other(tmp_path: Pa
     assert rows.keys() == {"speculative", "static_tree:shape=1-1"}, "of two references"
     assert rows["static_tree:shape=1-1"]["configurations"] == 2, "with and without overlap"
     measured = {row["strategy"] for row in report["rows"]}
-    assert measured == {"pipespec", "auto", *(row["found"] for row in rows.values())}
-    assert "over auto, by prompt" in text.read_text()
+    found = {row["found"] for row in rows.values()}
+    assert measured == {"pipespec", "auto", *rows, *found}, "the defaults beside what was found"
+    assert "found over auto (95%)" in text.read_text()
 
 
 def test_a_comparison_is_written_drawn_and_compared_with_itself(
