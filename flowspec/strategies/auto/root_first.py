@@ -89,21 +89,24 @@ class RootFirstGrowth(BestFirstGrowth):
         self._overtaken = tree.root not in tree.sent
 
 
+def _chance(tree: Tree, node: int) -> float:
+    """The probability that the text goes through ``node``."""
+    return math.exp(tree[node].score - tree[tree.root].score)
+
+
 def _needed(tree: Tree, leaves: tuple[int, ...]) -> float:
     """Expected number of ``leaves`` that the text goes through."""
-    start = tree[tree.root].score
-    return math.fsum(math.exp(tree[leaf].score - start) for leaf in leaves)
+    return math.fsum(_chance(tree, leaf) for leaf in leaves)
 
 
 def _reach(tree: Tree, drafted: tuple[int, ...]) -> float:
     """The mean probability of a node's best candidate, by the probability of needing it."""
-    start = tree[tree.root].score
     total = 0.0
     for node in drafted:
         expansion = tree[node].expansion
         assert expansion is not None
         best = math.exp(expansion.values[0]) if expansion.values else 0.0
-        total += math.exp(tree[node].score - start) * best
+        total += _chance(tree, node) * best
     return total / _needed(tree, drafted)
 
 
