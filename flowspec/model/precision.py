@@ -1,0 +1,71 @@
+"""The precisions of a stage's weights and rows, by name, and the bytes they take. Needs no torch.
+
+*Weights* are those of the linear layers; norms, the embedding and biases stay in the rows' type.
+*Rows* are what a pass computes in, what travels between stages and what the KV cache holds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flowspec.errors import ConfigError
+
+#: Chooses the checkpoint's own precision, if this device computes in it well.
+AUTO = "auto"
+#: Weights that share a scale, along a row of the matrix.
+FOUR_BIT_BLOCK = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """``bits`` a weight, with its share of the scales in ``scale_bits``; one scale a ``block``.
+
+    ``block`` 0: a scale for each row of the matrix, or none. ``rows``: the element type of rows.
+    """
+
+    name: str
+    bits: int
+    rows: str
+    scale_bits: int = 0
+    block: int = 0
+
+    @property
+    def quantised(self) -> bool:
+        """Whether weights are integers or codes with scales."""
+        return self.bits < 16
+
+    def weight_bytes(self, shape: Sequence[int]) -> int:
+        """Bytes of a linear layer's weights of ``shape``, ``[..., outputs, inputs]``."""
+        count = math.prod(shape)
+        scales = math.prod(shape[:-1]) * (math.ceil(shape[-1] / self.block) if self.block else 1)
+        return math.ceil(count * self.bits / 8) + scales * self.scale_bits // 8
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one value of a row, and of one of a key or a value in the KV cache."""
+        return 4 if self.rows == "float32" else 2
+
+
+PRECISIONS = {
+    precision.name: precision
+    for precision in (
+        Precision("float32", 32, "float32"),
+        Precision("bfloat16", 16, "bfloat16"),
+        Precision("float16", 16, "float16"),
+        Precision("int8", 8, "bfloat16", scale_bits=32),
+        Precision("nf4", 4, "bfloat16", scale_bits=32, block=FOUR_BIT_BLOCK),
+        Precision("fp4", 4, "bfloat16", scale_bits=32, block=FOUR_BIT_BLOCK),
+        Precision("int4", 4, "bfloat16", scale_bits=32, block=FOUR_BIT_BLOCK),
+    )
+}
+#: What ``--dtype`` takes.
+DTYPES = (AUTO, *PRECISIONS)
+
+
+def check_dtype(name: str) -> str:
+    """``name`` if it is one of ``DTYPES``; ConfigError otherwise."""
+    if name not in DTYPES:
+        raise ConfigError(f"dtype {name!r} is unknown; expected one of {', '.join(DTYPES)}")
+    return name
