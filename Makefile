@@ -27,7 +27,7 @@ venv: $(STAMP)
 
 $(STAMP): pyproject.toml ops/constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint ops/constraints.txt --editable '.[broker,dev]'
+	$(BIN)/python -m pip install --quiet --constraint ops/constraints.txt --editable '.[broker,quantised,dev]'
 	@touch $@
 
 demo: $(STAMP)

@@ -69,7 +69,7 @@ class ToyCluster:
         role = DraftPerformer(ToyDrafter(TARGET, hit_rate), Characters())
         self._add("draft", DraftMachine(bounds, build), wrap(link(DRAFT)), role, header(bounds))
         for stage in range(1, stages + 1):
-            executor = VerifyPerformer(ToyStage(TARGET, stage, stages), (), "<u8")
+            executor = VerifyPerformer(ToyStage(TARGET, stage, stages), (), ("<u8",))
             self._add(
                 f"verify-{stage}",
                 StageMachine(stage, stages),
@@ -77,7 +77,7 @@ class ToyCluster:
                 executor,
             )
         for model, agreement in enumerate(middles, 1):
-            executor = VerifyPerformer(ToyMiddle(TARGET, agreement), (), "<u8")
+            executor = VerifyPerformer(ToyMiddle(TARGET, agreement), (), ("<u8",))
             machine = StageMachine(1, stages, middle=model)
             self._add(f"middle-{model}", machine, wrap(link(middle_address(model))), executor)
         self.scheduler = Scheduler(control(), stages, most_running=jobs, late_seconds=0.5)

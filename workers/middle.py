@@ -39,7 +39,7 @@ def main() -> None:
             directory.fingerprint, record["middle_fingerprints"].split()[model - 1], name
         )
         executor = load_stage(directory, range(directory.layers))
-        role = VerifyPerformer(executor, (directory.hidden_size,), "float32")
+        role = VerifyPerformer(executor, (directory.hidden_size,))
         link = RedisLink(
             process.url, process.keys, middle_address(model), stages, middles=len(middles)
         )

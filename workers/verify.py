@@ -49,7 +49,7 @@ def main() -> None:
         target = fetch_weights(name, lambda found: _needs(found, layers))
         check_fingerprint(target.fingerprint, record["target_fingerprint"], name)
         executor, model_seconds = _executor(target, layers, given.attention)
-        role = VerifyPerformer(executor, (target.hidden_size,), "float32")
+        role = VerifyPerformer(executor, (target.hidden_size,))
         link = RedisLink(
             process.url, process.keys, stage_address(stage), stages, middles=len(middles_of(record))
         )
@@ -68,7 +68,7 @@ def _needs(target: ModelDirectory, layers: range) -> tuple[str, ...]:
     """Prefixes of the tensors that ``layers`` need."""
     if not layers:
         return (NO_WEIGHTS,)
-    from flowspec.model.stage import tensor_prefixes
+    from flowspec.model.block import tensor_prefixes
 
     return tensor_prefixes(target, layers)
 

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flowspec.core.protocol.messages import MESSAGES, Message
+from flowspec.core.protocol.row_types import BFLOAT16
 from flowspec.errors import FlowSpecError, WireError
 
 #: Version of the wire format; a reader refuses any other.
@@ -28,9 +29,10 @@ VERSION = 3
 MAX_ENVELOPE = 8 << 20
 #: Largest payload of rows accepted, bytes.
 MAX_ROWS = 256 << 20
-#: Element types rows may have, as numpy writes them.
+#: Element types rows may have, as numpy writes them; bfloat16 is a record with its own tag.
 ROW_DTYPES = frozenset({"<f4", "<f2", "<f8", "<u8", "|b1"})
 _MAX_DIMENSIONS = 4
+_BFLOAT16_NAME = [["bfloat16", "<u2"]]
 #: Largest integer a field may hold; ids, positions and counts all fit.
 _MAX_INT = (1 << 63) - 1
 
@@ -73,7 +75,7 @@ def decode(data: bytes) -> Message:
 
 def encode_rows(rows: npt.NDArray[Any]) -> bytes:
     """``rows`` in msgpack-numpy's layout; WireError for element types outside ROW_DTYPES."""
-    if rows.dtype.str not in ROW_DTYPES:
+    if rows.dtype.str not in ROW_DTYPES and rows.dtype != BFLOAT16:
         raise WireError(
             f"rows of type {rows.dtype.str} cannot travel; expected one of {sorted(ROW_DTYPES)}"
         )
@@ -102,23 +104,27 @@ def decode_rows(data: bytes) -> npt.NDArray[Any]:
         raise WireError(f"rows are not msgpack: {type(error).__name__}") from None
     if not isinstance(found, dict) or found.keys() != {b"nd", b"type", b"kind", b"shape", b"data"}:
         raise WireError("rows are not in msgpack-numpy's array layout")
-    dtype = found[b"type"]
+    dtype = _row_type(found[b"kind"], found[b"type"])
     shape = found[b"shape"]
     raw = found[b"data"]
-    if (
-        found[b"nd"] is not True
-        or found[b"kind"] != b""
-        or not isinstance(dtype, str)
-        or dtype not in ROW_DTYPES
-    ):
-        raise WireError(f"rows of type {str(dtype)[:20]!r}; expected one of {sorted(ROW_DTYPES)}")
+    if found[b"nd"] is not True:
+        raise WireError("rows of type number; expected an array")
     if not isinstance(shape, list) or not all(
         type(extent) is int and 0 <= extent <= MAX_ROWS for extent in shape
     ):
         raise WireError("rows have a shape that is no list of sizes")
-    if not isinstance(raw, bytes) or math.prod(shape) * np.dtype(dtype).itemsize != len(raw):
+    if not isinstance(raw, bytes) or math.prod(shape) * dtype.itemsize != len(raw):
         raise WireError(f"rows of shape {shape} and type {dtype} do not fill their bytes")
     return np.frombuffer(raw, dtype=dtype).reshape(shape)
+
+
+def _row_type(kind: Any, name: Any) -> np.dtype[Any]:
+    """The element type of rows that msgpack-numpy calls ``name``; WireError for any other."""
+    if kind == b"" and isinstance(name, str) and name in ROW_DTYPES:
+        return np.dtype(name)
+    if kind == b"V" and name == _BFLOAT16_NAME:
+        return BFLOAT16
+    raise WireError(f"rows of type {str(name)[:20]!r}; expected one of {sorted(ROW_DTYPES)}")
 
 
 # ---- checkers, one per field type, built once ----------------------------------------------------

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from flowspec.broker.base import Link
 from flowspec.core.protocol.machine import Allocate, Commit, Learn
+from flowspec.core.protocol.row_types import ROW_TYPES, to_float32
 from flowspec.core.protocol.work import Draft, Encode, EncodeDone, Pass, Work, WorkResult
 from flowspec.core.run.key import RunKey
 from flowspec.errors import StateError, WireError
@@ -32,13 +34,19 @@ class TextPieces(Protocol):
 class VerifyPerformer:
     """A verify stage: rows in, rows out.
 
-    ``row_shape``, ``row_dtype``: those of an incoming row; any others are refused.
+    ``row_shape``, ``row_types``: shape and possible types of incoming rows; others are refused.
+    By default a row may have any type that a stage computes in: stages may differ in precision.
     """
 
-    def __init__(self, executor: StageExecutor, row_shape: tuple[int, ...], row_dtype: str) -> None:
+    def __init__(
+        self,
+        executor: StageExecutor,
+        row_shape: tuple[int, ...],
+        row_types: Sequence[npt.DTypeLike] = tuple(ROW_TYPES.values()),
+    ) -> None:
         self._executor = executor
         self._row_shape = row_shape
-        self._row_dtype = np.dtype(row_dtype)
+        self._row_types = tuple(np.dtype(kind) for kind in row_types)
         self._outputs: list[RowArray] = []
 
     def compute(self, work: Work, link: Link) -> WorkResult:
@@ -55,11 +63,12 @@ class VerifyPerformer:
 
     def _checked(self, rows: RowArray, offsets: Sequence[int]) -> RowArray:
         if (
-            rows.dtype != self._row_dtype
+            rows.dtype not in self._row_types
             or rows.shape[1:] != self._row_shape
             or rows.ndim != len(self._row_shape) + 1
         ):
-            wanted = f"[rows, {', '.join(map(str, self._row_shape))}] of {self._row_dtype}"
+            kinds = " or ".join(map(str, self._row_types))
+            wanted = f"[rows, {', '.join(map(str, self._row_shape))}] of {kinds}"
             raise WireError(
                 f"rows of shape {list(rows.shape)} of {rows.dtype} arrived; expected {wanted}"
             )
@@ -113,13 +122,16 @@ class DraftPerformer:
 
     def learn(self, output: Learn, link: Link) -> None:
         rows = link.take_rows(output.run, output.segment)
-        if rows.dtype != np.float32 or rows.shape != (len(output.ids), self._hidden_size):
-            wanted = f"[{len(output.ids)}, {self._hidden_size}] of float32"
+        if rows.dtype not in ROW_TYPES.values() or rows.shape != (
+            len(output.ids),
+            self._hidden_size,
+        ):
+            wanted = f"[{len(output.ids)}, {self._hidden_size}] of floats"
             raise WireError(
                 f"hidden rows of shape {list(rows.shape)} of {rows.dtype} arrived; expected "
                 f"{wanted}"
             )
-        self._executor.learn(output.run, output.ids, rows)
+        self._executor.learn(output.run, output.ids, to_float32(rows))
 
     def release(self, run: RunKey) -> None:
         self._executor.release(run)

@@ -12,8 +12,9 @@ from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling, perturbed
 from flowspec.errors import StateError
 from flowspec.model.base import RowArray
+from flowspec.model.block import LayerBlock
 from flowspec.model.directory import ModelDirectory
-from flowspec.model.stage import LayerBlock
+from flowspec.model.placing import Placing
 from flowspec.model.two_level import RowCache
 
 
@@ -58,7 +59,7 @@ def propose(logits: torch.Tensor, work: Draft, sampling: Sampling) -> DraftDone:
         return DraftDone(
             tuple(map(tuple, top.indices.tolist())), tuple(map(tuple, values.tolist()))
         )
-    rows = logits.double().numpy()
+    rows = logits.double().cpu().numpy()
     indices = [work.part.positions[row] + 1 for row in work.part.answers]
     ranked = [
         perturbed(row, sampling, index, width) for row, index in zip(rows, indices, strict=True)
@@ -66,6 +67,7 @@ def propose(logits: torch.Tensor, work: Draft, sampling: Sampling) -> DraftDone:
     return DraftDone(tuple(tokens for tokens, _ in ranked), tuple(gaps for _, gaps in ranked))
 
 
-def load_drafter(directory: ModelDirectory) -> ModelDrafter:
+def load_drafter(directory: ModelDirectory, placing: Placing | None = None) -> ModelDrafter:
     """The whole model in ``directory`` as a drafter."""
-    return ModelDrafter(LayerBlock(directory, range(directory.layers), first=True, last=True))
+    whole = range(directory.layers)
+    return ModelDrafter(LayerBlock(directory, whole, first=True, last=True, placing=placing))

@@ -61,10 +61,20 @@ class TreeCache(Cache):
 
     @classmethod
     def allocate(
-        cls, layers: int, heads: int, capacity: int, head_dim: int, dtype: torch.dtype
+        cls,
+        layers: int,
+        heads: int,
+        capacity: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device | None = None,
     ) -> TreeCache:
-        """Allocate ``capacity`` rows; memory pages are touched only as rows are written."""
-        return cls(torch.empty((layers, 2, 1, heads, capacity, head_dim), dtype=dtype))
+        """Allocate ``capacity`` rows, on the CPU if no ``device`` is given.
+
+        There, memory pages are touched only as rows are written.
+        """
+        shape = (layers, 2, 1, heads, capacity, head_dim)
+        return cls(torch.empty(shape, dtype=dtype, device=device))
 
     def begin_pass(self, part: Part) -> Placement:
         """Apply the part's prune and make room for its rows; return their placement."""

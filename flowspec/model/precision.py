@@ -14,15 +14,15 @@ from flowspec.errors import ConfigError
 
 #: Chooses the checkpoint's own precision, if this device computes in it well.
 AUTO = "auto"
-#: Weights that share a scale, along a row of the matrix.
+#: Weights of nf4 and fp4 that share a scale, along a row of the matrix.
 FOUR_BIT_BLOCK = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """``bits`` a weight, with its share of the scales in ``scale_bits``; one scale a ``block``.
+    """``bits`` a weight, and a scale of ``scale_bits`` for every ``block`` of them.
 
-    ``block`` 0: a scale for each row of the matrix, or none. ``rows``: the element type of rows.
+    ``block`` 0: one scale for a row of the matrix, or none. ``rows``: the element type of rows.
     """
 
     name: str
@@ -42,10 +42,16 @@ class Precision:
         scales = math.prod(shape[:-1]) * (math.ceil(shape[-1] / self.block) if self.block else 1)
         return math.ceil(count * self.bits / 8) + scales * self.scale_bits // 8
 
-    @property
-    def row_bytes(self) -> int:
+    def rows_on(self, device: str) -> str:
+        """The element type of rows on a device of type ``device``.
+
+        The CPU's kernel for float16 weights computes in float32.
+        """
+        return "float32" if (self.rows, device) == ("float16", "cpu") else self.rows
+
+    def row_bytes(self, device: str) -> int:
         """Bytes of one value of a row, and of one of a key or a value in the KV cache."""
-        return 4 if self.rows == "float32" else 2
+        return 4 if self.rows_on(device) == "float32" else 2
 
 
 PRECISIONS = {
@@ -55,9 +61,9 @@ PRECISIONS = {
         Precision("bfloat16", 16, "bfloat16"),
         Precision("float16", 16, "float16"),
         Precision("int8", 8, "bfloat16", scale_bits=32),
-        Precision("nf4", 4, "bfloat16", scale_bits=32, block=FOUR_BIT_BLOCK),
-        Precision("fp4", 4, "bfloat16", scale_bits=32, block=FOUR_BIT_BLOCK),
-        Precision("int4", 4, "bfloat16", scale_bits=32, block=FOUR_BIT_BLOCK),
+        Precision("nf4", 4, "bfloat16", scale_bits=16, block=FOUR_BIT_BLOCK),
+        Precision("fp4", 4, "bfloat16", scale_bits=16, block=FOUR_BIT_BLOCK),
+        Precision("int4", 4, "bfloat16", scale_bits=16, block=32),
     )
 }
 #: What ``--dtype`` takes.

@@ -17,6 +17,7 @@ from transformers import AttentionInterface, PretrainedConfig
 from flowspec.core.protocol.work import Part
 from flowspec.core.run import limits
 from flowspec.errors import ModelError, StateError
+from flowspec.model.attention import EXACT, grouped, ungrouped
 from flowspec.model.kv import TreeCache, copies
 from flowspec.model.rows import Moves, Placement, row_store
 
@@ -46,14 +47,22 @@ class TwoLevelCache:
 
     @classmethod
     def allocate(
-        cls, layers: int, heads: int, capacity: int, head_dim: int, dtype: torch.dtype
+        cls,
+        layers: int,
+        heads: int,
+        capacity: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device | None = None,
     ) -> TwoLevelCache:
         """Allocate ``capacity`` context rows and up to ``TREE_ROWS`` above them.
 
-        Memory pages are touched only as rows are written.
+        The rest is as for ``TreeCache``.
         """
-        tree = TreeCache.allocate(layers, heads, min(capacity, TREE_ROWS), head_dim, dtype)
-        return cls(torch.empty((layers, 2, 1, heads, capacity, head_dim), dtype=dtype), tree)
+        tree_rows = min(capacity, TREE_ROWS)
+        tree = TreeCache.allocate(layers, heads, tree_rows, head_dim, dtype, device)
+        shape = (layers, 2, 1, heads, capacity, head_dim)
+        return cls(torch.empty(shape, dtype=dtype, device=device), tree)
 
     def begin_pass(self, part: Part) -> Placement:
         """Apply the part's prune and make room for its rows; return their placement.
@@ -126,22 +135,19 @@ def two_level_attention(
 
     The context is ``two_level``'s. ``query`` is ``[1, heads, rows, head_dim]``; ``key`` and
     ``value`` are the tree cache's rows and the new ones, ``[1, key heads, tree, head_dim]``;
-    ``attention_mask`` is boolean, ``[1, 1, rows, tree]``, True where a row attends to another.
-    Returns ``[1, rows, heads, head_dim]`` and no weights. Source:
-    docs/algorithms.md#two-level-cache.
+    ``attention_mask`` is what ``attention.bias_of`` returns for the tree's slots. Computed in
+    float64 like ``attention.exact_attention``. Returns ``[1, rows, heads, head_dim]`` and no
+    weights. Source: docs/algorithms.md#two-level-cache.
     """
-    past_keys, past_values = two_level.context_rows(module.layer_idx)
-    heads, rows, width = query.shape[1:]
-    shared = heads // key.shape[1]
-    grouped = (query * scaling).reshape(1, key.shape[1], shared * rows, width)
-    scores = torch.cat((grouped @ past_keys.transpose(2, 3), grouped @ key.transpose(2, 3)), dim=-1)
-    above = scores.view(1, -1, shared, rows, scores.shape[-1])[..., two_level.context :]
-    above.masked_fill_(~attention_mask.unsqueeze(2), float("-inf"))
+    queries = grouped(query, key.shape[1]) * scaling
+    past = [rows[0].to(queries.dtype) for rows in two_level.context_rows(module.layer_idx)]
+    above = [rows[0].to(queries.dtype) for rows in (key, value)]
+    masked = torch.baddbmm(attention_mask[0], queries, above[0].transpose(1, 2))
+    scores = torch.cat((torch.bmm(queries, past[0].transpose(1, 2)), masked), dim=-1)
     weights = torch.softmax(scores, dim=-1)
-    output = (
-        weights[..., : two_level.context] @ past_values + weights[..., two_level.context :] @ value
-    )
-    return output.reshape(1, heads, rows, width).transpose(1, 2).contiguous(), None
+    output = torch.bmm(weights[..., : two_level.context], past[1])
+    output += torch.bmm(weights[..., two_level.context :], above[1])
+    return ungrouped(output, query), None
 
 
 AttentionInterface.register(_REGISTERED, two_level_attention)
@@ -150,7 +156,7 @@ AttentionInterface.register(_REGISTERED, two_level_attention)
 def implementation(attention: str, config: PretrainedConfig) -> str:
     """The library's name of ``attention``; ModelError if unknown or not allowed by ``config``."""
     if attention == PLAIN:
-        return "sdpa"
+        return EXACT
     if attention != TWO_LEVEL:
         raise ModelError(f"attention {attention!r} is unknown; expected {PLAIN} or {TWO_LEVEL}")
     if config.model_type not in FAMILIES:

@@ -7,6 +7,7 @@ the size of the shard. A dtype conversion goes through a small buffer.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 
@@ -21,21 +22,14 @@ _DTYPES = {
 }
 #: Bytes converted at a time.
 _BUFFER = 8 << 20
+#: Weights of a matrix read and quantised at a time.
+_SLICE = 1 << 20
 
 
 def read_tensor(name: str, entry: TensorEntry, dtype: torch.dtype) -> torch.Tensor:
     """The tensor of ``entry`` as ``dtype``; ModelError if its bytes do not match the header."""
-    stored = _DTYPES.get(entry.dtype)
-    if stored is None:
-        raise ModelError(
-            f"tensor {name} has type {entry.dtype}; expected one of {', '.join(_DTYPES)}"
-        )
+    stored = _stored_type(name, entry)
     count = math.prod(entry.shape)
-    if count * stored.itemsize != entry.end - entry.start:
-        raise ModelError(
-            f"tensor {name} in {entry.file} has {entry.end - entry.start} bytes for shape "
-            f"{entry.shape}"
-        )
     result = torch.empty(count, dtype=dtype)
     with entry.file.open("rb", buffering=0) as file:
         file.seek(entry.start)
@@ -48,6 +42,35 @@ def read_tensor(name: str, entry: TensorEntry, dtype: torch.dtype) -> torch.Tens
                 _read_exactly(file, part, name)
                 result[at : at + part.numel()] = part
     return result.view(entry.shape)
+
+
+def read_rows(name: str, entry: TensorEntry) -> Iterator[torch.Tensor]:
+    """The matrix of ``entry`` in slices of whole rows, in the stored type; errors as above."""
+    stored = _stored_type(name, entry)
+    rows, columns = entry.shape
+    step = max(1, _SLICE // columns)
+    with entry.file.open("rb", buffering=0) as file:
+        file.seek(entry.start)
+        for at in range(0, rows, step):
+            part = torch.empty((min(step, rows - at), columns), dtype=stored)
+            _read_exactly(file, part.view(-1), name)
+            yield part
+
+
+def _stored_type(name: str, entry: TensorEntry) -> torch.dtype:
+    """The type of the stored tensor; ModelError if it is no float type, or bytes are missing."""
+    stored = _DTYPES.get(entry.dtype)
+    if stored is None:
+        raise ModelError(
+            f"tensor {name} has type {entry.dtype}; expected one of {', '.join(_DTYPES)}"
+        )
+    count = math.prod(entry.shape)
+    if count * stored.itemsize != entry.end - entry.start:
+        raise ModelError(
+            f"tensor {name} in {entry.file} has {entry.end - entry.start} bytes for shape "
+            f"{entry.shape}"
+        )
+    return stored
 
 
 def _read_exactly(file: object, into: torch.Tensor, name: str) -> None:

@@ -166,7 +166,7 @@ def _by_kind(drafts: str) -> dict[str, str]:
 
 def _needs(directory: ModelDirectory, plan: MeasurementPlan, drafts: str) -> tuple[str, ...]:
     """Prefixes of the target's tensors to load: two blocks, and those that drafters share."""
-    from flowspec.model.stage import tensor_prefixes
+    from flowspec.model.block import tensor_prefixes
 
     ranges = layer_ranges(directory.layers, plan.stages)
     blocks = tensor_prefixes(directory, ranges[0]) + tensor_prefixes(directory, ranges[-1])
@@ -177,7 +177,7 @@ def _stage_times(directory: ModelDirectory, plan: MeasurementPlan) -> tuple[Time
     """Times of one layer and of the head with its norm; ms of the last stage at the fewest rows."""
     import torch
 
-    from flowspec.model.stage import LayerBlock
+    from flowspec.model.block import LayerBlock
 
     ranges = layer_ranges(directory.layers, plan.stages)
     inner = LayerBlock(directory, ranges[0], first=False, last=False)

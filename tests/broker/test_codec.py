@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from flowspec.broker import codec
 from flowspec.core.protocol import messages as m
+from flowspec.core.protocol.row_types import BFLOAT16
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import WireError
@@ -214,6 +215,18 @@ def test_rows_round_trip_and_any_client_of_the_package_reads_them(
     assert (theirs == rows).all()
 
 
+def test_bfloat16_rows_travel_in_two_bytes_and_keep_their_bits() -> None:
+    bits = np.random.default_rng(0).integers(0, 1 << 16, (7, 64), dtype=np.uint16)
+    rows = bits.view(BFLOAT16)
+    data = codec.encode_rows(rows)
+    assert len(data) < bits.nbytes + 80
+    ours = codec.decode_rows(data)
+    assert ours.dtype == BFLOAT16
+    assert (ours["bfloat16"] == bits).all()
+    theirs = msgpack.unpackb(data, object_hook=msgpack_numpy.decode)
+    assert (theirs["bfloat16"] == bits).all()
+
+
 def layout(**changes: Any) -> bytes:
     rows = np.zeros((2, 3), dtype=np.float32)
     found = {b"nd": True, b"type": "<f4", b"kind": b"", b"shape": [2, 3], b"data": rows.tobytes()}
@@ -233,6 +246,9 @@ class Bomb:
         (layout(type="|O", data=pickle.dumps(Bomb())), "type"),
         (layout(kind=b"O", data=pickle.dumps(Bomb())), "type"),
         (layout(kind=b"V", type=[["a", "<f4"]]), "type"),
+        (layout(kind=b"V", type=[["bfloat16", "<f4"]]), "type"),
+        (layout(kind=b"V", type=[["bfloat16", "<u2"]]), "do not fill"),
+        (layout(type=[["bfloat16", "<u2"]]), "type"),
         (layout(type="<i4"), "type"),
         (layout(type=">f4"), "type"),
         (layout(type="<f8"), "do not fill"),
@@ -288,7 +304,7 @@ def test_damaged_rows_are_refused_or_are_an_array(data: st.DataObject) -> None:
         rows = codec.decode_rows(bytes(raw))
     except WireError:
         return
-    assert rows.dtype.str in codec.ROW_DTYPES
+    assert rows.dtype.str in codec.ROW_DTYPES or rows.dtype == BFLOAT16
 
 
 def test_the_packages_own_decoder_is_never_called() -> None:

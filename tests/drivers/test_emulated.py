@@ -93,10 +93,10 @@ class Emulated:
         drafter = DraftPerformer(ToyDrafter(TARGET, 0.8, (0, 0, 0, 0, 0, 1, 1, 2)), Characters())
         self._add(DRAFT, DraftMachine(limits(self.stages, middles=len(middles)), build), drafter)
         for stage in range(1, self.stages + 1):
-            executor = VerifyPerformer(ToyStage(TARGET, stage, self.stages), (), "<u8")
+            executor = VerifyPerformer(ToyStage(TARGET, stage, self.stages), (), ("<u8",))
             self._add(stage_address(stage), StageMachine(stage, self.stages), executor)
         for model, agreement in enumerate(middles, 1):
-            executor = VerifyPerformer(ToyMiddle(TARGET, agreement), (), "<u8")
+            executor = VerifyPerformer(ToyMiddle(TARGET, agreement), (), ("<u8",))
             self._add(middle_address(model), StageMachine(1, self.stages, middle=model), executor)
 
     def _add(self, address: Address, machine: Machine, role: Performer) -> None:
@@ -299,7 +299,7 @@ def test_model_seconds_split_a_pass_into_device_and_software() -> None:
             return result
 
     broker = MemoryBroker()
-    role = VerifyPerformer(Executor(TARGET, 1, 2), (), "<u8")
+    role = VerifyPerformer(Executor(TARGET, 1, 2), (), ("<u8",))
     worker = EmulatedWorker(
         StageMachine(1, 2),
         MemoryLink(broker, S1),

@@ -20,10 +20,11 @@ from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_run import StageRun, rows_of
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.sim import Simulation
+from flowspec.model.block import LayerBlock
 from flowspec.model.directory import ModelDirectory, layer_ranges
 from flowspec.model.drafter import load_drafter
 from flowspec.model.reference import Reference
-from flowspec.model.stage import LayerBlock, ModelStage, load_stage
+from flowspec.model.stage import ModelStage, load_stage
 from flowspec.strategies import EXACT, STRATEGIES, build
 from tests.model.families import FAMILIES
 
@@ -170,17 +171,16 @@ def test_sampled_text_is_that_of_plain_decoding(
 def test_a_stage_reads_its_own_weights_and_no_others(
     family: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import flowspec.model.stage as module
+    import flowspec.model.block as module
 
     directory = family("llama3-rope-tied")
     read: list[str] = []
-    real = module.read_tensor
 
-    def spy(name: str, entry: object, dtype: torch.dtype) -> torch.Tensor:
-        read.append(name)
-        return real(name, entry, dtype)  # type: ignore[arg-type]
+    def spy(function: Callable[..., object]) -> Callable[..., object]:
+        return lambda name, *rest: read.append(name) or function(name, *rest)
 
-    monkeypatch.setattr(module, "read_tensor", spy)
+    for function in ("read_tensor", "read_rows"):
+        monkeypatch.setattr(module, function, spy(getattr(module, function)))
     load_stage(directory, range(2, 4))
     assert {name.split(".")[2] for name in read} == {"2", "3"}
     assert all(name.startswith("model.layers.") for name in read)

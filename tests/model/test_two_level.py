@@ -25,11 +25,12 @@ from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.sim import Simulation
 from flowspec.errors import ModelError, StateError
 from flowspec.model import two_level
+from flowspec.model.block import LayerBlock
 from flowspec.model.directory import ModelDirectory, layer_ranges
 from flowspec.model.drafter import load_drafter
 from flowspec.model.kv import TreeCache
 from flowspec.model.rows import Moves, Placement
-from flowspec.model.stage import LayerBlock, load_stage
+from flowspec.model.stage import load_stage
 from flowspec.model.two_level import TREE_ROWS, TwoLevelCache, two_level_attention
 from flowspec.strategies import build
 from tests.model.families import COMMON

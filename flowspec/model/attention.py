@@ -1,0 +1,88 @@
+"""Attention of tree rows, registered with the library, whose layers call it.
+
+A row's result must not depend on what shares its pass. Its sums run over slots whose number and
+order depend on other rows, so in the rows' own precision their last bits would differ. Here the
+scores, the softmax and the weighted sum are in float64 and rounded once, which hides the order of
+the sums but for a tie in the rounding. Measured in results/row-independence.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import AttentionInterface
+
+#: The library's name of ``exact_attention``.
+EXACT = "flowspec_exact"
+#: Devices that compute in float64 at a useful speed; on others rows depend on their company.
+EXACT_DEVICES = ("cpu",)
+
+
+def wide_type(device: torch.device) -> torch.dtype:
+    """The type that attention computes in on ``device``."""
+    return torch.float64 if device.type in EXACT_DEVICES else torch.float32
+
+
+def bias_of(mask: torch.Tensor, shared: int, device: torch.device) -> torch.Tensor:
+    """The mask as attention takes it: ``[1, 1, shared x rows, slots]``, added to the scores.
+
+    ``mask`` is boolean ``[rows, slots]``, True where a row attends to a slot. ``shared``: query
+    heads of one key head, which are rows of one product.
+    """
+    wide = wide_type(device)
+    bias = torch.zeros(mask.shape, dtype=wide).masked_fill_(~mask, float("-inf"))
+    return bias.repeat(shared, 1)[None, None].to(device)
+
+
+def grouped(query: torch.Tensor, key_heads: int) -> torch.Tensor:
+    """``query``, ``[1, heads, rows, head_dim]``, as ``[key heads, shared x rows, head_dim]``, wide.
+
+    ``wide_type`` says how wide.
+    """
+    wide = query.to(wide_type(query.device))
+    return wide.reshape(key_heads, -1, query.shape[-1])
+
+
+def ungrouped(output: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    """The reverse of ``grouped``, in the query's type, as ``[1, rows, heads, head_dim]``."""
+    return output.to(query.dtype).view(query.shape).transpose(1, 2).contiguous()
+
+
+def exact_attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor,
+    *,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **_unused: Any,
+) -> tuple[torch.Tensor, None]:
+    """Grouped-query attention with one softmax over the unmasked slots.
+
+    ``query`` is ``[1, heads, rows, head_dim]``; ``key`` and ``value`` are ``[1, key heads, slots,
+    head_dim]``; ``attention_mask`` is what ``bias_of`` returns. ``softcap``: bound of the scores,
+    by tanh (Gemma 2). ``s_aux``: a score for each head that takes part in the softmax alone
+    (gpt-oss). Returns ``[1, rows, heads, head_dim]`` in the query's type and no weights.
+    """
+    queries = grouped(query, key.shape[1])
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    keys = key[0].to(queries.dtype).transpose(1, 2)
+    bias = attention_mask[0]
+    if softcap is None:
+        scores = torch.baddbmm(bias, queries, keys, alpha=scale)
+    else:
+        scores = torch.tanh(torch.bmm(queries, keys) * (scale / softcap)) * softcap + bias
+    if s_aux is None:
+        weights = torch.softmax(scores, dim=-1)
+    else:
+        rows = query.shape[2]
+        sinks = s_aux.to(scores.dtype).view(key.shape[1], -1, 1).repeat_interleave(rows, dim=1)
+        weights = torch.softmax(torch.cat((scores, sinks), dim=-1), dim=-1)[..., :-1]
+    return ungrouped(torch.bmm(weights, value[0].to(queries.dtype)), query), None
+
+
+AttentionInterface.register(EXACT, exact_attention)

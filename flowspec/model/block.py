@@ -1,0 +1,308 @@
+"""A block of a Hugging Face decoder's layers: built from a config cut to them, own weights only.
+
+The library's own layers run, so a stage computes what the library computes. Only the products of
+linear layers (``kernels``), the attention (``attention``), the masks (from parent links) and the
+storage of keys and values (``kv``) differ.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+
+from flowspec.core.protocol.work import Part
+from flowspec.errors import ModelError
+from flowspec.model.arrays import to_tensor
+from flowspec.model.attention import bias_of
+from flowspec.model.base import RowArray
+from flowspec.model.directory import ModelDirectory
+from flowspec.model.kernels import kernels_for
+from flowspec.model.kernels.base import Kernel
+from flowspec.model.kv import TreeCache
+from flowspec.model.linear import KernelLinear, kernel_for, rows_are_independent
+from flowspec.model.masks import full_mask, tree_mask, windowed
+from flowspec.model.placing import Placing
+from flowspec.model.quantise import quantise
+from flowspec.model.rows import Placement
+from flowspec.model.two_level import PLAIN, TWO_LEVEL, RowCache, TwoLevelCache, implementation
+from flowspec.model.weights import read_rows, read_tensor
+
+#: Families for which the test suite compares stages with the whole model.
+TESTED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+
+
+def tensor_prefixes(directory: ModelDirectory, layers: range) -> tuple[str, ...]:
+    """Prefixes of the checkpoint tensors that the block ``layers`` needs."""
+    first = layers.start == 0
+    last = layers.stop == directory.layers
+    own = tuple(f"model.layers.{layer}." for layer in layers)
+    embedding = ("model.embed_tokens.",) if first or (last and directory.tied) else ()
+    return own + embedding + (("model.norm.", "lm_head.") if last else ())
+
+
+class LayerBlock(torch.nn.Module):
+    """Layers ``layers`` of the model in ``directory``, in the precision and place of ``placing``.
+
+    ``first``: with the embedding. ``last``: with the final norm and the head. ``attention``:
+    ``plain``, or ``two-level`` (``two_level``), which gives the same rows; ModelError if the model
+    does not allow it.
+    """
+
+    def __init__(
+        self,
+        directory: ModelDirectory,
+        layers: range,
+        *,
+        first: bool,
+        last: bool,
+        attention: str = PLAIN,
+        placing: Placing | None = None,
+    ) -> None:
+        super().__init__()
+        self.first = first
+        self.last = last
+        self.seconds = 0.0  # CPU time in the layers and the head, without masks and KV moves
+        self.two_level = attention == TWO_LEVEL
+        self.placing = placing if placing is not None else Placing()
+        self.dtype = self.placing.rows
+        self.device = self.placing.device
+        self.config = _cut_config(directory, layers)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(
+                self.config,
+                dtype=self.dtype,
+                attn_implementation=implementation(attention, self.config),
+            )
+        _check_shape(directory, model)
+        self.body = model.model
+        self.head = model.lm_head if last else None
+        self.body.rotary_emb = type(self.body.rotary_emb)(self.config).to(self.device)
+        if not first:
+            self.body.embed_tokens = torch.nn.Identity()
+        if not last:
+            self.body.norm = torch.nn.Identity()
+        _Loader(self, directory, layers).load()
+        self.eval()
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """Names of the kernels in use, that of the layers first."""
+        linears = [module for module in self.modules() if isinstance(module, KernelLinear)]
+        return tuple(dict.fromkeys(linear.kernel for linear in linears))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all weights, without KV rows."""
+        linears = sum(m.nbytes for m in self.modules() if isinstance(m, KernelLinear))
+        return linears + sum(parameter.nbytes for parameter in self.parameters())
+
+    def dependent_layers(self) -> tuple[str, ...]:
+        """Names of linear layers whose rows depend on what shares their pass, one of each shape."""
+        shapes: dict[tuple[str, int, int], str] = {}
+        for name, module in self.named_modules():
+            if isinstance(module, KernelLinear):
+                key = (module.kernel, module.out_features, module.in_features)
+                shapes.setdefault(key, name)
+        return tuple(
+            name
+            for (_, _, inputs), name in shapes.items()
+            if not rows_are_independent(
+                self.get_submodule(name), inputs, self._rows_into(name), self.device
+            )
+        )
+
+    def _rows_into(self, name: str) -> torch.dtype:
+        return self.placing.head_rows if name == "head" else self.dtype
+
+    def new_cache(self, capacity: int) -> RowCache:
+        """KV rows for one job."""
+        config = self.config
+        heads = _key_heads(config)
+        head_dim = (
+            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        )
+        kind = TwoLevelCache if self.two_level else TreeCache
+        return kind.allocate(
+            config.num_hidden_layers, heads, capacity, head_dim, self.dtype, self.device
+        )
+
+    @torch.inference_mode()
+    def run(self, part: Part, rows: RowArray | None, cache: RowCache) -> torch.Tensor:
+        """Hidden rows after this block (in the last one, after the norm), ``[rows, hidden]``."""
+        placement = cache.begin_pass(part)
+        inputs: dict[str, Any] = {"past_key_values": cache}
+        if isinstance(cache, TwoLevelCache):
+            inputs = {"past_key_values": cache.tree, "two_level": cache}
+        positions = torch.tensor(part.positions, device=self.device).unsqueeze(0)
+        if rows is None:
+            inputs["input_ids"] = torch.tensor(part.tokens, device=self.device).unsqueeze(0)
+        else:
+            kept = rows if len(part.offsets) == len(rows) else rows[list(part.offsets)]
+            inputs["inputs_embeds"] = to_tensor(kept, self.dtype, self.device).unsqueeze(0)
+        mask = self._mask(placement, len(part.ids))
+        began = time.thread_time()
+        output = self.body(**inputs, attention_mask=mask, position_ids=positions, use_cache=True)
+        self.seconds += time.thread_time() - began
+        hidden: torch.Tensor = output.last_hidden_state[0]
+        return hidden
+
+    def _mask(self, placement: Placement, new: int) -> torch.Tensor | dict[str, torch.Tensor]:
+        """The masks of the ``new`` rows as ``attention.bias_of`` returns them, by layer type if
+        needed. Two-level attention masks tree slots only.
+        """
+        context = placement.context
+        parents = placement.parents
+        if self.two_level:
+            whole = tree_mask(parents, new)
+        else:
+            whole = full_mask(context, parents, new)
+        window = getattr(self.config, "sliding_window", None)
+        masks = {"full_attention": self._bias(whole)}
+        if window is not None:
+            near = windowed(whole, context, parents, window)
+            masks["sliding_attention"] = self._bias(near)
+        if getattr(self.config, "layer_types", None):
+            return masks
+        return masks.get("sliding_attention", masks["full_attention"])
+
+    def _bias(self, mask: npt.NDArray[np.bool_]) -> torch.Tensor:
+        config = self.config
+        shared = config.num_attention_heads // _key_heads(config)
+        return bias_of(torch.from_numpy(mask), shared, self.device)
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """``[rows, vocabulary]`` from rows after the final norm."""
+        if self.head is None:
+            raise ModelError("only the last stage has the output head")
+        began = time.thread_time()
+        logits: torch.Tensor = self.head(hidden.to(self.placing.head_rows))
+        self.seconds += time.thread_time() - began
+        return logits
+
+
+class _Loader:
+    """Fills a block that was built without memory, one tensor at a time."""
+
+    def __init__(self, block: LayerBlock, directory: ModelDirectory, layers: range) -> None:
+        self._block = block
+        self._directory = directory
+        self._layers = layers
+
+    def load(self) -> None:
+        """Replace every tensor and every linear layer; ModelError names one that is not there."""
+        block = self._block
+        linears = [
+            (name, module)
+            for name, module in block.named_modules()
+            if isinstance(module, torch.nn.Linear)
+        ]
+        for name, module in linears:
+            self._replace(name, self._linear(name, module))
+        for name, parameter in list(block.named_parameters()):
+            if parameter.is_meta:
+                self._replace(name, self._parameter(name, tuple(parameter.shape)))
+        if any(tensor.is_meta for tensor in (*block.parameters(), *block.buffers())):
+            kind = self._directory.config["model_type"]
+            raise ModelError(
+                f"{self._directory.path}: {kind} models keep state outside their weights; "
+                "not supported"
+            )
+
+    def _replace(self, name: str, value: object) -> None:
+        owner, _, leaf = name.rpartition(".")
+        setattr(self._block.get_submodule(owner), leaf, value)
+
+    def _parameter(self, name: str, shape: tuple[int, ...]) -> torch.nn.Parameter:
+        stored = self._stored_name(name)
+        entry = self._directory.tensor(stored)
+        self._check(stored, entry.shape, shape)
+        value = read_tensor(stored, entry, self._block.dtype).to(self._block.device)
+        return torch.nn.Parameter(value, requires_grad=False)
+
+    def _linear(self, name: str, module: torch.nn.Linear) -> KernelLinear:
+        placing = self._block.placing
+        is_head = name == "head"
+        stored = self._stored_name(f"{name}.weight")
+        entry = self._directory.tensor(stored)
+        shape = (module.out_features, module.in_features)
+        self._check(stored, entry.shape, shape)
+        precision = placing.head if is_head else placing.precision
+        weight = quantise(read_rows(stored, entry), shape, precision)
+        kernel = self._kernel(precision, shape)
+        rows = placing.head_rows if is_head else placing.rows
+        bias = None
+        if module.bias is not None:
+            bias = self._parameter(f"{name}.bias", (shape[0],)).data.to(rows)
+        return KernelLinear(shape, kernel.pack(weight, rows, placing.device), kernel.name, bias)
+
+    def _kernel(self, precision: str, shape: tuple[int, int]) -> Kernel:
+        return kernel_for(kernels_for(precision, self._block.device.type), shape)
+
+    def _stored_name(self, name: str) -> str:
+        """The name in the checkpoint of the block's tensor ``name``."""
+        if name.startswith("head."):
+            stored = "lm_head." + name.removeprefix("head.")
+            return "model.embed_tokens.weight" if self._directory.tied else stored
+        stored = "model." + name.removeprefix("body.")
+        if stored.startswith("model.layers."):
+            number, _, rest = stored.removeprefix("model.layers.").partition(".")
+            stored = f"model.layers.{int(number) + self._layers.start}.{rest}"
+        return stored
+
+    @staticmethod
+    def _check(stored: str, found: tuple[int, ...], shape: tuple[int, ...]) -> None:
+        if found != shape:
+            raise ModelError(f"{stored} has shape {found}; the config says {shape}")
+
+
+def _key_heads(config: PretrainedConfig) -> int:
+    return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+
+
+def _cut_config(directory: ModelDirectory, layers: range) -> PretrainedConfig:
+    """The model's config as if it had only ``layers``."""
+    try:
+        config = AutoConfig.from_pretrained(
+            directory.path, trust_remote_code=False, local_files_only=True
+        )
+    except (ValueError, OSError, KeyError) as error:
+        raise ModelError(
+            f"{directory.path} cannot be loaded: {str(error).splitlines()[0]}"
+        ) from None
+    config = copy.deepcopy(config)
+    if getattr(config, "final_logit_softcapping", None) is not None:
+        raise ModelError(
+            f"{directory.path} caps its logits ({config.model_type}); such models are not supported"
+        )
+    types = getattr(config, "layer_types", None)
+    if types:
+        config.layer_types = list(types[layers.start : layers.stop])
+        strange = sorted(set(config.layer_types) - {"full_attention", "sliding_attention"})
+        if strange:
+            raise ModelError(
+                f"{directory.path} has {strange[0]} layers; "
+                "only attention over KV rows can be split"
+            )
+    config.num_hidden_layers = len(layers)
+    return config
+
+
+def _check_shape(directory: ModelDirectory, model: torch.nn.Module) -> None:
+    body = getattr(model, "model", None)
+    parts = ("embed_tokens", "layers", "norm", "rotary_emb")
+    if (
+        body is None
+        or not hasattr(model, "lm_head")
+        or not all(hasattr(body, part) for part in parts)
+    ):
+        raise ModelError(
+            f"{directory.path} is a {directory.config['model_type']} model, "
+            f"whose layers cannot be split here; tested families: {', '.join(TESTED_FAMILIES)}"
+        )

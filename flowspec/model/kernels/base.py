@@ -1,0 +1,75 @@
+"""What a kernel is: a way to multiply rows by weights of some precisions, on some devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from flowspec.model.quantise import Weight
+
+#: ``[rows, inputs]`` to ``[rows, outputs]``, both in the rows' type, without a bias.
+Multiply = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Weights as a kernel keeps them: ``multiply`` applies them, ``nbytes`` is what they take."""
+
+    multiply: Multiply
+    nbytes: int
+
+
+class Kernel(Protocol):
+    """A matrix multiplication for linear layers.
+
+    ``precisions``: those of weights that it multiplies. ``device``: ``cpu`` or ``cuda``.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def precisions(self) -> tuple[str, ...]: ...
+
+    @property
+    def device(self) -> str: ...
+
+    def missing(self) -> str:
+        """What this machine lacks for the kernel, and how to get it; empty: nothing."""
+        ...
+
+    def takes(self, outputs: int, inputs: int) -> bool:
+        """Whether the kernel can multiply by a matrix of this shape."""
+        ...
+
+    def pack(self, weight: Weight, rows: torch.dtype, device: torch.device) -> Packed:
+        """Bring ``weight`` into the kernel's layout, for rows of type ``rows``."""
+        ...
+
+
+def padded(multiply: Multiply) -> Multiply:
+    """``multiply`` with a lone row repeated.
+
+    For kernels that compute one row by another path, and so to other last bits, than several.
+    """
+
+    def at_least_two(rows: torch.Tensor) -> torch.Tensor:
+        if rows.shape[0] > 1:
+            return multiply(rows)
+        return multiply(rows.expand(2, -1).contiguous())[:1]
+
+    return at_least_two
+
+
+@lru_cache(maxsize=1)
+def cpu_flags() -> frozenset[str]:
+    """Features of this CPU by their names in ``/proc/cpuinfo``; empty where there is none."""
+    facts = Path("/proc/cpuinfo")
+    lines = facts.read_text().splitlines() if facts.is_file() else []
+    named = [line for line in lines if line.startswith(("flags", "Features"))]
+    return frozenset(named[0].partition(":")[2].split()) if named else frozenset()

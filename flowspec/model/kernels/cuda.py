@@ -1,0 +1,117 @@
+"""Quantised kernels of CUDA devices: bitsandbytes', and torch's own int4 product (tinygemm)."""
+
+from __future__ import annotations
+
+import torch
+
+from flowspec.model.kernels.base import Packed
+from flowspec.model.kernels.four_bit import INSTALL, bitsandbytes
+from flowspec.model.quantise import TABLES, Weight
+
+_TINYGEMM_TILES = 8
+_AMPERE = (8, 0)
+
+
+class TinyGemm:
+    """``_weight_int4pack_mm``, in torch itself: its time is flat up to 16 rows.
+
+    Needs a device of compute capability 8.0 or higher, and bfloat16 rows.
+    """
+
+    name = "tinygemm"
+    precisions = ("int4",)
+    device = "cuda"
+
+    def missing(self) -> str:
+        if not torch.cuda.is_available():
+            return "no CUDA device is available"
+        if torch.cuda.get_device_capability() < _AMPERE:
+            return "this GPU is older than compute capability 8.0, which torch's int4 product needs"
+        return ""
+
+    def takes(self, outputs: int, inputs: int) -> bool:
+        return outputs % 8 == 0 and inputs % (_TINYGEMM_TILES * 16) == 0
+
+    def pack(self, weight: Weight, rows: torch.dtype, device: torch.device) -> Packed:
+        assert weight.scales is not None
+        held = torch._convert_weight_to_int4pack(weight.codes.to(device), _TINYGEMM_TILES)
+        scales = weight.scales.t().to(device)
+        pairs = torch.stack((scales, torch.zeros_like(scales)), dim=-1).to(rows).contiguous()
+        block = weight.precision.block
+
+        def multiply(given: torch.Tensor) -> torch.Tensor:
+            return torch._weight_int4pack_mm(given.contiguous(), held, block, pairs)
+
+        return Packed(multiply, held.nbytes + pairs.nbytes)
+
+
+class BitsAndBytesCuda:
+    """bitsandbytes on CUDA: fused for few rows since 0.50, dequantising for more.
+
+    Which of its paths a row takes depends on how many rows it comes with.
+    """
+
+    name = "bitsandbytes"
+    precisions = ("nf4", "fp4")
+    device = "cuda"
+
+    def missing(self) -> str:
+        return _without_bitsandbytes()
+
+    def takes(self, outputs: int, inputs: int) -> bool:
+        return inputs % 64 == 0
+
+    def pack(self, weight: Weight, rows: torch.dtype, device: torch.device) -> Packed:
+        assert weight.scales is not None
+        package = bitsandbytes()
+        assert package is not None
+        state = package.functional.QuantState(
+            absmax=weight.scales.flatten().float().to(device),
+            shape=torch.Size(weight.shape),
+            code=torch.tensor(TABLES[weight.precision.name], device=device),
+            blocksize=weight.precision.block,
+            quant_type=weight.precision.name,
+            dtype=rows,
+        )
+        codes = weight.codes.reshape(-1, 1).to(device)
+
+        def multiply(given: torch.Tensor) -> torch.Tensor:
+            product: torch.Tensor = package.matmul_4bit(given, codes.t(), state)
+            return product
+
+        return Packed(multiply, codes.nbytes + state.absmax.nbytes)
+
+
+class BitsAndBytesInt8:
+    """bitsandbytes' int8 product with a scale for each row, and no outliers kept apart."""
+
+    name = "bitsandbytes-int8"
+    precisions = ("int8",)
+    device = "cuda"
+
+    def missing(self) -> str:
+        return _without_bitsandbytes()
+
+    def takes(self, outputs: int, inputs: int) -> bool:
+        return inputs % 4 == 0
+
+    def pack(self, weight: Weight, rows: torch.dtype, device: torch.device) -> Packed:
+        assert weight.scales is not None
+        codes = weight.codes.to(device)
+        # The product divides by 127 itself: its scales are the largest magnitudes.
+        maxima = (weight.scales.flatten() * 127).to(device)
+
+        def multiply(given: torch.Tensor) -> torch.Tensor:
+            own, scales, _ = torch.ops.bitsandbytes.int8_vectorwise_quant(given.half(), 0.0)
+            product: torch.Tensor = torch.ops.bitsandbytes.int8_scaled_mm.default(
+                own, codes, scales, maxima, None, given.dtype
+            )
+            return product
+
+        return Packed(multiply, codes.nbytes + maxima.nbytes)
+
+
+def _without_bitsandbytes() -> str:
+    if not torch.cuda.is_available():
+        return "no CUDA device is available"
+    return "" if bitsandbytes() else f"the package bitsandbytes is not installed: {INSTALL}"

@@ -1,0 +1,119 @@
+"""4-bit kernels of the CPU: bitsandbytes' for nf4 and fp4, torch's own for int4."""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from types import ModuleType
+
+import torch
+
+from flowspec.model.kernels.base import Packed
+from flowspec.model.quantise import TABLES, Weight, unpacked
+
+#: Rows of the matrix that bitsandbytes packs together.
+_TOGETHER = 32
+#: Weights repacked at a time; bounds the memory of the intermediate forms.
+_SLICE = 1 << 20
+INSTALL = "pip install 'flowspec[quantised]'"
+
+
+@lru_cache(maxsize=1)
+def bitsandbytes() -> ModuleType | None:
+    """The package; None if it is not installed or cannot be loaded.
+
+    With the package ``kernels`` beside it, its import would download code; the hub is offline
+    during the import.
+    """
+    before = os.environ.get("HF_HUB_OFFLINE")
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    try:
+        import bitsandbytes as package
+    except (ImportError, OSError, RuntimeError):
+        return None
+    finally:
+        if before is None:
+            del os.environ["HF_HUB_OFFLINE"]
+        else:
+            os.environ["HF_HUB_OFFLINE"] = before
+    found: ModuleType = package
+    return found
+
+
+class BitsAndBytes:
+    """bitsandbytes' packed kernel for CPUs with AVX-512 and its bfloat16 instructions.
+
+    Its other CPU path writes the whole matrix out for every product, which takes 20 times as long,
+    and is not used.
+    """
+
+    name = "bitsandbytes"
+    precisions = ("nf4", "fp4")
+    device = "cpu"
+
+    def missing(self) -> str:
+        package = bitsandbytes()
+        if package is None:
+            return f"the package bitsandbytes is not installed: {INSTALL}"
+        if not package.functional.has_avx512bf16():
+            return "this CPU has no AVX-512 bfloat16 instructions, which bitsandbytes' kernel needs"
+        return ""
+
+    def takes(self, outputs: int, inputs: int) -> bool:
+        return outputs % _TOGETHER == 0 and inputs % 64 == 0
+
+    def pack(self, weight: Weight, rows: torch.dtype, device: torch.device) -> Packed:
+        assert weight.scales is not None
+        codes = torch.empty_like(weight.codes)
+        step = max(1, _SLICE // (weight.shape[1] * _TOGETHER)) * _TOGETHER
+        for at in range(0, weight.shape[0], step):
+            codes[at : at + step] = _interleaved(weight.codes[at : at + step])
+        maxima = weight.scales.t().contiguous()
+        table = torch.tensor(TABLES[weight.precision.name])
+        shape = list(weight.shape)
+        block = weight.precision.block
+
+        def multiply(given: torch.Tensor) -> torch.Tensor:
+            product: torch.Tensor = torch.ops.bitsandbytes.gemv_4bit.default(
+                given, codes, shape, maxima, table, block
+            )
+            return product
+
+        return Packed(multiply, codes.nbytes + maxima.nbytes)
+
+
+class Int4:
+    """torch's ``_weight_int4pack_mm_for_cpu``, for x86 and ARM."""
+
+    name = "int4pack"
+    precisions = ("int4",)
+    device = "cpu"
+
+    def missing(self) -> str:
+        if not hasattr(torch, "_weight_int4pack_mm_for_cpu"):
+            return "this torch has no int4 product for the CPU; install torch 2.6 or later"
+        return ""
+
+    def takes(self, outputs: int, inputs: int) -> bool:
+        return outputs % 16 == 0 and inputs % 32 == 0
+
+    def pack(self, weight: Weight, rows: torch.dtype, device: torch.device) -> Packed:
+        assert weight.scales is not None
+        held = torch._convert_weight_to_int4pack_for_cpu(unpacked(weight.codes).int(), 1)
+        scales = weight.scales.t()
+        pairs = torch.stack((scales, torch.zeros_like(scales)), dim=-1).to(rows).contiguous()
+        block = weight.precision.block
+
+        def multiply(given: torch.Tensor) -> torch.Tensor:
+            return torch._weight_int4pack_mm_for_cpu(given.contiguous(), held, block, pairs)
+
+        return Packed(multiply, held.nbytes + pairs.nbytes)
+
+
+def _interleaved(codes: torch.Tensor) -> torch.Tensor:
+    """Codes of 32 rows together, pairs of columns side by side, as the kernel reads them."""
+    single = unpacked(codes)
+    outputs, inputs = single.shape
+    pairs = single.reshape(outputs // _TOGETHER, _TOGETHER, inputs // 2, 2).transpose(1, 2)
+    halves = pairs.reshape(-1, 2 * _TOGETHER)
+    return (halves[:, _TOGETHER:] << 4 | halves[:, :_TOGETHER]).reshape(outputs, inputs // 2)

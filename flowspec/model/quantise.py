@@ -1,0 +1,154 @@
+"""Quantised weights: their values, whatever kernel multiplies by them later.
+
+A matrix is ``[outputs, inputs]``; every scale belongs to one row of it, so that rows can be
+quantised in slices and a whole matrix never exists in more than its stored and its quantised form.
+
+    int8        codes int8 [outputs, inputs], one float32 scale a row; value = code x scale
+    int4        two codes a byte [outputs, inputs / 2], first in the high bits; one bfloat16 scale
+                for 32 codes; value = (code - 8) x scale, the scheme of ggml's Q4_0
+    nf4, fp4    two codes a byte, one bfloat16 maximum for 64 codes; value = table[code] x maximum
+                (bitsandbytes; arXiv 2305.14314, section 3; its CPU kernels round the maxima too)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from flowspec.errors import ModelError
+from flowspec.model.precision import PRECISIONS, Precision
+
+#: The 16 values of the 4-bit tables, by code, relative to the largest magnitude of a block.
+TABLES = {
+    "nf4": (
+        *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+        *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+        *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+        *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+    ),
+    "fp4": (
+        *(0.0, 0.005208333333, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25),
+        *(-0.0, -0.005208333333, -0.66666667, -1.0, -0.33333333, -0.5, -0.16666667, -0.25),
+    ),
+}
+_DENSE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A linear layer's weights in ``precision``: ``codes``, and ``scales`` if it has any.
+
+    Dense weights are ``codes`` themselves, ``[outputs, inputs]`` in that type.
+    """
+
+    precision: Precision
+    shape: tuple[int, int]
+    codes: torch.Tensor
+    scales: torch.Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the stored tensors."""
+        return self.codes.nbytes + (self.scales.nbytes if self.scales is not None else 0)
+
+
+def quantise(values: Iterable[torch.Tensor], shape: tuple[int, int], precision: str) -> Weight:
+    """The weights in ``values``, consecutive slices of rows of any float type, in ``precision``.
+
+    ModelError if the precision cannot hold ``shape``.
+    """
+    kind = PRECISIONS[precision]
+    outputs, inputs = shape
+    if kind.block and inputs % kind.block:
+        raise ModelError(
+            f"a layer with {inputs} inputs cannot be held in {precision}, "
+            f"whose scales are for {kind.block} weights each; use int8 or a 16-bit type"
+        )
+    codes = torch.empty(_code_shape(kind, shape), dtype=_code_type(kind))
+    scales = None
+    if kind.quantised:
+        blocks = inputs // kind.block if kind.block else 1
+        scales = torch.empty((outputs, blocks), dtype=_scale_type(kind))
+    at = 0
+    for part in values:
+        end = at + part.shape[0]
+        if scales is None:
+            codes[at:end] = part
+        else:
+            codes[at:end], scales[at:end] = _quantised(part.float(), kind)
+        at = end
+    return Weight(kind, shape, codes, scales)
+
+
+def dequantise(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
+    """The values of ``weight``, ``[outputs, inputs]``, computed in float32 and rounded once."""
+    if weight.scales is None:
+        return weight.codes.to(dtype)
+    kind = weight.precision
+    scales = weight.scales.float()
+    if kind.name == "int8":
+        return (weight.codes.float() * scales).to(dtype)
+    codes = unpacked(weight.codes)
+    if kind.name == "int4":
+        levels = codes.float() - 8
+    else:
+        levels = torch.tensor(TABLES[kind.name])[codes.int()]
+    blocks = levels.view(weight.shape[0], -1, kind.block) * scales.unsqueeze(-1)
+    return blocks.view(weight.shape).to(dtype)
+
+
+def unpacked(codes: torch.Tensor) -> torch.Tensor:
+    """4-bit codes one a byte, ``[outputs, inputs]``, from two a byte."""
+    return torch.stack((codes >> 4, codes & 15), dim=-1).flatten(-2)
+
+
+def _packed(codes: torch.Tensor) -> torch.Tensor:
+    pairs = codes.to(torch.uint8).view(*codes.shape[:-1], -1, 2)
+    return pairs[..., 0] << 4 | pairs[..., 1]
+
+
+def _code_shape(kind: Precision, shape: tuple[int, int]) -> tuple[int, int]:
+    return (shape[0], shape[1] * kind.bits // 8) if kind.bits < 8 else shape
+
+
+def _code_type(kind: Precision) -> torch.dtype:
+    if not kind.quantised:
+        return _DENSE[kind.name]
+    return torch.int8 if kind.bits == 8 else torch.uint8
+
+
+def _scale_type(kind: Precision) -> torch.dtype:
+    return torch.bfloat16 if kind.scale_bits == 16 else torch.float32
+
+
+def _quantised(values: torch.Tensor, kind: Precision) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes and scales of some rows, float32 ``[rows, inputs]``; a block of zeros has scale 0."""
+    if kind.name == "int8":
+        scales = values.abs().amax(dim=-1, keepdim=True) / 127
+        return _nearest(values, scales).clamp_(-127, 127).to(torch.int8), scales
+    blocks = values.view(values.shape[0], -1, kind.block)
+    if kind.name == "int4":
+        largest = blocks.gather(-1, blocks.abs().argmax(dim=-1, keepdim=True))
+        scales = (largest / -8).bfloat16()
+        codes = (_nearest(blocks, scales.float()) + 8).clamp_(0, 15)
+    else:
+        scales = blocks.abs().amax(dim=-1, keepdim=True)
+        codes = _nearest_in_table(blocks / scales.clamp_min(torch.finfo(torch.float32).tiny), kind)
+    return _packed(codes.flatten(-2)), scales.squeeze(-1)
+
+
+def _nearest(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    return torch.where(scales == 0, 0.0, values / scales).round_()
+
+
+def _nearest_in_table(values: torch.Tensor, kind: Precision) -> torch.Tensor:
+    """The code of the table's value nearest to each of ``values``, which are from -1 to 1."""
+    table, order = torch.tensor(TABLES[kind.name]).sort(stable=True)
+    middles = (table[1:] + table[:-1]) / 2
+    # Counting the smaller middles takes a third of the time of ``torch.bucketize``.
+    place = torch.zeros(values.shape, dtype=torch.uint8)
+    for middle in middles:
+        place += values > middle
+    return place if kind.name == "nf4" else order.to(torch.uint8)[place.int()]

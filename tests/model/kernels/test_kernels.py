@@ -1,0 +1,123 @@
+"""Every kernel that this machine has: right products, and rows that do not depend on others."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flowspec.errors import ConfigError
+from flowspec.model import kernels as module
+from flowspec.model.kernels import KERNELS, kernels_for, survey
+from flowspec.model.kernels.base import Kernel
+from flowspec.model.kernels.dense import Torch
+from flowspec.model.linear import KernelLinear, kernel_for, rows_are_independent
+from flowspec.model.precision import PRECISIONS
+from flowspec.model.quantise import dequantise, quantise
+
+CPU = torch.device("cpu")
+CASES = [
+    pytest.param(kernel, precision, id=f"{kernel.name}-{precision}")
+    for kernel in KERNELS
+    if kernel.device == "cpu"
+    for precision in kernel.precisions
+]
+SHAPES = [(64, 64), (96, 128), (576, 192), (192, 512), (512, 1024)]
+#: Largest difference from a product in float64, relative to the product's size: the rounding of
+#: rows to eight bits, or to bfloat16.
+TOLERANCE = {"float32": 1e-5, "float16": 1e-3, "int8": 3e-2}
+
+
+def usable(kernel: Kernel) -> None:
+    if kernel.missing():
+        pytest.skip(kernel.missing())
+
+
+def row_type(precision: str) -> torch.dtype:
+    return getattr(torch, PRECISIONS[precision].rows_on("cpu"))
+
+
+def linear(kernel: Kernel, precision: str, shape: tuple[int, int]) -> tuple[KernelLinear, object]:
+    source = torch.Generator().manual_seed(shape[0])
+    weight = quantise([torch.randn(shape, generator=source) * 0.05], shape, precision)
+    packed = kernel.pack(weight, row_type(precision), CPU)
+    return KernelLinear(shape, packed, kernel.name, None), weight
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("kernel", "precision"), CASES)
+def test_products_are_those_of_the_values(
+    kernel: Kernel, precision: str, shape: tuple[int, int]
+) -> None:
+    usable(kernel)
+    if not kernel.takes(*shape):
+        pytest.skip("the kernel does not take this shape")
+    layer, weight = linear(kernel, precision, shape)
+    for count in (1, 2, 7, 33):
+        source = torch.Generator().manual_seed(count)
+        rows = torch.randn((count, shape[1]), generator=source).to(row_type(precision))
+        wanted = rows.double() @ dequantise(weight, torch.float64).t()
+        error = (layer(rows).double() - wanted).norm() / wanted.norm()
+        assert error < TOLERANCE.get(precision, 1e-2), count
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("kernel", "precision"), CASES)
+def test_a_row_does_not_depend_on_its_company(
+    kernel: Kernel, precision: str, shape: tuple[int, int]
+) -> None:
+    usable(kernel)
+    if not kernel.takes(*shape):
+        pytest.skip("the kernel does not take this shape")
+    layer, _ = linear(kernel, precision, shape)
+    assert rows_are_independent(layer, shape[1], row_type(precision), CPU)
+
+
+def test_dependence_is_found() -> None:
+    """A scale for all rows of a pass: the largest row changes the roundings of the others."""
+
+    class OneScale(torch.nn.Module):
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            scale = rows.abs().max() / 127
+            return (rows / scale).round() * scale
+
+    assert not rows_are_independent(OneScale(), 64, torch.float32, CPU)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_shape_that_no_kernel_takes_is_multiplied_dequantised(precision: str) -> None:
+    kernels = kernels_for(precision, "cpu")
+    assert kernel_for(kernels, (7, 64)).takes(7, 64)
+    layer, weight = linear(kernel_for(kernels, (7, 64)), precision, (7, 64))
+    rows = torch.randn((3, 64)).to(row_type(precision))
+    wanted = rows.double() @ dequantise(weight, torch.float64).t()
+    assert (layer(rows).double() - wanted).norm() / wanted.norm() < 3e-2
+
+
+def test_a_missing_package_is_one_line_with_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module.four_bit, "bitsandbytes", lambda: None)
+    with pytest.raises(ConfigError, match=r"nf4 cannot run on cpu.*not installed.*pip install"):
+        kernels_for("nf4", "cpu")
+    reports = {report.name: report for report in survey("cpu")}
+    assert "not installed" in reports["bitsandbytes"].missing
+
+
+def test_a_device_without_the_precision_names_those_that_it_has() -> None:
+    with pytest.raises(ConfigError, match=r"int8 cannot run on mps.*float32, bfloat16, float16"):
+        kernels_for("int8", "mps")
+
+
+def test_every_precision_has_its_kernels_listed() -> None:
+    listed = {name for report in survey("cpu") for name in report.precisions}
+    assert listed == set(PRECISIONS)
+    assert survey("mps")[0].name == Torch("mps").name
+
+
+def test_a_bias_is_added_after_the_product() -> None:
+    weight = quantise([torch.zeros(8, 64)], (8, 64), "float32")
+    bias = torch.arange(8.0)
+    packed = Torch("cpu").pack(weight, torch.float32, CPU)
+    layer = KernelLinear((8, 64), packed, "torch", bias)
+    assert torch.equal(layer(torch.ones(2, 3, 64)), bias.expand(2, 3, 8))
+    assert layer.nbytes == 8 * 64 * 4 + 8 * 4

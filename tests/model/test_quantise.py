@@ -1,0 +1,80 @@
+"""Quantised values: their errors, their bytes, and the same codes as bitsandbytes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowspec.errors import ModelError
+from flowspec.model.kernels.four_bit import bitsandbytes
+from flowspec.model.precision import PRECISIONS
+from flowspec.model.quantise import dequantise, quantise, unpacked
+
+QUANTISED = [name for name, precision in PRECISIONS.items() if precision.quantised]
+
+
+def matrix(outputs: int = 96, inputs: int = 128, seed: int = 0) -> torch.Tensor:
+    source = torch.Generator().manual_seed(seed)
+    return torch.randn((outputs, inputs), generator=source) * 0.02
+
+
+@pytest.mark.parametrize("name", PRECISIONS)
+def test_slices_do_not_change_the_values(name: str) -> None:
+    values = matrix()
+    whole = quantise([values], (96, 128), name)
+    sliced = quantise(values.split(7), (96, 128), name)
+    assert torch.equal(whole.codes, sliced.codes)
+    assert whole.scales is None or torch.equal(whole.scales, sliced.scales)
+
+
+@pytest.mark.parametrize("name", PRECISIONS)
+def test_the_bytes_are_those_that_plans_count_on(name: str) -> None:
+    assert quantise([matrix()], (96, 128), name).nbytes == PRECISIONS[name].weight_bytes((96, 128))
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [("float32", 0), ("bfloat16", 3e-3), ("float16", 4e-4), ("int8", 1e-2), ("nf4", 0.1)],
+)
+def test_the_relative_error_is_that_of_the_format(name: str, most: float) -> None:
+    values = matrix()
+    found = dequantise(quantise([values], (96, 128), name), torch.float32)
+    assert (found - values).norm() / values.norm() <= most
+
+
+@given(st.sampled_from(QUANTISED), st.integers(0, 2**31), st.floats(1e-6, 1e4))
+@settings(max_examples=60, deadline=None)
+def test_quantising_the_values_again_changes_nothing(name: str, seed: int, size: float) -> None:
+    """The values are the nearest ones: a value that is representable stays."""
+    once = dequantise(quantise([matrix(4, 64, seed) * size], (4, 64), name), torch.float32)
+    twice = dequantise(quantise([once], (4, 64), name), torch.float32)
+    assert (once - twice).abs().max() <= 0.01 * once.abs().max()
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+def test_zeros_stay_zeros(name: str) -> None:
+    weight = quantise([torch.zeros(4, 64)], (4, 64), name)
+    assert not dequantise(weight, torch.float32).any()
+
+
+@pytest.mark.parametrize("name", ["nf4", "fp4"])
+def test_4_bit_codes_are_those_of_bitsandbytes(name: str) -> None:
+    package = bitsandbytes()
+    assert package is not None
+    values = matrix()
+    ours = quantise([values], (96, 128), name)
+    theirs, state = package.functional.quantize_4bit(values, blocksize=64, quant_type=name)
+    assert torch.equal(ours.codes.view(-1), theirs.view(-1))
+    assert ours.scales is not None
+    assert torch.equal(ours.scales.view(-1), state.absmax.bfloat16())
+
+
+def test_inputs_that_do_not_fill_a_block_are_refused() -> None:
+    with pytest.raises(ModelError, match=r"100 inputs cannot be held in nf4.*use int8"):
+        quantise([torch.zeros(4, 100)], (4, 100), "nf4")
+
+
+def test_the_first_code_of_a_byte_is_in_its_high_bits() -> None:
+    assert unpacked(torch.tensor([[0x12, 0xAF]], dtype=torch.uint8)).tolist() == [[1, 2, 10, 15]]
