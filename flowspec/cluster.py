@@ -22,6 +22,7 @@ from flowspec.broker.server import PrivateBroker, die_with_parent
 from flowspec.emulation.setup import Emulation
 from flowspec.errors import ClusterError
 from flowspec.model.directory import layer_ranges, local_path
+from flowspec.model.precision import AUTO, check_device, check_dtype
 from flowspec.model.sources import open_models
 
 #: How long all workers together may take to be ready, seconds.
@@ -32,12 +33,40 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
+class Places:
+    """Precision and device of the target and the middle models, and those of the drafters.
+
+    Names as in ``model.precision``; ConfigError for any other. A worker's own flags have
+    precedence.
+    """
+
+    dtype: str = AUTO
+    device: str = AUTO
+    draft_dtype: str = AUTO
+    draft_device: str = AUTO
+
+    def __post_init__(self) -> None:
+        for dtype in (self.dtype, self.draft_dtype):
+            check_dtype(dtype)
+        for device in (self.device, self.draft_device):
+            check_device(device)
+
+    @property
+    def arguments(self) -> list[str]:
+        """The scheduler's arguments for these places."""
+        return [
+            *("--dtype", self.dtype, "--device", self.device),
+            *("--draft-dtype", self.draft_dtype, "--draft-device", self.draft_device),
+        ]
+
+
+@dataclass(frozen=True, slots=True)
 class Setup:
     """The setup of a pipeline; models are folders or hub names.
 
     ``draft``: see ``model.sources``. ``stages``: number of verify stages. ``middles``: models of a
     chain between drafter and target, smaller ones first. ``emulated``: devices and links to
-    emulate; None: none.
+    emulate; None: none. ``places``: what the models run on.
     """
 
     target: str
@@ -45,6 +74,7 @@ class Setup:
     stages: int
     middles: tuple[str, ...] = ()
     emulated: Emulation | None = None
+    places: Places = Places()
 
     def check(self) -> None:
         """ConfigError for anything that would make a worker fail, before one is started."""
@@ -68,6 +98,7 @@ class Setup:
             str(self.stages),
             *chain,
             *emulated,
+            *self.places.arguments,
         ]
 
 

@@ -14,6 +14,7 @@ from flowspec.cli.app import app
 from flowspec.strategies import STRATEGIES
 from tests.documents import DOCUMENTS, ROOT, code_spans
 from tests.toy import generate
+from workers.draft import PLACE, RUNS_ON
 
 README = (ROOT / "README.md").read_text()
 STATS = (ROOT / "docs/stats.md").read_text()
@@ -95,7 +96,8 @@ def test_every_key_of_the_stats_is_documented_and_no_other() -> None:
     documented = {key: row[2] for row in rows for key in code_spans(row[1])}
     finishes = [generate(strategy, 2, count=20).finish for strategy in STRATEGIES]
     stats = {key: value for finish in finishes if finish for key, value in finish.stats.items()}
-    assert set(documented) == set(stats)
+    assert set(documented) == {*stats, RUNS_ON}
+    assert set(code_spans(documented[RUNS_ON])) == set(PLACE)
     for key, value in stats.items():
         if isinstance(value, dict):
             assert set(code_spans(documented[key])) == set(value), key

@@ -22,6 +22,7 @@ from flowspec.drivers.lease import Lease
 from flowspec.drivers.live import Performer, Worker
 from flowspec.emulation.setup import EMULATED, Emulation
 from flowspec.errors import ClusterError, ConfigError, FlowSpecError
+from flowspec.model.precision import DTYPES
 
 #: How long a worker waits for the pipeline's record, seconds.
 RECORD_SECONDS = 60.0
@@ -34,6 +35,16 @@ def parser(role: str) -> argparse.ArgumentParser:
         "--redis-url", help=f"broker (default: FLOWSPEC_REDIS_URL, else {DEFAULT_URL})"
     )
     return arguments
+
+
+def add_placing(arguments: argparse.ArgumentParser) -> None:
+    """Add the flags that a worker with a model has, beside those of ``parser``."""
+    arguments.add_argument(
+        "--dtype", help=f"precision: {', '.join(DTYPES)} (default: as the record says)"
+    )
+    arguments.add_argument(
+        "--device", help="auto, cpu, cuda, cuda:N or mps (default: as the record says)"
+    )
 
 
 class Process:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
-from flowspec.broker.base import Op, drafts_of, middles_of
+from flowspec.broker.base import Control, Op, drafts_of, middles_of
 from flowspec.broker.redis_link import RedisLink
 from flowspec.core.job.draft_worker import DraftMachine
 from flowspec.core.protocol.addresses import DRAFT
@@ -20,27 +21,45 @@ from flowspec.model.drafter_choice import wanting_hidden
 from flowspec.model.sources import fingerprint, load_sources, target_needs
 from flowspec.strategies import build
 from flowspec.strategies.auto.decisions import with_drafter_names
-from workers._boot import Process, check_fingerprint, make_worker, parser, run
+from workers._boot import Process, add_placing, check_fingerprint, make_worker, parser, run
+
+#: The key in a job's stats of what its stages run on, and the facts of a stage there.
+RUNS_ON = "runs_on"
+PLACE = ("precision", "device", "kernels", "rows_independent")
 
 
 class _NamingLink(RedisLink):
-    """A link that adds the drafters' names to a job's stats.
+    """A link that adds the drafters' names, and what the stages run on, to a job's stats.
 
-    Machines, and so recordings, only have the drafters' numbers.
+    Machines, and so recordings, only have the drafters' numbers. ``control`` is a connection for
+    reading the stages' facts.
     """
 
-    def __init__(self, process: Process, limits: Limits, drafts: Sequence[str]) -> None:
+    def __init__(
+        self, process: Process, limits: Limits, drafts: Sequence[str], control: Control
+    ) -> None:
         super().__init__(process.url, process.keys, DRAFT, limits.stages, middles=limits.middles)
         self._drafts = drafts
+        self._control = control
+        self._stage_numbers = range(1, limits.stages + 1)
 
     def write(self, ops: Sequence[Op], at: float | None = None) -> list[Code]:
         told = [
-            replace(op, stats=with_drafter_names(op.stats, self._drafts))
-            if isinstance(op, Finish)
-            else op
-            for op in ops
+            replace(op, stats=self._named(op.stats)) if isinstance(op, Finish) else op for op in ops
         ]
         return super().write(told, at)
+
+    def _named(self, stats: Mapping[str, Any]) -> dict[str, Any]:
+        named = with_drafter_names(stats, self._drafts)
+        if named.get("tokens"):
+            named[RUNS_ON] = self._places()
+        return named
+
+    def _places(self) -> list[dict[str, object]]:
+        """Precision, device and kernels of every stage, as far as their workers are there."""
+        claims = self._control.claims()
+        facts = [claims.get(f"verify-{stage}", ("", {}))[1] for stage in self._stage_numbers]
+        return [{key: known.get(key) for key in PLACE} for known in facts]
 
 
 def main() -> None:
@@ -53,6 +72,7 @@ def main() -> None:
         help="the drafts as found on this machine, joined by + and : as in the record "
         "(default: as the record says)",
     )
+    add_placing(arguments)
     given = arguments.parse_args()
     process = Process(given.redis_url)
     control = process.control()
@@ -68,7 +88,12 @@ def main() -> None:
         draft = record["draft"] if given.draft is None else given.draft
         check_fingerprint(fingerprint(draft), record["draft_fingerprint"], draft)
         target = fetch_weights(name, target_needs(draft))
-        drafter = load_sources(draft, target)
+        drafter = load_sources(
+            draft,
+            target,
+            dtype=given.dtype or record["draft_dtype"],
+            device=given.device or record["draft_device"],
+        )
         wanting = wanting_hidden(drafter)
         limits = Limits(
             stages,
@@ -79,7 +104,7 @@ def main() -> None:
             hidden=wanting[0],
             others=wanting[1:],
         )
-        link = _NamingLink(process, limits, drafts_of(record))
+        link = _NamingLink(process, limits, drafts_of(record), control)
         role = DraftPerformer(drafter, Tokenizer(target), target.hidden_size)
         machine = DraftMachine(limits, build)
         worker.append(make_worker(record, machine, link, role, header=header(limits)))

@@ -10,7 +10,7 @@ from flowspec.drivers.live import Worker
 from flowspec.drivers.performers import VerifyPerformer
 from flowspec.errors import ConfigError
 from flowspec.model.directory import fetch_weights
-from workers._boot import Process, check_fingerprint, make_worker, parser, run
+from workers._boot import Process, add_placing, check_fingerprint, make_worker, parser, run
 
 
 def main() -> None:
@@ -21,6 +21,7 @@ def main() -> None:
     arguments.add_argument(
         "--path", help="where that model is on this machine (default: as the record says)"
     )
+    add_placing(arguments)
     given = arguments.parse_args()
     process = Process(given.redis_url)
     control = process.control()
@@ -30,7 +31,13 @@ def main() -> None:
     model = _number(given.model, len(middles))
     worker: list[Worker] = []
 
-    with process.leased(f"middle-{model}", lambda: worker[0].facts() if worker else {}) as stop:
+    placed: dict[str, object] = {}
+
+    def facts() -> dict[str, object]:
+        return placed | (worker[0].facts() if worker else {})
+
+    with process.leased(f"middle-{model}", facts) as stop:
+        from flowspec.model.placing import place
         from flowspec.model.stage import load_stage
 
         name = given.path or middles[model - 1]
@@ -38,7 +45,11 @@ def main() -> None:
         check_fingerprint(
             directory.fingerprint, record["middle_fingerprints"].split()[model - 1], name
         )
-        executor = load_stage(directory, range(directory.layers))
+        placing = place(
+            given.dtype or record["dtype"], given.device or record["device"], directory.config
+        )
+        executor = load_stage(directory, range(directory.layers), placing=placing)
+        placed |= executor.facts()
         role = VerifyPerformer(executor, (directory.hidden_size,))
         link = RedisLink(
             process.url, process.keys, middle_address(model), stages, middles=len(middles)

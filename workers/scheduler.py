@@ -9,8 +9,17 @@ from dataclasses import replace
 from flowspec.drivers.scheduler import Scheduler
 from flowspec.emulation.setup import EMULATED, Emulation
 from flowspec.model.directory import default_pair, layer_ranges
+from flowspec.model.precision import AUTO, check_device, check_dtype
 from flowspec.model.sources import fingerprint, labels, open_models
 from workers._boot import Process, parser, run
+
+#: Flags that the pipeline's record keeps for workers that are not told otherwise.
+PLACINGS = {
+    "--dtype": "precision of the target and the middle models (default: %(default)s)",
+    "--device": "device of the target and the middle models (default: %(default)s)",
+    "--draft-dtype": "precision of the drafters (default: %(default)s)",
+    "--draft-device": "device of the drafters (default: %(default)s)",
+}
 
 
 def main() -> None:
@@ -37,6 +46,8 @@ def main() -> None:
         "--jobs", type=int, default=1, help="jobs that run at once (default: %(default)s)"
     )
     arguments.add_argument("--emulate", default="", help="devices and links to emulate, as JSON")
+    for flag, what in PLACINGS.items():
+        arguments.add_argument(flag, default=AUTO, help=what)
     given = arguments.parse_args()
     target, middles = open_models(given.target, given.draft, given.middle)
     ranges = layer_ranges(target.layers, given.stages, surplus=bool(given.emulate))
@@ -55,6 +66,10 @@ def main() -> None:
                 "drafts": json.dumps(labels(given.draft)),
                 "middles": json.dumps(given.middle),
                 "middle_fingerprints": " ".join(middle.fingerprint for middle in middles),
+                "dtype": check_dtype(given.dtype),
+                "device": check_device(given.device),
+                "draft_dtype": check_dtype(given.draft_dtype),
+                "draft_device": check_device(given.draft_device),
                 "layers": " ".join(f"{block.start}-{block.stop}" for block in ranges),
                 **(
                     {EMULATED: replace(emulation, began=time.monotonic()).text()}

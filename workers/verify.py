@@ -10,10 +10,19 @@ from flowspec.core.protocol.addresses import stage_address
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.live import Worker
 from flowspec.drivers.performers import VerifyPerformer
-from flowspec.model.base import StageExecutor
+from flowspec.model.base import HasFacts, StageExecutor
 from flowspec.model.directory import ModelDirectory, fetch_weights, layer_range
 from flowspec.model.empty_stage import PassingStage
-from workers._boot import Process, check_fingerprint, make_worker, parser, run, stage_number
+from flowspec.observe import logger
+from workers._boot import (
+    Process,
+    add_placing,
+    check_fingerprint,
+    make_worker,
+    parser,
+    run,
+    stage_number,
+)
 
 #: Attention paths of ``flowspec.model``, which imports torch and so is imported after the lease.
 ATTENTIONS = ("plain", "two-level")
@@ -35,6 +44,7 @@ def main() -> None:
         default=ATTENTIONS[0],
         help="how tree rows see the context (default: %(default)s)",
     )
+    add_placing(arguments)
     given = arguments.parse_args()
     process = Process(given.redis_url)
     control = process.control()
@@ -42,13 +52,23 @@ def main() -> None:
     stages = int(record["stages"])
     stage = stage_number(given.stage, stages)
     worker: list[Worker] = []
+    placed: dict[str, object] = {}
 
-    with process.leased(f"verify-{stage}", lambda: worker[0].facts() if worker else {}) as stop:
+    def facts() -> dict[str, object]:
+        return placed | (worker[0].facts() if worker else {})
+
+    with process.leased(f"verify-{stage}", facts) as stop:
         name = given.target or record["target"]
         layers = layer_range(record["layers"], stage)
         target = fetch_weights(name, lambda found: _needs(found, layers))
         check_fingerprint(target.fingerprint, record["target_fingerprint"], name)
-        executor, model_seconds = _executor(target, layers, given.attention)
+        dtype = given.dtype or record["dtype"]
+        executor, model_seconds = _executor(
+            target, layers, given.attention, (dtype, given.device or record["device"])
+        )
+        if isinstance(executor, HasFacts):
+            placed |= executor.facts()
+            logger(stage=stage).info("stage loaded", **placed)
         role = VerifyPerformer(executor, (target.hidden_size,))
         link = RedisLink(
             process.url, process.keys, stage_address(stage), stages, middles=len(middles_of(record))
@@ -74,14 +94,18 @@ def _needs(target: ModelDirectory, layers: range) -> tuple[str, ...]:
 
 
 def _executor(
-    target: ModelDirectory, layers: range, attention: str
+    target: ModelDirectory, layers: range, attention: str, wanted: tuple[str, str]
 ) -> tuple[StageExecutor, Callable[[], float] | None]:
-    """The executor of ``layers``, and its CPU seconds in the model so far; None: not measured."""
+    """The executor of ``layers``, and its CPU seconds in the model so far; None: not measured.
+
+    ``wanted``: the names of its precision and its device.
+    """
     if not layers:
         return PassingStage(), None
+    from flowspec.model.placing import place
     from flowspec.model.stage import load_stage
 
-    executor = load_stage(target, layers, attention)
+    executor = load_stage(target, layers, attention, place(*wanted, target.config))
     return executor, lambda: executor.model_seconds
 
 

@@ -10,9 +10,13 @@ import typer
 
 from flowspec.cli.flags import (
     Cluster,
+    Device,
     Draft,
+    DraftDevice,
+    DraftDtype,
     Drafter,
     Drafters,
+    Dtype,
     Json,
     Latency,
     MaxNewTokens,
@@ -65,6 +69,10 @@ def generate(
     draft: Draft = None,
     models: Models = None,
     stages: Stages = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    draft_dtype: DraftDtype = None,
+    draft_device: DraftDevice = None,
     strategy: Strategy = DEFAULT_STRATEGY,
     max_new_tokens: MaxNewTokens = DEFAULT_MAX_NEW_TOKENS,
     temperature: Temperature = 0.0,
@@ -86,10 +94,11 @@ def generate(
     from flowspec.cli.generate import Request, run
     from flowspec.cli.places import check_alone, setup_of
 
-    check_alone(redis_url, target, draft, models, stages)
+    places = (dtype, device, draft_dtype, draft_device)
+    check_alone(redis_url, target, draft, models, stages, *places)
     run(
         Request(
-            setup=setup_of(target, draft, models, stages),
+            setup=setup_of(target, draft, models, stages, places),
             sampling=Sampling(temperature, top_k, top_p, seed),
             strategy=strategy,
             max_new_tokens=max_new_tokens,
@@ -109,13 +118,18 @@ def up(
     draft: Draft = None,
     models: Models = None,
     stages: Stages = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    draft_dtype: DraftDtype = None,
+    draft_device: DraftDevice = None,
     redis_url: Url = None,
 ) -> None:
     """Start a pipeline that keeps running, and print how to reach it."""
     from flowspec.cli.places import setup_of
     from flowspec.cli.service import up
 
-    up(setup_of(target, draft, models, stages), redis_url)
+    places = (dtype, device, draft_dtype, draft_device)
+    up(setup_of(target, draft, models, stages, places), redis_url)
 
 
 @app.command()

@@ -9,9 +9,10 @@ from typing import Annotated
 
 import typer
 
-from flowspec.cli.parser import in_range, not_empty, taken_by
+from flowspec.cli.parser import checked_by, in_range, not_empty, taken_by
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import MAX_NEW_TOKENS, JobSpec
+from flowspec.model.precision import DTYPES, check_device, check_dtype
 
 _POSITIVE = in_range(1, inf, "1 or more")
 _SAMPLING = taken_by(Sampling)
@@ -62,6 +63,30 @@ Stages = Annotated[
     typer.Option(
         callback=_POSITIVE, help="Number of verify workers that share the layers; default: 4."
     ),
+]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        callback=checked_by(check_dtype),
+        help=f"Precision of the target: {', '.join(DTYPES)}; "
+        "auto, the default, is the one that the model declares.",
+    ),
+]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        callback=checked_by(check_device),
+        help="Device of the target: auto (the default: a GPU if there is one), cpu, cuda, cuda:N "
+        "or mps.",
+    ),
+]
+DraftDtype = Annotated[
+    str | None,
+    typer.Option(callback=checked_by(check_dtype), help="Precision of the drafters, as --dtype."),
+]
+DraftDevice = Annotated[
+    str | None,
+    typer.Option(callback=checked_by(check_device), help="Device of the drafters, as --device."),
 ]
 Strategy = Annotated[
     str, typer.Option(help="See `flowspec strategies`; options as NAME:option=value,...")

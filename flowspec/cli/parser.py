@@ -69,6 +69,22 @@ def taken_by(kind: Callable[..., object]) -> Callable[[typer.CallbackParam, N], 
     return check
 
 
+def checked_by(
+    check: Callable[[str], object],
+) -> Callable[[typer.CallbackParam, str | None], str | None]:
+    """A callback that raises ConfigError, naming the flag, for a text that ``check`` refuses."""
+
+    def checked(param: typer.CallbackParam, value: str | None) -> str | None:
+        if value is not None:
+            try:
+                check(value)
+            except ConfigError as error:
+                raise ConfigError(f"{param.opts[0]}: {error}") from None
+        return value
+
+    return checked
+
+
 def not_empty(expected: str) -> Callable[[typer.CallbackParam, str | None], str | None]:
     """A callback that raises ConfigError, naming the flag, for a value of nothing but spaces."""
 

@@ -10,20 +10,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flowspec.cli import notes
-from flowspec.cluster import Setup
+from flowspec.cluster import Places, Setup
 from flowspec.errors import ConfigError
 from flowspec.model.directory import default_pair
+from flowspec.model.precision import AUTO
 from flowspec.model.sources import NGRAM, open_models
 
 #: Verify stages of a pipeline if no number is given.
 DEFAULT_STAGES = 4
 
 
+#: The flags --dtype, --device, --draft-dtype and --draft-device, in this order.
+PlaceFlags = tuple[str | None, str | None, str | None, str | None]
+
+
 def check_alone(url: str | None, *flags: object) -> None:
     """ConfigError if flags of a private pipeline are given with the URL of a running one."""
     if url and any(flag is not None for flag in flags):
         raise ConfigError(
-            "--target, --draft, --models and --stages are for a private pipeline, "
+            "--target, --draft, --models, --stages and what they run on are for a private "
+            "pipeline, "
             "and a running one is named by --redis-url or FLOWSPEC_REDIS_URL: "
             "leave out the one or the other"
         )
@@ -44,13 +50,18 @@ def draft_for(target: str | None, draft: str | None, packaged: str) -> str:
 
 
 def setup_of(
-    target: str | None, draft: str | None, models: str | None, stages: int | None
+    target: str | None,
+    draft: str | None,
+    models: str | None,
+    stages: int | None,
+    run_on: PlaceFlags = (None, None, None, None),
 ) -> Setup:
     """The setup for these flags.
 
     ``models``: the draft, any middle models and the target, smallest first, joined by commas.
     """
     packaged_target, packaged_draft = default_pair()
+    places = Places(*(AUTO if flag is None else flag for flag in run_on))
     count = DEFAULT_STAGES if stages is None else stages
     if models is not None:
         if (target, draft) != (None, None):
@@ -62,9 +73,9 @@ def setup_of(
             raise ConfigError(
                 f"--models is {models!r}; expected at least DRAFT,TARGET, smallest first"
             )
-        return Setup(names[-1], names[0], count, tuple(names[1:-1]))
+        return Setup(names[-1], names[0], count, tuple(names[1:-1]), places=places)
     drafts = draft_for(target, draft, packaged_draft)
-    return Setup(target or packaged_target, drafts, count)
+    return Setup(target or packaged_target, drafts, count, places=places)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
 from rich.table import Table
@@ -24,7 +25,7 @@ from flowspec.broker.base import setup_of
 from flowspec.cli.places import lock_file, running, state_file, url_or_running
 from flowspec.cli.show import console
 from flowspec.client import Client
-from flowspec.cluster import READY_SECONDS, Cluster, Setup
+from flowspec.cluster import READY_SECONDS, Cluster, Places, Setup
 from flowspec.errors import ClusterError, FlowSpecError
 
 _STOP_SECONDS = 15.0
@@ -148,7 +149,9 @@ def status(url: str | None, *, as_json: bool) -> None:
         f"{running_jobs} running, {waiting} waiting"
     )
     table = Table(
-        "worker", "state", "host", "process", "passes", "refused", box=None, pad_edge=False
+        *("worker", "state", "host", "process", "passes", "refused", "runs on"),
+        box=None,
+        pad_edge=False,
     )
     roles = [
         "scheduler",
@@ -164,12 +167,22 @@ def status(url: str | None, *, as_json: bool) -> None:
             info.get("pid"),
             info.get("passes"),
             info.get("refused"),
+            placed(info),
         )
         table.add_row(role, *("-" if cell is None else str(cell) for cell in cells))
     screen.print(table)
     missing = [role for role in roles if role not in workers]
     if missing:
         raise ClusterError(f"{missing[0]} has no worker: jobs wait until it is started again")
+
+
+def placed(info: Mapping[str, Any]) -> str | None:
+    """What runs where in a worker's facts, like ``bfloat16 on cpu by onednn``; None: no model."""
+    if "precision" not in info:
+        return None
+    kernels = "+".join(info.get("kernels", ()))
+    dependent = "" if info.get("rows_independent", True) else ", rows depend on each other"
+    return f"{info['precision']} on {info['device']} by {kernels}{dependent}"
 
 
 class _Supervisor:
@@ -221,12 +234,19 @@ class _Supervisor:
 
 def _main() -> None:
     parser = argparse.ArgumentParser()
-    for flag in ("--target", "--draft"):
+    places = ("--dtype", "--device", "--draft-dtype", "--draft-device")
+    for flag in ("--target", "--draft", *places):
         parser.add_argument(flag)
     parser.add_argument("--stages", type=int)
     parser.add_argument("--middle", action="append", default=[])
     given = parser.parse_args()
-    setup = Setup(given.target, given.draft, given.stages, tuple(given.middle))
+    setup = Setup(
+        given.target,
+        given.draft,
+        given.stages,
+        tuple(given.middle),
+        places=Places(given.dtype, given.device, given.draft_dtype, given.draft_device),
+    )
     try:
         _Supervisor(setup, os.environ.get("FLOWSPEC_REDIS_URL")).run()
     except FlowSpecError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy.typing as npt
 
@@ -34,6 +34,13 @@ class StageExecutor(Protocol):
         select the live ones; None: the part has tokens.
         """
         ...
+
+
+@runtime_checkable
+class HasFacts(Protocol):
+    """An executor that tells its precision, device and kernels."""
+
+    def facts(self) -> dict[str, object]: ...
 
 
 class DraftExecutor(Protocol):

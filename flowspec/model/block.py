@@ -19,19 +19,16 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from flowspec.core.protocol.work import Part
 from flowspec.errors import ModelError
 from flowspec.model.arrays import to_tensor
-from flowspec.model.attention import bias_of
+from flowspec.model.attention import EXACT_DEVICES, bias_of
 from flowspec.model.base import RowArray
 from flowspec.model.directory import ModelDirectory
-from flowspec.model.kernels import kernels_for
-from flowspec.model.kernels.base import Kernel
 from flowspec.model.kv import TreeCache
-from flowspec.model.linear import KernelLinear, kernel_for, rows_are_independent
+from flowspec.model.linear import KernelLinear, load_linear, rows_are_independent
 from flowspec.model.masks import full_mask, tree_mask, windowed
 from flowspec.model.placing import Placing
-from flowspec.model.quantise import quantise
 from flowspec.model.rows import Placement
 from flowspec.model.two_level import PLAIN, TWO_LEVEL, RowCache, TwoLevelCache, implementation
-from flowspec.model.weights import read_rows, read_tensor
+from flowspec.model.weights import read_tensor
 
 #: Families for which the test suite compares stages with the whole model.
 TESTED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -96,14 +93,33 @@ class LayerBlock(torch.nn.Module):
         linears = [module for module in self.modules() if isinstance(module, KernelLinear)]
         return tuple(dict.fromkeys(linear.kernel for linear in linears))
 
+    def facts(self) -> dict[str, object]:
+        """What runs where, for logs, ``status`` and a job's stats."""
+        dependent = self.dependent_parts()
+        return {
+            "precision": self.placing.precision,
+            "device": str(self.device),
+            "kernels": list(self.kernels),
+            "weights_mib": round(self.nbytes / 2**20, 1),
+            "rows_independent": not dependent,
+            "dependent_parts": list(dependent),
+        }
+
     @property
     def nbytes(self) -> int:
         """Bytes of all weights, without KV rows."""
         linears = sum(m.nbytes for m in self.modules() if isinstance(m, KernelLinear))
         return linears + sum(parameter.nbytes for parameter in self.parameters())
 
-    def dependent_layers(self) -> tuple[str, ...]:
-        """Names of linear layers whose rows depend on what shares their pass, one of each shape."""
+    def dependent_parts(self) -> tuple[str, ...]:
+        """Parts whose rows depend on what shares their pass: measured, one of each shape.
+
+        Attention depends on it by design where it does not sum in float64.
+        """
+        attention = () if self.device.type in EXACT_DEVICES else ("attention",)
+        return attention + self._dependent_layers()
+
+    def _dependent_layers(self) -> tuple[str, ...]:
         shapes: dict[tuple[str, int, int], str] = {}
         for name, module in self.named_modules():
             if isinstance(module, KernelLinear):
@@ -234,16 +250,11 @@ class _Loader:
         shape = (module.out_features, module.in_features)
         self._check(stored, entry.shape, shape)
         precision = placing.head if is_head else placing.precision
-        weight = quantise(read_rows(stored, entry), shape, precision)
-        kernel = self._kernel(precision, shape)
         rows = placing.head_rows if is_head else placing.rows
-        bias = None
+        linear = load_linear(stored, entry, precision, rows, placing.device)
         if module.bias is not None:
-            bias = self._parameter(f"{name}.bias", (shape[0],)).data.to(rows)
-        return KernelLinear(shape, kernel.pack(weight, rows, placing.device), kernel.name, bias)
-
-    def _kernel(self, precision: str, shape: tuple[int, int]) -> Kernel:
-        return kernel_for(kernels_for(precision, self._block.device.type), shape)
+            linear.bias = self._parameter(f"{name}.bias", (shape[0],)).data.to(rows)
+        return linear
 
     def _stored_name(self, name: str) -> str:
         """The name in the checkpoint of the block's tensor ``name``."""

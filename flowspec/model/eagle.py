@@ -13,10 +13,9 @@ token has no row, as it has no parent; here it has one, but no other row attends
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaModel
 
@@ -25,12 +24,15 @@ from flowspec.core.protocol.work import Draft, DraftDone, Part
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import ModelError, StateError
+from flowspec.model.arrays import to_tensor
 from flowspec.model.base import RowArray
-from flowspec.model.directory import ModelDirectory
+from flowspec.model.directory import ModelDirectory, TensorEntry
 from flowspec.model.drafter import propose
 from flowspec.model.head_layout import check_head
 from flowspec.model.kv import TreeCache
+from flowspec.model.linear import load_linear
 from flowspec.model.masks import full_mask
+from flowspec.model.placing import Placing
 from flowspec.model.rows import Placement
 from flowspec.model.weights import read_tensor
 
@@ -41,7 +43,7 @@ _OUTPUT_BIAS = ".self_attn.o_proj.bias"
 
 
 class EagleHead(torch.nn.Module):
-    """``fc`` and the decoder layers, float32, without the target's embedding and LM head.
+    """``fc`` and the decoder layers, without the target's embedding and LM head.
 
     ``input_norm``: the first layer has an input norm (the authors' heads have none). ``bias``:
     ``fc`` has a bias.
@@ -83,13 +85,15 @@ class EagleHead(torch.nn.Module):
         predicted: torch.Tensor = output.last_hidden_state
         return predicted
 
-    def new_cache(self, capacity: int) -> TreeCache:
+    def new_cache(
+        self, capacity: int, dtype: torch.dtype = torch.float32, device: torch.device | None = None
+    ) -> TreeCache:
         """KV rows for one job."""
         config = self.config
         head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
         heads = config.num_key_value_heads or config.num_attention_heads
         return TreeCache.allocate(
-            config.num_hidden_layers, heads, capacity, head_dim, torch.float32
+            config.num_hidden_layers, heads, capacity, head_dim, dtype, device
         )
 
 
@@ -121,20 +125,29 @@ class _HeadState:
 class EagleDrafter:
     """Proposes the LM head's best tokens for predicted features; values as ``ModelDrafter``'s.
 
-    ``embedding`` and ``lm_head`` are ``[vocabulary, hidden]``, float32.
+    ``embedding`` is ``[vocabulary, hidden]``; ``lm_head`` maps rows of the type that ``placing``
+    has for heads to logits.
     """
 
     wants_hidden = True
 
-    def __init__(self, head: EagleHead, embedding: torch.Tensor, lm_head: torch.Tensor) -> None:
+    def __init__(
+        self,
+        head: EagleHead,
+        embedding: torch.Tensor,
+        lm_head: Callable[[torch.Tensor], torch.Tensor],
+        placing: Placing,
+    ) -> None:
         self._head = head.eval()
         self._embedding = embedding
         self._lm_head = lm_head
-        self._zero = torch.zeros(head.config.hidden_size)
+        self._placing = placing
+        self._zero = torch.zeros(head.config.hidden_size, dtype=placing.rows, device=placing.device)
         self._runs: dict[RunKey, _HeadState] = {}
 
     def allocate(self, run: RunKey, capacity: int, sampling: Sampling, returns: Returns) -> None:
-        self._runs[run] = _HeadState(self._head.new_cache(capacity), sampling)
+        cache = self._head.new_cache(capacity, self._placing.rows, self._placing.device)
+        self._runs[run] = _HeadState(cache, sampling)
 
     def release(self, run: RunKey) -> None:
         self._runs.pop(run, None)
@@ -147,7 +160,7 @@ class EagleDrafter:
                 f"{len(ids)} nodes came with features of shape {rows.shape}; hidden is "
                 f"{len(self._zero)}"
             )
-        features = torch.from_numpy(rows.astype(np.float32, copy=True))
+        features = to_tensor(rows, self._placing.rows, self._placing.device)
         state.true.update(
             (node, row) for node, row in zip(ids, features, strict=True) if node >= state.tip
         )
@@ -173,7 +186,8 @@ class EagleDrafter:
         if not part.answers:
             return DraftDone((), ())
         answered = torch.cat(outputs)[list(part.answers)]
-        return propose(torch.nn.functional.linear(answered, self._lm_head), work, state.sampling)
+        logits = self._lm_head(answered.to(self._placing.head_rows))
+        return propose(logits, work, state.sampling)
 
     @staticmethod
     def _wave_end(part: Part, state: _HeadState, first: int) -> int:
@@ -201,8 +215,10 @@ class EagleDrafter:
         predicted: torch.Tensor = self._head(
             self._embedding[tokens].unsqueeze(0),
             features.unsqueeze(0),
-            torch.from_numpy(mask)[None, None],
-            torch.tensor(part.positions[rows.start : rows.stop]).unsqueeze(0),
+            torch.from_numpy(mask)[None, None].to(self._placing.device),
+            torch.tensor(
+                part.positions[rows.start : rows.stop], device=self._placing.device
+            ).unsqueeze(0),
             state.cache,
         )[0]
         state.predicted.update(zip(part.ids[rows.start : rows.stop], predicted, strict=True))
@@ -219,28 +235,37 @@ class EagleDrafter:
         return feature
 
 
-def load_head(directory: ModelDirectory, target: ModelDirectory) -> EagleDrafter:
+def load_head(
+    directory: ModelDirectory, target: ModelDirectory, placing: Placing | None = None
+) -> EagleDrafter:
     """Load the head in ``directory`` as a drafter for ``target``.
 
     Only the target's embedding and LM head are read. ModelError if ``directory`` is not a head,
     fits another target, or is incomplete.
     """
-    head = read_head(directory, target)
+    where = placing if placing is not None else Placing()
+    head = read_head(directory, target, where)
     shape = (target.vocabulary, target.hidden_size)
     stored = "model.embed_tokens.weight"
     if _EMBEDDING in directory.weight_files:
-        embedding = _read(directory, _EMBEDDING, shape)
+        embedding = _read(directory, _EMBEDDING, shape, where)
     else:
-        embedding = _read(target, stored, shape)
-    if target.tied and _EMBEDDING not in directory.weight_files:
-        return EagleDrafter(head, embedding, embedding)
-    return EagleDrafter(
-        head, embedding, _read(target, stored if target.tied else "lm_head.weight", shape)
-    )
+        embedding = _read(target, stored, shape, where)
+    name = stored if target.tied else "lm_head.weight"
+    entry = _entry(target, name, shape)
+    lm_head = load_linear(name, entry, where.head, where.head_rows, where.device)
+    return EagleDrafter(head, embedding, lm_head, where)
 
 
-def read_head(directory: ModelDirectory, target: ModelDirectory) -> EagleHead:
-    """The head's own layers in ``directory``; errors as ``load_head``'s."""
+def read_head(
+    directory: ModelDirectory, target: ModelDirectory, placing: Placing | None = None
+) -> EagleHead:
+    """The head's own layers in ``directory``; errors as ``load_head``'s.
+
+    Without a ``placing`` they are float32 with the library's own linear layers, which can be
+    trained.
+    """
+    where = placing if placing is not None else Placing()
     check_head(directory, target)
     names = directory.weight_files
     config = LlamaConfig.from_dict(
@@ -249,21 +274,51 @@ def read_head(directory: ModelDirectory, target: ModelDirectory) -> EagleHead:
     config._attn_implementation = "sdpa"
     with torch.device("meta"):
         head = EagleHead(config, bias=_FC_BIAS in names, input_norm=_FIRST_NORM in names)
-    head.body.rotary_emb = type(head.body.rotary_emb)(config)
+    head.body.rotary_emb = type(head.body.rotary_emb)(config).to(where.device)
+    if placing is not None:
+        _place_linears(head, directory, placing)
     for name, parameter in list(head.named_parameters()):
         stored = name.removeprefix("body.")
         module, _, leaf = name.rpartition(".")
         value = None
         if stored in names or not stored.endswith(_OUTPUT_BIAS):
             value = torch.nn.Parameter(
-                _read(directory, stored, tuple(parameter.shape)), requires_grad=False
+                _read(directory, stored, tuple(parameter.shape), where), requires_grad=False
             )
         setattr(head.get_submodule(module), leaf, value)
     return head.eval()
 
 
-def _read(directory: ModelDirectory, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+def _place_linears(head: EagleHead, directory: ModelDirectory, placing: Placing) -> None:
+    """Replace the head's linear layers by kernels', with their biases where they are stored."""
+    found = [
+        (name, module)
+        for name, module in head.named_modules()
+        if isinstance(module, torch.nn.Linear)
+    ]
+    for name, module in found:
+        stored = name.removeprefix("body.")
+        shape = (module.out_features, module.in_features)
+        entry = _entry(directory, f"{stored}.weight", shape)
+        linear = load_linear(stored, entry, placing.precision, placing.rows, placing.device)
+        bias = f"{stored}.bias"
+        if module.bias is not None and (
+            bias in directory.weight_files or not bias.endswith(_OUTPUT_BIAS)
+        ):
+            linear.bias = _read(directory, bias, (shape[0],), placing)
+        owner, _, leaf = name.rpartition(".")
+        setattr(head.get_submodule(owner), leaf, linear)
+
+
+def _entry(directory: ModelDirectory, name: str, shape: tuple[int, ...]) -> TensorEntry:
     entry = directory.tensor(name)
     if entry.shape != shape:
         raise ModelError(f"{directory.path}: {name} has shape {entry.shape}; expected {shape}")
-    return read_tensor(name, entry, torch.float32)
+    return entry
+
+
+def _read(
+    directory: ModelDirectory, name: str, shape: tuple[int, ...], placing: Placing
+) -> torch.Tensor:
+    entry = _entry(directory, name, shape)
+    return read_tensor(name, entry, placing.rows).to(placing.device)

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from flowspec.errors import ConfigError
-from flowspec.model.kernels import DEVICES, kernels_for
+from flowspec.model.kernels import kernels_for
 from flowspec.model.kernels.base import cpu_flags
-from flowspec.model.precision import AUTO, PRECISIONS, check_dtype
+from flowspec.model.precision import AUTO, PRECISIONS, check_device, check_dtype
 
 _TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
@@ -57,13 +57,11 @@ def place(dtype: str, device: str, config: Mapping[str, Any]) -> Placing:
 
 def choose_device(name: str) -> torch.device:
     """The device ``name``; ``auto`` is the first CUDA device, else MPS, else the CPU."""
-    if name == AUTO:
+    if check_device(name) == AUTO:
         if torch.cuda.is_available():
             return torch.device("cuda", 0)
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     kind, _, number = name.partition(":")
-    if kind not in DEVICES or (number and (kind != "cuda" or not number.isdigit())):
-        raise ConfigError(f"device {name!r} is unknown; expected auto, cpu, cuda, cuda:N or mps")
     if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
         raise ConfigError(
             f"device {name} is not here: torch {torch.__version__} sees "

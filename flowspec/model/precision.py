@@ -70,6 +70,19 @@ PRECISIONS = {
 DTYPES = (AUTO, *PRECISIONS)
 
 
+#: Kinds of devices.
+DEVICES = ("cpu", "cuda", "mps")
+
+
+def check_device(name: str) -> str:
+    """``name`` if it has the form of a device; ConfigError otherwise."""
+    kind, colon, number = name.partition(":")
+    numbered = kind == "cuda" and number.isascii() and number.isdigit()
+    if name != AUTO and (kind not in DEVICES or (bool(colon) and not numbered)):
+        raise ConfigError(f"device {name!r} is unknown; expected auto, cpu, cuda, cuda:N or mps")
+    return name
+
+
 def check_dtype(name: str) -> str:
     """``name`` if it is one of ``DTYPES``; ConfigError otherwise."""
     if name not in DTYPES:

@@ -17,6 +17,7 @@ from flowspec.errors import ConfigError, ModelError
 from flowspec.model.base import DraftExecutor
 from flowspec.model.directory import ModelDirectory, check_pair, fetch_weights, local_path
 from flowspec.model.head_layout import check_head, is_head
+from flowspec.model.precision import AUTO
 
 NGRAM = "ngram"
 #: A prefix that no tensor has, for callers that need the tensors' names only.
@@ -141,9 +142,16 @@ def load_sources(
     draft: str,
     target: ModelDirectory,
     wrapped: Callable[[DraftExecutor], DraftExecutor] = lambda drafter: drafter,
+    *,
+    dtype: str = AUTO,
+    device: str = "cpu",
 ) -> DraftExecutor:
-    """Load the drafter ``draft`` for ``target``; ``wrapped`` wraps it, or each of its choices."""
-    drafters = [wrapped(_load_merged(names, target)) for names in _merged(draft)]
+    """Load the drafter ``draft`` for ``target``; ``wrapped`` wraps it, or each of its choices.
+
+    ``dtype`` and ``device``: those of its models, as in ``placing.place``.
+    """
+    place = (dtype, device)
+    drafters = [wrapped(_load_merged(names, target, place)) for names in _merged(draft)]
     if len(drafters) == 1:
         return drafters[0]
     from flowspec.model.drafter_choice import ChoiceDrafter
@@ -151,8 +159,10 @@ def load_sources(
     return ChoiceDrafter(drafters)
 
 
-def _load_merged(names: Sequence[str], target: ModelDirectory) -> DraftExecutor:
-    loaded = [_load(name, target) for name in names]
+def _load_merged(
+    names: Sequence[str], target: ModelDirectory, place: tuple[str, str]
+) -> DraftExecutor:
+    loaded = [_load(name, target, place) for name in names]
     if len(loaded) == 1:
         return loaded[0]
     from flowspec.model.hybrid import HybridDrafter
@@ -184,20 +194,22 @@ def _only_drafts(name: str, kind: str, role: str) -> ModelError:
     )
 
 
-def _load(name: str, target: ModelDirectory) -> DraftExecutor:
+def _load(name: str, target: ModelDirectory, wanted: tuple[str, str]) -> DraftExecutor:
     if name == NGRAM:
         from flowspec.model.ngram import NgramDrafter
 
         return NgramDrafter(target.vocabulary)
+    from flowspec.model.placing import place
+
     directory = fetch_weights(name, _all)
     if is_head(directory):
         from flowspec.model.eagle import load_head
 
-        return load_head(directory, target)
+        return load_head(directory, target, place(*wanted, target.config))
     from flowspec.model.drafter import load_drafter
 
     check_pair(target, directory)
-    return load_drafter(directory)
+    return load_drafter(directory, place(*wanted, directory.config))
 
 
 def _all(directory: ModelDirectory) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from flowspec.core.protocol.messages import Returns
 from flowspec.core.protocol.work import Choice, Part, Pass, PassDone
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling, choose
+from flowspec.errors import StateError
 from flowspec.model.arrays import to_array
 from flowspec.model.base import RowArray
 from flowspec.model.block import LayerBlock
@@ -30,6 +31,10 @@ class ModelStage:
         """The block that this stage runs."""
         return self._block
 
+    def facts(self) -> dict[str, object]:
+        """See ``LayerBlock.facts``."""
+        return self._block.facts()
+
     @property
     def model_seconds(self) -> float:
         """CPU seconds spent in the model itself so far; the rest of the passes is overhead."""
@@ -42,6 +47,19 @@ class ModelStage:
         self._runs.pop(run, None)
 
     def run(self, work: Pass, inputs: Sequence[RowArray | None]) -> tuple[PassDone, list[RowArray]]:
+        try:
+            return self._run(work, inputs)
+        except torch.OutOfMemoryError:
+            # The cached blocks of the failed pass would keep the next job from its memory.
+            torch.cuda.empty_cache()
+            raise StateError(
+                f"the device {self._block.device} is out of memory; "
+                "run fewer jobs, shorter contexts or smaller segments, or give it fewer layers"
+            ) from None
+
+    def _run(
+        self, work: Pass, inputs: Sequence[RowArray | None]
+    ) -> tuple[PassDone, list[RowArray]]:
         choices = []
         outputs = []
         for part, rows in zip(work.parts, inputs, strict=True):

@@ -112,7 +112,7 @@ def fresh(teacher: Teacher) -> EagleHead:
         model_type="llama",
         attention_bias=False,
         mlp_bias=False,
-        dtype="bfloat16",
+        dtype="float32",
     )
     config = LlamaConfig(**{**told, "architectures": ["LlamaForCausalLMEagle"]})
     config._attn_implementation = "sdpa"

@@ -207,8 +207,11 @@ def held_out_loss(model: Any, text: np.ndarray, length: int, device: str) -> flo
 
 
 def save(model: Any, tokenizer: Path, folder: Path) -> None:
-    """Save the model in bfloat16 with its tokenizer."""
+    """Save the model in bfloat16 with its tokenizer; it declares that it computes in float32."""
     model.to(torch.bfloat16).save_pretrained(folder)
+    config = folder / "config.json"
+    declared = json.loads(config.read_text()) | {"dtype": "float32"}
+    config.write_text(json.dumps(declared, indent=2, sort_keys=True) + "\n")
     for file in tokenizer.iterdir():
         if "token" in file.name or file.suffix == ".jinja":
             shutil.copy(file, folder)

@@ -35,7 +35,9 @@ class Pipeline:
 
     def workers(self) -> dict[str, dict[str, Any]]:
         facts = {"state": "ready", "host": HOST, "pid": 4194304, "passes": 10**9, "refused": 0}
-        return dict.fromkeys(("scheduler", "draft", "verify-1", "verify-2"), facts)
+        placed = {"precision": "nf4", "device": "cpu", "kernels": ["bitsandbytes", "onednn-w8a8"]}
+        stages = {f"verify-{stage}": facts | placed for stage in (1, 2)}
+        return dict.fromkeys(("scheduler", "draft"), facts) | stages
 
     def load(self) -> tuple[int, int]:
         return 1, 2
@@ -52,10 +54,12 @@ def test_piped_output_is_not_wrapped(
     assert status == 0
     first, head, *rows = out.splitlines()
     assert first == f"/models/{HOST} on 2 stages; 1 running, 2 waiting"
-    assert head.split() == ["worker", "state", "host", "process", "passes", "refused"]
+    assert head.split() == ["worker", "state", "host", "process", "passes", "refused", "runs", "on"]
+    counts = ["ready", HOST, "4194304", "1000000000", "0"]
+    runs_on = ["nf4", "on", "cpu", "by", "bitsandbytes+onednn-w8a8"]
     assert [row.split() for row in rows] == [
-        [role, "ready", HOST, "4194304", "1000000000", "0"]
-        for role in ("scheduler", "draft", "verify-1", "verify-2")
+        *([role, *counts, "-"] for role in ("scheduler", "draft")),
+        *([role, *counts, *runs_on] for role in ("verify-1", "verify-2")),
     ]
     assert max(map(len, out.splitlines())) < 200
 

@@ -177,7 +177,7 @@ class Bench:
                 list(tokens)
             ]
             assert len(set(tokens)) == VOCABULARY
-            assert (torch.tensor(values) - wanted).abs().max() < 1e-4, f"node {node}"
+            assert (torch.tensor(values) - wanted).abs().max() < 5e-4, f"node {node}"
 
 
 @pytest.fixture

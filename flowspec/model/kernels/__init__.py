@@ -29,7 +29,6 @@ KERNELS: tuple[Kernel, ...] = (
     BitsAndBytesCuda(),
     BitsAndBytesInt8(),
 )
-DEVICES = ("cpu", "cuda", "mps")
 
 
 @dataclass(frozen=True, slots=True)

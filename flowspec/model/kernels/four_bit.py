@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from functools import lru_cache
 from types import ModuleType
@@ -22,9 +23,10 @@ INSTALL = "pip install 'flowspec[quantised]'"
 def bitsandbytes() -> ModuleType | None:
     """The package; None if it is not installed or cannot be loaded.
 
-    With the package ``kernels`` beside it, its import would download code; the hub is offline
-    during the import.
+    With the package ``kernels`` beside it, its import would download code, so the hub is offline
+    during the import; that it could not download any is no warning to a user.
     """
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     before = os.environ.get("HF_HUB_OFFLINE")
     os.environ["HF_HUB_OFFLINE"] = "1"
     try:

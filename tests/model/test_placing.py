@@ -1,0 +1,86 @@
+"""The choice of precision and device, and stages in every precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from flowspec.errors import ConfigError, StateError
+from flowspec.model import placing as module
+from flowspec.model.directory import ModelDirectory, default_pair, open_directory
+from flowspec.model.placing import Placing, place
+from flowspec.model.precision import PRECISIONS, check_device, check_dtype
+from flowspec.model.stage import load_stage
+
+Family = Callable[..., ModelDirectory]
+
+
+@pytest.mark.parametrize(
+    ("declared", "flags", "chosen"),
+    [
+        ("bfloat16", {"avx512_bf16"}, "bfloat16"),
+        ("bfloat16", {"avx2"}, "float32"),
+        ("float16", set(), "float16"),
+        ("float32", {"avx512_bf16"}, "float32"),
+        ("float64", set(), "float32"),
+    ],
+)
+def test_auto_is_what_the_model_declares_where_the_cpu_computes_in_it(
+    monkeypatch: pytest.MonkeyPatch, declared: str, flags: set[str], chosen: str
+) -> None:
+    monkeypatch.setattr(module, "cpu_flags", lambda: frozenset(flags))
+    assert place("auto", "cpu", {"dtype": declared}).precision == chosen
+    assert place("auto", "cpu", {"torch_dtype": declared}).precision == chosen
+
+
+def test_rows_have_16_bits_where_the_stage_computes_in_them() -> None:
+    assert Placing("float32").rows == torch.float32
+    assert Placing("float16").rows == torch.float32
+    assert {Placing(name).rows for name in ("bfloat16", "int8", "nf4", "int4")} == {torch.bfloat16}
+    assert Placing("nf4").head == "int8"
+    assert Placing("bfloat16").head == "bfloat16"
+
+
+@pytest.mark.parametrize("name", ["cuda:7", "mps"])
+def test_a_device_that_is_not_here_is_one_line(name: str) -> None:
+    if name == "mps" and torch.backends.mps.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(ConfigError, match=f"device {name} is not here.*--device cpu"):
+        place("float32", name, {})
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:x", "cpu:1", ""])
+def test_names_that_are_no_devices(name: str) -> None:
+    with pytest.raises(ConfigError, match="is unknown; expected auto, cpu"):
+        check_device(name)
+
+
+def test_names_that_are_no_precisions() -> None:
+    with pytest.raises(ConfigError, match="'fp8' is unknown; expected one of auto, float32"):
+        check_dtype("fp8")
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_stage_tells_what_it_runs_on(precision: str) -> None:
+    target = open_directory(default_pair()[0])
+    stage = load_stage(target, range(10, 12), placing=Placing(precision))
+    facts = stage.facts()
+    assert facts["precision"] == precision
+    assert facts["device"] == "cpu"
+    assert facts["rows_independent"] is True
+    assert facts["kernels"]
+
+
+def test_a_full_device_ends_the_job_with_one_line(
+    family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = load_stage(family("llama"), range(2, 4))
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.\nmore")
+
+    monkeypatch.setattr(stage, "_run", full)
+    with pytest.raises(StateError, match="device cpu is out of memory; run fewer jobs"):
+        stage.run(None, [])  # type: ignore[arg-type]
