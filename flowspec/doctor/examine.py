@@ -105,7 +105,7 @@ def _broker(url: str, announce: Announce) -> Iterator[Finding]:
     except ConfigError as wrong:
         yield from_error(ports.SUBJECT, wrong, "correct the URL")
         return
-    announce(f"connecting to the broker, at most {ports.CONNECT_SECONDS:.0f} s")
+    announce(f"connecting to the broker, at most {ports.CONNECT_SECONDS:.0f} s an address")
     opened = ports.connect_to(url)
     yield ports.check_opened(opened)
     if opened.failure:

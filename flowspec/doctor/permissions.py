@@ -6,11 +6,13 @@ permissions, and the transaction is then discarded.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import redis
 
 from flowspec.broker.keys import JOBS, Keys
+from flowspec.broker.redis_client import Command, pack
 
 _KEY = f"{Keys().tag}:doctor"
 _SHA = "0" * 40
@@ -64,18 +66,25 @@ def refused(client: redis.Redis) -> tuple[str, ...]:
     pool = client.connection_pool
     connection: Any = pool.get_connection()
     try:
-        if _refuses(connection, ("MULTI",)):
+        # Alone, since the others would be run if it were refused.
+        if _refusals(connection, [("MULTI",)]) == [True]:
             return ("MULTI",)
-        named = tuple(_shown(command) for command in COMMANDS if _refuses(connection, command))
-        _refuses(connection, ("DISCARD",))
+        refusals = _refusals(connection, [*COMMANDS, ("DISCARD",)])
     finally:
         connection.disconnect()
         pool.release(connection)
-    return named
+    return tuple(
+        _shown(command) for command, answer in zip(COMMANDS, refusals, strict=False) if answer
+    )
 
 
-def _refuses(connection: Any, command: tuple[str, ...]) -> bool:
-    connection.send_command(*command)
+def _refusals(connection: Any, commands: Sequence[Command]) -> list[bool]:
+    """Whether each of ``commands``, sent in one round trip, is answered by an error."""
+    connection.send_packed_command([pack(commands)])
+    return [_is_error(connection) for _ in commands]
+
+
+def _is_error(connection: Any) -> bool:
     try:
         connection.read_response()
     except redis.ResponseError:

@@ -51,6 +51,7 @@ def test_what_a_user_may_not_run_is_named() -> None:
             assert "HSET on flowspec:{p0}:doctor" not in found
             admin.execute_command("ACL", "SETUSER", "limited", "-multi")  # type: ignore[no-untyped-call]
             assert refused(client) == ("MULTI",)
+            assert admin.dbsize() == 0, "without a transaction nothing is sent"
         finally:
             client.close()
             admin.close()
