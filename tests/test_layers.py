@@ -26,6 +26,7 @@ ALLOWED = {
     "model": {"core", "errors", "observe"},
     "emulation": {"core", "errors"},
     "observe": {"errors"},
+    "doctor": {"broker", "model", "core", "errors"},
     "drivers": {"strategies", "broker", "model", "emulation", "core", "errors", "observe"},
     "client": {"broker", "core", "errors", "observe"},
     "flowspec": {"client", "errors"},
@@ -34,7 +35,7 @@ ALLOWED = {
 ALLOWED["workers"] = ALLOWED["drivers"] | {"drivers"}
 ALLOWED["cluster"] = ALLOWED["drivers"] | {"drivers"}
 ALLOWED["testbed"] = ALLOWED["cluster"] | {"cluster"}
-ALLOWED["cli"] = ALLOWED["testbed"] | {"testbed", "client"}
+ALLOWED["cli"] = ALLOWED["testbed"] | {"testbed", "client", "doctor"}
 #: Modules that the pure layers may import: values and arithmetic, no effects.
 PURE_IMPORTS = {
     *("__future__", "bisect", "collections", "collections.abc", "dataclasses", "enum", "functools"),
@@ -42,7 +43,7 @@ PURE_IMPORTS = {
     "typing",
 }
 PURE = ("core", "strategies")
-WITH_TORCH = ("model", "testbed", "workers")
+WITH_TORCH = ("doctor", "model", "testbed", "workers")
 
 
 def imports(path: Path) -> Iterator[str]:

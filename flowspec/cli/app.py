@@ -196,6 +196,23 @@ def strategies(as_json: Json = False) -> None:
 
 
 @app.command()
+def doctor(
+    target: Target = None,
+    draft: Draft = None,
+    dtype: Annotated[str, typer.Option(help="Precision that runs are planned in.")] = "auto",
+    device: Annotated[
+        str, typer.Option(help="Where runs are planned to compute: auto, cpu or cuda:N.")
+    ] = "auto",
+    redis_url: Url = None,
+    as_json: Json = False,
+) -> int:
+    """Say what may keep a run from working here, each finding with its remedy."""
+    from flowspec.cli.doctor import doctor
+
+    return doctor(target, draft, dtype, device, redis_url, None, as_json=as_json)
+
+
+@app.command()
 def profile(
     target: Target = None,
     draft: Timed = None,

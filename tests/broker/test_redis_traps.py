@@ -239,7 +239,9 @@ def test_a_wrong_password_is_said_at_once(
     assert time.monotonic() - began < 15, "it was tried again"
 
 
-@pytest.mark.parametrize("url", ["http://x", "localhost:6379", "redis://h:port", ""])
+@pytest.mark.parametrize(
+    "url", ["http://x", "localhost:6379", "redis://h:port", "redis://[::1", ""]
+)
 def test_what_is_no_broker_url_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="is not understood"):
         connect(url)

@@ -1,0 +1,294 @@
+"""Model folders: whether target and drafters can be loaded, fit together, and fit into memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flowspec.doctor.finding import Finding, error, from_error, note, ok, size, warning
+from flowspec.errors import ConfigError, ModelError
+from flowspec.model.directory import ModelDirectory, check_pair, local_path, open_directory
+from flowspec.model.head_layout import check_head, is_head
+from flowspec.model.precision import AUTO, PRECISIONS
+from flowspec.model.sources import NGRAM, source_names
+
+_LOAD = "download the model again"
+_CONVERT = (
+    "give the original checkpoint in safetensors; or convert it in Python: "
+    "transformers' AutoModelForCausalLM.from_pretrained({arguments}).save_pretrained(NEW_FOLDER), "
+    "and copy the tokenizer's files"
+)
+_POINTER = b"version https://git-lfs"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """A language model that can be opened. ``sizes``: bytes of its weights by precision.
+
+    ``stored``: the precision of the checkpoint. ``eos``: its end-of-sequence ids.
+    """
+
+    name: str
+    family: str
+    layers: int
+    vocabulary: int
+    context: int
+    stored: str
+    sizes: Mapping[str, int]
+    eos: frozenset[int]
+    chat_template: bool
+
+
+def locate(name: str) -> Path | None:
+    """The folder of ``name``, of the hub's cache too; None if it is not on this machine.
+
+    Nothing is fetched.
+    """
+    found = local_path(name)
+    if found is not None or name.count("/") != 1 or name.startswith((".", "/", "~")):
+        return found
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError, OSError):
+        return None
+
+
+def check_names(
+    target: str, draft: str, memory: int | None, dtype: str, families: Sequence[str]
+) -> Iterator[Finding]:
+    """Everything on the target and the drafters in ``draft``.
+
+    ``memory``: free bytes where the model computes. ``families``: those that can be split; empty
+    if that is unknown.
+    """
+    opened, findings = _open(target, "target")
+    yield from findings
+    if opened is not None:
+        if is_head(opened):
+            yield error(
+                "target",
+                f"{target} is an EAGLE head, which can only draft",
+                "give a language model as the target, and the head as the draft",
+            )
+            return
+        yield from _tokenizer(opened)
+        yield from check(gather(target, opened), memory, dtype, families)
+    try:
+        names = source_names(draft)
+    except ConfigError as wrong:
+        yield from_error("draft", wrong, "give a folder, a hub name or ngram")
+        return
+    for name in names:
+        yield from _draft(name, opened)
+
+
+def _open(name: str, role: str) -> tuple[ModelDirectory | None, list[Finding]]:
+    """The model ``name``, and what is wrong with it; None if it cannot be used."""
+    path = locate(name)
+    if path is None:
+        return None, [_absent(name, role)]
+    found = list(formats(role, path))
+    if found:
+        return None, found
+    try:
+        directory = open_directory(str(path))
+        quantised = _quantised(role, directory)
+        if quantised is not None:
+            return None, [quantised]
+        directory.check_weights()
+        for tensor in directory.weight_files:
+            directory.tensor(tensor)
+    except ModelError as wrong:
+        return None, [from_error(role, wrong, _LOAD)]
+    return directory, []
+
+
+def _tokenizer(target: ModelDirectory) -> Iterator[Finding]:
+    try:
+        _ = target.vocabulary_fingerprint
+    except ModelError as wrong:
+        yield from_error(
+            "target", wrong, "copy tokenizer.json and tokenizer_config.json of the original model"
+        )
+
+
+def _absent(name: str, role: str) -> Finding:
+    if name.count("/") == 1 and not name.startswith((".", "/", "~")):
+        return warning(
+            role,
+            f"{name} is not on this machine: the first run fetches it from the hub, if there is "
+            "such a model",
+            f"fetch it now: `hf download {name}`; or give a folder",
+        )
+    return error(role, f"model folder {name} does not exist", "give a folder or a hub name")
+
+
+def formats(role: str, path: Path) -> Iterator[Finding]:
+    """Errors for a folder whose weights are in another format than safetensors, or not there."""
+    pointers = [file.name for file in sorted(path.glob("*.safetensors")) if _is_pointer(file)]
+    if pointers:
+        yield error(
+            role,
+            f"{path / pointers[0]} is a Git LFS pointer and not the weights",
+            "run `git lfs pull` in the folder",
+        )
+        return
+    if any(path.glob("*.safetensors")) or any(path.glob("*.safetensors.index.json")):
+        return
+    ggufs, pickles = sorted(path.glob("*.gguf")), sorted(path.glob("pytorch_model*.bin"))
+    if ggufs:
+        arguments = f"{str(path)!r}, gguf_file={ggufs[0].name!r}"
+        yield error(
+            role,
+            f"{path} holds GGUF weights; only safetensors are read",
+            _CONVERT.format(arguments=arguments),
+        )
+    elif pickles:
+        yield error(
+            role,
+            f"{path} holds pickled weights (.bin), which may run code; only safetensors are read",
+            _CONVERT.format(arguments=repr(str(path))),
+        )
+
+
+def _is_pointer(file: Path) -> bool:
+    try:
+        with file.open("rb") as opened:
+            return opened.read(len(_POINTER)) == _POINTER
+    except OSError:
+        return False
+
+
+def _quantised(role: str, directory: ModelDirectory) -> Finding | None:
+    given = directory.config.get("quantization_config")
+    if not isinstance(given, dict):
+        return None
+    method = str(given.get("quant_method", "quantised")).upper()
+    return error(
+        role,
+        f"{directory.path} holds {method} weights, which are not read",
+        "give the model's original checkpoint; --dtype quantises it when it is loaded",
+    )
+
+
+def gather(name: str, directory: ModelDirectory) -> ModelFacts:
+    """Read the config, the tokenizer's files and the headers of the weights."""
+    return ModelFacts(
+        name=name,
+        family=str(directory.config["model_type"]),
+        layers=directory.layers,
+        vocabulary=directory.vocabulary,
+        context=directory.context,
+        stored=_stored(directory.config),
+        sizes=sizes(directory),
+        eos=directory.eos,
+        chat_template=_has_chat_template(directory),
+    )
+
+
+def _stored(config: Mapping[str, Any]) -> str:
+    name = str(config.get("dtype", config.get("torch_dtype", "float32")))
+    return name if name in PRECISIONS else "float32"
+
+
+def sizes(directory: ModelDirectory) -> dict[str, int]:
+    """Bytes of the weights by precision: matrices but for the embedding in it, the rest in rows."""
+    matrices, others = [], 0
+    for name in directory.weight_files:
+        shape = directory.tensor(name).shape
+        if len(shape) >= 2 and "embed" not in name:
+            matrices.append(shape)
+        else:
+            others += math.prod(shape)
+    return {
+        name: sum(map(precision.weight_bytes, matrices)) + others * precision.row_bytes
+        for name, precision in PRECISIONS.items()
+    }
+
+
+def _has_chat_template(directory: ModelDirectory) -> bool:
+    if directory.has("chat_template.jinja") or directory.has("chat_template.json"):
+        return True
+    try:
+        return '"chat_template"' in (directory.path / "tokenizer_config.json").read_text()
+    except (OSError, ValueError):
+        return False
+
+
+def check(
+    facts: ModelFacts, memory: int | None, dtype: str, families: Sequence[str]
+) -> Iterator[Finding]:
+    """Findings on a target; parameters as ``check_names``'s."""
+    subject = "target"
+    if families and facts.family not in families:
+        yield warning(
+            subject,
+            f"{facts.name} is a {facts.family} model, a family that is not tested",
+            f"compare its text with plain decoding, or choose one of {', '.join(families)}",
+        )
+    else:
+        yield ok(subject, f"{facts.name}: {facts.family}, {facts.layers} layers, weights complete")
+    yield _memory(facts, memory, dtype)
+    if not facts.eos:
+        yield warning(
+            subject,
+            "neither generation_config.json nor config.json names an end-of-sequence token: every "
+            "text runs to --max-new-tokens",
+            "copy generation_config.json of the original model, or add eos_token_id to config.json",
+        )
+    elif max(facts.eos) >= facts.vocabulary:
+        yield warning(
+            subject,
+            f"end-of-sequence token {max(facts.eos)} is outside the vocabulary of "
+            f"{facts.vocabulary}",
+            "correct eos_token_id in generation_config.json",
+        )
+    if not facts.chat_template:
+        yield note(
+            subject,
+            "it has no chat template: prompts are continued as they are",
+            "for a chat model, copy tokenizer_config.json or chat_template.jinja of the original",
+        )
+
+
+def _memory(facts: ModelFacts, memory: int | None, dtype: str) -> Finding:
+    subject = "target"
+    chosen = facts.stored if dtype == AUTO else dtype
+    needed = facts.sizes[chosen]
+    all_sizes = ", ".join(f"{name} {size(count)}" for name, count in facts.sizes.items())
+    if memory is None or needed <= memory:
+        return ok(subject, f"the whole model's weights take {all_sizes}")
+    machines = math.ceil(needed / max(1, memory))
+    smaller = [name for name, count in facts.sizes.items() if count <= memory]
+    fits = f", or choose --dtype {' or '.join(smaller)}" if smaller else ""
+    return warning(
+        subject,
+        f"its weights in {chosen} take {size(needed)}, and {size(memory)} are free here "
+        f"({all_sizes})",
+        f"split it over {machines} such machines or more{fits}",
+    )
+
+
+def _draft(name: str, target: ModelDirectory | None) -> Iterator[Finding]:
+    if name == NGRAM:
+        yield ok("draft", "n-grams of the text, which need no model")
+        return
+    directory, findings = _open(name, "draft")
+    yield from findings
+    if directory is None or target is None:
+        return
+    try:
+        if is_head(directory):
+            check_head(directory, target)
+            yield ok("draft", f"{name} is an EAGLE head of the target's shape, weights complete")
+        else:
+            check_pair(target, directory)
+            yield ok("draft", f"{name} shares the target's tokenizer, weights complete")
+    except ModelError as wrong:
+        yield from_error("draft", wrong, "choose another draft, or ngram")

@@ -1,0 +1,97 @@
+"""Which commands a server lets this user run: asked without running any.
+
+The commands are queued in a transaction, where the server checks each against the user's
+permissions, and the transaction is then discarded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import redis
+
+from flowspec.broker.keys import JOBS, Keys
+from flowspec.broker.redis_client import Command, pack
+
+_KEY = f"{Keys().tag}:doctor"
+_SHA = "0" * 40
+#: Every command of workers, clients and scripts, on a key like those that FlowSpec uses.
+COMMANDS = (
+    ("PING",),
+    ("TIME",),
+    ("INFO", "server"),
+    ("SCRIPT", "LOAD", "return 1"),
+    ("EVALSHA", _SHA, "1", _KEY),
+    ("XADD", JOBS, "*", "field", "value"),
+    ("XGROUP", "CREATE", JOBS, "group", "0", "MKSTREAM"),
+    ("XREADGROUP", "GROUP", "group", "name", "STREAMS", JOBS, ">"),
+    ("XACK", JOBS, "group", "0-1"),
+    ("XDEL", JOBS, "0-1"),
+    ("XADD", _KEY, "*", "field", "value"),
+    ("XREAD", "STREAMS", _KEY, "0"),
+    ("XRANGE", _KEY, "-", "+"),
+    ("XINFO", "STREAM", _KEY),
+    ("XLEN", _KEY),
+    ("XTRIM", _KEY, "MINID", "0"),
+    ("GET", _KEY),
+    ("MGET", _KEY),
+    ("SET", _KEY, "value"),
+    ("DEL", _KEY),
+    ("EXISTS", _KEY),
+    ("PEXPIRE", _KEY, "1"),
+    ("HGET", _KEY, "field"),
+    ("HGETALL", _KEY),
+    ("HMGET", _KEY, "field"),
+    ("HSET", _KEY, "field", "value"),
+    ("HSETNX", _KEY, "field", "value"),
+    ("HDEL", _KEY, "field"),
+    ("HEXISTS", _KEY, "field"),
+    ("HINCRBY", _KEY, "field", "1"),
+    ("LINDEX", _KEY, "0"),
+    ("LLEN", _KEY),
+    ("LPOP", _KEY),
+    ("LRANGE", _KEY, "0", "-1"),
+    ("LREM", _KEY, "1", "value"),
+    ("RPUSH", _KEY, "value"),
+    ("SADD", _KEY, "member"),
+    ("SCARD", _KEY),
+    ("SMEMBERS", _KEY),
+    ("SREM", _KEY, "member"),
+)
+
+
+def refused(client: redis.Redis) -> tuple[str, ...]:
+    """The commands that the server at ``client`` refuses, each as ``NAME on KEY``."""
+    pool = client.connection_pool
+    connection: Any = pool.get_connection()
+    try:
+        # Alone, since the others would be run if it were refused.
+        if _refusals(connection, [("MULTI",)]) == [True]:
+            return ("MULTI",)
+        refusals = _refusals(connection, [*COMMANDS, ("DISCARD",)])
+    finally:
+        connection.disconnect()
+        pool.release(connection)
+    return tuple(
+        _shown(command) for command, answer in zip(COMMANDS, refusals, strict=False) if answer
+    )
+
+
+def _refusals(connection: Any, commands: Sequence[Command]) -> list[bool]:
+    """Whether each of ``commands``, sent in one round trip, is answered by an error."""
+    connection.send_packed_command([pack(commands)])
+    return [_is_error(connection) for _ in commands]
+
+
+def _is_error(connection: Any) -> bool:
+    try:
+        connection.read_response()
+    except redis.ResponseError:
+        return True
+    return False
+
+
+def _shown(command: tuple[str, ...]) -> str:
+    keys = [word for word in command if word in (JOBS, _KEY)]
+    return f"{command[0]} on {keys[0]}" if keys else command[0]

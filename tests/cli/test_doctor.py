@@ -1,0 +1,83 @@
+"""``flowspec doctor``: lines or JSON, and status 1 for an error only."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from flowspec.cli import doctor as module
+from flowspec.doctor import examine
+from flowspec.doctor.finding import error, note, ok
+from flowspec.doctor.probe import Probed
+from tests.cli.conftest import Command
+
+
+@pytest.fixture(autouse=True)
+def torch_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examine, "probe", lambda modules: Probed({}, "cpu", 1))
+
+
+def test_each_finding_is_a_line_with_its_remedy(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    findings = [ok("a", "[fine]"), note("b", "so so", "do this"), error("c", "bad", "do that")]
+    monkeypatch.setattr(module, "examine", lambda *_: iter(findings))
+    status, out, err = command("doctor")
+    assert (status, err) == (1, "")
+    lines = out.splitlines()
+    assert lines[0].split() == ["ok", "a", "[fine]"]
+    assert [line.strip() for line in lines[1:5]] == [
+        "note    b         so so",
+        "-> do this",
+        "error   c         bad",
+        "-> do that",
+    ]
+    assert lines[5] == "1 error, 1 note"
+
+
+def test_notes_are_no_failure(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "examine", lambda *_: iter([note("b", "so so", "do this")]))
+    assert command("doctor")[0] == 0
+
+
+def test_json_is_one_object_per_line(command: Command) -> None:
+    status, out, _ = command("doctor", "--json", "--draft", "ngram+")
+    assert status == 1
+    found = [json.loads(line) for line in out.splitlines()]
+    assert all(set(each) == {"subject", "found", "level", "remedy"} for each in found)
+    (bad,) = [each for each in found if each["level"] == "error"]
+    assert bad["subject"] == "draft"
+
+
+def test_another_target_drafts_by_n_grams(command: Command) -> None:
+    _, out, _ = command("doctor", "--target", "medium")
+    assert "n-grams of the text" in out
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--dtype", "int3"), "dtype 'int3' is unknown; expected one of auto, float32"),
+        (("--device", "gpu"), "--device is 'gpu'; expected auto, cpu or cuda:N"),
+    ],
+)
+def test_wrong_flags(command: Command, flags: tuple[str, str], said: str) -> None:
+    status, out, err = command("doctor", *flags)
+    assert (status, out) == (1, "")
+    assert err.startswith(f"flowspec: {said}")
+
+
+def test_all_of_it_on_this_machine() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "flowspec", "doctor", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 0, done.stdout + done.stderr
+    subjects = {each["subject"] for each in found}
+    assert subjects >= {"versions", "machine", "processor", "gpu", "ports", "broker", "target"}
