@@ -199,17 +199,16 @@ def strategies(as_json: Json = False) -> None:
 def doctor(
     target: Target = None,
     draft: Draft = None,
-    dtype: Annotated[str, typer.Option(help="Precision that runs are planned in.")] = "auto",
-    device: Annotated[
-        str, typer.Option(help="Where runs are planned to compute: auto, cpu or cuda:N.")
-    ] = "auto",
+    dtype: Dtype = None,
+    device: Device = None,
     redis_url: Url = None,
     as_json: Json = False,
 ) -> int:
     """Say what may keep a run from working here, each finding with its remedy."""
-    from flowspec.cli.doctor import doctor
+    from flowspec.cli.doctor import doctor, survey
 
-    return doctor(target, draft, dtype, device, redis_url, None, as_json=as_json)
+    wanted = (dtype or "auto", device or "auto")
+    return doctor(target, draft, *wanted, redis_url, survey, as_json=as_json)
 
 
 @app.command()

@@ -7,12 +7,14 @@ import json
 import re
 import sys
 from collections import Counter
+from collections.abc import Sequence
 
 from rich.text import Text
 
 from flowspec.cli.show import console
 from flowspec.doctor.examine import Plans, Survey, examine
 from flowspec.doctor.finding import Finding, Severity, any_error
+from flowspec.doctor.kernels import KernelFact
 from flowspec.errors import ConfigError
 from flowspec.model.directory import default_pair
 from flowspec.model.precision import check_dtype
@@ -53,6 +55,13 @@ def doctor(
     if not as_json:
         _sum_up(found)
     return int(any_error(found))
+
+
+def survey(device: str) -> Sequence[KernelFact]:
+    """The kernels for ``device`` on this machine; imports torch."""
+    from flowspec.model import kernels
+
+    return kernels.survey(device.partition(":")[0])
 
 
 def _show(finding: Finding, *, as_json: bool) -> None:

@@ -72,14 +72,17 @@ def taken_by(kind: Callable[..., object]) -> Callable[[typer.CallbackParam, N], 
 def checked_by(
     check: Callable[[str], object],
 ) -> Callable[[typer.CallbackParam, str | None], str | None]:
-    """A callback that raises ConfigError, naming the flag, for a text that ``check`` refuses."""
+    """A callback that raises ConfigError for a text that ``check`` refuses.
+
+    The flag takes the place of the error's first word.
+    """
 
     def checked(param: typer.CallbackParam, value: str | None) -> str | None:
         if value is not None:
             try:
                 check(value)
             except ConfigError as error:
-                raise ConfigError(f"{param.opts[0]}: {error}") from None
+                raise ConfigError(f"{param.opts[0]} {str(error).partition(' ')[2]}") from None
         return value
 
     return checked

@@ -94,7 +94,7 @@ def _memory(device: str, seen: machine.MachineFacts, probed: Probed) -> int | No
 
 
 def _families() -> Sequence[str]:
-    from flowspec.model.stage import TESTED_FAMILIES
+    from flowspec.model.block import TESTED_FAMILIES
 
     return TESTED_FAMILIES
 

@@ -207,7 +207,7 @@ def sizes(directory: ModelDirectory) -> dict[str, int]:
         else:
             others += math.prod(shape)
     return {
-        name: sum(map(precision.weight_bytes, matrices)) + others * precision.row_bytes
+        name: sum(map(precision.weight_bytes, matrices)) + others * precision.row_bytes("cpu")
         for name, precision in PRECISIONS.items()
     }
 

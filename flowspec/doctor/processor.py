@@ -29,8 +29,6 @@ _FAST = {
         "bfloat16": ("bf16",),
         "float16": ("asimdhp",),
         "int8": ("asimddp", "i8mm"),
-        "nf4": ("bf16",),
-        "fp4": ("bf16",),
         "int4": ("asimddp", "i8mm"),
     },
 }

@@ -60,8 +60,8 @@ def test_another_target_drafts_by_n_grams(command: Command) -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--dtype", "int3"), "dtype 'int3' is unknown; expected one of auto, float32"),
-        (("--device", "gpu"), "--device is 'gpu'; expected auto, cpu or cuda:N"),
+        (("--dtype", "int3"), "--dtype 'int3' is unknown; expected one of auto, float32"),
+        (("--device", "gpu"), "--device 'gpu' is unknown; expected auto, cpu, cuda, cuda:N or mps"),
     ],
 )
 def test_wrong_flags(command: Command, flags: tuple[str, str], said: str) -> None:
