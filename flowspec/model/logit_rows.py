@@ -99,13 +99,16 @@ class LogitRows:
 
     def masses(self, temperature: float) -> Floats:
         """``sum(exp(logit / temperature - peak / temperature))`` of each row, in float64."""
-        peaks = self.peaks / temperature
-        if self.logits.device.type == "cpu":
-            # A row at a time stays in the processor's cache, and numpy's exp is the faster one.
-            work = np.empty(self.vocabulary)
-            return np.array([self._mass(row, temperature, work) for row in range(self.count)])
+        if self.logits.device.type != "cpu":
+            return self.masses_at_once(temperature)
+        # A row at a time stays in the processor's cache, and numpy's exp is the faster one.
+        work = np.empty(self.vocabulary)
+        return np.array([self._mass(row, temperature, work) for row in range(self.count)])
+
+    def masses_at_once(self, temperature: float) -> Floats:
+        """``masses`` where the logits are."""
         scores = self.logits.double() / temperature
-        scores -= torch.from_numpy(peaks).to(scores.device)[:, None]
+        scores -= torch.from_numpy(self.peaks / temperature).to(scores.device)[:, None]
         sums: Floats = scores.exp_().sum(1).cpu().numpy()
         return sums
 

@@ -20,19 +20,26 @@ def loud_of(
     """``loud`` at each of ``indices``, for a vocabulary of ``size``."""
     if device.type == "cpu":
         return [loud(seed, index, size) for index in indices]
+    return loud_at_once(seed, indices, size, device)
+
+
+def loud_at_once(
+    seed: int, indices: Sequence[int], size: int, device: torch.device
+) -> list[tuple[Ids, Floats]]:
+    """``loud`` at each of ``indices``, each hashed once, by the device's own integers."""
     distinct = sorted(set(indices))
     found: dict[int, tuple[Ids, Floats]] = {}
     step = max(1, _AT_ONCE // size)
     for first in range(0, len(distinct), step):
         some = distinct[first : first + step]
         keys = [key(seed, index) for index in some]
-        for index, ids in zip(some, loud_tokens(keys, size, device), strict=True):
+        for index, ids in zip(some, _loud_tokens(keys, size, device), strict=True):
             found[index] = ids, gumbel(seed, index, ids)
     return [found[index] for index in indices]
 
 
-def loud_tokens(keys: Sequence[int], size: int, device: torch.device) -> list[Ids]:
-    """The loud tokens of each of ``keys``, ascending, by the device's own integers."""
+def _loud_tokens(keys: Sequence[int], size: int, device: torch.device) -> list[Ids]:
+    """The loud tokens of each of ``keys``, ascending."""
     starts = torch.tensor([_signed(key) for key in keys], device=device)
     x = torch.arange(1, size + 1, device=device) * _signed(GOLDEN) + starts[:, None]
     for shift, factor in ((30, MIX_1), (27, MIX_2)):
