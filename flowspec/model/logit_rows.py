@@ -43,11 +43,12 @@ class LogitRows:
     def __init__(self, logits: torch.Tensor) -> None:
         self.logits = logits.contiguous()
         self.count, self.vocabulary = logits.shape
-        whole = self.vocabulary // BLOCK * BLOCK
-        blocks = self.logits[:, :whole].view(self.count, whole // BLOCK, BLOCK)
-        parts = [blocks.amax(2)] if whole else []
-        if whole < self.vocabulary:
-            parts.append(self.logits[:, whole:].amax(1, keepdim=True))
+        whole = self.vocabulary // BLOCK
+        self._blocks = self.logits[:, : whole * BLOCK].view(self.count, whole, BLOCK)
+        self._rest = self.logits[:, whole * BLOCK :]  # less than a block
+        parts = [self._blocks.amax(2)] if whole else []
+        if self._rest.shape[1]:
+            parts.append(self._rest.amax(1, keepdim=True))
         self.maxima: Floats = torch.cat(parts, dim=1).double().cpu().numpy()
         self.peaks: Floats = self.maxima.max(axis=1)
 
@@ -77,14 +78,28 @@ class LogitRows:
     def at_least(self, least: Floats) -> Entries:
         """All tokens whose logit is not below that of their row in ``least``."""
         rows, blocks = np.nonzero(~(self.maxima < least[:, None]))
-        ids = (blocks[:, None] * BLOCK + np.arange(BLOCK)).ravel()
-        rows = np.repeat(rows, BLOCK)
-        if self.vocabulary % BLOCK:
-            inside = ids < self.vocabulary
-            rows, ids = rows[inside], ids[inside]
-        logits = self.take(rows, ids)
-        kept = np.flatnonzero(~(logits < least[rows]))
-        return Entries(rows[kept], ids[kept], logits[kept])
+        logits = self._fetch(rows, blocks)
+        fits = ~(logits < least[rows, None])
+        # What fills up an incomplete block is no token.
+        fits[blocks == self._blocks.shape[1], self._rest.shape[1] :] = False
+        at, within = np.nonzero(fits)
+        return Entries(rows[at], blocks[at] * BLOCK + within, logits[at, within].astype(np.float64))
+
+    def _fetch(self, rows: Ids, blocks: Ids) -> npt.NDArray[np.float32]:
+        """The logits of pairs of a row and a block, ``[pairs, BLOCK]``."""
+        device = self.logits.device
+        whole = self._blocks.shape[1]
+        places = torch.from_numpy(rows), torch.from_numpy(np.minimum(blocks, whole - 1))
+        if not self._rest.shape[1]:
+            fetched = self._blocks[places[0].to(device), places[1].to(device)]
+            return _on_host(fetched)
+        fetched = self.logits.new_zeros((len(rows), BLOCK))
+        if whole:
+            fetched[:] = self._blocks[places[0].to(device), places[1].to(device)]
+        last = np.flatnonzero(blocks == whole)
+        rest = self._rest[torch.from_numpy(rows[last]).to(device)]
+        fetched[torch.from_numpy(last).to(device), : rest.shape[1]] = rest
+        return _on_host(fetched)
 
     def floors(self, count: int) -> Floats:
         """For each row a logit that at least ``count`` of its tokens reach, and few more do.
@@ -119,3 +134,8 @@ class LogitRows:
         np.subtract(scores, self.peaks[row] / temperature, out=work, dtype=np.float64)
         np.exp(work, out=work)
         return float(work.sum())
+
+
+def _on_host(logits: torch.Tensor) -> npt.NDArray[np.float32]:
+    values: npt.NDArray[np.float32] = logits.float().cpu().numpy()
+    return values
