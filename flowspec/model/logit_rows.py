@@ -53,9 +53,9 @@ class LogitRows:
         self.peaks: Floats = self.maxima.max(axis=1)
 
     def row(self, row: int) -> npt.NDArray[np.floating[Any]]:
-        """One whole row on the host, bfloat16 as float32."""
+        """One whole row on the host, float32 or float64."""
         values = self.logits[row].cpu()
-        if values.dtype == torch.bfloat16:
+        if values.dtype != torch.float64:
             values = values.float()
         whole: npt.NDArray[np.floating[Any]] = values.numpy()
         return whole

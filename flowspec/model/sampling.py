@@ -36,6 +36,8 @@ from flowspec.model.noise import loud_of
 _TEMPERATURES = (1e-30, 1e30)
 #: A share this near to top-p may lie on either side of it, as sums depend on their order.
 _EDGE = 1e-12
+#: Bins of the histogram of a row whose nucleus is wide.
+_BINS = 2048
 
 
 def choose_rows(
@@ -161,6 +163,10 @@ def _edges(
 
 def _last_survivor(row: npt.NDArray[np.floating[Any]], sampling: Sampling) -> int:
     """The last id of ``survivors``, without an order of ids: values are sorted ten times faster."""
+    if not sampling.top_k:
+        end = _nucleus_end(row, sampling)
+        if end is not None:
+            return end
     best = -np.sort(-row)[: sampling.top_k or None]
     count = len(best)
     if sampling.top_p < 1:
@@ -168,6 +174,31 @@ def _last_survivor(row: npt.NDArray[np.floating[Any]], sampling: Sampling) -> in
     edge = best[count - 1]
     better = int(np.count_nonzero(row > edge))
     return int(np.flatnonzero(row == edge)[count - better - 1])
+
+
+def _nucleus_end(row: npt.NDArray[np.floating[Any]], sampling: Sampling) -> int | None:
+    """The nucleus's last id, from a histogram of which only one bin is sorted.
+
+    None if the order of a sum would decide.
+    """
+    peak = row.max()
+    scores = row.astype(np.float64) / sampling.temperature
+    shares = np.exp(scores - peak / np.float64(sampling.temperature))
+    lowest = row.min()
+    span = float(peak - lowest) if lowest > -np.inf else 40 * sampling.temperature
+    bins = np.minimum((peak - row) * np.float32(_BINS / max(span, 1e-30)), _BINS - 1).astype(
+        np.int64
+    )
+    masses = np.bincount(bins, weights=shares, minlength=_BINS)
+    reached = np.cumsum(masses)
+    end = int(np.searchsorted(reached, sampling.top_p * reached[-1]))
+    ids = np.flatnonzero(bins == end)
+    ids = ids[np.argsort(-row[ids], kind="stable")]
+    above = reached[end] - masses[end]
+    before = np.concatenate([[above], above + np.cumsum(shares[ids])]) / reached[-1]
+    if (np.abs(before - sampling.top_p) < _EDGE).any():
+        return None
+    return int(ids[np.count_nonzero(before[:-1] < sampling.top_p) - 1])
 
 
 def _nucleus_floors(table: LogitRows, sampling: Sampling, masses: Floats) -> Floats:

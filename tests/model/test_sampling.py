@@ -28,7 +28,7 @@ SAMPLINGS = st.builds(
     Sampling,
     temperature=TEMPERATURES,
     top_k=st.sampled_from([0, 0, 1, 2, 20, 70, 6000]),
-    top_p=st.sampled_from([1.0, 1.0, 0.9, 0.5, 0.05, 1e-9]),
+    top_p=st.one_of(st.sampled_from([1.0, 0.9, 0.5, 1e-9]), st.floats(0.01, 0.9999)),
     seed=st.integers(0, MAX_SEED),
 )
 
@@ -65,7 +65,7 @@ def chosen_one_by_one(
     return tuple(choose(row, sampling, index) for row, index in zip(rows, indices, strict=True))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(tables(), SAMPLINGS, st.integers(0, 1 << 40))
 def test_every_row_gets_the_token_of_the_definition(
     logits: torch.Tensor, sampling: Sampling, first: int
@@ -90,7 +90,7 @@ def test_every_row_gets_the_coupled_draft_of_the_definition(
     assert perturbed_rows(logits, sampling, indices, count) == expected
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(tables(), st.integers(1, 20))
 def test_log_probabilities_are_those_of_the_best_tokens(logits: torch.Tensor, count: int) -> None:
     whole = torch.log_softmax(logits.double(), dim=-1).numpy()
