@@ -61,7 +61,7 @@ def _truncated_choices(
     wide = [row for row, found in enumerate(kept) if found is None]
     drawn: dict[int, int] = {}
     if wide:
-        part = LogitRows(table.logits[wide])
+        part = table if len(wide) == table.count else LogitRows(table.logits[wide])
         edges = _edges(part, sampling, [None] * len(wide))
         noisy = _Noisy(part, sampling, [indices[row] for row in wide], edges, math.inf)
         best = _ranked(noisy, 1)
@@ -152,19 +152,29 @@ def _edges(
     table: LogitRows, sampling: Sampling, kept: Sequence[tuple[Ids, Floats] | None]
 ) -> tuple[Floats, Ids]:
     """Logit and id of the last survivor of each row, given its survivors where they are known."""
+    work = _Work(table.vocabulary if None in kept else 0)
     last = np.array(
         [
-            _last_survivor(table.row(row), sampling) if found is None else int(found[0][-1])
+            _last_survivor(table.row(row), sampling, work) if found is None else int(found[0][-1])
             for row, found in enumerate(kept)
         ]
     )
     return table.take(np.arange(table.count), last), last
 
 
-def _last_survivor(row: npt.NDArray[np.floating[Any]], sampling: Sampling) -> int:
+class _Work:
+    """Arrays of a whole row that are used again for the next: new ones cost more than the sums."""
+
+    def __init__(self, size: int) -> None:
+        self.shares = np.empty(size)
+        self.gaps = np.empty(size, np.float32)
+        self.bins = np.empty(size, np.int64)
+
+
+def _last_survivor(row: npt.NDArray[np.floating[Any]], sampling: Sampling, work: _Work) -> int:
     """The last id of ``survivors``, without an order of ids: values are sorted ten times faster."""
     if not sampling.top_k:
-        end = _nucleus_end(row, sampling)
+        end = _nucleus_end(row, sampling, work)
         if end is not None:
             return end
     best = -np.sort(-row)[: sampling.top_k or None]
@@ -176,19 +186,21 @@ def _last_survivor(row: npt.NDArray[np.floating[Any]], sampling: Sampling) -> in
     return int(np.flatnonzero(row == edge)[count - better - 1])
 
 
-def _nucleus_end(row: npt.NDArray[np.floating[Any]], sampling: Sampling) -> int | None:
+def _nucleus_end(row: npt.NDArray[np.floating[Any]], sampling: Sampling, work: _Work) -> int | None:
     """The nucleus's last id, from a histogram of which only one bin is sorted.
 
     None if the order of a sum would decide.
     """
-    peak = row.max()
-    scores = row.astype(np.float64) / sampling.temperature
-    shares = np.exp(scores - peak / np.float64(sampling.temperature))
-    lowest = row.min()
+    peak, lowest = row.max(), row.min()
+    shares, gaps, bins = work.shares, work.gaps, work.bins
+    np.divide(row, sampling.temperature, out=shares, dtype=np.float64)
+    np.subtract(shares, np.float64(peak) / sampling.temperature, out=shares)
+    np.exp(shares, out=shares)
     span = float(peak - lowest) if lowest > -np.inf else 40 * sampling.temperature
-    bins = np.minimum((peak - row) * np.float32(_BINS / max(span, 1e-30)), _BINS - 1).astype(
-        np.int64
-    )
+    np.subtract(peak, row, out=gaps)
+    np.multiply(gaps, np.float32(_BINS / max(span, 1e-30)), out=gaps)
+    np.minimum(gaps, _BINS - 1, out=gaps)
+    np.copyto(bins, gaps, casting="unsafe")
     masses = np.bincount(bins, weights=shares, minlength=_BINS)
     reached = np.cumsum(masses)
     end = int(np.searchsorted(reached, sampling.top_p * reached[-1]))
