@@ -9,12 +9,13 @@ import torch
 from flowspec.core.protocol.messages import Returns
 from flowspec.core.protocol.work import Draft, DraftDone
 from flowspec.core.run.key import RunKey
-from flowspec.core.run.sampling import Sampling, perturbed
+from flowspec.core.run.sampling import Sampling
 from flowspec.errors import StateError
 from flowspec.model.base import RowArray
 from flowspec.model.block import LayerBlock
 from flowspec.model.directory import ModelDirectory
 from flowspec.model.placing import Placing
+from flowspec.model.sampling import perturbed_rows, top_logprobs
 from flowspec.model.two_level import RowCache
 
 
@@ -44,7 +45,7 @@ class ModelDrafter:
         hidden = self._block.run(part, None, cache)
         if not part.answers:
             return DraftDone((), ())
-        return propose(self._block.logits(hidden[part.answers[0] :]), work, sampling)
+        return propose(self._block.logits(hidden[list(part.answers)]), work, sampling)
 
     def learn(self, run: RunKey, ids: Sequence[int], rows: RowArray) -> None:
         raise StateError("a language model drafts from tokens alone")
@@ -53,18 +54,12 @@ class ModelDrafter:
 def propose(logits: torch.Tensor, work: Draft, sampling: Sampling) -> DraftDone:
     """The best ``work.width`` tokens per answered row; ``logits`` is ``[answers, vocabulary]``."""
     width = min(work.width, logits.shape[-1])
-    if not work.coupled:
-        top = torch.topk(torch.log_softmax(logits.float(), dim=-1), width)
-        values = top.values.clamp(max=0.0)
-        return DraftDone(
-            tuple(map(tuple, top.indices.tolist())), tuple(map(tuple, values.tolist()))
-        )
-    rows = logits.double().cpu().numpy()
-    indices = [work.part.positions[row] + 1 for row in work.part.answers]
-    ranked = [
-        perturbed(row, sampling, index, width) for row, index in zip(rows, indices, strict=True)
-    ]
-    return DraftDone(tuple(tokens for tokens, _ in ranked), tuple(gaps for _, gaps in ranked))
+    if work.coupled:
+        indices = [work.part.positions[row] + 1 for row in work.part.answers]
+        ranked = perturbed_rows(logits, sampling, indices, width)
+    else:
+        ranked = top_logprobs(logits, width)
+    return DraftDone(tuple(tokens for tokens, _ in ranked), tuple(values for _, values in ranked))
 
 
 def load_drafter(directory: ModelDirectory, placing: Placing | None = None) -> ModelDrafter:

@@ -9,13 +9,14 @@ import torch
 from flowspec.core.protocol.messages import Returns
 from flowspec.core.protocol.work import Choice, Part, Pass, PassDone
 from flowspec.core.run.key import RunKey
-from flowspec.core.run.sampling import Sampling, choose
+from flowspec.core.run.sampling import Sampling
 from flowspec.errors import StateError
 from flowspec.model.arrays import to_array
 from flowspec.model.base import RowArray
 from flowspec.model.block import LayerBlock
 from flowspec.model.directory import ModelDirectory
 from flowspec.model.placing import Placing
+from flowspec.model.sampling import choose_rows, top_logprobs
 from flowspec.model.two_level import PLAIN, RowCache
 
 
@@ -74,18 +75,13 @@ class ModelStage:
     def _choose(
         self, part: Part, hidden: torch.Tensor, sampling: Sampling, returns: Returns
     ) -> Choice:
-        logits = self._block.logits(hidden[part.answers[0] :])
-        table = logits.float().cpu().numpy()
+        logits = self._block.logits(hidden[list(part.answers)])
         indices = [part.positions[row] + 1 for row in part.answers]
-        tokens = tuple(
-            choose(row, sampling, index) for row, index in zip(table, indices, strict=True)
-        )
+        tokens = choose_rows(logits, sampling, indices)
         if not returns.top:
             return Choice(tokens)
-        logprobs = torch.log_softmax(logits.float(), dim=-1)
-        top = torch.topk(logprobs, min(returns.top, logprobs.shape[-1]))
-        pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
-        return Choice(tokens, tuple(tuple(zip(*pair, strict=True)) for pair in pairs))
+        best = top_logprobs(logits, returns.top)
+        return Choice(tokens, tuple(tuple(zip(*pair, strict=True)) for pair in best))
 
 
 def load_stage(

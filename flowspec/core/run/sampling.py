@@ -22,9 +22,9 @@ from flowspec.errors import JobError
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
+GOLDEN = 0x9E3779B97F4A7C15
+MIX_1 = 0xBF58476D1CE4E5B9
+MIX_2 = 0x94D049BB133111EB
 _MASK = (1 << 64) - 1
 _BELOW_1 = 1.0 - 2.0**-53
 #: Largest seed accepted: 63 bits, a plain integer in every client.
@@ -67,25 +67,28 @@ class Sampling:
 OUTSIDE = 5.0
 
 
-def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """SplitMix64's finaliser, element-wise, modulo 2^64."""
-    x = (x ^ (x >> np.uint64(30))) * _MIX_1
-    x = (x ^ (x >> np.uint64(27))) * _MIX_2
-    return x ^ (x >> np.uint64(31))
+def _mix(x: int) -> int:
+    """SplitMix64's finaliser, modulo 2^64."""
+    x = (x ^ (x >> 30)) * MIX_1 & _MASK
+    x = (x ^ (x >> 27)) * MIX_2 & _MASK
+    return x ^ (x >> 31)
 
 
-def _key(seed: int, index: int) -> np.uint64:
-    first = _mix(np.array([(seed + 0x9E3779B97F4A7C15) & _MASK], dtype=np.uint64))
-    second = _mix(np.array([(index * 0xD1B54A32D192ED03 + 1) & _MASK], dtype=np.uint64))
-    return np.uint64(_mix(first ^ second)[0])
+def key(seed: int, index: int) -> int:
+    """64 bits that the draws of every token at ``index`` start from."""
+    return _mix(_mix((seed + GOLDEN) & _MASK) ^ _mix((index * 0xD1B54A32D192ED03 + 1) & _MASK))
+
+
+def _uniform(keys: npt.NDArray[np.uint64], tokens: Ids) -> Floats:
+    x = keys + (tokens.astype(np.uint64) + np.uint64(1)) * np.uint64(GOLDEN)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(MIX_1)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(MIX_2)
+    return _between_0_and_1((x ^ (x >> np.uint64(31))) >> np.uint64(11))
 
 
 def uniform(seed: int, index: int, tokens: npt.ArrayLike) -> Floats:
     """One draw per token id of ``tokens`` at ``index``: float64 strictly between 0 and 1."""
-    ids = np.asarray(tokens, dtype=np.uint64)
-    with np.errstate(over="ignore"):
-        bits = _mix(_key(seed, index) + (ids + np.uint64(1)) * _GOLDEN) >> np.uint64(11)
-    return _between_0_and_1(bits)
+    return _uniform(np.array([key(seed, index)], np.uint64), np.asarray(tokens, np.int64))
 
 
 def _between_0_and_1(bits: npt.NDArray[np.uint64]) -> Floats:
@@ -97,6 +100,12 @@ def _between_0_and_1(bits: npt.NDArray[np.uint64]) -> Floats:
 def gumbel(seed: int, index: int, tokens: npt.ArrayLike) -> Floats:
     """Standard Gumbel noise for ``tokens`` at ``index``: ``-log(-log u)``, float64."""
     noise: Floats = -np.log(-np.log(uniform(seed, index, tokens)))
+    return noise
+
+
+def gumbel_of(keys: npt.NDArray[np.uint64], tokens: Ids) -> Floats:
+    """``gumbel`` of element-wise pairs of a ``key`` and a token id."""
+    noise: Floats = -np.log(-np.log(_uniform(keys, tokens)))
     return noise
 
 
@@ -114,17 +123,19 @@ def survivors(logits: npt.NDArray[Any], sampling: Sampling) -> tuple[Ids, Floats
     tokens survive. Top-p keeps the shortest prefix whose probability reaches ``top_p``.
     """
     scores = np.asarray(logits, dtype=np.float64) / sampling.temperature
-    order = np.argsort(-scores, kind="stable")
-    if sampling.top_k:
-        order = order[: sampling.top_k]
-    kept = scores[order]
+    count = min(sampling.top_k or scores.size, scores.size)
     if sampling.top_p < 1:
-        shares = np.exp(kept - kept[0])
-        before = (np.cumsum(shares) - shares) / shares.sum()
-        count = int(np.count_nonzero(before < sampling.top_p))
-        order = order[:count]
-        kept = kept[:count]
-    return order, kept
+        # Equal scores have equal shares, so values suffice: sorting ids takes ten times as long.
+        count = nucleus_size(np.sort(-scores)[:count] * -1.0, sampling.top_p)
+    ids = _best(scores, count)
+    return ids, scores[ids]
+
+
+def nucleus_size(scores: Floats, top_p: float) -> int:
+    """Length of the shortest prefix of ``scores``, best first, whose probability is ``top_p``."""
+    shares = np.exp(scores - scores[0])
+    before = (np.cumsum(shares) - shares) / shares.sum()
+    return int(np.count_nonzero(before < top_p))
 
 
 def choose(logits: npt.NDArray[Any], sampling: Sampling, index: int) -> int:
@@ -161,11 +172,10 @@ def perturbed(
 
 def _best(scores: Floats, count: int) -> Ids:
     """Ids of the ``count`` best scores, best first, ties to the lower id."""
+    worse = -scores
+    ids = np.arange(scores.size)
     if count < scores.size:
         # Only what reaches the last place is sorted: the whole vocabulary takes ten times as long.
-        least = np.partition(scores, scores.size - count)[scores.size - count]
-        ids = np.flatnonzero(scores >= least)
-    else:
-        ids = np.arange(scores.size)
-    best: Ids = ids[np.argsort(-scores[ids], kind="stable")[:count]]
+        ids = np.flatnonzero(~(worse > np.partition(worse, count - 1)[count - 1]))
+    best: Ids = ids[np.argsort(worse[ids], kind="stable")[:count]]
     return best
