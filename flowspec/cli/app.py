@@ -43,7 +43,7 @@ from flowspec.cli.flags import (
     Url,
 )
 from flowspec.cli.outputs import checked_stdout
-from flowspec.cli.parser import Command, UsageError, check_beside
+from flowspec.cli.parser import Command, UsageError, check_beside, in_range
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import DEFAULT_MAX_NEW_TOKENS, DEFAULT_STRATEGY, JobSpec
 from flowspec.errors import BrokerUnreachable, FlowSpecError
@@ -55,6 +55,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+
+VerifiedTarget = Annotated[
+    str | None,
+    typer.Argument(help="Model to prove: folder or hub name; default: the packaged one."),
+]
 
 _WHERE = (
     "start a pipeline with `flowspec up`, "
@@ -209,6 +214,44 @@ def doctor(
 
     wanted = (dtype or "auto", device or "auto")
     return doctor(target, draft, *wanted, redis_url, survey, as_json=as_json)
+
+
+@app.command()
+def verify(
+    target: VerifiedTarget = None,
+    draft: Draft = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    stages: Annotated[
+        int, typer.Option(callback=in_range(1, 64, "1 to 64"), help="Blocks to split it into.")
+    ] = 3,
+    strategies: Annotated[
+        list[str] | None,
+        typer.Option("--strategy", help="Strategy to prove; repeatable; default: four of them."),
+    ] = None,
+    max_new_tokens: Simulated = 32,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="JSON lines with `prompt`; default: four packaged prompts."),
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Prove that a pipeline of these models gives what plain decoding gives, on this machine."""
+    from flowspec.cli.verify import Wanted, verify
+
+    return verify(
+        Wanted(
+            target,
+            draft,
+            dtype or "auto",
+            device or "auto",
+            stages,
+            max_new_tokens,
+            tuple(strategies or ()),
+            prompts,
+            as_json,
+        )
+    )
 
 
 @app.command()

@@ -89,7 +89,7 @@ def simulate(
     return _ran(record)
 
 
-def simulate_lossy(
+def simulate_stages(
     text: Text,
     strategy: str,
     stages: Sequence[StageExecutor],
@@ -98,9 +98,10 @@ def simulate_lossy(
     costs: Costs,
     tap: Tap | None = None,
 ) -> tuple[Ran, tuple[int, ...]]:
-    """Run ``strategy``, which may give another text than the target's; its output ids come second.
+    """Run ``strategy`` on the target's real ``stages``; its output ids come second.
 
-    ``stages``: executors of the target's real stages, which judge any text.
+    Nothing is compared: a lossy strategy may give another text than the target's. Of ``text``, the
+    prompt, the sampling and the length of the output are used.
     """
     record = _completed(text, strategy, stages, target, drafter, costs, (), tap)
     return _ran(record), tuple(record.tokens)

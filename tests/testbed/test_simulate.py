@@ -24,7 +24,7 @@ from flowspec.model.sources import load_sources
 from flowspec.model.stage import load_stage
 from flowspec.model.toy import ToyDrafter
 from flowspec.strategies import EXACT, build
-from flowspec.testbed.simulate import profile_costs, returns_hidden, simulate, simulate_lossy
+from flowspec.testbed.simulate import profile_costs, returns_hidden, simulate, simulate_stages
 from flowspec.testbed.texts import Text, texts
 from tests.addresses import D0, S1, S2, S4
 from tests.toy import PROMPT, TARGET
@@ -174,10 +174,10 @@ def test_real_stages_give_the_targets_text_unless_the_strategy_is_lossy(
 ) -> None:
     stages = [load_stage(target, layers) for layers in layer_ranges(target.layers, 2)]
     costs = profile_costs(load("rtx3090-70b"), 2, "slm")
-    exact, output = simulate_lossy(text, "specpipe:width=8", stages, target, drafter, costs)
+    exact, output = simulate_stages(text, "specpipe:width=8", stages, target, drafter, costs)
     assert output == text.output
     assert exact == simulate(text, "specpipe:width=8", 2, target, drafter, costs)
-    relaxed, other = simulate_lossy(
+    relaxed, other = simulate_stages(
         text, "specpipe_lossy_relaxed:width=8", stages, target, drafter, costs
     )
     assert relaxed.stats["lossy"] == "relaxed"

@@ -18,7 +18,7 @@ from flowspec.model.base import DraftExecutor, StageExecutor
 from flowspec.model.directory import ModelDirectory, default_pair, layer_ranges, open_directory
 from flowspec.strategies import STRATEGIES, build
 from flowspec.testbed.hits import HitDrafter, HitStage
-from flowspec.testbed.simulate import JOB, profile_costs, returns_hidden, simulate, simulate_lossy
+from flowspec.testbed.simulate import JOB, profile_costs, returns_hidden, simulate, simulate_stages
 from flowspec.testbed.tables.contents import Block, Oracle, PaperRow, Table
 from flowspec.testbed.tables.observed import Observed, RunMeter, observed
 from flowspec.testbed.tables.ranks import AT, hit_at
@@ -148,7 +148,7 @@ def _run(table: Table, block: Block, row: PaperRow, text: Text, models: _Models)
     meter = RunMeter(costs)
     whole = table.unit == "tokens/s"
     if models.stages:
-        ran, output = simulate_lossy(
+        ran, output = simulate_stages(
             text, row.strategy, models.stages, models.target, models.drafter, costs, meter
         )
         pairs = zip(output, text.output, strict=False)

@@ -1,0 +1,143 @@
+"""``flowspec verify``: the proof of a pair on this machine, as a report."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.table import Table
+
+from flowspec.cli.bench import prompts_in
+from flowspec.cli.generate import read_prompts
+from flowspec.cli.places import draft_for
+from flowspec.cli.show import console
+from flowspec.core.run.sampling import Sampling
+from flowspec.model.directory import default_pair, fetch_weights, layer_ranges
+from flowspec.model.sources import labels, load_sources, open_models
+from flowspec.strategies import build
+from flowspec.testbed.proof.verify import Difference, Proof, ProofPlan, load_blocks, prove
+
+#: Packaged prompts that are used if none are given.
+DEFAULT_PROMPTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The flags of the command; None: not given."""
+
+    target: str | None
+    draft: str | None
+    dtype: str
+    device: str
+    stages: int
+    tokens: int
+    strategies: tuple[str, ...]
+    prompts: Path | None
+    as_json: bool
+
+
+def verify(wanted: Wanted) -> int:
+    """Prove, report, and return the exit status: 0 if nothing but near ties differs."""
+    from flowspec.model.placing import place
+    from flowspec.model.text import Tokenizer
+
+    packaged_target, packaged_draft = default_pair()
+    draft = draft_for(wanted.target, wanted.draft, packaged_draft)
+    name = wanted.target or packaged_target
+    opened, _ = open_models(name, draft)
+    plan = _plan(wanted)
+    prompts = _prompts(wanted.prompts)
+    placing = place(wanted.dtype, wanted.device, opened.config)
+    ranges = layer_ranges(opened.layers, min(plan.stages, opened.layers))
+    with console(stderr=True).status("loading") as line:
+        target = fetch_weights(name, lambda found: ("",))
+        blocks = load_blocks(target, ranges, placing)
+        drafter = load_sources(draft, target, device=wanted.device)
+        tokenizer = Tokenizer(target)
+        encoded = [tokenizer.encode(prompt, raw=False) for prompt in prompts]
+        proof = prove(target, blocks, drafter, encoded, plan, line.update)
+    if wanted.as_json:
+        said = dataclasses.asdict(proof) | {"holds": proof.holds}
+        sys.stdout.write(json.dumps(said, allow_nan=True) + "\n")
+    else:
+        _report(proof, ":".join(labels(draft)))
+    return 0 if proof.holds else 1
+
+
+def _prompts(file: Path | None) -> list[str]:
+    if file is not None:
+        return read_prompts(file)
+    return [prompt.text for prompt in prompts_in(None)[:DEFAULT_PROMPTS]]
+
+
+def _plan(wanted: Wanted) -> ProofPlan:
+    strategies = wanted.strategies or ProofPlan().strategies
+    for strategy in strategies:
+        build(strategy, wanted.stages)
+    return ProofPlan(strategies=strategies, stages=wanted.stages, tokens=wanted.tokens)
+
+
+def _report(proof: Proof, draft: str) -> None:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for what, found in _lines(proof, draft):
+        table.add_row(what, found)
+    screen = console()
+    screen.print(table)
+    for difference in proof.differences:
+        screen.print(f"  {_described(difference)}", soft_wrap=True)
+    verdict = "holds: nothing is lost" if proof.holds else "FAILS: see above"
+    screen.print(f"the proof {verdict}")
+
+
+def _lines(proof: Proof, draft: str) -> Iterator[tuple[str, str]]:
+    for number, facts in enumerate(proof.facts, 1):
+        kernels = "+".join(map(str, facts["kernels"]))  # type: ignore[call-overload]
+        yield f"stage {number}", f"{facts['precision']} on {facts['device']} by {kernels}"
+    rows = proof.rows
+    yield (
+        "rows of shared passes",
+        f"{rows.equal} of {rows.rows} have the bits of a lone row; {rows.flips} other choices",
+    )
+    dependent = ", ".join(rows.parts)
+    yield "rows depend on others", dependent or "in no kernel, at no tested number of rows"
+    failed = sum(not difference.tie for difference in proof.differences)
+    ties = len(proof.differences) - failed
+    yield (
+        "against plain decoding",
+        f"{proof.runs} runs, {proof.compared} tokens: {failed} differ, {ties} near ties",
+    )
+    yield "against the library", _library_line(proof)
+    for kind, shares in zip(("greedy", "sampled"), proof.acceptance, strict=True):
+        if shares:
+            shown = "  ".join(f"{share:.2f}" for share in shares)
+            yield f"drafts right, {kind}", f"{shown}  (1 to {len(shares)} in a row, by {draft})"
+
+
+def _library_line(proof: Proof) -> str:
+    found = proof.agreement
+    if found is None:
+        return f"not compared: {proof.skipped}"
+    verdict = "same model" if proof.same_model else "NOT the same model"
+    return (
+        f"{verdict}: divergence {found.divergence:.1e} nats a token (at most "
+        f"{proof.most_divergence:.0e} is rounding), best token the same at {found.same:.1%} of "
+        f"{found.positions} positions"
+    )
+
+
+def _described(difference: Difference) -> str:
+    kind = "near tie" if difference.tie else "DIFFERENCE"
+    return (
+        f"{kind}: {difference.strategy}, {_named(difference.sampling)}, token {difference.at} is "
+        f"{difference.ours}, plainly {difference.theirs}, {difference.gap:.1e} apart"
+    )
+
+
+def _named(sampling: Sampling) -> str:
+    if sampling.temperature == 0:
+        return "greedy"
+    return f"T={sampling.temperature:g}, top-k {sampling.top_k}, top-p {sampling.top_p:g}"

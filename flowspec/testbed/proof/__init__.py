@@ -1,0 +1,1 @@
+"""The proof of a pair on the user's own machine: that a pipeline of it loses nothing."""

@@ -1,0 +1,260 @@
+"""The proof itself: a pipeline of the user's models against plain decoding and the library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from flowspec.core.run.sampling import Sampling, gumbel
+from flowspec.drivers.sim import UNIT
+from flowspec.errors import ConfigError
+from flowspec.model.attention import EXACT_DEVICES
+from flowspec.model.base import DraftExecutor, RowArray
+from flowspec.model.block import LayerBlock
+from flowspec.model.directory import ModelDirectory
+from flowspec.model.placing import Placing
+from flowspec.model.stage import ModelStage
+from flowspec.testbed.proof import library, plain
+from flowspec.testbed.proof.depth import acceptance_by_depth
+from flowspec.testbed.proof.plain import Logits, PlainText
+from flowspec.testbed.simulate import simulate_stages
+from flowspec.testbed.texts import Text
+
+#: Rows of a pass that are compared in bits with passes of one row.
+WIDTH = 16
+#: Drafts in a row whose acceptance is reported.
+DEPTH = 6
+#: Two candidates closer than this are a near tie: a rounding decides between them. The second is
+#: for rows that depend on what shares their pass.
+TIE = 1e-4
+LOOSE_TIE = 0.5
+#: Texts of the default proof: greedy, sampled, and from a nucleus.
+SAMPLINGS = (Sampling(), Sampling(1.0, seed=1), Sampling(0.7, top_k=50, top_p=0.9, seed=2))
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ProofPlan:
+    """What is proved: ``strategies`` on ``stages`` blocks, ``tokens`` after each prompt."""
+
+    strategies: tuple[str, ...] = ("autoregressive", "flowspec", "pipedec", "auto")
+    stages: int = 3
+    tokens: int = 32
+    samplings: tuple[Sampling, ...] = SAMPLINGS
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A run whose token ``at`` is ``ours`` where plain decoding has ``theirs``.
+
+    ``gap``: how far apart plain decoding's scores of the two are. ``tie``: whether that is close
+    enough for a rounding to decide.
+    """
+
+    strategy: str
+    sampling: Sampling
+    at: int
+    ours: int
+    theirs: int
+    gap: float
+    tie: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RowCheck:
+    """Rows of shared passes beside the same rows alone.
+
+    ``equal`` of ``rows`` have the same bits; ``flips`` have another best token. ``parts``: kernels
+    and shapes whose rows depend on their company in a test of their own.
+    """
+
+    rows: int
+    equal: int
+    flips: int
+    parts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """Everything that was found.
+
+    ``compared``: tokens of pipelined runs that were compared, over ``runs`` runs. ``agreement``:
+    None if there was no memory for the library's whole model, then ``skipped`` says what it needs.
+    ``acceptance``: of the first 1, 2, ... drafts in a row, greedy and sampled.
+    """
+
+    facts: tuple[dict[str, object], ...]
+    rows: RowCheck
+    runs: int
+    compared: int
+    differences: tuple[Difference, ...]
+    agreement: library.Agreement | None
+    most_divergence: float
+    skipped: str
+    acceptance: tuple[tuple[float, ...], tuple[float, ...]]
+
+    @property
+    def same_model(self) -> bool:
+        """Whether our logits are the library's but for rounding; True if it was not compared."""
+        return self.agreement is None or self.agreement.divergence <= self.most_divergence
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing but near ties differs."""
+        return self.same_model and all(difference.tie for difference in self.differences)
+
+
+def load_blocks(
+    target: ModelDirectory, ranges: Sequence[range], placing: Placing
+) -> list[LayerBlock]:
+    """The blocks of a pipeline, all in this process, which gets one torch thread."""
+    torch.set_num_threads(1)
+    return [
+        LayerBlock(
+            target,
+            layers,
+            first=layers.start == 0,
+            last=layers.stop == target.layers,
+            placing=placing,
+        )
+        for layers in ranges
+    ]
+
+
+def prove(
+    target: ModelDirectory,
+    blocks: Sequence[LayerBlock],
+    drafter: DraftExecutor,
+    prompts: Sequence[Sequence[int]],
+    plan: ProofPlan,
+    tell: Tell = lambda what: None,
+) -> Proof:
+    """Prove the pair on ``prompts``; ConfigError if none of them leaves room for the tokens."""
+    usable = [prompt for prompt in prompts if len(prompt) + plan.tokens <= target.context]
+    if not usable:
+        raise ConfigError(
+            f"no prompt leaves room for {plan.tokens} tokens in the target's context of "
+            f"{target.context}; use shorter prompts or fewer tokens"
+        )
+    tell("decoding plainly, one row a pass")
+    texts = [
+        plain.decode(blocks, target, prompt, plan.tokens, sampling)
+        for prompt in usable
+        for sampling in plan.samplings
+    ]
+    tell("comparing rows of shared passes with rows alone")
+    shared = [plain.together(blocks, text, WIDTH) for text in texts]
+    rows = _row_check(blocks, texts, shared)
+    exact = blocks[0].device.type in EXACT_DEVICES and not rows.parts
+    runs = list(_runs(target, blocks, drafter, texts, plan, tell))
+    differences = [_difference(run, text, exact) for run, text in runs]
+    found = tuple(difference for difference in differences if difference is not None)
+    agreement, skipped = _agreement(target, blocks[0].placing, texts, shared, tell)
+    tell("counting the drafts that are right")
+    greedy = [text for text in texts if text.sampling.temperature == 0]
+    sampled = [text for text in texts if text.sampling.temperature > 0]
+    return Proof(
+        facts=tuple(block.facts() for block in blocks),
+        rows=rows,
+        runs=len(runs),
+        compared=sum(len(text.output) for _, text in runs),
+        differences=found,
+        agreement=agreement,
+        most_divergence=library.MOST_DIVERGENCE[blocks[0].placing.precision],
+        skipped=skipped,
+        acceptance=(
+            acceptance_by_depth(drafter, greedy, DEPTH),
+            acceptance_by_depth(drafter, sampled, DEPTH),
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    strategy: str
+    output: tuple[int, ...]
+
+
+def _runs(
+    target: ModelDirectory,
+    blocks: Sequence[LayerBlock],
+    drafter: DraftExecutor,
+    texts: Sequence[PlainText],
+    plan: ProofPlan,
+    tell: Tell,
+) -> Iterator[tuple[_Run, PlainText]]:
+    stages = [ModelStage(block) for block in blocks]
+    for number, text in enumerate(texts, 1):
+        for strategy in plan.strategies:
+            tell(f"text {number} of {len(texts)} by {strategy}")
+            known = Text(text.prompt, text.output, text.sampling)
+            _, output = simulate_stages(known, strategy, stages, target, drafter, UNIT)
+            yield _Run(strategy, output), text
+
+
+def _difference(run: _Run, text: PlainText, exact: bool) -> Difference | None:
+    """The first difference of a run from plain decoding; None: equal."""
+    if run.output == text.output:
+        return None
+    pairs = list(zip(run.output, text.output, strict=False))
+    at = next((at for at, (ours, theirs) in enumerate(pairs) if ours != theirs), len(pairs))
+    if at == len(pairs):
+        return Difference(run.strategy, text.sampling, at, -1, -1, float("inf"), tie=False)
+    ours, theirs = pairs[at]
+    gap = _gap(text, at, ours, theirs)
+    return Difference(
+        run.strategy, text.sampling, at, ours, theirs, gap, gap < (TIE if exact else LOOSE_TIE)
+    )
+
+
+def _gap(text: PlainText, at: int, ours: int, theirs: int) -> float:
+    """How far apart plain decoding's scores of two tokens are at output position ``at``."""
+    sampling = text.sampling
+    pair = np.array([ours, theirs])
+    scores = text.logits[at][pair].astype(np.float64)
+    if sampling.temperature > 0:
+        index = len(text.prompt) + at
+        scores = scores / sampling.temperature + gumbel(sampling.seed, index, pair)
+    return float(abs(scores[0] - scores[1]))
+
+
+def _row_check(
+    blocks: Sequence[LayerBlock],
+    texts: Sequence[PlainText],
+    shared: Sequence[tuple[RowArray, Logits]],
+) -> RowCheck:
+    rows = equal = flips = 0
+    for text, (hidden, logits) in zip(texts, shared, strict=True):
+        rows += len(hidden)
+        equal += sum(
+            mine.tobytes() == other.tobytes()
+            for mine, other in zip(hidden, text.hidden, strict=True)
+        )
+        alone = text.logits.argmax(axis=-1)
+        flips += int((logits[len(text.prompt) - 1 :].argmax(axis=-1) != alone).sum())
+    parts = tuple(dict.fromkeys(part for block in blocks for part in block.dependent_parts()))
+    return RowCheck(rows, equal, flips, parts)
+
+
+def _agreement(
+    target: ModelDirectory,
+    placing: Placing,
+    texts: Sequence[PlainText],
+    shared: Sequence[tuple[RowArray, Logits]],
+    tell: Tell,
+) -> tuple[library.Agreement | None, str]:
+    needed = library.bytes_needed(target, placing)
+    available = library.bytes_available()
+    if available is not None and needed > available:
+        return None, (
+            f"the library's whole model needs {needed / 2**30:.1f} GiB, "
+            f"{available / 2**30:.1f} are free"
+        )
+    tell("loading the library's whole model")
+    whole = library.Library(target, placing)
+    theirs = [whole.logits((*text.prompt, *text.output)[: len(text.hidden)]) for text in texts]
+    return library.agreement([logits for _, logits in shared], theirs), ""

@@ -1,0 +1,66 @@
+"""``flowspec verify``: its report and its exit status."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flowspec.testbed.proof import library
+from tests.cli.conftest import Command
+
+SHORT = ("verify", "--max-new-tokens", "4", "--stages", "2", "--strategy", "flowspec")
+
+
+@pytest.fixture
+def one_prompt(tmp_path: Path) -> str:
+    file = tmp_path / "mine.jsonl"
+    file.write_text('{"prompt": "Two and two are"}\n')
+    return str(file)
+
+
+def test_a_proof_that_holds(command: Command, one_prompt: str) -> None:
+    status, out, _ = command(*SHORT, "--prompts", one_prompt, "--dtype", "nf4")
+    assert status == 0
+    assert "nf4 on cpu by bitsandbytes" in out
+    assert "3 runs, 12 tokens: 0 differ, 0 near ties" in out
+    assert "same model: divergence" in out
+    assert "drafts right, greedy" in out
+    assert "in a row, by draft)" in out
+    assert out.endswith("the proof holds: nothing is lost\n")
+
+
+def test_a_proof_that_fails_has_status_1(
+    command: Command, one_prompt: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(library.MOST_DIVERGENCE, "float32", -1.0)
+    status, out, _ = command(*SHORT, "--prompts", one_prompt)
+    assert status == 1
+    assert "NOT the same model" in out
+    assert out.endswith("the proof FAILS: see above\n")
+
+
+def test_json(command: Command, one_prompt: str) -> None:
+    status, out, _ = command(*SHORT, "--prompts", one_prompt, "--json")
+    found = json.loads(out)
+    assert status == 0
+    assert found["holds"] is True
+    assert found["compared"] == 12
+    assert [stage["precision"] for stage in found["facts"]] == ["float32", "float32"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--strategy", "none"), "none"),
+        (("--dtype", "fp8"), "--dtype 'fp8' is unknown"),
+        (("--stages", "0"), "--stages is 0; expected 1 to 64"),
+        (("/nowhere",), "/nowhere does not exist"),
+    ],
+)
+def test_wrong_flags_are_one_line(command: Command, flags: tuple[str, ...], said: str) -> None:
+    status, out, err = command("verify", *flags)
+    assert (status, out) == (1, "")
+    assert said in err
+    assert err.count("\n") == 1

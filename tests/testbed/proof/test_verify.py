@@ -1,0 +1,144 @@
+"""The proof holds for the packaged pair in every precision, and finds what is broken."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from flowspec.core.run.sampling import Sampling
+from flowspec.errors import ConfigError
+from flowspec.model import block as block_module
+from flowspec.model.block import LayerBlock
+from flowspec.model.directory import default_pair, layer_ranges, open_directory
+from flowspec.model.placing import Placing
+from flowspec.model.sources import load_sources
+from flowspec.model.text import Tokenizer
+from flowspec.testbed.proof import library
+from flowspec.testbed.proof.verify import Proof, ProofPlan, load_blocks, prove
+
+TARGET = open_directory(default_pair()[0])
+QUICK = ProofPlan(strategies=("flowspec",), stages=2, tokens=16, samplings=(Sampling(),))
+PROMPT = "Tom has 5 apples and buys 7 more. How many apples does he have?"
+
+
+def proof(plan: ProofPlan = QUICK, placing: Placing | None = None) -> Proof:
+    torch.set_num_threads(1)
+    ranges = layer_ranges(TARGET.layers, plan.stages)
+    blocks = load_blocks(TARGET, ranges, placing or Placing())
+    prompt = Tokenizer(TARGET).encode(PROMPT, raw=False)
+    return prove(TARGET, blocks, load_sources("draft", TARGET), [prompt], plan)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "int8", "nf4", "fp4", "int4"])
+def test_nothing_is_lost_in_precisions_whose_rows_are_independent(precision: str) -> None:
+    sampled = replace(QUICK, samplings=(Sampling(), Sampling(0.8, top_p=0.9, seed=3)))
+    found = proof(sampled, Placing(precision))
+    assert found.rows.parts == ()
+    assert found.rows.equal == found.rows.rows
+    assert found.rows.flips == 0
+    assert found.differences == ()
+    assert found.same_model
+    assert found.holds
+    assert found.compared == 32
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_float32_rows_differ_in_a_tie_of_rounding_at_most(precision: str) -> None:
+    found = proof(placing=Placing(precision))
+    assert found.rows.parts == ()
+    assert found.rows.equal >= 0.8 * found.rows.rows
+    assert found.differences == ()
+    assert found.holds
+
+
+def test_the_share_of_right_drafts_falls_with_depth() -> None:
+    greedy, sampled = proof().acceptance
+    assert list(greedy) == sorted(greedy, reverse=True)
+    assert 0.3 < greedy[0] < 0.95
+    assert sampled == ()
+
+
+def test_a_mask_that_lets_siblings_see_each_other_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def blind(context: int, parents: tuple[int, ...], new: int) -> np.ndarray:
+        mask = np.tri(len(parents), dtype=np.bool_)[len(parents) - new :]
+        return np.concatenate((np.ones((new, context), dtype=np.bool_), mask), axis=1)
+
+    monkeypatch.setattr(block_module, "full_mask", blind)
+    found = proof()
+    assert found.same_model  # a text alone has no siblings
+    assert any(not difference.tie for difference in found.differences)
+    assert not found.holds
+
+
+def test_swapped_layers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = block_module._Loader
+    stored_name = loader._stored_name
+
+    def swapped(self: Any, name: str) -> str:
+        stored = stored_name(self, name)
+        for one, other in ((".layers.4.", ".layers.5."), (".layers.5.", ".layers.4.")):
+            if one in stored:
+                return stored.replace(one, other)
+        return stored
+
+    monkeypatch.setattr(loader, "_stored_name", swapped)
+    found = proof()
+    assert found.differences == ()  # plain decoding by the same blocks is wrong alike
+    assert not found.same_model
+    assert not found.holds
+
+
+def test_a_wrong_base_of_the_rotary_embedding_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    cut = block_module._cut_config
+
+    def based(*args: Any) -> Any:
+        config = cut(*args)
+        config.rope_parameters = {**config.rope_parameters, "rope_theta": 12_000.0}
+        return config
+
+    monkeypatch.setattr(block_module, "_cut_config", based)
+    found = proof()
+    assert not found.same_model
+    assert not found.holds
+
+
+def test_rows_that_depend_on_others_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hidden rows with a scale for the whole pass, as dynamic int8 has."""
+    run = LayerBlock.run
+
+    def rounded(self: LayerBlock, *rest: Any) -> torch.Tensor:
+        hidden = run(self, *rest)
+        scale = hidden.abs().max() / 127
+        return (hidden / scale).round() * scale
+
+    monkeypatch.setattr(LayerBlock, "run", rounded)
+    found = proof()
+    assert found.rows.equal < found.rows.rows
+    assert not found.same_model
+
+
+def test_without_memory_for_the_library_the_proof_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "bytes_available", lambda: 1000)
+    found = proof()
+    assert found.agreement is None
+    assert "the library's whole model needs" in found.skipped
+    assert found.holds
+
+
+def test_prompts_that_leave_no_room_are_refused() -> None:
+    with pytest.raises(ConfigError, match="no prompt leaves room for 5000 tokens"):
+        proof(replace(QUICK, tokens=5000))
+
+
+def test_divergence_is_zero_for_equal_distributions_alone() -> None:
+    one = np.random.default_rng(0).normal(size=(5, 9)).astype(np.float32)
+    assert library.agreement([one], [one + 3]).divergence == pytest.approx(0, abs=1e-6)
+    other = library.agreement([one], [one[:, ::-1]])
+    assert other.divergence > 0.1
+    assert other.positions == 5
