@@ -44,15 +44,19 @@ def read_tensor(name: str, entry: TensorEntry, dtype: torch.dtype) -> torch.Tens
     return result.view(entry.shape)
 
 
-def read_rows(name: str, entry: TensorEntry) -> Iterator[torch.Tensor]:
-    """The matrix of ``entry`` in slices of whole rows, in the stored type; errors as above."""
+def read_rows(name: str, entry: TensorEntry, rows: range | None = None) -> Iterator[torch.Tensor]:
+    """``rows`` of the matrix of ``entry`` (None: all) in slices, in the stored type.
+
+    Errors as above.
+    """
     stored = _stored_type(name, entry)
-    rows, columns = entry.shape
+    wanted = range(entry.shape[0]) if rows is None else rows
+    columns = entry.shape[1]
     step = max(1, _SLICE // columns)
     with entry.file.open("rb", buffering=0) as file:
-        file.seek(entry.start)
-        for at in range(0, rows, step):
-            part = torch.empty((min(step, rows - at), columns), dtype=stored)
+        file.seek(entry.start + wanted.start * columns * stored.itemsize)
+        for at in range(wanted.start, wanted.stop, step):
+            part = torch.empty((min(step, wanted.stop - at), columns), dtype=stored)
             _read_exactly(file, part.view(-1), name)
             yield part
 
