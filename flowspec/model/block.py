@@ -44,6 +44,19 @@ def tensor_prefixes(directory: ModelDirectory, layers: range) -> tuple[str, ...]
     return own + embedding + (("model.norm.", "lm_head.") if last else ())
 
 
+def linear_names(directory: ModelDirectory, layers: range) -> tuple[str, ...]:
+    """Names in the checkpoint of the matrices of the linear layers in ``layers``."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(_cut_config(directory, layers))
+    _check_shape(directory, model)
+    return tuple(
+        f"model.layers.{number + layers.start}.{name}.weight"
+        for number, layer in enumerate(model.model.layers)
+        for name, module in layer.named_modules()
+        if isinstance(module, torch.nn.Linear)
+    )
+
+
 class LayerBlock(torch.nn.Module):
     """Layers ``layers`` of the model in ``directory``, in the precision and place of ``placing``.
 

@@ -26,7 +26,7 @@ from flowspec.core.run.sampling import Sampling
 from flowspec.errors import ModelError, StateError
 from flowspec.model.arrays import to_tensor
 from flowspec.model.base import RowArray
-from flowspec.model.directory import ModelDirectory, TensorEntry
+from flowspec.model.directory import ModelDirectory
 from flowspec.model.drafter import propose
 from flowspec.model.head_layout import check_head
 from flowspec.model.kv import TreeCache
@@ -35,6 +35,7 @@ from flowspec.model.masks import full_mask
 from flowspec.model.placing import Placing
 from flowspec.model.rows import Placement
 from flowspec.model.stored_weight import StoredWeight
+from flowspec.model.tensor_files import TensorEntry
 from flowspec.model.weights import read_tensor
 
 _FC_BIAS = "fc.bias"

@@ -7,12 +7,12 @@ the size of the shard. A dtype conversion goes through a small buffer.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 
 from flowspec.errors import ModelError
-from flowspec.model.directory import TensorEntry
+from flowspec.model.tensor_files import TensorEntry
 
 _DTYPES = {
     "F64": torch.float64,
@@ -20,6 +20,8 @@ _DTYPES = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
+#: Types of quantised weights in a shard.
+_CODES = {"U8": torch.uint8, "I8": torch.int8, "BF16": torch.bfloat16, "F32": torch.float32}
 #: Bytes converted at a time.
 _BUFFER = 8 << 20
 #: Weights of a matrix read and quantised at a time.
@@ -61,12 +63,25 @@ def read_rows(name: str, entry: TensorEntry, rows: range | None = None) -> Itera
             yield part
 
 
-def _stored_type(name: str, entry: TensorEntry) -> torch.dtype:
-    """The type of the stored tensor; ModelError if it is no float type, or bytes are missing."""
-    stored = _DTYPES.get(entry.dtype)
+def read_codes(name: str, entry: TensorEntry, rows: range) -> torch.Tensor:
+    """``rows`` of a matrix of codes or scales as they are stored; errors as above."""
+    stored = _stored_type(name, entry, _CODES)
+    columns = entry.shape[1]
+    result = torch.empty((len(rows), columns), dtype=stored)
+    with entry.file.open("rb", buffering=0) as file:
+        file.seek(entry.start + rows.start * columns * stored.itemsize)
+        _read_exactly(file, result.view(-1), name)
+    return result
+
+
+def _stored_type(
+    name: str, entry: TensorEntry, types: Mapping[str, torch.dtype] = _DTYPES
+) -> torch.dtype:
+    """The type of the stored tensor; ModelError if it is not in ``types``, or bytes are missing."""
+    stored = types.get(entry.dtype)
     if stored is None:
         raise ModelError(
-            f"tensor {name} has type {entry.dtype}; expected one of {', '.join(_DTYPES)}"
+            f"tensor {name} has type {entry.dtype}; expected one of {', '.join(types)}"
         )
     count = math.prod(entry.shape)
     if count * stored.itemsize != entry.end - entry.start:
