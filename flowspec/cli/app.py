@@ -387,6 +387,30 @@ def bench(
 
 
 @app.command()
+def shard(
+    target: Annotated[str, typer.Argument(help="The model: folder or hub name.")],
+    out: Annotated[Path, typer.Option(help="Folder to make; it gets stage-1, stage-2 ... draft.")],
+    stages: Stages = None,
+    layers: Annotated[
+        str | None,
+        typer.Option(help="Instead of --stages: each stage's block of layers, like '0-5 5-12'."),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="Precision of the layers' weights; default: as the model has them."),
+    ] = None,
+    head: Annotated[
+        bool,
+        typer.Option("--head", help="Give the draft worker what an EAGLE head reads."),
+    ] = False,
+) -> None:
+    """Cut a model into a folder for each stage, so that a machine holds only its own part."""
+    from flowspec.cli.shard import shard
+
+    shard(target, out, stages, layers, dtype, head=head)
+
+
+@app.command()
 def replay(
     recording: Annotated[Path, typer.Argument(help="A file made with `generate --record`.")],
 ) -> None:

@@ -27,6 +27,7 @@ from flowspec.model.linear import KernelLinear, load_linear, rows_are_independen
 from flowspec.model.masks import full_mask, tree_mask, windowed
 from flowspec.model.placing import Placing
 from flowspec.model.rows import Placement
+from flowspec.model.stored_weight import StoredWeight
 from flowspec.model.two_level import PLAIN, TWO_LEVEL, RowCache, TwoLevelCache, implementation
 from flowspec.model.weights import read_tensor
 
@@ -41,6 +42,19 @@ def tensor_prefixes(directory: ModelDirectory, layers: range) -> tuple[str, ...]
     own = tuple(f"model.layers.{layer}." for layer in layers)
     embedding = ("model.embed_tokens.",) if first or (last and directory.tied) else ()
     return own + embedding + (("model.norm.", "lm_head.") if last else ())
+
+
+def linear_names(directory: ModelDirectory, layers: range) -> tuple[str, ...]:
+    """Names in the checkpoint of the matrices of the linear layers in ``layers``."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(_cut_config(directory, layers))
+    _check_shape(directory, model)
+    return tuple(
+        f"model.layers.{number + layers.start}.{name}.weight"
+        for number, layer in enumerate(model.model.layers)
+        for name, module in layer.named_modules()
+        if isinstance(module, torch.nn.Linear)
+    )
 
 
 class LayerBlock(torch.nn.Module):
@@ -219,7 +233,8 @@ class _Loader:
             for name, module in block.named_modules()
             if isinstance(module, torch.nn.Linear)
         ]
-        for name, module in linears:
+        # The larger a matrix, the more memory its packing takes: it comes while little is held.
+        for name, module in sorted(linears, key=lambda pair: -pair[1].weight.numel()):
             self._replace(name, self._linear(name, module))
         for name, parameter in list(block.named_parameters()):
             if parameter.is_meta:
@@ -246,12 +261,12 @@ class _Loader:
         placing = self._block.placing
         is_head = name == "head"
         stored = self._stored_name(f"{name}.weight")
-        entry = self._directory.tensor(stored)
+        weight = StoredWeight(self._directory, stored)
         shape = (module.out_features, module.in_features)
-        self._check(stored, entry.shape, shape)
+        self._check(stored, weight.shape, shape)
         precision = placing.head if is_head else placing.precision
         rows = placing.head_rows if is_head else placing.rows
-        linear = load_linear(stored, entry, precision, rows, placing.device)
+        linear = load_linear(weight, precision, rows, placing.device)
         if module.bias is not None:
             linear.bias = self._parameter(f"{name}.bias", (shape[0],)).data.to(rows)
         return linear

@@ -171,7 +171,7 @@ def test_sampled_text_is_that_of_plain_decoding(
 def test_a_stage_reads_its_own_weights_and_no_others(
     family: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import flowspec.model.block as module
+    from flowspec.model import block, stored_weight
 
     directory = family("llama3-rope-tied")
     read: list[str] = []
@@ -179,7 +179,7 @@ def test_a_stage_reads_its_own_weights_and_no_others(
     def spy(function: Callable[..., object]) -> Callable[..., object]:
         return lambda name, *rest: read.append(name) or function(name, *rest)
 
-    for function in ("read_tensor", "read_rows"):
+    for module, function in ((block, "read_tensor"), (stored_weight, "read_rows")):
         monkeypatch.setattr(module, function, spy(getattr(module, function)))
     load_stage(directory, range(2, 4))
     assert {name.split(".")[2] for name in read} == {"2", "3"}
