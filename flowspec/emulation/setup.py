@@ -85,6 +85,8 @@ def _profile(fields: Mapping[str, Any]) -> Profile:
             "link": LinkShape(**fields["link"]),
             "stages": tuple(fields["stages"]),
             "speeds": tuple(fields["speeds"]),
+            "split": tuple(fields["split"]),
+            "blocks": tuple(_times(times) for times in fields["blocks"]),
             "middles": tuple(_times(times) for times in fields["middles"]),
         }
     )

@@ -65,6 +65,7 @@ PROFILE = Profile(
     stages=(4,),
     middles=(Times(((1, 6 * MS),)),),
 )
+SPLIT = replace(PROFILE, split=(5, 2, 4, 1), blocks=(PROFILE.layer,) * 4)
 Trace = list[tuple[float, int]]
 Run = tuple[Trace, Mapping[str, object]]
 
@@ -322,7 +323,7 @@ def test_model_seconds_split_a_pass_into_device_and_software() -> None:
 
 
 @given(
-    st.sampled_from([PROFILE, load("mixed-7b")]),
+    st.sampled_from([PROFILE, load("mixed-7b"), SPLIT]),
     *(st.floats(1.0, 1e4), st.booleans(), st.floats(0, 1), st.floats(0, 1e6)),
 )
 def test_a_description_survives_the_record(
