@@ -23,6 +23,7 @@ from flowspec.emulation.setup import Emulation
 from flowspec.errors import ClusterError
 from flowspec.model.directory import layer_ranges, local_path
 from flowspec.model.sources import open_models
+from flowspec.planning.cluster_file import check_ranges, ranges_text
 
 #: How long all workers together may take to be ready, seconds.
 READY_SECONDS = 300.0
@@ -37,7 +38,8 @@ class Setup:
 
     ``draft``: see ``model.sources``. ``stages``: number of verify stages. ``middles``: models of a
     chain between drafter and target, smaller ones first. ``emulated``: devices and links to
-    emulate; None: none.
+    emulate; None: none. ``layers``: the target's layers by stage; None: near-equal blocks.
+    ``context``: most tokens of a job's prompt and output; None: as many as the target takes.
     """
 
     target: str
@@ -45,11 +47,16 @@ class Setup:
     stages: int
     middles: tuple[str, ...] = ()
     emulated: Emulation | None = None
+    layers: tuple[range, ...] | None = None
+    context: int | None = None
 
     def check(self) -> None:
         """ConfigError for anything that would make a worker fail, before one is started."""
         target, middles = open_models(self.target, self.draft, self.middles)
-        layer_ranges(target.layers, self.stages, surplus=self.emulated is not None)
+        if self.layers is None:
+            layer_ranges(target.layers, self.stages, surplus=self.emulated is not None)
+        else:
+            check_ranges(self.layers, target.layers, self.stages)
         for name, directory in zip((self.target, *self.middles), (target, *middles), strict=True):
             if local_path(name) is not None:
                 directory.check_weights()
@@ -59,6 +66,8 @@ class Setup:
         """The scheduler's arguments for this setup."""
         chain = [part for middle in self.middles for part in ("--middle", middle)]
         emulated = ["--emulate", self.emulated.text()] if self.emulated is not None else []
+        layers = ["--layers", ranges_text(self.layers)] if self.layers is not None else []
+        context = ["--context", str(self.context)] if self.context is not None else []
         return [
             "--target",
             self.target,
@@ -68,6 +77,8 @@ class Setup:
             str(self.stages),
             *chain,
             *emulated,
+            *layers,
+            *context,
         ]
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from flowspec.drivers.scheduler import Scheduler
 from flowspec.emulation.setup import EMULATED, Emulation
+from flowspec.errors import ConfigError
 from flowspec.model.directory import default_pair, layer_ranges
 from flowspec.model.sources import fingerprint, labels, open_models
+from flowspec.planning.cluster_file import check_ranges, parse_ranges, ranges_text, read_cluster
 from workers._boot import Process, parser, run
 
 
@@ -37,10 +42,22 @@ def main() -> None:
         "--jobs", type=int, default=1, help="jobs that run at once (default: %(default)s)"
     )
     arguments.add_argument("--emulate", default="", help="devices and links to emulate, as JSON")
+    arguments.add_argument(
+        "--layers", help="the target's layers by stage, like '0-5 5-12' (default: near-equal)"
+    )
+    arguments.add_argument(
+        "--context", type=int, help="most tokens of a job (default: as many as the target takes)"
+    )
+    arguments.add_argument(
+        "--cluster", type=Path, help="a file of `flowspec plan` instead of the flags above"
+    )
     given = arguments.parse_args()
+    _use_cluster(given)
     target, middles = open_models(given.target, given.draft, given.middle)
-    ranges = layer_ranges(target.layers, given.stages, surplus=bool(given.emulate))
+    ranges = _ranges(target.layers, given)
     emulation = Emulation.read(given.emulate) if given.emulate else None
+    if emulation and given.layers:
+        emulation = emulation.following([len(block) for block in ranges])
     process = Process(given.redis_url)
     control = process.control()
     process.state = "ready"
@@ -55,7 +72,8 @@ def main() -> None:
                 "drafts": json.dumps(labels(given.draft)),
                 "middles": json.dumps(given.middle),
                 "middle_fingerprints": " ".join(middle.fingerprint for middle in middles),
-                "layers": " ".join(f"{block.start}-{block.stop}" for block in ranges),
+                "layers": ranges_text(ranges),
+                **({"context": str(given.context)} if given.context is not None else {}),
                 **(
                     {EMULATED: replace(emulation, began=time.monotonic()).text()}
                     if emulation
@@ -65,6 +83,30 @@ def main() -> None:
         )
         Scheduler(control, given.stages, most_running=given.jobs).run(stop)
     control.close()
+
+
+def _use_cluster(given: argparse.Namespace) -> None:
+    """Take what a cluster file says, if there is one; a model's place here may be given beside."""
+    if given.cluster is None:
+        return
+    cluster = read_cluster(given.cluster)
+    packaged = default_pair()
+    given.target = cluster.model if given.target == packaged[0] else given.target
+    given.draft = cluster.draft if given.draft == packaged[1] else given.draft
+    given.stages = len(cluster.stages)
+    given.layers = ranges_text(cluster.layers)
+    given.context = cluster.context
+
+
+def _ranges(layers: int, given: argparse.Namespace) -> Sequence[range]:
+    """The layers of every stage; ConfigError unless they are those of the target."""
+    if given.context is not None and given.context < 1:
+        raise ConfigError(f"--context is {given.context}; expected 1 or more")
+    if given.layers is None:
+        return layer_ranges(layers, given.stages, surplus=bool(given.emulate))
+    ranges = parse_ranges(given.layers)
+    check_ranges(ranges, layers, given.stages)
+    return ranges
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from flowspec.cli.flags import (
     Mbit,
     Models,
     Pair,
+    Planned,
     Pretended,
     PromptFile,
     Raw,
@@ -65,6 +66,7 @@ def generate(
     draft: Draft = None,
     models: Models = None,
     stages: Stages = None,
+    cluster: Planned = None,
     strategy: Strategy = DEFAULT_STRATEGY,
     max_new_tokens: MaxNewTokens = DEFAULT_MAX_NEW_TOKENS,
     temperature: Temperature = 0.0,
@@ -86,10 +88,10 @@ def generate(
     from flowspec.cli.generate import Request, run
     from flowspec.cli.places import check_alone, setup_of
 
-    check_alone(redis_url, target, draft, models, stages)
+    check_alone(redis_url, target, draft, models, stages, cluster)
     run(
         Request(
-            setup=setup_of(target, draft, models, stages),
+            setup=setup_of(target, draft, models, stages, cluster),
             sampling=Sampling(temperature, top_k, top_p, seed),
             strategy=strategy,
             max_new_tokens=max_new_tokens,
@@ -109,13 +111,14 @@ def up(
     draft: Draft = None,
     models: Models = None,
     stages: Stages = None,
+    cluster: Planned = None,
     redis_url: Url = None,
 ) -> None:
     """Start a pipeline that keeps running, and print how to reach it."""
     from flowspec.cli.places import setup_of
     from flowspec.cli.service import up
 
-    up(setup_of(target, draft, models, stages), redis_url)
+    up(setup_of(target, draft, models, stages, cluster), redis_url)
 
 
 @app.command()

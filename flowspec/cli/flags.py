@@ -63,6 +63,12 @@ Stages = Annotated[
         callback=_POSITIVE, help="Number of verify workers that share the layers; default: 4."
     ),
 ]
+Planned = Annotated[
+    Path | None,
+    typer.Option(
+        "--cluster", help="A file that `flowspec plan` wrote, instead of models and stages."
+    ),
+]
 Strategy = Annotated[
     str, typer.Option(help="See `flowspec strategies`; options as NAME:option=value,...")
 ]

@@ -14,6 +14,7 @@ from flowspec.cluster import Setup
 from flowspec.errors import ConfigError
 from flowspec.model.directory import default_pair
 from flowspec.model.sources import NGRAM, open_models
+from flowspec.planning.cluster_file import ClusterFile, read_cluster
 
 #: Verify stages of a pipeline if no number is given.
 DEFAULT_STAGES = 4
@@ -23,7 +24,7 @@ def check_alone(url: str | None, *flags: object) -> None:
     """ConfigError if flags of a private pipeline are given with the URL of a running one."""
     if url and any(flag is not None for flag in flags):
         raise ConfigError(
-            "--target, --draft, --models and --stages are for a private pipeline, "
+            "--target, --draft, --models, --stages and --cluster are for a private pipeline, "
             "and a running one is named by --redis-url or FLOWSPEC_REDIS_URL: "
             "leave out the one or the other"
         )
@@ -44,12 +45,24 @@ def draft_for(target: str | None, draft: str | None, packaged: str) -> str:
 
 
 def setup_of(
-    target: str | None, draft: str | None, models: str | None, stages: int | None
+    target: str | None,
+    draft: str | None,
+    models: str | None,
+    stages: int | None,
+    cluster: Path | None = None,
 ) -> Setup:
     """The setup for these flags.
 
     ``models``: the draft, any middle models and the target, smallest first, joined by commas.
+    ``cluster``: a cluster file, instead of all others.
     """
+    if cluster is not None:
+        if any(flag is not None for flag in (target, draft, models, stages)):
+            raise ConfigError(
+                "--cluster names the models and the stages: "
+                "leave out --target, --draft, --models and --stages"
+            )
+        return cluster_setup(read_cluster(cluster))
     packaged_target, packaged_draft = default_pair()
     count = DEFAULT_STAGES if stages is None else stages
     if models is not None:
@@ -65,6 +78,17 @@ def setup_of(
         return Setup(names[-1], names[0], count, tuple(names[1:-1]))
     drafts = draft_for(target, draft, packaged_draft)
     return Setup(target or packaged_target, drafts, count)
+
+
+def cluster_setup(cluster: ClusterFile) -> Setup:
+    """The setup of a planned pipeline."""
+    return Setup(
+        cluster.model,
+        cluster.draft,
+        len(cluster.stages),
+        layers=cluster.layers,
+        context=cluster.context,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,73 @@
+"""A cluster file is what the pipeline becomes: its layers, its context, the same text."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flowspec.client import Client
+from flowspec.emulation.profile import LinkShape
+from flowspec.model.directory import default_pair, open_directory
+from flowspec.model.reference import Reference
+from flowspec.model.text import Tokenizer
+from flowspec.planning.cluster_file import ClusterFile, ClusterStage, write_cluster
+from tests.e2e.conftest import Run
+
+RANGES = (range(2), range(2, 11), range(11, 12))
+PROMPT = "What is the sea?"
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    stages = tuple(ClusterStage(f"box-{at}", layers, "float32") for at, layers in enumerate(RANGES))
+    cluster = ClusterFile(*default_pair(), "box-0", 64, stages, LinkShape(0.0002, 125e6))
+    file = tmp_path / "plan.toml"
+    file.write_text(write_cluster(cluster))
+    return file
+
+
+def test_up_serves_the_layers_of_the_file(flowspec: Run, plan: Path, reference: Reference) -> None:
+    up = flowspec("up", "--cluster", str(plan))
+    assert up.returncode == 0, up
+    url = up.stdout.split("'")[1]
+    try:
+        with Client(url) as client:
+            record = client.pipeline()
+            assert record["layers"] == "0-2 2-11 11-12"
+            tokenizer = Tokenizer(open_directory(default_pair()[0]))
+            expected = reference.generate(tokenizer.encode(PROMPT, raw=False), 12)
+            found = client.submit(PROMPT, max_new_tokens=12).result()
+            assert found.text == tokenizer.decode(list(expected))
+            prompt = len(tokenizer.encode(PROMPT, raw=False))
+            longest = client.submit(PROMPT, max_new_tokens=100).result()
+            assert prompt + len(longest.token_ids) == 64
+        shown = json.loads(flowspec("status", "--json").stdout)
+        assert shown["pipeline"]["context"] == "64"
+    finally:
+        assert flowspec("down").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--layers", "0-5 5-11", "--stages", "2"], "expected all 12 layers of the model"),
+        (["--layers", "0-5 6-12", "--stages", "2"], "follow each other from 0 on"),
+        (["--layers", "0-12", "--stages", "2"], "of 1 stages; expected 2"),
+        (["--context", "0"], "--context is 0; expected 1 or more"),
+        (["--cluster", "/no/such.toml"], "cannot be read"),
+    ],
+)
+def test_a_scheduler_refuses_layers_that_are_not_the_models(flags: list[str], message: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "workers.scheduler", *flags],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, done
+    (line,) = done.stderr.splitlines()
+    assert message in line
