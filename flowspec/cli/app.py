@@ -9,17 +9,23 @@ from typing import Annotated
 import typer
 
 from flowspec.cli.flags import (
+    Acceptance,
+    Boxes,
     Cluster,
+    Context,
     Draft,
     Drafter,
     Drafters,
+    Jobs,
     Json,
     Latency,
+    LinkMs,
     MaxNewTokens,
     Mbit,
     Models,
     Pair,
     Planned,
+    PlannedDtype,
     Pretended,
     PromptFile,
     Raw,
@@ -201,6 +207,38 @@ def profile(
     from flowspec.cli.profile import profile
 
     profile(target, draft, rows, stages, repeats, latency_ms, mbit, out)
+
+
+@app.command()
+def plan(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="Model to split: folder, hub name or a lone config file; default: the packaged "
+            "one.",
+            show_default=False,
+        ),
+    ] = None,
+    dry: Annotated[
+        bool, typer.Option("--dry", help="Measure nothing: estimate from --boxes and the config.")
+    ] = False,
+    boxes: Boxes = None,
+    draft: Draft = None,
+    dtype: PlannedDtype = "auto",
+    context: Context = None,
+    link_ms: LinkMs = 0.2,
+    mbit: Mbit = 1000.0,
+    strategy: Strategy = "auto",
+    acceptance: Acceptance = None,
+    jobs: Jobs = 1,
+    out: Annotated[Path, typer.Option(help="Write the cluster file here.")] = Path("cluster.toml"),
+    redis_url: Url = None,
+) -> None:
+    """Choose which box gets which layers, predict its speed, and write a cluster file."""
+    from flowspec.cli.plan import PlanRequest, plan
+
+    given = (model, dry, boxes, draft, dtype, context, link_ms, mbit, strategy, acceptance)
+    plan(PlanRequest(*given, jobs, out, redis_url or None))
 
 
 @app.command()

@@ -12,6 +12,7 @@ import typer
 from flowspec.cli.parser import in_range, not_empty, taken_by
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import MAX_NEW_TOKENS, JobSpec
+from flowspec.model.precision import DTYPES, check_dtype
 
 _POSITIVE = in_range(1, inf, "1 or more")
 _SAMPLING = taken_by(Sampling)
@@ -165,4 +166,46 @@ Pretended = Annotated[
 Simulated = Annotated[int, typer.Option(callback=_SIMULATED, help="Most tokens to generate.")]
 Tokens = Annotated[
     int | None, typer.Option(callback=_SIMULATED, help="Tokens of every text; default: 48.")
+]
+
+Boxes = Annotated[
+    str | None,
+    typer.Option(
+        callback=not_empty("boxes like nano:4x8GiB@50GB/s"),
+        help="With --dry: NAME:[COUNTx]MEMORY@BANDWIDTH[+COMPUTE],... like "
+        "nano:4x8GiB@50GB/s,desk:24GiB@900GB/s+60TFLOPS. Otherwise local:N, N workers on this "
+        "machine.",
+    ),
+]
+PlannedDtype = Annotated[
+    str,
+    typer.Option(
+        "--dtype",
+        callback=taken_by(lambda dtype: check_dtype(dtype)),
+        help=f"Precision of the weights: {', '.join(DTYPES)}; auto: the checkpoint's own.",
+    ),
+]
+Context = Annotated[
+    int | None,
+    typer.Option(
+        callback=_POSITIVE,
+        help="Most tokens of prompt and output; default: the model's, at most 4096.",
+    ),
+]
+LinkMs = Annotated[
+    float,
+    typer.Option(
+        callback=in_range(0, 999_999, "milliseconds from 0 to 999999"),
+        help="One-way latency between boxes, ms; measured with --redis-url.",
+    ),
+]
+Acceptance = Annotated[
+    float | None,
+    typer.Option(
+        callback=in_range(0, 1, "a probability from 0 to 1"),
+        help="Probability that a drafted token is right; default: as the packaged drafters'.",
+    ),
+]
+Jobs = Annotated[
+    int, typer.Option(callback=_POSITIVE, help="Jobs at once that every box has memory for.")
 ]

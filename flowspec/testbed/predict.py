@@ -18,6 +18,8 @@ from flowspec.core.run.sampling import Sampling
 from flowspec.emulation.profile import LinkShape, Profile
 from flowspec.model.base import DraftExecutor
 from flowspec.model.directory import default_pair, open_directory
+from flowspec.model.precision import Precision
+from flowspec.model.shapes import ModelShapes
 from flowspec.model.sources import load_sources
 from flowspec.planning.layout import SEGMENT, Layout
 from flowspec.strategies import build
@@ -47,6 +49,11 @@ class TargetRows:
         """``layout`` as a cluster that runs ``strategy``."""
         drafting = build(strategy, len(layout.stages)).draft_width > 0
         return layout.profile(self.hidden, self.value_bytes, self.link, drafting=drafting)
+
+
+def target_rows(shapes: ModelShapes, precision: Precision, link: LinkShape) -> TargetRows:
+    """Rows of a target of ``shapes`` in ``precision``, over ``link``."""
+    return TargetRows(shapes.hidden, precision.row_bytes, link)
 
 
 class Predictor:
