@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ from flowspec.model.precision import AUTO, PRECISIONS, Precision
 from flowspec.model.sources import NGRAM
 from flowspec.planning.boxes import EXPECTED, TimedBox, parse_boxes
 from flowspec.planning.cluster_file import ClusterFile, ClusterStage, write_cluster
-from flowspec.planning.drafts import PlannedDrafts, planned_drafts
+from flowspec.planning.drafts import planned_drafts
 from flowspec.planning.estimate import timed
 from flowspec.planning.fit import gib, unfit
 from flowspec.planning.layout import Layout, layouts
@@ -29,10 +30,13 @@ from flowspec.strategies import build
 
 if TYPE_CHECKING:
     from flowspec.model.shapes import ModelShapes
+    from flowspec.testbed.measured_boxes import Measuring
     from flowspec.testbed.predict import Predicted
 
 #: Tokens of a text if the model takes more and no context is given.
 DEFAULT_CONTEXT = 4096
+#: The precision of a measured plan unless another is given: what workers compute in.
+COMPUTED = "float32"
 #: Rows whose passes are shown: a token, a segment, a large tree.
 SHOWN_ROWS = (1, 16, 64)
 #: Every how many packaged prompts one is simulated.
@@ -81,6 +85,7 @@ class PlannedCluster:
 def plan(request: PlanRequest) -> None:
     """Plan, print the plan and write the cluster file; ConfigError if nothing fits."""
     from flowspec.model.shapes import read_config, shapes_of
+    from flowspec.testbed.measured_boxes import Measuring
     from flowspec.testbed.predict import Predictor, best_by_boxes, fastest, target_rows
 
     check_writable("--out", request.out)
@@ -89,11 +94,12 @@ def plan(request: PlanRequest) -> None:
     with console.status("reading the configuration") as line:
         directory = read_config(request.target)
         shapes = shapes_of(directory)
-        precision = _precision(request.dtype, directory)
+        precision = _precision(request, directory)
         drafts = planned_drafts(_draft(request), shapes)
         context = _context(request.context, shapes)
         needs = StageNeeds(shapes, precision, context, request.jobs)
-        cluster = _cluster(request, shapes, precision, drafts)
+        what = Measuring(directory, shapes, precision, drafts)
+        cluster = _cluster(request, what, line.update)
         found = layouts(cluster.boxes, needs, drafts.source, drafts.size(precision, context))
         if not found:
             raise ConfigError(unfit(request.target, cluster.boxes, needs, drafts))
@@ -114,10 +120,12 @@ def _draft(request: PlanRequest) -> str:
     return packaged[1] if request.target in ("target", packaged[0]) else NGRAM
 
 
-def _precision(dtype: str, directory: ModelDirectory) -> Precision:
-    """The precision named ``dtype``; auto: the checkpoint's own, by its config."""
-    if dtype != AUTO:
-        return PRECISIONS[dtype]
+def _precision(request: PlanRequest, directory: ModelDirectory) -> Precision:
+    """The precision of the plan; auto: the checkpoint's if dry, else what workers compute in."""
+    if request.dtype != AUTO:
+        return PRECISIONS[request.dtype]
+    if not request.dry:
+        return PRECISIONS[COMPUTED]
     stored = directory.config.get("dtype") or directory.config.get("torch_dtype") or "bfloat16"
     return PRECISIONS.get(str(stored), PRECISIONS["bfloat16"])
 
@@ -132,15 +140,35 @@ def _context(given: int | None, shapes: ModelShapes) -> int:
     return given
 
 
-def _cluster(
-    request: PlanRequest, shapes: ModelShapes, precision: Precision, drafts: PlannedDrafts
-) -> PlannedCluster:
-    if not request.dry:
-        raise ConfigError(f"only --dry plans are made yet; add --dry and --boxes, {EXPECTED}")
+def _cluster(request: PlanRequest, what: Measuring, tell: Callable[[str], None]) -> PlannedCluster:
+    """The boxes, described, this machine's, or those that wait at the broker."""
+    if request.dry:
+        return _described(request, what)
+    from flowspec.testbed.measured_boxes import local_boxes, probed_boxes
+
+    if request.url is not None:
+        if request.boxes is not None:
+            raise ConfigError(
+                "--boxes is for --dry plans and this machine, and --redis-url for boxes that run "
+                "a probe: leave out the one or the other"
+            )
+        boxes, link = probed_boxes(what, request.url, tell)
+        return PlannedCluster(boxes, link, f"measured on {len(boxes)} boxes, medians of passes")
+    match = re.fullmatch(r"local:([1-9]\d{0,2})", request.boxes or "", re.ASCII)
+    if match is None:
+        raise ConfigError(
+            "what is to be measured? expected --boxes local:N, --redis-url of a broker at which "
+            "boxes run `python -m workers.probe`, or --dry with described boxes"
+        )
+    boxes, link = local_boxes(what, int(match[1]), tell)
+    return PlannedCluster(boxes, link, "measured on this machine, medians of passes")
+
+
+def _described(request: PlanRequest, what: Measuring) -> PlannedCluster:
     if request.boxes is None:
         raise ConfigError(f"--dry needs --boxes; {EXPECTED}")
     boxes = tuple(
-        timed(box, shapes, precision, drafts.times(box, precision))
+        timed(box, what.shapes, what.precision, what.drafts.times(box, what.precision))
         for box in parse_boxes(request.boxes)
     )
     return PlannedCluster(boxes, request.link, "estimated from --boxes; nothing was measured")

@@ -55,8 +55,8 @@ def shapes_of(directory: ModelDirectory) -> ModelShapes:
 
     ModelError if it builds none, or one whose layers cannot be split.
     """
-    config = _library_config(directory)
-    names = _built(directory, config)
+    config = library_config(directory)
+    names = built_shapes(directory, config)
     prefix = "model.layers."
     layers: list[tuple[list[Shape], int]] = [([], 0) for _ in range(directory.layers)]
     for name, shape in names.items():
@@ -90,6 +90,14 @@ def shapes_of(directory: ModelDirectory) -> ModelShapes:
     )
 
 
+def one_layer(config: Mapping[str, Any]) -> dict[str, Any]:
+    """``config`` of the model with its last layer only, and with a head of its own."""
+    cut = {**config, "num_hidden_layers": 1, "tie_word_embeddings": False}
+    if config.get("layer_types"):
+        cut["layer_types"] = list(config["layer_types"])[-1:]
+    return cut
+
+
 def _experts(config: Any, layers: list[tuple[list[Shape], int]]) -> tuple[int, int]:
     found = [shape[0] for matrices, _ in layers for shape in matrices if len(shape) == 3]
     if not found:
@@ -97,7 +105,8 @@ def _experts(config: Any, layers: list[tuple[list[Shape], int]]) -> tuple[int, i
     return found[0], min(found[0], int(getattr(config, "num_experts_per_tok", found[0])))
 
 
-def _library_config(directory: ModelDirectory) -> Any:
+def library_config(directory: ModelDirectory) -> Any:
+    """The library's config object; ModelError if it knows no such family."""
     from transformers import AutoConfig
 
     kind = str(directory.config["model_type"])
@@ -109,7 +118,7 @@ def _library_config(directory: ModelDirectory) -> Any:
         ) from None
 
 
-def _built(directory: ModelDirectory, config: Any) -> Mapping[str, Shape]:
+def built_shapes(directory: ModelDirectory, config: Any) -> Mapping[str, Shape]:
     """Names and shapes of the parameters, on torch's meta device, which holds no data."""
     import torch
     from transformers import AutoModelForCausalLM

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from flowspec.emulation.profile import Times, source_parts
 from flowspec.errors import ModelError
@@ -21,10 +22,19 @@ SLM, HEAD = "slm", "head"
 
 @dataclass(frozen=True, slots=True)
 class PlannedDrafts:
-    """``source``: the draft in a profile's names. ``shapes``: of its models, by these names."""
+    """``source``: the draft in a profile's names. ``shapes``: of its models, by these names.
+
+    ``configs``: of the same models.
+    """
 
     source: str
     shapes: Mapping[str, ModelShapes]
+    configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def lookup(self) -> bool:
+        """Whether one of the drafters looks up n-grams of the text."""
+        return any(NGRAM in names for names in source_parts(self.source))
 
     def size(self, precision: Precision, context: int) -> int:
         """Bytes of all drafters for a target in ``precision``."""
@@ -35,7 +45,7 @@ class PlannedDrafts:
         """Estimated passes on ``box``, by the names in a profile."""
         own = drafter_precision(precision)
         found = {name: drafter_times(box, one, own) for name, one in self.shapes.items()}
-        if any(NGRAM in names for names in source_parts(self.source)):
+        if self.lookup:
             found[NGRAM] = Times(((1, NGRAM_SECONDS),))
         return found
 
@@ -46,6 +56,7 @@ def planned_drafts(draft: str, target: ModelShapes) -> PlannedDrafts:
     ConfigError for two drafters of one kind in a choice, since a profile has one of each.
     """
     shapes: dict[str, ModelShapes] = {}
+    configs: dict[str, Mapping[str, Any]] = {}
     kinds: dict[str, str] = {NGRAM: NGRAM}
     for name in source_names(draft):
         if name == NGRAM:
@@ -53,12 +64,13 @@ def planned_drafts(draft: str, target: ModelShapes) -> PlannedDrafts:
         directory = read_config(name)
         kinds[name] = HEAD if _is_head(directory) else SLM
         own = shapes_of(directory)
+        configs[kinds[name]] = directory.config
         shapes[kinds[name]] = _head_shapes(own, target) if kinds[name] == HEAD else own
     source = ":".join(
         "+".join(kinds[name] for name in source_names(choice)) for choice in choices(draft)
     )
     source_parts(source)
-    return PlannedDrafts(source, shapes)
+    return PlannedDrafts(source, shapes, configs)
 
 
 def _is_head(directory: ModelDirectory) -> bool:
