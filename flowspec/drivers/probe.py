@@ -99,9 +99,7 @@ class ProbeServer:
 
     def turn(self) -> None:
         """Announce the box; measure if there is a request."""
-        self._client.run(
-            [("SET", f"{_PREFIX}:box:{self._name}", self._device, "EX", ANNOUNCED_SECONDS)]
-        )
+        self.announce()
         asked = self._client.run([("BLPOP", f"{_PREFIX}:ask:{self._name}", _WAIT_SECONDS)])[0]
         if asked is None:
             return
@@ -109,6 +107,11 @@ class ProbeServer:
         reply = f"{_PREFIX}:reply:{request['id']}:{self._name}"
         answer = json.dumps(self._answer(request))
         self._client.run([("RPUSH", reply, answer), ("EXPIRE", reply, KEPT_SECONDS)])
+
+    def announce(self) -> None:
+        """Say that the box waits for a request."""
+        key = f"{_PREFIX}:box:{self._name}"
+        self._client.run([("SET", key, self._device, "EX", ANNOUNCED_SECONDS)])
 
     def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         try:

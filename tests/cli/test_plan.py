@@ -79,6 +79,26 @@ def test_a_given_acceptance_is_used(command: Command, model: str, tmp_path: Path
     assert found[1] < 0.7 * found[0]
 
 
+def test_this_machine_is_measured_and_split(command: Command, tmp_path: Path) -> None:
+    out = tmp_path / "cluster.toml"
+    status, said, err = command("plan", "--boxes", "local:2", "--context", "256", "--out", str(out))
+    assert (status, err) == (0, "")
+    assert said.startswith("Times are measured on this machine")
+    cluster = read_cluster(out)
+    assert (cluster.model, cluster.draft) == default_pair()
+    assert {stage.device for stage in cluster.stages} == {"cpu"}
+    assert 0 < cluster.link.latency < 0.1
+
+
+@pytest.mark.parametrize("boxes", ["local:0", "here", "nano:8GiB@50GB/s"])
+def test_what_is_not_here_is_not_measured(command: Command, tmp_path: Path, boxes: str) -> None:
+    out = str(tmp_path / "cluster.toml")
+    status, said, err = command("plan", "--boxes", boxes, "--out", out)
+    assert (status, said) == (1, "")
+    assert "expected --boxes local:N, --redis-url of a broker" in err
+    assert err.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from flowspec.broker.redis_client import BrokerClient
+from flowspec.broker.server import PrivateBroker
 from flowspec.client import Client
+from flowspec.drivers.probe import announced
 from flowspec.emulation.profile import LinkShape
 from flowspec.model.directory import default_pair, open_directory
 from flowspec.model.reference import Reference
 from flowspec.model.text import Tokenizer
-from flowspec.planning.cluster_file import ClusterFile, ClusterStage, write_cluster
-from tests.e2e.conftest import Run
+from flowspec.planning.cluster_file import ClusterFile, ClusterStage, read_cluster, write_cluster
+from tests.e2e.conftest import Run, one_line
 
 RANGES = (range(2), range(2, 11), range(11, 12))
 PROMPT = "What is the sea?"
@@ -71,3 +75,28 @@ def test_a_scheduler_refuses_layers_that_are_not_the_models(flags: list[str], me
     assert done.returncode == 1, done
     (line,) = done.stderr.splitlines()
     assert message in line
+
+
+def test_probed_boxes_are_planned(flowspec: Run, tmp_path: Path) -> None:
+    out = tmp_path / "cluster.toml"
+    with PrivateBroker() as broker:
+        nobody = flowspec("plan", "--redis-url", broker.url, "--out", str(out))
+        assert "start `python -m workers.probe --name NAME` on each" in one_line(nobody)
+        command = [sys.executable, "-m", "workers.probe", "--redis-url", broker.url, "--name"]
+        probes = [subprocess.Popen([*command, name]) for name in ("east", "west")]
+        client = BrokerClient(broker.url)
+        try:
+            deadline = time.monotonic() + 60
+            while announced(client) != ["east", "west"] and time.monotonic() < deadline:
+                time.sleep(0.1)
+            done = flowspec("plan", "--redis-url", broker.url, "--out", str(out))
+        finally:
+            client.close()
+            for probe in probes:
+                probe.terminate()
+            statuses = [probe.wait(30) for probe in probes]
+    assert done.returncode == 0, done
+    assert statuses == [0, 0]
+    assert "Times are measured on 2 boxes" in done.stdout
+    cluster = read_cluster(out)
+    assert {stage.box for stage in cluster.stages} | {cluster.draft_box} <= {"east", "west"}
