@@ -94,7 +94,7 @@ class RandomCluster:
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedCluster:
+class ClusterPlan:
     """A cluster with its best layout by number of boxes."""
 
     cluster: RandomCluster
@@ -150,10 +150,10 @@ def planned(
     found: Mapping[int, Sequence[Layout]],
     hidden: int,
     predictor: Predictor,
-) -> PlannedCluster:
+) -> ClusterPlan:
     """The plan of ``cluster``."""
     rows = TargetRows(hidden, PRECISION.row_bytes, cluster.link)
-    return PlannedCluster(cluster, best_by_boxes(found, rows, predictor, STRATEGY), rows)
+    return ClusterPlan(cluster, best_by_boxes(found, rows, predictor, STRATEGY), rows)
 
 
 def emulated(
@@ -162,8 +162,10 @@ def emulated(
     strategies: Sequence[str],
     texts: Sequence[Text],
     stretch: float = 0.0,
+    *,
+    free: bool = False,
 ) -> EmulatedPlan:
-    """``layout`` run by real workers; ``stretch`` 0: from a probe."""
+    """``layout`` run by real workers; ``stretch`` 0: from a probe. ``free``: charge no software."""
     found = {}
     marks = []
     for strategy in strategies:
@@ -171,7 +173,9 @@ def emulated(
         stages = len(layout.stages)
         names = (default_pair()[0], drafter_of(SOURCE))
         slow = stretch or probe(texts[0], strategy, profile, stages, models=names, source=SOURCE)
-        with EmulatedCluster(profile, stages, models=names, source=SOURCE, stretch=slow) as cluster:
+        with EmulatedCluster(
+            profile, stages, models=names, source=SOURCE, stretch=slow, free_software=free
+        ) as cluster:
             done = cluster.run_all(texts, strategy)
         found[strategy] = token_seconds(done.runs)
         if done.counts.overtaken > OVERTAKEN_SHARE * done.counts.inputs:
@@ -179,7 +183,7 @@ def emulated(
     return EmulatedPlan(found, f" (refused: {', '.join(marks)})" if marks else "")
 
 
-def row(plan: PlannedCluster, ran: EmulatedPlan) -> str:
+def row(plan: ClusterPlan, ran: EmulatedPlan) -> str:
     """A row of the first table."""
     layout = plan.chosen.layout
     split = ", ".join(f"{stage.box.name} {len(stage.layers)}" for stage in layout.stages)
@@ -191,7 +195,7 @@ def row(plan: PlannedCluster, ran: EmulatedPlan) -> str:
     return f"| {plan.cluster} | {where} | {' | '.join(cells)} |{ran.mark}"
 
 
-def fewer_row(plan: PlannedCluster, many: int, few: EmulatedPlan, all_of: EmulatedPlan) -> str:
+def fewer_row(plan: ClusterPlan, many: int, few: EmulatedPlan, all_of: EmulatedPlan) -> str:
     """A row of the second table: the plan against the best over ``many`` boxes."""
     cells = [
         _ms(plan.chosen.seconds[STRATEGY]),
