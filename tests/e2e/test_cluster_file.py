@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from flowspec.broker.keys import Keys
 from flowspec.broker.redis_client import BrokerClient
+from flowspec.broker.redis_control import RedisControl
 from flowspec.broker.server import PrivateBroker
 from flowspec.client import Client
 from flowspec.drivers.probe import announced
@@ -100,3 +102,21 @@ def test_probed_boxes_are_planned(flowspec: Run, tmp_path: Path) -> None:
     assert "Times are measured on 2 boxes" in done.stdout
     cluster = read_cluster(out)
     assert {stage.box for stage in cluster.stages} | {cluster.draft_box} <= {"east", "west"}
+
+
+def test_a_scheduler_takes_the_file(plan: Path) -> None:
+    with PrivateBroker() as broker:
+        command = [sys.executable, "-m", "workers.scheduler", "--redis-url", broker.url]
+        process = subprocess.Popen([*command, "--cluster", str(plan)])
+        control = RedisControl(broker.url, Keys())
+        try:
+            deadline = time.monotonic() + 60
+            while not control.pipeline() and time.monotonic() < deadline:
+                time.sleep(0.05)
+            record = control.pipeline()
+        finally:
+            control.close()
+            process.terminate()
+            assert process.wait(30) == 0
+    assert record["layers"] == "0-2 2-11 11-12"
+    assert (record["stages"], record["context"], record["draft"]) == ("3", "64", default_pair()[1])
