@@ -236,12 +236,15 @@ def _assumed(request: PlanRequest) -> str:
 
 
 def _fewer(best: Mapping[int, Predicted], chosen: Predicted, strategy: str) -> list[str]:
-    """A line for every larger number of boxes that would be slower."""
+    """A line for every larger number of boxes, all of which are slower."""
+    from flowspec.testbed.predict import compared
+
     boxes = chosen.layout.boxes
-    own = chosen.seconds[strategy] * 1e3
+    own = chosen.seconds[strategy]
+    count = "1 box" if boxes == 1 else f"{boxes} boxes"
     return [
-        f"{boxes} {'box' if boxes == 1 else 'boxes'} would be faster than {more}: "
-        f"{own:.2f} ms per token against {other.seconds[strategy] * 1e3:.2f}"
+        f"{count} would be {compared(own, other.seconds[strategy])} {more}: "
+        f"{own * 1e3:.2f} ms per token against {other.seconds[strategy] * 1e3:.2f}"
         for more, other in best.items()
         if more > boxes
     ]

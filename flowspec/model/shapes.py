@@ -90,11 +90,11 @@ def shapes_of(directory: ModelDirectory) -> ModelShapes:
     )
 
 
-def one_layer(config: Mapping[str, Any]) -> dict[str, Any]:
-    """``config`` of the model with its last layer only, and with a head of its own."""
-    cut = {**config, "num_hidden_layers": 1, "tie_word_embeddings": False}
+def few_layers(config: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """``config`` of the model with ``count`` layers like its last, and with a head of its own."""
+    cut = {**config, "num_hidden_layers": count, "tie_word_embeddings": False}
     if config.get("layer_types"):
-        cut["layer_types"] = list(config["layer_types"])[-1:]
+        cut["layer_types"] = list(config["layer_types"])[-1:] * count
     return cut
 
 

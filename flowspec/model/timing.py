@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import statistics
 import tempfile
@@ -19,7 +20,7 @@ from flowspec.core.protocol.work import Part, Pruned
 from flowspec.core.run.key import RunKey
 from flowspec.model.base import RowArray
 from flowspec.model.directory import ModelDirectory, open_directory
-from flowspec.model.shapes import built_shapes, library_config, one_layer
+from flowspec.model.shapes import Shape, built_shapes, few_layers, library_config
 
 #: The run of timed passes.
 MEASURED = RunKey("measured", 1)
@@ -27,17 +28,27 @@ MEASURED = RunKey("measured", 1)
 WARM_UP = 2
 #: Most tokens before the rows of a timed pass.
 CONTEXT = 64
+#: Layers of the deeper of two blocks whose difference is a layer's time; more if layers are small.
+DEEP, DEEP_SMALL = 2, 5
+#: Values of a layer that count as small; a pass through one is mostly the pass around it.
+SMALL = 1 << 24
 #: Scale of random weights, as models are initialised.
 _SCALE = 0.02
+#: The least that a difference of two medians counts as, seconds.
+_LEAST = 1e-6
 
 Call = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSeconds:
-    """Seconds of passes by rows: one layer, the norm and LM head, the embedding of tokens."""
+    """Seconds of passes by rows: a layer, the norm and LM head, the embedding of tokens.
+
+    ``each``: of a pass through any number of layers, beside them: masks, positions, KV rows.
+    """
 
     layer: Mapping[int, float]
+    each: Mapping[int, float]
     head: Mapping[int, float]
     embedding: Mapping[int, float]
 
@@ -58,8 +69,10 @@ def time_layer(
 
     with tempfile.TemporaryDirectory(prefix="flowspec-layer-") as folder:
         directory = _random_model(Path(folder), config)
-        inner = _block(directory, dtype, device, last=False)
-        ending = _block(directory, dtype, device, last=True)
+        one, deep = range(1), range(directory.layers)
+        shallow = _block(directory, one, dtype, device, last=False)
+        deeper = _block(directory, deep, dtype, device, last=False)
+        ending = _block(directory, one, dtype, device, last=True)
     norm = ending.body.norm
     table = torch.zeros(min(4096, directory.vocabulary), directory.hidden_size)
     table = table.to(norm.weight.device, norm.weight.dtype)
@@ -71,37 +84,45 @@ def time_layer(
     calls: dict[tuple[str, int], Call] = {}
     for count in rows:
         given = random_rows(count, directory.hidden_size)
-        calls["layer", count] = block_pass(inner, directory, given)
+        calls["one", count] = block_pass(shallow, directory, given)
+        calls["deep", count] = block_pass(deeper, directory, given)
         placed = torch.from_numpy(given).to(norm.weight.device, norm.weight.dtype)
         calls["head", count] = partial(norm_and_head, placed)
         ids = torch.arange(count, device=table.device)
         calls["embedding", count] = partial(torch.nn.functional.embedding, ids, table)
     seconds = medians(calls, repeats, device)
-    return LayerSeconds(
-        *(
-            {count: seconds[part, count] for count in rows}
-            for part in ("layer", "head", "embedding")
-        )
+    layer = {}
+    each = {}
+    for count in rows:
+        whole, single = seconds["deep", count], seconds["one", count]
+        layer[count] = max(_LEAST, (whole - single) / (len(deep) - 1))
+        each[count] = max(_LEAST, single - layer[count])
+    head, embedding = (
+        {count: seconds[part, count] for count in rows} for part in ("head", "embedding")
     )
+    return LayerSeconds(layer, each, head, embedding)
 
 
-def _block(directory: ModelDirectory, dtype: str, device: str, *, last: bool) -> Any:
-    """The only layer as a stage has it; with the norm and head of the last stage."""
+def _block(directory: ModelDirectory, layers: range, dtype: str, device: str, *, last: bool) -> Any:
+    """Layers as a stage has them, not the first one; with the norm and head of the last one."""
     from flowspec.model.stage import LayerBlock
 
     options = {} if (dtype, device) == ("float32", "cpu") else {"dtype": dtype, "device": device}
-    return LayerBlock(directory, range(1), first=False, last=last, **options)
+    return LayerBlock(directory, layers, first=False, last=last, **options)
 
 
 def _random_model(folder: Path, config: Mapping[str, Any]) -> ModelDirectory:
-    """A checkpoint of ``one_layer`` in ``folder``, without the embedding."""
+    """A checkpoint of ``few_layers`` in ``folder``, without the embedding.
+
+    As many as needed to tell a layer's time from that of the pass around it.
+    """
     import torch
     from safetensors.torch import save_file
 
-    cut = one_layer(config)
-    (folder / "config.json").write_text(json.dumps(cut))
-    directory = open_directory(str(folder))
-    shapes = built_shapes(directory, library_config(directory))
+    directory, shapes = _written(folder, few_layers(config, DEEP))
+    layer = sum(math.prod(shape) for name, shape in shapes.items() if ".layers.0." in name)
+    if layer < SMALL:
+        directory, shapes = _written(folder, few_layers(config, DEEP_SMALL))
     generator = torch.Generator().manual_seed(0)
     weights = {
         name: (_SCALE * torch.randn(shape, generator=generator)).to(torch.bfloat16)
@@ -110,6 +131,13 @@ def _random_model(folder: Path, config: Mapping[str, Any]) -> ModelDirectory:
     }
     save_file(weights, folder / "model.safetensors")
     return directory
+
+
+def _written(folder: Path, config: Mapping[str, Any]) -> tuple[ModelDirectory, Mapping[str, Shape]]:
+    """The directory of ``config`` alone, and the shapes of its parameters."""
+    (folder / "config.json").write_text(json.dumps(config))
+    directory = open_directory(str(folder))
+    return directory, built_shapes(directory, library_config(directory))
 
 
 def block_pass(block: Any, directory: ModelDirectory, given: RowArray) -> Callable[[], Any]:
@@ -190,7 +218,7 @@ def random_rows(rows: int, hidden: int) -> RowArray:
 
 
 def time_request(request: Mapping[str, Any], device: str = "cpu") -> dict[str, Mapping[int, float]]:
-    """Seconds of what a plan asks for, by rows: ``layer``, ``head``, ``embedding``, drafters.
+    """Seconds of what a plan asks for, by rows: ``LayerSeconds`` by name, and drafters.
 
     ``request``: ``target``, a config; ``drafts``, by name a config, how many of its layers a pass
     is worth, and whether the head is the target's; ``dtype``, ``draft_dtype``, ``rows`` and
@@ -201,6 +229,7 @@ def time_request(request: Mapping[str, Any], device: str = "cpu") -> dict[str, M
     target = time_layer(request["target"], rows, repeats, dtype=request["dtype"], device=device)
     found: dict[str, Mapping[int, float]] = {
         "layer": target.layer,
+        "each": target.each,
         "head": target.head,
         "embedding": target.embedding,
     }
@@ -209,5 +238,8 @@ def time_request(request: Mapping[str, Any], device: str = "cpu") -> dict[str, M
             draft["config"], rows, repeats, dtype=request["draft_dtype"], device=device
         )
         head = target.head if draft["target_head"] else own.head
-        found[name] = {count: draft["layers"] * own.layer[count] + head[count] for count in rows}
+        found[name] = {
+            count: draft["layers"] * own.layer[count] + own.each[count] + head[count]
+            for count in rows
+        }
     return found

@@ -38,8 +38,9 @@ class TimedBox:
     """A box that may serve: its memory in bytes, and passes there by rows.
 
     ``layers``: each layer of the target. ``embedding``: before the first one. ``head``: norm and LM
-    head after the last one. ``drafters``: by their names in a profile. ``shared``: how much longer
-    passes take while a stage and the draft both compute on this box.
+    head after the last one. ``each``: once in any stage, whatever its layers. ``drafters``: by
+    their names in a profile. ``shared``: how much longer passes take while a stage and the draft
+    both compute on this box.
     """
 
     name: str
@@ -50,6 +51,7 @@ class TimedBox:
     drafters: Mapping[str, Times] = field(default_factory=dict)
     shared: float = 2.0
     device: str = "auto"
+    each: Times | None = None
 
     def alike(self, other: TimedBox) -> bool:
         """Whether the boxes differ in nothing but their names."""

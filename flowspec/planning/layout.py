@@ -66,6 +66,8 @@ class Layout:
         """
         placed = self.stages[stage - 1]
         tables = [placed.box.layers[layer] for layer in placed.layers]
+        if placed.box.each is not None:
+            tables.append(placed.box.each)
         if stage == 1:
             tables.append(placed.box.embedding)
         slower = self._slower if drafting and stage == self.beside else 1.0
@@ -88,13 +90,26 @@ class Layout:
     def _slower(self) -> float:
         return self.draft.shared if _computes(self.source) else 1.0
 
-    def profile(self, hidden: int, value_bytes: int, link: LinkShape, *, drafting: bool) -> Profile:
+    def profile(
+        self,
+        hidden: int,
+        value_bytes: int,
+        link: LinkShape,
+        *,
+        drafting: bool,
+        software: float = 0.0,
+    ) -> Profile:
         """This layout as a cluster to simulate or emulate.
 
         ``hidden`` and ``value_bytes``: of the target's rows. ``drafting``: for strategies that
-        draft; without, no pass is slowed by a draft on the same box.
+        draft; without, no pass is slowed by a draft on the same box. ``software``: seconds that a
+        worker's own work adds to every pass, and the draft worker's to every answer; emulated
+        workers have their own.
         """
         stages = range(1, len(self.stages) + 1)
+        around = Times(((1, software),)) if software else None
+        answered = software / (len(self.stages) + 1)  # spread over a round's hops
+        slowed = replace(link, latency=link.latency + answered)
         split = tuple(len(stage.layers) for stage in self.stages)
         return Profile(
             "plan",
@@ -105,11 +120,14 @@ class Layout:
             value_bytes,
             self.stages[0].box.layers[0],
             self.head(drafting=drafting),
-            self.drafters(drafting=drafting),
-            link,
+            {
+                name: _with(times, around)
+                for name, times in self.drafters(drafting=drafting).items()
+            },
+            slowed,
             (len(split),),
             split=split,
-            blocks=tuple(self.block(stage, drafting=drafting) for stage in stages),
+            blocks=tuple(_with(self.block(stage, drafting=drafting), around) for stage in stages),
         )
 
 
@@ -204,6 +222,7 @@ def _kind(
         factor * box.embedding.at(rows),
         factor * box.head.at(rows),
         lambda layers: needs.stage(layers) <= memory,
+        factor * box.each.at(rows) if box.each is not None else 0.0,
     )
 
 
@@ -227,6 +246,10 @@ def _signature(layout: Layout) -> object:
 
 def _computes(source: str) -> bool:
     return source != NGRAM
+
+
+def _with(times: Times, more: Times | None) -> Times:
+    return times if more is None else _summed([times, more], 1.0)
 
 
 def _summed(tables: Sequence[Times], factor: float) -> Times:

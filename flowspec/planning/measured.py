@@ -10,7 +10,7 @@ from typing import Any
 from flowspec.emulation.profile import Times
 from flowspec.model.directory import ModelDirectory
 from flowspec.model.precision import Precision
-from flowspec.model.shapes import ModelShapes, one_layer, shapes_of
+from flowspec.model.shapes import ModelShapes, few_layers, shapes_of
 from flowspec.model.sources import NGRAM
 from flowspec.planning.boxes import TimedBox
 from flowspec.planning.drafts import HEAD, PlannedDrafts
@@ -82,12 +82,13 @@ def measured_box(
         drafters,
         shared,
         device,
+        _times(seconds["each"]),
     )
 
 
 def _layer_size(config: Mapping[str, Any], precision: Precision) -> int:
     """Bytes of the layer that is timed for ``config``."""
-    (layer,) = shapes_of(ModelDirectory(Path("config"), one_layer(config))).layers
+    (layer,) = shapes_of(ModelDirectory(Path("config"), few_layers(config, 1))).layers
     return layer_bytes(layer, precision)
 
 

@@ -38,7 +38,8 @@ State = tuple[int, ...]
 class BoxKind:
     """``count`` boxes that are alike: seconds of each layer, before the first, after the last.
 
-    ``fits``: whether the memory suffices for a stage with these layers.
+    ``fits``: whether the memory suffices for a stage with these layers. ``each``: seconds of any
+    stage beside its layers.
     """
 
     count: int
@@ -46,11 +47,12 @@ class BoxKind:
     first: float
     last: float
     fits: Callable[[range], bool]
+    each: float = 0.0
 
     def stage_seconds(self, layers: range) -> float:
         """Seconds of a pass of the stage with ``layers``."""
         ends = self.first * (layers.start == 0) + self.last * (layers.stop == len(self.layers))
-        return math.fsum(self.layers[layers.start : layers.stop]) + ends
+        return math.fsum(self.layers[layers.start : layers.stop]) + ends + self.each
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,9 @@ class SplitSearch:
                 f"ways; at most {MOST_STATES} are searched: give equal boxes one name and a count"
             )
         ends = max(kind.first for kind in kinds) + max(kind.last for kind in kinds)
-        slowest = math.fsum(map(max, zip(*(kind.layers for kind in kinds), strict=True))) + ends
+        every = sum(self._counts) * max(kind.each for kind in kinds)
+        layers = map(max, zip(*(kind.layers for kind in kinds), strict=True))
+        slowest = math.fsum(layers) + ends + every
         self._unit = 2.0 ** math.ceil(math.log2(slowest / _WHOLE))
         self._costs = [self._table(kind) for kind in kinds]
 
@@ -97,12 +101,12 @@ class SplitSearch:
         """Units of the stage from layer ``row`` up to ``column``."""
         size = self._layers + 1
         found = np.full((size, size), _NEVER, np.int64)
-        first, last = round(kind.first / self._unit), round(kind.last / self._unit)
+        first, last, each = (round(one / self._unit) for one in (kind.first, kind.last, kind.each))
         sums = list(accumulate((round(one / self._unit) for one in kind.layers), initial=0))
         for start, stop in itertools.combinations(range(size), 2):
             if kind.fits(range(start, stop)):
                 ends = first * (start == 0) + last * (stop == self._layers)
-                found[start, stop] = sums[stop] - sums[start] + ends
+                found[start, stop] = sums[stop] - sums[start] + ends + each
         return found
 
     def fastest_stages(self) -> dict[int, Split]:

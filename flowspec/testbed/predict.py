@@ -1,8 +1,8 @@
 """What a layout would do: the simulator's time between tokens, and the best layout by it.
 
 The texts are the packaged target's on packaged prompts, and so is acceptance: that of the packaged
-drafters, or a given probability. Only costs are the layout's. Simulations charge no software;
-``ops/bench/results/plan.md`` compares with emulated runs, which do.
+drafters, or a given probability. Only costs are the layout's, and ``SOFTWARE_SECONDS`` for a
+worker's software; ``ops/bench/results/plan.md`` compares with emulated runs, which charge theirs.
 """
 
 from __future__ import annotations
@@ -33,6 +33,12 @@ PLAIN = "autoregressive"
 #: Tokens of every text of a prediction, and texts of one that only chooses between layouts.
 TOKENS = 32
 FEW = 1
+#: Seconds of a worker's own work for a pass or an answer: reading, a machine's step, masks,
+#: writing. Plain decoding over 4 stages takes 1.018 times the 266 ms of its passes and hops, which
+#: is 1 ms for each of the 5 workers (ops/bench/results/emulation.md).
+SOFTWARE_SECONDS = 1e-3
+#: How far predictions may be off (ops/bench/results/plan.md).
+PRECISE = 0.1
 #: Weights of the slowest stage against the sum of all, for which layouts are compared.
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
@@ -45,10 +51,16 @@ class TargetRows:
     value_bytes: int
     link: LinkShape
 
-    def profile(self, layout: Layout, strategy: str) -> Profile:
-        """``layout`` as a cluster that runs ``strategy``."""
+    def profile(self, layout: Layout, strategy: str, software: float = 0.0) -> Profile:
+        """``layout`` as a cluster that runs ``strategy``; ``software`` as of ``Layout.profile``."""
         drafting = build(strategy, len(layout.stages)).draft_width > 0
-        return layout.profile(self.hidden, self.value_bytes, self.link, drafting=drafting)
+        return layout.profile(
+            self.hidden, self.value_bytes, self.link, drafting=drafting, software=software
+        )
+
+    def expected(self, layout: Layout, strategy: str) -> Profile:
+        """The same with the software's usual seconds."""
+        return self.profile(layout, strategy, SOFTWARE_SECONDS)
 
 
 def target_rows(shapes: ModelShapes, precision: Precision, link: LinkShape) -> TargetRows:
@@ -138,14 +150,14 @@ def best_by_boxes(
         few = _promising(options)
         if len(few) > 1:
             speeds = [
-                predictor.token_seconds(rows.profile(one, strategy), strategy, FEW) for one in few
+                predictor.token_seconds(rows.expected(one, strategy), strategy, FEW) for one in few
             ]
             few = [few[speeds.index(min(speeds))]]
         (layout,) = few
         best[boxes] = Predicted(
             layout,
             {
-                name: predictor.token_seconds(rows.profile(layout, name), name)
+                name: predictor.token_seconds(rows.expected(layout, name), name)
                 for name in dict.fromkeys((PLAIN, strategy))
             },
         )
@@ -155,6 +167,11 @@ def best_by_boxes(
 def fastest(best: Mapping[int, Predicted], strategy: str) -> Predicted:
     """The fastest for ``strategy``; among equals, that of the fewest boxes."""
     return min(best.values(), key=lambda one: (one.seconds[strategy], one.layout.boxes))
+
+
+def compared(seconds: float, other: float) -> str:
+    """How ``seconds`` is to ``other``: faster only if by more than a prediction is off."""
+    return "faster than" if other > (1 + PRECISE) * seconds else "about as fast as"
 
 
 def _promising(options: Sequence[Layout]) -> list[Layout]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flowspec.model.directory import default_pair, open_directory
-from flowspec.model.shapes import one_layer, read_config, shapes_of
+from flowspec.model.shapes import few_layers, read_config, shapes_of
 from flowspec.model.timing import time_layer, time_request
 
 TARGET, DRAFT = (open_directory(name) for name in default_pair())
@@ -34,13 +34,13 @@ def test_a_request_times_a_whole_drafter() -> None:
         "repeats": 5,
     }
     found = time_request(request)
-    assert found.keys() == {"layer", "head", "embedding", "slm"}
+    assert found.keys() == {"layer", "each", "head", "embedding", "slm"}
     assert found["slm"][1] > 10 * found["layer"][1]
 
 
 @pytest.mark.parametrize("entries", [{}, {"layer_types": ["full_attention"] * 12}])
 def test_the_timed_layer_is_the_last_one(tmp_path: Path, entries: dict[str, object]) -> None:
-    cut = one_layer({**TARGET.config, **entries})
+    cut = few_layers({**TARGET.config, **entries}, 1)
     file = tmp_path / "config.json"
     file.write_text(json.dumps(cut))
     shapes = shapes_of(read_config(str(file)))

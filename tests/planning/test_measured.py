@@ -20,6 +20,7 @@ TARGET = open_directory(default_pair()[0])
 SHAPES = shapes_of(TARGET)
 SECONDS = {
     "layer": {"1": 1.0, "16": 0.9, "64": 2.0},
+    "each": {"1": 0.5},
     "head": {"1": 3.0},
     "embedding": {"1": 0.1},
     "slm": {"1": 4.0},
@@ -48,6 +49,7 @@ def test_a_box_has_what_was_measured() -> None:
     assert (box.name, box.memory, box.device, box.shared) == ("a", 7.0, "cpu", 1.0)
     assert box.layers == (Times(((1, 1.0), (16, 1.0), (64, 2.0))),) * 12, "times never fall"
     assert box.head == Times(((1, 3.0),))
+    assert box.each == Times(((1, 0.5),))
     assert box.drafters == {"slm": Times(((1, 4.0),))}
 
 

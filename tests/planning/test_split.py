@@ -25,11 +25,13 @@ class Case:
     memories: tuple[float, ...]
     first: float
     last: float
+    each: float = 0.0
 
     def cost(self, box: int, layers: range) -> float:
         if not self.fits(box, layers):
             return math.inf
         extra = self.first * (layers.start == 0) + self.last * (layers.stop == len(self.sizes))
+        extra += self.each
         return (sum(self.seconds[layer] for layer in layers) + extra) / self.speeds[box]
 
     @property
@@ -42,6 +44,7 @@ class Case:
                 self.first / self.speeds[box],
                 self.last / self.speeds[box],
                 partial(self.fits, box),
+                self.each / self.speeds[box],
             )
             for box in range(len(self.speeds))
         ]
@@ -72,6 +75,7 @@ def random_case(seed: int) -> Case:
         tuple(draw.uniform(0.2, 1.2) * sum(sizes) for _ in range(boxes)),
         draw.uniform(0, 2),
         draw.uniform(0, 6),
+        draw.choice((0.0, draw.uniform(0, 3))),
     )
 
 
@@ -100,8 +104,11 @@ def test_the_split_is_optimal_on_a_random_cluster(seed: int) -> None:
                 continue
             assert found is not None
             check(found, case)
-            best = min(map(key, every))
-            assert key(list(found.seconds)) == pytest.approx(best, rel=1e-6)
+            least = min(key(costs)[0] for costs in every)
+            ties = [key(costs)[1] for costs in every if key(costs)[0] <= least * (1 + 1e-9)]
+            first, second = key(list(found.seconds))
+            assert first == pytest.approx(least, rel=1e-6)
+            assert second <= min(ties) * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -121,7 +128,13 @@ def test_the_least_sum_heeds_a_bound_on_every_stage(seed: int) -> None:
 def test_equal_boxes_under_one_kind_change_nothing(seed: int) -> None:
     case = random_case(seed)
     doubled = Case(
-        case.seconds, case.sizes, case.speeds[:2] * 2, case.memories[:2] * 2, case.first, case.last
+        case.seconds,
+        case.sizes,
+        case.speeds[:2] * 2,
+        case.memories[:2] * 2,
+        case.first,
+        case.last,
+        case.each,
     )
     apart = SplitSearch(doubled.kinds)
     together = SplitSearch([replace(kind, count=2) for kind in doubled.kinds[:2]])

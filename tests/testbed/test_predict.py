@@ -13,6 +13,7 @@ from flowspec.planning.layout import layouts
 from flowspec.planning.needs import StageNeeds
 from flowspec.testbed.predict import (
     PLAIN,
+    SOFTWARE_SECONDS,
     Predicted,
     Predictor,
     TargetRows,
@@ -57,7 +58,8 @@ def test_plain_decoding_is_a_pass_through_every_stage_and_its_hops(predictor: Pr
         stages = len(layout.stages)
         passes = sum(profile.stage_seconds(stage, stages, 1) for stage in range(1, stages + 1))
         transfers = (stages - 1) * 4096 * 2 / LINK.bandwidth
-        expected = passes + (stages + 1) * LINK.latency + transfers
+        software = (stages + 1) * SOFTWARE_SECONDS
+        expected = passes + software + (stages + 1) * LINK.latency + transfers
         assert found.seconds[PLAIN] == pytest.approx(expected, rel=1e-3)
 
 
