@@ -1,4 +1,7 @@
-"""The plan's benchmark on one small cluster: what is predicted is what real workers take."""
+"""The plan's benchmark on one small cluster: what is predicted is what real workers take.
+
+Software is left out on both sides, since its time depends on what else this machine does.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +37,14 @@ def test_the_emulated_run_takes_what_the_plan_predicts(predictor: Predictor) -> 
         stretch=8.0,
         free=True,
     )
-    assert ran.seconds[PLAIN] == pytest.approx(chosen.seconds[PLAIN], rel=0.1)
+    expected = {
+        strategy: predictor.token_seconds(found.rows.profile(chosen.layout, strategy), strategy)
+        for strategy in (PLAIN, plan.STRATEGY)
+    }
+    assert ran.seconds[PLAIN] == pytest.approx(expected[PLAIN], rel=0.1)
     if not ran.mark:  # this machine kept up
-        expected = chosen.seconds[plan.STRATEGY]
-        assert ran.seconds[plan.STRATEGY] == pytest.approx(expected, rel=0.1)
+        assert ran.seconds[plan.STRATEGY] == pytest.approx(expected[plan.STRATEGY], rel=0.1)
+    assert expected[PLAIN] < chosen.seconds[PLAIN] < 2 * expected[PLAIN]
     assert plan.row(found, ran).startswith("| 16 GiB 500 GB/s, 12 GiB 1500 GB/s")
 
 
