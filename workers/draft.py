@@ -97,7 +97,7 @@ def main() -> None:
         wanting = wanting_hidden(drafter)
         limits = Limits(
             stages,
-            target.context,
+            min(target.context, int(record.get("context", target.context))),
             target.vocabulary,
             target.eos,
             middles=middles,

@@ -9,6 +9,7 @@ from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.live import Worker
 from flowspec.drivers.performers import VerifyPerformer
 from flowspec.errors import ConfigError
+from flowspec.model.precision import of_all
 from workers._boot import Process, add_placing, make_worker, parser, run
 from workers._models import open_middle
 
@@ -43,7 +44,9 @@ def main() -> None:
         name = given.path or middles[model - 1]
         directory = open_middle(name, model, record)
         placing = place(
-            given.dtype or record["dtype"], given.device or record["device"], directory.config
+            given.dtype or of_all(record["dtype"]),
+            given.device or of_all(record["device"]),
+            directory.config,
         )
         executor = load_stage(directory, range(directory.layers), placing=placing)
         placed |= executor.facts()

@@ -13,6 +13,7 @@ from flowspec.drivers.performers import VerifyPerformer
 from flowspec.model.base import HasFacts, StageExecutor
 from flowspec.model.directory import ModelDirectory, layer_range
 from flowspec.model.empty_stage import PassingStage
+from flowspec.model.precision import of_stage
 from flowspec.observe import logger
 from workers._boot import (
     Process,
@@ -60,12 +61,15 @@ def main() -> None:
     with process.leased(f"verify-{stage}", facts) as stop:
         name = given.target or record["target"]
         layers = layer_range(record["layers"], stage)
-        asked = given.dtype or record["dtype"]
+        asked = given.dtype or of_stage(record["dtype"], stage)
         target, dtype = open_stage(
             name, stage, layers, record, asked, lambda found: _needs(found, layers)
         )
         executor, model_seconds = _executor(
-            target, layers, given.attention, (dtype, given.device or record["device"])
+            target,
+            layers,
+            given.attention,
+            (dtype, given.device or of_stage(record["device"], stage)),
         )
         if isinstance(executor, HasFacts):
             placed |= executor.facts()

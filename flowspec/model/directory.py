@@ -254,26 +254,31 @@ def check_pair(target: ModelDirectory, model: ModelDirectory, role: str = "draft
 def _checked(path: Path) -> ModelDirectory:
     if not (path / "config.json").is_file():
         raise ModelError(f"{path} is not a model: it has no config.json")
-    config = _read_json(path / "config.json")
+    return described(path / "config.json")
+
+
+def described(file: Path) -> ModelDirectory:
+    """The model that the configuration ``file`` describes, in its folder; ModelError if it cannot.
+
+    There may be nothing else in the folder.
+    """
+    config = _read_json(file)
     missing = [
         key
         for key in ("model_type", "num_hidden_layers", "hidden_size", "vocab_size")
         if key not in config
     ]
     if missing:
-        raise ModelError(
-            f"{path / 'config.json'} has no {missing[0]}: it is not a decoder-only language model's"
-        )
+        raise ModelError(f"{file} has no {missing[0]}: it is not a decoder-only language model's")
     for key in ("num_hidden_layers", "hidden_size", "vocab_size", "max_position_embeddings"):
         if not isinstance(config.get(key, 1), int) or config.get(key, 1) < 1:
-            raise ModelError(
-                f"{path / 'config.json'}: {key} is {config[key]!r}; expected a whole number above 0"
-            )
+            raise ModelError(f"{file}: {key} is {config[key]!r}; expected a whole number above 0")
     if config.get("is_encoder_decoder"):
         raise ModelError(
-            f"{path} is an encoder-decoder model; only decoder-only language models can be split"
+            f"{file.parent} is an encoder-decoder model; "
+            "only decoder-only language models can be split"
         )
-    return ModelDirectory(path, config)
+    return ModelDirectory(file.parent, config)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
