@@ -96,7 +96,7 @@ GOOD = write_cluster(
         ('layers = "0-3"', 'layers = "0-3 3-4"', "stage 1: layers is '0-3 3-4'"),
         ('layers = "0-3"', 'layers = "1-3"', "follow each other from 0 on"),
         ('dtype = "auto"', 'dtype = "int7"', "stage 1: dtype 'int7' is unknown"),
-        ('device = "auto"', 'device = "tpu"', "stage 1: device is 'tpu'"),
+        ('device = "auto"', 'device = "tpu"', "stage 1: device 'tpu' is unknown"),
         ("[[stage]]", "[stage]", "stage is .*; expected tables"),
         ("[[stage]]", "[[stage", "it is no TOML"),
     ],
