@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from flowspec.model.directory import TensorEntry
@@ -53,7 +55,18 @@ def load_linear(
     quantised in slices while it is read.
     """
     shape = (entry.shape[0], entry.shape[1])
-    weight = quantise(read_rows(stored, entry), shape, precision)
+    return packed_linear(read_rows(stored, entry), shape, precision, rows, device)
+
+
+def packed_linear(
+    values: Iterable[torch.Tensor],
+    shape: tuple[int, int],
+    precision: str,
+    rows: torch.dtype,
+    device: torch.device,
+) -> KernelLinear:
+    """Like ``load_linear`` for a matrix of ``shape`` in slices of rows."""
+    weight = quantise(values, shape, precision)
     kernel = kernel_for(kernels_for(precision, device.type), shape)
     return KernelLinear(shape, kernel.pack(weight, rows, device), kernel.name, None)
 

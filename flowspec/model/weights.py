@@ -57,6 +57,17 @@ def read_rows(name: str, entry: TensorEntry) -> Iterator[torch.Tensor]:
             yield part
 
 
+def read_bytes(name: str, entry: TensorEntry) -> torch.Tensor:
+    """The tensor of ``entry`` if its elements are bytes; errors as above."""
+    if entry.dtype != "U8" or math.prod(entry.shape) != entry.end - entry.start:
+        raise ModelError(f"tensor {name} has type {entry.dtype}; expected bytes (U8)")
+    result = torch.empty(entry.shape, dtype=torch.uint8)
+    with entry.file.open("rb", buffering=0) as file:
+        file.seek(entry.start)
+        _read_exactly(file, result.view(-1), name)
+    return result
+
+
 def _stored_type(name: str, entry: TensorEntry) -> torch.dtype:
     """The type of the stored tensor; ModelError if it is no float type, or bytes are missing."""
     stored = _DTYPES.get(entry.dtype)

@@ -31,6 +31,7 @@ from tests.model.families import FAMILIES
 Family = Callable[..., ModelDirectory]
 RUN = RunKey("j", 1)
 PROMPT = tuple(int(token) for token in np.random.default_rng(5).integers(2, 120, 21))
+_FEW = ("flowspec", "autoregressive", "auto")
 RANGES = [range(2), range(2, 3), range(3, 6)]
 
 
@@ -139,16 +140,20 @@ def simulate(
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_greedy_text_is_that_of_generate(family: Family, name: str) -> None:
-    """Against the library's ``generate``; the target drafts for itself, so paths are long."""
+    """Against the library's ``generate``; the target drafts for itself, so paths are long.
+
+    What strategies add to each other does not depend on the family: two families run them all.
+    """
     directory = family(name)
     whole = AutoModelForCausalLM.from_pretrained(directory.path, dtype=torch.float32).eval()
     expected = whole.generate(
         torch.tensor([PROMPT]), max_new_tokens=40, do_sample=False, pad_token_id=0
     )
     wanted = tuple(expected[0, len(PROMPT) :].tolist())
-    for strategy in EXACT:
+    for at, strategy in enumerate(EXACT if name in ("llama", "gemma2") else _FEW):
         spec = JobSpec(prompt_ids=PROMPT, max_new_tokens=40, strategy=strategy)
-        assert simulate(directory, directory, 3, spec) == wanted, strategy
+        stages = 1 if at == 1 else 3
+        assert simulate(directory, directory, stages, spec) == wanted, strategy
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
@@ -171,7 +176,7 @@ def test_sampled_text_is_that_of_plain_decoding(
 def test_a_stage_reads_its_own_weights_and_no_others(
     family: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import flowspec.model.block as module
+    import flowspec.model.loading as module
 
     directory = family("llama3-rope-tied")
     read: list[str] = []
