@@ -43,6 +43,9 @@ def tensor_prefixes(directory: ModelDirectory, layers: range) -> tuple[str, ...]
 class LayerBlock(torch.nn.Module):
     """Layers ``layers`` of the model in ``directory``, in the precision and place of ``placing``.
 
+    For a family that is not in ``families.TESTED_FAMILIES``, ``trial`` finds out whether this is
+    right.
+
     ``first``: with the embedding. ``last``: with the final norm and the head. ``attention``:
     ``plain``, or ``two-level`` (``two_level``), which gives the same rows; ModelError if the model
     does not allow it.
