@@ -23,7 +23,7 @@ from transformers import (
 COMMON = {
     "vocab_size": 120,
     "hidden_size": 64,
-    "intermediate_size": 96,
+    "intermediate_size": 128,
     "num_hidden_layers": 6,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -51,12 +51,12 @@ FAMILIES: dict[str, PretrainedConfig] = {
     "qwen2-sliding": Qwen2Config(
         **COMMON, use_sliding_window=True, sliding_window=12, max_window_layers=3
     ),
-    "qwen3": Qwen3Config(**COMMON, head_dim=24, tie_word_embeddings=True),
+    "qwen3": Qwen3Config(**COMMON, head_dim=32, tie_word_embeddings=True),
     "mistral": MistralConfig(**COMMON, sliding_window=None),
     "mistral-sliding": MistralConfig(**COMMON, sliding_window=16, head_dim=16),
     "gemma2": Gemma2Config(
         **COMMON,
-        head_dim=24,
+        head_dim=32,
         query_pre_attn_scalar=20,
         sliding_window=12,
         attn_logit_softcapping=2.0,
@@ -64,7 +64,7 @@ FAMILIES: dict[str, PretrainedConfig] = {
     ),
     "gemma3": Gemma3TextConfig(
         **COMMON,
-        head_dim=24,
+        head_dim=32,
         query_pre_attn_scalar=20,
         sliding_window=12,
         layer_types=["sliding_attention"] * 3 + ["full_attention"] + ["sliding_attention"] * 2,
@@ -88,16 +88,16 @@ FAMILIES: dict[str, PretrainedConfig] = {
     "mixtral": MixtralConfig(**COMMON, num_local_experts=4, num_experts_per_tok=2),
     "qwen3-moe": Qwen3MoeConfig(
         **COMMON,
-        head_dim=24,
+        head_dim=32,
         num_experts=5,
         num_experts_per_tok=3,
-        moe_intermediate_size=32,
+        moe_intermediate_size=64,
         norm_topk_prob=True,
         mlp_only_layers=[1],
     ),
     "gpt-oss": GptOssConfig(
         **COMMON,
-        head_dim=24,
+        head_dim=32,
         num_local_experts=4,
         num_experts_per_tok=2,
         sliding_window=12,
