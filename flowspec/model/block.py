@@ -19,7 +19,7 @@ from flowspec.core.protocol.work import Part
 from flowspec.errors import ModelError
 from flowspec.model.architecture import build, read_config
 from flowspec.model.arrays import to_tensor
-from flowspec.model.attention import EXACT_DEVICES, bias_of
+from flowspec.model.attention import EXACT, EXACT_DEVICES, bias_of
 from flowspec.model.base import RowArray
 from flowspec.model.directory import ModelDirectory
 from flowspec.model.kv import TreeCache
@@ -38,6 +38,25 @@ def tensor_prefixes(directory: ModelDirectory, layers: range) -> tuple[str, ...]
     own = tuple(f"model.layers.{layer}." for layer in layers)
     embedding = ("model.embed_tokens.",) if first or (last and directory.tied) else ()
     return own + embedding + (("model.norm.", "lm_head.") if last else ())
+
+
+def linear_names(directory: ModelDirectory, layers: range) -> tuple[str, ...]:
+    """Names in the checkpoint of the matrices of the linear layers in ``layers``."""
+    found = build(
+        directory,
+        read_config(directory),
+        layers,
+        first=False,
+        last=False,
+        dtype=torch.float32,
+        implementation=EXACT,
+    )
+    return tuple(
+        f"model.layers.{number + layers.start}.{name}.weight"
+        for number, layer in enumerate(found.body.layers)
+        for name, module in layer.named_modules()
+        if isinstance(module, torch.nn.Linear)
+    )
 
 
 class LayerBlock(torch.nn.Module):

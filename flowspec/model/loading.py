@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import chain
 from typing import Any
 
 import torch
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from flowspec.errors import ModelError
-from flowspec.model.directory import ModelDirectory, TensorEntry
+from flowspec.model.directory import ModelDirectory
 from flowspec.model.experts import WEIGHTS, Experts, is_experts, make_routers_exact
-from flowspec.model.linear import KernelLinear, load_linear, packed_linear
+from flowspec.model.linear import KernelLinear, load_linear
 from flowspec.model.placing import Placing
+from flowspec.model.quantise import Weight, quantise
+from flowspec.model.stored_weight import StoredWeight
+from flowspec.model.tensor_files import TensorEntry
 from flowspec.model.weights import read_bytes, read_rows, read_tensor
 
 #: Names of the block's LM head, and of its embedding in the checkpoint.
@@ -52,9 +54,14 @@ class Loader:
         for name, module in list(block.named_modules()):
             if is_experts(module):
                 self._replace(name, self._experts(name, module))
-        for name, module in list(block.named_modules()):
-            if isinstance(module, torch.nn.Linear):
-                self._replace(name, self._linear(name, module))
+        linears = [
+            (name, module)
+            for name, module in block.named_modules()
+            if isinstance(module, torch.nn.Linear)
+        ]
+        # The larger a matrix, the more memory its packing takes: it comes while little is held.
+        for name, module in sorted(linears, key=lambda pair: -pair[1].weight.numel()):
+            self._replace(name, self._linear(name, module))
         for name, parameter in list(block.named_parameters()):
             if parameter.is_meta:
                 value = self._tensor(name, tuple(parameter.shape))
@@ -81,13 +88,13 @@ class Loader:
     def _linear(self, name: str, module: torch.nn.Linear) -> KernelLinear:
         placing = self._placing
         stored = self._stored_name(f"{name}.weight")
-        entry = self._directory.tensor(stored)
+        weight = StoredWeight(self._directory, stored)
         shape = (module.out_features, module.in_features)
-        _check(stored, entry.shape, shape)
+        _check(stored, weight.shape, shape)
         head = name == HEAD
         precision = placing.head if head else placing.precision
         rows = placing.head_rows if head else placing.rows
-        linear = load_linear(stored, entry, precision, rows, placing.device)
+        linear = load_linear(weight, precision, rows, placing.device)
         if module.bias is not None:
             linear.bias = self._tensor(f"{name}.bias", (shape[0],)).to(rows)
         return linear
@@ -103,7 +110,7 @@ class Loader:
         for at, weights in enumerate(WEIGHTS):
             extents = getattr(module, weights).shape
             outputs, inputs = extents[:0:-1] if module.is_transposed else extents[1:]
-            reader = _ExpertReader(
+            stack = _Stack(
                 self._directory,
                 self._stored_name(name),
                 at,
@@ -111,17 +118,16 @@ class Loader:
                 transposed=module.is_transposed,
             )
             both.append(
-                [self._expert(reader, expert, module.has_bias) for expert in range(extents[0])]
+                [self._expert(stack, expert, module.has_bias) for expert in range(extents[0])]
             )
         return Experts(module, *both)
 
-    def _expert(self, reader: _ExpertReader, expert: int, biased: bool) -> KernelLinear:
+    def _expert(self, stack: _Stack, expert: int, biased: bool) -> KernelLinear:
         placing = self._placing
-        linear = packed_linear(
-            reader.rows(expert), reader.shape, placing.precision, placing.rows, placing.device
-        )
+        weight = _ExpertWeight(stack, expert)
+        linear = load_linear(weight, placing.precision, placing.rows, placing.device)
         if biased:
-            linear.bias = reader.bias(expert, placing.rows).to(placing.device)
+            linear.bias = stack.bias(expert, placing.rows).to(placing.device)
         return linear
 
     def _stored_name(self, name: str) -> str:
@@ -137,8 +143,25 @@ class Loader:
         return stored.replace(*_RENAMED) if self._renamed else stored
 
 
-class _ExpertReader:
-    """Single experts' parts of a matrix of a mixture, in any of the layouts of checkpoints.
+class _ExpertWeight:
+    """One expert's matrix of a stack."""
+
+    def __init__(self, stack: _Stack, expert: int) -> None:
+        self._stack = stack
+        self._expert = expert
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._stack.shape
+
+    def read(self, rows: range, precision: str) -> Weight:
+        """``rows`` of the matrix in ``precision``; errors as ``quantise``'s and ``read_rows``'s."""
+        shape = (len(rows), self.shape[1])
+        return quantise(self._stack.rows(self._expert, rows), shape, precision)
+
+
+class _Stack:
+    """A matrix of every expert of a mixture, in any of the layouts of checkpoints.
 
     ``prefix``: the stored name of the module of experts. ``at``: which of ``WEIGHTS`` is read, a
     matrix of ``shape`` for each expert. ``transposed``: a tensor of all experts holds it with rows
@@ -161,13 +184,13 @@ class _ExpertReader:
         self._name = f"{prefix}.{WEIGHTS[at]}"
         self._transposed = transposed
 
-    def rows(self, expert: int) -> Iterator[torch.Tensor]:
-        """The expert's matrix as slices of rows."""
+    def rows(self, expert: int, rows: range) -> Iterator[torch.Tensor]:
+        """``rows`` of the expert's matrix, in slices."""
         if self._name in self._directory.weight_files:
-            return self._of_stack(expert)
+            return self._of_stack(expert, rows)
         if f"{self._name}_blocks" in self._directory.weight_files:
-            return self._of_blocks(expert)
-        return self._separate(expert)
+            return self._of_blocks(expert, rows)
+        return self._separate(expert, rows)
 
     def bias(self, expert: int, dtype: torch.dtype) -> torch.Tensor:
         """The expert's bias, which is in one tensor with all others."""
@@ -176,14 +199,15 @@ class _ExpertReader:
         _check(name, entry.shape, self.shape[:1])
         return read_tensor(name, entry, dtype)
 
-    def _of_stack(self, expert: int) -> Iterator[torch.Tensor]:
+    def _of_stack(self, expert: int, rows: range) -> Iterator[torch.Tensor]:
         entry = _member(self._directory.tensor(self._name), expert)
         _check(self._name, entry.shape, self.shape[::-1] if self._transposed else self.shape)
         if not self._transposed:
-            return read_rows(self._name, entry)
-        return iter((torch.cat(list(read_rows(self._name, entry))).t(),))
+            return read_rows(self._name, entry, rows)
+        whole = torch.cat(list(read_rows(self._name, entry)))
+        return iter((whole.t()[rows.start : rows.stop],))
 
-    def _of_blocks(self, expert: int) -> Iterator[torch.Tensor]:
+    def _of_blocks(self, expert: int, rows: range) -> Iterator[torch.Tensor]:
         """From mxfp4, as bfloat16, which holds its values exactly."""
         parts = []
         for part in ("blocks", "scales"):
@@ -191,17 +215,22 @@ class _ExpertReader:
             parts.append(read_bytes(name, _member(self._directory.tensor(name), expert))[None])
         values = convert_moe_packed_tensors(*parts)[0].t()
         _check(f"{self._name}_blocks", tuple(values.shape), self.shape)
-        return iter((values,))
+        return iter((values[rows.start : rows.stop],))
 
-    def _separate(self, expert: int) -> Iterator[torch.Tensor]:
+    def _separate(self, expert: int, rows: range) -> Iterator[torch.Tensor]:
+        """From a tensor for each part of each expert's matrix, the parts one above the other."""
         prefix = f"{self._prefix}.{expert}."
         files = self._directory.weight_files
         layouts = [layout[self._at] for layout in _SEPARATE]
         parts = next((found for found in layouts if prefix + found[0] in files), layouts[0])
-        entries = [(prefix + part, self._directory.tensor(prefix + part)) for part in parts]
-        for name, entry in entries:
-            _check(name, entry.shape, (self.shape[0] // len(parts), self.shape[1]))
-        return chain.from_iterable(read_rows(name, entry) for name, entry in entries)
+        height = self.shape[0] // len(parts)
+        for at, part in enumerate(parts):
+            name = prefix + part
+            entry = self._directory.tensor(name)
+            _check(name, entry.shape, (height, self.shape[1]))
+            first = max(rows.start - at * height, 0)
+            end = min(rows.stop - at * height, height)
+            yield from read_rows(name, entry, range(first, max(first, end)))
 
 
 def _member(entry: TensorEntry, at: int) -> TensorEntry:
