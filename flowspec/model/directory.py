@@ -12,12 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from flowspec.errors import ModelError
+from flowspec.model import formats
 from flowspec.model.manifest import Manifest, read_manifest
 from flowspec.model.tensor_files import TensorEntry, read_header
 from flowspec.model.value_digests import digest_of, group_digests, group_of, of_prefixes
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+#: Rotary embeddings with one set of factors for short texts and one for long ones, and the field
+#: that holds the length of short ones. ``su`` is its old name.
+_LONGROPE = ("longrope", "su")
+_SHORT = "original_max_position_embeddings"
 #: Packaged models: a target, two smaller ones with its tokenizer, and an EAGLE head for it.
 PACKAGED = ("target", "medium", "draft", "head")
 _PACKAGE = Path(__file__).parent.parent / "default_pair"
@@ -46,13 +51,29 @@ class ModelDirectory:
 
     @property
     def context(self) -> int:
-        """Tokens the model was trained for, prompt and output together."""
-        return int(self.config.get("max_position_embeddings", 2048))
+        """Tokens the model was trained for, prompt and output together.
+
+        With longrope, those of the short factors: the library changes the factors of a whole text
+        at that length, so rows computed before it would be others than those of the whole model.
+        """
+        longest = int(self.config.get("max_position_embeddings", 2048))
+        rope = self.config.get("rope_parameters") or self.config.get("rope_scaling") or {}
+        if rope.get("rope_type", rope.get("type")) not in _LONGROPE:
+            return longest
+        short = rope.get(_SHORT) or self.config.get(_SHORT) or longest
+        return min(longest, int(short))
 
     @property
     def tied(self) -> bool:
-        """Whether the output head shares the embedding's weights."""
-        return bool(self.config.get("tie_word_embeddings", False))
+        """Whether the output head shares the embedding's weights.
+
+        Configs leave it out where it is their family's default; then the weights tell.
+        """
+        given = self.config.get("tie_word_embeddings")
+        if given is not None:
+            return bool(given)
+        known = self.has(_INDEX) or self.has(_SINGLE)
+        return not known or "lm_head.weight" not in self.weight_files
 
     @cached_property
     def eos(self) -> frozenset[int]:
@@ -85,8 +106,9 @@ class ModelDirectory:
             return {str(tensor): self.path / str(file) for tensor, file in weight_map.items()}
         if not self.has(_SINGLE):
             raise ModelError(
-                f"{self.path} has no {_SINGLE} and no {_INDEX}; "
-                "only safetensors checkpoints are read"
+                f"{self.path} has no {_SINGLE} and no {_INDEX}; only safetensors checkpoints "
+                "are read: a hub model that has none is fetched by `hf download`, and its folder "
+                "given as the model tells how to convert it"
             )
         return dict.fromkeys(read_header(self.path / _SINGLE), self.path / _SINGLE)
 
@@ -170,7 +192,8 @@ def open_directory(name: str) -> ModelDirectory:
     if path is not None:
         return _checked(path)
     if Path(name).expanduser().exists():
-        raise ModelError(f"{name} is a file; expected a model directory")
+        wrong = formats.of_file(Path(name).expanduser())
+        raise ModelError(str(wrong or f"{name} is a file; expected a model directory"))
     if not _looks_like_hub_name(name):
         raise ModelError(f"model folder {name} does not exist")
     return _checked(_snapshot(name, [*_TEXT_FILES]))
@@ -251,9 +274,18 @@ def check_pair(target: ModelDirectory, model: ModelDirectory, role: str = "draft
         )
 
 
-def _checked(path: Path) -> ModelDirectory:
+def read_config_file(path: Path) -> dict[str, Any]:
+    """The config of the model in the folder ``path``; ModelError if there is none."""
     if not (path / "config.json").is_file():
         raise ModelError(f"{path} is not a model: it has no config.json")
+    return _read_json(path / "config.json")
+
+
+def _checked(path: Path) -> ModelDirectory:
+    wrong = formats.of_folder(path)
+    if wrong is not None:
+        raise ModelError(str(wrong))
+    read_config_file(path)
     return described(path / "config.json")
 
 
@@ -263,6 +295,9 @@ def described(file: Path) -> ModelDirectory:
     There may be nothing else in the folder.
     """
     config = _read_json(file)
+    wrong = formats.of_config(file.parent, config)
+    if wrong is not None:
+        raise ModelError(str(wrong))
     missing = [
         key
         for key in ("model_type", "num_hidden_layers", "hidden_size", "vocab_size")

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 
 from flowspec.model.kernels import kernels_for
 from flowspec.model.kernels.base import Kernel, Packed
 from flowspec.model.packing import pack
-from flowspec.model.stored_weight import StoredWeight
+from flowspec.model.quantise import Weight
 
 #: Row counts at which a kernel is compared with a pass over the most of them.
 _COUNTS = (1, 2, 3, 5, 8, 15, 16, 17, 32)
 _MOST = 64
+
+
+class Matrix(Protocol):
+    """Weights that are read a range of rows at a time."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """``(outputs, inputs)``."""
+        ...
+
+    def read(self, rows: range, precision: str) -> Weight: ...
 
 
 class KernelLinear(torch.nn.Module):
@@ -44,7 +57,7 @@ class KernelLinear(torch.nn.Module):
 
 
 def load_linear(
-    weight: StoredWeight, precision: str, rows: torch.dtype, device: torch.device
+    weight: Matrix, precision: str, rows: torch.dtype, device: torch.device
 ) -> KernelLinear:
     """The linear layer with the matrix ``weight``, without a bias, multiplied in ``precision``.
 

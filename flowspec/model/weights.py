@@ -74,6 +74,16 @@ def read_codes(name: str, entry: TensorEntry, rows: range) -> torch.Tensor:
     return result
 
 
+def read_bytes(name: str, entry: TensorEntry) -> torch.Tensor:
+    """The tensor of ``entry`` if its elements are bytes; errors as above."""
+    _stored_type(name, entry, {"U8": torch.uint8})
+    result = torch.empty(entry.shape, dtype=torch.uint8)
+    with entry.file.open("rb", buffering=0) as file:
+        file.seek(entry.start)
+        _read_exactly(file, result.view(-1), name)
+    return result
+
+
 def _stored_type(
     name: str, entry: TensorEntry, types: Mapping[str, torch.dtype] = _DTYPES
 ) -> torch.dtype:
