@@ -9,6 +9,7 @@ import torch
 from flowspec.model.kernels import kernels_for
 from flowspec.model.kernels.base import Kernel, Packed
 from flowspec.model.packing import pack
+from flowspec.model.precision import PRECISIONS
 from flowspec.model.quantise import Weight
 
 #: Row counts at which a kernel is compared with a pass over the most of them.
@@ -61,11 +62,13 @@ def load_linear(
 ) -> KernelLinear:
     """The linear layer with the matrix ``weight``, without a bias, multiplied in ``precision``.
 
+    A matrix that does not come out even in four bits has eight (``Precision.for_matrix``).
     ``rows``: the type of the layer's rows. The matrix is quantised in slices while it is read.
     """
     shape = (weight.shape[0], weight.shape[1])
-    kernel = kernel_for(kernels_for(precision, device.type), shape)
-    packed = pack(lambda part: weight.read(part, precision), shape, kernel, rows, device)
+    held = PRECISIONS[precision].for_matrix(shape).name
+    kernel = kernel_for(kernels_for(held, device.type), shape)
+    packed = pack(lambda part: weight.read(part, held), shape, kernel, rows, device)
     return KernelLinear(shape, packed, kernel.name, None)
 
 

@@ -17,6 +17,11 @@ AUTO = "auto"
 #: Weights of nf4 and fp4 that share a scale, along a row of the matrix.
 FOUR_BIT_BLOCK = 64
 
+#: What inputs and outputs of a matrix in four bits are multiples of: the longest block, and the
+#: rows that bitsandbytes packs together.
+_EVEN_INPUTS = FOUR_BIT_BLOCK
+_EVEN_OUTPUTS = 32
+
 
 @dataclass(frozen=True, slots=True)
 class Precision:
@@ -38,9 +43,19 @@ class Precision:
 
     def weight_bytes(self, shape: Sequence[int]) -> int:
         """Bytes of a linear layer's weights of ``shape``, ``[..., outputs, inputs]``."""
-        count = math.prod(shape)
-        scales = math.prod(shape[:-1]) * (math.ceil(shape[-1] / self.block) if self.block else 1)
-        return math.ceil(count * self.bits / 8) + scales * self.scale_bits // 8
+        held = self.for_matrix(shape)
+        scales = math.prod(shape[:-1]) * (shape[-1] // held.block if held.block else 1)
+        return math.prod(shape) * held.bits // 8 + scales * held.scale_bits // 8
+
+    def for_matrix(self, shape: Sequence[int]) -> Precision:
+        """The precision that a matrix ``[..., outputs, inputs]`` is held in.
+
+        One whose blocks and groups of rows do not come out even in four bits has eight.
+        """
+        outputs, inputs = shape[-2:]
+        if self.bits > 4 or not (inputs % _EVEN_INPUTS or outputs % _EVEN_OUTPUTS):
+            return self
+        return PRECISIONS["int8"]
 
     def rows_on(self, device: str) -> str:
         """The element type of rows on a device of type ``device``.

@@ -22,7 +22,7 @@ from flowspec.model.manifest import AS_STORED, MANIFEST, Manifest, ShardFile, fi
 from flowspec.model.precision import AUTO, PRECISIONS, check_dtype
 from flowspec.model.quantise import Weight, code_layout, quantise
 from flowspec.model.stored_weight import CODES, SCALES
-from flowspec.model.tensor_files import NewTensor, write_tensors
+from flowspec.model.tensor_files import NewTensor, TensorEntry, write_tensors
 from flowspec.model.value_digests import of_prefixes
 from flowspec.model.weights import read_rows
 
@@ -199,9 +199,13 @@ class _Shard:
         return [
             NewTensor(name + suffix, _NAMES[dtype], shape, shape[0] * shape[1] * dtype.itemsize)
             for suffix, dtype, shape in zip(
-                self._suffixes, *code_layout((outputs, inputs), self._plan.dtype), strict=True
+                self._suffixes, *code_layout((outputs, inputs), self._held(entry)), strict=True
             )
         ]
+
+    def _held(self, entry: TensorEntry) -> str:
+        """The precision that the matrix ``entry`` is written in."""
+        return PRECISIONS[self._plan.dtype].for_matrix(entry.shape).name
 
     @property
     def _suffixes(self) -> tuple[str, ...]:
@@ -215,7 +219,7 @@ class _Shard:
                 yield from entry.chunks()
                 continue
             outputs, inputs = entry.shape
-            weight = quantise(read_rows(name, entry), (outputs, inputs), self._plan.dtype)
+            weight = quantise(read_rows(name, entry), (outputs, inputs), self._held(entry))
             yield from _bytes_of(weight)
 
 

@@ -14,6 +14,7 @@ from flowspec.model.weights import read_codes, read_rows
 
 CODES = ".codes"
 SCALES = ".scales"
+_EIGHT_BITS = "I8"
 
 
 class StoredWeight:
@@ -26,6 +27,8 @@ class StoredWeight:
         if directory.shard is not None and name + CODES in directory.weight_files:
             self._kind = PRECISIONS[directory.shard.dtype]
         self._entry = directory.tensor(name + CODES if self._kind else name)
+        if self._entry.dtype == _EIGHT_BITS:
+            self._kind = PRECISIONS["int8"]  # of whatever precision the shard is otherwise
 
     @property
     def shape(self) -> tuple[int, ...]:

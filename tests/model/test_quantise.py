@@ -76,5 +76,16 @@ def test_inputs_that_do_not_fill_a_block_are_refused() -> None:
         quantise([torch.zeros(4, 100)], (4, 100), "nf4")
 
 
+@pytest.mark.parametrize("name", ["nf4", "fp4", "int4"])
+def test_a_matrix_that_is_uneven_in_four_bits_has_eight(name: str) -> None:
+    four = PRECISIONS[name]
+    assert four.for_matrix((96, 128)) is four
+    assert four.for_matrix((96, 344)).name == "int8"
+    assert four.for_matrix((7, 64)).name == "int8"
+    assert four.for_matrix((8, 96, 344)).name == "int8"  # experts
+    assert four.weight_bytes((96, 344)) == PRECISIONS["int8"].weight_bytes((96, 344))
+    assert PRECISIONS["int8"].for_matrix((7, 5)).name == "int8"
+
+
 def test_the_first_code_of_a_byte_is_in_its_high_bits() -> None:
     assert unpacked(torch.tensor([[0x12, 0xAF]], dtype=torch.uint8)).tolist() == [[1, 2, 10, 15]]

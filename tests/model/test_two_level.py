@@ -25,6 +25,7 @@ from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.sim import Simulation
 from flowspec.errors import ModelError, StateError
 from flowspec.model import two_level
+from flowspec.model.attention import bias_of
 from flowspec.model.block import LayerBlock
 from flowspec.model.directory import ModelDirectory, layer_ranges
 from flowspec.model.drafter import load_drafter
@@ -183,7 +184,8 @@ def test_one_softmax_over_both_parts(
     mask[..., tree - rows :] |= torch.eye(rows, dtype=torch.bool)
     layer = torch.nn.Module()
     layer.layer_idx = 1  # type: ignore[assignment]
-    output, _ = two_level_attention(layer, query, keys, values, mask, scaling=0.3, two_level=cache)
+    bias = bias_of(mask[0, 0], heads // key_heads, torch.device("cpu"))
+    output, _ = two_level_attention(layer, query, keys, values, bias, scaling=0.3, two_level=cache)
     past = cache.model[1, :, :, :, :context]
     rows_of_all = torch.cat((past, torch.stack((keys, values))), dim=3).repeat_interleave(
         heads // key_heads, dim=2
@@ -283,10 +285,11 @@ def test_only_the_tree_is_masked(family: Family, monkeypatch: pytest.MonkeyPatch
     cache = block.new_cache(64)
     rows = (0, 1, 2)
     block.run(Part(RUN, 0, rows, (-1, 0, 1), rows, (5, 6, 7), rows, context=2), None, cache)
-    assert calls == [(0, (1, 1, 3, 3))] * 3
+    shared = 2  # heads of a key head, folded into rows
+    assert calls == [(0, (1, 1, 3 * shared, 3))] * 3
     calls.clear()
     block.run(Part(RUN, 1, (3,), (2,), (3,), (8,), (0,)), None, cache)
-    assert calls == [(2, (1, 1, 1, 2))] * 3
+    assert calls == [(2, (1, 1, shared, 2))] * 3
 
 
 @pytest.mark.parametrize("strategy", ["pipedec", "flowspec"])

@@ -18,7 +18,9 @@ from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from flowspec.model.directory import ModelDirectory
+from flowspec.model.experts import WEIGHTS, is_experts
 from flowspec.model.placing import Placing
+from flowspec.model.precision import PRECISIONS
 from flowspec.model.quantise import dequantise, quantise
 
 #: Largest mean divergence that rounding explains, nats a token, by the precision of the layers:
@@ -63,14 +65,17 @@ class Library:
         for module in self._model.modules():
             if isinstance(module, torch.nn.Linear):
                 precision = placing.head if module is head else placing.precision
-                values = module.weight.data
-                weight = quantise([values], (values.shape[0], values.shape[1]), precision)
-                rounded = dequantise(weight, values.dtype)
+                rounded = _rounded(module.weight.data, precision)
                 if module is head:
                     # A tied head must not change the embedding, which is not quantised.
                     module.weight = torch.nn.Parameter(rounded, requires_grad=False)
                 else:
-                    values.copy_(rounded)
+                    module.weight.data.copy_(rounded)
+            elif is_experts(module):
+                for name in WEIGHTS:
+                    for expert in getattr(module, name).data:
+                        matrix = expert.t() if module.is_transposed else expert
+                        matrix.copy_(_rounded(matrix, placing.precision))
 
     @torch.inference_mode()
     def logits(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
@@ -79,6 +84,13 @@ class Library:
             self._model(input_ids=torch.tensor([list(tokens)])).logits[0].float().numpy()
         )
         return found
+
+
+def _rounded(matrix: torch.Tensor, precision: str) -> torch.Tensor:
+    """The values of ``matrix`` as a stage has them in ``precision``."""
+    shape = (matrix.shape[0], matrix.shape[1])
+    held = PRECISIONS[precision].for_matrix(shape).name
+    return dequantise(quantise([matrix], shape, held), matrix.dtype)
 
 
 def agreement(
