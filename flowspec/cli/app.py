@@ -272,6 +272,8 @@ def profile(
     repeats: Repeats = 15,
     latency_ms: Latency = 0.2,
     mbit: Mbit = 1000.0,
+    dtype: Dtype = None,
+    draft_dtype: DraftDtype = None,
     out: Annotated[
         Path | None, typer.Option(help="Write the profile to this .toml; default: stdout.")
     ] = None,
@@ -279,7 +281,8 @@ def profile(
     """Measure this machine and write a profile of it for simulations."""
     from flowspec.cli.profile import profile
 
-    profile(target, draft, rows, stages, repeats, latency_ms, mbit, out)
+    dtypes = (dtype or "auto", draft_dtype or "auto")
+    profile(target, draft, rows, stages, repeats, latency_ms, mbit, out, dtypes)
 
 
 @app.command()

@@ -12,6 +12,7 @@ from flowspec.cli.parser import positive
 from flowspec.cli.places import draft_for
 from flowspec.errors import ConfigError
 from flowspec.model.directory import default_pair
+from flowspec.model.precision import AUTO
 
 #: The packaged drafters that are measured, one of every kind.
 DEFAULT_DRAFTS = "draft+head+ngram"
@@ -26,12 +27,16 @@ def profile(
     latency_ms: float,
     mbit: float,
     out: Path | None,
+    dtypes: tuple[str, str] = (AUTO, AUTO),
 ) -> None:
-    """Measure, and write the profile to ``out`` or stdout; ConfigError for invalid flags."""
+    """Measure, and write the profile to ``out`` or stdout; ConfigError for invalid flags.
+
+    ``dtypes``: precisions of the target and of the drafters.
+    """
     from flowspec.testbed.measure import MeasurementPlan, as_toml, measure
 
     drafts = draft_for(target, draft, DEFAULT_DRAFTS)
-    plan = MeasurementPlan(_counts(rows), stages, repeats, latency_ms, mbit)
+    plan = MeasurementPlan(_counts(rows), stages, repeats, latency_ms, mbit, *dtypes)
     if out is not None and out.suffix != ".toml":
         raise ConfigError(
             f"--out is {out}; expected a name that ends in .toml, like every profile in a file"

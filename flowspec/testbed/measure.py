@@ -13,6 +13,7 @@ import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from flowspec.core.protocol.messages import Returns
 from flowspec.core.protocol.work import Draft
@@ -22,6 +23,7 @@ from flowspec.errors import ConfigError
 from flowspec.model.base import DraftExecutor, RowArray
 from flowspec.model.directory import ModelDirectory, fetch_weights, layer_ranges
 from flowspec.model.head_layout import is_head
+from flowspec.model.precision import AUTO, check_dtype
 from flowspec.model.sources import NGRAM, load_sources, open_models, source_names, target_needs
 from flowspec.model.timing import (
     MEASURED,
@@ -44,7 +46,9 @@ class MeasurementPlan:
     """What to measure: passes over each number in ``rows`` after a context, ``repeats`` times each.
 
     The blocks are those of a pipeline of ``stages``. ``latency_ms`` and ``mbit``: the links to
-    write into the profile. ConfigError for a count below 1, no rows, or an invalid link.
+    write into the profile. ``dtype`` and ``draft_dtype``: precisions of the target and the
+    drafters, on a CPU. ConfigError for a count below 1, no rows, an unknown precision, or an
+    invalid link.
     """
 
     rows: tuple[int, ...] = (1, 4, 16, 64)
@@ -52,8 +56,12 @@ class MeasurementPlan:
     repeats: int = 15
     latency_ms: float = 0.2
     mbit: float = 1000.0
+    dtype: str = AUTO
+    draft_dtype: str = AUTO
 
     def __post_init__(self) -> None:
+        for dtype in (self.dtype, self.draft_dtype):
+            check_dtype(dtype)
         if not self.rows or min(self.rows) < 1:
             raise ConfigError(f"rows is {list(self.rows)}; expected counts of 1 or more")
         if self.repeats < 1:
@@ -76,23 +84,27 @@ def measure(
     """
     import torch
 
+    from flowspec.model.placing import place
+
     torch.set_num_threads(1)
     open_models(target, drafts)
     names = _by_kind(drafts)
     directory = fetch_weights(target, partial(_needs, plan=plan, drafts=drafts))
+    placing = place(plan.dtype, "cpu", directory.config)
     tell(f"the layers and the head of {directory.path.name}")
-    layer, head, last = _stage_times(directory, plan)
+    layer, head, last = _stage_times(directory, plan, placing)
     drafters = {}
     for kind, name in names.items():
         tell(f"the drafter {name}")
-        drafters[kind] = _drafter_times(load_sources(name, directory), directory, plan)
+        drafter = load_sources(name, directory, dtype=plan.draft_dtype)
+        drafters[kind] = _drafter_times(drafter, directory, plan)
     return Profile(
         "measured",
-        f"{directory.path.name} and {drafts}, float32, on one core",
+        f"{directory.path.name} in {placing.precision} and {drafts}, on one core",
         f"measured: {platform.machine()}, torch {torch.__version__}, one thread; links as given",
         directory.layers,
         directory.hidden_size,
-        4,
+        placing.rows.itemsize,
         layer,
         head,
         drafters,
@@ -170,19 +182,21 @@ def _needs(directory: ModelDirectory, plan: MeasurementPlan, drafts: str) -> tup
     return blocks + target_needs(drafts)(directory)
 
 
-def _stage_times(directory: ModelDirectory, plan: MeasurementPlan) -> tuple[Times, Times, float]:
+def _stage_times(
+    directory: ModelDirectory, plan: MeasurementPlan, placing: Any
+) -> tuple[Times, Times, float]:
     """Times of one layer and of the head with its norm; ms of the last stage at the fewest rows."""
     import torch
 
     from flowspec.model.block import LayerBlock
 
     ranges = layer_ranges(directory.layers, plan.stages)
-    inner = LayerBlock(directory, ranges[0], first=False, last=False)
-    ending = LayerBlock(directory, ranges[-1], first=False, last=True)
+    inner = LayerBlock(directory, ranges[0], first=False, last=False, placing=placing)
+    ending = LayerBlock(directory, ranges[-1], first=False, last=True, placing=placing)
 
     @torch.inference_mode()
     def norm_and_head(given: RowArray) -> object:
-        return ending.logits(ending.body.norm(torch.from_numpy(given)))
+        return ending.logits(ending.body.norm(torch.from_numpy(given).to(placing.rows)))
 
     calls: dict[tuple[str, int], Call] = {}
     for rows in plan.rows:

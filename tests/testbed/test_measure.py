@@ -34,6 +34,15 @@ def test_a_measured_profile_is_read_back_as_it_was(tmp_path: Path) -> None:
     assert len(told) == 4
 
 
+def test_a_profile_of_another_precision_says_so_and_has_rows_of_16_bits() -> None:
+    plan = MeasurementPlan(rows=(1,), repeats=1, dtype="nf4", draft_dtype="bfloat16")
+    found = measure(TARGET, "draft", plan)
+    assert found.value_bytes == 2
+    assert "target in nf4" in found.summary
+    with pytest.raises(ConfigError, match="dtype 'fp8' is unknown"):
+        MeasurementPlan(dtype="fp8")
+
+
 def test_the_parts_make_up_the_whole() -> None:
     found = measure(TARGET, "ngram", MeasurementPlan(rows=(1,), repeats=9))
     parts = found.anchors["last_stage_layers"] * found.layer.at(1) + found.head.at(1)
