@@ -67,8 +67,7 @@ class Setup:
 
     ``draft``: see ``model.sources``. ``stages``: number of verify stages. ``middles``: models of a
     chain between drafter and target, smaller ones first. ``emulated``: devices and links to
-    emulate; None: none. ``places``: what the models run on.
-    emulate; None: none. ``layers``: the target's layers by stage; None: near-equal blocks.
+    emulate; None: none. ``places``: what the models run on. ``layers``: the target's layers by stage; None: near-equal blocks.
     ``context``: most tokens of a job's prompt and output; None: as many as the target takes.
     """
 

@@ -16,8 +16,10 @@ from flowspec.core.run.limits import Limits
 from flowspec.drivers.live import Worker
 from flowspec.drivers.performers import DraftPerformer
 from flowspec.drivers.replay import header
+from flowspec.model.base import HasFacts
 from flowspec.model.drafter_choice import wanting_hidden
 from flowspec.model.sources import fingerprint, load_sources, target_needs
+from flowspec.observe import logger
 from flowspec.strategies import build
 from flowspec.strategies.auto.decisions import with_drafter_names
 from workers._boot import Process, add_placing, make_worker, parser, run
@@ -81,7 +83,12 @@ def main() -> None:
     middles = len(middles_of(record))
     worker: list[Worker] = []
 
-    with process.leased("draft", lambda: worker[0].facts() if worker else {}) as stop:
+    placed: dict[str, object] = {}
+
+    def facts() -> dict[str, object]:
+        return placed | (worker[0].facts() if worker else {})
+
+    with process.leased("draft", facts) as stop:
         from flowspec.model.text import Tokenizer
 
         name = given.target or record["target"]
@@ -94,6 +101,9 @@ def main() -> None:
             dtype=given.dtype or record["draft_dtype"],
             device=given.device or record["draft_device"],
         )
+        if isinstance(drafter, HasFacts):
+            placed |= drafter.facts()
+            logger().info("drafter loaded", **placed)
         wanting = wanting_hidden(drafter)
         limits = Limits(
             stages,

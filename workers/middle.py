@@ -10,6 +10,7 @@ from flowspec.drivers.live import Worker
 from flowspec.drivers.performers import VerifyPerformer
 from flowspec.errors import ConfigError
 from flowspec.model.precision import of_all
+from flowspec.observe import logger
 from workers._boot import Process, add_placing, make_worker, parser, run
 from workers._models import open_middle
 
@@ -50,6 +51,7 @@ def main() -> None:
         )
         executor = load_stage(directory, range(directory.layers), placing=placing)
         placed |= executor.facts()
+        logger(middle=model).info("middle model loaded", **placed)
         role = VerifyPerformer(executor, (directory.hidden_size,))
         link = RedisLink(
             process.url, process.keys, middle_address(model), stages, middles=len(middles)

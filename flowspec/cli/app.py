@@ -231,6 +231,7 @@ def verify(
     draft: Draft = None,
     dtype: Dtype = None,
     device: Device = None,
+    draft_dtype: DraftDtype = None,
     stages: Annotated[
         int, typer.Option(callback=in_range(1, 64, "1 to 64"), help="Blocks to split it into.")
     ] = 3,
@@ -254,6 +255,7 @@ def verify(
             draft,
             dtype or "auto",
             device or "auto",
+            draft_dtype or "auto",
             stages,
             max_new_tokens,
             tuple(strategies or ()),

@@ -33,6 +33,7 @@ class Wanted:
     draft: str | None
     dtype: str
     device: str
+    draft_dtype: str
     stages: int
     tokens: int
     strategies: tuple[str, ...]
@@ -56,7 +57,7 @@ def verify(wanted: Wanted) -> int:
     with console(stderr=True).status("loading") as line:
         target = fetch_weights(name, lambda found: ("",))
         blocks = load_blocks(target, ranges, placing)
-        drafter = load_sources(draft, target, device=wanted.device)
+        drafter = load_sources(draft, target, dtype=wanted.draft_dtype, device=str(placing.device))
         tokenizer = Tokenizer(target)
         encoded = [tokenizer.encode(prompt, raw=False) for prompt in prompts]
         proof = prove(target, blocks, drafter, encoded, plan, line.update)
@@ -98,6 +99,10 @@ def _lines(proof: Proof, draft: str) -> Iterator[tuple[str, str]]:
         kernels = "+".join(map(str, facts["kernels"]))  # type: ignore[call-overload]
         yield f"stage {number}", f"{facts['precision']} on {facts['device']} by {kernels}"
     rows = proof.rows
+    yield (
+        "a small copy",
+        f"differs from the library's by {proof.structure:.0e} of the largest logit",
+    )
     yield (
         "rows of shared passes",
         f"{rows.equal} of {rows.rows} have the bits of a lone row; {rows.flips} other choices",

@@ -118,6 +118,9 @@ class ProbeServer:
             memory, seconds = self._measure(request)
         except FlowSpecError as error:
             return {"error": str(error)}
+        except Exception as error:  # noqa: BLE001 - a box that cannot compute must answer so
+            first = (str(error).splitlines() or [""])[0]
+            return {"error": f"{type(error).__name__}: {first}"}
         trip, bulk = link_seconds(self._client, self._name)
         by_text = {
             what: {str(rows): one for rows, one in by_rows.items()}

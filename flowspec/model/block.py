@@ -111,15 +111,21 @@ class LayerBlock(torch.nn.Module):
         return tuple(dict.fromkeys(linear.kernel for linear in linears))
 
     def facts(self) -> dict[str, object]:
-        """What runs where, for logs, ``status`` and a job's stats."""
+        """What runs where, for logs, ``status`` and a job's stats; rows are tested for it."""
         dependent = self.dependent_parts()
+        return {
+            **self.place_facts(),
+            "rows_independent": not dependent,
+            "dependent_parts": list(dependent),
+        }
+
+    def place_facts(self) -> dict[str, object]:
+        """``facts`` without what a test of the rows tells."""
         return {
             "precision": self.placing.precision,
             "device": str(self.device),
             "kernels": list(self.kernels),
             "weights_mib": round(self.nbytes / 2**20, 1),
-            "rows_independent": not dependent,
-            "dependent_parts": list(dependent),
         }
 
     @property

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from flowspec.core.protocol.messages import Returns
-from flowspec.core.protocol.work import Draft, DraftDone
+from flowspec.core.protocol.work import Draft, DraftDone, Part
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import StateError
@@ -29,8 +30,15 @@ class ModelDrafter:
 
     wants_hidden = False
 
-    def __init__(self, block: LayerBlock) -> None:
+    def __init__(self, block: LayerBlock, vocabulary: int | None = None) -> None:
+        """``vocabulary``: the target's, if it is not the model's own.
+
+        Models of one tokenizer pad their vocabularies differently. Ids that only the drafter has
+        are never proposed; those that only the target has are read as id 0.
+        """
         self._block = block
+        self._own = int(block.config.vocab_size)
+        self._shared = min(self._own, vocabulary or self._own)
         self._runs: dict[RunKey, tuple[RowCache, Sampling]] = {}
 
     def allocate(self, run: RunKey, capacity: int, sampling: Sampling, returns: Returns) -> None:
@@ -41,12 +49,23 @@ class ModelDrafter:
 
     @torch.inference_mode()
     def run(self, work: Draft) -> DraftDone:
-        part = work.part
+        part = self._known(work.part)
         cache, sampling = self._runs[part.run]
         hidden = self._block.run(part, None, cache)
         if not part.answers:
             return DraftDone((), ())
-        return propose(self._block.logits(hidden[list(part.answers)]), work, sampling)
+        logits = self._block.logits(hidden[list(part.answers)])
+        return propose(logits[:, : self._shared], work, sampling)
+
+    def _known(self, part: Part) -> Part:
+        """``part`` with ids that the model does not have replaced."""
+        if max(part.tokens, default=0) < self._own:
+            return part
+        return replace(part, tokens=tuple(t if t < self._own else 0 for t in part.tokens))
+
+    def facts(self) -> dict[str, object]:
+        """What it runs on, as ``LayerBlock.place_facts``."""
+        return self._block.place_facts()
 
     def learn(self, run: RunKey, ids: Sequence[int], rows: RowArray) -> None:
         raise StateError("a language model drafts from tokens alone")
@@ -63,8 +82,11 @@ def propose(logits: torch.Tensor, work: Draft, sampling: Sampling) -> DraftDone:
     return DraftDone(tuple(tokens for tokens, _ in ranked), tuple(values for _, values in ranked))
 
 
-def load_drafter(directory: ModelDirectory, placing: Placing | None = None) -> ModelDrafter:
+def load_drafter(
+    directory: ModelDirectory, placing: Placing | None = None, vocabulary: int | None = None
+) -> ModelDrafter:
     """The whole model in ``directory`` as a drafter; ModelError as from ``load_stage``."""
     check_family(directory)
     whole = range(directory.layers)
-    return ModelDrafter(LayerBlock(directory, whole, first=True, last=True, placing=placing))
+    block = LayerBlock(directory, whole, first=True, last=True, placing=placing)
+    return ModelDrafter(block, vocabulary)

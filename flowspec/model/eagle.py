@@ -30,7 +30,7 @@ from flowspec.model.directory import ModelDirectory
 from flowspec.model.drafter import propose
 from flowspec.model.head_layout import check_head
 from flowspec.model.kv import TreeCache
-from flowspec.model.linear import load_linear
+from flowspec.model.linear import KernelLinear, load_linear
 from flowspec.model.masks import full_mask
 from flowspec.model.placing import Placing
 from flowspec.model.rows import Placement
@@ -166,6 +166,15 @@ class EagleDrafter:
         state.true.update(
             (node, row) for node, row in zip(ids, features, strict=True) if node >= state.tip
         )
+
+    def facts(self) -> dict[str, object]:
+        """What it runs on: precision, device and kernels."""
+        linears = [m for m in self._head.modules() if isinstance(m, KernelLinear)]
+        return {
+            "precision": self._placing.precision,
+            "device": str(self._placing.device),
+            "kernels": list(dict.fromkeys(linear.kernel for linear in linears)),
+        }
 
     @torch.inference_mode()
     def run(self, work: Draft) -> DraftDone:

@@ -16,7 +16,7 @@ from flowspec.core.protocol.work import Draft, DraftDone
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import ConfigError, StateError
-from flowspec.model.base import DraftExecutor, RowArray
+from flowspec.model.base import DraftExecutor, HasFacts, RowArray
 
 
 class HybridDrafter:
@@ -40,6 +40,11 @@ class HybridDrafter:
     @property
     def wants_hidden(self) -> bool:
         return any(source.wants_hidden for source in self._sources)
+
+    def facts(self) -> dict[str, object]:
+        """What the first of them with a model runs on; empty if none has."""
+        told = (drafter.facts() for drafter in self._sources if isinstance(drafter, HasFacts))
+        return next(told, {})
 
     def allocate(self, run: RunKey, capacity: int, sampling: Sampling, returns: Returns) -> None:
         for source in self._sources:

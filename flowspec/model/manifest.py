@@ -60,7 +60,13 @@ class Manifest:
         (self.folder / MANIFEST).write_text(json.dumps(content, indent=1) + "\n")
 
     def check_files(self) -> None:
-        """ModelError, naming the file, if one is missing, cut short or changed."""
+        """ModelError, naming the file, if one is missing, cut short, changed, or not the shard's.
+
+        Weights of another checkpoint in the folder would be read instead of the shard's.
+        """
+        for path in sorted(self.folder.glob("*.safetensors*")):
+            if path.name not in self.files:
+                raise ModelError(f"{path} is no file of the shard in {self.folder}; remove it")
         for name, wanted in self.files.items():
             path = self.folder / name
             if not path.is_file():

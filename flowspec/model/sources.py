@@ -209,7 +209,7 @@ def _load(name: str, target: ModelDirectory, wanted: tuple[str, str]) -> DraftEx
     from flowspec.model.drafter import load_drafter
 
     check_pair(target, directory)
-    return load_drafter(directory, place(*wanted, directory.config))
+    return load_drafter(directory, place(*wanted, directory.config), target.vocabulary)
 
 
 def _all(directory: ModelDirectory) -> tuple[str, ...]:

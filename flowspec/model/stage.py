@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import torch
@@ -49,15 +50,14 @@ class ModelStage:
         self._runs.pop(run, None)
 
     def run(self, work: Pass, inputs: Sequence[RowArray | None]) -> tuple[PassDone, list[RowArray]]:
-        try:
+        with contextlib.suppress(torch.OutOfMemoryError):
             return self._run(work, inputs)
-        except torch.OutOfMemoryError:
-            # The cached blocks of the failed pass would keep the next job from its memory.
-            torch.cuda.empty_cache()
-            raise StateError(
-                f"the device {self._block.device} is out of memory; "
-                "run fewer jobs, shorter contexts or smaller segments, or give it fewer layers"
-            ) from None
+        # The failed pass is over and holds nothing; its blocks would keep the next job from memory.
+        torch.cuda.empty_cache()
+        raise StateError(
+            f"the device {self._block.device} is out of memory; "
+            "run fewer jobs, shorter contexts or smaller segments, or give it fewer layers"
+        )
 
     def _run(
         self, work: Pass, inputs: Sequence[RowArray | None]

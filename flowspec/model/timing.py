@@ -223,8 +223,11 @@ def time_request(request: Mapping[str, Any], device: str = "cpu") -> dict[str, M
 
     ``request``: ``target``, a config; ``drafts``, by name a config, how many of its layers a pass
     is worth, and whether the head is the target's; ``dtype``, ``draft_dtype``, ``rows`` and
-    ``repeats``.
+    ``repeats``. The process gets one torch thread, as every worker has.
     """
+    import torch
+
+    torch.set_num_threads(1)
     rows = tuple(request["rows"])
     repeats = int(request["repeats"])
     target = time_layer(request["target"], rows, repeats, dtype=request["dtype"], device=device)

@@ -64,9 +64,8 @@ class StageNeeds:
         found = self._sums[layers.stop] - self._sums[layers.start]
         embedding = math.prod(self.shapes.embedding) * self.precision.row_bytes("cpu")
         found += embedding * first
-        if last:
-            shared = first and self.shapes.tied and not self.precision.quantised
-            found += head_bytes(self.shapes, self.precision) - embedding * shared
+        if last:  # a tied head too has its own copy, in its kernel's layout
+            found += head_bytes(self.shapes, self.precision)
         return found
 
     def rows(self, layers: range) -> int:

@@ -22,7 +22,7 @@ from flowspec.broker.keys import Keys
 from flowspec.broker.redis_client import DirectClient
 from flowspec.broker.redis_control import RedisControl
 from flowspec.broker.server import PrivateBroker
-from flowspec.cluster import Cluster, Setup
+from flowspec.cluster import Cluster, Places, Setup
 from flowspec.core.run.spec import JobSpec
 from flowspec.emulation.profile import Profile, source_parts
 from flowspec.emulation.setup import EMULATED, Emulation
@@ -157,7 +157,9 @@ class EmulatedCluster:
                 f"{len(source_parts(source))} drafters to choose from; "
                 "expected the same number, in the same order"
             )
-        self._setup = Setup(target, draft, stages, tuple(middles))
+        # Texts are compared with the library's float32 model.
+        places = Places("float32", "cpu", "float32", "cpu")
+        self._setup = Setup(target, draft, stages, tuple(middles), places=places)
         self._settle = stretch * max(
             profile.stage_seconds(stage, stages, 64) for stage in (1, stages)
         )

@@ -14,6 +14,7 @@ from flowspec.core.run.sampling import Sampling
 from flowspec.model.base import DraftExecutor
 from flowspec.model.block import LayerBlock
 from flowspec.model.directory import default_pair, open_directory
+from flowspec.model.drafter import ModelDrafter
 from flowspec.model.placing import Placing
 from flowspec.model.sources import load_sources
 from flowspec.model.text import Tokenizer
@@ -82,3 +83,15 @@ def test_drafters_propose_nearly_what_they_do_in_float32(source: str, precision:
     assert [len(tokens) for tokens in found] == [WIDTH] * 5
     common = sum(len(set(one) & set(other)) for one, other in zip(exact, found, strict=True))
     assert common >= 0.7 * WIDTH * 5
+
+
+def test_a_drafter_with_another_vocabulary_proposes_and_reads_what_both_have() -> None:
+    """Models of one tokenizer pad their vocabularies differently."""
+    block = LayerBlock(open_directory(default_pair()[1]), range(2), first=True, last=True)
+    fewer = ModelDrafter(block, 100)
+    assert max(max(tokens) for tokens in proposals(fewer)) < 100
+    more = ModelDrafter(block, 1 << 20)
+    more.allocate(RUN, 100, Sampling(), Returns())
+    length = len(PROMPT)
+    unknown = part(range(length), range(-1, length - 1), (*PROMPT[:-1], 1 << 19), length)
+    assert len(more.run(Draft(unknown, WIDTH)).tokens[0]) == WIDTH

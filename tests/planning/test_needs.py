@@ -10,8 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowspec.core.run.limits import TREE_ROWS
+from flowspec.model.block import LayerBlock
+from flowspec.model.directory import default_pair, open_directory
+from flowspec.model.placing import Placing
 from flowspec.model.precision import PRECISIONS
-from flowspec.model.shapes import LayerShapes, ModelShapes
+from flowspec.model.shapes import LayerShapes, ModelShapes, shapes_of
 from flowspec.planning.needs import BARE_BYTES, HEAD, StageNeeds, drafter_bytes
 
 LAYER = LayerShapes(((64, 64), (256, 64), (64, 256)), 130)
@@ -25,15 +28,24 @@ def shapes(*, tied: bool, layers: int = 6) -> ModelShapes:
 
 @given(st.sampled_from(sorted(PRECISIONS)), st.lists(st.integers(1, 5), max_size=4), st.booleans())
 def test_stages_add_up_to_the_model(name: str, cuts: list[int], tied: bool) -> None:
-    """An untied or quantised head is a copy; a tied one is a copy only on another stage."""
+    """A tied head too is a copy, in its kernel's layout."""
     precision = PRECISIONS[name]
     model = shapes(tied=tied)
     needs = StageNeeds(model, precision, 100)
     bounds = (0, *sorted(set(cuts)), 6)
     stages = [needs.weights(range(*pair)) for pair in itertools.pairwise(bounds)]
-    embedding = math.prod(model.embedding) * precision.row_bytes("cpu")
-    copied = tied and len(stages) > 1 and not precision.quantised
-    assert sum(stages) == needs.weights(range(6)) + embedding * copied
+    assert sum(stages) == needs.weights(range(6))
+
+
+@pytest.mark.parametrize("name", PRECISIONS)
+def test_a_block_takes_what_is_planned(name: str) -> None:
+    """The packaged target, whose head is tied."""
+    target = open_directory(default_pair()[0])
+    whole = range(target.layers)
+    block = LayerBlock(target, whole, first=True, last=True, placing=Placing(name))
+    planned = StageNeeds(shapes_of(target), PRECISIONS[name], 100).weights(whole)
+    # int4 has a zero beside each scale in memory; the margin of a plan covers it.
+    assert block.nbytes == pytest.approx(planned, rel=0.07)
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])

@@ -19,7 +19,8 @@ from flowspec.model.precision import PRECISIONS
 
 #: Every kernel that has weights of its own layout, the preferred ones of a precision first.
 KERNELS: tuple[Kernel, ...] = (
-    OneDnn(),
+    OneDnn("float32"),
+    OneDnn("bfloat16"),
     Fbgemm(),
     OneDnnW8A8(),
     Int8Weights(),
@@ -71,7 +72,7 @@ def served(precision: str, device: str) -> bool:
 
 
 def _dense(device: str) -> tuple[Kernel, ...]:
-    packed = OneDnn()
+    packed = OneDnn("bfloat16")
     if device == packed.device and not packed.missing():
         return (packed, Torch(device))
     return (Torch(device),)

@@ -102,11 +102,15 @@ class BitsAndBytesInt8:
         maxima = (weight.scales.flatten() * 127).to(device)
 
         def multiply(given: torch.Tensor) -> torch.Tensor:
-            own, scales, _ = torch.ops.bitsandbytes.int8_vectorwise_quant(given.half(), 0.0)
+            # The quantiser takes float16, which a large bfloat16 row would overflow.
+            sizes = given.abs().amax(dim=-1, keepdim=True).clamp_min(1e-20)
+            own, scales, _ = torch.ops.bitsandbytes.int8_vectorwise_quant(
+                (given / sizes).half(), 0.0
+            )
             product: torch.Tensor = torch.ops.bitsandbytes.int8_scaled_mm.default(
                 own, codes, scales, maxima, None, given.dtype
             )
-            return product
+            return product * sizes
 
         return Packed(multiply, codes.nbytes + maxima.nbytes)
 

@@ -16,7 +16,7 @@ class Torch:
     """``torch.nn.functional.linear`` over the dequantised values; runs everywhere."""
 
     name = "torch"
-    precisions = ("float32", "bfloat16", "float16", "int8", "int4", "nf4", "fp4")
+    precisions = ("float32", "bfloat16", "float16")
 
     def __init__(self, device: str) -> None:
         self.device = device
@@ -40,14 +40,18 @@ class OneDnn:
     """
 
     name = "onednn"
-    precisions = ("float32", "bfloat16")
     device = "cpu"
+
+    def __init__(self, precision: str) -> None:
+        self.precisions = (precision,)
 
     def missing(self) -> str:
         if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
             return "torch was built without oneDNN"
         if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
             return "this torch has no packed oneDNN product; install torch 2.6 or later for x86"
+        if "bfloat16" in self.precisions and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            return "this CPU lacks the instructions with which oneDNN packs bfloat16 (AVX-512)"
         return ""
 
     def takes(self, outputs: int, inputs: int) -> bool:

@@ -72,9 +72,12 @@ class Int8Weights:
     def pack(self, weight: Weight, rows: torch.dtype, device: torch.device) -> Packed:
         assert weight.scales is not None
         codes = weight.codes
-        scales = weight.scales.flatten().to(rows)
+        ones = torch.ones(weight.shape[0], dtype=torch.bfloat16)
+        scales = weight.scales.flatten()
 
         def multiply(given: torch.Tensor) -> torch.Tensor:
-            return torch._weight_int8pack_mm(given.contiguous(), codes, scales)
+            # The product would round scales to bfloat16, and so change the weights' values.
+            whole = torch._weight_int8pack_mm(given.bfloat16().contiguous(), codes, ones)
+            return (whole.float() * scales).to(given.dtype)
 
         return Packed(multiply, weight.nbytes)

@@ -24,7 +24,8 @@ from flowspec.model.precision import PRECISIONS
 from flowspec.model.quantise import dequantise, quantise
 
 #: Largest mean divergence that rounding explains, nats a token, by the precision of the layers:
-#: ten times what the packaged target shows. Wrong positions, masks or layers cost 1e-2 to 10.
+#: ten times what the packaged target shows. In four and eight bits a small error of positions may
+#: hide below it; a copy in float32 (``model.trial``) shows that one.
 MOST_DIVERGENCE = {
     "float32": 1e-6,
     "float16": 1e-5,

@@ -23,6 +23,8 @@ from flowspec.testbed.proof.verify import Proof, ProofPlan, load_blocks, prove
 
 TARGET = open_directory(default_pair()[0])
 QUICK = ProofPlan(strategies=("flowspec",), stages=2, tokens=16, samplings=(Sampling(),))
+#: Precisions in which broken models must be found.
+WRONG = ["float32", "bfloat16", "nf4"]
 PROMPT = "Tom has 5 apples and buys 7 more. How many apples does he have?"
 
 
@@ -63,21 +65,24 @@ def test_the_share_of_right_drafts_falls_with_depth() -> None:
     assert sampled == ()
 
 
+@pytest.mark.parametrize("precision", WRONG)
 def test_a_mask_that_lets_siblings_see_each_other_is_found(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, precision: str
 ) -> None:
     def blind(context: int, parents: tuple[int, ...], new: int) -> np.ndarray:
         mask = np.tri(len(parents), dtype=np.bool_)[len(parents) - new :]
         return np.concatenate((np.ones((new, context), dtype=np.bool_), mask), axis=1)
 
     monkeypatch.setattr(block_module, "full_mask", blind)
-    found = proof()
-    assert found.same_model  # a text alone has no siblings
-    assert any(not difference.tie for difference in found.differences)
+    found = proof(placing=Placing(precision))
+    assert not found.same_model  # of the small copy's tree; a text alone has no siblings
+    if precision == "float32":
+        assert any(not difference.tie for difference in found.differences)
     assert not found.holds
 
 
-def test_swapped_layers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("precision", WRONG)
+def test_swapped_layers_are_found(monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
     loader = loading.Loader
     stored_name = loader._stored_name
 
@@ -89,13 +94,16 @@ def test_swapped_layers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
         return stored
 
     monkeypatch.setattr(loader, "_stored_name", swapped)
-    found = proof()
+    found = proof(placing=Placing(precision))
     assert found.differences == ()  # plain decoding by the same blocks is wrong alike
     assert not found.same_model
     assert not found.holds
 
 
-def test_a_wrong_base_of_the_rotary_embedding_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("precision", WRONG)
+def test_a_wrong_base_of_the_rotary_embedding_is_found(
+    monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
     read = block_module.read_config
 
     def based(*args: Any) -> Any:
@@ -104,7 +112,7 @@ def test_a_wrong_base_of_the_rotary_embedding_is_found(monkeypatch: pytest.Monke
         return config
 
     monkeypatch.setattr(block_module, "read_config", based)
-    found = proof()
+    found = proof(placing=Placing(precision))
     assert not found.same_model
     assert not found.holds
 
