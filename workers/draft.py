@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,12 +16,16 @@ from flowspec.core.run.limits import Limits
 from flowspec.drivers.live import Worker
 from flowspec.drivers.performers import DraftPerformer
 from flowspec.drivers.replay import header
-from flowspec.model.directory import fetch_weights
+from flowspec.model.base import DraftExecutor
+from flowspec.model.directory import ModelDirectory, fetch_weights
 from flowspec.model.drafter_choice import wanting_hidden
 from flowspec.model.sources import fingerprint, load_sources, target_needs
 from flowspec.strategies import build
 from flowspec.strategies.auto.decisions import with_drafter_names
 from workers._boot import Process, add_placing, check_fingerprint, make_worker, parser, run
+
+#: Loads the drafter of a name for a target, in a precision and on a device.
+Load = Callable[[str, ModelDirectory, str, str], DraftExecutor]
 
 #: The key in a job's stats of what its stages run on, and the facts of a stage there.
 RUNS_ON = "runs_on"
@@ -62,7 +66,13 @@ class _NamingLink(RedisLink):
         return [{key: known.get(key) for key in PLACE} for known in facts]
 
 
-def main() -> None:
+def load_named(draft: str, target: ModelDirectory, dtype: str, device: str) -> DraftExecutor:
+    """The drafter that the pipeline's record names."""
+    return load_sources(draft, target, dtype=dtype, device=device)
+
+
+def main(load: Load = load_named, given_arguments: Sequence[str] | None = None) -> None:
+    """Serve the role with the drafter of ``load``; the arguments are the process's by default."""
     arguments = parser("draft")
     arguments.add_argument(
         "--target", help="where the target is on this machine (default: as the record says)"
@@ -73,7 +83,7 @@ def main() -> None:
         "(default: as the record says)",
     )
     add_placing(arguments)
-    given = arguments.parse_args()
+    given = arguments.parse_args(given_arguments)
     process = Process(given.redis_url)
     control = process.control()
     record = process.pipeline_record(control)
@@ -88,11 +98,11 @@ def main() -> None:
         draft = record["draft"] if given.draft is None else given.draft
         check_fingerprint(fingerprint(draft), record["draft_fingerprint"], draft)
         target = fetch_weights(name, target_needs(draft))
-        drafter = load_sources(
+        drafter = load(
             draft,
             target,
-            dtype=given.dtype or record["draft_dtype"],
-            device=given.device or record["draft_device"],
+            given.dtype or record["draft_dtype"],
+            given.device or record["draft_device"],
         )
         wanting = wanting_hidden(drafter)
         limits = Limits(
