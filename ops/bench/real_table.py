@@ -6,14 +6,10 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ops.bench.free_drafts import best_length, expected_tokens
+from ops.bench.free_drafts import best_length, expected_tokens, rounds
 
 PLAIN = "autoregressive"
 DRAFTED = ("flowspec", "auto")
-#: Draft lengths that llama.cpp's best is chosen from.
-LENGTHS = range(1, 17)
-#: Highest time a token of plain decoding over llama.cpp's at equal bits.
-PLAIN_BAR = 1.3
 
 
 @dataclass(slots=True)
@@ -48,12 +44,30 @@ class Drafts:
     def best(self, passes: Mapping[int, float]) -> tuple[int, float]:
         """The best draft length, and its expected seconds a token, from seconds by rows."""
         return best_length(
-            passes, lambda length: expected_tokens(self.rate, length), LENGTHS, self.seconds
+            passes,
+            lambda length: expected_tokens(self.rate, length),
+            _lengths(passes),
+            self.seconds,
+        )
+
+    def best_drawn(self, passes: Mapping[int, float]) -> tuple[int, float]:
+        """The same on these draws instead of in expectation."""
+        tokens = sum(map(len, self.right))
+        return best_length(
+            passes,
+            lambda length: tokens / sum(rounds(draw, length) for draw in self.right),
+            _lengths(passes),
+            self.seconds,
         )
 
 
+def _lengths(passes: Mapping[int, float]) -> list[int]:
+    """Draft lengths whose passes are known."""
+    return [rows - 1 for rows in passes if rows > 1]
+
+
 @dataclass(frozen=True, slots=True)
-class Place:
+class Linked:
     """``stages`` behind links of ``latency`` milliseconds each way; 0 stages: one process."""
 
     stages: int
@@ -64,7 +78,7 @@ class Place:
         return f"{self.stages or 'whole'} | {self.latency:g} ms"
 
 
-Theirs = Mapping[Place, Sequence[Mapping[int, float]]]
+Theirs = Mapping[Linked, Sequence[Mapping[int, float]]]
 
 
 def merged(runs: Sequence[Mapping[int, float]]) -> dict[int, float]:
@@ -73,7 +87,7 @@ def merged(runs: Sequence[Mapping[int, float]]) -> dict[int, float]:
 
 
 def plain_table(
-    ours: Mapping[tuple[str, Place], Ours], theirs: Theirs, dtypes: Sequence[str]
+    ours: Mapping[tuple[str, Linked], Ours], theirs: Theirs, dtypes: Sequence[str]
 ) -> Iterator[str]:
     """Plain decoding in 4 bits: llama.cpp, each of our precisions, and our time over theirs."""
     names = [f"{dtype} | over llama.cpp" for dtype in dtypes]
@@ -81,32 +95,41 @@ def plain_table(
     yield "|---" * (3 + 2 * len(dtypes)) + "|"
     for place, runs in theirs.items():
         base = merged(runs)[1]
-        found = [ours[dtype, Place(place.stages or 1, place.latency)] for dtype in dtypes]
+        found = [ours[dtype, Linked(place.stages or 1, place.latency)] for dtype in dtypes]
         cells = [f"{ms(one.of(PLAIN))} | {one.of(PLAIN) / base:.2f}" for one in found]
         yield f"| {place.cells} | {ms(base)} | {' | '.join(cells)} |"
 
 
 def drafted_table(
-    ours: Mapping[tuple[str, Place], Ours],
+    ours: Mapping[tuple[str, Linked], Ours],
     theirs: Theirs,
     dtypes: Sequence[str],
     drafts: Drafts,
 ) -> Iterator[str]:
-    """With drafts in 4 bits: llama.cpp's best length, our strategies, and its time over auto's."""
+    """With drafts in 4 bits: llama.cpp's best length, our strategies, and its time over auto's.
+
+    The ratio is with the same draws on both sides.
+    """
     names = [f"{dtype}, {how}" for dtype in dtypes for how in DRAFTED]
     over = [f"llama.cpp over auto, {dtype}" for dtype in dtypes]
-    yield f"| stages | each way | llama.cpp, best k | {' | '.join((*names, *over))} |"
-    yield "|---" * (3 + len(names) + len(over)) + "|"
+    heads = ("stages", "each way", "llama.cpp, expected", "llama.cpp, these draws", *names, *over)
+    yield f"| {' | '.join(heads)} |"
+    yield "|---" * len(heads) + "|"
     for place, runs in theirs.items():
-        length, best = drafts.best(merged(runs))
-        found = [ours[dtype, Place(place.stages or 1, place.latency)] for dtype in dtypes]
+        length, expected = drafts.best(merged(runs))
+        drawn_length, best = drafts.best_drawn(merged(runs))
+        found = [ours[dtype, Linked(place.stages or 1, place.latency)] for dtype in dtypes]
         times = [ms(one.of(how)) for one in found for how in DRAFTED]
         ratios = [f"{best / one.of('auto'):.2f}" for one in found]
-        yield f"| {place.cells} | {ms(best)}, k = {length} | {' | '.join((*times, *ratios))} |"
+        theirs_cells = (
+            f"{ms(expected)}, k = {length}",
+            f"{ms(best)}, k = {drawn_length}",
+        )
+        yield f"| {place.cells} | {' | '.join((*theirs_cells, *times, *ratios))} |"
 
 
 def whole_table(
-    ours: Mapping[tuple[str, Place], Ours], library: float, dtype: str
+    ours: Mapping[tuple[str, Linked], Ours], library: float, dtype: str
 ) -> Iterator[str]:
     """Our strategies in 16 bits beside the library's ``generate`` (seconds a token)."""
     names = (PLAIN, *DRAFTED)
@@ -129,7 +152,7 @@ def passes_table(theirs: Theirs) -> Iterator[str]:
         yield f"| {place.cells} | {' | '.join(ms(found[many]) for many in rows)} |"
 
 
-def software_table(ours: Mapping[tuple[str, Place], Ours]) -> Iterator[str]:
+def software_table(ours: Mapping[tuple[str, Linked], Ours]) -> Iterator[str]:
     """Of a token of plain decoding: passes and the rest, and CPU time by kind of process."""
     kinds = ("verify", "draft", "broker")
     yield (

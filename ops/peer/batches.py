@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,18 +52,35 @@ def pass_seconds(
     """
     split = split_options(addresses, layers) if addresses else []
     slots = prompt + max(rows) * passes
-    options = {
-        **{"-c": slots + 64, "-b": 512, "-ub": 512, "-t": 1, "-tb": 1},
-        **{"-npp": prompt, "-ntg": passes, "-npl": ",".join(map(str, rows))},
+    options: dict[str, object] = {
+        "-c": slots + 64,
+        "-b": 512,
+        "-ub": 512,
+        "-t": 1,
+        "-tb": 1,
+        "-npp": prompt,
+        "-ntg": passes,
+        "-npl": ",".join(map(str, rows)),
+        "--output-format": "jsonl",
     }
     flat = [str(part) for option in options.items() for part in option]
-    said = _run(
-        [
-            *(peer.tool("llama-batched-bench"), "-m", file, *flat),
-            *("-pps", "--output-format", "jsonl", *split),
-        ]
-    )
+    said = _run([peer.tool("llama-batched-bench"), "-m", file, *flat, "-pps", *split])
     return parsed(said)
+
+
+def plain_cpu_seconds(peer: Peer, file: Path, *, prompt: int, passes: int) -> float:
+    """CPU seconds of a pass of one row in one process: of ``passes`` more of them, on average."""
+    spent = []
+    for many in (1, 1 + passes):
+        before = _children_seconds()
+        pass_seconds(peer, file, (), 0, [1], prompt=prompt, passes=many)
+        spent.append(_children_seconds() - before)
+    return (spent[1] - spent[0]) / passes
+
+
+def _children_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def parsed(said: str) -> dict[int, float]:
@@ -87,7 +105,5 @@ def _run(command: Sequence[str | Path]) -> str:
         raise ClusterError(f"{name} did not end within {_CONVERT_SECONDS:g} s") from None
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip() or "it printed nothing"
-        raise ClusterError(
-            f"{name} ended with status {done.returncode}: {said.splitlines()[-1]}"
-        )
+        raise ClusterError(f"{name} ended with status {done.returncode}: {said.splitlines()[-1]}")
     return done.stdout.decode(errors="replace")
