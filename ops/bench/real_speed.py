@@ -66,7 +66,7 @@ from ops.bench.real_table import (
 )
 from ops.bench.report import machine_line
 from ops.parser import Parser
-from ops.peer.batches import four_bit, pass_seconds, plain_cpu_seconds
+from ops.peer.batches import TYPE, four_bit, pass_seconds, plain_cpu_seconds
 from ops.peer.install import DEFAULT_FOLDER, Peer, version
 from ops.peer.llama import relays, servers
 from ops.peer.pipelines import OurPipeline, our_processes
@@ -305,9 +305,13 @@ def report(given: argparse.Namespace) -> None:
     print(f"{machine_line()}; {load}; llama.cpp of llama-cpp-python {version()}")
     print(
         f"\nT = 0, {plan.tokens} tokens after a prompt of {len(plan.prompt)}. The drafter is right "
-        f"at rate {plan.rate:g} ({shares:.2f} in the {len(plan.seeds)} draws), drafting takes "
-        f"{plan.draft_seconds * 1e3:g} ms a pass. Every text of ours was plain decoding's. "
-        f"llama.cpp: means of {PASSES} passes."
+        f"at rate {plan.rate:g} ({shares:.2f} in the {len(plan.seeds)} draws); drafting takes "
+        f"{plan.draft_seconds * 1e3:g} ms a pass. Every text of ours was plain decoding's. All "
+        "processes share the cores, so that more stages than cores slow each other.\n\n"
+        f"llama.cpp: {TYPE}, head in 8 bits; means of {PASSES} passes, without sampling. Its times "
+        "with drafts are computed from these passes, with drafts as right and as cheap as ours: "
+        "no overhead of its own is counted. *whole*: one process without RPC, beside ours with one "
+        "stage."
     )
     whole = taken.theirs[Linked(0, 0.0)]
     spent = plain_cpu_seconds(

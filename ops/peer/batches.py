@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import statistics
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -69,13 +70,17 @@ def pass_seconds(
 
 
 def plain_cpu_seconds(peer: Peer, file: Path, *, prompt: int, passes: int) -> float:
-    """CPU seconds of a pass of one row in one process: of ``passes`` more of them, on average."""
-    spent = []
-    for many in (1, 1 + passes):
+    """CPU seconds of a pass of one row in one process.
+
+    The median of three differences between a run with ``passes`` passes more and one without.
+    """
+
+    def spent(many: int) -> float:
         before = _children_seconds()
         pass_seconds(peer, file, (), 0, [1], prompt=prompt, passes=many)
-        spent.append(_children_seconds() - before)
-    return (spent[1] - spent[0]) / passes
+        return _children_seconds() - before
+
+    return statistics.median((spent(1 + passes) - spent(1)) / passes for _ in range(3))
 
 
 def _children_seconds() -> float:
