@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,8 +67,9 @@ class Setup:
 
     ``draft``: see ``model.sources``. ``stages``: number of verify stages. ``middles``: models of a
     chain between drafter and target, smaller ones first. ``emulated``: devices and links to
-    emulate; None: none. ``places``: what the models run on. ``layers``: the target's layers by stage; None: near-equal blocks.
-    ``context``: most tokens of a job's prompt and output; None: as many as the target takes.
+    emulate; None: none. ``places``: what the models run on. ``layers``: the target's layers by
+    stage; None: near-equal blocks. ``context``: most tokens of a job's prompt and output; None: as
+    many as the target takes.
     """
 
     target: str
@@ -117,13 +118,20 @@ class Cluster:
     """The processes of ``setup``, on a private broker or the one at ``url``.
 
     ``urls``: by role (``verify-1``), the broker's URL for workers that need another one.
+    ``drafting``: module and first arguments of another program for the draft worker's role.
     """
 
     def __init__(
-        self, setup: Setup, *, url: str | None = None, urls: Mapping[str, str] | None = None
+        self,
+        setup: Setup,
+        *,
+        url: str | None = None,
+        urls: Mapping[str, str] | None = None,
+        drafting: Sequence[str] = ("workers.draft",),
     ) -> None:
         self.setup = setup
         self._urls = urls or {}
+        self._drafting = drafting
         self._given_url = url
         self._broker: PrivateBroker | None = None
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -141,12 +149,12 @@ class Cluster:
                 self._drop_record()
             place = self._broker.directory if self._broker is not None else None
             self._logs = Path(tempfile.mkdtemp(prefix="flowspec-logs-", dir=place))
-            self._spawn("scheduler", "scheduler", *self.setup.arguments)
-            self._spawn("draft", "draft")
+            self._spawn("scheduler", "workers.scheduler", *self.setup.arguments)
+            self._spawn("draft", *self._drafting)
             for stage in range(1, self.setup.stages + 1):
-                self._spawn(f"verify-{stage}", "verify", "--stage", str(stage))
+                self._spawn(f"verify-{stage}", "workers.verify", "--stage", str(stage))
             for model in range(1, len(self.setup.middles) + 1):
-                self._spawn(f"middle-{model}", "middle", "--model", str(model))
+                self._spawn(f"middle-{model}", "workers.middle", "--model", str(model))
             self._wait_until_ready(progress)
         except BaseException:
             self.stop()
@@ -169,7 +177,7 @@ class Cluster:
         }
         with (self._logs / role).open("wb") as log:
             self._processes[role] = subprocess.Popen(
-                [sys.executable, "-m", f"workers.{module}", *arguments],
+                [sys.executable, "-m", module, *arguments],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,8 @@ from flowspec.core.run.limits import Limits
 from flowspec.drivers.live import Worker
 from flowspec.drivers.performers import DraftPerformer
 from flowspec.drivers.replay import header
-from flowspec.model.base import HasFacts
+from flowspec.model.base import DraftExecutor, HasFacts
+from flowspec.model.directory import ModelDirectory
 from flowspec.model.drafter_choice import wanting_hidden
 from flowspec.model.sources import fingerprint, load_sources, target_needs
 from flowspec.observe import logger
@@ -24,6 +25,9 @@ from flowspec.strategies import build
 from flowspec.strategies.auto.decisions import with_drafter_names
 from workers._boot import Process, add_placing, make_worker, parser, run
 from workers._models import check_fingerprint, open_target
+
+#: Loads the drafter of a name for a target, in a precision and on a device.
+Load = Callable[[str, ModelDirectory, str, str], DraftExecutor]
 
 #: The key in a job's stats of what its stages run on, and the facts of a stage there.
 RUNS_ON = "runs_on"
@@ -64,7 +68,13 @@ class _NamingLink(RedisLink):
         return [{key: known.get(key) for key in PLACE} for known in facts]
 
 
-def main() -> None:
+def load_named(draft: str, target: ModelDirectory, dtype: str, device: str) -> DraftExecutor:
+    """The drafter that the pipeline's record names."""
+    return load_sources(draft, target, dtype=dtype, device=device)
+
+
+def main(load: Load = load_named, given_arguments: Sequence[str] | None = None) -> None:
+    """Serve the role with the drafter of ``load``; the arguments are the process's by default."""
     arguments = parser("draft")
     arguments.add_argument(
         "--target", help="where the target is on this machine (default: as the record says)"
@@ -75,14 +85,13 @@ def main() -> None:
         "(default: as the record says)",
     )
     add_placing(arguments)
-    given = arguments.parse_args()
+    given = arguments.parse_args(given_arguments)
     process = Process(given.redis_url)
     control = process.control()
     record = process.pipeline_record(control)
     stages = int(record["stages"])
     middles = len(middles_of(record))
     worker: list[Worker] = []
-
     placed: dict[str, object] = {}
 
     def facts() -> dict[str, object]:
@@ -95,11 +104,11 @@ def main() -> None:
         draft = record["draft"] if given.draft is None else given.draft
         check_fingerprint(fingerprint(draft), record["draft_fingerprint"], draft)
         target = open_target(name, record, target_needs(draft))
-        drafter = load_sources(
+        drafter = load(
             draft,
             target,
-            dtype=given.dtype or record["draft_dtype"],
-            device=given.device or record["draft_device"],
+            given.dtype or record["draft_dtype"],
+            given.device or record["draft_device"],
         )
         if isinstance(drafter, HasFacts):
             placed |= drafter.facts()

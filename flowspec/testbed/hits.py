@@ -72,6 +72,14 @@ def _draw(seed: int, what: int, position: int, token: int = 0) -> float:
     return (state >> 11) * 2.0**-53
 
 
+def right(position: int, rate: float, *, seed: int = 0) -> bool:
+    """Whether a model that is right at ``rate`` has the token after ``position`` of the text.
+
+    For a drafter: at its first rank, with all positions of one kind.
+    """
+    return _draw(seed, _RANK, position) < rate
+
+
 class HitDrafter:
     """Drafts for known texts (``sequences``: prompt and output by job), at the rates of ``kinds``.
 
@@ -184,7 +192,7 @@ class HitStage:
             position = part.positions[row]
             if not true[row]:
                 truth = _other(self._seed, position, part.tokens[row], self._vocabulary)
-            elif _draw(self._seed, _RANK, position) >= self._rate:
+            elif not right(position, self._rate, seed=self._seed):
                 truth = (truth + 1) % self._vocabulary
             said.append(truth)
         return Choice(tuple(said))

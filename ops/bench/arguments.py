@@ -15,6 +15,11 @@ def count(text: str) -> int:
     raise argparse.ArgumentTypeError(f"{text!r}, expected an integer of at least 1")
 
 
+def counts(text: str) -> list[int]:
+    """Integers above 0, by commas."""
+    return [count(part) for part in text.split(",")]
+
+
 def temperatures(text: str) -> list[float]:
     """Numbers of 0 or more, by commas."""
     return _numbers(text, float("inf"), "numbers of 0 or more")

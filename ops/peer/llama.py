@@ -27,6 +27,8 @@ from ops.peer.install import Peer
 START_SECONDS = 30.0
 RUN_SECONDS = 300.0
 _ATTEMPTS = 4
+#: Until a relay has read a new latency.
+_RESHAPED_SECONDS = 0.2
 _TOTAL = re.compile(r"total time = +([\d.]+) ms")
 _PROMPT = re.compile(r"prompt eval time = +([\d.]+) ms")
 _RUNS = re.compile(r" eval time = +[\d.]+ ms / +(\d+) runs")
@@ -116,23 +118,8 @@ class Llama:
         )
 
     def _split(self) -> list[str]:
-        blocks = [len(block) for block in layer_ranges(self.layers, len(self.addresses))]
-        blocks[-1] += 1  # the LM head counts as a layer here
-        shares = ",".join(map(str, blocks))
-        return [
-            "--rpc",
-            ",".join(self.addresses),
-            "-ngl",
-            str(self.layers + 1),
-            "-ts",
-            shares,
-            "-t",
-            "1",
-            "-c",
-            str(self.context),
-            "--temp",
-            "0",
-        ]
+        split = split_options(self.addresses, self.layers)
+        return [*split, "-t", "1", "-c", str(self.context), "--temp", "0"]
 
     def _tool(self, name: str, *arguments: str, prompt: str) -> subprocess.CompletedProcess[bytes]:
         files = [str(self.peer.tool(name)), "-m", str(self.peer.model("target"))]
@@ -155,6 +142,14 @@ class Llama:
         return done
 
 
+def split_options(addresses: Sequence[str], layers: int) -> list[str]:
+    """Options that split a model of ``layers`` layers over ``addresses`` like our stages."""
+    blocks = [len(block) for block in layer_ranges(layers, len(addresses))]
+    blocks[-1] += 1  # the LM head counts as a layer here
+    shares = ",".join(map(str, blocks))
+    return ["--rpc", ",".join(addresses), "-ngl", str(layers + 1), "-ts", shares]
+
+
 @contextlib.contextmanager
 def servers(peer: Peer, count: int, logs: Path) -> Iterator[list[str]]:
     """Run ``count`` RPC servers with one thread each; yield their addresses."""
@@ -169,9 +164,24 @@ def servers(peer: Peer, count: int, logs: Path) -> Iterator[list[str]]:
         yield addresses
 
 
+@dataclass(frozen=True, slots=True)
+class Relays:
+    """Running relays: their ``ports``, in the order of their targets."""
+
+    ports: list[int]
+    process: subprocess.Popen[bytes]
+
+    def set_latency(self, seconds: float) -> None:
+        """Add ``seconds`` each way to everything that is sent from now on."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{seconds * 1e3:g}\n".encode())
+        self.process.stdin.flush()
+        time.sleep(_RESHAPED_SECONDS)
+
+
 @contextlib.contextmanager
-def relays(targets: Sequence[str], latency: float, log: Path) -> Iterator[list[int]]:
-    """Run relays to ``targets`` that add ``latency`` seconds each way; yield their ports."""
+def relays(targets: Sequence[str], latency: float, log: Path) -> Iterator[Relays]:
+    """Run relays to ``targets`` that add ``latency`` seconds each way."""
     command = [
         sys.executable,
         "-m",
@@ -185,7 +195,7 @@ def relays(targets: Sequence[str], latency: float, log: Path) -> Iterator[list[i
         line = process.stdout.readline()
         if not line:
             raise ClusterError(f"the relay did not start: {log.read_text().strip()}")
-        yield json.loads(line)
+        yield Relays(json.loads(line), process)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -17,26 +17,49 @@ from flowspec.errors import ConfigError
 from flowspec.model.directory import open_directory
 from ops.peer.contest import Sides
 from ops.peer.install import Peer
-from ops.peer.llama import DraftOptions, Llama, LlamaRun, relays, servers
+from ops.peer.llama import DraftOptions, Llama, LlamaRun, Relays, relays, servers
 from ops.peer.prompts import PeerPrompt
 
 #: Tokens of a strategy's first job, which is slower than the next.
 _WARM_UP = 8
 
 
+@dataclass(frozen=True, slots=True)
+class OurPipeline:
+    """A running pipeline of ours: its ``client``, the links to its stages, and process ids by role,
+    the broker's as ``broker``.
+    """
+
+    client: Client
+    links: Relays
+    pids: dict[str, int]
+
+
 @contextlib.contextmanager
 def our_pipeline(setup: Setup, latency: float, logs: Path) -> Iterator[Client]:
     """A pipeline whose links to the stages have ``latency`` seconds each way."""
+    with our_processes(setup, latency, logs) as running:
+        yield running.client
+
+
+@contextlib.contextmanager
+def our_processes(
+    setup: Setup, latency: float, logs: Path, drafting: Sequence[str] = ("workers.draft",)
+) -> Iterator[OurPipeline]:
+    """As ``our_pipeline``; ``drafting`` as in ``Cluster``."""
     with contextlib.ExitStack() as stack:
         broker = stack.enter_context(PrivateBroker())
         url = urlsplit(broker.url)
-        ports = stack.enter_context(relays([url.path] * setup.stages, latency, logs / "ours.log"))
+        links = stack.enter_context(relays([url.path] * setup.stages, latency, logs / "ours.log"))
         spokes = {
             f"verify-{at}": f"redis://:{url.password}@127.0.0.1:{port}/0"
-            for at, port in enumerate(ports, 1)
+            for at, port in enumerate(links.ports, 1)
         }
-        cluster = stack.enter_context(Cluster(setup, url=broker.url, urls=spokes))
-        yield stack.enter_context(Client(cluster.url))
+        cluster = stack.enter_context(
+            Cluster(setup, url=broker.url, urls=spokes, drafting=drafting)
+        )
+        client = stack.enter_context(Client(cluster.url))
+        yield OurPipeline(client, links, {**cluster.pids, "broker": broker.pid})
 
 
 @contextlib.contextmanager
@@ -45,9 +68,10 @@ def their_pipeline(peer: Peer, setup: Setup, latency: float, logs: Path) -> Iter
     target = open_directory(setup.target)
     with (
         servers(peer, setup.stages, logs) as addresses,
-        relays(addresses, latency, logs / "theirs.log") as ports,
+        relays(addresses, latency, logs / "theirs.log") as links,
     ):
-        yield Llama(peer, [f"127.0.0.1:{port}" for port in ports], target.layers, target.context)
+        at = [f"127.0.0.1:{port}" for port in links.ports]
+        yield Llama(peer, at, target.layers, target.context)
 
 
 def ours(

@@ -3,7 +3,8 @@
     python -m ops.peer.relay --latency-ms 5 [--bytes-per-second N] TARGET...
 
 One relay per TARGET (``host:port`` or the path of a unix socket), on 127.0.0.1. Prints their ports
-in the order of the targets as one JSON list, and serves until standard input ends.
+in the order of the targets as one JSON list, and serves until standard input ends. A line of
+standard input is a new latency in milliseconds, for all links from then on.
 
 Each direction of each connection is a separate link: a chunk occupies it for bytes / bandwidth and
 is delivered ``latency`` later, in order. A link's buffer is bounded; a faster sender waits, as it
@@ -20,6 +21,7 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any
 
 from flowspec.emulation.profile import LinkShape
@@ -37,7 +39,7 @@ class Direction:
     """One direction of one connection. ``held``, ``most_held``: bytes in it now, and maximum."""
 
     def __init__(self, shape: LinkShape, clock: Callable[[], float]) -> None:
-        self._shape = shape
+        self.shape = shape
         self._clock = clock
         on_the_way = shape.bandwidth * shape.latency if math.isfinite(shape.bandwidth) else 0.0
         self.bound = BUFFER + int(on_the_way)
@@ -50,12 +52,12 @@ class Direction:
     async def take(self, reader: asyncio.StreamReader) -> None:
         """Read until the sender's end of stream, as room permits; OSError if the sender breaks."""
         while chunk := await reader.read(CHUNK):
-            self._free_at = max(self._free_at, self._clock()) + len(chunk) / self._shape.bandwidth
-            self._put(self._free_at + self._shape.latency, chunk)
+            self._free_at = max(self._free_at, self._clock()) + len(chunk) / self.shape.bandwidth
+            self._put(self._free_at + self.shape.latency, chunk)
             while self.held >= self.bound:
                 self._changed.clear()
                 await self._changed.wait()
-        self._put(max(self._free_at, self._clock()) + self._shape.latency, b"")
+        self._put(max(self._free_at, self._clock()) + self.shape.latency, b"")
 
     def _put(self, due: float, chunk: bytes) -> None:
         self._chunks.append((due, chunk))
@@ -107,6 +109,12 @@ class Relay:
         self._server = await asyncio.start_server(self._join, "127.0.0.1", 0)
         self.port = int(self._server.sockets[0].getsockname()[1])
         return self.port
+
+    def reshape(self, shape: LinkShape) -> None:
+        """Shape what is sent from now on by ``shape``, on every connection."""
+        self._shape = shape
+        for direction in self.directions:
+            direction.shape = shape
 
     async def stop(self) -> None:
         """Close the port and every connection."""
@@ -172,14 +180,17 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 
 
 async def serve(targets: Sequence[str], shape: LinkShape) -> None:
-    """Relay to ``targets`` until standard input ends."""
+    """Relay to ``targets`` until standard input ends, with the latencies that it gives."""
     relays = [Relay(target, shape) for target in targets]
     try:
         print(json.dumps([await relay.start() for relay in relays]), flush=True)
         ended = asyncio.StreamReader()
         loop = asyncio.get_running_loop()
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(ended), sys.stdin)
-        await ended.read()
+        while line := await ended.readline():
+            shape = replace(shape, latency=float(line) / 1e3)
+            for relay in relays:
+                relay.reshape(shape)
     finally:
         for relay in relays:
             await relay.stop()

@@ -81,6 +81,16 @@ def test_messages_on_the_way_do_not_wait_for_each_other() -> None:
     run(measure())
 
 
+def test_a_new_latency_holds_for_connections_that_are_open() -> None:
+    async def measure() -> None:
+        async with relayed(echo, LinkShape(0.02, math.inf)) as (relay, ends):
+            assert min(await round_trips(ends, 3)) >= 0.04
+            relay.reshape(LinkShape(0.0, math.inf))
+            assert min(await round_trips(ends, 5)) < 0.02
+
+    run(measure())
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("shape", [LinkShape(0.0, math.inf), LinkShape(0.003, 20e6)])
 def test_bytes_and_their_order_are_kept(seed: int, shape: LinkShape) -> None:

@@ -1,0 +1,244 @@
+"""Where the time of one pass over a whole model goes, in one process without a pipeline.
+
+    python -m ops.bench.pass_parts --model DIR [--dtypes nf4,int4] [--rows 1,4,16] [--repeats 15]
+
+The executor of a one-stage pipeline runs passes of tree rows over a context of 64 rows. Every
+linear layer, norm, activation and attention call reads the clock before and after; a part's time
+is without that of the parts inside it, and *library* is what is left of the layers: the library's
+Python, reshaping and additions. CPU seconds of the thread, which other work on the machine changes
+little; medians over passes, one thread. Prints Markdown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ops.parser import Parser
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+from transformers import AttentionInterface
+
+from flowspec.core.protocol.messages import Returns
+from flowspec.core.protocol.work import Part, Pass, Pruned
+from flowspec.core.run.key import RunKey
+from flowspec.core.run.sampling import Sampling
+from flowspec.errors import FlowSpecError
+from flowspec.model import stage as stage_module
+from flowspec.model.directory import open_directory
+from flowspec.model.kv import TreeCacheLayer
+from flowspec.model.placing import place
+from flowspec.model.stage import ModelStage, load_stage
+from ops.bench.arguments import count, counts
+
+CONTEXT = 64
+#: Parts of a pass in the order of the table: name, and what it is.
+PARTS = {
+    "q, k, v, o": "linear layers of the attention",
+    "gate, up, down": "linear layers of the feed-forward part",
+    "head": "the LM head's product",
+    "attention": "scores, softmax and weighted sum, in float64",
+    "norms": "the library's RMSNorm",
+    "activation": "SiLU and its product with `up`",
+    "rotary": "angles, and their application to queries and keys",
+    "KV rows": "appending keys and values",
+    "library": "the rest of the library's layers: calls, views, residual additions",
+    "mask": "places of the rows, mask, input tensors",
+    "sampling": "argmax over the logits",
+    "stage": "the rest of the executor",
+}
+
+
+class Sections:
+    """Seconds by section; a section's seconds are without those of the sections inside it."""
+
+    def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._clock = clock
+        self._inner: list[float] = []  # seconds of inner sections, by open section
+
+    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """``function`` as a section ``name``."""
+
+        def measured(*args: Any, **kwargs: Any) -> Any:
+            self._inner.append(0.0)
+            began = self._clock()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                taken = self._clock() - began
+                self.seconds[name] += taken - self._inner.pop()
+                if self._inner:
+                    self._inner[-1] += taken
+
+        return measured
+
+
+def section_of(name: str, module: torch.nn.Module) -> str | None:
+    """The section of the block's module ``name``; None: it is part of the one around it."""
+    leaf = name.rpartition(".")[2]
+    if name == "head":
+        return "head"
+    if leaf in ("q_proj", "k_proj", "v_proj", "o_proj"):
+        return "q, k, v, o"
+    if leaf in ("gate_proj", "up_proj", "down_proj"):
+        return "gate, up, down"
+    if leaf == "norm" or leaf.endswith("layernorm"):
+        return "norms"
+    named = {"mlp": "activation", "rotary_emb": "rotary", "body": "library"}
+    return named.get(leaf)
+
+
+@contextlib.contextmanager
+def measured(stage: ModelStage, sections: Sections) -> Iterator[Callable[..., Any]]:
+    """``stage.run`` with every part of it a section."""
+    block = stage.block
+    with contextlib.ExitStack() as stack:
+
+        def replace(owner: Any, attribute: str, name: str) -> None:
+            before = getattr(owner, attribute)
+            setattr(owner, attribute, sections.timed(name, before))
+            stack.callback(setattr, owner, attribute, before)
+
+        for name, module in block.named_modules():
+            section = section_of(name, module)
+            if section is not None:
+                replace(module, "forward", section)
+        replace(TreeCacheLayer, "update", "KV rows")
+        replace(stage_module, "choose_rows", "sampling")
+        replace(block, "run", "mask")
+        modeling = sys.modules[type(block.body).__module__]
+        if hasattr(modeling, "apply_rotary_pos_emb"):
+            replace(modeling, "apply_rotary_pos_emb", "rotary")
+        chosen = block.config._attn_implementation
+        known = AttentionInterface()
+        before = known[chosen]
+        AttentionInterface.register(chosen, sections.timed("attention", before))
+        stack.callback(AttentionInterface.register, chosen, before)
+        yield sections.timed("stage", stage.run)
+
+
+class Passes:
+    """Passes of tree rows at a fixed context of ``CONTEXT`` rows of an executor's only run."""
+
+    def __init__(self, stage: ModelStage, vocabulary: int) -> None:
+        self._stage = stage
+        self._vocabulary = vocabulary
+        self._run = RunKey("parts", 1)
+        self._next = CONTEXT
+        self._last: tuple[int, ...] = ()
+        stage.allocate(self._run, 2 * CONTEXT, Sampling(), Returns())
+        ids = tuple(range(CONTEXT))
+        self._pass(stage.run, ids, tuple(at - 1 for at in ids), ids, CONTEXT, None)
+
+    def step(self, run: Callable[..., Any], rows: int) -> float:
+        """Seconds of a pass over a chain of ``rows`` rows by ``run``; the next drops them."""
+        ids = tuple(range(self._next, self._next + rows))
+        parents = (CONTEXT - 1, *ids[:-1])
+        positions = tuple(range(CONTEXT, CONTEXT + rows))
+        pruned = Pruned((), ()) if self._last else None
+        self._next += rows
+        self._last = ids
+        return self._pass(run, ids, parents, positions, 0, pruned)
+
+    def _pass(
+        self,
+        run: Callable[..., Any],
+        ids: tuple[int, ...],
+        parents: tuple[int, ...],
+        positions: tuple[int, ...],
+        context: int,
+        pruned: Pruned | None,
+    ) -> float:
+        tokens = tuple(7 * node % self._vocabulary for node in ids)
+        offsets = tuple(range(len(ids)))
+        answers = offsets if not context else offsets[-1:]
+        part = Part(
+            self._run,
+            *(0, ids, parents, positions, tokens, offsets),
+            context=context,
+            pruned=pruned,
+            answers=answers,
+        )
+        began = time.thread_time()
+        run(Pass((part,)), [None])
+        return time.thread_time() - began
+
+
+def taken(
+    stage: ModelStage, vocabulary: int, rows: Sequence[int], repeats: int
+) -> dict[int, dict[str, float]]:
+    """Median seconds by number of rows and part; ``whole``: of a pass without clocks inside."""
+    passes = Passes(stage, vocabulary)
+    found = {}
+    for many in rows:
+        passes.step(stage.run, many)
+        whole = [passes.step(stage.run, many) for _ in range(repeats)]
+        series = []
+        for _ in range(repeats):
+            sections = Sections()
+            with measured(stage, sections) as run:
+                passes.step(run, many)
+            series.append(sections.seconds)
+        found[many] = {
+            **{part: statistics.median(one[part] for one in series) for part in PARTS},
+            "whole": statistics.median(whole),
+        }
+    return found
+
+
+def table(found: Mapping[tuple[str, int], Mapping[str, float]]) -> list[str]:
+    """Milliseconds by part, a column for each precision and number of rows."""
+    heads = [f"{dtype}, {rows} {'row' if rows == 1 else 'rows'}" for dtype, rows in found]
+    lines = [f"| part, ms | {' | '.join(heads)} | what |", "|---" * (len(heads) + 2) + "|"]
+    for part, what in PARTS.items():
+        cells = [f"{seconds[part] * 1e3:.2f}" for seconds in found.values()]
+        lines.append(f"| {part} | {' | '.join(cells)} | {what} |")
+    sums = [f"{sum(seconds[part] for part in PARTS) * 1e3:.1f}" for seconds in found.values()]
+    lines.append(f"| sum | {' | '.join(sums)} | |")
+    whole = [f"{seconds['whole'] * 1e3:.1f}" for seconds in found.values()]
+    lines.append(f"| whole pass | {' | '.join(whole)} | without the clocks inside |")
+    return lines
+
+
+def broken_down(
+    model: Path, dtypes: Sequence[str], rows: Sequence[int], repeats: int
+) -> dict[tuple[str, int], dict[str, float]]:
+    """Median seconds by part, for every precision and number of rows."""
+    directory = open_directory(str(model))
+    found = {}
+    for dtype in dtypes:
+        placing = place(dtype, "cpu", directory.config)
+        stage = load_stage(directory, range(directory.layers), placing=placing)
+        for many, seconds in taken(stage, directory.vocabulary, rows, repeats).items():
+            found[dtype, many] = seconds
+        del stage
+    return found
+
+
+def main() -> None:
+    parser = Parser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--dtypes", default="nf4,int4")
+    parser.add_argument("--rows", type=counts, default="1,4,16")
+    parser.add_argument("--repeats", type=count, default=15)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    try:
+        found = broken_down(given.model, given.dtypes.split(","), given.rows, given.repeats)
+        print("\n".join(table(found)))
+    except FlowSpecError as error:
+        sys.exit(f"pass_parts: {error}")
+
+
+if __name__ == "__main__":
+    main()
