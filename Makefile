@@ -7,12 +7,18 @@ STAMP := $(VENV)/.installed
 PROMPTS ?=
 # Tests of brokers, workers and whole clusters; all others need no further process.
 LIVE := tests/broker tests/drivers tests/e2e tests/lua
+# One's own pair: make demo TARGET=dir DRAFT=dir DTYPE=nf4
+TARGET ?=
+DRAFT ?=
+DTYPE ?=
+PAIR = $(if $(TARGET),--target "$(TARGET)") $(if $(DRAFT),--draft "$(DRAFT)") $(if $(DTYPE),--dtype "$(DTYPE)")
 QUESTION := Tom has 5 apples and buys 7 more. He gives 3 to each of his 2 friends. How many apples does he have left?
 
 .PHONY: help venv demo test prompts test-all check bench-hop bench-ablation bench-systems peer bench-peer mutations clean
 
 help:
-	@echo "make demo            answer a prompt with one draft worker and four verify workers"
+	@echo "make demo            answer a prompt with one draft worker and four verify workers;"
+	@echo "                     of your own models: make demo TARGET=dir DRAFT=dir DTYPE=nf4"
 	@echo "make test            what CI runs: lint, types and tests, under 12 minutes on two cores"
 	@echo "make test-all        the heavy checks as well; needs PROMPTS=dir, a folder of .jsonl prompt files"
 	@echo "make check           lint and types only"
@@ -31,7 +37,7 @@ $(STAMP): pyproject.toml ops/constraints.txt
 	@touch $@
 
 demo: $(STAMP)
-	$(BIN)/flowspec generate "$(QUESTION)" --max-new-tokens 64
+	$(BIN)/flowspec generate "$(QUESTION)" --max-new-tokens 64 $(PAIR)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

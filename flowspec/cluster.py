@@ -24,6 +24,7 @@ from flowspec.errors import ClusterError
 from flowspec.model.directory import layer_ranges, local_path
 from flowspec.model.precision import AUTO, check_device, check_dtype
 from flowspec.model.sources import open_models
+from flowspec.planning.cluster_file import check_ranges, ranges_text
 
 #: How long all workers together may take to be ready, seconds.
 READY_SECONDS = 300.0
@@ -36,8 +37,8 @@ Progress = Callable[[int, int], None]
 class Places:
     """Precision and device of the target and the middle models, and those of the drafters.
 
-    Names as in ``model.precision``; ConfigError for any other. A worker's own flags have
-    precedence.
+    Names as in ``model.precision``; ConfigError for any other. Those of the target may be several
+    by spaces, one for each stage. A worker's own flags have precedence.
     """
 
     dtype: str = AUTO
@@ -46,9 +47,9 @@ class Places:
     draft_device: str = AUTO
 
     def __post_init__(self) -> None:
-        for dtype in (self.dtype, self.draft_dtype):
+        for dtype in (*self.dtype.split(), self.draft_dtype):
             check_dtype(dtype)
-        for device in (self.device, self.draft_device):
+        for device in (*self.device.split(), self.draft_device):
             check_device(device)
 
     @property
@@ -67,6 +68,8 @@ class Setup:
     ``draft``: see ``model.sources``. ``stages``: number of verify stages. ``middles``: models of a
     chain between drafter and target, smaller ones first. ``emulated``: devices and links to
     emulate; None: none. ``places``: what the models run on.
+    emulate; None: none. ``layers``: the target's layers by stage; None: near-equal blocks.
+    ``context``: most tokens of a job's prompt and output; None: as many as the target takes.
     """
 
     target: str
@@ -75,11 +78,16 @@ class Setup:
     middles: tuple[str, ...] = ()
     emulated: Emulation | None = None
     places: Places = Places()
+    layers: tuple[range, ...] | None = None
+    context: int | None = None
 
     def check(self) -> None:
         """ConfigError for anything that would make a worker fail, before one is started."""
         target, middles = open_models(self.target, self.draft, self.middles)
-        layer_ranges(target.layers, self.stages, surplus=self.emulated is not None)
+        if self.layers is None:
+            layer_ranges(target.layers, self.stages, surplus=self.emulated is not None)
+        else:
+            check_ranges(self.layers, target.layers, self.stages)
         for name, directory in zip((self.target, *self.middles), (target, *middles), strict=True):
             if local_path(name) is not None:
                 directory.check_weights()
@@ -89,6 +97,8 @@ class Setup:
         """The scheduler's arguments for this setup."""
         chain = [part for middle in self.middles for part in ("--middle", middle)]
         emulated = ["--emulate", self.emulated.text()] if self.emulated is not None else []
+        layers = ["--layers", ranges_text(self.layers)] if self.layers is not None else []
+        context = ["--context", str(self.context)] if self.context is not None else []
         return [
             "--target",
             self.target,
@@ -99,6 +109,8 @@ class Setup:
             *chain,
             *emulated,
             *self.places.arguments,
+            *layers,
+            *context,
         ]
 
 

@@ -25,6 +25,7 @@ ALLOWED = {
     "broker": {"core", "errors", "observe"},
     "model": {"core", "errors", "observe"},
     "emulation": {"core", "errors"},
+    "planning": {"emulation", "model", "core", "errors"},
     "observe": {"errors"},
     "doctor": {"broker", "model", "core", "errors"},
     "drivers": {"strategies", "broker", "model", "emulation", "core", "errors", "observe"},
@@ -32,8 +33,8 @@ ALLOWED = {
     "flowspec": {"client", "errors"},
     "__main__": {"cli"},
 }
-ALLOWED["workers"] = ALLOWED["drivers"] | {"drivers"}
-ALLOWED["cluster"] = ALLOWED["drivers"] | {"drivers"}
+ALLOWED["workers"] = ALLOWED["drivers"] | {"drivers", "planning"}
+ALLOWED["cluster"] = ALLOWED["drivers"] | {"drivers", "planning"}
 ALLOWED["testbed"] = ALLOWED["cluster"] | {"cluster"}
 ALLOWED["cli"] = ALLOWED["testbed"] | {"testbed", "client", "doctor"}
 #: Modules that the pure layers may import: values and arithmetic, no effects.

@@ -16,12 +16,12 @@ from flowspec.core.run.limits import Limits
 from flowspec.drivers.live import Worker
 from flowspec.drivers.performers import DraftPerformer
 from flowspec.drivers.replay import header
-from flowspec.model.directory import fetch_weights
 from flowspec.model.drafter_choice import wanting_hidden
 from flowspec.model.sources import fingerprint, load_sources, target_needs
 from flowspec.strategies import build
 from flowspec.strategies.auto.decisions import with_drafter_names
-from workers._boot import Process, add_placing, check_fingerprint, make_worker, parser, run
+from workers._boot import Process, add_placing, make_worker, parser, run
+from workers._models import check_fingerprint, open_target
 
 #: The key in a job's stats of what its stages run on, and the facts of a stage there.
 RUNS_ON = "runs_on"
@@ -87,7 +87,7 @@ def main() -> None:
         name = given.target or record["target"]
         draft = record["draft"] if given.draft is None else given.draft
         check_fingerprint(fingerprint(draft), record["draft_fingerprint"], draft)
-        target = fetch_weights(name, target_needs(draft))
+        target = open_target(name, record, target_needs(draft))
         drafter = load_sources(
             draft,
             target,
@@ -97,7 +97,7 @@ def main() -> None:
         wanting = wanting_hidden(drafter)
         limits = Limits(
             stages,
-            target.context,
+            min(target.context, int(record.get("context", target.context))),
             target.vocabulary,
             target.eos,
             middles=middles,

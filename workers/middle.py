@@ -9,8 +9,9 @@ from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.live import Worker
 from flowspec.drivers.performers import VerifyPerformer
 from flowspec.errors import ConfigError
-from flowspec.model.directory import fetch_weights
-from workers._boot import Process, add_placing, check_fingerprint, make_worker, parser, run
+from flowspec.model.precision import of_all
+from workers._boot import Process, add_placing, make_worker, parser, run
+from workers._models import open_middle
 
 
 def main() -> None:
@@ -41,12 +42,11 @@ def main() -> None:
         from flowspec.model.stage import load_stage
 
         name = given.path or middles[model - 1]
-        directory = fetch_weights(name, lambda found: ("",))
-        check_fingerprint(
-            directory.fingerprint, record["middle_fingerprints"].split()[model - 1], name
-        )
+        directory = open_middle(name, model, record)
         placing = place(
-            given.dtype or record["dtype"], given.device or record["device"], directory.config
+            given.dtype or of_all(record["dtype"]),
+            given.device or of_all(record["device"]),
+            directory.config,
         )
         executor = load_stage(directory, range(directory.layers), placing=placing)
         placed |= executor.facts()

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from flowspec.drivers.scheduler import Scheduler
 from flowspec.emulation.setup import EMULATED, Emulation
+from flowspec.errors import ConfigError
 from flowspec.model.directory import default_pair, layer_ranges
-from flowspec.model.precision import AUTO, check_device, check_dtype
+from flowspec.model.precision import AUTO, by_stage, check_device, check_dtype
 from flowspec.model.sources import fingerprint, labels, open_models
+from flowspec.planning.cluster_file import check_ranges, parse_ranges, ranges_text, read_cluster
 from workers._boot import Process, parser, run
 
 #: Flags that the pipeline's record keeps for workers that are not told otherwise.
@@ -48,10 +53,22 @@ def main() -> None:
     arguments.add_argument("--emulate", default="", help="devices and links to emulate, as JSON")
     for flag, what in PLACINGS.items():
         arguments.add_argument(flag, default=AUTO, help=what)
+    arguments.add_argument(
+        "--layers", help="the target's layers by stage, like '0-5 5-12' (default: near-equal)"
+    )
+    arguments.add_argument(
+        "--context", type=int, help="most tokens of a job (default: as many as the target takes)"
+    )
+    arguments.add_argument(
+        "--cluster", type=Path, help="a file of `flowspec plan` instead of the flags above"
+    )
     given = arguments.parse_args()
+    _use_cluster(given)
     target, middles = open_models(given.target, given.draft, given.middle)
-    ranges = layer_ranges(target.layers, given.stages, surplus=bool(given.emulate))
+    ranges = _ranges(target.layers, given)
     emulation = Emulation.read(given.emulate) if given.emulate else None
+    if emulation and given.layers:
+        emulation = emulation.following([len(block) for block in ranges])
     process = Process(given.redis_url)
     control = process.control()
     process.state = "ready"
@@ -61,16 +78,19 @@ def main() -> None:
                 "stages": str(given.stages),
                 "target": given.target,
                 "draft": given.draft,
-                "target_fingerprint": target.fingerprint,
+                "target_fingerprint": target.identity,
+                "target_values": json.dumps(target.values()),
                 "draft_fingerprint": fingerprint(given.draft),
                 "drafts": json.dumps(labels(given.draft)),
                 "middles": json.dumps(given.middle),
-                "middle_fingerprints": " ".join(middle.fingerprint for middle in middles),
-                "dtype": check_dtype(given.dtype),
-                "device": check_device(given.device),
+                "middle_fingerprints": " ".join(middle.identity for middle in middles),
+                "middle_values": json.dumps([middle.values() for middle in middles]),
+                "dtype": by_stage(given.dtype, given.stages, check_dtype),
+                "device": by_stage(given.device, given.stages, check_device),
                 "draft_dtype": check_dtype(given.draft_dtype),
                 "draft_device": check_device(given.draft_device),
-                "layers": " ".join(f"{block.start}-{block.stop}" for block in ranges),
+                "layers": ranges_text(ranges),
+                **({"context": str(given.context)} if given.context is not None else {}),
                 **(
                     {EMULATED: replace(emulation, began=time.monotonic()).text()}
                     if emulation
@@ -80,6 +100,32 @@ def main() -> None:
         )
         Scheduler(control, given.stages, most_running=given.jobs).run(stop)
     control.close()
+
+
+def _use_cluster(given: argparse.Namespace) -> None:
+    """Take what a cluster file says, if there is one; a model's place here may be given beside."""
+    if given.cluster is None:
+        return
+    cluster = read_cluster(given.cluster)
+    packaged = default_pair()
+    given.target = cluster.model if given.target == packaged[0] else given.target
+    given.draft = cluster.draft if given.draft == packaged[1] else given.draft
+    given.stages = len(cluster.stages)
+    given.layers = ranges_text(cluster.layers)
+    given.context = cluster.context
+    given.dtype = cluster.dtypes
+    given.device = cluster.devices
+
+
+def _ranges(layers: int, given: argparse.Namespace) -> Sequence[range]:
+    """The layers of every stage; ConfigError unless they are those of the target."""
+    if given.context is not None and given.context < 1:
+        raise ConfigError(f"--context is {given.context}; expected 1 or more")
+    if given.layers is None:
+        return layer_ranges(layers, given.stages, surplus=bool(given.emulate))
+    ranges = parse_ranges(given.layers)
+    check_ranges(ranges, layers, given.stages)
+    return ranges
 
 
 if __name__ == "__main__":

@@ -11,18 +11,19 @@ from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.live import Worker
 from flowspec.drivers.performers import VerifyPerformer
 from flowspec.model.base import HasFacts, StageExecutor
-from flowspec.model.directory import ModelDirectory, fetch_weights, layer_range
+from flowspec.model.directory import ModelDirectory, layer_range
 from flowspec.model.empty_stage import PassingStage
+from flowspec.model.precision import of_stage
 from flowspec.observe import logger
 from workers._boot import (
     Process,
     add_placing,
-    check_fingerprint,
     make_worker,
     parser,
     run,
     stage_number,
 )
+from workers._models import open_stage
 
 #: Attention paths of ``flowspec.model``, which imports torch and so is imported after the lease.
 ATTENTIONS = ("plain", "two-level")
@@ -60,11 +61,15 @@ def main() -> None:
     with process.leased(f"verify-{stage}", facts) as stop:
         name = given.target or record["target"]
         layers = layer_range(record["layers"], stage)
-        target = fetch_weights(name, lambda found: _needs(found, layers))
-        check_fingerprint(target.fingerprint, record["target_fingerprint"], name)
-        dtype = given.dtype or record["dtype"]
+        asked = given.dtype or of_stage(record["dtype"], stage)
+        target, dtype = open_stage(
+            name, stage, layers, record, asked, lambda found: _needs(found, layers)
+        )
         executor, model_seconds = _executor(
-            target, layers, given.attention, (dtype, given.device or record["device"])
+            target,
+            layers,
+            given.attention,
+            (dtype, given.device or of_stage(record["device"], stage)),
         )
         if isinstance(executor, HasFacts):
             placed |= executor.facts()

@@ -9,7 +9,10 @@ from typing import Annotated
 import typer
 
 from flowspec.cli.flags import (
+    Acceptance,
+    Boxes,
     Cluster,
+    Context,
     Device,
     Draft,
     DraftDevice,
@@ -17,12 +20,16 @@ from flowspec.cli.flags import (
     Drafter,
     Drafters,
     Dtype,
+    Jobs,
     Json,
     Latency,
+    LinkMs,
     MaxNewTokens,
     Mbit,
     Models,
     Pair,
+    Planned,
+    PlannedDtype,
     Pretended,
     PromptFile,
     Raw,
@@ -78,6 +85,7 @@ def generate(
     device: Device = None,
     draft_dtype: DraftDtype = None,
     draft_device: DraftDevice = None,
+    cluster: Planned = None,
     strategy: Strategy = DEFAULT_STRATEGY,
     max_new_tokens: MaxNewTokens = DEFAULT_MAX_NEW_TOKENS,
     temperature: Temperature = 0.0,
@@ -99,11 +107,11 @@ def generate(
     from flowspec.cli.generate import Request, run
     from flowspec.cli.places import check_alone, setup_of
 
-    places = (dtype, device, draft_dtype, draft_device)
-    check_alone(redis_url, target, draft, models, stages, *places)
+    run_on = (dtype, device, draft_dtype, draft_device)
+    check_alone(redis_url, target, draft, models, stages, cluster, *run_on)
     run(
         Request(
-            setup=setup_of(target, draft, models, stages, places),
+            setup=setup_of(target, draft, models, stages, run_on, cluster),
             sampling=Sampling(temperature, top_k, top_p, seed),
             strategy=strategy,
             max_new_tokens=max_new_tokens,
@@ -127,14 +135,15 @@ def up(
     device: Device = None,
     draft_dtype: DraftDtype = None,
     draft_device: DraftDevice = None,
+    cluster: Planned = None,
     redis_url: Url = None,
 ) -> None:
     """Start a pipeline that keeps running, and print how to reach it."""
     from flowspec.cli.places import setup_of
     from flowspec.cli.service import up
 
-    places = (dtype, device, draft_dtype, draft_device)
-    up(setup_of(target, draft, models, stages, places), redis_url)
+    run_on = (dtype, device, draft_dtype, draft_device)
+    up(setup_of(target, draft, models, stages, run_on, cluster), redis_url)
 
 
 @app.command()
@@ -274,6 +283,38 @@ def profile(
 
 
 @app.command()
+def plan(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="Model to split: folder, hub name or a lone config file; default: the packaged "
+            "one.",
+            show_default=False,
+        ),
+    ] = None,
+    dry: Annotated[
+        bool, typer.Option("--dry", help="Measure nothing: estimate from --boxes and the config.")
+    ] = False,
+    boxes: Boxes = None,
+    draft: Draft = None,
+    dtype: PlannedDtype = "auto",
+    context: Context = None,
+    link_ms: LinkMs = 0.2,
+    mbit: Mbit = 1000.0,
+    strategy: Strategy = "auto",
+    acceptance: Acceptance = None,
+    jobs: Jobs = 1,
+    out: Annotated[Path, typer.Option(help="Write the cluster file here.")] = Path("cluster.toml"),
+    redis_url: Url = None,
+) -> None:
+    """Choose which box gets which layers, predict its speed, and write a cluster file."""
+    from flowspec.cli.plan import PlanRequest, plan
+
+    given = (model, dry, boxes, draft, dtype, context, link_ms, mbit, strategy, acceptance)
+    plan(PlanRequest(*given, jobs, out, redis_url or None))
+
+
+@app.command()
 def simulate(
     prompt: Annotated[str | None, typer.Argument(help="The prompt.", show_default=False)] = None,
     prompts: PromptFile = None,
@@ -384,6 +425,30 @@ def bench(
             *given, seed, sweep or [], out, markdown, plots, plot_format, tune, against
         )
     )
+
+
+@app.command()
+def shard(
+    target: Annotated[str, typer.Argument(help="The model: folder or hub name.")],
+    out: Annotated[Path, typer.Option(help="Folder to make; it gets stage-1, stage-2 ... draft.")],
+    stages: Stages = None,
+    layers: Annotated[
+        str | None,
+        typer.Option(help="Instead of --stages: each stage's block of layers, like '0-5 5-12'."),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="Precision of the layers' weights; default: as the model has them."),
+    ] = None,
+    head: Annotated[
+        bool,
+        typer.Option("--head", help="Give the draft worker what an EAGLE head reads."),
+    ] = False,
+) -> None:
+    """Cut a model into a folder for each stage, so that a machine holds only its own part."""
+    from flowspec.cli.shard import shard
+
+    shard(target, out, stages, layers, dtype, head=head)
 
 
 @app.command()

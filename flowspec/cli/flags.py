@@ -88,6 +88,12 @@ DraftDevice = Annotated[
     str | None,
     typer.Option(callback=checked_by(check_device), help="Device of the drafters, as --device."),
 ]
+Planned = Annotated[
+    Path | None,
+    typer.Option(
+        "--cluster", help="A file that `flowspec plan` wrote, instead of models and stages."
+    ),
+]
 Strategy = Annotated[
     str, typer.Option(help="See `flowspec strategies`; options as NAME:option=value,...")
 ]
@@ -184,4 +190,46 @@ Pretended = Annotated[
 Simulated = Annotated[int, typer.Option(callback=_SIMULATED, help="Most tokens to generate.")]
 Tokens = Annotated[
     int | None, typer.Option(callback=_SIMULATED, help="Tokens of every text; default: 48.")
+]
+
+Boxes = Annotated[
+    str | None,
+    typer.Option(
+        callback=not_empty("boxes like nano:4x8GiB@50GB/s"),
+        help="With --dry: NAME:[COUNTx]MEMORY@BANDWIDTH[+COMPUTE],... like "
+        "nano:4x8GiB@50GB/s,desk:24GiB@900GB/s+60TFLOPS. Otherwise local:N, N workers on this "
+        "machine.",
+    ),
+]
+PlannedDtype = Annotated[
+    str,
+    typer.Option(
+        "--dtype",
+        callback=taken_by(lambda dtype: check_dtype(dtype)),
+        help=f"Precision of the weights: {', '.join(DTYPES)}; auto: the checkpoint's own.",
+    ),
+]
+Context = Annotated[
+    int | None,
+    typer.Option(
+        callback=_POSITIVE,
+        help="Most tokens of prompt and output; default: the model's, at most 4096.",
+    ),
+]
+LinkMs = Annotated[
+    float,
+    typer.Option(
+        callback=in_range(0, 999_999, "milliseconds from 0 to 999999"),
+        help="One-way latency between boxes, ms; measured with --redis-url.",
+    ),
+]
+Acceptance = Annotated[
+    float | None,
+    typer.Option(
+        callback=in_range(0, 1, "a probability from 0 to 1"),
+        help="Probability that a drafted token is right; default: as the packaged drafters'.",
+    ),
+]
+Jobs = Annotated[
+    int, typer.Option(callback=_POSITIVE, help="Jobs at once that every box has memory for.")
 ]

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from flowspec.errors import ConfigError
 from flowspec.model.directory import default_pair
 from flowspec.model.precision import AUTO
 from flowspec.model.sources import NGRAM, open_models
+from flowspec.planning.cluster_file import ClusterFile, read_cluster
 
 #: Verify stages of a pipeline if no number is given.
 DEFAULT_STAGES = 4
@@ -28,8 +30,8 @@ def check_alone(url: str | None, *flags: object) -> None:
     """ConfigError if flags of a private pipeline are given with the URL of a running one."""
     if url and any(flag is not None for flag in flags):
         raise ConfigError(
-            "--target, --draft, --models, --stages and what they run on are for a private "
-            "pipeline, "
+            "--target, --draft, --models, --stages, --cluster and what they run on are for a "
+            "private pipeline, "
             "and a running one is named by --redis-url or FLOWSPEC_REDIS_URL: "
             "leave out the one or the other"
         )
@@ -55,11 +57,20 @@ def setup_of(
     models: str | None,
     stages: int | None,
     run_on: PlaceFlags = (None, None, None, None),
+    cluster: Path | None = None,
 ) -> Setup:
     """The setup for these flags.
 
     ``models``: the draft, any middle models and the target, smallest first, joined by commas.
+    ``cluster``: a cluster file, instead of all others.
     """
+    if cluster is not None:
+        if any(flag is not None for flag in (target, draft, models, stages, *run_on[:2])):
+            raise ConfigError(
+                "--cluster names the models, the stages and what they run on: "
+                "leave out --target, --draft, --models, --stages, --dtype and --device"
+            )
+        return cluster_setup(read_cluster(cluster), run_on[2:])
     packaged_target, packaged_draft = default_pair()
     places = Places(*(AUTO if flag is None else flag for flag in run_on))
     count = DEFAULT_STAGES if stages is None else stages
@@ -76,6 +87,19 @@ def setup_of(
         return Setup(names[-1], names[0], count, tuple(names[1:-1]), places=places)
     drafts = draft_for(target, draft, packaged_draft)
     return Setup(target or packaged_target, drafts, count, places=places)
+
+
+def cluster_setup(cluster: ClusterFile, drafting: Sequence[str | None] = (None, None)) -> Setup:
+    """The setup of a planned pipeline; ``drafting``: precision and device of the drafters."""
+    own = (cluster.dtypes, cluster.devices)
+    return Setup(
+        cluster.model,
+        cluster.draft,
+        len(cluster.stages),
+        layers=cluster.layers,
+        context=cluster.context,
+        places=Places(*own, *(AUTO if flag is None else flag for flag in drafting)),
+    )
 
 
 @dataclass(frozen=True, slots=True)

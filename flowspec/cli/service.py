@@ -27,6 +27,7 @@ from flowspec.cli.show import console
 from flowspec.client import Client
 from flowspec.cluster import READY_SECONDS, Cluster, Places, Setup
 from flowspec.errors import ClusterError, FlowSpecError
+from flowspec.planning.cluster_file import parse_ranges
 
 _STOP_SECONDS = 15.0
 
@@ -239,6 +240,8 @@ def _main() -> None:
         parser.add_argument(flag)
     parser.add_argument("--stages", type=int)
     parser.add_argument("--middle", action="append", default=[])
+    parser.add_argument("--layers", type=parse_ranges)
+    parser.add_argument("--context", type=int)
     given = parser.parse_args()
     setup = Setup(
         given.target,
@@ -246,6 +249,8 @@ def _main() -> None:
         given.stages,
         tuple(given.middle),
         places=Places(given.dtype, given.device, given.draft_dtype, given.draft_device),
+        layers=given.layers,
+        context=given.context,
     )
     try:
         _Supervisor(setup, os.environ.get("FLOWSPEC_REDIS_URL")).run()

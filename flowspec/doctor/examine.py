@@ -22,6 +22,7 @@ from flowspec.doctor import (
 from flowspec.doctor.finding import Finding, from_error, note
 from flowspec.doctor.probe import IMPORT_SECONDS, Probed, probe
 from flowspec.errors import BrokerError, ConfigError
+from flowspec.model.families import TESTED_FAMILIES
 
 Survey = Callable[[str], Sequence[kernels.KernelFact]]
 Announce = Callable[[str], None]
@@ -66,7 +67,7 @@ def examine(plans: Plans, survey: Survey | None, announce: Announce) -> Iterator
     announce("loading the models' code, and reading their folders")
     usable = bool(probed.torch_build)
     memory = _memory(device, seen, probed)
-    families = _families() if usable else ()
+    families = TESTED_FAMILIES if usable else ()
     yield from model.check_names(plans.target, plans.draft, memory, plans.dtype, families)
     if survey is not None and usable:
         announce("looking for kernels")
@@ -91,12 +92,6 @@ def _memory(device: str, seen: machine.MachineFacts, probed: Probed) -> int | No
         return seen.available
     number = int(device.partition(":")[2] or 0)
     return probed.accelerators[number].free if number < len(probed.accelerators) else None
-
-
-def _families() -> Sequence[str]:
-    from flowspec.model.block import TESTED_FAMILIES
-
-    return TESTED_FAMILIES
 
 
 def _broker(url: str, announce: Announce) -> Iterator[Finding]:

@@ -10,17 +10,19 @@ from typing import Any
 
 from flowspec.doctor.finding import Finding, error, from_error, note, ok, size, warning
 from flowspec.errors import ConfigError, ModelError
-from flowspec.model.directory import ModelDirectory, check_pair, local_path, open_directory
+from flowspec.model import formats as unread
+from flowspec.model.directory import (
+    ModelDirectory,
+    check_pair,
+    local_path,
+    open_directory,
+    read_config_file,
+)
 from flowspec.model.head_layout import check_head, is_head
 from flowspec.model.precision import AUTO, PRECISIONS
 from flowspec.model.sources import NGRAM, source_names
 
 _LOAD = "download the model again"
-_CONVERT = (
-    "give the original checkpoint in safetensors; or convert it in Python: "
-    "transformers' AutoModelForCausalLM.from_pretrained({arguments}).save_pretrained(NEW_FOLDER), "
-    "and copy the tokenizer's files"
-)
 _POINTER = b"version https://git-lfs"
 
 
@@ -97,15 +99,15 @@ def _open(name: str, role: str) -> tuple[ModelDirectory | None, list[Finding]]:
     if found:
         return None, found
     try:
+        wrong = unread.of_config(path, read_config_file(path))
+        if wrong is not None:
+            return None, [error(role, wrong.what, wrong.remedy)]
         directory = open_directory(str(path))
-        quantised = _quantised(role, directory)
-        if quantised is not None:
-            return None, [quantised]
         directory.check_weights()
         for tensor in directory.weight_files:
             directory.tensor(tensor)
-    except ModelError as wrong:
-        return None, [from_error(role, wrong, _LOAD)]
+    except ModelError as refused:
+        return None, [from_error(role, refused, _LOAD)]
     return directory, []
 
 
@@ -139,22 +141,9 @@ def formats(role: str, path: Path) -> Iterator[Finding]:
             "run `git lfs pull` in the folder",
         )
         return
-    if any(path.glob("*.safetensors")) or any(path.glob("*.safetensors.index.json")):
-        return
-    ggufs, pickles = sorted(path.glob("*.gguf")), sorted(path.glob("pytorch_model*.bin"))
-    if ggufs:
-        arguments = f"{str(path)!r}, gguf_file={ggufs[0].name!r}"
-        yield error(
-            role,
-            f"{path} holds GGUF weights; only safetensors are read",
-            _CONVERT.format(arguments=arguments),
-        )
-    elif pickles:
-        yield error(
-            role,
-            f"{path} holds pickled weights (.bin), which may run code; only safetensors are read",
-            _CONVERT.format(arguments=repr(str(path))),
-        )
+    wrong = unread.of_folder(path)
+    if wrong is not None:
+        yield error(role, wrong.what, wrong.remedy)
 
 
 def _is_pointer(file: Path) -> bool:
@@ -163,18 +152,6 @@ def _is_pointer(file: Path) -> bool:
             return opened.read(len(_POINTER)) == _POINTER
     except OSError:
         return False
-
-
-def _quantised(role: str, directory: ModelDirectory) -> Finding | None:
-    given = directory.config.get("quantization_config")
-    if not isinstance(given, dict):
-        return None
-    method = str(given.get("quant_method", "quantised")).upper()
-    return error(
-        role,
-        f"{directory.path} holds {method} weights, which are not read",
-        "give the model's original checkpoint; --dtype quantises it when it is loaded",
-    )
 
 
 def gather(name: str, directory: ModelDirectory) -> ModelFacts:

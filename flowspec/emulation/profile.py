@@ -94,8 +94,11 @@ class Profile:
     the stage counts the profile is meant for, its default first. ``anchors``: published figures
     that its arithmetic reproduces, and their conditions. ``speeds``: of the stages' devices,
     relative to that of ``layer`` and ``head``, from stage 1 on and then from the first again;
-    empty: all 1. ``even_split``: every stage has as many layers, whatever its speed. ConfigError
-    for counts below 1 and speeds that are not above 0.
+    empty: all 1. ``even_split``: every stage has as many layers, whatever its speed. ``split``: the
+    layers of each stage, as they are; empty: chosen here. ``blocks``: with a split, a pass through
+    each stage's layers as a whole, instead of ``layer`` and ``speeds``; ``head`` is then that of
+    the last stage's device. ConfigError for counts below 1, speeds that are not above 0, and a
+    split or blocks that do not match the rest.
     """
 
     name: str
@@ -113,6 +116,8 @@ class Profile:
     anchors: Mapping[str, float] = field(default_factory=dict)
     speeds: tuple[float, ...] = ()
     even_split: bool = False
+    split: tuple[int, ...] = ()
+    blocks: tuple[Times, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "value_bytes"):
@@ -124,14 +129,32 @@ class Profile:
             )
         if not all(0 < speed < math.inf for speed in self.speeds):
             raise ConfigError(f"speeds is {list(self.speeds)}; expected numbers above 0")
+        if self.split and (min(self.split) < 0 or sum(self.split) != self.layers):
+            raise ConfigError(
+                f"split is {list(self.split)}; expected counts of layers that add up to "
+                f"{self.layers}"
+            )
+        if self.blocks and (len(self.blocks) != len(self.split) or self.speeds):
+            raise ConfigError(
+                f"there are times of {len(self.blocks)} blocks, a split over {len(self.split)} "
+                f"stages and {len(self.speeds)} speeds; expected a block for every stage of the "
+                "split, and no speeds beside blocks"
+            )
 
     def stage_layers(self, stage: int, stages: int) -> int:
         """Layers of stage ``stage`` of ``stages``, in the split whose slowest stage is fastest.
 
         The head counts by its time for one row; ties go to the split with the longest last block.
         Before the last stage, longer blocks come first. With more stages than layers, the surplus
-        stages have none and pass rows on. With ``speeds``, ties go to the earlier stage.
+        stages have none and pass rows on. With ``speeds``, ties go to the earlier stage. A profile
+        with a ``split`` has that one; ConfigError for another number of stages.
         """
+        if self.split:
+            if stages != len(self.split):
+                raise ConfigError(
+                    f"profile {self.name} is split over {len(self.split)} stages, not {stages}"
+                )
+            return self.split[stage - 1]
         if self.even_split:
             size, longer = divmod(self.layers, stages)
             return size + (stage <= longer)
@@ -152,7 +175,9 @@ class Profile:
 
         The last stage's includes the LM head over ``answers`` of the rows; None: over all.
         """
-        seconds = self.stage_layers(stage, stages) * self.layer.at(rows)
+        layers = self.stage_layers(stage, stages)
+        blocks = self.blocks
+        seconds = blocks[stage - 1].at(rows) if blocks else layers * self.layer.at(rows)
         judged = rows if answers is None else answers
         head = self.head.at(judged) if stage == stages and judged else 0.0
         return (seconds + head) / self._speed(stage)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +47,22 @@ class Emulation:
             )
         self.profile.check_source(self.source)
 
+    def following(self, split: Sequence[int]) -> Emulation:
+        """This emulation with the layers of every stage as in ``split``, which are the model's.
+
+        A profile of a model with another number of layers keeps its own split. ConfigError if the
+        profile gives the same layers another split.
+        """
+        profile = self.profile
+        if sum(split) != profile.layers or profile.split == tuple(split):
+            return self
+        if profile.split:
+            raise ConfigError(
+                f"profile {profile.name} has {list(profile.split)} layers by stage, and the "
+                f"pipeline {list(split)}; expected the same"
+            )
+        return dataclasses.replace(self, profile=dataclasses.replace(profile, split=tuple(split)))
+
     def wall(self, nominal: float) -> float:
         """The wall time from which an event at ``nominal`` may be processed."""
         return self.began + self.stretch * nominal + self.guard
@@ -85,6 +101,8 @@ def _profile(fields: Mapping[str, Any]) -> Profile:
             "link": LinkShape(**fields["link"]),
             "stages": tuple(fields["stages"]),
             "speeds": tuple(fields["speeds"]),
+            "split": tuple(fields["split"]),
+            "blocks": tuple(_times(times) for times in fields["blocks"]),
             "middles": tuple(_times(times) for times in fields["middles"]),
         }
     )

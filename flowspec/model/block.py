@@ -7,31 +7,28 @@ storage of keys and values (``kv``) differ.
 
 from __future__ import annotations
 
-import copy
 import time
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import PretrainedConfig
 
 from flowspec.core.protocol.work import Part
 from flowspec.errors import ModelError
+from flowspec.model.architecture import build, read_config
 from flowspec.model.arrays import to_tensor
-from flowspec.model.attention import EXACT_DEVICES, bias_of
+from flowspec.model.attention import EXACT, EXACT_DEVICES, bias_of
 from flowspec.model.base import RowArray
 from flowspec.model.directory import ModelDirectory
 from flowspec.model.kv import TreeCache
-from flowspec.model.linear import KernelLinear, load_linear, rows_are_independent
+from flowspec.model.linear import KernelLinear, rows_are_independent
+from flowspec.model.loading import HEAD, Loader
 from flowspec.model.masks import full_mask, tree_mask, windowed
 from flowspec.model.placing import Placing
 from flowspec.model.rows import Placement
 from flowspec.model.two_level import PLAIN, TWO_LEVEL, RowCache, TwoLevelCache, implementation
-from flowspec.model.weights import read_tensor
-
-#: Families for which the test suite compares stages with the whole model.
-TESTED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
 def tensor_prefixes(directory: ModelDirectory, layers: range) -> tuple[str, ...]:
@@ -43,8 +40,30 @@ def tensor_prefixes(directory: ModelDirectory, layers: range) -> tuple[str, ...]
     return own + embedding + (("model.norm.", "lm_head.") if last else ())
 
 
+def linear_names(directory: ModelDirectory, layers: range) -> tuple[str, ...]:
+    """Names in the checkpoint of the matrices of the linear layers in ``layers``."""
+    found = build(
+        directory,
+        read_config(directory),
+        layers,
+        first=False,
+        last=False,
+        dtype=torch.float32,
+        implementation=EXACT,
+    )
+    return tuple(
+        f"model.layers.{number + layers.start}.{name}.weight"
+        for number, layer in enumerate(found.body.layers)
+        for name, module in layer.named_modules()
+        if isinstance(module, torch.nn.Linear)
+    )
+
+
 class LayerBlock(torch.nn.Module):
     """Layers ``layers`` of the model in ``directory``, in the precision and place of ``placing``.
+
+    For a family that is not in ``families.TESTED_FAMILIES``, ``trial`` finds out whether this is
+    right.
 
     ``first``: with the embedding. ``last``: with the final norm and the head. ``attention``:
     ``plain``, or ``two-level`` (``two_level``), which gives the same rows; ModelError if the model
@@ -69,22 +88,20 @@ class LayerBlock(torch.nn.Module):
         self.placing = placing if placing is not None else Placing()
         self.dtype = self.placing.rows
         self.device = self.placing.device
-        self.config = _cut_config(directory, layers)
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(
-                self.config,
-                dtype=self.dtype,
-                attn_implementation=implementation(attention, self.config),
-            )
-        _check_shape(directory, model)
-        self.body = model.model
-        self.head = model.lm_head if last else None
-        self.body.rotary_emb = type(self.body.rotary_emb)(self.config).to(self.device)
-        if not first:
-            self.body.embed_tokens = torch.nn.Identity()
-        if not last:
-            self.body.norm = torch.nn.Identity()
-        _Loader(self, directory, layers).load()
+        whole = read_config(directory)
+        found = build(
+            directory,
+            whole,
+            layers,
+            first=first,
+            last=last,
+            dtype=self.dtype,
+            implementation=implementation(attention, whole),
+        )
+        self.config = found.config
+        self.body = found.body
+        self.head = found.head
+        Loader(self, directory, layers, self.placing).load()
         self.eval()
 
     @property
@@ -134,7 +151,7 @@ class LayerBlock(torch.nn.Module):
         )
 
     def _rows_into(self, name: str) -> torch.dtype:
-        return self.placing.head_rows if name == "head" else self.dtype
+        return self.placing.head_rows if name == HEAD else self.dtype
 
     def new_cache(self, capacity: int) -> RowCache:
         """KV rows for one job."""
@@ -203,117 +220,5 @@ class LayerBlock(torch.nn.Module):
         return logits
 
 
-class _Loader:
-    """Fills a block that was built without memory, one tensor at a time."""
-
-    def __init__(self, block: LayerBlock, directory: ModelDirectory, layers: range) -> None:
-        self._block = block
-        self._directory = directory
-        self._layers = layers
-
-    def load(self) -> None:
-        """Replace every tensor and every linear layer; ModelError names one that is not there."""
-        block = self._block
-        linears = [
-            (name, module)
-            for name, module in block.named_modules()
-            if isinstance(module, torch.nn.Linear)
-        ]
-        for name, module in linears:
-            self._replace(name, self._linear(name, module))
-        for name, parameter in list(block.named_parameters()):
-            if parameter.is_meta:
-                self._replace(name, self._parameter(name, tuple(parameter.shape)))
-        if any(tensor.is_meta for tensor in (*block.parameters(), *block.buffers())):
-            kind = self._directory.config["model_type"]
-            raise ModelError(
-                f"{self._directory.path}: {kind} models keep state outside their weights; "
-                "not supported"
-            )
-
-    def _replace(self, name: str, value: object) -> None:
-        owner, _, leaf = name.rpartition(".")
-        setattr(self._block.get_submodule(owner), leaf, value)
-
-    def _parameter(self, name: str, shape: tuple[int, ...]) -> torch.nn.Parameter:
-        stored = self._stored_name(name)
-        entry = self._directory.tensor(stored)
-        self._check(stored, entry.shape, shape)
-        value = read_tensor(stored, entry, self._block.dtype).to(self._block.device)
-        return torch.nn.Parameter(value, requires_grad=False)
-
-    def _linear(self, name: str, module: torch.nn.Linear) -> KernelLinear:
-        placing = self._block.placing
-        is_head = name == "head"
-        stored = self._stored_name(f"{name}.weight")
-        entry = self._directory.tensor(stored)
-        shape = (module.out_features, module.in_features)
-        self._check(stored, entry.shape, shape)
-        precision = placing.head if is_head else placing.precision
-        rows = placing.head_rows if is_head else placing.rows
-        linear = load_linear(stored, entry, precision, rows, placing.device)
-        if module.bias is not None:
-            linear.bias = self._parameter(f"{name}.bias", (shape[0],)).data.to(rows)
-        return linear
-
-    def _stored_name(self, name: str) -> str:
-        """The name in the checkpoint of the block's tensor ``name``."""
-        if name.startswith("head."):
-            stored = "lm_head." + name.removeprefix("head.")
-            return "model.embed_tokens.weight" if self._directory.tied else stored
-        stored = "model." + name.removeprefix("body.")
-        if stored.startswith("model.layers."):
-            number, _, rest = stored.removeprefix("model.layers.").partition(".")
-            stored = f"model.layers.{int(number) + self._layers.start}.{rest}"
-        return stored
-
-    @staticmethod
-    def _check(stored: str, found: tuple[int, ...], shape: tuple[int, ...]) -> None:
-        if found != shape:
-            raise ModelError(f"{stored} has shape {found}; the config says {shape}")
-
-
 def _key_heads(config: PretrainedConfig) -> int:
     return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
-
-
-def _cut_config(directory: ModelDirectory, layers: range) -> PretrainedConfig:
-    """The model's config as if it had only ``layers``."""
-    try:
-        config = AutoConfig.from_pretrained(
-            directory.path, trust_remote_code=False, local_files_only=True
-        )
-    except (ValueError, OSError, KeyError) as error:
-        raise ModelError(
-            f"{directory.path} cannot be loaded: {str(error).splitlines()[0]}"
-        ) from None
-    config = copy.deepcopy(config)
-    if getattr(config, "final_logit_softcapping", None) is not None:
-        raise ModelError(
-            f"{directory.path} caps its logits ({config.model_type}); such models are not supported"
-        )
-    types = getattr(config, "layer_types", None)
-    if types:
-        config.layer_types = list(types[layers.start : layers.stop])
-        strange = sorted(set(config.layer_types) - {"full_attention", "sliding_attention"})
-        if strange:
-            raise ModelError(
-                f"{directory.path} has {strange[0]} layers; "
-                "only attention over KV rows can be split"
-            )
-    config.num_hidden_layers = len(layers)
-    return config
-
-
-def _check_shape(directory: ModelDirectory, model: torch.nn.Module) -> None:
-    body = getattr(model, "model", None)
-    parts = ("embed_tokens", "layers", "norm", "rotary_emb")
-    if (
-        body is None
-        or not hasattr(model, "lm_head")
-        or not all(hasattr(body, part) for part in parts)
-    ):
-        raise ModelError(
-            f"{directory.path} is a {directory.config['model_type']} model, "
-            f"whose layers cannot be split here; tested families: {', '.join(TESTED_FAMILIES)}"
-        )

@@ -5,34 +5,28 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from flowspec.errors import ModelError
+from flowspec.model import formats
+from flowspec.model.manifest import Manifest, read_manifest
+from flowspec.model.tensor_files import TensorEntry, read_header
+from flowspec.model.value_digests import digest_of, group_digests, group_of, of_prefixes
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
-#: Largest safetensors header accepted, bytes; the format's own limit.
-_MAX_HEADER = 100_000_000
+#: Rotary embeddings with one set of factors for short texts and one for long ones, and the field
+#: that holds the length of short ones. ``su`` is its old name.
+_LONGROPE = ("longrope", "su")
+_SHORT = "original_max_position_embeddings"
 #: Packaged models: a target, two smaller ones with its tokenizer, and an EAGLE head for it.
 PACKAGED = ("target", "medium", "draft", "head")
 _PACKAGE = Path(__file__).parent.parent / "default_pair"
 _TEXT_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
-
-
-@dataclass(frozen=True, slots=True)
-class TensorEntry:
-    """A stored tensor: its file, absolute byte range, safetensors dtype name and shape."""
-
-    file: Path
-    start: int
-    end: int
-    dtype: str
-    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -57,13 +51,29 @@ class ModelDirectory:
 
     @property
     def context(self) -> int:
-        """Tokens the model was trained for, prompt and output together."""
-        return int(self.config.get("max_position_embeddings", 2048))
+        """Tokens the model was trained for, prompt and output together.
+
+        With longrope, those of the short factors: the library changes the factors of a whole text
+        at that length, so rows computed before it would be others than those of the whole model.
+        """
+        longest = int(self.config.get("max_position_embeddings", 2048))
+        rope = self.config.get("rope_parameters") or self.config.get("rope_scaling") or {}
+        if rope.get("rope_type", rope.get("type")) not in _LONGROPE:
+            return longest
+        short = rope.get(_SHORT) or self.config.get(_SHORT) or longest
+        return min(longest, int(short))
 
     @property
     def tied(self) -> bool:
-        """Whether the output head shares the embedding's weights."""
-        return bool(self.config.get("tie_word_embeddings", False))
+        """Whether the output head shares the embedding's weights.
+
+        Configs leave it out where it is their family's default; then the weights tell.
+        """
+        given = self.config.get("tie_word_embeddings")
+        if given is not None:
+            return bool(given)
+        known = self.has(_INDEX) or self.has(_SINGLE)
+        return not known or "lm_head.weight" not in self.weight_files
 
     @cached_property
     def eos(self) -> frozenset[int]:
@@ -96,30 +106,62 @@ class ModelDirectory:
             return {str(tensor): self.path / str(file) for tensor, file in weight_map.items()}
         if not self.has(_SINGLE):
             raise ModelError(
-                f"{self.path} has no {_SINGLE} and no {_INDEX}; "
-                "only safetensors checkpoints are read"
+                f"{self.path} has no {_SINGLE} and no {_INDEX}; only safetensors checkpoints "
+                "are read: a hub model that has none is fetched by `hf download`, and its folder "
+                "given as the model tells how to convert it"
             )
-        return dict.fromkeys(_header(self.path / _SINGLE), self.path / _SINGLE)
+        return dict.fromkeys(read_header(self.path / _SINGLE), self.path / _SINGLE)
 
     def tensor(self, name: str) -> TensorEntry:
         """The entry of tensor ``name``; ModelError if it or its file is missing or cut short."""
         file = self.weight_files.get(name)
-        entry = _header(file).get(name) if file is not None else None
+        entry = read_header(file).get(name) if file is not None else None
         if entry is None:
-            raise ModelError(f"{self.path} has no tensor {name}; the checkpoint is incomplete")
+            kind = f"it is a shard: {self.shard.named}" if self.shard else "it is incomplete"
+            raise ModelError(f"{self.path} has no tensor {name}: {kind}")
         return entry
 
     def check_weights(self, prefixes: tuple[str, ...] = ("",)) -> None:
         """ModelError if a file with tensors under ``prefixes`` is missing or cut short."""
         files = {file for name, file in self.weight_files.items() if name.startswith(prefixes)}
         for file in sorted(files):
-            _header(file)
+            read_header(file)
+
+    @cached_property
+    def shard(self) -> Manifest | None:
+        """The manifest, if the folder holds one stage's shard of a model."""
+        return read_manifest(self.path)
+
+    @cached_property
+    def identity(self) -> str:
+        """Digest of the config and the tensors' names; a shard has that of its whole model."""
+        if self.shard is not None:
+            return self.shard.source
+        text = json.dumps([dict(self.config), sorted(self.weight_files)], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def values(self, prefixes: tuple[str, ...] = ("",)) -> dict[str, str]:
+        """Digests of the weights' values under ``prefixes``, by group (``value_digests``).
+
+        A shard has them in its manifest. Groups whose files are not here are left out.
+        """
+        if self.shard is not None:
+            known = self.shard.values.items()
+            return {group: digest for group, digest in known if of_prefixes(group, prefixes)}
+        wanted = {
+            name: file
+            for name, file in self.weight_files.items()
+            if of_prefixes(group_of(name), prefixes)
+        }
+        absent = {group_of(name) for name, file in wanted.items() if not file.is_file()}
+        return group_digests(
+            {name: self.tensor(name) for name in wanted if group_of(name) not in absent}
+        )
 
     @cached_property
     def fingerprint(self) -> str:
-        """Digest of the config and the tensors' names: equal for copies of one model."""
-        text = json.dumps([dict(self.config), sorted(self.weight_files)], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        """Digest of config, tensors' names and all weights' values: equal for copies of a model."""
+        return digest_of([self.identity, json.dumps(self.values(), sort_keys=True)])
 
     @cached_property
     def vocabulary_fingerprint(self) -> str:
@@ -150,7 +192,8 @@ def open_directory(name: str) -> ModelDirectory:
     if path is not None:
         return _checked(path)
     if Path(name).expanduser().exists():
-        raise ModelError(f"{name} is a file; expected a model directory")
+        wrong = formats.of_file(Path(name).expanduser())
+        raise ModelError(str(wrong or f"{name} is a file; expected a model directory"))
     if not _looks_like_hub_name(name):
         raise ModelError(f"model folder {name} does not exist")
     return _checked(_snapshot(name, [*_TEXT_FILES]))
@@ -160,9 +203,11 @@ def fetch_weights(name: str, needs: Callable[[ModelDirectory], tuple[str, ...]])
     """Like ``open_directory``, but also fetch weights of a hub model.
 
     ``needs`` returns the prefixes of the tensors whose files are fetched. ModelError if one of
-    these files is missing or cut short, in a local model too.
+    these files is missing or cut short, in a local model too, or if a file of a shard was changed.
     """
     directory = open_directory(name)
+    if directory.shard is not None:
+        directory.shard.check_files()
     prefixes = needs(directory)
     if local_path(name) is None:
         wanted = {_SINGLE}
@@ -229,29 +274,46 @@ def check_pair(target: ModelDirectory, model: ModelDirectory, role: str = "draft
         )
 
 
-def _checked(path: Path) -> ModelDirectory:
+def read_config_file(path: Path) -> dict[str, Any]:
+    """The config of the model in the folder ``path``; ModelError if there is none."""
     if not (path / "config.json").is_file():
         raise ModelError(f"{path} is not a model: it has no config.json")
-    config = _read_json(path / "config.json")
+    return _read_json(path / "config.json")
+
+
+def _checked(path: Path) -> ModelDirectory:
+    wrong = formats.of_folder(path)
+    if wrong is not None:
+        raise ModelError(str(wrong))
+    read_config_file(path)
+    return described(path / "config.json")
+
+
+def described(file: Path) -> ModelDirectory:
+    """The model that the configuration ``file`` describes, in its folder; ModelError if it cannot.
+
+    There may be nothing else in the folder.
+    """
+    config = _read_json(file)
+    wrong = formats.of_config(file.parent, config)
+    if wrong is not None:
+        raise ModelError(str(wrong))
     missing = [
         key
         for key in ("model_type", "num_hidden_layers", "hidden_size", "vocab_size")
         if key not in config
     ]
     if missing:
-        raise ModelError(
-            f"{path / 'config.json'} has no {missing[0]}: it is not a decoder-only language model's"
-        )
+        raise ModelError(f"{file} has no {missing[0]}: it is not a decoder-only language model's")
     for key in ("num_hidden_layers", "hidden_size", "vocab_size", "max_position_embeddings"):
         if not isinstance(config.get(key, 1), int) or config.get(key, 1) < 1:
-            raise ModelError(
-                f"{path / 'config.json'}: {key} is {config[key]!r}; expected a whole number above 0"
-            )
+            raise ModelError(f"{file}: {key} is {config[key]!r}; expected a whole number above 0")
     if config.get("is_encoder_decoder"):
         raise ModelError(
-            f"{path} is an encoder-decoder model; only decoder-only language models can be split"
+            f"{file.parent} is an encoder-decoder model; "
+            "only decoder-only language models can be split"
         )
-    return ModelDirectory(path, config)
+    return ModelDirectory(file.parent, config)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -262,44 +324,6 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelError(f"{path} holds {type(value).__name__}; expected a JSON object")
     return value
-
-
-@lru_cache(maxsize=256)
-def _header(path: Path) -> dict[str, TensorEntry]:
-    """Tensor entries of one safetensors file, their ranges checked against the file's size."""
-    if not path.is_file():
-        raise ModelError(f"weights file {path} is missing; download the model again")
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        prefix = file.read(8)
-        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else _MAX_HEADER + 1
-        if length > _MAX_HEADER or 8 + length > size:
-            raise ModelError(
-                f"weights file {path} is cut short or no safetensors file; download it again"
-            )
-        try:
-            header = json.loads(file.read(length))
-            entries = {
-                name: TensorEntry(
-                    path,
-                    8 + length + int(entry["data_offsets"][0]),
-                    8 + length + int(entry["data_offsets"][1]),
-                    str(entry["dtype"]),
-                    tuple(int(extent) for extent in entry["shape"]),
-                )
-                for name, entry in header.items()
-                if name != "__metadata__"
-            }
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
-            raise ModelError(
-                f"weights file {path} has a damaged header; download it again"
-            ) from None
-    end = max((entry.end for entry in entries.values()), default=8 + length)
-    if end > size:
-        raise ModelError(
-            f"weights file {path} is cut short: {size} bytes of {end}; download it again"
-        )
-    return entries
 
 
 def _looks_like_hub_name(name: str) -> bool:

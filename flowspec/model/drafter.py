@@ -16,6 +16,7 @@ from flowspec.model.block import LayerBlock
 from flowspec.model.directory import ModelDirectory
 from flowspec.model.placing import Placing
 from flowspec.model.sampling import perturbed_rows, top_logprobs
+from flowspec.model.trial import check_family
 from flowspec.model.two_level import RowCache
 
 
@@ -63,6 +64,7 @@ def propose(logits: torch.Tensor, work: Draft, sampling: Sampling) -> DraftDone:
 
 
 def load_drafter(directory: ModelDirectory, placing: Placing | None = None) -> ModelDrafter:
-    """The whole model in ``directory`` as a drafter."""
+    """The whole model in ``directory`` as a drafter; ModelError as from ``load_stage``."""
+    check_family(directory)
     whole = range(directory.layers)
     return ModelDrafter(LayerBlock(directory, whole, first=True, last=True, placing=placing))

@@ -26,7 +26,7 @@ from flowspec.core.run.sampling import Sampling
 from flowspec.errors import ModelError, StateError
 from flowspec.model.arrays import to_tensor
 from flowspec.model.base import RowArray
-from flowspec.model.directory import ModelDirectory, TensorEntry
+from flowspec.model.directory import ModelDirectory
 from flowspec.model.drafter import propose
 from flowspec.model.head_layout import check_head
 from flowspec.model.kv import TreeCache
@@ -34,6 +34,8 @@ from flowspec.model.linear import load_linear
 from flowspec.model.masks import full_mask
 from flowspec.model.placing import Placing
 from flowspec.model.rows import Placement
+from flowspec.model.stored_weight import StoredWeight
+from flowspec.model.tensor_files import TensorEntry
 from flowspec.model.weights import read_tensor
 
 _FC_BIAS = "fc.bias"
@@ -252,8 +254,8 @@ def load_head(
     else:
         embedding = _read(target, stored, shape, where)
     name = stored if target.tied else "lm_head.weight"
-    entry = _entry(target, name, shape)
-    lm_head = load_linear(name, entry, where.head, where.head_rows, where.device)
+    _entry(target, name, shape)
+    lm_head = load_linear(StoredWeight(target, name), where.head, where.head_rows, where.device)
     return EagleDrafter(head, embedding, lm_head, where)
 
 
@@ -299,8 +301,9 @@ def _place_linears(head: EagleHead, directory: ModelDirectory, placing: Placing)
     for name, module in found:
         stored = name.removeprefix("body.")
         shape = (module.out_features, module.in_features)
-        entry = _entry(directory, f"{stored}.weight", shape)
-        linear = load_linear(stored, entry, placing.precision, placing.rows, placing.device)
+        _entry(directory, f"{stored}.weight", shape)
+        weight = StoredWeight(directory, f"{stored}.weight")
+        linear = load_linear(weight, placing.precision, placing.rows, placing.device)
         bias = f"{stored}.bias"
         if module.bias is not None and (
             bias in directory.weight_files or not bias.endswith(_OUTPUT_BIAS)

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 
-from flowspec.model.directory import TensorEntry
 from flowspec.model.kernels import kernels_for
 from flowspec.model.kernels.base import Kernel, Packed
-from flowspec.model.quantise import quantise
-from flowspec.model.weights import read_rows
+from flowspec.model.packing import pack
+from flowspec.model.quantise import Weight
 
 #: Row counts at which a kernel is compared with a pass over the most of them.
 _COUNTS = (1, 2, 3, 5, 8, 15, 16, 17, 32)
 _MOST = 64
+
+
+class Matrix(Protocol):
+    """Weights that are read a range of rows at a time."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """``(outputs, inputs)``."""
+        ...
+
+    def read(self, rows: range, precision: str) -> Weight: ...
 
 
 class KernelLinear(torch.nn.Module):
@@ -45,17 +57,16 @@ class KernelLinear(torch.nn.Module):
 
 
 def load_linear(
-    stored: str, entry: TensorEntry, precision: str, rows: torch.dtype, device: torch.device
+    weight: Matrix, precision: str, rows: torch.dtype, device: torch.device
 ) -> KernelLinear:
-    """The linear layer with the matrix ``entry``, without a bias, multiplied in ``precision``.
+    """The linear layer with the matrix ``weight``, without a bias, multiplied in ``precision``.
 
-    ``stored``: the matrix's name in errors. ``rows``: the type of the layer's rows. The matrix is
-    quantised in slices while it is read.
+    ``rows``: the type of the layer's rows. The matrix is quantised in slices while it is read.
     """
-    shape = (entry.shape[0], entry.shape[1])
-    weight = quantise(read_rows(stored, entry), shape, precision)
+    shape = (weight.shape[0], weight.shape[1])
     kernel = kernel_for(kernels_for(precision, device.type), shape)
-    return KernelLinear(shape, kernel.pack(weight, rows, device), kernel.name, None)
+    packed = pack(lambda part: weight.read(part, precision), shape, kernel, rows, device)
+    return KernelLinear(shape, packed, kernel.name, None)
 
 
 def kernel_for(kernels: tuple[Kernel, ...], shape: tuple[int, int]) -> Kernel:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from flowspec.errors import ConfigError
@@ -81,6 +81,29 @@ def check_device(name: str) -> str:
     if name != AUTO and (kind not in DEVICES or (bool(colon) and not numbered)):
         raise ConfigError(f"device {name!r} is unknown; expected auto, cpu, cuda, cuda:N or mps")
     return name
+
+
+def by_stage(text: str, stages: int, check: Callable[[str], str]) -> str:
+    """``text`` if it is one name that ``check`` accepts, or one for each of ``stages``, by spaces.
+
+    ConfigError otherwise.
+    """
+    names = [check(name) for name in text.split()]
+    if len(names) not in (1, stages):
+        raise ConfigError(f"{text!r} names {len(names)} of {stages} stages; expected one, or all")
+    return " ".join(names)
+
+
+def of_stage(text: str, stage: int) -> str:
+    """The name for ``stage``, from 1, in what ``by_stage`` returned."""
+    names = text.split()
+    return names[0] if len(names) == 1 else names[stage - 1]
+
+
+def of_all(text: str) -> str:
+    """The name that every stage has in what ``by_stage`` returned; ``auto`` if they differ."""
+    names = set(text.split())
+    return names.pop() if len(names) == 1 else AUTO
 
 
 def check_dtype(name: str) -> str:

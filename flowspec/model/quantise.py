@@ -60,17 +60,11 @@ def quantise(values: Iterable[torch.Tensor], shape: tuple[int, int], precision: 
     ModelError if the precision cannot hold ``shape``.
     """
     kind = PRECISIONS[precision]
-    outputs, inputs = shape
-    if kind.block and inputs % kind.block:
-        raise ModelError(
-            f"a layer with {inputs} inputs cannot be held in {precision}, "
-            f"whose scales are for {kind.block} weights each; use int8 or a 16-bit type"
-        )
-    codes = torch.empty(_code_shape(kind, shape), dtype=_code_type(kind))
-    scales = None
-    if kind.quantised:
-        blocks = inputs // kind.block if kind.block else 1
-        scales = torch.empty((outputs, blocks), dtype=_scale_type(kind))
+    codes, *rest = (
+        torch.empty(form, dtype=dtype)
+        for dtype, form in zip(*code_layout(shape, precision), strict=True)
+    )
+    scales = rest[0] if rest else None
     at = 0
     for part in values:
         end = at + part.shape[0]
@@ -80,6 +74,27 @@ def quantise(values: Iterable[torch.Tensor], shape: tuple[int, int], precision: 
             codes[at:end], scales[at:end] = _quantised(part.float(), kind)
         at = end
     return Weight(kind, shape, codes, scales)
+
+
+def code_layout(
+    shape: tuple[int, int], precision: str
+) -> tuple[list[torch.dtype], list[tuple[int, int]]]:
+    """Types and shapes of the codes, and of the scales if there are any, of a matrix of ``shape``.
+
+    ModelError if the precision cannot hold it.
+    """
+    kind = PRECISIONS[precision]
+    outputs, inputs = shape
+    if kind.block and inputs % kind.block:
+        raise ModelError(
+            f"a layer with {inputs} inputs cannot be held in {precision}, "
+            f"whose scales are for {kind.block} weights each; use int8 or a 16-bit type"
+        )
+    codes = (_code_type(kind), _code_shape(kind, shape))
+    if not kind.quantised:
+        return [codes[0]], [codes[1]]
+    blocks = inputs // kind.block if kind.block else 1
+    return [codes[0], _scale_type(kind)], [codes[1], (outputs, blocks)]
 
 
 def dequantise(weight: Weight, dtype: torch.dtype) -> torch.Tensor:

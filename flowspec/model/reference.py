@@ -44,9 +44,7 @@ class Reference:
 
     def _load(self, dtype: torch.dtype) -> Any:
         disable_progress_bar()  # it would land in the middle of a report
-        model = AutoModelForCausalLM.from_pretrained(
-            self._directory.path, dtype=dtype, attn_implementation="sdpa"
-        )
+        model = AutoModelForCausalLM.from_pretrained(self._directory.path, dtype=dtype)
         return model.eval()
 
     @torch.inference_mode()

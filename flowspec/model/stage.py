@@ -17,6 +17,7 @@ from flowspec.model.block import LayerBlock
 from flowspec.model.directory import ModelDirectory
 from flowspec.model.placing import Placing
 from flowspec.model.sampling import choose_rows, top_logprobs
+from flowspec.model.trial import check_family
 from flowspec.model.two_level import PLAIN, RowCache
 
 
@@ -90,7 +91,11 @@ def load_stage(
     attention: str = PLAIN,
     placing: Placing | None = None,
 ) -> ModelStage:
-    """The executor of the verify stage with ``layers``; the rest as in ``LayerBlock``."""
+    """The executor of the verify stage with ``layers``; the rest as in ``LayerBlock``.
+
+    ModelError if the model's family is not tested and stages of it are not what the whole is.
+    """
+    check_family(directory)
     first = layers.start == 0
     last = layers.stop == directory.layers
     return ModelStage(

@@ -7,12 +7,12 @@ the size of the shard. A dtype conversion goes through a small buffer.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 
 from flowspec.errors import ModelError
-from flowspec.model.directory import TensorEntry
+from flowspec.model.tensor_files import TensorEntry
 
 _DTYPES = {
     "F64": torch.float64,
@@ -20,6 +20,8 @@ _DTYPES = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
+#: Types of quantised weights in a shard.
+_CODES = {"U8": torch.uint8, "I8": torch.int8, "BF16": torch.bfloat16, "F32": torch.float32}
 #: Bytes converted at a time.
 _BUFFER = 8 << 20
 #: Weights of a matrix read and quantised at a time.
@@ -44,25 +46,52 @@ def read_tensor(name: str, entry: TensorEntry, dtype: torch.dtype) -> torch.Tens
     return result.view(entry.shape)
 
 
-def read_rows(name: str, entry: TensorEntry) -> Iterator[torch.Tensor]:
-    """The matrix of ``entry`` in slices of whole rows, in the stored type; errors as above."""
+def read_rows(name: str, entry: TensorEntry, rows: range | None = None) -> Iterator[torch.Tensor]:
+    """``rows`` of the matrix of ``entry`` (None: all) in slices, in the stored type.
+
+    Errors as above.
+    """
     stored = _stored_type(name, entry)
-    rows, columns = entry.shape
+    wanted = range(entry.shape[0]) if rows is None else rows
+    columns = entry.shape[1]
     step = max(1, _SLICE // columns)
     with entry.file.open("rb", buffering=0) as file:
-        file.seek(entry.start)
-        for at in range(0, rows, step):
-            part = torch.empty((min(step, rows - at), columns), dtype=stored)
+        file.seek(entry.start + wanted.start * columns * stored.itemsize)
+        for at in range(wanted.start, wanted.stop, step):
+            part = torch.empty((min(step, wanted.stop - at), columns), dtype=stored)
             _read_exactly(file, part.view(-1), name)
             yield part
 
 
-def _stored_type(name: str, entry: TensorEntry) -> torch.dtype:
-    """The type of the stored tensor; ModelError if it is no float type, or bytes are missing."""
-    stored = _DTYPES.get(entry.dtype)
+def read_codes(name: str, entry: TensorEntry, rows: range) -> torch.Tensor:
+    """``rows`` of a matrix of codes or scales as they are stored; errors as above."""
+    stored = _stored_type(name, entry, _CODES)
+    columns = entry.shape[1]
+    result = torch.empty((len(rows), columns), dtype=stored)
+    with entry.file.open("rb", buffering=0) as file:
+        file.seek(entry.start + rows.start * columns * stored.itemsize)
+        _read_exactly(file, result.view(-1), name)
+    return result
+
+
+def read_bytes(name: str, entry: TensorEntry) -> torch.Tensor:
+    """The tensor of ``entry`` if its elements are bytes; errors as above."""
+    _stored_type(name, entry, {"U8": torch.uint8})
+    result = torch.empty(entry.shape, dtype=torch.uint8)
+    with entry.file.open("rb", buffering=0) as file:
+        file.seek(entry.start)
+        _read_exactly(file, result.view(-1), name)
+    return result
+
+
+def _stored_type(
+    name: str, entry: TensorEntry, types: Mapping[str, torch.dtype] = _DTYPES
+) -> torch.dtype:
+    """The type of the stored tensor; ModelError if it is not in ``types``, or bytes are missing."""
+    stored = types.get(entry.dtype)
     if stored is None:
         raise ModelError(
-            f"tensor {name} has type {entry.dtype}; expected one of {', '.join(_DTYPES)}"
+            f"tensor {name} has type {entry.dtype}; expected one of {', '.join(types)}"
         )
     count = math.prod(entry.shape)
     if count * stored.itemsize != entry.end - entry.start:

@@ -16,7 +16,7 @@ from flowspec.emulation.profile import Profile
 _PROFILE_TEXT = ("name", "summary", "source", "anchors")
 #: Entries a profile may lack. They are left out where they have their default, so that a report
 #: can be compared with one of a version that has more of them.
-_OPTIONAL = ("speeds", "even_split")
+_OPTIONAL = ("speeds", "even_split", "split", "blocks")
 
 
 def digest(value: object) -> str:

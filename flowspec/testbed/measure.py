@@ -10,19 +10,12 @@ from __future__ import annotations
 import itertools
 import json
 import platform
-import random
-import statistics
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
-
-import numpy as np
 
 from flowspec.core.protocol.messages import Returns
-from flowspec.core.protocol.work import Draft, Part, Pruned
-from flowspec.core.run.key import RunKey
+from flowspec.core.protocol.work import Draft
 from flowspec.core.run.sampling import Sampling
 from flowspec.emulation.profile import LinkShape, Profile, Times
 from flowspec.errors import ConfigError
@@ -30,16 +23,20 @@ from flowspec.model.base import DraftExecutor, RowArray
 from flowspec.model.directory import ModelDirectory, fetch_weights, layer_ranges
 from flowspec.model.head_layout import is_head
 from flowspec.model.sources import NGRAM, load_sources, open_models, source_names, target_needs
+from flowspec.model.timing import (
+    MEASURED,
+    Call,
+    block_pass,
+    context_of,
+    medians,
+    prompt_part,
+    random_rows,
+    siblings,
+)
 
-#: Untimed passes before the first that counts; they allocate and fill caches.
-WARM_UP = 2
 #: Candidates per row, the width of FlowSpec's beam (docs/algorithms.md#flowspec).
 WIDTH = 10
-_RUN = RunKey("measured", 1)
-_CONTEXT = 64
 _MEGABIT = 1e6 / 8
-
-Call = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,65 +186,36 @@ def _stage_times(directory: ModelDirectory, plan: MeasurementPlan) -> tuple[Time
 
     calls: dict[tuple[str, int], Call] = {}
     for rows in plan.rows:
-        given = _random(rows, directory.hidden_size)
-        calls["layers", rows] = _block_pass(inner, directory, given)
+        given = random_rows(rows, directory.hidden_size)
+        calls["layers", rows] = block_pass(inner, directory, given)
         calls["head", rows] = partial(norm_and_head, given)
     fewest = min(plan.rows)
-    last_pass = _block_pass(ending, directory, _random(fewest, directory.hidden_size))
+    last_pass = block_pass(ending, directory, random_rows(fewest, directory.hidden_size))
     calls["last", fewest] = lambda: ending.logits(last_pass())
-    seconds = _medians(calls, plan.repeats)
+    seconds = medians(calls, plan.repeats)
     layer = {rows: seconds["layers", rows] / len(ranges[0]) for rows in plan.rows}
     head = {rows: seconds["head", rows] for rows in plan.rows}
     return _rising(layer), _rising(head), seconds["last", fewest] * 1e3
 
 
-def _block_pass(block: Any, directory: ModelDirectory, given: RowArray) -> Callable[[], Any]:
-    """A repeatable pass of ``block`` over the rows ``given``, siblings after a context."""
-    context = _context(directory)
-    cache = block.new_cache(context + len(given))
-    block.run(_prompt(directory, tokens=False), _random(context, directory.hidden_size), cache)
-    part = _siblings(directory, len(given), tokens=False)
-    return lambda: block.run(part, given, cache)
-
-
 def _drafter_times(
     drafter: DraftExecutor, directory: ModelDirectory, plan: MeasurementPlan
 ) -> Times:
-    context = _context(directory)
+    context = context_of(directory)
     drafter.allocate(
-        _RUN, context + max(plan.rows), Sampling(), Returns(hidden=drafter.wants_hidden)
+        MEASURED, context + max(plan.rows), Sampling(), Returns(hidden=drafter.wants_hidden)
     )
     if drafter.wants_hidden:
-        drafter.learn(_RUN, range(context), _random(context, directory.hidden_size))
-    drafter.run(Draft(_prompt(directory), WIDTH))
+        drafter.learn(MEASURED, range(context), random_rows(context, directory.hidden_size))
+    drafter.run(Draft(prompt_part(directory), WIDTH))
 
     def draft(rows: int) -> Call:
-        work = Draft(_siblings(directory, rows), WIDTH)
+        work = Draft(siblings(directory, rows), WIDTH)
         return lambda: drafter.run(work)
 
-    seconds = _medians({("draft", rows): draft(rows) for rows in plan.rows}, plan.repeats)
-    drafter.release(_RUN)
+    seconds = medians({("draft", rows): draft(rows) for rows in plan.rows}, plan.repeats)
+    drafter.release(MEASURED)
     return _rising({rows: seconds["draft", rows] for rows in plan.rows})
-
-
-def _medians(calls: Mapping[tuple[str, int], Call], repeats: int) -> dict[tuple[str, int], float]:
-    """Median seconds of each call.
-
-    Every repeat makes all calls in a new order, because the call before affects the caches.
-    """
-    order = list(calls)
-    shuffled = random.Random(0)
-    for call in calls.values():
-        for _ in range(WARM_UP):
-            call()
-    found: dict[tuple[str, int], list[float]] = {key: [] for key in calls}
-    for _ in range(repeats):
-        shuffled.shuffle(order)
-        for key in order:
-            began = time.thread_time()
-            calls[key]()
-            found[key].append(time.thread_time() - began)
-    return {key: statistics.median(taken) for key, taken in found.items()}
 
 
 def _rising(seconds: Mapping[int, float]) -> Times:
@@ -256,37 +224,3 @@ def _rising(seconds: Mapping[int, float]) -> Times:
     return Times(
         tuple(zip(rows, itertools.accumulate((seconds[count] for count in rows), max), strict=True))
     )
-
-
-def _context(directory: ModelDirectory) -> int:
-    return min(_CONTEXT, directory.context // 2)
-
-
-def _prompt(directory: ModelDirectory, *, tokens: bool = True) -> Part:
-    """The context's rows, each the child of the one before."""
-    ids = tuple(range(_context(directory)))
-    rows = _part(directory, ids, tokens=tokens)
-    return replace(rows, parents=tuple(range(-1, len(ids) - 1)), positions=ids, context=len(ids))
-
-
-def _siblings(directory: ModelDirectory, rows: int, *, tokens: bool = True) -> Part:
-    """``rows`` siblings after the context, all of them answered; the pass can be repeated."""
-    context = _context(directory)
-    siblings = _part(directory, tuple(range(context, context + rows)), tokens=tokens)
-    return replace(
-        siblings,
-        parents=(context - 1,) * rows,
-        positions=(context,) * rows,
-        pruned=Pruned((), ()),
-        answers=tuple(range(rows)),
-    )
-
-
-def _part(directory: ModelDirectory, ids: tuple[int, ...], *, tokens: bool) -> Part:
-    texts = tuple(node * 7919 % directory.vocabulary for node in ids) if tokens else ()
-    offsets = () if tokens else tuple(range(len(ids)))
-    return Part(_RUN, 1, ids, ids, ids, texts, offsets)
-
-
-def _random(rows: int, hidden: int) -> RowArray:
-    return np.random.default_rng(rows).standard_normal((rows, hidden), dtype=np.float32)

@@ -114,7 +114,7 @@ def test_quantised_checkpoints(folder: Path, method: str) -> None:
     change(folder, "config.json", quantization_config={"quant_method": method})
     found = trouble(folder)
     assert found.level is Severity.ERROR
-    assert f"holds {method.upper()} weights" in found.found
+    assert f"quantised by {method}" in found.found
     assert "original checkpoint" in found.remedy
 
 

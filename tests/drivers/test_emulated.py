@@ -65,6 +65,7 @@ PROFILE = Profile(
     stages=(4,),
     middles=(Times(((1, 6 * MS),)),),
 )
+SPLIT = replace(PROFILE, split=(5, 2, 4, 1), blocks=(PROFILE.layer,) * 4)
 Trace = list[tuple[float, int]]
 Run = tuple[Trace, Mapping[str, object]]
 
@@ -322,7 +323,7 @@ def test_model_seconds_split_a_pass_into_device_and_software() -> None:
 
 
 @given(
-    st.sampled_from([PROFILE, load("mixed-7b")]),
+    st.sampled_from([PROFILE, load("mixed-7b"), SPLIT]),
     *(st.floats(1.0, 1e4), st.booleans(), st.floats(0, 1), st.floats(0, 1e6)),
 )
 def test_a_description_survives_the_record(
@@ -385,3 +386,14 @@ def test_a_link_carries_one_message_at_a_time(stamps: list[tuple[float, Address]
         assert arrival >= last.get(source, 0.0) + seconds - 1e-9
         last[source] = arrival
     assert arrivals.at(Stamp(3.0, S2), envelope) == 3.0, "a message to itself uses no link"
+
+
+def test_an_emulation_follows_the_pipelines_layers() -> None:
+    plain = Emulation(PROFILE, 4, "slm")
+    followed = plain.following([1, 2, 3, 6])
+    assert [followed.profile.stage_layers(stage, 4) for stage in range(1, 5)] == [1, 2, 3, 6]
+    assert plain.following([2, 2]) == plain, "another model's layers"
+    planned = Emulation(SPLIT, 4, "slm")
+    assert planned.following([5, 2, 4, 1]) == planned
+    with pytest.raises(ConfigError, match="expected the same"):
+        planned.following([1, 2, 3, 6])

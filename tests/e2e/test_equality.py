@@ -11,17 +11,21 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from flowspec.cli.generate import read_prompts
 from flowspec.client import Client, Result
-from flowspec.cluster import Cluster, Setup
+from flowspec.cluster import Cluster, Places, Setup
 from flowspec.core.run.sampling import Sampling
 from flowspec.model.directory import default_pair, open_directory
+from flowspec.model.placing import Placing
 from flowspec.model.reference import Reference
 from flowspec.model.text import Tokenizer
 from flowspec.strategies import EXACT
+from flowspec.testbed.proof import plain
+from flowspec.testbed.proof.verify import load_blocks
 from tests.e2e.conftest import NOTES, Clusters
 
 PROMPTS = Path(__file__).parent.parent / "data" / "prompts.jsonl"
@@ -29,6 +33,11 @@ KINDS = ("chat", "code", "mathematics", "instructions", "summaries", "questions"
 SAMPLED = [Sampling(1.0, seed=seed) for seed in range(5)] + [
     Sampling(0.6, top_k=80, top_p=0.9, seed=0)
 ]
+
+
+def heavy(*values: object) -> Any:
+    """A parameter of `make test-all` only."""
+    return pytest.param(*values, marks=pytest.mark.heavy)
 
 
 def rows() -> list[dict[str, str]]:
@@ -101,7 +110,7 @@ def checker(reference: Reference) -> Checker:
     return Checker(reference)
 
 
-@pytest.mark.parametrize("stages", [1, 4, pytest.param(12, marks=pytest.mark.heavy)])
+@pytest.mark.parametrize("stages", [1, 4, heavy(12)])
 def test_a_prompt_of_each_kind(checker: Checker, clusters: Clusters, stages: int) -> None:
     with Client(clusters(stages).url) as client:
         for row in rows()[::4]:
@@ -148,6 +157,32 @@ def test_a_chain_of_three_models(checker: Checker) -> None:
             for row, sampling in zip(rows()[::12], (Sampling(), SAMPLED[-1]), strict=True):
                 checker.check(client, row["prompt"], strategy, 16, sampling)
     checker.report()
+
+
+@pytest.mark.parametrize("precision", ["nf4", heavy("bfloat16"), heavy("int8")])
+def test_low_precision_is_equal_without_excuses(precision: str) -> None:
+    """Against plain decoding by the same kernels: one process, one row a pass."""
+    target = open_directory(default_pair()[0])
+    tokenizer = Tokenizer(target)
+    whole = load_blocks(target, [range(target.layers)], Placing(precision))
+    setup = Setup("target", "draft", 2, places=Places(dtype=precision))
+    with Cluster(setup) as cluster, Client(cluster.url) as client:
+        for at, sampling in enumerate((Sampling(), SAMPLED[0], SAMPLED[-1])):
+            prompt = rows()[5 * at]["prompt"]
+            ids = tokenizer.encode(prompt, raw=False)
+            wanted = plain.decode(whole, target, ids, 24, sampling).output
+            for strategy in (*EXACT[at::3], "flowspec", "auto"):
+                result = client.submit(
+                    prompt,
+                    strategy=strategy,
+                    max_new_tokens=24,
+                    temperature=sampling.temperature,
+                    top_k=sampling.top_k,
+                    top_p=sampling.top_p,
+                    seed=sampling.seed,
+                ).result()
+                assert result.token_ids == wanted, (strategy, sampling)
+            assert [stage["precision"] for stage in result.stats["runs_on"]] == [precision] * 2
 
 
 @pytest.mark.heavy

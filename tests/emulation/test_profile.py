@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -357,3 +358,60 @@ def test_an_even_split_heeds_no_speed(layers: int, stages: int) -> None:
 def test_what_is_no_speed_is_refused(speed: float) -> None:
     with pytest.raises(ConfigError, match="expected numbers above 0"):
         replace(make(), speeds=(1.0, speed))
+
+
+# ---- a split that is given -----------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=6).filter(sum), ROWS)
+def test_a_given_split_is_the_stages_layers(split: list[int], rows: int) -> None:
+    stages = len(split)
+    profile = replace(make(sum(split)), split=tuple(split))
+    assert [profile.stage_layers(stage, stages) for stage in range(1, stages + 1)] == split
+    first = profile.stage_seconds(1, stages, rows, answers=0)
+    assert first == pytest.approx(split[0] * profile.layer.at(rows))
+
+
+@given(st.lists(tables(), min_size=1, max_size=5), ROWS, ROWS)
+def test_a_block_is_timed_as_a_whole(blocks: list[Times], rows: int, answers: int) -> None:
+    stages = len(blocks)
+    profile = replace(make(stages), split=(1,) * stages, blocks=tuple(blocks))
+    for stage, block in enumerate(blocks, start=1):
+        head = profile.head.at(answers) if stage == stages else 0.0
+        found = profile.stage_seconds(stage, stages, rows, answers)
+        assert found == pytest.approx(block.at(rows) + head)
+
+
+@given(st.integers(1, 20), st.integers(1, 8), ROWS)
+def test_the_chosen_split_given_changes_nothing(layers: int, stages: int, rows: int) -> None:
+    profile = make(layers)
+    own = tuple(profile.stage_layers(stage, stages) for stage in range(1, stages + 1))
+    given_it = replace(profile, split=own)
+    for stage in range(1, stages + 1):
+        expected = profile.stage_seconds(stage, stages, rows)
+        assert given_it.stage_seconds(stage, stages, rows) == expected
+
+
+@pytest.mark.parametrize("split", [(5, 6), (13, -1), (12, 1)])
+def test_a_split_of_other_layers_is_refused(split: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match="counts of layers that add up to 12"):
+        replace(make(12), split=split)
+
+
+def test_a_split_over_other_stages_is_refused() -> None:
+    profile = replace(make(12), split=(6, 6))
+    with pytest.raises(ConfigError, match="split over 2 stages, not 3"):
+        profile.stage_layers(1, 3)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"blocks": (Times(((1, 1.0),)),)},
+        {"blocks": (Times(((1, 1.0),)),), "split": (6, 6)},
+        {"blocks": (Times(((1, 1.0),)),), "split": (12,), "speeds": (1.0,)},
+    ],
+)
+def test_blocks_that_fit_nothing_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="expected a block for every stage"):
+        replace(make(12), **fields)

@@ -19,6 +19,7 @@ from flowspec.model.directory import (
     layer_ranges,
     open_directory,
 )
+from flowspec.model.tensor_files import NewTensor, write_tensors
 
 
 def refused(name: object) -> str:
@@ -159,3 +160,76 @@ def test_surplus_stages_have_no_layers_and_lie_between_the_ends(layers: int, sta
     assert ranges[0] and ranges[-1].stop == layers and len(ranges[-1]) > 0
     text = " ".join(f"{block.start}-{block.stop}" for block in ranges)
     assert [layer_range(text, stage) for stage in range(1, stages + 1)] == ranges
+
+
+@pytest.fixture
+def asked_of_hub(
+    family: Callable[..., ModelDirectory], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[list[str]]:
+    """The patterns of every fetch of ``lab/small``, which brings the matching files."""
+    import fnmatch
+
+    from flowspec.model import directory as module
+
+    source = family("llama").path
+    asked: list[list[str]] = []
+
+    def snapshot(name: str, patterns: list[str]) -> Path:
+        assert name == "lab/small"
+        asked.append(patterns)
+        for file in source.iterdir():
+            if any(fnmatch.fnmatch(file.name, pattern) for pattern in patterns):
+                (tmp_path / file.name).write_bytes(file.read_bytes())
+        return tmp_path
+
+    monkeypatch.setattr(module, "_snapshot", snapshot)
+    return asked
+
+
+@pytest.mark.parametrize("layers", [range(2), range(2, 4), range(4, 6)])
+def test_a_hub_models_stage_fetches_its_own_files_only(
+    asked_of_hub: list[list[str]], family: Callable[..., ModelDirectory], layers: range
+) -> None:
+    from flowspec.model.block import LayerBlock, tensor_prefixes
+
+    target = fetch_weights("lab/small", lambda found: tensor_prefixes(found, layers))
+    prefixes = tensor_prefixes(target, layers)
+    own = {file.name for name, file in target.weight_files.items() if name.startswith(prefixes)}
+    here = {file.name for file in target.path.glob("*.safetensors")}
+    assert here == own
+    assert len(own) < len(set(target.weight_files.values()))
+    assert len(asked_of_hub) == 2
+    LayerBlock(target, layers, first=layers.start == 0, last=layers.stop == target.layers)
+    assert target.identity == family("llama").identity
+    assert target.values(prefixes) == family("llama").values(prefixes)
+
+
+def test_a_hub_models_head_and_embedding_are_fetched_for_a_head(
+    asked_of_hub: list[list[str]],
+) -> None:
+    from flowspec.model.sources import target_needs
+
+    target = fetch_weights("lab/small", target_needs("head"))
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        target.tensor(name)
+    with pytest.raises(ModelError, match="is missing"):
+        target.check_weights()
+    found = fetch_weights("lab/small", target_needs("ngram"))
+    assert asked_of_hub[-1] == asked_of_hub[0], "no weights"
+    assert set(found.weight_files) == set(target.weight_files)
+
+
+def test_a_hub_model_in_one_file_is_fetched_whole(
+    family: Callable[..., ModelDirectory], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flowspec.model import directory as module
+
+    (tmp_path / "config.json").write_bytes((family("llama").path / "config.json").read_bytes())
+    write_tensors(tmp_path / "model.safetensors", [NewTensor("a", "U8", (1,), 1)], [b"x"])
+    asked: list[list[str]] = []
+    monkeypatch.setattr(
+        module, "_snapshot", lambda name, patterns: asked.append(patterns) or tmp_path
+    )
+    fetch_weights("lab/small", lambda found: ("model.layers.0.",))
+    assert "model.safetensors" not in asked[0]
+    assert "model.safetensors" in asked[-1]

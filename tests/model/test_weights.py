@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from flowspec.errors import ModelError
-from flowspec.model.directory import TensorEntry, _header
+from flowspec.model.tensor_files import TensorEntry, read_header
 from flowspec.model.weights import read_tensor
 
 
@@ -20,14 +20,15 @@ def test_tensors_are_read_and_converted(
     save_file(tensors, tmp_path / "x.safetensors")
     for name, tensor in tensors.items():
         assert torch.equal(
-            read_tensor(name, _header(tmp_path / "x.safetensors")[name], wanted), tensor.to(wanted)
+            read_tensor(name, read_header(tmp_path / "x.safetensors")[name], wanted),
+            tensor.to(wanted),
         )
 
 
 def test_what_is_no_float_tensor_is_refused(tmp_path: Path) -> None:
     save_file({"a": torch.ones(3, dtype=torch.int64)}, tmp_path / "x.safetensors")
     with pytest.raises(ModelError, match="type I64"):
-        read_tensor("a", _header(tmp_path / "x.safetensors")["a"], torch.float32)
+        read_tensor("a", read_header(tmp_path / "x.safetensors")["a"], torch.float32)
 
 
 def test_a_range_that_does_not_fit_the_shape_is_refused(tmp_path: Path) -> None:

@@ -24,5 +24,9 @@ def test_entries_with_their_default_leave_a_profiles_digest_as_it_is() -> None:
     """The digest of ``jetson-7b`` in reports of version 0.1."""
     profile = load("jetson-7b")
     assert profile_digest(profile) == "5215a722c1a1"
-    for other in (replace(profile, speeds=(1.0, 2.0)), replace(profile, even_split=True)):
+    for other in (
+        replace(profile, speeds=(1.0, 2.0)),
+        replace(profile, even_split=True),
+        replace(profile, split=(16, 16)),
+    ):
         assert profile_digest(other) != profile_digest(profile)

@@ -12,6 +12,7 @@ import torch
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import ConfigError
 from flowspec.model import block as block_module
+from flowspec.model import loading
 from flowspec.model.block import LayerBlock
 from flowspec.model.directory import default_pair, layer_ranges, open_directory
 from flowspec.model.placing import Placing
@@ -77,7 +78,7 @@ def test_a_mask_that_lets_siblings_see_each_other_is_found(
 
 
 def test_swapped_layers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    loader = block_module._Loader
+    loader = loading.Loader
     stored_name = loader._stored_name
 
     def swapped(self: Any, name: str) -> str:
@@ -95,14 +96,14 @@ def test_swapped_layers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_wrong_base_of_the_rotary_embedding_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    cut = block_module._cut_config
+    read = block_module.read_config
 
     def based(*args: Any) -> Any:
-        config = cut(*args)
+        config = read(*args)
         config.rope_parameters = {**config.rope_parameters, "rope_theta": 12_000.0}
         return config
 
-    monkeypatch.setattr(block_module, "_cut_config", based)
+    monkeypatch.setattr(block_module, "read_config", based)
     found = proof()
     assert not found.same_model
     assert not found.holds

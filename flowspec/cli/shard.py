@@ -1,0 +1,42 @@
+"""``flowspec shard``: cut a model into a folder for each stage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from flowspec.cli.places import DEFAULT_STAGES
+from flowspec.errors import ConfigError
+from flowspec.model.directory import fetch_weights, layer_ranges
+from flowspec.model.sources import NGRAM, open_models
+
+
+def shard(
+    target: str,
+    out: Path,
+    stages: int | None,
+    layers: str | None,
+    dtype: str | None,
+    *,
+    head: bool,
+) -> None:
+    """Write the shards of ``target`` into ``out``; ConfigError for invalid flags."""
+    if stages is not None and layers is not None:
+        raise ConfigError("--layers says how many stages there are; leave out --stages")
+    from flowspec.model.shards import ShardPlan, check_shard_dtype, parse_blocks, write_shards
+
+    precision = check_shard_dtype(dtype)
+    open_models(target, NGRAM)
+    directory = fetch_weights(target, lambda found: ("",))
+    blocks = (
+        parse_blocks(layers, directory.layers)
+        if layers is not None
+        else layer_ranges(directory.layers, stages or DEFAULT_STAGES)
+    )
+    console = Console(stderr=True, highlight=False)
+
+    def told(name: str, nbytes: int) -> None:
+        console.print(f"wrote {out / name}: {nbytes / 1e6:.1f} MB", markup=False, soft_wrap=True)
+
+    write_shards(directory, ShardPlan(blocks, precision, head), out, told)

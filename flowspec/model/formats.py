@@ -1,0 +1,124 @@
+"""Checkpoints in formats that are not read, and how to convert them. Needs no torch.
+
+Only safetensors of floating-point numbers are read, and experts in mxfp4. The commands were tried
+with the library's version that the tests run with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+#: ``quant_method`` of checkpoints that are read as they are.
+_READ = ("mxfp4",)
+#: The config of a language model inside that of one with images or sound.
+_TEXT_CONFIG = "text_config"
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """``what`` is wrong with a checkpoint, and how to ``remedy`` it; each without a full stop."""
+
+    what: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.what}; {self.remedy}"
+
+
+def of_file(file: Path) -> Unreadable | None:
+    """What is wrong with a file given as a model; None if it has no known format."""
+    if file.suffix == ".gguf":
+        return _gguf(file)
+    return None
+
+
+def of_folder(folder: Path) -> Unreadable | None:
+    """What is wrong with the format of a folder's weights files; None: nothing, or no weights."""
+    if any(folder.glob("*.safetensors")) or any(folder.glob("*.safetensors.index.json")):
+        return None
+    found = sorted(folder.glob("*.gguf"))
+    if found:
+        return _gguf(found[0])
+    if any(folder.glob("pytorch_model*.bin")):
+        return Unreadable(
+            f"{folder} holds pickled weights (.bin), which may run code; only safetensors are read",
+            _convert(folder),
+        )
+    pickled = sorted(file.name for kind in ("*.pth", "*.pt") for file in folder.glob(kind))
+    if pickled:
+        return Unreadable(
+            f"{folder} holds {pickled[0]}, weights in their authors' own layout",
+            "take the checkpoint in the Hugging Face layout, with config.json and *.safetensors",
+        )
+    return None
+
+
+def of_config(folder: Path, config: Mapping[str, Any]) -> Unreadable | None:
+    """What is wrong with the model that ``config`` describes; None: nothing of this kind."""
+    quantised = config.get("quantization_config")
+    if isinstance(quantised, Mapping):
+        return _quantised(folder, str(quantised.get("quant_method") or "unnamed"))
+    if isinstance(config.get(_TEXT_CONFIG), Mapping) and "num_hidden_layers" not in config:
+        kind = config[_TEXT_CONFIG].get("model_type", "language")
+        return Unreadable(
+            f"{folder} is a {config.get('model_type')} model, a {kind} model with other inputs "
+            "than text",
+            _extract(folder),
+        )
+    return None
+
+
+def _quantised(folder: Path, method: str) -> Unreadable | None:
+    if method in _READ:
+        return None
+    return Unreadable(
+        f"{folder} holds weights quantised by {method}, which are not read",
+        "take the original checkpoint that it was made from, and quantise it while loading with "
+        "--dtype nf4, int4 or int8",
+    )
+
+
+def _gguf(file: Path) -> Unreadable:
+    given = f"{str(file.parent)!r}, gguf_file={file.name!r}"
+    command = _python(
+        f"m = t.AutoModelForCausalLM.from_pretrained({given}, dtype='auto')",
+        "m.hf_quantizer = None",
+        "del m.config.quantization_config",
+        "m.save_pretrained('NEW')",
+        f"t.AutoTokenizer.from_pretrained({given}).save_pretrained('NEW')",
+    )
+    return Unreadable(
+        f"{file} is a GGUF file; only safetensors are read",
+        "take the original checkpoint, with --dtype int4 for the weights of Q4_0; "
+        f"or, after pip install gguf accelerate, {command}",
+    )
+
+
+def _convert(folder: Path) -> str:
+    given = f"{str(folder)!r}"
+    return _python(
+        f"t.AutoModelForCausalLM.from_pretrained({given}, dtype='auto').save_pretrained('NEW')",
+        f"t.AutoTokenizer.from_pretrained({given}).save_pretrained('NEW')",
+    )
+
+
+def _extract(folder: Path) -> str:
+    """The command that writes the language model inside a larger one."""
+    given = f"{str(folder)!r}"
+    return _python(
+        f"m = t.AutoModelForImageTextToText.from_pretrained({given}, dtype='auto')",
+        "n = t.AutoModelForCausalLM.from_config(m.config.text_config, dtype=m.dtype)",
+        "n.model = m.model.language_model",
+        "n.lm_head = m.lm_head",
+        "n.save_pretrained('NEW')",
+        f"t.AutoTokenizer.from_pretrained({given}).save_pretrained('NEW')",
+    )
+
+
+def _python(*statements: str) -> str:
+    """The command of ``statements`` on the library, ``t``, which write to the folder NEW."""
+    code = "; ".join(("import transformers as t", *statements))
+    return f'python -c "{code}" writes one that is read to the folder NEW'

@@ -1,0 +1,225 @@
+"""Cutting a model into shards: a folder for each stage, with its own weights only (``manifest``).
+
+Linear layers are written in the asked precision, one at a time. Embedding, norms, biases and the LM
+head stay as the source has them: a quantised stage's head has another precision on another device.
+Loading a shard gives the same bits as loading the source in that precision.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from flowspec.errors import ConfigError, ModelError
+from flowspec.model.block import linear_names, tensor_prefixes
+from flowspec.model.directory import ModelDirectory
+from flowspec.model.manifest import AS_STORED, MANIFEST, Manifest, ShardFile, file_digest
+from flowspec.model.precision import AUTO, PRECISIONS, check_dtype
+from flowspec.model.quantise import Weight, code_layout, quantise
+from flowspec.model.stored_weight import CODES, SCALES
+from flowspec.model.tensor_files import NewTensor, write_tensors
+from flowspec.model.value_digests import of_prefixes
+from flowspec.model.weights import read_rows
+
+WEIGHTS = "model.safetensors"
+#: The folder of scheduler and draft worker.
+DRAFT_FOLDER = "draft"
+_CONFIG_FILES = ("config.json", "generation_config.json")
+#: What a model's folder may have beside its config and its weights.
+_TEXT_SUFFIXES = (".json", ".jinja", ".model", ".txt")
+_NAMES = {torch.uint8: "U8", torch.int8: "I8", torch.bfloat16: "BF16"}
+_NAMES |= {torch.float16: "F16", torch.float32: "F32"}
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPlan:
+    """How to cut: the block of layers of each stage, and the precision of linear layers.
+
+    ``dtype``: a precision or ``AS_STORED``. ``head``: the draft worker's folder gets embedding and
+    LM head, which an EAGLE head reads.
+    """
+
+    blocks: Sequence[range]
+    dtype: str = AS_STORED
+    head: bool = False
+
+
+def parse_blocks(text: str, layers: int) -> list[range]:
+    """Blocks written like ``0-5 5-12``; ConfigError unless they are all ``layers`` in order."""
+    blocks = []
+    for part in text.split():
+        first, _, end = part.partition("-")
+        if not (first.isascii() and first.isdigit() and end.isascii() and end.isdigit()):
+            raise ConfigError(f"layers {text!r} are no blocks; expected like '0-5 5-12'")
+        blocks.append(range(int(first), int(end)))
+    ends = [0, *(block.stop for block in blocks)]
+    if (
+        [block.start for block in blocks] != ends[:-1]
+        or ends[-1] != layers
+        or not all(len(block) for block in blocks)
+    ):
+        raise ConfigError(
+            f"layers {text!r} do not follow each other from 0 to {layers}, the model's layers"
+        )
+    return blocks
+
+
+def check_shard_dtype(dtype: str | None) -> str:
+    """The ``dtype`` of a plan for ``--dtype``; ConfigError for an unknown one. None: as stored."""
+    return AS_STORED if dtype is None or check_dtype(dtype) == AUTO else dtype
+
+
+def write_shards(
+    directory: ModelDirectory,
+    plan: ShardPlan,
+    out: Path,
+    progress: Callable[[str, int], None] = lambda name, nbytes: None,
+) -> None:
+    """Write ``out/stage-1`` ... and ``out/draft``; it is there completely or not at all.
+
+    ``progress`` gets each folder's name and the bytes of its weights. ConfigError if ``out`` exists
+    or the disk has too little room; ModelError if the model cannot be cut.
+    """
+    if directory.shard is not None:
+        raise ModelError(f"{directory.path} is a shard itself; give the folder of the whole model")
+    if out.exists() or out.is_symlink():
+        raise ConfigError(f"{out} exists already; name a folder that does not")
+    folder = out.absolute().parent
+    if not folder.is_dir():
+        raise ConfigError(f"there is no folder {folder} to write {out.name} into; make it first")
+    shards = [
+        _Shard(directory, plan, stage, block) for stage, block in enumerate(plan.blocks, start=1)
+    ]
+    shards.append(_Shard(directory, plan, 0, None))
+    _check_room(folder, out, sum(shard.nbytes for shard in shards))
+    values = directory.values()
+    try:
+        made = Path(tempfile.mkdtemp(dir=folder, prefix=f".{out.name}-"))
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written: {error.strerror}") from None
+    try:
+        for shard in shards:
+            shard.write(made / shard.folder, values)
+            progress(shard.folder, shard.nbytes)
+        made.chmod(0o755)
+        made.rename(out)
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be written: {error.strerror}") from None
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _check_room(folder: Path, out: Path, nbytes: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if nbytes > free:
+        raise ConfigError(
+            f"{out} takes {nbytes / 1e9:.1f} GB and its disk has {free / 1e9:.1f} GB left; "
+            "free some, or name a folder on another disk"
+        )
+
+
+class _Shard:
+    """One folder to be written; ``block`` None: that of scheduler and draft worker."""
+
+    def __init__(
+        self, directory: ModelDirectory, plan: ShardPlan, stage: int, block: range | None
+    ) -> None:
+        self._directory = directory
+        self._plan = plan
+        self._stage = stage
+        self._block = block
+        self.folder = f"stage-{stage}" if block is not None else DRAFT_FOLDER
+        self._linears: frozenset[str] = frozenset()
+        if block is not None:
+            self._prefixes = tensor_prefixes(directory, block)
+            if plan.dtype != AS_STORED:
+                self._linears = frozenset(linear_names(directory, block))
+        else:
+            self._prefixes = ("model.embed_tokens.", "lm_head.") if plan.head else ()
+        self._names = sorted(n for n in directory.weight_files if n.startswith(self._prefixes))
+        self._tensors = [tensor for name in self._names for tensor in self._layout(name)]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tensors."""
+        return sum(tensor.nbytes for tensor in self._tensors)
+
+    def write(self, folder: Path, values: dict[str, str]) -> None:
+        """Write the files and then the manifest; ``values``: of all groups of the model."""
+        folder.mkdir()
+        sums = {WEIGHTS: write_tensors(folder / WEIGHTS, self._tensors, self._chunks())}
+        for source in self._texts():
+            shutil.copyfile(source, folder / source.name)
+            sums[source.name] = file_digest(folder / source.name)
+        files = {
+            name: ShardFile((folder / name).stat().st_size, digest)
+            for name, digest in sorted(sums.items())
+        }
+        # Scheduler and draft worker speak for the whole model: they tell the stages its values.
+        own = {
+            group: digest
+            for group, digest in values.items()
+            if self._block is None or of_prefixes(group, self._prefixes)
+        }
+        block = self._block
+        layers = "" if block is None else f"{block.start}-{block.stop}"
+        stages = len(self._plan.blocks)
+        Manifest(
+            folder,
+            self._directory.identity,
+            own,
+            self._stage,
+            stages,
+            layers,
+            self._plan.dtype,
+            files,
+        ).write()
+
+    def _texts(self) -> list[Path]:
+        """The config, and for the draft worker the tokenizer's files."""
+        return [
+            file
+            for file in sorted(self._directory.path.iterdir())
+            if file.is_file()
+            and file.suffix in _TEXT_SUFFIXES
+            and not file.name.endswith((".index.json", MANIFEST))
+            and (self._block is None or file.name in _CONFIG_FILES)
+        ]
+
+    def _layout(self, name: str) -> list[NewTensor]:
+        entry = self._directory.tensor(name)
+        if name not in self._linears:
+            return [NewTensor(name, entry.dtype, entry.shape, entry.end - entry.start)]
+        outputs, inputs = entry.shape
+        return [
+            NewTensor(name + suffix, _NAMES[dtype], shape, shape[0] * shape[1] * dtype.itemsize)
+            for suffix, dtype, shape in zip(
+                self._suffixes, *code_layout((outputs, inputs), self._plan.dtype), strict=True
+            )
+        ]
+
+    @property
+    def _suffixes(self) -> tuple[str, ...]:
+        """What follows the name of a matrix in the names of its tensors."""
+        return (CODES, SCALES) if PRECISIONS[self._plan.dtype].quantised else ("",)
+
+    def _chunks(self) -> Iterator[memoryview]:
+        for name in self._names:
+            entry = self._directory.tensor(name)
+            if name not in self._linears:
+                yield from entry.chunks()
+                continue
+            outputs, inputs = entry.shape
+            weight = quantise(read_rows(name, entry), (outputs, inputs), self._plan.dtype)
+            yield from _bytes_of(weight)
+
+
+def _bytes_of(weight: Weight) -> Iterator[memoryview]:
+    for tensor in (weight.codes, weight.scales):
+        if tensor is not None:
+            yield memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]

@@ -1,0 +1,122 @@
+"""A cluster file is what the pipeline becomes: its layers, its context, the same text."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from flowspec.broker.keys import Keys
+from flowspec.broker.redis_client import BrokerClient
+from flowspec.broker.redis_control import RedisControl
+from flowspec.broker.server import PrivateBroker
+from flowspec.client import Client
+from flowspec.drivers.probe import announced
+from flowspec.emulation.profile import LinkShape
+from flowspec.model.directory import default_pair, open_directory
+from flowspec.model.reference import Reference
+from flowspec.model.text import Tokenizer
+from flowspec.planning.cluster_file import ClusterFile, ClusterStage, read_cluster, write_cluster
+from tests.e2e.conftest import Run, one_line
+
+RANGES = (range(2), range(2, 11), range(11, 12))
+PROMPT = "What is the sea?"
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    stages = tuple(ClusterStage(f"box-{at}", layers, "float32") for at, layers in enumerate(RANGES))
+    cluster = ClusterFile(*default_pair(), "box-0", 64, stages, LinkShape(0.0002, 125e6))
+    file = tmp_path / "plan.toml"
+    file.write_text(write_cluster(cluster))
+    return file
+
+
+def test_up_serves_the_layers_of_the_file(flowspec: Run, plan: Path, reference: Reference) -> None:
+    up = flowspec("up", "--cluster", str(plan))
+    assert up.returncode == 0, up
+    url = up.stdout.split("'")[1]
+    try:
+        with Client(url) as client:
+            record = client.pipeline()
+            assert record["layers"] == "0-2 2-11 11-12"
+            tokenizer = Tokenizer(open_directory(default_pair()[0]))
+            expected = reference.generate(tokenizer.encode(PROMPT, raw=False), 12)
+            found = client.submit(PROMPT, max_new_tokens=12).result()
+            assert found.text == tokenizer.decode(list(expected))
+            prompt = len(tokenizer.encode(PROMPT, raw=False))
+            longest = client.submit(PROMPT, max_new_tokens=100).result()
+            assert prompt + len(longest.token_ids) == 64
+        shown = json.loads(flowspec("status", "--json").stdout)
+        assert shown["pipeline"]["context"] == "64"
+    finally:
+        assert flowspec("down").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--layers", "0-5 5-11", "--stages", "2"], "expected all 12 layers of the model"),
+        (["--layers", "0-5 6-12", "--stages", "2"], "follow each other from 0 on"),
+        (["--layers", "0-12", "--stages", "2"], "of 1 stages; expected 2"),
+        (["--context", "0"], "--context is 0; expected 1 or more"),
+        (["--cluster", "/no/such.toml"], "cannot be read"),
+    ],
+)
+def test_a_scheduler_refuses_layers_that_are_not_the_models(flags: list[str], message: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "workers.scheduler", *flags],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, done
+    (line,) = done.stderr.splitlines()
+    assert message in line
+
+
+def test_probed_boxes_are_planned(flowspec: Run, tmp_path: Path) -> None:
+    out = tmp_path / "cluster.toml"
+    with PrivateBroker() as broker:
+        nobody = flowspec("plan", "--redis-url", broker.url, "--out", str(out))
+        assert "start `python -m workers.probe --name NAME` on each" in one_line(nobody)
+        command = [sys.executable, "-m", "workers.probe", "--redis-url", broker.url, "--name"]
+        probes = [subprocess.Popen([*command, name]) for name in ("east", "west")]
+        client = BrokerClient(broker.url)
+        try:
+            deadline = time.monotonic() + 60
+            while announced(client) != ["east", "west"] and time.monotonic() < deadline:
+                time.sleep(0.1)
+            done = flowspec("plan", "--redis-url", broker.url, "--out", str(out))
+        finally:
+            client.close()
+            for probe in probes:
+                probe.terminate()
+            statuses = [probe.wait(30) for probe in probes]
+    assert done.returncode == 0, done
+    assert statuses == [0, 0]
+    assert "Times are measured on 2 boxes" in done.stdout
+    cluster = read_cluster(out)
+    assert {stage.box for stage in cluster.stages} | {cluster.draft_box} <= {"east", "west"}
+
+
+def test_a_scheduler_takes_the_file(plan: Path) -> None:
+    with PrivateBroker() as broker:
+        command = [sys.executable, "-m", "workers.scheduler", "--redis-url", broker.url]
+        process = subprocess.Popen([*command, "--cluster", str(plan)])
+        control = RedisControl(broker.url, Keys())
+        try:
+            deadline = time.monotonic() + 60
+            while not control.pipeline() and time.monotonic() < deadline:
+                time.sleep(0.05)
+            record = control.pipeline()
+        finally:
+            control.close()
+            process.terminate()
+            assert process.wait(30) == 0
+    assert record["layers"] == "0-2 2-11 11-12"
+    assert (record["stages"], record["context"], record["draft"]) == ("3", "64", default_pair()[1])

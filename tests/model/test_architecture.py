@@ -1,0 +1,83 @@
+"""What the library computes once for a whole model, or from a whole text, in stages of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from flowspec.errors import ModelError
+from flowspec.model.architecture import read_config
+from flowspec.model.block import LayerBlock
+from flowspec.model.directory import ModelDirectory, open_directory
+from flowspec.model.stage import load_stage
+from tests.model.families import FAMILIES, save
+
+Family = Callable[..., ModelDirectory]
+
+
+def changed(folder: Path, **fields: object) -> ModelDirectory:
+    """The model in ``folder`` with other fields in its config; None removes one."""
+    config = json.loads((folder / "config.json").read_text()) | fields
+    kept = {key: value for key, value in config.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(kept))
+    return open_directory(str(folder))
+
+
+def test_longrope_frequencies_do_not_change_with_later_rows(family: Family) -> None:
+    """The library takes the long factors for all rows of a pass with a position past 128."""
+    block = LayerBlock(family("phi3-longrope"), range(1), first=True, last=False)
+    rotary = block.body.rotary_emb
+    rows = torch.zeros(1, 2, 64)
+    alone = rotary(rows[:, :1], torch.tensor([[100]]))
+    beside = rotary(rows, torch.tensor([[100, 200]]))
+    assert all(torch.equal(one[:, 0], both[:, 0]) for one, both in zip(alone, beside, strict=True))
+
+
+def test_texts_end_where_longrope_would_change_its_factors(family: Family) -> None:
+    directory = family("phi3-longrope")
+    assert directory.context == 128
+    rope = directory.config["rope_parameters"]
+    older = {**directory.config, "rope_scaling": {**rope, "type": "su"}, "rope_parameters": None}
+    del (
+        older["rope_scaling"]["rope_type"],
+        older["rope_scaling"]["original_max_position_embeddings"],
+    )
+    assert ModelDirectory(directory.path, older).context == 128
+    assert family("llama3-rope-tied").context == 256
+    assert family("gemma3").context == 256
+
+
+@pytest.mark.parametrize(("name", "tied"), [("gemma2", True), ("llama", False)])
+def test_a_config_that_leaves_out_whether_weights_are_tied(
+    tmp_path: Path, name: str, tied: bool
+) -> None:
+    """As Gemma's do."""
+    directory = changed(save(FAMILIES[name], tmp_path), tie_word_embeddings=None)
+    assert "tie_word_embeddings" not in directory.config
+    assert directory.tied == tied
+    load_stage(directory, range(5, 6))
+
+
+def test_a_layer_keeps_the_kind_that_its_number_gives_it(family: Family) -> None:
+    """Layer 1 of 6 has no experts; in a stage of layers 1 and 2 it is the first."""
+    block = LayerBlock(family("qwen3-moe"), range(1, 3), first=False, last=False)
+    assert [hasattr(layer.mlp, "experts") for layer in block.body.layers] == [False, True]
+    assert [layer.self_attn.layer_idx for layer in block.body.layers] == [0, 1]
+
+
+def test_logits_are_capped(family: Family) -> None:
+    block = LayerBlock(family("gemma2"), range(6), first=True, last=True)
+    assert block.logits(1000 * torch.ones(1, 64)).abs().max() <= 3
+
+
+def test_models_that_are_no_decoders_are_refused(tmp_path: Path) -> None:
+    folder = save(FAMILIES["gemma3"], tmp_path)
+    with pytest.raises(ModelError, match="attends to later tokens"):
+        read_config(changed(folder, use_bidirectional_attention=True))
+    kinds = ["full_attention"] * 5 + ["linear_attention"]
+    with pytest.raises(ModelError, match="linear_attention layers; only attention over KV rows"):
+        read_config(changed(folder, use_bidirectional_attention=None, layer_types=kinds))

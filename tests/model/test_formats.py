@@ -1,0 +1,115 @@
+"""Checkpoints in other formats: one line each, with a command that works."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+from flowspec.errors import ModelError
+from flowspec.model.directory import ModelDirectory, default_pair, open_directory
+from tests.model.families import FAMILIES
+
+Family = Callable[..., ModelDirectory]
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(ModelError) as raised:
+        open_directory(str(path))
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def converted(message: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModelDirectory:
+    """What the command in ``message`` writes."""
+    monkeypatch.chdir(folder)
+    code = message.partition('python -c "')[2].partition('"')[0]
+    exec(code, {})
+    directory = open_directory(str(folder / "NEW"))
+    directory.check_weights()
+    return directory
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "fp8", "compressed-tensors", "bitsandbytes"])
+def test_a_quantised_checkpoint_names_its_method(llama_copy: Path, method: str) -> None:
+    config = json.loads((llama_copy / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": method, "bits": 4}
+    (llama_copy / "config.json").write_text(json.dumps(config))
+    message = refused(llama_copy)
+    assert f"quantised by {method}" in message
+    assert "take the original checkpoint" in message
+    assert "--dtype nf4, int4 or int8" in message
+
+
+def test_experts_in_mxfp4_are_read(llama_copy: Path) -> None:
+    config = json.loads((llama_copy / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4"}
+    (llama_copy / "config.json").write_text(json.dumps(config))
+    assert open_directory(str(llama_copy)).layers == 6
+
+
+def test_gguf_with_and_without_a_config(llama_copy: Path) -> None:
+    for file in llama_copy.glob("*.safetensors*"):
+        file.unlink()
+    weights = llama_copy / "model-q4.gguf"
+    weights.write_bytes(b"GGUF")
+    for given in (llama_copy, weights):
+        message = refused(given)
+        assert f"{weights} is a GGUF file" in message
+        assert f"from_pretrained({str(llama_copy)!r}, gguf_file='model-q4.gguf'" in message
+    (llama_copy / "config.json").unlink()
+    assert "is a GGUF file" in refused(llama_copy)
+
+
+def test_authors_own_layouts(tmp_path: Path) -> None:
+    (tmp_path / "consolidated.00.pth").write_bytes(b"x")
+    assert "consolidated.00.pth, weights in their authors' own layout" in refused(tmp_path)
+
+
+def test_pickled_weights_are_converted_by_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Path(default_pair()[1])
+    folder = tmp_path / "model"
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*.safetensors*"))
+    weights: dict[str, torch.Tensor] = {}
+    for file in source.glob("*.safetensors"):
+        weights |= load_file(file)
+    torch.save(weights, folder / "pytorch_model.bin")
+    message = refused(folder)
+    assert "pickled weights" in message
+    found = converted(message, tmp_path, monkeypatch)
+    assert found.vocabulary_fingerprint == open_directory(str(source)).vocabulary_fingerprint
+    new = load_file(found.path / "model.safetensors")
+    assert all(torch.equal(new[name], value) for name, value in weights.items() if name in new)
+    assert new.keys() <= weights.keys()
+
+
+def test_a_language_model_is_taken_out_of_one_with_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = {
+        key: value for key, value in FAMILIES["gemma3"].to_dict().items() if key != "model_type"
+    }
+    vision = dict.fromkeys(("hidden_size", "intermediate_size"), 32)
+    vision |= {"num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+    whole = Gemma3ForConditionalGeneration(
+        Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
+    )
+    folder = tmp_path / "model"
+    whole.save_pretrained(folder)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(Path(default_pair()[1]) / file, folder)
+    message = refused(folder)
+    assert "is a gemma3 model, a gemma3_text model with other inputs than text" in message
+    found = converted(message, tmp_path, monkeypatch)
+    assert found.config["model_type"] == "gemma3_text"
+    new = load_file(found.path / "model.safetensors")
+    layer = whole.model.language_model.layers[3].mlp.up_proj.weight
+    assert torch.equal(new["model.layers.3.mlp.up_proj.weight"], layer)

@@ -1,0 +1,84 @@
+"""What was float32 alone takes part in other precisions: attention paths, drafters, heads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from flowspec.core.protocol.messages import Returns
+from flowspec.core.protocol.work import Draft, DraftDone, Part, Pruned
+from flowspec.core.run.key import RunKey
+from flowspec.core.run.sampling import Sampling
+from flowspec.model.base import DraftExecutor
+from flowspec.model.block import LayerBlock
+from flowspec.model.directory import default_pair, open_directory
+from flowspec.model.placing import Placing
+from flowspec.model.sources import load_sources
+from flowspec.model.text import Tokenizer
+from flowspec.model.two_level import TWO_LEVEL
+from flowspec.testbed.proof import plain
+
+TARGET = open_directory(default_pair()[0])
+RUN = RunKey("j", 1)
+PROMPT = Tokenizer(TARGET).encode("Tom has 5 apples and buys 7 more. Then he", raw=False)
+WIDTH = 8
+PRECISIONS = ["bfloat16", "float16", "int8", "nf4", "int4"]
+
+
+def part(ids: Sequence[int], parents: Sequence[int], tokens: Sequence[int], context: int) -> Part:
+    positions = ids if context else [len(PROMPT)] * len(ids)
+    return Part(
+        run=RUN,
+        segment=0,
+        ids=tuple(ids),
+        parents=tuple(parents),
+        positions=tuple(positions),
+        tokens=tuple(tokens),
+        offsets=(),
+        context=context,
+        pruned=None if context else Pruned((), ()),
+        answers=(len(ids) - 1,) if context else tuple(range(len(ids))),
+    )
+
+
+def passes() -> list[Part]:
+    """The prompt as context, then four siblings below it."""
+    length = len(PROMPT)
+    prompt = part(range(length), range(-1, length - 1), PROMPT, length)
+    return [prompt, part(range(length, length + 4), [length - 1] * 4, [7, 90, 91, 92], 0)]
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "nf4"])
+def test_two_level_attention_gives_the_same_bits(precision: str) -> None:
+    torch.set_num_threads(1)
+    found = []
+    for attention in ("plain", TWO_LEVEL):
+        placing = Placing(precision)
+        block = LayerBlock(
+            TARGET, range(4), first=True, last=False, attention=attention, placing=placing
+        )
+        cache = block.new_cache(100)
+        found.append(torch.cat([block.run(each, None, cache) for each in passes()]))
+    assert torch.equal(*found)
+
+
+def proposals(drafter: DraftExecutor) -> list[tuple[int, ...]]:
+    drafter.allocate(RUN, 100, Sampling(), Returns(hidden=drafter.wants_hidden))
+    if drafter.wants_hidden:
+        whole = LayerBlock(TARGET, range(TARGET.layers), first=True, last=True)
+        text = plain.decode([whole], TARGET, PROMPT, 1, Sampling())
+        drafter.learn(RUN, range(len(PROMPT)), text.hidden)
+    done: list[DraftDone] = [drafter.run(Draft(each, WIDTH)) for each in passes()]
+    return [tokens for one in done for tokens in one.tokens]
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("source", ["draft", "head"])
+def test_drafters_propose_nearly_what_they_do_in_float32(source: str, precision: str) -> None:
+    exact = proposals(load_sources(source, TARGET))
+    found = proposals(load_sources(source, TARGET, dtype=precision))
+    assert [len(tokens) for tokens in found] == [WIDTH] * 5
+    common = sum(len(set(one) & set(other)) for one, other in zip(exact, found, strict=True))
+    assert common >= 0.7 * WIDTH * 5

@@ -1,0 +1,69 @@
+"""Bytes of stages: every weight once, KV rows for the context, the head in its precision."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowspec.core.run.limits import TREE_ROWS
+from flowspec.model.precision import PRECISIONS
+from flowspec.model.shapes import LayerShapes, ModelShapes
+from flowspec.planning.needs import BARE_BYTES, HEAD, StageNeeds, drafter_bytes
+
+LAYER = LayerShapes(((64, 64), (256, 64), (64, 256)), 130)
+EXPERTS = LayerShapes(((4, 256, 64), (4, 64, 128)), 130)
+
+
+def shapes(*, tied: bool, layers: int = 6) -> ModelShapes:
+    every = (LAYER, *[EXPERTS] * (layers - 1))
+    return ModelShapes(every, (1000, 64), tied, 64, 32, 2048, 4, 2)
+
+
+@given(st.sampled_from(sorted(PRECISIONS)), st.lists(st.integers(1, 5), max_size=4), st.booleans())
+def test_stages_add_up_to_the_model(name: str, cuts: list[int], tied: bool) -> None:
+    """An untied or quantised head is a copy; a tied one is a copy only on another stage."""
+    precision = PRECISIONS[name]
+    model = shapes(tied=tied)
+    needs = StageNeeds(model, precision, 100)
+    bounds = (0, *sorted(set(cuts)), 6)
+    stages = [needs.weights(range(*pair)) for pair in itertools.pairwise(bounds)]
+    embedding = math.prod(model.embedding) * precision.row_bytes("cpu")
+    copied = tied and len(stages) > 1 and not precision.quantised
+    assert sum(stages) == needs.weights(range(6)) + embedding * copied
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+def test_unquantised_weights_are_their_count_times_their_size(name: str) -> None:
+    model = shapes(tied=False)
+    count = sum(
+        sum(math.prod(shape) for shape in layer.matrices) + layer.values for layer in model.layers
+    )
+    values = count + 2 * 1000 * 64 + 64
+    needs = StageNeeds(model, PRECISIONS[name], 100)
+    assert needs.weights(range(6)) == values * PRECISIONS[name].row_bytes("cpu")
+
+
+def test_the_head_of_a_quantised_model_has_its_own_precision() -> None:
+    model = shapes(tied=False)
+    needs = StageNeeds(model, PRECISIONS["nf4"], 100)
+    with_head = needs.weights(range(5, 6)) - needs.weights(range(4, 5))
+    assert with_head == PRECISIONS[HEAD].weight_bytes((1000, 64)) + 64 * 2
+
+
+@given(st.integers(1, 10**5), st.integers(1, 8))
+def test_rows_grow_with_context_and_jobs(context: int, jobs: int) -> None:
+    needs = StageNeeds(shapes(tied=True), PRECISIONS["bfloat16"], context, jobs)
+    assert needs.rows(range(2, 5)) == 3 * (context + TREE_ROWS) * jobs * 32 * 2
+    parts = needs.rows(range(2, 5)) + needs.weights(range(2, 5)) + BARE_BYTES
+    assert needs.stage(range(2, 5)) > parts
+
+
+def test_a_drafter_holds_the_whole_small_model() -> None:
+    model = shapes(tied=True)
+    precision = PRECISIONS["float32"]
+    whole = StageNeeds(model, precision, 10).weights(range(6))
+    assert drafter_bytes(model, precision, 10) > whole

@@ -1,0 +1,74 @@
+"""Whether the model on this machine is the one that the pipeline's record names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+
+from flowspec.errors import ConfigError
+from flowspec.model.directory import ModelDirectory, fetch_weights, open_directory
+from flowspec.observe import logger
+
+Needs = Callable[[ModelDirectory], tuple[str, ...]]
+
+
+def open_stage(
+    name: str, stage: int, layers: range, record: Mapping[str, str], dtype: str, needs: Needs
+) -> tuple[ModelDirectory, str]:
+    """The target ``name`` with the weights of ``stage``, checked; and its precision.
+
+    ``needs``: as ``fetch_weights``'s. ``dtype``: as asked for; a shard has the say if that is auto.
+    """
+    shard = open_directory(name).shard
+    if shard is not None:
+        check_fingerprint(shard.source, record["target_fingerprint"], name)
+        shard.check_stage(stage, layers)
+        dtype = shard.dtype_for(dtype)
+    return open_target(name, record, needs), dtype
+
+
+def open_target(name: str, record: Mapping[str, str], needs: Needs) -> ModelDirectory:
+    """The target ``name`` with the weights that ``needs`` names, checked against the record."""
+    target = fetch_weights(name, needs)
+    check_fingerprint(target.identity, record["target_fingerprint"], name)
+    check_values(target, needs(target), json.loads(record["target_values"]), name)
+    return target
+
+
+def open_middle(name: str, model: int, record: Mapping[str, str]) -> ModelDirectory:
+    """Middle model ``model``, found as ``name``, with all its weights, checked likewise."""
+    directory = fetch_weights(name, lambda found: ("",))
+    expected = record["middle_fingerprints"].split()[model - 1]
+    check_fingerprint(directory.identity, expected, name)
+    check_values(directory, ("",), json.loads(record["middle_values"])[model - 1], name)
+    return directory
+
+
+def check_fingerprint(found: str, expected: str, name: str) -> None:
+    """ConfigError unless the local copy of ``name`` has the fingerprint ``expected``."""
+    if found != expected:
+        raise ConfigError(
+            f"model {name} is not the one the pipeline was set up with "
+            f"(fingerprint {found}, expected {expected}); copy that model here"
+        )
+
+
+def check_values(
+    directory: ModelDirectory, prefixes: tuple[str, ...], expected: Mapping[str, str], name: str
+) -> None:
+    """ConfigError unless the weights under ``prefixes`` have the digests ``expected``, by group.
+
+    A scheduler without the weights has no digests to compare with; then this is only logged.
+    """
+    if not expected:
+        logger().info("values not compared: the scheduler has no weights", model=name)
+        return
+    for group, digest in directory.values(prefixes).items():
+        if group not in expected:
+            logger().info("values not compared", model=name, group=group)
+        elif digest != expected[group]:
+            raise ConfigError(
+                f"model {name} is not the one the pipeline was set up with: its weights in "
+                f"{group} have other values (digest {digest}, expected {expected[group]}); "
+                "copy that model here"
+            )
