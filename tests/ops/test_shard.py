@@ -187,6 +187,5 @@ def test_a_new_model_is_written_in_parts_and_can_be_loaded(
         monkeypatch.setattr(shard_model, name, value)
     shard_model.write_model(tmp_path)
     directory = open_directory(str(tmp_path))
-    block = load_shard(directory, "bfloat16")
     assert directory.layers == 4
-    assert block.head is not None and block.head.out_features == 32_000
+    assert shard_pass(load_shard(directory, "bfloat16"), 4, 2)().shape == (2, 32_000)
