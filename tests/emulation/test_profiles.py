@@ -201,6 +201,23 @@ def test_a_flat_kernel_takes_little_longer_for_16_rows_than_for_one() -> None:
     assert flat.link == load("jetson-13b-w4").link
 
 
+def test_behind_launches_a_flat_kernel_takes_as_long_for_64_rows_as_for_one() -> None:
+    base = load("a100-70b")
+    flat = load("a100-70b-flat4")
+    assert flat.layer.at(64) == flat.layer.at(1) == base.layer.at(1)
+    weights, row = 441.2e6 / (0.8 * 1555e9), 2 * 855.6e6 / 200e12
+    for rows in (1, 16, 64, 128, 136, 192, 512, 1024):
+        computed = max(base.layer.at(1), weights + rows * row)
+        assert flat.layer.at(rows) == pytest.approx(computed, rel=0.01)
+        assert flat.layer.at(rows) <= base.layer.at(rows)
+    assert (flat.link, flat.head, flat.drafters, flat.middles) == (
+        base.link,
+        base.head,
+        base.drafters,
+        base.middles,
+    )
+
+
 def test_mixed_boxes_have_as_many_layers_and_different_times() -> None:
     mixed = load("mixed-7b")
     assert [mixed.stage_layers(stage, 4) for stage in range(1, 5)] == [8] * 4

@@ -1,0 +1,234 @@
+"""One shard of a 1B-class Llama in every precision: bytes, pass times, perplexity, row equality.
+
+    python -m ops.bench.shard [--precisions float32,...] [--model FOLDER] [--rows 1,4,16,64]
+        [--context 256] [--rounds 15] [--text FILE,...]
+    python -m ops.bench.shard --kernels [--rounds 15]
+    python -m ops.bench.shard --alone [--precisions ...] [--text FILE] [--texts 8] [--tokens 128]
+
+The shard has four layers (hidden 2048, intermediate 8192, 32 heads, 8 KV heads) and an LM head of
+32,000 tokens, random weights in bfloat16; ``--model`` names a folder where they are written once,
+otherwise they are temporary. Every precision has a process of its own, and all of them take turns,
+so that what else the machine does hits all alike. Times are CPU time of one torch thread, medians
+over the rounds. ``--kernels``: every kernel of this machine on the seven linears of a layer.
+``--alone``: rows of the packaged target's text in shared passes against lone rows. Prints Markdown
+(``ops/bench/results/shard.md``, ``kernels.md`` and ``row-independence.md`` there).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from ops.parser import Parser
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+
+from flowspec.errors import ConfigError, FlowSpecError
+from flowspec.model.kernels import served
+from flowspec.model.precision import PRECISIONS
+from ops.bench import held_out, kernel_times, lone_rows
+from ops.bench.arguments import count
+from ops.bench.shard_model import LINEARS, write_model
+from ops.bench.shard_process import Loaded, ShardProcess
+
+PROMPTS = Path("tests/data/prompts.jsonl")
+#: Tokens of a text file for the perplexity, in whole prompts.
+MOST_TOKENS = 8192
+#: Rows of a shared pass of ``--alone``.
+WIDTH = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A precision's shard: what its load took, and median seconds by rows."""
+
+    loaded: Loaded
+    seconds: Mapping[int, float]
+
+
+def measured(
+    folder: Path, precisions: Sequence[str], context: int, rows: Sequence[int], rounds: int
+) -> dict[str, Measured]:
+    """Load a shard per precision, one after another, then time them in turns."""
+    with ExitStack() as stack:
+        shards = {}
+        for precision in precisions:
+            _say(f"loading {precision}")
+            shards[precision] = stack.enter_context(ShardProcess(folder, precision, context, rows))
+        turns: dict[str, list[dict[int, float]]] = {precision: [] for precision in precisions}
+        for at in range(rounds):
+            _say(f"round {at + 1} of {rounds}")
+            for precision, shard in shards.items():
+                turns[precision].append(shard.turn())
+    return {
+        precision: Measured(
+            shard.loaded,
+            {n: statistics.median(turn[n] for turn in turns[precision]) for n in rows},
+        )
+        for precision, shard in shards.items()
+    }
+
+
+def losses(
+    precisions: Sequence[str], files: Sequence[Path]
+) -> tuple[list[int], dict[str, list[float]]]:
+    """Tokens predicted of every file, and the packaged target's mean nats by precision."""
+    texts = [held_out.pieces(file, MOST_TOKENS) for file in files]
+    counts: list[int] = []
+    found = {}
+    for precision in precisions:
+        _say(f"perplexity in {precision}")
+        block = held_out.load_target(precision)
+        both = [held_out.loss(block, its) for its in texts]
+        counts = [tokens for _, tokens in both]
+        found[precision] = [nats for nats, _ in both]
+    return counts, found
+
+
+def table(
+    shards: Mapping[str, Measured],
+    rows: Sequence[int],
+    names: Sequence[str],
+    nats: Mapping[str, Sequence[float]],
+) -> Iterator[str]:
+    """Markdown: a row per precision."""
+    times = [f"t({n}), ms" for n in rows]
+    texts = [f"perplexity, {name}" for name in names]
+    columns = ["precision", "kernels", "weights, MiB", "peak over weights", *times, *texts]
+    yield f"| {' | '.join(columns)} | rows independent |"
+    yield "|---" * (len(columns) + 1) + "|"
+    for precision, shard in shards.items():
+        loaded = shard.loaded
+        cells = [
+            precision,
+            ", ".join(loaded.kernels),
+            f"{loaded.nbytes / 2**20:.0f}",
+            f"{loaded.peak / loaded.nbytes:.2f}",
+            *(f"{shard.seconds[n] * 1e3:.0f}" for n in rows),
+            *(f"{math.exp(value):.3f}" for value in nats[precision]),
+            "yes" if not loaded.dependent else f"no: {', '.join(loaded.dependent)}",
+        ]
+        yield f"| {' | '.join(cells)} |"
+
+
+def shard_page(given: argparse.Namespace, folder: Path) -> Iterator[str]:
+    """The table with its explanation."""
+    shards = measured(folder, given.precisions, given.context, given.rows, given.rounds)
+    counts, nats = losses(given.precisions, given.text)
+    yield (
+        f"*t(n)*: CPU time of a pass of n siblings after {given.context} rows of context through "
+        f"the layers and the LM head, one torch thread, median of {given.rounds}. *Peak over "
+        "weights*: resident memory at its highest while loading, above that after imports, over "
+        "the weights' bytes. *Perplexity*: of the packaged target, without chat template, in "
+        f"pieces of {held_out.CONTEXT} tokens: "
+        + "; ".join(
+            f"{file}, {tokens} tokens" for file, tokens in zip(given.text, counts, strict=True)
+        )
+        + ". *Rows independent*: same bits whatever shares their pass."
+    )
+    yield ""
+    yield from table(shards, given.rows, [file.stem for file in given.text], nats)
+
+
+def kernels_page(rounds: int) -> Iterator[str]:
+    """The table of kernels with its explanation."""
+    yield (
+        "Milliseconds of CPU time for the seven linears of a layer by number of rows, one torch "
+        f"thread, median of {rounds} in changing order. *Rows independent*: every linear gives a "
+        "row the same bits whatever shares its pass."
+    )
+    yield ""
+    yield from kernel_times.table(LINEARS, rounds)
+
+
+def alone_page(given: argparse.Namespace) -> Iterator[str]:
+    """The table of lone and shared rows with its explanation."""
+    yield (
+        f"The packaged target's own greedy text after {given.texts} prompts, up to {given.tokens} "
+        f"tokens each: rows in passes of {WIDTH} against the same rows in passes of one. *Equal "
+        "rows*: hidden row and logits have the same bits. *Largest difference*: of two logits. "
+        "*Other best*: rows whose best token differs."
+    )
+    yield ""
+    yield from lone_rows.table(given.precisions, given.text[0], given.texts, given.tokens, WIDTH)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def precisions_here(text: str) -> list[str]:
+    """Precisions by commas, those that run on this processor."""
+    names = text.split(",")
+    unknown = [name for name in names if name not in PRECISIONS]
+    if unknown:
+        raise argparse.ArgumentTypeError(
+            f"{unknown[0]!r}, expected some of {', '.join(PRECISIONS)}, by commas"
+        )
+    return [name for name in names if served(name, "cpu")]
+
+
+def _counts(text: str) -> list[int]:
+    with contextlib.suppress(argparse.ArgumentTypeError):
+        return [count(part) for part in text.split(",")]
+    raise argparse.ArgumentTypeError(f"{text!r}, expected integers of at least 1, by commas")
+
+
+def _files(text: str) -> list[Path]:
+    return [Path(part) for part in text.split(",")]
+
+
+def pages(given: argparse.Namespace) -> Iterator[str]:
+    """The lines of the page that was asked for."""
+    if given.kernels:
+        yield from kernels_page(given.rounds)
+    elif given.alone:
+        yield from alone_page(given)
+    else:
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = given.model or Path(temporary)
+            if not (folder / "config.json").exists():
+                write_model(folder)
+            yield from shard_page(given, folder)
+
+
+def main() -> None:
+    parser = Parser(description=(__doc__ or "").partition("\n")[0])
+    add = parser.add_argument
+    add("--precisions", type=precisions_here, default=",".join(PRECISIONS), help="by commas (all)")
+    add("--model", type=Path, metavar="FOLDER", help="where the weights are, or are written")
+    add("--rows", type=_counts, default="1,4,16,64", help="by commas (1,4,16,64)")
+    add("--context", type=count, default=256, help="rows before those of a pass (256)")
+    add("--rounds", type=count, default=15, help="passes of every kind (15)")
+    add("--text", type=_files, default=str(PROMPTS), help=f"JSON lines, by commas ({PROMPTS})")
+    add("--texts", type=count, default=8, help="of --alone (8)")
+    add("--tokens", type=count, default=128, help="of every text of --alone (128)")
+    other = parser.add_mutually_exclusive_group()
+    other.add_argument("--kernels", action="store_true", help="the kernels by themselves")
+    other.add_argument("--alone", action="store_true", help="lone rows against shared ones")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    try:
+        if not given.precisions:
+            raise ConfigError(
+                "none of these precisions runs on this processor; see flowspec doctor"
+            )
+        for line in pages(given):
+            print(line, flush=True)
+    except FlowSpecError as error:
+        sys.exit(f"shard: {error}")
+
+
+if __name__ == "__main__":
+    main()
