@@ -3,7 +3,7 @@
 A row's result must not depend on what shares its pass. Its sums run over slots whose number and
 order depend on other rows, so in the rows' own precision their last bits would differ. Here the
 scores, the softmax and the weighted sum are in float64 and rounded once, which hides the order of
-the sums but for a tie in the rounding. Measured in results/row-independence.md.
+the sums but for a tie in the rounding (ops/bench/results/row-independence.md).
 """
 
 from __future__ import annotations

@@ -44,13 +44,14 @@ def of_folder(folder: Path) -> Unreadable | None:
         return _gguf(found[0])
     if any(folder.glob("pytorch_model*.bin")):
         return Unreadable(
-            f"{folder} holds pickled weights (.bin), which may run code; only safetensors are read",
+            f"{folder} holds weights in torch's own format (.bin), which may run code; "
+            "only safetensors are read",
             _convert(folder),
         )
-    pickled = sorted(file.name for kind in ("*.pth", "*.pt") for file in folder.glob(kind))
-    if pickled:
+    torch_files = sorted(file.name for kind in ("*.pth", "*.pt") for file in folder.glob(kind))
+    if torch_files:
         return Unreadable(
-            f"{folder} holds {pickled[0]}, weights in their authors' own layout",
+            f"{folder} holds {torch_files[0]}, weights in their authors' own layout",
             "take the checkpoint in the Hugging Face layout, with config.json and *.safetensors",
         )
     return None

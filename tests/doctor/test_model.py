@@ -96,7 +96,7 @@ def test_git_lfs_pointers(folder: Path) -> None:
     ("file", "kind", "remedy"),
     [
         ("model-q4.gguf", "GGUF", "gguf_file='model-q4.gguf'"),
-        ("pytorch_model-00001-of-00002.bin", "pickled weights", "save_pretrained"),
+        ("pytorch_model-00001-of-00002.bin", "torch's own format", "save_pretrained"),
     ],
 )
 def test_other_formats_say_how_to_convert(folder: Path, file: str, kind: str, remedy: str) -> None:

@@ -83,7 +83,7 @@ def test_pickled_weights_are_converted_by_the_command(
         weights |= load_file(file)
     torch.save(weights, folder / "pytorch_model.bin")
     message = refused(folder)
-    assert "pickled weights" in message
+    assert "torch's own format" in message
     found = converted(message, tmp_path, monkeypatch)
     assert found.vocabulary_fingerprint == open_directory(str(source)).vocabulary_fingerprint
     new = load_file(found.path / "model.safetensors")

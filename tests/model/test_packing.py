@@ -105,8 +105,8 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "precision",
     [
-        *("float16", "nf4", "int4"),
-        *(pytest.param(name, marks=pytest.mark.heavy) for name in ("float32", "bfloat16", "int8")),
+        "nf4",
+        *(pytest.param(name, marks=pytest.mark.heavy) for name in PRECISIONS if name != "nf4"),
     ],
 )
 def test_peak_memory_is_the_final_size_and_a_fifth(wide: Path, precision: str) -> None:

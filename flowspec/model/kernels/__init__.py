@@ -1,6 +1,6 @@
 """The kernels of linear layers, and which of them a precision gets on a device.
 
-The order is that of results/kernels.md: the fastest at 16 rows, among those whose rows do not
+The order is that of ops/bench/results/kernels.md: the fastest at 16 rows of those whose rows do not
 depend on what shares their pass, comes first. It is fixed and not measured at start, so that a
 machine always computes the same.
 """
