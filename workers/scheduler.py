@@ -115,6 +115,7 @@ def _use_cluster(given: argparse.Namespace) -> None:
     given.context = cluster.context
     given.dtype = cluster.dtypes
     given.device = cluster.devices
+    given.draft_dtype = cluster.draft_dtype
 
 
 def _ranges(layers: int, given: argparse.Namespace) -> Sequence[range]:

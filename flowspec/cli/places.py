@@ -92,13 +92,14 @@ def setup_of(
 def cluster_setup(cluster: ClusterFile, drafting: Sequence[str | None] = (None, None)) -> Setup:
     """The setup of a planned pipeline; ``drafting``: precision and device of the drafters."""
     own = (cluster.dtypes, cluster.devices)
+    dtype, device = drafting
     return Setup(
         cluster.model,
         cluster.draft,
         len(cluster.stages),
         layers=cluster.layers,
         context=cluster.context,
-        places=Places(*own, *(AUTO if flag is None else flag for flag in drafting)),
+        places=Places(*own, dtype or cluster.draft_dtype, device or AUTO),
     )
 
 

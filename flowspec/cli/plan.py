@@ -22,7 +22,7 @@ from flowspec.model.sources import NGRAM
 from flowspec.planning.boxes import EXPECTED, TimedBox, parse_boxes
 from flowspec.planning.cluster_file import ClusterFile, ClusterStage, write_cluster
 from flowspec.planning.drafts import planned_drafts
-from flowspec.planning.estimate import timed
+from flowspec.planning.estimate import drafter_precision, timed
 from flowspec.planning.fit import gib, unfit
 from flowspec.planning.layout import Layout, layouts
 from flowspec.planning.needs import StageNeeds
@@ -258,7 +258,13 @@ def _write(
         for stage in layout.stages
     )
     planned = ClusterFile(
-        request.target, _draft(request), layout.draft.name, context, stages, cluster.link
+        request.target,
+        _draft(request),
+        layout.draft.name,
+        context,
+        stages,
+        cluster.link,
+        drafter_precision(precision).name,
     )
     remarks = ["Made by `flowspec plan`.", f"Times are {cluster.how}."]
     write("--out", request.out, write_cluster(planned, remarks))

@@ -177,7 +177,13 @@ class ModelDirectory:
             return hashlib.sha256((self.path / "tokenizer.model").read_bytes()).hexdigest()[:16]
         else:
             raise ModelError(
-                f"{self.path} has no tokenizer.json and no tokenizer.model: it has no tokenizer"
+                f"{self.path} has no tokenizer.json and no tokenizer.model: it has no tokenizer; "
+                + (
+                    "it is one stage's shard: give the scheduler and the draft worker the folder "
+                    "`draft` beside it"
+                    if self.shard is not None
+                    else "copy both tokenizer files of the original model into it"
+                )
             )
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -16,12 +16,20 @@ from typing import Any
 
 from flowspec.emulation.profile import LinkShape
 from flowspec.errors import ConfigError
-from flowspec.model.precision import check_device, check_dtype
+from flowspec.model.precision import AUTO, check_device, check_dtype
 
 _MEGABIT = 1e6 / 8
 _RANGE = re.compile(r"(\d{1,6})-(\d{1,6})", re.ASCII)
 #: Entries of each table and their kinds.
-_TOP = {"model": str, "draft": str, "draft_box": str, "context": int, "link": dict, "stage": list}
+_TOP = {
+    "model": str,
+    "draft": str,
+    "draft_box": str,
+    "draft_dtype": str,
+    "context": int,
+    "link": dict,
+    "stage": list,
+}
 _STAGE = {"box": str, "layers": str, "dtype": str, "device": str}
 _LINK = {"latency_ms": float, "mbit": float}
 _KINDS = {str: "text", int: "a whole number", float: "a number", dict: "a table", list: "tables"}
@@ -54,8 +62,10 @@ class ClusterFile:
     context: int
     stages: tuple[ClusterStage, ...]
     link: LinkShape
+    draft_dtype: str = AUTO
 
     def __post_init__(self) -> None:
+        check_dtype(self.draft_dtype)
         if self.context < 1:
             raise ConfigError(f"context is {self.context}; expected 1 or more")
         check_ranges(self.layers)
@@ -127,6 +137,7 @@ def write_cluster(cluster: ClusterFile, remarks: Sequence[str] = ()) -> str:
         f"model = {_quoted(cluster.model)}",
         f"draft = {_quoted(cluster.draft)}",
         f"draft_box = {_quoted(cluster.draft_box)}",
+        f"draft_dtype = {_quoted(cluster.draft_dtype)}",
         f"context = {cluster.context}",
         "",
         "[link]",
@@ -182,6 +193,7 @@ def parse_cluster(text: str) -> ClusterFile:
         table["context"],
         tuple(stages),
         LinkShape(link["latency_ms"] / 1e3, link["mbit"] * _MEGABIT),
+        table["draft_dtype"],
     )
 
 
