@@ -11,7 +11,7 @@ from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.live import Worker
 from flowspec.drivers.performers import VerifyPerformer
 from flowspec.model.base import HasFacts, StageExecutor
-from flowspec.model.directory import ModelDirectory, layer_range
+from flowspec.model.directory import ModelDirectory, layer_range, open_directory
 from flowspec.model.empty_stage import PassingStage
 from flowspec.model.precision import of_stage
 from flowspec.observe import logger
@@ -62,15 +62,12 @@ def main() -> None:
         name = given.target or record["target"]
         layers = layer_range(record["layers"], stage)
         asked = given.dtype or of_stage(record["dtype"], stage)
+        device = given.device or of_stage(record["device"], stage)
+        _check_place(layers, name, asked, device)
         target, dtype = open_stage(
             name, stage, layers, record, asked, lambda found: _needs(found, layers)
         )
-        executor, model_seconds = _executor(
-            target,
-            layers,
-            given.attention,
-            (dtype, given.device or of_stage(record["device"], stage)),
-        )
+        executor, model_seconds = _executor(target, layers, given.attention, (dtype, device))
         if isinstance(executor, HasFacts):
             placed |= executor.facts()
             logger(stage=stage).info("stage loaded", **placed)
@@ -87,6 +84,14 @@ def main() -> None:
         worker[0].run(stop)
         link.close()
     control.close()
+
+
+def _check_place(layers: range, name: str, dtype: str, device: str) -> None:
+    """ConfigError before any weight is read if this machine lacks the precision or the device."""
+    if layers:
+        from flowspec.model.placing import place
+
+        place(dtype, device, open_directory(name).config)
 
 
 def _needs(target: ModelDirectory, layers: range) -> tuple[str, ...]:

@@ -87,6 +87,12 @@ def write_shards(
     """
     if directory.shard is not None:
         raise ModelError(f"{directory.path} is a shard itself; give the folder of the whole model")
+    quantised = plan.dtype != AS_STORED and PRECISIONS[plan.dtype].quantised
+    if quantised and any(".experts." in name for name in directory.weight_files):
+        raise ModelError(
+            f"{directory.path} is a mixture, whose experts are not written in {plan.dtype}; "
+            f"leave out --dtype, and start the workers with --dtype {plan.dtype}"
+        )
     if out.exists() or out.is_symlink():
         raise ConfigError(f"{out} exists already; name a folder that does not")
     folder = out.absolute().parent

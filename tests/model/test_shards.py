@@ -222,3 +222,12 @@ def test_blocks_of_layers_are_read_and_checked() -> None:
     assert check_shard_dtype(None) == check_shard_dtype("auto") == AS_STORED
     with pytest.raises(ConfigError, match="is unknown"):
         check_shard_dtype("int3")
+
+
+def test_experts_are_not_quantised_in_shards_and_it_says_so(family: Family, tmp_path: Path) -> None:
+    directory = family("mixtral")
+    blocks = layer_ranges(directory.layers, 2)
+    with pytest.raises(ModelError, match=r"is a mixture.*leave out --dtype.*--dtype nf4"):
+        write_shards(directory, ShardPlan(blocks, "nf4"), tmp_path / "parts")
+    assert not (tmp_path / "parts").exists()
+    write_shards(directory, ShardPlan(blocks), tmp_path / "parts")
