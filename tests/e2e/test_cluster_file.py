@@ -79,6 +79,7 @@ def test_a_scheduler_refuses_layers_that_are_not_the_models(flags: list[str], me
     assert message in line
 
 
+@pytest.mark.heavy
 def test_probed_boxes_are_planned(flowspec: Run, tmp_path: Path) -> None:
     out = tmp_path / "cluster.toml"
     with PrivateBroker() as broker:
