@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,13 +58,18 @@ def test_up_serves_the_layers_of_the_file(flowspec: Run, plan: Path, reference: 
         assert flowspec("down").returncode == 0
 
 
+def heavy(*values: object) -> Any:
+    """A parameter of `make test-all` only: each starts a process."""
+    return pytest.param(*values, marks=pytest.mark.heavy)
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--layers", "0-5 5-11", "--stages", "2"], "expected all 12 layers of the model"),
-        (["--layers", "0-5 6-12", "--stages", "2"], "follow each other from 0 on"),
-        (["--layers", "0-12", "--stages", "2"], "of 1 stages; expected 2"),
-        (["--context", "0"], "--context is 0; expected 1 or more"),
+        heavy(["--layers", "0-5 6-12", "--stages", "2"], "follow each other from 0 on"),
+        heavy(["--layers", "0-12", "--stages", "2"], "of 1 stages; expected 2"),
+        heavy(["--context", "0"], "--context is 0; expected 1 or more"),
         (["--cluster", "/no/such.toml"], "cannot be read"),
     ],
 )

@@ -61,6 +61,7 @@ def damaged(source: Path, folder: Path, name: str, at: int) -> Path:
     return folder
 
 
+@pytest.mark.heavy
 def test_wrong_shards_get_one_line_before_anything_is_loaded(
     broker: PrivateBroker, shards: Path, tmp_path: Path
 ) -> None:
@@ -81,6 +82,7 @@ def test_wrong_shards_get_one_line_before_anything_is_loaded(
     )
 
 
+@pytest.mark.heavy
 def test_a_shard_of_the_same_model_with_other_values_is_refused(
     broker: PrivateBroker, tmp_path: Path
 ) -> None:
