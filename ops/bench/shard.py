@@ -50,7 +50,7 @@ WIDTH = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredShard:
     """A precision's shard: what its load took, and median seconds by rows."""
 
     loaded: Loaded
@@ -59,7 +59,7 @@ class Measured:
 
 def measured(
     folder: Path, precisions: Sequence[str], context: int, rows: Sequence[int], rounds: int
-) -> dict[str, Measured]:
+) -> dict[str, MeasuredShard]:
     """Load a shard per precision, one after another, then time them in turns."""
     with ExitStack() as stack:
         shards = {}
@@ -72,7 +72,7 @@ def measured(
             for precision, shard in shards.items():
                 turns[precision].append(shard.turn())
     return {
-        precision: Measured(
+        precision: MeasuredShard(
             shard.loaded,
             {n: statistics.median(turn[n] for turn in turns[precision]) for n in rows},
         )
@@ -97,7 +97,7 @@ def losses(
 
 
 def table(
-    shards: Mapping[str, Measured],
+    shards: Mapping[str, MeasuredShard],
     rows: Sequence[int],
     names: Sequence[str],
     nats: Mapping[str, Sequence[float]],

@@ -17,7 +17,7 @@ from flowspec.model.kernels import KERNELS
 from ops.bench import held_out, kernel_times, lone_rows
 from ops.bench import shard as program
 from ops.bench.kernel_times import LayerLinears
-from ops.bench.shard import Measured
+from ops.bench.shard import MeasuredShard
 from ops.bench.shard_model import load_shard, shard_pass
 from ops.bench.shard_process import Loaded, ShardProcess
 from tests.model.families import save
@@ -64,7 +64,7 @@ def test_a_process_that_cannot_load_is_an_error(tmp_path: Path) -> None:
 
 def test_a_row_of_the_table_has_every_figure() -> None:
     loaded = Loaded(("onednn", "x"), 200 << 20, 220 << 20, ("attention",))
-    shards = {"int8": Measured(loaded, {1: 0.0105, 16: 0.25})}
+    shards = {"int8": MeasuredShard(loaded, {1: 0.0105, 16: 0.25})}
     lines = list(program.table(shards, [1, 16], ["a", "b"], {"int8": [0.0, 1.0]}))
     assert lines[2] == (
         "| int8 | onednn, x | 200 | 1.10 | 10 | 250 | 1.000 | 2.718 | no: attention |"
