@@ -182,7 +182,8 @@ class ModelDirectory:
                     "it is one stage's shard: give the scheduler and the draft worker the folder "
                     "`draft` beside it"
                     if self.shard is not None
-                    else "copy both tokenizer files of the original model into it"
+                    else "copy tokenizer.json and tokenizer_config.json of the original model "
+                    "into it"
                 )
             )
         return hashlib.sha256(text.encode()).hexdigest()[:16]
