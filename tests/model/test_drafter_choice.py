@@ -79,7 +79,10 @@ def test_what_it_cannot_do_is_an_error() -> None:
         ChoiceDrafter((Scripted(),)).learn(RUN, (), np.zeros((0, 4), np.float32))
 
 
-@pytest.mark.parametrize(("temperature", "at_most"), [(0.0, 8), (1.0, drafter_cache.CATCH_UP_ROWS)])
+@pytest.mark.parametrize(
+    ("temperature", "at_most"),
+    [(0.0, 8), pytest.param(1.0, drafter_cache.CATCH_UP_ROWS, marks=pytest.mark.heavy)],
+)
 def test_a_drafter_that_has_caught_up_proposes_what_it_would_have_proposed_anyway(
     monkeypatch: pytest.MonkeyPatch, temperature: float, at_most: int
 ) -> None:

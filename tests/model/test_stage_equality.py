@@ -98,7 +98,7 @@ def simulate(
 def test_greedy_text_is_that_of_generate(family: Family, name: str) -> None:
     """Against the library's ``generate``; the target drafts for itself, so paths are long.
 
-    What strategies add to each other does not depend on the family: two families run them all.
+    What strategies add to each other does not depend on the family: one family runs them all.
     """
     directory = family(name)
     whole = AutoModelForCausalLM.from_pretrained(directory.path, dtype=torch.float32).eval()
@@ -106,7 +106,7 @@ def test_greedy_text_is_that_of_generate(family: Family, name: str) -> None:
         torch.tensor([PROMPT]), max_new_tokens=24, do_sample=False, pad_token_id=0
     )
     wanted = tuple(expected[0, len(PROMPT) :].tolist())
-    for at, strategy in enumerate(EXACT if name in ("llama", "gemma2") else _FEW):
+    for at, strategy in enumerate(EXACT if name == "llama" else _FEW):
         spec = JobSpec(prompt_ids=PROMPT, max_new_tokens=24, strategy=strategy)
         stages = 1 if at == 1 else 3
         assert simulate(directory, directory, stages, spec) == wanted, strategy
@@ -115,7 +115,12 @@ def test_greedy_text_is_that_of_generate(family: Family, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "sampling"),
     [
-        pytest.param("llama", Sampling(0.6, top_k=80, top_p=0.9, seed=1), id="llama-nucleus"),
+        pytest.param(
+            "llama",
+            Sampling(0.6, top_k=80, top_p=0.9, seed=1),
+            id="llama-nucleus",
+            marks=pytest.mark.heavy,
+        ),
         pytest.param("qwen3", Sampling(1.0, seed=3), id="qwen3-T=1"),
     ],
 )

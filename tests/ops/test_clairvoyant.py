@@ -29,7 +29,11 @@ def grid_of(draft: str, temperature: float, prompts: list[Prompt]) -> Grid:
 
 @pytest.mark.parametrize(
     ("profile", "draft", "temperature"),
-    [("jetson-7b", "slm", 1.0), ("laptop-cpu", "slm", 0.0), ("wan-50ms", "head", 0.0)],
+    [
+        pytest.param("jetson-7b", "slm", 1.0, marks=pytest.mark.heavy),
+        ("laptop-cpu", "slm", 0.0),
+        pytest.param("wan-50ms", "head", 0.0, marks=pytest.mark.heavy),
+    ],
 )
 def test_it_is_never_slower_than_a_registered_strategy(
     profile: str, draft: str, temperature: float

@@ -21,6 +21,7 @@ def predictor() -> Predictor:
     return Predictor(["What is the sea?"], plan.SOURCE, tokens=10)
 
 
+@pytest.mark.heavy
 def test_the_emulated_run_takes_what_the_plan_predicts(predictor: Predictor) -> None:
     cluster = RandomCluster(
         parse_boxes("slow:16GiB@500GB/s,fast:2x12GiB@1500GB/s"), LinkShape(0.002, 125e6)

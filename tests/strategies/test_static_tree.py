@@ -57,8 +57,8 @@ def test_a_drafter_slower_than_the_pipeline_drafts_nothing_ahead() -> None:
     assert overlapped.committed_at == plain.committed_at
 
 
-@pytest.mark.parametrize("hit_rate", [0.0, 0.3, 0.6, 0.9, 1.0])
-@pytest.mark.parametrize("draft", [0.05, 0.4, 1.0, 2.0])
+@pytest.mark.parametrize("hit_rate", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("draft", [pytest.param(0.05, marks=pytest.mark.heavy), 0.4, 2.0])
 def test_overlapping_is_never_slower(hit_rate: float, draft: float) -> None:
     """With four candidates per node in both, so that the toy drafter proposes the same."""
     ends = []

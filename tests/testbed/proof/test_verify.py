@@ -25,6 +25,8 @@ TARGET = open_directory(default_pair()[0])
 QUICK = ProofPlan(strategies=("flowspec",), stages=2, tokens=16, samplings=(Sampling(),))
 #: Precisions in which broken models must be found.
 WRONG = ["float32", "bfloat16", "nf4"]
+#: Precisions of `make test-all` only.
+OTHERS = ("int8", "fp4", "int4")
 PROMPT = "Tom has 5 apples and buys 7 more. How many apples does he have?"
 
 
@@ -36,7 +38,10 @@ def proof(plan: ProofPlan = QUICK, placing: Placing | None = None) -> Proof:
     return prove(TARGET, blocks, load_sources("draft", TARGET), [prompt], plan)
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "int8", "nf4", "fp4", "int4"])
+@pytest.mark.parametrize(
+    "precision",
+    ["bfloat16", "nf4", *(pytest.param(name, marks=pytest.mark.heavy) for name in OTHERS)],
+)
 def test_nothing_is_lost_in_precisions_whose_rows_are_independent(precision: str) -> None:
     sampled = replace(QUICK, samplings=(Sampling(), Sampling(0.8, top_p=0.9, seed=3)))
     found = proof(sampled, Placing(precision))
