@@ -18,8 +18,8 @@
 -- ARGV[11]  stamp of an emulated run, '' in any other; its seconds go into the output as 'at'
 -- ARGV[12]  number of stages, N
 -- ARGV[13..] sequence number of the prune per stage log, then tasks to complete
--- returns   OK, DUP (the run is past the offset), GAP (it has not reached it, or a sequence number is not
---           the next), STALE, FULL
+-- returns   OK, DUP (the run is past the offset), GAP (it has not reached it, or a sequence number is
+--           known already), STALE, FULL
 
 -- include fence
 -- include log
@@ -35,7 +35,7 @@ if offset < stored then return 1 end
 if offset > stored then return 2 end
 for stage = 1, stages do
     local last = tonumber(redis.call('HGET', run, 'q:d0:' .. (stage + 1)) or '0')
-    if tonumber(ARGV[12 + stage]) ~= last + 1 then return 2 end
+    if tonumber(ARGV[12 + stage]) <= last then return 2 end
     if not has_room(logs[stage + 1], 1, cap) then return 4 end
 end
 if not has_room(out, 1, cap) then return 4 end

@@ -8,13 +8,13 @@
 -- ARGV[2]   cap, entries a log may hold
 -- ARGV[3]   sender
 -- ARGV[4]   receiver's index in KEYS[3..], from 1; 0: no message, complete tasks only
--- ARGV[5]   sequence number; 0 for a task
+-- ARGV[5]   sequence number; 0 for a task. Numbers may be left out: those messages went straight.
 -- ARGV[6]   task name; '' for a message delivered at once
 -- ARGV[7]   envelope
 -- ARGV[8]   stamp of an emulated run, '' in any other
 -- ARGV[9]   number of dependencies, then their names
 -- ARGV[..]  tasks to complete
--- returns   OK, DUP (sequence number or task known; only the completions are carried out), GAP, STALE, FULL
+-- returns   OK, DUP (sequence number or task known; only the completions are carried out), STALE, FULL
 
 -- include fence
 -- include log
@@ -33,7 +33,6 @@ local answer, counter = 0, 'q:' .. sender .. ':' .. index
 if index > 0 then
     if task == '' then
         local last = tonumber(redis.call('HGET', run, counter) or '0')
-        if seq > last + 1 then return 2 end
         if seq <= last then answer = 1 end
     elseif redis.call('HEXISTS', run, 's:' .. task) == 1 then
         answer = 1

@@ -70,7 +70,7 @@ def test_redelivery_is_dup_and_writes_nothing(call: Call, running: redis.Redis) 
     ("arguments", "code"),
     [
         (verdict(6), Code.GAP),
-        (verdict(seqs=(1, 2)), Code.GAP),
+        (verdict(seqs=(1, 0)), Code.GAP),
         (verdict(epoch=2), Code.STALE),
         (verdict(cap=0), Code.FULL),
     ],

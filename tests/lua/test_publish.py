@@ -64,7 +64,6 @@ def test_a_redelivered_message_still_completes_its_tasks(call: Call, running: re
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
-        (message(2), Code.GAP),
         (message(epoch=2), Code.STALE),
         (message(epoch=4), Code.STALE),
         (message(cap=0), Code.FULL),

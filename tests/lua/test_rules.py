@@ -32,7 +32,7 @@ REFUSALS = {
     "commit_verdict": 6,
     "finish": 1,
     "open_job": 2,
-    "publish": 3,
+    "publish": 2,
     "record": 0,
     "release": 1,
     "revoke": 2,
