@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flowspec.broker.connection import DEFAULT_URL
+from flowspec.broker.inbox import FACT
 from flowspec.broker.keys import DEFAULT_PIPELINE, Keys
 from flowspec.broker.redis_control import RedisControl
 from flowspec.core.job.stats import unmeasured
@@ -222,8 +223,11 @@ class Client:
         return self._control.submitted(job_id)
 
     def workers(self) -> dict[str, dict[str, Any]]:
-        """Facts of the workers that hold a lease, by role."""
-        return {role: info for role, (_, info) in self._control.claims().items()}
+        """Facts of the workers that hold a lease, by role; without the passwords of inboxes."""
+        return {
+            role: {name: fact for name, fact in info.items() if name != FACT}
+            for role, (_, info) in self._control.claims().items()
+        }
 
     def pipeline(self) -> dict[str, str]:
         """The pipeline's record; empty if there is none."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from flowspec.broker.keys import Keys
 from flowspec.broker.redis_control import RedisControl
 from flowspec.broker.server import PrivateBroker, die_with_parent
+from flowspec.broker.ways import AUTO as AUTO_ROWS
 from flowspec.emulation.setup import Emulation
 from flowspec.errors import ClusterError
 from flowspec.model.directory import layer_ranges, local_path
@@ -69,7 +70,7 @@ class Setup:
     chain between drafter and target, smaller ones first. ``emulated``: devices and links to
     emulate; None: none. ``places``: what the models run on. ``layers``: the target's layers by
     stage; None: near-equal blocks. ``context``: most tokens of a job's prompt and output; None: as
-    many as the target takes.
+    many as the target takes. ``rows``: how rows travel, one of ``broker.ways.ROWS``.
     """
 
     target: str
@@ -80,6 +81,7 @@ class Setup:
     places: Places = Places()
     layers: tuple[range, ...] | None = None
     context: int | None = None
+    rows: str = AUTO_ROWS
 
     def check(self) -> None:
         """ConfigError for anything that would make a worker fail, before one is started."""
@@ -109,6 +111,7 @@ class Setup:
             *chain,
             *emulated,
             *self.places.arguments,
+            *("--rows", self.rows),
             *layers,
             *context,
         ]
@@ -119,6 +122,7 @@ class Cluster:
 
     ``urls``: by role (``verify-1``), the broker's URL for workers that need another one.
     ``drafting``: module and first arguments of another program for the draft worker's role.
+    ``more``: further arguments, by role.
     """
 
     def __init__(
@@ -128,9 +132,11 @@ class Cluster:
         url: str | None = None,
         urls: Mapping[str, str] | None = None,
         drafting: Sequence[str] = ("workers.draft",),
+        more: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.setup = setup
         self._urls = urls or {}
+        self._more = more or {}
         self._drafting = drafting
         self._given_url = url
         self._broker: PrivateBroker | None = None
@@ -177,7 +183,7 @@ class Cluster:
         }
         with (self._logs / role).open("wb") as log:
             self._processes[role] = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments],
+                [sys.executable, "-m", module, *arguments, *self._more.get(role, ())],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

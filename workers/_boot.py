@@ -47,6 +47,28 @@ def add_placing(arguments: argparse.ArgumentParser) -> None:
     )
 
 
+class Facts:
+    """What a worker's lease tells; it grows while the worker starts."""
+
+    def __init__(self, *sources: Callable[[], dict[str, object]]) -> None:
+        self._known: dict[str, object] = {}
+        self._sources = list(sources)
+
+    def __call__(self) -> dict[str, object]:
+        found = dict(self._known)
+        for source in self._sources:
+            found |= source()
+        return found
+
+    def know(self, facts: Mapping[str, object]) -> None:
+        """Add what does not change any more."""
+        self._known |= facts
+
+    def ask(self, source: Callable[[], dict[str, object]]) -> None:
+        """Ask ``source`` for more, every time."""
+        self._sources.append(source)
+
+
 class Process:
     """A worker process: its broker, and whether a signal has asked it to stop."""
 

@@ -6,14 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from flowspec.broker.base import Control, Op, drafts_of, middles_of
-from flowspec.broker.redis_link import RedisLink
+from flowspec.broker.base import Link, Op, drafts_of, middles_of, role_of
 from flowspec.core.job.draft_worker import DraftMachine
 from flowspec.core.protocol.addresses import DRAFT
 from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.machine import Finish
 from flowspec.core.run.limits import Limits
-from flowspec.drivers.live import Worker
 from flowspec.drivers.performers import DraftPerformer
 from flowspec.drivers.replay import header
 from flowspec.model.base import DraftExecutor, HasFacts
@@ -23,8 +21,9 @@ from flowspec.model.sources import fingerprint, load_sources, target_needs
 from flowspec.observe import logger
 from flowspec.strategies import build
 from flowspec.strategies.auto.decisions import with_drafter_names
-from workers._boot import Process, add_placing, make_worker, parser, run
+from workers._boot import Facts, Process, add_placing, make_worker, parser, run
 from workers._models import check_fingerprint, open_target
+from workers._wiring import add_rows, wired
 
 #: Loads the drafter of a name for a target, in a precision and on a device.
 Load = Callable[[str, ModelDirectory, str, str], DraftExecutor]
@@ -34,26 +33,34 @@ RUNS_ON = "runs_on"
 PLACE = ("precision", "device", "kernels", "rows_independent")
 
 
-class _NamingLink(RedisLink):
+Claims = Callable[[], Mapping[str, tuple[str, Mapping[str, Any]]]]
+
+
+class _NamingLink:
     """A link that adds the drafters' names, and what the stages run on, to a job's stats.
 
-    Machines, and so recordings, only have the drafters' numbers. ``control`` is a connection for
-    reading the stages' facts.
+    Machines, and so recordings, only have the drafters' numbers. ``claims``: the leases, with the
+    stages' facts.
     """
 
-    def __init__(
-        self, process: Process, limits: Limits, drafts: Sequence[str], control: Control
-    ) -> None:
-        super().__init__(process.url, process.keys, DRAFT, limits.stages, middles=limits.middles)
+    def __init__(self, link: Link, stages: int, drafts: Sequence[str], claims: Claims) -> None:
+        self.address = link.address
+        self.read = link.read
+        self.take_rows = link.take_rows
+        self.drop_rows = link.drop_rows
+        self.forget = link.forget
+        self.close = link.close
+        self._link = link
         self._drafts = drafts
-        self._control = control
-        self._stage_numbers = range(1, limits.stages + 1)
+        self._claims = claims
+        self._stage_numbers = range(1, stages + 1)
 
     def write(self, ops: Sequence[Op], at: float | None = None) -> list[Code]:
+        """As the link's."""
         told = [
             replace(op, stats=self._named(op.stats)) if isinstance(op, Finish) else op for op in ops
         ]
-        return super().write(told, at)
+        return self._link.write(told, at)
 
     def _named(self, stats: Mapping[str, Any]) -> dict[str, Any]:
         named = with_drafter_names(stats, self._drafts)
@@ -63,7 +70,7 @@ class _NamingLink(RedisLink):
 
     def _places(self) -> list[dict[str, object]]:
         """Precision, device and kernels of every stage, as far as their workers are there."""
-        claims = self._control.claims()
+        claims = self._claims()
         facts = [claims.get(f"verify-{stage}", ("", {}))[1] for stage in self._stage_numbers]
         return [{key: known.get(key) for key in PLACE} for known in facts]
 
@@ -85,19 +92,17 @@ def main(load: Load = load_named, given_arguments: Sequence[str] | None = None) 
         "(default: as the record says)",
     )
     add_placing(arguments)
+    add_rows(arguments)
     given = arguments.parse_args(given_arguments)
     process = Process(given.redis_url)
     control = process.control()
     record = process.pipeline_record(control)
     stages = int(record["stages"])
     middles = len(middles_of(record))
-    worker: list[Worker] = []
-    placed: dict[str, object] = {}
-
-    def facts() -> dict[str, object]:
-        return placed | (worker[0].facts() if worker else {})
-
-    with process.leased("draft", facts) as stop:
+    with (
+        wired(process, record, DRAFT, given) as wiring,
+        process.leased(role_of(DRAFT), facts := Facts(wiring.facts)) as stop,
+    ):
         from flowspec.model.text import Tokenizer
 
         name = given.target or record["target"]
@@ -111,8 +116,8 @@ def main(load: Load = load_named, given_arguments: Sequence[str] | None = None) 
             given.device or record["draft_device"],
         )
         if isinstance(drafter, HasFacts):
-            placed |= drafter.facts()
-            logger().info("drafter loaded", **placed)
+            facts.know(drafter.facts())
+            logger().info("drafter loaded", **drafter.facts())
         wanting = wanting_hidden(drafter)
         limits = Limits(
             stages,
@@ -123,12 +128,15 @@ def main(load: Load = load_named, given_arguments: Sequence[str] | None = None) 
             hidden=wanting[0],
             others=wanting[1:],
         )
-        link = _NamingLink(process, limits, drafts_of(record), control)
+        peers = wiring.peers
+        claims = control.claims if peers is None else lambda: peers.claims
+        link = _NamingLink(wiring.link(), stages, drafts_of(record), claims)
         role = DraftPerformer(drafter, Tokenizer(target), target.hidden_size)
         machine = DraftMachine(limits, build)
-        worker.append(make_worker(record, machine, link, role, header=header(limits)))
+        worker = make_worker(record, machine, link, role, header=header(limits))
+        facts.ask(worker.facts)
         process.state = "ready"
-        worker[0].run(stop)
+        worker.run(stop)
         link.close()
     control.close()
 

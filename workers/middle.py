@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from flowspec.broker.base import middles_of
-from flowspec.broker.redis_link import RedisLink
+from flowspec.broker.base import middles_of, role_of
 from flowspec.core.protocol.addresses import middle_address
 from flowspec.core.stage.stage_worker import StageMachine
-from flowspec.drivers.live import Worker
 from flowspec.drivers.performers import VerifyPerformer
 from flowspec.errors import ConfigError
 from flowspec.model.precision import of_all
 from flowspec.observe import logger
-from workers._boot import Process, add_placing, make_worker, parser, run
+from workers._boot import Facts, Process, add_placing, make_worker, parser, run
 from workers._models import open_middle
+from workers._wiring import add_rows, wired
 
 
 def main() -> None:
@@ -24,6 +23,7 @@ def main() -> None:
         "--path", help="where that model is on this machine (default: as the record says)"
     )
     add_placing(arguments)
+    add_rows(arguments)
     given = arguments.parse_args()
     process = Process(given.redis_url)
     control = process.control()
@@ -31,14 +31,11 @@ def main() -> None:
     stages = int(record["stages"])
     middles = middles_of(record)
     model = _number(given.model, len(middles))
-    worker: list[Worker] = []
-
-    placed: dict[str, object] = {}
-
-    def facts() -> dict[str, object]:
-        return placed | (worker[0].facts() if worker else {})
-
-    with process.leased(f"middle-{model}", facts) as stop:
+    address = middle_address(model)
+    with (
+        wired(process, record, address, given) as wiring,
+        process.leased(role_of(address), facts := Facts(wiring.facts)) as stop,
+    ):
         from flowspec.model.placing import place
         from flowspec.model.stage import load_stage
 
@@ -50,18 +47,17 @@ def main() -> None:
             directory.config,
         )
         executor = load_stage(directory, range(directory.layers), placing=placing)
-        placed |= executor.facts()
-        logger(middle=model).info("middle model loaded", **placed)
+        facts.know(executor.facts())
+        logger(middle=model).info("middle model loaded", **executor.facts())
         role = VerifyPerformer(executor, (directory.hidden_size,))
-        link = RedisLink(
-            process.url, process.keys, middle_address(model), stages, middles=len(middles)
-        )
+        link = wiring.link()
         machine = StageMachine(1, stages, middle=model)
-        worker.append(
-            make_worker(record, machine, link, role, model_seconds=lambda: executor.model_seconds)
+        worker = make_worker(
+            record, machine, link, role, model_seconds=lambda: executor.model_seconds
         )
+        facts.ask(worker.facts)
         process.state = "ready"
-        worker[0].run(stop)
+        worker.run(stop)
         link.close()
     control.close()
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from flowspec.broker.ways import ROWS
 from flowspec.drivers.scheduler import Scheduler
 from flowspec.emulation.setup import EMULATED, Emulation
 from flowspec.errors import ConfigError
@@ -60,6 +61,12 @@ def main() -> None:
         "--context", type=int, help="most tokens of a job (default: as many as the target takes)"
     )
     arguments.add_argument(
+        "--rows",
+        choices=ROWS,
+        default=ROWS[0],
+        help="how rows travel between workers that are not told otherwise (default: %(default)s)",
+    )
+    arguments.add_argument(
         "--cluster", type=Path, help="a file of `flowspec plan` instead of the flags above"
     )
     given = arguments.parse_args()
@@ -90,6 +97,7 @@ def main() -> None:
                 "draft_dtype": check_dtype(given.draft_dtype),
                 "draft_device": check_device(given.draft_device),
                 "layers": ranges_text(ranges),
+                "rows": given.rows,
                 **({"context": str(given.context)} if given.context is not None else {}),
                 **(
                     {EMULATED: replace(emulation, began=time.monotonic()).text()}

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from flowspec.broker.base import middles_of
-from flowspec.broker.redis_link import RedisLink
+from flowspec.broker.base import role_of
 from flowspec.core.protocol.addresses import stage_address
 from flowspec.core.stage.stage_worker import StageMachine
-from flowspec.drivers.live import Worker
 from flowspec.drivers.performers import VerifyPerformer
 from flowspec.model.base import HasFacts, StageExecutor
 from flowspec.model.directory import ModelDirectory, layer_range, open_directory
@@ -16,6 +14,7 @@ from flowspec.model.empty_stage import PassingStage
 from flowspec.model.precision import of_stage
 from flowspec.observe import logger
 from workers._boot import (
+    Facts,
     Process,
     add_placing,
     make_worker,
@@ -24,6 +23,7 @@ from workers._boot import (
     stage_number,
 )
 from workers._models import open_stage
+from workers._wiring import add_rows, wired
 
 #: Attention paths of ``flowspec.model``, which imports torch and so is imported after the lease.
 ATTENTIONS = ("plain", "two-level")
@@ -46,19 +46,18 @@ def main() -> None:
         help="how tree rows see the context (default: %(default)s)",
     )
     add_placing(arguments)
+    add_rows(arguments)
     given = arguments.parse_args()
     process = Process(given.redis_url)
     control = process.control()
     record = process.pipeline_record(control)
     stages = int(record["stages"])
     stage = stage_number(given.stage, stages)
-    worker: list[Worker] = []
-    placed: dict[str, object] = {}
-
-    def facts() -> dict[str, object]:
-        return placed | (worker[0].facts() if worker else {})
-
-    with process.leased(f"verify-{stage}", facts) as stop:
+    address = stage_address(stage)
+    with (
+        wired(process, record, address, given) as wiring,
+        process.leased(role_of(address), facts := Facts(wiring.facts)) as stop,
+    ):
         name = given.target or record["target"]
         layers = layer_range(record["layers"], stage)
         asked = given.dtype or of_stage(record["dtype"], stage)
@@ -69,19 +68,15 @@ def main() -> None:
         )
         executor, model_seconds = _executor(target, layers, given.attention, (dtype, device))
         if isinstance(executor, HasFacts):
-            placed |= executor.facts()
-            logger(stage=stage).info("stage loaded", **placed)
+            facts.know(executor.facts())
+            logger(stage=stage).info("stage loaded", **executor.facts())
         role = VerifyPerformer(executor, (target.hidden_size,))
-        link = RedisLink(
-            process.url, process.keys, stage_address(stage), stages, middles=len(middles_of(record))
-        )
-        worker.append(
-            make_worker(
-                record, StageMachine(stage, stages), link, role, model_seconds=model_seconds
-            )
-        )
+        link = wiring.link()
+        machine = StageMachine(stage, stages)
+        worker = make_worker(record, machine, link, role, model_seconds=model_seconds)
+        facts.ask(worker.facts)
         process.state = "ready"
-        worker[0].run(stop)
+        worker.run(stop)
         link.close()
     control.close()
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
-from flowspec.core.protocol.addresses import Address, worker_addresses
+from flowspec.core.protocol.addresses import Address, Role, worker_addresses
 from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.machine import Commit, Complete, Finish, OpenJob, Send
 from flowspec.core.protocol.messages import Envelope
@@ -63,12 +63,14 @@ def workers_of(record: Mapping[str, str]) -> tuple[Address, ...]:
 
 def roles_of(record: Mapping[str, str]) -> tuple[str, ...]:
     """The lease role of every worker in ``workers_of``, in the same order."""
-    verify = (f"verify-{stage}" for stage in range(1, int(record.get("stages", "0")) + 1))
-    return (
-        "draft",
-        *verify,
-        *(f"middle-{model}" for model in range(1, len(middles_of(record)) + 1)),
-    )
+    return tuple(map(role_of, workers_of(record)))
+
+
+def role_of(worker: Address) -> str:
+    """The lease role of ``worker``."""
+    if worker.role is Role.DRAFT:
+        return "draft"
+    return f"{'middle' if worker.role is Role.MIDDLE else 'verify'}-{worker.number}"
 
 
 # ---- what a worker writes ------------------------------------------------------------------------
@@ -107,12 +109,16 @@ Op = PutRows | Send | CommitText | Complete | OpenJob | Finish | Record
 class ReadResult:
     """The result of one read: messages in order, and the entries refused as malformed.
 
-    ``stamps``: parallel to ``envelopes`` if any of them has one, else empty.
+    ``stamps``: parallel to ``envelopes`` if any of them has one, else empty. ``unwritten``: earlier
+    operations that the broker refused, and why. ``failed``: runs that have lost messages here, and
+    the reason in one line.
     """
 
     envelopes: tuple[Envelope, ...] = ()
     refused: tuple[str, ...] = ()  # one line each
     stamps: tuple[Stamp | None, ...] = ()
+    unwritten: tuple[tuple[Op, Code], ...] = ()
+    failed: tuple[tuple[RunKey, str], ...] = ()
 
 
 class Link(Protocol):
@@ -133,7 +139,10 @@ class Link(Protocol):
         ...
 
     def write(self, ops: Sequence[Op], at: float | None = None) -> list[Code]:
-        """Carry out ``ops`` in order, in one round trip; one code per operation.
+        """Carry out ``ops`` in order; one code per operation.
+
+        A link may write without waiting: the code is then OK, and a refusal comes with a later
+        read, in ``ReadResult.unwritten``.
 
         ``at``: the nominal time of an emulated run; messages and commits are stamped with it.
         """

@@ -77,9 +77,13 @@ class BrokerClient:
         try:
             return self._send(commands, atomic)
         except redis.exceptions.NoScriptError:
-            for script in load().values():
-                self._redis.script_load(script.text)
+            self.load_scripts()
             return self._send(commands, atomic)
+
+    def load_scripts(self) -> None:
+        """Load all scripts into the server."""
+        for script in load().values():
+            self._redis.script_load(script.text)
 
     def _send(self, commands: Sequence[Command], atomic: bool) -> list[Any]:
         pipeline = self._redis.pipeline(transaction=atomic)

@@ -1,7 +1,7 @@
-"""A private broker: a local server in a private directory, killed when its parent exits.
+"""A private server in a private directory, killed when its parent exits: a broker, or an inbox.
 
-It listens on a unix socket only, requires a random password, saves no data to disk and never
-evicts.
+It requires a random password, saves no data to disk and never evicts. It listens on a unix socket,
+or, if others are to reach it, on a TCP port.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import redis
 
@@ -36,11 +37,18 @@ _NONE_FOUND = (
     "`apt install redis-server`, or give the URL of a running one"
 )
 
-_CONFIG = """\
+_SOCKET = """\
 port 0
 unixsocket "{socket}"
 unixsocketperm 700
-requirepass {password}
+"""
+_PORT = """\
+port {port}
+bind {host}
+"""
+_CONFIG = """\
+{listen}
+{users}
 dir "{directory}"
 logfile "{log}"
 daemonize no
@@ -54,17 +62,38 @@ hz {ticks}
 """
 
 
+class Listen(NamedTuple):
+    """A host's own address, and a port."""
+
+    host: str
+    port: int
+
+    @property
+    def in_url(self) -> str:
+        """As in a URL."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
 class PrivateBroker:
     """A private server; ``url`` is valid between ``start`` and ``stop``.
 
     ``ticks``: how many times per second an idle server checks the timeouts of blocked readers, 1 to
-    500: a read that times out ends up to one tick late.
+    500: a read that times out ends up to one tick late. ``listen``: where it listens; None: on a
+    unix socket in its directory. ``users``: further users, each the arguments of ``ACL SETUSER``.
     """
 
     def __init__(
-        self, *, binary: Path | None = None, maxmemory: str = "4gb", ticks: int = 10
+        self,
+        *,
+        binary: Path | None = None,
+        maxmemory: str = "4gb",
+        ticks: int = 10,
+        listen: Listen | None = None,
+        users: Sequence[str] = (),
     ) -> None:
         self._binary = binary
+        self._listen = listen
+        self._users = users
         self._maxmemory = maxmemory
         self._ticks = ticks
         self._process: subprocess.Popen[bytes] | None = None
@@ -80,9 +109,17 @@ class PrivateBroker:
         socket = directory / "s"
         log = directory / "log"
         password = secrets.token_urlsafe(24)
+        listen = self._listen
         text = _CONFIG.format(
-            socket=socket,
-            password=password,
+            listen=_PORT.format(host=listen.host, port=listen.port)
+            if listen is not None
+            else _SOCKET.format(socket=socket),
+            users="\n".join(
+                [
+                    f"requirepass {password}",
+                    *(f"user {user}" for user in self._users),
+                ]
+            ),
             directory=directory,
             log=log,
             maxmemory=self._maxmemory,
@@ -91,7 +128,11 @@ class PrivateBroker:
         config = directory / "conf"
         config.touch(mode=0o600)
         config.write_text(text)
-        self.url = f"unix://:{password}@{socket}"
+        self.url = (
+            f"redis://:{password}@{listen.in_url}/0"
+            if listen is not None
+            else f"unix://:{password}@{socket}"
+        )
         try:
             self._process = subprocess.Popen(
                 [str(binary), str(config)],
@@ -104,7 +145,7 @@ class PrivateBroker:
             self._wait_until_ready(log)
         except OSError as error:
             self.stop()
-            raise BrokerError(f"the private broker cannot be started: {error}") from None
+            raise BrokerError(f"the private server cannot be started: {error}") from None
         except BaseException:
             self.stop()
             raise
@@ -117,7 +158,7 @@ class PrivateBroker:
             while True:
                 if self.exited is not None:
                     raise BrokerError(
-                        f"the private broker stopped with status {self.exited}: {_tail(log)}"
+                        f"the private server stopped with status {self.exited}: {_tail(log)}"
                     )
                 try:
                     client.ping()
@@ -125,7 +166,7 @@ class PrivateBroker:
                 except redis.RedisError as error:
                     if time.monotonic() > deadline:
                         raise BrokerError(
-                            f"the private broker does not answer: {error}; {_tail(log)}"
+                            f"the private server does not answer: {error}; {_tail(log)}"
                         ) from None
                 time.sleep(0.01)
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -34,6 +35,7 @@ from flowspec.cli.flags import (
     PromptFile,
     Raw,
     Repeats,
+    RowsWay,
     Seed,
     Simulated,
     SplitOver,
@@ -86,6 +88,7 @@ def generate(
     draft_dtype: DraftDtype = None,
     draft_device: DraftDevice = None,
     cluster: Planned = None,
+    rows: RowsWay = "auto",
     strategy: Strategy = DEFAULT_STRATEGY,
     max_new_tokens: MaxNewTokens = DEFAULT_MAX_NEW_TOKENS,
     temperature: Temperature = 0.0,
@@ -111,7 +114,7 @@ def generate(
     check_alone(redis_url, target, draft, models, stages, cluster, *run_on)
     run(
         Request(
-            setup=setup_of(target, draft, models, stages, run_on, cluster),
+            setup=replace(setup_of(target, draft, models, stages, run_on, cluster), rows=rows),
             sampling=Sampling(temperature, top_k, top_p, seed),
             strategy=strategy,
             max_new_tokens=max_new_tokens,
@@ -136,6 +139,7 @@ def up(
     draft_dtype: DraftDtype = None,
     draft_device: DraftDevice = None,
     cluster: Planned = None,
+    rows: RowsWay = "auto",
     redis_url: Url = None,
 ) -> None:
     """Start a pipeline that keeps running, and print how to reach it."""
@@ -143,7 +147,8 @@ def up(
     from flowspec.cli.service import up
 
     run_on = (dtype, device, draft_dtype, draft_device)
-    up(setup_of(target, draft, models, stages, run_on, cluster), redis_url)
+    setup = setup_of(target, draft, models, stages, run_on, cluster)
+    up(replace(setup, rows=rows), redis_url)
 
 
 @app.command()

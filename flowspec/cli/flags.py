@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from flowspec.broker.ways import check_rows
 from flowspec.cli.parser import checked_by, in_range, not_empty, taken_by
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import MAX_NEW_TOKENS, JobSpec
@@ -78,6 +79,15 @@ Device = Annotated[
         callback=checked_by(check_device),
         help="Device of the target: auto (the default: a GPU if there is one), cpu, cuda, cuda:N "
         "or mps.",
+    ),
+]
+RowsWay = Annotated[
+    str,
+    typer.Option(
+        "--rows",
+        callback=checked_by(check_rows),
+        help="How rows travel: straight into the next worker's inbox, through the broker, or auto: "
+        "straight unless the broker is on the receiver's machine.",
     ),
 ]
 DraftDtype = Annotated[

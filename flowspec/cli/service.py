@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import urlsplit
@@ -172,9 +172,22 @@ def status(url: str | None, *, as_json: bool) -> None:
         )
         table.add_row(role, *("-" if cell is None else str(cell) for cell in cells))
     screen.print(table)
+    links = _links(roles, workers)
+    if links.row_count:
+        screen.print(links)
     missing = [role for role in roles if role not in workers]
     if missing:
         raise ClusterError(f"{missing[0]} has no worker: jobs wait until it is started again")
+
+
+def _links(roles: Sequence[str], workers: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Each link on which rows or answers travel: straight or not, and what it costs."""
+    table = Table(*("from", "to", "rows go", "latency ms", "Mbit/s", ""), box=None, pad_edge=False)
+    for role in roles:
+        for to, link in workers.get(role, {}).get("links", {}).items():
+            cells = (link.get("way"), link.get("latency_ms"), link.get("mbit"), link.get("reason"))
+            table.add_row(role, to, *("" if cell is None else str(cell) for cell in cells))
+    return table
 
 
 def placed(info: Mapping[str, Any]) -> str | None:
@@ -236,7 +249,7 @@ class _Supervisor:
 def _main() -> None:
     parser = argparse.ArgumentParser()
     places = ("--dtype", "--device", "--draft-dtype", "--draft-device")
-    for flag in ("--target", "--draft", *places):
+    for flag in ("--target", "--draft", "--rows", *places):
         parser.add_argument(flag)
     parser.add_argument("--stages", type=int)
     parser.add_argument("--middle", action="append", default=[])
@@ -251,6 +264,7 @@ def _main() -> None:
         places=Places(given.dtype, given.device, given.draft_dtype, given.draft_device),
         layers=given.layers,
         context=given.context,
+        rows=given.rows,
     )
     try:
         _Supervisor(setup, os.environ.get("FLOWSPEC_REDIS_URL")).run()

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from flowspec.broker.base import CommitText, Link, Op, PutRows, Record
+from flowspec.broker.base import CommitText, Link, Op, PutRows, ReadResult, Record
 from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.machine import (
     Allocate,
@@ -116,6 +116,8 @@ class Worker:
         for reason in delivery.refused:
             self.refused += 1
             self._log.warning("entry refused", reason=reason, refused=self.refused)
+        for late in self._late_refusals(delivery):
+            self._step(late)
         if delivery.envelopes:
             self._step(Received(delivery.envelopes))
         deadline = self._machine.deadline
@@ -124,6 +126,12 @@ class Worker:
         worked = False
         while self._machine.runnable and not worked:
             worked = self._step(Poll())
+
+    def _late_refusals(self, delivery: ReadResult) -> list[Refused]:
+        """What has become of earlier writes, and of messages that were lost on their way here."""
+        known = [self._refusal(op, code) for op, code in delivery.unwritten]
+        lost = [Refused(run, False, reason) for run, reason in delivery.failed]
+        return [*filter(None, known), *lost]
 
     def _read_timeout(self) -> float:
         """How long the next read may block, seconds."""

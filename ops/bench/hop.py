@@ -2,9 +2,10 @@
 
     python -m ops.bench.hop [--rounds N] [--runs 1]
 
-All in one run, on a private broker over a unix socket, with one thread per process. A hop lasts
-from the end of a stage's pass to the start of the next stage's pass; both read the machine-wide
-monotonic clock. ``--runs``: measure several times and print the median of the p50 and the highest
+All in one run, on private servers over a unix socket and over TCP, with one thread per process. A
+hop lasts from the end of a stage's pass to the start of the next stage's pass; both read the
+machine-wide monotonic clock. It goes straight into the receiver's inbox, or through the broker;
+"round trips" is the link of emulated workers, which waits for every answer. ``--runs``: measure several times and print the median of the p50 and the highest
 p99. Prints Markdown.
 """
 
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from typing import Any
 
 from ops.parser import Parser
@@ -24,12 +26,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from flowspec.broker.base import CommitText, Link
+from flowspec.broker.base import CommitText, Link, role_of
+from flowspec.broker.inbox import FACT, InboxPlace, free_port, open_inbox
 from flowspec.broker.keys import Keys
+from flowspec.broker.live_link import LiveLink
+from flowspec.broker.peers import Peers
 from flowspec.broker.redis_client import DirectClient
 from flowspec.broker.redis_control import RedisControl
 from flowspec.broker.redis_link import RedisLink
-from flowspec.broker.server import PrivateBroker
+from flowspec.broker.server import Listen, PrivateBroker
 from flowspec.core.protocol.addresses import DRAFT, Address, stage_address
 from flowspec.core.protocol.machine import Allocate, Commit, OpenJob, Send
 from flowspec.core.protocol.messages import Answer, Envelope, Message, Open, Prune, Segment
@@ -48,6 +53,11 @@ from ops.bench.writes import commits, prunes
 
 #: Hidden sizes (float32) at which 16 rows take 16 KB and 128 KB.
 HIDDEN = {"16 KB": 256, "128 KB": 2048}
+#: How a hop goes, in the order of the table.
+WAYS = ("straight", "broker", "round trips")
+HOST = "127.0.0.1"
+#: Lifetime of the lease that announces an inbox, ms: longer than any run.
+LASTING_MS = 600_000
 
 
 # ---- our hop: two real stage workers whose passes take no time -----------------------------------
@@ -94,21 +104,43 @@ class Stopwatch:
         raise NotImplementedError
 
 
-def stage_process(url: str, stage: int, hidden: int, pipe: Any) -> None:
+def stage_link(url: str, stage: int, way: str) -> Link:
+    """The link of stage 1 or 2, by one of WAYS."""
+    address = stage_address(stage)
+    if way == "round trips":
+        return RedisLink(url, Keys(), address, 2)
+    if way == "broker":
+        return LiveLink(url, Keys(), address, 2)
+    control = RedisControl(url, Keys())
+    if stage == 2:
+        place = InboxPlace(host="" if url.startswith("unix:") else HOST)
+        inbox = open_inbox(url, Keys(), address, place)
+        control.claim(role_of(address), "bench", {FACT: inbox.announced.facts}, LASTING_MS)
+        return LiveLink(url, Keys(), address, 2, inbox=inbox)
+    peers = Peers(control, [stage_address(2)], straight=True)
+    peers.start()
+    peers.wait()
+    assert peers.get(stage_address(2)) is not None
+    return LiveLink(url, Keys(), address, 2, peers=peers)
+
+
+def stage_process(url: str, stage: int, way: str, hidden: int, pipe: Any) -> None:
     watch = Stopwatch(hidden, last=stage == 2)
-    worker = Worker(StageMachine(stage, 2), RedisLink(url, Keys(), stage_address(stage), 2), watch)
+    link = stage_link(url, stage, way)
+    worker = Worker(StageMachine(stage, 2), link, watch)
     pipe.send("ready")
     worker.run(pipe.poll)
     pipe.send((watch.started, watch.ended))
+    link.close()
 
 
-def our_hop(url: str, hidden: int, rounds: int) -> list[float]:
+def our_hop(url: str, way: str, hidden: int, rounds: int) -> list[float]:
     """Seconds from the end of stage 1's pass to the start of stage 2's, per segment."""
     ends = []
     processes = []
-    for stage in (1, 2):
+    for stage in (2, 1):  # the inbox of stage 2 must be announced when stage 1 looks for it
         ours, theirs = mp.Pipe()
-        process = mp.Process(target=stage_process, args=(url, stage, hidden, theirs))
+        process = mp.Process(target=stage_process, args=(url, stage, way, hidden, theirs))
         process.start()
         ours.recv()
         ends.append(ours)
@@ -119,8 +151,8 @@ def our_hop(url: str, hidden: int, rounds: int) -> list[float]:
         end.send("stop")
         stamps.append(end.recv())
         process.join()
-    ended = stamps[0][1]
-    started = stamps[1][0]
+    ended = stamps[1][1]
+    started = stamps[0][0]
     return [started[segment] - ended[segment] for segment in sorted(started) if segment > 10]
 
 
@@ -213,14 +245,16 @@ def bare_hop(url: str, size: int, rounds: int) -> list[float]:
     return [got - put for got, put in zip(stamps[10:], sent[10:], strict=True)]
 
 
-def repeated(runs: int, measure: Callable[[str], Sequence[Sequence[float]]]) -> list[Quantiles]:
+def repeated(
+    runs: int, measure: Callable[[str], Sequence[Sequence[float]]], *, tcp: bool = False
+) -> list[Quantiles]:
     """Quantiles over ``runs`` calls of ``measure``, one per series of seconds it returns.
 
-    ``measure`` gets the URL of a new broker each time.
+    ``measure`` gets the URL of a new broker each time, over a unix socket or over ``tcp``.
     """
     found = []
     for _ in range(runs):
-        with PrivateBroker() as broker:
+        with PrivateBroker(listen=Listen(HOST, free_port(HOST)) if tcp else None) as broker:
             found.append([Quantiles.of(series) for series in measure(broker.url)])
     return [Quantiles.over(series) for series in zip(*found, strict=True)]
 
@@ -245,10 +279,13 @@ def main() -> None:
 
 def report_hops(rounds: int, runs: int) -> None:
     print("\n| hop | p50 us | p99 us | over bare |\n|---|---|---|---|")
-    for name, hidden in HIDDEN.items():
-        bare, ours = repeated(runs, partial(_both_hops, hidden=hidden, rounds=rounds))
-        print(bare.row(f"bare, {name}"))
-        print(ours.row(f"ours, {name}", bare=bare))
+    for tcp, (name, hidden) in product((False, True), HIDDEN.items()):
+        measure = partial(_all_hops, hidden=hidden, rounds=rounds)
+        bare, *ours = repeated(runs, measure, tcp=tcp)
+        where = f"{name}, {'TCP' if tcp else 'unix socket'}"
+        print(bare.row(f"bare, {where}"))
+        for way, hop in zip(WAYS, ours, strict=True):
+            print(hop.row(f"ours, {way}, {where}", bare=bare))
     for name, hidden in HIDDEN.items():
         print(f"\n| of ours at {name} | us |\n|---|---|")
         with PrivateBroker() as broker:
@@ -256,8 +293,9 @@ def report_hops(rounds: int, runs: int) -> None:
                 print(f"| {part} | {seconds * 1e6:.0f} |")
 
 
-def _both_hops(url: str, *, hidden: int, rounds: int) -> tuple[list[float], list[float]]:
-    return bare_hop(url, ROWS * hidden * 4, rounds), our_hop(url, hidden, rounds)
+def _all_hops(url: str, *, hidden: int, rounds: int) -> list[list[float]]:
+    bare = bare_hop(url, ROWS * hidden * 4, rounds)
+    return [bare, *(our_hop(url, way, hidden, rounds) for way in WAYS)]
 
 
 if __name__ == "__main__":

@@ -1,23 +1,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import redis
 
-from flowspec.broker.base import CommitText, Control, Link, Op
+from flowspec.broker.base import CommitText, Control, Link, Op, PutRows, ReadResult, Record
 from flowspec.broker.connection import connect
 from flowspec.broker.keys import Keys
+from flowspec.broker.live_link import LiveLink
 from flowspec.broker.memory import MemoryBroker, MemoryLink
 from flowspec.broker.memory_control import MemoryControl
+from flowspec.broker.redis_client import BrokerClient
 from flowspec.broker.redis_control import RedisControl
-from flowspec.broker.redis_link import RedisLink
+from flowspec.broker.redis_link import RedisLink, last_id
 from flowspec.broker.server import PrivateBroker
 from flowspec.core.protocol.addresses import Address
 from flowspec.core.protocol.codes import Code
+from flowspec.core.protocol.in_order import InOrder
 from flowspec.core.protocol.ledger import JobState
 from flowspec.core.protocol.machine import Commit, OpenJob, Send
 from flowspec.core.protocol.messages import Close, Envelope, Message, Prune
@@ -27,11 +31,47 @@ from tests.addresses import D0, S1, S2
 STAGES = 2
 
 
+class Settled(LiveLink):
+    """A live link that waits for what is under way: it returns codes, and reads all there is."""
+
+    def write(self, ops: Sequence[Op], at: float | None = None) -> list[Code]:
+        self._noted: list[tuple[Op, Code]] = []
+        super().write(ops, at)
+        while self._writes.under_way:
+            self._confirm()
+        full = {id(op) for op, code in self._unwritten if isinstance(op, PutRows)}
+        self._unwritten = []
+        return [Code.FULL if id(op) in full else self._code(op) for op in ops]
+
+    def _code(self, op: Op) -> Code:
+        """The code of the first operation noted that is ``op``; a line beyond its cap has none."""
+        at = next((at for at, noted in enumerate(self._noted) if noted[0] is op), None)
+        return Code.OK if at is None else self._noted.pop(at)[1]
+
+    def _note_codes(self, ops: Sequence[Op], answers: list[Any]) -> None:
+        super()._note_codes(ops, answers)
+        for op, answer in zip(ops, answers, strict=True):
+            code = Code.OK if isinstance(op, PutRows | Record) else Code(answer)
+            self._noted.append((op, code))
+
+    def read(self, block_seconds: float) -> ReadResult:
+        asking = BrokerClient(self._writes.url)
+        for stream in self._reader.cursors:
+            while self._control._cursors[stream] != last_id(asking, stream):
+                time.sleep(0.001)
+        asking.close()
+        return super().read(block_seconds)
+
+
 @dataclass
 class Rig:
-    """A broker of either kind and its links; closes them."""
+    """A broker of either kind and its links; closes them.
+
+    ``live``: whether workers have live links, which never wait for the network.
+    """
 
     url: str = ""
+    live: bool = False
     memory: MemoryBroker | None = None
     middles: int = 0
     given: list[Link | Control] = field(default_factory=list)
@@ -42,7 +82,11 @@ class Rig:
         if self.memory is not None:
             link = MemoryLink(self.memory, address)
         else:
-            link = RedisLink(self.url, self.keys, address, STAGES, middles=self.middles)
+            kind = Settled if self.live else RedisLink
+            made = kind(self.url, self.keys, address, STAGES, middles=self.middles)
+            if isinstance(made, LiveLink):
+                made._order = InOrder(patience=0.1)
+            link = made
         self.given.append(link)
         return link
 
@@ -131,7 +175,7 @@ def commit(
     return CommitText(made, f"t{offset}")
 
 
-@pytest.fixture(params=["memory", "redis"])
+@pytest.fixture(params=["memory", "redis", "live"])
 def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
     if request.param == "memory":
         rig = Rig(memory=MemoryBroker())
@@ -139,6 +183,6 @@ def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
         broker: PrivateBroker = request.getfixturevalue("server")
         client: redis.Redis = request.getfixturevalue("client")
         client.ping()
-        rig = Rig(url=broker.url)
+        rig = Rig(url=broker.url, live=request.param == "live")
     yield rig
     rig.close()

@@ -366,7 +366,7 @@ def test_rows_that_come_after_their_job_has_ended_are_not_kept(
     sender.write([PutRows(S2, RunKey(job, 1), 2, np.zeros((1, 2), np.float32))])
     stage.read(1.0)
     assert isinstance(stage, RedisLink)
-    assert stage._rows == {}
+    assert stage._reader._rows == {}
 
 
 def test_a_lease_that_says_nothing_sensible_harms_nobody(

@@ -1,0 +1,71 @@
+"""Stream entries as they are on the wire, read field by field; WireError for a malformed one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flowspec.broker import codec
+from flowspec.core.protocol.addresses import Address
+from flowspec.core.protocol.messages import Envelope
+from flowspec.core.run.key import RunKey
+from flowspec.errors import WireError
+
+Fields = Mapping[bytes, bytes]
+
+
+def fields(flat: Sequence[bytes]) -> Fields:
+    """An entry's names and values, which the server sends in turn."""
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def envelope(entry: Fields) -> Envelope:
+    """The envelope in ``entry``: ``f`` its sender, ``q`` its number, ``m`` its message."""
+    return Envelope(
+        Address.parse(text(entry, b"f")), number(entry, b"q"), codec.decode(field(entry, b"m"))
+    )
+
+
+def rows(entry: Fields) -> tuple[RunKey, int, bytes]:
+    """Run, segment and payload of an entry with rows: ``j``, ``e``, ``s`` and ``d``."""
+    run = RunKey(text(entry, b"j"), number(entry, b"e"))
+    return run, number(entry, b"s"), field(entry, b"d")
+
+
+def field(entry: Fields, name: bytes) -> bytes:
+    value = entry.get(name)
+    if value is None:
+        raise WireError(f"an entry without field {name.decode()}")
+    return value
+
+
+def text(entry: Fields, name: bytes) -> str:
+    try:
+        return field(entry, name).decode()
+    except UnicodeDecodeError:
+        raise WireError(f"field {name.decode()} is not text") from None
+
+
+def number(entry: Fields, name: bytes) -> int:
+    found = text(entry, name)
+    if not found.isascii() or not found.isdigit() or len(found) > 18:
+        raise WireError(f"field {name.decode()} is not a number")
+    return int(found)
+
+
+def order(entry: str) -> tuple[int, int]:
+    """An entry's id as numbers, which sort as entries do."""
+    milliseconds, _, count = entry.partition("-")
+    return int(milliseconds), int(count)
+
+
+def after(entry: str) -> str:
+    """The smallest id behind ``entry``."""
+    milliseconds, count = order(entry)
+    return f"{milliseconds}-{count + 1}"
+
+
+def xread(streams: Mapping[str, str], block_seconds: float, most: int) -> tuple[Any, ...]:
+    """The command that reads at most ``most`` entries a stream behind the cursors ``streams``."""
+    block = ("BLOCK", int(block_seconds * 1000)) if block_seconds >= 0.001 else ()
+    return ("XREAD", "COUNT", most, *block, "STREAMS", *streams, *streams.values())

@@ -1,0 +1,269 @@
+"""A worker's own inbox: a small stream server beside it, into which others write straight.
+
+A segment or an answer, its envelope and its rows, is one entry there, and crosses one link instead
+of two. The worker announces the inbox in its lease. Who may write is decided by a password, and by
+the inbox's token, which every entry repeats: an entry without it was meant for another inbox.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import redis
+
+from flowspec.broker import entries
+from flowspec.broker.connection import connect, translate
+from flowspec.broker.keys import Keys
+from flowspec.broker.log_reader import LogReader
+from flowspec.broker.pipelined_client import PipelinedClient
+from flowspec.broker.redis_client import BrokerClient, DirectClient
+from flowspec.broker.server import Listen, PrivateBroker
+from flowspec.broker.tail import Tail
+from flowspec.broker.ways import AUTO, STRAIGHT, check_rows
+from flowspec.core.protocol.addresses import Address
+from flowspec.core.protocol.messages import Answer, Envelope, Segment
+from flowspec.errors import BrokerError, ConfigError, WireError
+from flowspec.observe import logger
+
+#: Fact of a lease in which a worker announces its inbox.
+FACT = "inbox"
+#: Most memory of an inbox's server; its entries are removed as they are read.
+MEMORY = "1gb"
+#: Entries and bytes that are read before they are removed.
+_TRIM_ENTRIES = 32
+_TRIM_BYTES = 1 << 20
+_PEER = "peer"
+_PEER_MAY = "~flowspec:* resetchannels -@all +xadd +xlen +ping +info +hello +client|setinfo"
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """What others need to write into an inbox: a URL, password included, a stream, the token."""
+
+    url: str
+    stream: str
+    token: str
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """As it stands in a lease."""
+        return {"url": self.url, "stream": self.stream, "token": self.token}
+
+    @classmethod
+    def read(cls, facts: object) -> Announced | None:
+        """The inbox that a lease announces; None: none, or nothing that is understood."""
+        if not isinstance(facts, Mapping):
+            return None
+        values = [facts.get(name) for name in ("url", "stream", "token")]
+        if not all(isinstance(value, str) and value for value in values):
+            return None
+        return cls(*map(str, values))
+
+
+@dataclass(frozen=True, slots=True)
+class InboxPlace:
+    """Where a worker's inbox is.
+
+    ``url``: a server that runs already; empty: one of its own, listening at ``host`` (empty: the
+    address from which the control broker is reached) and ``port`` (0: any free one). ``announce``:
+    host and port at which others reach it, if these are not its own.
+    """
+
+    url: str = ""
+    host: str = ""
+    port: int = 0
+    announce: str = ""
+
+
+class Inbox:
+    """The inbox of one worker, read by it alone."""
+
+    def __init__(self, url: str, announced: Announced, server: PrivateBroker | None = None) -> None:
+        self.announced = announced
+        self._server = server
+        self._url = url
+        self._tail: Tail | None = None
+        self._trimmer = PipelinedClient(url, patient=False)
+        self._cursor = "0-0"
+        self._read_entries = 0
+        self._read_bytes = 0
+        self.closed = False
+        self._create()
+
+    def _create(self) -> None:
+        """Create the stream: writers never do, so that none outlives its reader."""
+        stream = self.announced.stream
+        self._trimmer.run([("XADD", stream, "0-1", "p", ""), ("XTRIM", stream, "MAXLEN", 0)])
+        self._cursor = "0-1"
+
+    def start(self, arrived: threading.Condition) -> None:
+        """Read from now on; ``arrived`` is notified when there is something to take."""
+        stream = {self.announced.stream: self._cursor}
+        self._tail = Tail(DirectClient(self._url), stream, arrived, patient=False)
+
+    @property
+    def news(self) -> bool:
+        """Whether ``take`` has something to return or raise."""
+        return self._tail is not None and self._tail.news
+
+    def take(self, reader: LogReader, refused: list[str]) -> list[Envelope]:
+        """What has arrived; rows go into ``reader``, a line on each bad entry into ``refused``.
+
+        BrokerError if the inbox's server is lost.
+        """
+        assert self._tail is not None
+        found = []
+        for _, arrived in self._tail.take():
+            for entry, flat in arrived:
+                self._cursor = entry.decode()
+                self._count(flat)
+                try:
+                    found.append(self._envelope(entries.fields(flat), reader))
+                except WireError as error:
+                    refused.append(f"{self.announced.stream} {self._cursor}: {error}")
+        self._trim()
+        return found
+
+    def _envelope(self, entry: entries.Fields, reader: LogReader) -> Envelope:
+        if entries.text(entry, b"p") != self.announced.token:
+            raise WireError("an entry for another inbox")
+        envelope = entries.envelope(entry)
+        message = envelope.message
+        if not isinstance(message, Segment | Answer):
+            raise WireError(f"a {type(message).__name__} does not go straight")
+        if b"d" in entry:
+            reader.keep(message.run, message.segment, entries.field(entry, b"d"))
+        return envelope
+
+    def _count(self, flat: Any) -> None:
+        self._read_entries += 1
+        self._read_bytes += sum(map(len, flat))
+
+    def _trim(self) -> None:
+        """Remove what has been read, now and then, on a connection that no read blocks."""
+        while self._trimmer.under_way > 1:
+            self._trimmer.collect()
+        if self._read_entries >= _TRIM_ENTRIES or self._read_bytes >= _TRIM_BYTES:
+            behind = entries.after(self._cursor)
+            self._trimmer.post([("XTRIM", self.announced.stream, "MINID", behind)])
+            self._read_entries = self._read_bytes = 0
+
+    def close(self) -> None:
+        """Close the connections, remove the stream, stop the server if it is the inbox's own."""
+        if self.closed:
+            return
+        self.closed = True
+        if self._tail is not None:
+            self._tail.close()
+        self._trimmer.close()
+        if self._server is not None:
+            self._server.stop()
+        else:
+            self._remove()
+
+    def _remove(self) -> None:
+        """Remove the stream from a server that others use too."""
+        try:
+            BrokerClient(self._url).run([("DEL", self.announced.stream)])
+        except BrokerError as error:
+            logger().info("inbox not removed", reason=str(error))
+
+
+def wanted(rows: str, control_url: str) -> bool:
+    """Whether a worker should have an inbox: if the control broker is on another machine.
+
+    ``rows``: one of ROWS. A broker on the worker's own machine is as near as an inbox would be.
+    """
+    check_rows(rows)
+    return rows == STRAIGHT or (rows == AUTO and not _is_local(control_url))
+
+
+def open_inbox(control_url: str, keys: Keys, address: Address, place: InboxPlace) -> Inbox:
+    """The inbox of ``address`` at ``place``; ConfigError or BrokerError if there cannot be one."""
+    token = secrets.token_hex(8)
+    stream = f"{keys.tag}:inbox:{address}:{token}"
+    if place.url:
+        return Inbox(place.url, Announced(_elsewhere(place.url, place.announce), stream, token))
+    password = secrets.token_urlsafe(24)
+    listen = _listen(control_url, place)
+    users = (f"{_PEER} on >{password} {_PEER_MAY}",)
+    server = PrivateBroker(maxmemory=MEMORY, listen=listen, users=users)
+    own = server.start()
+    if listen is None:
+        shared = own.replace("unix://:", f"unix://{_PEER}:", 1)
+        shared = shared.replace(_password(own), password, 1)
+    else:
+        shared = f"redis://{_PEER}:{password}@{place.announce or listen.in_url}/0"
+    try:
+        return Inbox(own, Announced(shared, stream, token), server)
+    except BaseException:
+        server.stop()
+        raise
+
+
+def _listen(control_url: str, place: InboxPlace) -> Listen | None:
+    """Where a server of one's own listens; None: on a unix socket, as the control broker does."""
+    scheme = urlsplit(control_url).scheme
+    if scheme in ("rediss", "valkeys"):
+        raise ConfigError(
+            "the control broker is reached over TLS, an inbox of its own would not be; give a "
+            "server with TLS as --inbox-url rediss://..., or --rows broker"
+        )
+    if scheme == "unix" and not place.host:
+        return None
+    host = place.host or _ends(control_url)[0]
+    return Listen(host, place.port or free_port(host))
+
+
+def _elsewhere(url: str, announce: str) -> str:
+    """``url`` with host and port ``announce``, if there are any."""
+    if not announce:
+        return url
+    parts = urlsplit(url)
+    before, at, _ = parts.netloc.rpartition("@")
+    return parts._replace(netloc=f"{before}{at}{announce}").geturl()
+
+
+def _password(url: str) -> str:
+    return url.partition("://:")[2].partition("@")[0]
+
+
+def free_port(host: str) -> int:
+    """A port that is free at ``host``; ConfigError if that is no address of this machine."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError as error:
+            raise ConfigError(
+                f"an inbox cannot listen at {host}: {error}; give an address of this machine as "
+                "--inbox-host"
+            ) from None
+        return int(probe.getsockname()[1])
+
+
+def _is_local(url: str) -> bool:
+    """Whether the broker at ``url`` is on this machine."""
+    if urlsplit(url).scheme == "unix":
+        return True
+    own, other = _ends(url)
+    return own == other
+
+
+def _ends(url: str) -> tuple[str, str]:
+    """This machine's address on a connection to ``url``, and the other end's."""
+    client = connect(url)
+    try:
+        connection: Any = client.connection_pool.get_connection()
+        sock = connection._sock
+        return str(sock.getsockname()[0]), str(sock.getpeername()[0])
+    except redis.RedisError as error:
+        raise translate(error, url) from None
+    finally:
+        client.close()

@@ -1,0 +1,331 @@
+"""A worker's link that never waits for the network: reads and writes are always under way.
+
+A thread reads at the control broker, another one at the worker's own inbox, if it has one;
+whichever finds something wakes the worker. Writes are sent, and their answers taken when they come:
+a refusal reaches the machine with a later read. A segment or an answer goes straight into the
+receiver's inbox if there is a connection (``peers``), everything else through the control broker:
+jobs, commits and prunes, and what the task graph holds or completes. The order of each sender's
+messages is restored here (``in_order``).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import redis
+
+from flowspec.broker.base import (
+    RECORDING_CAP,
+    ROWS_CAP,
+    CommitText,
+    Op,
+    PutRows,
+    ReadResult,
+    Record,
+    Rows,
+)
+from flowspec.broker.commands import Commands
+from flowspec.broker.connection import translate
+from flowspec.broker.inbox import Inbox
+from flowspec.broker.keys import Keys
+from flowspec.broker.log_reader import LogReader
+from flowspec.broker.peers import PeerInbox, Peers
+from flowspec.broker.pipelined_client import PipelinedClient
+from flowspec.broker.redis_client import Command, DirectClient
+from flowspec.broker.redis_link import last_id
+from flowspec.broker.tail import Tail
+from flowspec.core.protocol.addresses import Address
+from flowspec.core.protocol.codes import Code
+from flowspec.core.protocol.in_order import InOrder
+from flowspec.core.protocol.machine import Finish, Send
+from flowspec.core.protocol.messages import Answer, Envelope, Segment
+from flowspec.core.protocol.refusals import refusal
+from flowspec.core.run.key import RunKey
+from flowspec.errors import BrokerError, GapError
+from flowspec.observe import logger
+
+#: Most writes under way at the control broker; a further one waits for the oldest answer.
+MOST_UNDER_WAY = 64
+#: How long ``close`` waits for the answers to what was written, seconds.
+CLOSE_SECONDS = 5.0
+
+NOTHING = ReadResult()
+#: Writes of rows between two looks at the length of the receiver's stream.
+_MEASURE_EVERY = 32
+
+
+class LiveLink:
+    """``address``'s link to a pipeline of ``stages`` verify stages and ``middles`` middle models.
+
+    ``inbox``: its own, closed with the link. ``peers``: the inboxes of its receivers.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        keys: Keys,
+        address: Address,
+        stages: int,
+        *,
+        middles: int = 0,
+        inbox: Inbox | None = None,
+        peers: Peers | None = None,
+    ) -> None:
+        self.address = address
+        self._keys = keys
+        self._commands = Commands(keys, address, stages, middles)
+        self._writes = PipelinedClient(url)
+        self._inbox = inbox
+        self._peers = peers
+        self._reader = LogReader(
+            keys,
+            address,
+            last_id(self._writes, keys.log(address)),
+            last_id(self._writes, keys.rows(address)),
+        )
+        self._order = InOrder()
+        self._takers: deque[Callable[[list[Any]], None]] = deque()  # of the answers to come
+        self._unwritten: list[tuple[Op, Code]] = []
+        self._recorded: Counter[RunKey] = Counter()
+        self._rows_written = 0
+        self._news = threading.Condition()
+        self._control = Tail(DirectClient(url), self._reader.cursors, self._news)
+        if inbox is not None:
+            inbox.start(self._news)
+
+    # ---- reading ---------------------------------------------------------------------------------
+
+    def read(self, block_seconds: float) -> ReadResult:
+        self._trim()
+        deadline = time.monotonic() + block_seconds
+        while True:
+            self._confirm_answered()
+            left = deadline - time.monotonic()
+            self._wait(0.0 if self._unwritten else left)
+            found = self._take()
+            if left <= 0 or found != NOTHING:
+                return found
+
+    def _take(self) -> ReadResult:
+        """What has arrived."""
+        envelopes: list[Envelope] = []
+        refused: list[str] = []
+        if self._control.news:
+            self._take_in_control(envelopes, refused)
+        failed: tuple[tuple[RunKey, str], ...] = ()
+        if self._inbox is not None and self._inbox.news:
+            failed = self._take_in_inbox(self._inbox, envelopes, refused)
+        now = time.monotonic()
+        ordered = [known for found in envelopes for known in self._arrived(found, now)]
+        ordered += self._order.overdue(now)
+        unwritten = tuple(self._unwritten)
+        self._unwritten = []
+        return ReadResult(tuple(ordered), tuple(refused), (), unwritten, failed)
+
+    def _wait(self, seconds: float) -> None:
+        """Wait until something has arrived or a held message is overdue, at most ``seconds``."""
+        overdue = self._order.deadline
+        if overdue is not None:
+            seconds = min(seconds, overdue - time.monotonic())
+        if seconds > 0:
+            with self._news:
+                self._news.wait_for(self._has_news, seconds)
+
+    def _has_news(self) -> bool:
+        return self._control.news or (self._inbox is not None and self._inbox.news)
+
+    def _take_in_control(self, envelopes: list[Envelope], refused: list[str]) -> None:
+        for stream, arrived in self._control.take():
+            if stream == self._reader.rows_stream:
+                self._reader.take_in_rows(arrived, refused)
+            else:
+                self._reader.take_in_log(arrived, envelopes, [], refused)
+
+    def _take_in_inbox(
+        self, inbox: Inbox, envelopes: list[Envelope], refused: list[str]
+    ) -> tuple[tuple[RunKey, str], ...]:
+        """Read the inbox; if it is lost, the runs that may have lost messages in it."""
+        try:
+            envelopes += inbox.take(self._reader, refused)
+        except BrokerError as error:
+            reason = f"{self.address} has lost its inbox: {error}"
+            logger(node=str(self.address)).error("inbox lost", reason=reason)
+            inbox.close()
+            self._inbox = None
+            return tuple((run, reason) for run in self._reader.open_runs)
+        return ()
+
+    def _arrived(self, envelope: Envelope, now: float) -> list[Envelope]:
+        if envelope.message.run in self._reader.ended:
+            return [envelope]
+        return self._order.arrive(envelope, now)
+
+    def take_rows(self, run: RunKey, segment: int) -> Rows:
+        rows = self._reader.take(run, segment)
+        if rows is None:
+            raise GapError(f"the rows of segment {segment} did not arrive at {self.address}")
+        return rows
+
+    def drop_rows(self, run: RunKey, segment: int) -> None:
+        self._reader.take(run, segment)
+
+    def forget(self, run: RunKey) -> None:
+        self._recorded.pop(run, None)
+        self._order.forget(run)
+        self._reader.forget(run)
+
+    # ---- writing ---------------------------------------------------------------------------------
+
+    def write(self, ops: Sequence[Op], at: float | None = None) -> list[Code]:
+        """Carry out ``ops``; refusals come with a later read. ``at`` is for emulated links only."""
+        through: list[Op] = []
+        for op in ops:
+            if isinstance(op, Send):
+                through += self._left_of(op, _rows_of(op, through))
+            elif isinstance(op, Finish):
+                through.append(self._finish(op))
+            elif not self._over(op):
+                through.append(op)
+        self._write_through(through)
+        return [Code.OK] * len(ops)
+
+    def _left_of(self, send: Send, rows: PutRows | None) -> list[Op]:
+        """What of a message and its rows must go through the broker; straight: nothing."""
+        inbox = self._peers.get(send.to) if self._peers is not None else None
+        if inbox is not None and _may_go_straight(send):
+            try:
+                inbox.post(send, rows)
+            except BrokerError as error:
+                self._give_up(send.to, inbox, str(error))
+            return []
+        return [send] if rows is None else [rows, send]
+
+    def _write_through(self, ops: Sequence[Op]) -> None:
+        if not ops:
+            return
+        # Atomic, so that rows and their envelope, or a prune and the next segment, wake their
+        # reader once.
+        commands = [self._commands.build(op) for op in ops]
+        for op in ops:
+            if isinstance(op, PutRows):
+                self._measure(op)
+        self._post(commands, partial(self._note_codes, ops), atomic=len(ops) > 1)
+        while self._writes.under_way > MOST_UNDER_WAY or self._writes.silent:
+            self._confirm()
+
+    def _post(
+        self,
+        commands: Sequence[Command],
+        taker: Callable[[list[Any]], None],
+        *,
+        atomic: bool = False,
+    ) -> None:
+        """Send ``commands`` to the control broker; ``taker`` takes their answers."""
+        self._writes.post(commands, atomic=atomic)
+        self._takers.append(taker)
+
+    def _measure(self, op: PutRows) -> None:
+        """Look up, now and then, how many rows wait for the receiver of ``op``."""
+        self._rows_written += 1
+        if self._rows_written % _MEASURE_EVERY == 0:
+            self._post([("XLEN", self._keys.rows(op.to))], partial(self._note_length, op))
+
+    def _note_codes(self, ops: Sequence[Op], answers: list[Any]) -> None:
+        for op, answer in zip(ops, answers, strict=True):
+            code = Code.OK if isinstance(op, PutRows | Record) else Code(answer)
+            if code is not Code.OK:
+                self._unwritten.append((op, code))
+
+    def _note_length(self, op: PutRows, answers: list[Any]) -> None:
+        if answers[0] >= ROWS_CAP:
+            self._unwritten.append((op, Code.FULL))
+
+    def _finish(self, finish: Finish) -> Finish:
+        """``finish``, or an error if the broker has refused a commit of that run meanwhile."""
+        while self._writes.under_way:
+            self._confirm()
+        for op, code in self._unwritten:
+            if isinstance(op, CommitText) and op.commit.run == finish.run:
+                refused = refusal(finish.run, "a commit", code)
+                if refused is not None:
+                    return replace(finish, reason="error", error=refused.reason)
+        return finish
+
+    def _confirm(self) -> None:
+        """Take the answers to the oldest batch of writes."""
+        answers = self._writes.collect()
+        for answer in answers:
+            if isinstance(answer, redis.RedisError):
+                raise translate(answer, self._writes.url)
+        self._takers.popleft()(answers)
+
+    def _confirm_answered(self) -> None:
+        """Take the answers that have come, without waiting."""
+        while self._writes.answered():
+            self._confirm()
+        for to, inbox in self._peers.inboxes if self._peers is not None else ():
+            try:
+                while inbox.client.answered():
+                    inbox.collect()
+            except BrokerError as error:
+                self._give_up(to, inbox, str(error))
+
+    def _give_up(self, to: Address, inbox: PeerInbox, reason: str) -> None:
+        """Send what was not confirmed through the broker; its receiver drops what it has twice."""
+        assert self._peers is not None
+        self._peers.broken(to, reason)
+        for send, rows in inbox.unanswered:
+            self._write_through([send] if rows is None else [rows, send])
+
+    def _over(self, op: Op) -> bool:
+        """Count ``op`` if it is a line of a recording; whether it is beyond the cap."""
+        if not isinstance(op, Record):
+            return False
+        self._recorded[op.run] += 1
+        return self._recorded[op.run] > RECORDING_CAP
+
+    def _trim(self) -> None:
+        """Remove what was read: after a hop's write, which it would delay."""
+        trims = self._reader.take_trims()
+        if trims:
+            self._post(trims, lambda answers: None)
+
+    def close(self) -> None:
+        """Take the answers to what was written, and close all connections."""
+        deadline = time.monotonic() + CLOSE_SECONDS
+        try:
+            while self._writes.under_way and time.monotonic() < deadline:
+                if self._writes.answered(deadline - time.monotonic()):
+                    self._confirm()
+        finally:
+            self._control.close()
+            self._writes.close()
+            if self._peers is not None:
+                self._peers.close()
+            if self._inbox is not None:
+                self._inbox.close()
+
+
+def _may_go_straight(send: Send) -> bool:
+    """Whether only the receiver needs to know of ``send``: the task graph does not."""
+    return isinstance(send.envelope.message, Segment | Answer) and not (send.task or send.completes)
+
+
+def _rows_of(send: Send, written: list[Op]) -> PutRows | None:
+    """Remove and return the rows of ``send`` from the operations before it; None: it has none."""
+    message = send.envelope.message
+    if not written or not isinstance(message, Segment | Answer):
+        return None
+    last = written[-1]
+    if not isinstance(last, PutRows) or last.to != send.to:
+        return None
+    if (last.run, last.segment) != (message.run, message.segment):
+        return None
+    written.pop()
+    return last

@@ -1,0 +1,230 @@
+"""The inboxes that a worker writes into, and which of its links go straight.
+
+A thread reads the leases once a second, connects to the announced inboxes of the worker's receivers
+and measures the way there. A link without a connection goes through the control broker, and so does
+one whose connection breaks.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flowspec.broker import codec
+from flowspec.broker.base import ROWS_CAP, Control, PutRows, role_of
+from flowspec.broker.inbox import FACT, Announced
+from flowspec.broker.pipelined_client import PipelinedClient
+from flowspec.broker.redis_client import Command
+from flowspec.core.protocol.addresses import Address
+from flowspec.core.protocol.machine import Send
+from flowspec.errors import BrokerError, ConfigError
+from flowspec.observe import logger
+
+#: Interval between two looks at the leases, and before a broken link is tried again, seconds.
+LOOK_SECONDS = 1.0
+RETRY_SECONDS = 5.0
+#: How long a worker waits at start for its links to be decided, seconds.
+DECIDE_SECONDS = 10.0
+_PINGS = 5
+_BULK = b"\x00" * (128 << 10)
+#: Writes between two looks at the length of the receiver's stream.
+_MEASURE_EVERY = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A measured way: ``latency`` one way in seconds, ``bandwidth`` in bytes per second."""
+
+    latency: float
+    bandwidth: float
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """For ``status``: milliseconds and Mbit/s."""
+        return {
+            "latency_ms": round(self.latency * 1e3, 3),
+            "mbit": round(self.bandwidth * 8 / 1e6, 1),
+        }
+
+
+class PeerInbox:
+    """A connection to another worker's inbox; any error of it is BrokerUnreachable or BrokerError.
+
+    ``unanswered``: what was written and not confirmed, oldest first, with its rows.
+    """
+
+    def __init__(self, announced: Announced) -> None:
+        self.announced = announced
+        self.client = PipelinedClient(announced.url, patient=False)
+        self.way = measure(self.client)
+        self.unanswered: list[tuple[Send, PutRows | None]] = []
+        self._written = 0
+
+    def post(self, send: Send, rows: PutRows | None) -> None:
+        """Write a message, with its rows, as one entry."""
+        self.unanswered.append((send, rows))
+        self._written += 1
+        length = [] if self._written % _MEASURE_EVERY else [("XLEN", self.announced.stream)]
+        self.client.post([self._entry(send, rows), *length])
+
+    def _entry(self, send: Send, rows: PutRows | None) -> Command:
+        announced = self.announced
+        envelope = send.envelope
+        head = ("p", announced.token, "f", str(envelope.sender), "q", envelope.seq)
+        carried = () if rows is None else ("d", codec.encode_rows(rows.rows))
+        message = ("m", codec.encode(envelope.message))
+        return ("XADD", announced.stream, "NOMKSTREAM", "*", *head, *message, *carried)
+
+    def collect(self) -> None:
+        """Take the confirmation of the oldest entry; BrokerError if it was not written."""
+        answer, *length = self.client.collect()
+        if answer is None:
+            raise BrokerError("the inbox is gone from its server")
+        if isinstance(answer, Exception):
+            raise BrokerError(str(answer))
+        if length and length[0] >= ROWS_CAP:
+            raise BrokerError(f"{length[0]} entries wait in the inbox; its reader has stopped")
+        del self.unanswered[0]
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.client.close()
+
+
+def measure(client: PipelinedClient) -> Way:
+    """Latency from round trips of nothing, bandwidth from those of a payload."""
+
+    def seconds(command: Command) -> float:
+        began = time.perf_counter()
+        client.post([command])
+        (answer,) = client.collect()
+        if isinstance(answer, Exception):
+            raise BrokerError(str(answer))
+        return time.perf_counter() - began
+
+    trip = statistics.median(seconds(("PING",)) for _ in range(_PINGS))
+    loaded = statistics.median(seconds(("PING", _BULK)) for _ in range(3))
+    return Way(trip / 2, 2 * len(_BULK) / max(loaded - trip, 1e-6))
+
+
+class Peers:
+    """The links of one worker to ``receivers``; ``control`` is a connection for its thread alone.
+
+    ``straight``: whether links may go straight at all.
+    """
+
+    def __init__(self, control: Control, receivers: Iterable[Address], *, straight: bool) -> None:
+        self._control = control
+        self._receivers = tuple(receivers)
+        self._straight = straight
+        self._inboxes: dict[Address, PeerInbox] = {}
+        self._reasons = dict.fromkeys(self._receivers, "its worker is not there")
+        self._refused: dict[Address, tuple[Announced, float]] = {}  # until when
+        self._claims: Mapping[str, tuple[str, Mapping[str, Any]]] = {}
+        self._way: Way | None = None  # to the control broker
+        self._stop = threading.Event()
+        self._looked = threading.Event()
+        self._log = logger()
+        self._thread = threading.Thread(target=self._keep, name="peers", daemon=True)
+
+    def start(self) -> None:
+        """Look for the receivers, now and from then on."""
+        self._thread.start()
+
+    def get(self, to: Address) -> PeerInbox | None:
+        """The inbox of ``to``; None: the link goes through the broker."""
+        return self._inboxes.get(to)
+
+    @property
+    def inboxes(self) -> Sequence[tuple[Address, PeerInbox]]:
+        """All links that go straight."""
+        return tuple(self._inboxes.items())
+
+    @property
+    def claims(self) -> Mapping[str, tuple[str, Mapping[str, Any]]]:
+        """The leases as they were at the last look."""
+        return self._claims
+
+    def broken(self, to: Address, reason: str) -> None:
+        """Give up the link to ``to``, which goes through the broker from now on."""
+        inbox = self._inboxes.pop(to, None)
+        if inbox is None:
+            return
+        inbox.close()
+        self._refused[to] = (inbox.announced, time.monotonic() + RETRY_SECONDS)
+        self._reasons[to] = reason
+        self._log.warning("link goes through the broker", to=str(to), reason=reason)
+
+    def facts(self) -> dict[str, object]:
+        """By receiver, the way of its link; for the lease and ``status``."""
+        return {"links": {str(to): self._link_facts(to) for to in self._receivers}}
+
+    def _link_facts(self, to: Address) -> dict[str, object]:
+        inbox = self._inboxes.get(to)
+        if inbox is not None:
+            return {"way": "straight", **inbox.way.facts}
+        known: dict[str, object] = {"way": "broker", "reason": self._reasons[to]}
+        return known | (self._way.facts if self._way is not None else {})
+
+    def wait(self, seconds: float = DECIDE_SECONDS) -> None:
+        """Wait until the leases were looked at, and receivers that announce an inbox were tried."""
+        self._looked.wait(seconds)
+
+    def close(self) -> None:
+        """Stop looking, and close all links."""
+        if self._stop.is_set():
+            return
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(LOOK_SECONDS * 3)
+        for to in tuple(self._inboxes):
+            self._inboxes.pop(to).close()
+        self._control.close()
+
+    # ---- the thread ------------------------------------------------------------------------------
+
+    def _keep(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self._look()
+            except BrokerError as error:
+                self._log.info("links not looked at", reason=str(error))
+            self._looked.set()
+            self._stop.wait(LOOK_SECONDS)
+
+    def _look(self) -> None:
+        self._claims = self._control.claims()
+        if not self._straight:
+            self._reasons = dict.fromkeys(self._receivers, "as asked for")
+            return
+        for to in self._receivers:
+            _, facts = self._claims.get(role_of(to), ("", {}))
+            announced = Announced.read(facts.get(FACT))
+            current = self._inboxes.get(to)
+            if current is not None and current.announced == announced:
+                continue
+            if announced is None:
+                known = "it has no inbox" if facts else "its worker is not there"
+                self._reasons[to] = known
+            elif not self._resting(to, announced):
+                self._connect(to, announced)
+
+    def _resting(self, to: Address, announced: Announced) -> bool:
+        """Whether this inbox has failed a short while ago."""
+        refused, until = self._refused.get(to, (None, 0.0))
+        return refused == announced and time.monotonic() < until
+
+    def _connect(self, to: Address, announced: Announced) -> None:
+        try:
+            inbox = PeerInbox(announced)
+        except (BrokerError, ConfigError) as error:
+            self._refused[to] = (announced, time.monotonic() + RETRY_SECONDS)
+            self._reasons[to] = str(error)
+            self._log.warning("link goes through the broker", to=str(to), reason=str(error))
+            return
+        self._inboxes[to] = inbox
+        self._log.info("link goes straight", to=str(to), **inbox.way.facts)

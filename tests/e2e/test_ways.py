@@ -1,0 +1,128 @@
+"""Rows straight into the next worker's inbox: the same text, visible links, one clear end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flowspec.client import Client
+from flowspec.cluster import Cluster, Setup
+from flowspec.core.run.sampling import Sampling
+from flowspec.drivers.replay import replay_file
+from flowspec.errors import JobFailed
+from flowspec.model.directory import default_pair
+from flowspec.model.reference import Reference
+from flowspec.strategies import EXACT
+from tests.e2e.test_equality import SAMPLED, Checker, rows
+
+#: Every other link goes through the broker.
+MIXED = {"verify-2": ("--rows", "broker"), "draft": ("--rows", "broker")}
+
+
+@pytest.fixture(scope="module")
+def checker(reference: Reference) -> Checker:
+    return Checker(reference)
+
+
+@pytest.fixture(scope="module")
+def straight() -> Iterator[Cluster]:
+    with Cluster(Setup(*default_pair(), 3, rows="straight")) as cluster:
+        yield cluster
+
+
+def links(client: Client) -> dict[str, str]:
+    """By link, like ``verify-1 s2``, its way."""
+    return {
+        f"{role} {to}": link["way"]
+        for role, facts in client.workers().items()
+        for to, link in facts.get("links", {}).items()
+    }
+
+
+def all_straight(client: Client, count: int) -> bool:
+    found = links(client)
+    return len(found) == count and set(found.values()) == {"straight"}
+
+
+def wait_for(found: Any, seconds: float = 15.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not found():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.1)
+
+
+def test_every_strategy_with_all_rows_straight(checker: Checker, straight: Cluster) -> None:
+    with Client(straight.url) as client:
+        wait_for(lambda: all_straight(client, 4))
+        assert "inbox" not in str(client.workers()), "its password is not shown"
+        for at, strategy in enumerate((*EXACT, "flowspec:lockstep=on")):
+            sampling = (Sampling(), SAMPLED[0], SAMPLED[-1])[at % 3]
+            prompt = rows()[at % 24]["prompt"]
+            checker.check(client, prompt, strategy, 16, sampling)
+    checker.report()
+
+
+@pytest.mark.heavy
+def test_links_may_differ(checker: Checker) -> None:
+    setup = Setup(*default_pair(), 3, rows="straight")
+    with Cluster(setup, more=MIXED) as cluster, Client(cluster.url) as client:
+        wait_for(lambda: len(links(client)) == 4 and links(client)["verify-1 s2"] == "broker")
+        wait_for(lambda: links(client)["verify-3 d0"] == "broker")
+        assert links(client)["verify-2 s3"] == "broker", "it was asked for"
+        for strategy in ("flowspec", "specpipe", "auto", "pipedec"):
+            checker.check(client, rows()[4]["prompt"], strategy, 16, Sampling())
+    checker.report()
+
+
+def test_a_recording_of_straight_rows_replays(straight: Cluster, tmp_path: Path) -> None:
+    with Client(straight.url) as client:
+        job = client.submit("Count to ten.", max_new_tokens=24, record=True)
+        text = job.result().token_ids
+        lines = job.recording()
+    file = tmp_path / "recording.jsonl"
+    file.write_text("\n".join(lines) + "\n")
+    assert replay_file(file).tokens == text
+
+
+def children(pid: int) -> list[int]:
+    return [
+        int(child)
+        for task in Path(f"/proc/{pid}/task").iterdir()
+        for child in (task / "children").read_text().split()
+    ]
+
+
+def inbox_of(pid: int) -> int:
+    """The process of a worker's own inbox server."""
+    (found,) = [
+        child
+        for child in children(pid)
+        if b"-server" in Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")[0]
+    ]
+    return found
+
+
+def test_a_lost_inbox_ends_the_job_with_one_line_and_its_link_falls_back(
+    checker: Checker,
+) -> None:
+    with Cluster(Setup(*default_pair(), 2, rows="straight")) as cluster:
+        client = Client(cluster.url)
+        wait_for(lambda: all_straight(client, 3))
+        job = client.submit("Tell me a long story.", strategy="autoregressive", max_new_tokens=400)
+        stream = job.stream()
+        next(stream)
+        os.kill(inbox_of(cluster.pids["verify-2"]), signal.SIGKILL)
+        with pytest.raises(JobFailed, match="s2 has lost its inbox") as failed:
+            list(stream)
+        assert "\n" not in str(failed.value)
+        checker.check(client, rows()[0]["prompt"], "flowspec", 16, Sampling())
+        wait_for(lambda: links(client)["verify-1 s2"] == "broker")
+        assert links(client)["verify-2 d0"] == "straight"
+        cluster.check()
+        client.close()
