@@ -5,8 +5,8 @@
 All in one run, on private servers over a unix socket and over TCP, with one thread per process. A
 hop lasts from the end of a stage's pass to the start of the next stage's pass; both read the
 machine-wide monotonic clock. It goes straight into the receiver's inbox, or through the broker;
-"round trips" is the link of emulated workers, which waits for every answer. ``--runs``: measure several times and print the median of the p50 and the highest
-p99. Prints Markdown.
+"round trips" is the link of emulated workers, which waits for every answer. ``--runs``: measure
+several times and print the median of the p50 and the highest p99. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -113,6 +113,7 @@ def stage_link(url: str, stage: int, way: str) -> Link:
         return LiveLink(url, Keys(), address, 2)
     control = RedisControl(url, Keys())
     if stage == 2:
+        # The other stage finds the inbox in this lease.
         place = InboxPlace(host="" if url.startswith("unix:") else HOST)
         inbox = open_inbox(url, Keys(), address, place)
         control.claim(role_of(address), "bench", {FACT: inbox.announced.facts}, LASTING_MS)
@@ -138,6 +139,7 @@ def our_hop(url: str, way: str, hidden: int, rounds: int) -> list[float]:
     """Seconds from the end of stage 1's pass to the start of stage 2's, per segment."""
     ends = []
     processes = []
+    RedisControl(url, Keys()).set_pipeline({"stages": "2"})
     for stage in (2, 1):  # the inbox of stage 2 must be announced when stage 1 looks for it
         ours, theirs = mp.Pipe()
         process = mp.Process(target=stage_process, args=(url, stage, way, hidden, theirs))

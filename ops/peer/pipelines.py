@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from flowspec.broker.inbox import free_port
 from flowspec.broker.server import PrivateBroker
 from flowspec.client import Client
 from flowspec.cluster import Cluster, Setup
@@ -20,6 +21,8 @@ from ops.peer.install import Peer
 from ops.peer.llama import DraftOptions, Llama, LlamaRun, Relays, relays, servers
 from ops.peer.prompts import PeerPrompt
 
+HOST = "127.0.0.1"
+_LISTEN = ("--rows", "straight", "--inbox-host", HOST)
 #: Tokens of a strategy's first job, which is slower than the next.
 _WARM_UP = 8
 
@@ -46,17 +49,28 @@ def our_pipeline(setup: Setup, latency: float, logs: Path) -> Iterator[Client]:
 def our_processes(
     setup: Setup, latency: float, logs: Path, drafting: Sequence[str] = ("workers.draft",)
 ) -> Iterator[OurPipeline]:
-    """As ``our_pipeline``; ``drafting`` as in ``Cluster``."""
+    """As ``our_pipeline``; ``drafting`` as in ``Cluster``.
+
+    Every link to a stage has a relay: from the broker, beside which the draft worker is, and into
+    the stage's inbox. Rows from the last stage return through the broker, which is one link too.
+    """
     with contextlib.ExitStack() as stack:
         broker = stack.enter_context(PrivateBroker())
         url = urlsplit(broker.url)
-        links = stack.enter_context(relays([url.path] * setup.stages, latency, logs / "ours.log"))
+        inboxes = [free_port(HOST) for _ in range(setup.stages)]
+        ends = [*[url.path] * setup.stages, *(f"{HOST}:{port}" for port in inboxes)]
+        links = stack.enter_context(relays(ends, latency, logs / "ours.log"))
+        roles = [f"verify-{stage}" for stage in range(1, setup.stages + 1)]
         spokes = {
-            f"verify-{at}": f"redis://:{url.password}@127.0.0.1:{port}/0"
-            for at, port in enumerate(links.ports, 1)
+            role: f"redis://:{url.password}@{HOST}:{port}/0"
+            for role, port in zip(roles, links.ports[: setup.stages], strict=True)
+        }
+        flags = {
+            role: (*_LISTEN, "--inbox-port", str(port), "--inbox-announce", f"{HOST}:{relay}")
+            for role, port, relay in zip(roles, inboxes, links.ports[setup.stages :], strict=True)
         }
         cluster = stack.enter_context(
-            Cluster(setup, url=broker.url, urls=spokes, drafting=drafting)
+            Cluster(setup, url=broker.url, urls=spokes, drafting=drafting, more=flags)
         )
         client = stack.enter_context(Client(cluster.url))
         yield OurPipeline(client, links, {**cluster.pids, "broker": broker.pid})
