@@ -23,6 +23,7 @@ from flowspec.model.attention import EXACT, EXACT_DEVICES, bias_of
 from flowspec.model.base import RowArray
 from flowspec.model.directory import ModelDirectory
 from flowspec.model.kv import TreeCache
+from flowspec.model.lean import LEAN, LIBRARY, LeanLayers, lean_layers
 from flowspec.model.linear import KernelLinear, rows_are_independent
 from flowspec.model.loading import HEAD, Loader
 from flowspec.model.masks import full_mask, tree_mask, windowed
@@ -103,6 +104,8 @@ class LayerBlock(torch.nn.Module):
         self.head = found.head
         Loader(self, directory, layers, self.placing).load()
         self.eval()
+        self.lean: LeanLayers | None = None
+        self.lean = lean_layers(self)
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -125,6 +128,7 @@ class LayerBlock(torch.nn.Module):
             "precision": self.placing.precision,
             "device": str(self.device),
             "kernels": list(self.kernels),
+            "layers_by": LIBRARY if self.lean is None else LEAN,
             "weights_mib": round(self.nbytes / 2**20, 1),
         }
 
@@ -184,11 +188,16 @@ class LayerBlock(torch.nn.Module):
         else:
             kept = rows if len(part.offsets) == len(rows) else rows[list(part.offsets)]
             inputs["inputs_embeds"] = to_tensor(kept, self.dtype, self.device).unsqueeze(0)
+        inputs["position_ids"] = positions
         mask = self._mask(placement, len(part.ids))
         began = time.thread_time()
-        output = self.body(**inputs, attention_mask=mask, position_ids=positions, use_cache=True)
+        if self.lean is not None and isinstance(cache, TreeCache):
+            whole = mask["full_attention"] if isinstance(mask, dict) else mask
+            hidden = self.lean.run(inputs, whole, cache)
+        else:
+            output = self.body(**inputs, attention_mask=mask, use_cache=True)
+            hidden = output.last_hidden_state[0]
         self.seconds += time.thread_time() - began
-        hidden: torch.Tensor = output.last_hidden_state[0]
         return hidden
 
     def _mask(self, placement: Placement, new: int) -> torch.Tensor | dict[str, torch.Tensor]:

@@ -46,10 +46,13 @@ class KernelLinear(torch.nn.Module):
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """``[..., in_features]`` to ``[..., out_features]``."""
-        product = self._packed.multiply(rows.reshape(-1, self.in_features))
-        if self.bias is not None:
-            product = product + self.bias
+        product = self.multiply(rows.reshape(-1, self.in_features))
         return product.view(*rows.shape[:-1], self.out_features)
+
+    def multiply(self, rows: torch.Tensor) -> torch.Tensor:
+        """``[rows, in_features]`` to ``[rows, out_features]``."""
+        product = self._packed.multiply(rows)
+        return product if self.bias is None else product + self.bias
 
     @property
     def nbytes(self) -> int:
