@@ -12,6 +12,7 @@ from flowspec.core.job.draft_worker import DraftMachine
 from flowspec.core.protocol.addresses import DRAFT
 from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.machine import Finish
+from flowspec.core.protocol.stamps import Stamp
 from flowspec.core.run.limits import Limits
 from flowspec.drivers.live import Worker
 from flowspec.drivers.performers import DraftPerformer
@@ -49,11 +50,11 @@ class _NamingLink(RedisLink):
         self._control = control
         self._stage_numbers = range(1, limits.stages + 1)
 
-    def write(self, ops: Sequence[Op], at: float | None = None) -> list[Code]:
+    def write(self, ops: Sequence[Op], stamps: Sequence[Stamp | None] | None = None) -> list[Code]:
         told = [
             replace(op, stats=self._named(op.stats)) if isinstance(op, Finish) else op for op in ops
         ]
-        return super().write(told, at)
+        return super().write(told, stamps)
 
     def _named(self, stats: Mapping[str, Any]) -> dict[str, Any]:
         named = with_drafter_names(stats, self._drafts)

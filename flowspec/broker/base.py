@@ -132,10 +132,11 @@ class Link(Protocol):
         """Drop the rows of a segment, which will not be computed."""
         ...
 
-    def write(self, ops: Sequence[Op], at: float | None = None) -> list[Code]:
+    def write(self, ops: Sequence[Op], stamps: Sequence[Stamp | None] | None = None) -> list[Code]:
         """Carry out ``ops`` in order, in one round trip; one code per operation.
 
-        ``at``: the nominal time of an emulated run; messages and commits are stamped with it.
+        ``stamps``: in an emulated run one per operation; of messages, commits and completions, they
+        go with what these deliver.
         """
         ...
 
