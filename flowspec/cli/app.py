@@ -11,6 +11,7 @@ import typer
 from flowspec.cli.flags import (
     Acceptance,
     Boxes,
+    Broker,
     Cluster,
     Context,
     Device,
@@ -34,6 +35,7 @@ from flowspec.cli.flags import (
     PromptFile,
     Raw,
     Repeats,
+    RowsWay,
     Seed,
     Simulated,
     SplitOver,
@@ -324,6 +326,8 @@ def simulate(
     prompt: Annotated[str | None, typer.Argument(help="The prompt.", show_default=False)] = None,
     prompts: PromptFile = None,
     profile: Cluster = "jetson-7b",
+    broker: Broker = None,
+    rows: RowsWay = None,
     stages: Pretended = None,
     strategy: Strategy = DEFAULT_STRATEGY,
     draft: Drafter = "slm",
@@ -346,6 +350,8 @@ def simulate(
         seed,
         max_new_tokens,
         as_json=as_json,
+        broker=broker,
+        rows=rows,
     )
 
 
@@ -388,6 +394,8 @@ def bench(
     ] = "autoregressive",
     seed: Seed = 1,
     sweep: Sweep = None,
+    broker: Broker = None,
+    rows: RowsWay = None,
     out: Annotated[Path | None, typer.Option(help="Write the figures to this .json.")] = None,
     markdown: Annotated[
         Path | None, typer.Option(help="Write the table to this .md; default: stdout.")
@@ -427,7 +435,17 @@ def bench(
     )
     return commands.bench(
         commands.Options(
-            *given, seed, sweep or [], out, markdown, plots, plot_format, tune, against
+            *given,
+            seed,
+            sweep or [],
+            out,
+            markdown,
+            plots,
+            plot_format,
+            tune,
+            against,
+            broker,
+            rows,
         )
     )
 
