@@ -111,6 +111,17 @@ def test_a_commit_crosses_to_the_broker_once_with_its_prune() -> None:
     assert Departures(Way("draft"), D0, links()).stamp(commit(), 5.0) == Stamp(5.0, D0)
 
 
+def test_receivers_charge_the_links_out_of_the_brokers_box_and_senders_all_others() -> None:
+    """Messages of several senders meet on the former, and no sender knows of the others'."""
+    beside = Departures(Way("draft"), D0, links())
+    assert beside.stamp(send(D0, S1), 5.0) == Stamp(5.0, D0)
+    away = Departures(Way("stage-2"), D0, links())
+    assert away.stamp(send(D0, S1), 5.0) == Stamp(6.25, S1)
+    assert away.stamp(send(D0, S1, completes=("t",)), 5.0) == Stamp(6.25, S2)
+    assert away.stamp(send(D0, S2), 5.0) == Stamp(6.5, S2), "straight, behind the one before it"
+    assert Departures(NO_BROKER, D0, links()).stamp(send(D0, S1), 5.0) == Stamp(5.0, D0)
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
