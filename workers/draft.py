@@ -11,6 +11,7 @@ from flowspec.core.job.draft_worker import DraftMachine
 from flowspec.core.protocol.addresses import DRAFT
 from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.machine import Finish
+from flowspec.core.protocol.stamps import Stamp
 from flowspec.core.run.limits import Limits
 from flowspec.drivers.performers import DraftPerformer
 from flowspec.drivers.replay import header
@@ -55,12 +56,12 @@ class _NamingLink:
         self._claims = claims
         self._stage_numbers = range(1, stages + 1)
 
-    def write(self, ops: Sequence[Op], at: float | None = None) -> list[Code]:
+    def write(self, ops: Sequence[Op], stamps: Sequence[Stamp | None] | None = None) -> list[Code]:
         """As the link's."""
         told = [
             replace(op, stats=self._named(op.stats)) if isinstance(op, Finish) else op for op in ops
         ]
-        return self._link.write(told, at)
+        return self._link.write(told, stamps)
 
     def _named(self, stats: Mapping[str, Any]) -> dict[str, Any]:
         named = with_drafter_names(stats, self._drafts)

@@ -138,13 +138,14 @@ class Link(Protocol):
         """Drop the rows of a segment, which will not be computed."""
         ...
 
-    def write(self, ops: Sequence[Op], at: float | None = None) -> list[Code]:
+    def write(self, ops: Sequence[Op], stamps: Sequence[Stamp | None] | None = None) -> list[Code]:
         """Carry out ``ops`` in order; one code per operation.
 
         A link may write without waiting: the code is then OK, and a refusal comes with a later
         read, in ``ReadResult.unwritten``.
 
-        ``at``: the nominal time of an emulated run; messages and commits are stamped with it.
+        ``stamps``: in an emulated run one per operation; of messages, commits and completions, they
+        go with what these deliver.
         """
         ...
 

@@ -42,10 +42,11 @@ from flowspec.broker.redis_link import last_id
 from flowspec.broker.tail import Tail
 from flowspec.core.protocol.addresses import Address
 from flowspec.core.protocol.codes import Code
-from flowspec.core.protocol.in_order import InOrder
+from flowspec.core.protocol.in_order import InOrder, goes_straight
 from flowspec.core.protocol.machine import Finish, Send
 from flowspec.core.protocol.messages import Answer, Envelope, Segment
 from flowspec.core.protocol.refusals import refusal
+from flowspec.core.protocol.stamps import Stamp
 from flowspec.core.run.key import RunKey
 from flowspec.errors import BrokerError, GapError
 from flowspec.observe import logger
@@ -182,8 +183,8 @@ class LiveLink:
 
     # ---- writing ---------------------------------------------------------------------------------
 
-    def write(self, ops: Sequence[Op], at: float | None = None) -> list[Code]:
-        """Carry out ``ops``; refusals come with a later read. ``at`` is for emulated links only."""
+    def write(self, ops: Sequence[Op], stamps: Sequence[Stamp | None] | None = None) -> list[Code]:
+        """Carry out ``ops``; refusals come with a later read. ``stamps``: no live run has any."""
         through: list[Op] = []
         for op in ops:
             if isinstance(op, Send):
@@ -198,7 +199,7 @@ class LiveLink:
     def _left_of(self, send: Send, rows: PutRows | None) -> list[Op]:
         """What of a message and its rows must go through the broker; straight: nothing."""
         inbox = self._peers.get(send.to) if self._peers is not None else None
-        if inbox is not None and _may_go_straight(send):
+        if inbox is not None and goes_straight(send):
             try:
                 inbox.post(send, rows)
             except BrokerError as error:
@@ -310,11 +311,6 @@ class LiveLink:
                 self._peers.close()
             if self._inbox is not None:
                 self._inbox.close()
-
-
-def _may_go_straight(send: Send) -> bool:
-    """Whether only the receiver needs to know of ``send``: the task graph does not."""
-    return isinstance(send.envelope.message, Segment | Answer) and not (send.task or send.completes)
 
 
 def _rows_of(send: Send, written: list[Op]) -> PutRows | None:

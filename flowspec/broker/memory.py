@@ -181,10 +181,12 @@ class MemoryLink:
     def drop_rows(self, run: RunKey, segment: int) -> None:
         self._rows.pop((run, segment), None)
 
-    def write(self, ops: Sequence[Op], at: float | None = None) -> list[Code]:
-        stamp = None if at is None else Stamp(at, self.address)
+    def write(self, ops: Sequence[Op], stamps: Sequence[Stamp | None] | None = None) -> list[Code]:
         with self._broker.changed:
-            codes = [self._perform(op, stamp) for op in ops]
+            codes = [
+                self._perform(op, stamp)
+                for op, stamp in zip(ops, stamps or [None] * len(ops), strict=True)
+            ]
             self._broker.changed.notify_all()
         return codes
 

@@ -36,7 +36,7 @@ _MEASURE_EVERY = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class MeasuredWay:
     """A measured way: ``latency`` one way in seconds, ``bandwidth`` in bytes per second."""
 
     latency: float
@@ -95,7 +95,7 @@ class PeerInbox:
         self.client.close()
 
 
-def measure(client: PipelinedClient) -> Way:
+def measure(client: PipelinedClient) -> MeasuredWay:
     """Latency from round trips of nothing, bandwidth from those of a payload."""
 
     def seconds(command: Command) -> float:
@@ -108,7 +108,7 @@ def measure(client: PipelinedClient) -> Way:
 
     trip = statistics.median(seconds(("PING",)) for _ in range(_PINGS))
     loaded = statistics.median(seconds(("PING", _BULK)) for _ in range(3))
-    return Way(trip / 2, 2 * len(_BULK) / max(loaded - trip, 1e-6))
+    return MeasuredWay(trip / 2, 2 * len(_BULK) / max(loaded - trip, 1e-6))
 
 
 class Peers:
@@ -125,7 +125,7 @@ class Peers:
         self._reasons = dict.fromkeys(self._receivers, "its worker is not there")
         self._refused: dict[Address, tuple[Announced, float]] = {}  # until when
         self._claims: Mapping[str, tuple[str, Mapping[str, Any]]] = {}
-        self._way: Way | None = None  # to the control broker
+        self._way: MeasuredWay | None = None  # to the control broker
         self._stop = threading.Event()
         self._looked = threading.Event()
         self._log = logger()

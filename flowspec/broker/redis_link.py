@@ -121,7 +121,7 @@ class RedisLink:
 
     # ---- writing ---------------------------------------------------------------------------------
 
-    def write(self, ops: Sequence[Op], at: float | None = None) -> list[Code]:
+    def write(self, ops: Sequence[Op], stamps: Sequence[Stamp | None] | None = None) -> list[Code]:
         """Carry out ``ops`` in order; see ``base.Link``.
 
         Safe to repeat after a lost reply: a repeated command returns DUP, or its reader ignores it.
@@ -137,8 +137,8 @@ class RedisLink:
             for number, op in enumerate(ops)
             if not ((apart and isinstance(op, PutRows)) or self._over(op))
         ]
-        stamp = "" if at is None else Stamp(at, self.address).text()
-        commands = [self._commands.build(ops[number], stamp) for number in sent]
+        texts = [stamp.text() if stamp else "" for stamp in stamps or [None] * len(ops)]
+        commands = [self._commands.build(ops[number], texts[number]) for number in sent]
         # Atomic, so that rows and their envelope, or a prune and the next segment, wake their
         # reader once.
         answers = self._client.run(commands, atomic=len(commands) > 1)

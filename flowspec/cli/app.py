@@ -12,6 +12,7 @@ import typer
 from flowspec.cli.flags import (
     Acceptance,
     Boxes,
+    Broker,
     Cluster,
     Context,
     Device,
@@ -38,6 +39,7 @@ from flowspec.cli.flags import (
     RowsWay,
     Seed,
     Simulated,
+    SimulatedRows,
     SplitOver,
     Stages,
     Strategies,
@@ -329,6 +331,8 @@ def simulate(
     prompt: Annotated[str | None, typer.Argument(help="The prompt.", show_default=False)] = None,
     prompts: PromptFile = None,
     profile: Cluster = "jetson-7b",
+    broker: Broker = None,
+    rows: SimulatedRows = None,
     stages: Pretended = None,
     strategy: Strategy = DEFAULT_STRATEGY,
     draft: Drafter = "slm",
@@ -351,6 +355,8 @@ def simulate(
         seed,
         max_new_tokens,
         as_json=as_json,
+        broker=broker,
+        rows=rows,
     )
 
 
@@ -393,6 +399,8 @@ def bench(
     ] = "autoregressive",
     seed: Seed = 1,
     sweep: Sweep = None,
+    broker: Broker = None,
+    rows: SimulatedRows = None,
     out: Annotated[Path | None, typer.Option(help="Write the figures to this .json.")] = None,
     markdown: Annotated[
         Path | None, typer.Option(help="Write the table to this .md; default: stdout.")
@@ -432,7 +440,17 @@ def bench(
     )
     return commands.bench(
         commands.Options(
-            *given, seed, sweep or [], out, markdown, plots, plot_format, tune, against
+            *given,
+            seed,
+            sweep or [],
+            out,
+            markdown,
+            plots,
+            plot_format,
+            tune,
+            against,
+            broker,
+            rows,
         )
     )
 

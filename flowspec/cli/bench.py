@@ -68,6 +68,8 @@ class Options:
     plot_format: str
     tune: bool = False
     against: str | None = None
+    broker: str | None = None
+    rows: str | None = None
 
 
 def bench(options: Options) -> None:
@@ -179,10 +181,9 @@ def _tuned(
 
 
 def _plan(options: Options) -> BenchPlan:
-    from flowspec.emulation.profiles import load
     from flowspec.testbed.grid import BenchPlan
 
-    profile = load(options.profile)
+    profile = _cluster(options.profile, options.broker, options.rows)
     return BenchPlan(
         profile,
         _strategies(options),
@@ -200,6 +201,16 @@ def _plan(options: Options) -> BenchPlan:
         tuple(link for text in options.sweep for link in _links(text, profile)),
         options.no_loops,
     )
+
+
+def _cluster(name: str, broker: str | None, rows: str | None) -> Profile:
+    """The profile ``name``; ``broker`` and ``rows`` replace its own unless they are None."""
+    from flowspec.emulation.profiles import load
+
+    profile = load(name)
+    given = {"at": broker, "rows": rows}
+    changed = {key: value for key, value in given.items() if value is not None}
+    return replace(profile, way=replace(profile.way, **changed))
 
 
 def _strategies(options: Options) -> tuple[str, ...]:
@@ -246,17 +257,18 @@ def simulate(
     max_new_tokens: int,
     *,
     as_json: bool,
+    broker: str | None = None,
+    rows: str | None = None,
 ) -> None:
     """Run one strategy and print a table, or with ``as_json`` a file as ``bench --out`` writes."""
-    from flowspec.emulation.profiles import load
     from flowspec.testbed.grid import BenchPlan, Grid
-    from flowspec.testbed.report import BenchReport, described
+    from flowspec.testbed.report import BenchReport, described, sentence
 
     if prompt is not None and prompts is not None:
         raise ConfigError("give either a PROMPT or --prompts FILE.jsonl, not both")
     if prompt is not None:
         JobSpec(prompt)  # raises if the prompt is invalid
-    cluster = load(profile)
+    cluster = _cluster(profile, broker, rows)
     count = cluster.stages[0] if stages is None else stages
     plan = BenchPlan(cluster, (strategy,), (draft,), (temperature,), (count,), max_new_tokens, seed)
     notes.of_plan(plan)
@@ -269,7 +281,8 @@ def simulate(
         return
     console = Console(highlight=False, soft_wrap=True)
     console.print(
-        f"Simulated: {cluster.name}, {count} stages. {cluster.summary}.\nSource: {cluster.source}.",
+        f"Simulated: {cluster.name}, {count} stages. {cluster.summary}.\n"
+        f"Source: {cluster.source}. {sentence(str(cluster.way))}",
         markup=False,
     )
     for name, value in described(row):

@@ -13,6 +13,7 @@ from flowspec.broker.ways import check_rows
 from flowspec.cli.parser import checked_by, in_range, not_empty, taken_by
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import MAX_NEW_TOKENS, JobSpec
+from flowspec.emulation.way import Way
 from flowspec.model.precision import DTYPES, check_device, check_dtype
 
 _POSITIVE = in_range(1, inf, "1 or more")
@@ -169,6 +170,23 @@ Strategies = Annotated[
 Sweep = Annotated[
     list[str] | None,
     typer.Option(help="Other links too: latency=MS,... or mbit=N,...; repeatable."),
+]
+Broker = Annotated[
+    str | None,
+    typer.Option(
+        callback=checked_by(Way),
+        help="Where the broker is: draft or stage-N, beside that worker; own, a box of its own; "
+        "none: not charged; default: the profile's.",
+    ),
+]
+SimulatedRows = Annotated[
+    str | None,
+    typer.Option(
+        "--rows",
+        callback=checked_by(lambda rows: Way(rows=rows)),
+        help="Which way rows go: straight to their receiver, or broker, through it; default: the "
+        "profile's.",
+    ),
 ]
 Pair = Annotated[
     tuple[Path, Path] | None,

@@ -1,7 +1,8 @@
 """A worker on an emulated device: real work and real messages in nominal time.
 
 A worker computes its passes; a result takes effect at the nominal time that the profile gives. A
-message carries the nominal time at which it was sent, and its receiver adds the link's time.
+message carries a stamp: the box where it is next, and when. Its sender charges the links out of its
+own box, the receiver the one from the broker's box (``Departures``, ``Arrivals``).
 
 Events (results, messages, polls) are processed in the order of their nominal times, at one moment
 results before messages before polls as in the simulation. An event waits until wall time has
@@ -40,10 +41,14 @@ from flowspec.core.protocol.machine import (
     Tick,
 )
 from flowspec.core.protocol.messages import Envelope, Message, Segment, StageReport
+from flowspec.core.protocol.stamps import Stamp
 from flowspec.core.protocol.work import Draft, Pass, Work, WorkResult
 from flowspec.core.run.key import RunKey
+from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.live import IDLE_SECONDS, Performer, Worker
-from flowspec.emulation.arrivals import Arrivals
+from flowspec.emulation.arrivals import Arrivals, Parcel
+from flowspec.emulation.departures import Departures
+from flowspec.emulation.links import DirectedLinks
 from flowspec.emulation.setup import Emulation
 
 #: Order of the events of one moment.
@@ -65,6 +70,12 @@ class _Key(NamedTuple):
 
     at: float
     kind: int
+
+
+class _Entry(NamedTuple):
+    at: float  # when it enters its last link
+    order: int
+    parcel: Parcel
 
 
 class _Incoming(NamedTuple):
@@ -95,7 +106,11 @@ class EmulatedWorker(Worker):
         super().__init__(machine, link, performer, clock=lambda: self._now, header=header)
         self._emulation = emulation
         self._model_seconds = model_seconds
-        self._arrivals = Arrivals(emulation.profile, link.address, hidden=self._returns_hidden)
+        profile = emulation.profile
+        links = DirectedLinks(lambda *_: profile.link.latency, self._occupied)
+        self._departures = Departures(profile.way, link.address, links)
+        self._arrivals = Arrivals(link.address, links)
+        self._entering: list[_Entry] = []  # read, and not yet in their last links
         self._now = 0.0  # the host's nominal clock
         self._inbox: list[_Incoming] = []
         self._order = itertools.count()
@@ -131,12 +146,16 @@ class EmulatedWorker(Worker):
 
     def cycle(self) -> None:
         """Process the next event if its time has come; else read until then."""
+        while self._entering and self._emulation.wall(self._entering[0].at) <= self._seen_to:
+            self._enter(heapq.heappop(self._entering).parcel)
         key = self._next()
-        due = math.inf if key is None else self._emulation.wall(key.at)
-        if key is not None and due <= self._seen_to:
+        if key is not None and self._emulation.wall(key.at) <= self._seen_to:
             self._happen(key)
-        else:
-            self._read(min(IDLE_SECONDS, due - time.monotonic()))
+            return
+        moments = [] if key is None else [key.at]
+        moments += [entry.at for entry in self._entering[:1]]
+        due = min(map(self._emulation.wall, moments), default=math.inf)
+        self._read(min(IDLE_SECONDS, due - time.monotonic()))
 
     def _next(self) -> _Key | None:
         keys = []
@@ -169,18 +188,41 @@ class EmulatedWorker(Worker):
         stamps = delivery.stamps or (None,) * len(delivery.envelopes)
         now = time.monotonic()
         for envelope, stamp in zip(delivery.envelopes, stamps, strict=True):
-            at = self._from_outside(now) if stamp is None else self._arrivals.at(stamp, envelope)
-            self._count(at, envelope.message, now)
-            heapq.heappush(self._inbox, _Incoming(at, next(self._order), envelope, software))
+            if stamp is None:
+                self._take_in(self._from_outside(now), envelope, software)
+            else:
+                self._expect(Parcel(stamp, envelope, software))
             software = 0.0
         self._seen_to = began if waited == 0.0 else self._seen_to
 
+    def _expect(self, parcel: Parcel) -> None:
+        self._arrivals.expect(parcel)
+        if self._arrivals.is_here(parcel):
+            self._enter(parcel)
+        else:
+            entry = _Entry(parcel.stamp.at, next(self._order), parcel)
+            heapq.heappush(self._entering, entry)
+
+    def _enter(self, parcel: Parcel) -> None:
+        """Let a message take its last link."""
+        for at, known in self._arrivals.enter(parcel):
+            self._take_in(at, known.envelope, known.software)
+
+    def _take_in(self, at: float, envelope: Envelope, software: float) -> None:
+        self._count(at, envelope.message, time.monotonic())
+        heapq.heappush(self._inbox, _Incoming(at, next(self._order), envelope, software))
+
+    def _occupied(self, source: Address, to: Address, envelope: Envelope) -> float:
+        hidden = self._returns_hidden(envelope.message.run)
+        return self._emulation.profile.transfer_seconds(to, envelope, hidden=hidden)
+
     def _returns_hidden(self, run: RunKey) -> bool:
         """Whether the last stage sends hidden rows with its answers to ``run``."""
-        session = (
-            self._machine.sessions.get(run) if isinstance(self._machine, DraftMachine) else None
-        )
-        return session is not None and session.returns.hidden
+        machine = self._machine
+        if isinstance(machine, DraftMachine):
+            session = machine.sessions.get(run)
+            return session is not None and session.returns.hidden
+        return isinstance(machine, StageMachine) and machine.returns_hidden(run)
 
     def _from_outside(self, wall: float) -> float:
         nominal = max(self._emulation.nominal(wall), self._now, self._last.at)
@@ -247,9 +289,8 @@ class EmulatedWorker(Worker):
     def _put(self, ops: Sequence[Op]) -> list[Code]:
         self._charge()
         charged = not self._emulation.free_software
-        codes = self._link.write(
-            ops, self._now + (self._write_seconds + self._emulation.hop if charged else 0.0)
-        )
+        at = self._now + (self._write_seconds + self._emulation.hop if charged else 0.0)
+        codes = self._link.write(ops, [self._stamp(op, at) for op in ops])
         spent = self._charge()
         self._write_seconds += (spent - self._write_seconds) * (
             _NEWEST if self._write_seconds else 1.0
@@ -257,6 +298,15 @@ class EmulatedWorker(Worker):
         if any(_may_come_back(op, self._link.address) for op in ops):
             self._seen_to = 0.0
         return codes
+
+    def _stamp(self, op: Op, at: float) -> Stamp | None:
+        match op:
+            case Send() | Complete():
+                return self._departures.stamp(op, at)
+            case CommitText(commit):
+                return self._departures.stamp(commit, at)
+            case _:
+                return None
 
     def _start(self, work: Work) -> list[Input]:
         self._charge()

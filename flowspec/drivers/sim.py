@@ -40,15 +40,20 @@ from flowspec.core.protocol.machine import (
 )
 from flowspec.core.protocol.messages import Answer, Envelope, Segment, Synced
 from flowspec.core.protocol.refusals import refusal
+from flowspec.core.protocol.stamps import Stamp
 from flowspec.core.protocol.work import Draft, Encode, EncodeDone, Pass, Work, WorkResult
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.spec import JobSpec
+from flowspec.emulation.arrivals import Arrivals, Parcel
+from flowspec.emulation.departures import Departures
 from flowspec.emulation.exclusive_links import ExclusiveLinks, Letter, Transfer
+from flowspec.emulation.links import DirectedLinks
+from flowspec.emulation.way import NO_BROKER, Travelling, Way
 from flowspec.errors import StateError
 from flowspec.model.base import DraftExecutor, RowArray, StageExecutor
 
 #: Order of the events of one moment.
-_ARRIVAL, _RESULT, _CARRY_ON, _MESSAGE, _POLL, _TICK = range(6)
+_ARRIVAL, _ENTRY, _RESULT, _CARRY_ON, _MESSAGE, _POLL, _TICK = range(7)
 #: Limit of queued and running jobs: none.
 _MANY = 1 << 30
 
@@ -58,16 +63,17 @@ class Costs:
     """Costs in seconds of virtual time.
 
     ``work(node, work)``: to compute. ``link(source, target, envelope)``: to travel.
-    ``occupy(source, target, envelope)``: how long a message occupies its directed link before it
-    travels (its bytes over the bandwidth). ``exclusive``: a segment or an answer that takes time to
-    travel occupies both its nodes for all of it, by PipeDec's transfer scheduler, and waits until
-    both are free.
+    ``occupy(source, to, envelope)``: how long a message for ``to`` occupies a directed link before
+    it travels (its bytes over the bandwidth). ``way``: the links that a message takes.
+    ``exclusive``, only without a broker: a segment or an answer that takes time to travel occupies
+    both its nodes for all of it, by PipeDec's transfer scheduler, and waits until both are free.
     """
 
     work: Callable[[Address, Work], float]
     link: Callable[[Address, Address, Envelope], float] = lambda source, target, envelope: 0.0
     occupy: Callable[[Address, Address, Envelope], float] | None = None
     exclusive: bool = False
+    way: Way = NO_BROKER
 
 
 def unit_costs(work: Work) -> float:
@@ -86,8 +92,8 @@ UNIT = Costs(lambda node, work: unit_costs(work))
 class RunRecord:
     """The outcome of a run; times are virtual seconds.
 
-    ``committed_at``: per commit its time and the number of tokens after it. ``origins``: by graph
-    task, the node that its rows or answers come from.
+    ``committed_at``: per commit the time at which the broker has it, and the number of tokens after
+    it. ``origins``: without a broker, the node that a graph task's rows or answers come from.
     """
 
     prompt: tuple[int, ...] = ()
@@ -102,6 +108,8 @@ class _Node:
     address: Address
     machine: Machine
     executor: StageExecutor | DraftExecutor | None
+    departures: Departures
+    arrivals: Arrivals
     busy: bool = False
     outputs: list[RowArray] = field(default_factory=list)
     deadline: float | None = None
@@ -113,9 +121,10 @@ Tap = Callable[[Address, float, Input, list[Output]], None]
 class Simulation:
     """A pipeline of ``nodes``: machine and executor by address.
 
-    ``tap`` gets every step (node, now, input, outputs). With exclusive links a message that the
-    task graph held travels from its origin once it is released; else only the release travels then,
-    from the node that caused it.
+    ``tap`` gets every step (node, now, input, outputs). The ledger decides at once; what it
+    delivers takes the links of ``costs.way``. Without a broker there, a message that the task graph
+    held travels over exclusive links from its origin once it is released; over others only the
+    release travels then, from the node that caused it.
     """
 
     def __init__(
@@ -129,8 +138,16 @@ class Simulation:
         self.ledger = Ledger()
         self.runs: dict[RunKey, RunRecord] = {}
         self.now = 0.0
+        self._way = costs.way
+        links = DirectedLinks(costs.link, costs.occupy)
         self._nodes = {
-            address: _Node(address, machine, executor)
+            address: _Node(
+                address,
+                machine,
+                executor,
+                Departures(costs.way, address, links),
+                Arrivals(address, links),
+            )
             for address, (machine, executor) in nodes.items()
         }
         self._costs = costs
@@ -175,6 +192,8 @@ class Simulation:
     def _happen(self, now: float, kind: int, node: _Node, what: object) -> None:
         if kind == _ARRIVAL and self._links is not None:
             self._arrive(self._links, cast(Letter, what))
+        elif kind == _ENTRY:
+            self._enter(node, cast(Parcel, what))
         elif kind == _MESSAGE:
             self._step(node, Received(self._drain(now, node, what)))
         elif kind == _RESULT:
@@ -253,7 +272,7 @@ class Simulation:
             case Commit():
                 return self._commit(node, output)
             case Complete(run, _):
-                change = self.ledger.complete(output)
+                change = self.ledger.complete(output, self._stamp(node, output))
                 self._deliver_all(node.address, run, change.deliveries)
                 return refusal(run, "a task's completion", change.code)
             case OpenJob(run, prompt):
@@ -291,12 +310,12 @@ class Simulation:
     def _send(self, node: _Node, output: Send) -> Refused | None:
         message = output.envelope.message
         run = message.run
-        change = self.ledger.publish(output)
+        change = self.ledger.publish(output, self._stamp(node, output))
         if change.code is Code.OK:
             if output.rows is not None and isinstance(message, Segment | Answer):
                 rows = node.outputs[output.rows.part][list(output.rows.offsets)]
                 self._rows[output.to, run, message.segment] = rows
-            if output.task:
+            if output.task and self._way.box is None:
                 self.runs[run].origins[output.task] = node.address
                 self._settle(
                     DRAFT, self.now + self._costs.link(node.address, DRAFT, output.envelope)
@@ -305,7 +324,8 @@ class Simulation:
         return refusal(run, f"a message to {output.to}", change.code)
 
     def _commit(self, node: _Node, output: Commit) -> Refused | None:
-        change = self.ledger.commit(output)
+        stamp = self._stamp(node, output)
+        change = self.ledger.commit(output, stamp)
         if change.code is Code.OK:
             record = self.runs[output.run]
             if len(record.tokens) != output.emitted:
@@ -313,19 +333,38 @@ class Simulation:
                     f"commit at token {output.emitted} where {len(record.tokens)} are in the output"
                 )
             record.tokens += output.tokens
-            record.committed_at.append((self.now, len(record.tokens)))
+            record.committed_at.append((stamp.at if stamp else self.now, len(record.tokens)))
         self._deliver_all(node.address, output.run, change.deliveries)
         return refusal(output.run, "a commit", change.code)
 
     # ---- links -----------------------------------------------------------------------------------
 
+    def _stamp(self, node: _Node, output: Travelling) -> Stamp | None:
+        """Where ``output`` is next, and when; None if no broker is charged."""
+        return None if self._way.box is None else node.departures.stamp(output, self.now)
+
     def _deliver_all(self, source: Address, run: RunKey, deliveries: Sequence[Delivery]) -> None:
         for delivery in deliveries:
+            if delivery.stamp is not None:
+                self._expect(self._nodes[delivery.to], Parcel(delivery.stamp, delivery.envelope))
+                continue
             origin = source
             carries_rows = isinstance(delivery.envelope.message, Segment | Answer)
             if delivery.task and carries_rows and self._links is not None:
                 origin = self.runs[run].origins.get(delivery.task, source)
             self._deliver(origin, delivery.to, delivery.envelope)
+
+    def _expect(self, node: _Node, parcel: Parcel) -> None:
+        node.arrivals.expect(parcel)
+        if parcel.stamp.at <= self.now or node.arrivals.is_here(parcel):
+            self._enter(node, parcel)
+        else:
+            self._push(parcel.stamp.at, _ENTRY, node, parcel)
+
+    def _enter(self, node: _Node, parcel: Parcel) -> None:
+        """Let a message take its last link."""
+        for at, known in node.arrivals.enter(parcel):
+            self._push(at, _MESSAGE, node, known.envelope)
 
     def _deliver(self, source: Address, to: Address, envelope: Envelope) -> None:
         seconds = self._costs.link(source, to, envelope)

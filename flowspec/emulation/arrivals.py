@@ -1,50 +1,83 @@
-"""Arrival times of an emulated run's messages at a worker."""
+"""Arrival times of messages at a worker, from their stamps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict, deque
+from dataclasses import dataclass
 
-from flowspec.core.protocol.addresses import GRAPH, Address
+from flowspec.core.protocol.addresses import Address
 from flowspec.core.protocol.messages import Envelope
 from flowspec.core.protocol.stamps import Stamp
 from flowspec.core.run.key import RunKey
-from flowspec.emulation.profile import Profile
+from flowspec.emulation.links import DirectedLinks, Leg
+
+
+@dataclass(slots=True, eq=False)
+class Parcel:
+    """A message to a worker that is at ``stamp``'s box at its time.
+
+    ``software``: CPU seconds of reading it. ``arrives``: when it is at the worker's box; None while
+    that is not known.
+    """
+
+    stamp: Stamp
+    envelope: Envelope
+    software: float = 0.0
+    arrives: float | None = None
+
+
+@dataclass(slots=True)
+class _Channel:
+    """A sender's messages of one run: those that have not been delivered, and the last's time."""
+
+    waiting: deque[Parcel]
+    last: float = 0.0
 
 
 class Arrivals:
-    """Arrival times at ``node``; the end of a directed link keeps the link's free-at clock.
+    """Arrival times at ``node``, which charges the last link of every message that it gets.
 
-    ``hidden``: whether answers to a run carry the target's hidden rows.
+    A sender's messages of one run arrive in the order they were sent, the task graph's in the order
+    of release: one that overtakes another, on a shorter way, is held until that one has arrived.
+    The graph's order is that of the calls that release: a message released by a completion that is
+    long on its way to the broker holds back those that are released after that call.
     """
 
-    def __init__(
-        self,
-        profile: Profile,
-        node: Address,
-        *,
-        hidden: Callable[[RunKey], bool] = lambda run: False,
-    ) -> None:
-        self._profile = profile
+    def __init__(self, node: Address, links: DirectedLinks) -> None:
         self._node = node
-        self._hidden = hidden
-        self._free_at: dict[Address, float] = {}
-        self._let_go_at = 0.0  # arrival of the graph's last envelope
-
-    def at(self, stamp: Stamp, envelope: Envelope) -> float:
-        """Nominal time at which ``envelope`` arrives; a source's messages arrive in send order."""
-        if stamp.source == self._node:
-            return self._in_order(stamp.at, envelope)
-        seconds = self._profile.transfer_seconds(
-            self._node, envelope, hidden=self._hidden(envelope.message.run)
+        self._links = links
+        self._channels: defaultdict[tuple[RunKey, Address], _Channel] = defaultdict(
+            lambda: _Channel(deque())
         )
-        end = max(stamp.at, self._free_at.get(stamp.source, 0.0)) + seconds
-        self._free_at[stamp.source] = end
-        # The simulation's order of additions, so that equal costs give equal numbers.
-        at = stamp.at + (self._profile.link.latency + (end - stamp.at))
-        return self._in_order(at, envelope)
 
-    def _in_order(self, at: float, envelope: Envelope) -> float:
-        """Envelopes released by the graph arrive in release order, whichever worker caused it."""
-        if envelope.sender == GRAPH:
-            at = self._let_go_at = max(at, self._let_go_at)
-        return at
+    def expect(self, parcel: Parcel) -> None:
+        """Give ``parcel`` its place in its sender's order; call in the order they were sent."""
+        self._channel(parcel).waiting.append(parcel)
+
+    def is_here(self, parcel: Parcel) -> bool:
+        """Whether ``parcel`` has no link to take any more."""
+        return parcel.stamp.source == self._node
+
+    def enter(self, parcel: Parcel) -> list[tuple[float, Parcel]]:
+        """Let ``parcel`` take its last link; return when which parcels arrive, as known now.
+
+        Call in the order of the parcels' stamps, for those from one box. A sender's parcels are
+        returned in their order.
+        """
+        stamp = parcel.stamp
+        leg = Leg(stamp.source, self._node)
+        parcel.arrives = self._links.arrival(leg, self._node, parcel.envelope, stamp.at)
+        channel = self._channel(parcel)
+        known = []
+        while channel.waiting:
+            first = channel.waiting[0]
+            if first.arrives is None:
+                break
+            channel.waiting.popleft()
+            channel.last = max(first.arrives, channel.last)
+            known.append((channel.last, first))
+        return known
+
+    def _channel(self, parcel: Parcel) -> _Channel:
+        envelope = parcel.envelope
+        return self._channels[envelope.message.run, envelope.sender]

@@ -17,6 +17,7 @@ from operator import itemgetter
 from flowspec.core.protocol.addresses import DRAFT, Address, Role
 from flowspec.core.protocol.messages import Answer, Envelope, Prune, Segment
 from flowspec.core.protocol.work import Draft, Pass, Work
+from flowspec.emulation.way import NO_BROKER, Way
 from flowspec.errors import ConfigError
 
 #: Bytes of an envelope without its rows: names, counters and framing of one stream entry.
@@ -97,8 +98,9 @@ class Profile:
     empty: all 1. ``even_split``: every stage has as many layers, whatever its speed. ``split``: the
     layers of each stage, as they are; empty: chosen here. ``blocks``: with a split, a pass through
     each stage's layers as a whole, instead of ``layer`` and ``speeds``; ``head`` is then that of
-    the last stage's device. ConfigError for counts below 1, speeds that are not above 0, and a
-    split or blocks that do not match the rest.
+    the last stage's device. ``way``: where the broker is, and which way rows go. ConfigError for
+    counts below 1, speeds that are not above 0, a split or blocks that do not match the rest, and a
+    broker on exclusive links.
     """
 
     name: str
@@ -118,6 +120,7 @@ class Profile:
     even_split: bool = False
     split: tuple[int, ...] = ()
     blocks: tuple[Times, ...] = ()
+    way: Way = Way()
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "value_bytes"):
@@ -139,6 +142,11 @@ class Profile:
                 f"there are times of {len(self.blocks)} blocks, a split over {len(self.split)} "
                 f"stages and {len(self.speeds)} speeds; expected a block for every stage of the "
                 "split, and no speeds beside blocks"
+            )
+        if self.link.exclusive and self.way != NO_BROKER:
+            raise ConfigError(
+                f'links are exclusive and {self.way}; expected no broker (at = "none") on '
+                "exclusive links, which are those of a paper"
             )
 
     def stage_layers(self, stage: int, stages: int) -> int:

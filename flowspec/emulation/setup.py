@@ -11,6 +11,7 @@ from typing import Any
 from flowspec.core.protocol.addresses import Address
 from flowspec.core.protocol.work import Work
 from flowspec.emulation.profile import LinkShape, Profile, Times
+from flowspec.emulation.way import Way
 from flowspec.errors import ConfigError
 
 #: Entry of a pipeline's record that holds its ``Emulation``; absent: not emulated.
@@ -46,6 +47,7 @@ class Emulation:
                 "use flowspec simulate or bench, or a profile without link.exclusive"
             )
         self.profile.check_source(self.source)
+        self.profile.way.check(self.stages)
 
     def following(self, split: Sequence[int]) -> Emulation:
         """This emulation with the layers of every stage as in ``split``, which are the model's.
@@ -99,6 +101,7 @@ def _profile(fields: Mapping[str, Any]) -> Profile:
             "head": _times(fields["head"]),
             "drafters": {name: _times(times) for name, times in fields["drafters"].items()},
             "link": LinkShape(**fields["link"]),
+            "way": Way(**fields["way"]),
             "stages": tuple(fields["stages"]),
             "speeds": tuple(fields["speeds"]),
             "split": tuple(fields["split"]),

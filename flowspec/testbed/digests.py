@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from flowspec.emulation.profile import Profile
+from flowspec.emulation.way import Way
 
 #: Fields of a profile that describe it and change no figure.
 _PROFILE_TEXT = ("name", "summary", "source", "anchors")
@@ -32,6 +33,8 @@ def profile_digest(profile: Profile) -> str:
             del fields[name]
     if not profile.link.exclusive:
         del fields["link"]["exclusive"]
+    if profile.way == Way() or profile.link.exclusive:
+        del fields["way"]
     return digest({name: value for name, value in fields.items() if name not in _PROFILE_TEXT})
 
 

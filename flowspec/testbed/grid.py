@@ -94,6 +94,7 @@ class BenchPlan:
         for source in self.sources:
             drafter_of(source, self.profile.drafters)
             self.profile.check_source(canonical(source))
+        self.profile.way.check(min(self.stages))
         widths = {
             name: max(build(name, stages).draft_width for stages in self.stages)
             for name in self.runs
@@ -212,7 +213,11 @@ class Grid:
             "target": model_digest(self._target.path),
             "drafts": drafts,
             "prompts": said,
-            "profile": {**profile, "digest": profile_digest(plan.profile)},
+            "profile": {
+                **profile,
+                "way": str(plan.profile.way),
+                "digest": profile_digest(plan.profile),
+            },
             "temperatures": plan.temperatures,
             "tokens": plan.tokens,
             "seed": plan.seed,

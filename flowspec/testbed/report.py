@@ -231,8 +231,9 @@ def markdown(report: BenchReport, notes: Sequence[str] = ()) -> str:
     lines = [
         f"## {profile['name']}, {head['how']}",
         "",
-        f"{profile['summary']}. Source: {profile['source']}. All times are {head['how']}, "
-        "none was measured on such a machine; acceptance is that of the packaged models.",
+        f"{profile['summary']}. Source: {profile['source']}. "
+        f"{sentence(profile['way'])} All times are {head['how']}, none was measured on such a "
+        "machine; acceptance is that of the packaged models.",
         "",
         f"{counted(prompts['count'], 'prompt')} ({prompts['half']}; {loops}, "
         f"{'left out' if prompts['no_loops'] else 'kept'}), {head['tokens']} tokens each, "
@@ -248,6 +249,11 @@ def markdown(report: BenchReport, notes: Sequence[str] = ()) -> str:
         f"`{head['command']}`, version {head['version']}, on {head['machine']['line']}.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def sentence(text: str) -> str:
+    """``text`` with a capital and a full stop."""
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def described(row: ReportRow) -> list[tuple[str, str]]:
@@ -343,6 +349,8 @@ def _short(value: object) -> str:
     """A header entry in a few words."""
     if isinstance(value, dict):
         return " ".join(
-            f"{key} {value[key]}" for key in ("name", "count", "line", "digest") if key in value
+            f"{key} {value[key]}"
+            for key in ("name", "way", "count", "line", "digest")
+            if key in value
         ) or str(value)
     return str(value)

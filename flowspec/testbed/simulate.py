@@ -44,12 +44,14 @@ def profile_costs(profile: Profile, stages: int, source: str, *, hidden: bool = 
 
     ``hidden``: answers carry the target's hidden rows, for a draft head (``returns_hidden``).
     """
+    profile.way.check(stages)
     latency = profile.link.latency
     return Costs(
         lambda node, work: profile.work_seconds(node, work, stages, source),
         lambda origin, target, _: 0.0 if origin == target else latency,
         lambda _, target, envelope: profile.transfer_seconds(target, envelope, hidden=hidden),
         exclusive=profile.link.exclusive,
+        way=profile.way,
     )
 
 

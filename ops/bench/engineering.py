@@ -5,7 +5,7 @@
                                     [--timeline] [--emulate [--stretch X] [--count 2]]
 
 The formulas, in seconds per round, are the table in docs/algorithms.md#closed-forms. Their inputs
-are measured in the run: mean seconds of a pass, by stage; of a message of rows, by link from 0
+are measured in the run: mean seconds of a pass, by stage; of a message of rows, by its way from 0
 (draft worker to stage 1) to N (back); of a drafter pass; tokens per round R, which gives the hit
 share 1 - 1/R (the initial fill costs as much as a miss); s, the number of segments between the
 first and the last one judged in a round.
@@ -53,7 +53,7 @@ class MeasuredRun:
     """Means over the runs of one system. Times are in seconds.
 
     ``seconds``: per token after each run's first. ``passes``: of a pass, by stage. ``links``: of a
-    message, by link from 0 to N; ``kept``: the part during which it occupied the link. ``draft``:
+    message, by its way from 0 to N; ``kept``: the part during which it occupied a link. ``draft``:
     of a drafter pass. ``tokens``, ``segments``, ``drafts`` and ``steps`` (s) are counts per round.
     """
 
@@ -81,14 +81,19 @@ class MeasuredRun:
             for k in stages
         ]
         senders = (DRAFT, *map(stage_address, stages))
+        sent = [sum(t.messages[node] for t in traces) for node in senders]
         kept = [
-            sum(t.kept[node] for t in traces) / sum(t.messages[node] for t in traces)
-            for node in senders
+            sum(t.kept[node] for t in traces) / count
+            for node, count in zip(senders, sent, strict=True)
+        ]
+        links = [
+            sum(t.travelled[node] for t in traces) / count
+            for node, count in zip(senders, sent, strict=True)
         ]
         return cls(
             decode / tokens,
             tuple(passes),
-            tuple(traces[0].profile.link.latency + one for one in kept),
+            tuple(links),
             tuple(kept),
             sum(one["draft_seconds"] for one in stats) / max(1, drafts),
             tokens / rounds,

@@ -53,15 +53,17 @@ class CommittedStep(NamedTuple):
 class Trace:
     """A simulation's tap: events of one job with ``prompt`` prompt rows on ``profile``.
 
-    ``messages``: by sender, the number that carried tree rows; ``kept``: seconds they occupied its
-    link. ``sent``: by segment, time and round. ``arrived``: time by node and segment. ``ends``:
-    times of the ends of timesteps. ``useful``: ids of accepted rows.
+    ``messages``: by sender, the number that carried tree rows; ``kept``: seconds they occupied a
+    link; ``travelled``: seconds on all links of their ways. ``sent``: by segment, time and round.
+    ``arrived``: time by node and segment. ``ends``: times of the ends of timesteps. ``useful``: ids
+    of accepted rows.
     """
 
     def __init__(self, profile: Profile, prompt: int, *, hidden: bool = False) -> None:
         self.profile = profile
         self.messages: Counter[Address] = Counter()
         self.kept: dict[Address, float] = defaultdict(float)
+        self.travelled: dict[Address, float] = defaultdict(float)
         self.spans: list[BusySpan] = []
         self.sent: dict[int, tuple[float, int]] = {}
         self.arrived: dict[tuple[Address, int], float] = {}
@@ -121,9 +123,11 @@ class Trace:
                 self.sent[message.segment] = (now, message.round)
             if self.sent[message.segment][1]:
                 self.messages[node] += 1
-                self.kept[node] += self.profile.transfer_seconds(
-                    output.to, output.envelope, hidden=self._hidden
-                )
+                profile = self.profile
+                seconds = profile.transfer_seconds(output.to, output.envelope, hidden=self._hidden)
+                self.kept[node] += seconds
+                links = len(profile.way.route(node, output)) - 1
+                self.travelled[node] += links * (profile.link.latency + seconds)
 
     def _commit(self, now: float, output: Commit, timed: bool) -> None:
         self.useful.update(getattr(output.prunes[0].message, "accepted", ()))

@@ -25,6 +25,7 @@ from flowspec.core.protocol.in_order import InOrder
 from flowspec.core.protocol.ledger import JobState
 from flowspec.core.protocol.machine import Commit, OpenJob, Send
 from flowspec.core.protocol.messages import Close, Envelope, Message, Prune
+from flowspec.core.protocol.stamps import Stamp
 from flowspec.core.run.key import RunKey
 from tests.addresses import D0, S1, S2
 
@@ -34,9 +35,9 @@ STAGES = 2
 class Settled(LiveLink):
     """A live link that waits for what is under way: it returns codes, and reads all there is."""
 
-    def write(self, ops: Sequence[Op], at: float | None = None) -> list[Code]:
+    def write(self, ops: Sequence[Op], stamps: Sequence[Stamp | None] | None = None) -> list[Code]:
         self._noted: list[tuple[Op, Code]] = []
-        super().write(ops, at)
+        super().write(ops, stamps)
         while self._writes.under_way:
             self._confirm()
         full = {id(op) for op, code in self._unwritten if isinstance(op, PutRows)}

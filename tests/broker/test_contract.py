@@ -184,9 +184,10 @@ def test_stamps_travel_beside_envelopes_and_only_if_given(rig: Rig) -> None:
     job = rig.start(control, draft)
     draft.write([send(S1, job, 1), send(S2, job, 1)])
     assert stage.read(1.0).stamps == ()
-    draft.write([send(S1, job, 2), send(S2, job, 2)], 1.25)
-    assert stage.read(1.0).stamps == (Stamp(1.25, D0),)
-    draft.write([commit(job, seq=3)], 1e-7)
+    other = Stamp(1.5, GRAPH)
+    draft.write([send(S1, job, 2), send(S2, job, 2)], [Stamp(1.25, D0), other])
+    assert stage.read(1.0).stamps == (Stamp(1.25, D0),), "its own"
+    draft.write([commit(job, seq=3)], [Stamp(1e-7, D0)])
     assert stage.read(1.0).stamps == (Stamp(1e-7, D0),)
     assert [entry.fields["at"] for entry in control.read_output(job, "0", 1.0)] == ["1e-07"]
 
@@ -199,19 +200,20 @@ def test_what_the_graph_held_goes_with_the_latest_stamp_it_waited_for(rig: Rig) 
     second = rig.link(S2)
     job = rig.start(control, draft)
     held = {"sender": GRAPH, "after": ("a", "b")}
-    draft.write([send(S2, job, 0, Synced(RunKey(job, 1), "x"), task="x", **held)], 2.0)
-    first.write([Complete(RunKey(job, 1), ("a",))], 5.5)
+    draft.write([send(S2, job, 0, Synced(RunKey(job, 1), "x"), task="x", **held)], [Stamp(2.0, D0)])
+    first.write([Complete(RunKey(job, 1), ("a",))], [Stamp(5.5, S1)])
     assert second.read(0.0).envelopes == ()
-    draft.write([Complete(RunKey(job, 1), ("b",))], 3.0)
+    draft.write([Complete(RunKey(job, 1), ("b",))], [Stamp(3.0, D0)])
     assert second.read(1.0).stamps == (Stamp(5.5, S1),), "not the one that released it"
-    draft.write([send(S2, job, 0, Synced(RunKey(job, 1), "y"), task="y", **held)], 4.0)
-    draft.write([send(S2, job, 0, Synced(RunKey(job, 1), "z"), task="z", **held)], 7.0)
+    draft.write([send(S2, job, 0, Synced(RunKey(job, 1), "y"), task="y", **held)], [Stamp(4.0, D0)])
+    draft.write([send(S2, job, 0, Synced(RunKey(job, 1), "z"), task="z", **held)], [Stamp(7.0, D0)])
     delivery = second.read(1.0)
     assert delivery.stamps == (Stamp(5.5, S1), Stamp(7.0, D0))
     draft.write(
-        [send(S2, job, 0, Synced(RunKey(job, 1), "w"), task="w", sender=GRAPH, after=("v",))], 9.0
+        [send(S2, job, 0, Synced(RunKey(job, 1), "w"), task="w", sender=GRAPH, after=("v",))],
+        [Stamp(9.0, D0)],
     )
-    draft.write([commit(job, completes=("v",))], 8.0)
+    draft.write([commit(job, completes=("v",))], [Stamp(8.0, D0)])
     *_, last = second.read(1.0).stamps
     assert last == Stamp(9.0, D0), "not before it was made"
 
@@ -224,7 +226,7 @@ def test_a_write_without_a_stamp_leaves_the_stamps_a_task_has_collected(rig: Rig
     job = rig.start(control, draft)
     run = RunKey(job, 1)
     held = {"sender": GRAPH, "after": ("a",)}
-    draft.write([send(S2, job, 0, Synced(run, "x"), task="x", **held)], 2.0)
+    draft.write([send(S2, job, 0, Synced(run, "x"), task="x", **held)], [Stamp(2.0, D0)])
     draft.write([Complete(run, ("a",))])
     assert stage.read(1.0).stamps == (Stamp(2.0, D0),)
 

@@ -124,18 +124,21 @@ class Pair:
         self.agree(accepted, code, *self.links[DRAFT].write([accepted]))
 
     def publish(self, writer: Address, send: Send, at: float | None) -> None:
-        code = self.note(self.ledger.publish(send, stamp_of(at, writer)))
-        self.agree(f"{send} at {at}", code, *self.links[writer].write([send], at))
+        stamp = stamp_of(at, writer)
+        code = self.note(self.ledger.publish(send, stamp))
+        self.agree(f"{send} at {at}", code, *self.links[writer].write([send], [stamp]))
 
     def complete(self, writer: Address, complete: Complete, at: float | None) -> None:
-        code = self.note(self.ledger.complete(complete, stamp_of(at, writer)))
+        stamp = stamp_of(at, writer)
+        code = self.note(self.ledger.complete(complete, stamp))
         what = f"{complete} by {writer} at {at}"
-        self.agree(what, code, *self.links[writer].write([complete], at))
+        self.agree(what, code, *self.links[writer].write([complete], [stamp]))
 
     def commit(self, commit: Commit, at: float | None) -> None:
-        code = self.note(self.ledger.commit(commit, stamp_of(at, DRAFT)))
+        stamp = stamp_of(at, DRAFT)
+        code = self.note(self.ledger.commit(commit, stamp))
         text = CommitText(commit, "text")
-        self.agree(f"{commit} at {at}", code, *self.links[DRAFT].write([text], at))
+        self.agree(f"{commit} at {at}", code, *self.links[DRAFT].write([text], [stamp]))
         if code is Code.OK:
             entry = {
                 "kind": "tokens",
@@ -446,6 +449,7 @@ def pair_of(rig: Rig, keys: Keys, cap: int, patch: pytest.MonkeyPatch) -> Pair:
 _PIPELINES = itertools.count()
 
 
+@pytest.mark.parametrize("rig", ["memory", "redis"], indirect=True)
 @given(
     cap=st.sampled_from((2, 3, 6, 50_000, 50_000)),
     started=st.sampled_from((True,) * 7 + (False,)),

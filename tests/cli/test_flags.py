@@ -44,6 +44,15 @@ def test_sampling(command: Command, name: str, flag: str, value: str, expected: 
         (["bench"], "--stages", "'4,0'", "counts of 1 or more, like 4,8"),
         (["bench"], "--temperatures", "'0,-1'", "numbers of 0 (greedy) or more, like 0,1"),
         (["bench"], "--temperatures", "'inf'", "numbers of 0 (greedy) or more, like 0,1"),
+        *(
+            ([*name], flag, value, expected)
+            for name in (["simulate", "hi"], ["bench"])
+            for flag, value, expected in (
+                ("--broker", "'moon'", "draft, stage-N (like stage-2), own or none"),
+                ("--broker", "'stage-0'", "draft, stage-N (like stage-2), own or none"),
+                ("--rows", "'up'", "straight (to their receiver) or broker (through it)"),
+            )
+        ),
         (["profile"], "--rows", "'0,1'", "counts of 1 or more, like 1,4,16,64"),
     ],
 )
@@ -62,6 +71,26 @@ def test_an_empty_draft(command: Command, name: str, draft: str) -> None:
         1,
         "",
         f"flowspec: --draft is empty; expected {expected}\n",
+    )
+
+
+@pytest.mark.parametrize("name", [["simulate", "hi"], ["bench"]])
+def test_a_broker_beside_a_stage_that_is_not_there(command: Command, name: list[str]) -> None:
+    assert command(*name, "--broker", "stage-5") == (
+        1,
+        "",
+        "flowspec: the broker is at 'stage-5', but there are 4 stages; "
+        "expected draft, own, none, or a stage up to stage-4\n",
+    )
+
+
+@pytest.mark.parametrize("name", [["simulate", "hi"], ["bench"]])
+def test_rows_through_a_broker_that_is_not_charged(command: Command, name: list[str]) -> None:
+    assert command(*name, "--broker", "none", "--rows", "broker") == (
+        1,
+        "",
+        "flowspec: rows is 'broker', but at is 'none'; expected a place for the broker, or "
+        "straight rows\n",
     )
 
 

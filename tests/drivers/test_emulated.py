@@ -27,7 +27,7 @@ from flowspec.core.protocol.addresses import (
 )
 from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.machine import Allocate, Machine, Received
-from flowspec.core.protocol.messages import Answer, Close, Envelope, Returns, Submit
+from flowspec.core.protocol.messages import Answer, Envelope, Returns, Submit
 from flowspec.core.protocol.stamps import Stamp
 from flowspec.core.protocol.work import Part, Pass
 from flowspec.core.run.key import RunKey
@@ -38,14 +38,15 @@ from flowspec.drivers.emulated import EmulatedWorker
 from flowspec.drivers.live import Performer
 from flowspec.drivers.performers import DraftPerformer, VerifyPerformer
 from flowspec.drivers.sim import Costs
-from flowspec.emulation.arrivals import Arrivals
+from flowspec.emulation.arrivals import Parcel
 from flowspec.emulation.profile import LinkShape, Profile, Times
 from flowspec.emulation.profiles import load
 from flowspec.emulation.setup import Emulation
+from flowspec.emulation.way import NO_BROKER, Way
 from flowspec.errors import ConfigError
 from flowspec.model.toy import ToyDrafter, ToyMiddle, ToyStage
 from flowspec.strategies import build
-from tests.addresses import D0, S1, S2
+from tests.addresses import S1
 from tests.toy import PROMPT, TARGET, limits, pipeline
 from tests.toy_cluster import Characters
 
@@ -65,6 +66,14 @@ PROFILE = Profile(
     stages=(4,),
     middles=(Times(((1, 6 * MS),)),),
 )
+WAYS = [
+    NO_BROKER,
+    Way("draft", "broker"),
+    Way("own", "straight"),
+    Way("own", "broker"),
+    Way("stage-2", "straight"),
+    Way("stage-2", "broker"),
+]
 SPLIT = replace(PROFILE, split=(5, 2, 4, 1), blocks=(PROFILE.layer,) * 4)
 Trace = list[tuple[float, int]]
 Run = tuple[Trace, Mapping[str, object]]
@@ -75,6 +84,7 @@ def costs(profile: Profile, stages: int) -> Costs:
         lambda node, work: profile.work_seconds(node, work, stages, "slm"),
         lambda source, target, _: 0.0 if source == target else profile.link.latency,
         lambda _, target, envelope: profile.transfer_seconds(target, envelope),
+        way=profile.way,
     )
 
 
@@ -175,22 +185,30 @@ class Slow:
         self._link = link
         self._delay = delay
 
-    def write(self, ops: Sequence[object], at: float | None = None) -> object:
+    def write(self, ops: Sequence[object], stamps: Sequence[Stamp | None]) -> object:
         time.sleep(self._delay)
-        return self._link.write(ops, at)  # type: ignore[arg-type]
+        return self._link.write(ops, stamps)  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._link, name)
 
 
-def simulated(strategy: str, stages: int, middles: Sequence[float] = (), count: int = 16) -> Run:
-    """The simulation's result at the same costs."""
-    simulation = pipeline(stages, costs=costs(PROFILE, stages), middles=middles)
+def simulated(
+    strategy: str,
+    stages: int,
+    middles: Sequence[float] = (),
+    count: int = 16,
+    profile: Profile = PROFILE,
+) -> Run:
+    """The simulation's result at the same costs; the first token at the draft worker's time."""
+    simulation = pipeline(stages, costs=costs(profile, stages), middles=middles)
     simulation.submit("j", spec_of(strategy, count))
     simulation.run()
     record = simulation.jobs["j"]
     assert record.finish is not None
-    return record.committed_at, record.finish.stats
+    stats = record.finish.stats
+    began = record.committed_at[0][0] - stats["ttft_seconds"]  # type: ignore[operator]
+    return [(at - began, count) for at, count in record.committed_at], stats
 
 
 def first_whole(make: Callable[[float], Emulated], strategy: str) -> Run:
@@ -217,8 +235,8 @@ def spec_of(strategy: str, count: int = 16) -> JobSpec:
     return JobSpec(prompt_ids=PROMPT, max_new_tokens=count, strategy=strategy)
 
 
-def emulation(stages: int, **more: object) -> Emulation:
-    return Emulation(PROFILE, stages, "slm", began=time.monotonic(), **more)  # type: ignore[arg-type]
+def emulation(stages: int, profile: Profile = PROFILE, **more: object) -> Emulation:
+    return Emulation(profile, stages, "slm", began=time.monotonic(), **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -238,10 +256,28 @@ def emulation(stages: int, **more: object) -> Emulation:
     ],
 )
 def test_free_software_gives_the_trace_of_the_simulation(strategy: str, stages: int) -> None:
+    assert_the_same_trace(strategy, stages, PROFILE)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: f"{way.at}, {way.rows}")
+@pytest.mark.parametrize(
+    "strategy", ["flowspec", "flowspec:lockstep=on", "pipedec:width=8,children=4"]
+)
+def test_free_software_gives_the_trace_of_the_simulation_on_every_way(
+    strategy: str, way: Way
+) -> None:
+    """FlowSpec with both kinds of messages, and the two systems that the task graph orders."""
+    assert_the_same_trace(strategy, 3, replace(PROFILE, way=way))
+
+
+def assert_the_same_trace(strategy: str, stages: int, profile: Profile) -> None:
+    """Emulated with free software, a job has the commits and the stats of the simulation."""
     middles = (0.7,) if strategy == "pipespec" else ()
-    trace, stats = simulated(strategy, stages, middles)
+    trace, stats = simulated(strategy, stages, middles, profile=profile)
     run = first_whole(
-        lambda stretch: Emulated(emulation(stages, stretch=stretch, free_software=True), middles),
+        lambda stretch: Emulated(
+            emulation(stages, profile, stretch=stretch, free_software=True), middles
+        ),
         strategy,
     )
     assert [count for _, count in run[0]] == [count for _, count in trace]
@@ -323,7 +359,7 @@ def test_model_seconds_split_a_pass_into_device_and_software() -> None:
 
 
 @given(
-    st.sampled_from([PROFILE, load("mixed-7b"), SPLIT]),
+    st.sampled_from([replace(PROFILE, way=Way("own", "broker")), load("mixed-7b"), SPLIT]),
     *(st.floats(1.0, 1e4), st.booleans(), st.floats(0, 1), st.floats(0, 1e6)),
 )
 def test_a_description_survives_the_record(
@@ -346,9 +382,12 @@ def test_what_cannot_be_emulated_is_refused_at_once() -> None:
     for source in ("head", "slm:head", "slm:slm+head"):
         with pytest.raises(ConfigError, match="no drafter 'head'"):
             Emulation(PROFILE, 2, source)
-    exclusive = replace(PROFILE, link=replace(PROFILE.link, exclusive=True))
+    shape = replace(PROFILE.link, exclusive=True)
+    exclusive = replace(PROFILE, link=shape, way=NO_BROKER)
     with pytest.raises(ConfigError, match="has exclusive links, which only simulations have"):
         Emulation(exclusive, 2, "slm")
+    with pytest.raises(ConfigError, match="the broker is at 'stage-3', but there are 2 stages"):
+        Emulation(replace(PROFILE, way=Way("stage-3")), 2, "slm")
 
 
 def test_hidden_rows_are_charged_to_the_jobs_that_get_some() -> None:
@@ -358,7 +397,8 @@ def test_hidden_rows_are_charged_to_the_jobs_that_get_some() -> None:
     machine = DraftMachine(replace(limits(stages), others=(True,)), build)
     link = MemoryLink(MemoryBroker(), DRAFT)
     role = DraftPerformer(ToyDrafter(TARGET, 0.8), Characters())
-    worker = EmulatedWorker(machine, link, role, emulation(stages))
+    profile = replace(PROFILE, way=Way("stage-1", "broker"))
+    worker = EmulatedWorker(machine, link, role, emulation(stages, profile))
     last = stage_address(stages)
     for job in ("autoregressive", "chain", "auto"):
         fields = tuple(spec_of(job).fields().items())
@@ -368,24 +408,13 @@ def test_hidden_rows_are_charged_to_the_jobs_that_get_some() -> None:
     runs = (*machine.sessions, RunKey("unknown", 1))
     for at, run in enumerate(runs):  # a link that is free again
         answer = Envelope(last, 1, Answer(run, 1, rows, rows))
-        taken[run.job] = worker._arrivals.at(Stamp(float(at), last), answer) - at
+        parcel = Parcel(Stamp(float(at), S1), answer)
+        worker._arrivals.expect(parcel)
+        ((arrival, _),) = worker._arrivals.enter(parcel)
+        taken[run.job] = arrival - at
     carried = len(rows) * PROFILE.hidden * PROFILE.value_bytes / PROFILE.link.bandwidth
     expected = {job: taken["unknown"] + (carried if job == "auto" else 0.0) for job in taken}
     assert taken == pytest.approx(expected, abs=1e-9), "only auto can use the second drafter"
-
-
-@given(st.lists(st.tuples(st.floats(0, 100), st.sampled_from([D0, S1])), min_size=1))
-def test_a_link_carries_one_message_at_a_time(stamps: list[tuple[float, Address]]) -> None:
-    arrivals = Arrivals(PROFILE, S2)
-    envelope = Envelope(S1, 1, Close(RunKey("j", 1)))
-    seconds = PROFILE.transfer_seconds(S2, envelope)
-    last: dict[Address, float] = {}
-    for at, source in sorted(stamps, key=lambda stamp: stamp[0]):
-        arrival = arrivals.at(Stamp(at, source), envelope)
-        assert arrival >= at + PROFILE.link.latency + seconds - 1e-9
-        assert arrival >= last.get(source, 0.0) + seconds - 1e-9
-        last[source] = arrival
-    assert arrivals.at(Stamp(3.0, S2), envelope) == 3.0, "a message to itself uses no link"
 
 
 def test_an_emulation_follows_the_pipelines_layers() -> None:

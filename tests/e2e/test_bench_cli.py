@@ -104,10 +104,26 @@ def test_a_comparison_is_written_drawn_and_compared_with_itself(
     assert "| chain | slm | 2 | 0 | 0.3 ms, 1000 Mbit/s |" in capsys.readouterr().out
 
 
+def test_the_way_of_rows_is_said_charged_and_not_compared_with_another(
+    tmp_path: Path, question: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = replace(OPTIONS, prompts=question, profile="wan-25ms", strategies=["autoregressive"])
+    files = [tmp_path / "straight.json", tmp_path / "through.json"]
+    bench(replace(options, out=files[0]))
+    assert "The broker is beside the draft worker, rows go straight" in capsys.readouterr().out
+    bench(replace(options, broker="own", rows="broker", out=files[1]))
+    assert "The broker is on a box of its own, rows go through it" in capsys.readouterr().out
+    straight, through = (json.loads(file.read_text())["rows"][0]["tbt"] for file in files)
+    assert through["mean"] - straight["mean"] == pytest.approx(3 * 0.025, rel=0.02)
+    with pytest.raises(ConfigError, match=r"differ in profile: .*straight.* and .*through it"):
+        compare(*files)
+
+
 def test_one_strategy_is_simulated_and_says_on_what(capsys: pytest.CaptureFixture[str]) -> None:
     simulate(QUESTION, None, "jetson-7b", None, "chain", "ngram", 0.0, 1, 8, as_json=False)
     shown = capsys.readouterr().out
     assert "Simulated: jetson-7b, 4 stages" in shown and "NVIDIA's data sheet" in shown
+    assert "The broker is beside the draft worker, rows go straight" in shown
     assert "tokens/s" in shown
 
 

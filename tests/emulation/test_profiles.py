@@ -14,6 +14,7 @@ from flowspec.core.protocol.messages import Answer, Envelope, Segment
 from flowspec.core.run.key import RunKey
 from flowspec.emulation.profile import Profile
 from flowspec.emulation.profiles import load, names
+from flowspec.emulation.way import NO_BROKER, Way
 from flowspec.errors import ConfigError
 from flowspec.strategies.expected_tbt import expected_tbt
 from ops.bench.closed_forms import speculative_tokens
@@ -264,6 +265,19 @@ VALID = (
         ("stages = [2]", "stages = [2]\neven_split = 1", "expected true or false"),
         ("mbit = 8", "mbit = 0", "bytes/s"),
         ("mbit = 8", "mbit = 8\nexclusive = 1", "link.exclusive is 1; expected true or false"),
+        (
+            "mbit = 8",
+            'mbit = 8\n[broker]\nat = "moon"',
+            "broker.at is 'moon'; expected draft, stage-N",
+        ),
+        ("mbit = 8", "mbit = 8\n[broker]\nrows = 3", "broker.rows is 3; expected straight"),
+        ("mbit = 8", "mbit = 8\n[broker]\nat = 3", "a value of the wrong kind"),
+        ("mbit = 8", 'mbit = 8\n[broker]\non = "s1"', "unknown entry 'on'; expected: at, rows"),
+        (
+            "mbit = 8",
+            'mbit = 8\nexclusive = true\n[broker]\nat = "own"',
+            "links are exclusive and the broker is on a box of its own, rows go straight",
+        ),
         ("[link]", "[link", "no TOML"),
         ('source = "s"', 'source = "s"\nbase = "nowhere"', "nowhere"),
     ],
@@ -286,6 +300,30 @@ def test_links_are_exclusive_where_a_profile_says_so(tmp_path: Path) -> None:
     assert not load(str(path)).link.exclusive
     path.write_text(f"{VALID}exclusive = true\n")
     assert load(str(path)).link.exclusive
+
+
+@pytest.mark.parametrize(
+    ("entries", "way"),
+    [
+        ("", Way("draft", "straight")),
+        ("[broker]\n", Way("draft", "straight")),
+        ('[broker]\nat = "stage-2"\n', Way("stage-2", "straight")),
+        ('[broker]\nrows = "broker"\n', Way("draft", "broker")),
+        ('[broker]\nat = "none"\n', NO_BROKER),
+        ("exclusive = true\n", NO_BROKER),
+        ('exclusive = true\n[broker]\nat = "none"\n', NO_BROKER),
+    ],
+)
+def test_a_profile_says_where_its_broker_is_and_which_way_rows_go(
+    tmp_path: Path, entries: str, way: Way
+) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(VALID + entries)
+    assert load(str(path)).way == way
+
+
+def test_packaged_profiles_have_the_broker_beside_the_draft_and_straight_rows() -> None:
+    assert {profile.way for profile in PROFILES} == {Way("draft", "straight")}
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:

@@ -12,10 +12,12 @@ from flowspec.core.run.history import History
 from flowspec.emulation.profiles import load
 from flowspec.model.drafter_choice import ChoiceDrafter
 from flowspec.testbed.memo import MemoDrafter
+from flowspec.testbed.prompts import Prompt
 from ops.bench import emulation, hop, simulation_speed
 from ops.bench.emulation import Comparison, ratio_table, simulated
 from ops.bench.report import Quantiles
 from ops.bench.trace import TraceBench
+from ops.bench.way import in_turn
 from tests.addresses import S3
 
 ROOT = Path(__file__).parent.parent.parent
@@ -71,6 +73,28 @@ def test_emulated_ratios_have_a_column_per_cluster_and_temperature() -> None:
         "| chain | 1.00chain | 1.01chain |",
         "| auto | 1.00auto | 1.01auto |",
     ]
+
+
+def test_rows_through_the_broker_pay_three_more_latencies_a_token_on_four_stages() -> None:
+    head, _, *rows = printed(
+        *("ops.bench.way", "--profiles", "wan-25ms,jetson-7b", "--temperatures", "0"),
+        *("--strategies", "chain", "--draft", "ngram", "--tokens", "8", "--count", "1"),
+    )
+    found = [dict(zip(head, row, strict=True)) for row in rows]
+    assert [(row["profile"], row["strategy"]) for row in found] == [
+        (profile, strategy)
+        for profile in ("wan-25ms", "jetson-7b")
+        for strategy in ("autoregressive", "chain")
+    ]
+    far = found[0]
+    more = float(far["through the broker, ms"]) - float(far["straight, ms"])
+    assert more == pytest.approx(3 * 25, abs=3), "and the bytes of rows on three more links"
+
+
+def test_prompts_are_taken_from_their_sets_in_turn() -> None:
+    sets = [Prompt(name, str(number)) for name in "ab" for number in range(2)]
+    taken = [(prompt.set, prompt.text) for prompt in in_turn(sets)]
+    assert taken == [("a", "0"), ("b", "0"), ("a", "1"), ("b", "1")]
 
 
 def test_simulation_speed_computes_no_pass_twice() -> None:

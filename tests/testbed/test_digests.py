@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from flowspec.emulation.profile import LinkShape
 from flowspec.emulation.profiles import load
+from flowspec.emulation.way import NO_BROKER, Way
 from flowspec.testbed.digests import profile_digest
 
 
@@ -15,7 +16,8 @@ def test_a_profiles_digest_follows_what_it_costs_and_not_its_words() -> None:
         replace(profile, summary="x", source="y", name="z", anchors={})
     ) == profile_digest(profile)
     assert profile_digest(replace(profile, link=LinkShape(0.0, 1e6))) != profile_digest(profile)
-    exclusive = replace(profile, link=replace(profile.link, exclusive=True))
+    shape = replace(profile.link, exclusive=True)
+    exclusive = replace(profile, link=shape, way=NO_BROKER)
     assert profile_digest(exclusive) != profile_digest(profile)
     assert profile_digest(replace(profile, layers=31)) != profile_digest(profile)
 
@@ -28,5 +30,8 @@ def test_entries_with_their_default_leave_a_profiles_digest_as_it_is() -> None:
         replace(profile, speeds=(1.0, 2.0)),
         replace(profile, even_split=True),
         replace(profile, split=(16, 16)),
+        replace(profile, way=Way("own")),
+        replace(profile, way=Way("draft", "broker")),
+        replace(profile, way=NO_BROKER),
     ):
         assert profile_digest(other) != profile_digest(profile)

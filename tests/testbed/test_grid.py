@@ -14,6 +14,7 @@ from flowspec.core.run.history import History
 from flowspec.drivers.sim import Tap
 from flowspec.emulation.profile import LinkShape
 from flowspec.emulation.profiles import load
+from flowspec.emulation.way import Way
 from flowspec.errors import ConfigError
 from flowspec.model.base import DraftExecutor
 from flowspec.testbed import grid as module
@@ -299,6 +300,7 @@ def test_every_row_is_run_once_and_has_a_baseline(
         ({"baseline": "naive_pp"}, "autoregressive drafts nothing .* baseline naive_pp"),
         ({"tokens": 1}, "tokens is 1"),
         ({"stages": (0,)}, "stages"),
+        ({"profile": replace(PROFILE, way=Way("stage-9"))}, "at 'stage-9', but there are"),
         ({"temperatures": (-1.0,)}, "temperature is -1.0"),
         ({"half": "third"}, "the half is 'third'"),
     ],

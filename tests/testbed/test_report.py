@@ -75,7 +75,13 @@ HEADER: dict[str, Any] = {
         "loops": 1,
         "no_loops": False,
     },
-    "profile": {"name": "jetson-7b", "summary": "five boards", "source": "a paper", "digest": "dd"},
+    "profile": {
+        "name": "jetson-7b",
+        "summary": "five boards",
+        "source": "a paper",
+        "way": "the broker is somewhere",
+        "digest": "dd",
+    },
     "machine": {"line": "2 cores", "digest": "ee"},
     "version": "0.1.0",
     "baseline": "autoregressive",
@@ -239,6 +245,11 @@ def test_a_comparison_shows_ratios_prompt_by_prompt_and_rows_of_one_side(tmp_pat
         (
             {"prompts": {**HEADER["prompts"], "digest": "zz", "count": 4}},
             "prompts: count 6 digest cc and count 4",
+        ),
+        (
+            {"profile": {**HEADER["profile"], "digest": "zz", "way": "another"}},
+            "profile: name jetson-7b way the broker is somewhere digest dd and name jetson-7b way "
+            "another digest zz",
         ),
         (
             {"profile": {**HEADER["profile"], "digest": "zz", "name": "other"}},

@@ -16,6 +16,7 @@ from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
 from flowspec.emulation.profile import Profile
 from flowspec.emulation.profiles import load
+from flowspec.emulation.way import NO_BROKER
 from flowspec.errors import StateError
 from flowspec.model.base import DraftExecutor
 from flowspec.model.directory import ModelDirectory, default_pair, layer_ranges, open_directory
@@ -156,7 +157,8 @@ def test_exclusive_links_cost_time_where_transfers_meet(
 ) -> None:
     """Four stages of a slow network; the text is the target's (``simulate`` checks it)."""
     profile = load("wan-25ms")
-    exclusive = replace(profile, link=replace(profile.link, exclusive=True))
+    shape = replace(profile.link, exclusive=True)
+    exclusive = replace(profile, link=shape, way=NO_BROKER)
     ends = {}
     for strategy in ("autoregressive", "flowspec"):
         ends[strategy] = [

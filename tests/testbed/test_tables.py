@@ -9,6 +9,7 @@ import pytest
 
 from flowspec.core.run.sampling import Sampling
 from flowspec.emulation import profiles
+from flowspec.emulation.way import NO_BROKER
 from flowspec.errors import ConfigError
 from flowspec.model.directory import default_pair, open_directory
 from flowspec.model.sources import load_sources
@@ -19,7 +20,7 @@ from flowspec.testbed.simulate import JOB
 from flowspec.testbed.tables import names, run
 from flowspec.testbed.tables.columns import COLUMNS, Shown, step_seconds
 from flowspec.testbed.tables.contents import Block, Oracle, PaperRow, Table, load
-from flowspec.testbed.tables.figures import at_hit_rate
+from flowspec.testbed.tables.figures import at_hit_rate, cluster
 from flowspec.testbed.tables.ranks import AT, hit_at
 from flowspec.testbed.texts import Text, texts
 
@@ -223,6 +224,11 @@ def test_three_runs_surround_their_mean() -> None:
     assert len(figure.thirds) == 3
     assert min(figure.thirds) <= figure.value <= max(figure.thirds)
     assert figure.thirds == figure.values
+
+
+def test_no_block_charges_a_broker() -> None:
+    for name in names():
+        assert {cluster(block).way for block in load(name).blocks} == {NO_BROKER}
 
 
 def test_a_slower_link_is_that_of_the_block() -> None:

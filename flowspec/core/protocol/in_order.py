@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from flowspec.core.protocol.addresses import Address, Role
-from flowspec.core.protocol.messages import Envelope
+from flowspec.core.protocol.machine import Send
+from flowspec.core.protocol.messages import Answer, Envelope, Segment
 from flowspec.core.run.key import RunKey
 
 #: How long a message waits for those before it, seconds.
@@ -31,6 +32,12 @@ class _Line:
     due: int = 1
     held: dict[int, Envelope] = field(default_factory=dict)
     since: float = 0.0  # when the oldest held message arrived
+
+
+def goes_straight(send: Send) -> bool:
+    """Whether ``send`` may go straight: a segment or an answer that concerns no task."""
+    carries_rows = isinstance(send.envelope.message, Segment | Answer)
+    return carries_rows and not (send.task or send.completes)
 
 
 class InOrder:

@@ -11,10 +11,11 @@ from flowspec.errors import WireError
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """The nominal time at which ``source`` sent a message, in seconds, without the link's time.
+    """The nominal time at which a message was in the box ``source``, in seconds.
 
-    A message that the task graph held has the latest of its creation's and its dependencies'
-    stamps.
+    That is the last box before its receiver's, or the receiver's; without a broker that is charged,
+    its sender's. A message that the task graph held has the latest of its creation's and its
+    dependencies' stamps.
     """
 
     at: float

@@ -116,6 +116,11 @@ class StageMachine:
         """Runs whose rows this stage holds."""
         return tuple(self._runs)
 
+    def returns_hidden(self, run: RunKey) -> bool:
+        """Whether the answers to ``run`` carry hidden rows."""
+        known = self._runs.get(run)
+        return known is not None and known.opened.returns.hidden
+
     def step(self, event: Input, now: float) -> Sequence[Output]:
         match event:
             case Received(envelopes):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flowspec.emulation.profile import LinkShape, Profile, Times
+from flowspec.emulation.way import NO_BROKER, Way
 from flowspec.errors import ConfigError
 
 _PLACE = Path(__file__).parent
@@ -15,10 +16,11 @@ _MEGABIT = 1e6 / 8
 _KEYS = {
     "": {
         *("base", "summary", "source", "stages", "speeds", "even_split"),
-        *("target", "drafters", "middles", "link", "anchors"),
+        *("target", "drafters", "middles", "link", "broker", "anchors"),
     },
     "target": {"layers", "hidden", "value_bytes", "layer_ms", "head_ms"},
     "link": {"latency_ms", "mbit", "exclusive"},
+    "broker": {"at", "rows"},
 }
 
 
@@ -70,13 +72,14 @@ def _table(path: Path) -> Mapping[str, Any]:
 
 def _profile(name: str, table: Mapping[str, Any]) -> Profile:
     for part, known in _KEYS.items():
-        unknown = set(table[part] if part else table) - known
+        given = table if not part else table.get(part, {}) if part == "broker" else table[part]
+        unknown = set(given) - known
         if unknown:
             raise ConfigError(
                 f"unknown entry {min(unknown)!r}; expected: {', '.join(sorted(known))}"
             )
     target = table["target"]
-    link = table["link"]
+    link = _link(table["link"])
     return Profile(
         name,
         table["summary"],
@@ -90,7 +93,7 @@ def _profile(name: str, table: Mapping[str, Any]) -> Profile:
             source: _times(f"drafters.{source}", points)
             for source, points in table["drafters"].items()
         },
-        _link(link),
+        link,
         tuple(map(int, table["stages"])),
         tuple(
             _times(f"middles.{model}", points) for model, points in table.get("middles", {}).items()
@@ -98,6 +101,7 @@ def _profile(name: str, table: Mapping[str, Any]) -> Profile:
         {key: float(value) for key, value in table.get("anchors", {}).items()},
         tuple(map(float, table.get("speeds", ()))),
         _switch("even_split", table.get("even_split", False)),
+        way=_way(table.get("broker"), link),
     )
 
 
@@ -107,6 +111,15 @@ def _link(entries: Mapping[str, Any]) -> LinkShape:
         float(entries["mbit"]) * _MEGABIT,
         _switch("link.exclusive", entries.get("exclusive", False)),
     )
+
+
+def _way(entries: Mapping[str, str] | None, link: LinkShape) -> Way:
+    if entries is None:
+        return NO_BROKER if link.exclusive else Way()
+    try:
+        return Way(**entries)
+    except ConfigError as error:
+        raise ConfigError(f"broker.{error}") from None
 
 
 def _switch(place: str, value: object) -> bool:

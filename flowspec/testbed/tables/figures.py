@@ -13,6 +13,7 @@ import numpy as np
 from flowspec.core.run.sampling import Sampling
 from flowspec.emulation import profiles
 from flowspec.emulation.profile import Profile
+from flowspec.emulation.way import NO_BROKER
 from flowspec.errors import ConfigError
 from flowspec.model.base import DraftExecutor, StageExecutor
 from flowspec.model.directory import ModelDirectory, default_pair, layer_ranges, open_directory
@@ -168,12 +169,16 @@ def _run(table: Table, block: Block, row: PaperRow, text: Text, models: _Models)
 
 
 def cluster(block: Block) -> Profile:
-    """The profile of ``block`` with its links; a middle model is also one of the drafters."""
+    """The profile of ``block`` with its links and no broker, which no paper has.
+
+    A middle model is also one of the drafters.
+    """
     profile = _profile(block.profile)
     link = profile.link
     latency = link.latency if block.latency_ms is None else block.latency_ms / 1e3
     bandwidth = link.bandwidth if block.mbit is None else block.mbit * 1e6 / 8
-    return replace(profile, link=replace(profile.link, latency=latency, bandwidth=bandwidth))
+    shape = replace(link, latency=latency, bandwidth=bandwidth)
+    return replace(profile, link=shape, way=NO_BROKER)
 
 
 @cache
