@@ -18,7 +18,7 @@ from flowspec.drivers.performers import DraftPerformer
 from flowspec.drivers.replay import header
 from flowspec.model.base import DraftExecutor, HasFacts
 from flowspec.model.directory import ModelDirectory
-from flowspec.model.drafter_choice import wanting_hidden
+from flowspec.model.drafter_choice import levels_of, wanting_hidden
 from flowspec.model.sources import fingerprint, load_sources, target_needs
 from flowspec.observe import logger
 from flowspec.strategies import build
@@ -122,6 +122,7 @@ def main(load: Load = load_named, given_arguments: Sequence[str] | None = None) 
             middles=middles,
             hidden=wanting[0],
             others=wanting[1:],
+            levels=levels_of(drafter),
         )
         link = _NamingLink(process, limits, drafts_of(record), control)
         role = DraftPerformer(drafter, Tokenizer(target), target.hidden_size)

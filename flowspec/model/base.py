@@ -43,6 +43,16 @@ class HasFacts(Protocol):
     def facts(self) -> dict[str, object]: ...
 
 
+@runtime_checkable
+class DraftsBlocks(Protocol):
+    """A drafter that proposes for several positions in one pass, and answers with ``BlockDone``."""
+
+    @property
+    def levels(self) -> int:
+        """Positions that one pass proposes for, below every answered row."""
+        ...
+
+
 class DraftExecutor(Protocol):
     """A drafter with its own KV rows. ``wants_hidden``: it drafts from the target's hidden rows."""
 

@@ -1,10 +1,10 @@
 """Names of a pipeline's models, checked before anything is loaded. Only loading needs torch.
 
-A draft's name is a folder or hub name of a small language model or an EAGLE head (told apart by
-their contents), ``ngram``, or several of these joined by ``+`` and merged into one tree. Drafts
-joined by ``:`` are choices; a strategy that does not choose uses the first. Joined names that are
-the path of a folder mean that folder; the longest match from the left wins. Target and middle
-models are language models.
+A draft's name is a folder or hub name of a small language model, an EAGLE head or a block drafter
+(told apart by their contents), ``ngram``, or several of these joined by ``+`` and merged into one
+tree (block drafters are not merged). Drafts joined by ``:`` are choices; a strategy that does not
+choose uses the first. Joined names that are the path of a folder mean that folder; the longest
+match from the left wins. Target and middle models are language models.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from flowspec.errors import ConfigError, ModelError
 from flowspec.model.base import DraftExecutor
+from flowspec.model.block_layout import check_block_drafter, is_block_drafter
 from flowspec.model.directory import ModelDirectory, check_pair, fetch_weights, local_path
 from flowspec.model.head_layout import check_head, is_head
 from flowspec.model.precision import AUTO
@@ -119,14 +120,30 @@ def _split(draft: str) -> tuple[tuple[str, ...], ...]:
 
 def check_sources(target: ModelDirectory, draft: str) -> None:
     """ModelError or ConfigError unless every drafter in ``draft`` can draft for ``target``."""
+    for names in _merged(draft):
+        _check_merged(names)
     for name in source_names(draft):
         if name == NGRAM:
             continue
         directory = fetch_weights(name, _all)
-        if is_head(directory):
+        if is_block_drafter(directory):
+            check_block_drafter(directory, target)
+        elif is_head(directory):
             check_head(directory, target)
         else:
             check_pair(target, directory)
+
+
+def _check_merged(names: Sequence[str]) -> None:
+    """ConfigError if several drafters are to be merged, and one of them is a block drafter."""
+    if len(names) < 2:
+        return
+    for name in names:
+        if name != NGRAM and is_block_drafter(fetch_weights(name, _all)):
+            raise ConfigError(
+                f"draft {'+'.join(names)!r} merges a block drafter, {name}: its proposals are for "
+                "several levels at once; join it to the others by : instead, as a choice"
+            )
 
 
 def fingerprint(draft: str) -> str:
@@ -162,6 +179,7 @@ def load_sources(
 def _load_merged(
     names: Sequence[str], target: ModelDirectory, place: tuple[str, str]
 ) -> DraftExecutor:
+    _check_merged(names)
     loaded = [_load(name, target, place) for name in names]
     if len(loaded) == 1:
         return loaded[0]
@@ -171,7 +189,7 @@ def _load_merged(
 
 
 def target_needs(draft: str) -> Callable[[ModelDirectory], tuple[str, ...]]:
-    """Prefixes of the target's tensors that ``draft`` reads; a head uses embedding and LM head."""
+    """Prefixes of the target's tensors that ``draft`` reads: embedding and LM head for a head."""
     heads = any(
         name != NGRAM and is_head(fetch_weights(name, _all)) for name in source_names(draft)
     )
@@ -182,6 +200,8 @@ def _language_model(name: str, role: str) -> ModelDirectory:
     if name == NGRAM and local_path(name) is None:
         raise _only_drafts(name, NGRAM, role)
     directory = fetch_weights(name, lambda found: _NO_TENSOR)
+    if is_block_drafter(directory):
+        raise _only_drafts(name, "a block drafter", role)
     if is_head(directory):
         raise _only_drafts(name, "an EAGLE head", role)
     return directory
@@ -202,6 +222,10 @@ def _load(name: str, target: ModelDirectory, wanted: tuple[str, str]) -> DraftEx
     from flowspec.model.placing import place
 
     directory = fetch_weights(name, _all)
+    if is_block_drafter(directory):
+        from flowspec.model.block_drafter import load_block_drafter
+
+        return load_block_drafter(directory, target, place(*wanted, target.config))
     if is_head(directory):
         from flowspec.model.eagle import load_head
 
