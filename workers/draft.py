@@ -20,6 +20,7 @@ from flowspec.model.base import DraftExecutor, HasFacts
 from flowspec.model.directory import ModelDirectory
 from flowspec.model.drafter_choice import levels_of, wanting_hidden
 from flowspec.model.sources import fingerprint, load_sources, target_needs
+from flowspec.model.taps import Taps
 from flowspec.observe import logger
 from flowspec.strategies import build
 from flowspec.strategies.auto.decisions import with_drafter_names
@@ -125,7 +126,8 @@ def main(load: Load = load_named, given_arguments: Sequence[str] | None = None) 
             levels=levels_of(drafter),
         )
         link = _NamingLink(process, limits, drafts_of(record), control)
-        role = DraftPerformer(drafter, Tokenizer(target), target.hidden_size)
+        returned = Taps.read(record["taps"]).width if "taps" in record else target.hidden_size
+        role = DraftPerformer(drafter, Tokenizer(target), returned)
         machine = DraftMachine(limits, build)
         worker.append(make_worker(record, machine, link, role, header=header(limits)))
         process.state = "ready"

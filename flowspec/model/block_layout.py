@@ -14,6 +14,7 @@ from typing import Any
 
 from flowspec.errors import ModelError
 from flowspec.model.directory import ModelDirectory
+from flowspec.model.taps import Taps
 
 #: The matrix that maps the tapped rows of a token, side by side, to one row.
 FC = "fc.weight"
@@ -88,6 +89,13 @@ def check_block_drafter(drafter: ModelDirectory, target: ModelDirectory) -> Bloc
             f"ends at {target.vocabulary - 1}"
         )
     return layout
+
+
+def block_taps(drafter: ModelDirectory, target: ModelDirectory) -> Taps:
+    """What ``drafter`` reads inside ``target``; errors as above."""
+    layout = check_block_drafter(drafter, target)
+    after = tuple(layer + 1 for layer in layout.layers)  # taps are named by the layer they enter
+    return Taps(str(drafter.path), FC, after, drafter.hidden_size)
 
 
 def read_layout(drafter: ModelDirectory) -> BlockLayout:

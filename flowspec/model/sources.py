@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from flowspec.errors import ConfigError, ModelError
 from flowspec.model.base import DraftExecutor
-from flowspec.model.block_layout import check_block_drafter, is_block_drafter
+from flowspec.model.block_layout import is_block_drafter
 from flowspec.model.directory import ModelDirectory, check_pair, fetch_weights, local_path
-from flowspec.model.head_layout import check_head, is_head
+from flowspec.model.eagle3_layout import is_eagle3
+from flowspec.model.head_layout import check_head, head_taps, is_head, reads_lm_head
 from flowspec.model.precision import AUTO
+from flowspec.model.taps import Taps
 
 NGRAM = "ngram"
 #: A prefix that no tensor has, for callers that need the tensors' names only.
@@ -126,12 +129,11 @@ def check_sources(target: ModelDirectory, draft: str) -> None:
         if name == NGRAM:
             continue
         directory = fetch_weights(name, _all)
-        if is_block_drafter(directory):
-            check_block_drafter(directory, target)
-        elif is_head(directory):
+        if is_head(directory):
             check_head(directory, target)
         else:
             check_pair(target, directory)
+    taps_of(draft, target)
 
 
 def _check_merged(names: Sequence[str]) -> None:
@@ -189,21 +191,53 @@ def _load_merged(
 
 
 def target_needs(draft: str) -> Callable[[ModelDirectory], tuple[str, ...]]:
-    """Prefixes of the target's tensors that ``draft`` reads: embedding and LM head for a head."""
-    heads = any(
-        name != NGRAM and is_head(fetch_weights(name, _all)) for name in source_names(draft)
-    )
-    return lambda target: ("model.embed_tokens.", "lm_head.") if heads else _NO_TENSOR
+    """Prefixes of the target's tensors that ``draft`` reads: a head its embedding, or more."""
+    heads = [found for _, found in _heads(draft)]
+    found: tuple[str, ...] = ("model.embed_tokens.",) if heads else _NO_TENSOR
+    if any(map(reads_lm_head, heads)):
+        found = (*found, "lm_head.")
+    return lambda target: found
+
+
+def taps_of(draft: str, target: ModelDirectory) -> Taps | None:
+    """What ``draft`` reads inside ``target``; None: its last rows, or none at all.
+
+    A pipeline returns one row a token. So ConfigError if a head that reads inside the target is
+    named together with another head.
+    """
+    heads = _heads(draft)
+    found = [(name, head_taps(directory, target)) for name, directory in heads]
+    tapped = [(name, taps) for name, taps in found if taps is not None]
+    if not tapped:
+        return None
+    if len(heads) > 1:
+        raise ConfigError(
+            f"draft {draft!r} has {len(heads)} heads, of which {tapped[0][0]} reads hidden rows "
+            "inside the target; such a head can be joined with language models and ngram only"
+        )
+    name, taps = tapped[0]
+    return replace(taps, drafter=name)
+
+
+def recorded_taps(draft: str, target: ModelDirectory) -> str:
+    """``taps_of`` as text for a pipeline's record, with the head's fingerprint; empty: None."""
+    taps = taps_of(draft, target)
+    return replace(taps, fingerprint=_digest(taps.drafter)).text() if taps is not None else ""
+
+
+def _heads(draft: str) -> list[tuple[str, ModelDirectory]]:
+    """The heads in ``draft``, by name."""
+    found = [(name, fetch_weights(name, _all)) for name in source_names(draft) if name != NGRAM]
+    return [(name, directory) for name, directory in found if is_head(directory)]
 
 
 def _language_model(name: str, role: str) -> ModelDirectory:
     if name == NGRAM and local_path(name) is None:
         raise _only_drafts(name, NGRAM, role)
     directory = fetch_weights(name, lambda found: _NO_TENSOR)
-    if is_block_drafter(directory):
-        raise _only_drafts(name, "a block drafter", role)
     if is_head(directory):
-        raise _only_drafts(name, "an EAGLE head", role)
+        kind = "a block drafter" if is_block_drafter(directory) else "an EAGLE head"
+        raise _only_drafts(name, kind, role)
     return directory
 
 
@@ -226,6 +260,10 @@ def _load(name: str, target: ModelDirectory, wanted: tuple[str, str]) -> DraftEx
         from flowspec.model.block_drafter import load_block_drafter
 
         return load_block_drafter(directory, target, place(*wanted, target.config))
+    if is_eagle3(directory):
+        from flowspec.model.eagle3 import load_eagle3
+
+        return load_eagle3(directory, target, place(*wanted, target.config))
     if is_head(directory):
         from flowspec.model.eagle import load_head
 

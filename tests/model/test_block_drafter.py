@@ -18,12 +18,19 @@ from flowspec.emulation.profiles import load
 from flowspec.errors import ConfigError, ModelError, StateError
 from flowspec.model.block_drafter import BlockDrafter, load_block_drafter
 from flowspec.model.block_layout import spread_layers
-from flowspec.model.directory import ModelDirectory, open_directory
+from flowspec.model.directory import ModelDirectory, layer_ranges, open_directory
 from flowspec.model.reference import Reference
-from flowspec.model.sources import check_sources, load_sources, open_models, target_needs
+from flowspec.model.sources import (
+    check_sources,
+    load_sources,
+    open_models,
+    taps_of,
+    target_needs,
+)
+from flowspec.model.stage import load_stage
 from flowspec.strategies import EXACT
 from flowspec.testbed.memo import MemoDrafter
-from flowspec.testbed.simulate import profile_costs, simulate
+from flowspec.testbed.simulate import profile_costs, simulate, simulate_stages
 from flowspec.testbed.texts import Text
 from tests.model.block_drafters import BLOCK, MASK, Published, save_block_drafter
 
@@ -171,16 +178,40 @@ def test_what_is_remembered_is_what_later_passes_need(family: Family, tmp_path: 
 def test_texts_are_those_of_plain_decoding(
     family: Family, tmp_path: Path, strategy: str, sampling: Sampling
 ) -> None:
-    """``simulate`` raises otherwise. Rows come back late: the pipeline has three stages."""
+    """The stages sum up what the drafter taps; in a pipeline of three the sums come back late."""
     target = family("llama")
-    bench = Bench(tmp_path / "drafter", target)
+    drafter = save_block_drafter(tmp_path)
+    taps = taps_of(str(drafter.path), target)
+    assert taps is not None
+    stages = [
+        load_stage(target, layers, taps=taps, drafter=drafter)
+        for layers in layer_ranges(target.layers, 3)
+    ]
     prompt = tuple(range(30, 47))
-    output = Reference(target).decode(prompt, 24, sampling)
-    hidden = bench.published.sums((*prompt, *output)).numpy()
-    text = Text(prompt, output, sampling, hidden)
+    output = Reference(target).decode(prompt, 20, sampling)
     costs = profile_costs(load("jetson-7b"), 3, "head", hidden=True)
-    ran = simulate(text, strategy, 3, target, bench.drafter, costs)
+    loaded = load_sources(str(drafter.path), target, dtype="float32")
+    text = Text(prompt, output, sampling)
+    ran, found = simulate_stages(text, strategy, stages, target, loaded, costs)
+    assert found == output
     assert ran.stats["tokens"] == len(output)
+
+
+def test_a_target_with_known_text_returns_the_sums(family: Family, tmp_path: Path) -> None:
+    """As simulations use them; a pass then drafts the same as with real stages."""
+    target = family("llama")
+    bench = Bench(tmp_path, target)
+    taps = taps_of(str(tmp_path), target)
+    assert taps is not None
+    assert taps.layers == (1, 3, 5), "the rows after layers 0, 2 and 4"
+    prompt = tuple(range(30, 47))
+    reference = Reference(target)
+    output = reference.decode(prompt, 12, Sampling())
+    rows = reference.returned((*prompt, *output), taps)
+    assert np.allclose(rows, bench.published.sums((*prompt, *output)).numpy(), atol=1e-4)
+    text = Text(prompt, output, Sampling(), rows)
+    costs = profile_costs(load("jetson-7b"), 3, "head", hidden=True)
+    simulate(text, "flowspec", 3, target, bench.drafter, costs)
 
 
 def test_spread_layers_are_the_published_ones() -> None:
@@ -236,6 +267,9 @@ def test_a_pipeline_can_name_it_as_a_draft_alone_or_as_a_choice(
     target = family("llama")
     name = str(save_block_drafter(tmp_path / "drafter").path)
     check_sources(target, f"{name}:ngram")
+    other = str(save_block_drafter(tmp_path / "other", block_size=4).path)
+    with pytest.raises(ConfigError, match="has 2 heads"):
+        check_sources(target, f"{name}:{other}")
     assert isinstance(load_sources(name, target, dtype="float32"), BlockDrafter)
     with pytest.raises(ConfigError, match="merges a block drafter"):
         check_sources(target, f"{name}+ngram")
