@@ -27,6 +27,7 @@ from flowspec.strategies import EXACT
 from flowspec.testbed.proof import plain
 from flowspec.testbed.proof.verify import load_blocks
 from tests.e2e.conftest import NOTES, Clusters
+from tests.model.block_drafters import save_block_drafter
 
 PROMPTS = Path(__file__).parent.parent / "data" / "prompts.jsonl"
 KINDS = ("chat", "code", "mathematics", "instructions", "summaries", "questions")
@@ -131,6 +132,22 @@ def test_every_draft_source(checker: Checker, draft: str) -> None:
             for row, sampling in zip(rows()[::12], (Sampling(), SAMPLED[-1]), strict=True):
                 checker.check(client, row["prompt"], strategy, 16, sampling)
     checker.report()
+
+
+def test_a_block_drafter(checker: Checker, tmp_path: Path) -> None:
+    """A random one: verify workers sum up what it taps, and most of its tokens are wrong."""
+    target = open_directory("target")
+    drafter = save_block_drafter(
+        tmp_path,
+        vocabulary=target.vocabulary,
+        hidden=target.hidden_size,
+        num_target_layers=target.layers,
+    )
+    setup = Setup("target", f"{drafter.path}:ngram", 3)
+    with Cluster(setup) as cluster, Client(cluster.url) as client:
+        for strategy, sampling in (("flowspec", Sampling()), ("auto", Sampling(1.0, seed=3))):
+            result = checker.check(client, rows()[4]["prompt"], strategy, 24, sampling)
+            assert result.stats["draft_passes"] > 0
 
 
 def test_drafters_that_take_turns(checker: Checker) -> None:
