@@ -40,7 +40,8 @@ _LAYER = frozenset(
 _NEEDED = frozenset({FC, LM_HEAD, NORM})
 #: ``t2d`` marks the target's tokens that the head has; ``d2t`` says the same.
 _OPTIONAL = frozenset({EMBEDDING, OFFSETS, "t2d"})
-_IDS = "eagle_aux_hidden_state_layer_ids"
+#: The config's key for the tapped layers.
+TAPPED = "eagle_aux_hidden_state_layer_ids"
 #: Switches of later heads, and the values with which they change nothing.
 _OFF: Mapping[str, tuple[Any, ...]] = {
     "attention_bias": (False,),
@@ -72,6 +73,11 @@ class Eagle3Layout:
     mapped: bool
     normed: bool
     embeds: bool
+
+
+def default_taps(layers: int) -> tuple[int, ...]:
+    """The layers that a head reads in a target of ``layers`` if its config names none."""
+    return 2, layers // 2, layers - 3
 
 
 def is_eagle3(directory: ModelDirectory) -> bool:
@@ -167,13 +173,13 @@ def _tapped(head: ModelDirectory, layers: int) -> tuple[int, ...]:
     """The layers of a target of ``layers`` whose input the head reads."""
     config = head.config
     nested = config.get("eagle_config")
-    given = config.get(_IDS)
-    if given is None and isinstance(nested, Mapping) and nested.get(_IDS) is not None:
-        given = [int(layer) + 1 for layer in nested[_IDS]]
-    found = (2, layers // 2, layers - 3) if given is None else tuple(map(int, given))
+    given = config.get(TAPPED)
+    if given is None and isinstance(nested, Mapping) and nested.get(TAPPED) is not None:
+        given = [int(layer) + 1 for layer in nested[TAPPED]]
+    found = default_taps(layers) if given is None else tuple(map(int, given))
     if list(found) != sorted(set(found)) or found[0] < 0 or found[-1] > layers:
         raise ModelError(
             f"{head.path} reads the layers {list(found)} of a target of {layers} layers; expected "
-            f"ascending numbers from 0 to {layers} in {_IDS}"
+            f"ascending numbers from 0 to {layers} in {TAPPED}"
         )
     return found

@@ -27,6 +27,7 @@ from flowspec.strategies import EXACT
 from flowspec.testbed.proof import plain
 from flowspec.testbed.proof.verify import load_blocks
 from tests.e2e.conftest import NOTES, Clusters
+from tests.model.eagle3_heads import Shape, save_eagle3
 
 PROMPTS = Path(__file__).parent.parent / "data" / "prompts.jsonl"
 KINDS = ("chat", "code", "mathematics", "instructions", "summaries", "questions")
@@ -128,6 +129,19 @@ def test_a_prompt_of_each_kind(checker: Checker, clusters: Clusters, stages: int
 def test_every_draft_source(checker: Checker, draft: str) -> None:
     with Cluster(Setup("target", draft, 2)) as cluster, Client(cluster.url) as client:
         for strategy in ("flowspec", "pipedec_head", "specpipe", "chain", "auto"):
+            for row, sampling in zip(rows()[::12], (Sampling(), SAMPLED[-1]), strict=True):
+                checker.check(client, row["prompt"], strategy, 16, sampling)
+    checker.report()
+
+
+def test_a_head_that_reads_inside_the_target(checker: Checker, tmp_path: Path) -> None:
+    """A random one, whose taps lie on three of four stages; no job without it carries a sum."""
+    head = save_eagle3(tmp_path, open_directory("target"), Shape(hidden=192, layers=()))
+    with (
+        Cluster(Setup("target", f"{head.path}:ngram", 4)) as cluster,
+        Client(cluster.url) as client,
+    ):
+        for strategy in ("flowspec", "specpipe", "autoregressive", "auto"):
             for row, sampling in zip(rows()[::12], (Sampling(), SAMPLED[-1]), strict=True):
                 checker.check(client, row["prompt"], strategy, 16, sampling)
     checker.report()
