@@ -90,7 +90,7 @@ class Eagle3Head(torch.nn.Module):
         self.config = config
         self.midlayer = Eagle3Layer(config, normed=normed)
         self.norm: Any = LlamaRMSNorm(hidden, eps=config.rms_norm_eps)
-        self.lm_head: torch.nn.Module = torch.nn.Linear(hidden, vocabulary, bias=False)
+        self.lm_head: Any = torch.nn.Linear(hidden, vocabulary, bias=False)
         self.rotary: Any = LlamaRotaryEmbedding(config)
         if joined:
             self.fc = torch.nn.Linear(joined, hidden, bias=False)

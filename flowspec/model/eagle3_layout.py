@@ -40,19 +40,26 @@ _LAYER = frozenset(
 _NEEDED = frozenset({FC, LM_HEAD, NORM})
 #: ``t2d`` marks the target's tokens that the head has; ``d2t`` says the same.
 _OPTIONAL = frozenset({EMBEDDING, OFFSETS, "t2d"})
-_IDS = "eagle_aux_hidden_state_layer_ids"
-#: Switches of later heads, and the values with which they change nothing.
-_OFF: Mapping[str, tuple[Any, ...]] = {
-    "attention_bias": (False,),
-    "fc_norm": (False,),
-    "logit_scale": (1, 1.0),
-    "mlp_bias": (False,),
-    "model_type": ("llama",),
-    "norm_before_fc": (False,),
-    "norm_output": (False,),
-    "num_hidden_layers": (1,),
-    "parallel_drafting": (False,),
-    "use_sliding_window": (False,),
+#: The config's key for the tapped layers.
+TAPPED = "eagle_aux_hidden_state_layer_ids"
+#: Switches of a config, at its top or in ``eagle_config``, and the values of heads that are read.
+_SWITCHES: Mapping[str, Any] = {
+    "attention_bias": False,
+    "fc_norm": False,
+    "logit_scale": 1,
+    "mlp_bias": False,
+    "model_type": "llama",
+    "next_layer_regular": True,
+    "norm_before_fc": False,
+    "norm_output": False,
+    "num_hidden_layers": 1,
+    "parallel_draft_step": 1,
+    "parallel_drafting": False,
+    "use_aux_hidden_state": True,
+    "use_input_layernorm_in_first_layer": True,
+    "use_last_layernorm": True,
+    "use_mtp_layernorm": False,
+    "use_sliding_window": False,
 }
 _ROPES = ("default", "linear", "llama3", "yarn")
 
@@ -72,6 +79,11 @@ class Eagle3Layout:
     mapped: bool
     normed: bool
     embeds: bool
+
+
+def default_taps(layers: int) -> tuple[int, ...]:
+    """The layers that a head reads in a target of ``layers`` if its config names none."""
+    return 2, layers // 2, layers - 3
 
 
 def is_eagle3(directory: ModelDirectory) -> bool:
@@ -105,7 +117,12 @@ def read_layout(head: ModelDirectory, target: ModelDirectory) -> Eagle3Layout:
             f"{head.path}: {FC} has shape {joined}; expected "
             f"{(head.hidden_size, len(layers) * wide)} for the tapped layers {list(layers)}"
         )
-    vocabulary = int(config.get("draft_vocab_size") or head.vocabulary)
+    vocabulary = head.tensor(LM_HEAD).shape[0]
+    if config.get("draft_vocab_size") not in (None, vocabulary):
+        raise ModelError(
+            f"{head.path}: draft_vocab_size is {config['draft_vocab_size']}, and {LM_HEAD} has "
+            f"{vocabulary} rows; download the head again"
+        )
     mapped = vocabulary != head.vocabulary
     if mapped and OFFSETS not in names:
         raise ModelError(
@@ -143,17 +160,12 @@ def _check_switches(head: ModelDirectory) -> None:
     config = head.config
     nested = config.get("eagle_config")
     asked = {**config, **(nested if isinstance(nested, Mapping) else {})}
-    for name, neutral in _OFF.items():
-        if asked.get(name) is not None and asked[name] not in neutral:
+    for name, known in _SWITCHES.items():
+        if asked.get(name) is not None and asked[name] != known:
             raise ModelError(
                 f"{head.path}: {name} is {asked[name]!r}; of EAGLE-3 heads only those with "
-                f"{neutral[0]!r} are read"
+                f"{known!r} are read"
             )
-    if asked.get("use_aux_hidden_state") is False:
-        raise ModelError(
-            f"{head.path}: use_aux_hidden_state is False; an EAGLE-3 head that reads the last "
-            "layer alone is not read"
-        )
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in _ROPES:
@@ -167,13 +179,13 @@ def _tapped(head: ModelDirectory, layers: int) -> tuple[int, ...]:
     """The layers of a target of ``layers`` whose input the head reads."""
     config = head.config
     nested = config.get("eagle_config")
-    given = config.get(_IDS)
-    if given is None and isinstance(nested, Mapping) and nested.get(_IDS) is not None:
-        given = [int(layer) + 1 for layer in nested[_IDS]]
-    found = (2, layers // 2, layers - 3) if given is None else tuple(map(int, given))
+    given = config.get(TAPPED)
+    if not given and isinstance(nested, Mapping):
+        given = [int(layer) + 1 for layer in nested.get(TAPPED) or ()]
+    found = tuple(map(int, given)) if given else default_taps(layers)
     if list(found) != sorted(set(found)) or found[0] < 0 or found[-1] > layers:
         raise ModelError(
             f"{head.path} reads the layers {list(found)} of a target of {layers} layers; expected "
-            f"ascending numbers from 0 to {layers} in {_IDS}"
+            f"ascending numbers from 0 to {layers} in {TAPPED}"
         )
     return found

@@ -33,7 +33,7 @@ from transformers import DynamicCache, Qwen3Config
 
 from flowspec.errors import ModelError
 from flowspec.model.block_drafter import BlockLayers, read_layers
-from flowspec.model.block_layout import FC, check_block_drafter, spread_layers
+from flowspec.model.block_layout import FC, BlockLayout, check_block_drafter, spread_layers
 from flowspec.model.directory import ModelDirectory, open_directory
 from flowspec.model.drafter_weights import read_checked
 from flowspec.model.placing import Placing
@@ -44,11 +44,10 @@ from ops.train.head import (
     GO_ON,
     HELD_OUT,
     WRITING_SHARE,
-    Material,
-    Teacher,
     read_text,
 )
 from ops.train.pair import descend, optimizers
+from ops.train.teaching import Material, Teacher
 
 #: The final norm's scale at the start.
 FIRST_SCALE = 0.1
@@ -57,30 +56,16 @@ _CLASS = "DFlashDraftModel"
 _SETTINGS = "dflash_config"
 
 
-class TappedTeacher(Teacher):
-    """A target that also gives the output rows of its layers ``layers``."""
-
-    def __init__(self, folder: Path, device: str, layers: Sequence[int]) -> None:
-        super().__init__(folder, device)
-        self.layers = tuple(layers)
-
-    @torch.no_grad()
-    def read(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tapped rows side by side, ``[batch, length, layers * hidden]``, and features."""
-        output = self.model.model(input_ids=ids, use_cache=False, output_hidden_states=True)
-        rows = [output.hidden_states[layer + 1] for layer in self.layers]
-        return torch.cat(rows, dim=-1).float(), output.last_hidden_state.float()
-
-
 class Trainee(torch.nn.Module):
-    """The drafter's layers and ``fc``, with its mask token's id and the levels of a block."""
+    """The drafter's layers and ``fc``, which reads the target's layers that ``layout`` names."""
 
-    def __init__(self, layers: BlockLayers, fc: torch.nn.Linear, mask: int, levels: int) -> None:
+    def __init__(self, layers: BlockLayers, fc: torch.nn.Linear, layout: BlockLayout) -> None:
         super().__init__()
         self.layers = layers
         self.fc = fc
-        self.mask = mask
-        self.levels = levels
+        self.mask = layout.mask
+        self.levels = layout.levels
+        self.taps = tuple(layer + 1 for layer in layout.layers)  # named by the layer they enter
 
     def forward(self, tapped: torch.Tensor, embedded: torch.Tensor, blocks: Blocks) -> torch.Tensor:
         """The masked rows of ``blocks``, ``[batch, blocks * levels, hidden]``.
@@ -142,10 +127,10 @@ def place_blocks(
 
 
 def loss_of(
-    trainee: Trainee, teacher: TappedTeacher, ids: torch.Tensor, blocks: Blocks, decay: float
+    trainee: Trainee, teacher: Teacher, ids: torch.Tensor, blocks: Blocks, decay: float
 ) -> torch.Tensor:
     """Weighted cross-entropy with the target's distributions; ``ids`` is ``[batch, length]``."""
-    tapped, features = teacher.read(ids)
+    features, tapped = teacher.rows(ids, trainee.taps)
     rows = trainee(tapped, teacher.embedding[_tokens(trainee, ids, blocks)], blocks)
     guessed = linear(rows, teacher.lm_head).float()
     # The distribution of the token at a position is that of the row before it.
@@ -165,7 +150,7 @@ def _tokens(trainee: Trainee, ids: torch.Tensor, blocks: Blocks) -> torch.Tensor
 
 
 def train(
-    trainee: Trainee, teacher: TappedTeacher, material: Material, given: argparse.Namespace
+    trainee: Trainee, teacher: Teacher, material: Material, given: argparse.Namespace
 ) -> None:
     """Train for ``given.minutes`` of wall time: a short warm-up, then a cosine to zero."""
     rates = GO_ON if given.resume else FRESH
@@ -197,7 +182,7 @@ def train(
 
 @torch.no_grad()
 def agreement(
-    trainee: Trainee, teacher: TappedTeacher, ids: torch.Tensor, first: int, known: int
+    trainee: Trainee, teacher: Teacher, ids: torch.Tensor, first: int, known: int
 ) -> list[float]:
     """By level, how often the target's most likely token is the drafter's first.
 
@@ -205,7 +190,7 @@ def agreement(
     """
     starts = range(first, ids.shape[1] - known - trainee.levels, 4)
     hits = []
-    tapped, features = teacher.read(ids)
+    features, tapped = teacher.rows(ids, trainee.taps)
     for start in starts:
         at = torch.arange(known + trainee.levels, device=ids.device)
         same = torch.zeros_like(at)
@@ -217,9 +202,7 @@ def agreement(
     return [round(share, 3) for share in torch.stack(hits).mean(0).tolist()]
 
 
-def report(
-    trainee: Trainee, teacher: TappedTeacher, text: np.ndarray, given: argparse.Namespace
-) -> None:
+def report(trainee: Trainee, teacher: Teacher, text: np.ndarray, given: argparse.Namespace) -> None:
     """Print the agreement on greedy and sampled continuations of held-out ``text``."""
     first = given.length // 4
     prompts = Material(text, teacher, given.length).text(8 * given.batch, first)
@@ -231,10 +214,9 @@ def report(
             print(f"held out, T={temperature:g}, {known} known, top-1 by level: {found}")
 
 
-def fresh(
-    target: ModelDirectory, layers: Sequence[int], given: argparse.Namespace
-) -> tuple[BlockLayers, torch.nn.Linear]:
+def fresh(target: ModelDirectory, given: argparse.Namespace) -> Trainee:
     """An untrained drafter of the target's width."""
+    layers = spread_layers(target.layers, given.taps)
     told = target.config
     heads = int(told["num_attention_heads"])
     config = Qwen3Config(
@@ -259,20 +241,17 @@ def fresh(
     trained = BlockLayers(config)
     # Small rows: a peaked wrong distribution takes many steps to correct.
     torch.nn.init.constant_(trained.body.norm.weight, FIRST_SCALE)
-    return trained, fc
+    return Trainee(trained, fc, BlockLayout(given.levels, given.mask, layers, predicts_next=False))
 
 
-def continued(
-    folder: ModelDirectory, target: ModelDirectory
-) -> tuple[BlockLayers, torch.nn.Linear]:
+def continued(folder: ModelDirectory, target: ModelDirectory) -> Trainee:
     """The drafter in ``folder``, to train further."""
-    layers = read_layers(folder)
-    taps = check_block_drafter(folder, target).layers
+    layout = check_block_drafter(folder, target)
     hidden = target.hidden_size
-    fc = torch.nn.Linear(len(taps) * hidden, hidden, bias=False)
-    weight = read_checked(folder, FC, (hidden, len(taps) * hidden), Placing())
-    fc.weight = torch.nn.Parameter(weight)
-    return layers, fc
+    wide = len(layout.layers) * hidden
+    fc = torch.nn.Linear(wide, hidden, bias=False)
+    fc.weight = torch.nn.Parameter(read_checked(folder, FC, (hidden, wide), Placing()))
+    return Trainee(read_layers(folder), fc, layout)
 
 
 def save(trainee: Trainee, folder: Path) -> None:
@@ -323,16 +302,11 @@ def main(words: Sequence[str] | None = None) -> None:
     target = open_directory(str(given.target))
     text = read_text(given, target.vocabulary)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    if given.resume:
-        folder = open_directory(str(given.out))
-        layout = check_block_drafter(folder, target)
-        taps, given.mask, given.levels = layout.layers, layout.mask, layout.levels
-        layers, fc = continued(folder, target)
-    else:
-        taps = spread_layers(target.layers, given.taps)
-        layers, fc = fresh(target, taps, given)
-    teacher = TappedTeacher(given.target, device, taps)
-    trainee = Trainee(layers, fc, given.mask, given.levels).to(device).requires_grad_(True)
+    teacher = Teacher(given.target, device)
+    trainee = (
+        continued(open_directory(str(given.out)), target) if given.resume else fresh(target, given)
+    )
+    trainee.to(device).requires_grad_(True)
     train(trainee.train(), teacher, Material(text[:-HELD_OUT], teacher, given.length), given)
     save(trainee, given.out)
     report(trainee.eval(), teacher, text[-HELD_OUT:], given)

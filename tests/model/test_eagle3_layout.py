@@ -49,9 +49,10 @@ def test_language_models_and_other_heads_are_not_taken_for_one(family: Family) -
         ({}, (2, 6, 9)),
         ({IDS: [1, 5, 9]}, (1, 5, 9)),
         ({IDS: [0, 5, 12]}, (0, 5, 12)),
+        ({"eagle_config": {IDS: [], "use_mtp_layernorm": False}}, (2, 6, 9)),
         ({"eagle_config": {IDS: [1, 5, 8], "use_aux_hidden_state": True}}, (2, 6, 9)),
     ],
-    ids=["default", "inputs", "ends", "outputs"],
+    ids=["default", "inputs", "ends", "none", "outputs"],
 )
 def test_the_tapped_layers(
     tmp_path: Path, extra: Mapping[str, Any], layers: tuple[int, ...]
@@ -80,6 +81,8 @@ def test_the_tapped_layers(
         ({"attention_bias": True}, "attention_bias is True"),
         ({"logit_scale": 0.5}, "logit_scale is 0.5"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state is False"),
+        ({"eagle_config": {"use_last_layernorm": False}}, "use_last_layernorm is False"),
+        ({"eagle_config": {"parallel_draft_step": 4}}, "parallel_draft_step is 4"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rotary embeddings of type dynamic"),
     ],
 )

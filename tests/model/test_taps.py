@@ -17,15 +17,16 @@ from flowspec.core.protocol.work import Pass
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.stage.stage_run import StageRun, onward, rows_of
-from flowspec.errors import ModelError
+from flowspec.errors import ConfigError, ModelError
 from flowspec.model.base import RowArray
 from flowspec.model.directory import ModelDirectory, layer_ranges
 from flowspec.model.placing import Placing
 from flowspec.model.reference import Reference
-from flowspec.model.sources import taps_of
+from flowspec.model.sources import recorded_taps, taps_of
 from flowspec.model.stage import ModelStage, load_stage
 from flowspec.model.taps import Taps, beside, elements, parted
 from tests.model.eagle3_heads import Shape, save_eagle3
+from workers._models import open_tapping
 
 Family = Callable[..., ModelDirectory]
 RUN = RunKey("j", 1)
@@ -199,6 +200,19 @@ def test_what_lies_beside_rows_comes_back_bit_for_bit(
     assert again.tobytes() == rows.tobytes()
     assert carried.tobytes() == sums.tobytes()
     assert carried.shape == sums.shape
+
+
+def test_a_worker_refuses_another_head_than_the_pipelines(family: Family, tmp_path: Path) -> None:
+    """Its folder may be elsewhere on this machine; its values must be the same."""
+    target = family("llama")
+    head = save_eagle3(tmp_path / "head", target)
+    same = save_eagle3(tmp_path / "elsewhere", target)
+    other = save_eagle3(tmp_path / "other", target, Shape(vocabulary=60))
+    taps = Taps.read(recorded_taps(str(head.path), target))
+    assert open_tapping(taps, taps.drafter).path == head.path
+    assert open_tapping(taps, str(same.path)).path == same.path
+    with pytest.raises(ConfigError, match="is not the one the pipeline was set up with"):
+        open_tapping(taps, str(other.path))
 
 
 def test_a_stage_without_its_head_is_refused(family: Family, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from flowspec.model.block_drafter import load_block_drafter
 from flowspec.model.block_layout import check_block_drafter
 from flowspec.model.directory import ModelDirectory, open_directory
 from ops.train import block as script
+from ops.train.teaching import Teacher
 from tests.model.block_drafters import MASK, TAPS, Published, save_block_drafter
 from tests.model.families import FAMILIES, save
 
@@ -26,9 +27,9 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> ModelDirectory:
 
 
 @pytest.fixture
-def teacher(target: ModelDirectory) -> script.TappedTeacher:
+def teacher(target: ModelDirectory) -> Teacher:
     torch.manual_seed(1)
-    return script.TappedTeacher(target.path, "cpu", TAPS)
+    return Teacher(target.path, "cpu")
 
 
 def test_blocks_are_within_the_text_and_half_have_one_known_token() -> None:
@@ -47,16 +48,16 @@ def test_blocks_are_within_the_text_and_half_have_one_known_token() -> None:
 
 
 def test_what_is_trained_is_the_published_pass(
-    target: ModelDirectory, teacher: script.TappedTeacher, tmp_path: Path
+    target: ModelDirectory, teacher: Teacher, tmp_path: Path
 ) -> None:
     """All blocks of a batch at once give the rows that each gives after its own context."""
     folder = save_block_drafter(tmp_path)
-    trainee = script.Trainee(*script.continued(folder, target), MASK, LEVELS)
+    trainee = script.continued(folder, target)
     published = Published(folder, target)
     blocks = script.place_blocks(np.random.default_rng(2), 7, 5, LEVELS, 30, "cpu")
     ids = torch.randint(120, (2, 30))
     with torch.no_grad():
-        tapped, _ = teacher.read(ids)
+        _, tapped = teacher.rows(ids, trainee.taps)
         tokens = torch.where(blocks.known, ids[:, blocks.positions], MASK)
         rows = trainee(tapped, teacher.embedding[tokens], blocks)
     for row, text in enumerate(ids.tolist()):
@@ -70,15 +71,16 @@ def test_what_is_trained_is_the_published_pass(
 
 
 def test_a_drafter_that_has_the_targets_rows_agrees_with_it(
-    target: ModelDirectory, teacher: script.TappedTeacher, tmp_path: Path
+    target: ModelDirectory, teacher: Teacher, tmp_path: Path
 ) -> None:
-    trainee = script.Trainee(*script.continued(save_block_drafter(tmp_path), target), MASK, LEVELS)
+    trainee = script.continued(save_block_drafter(tmp_path), target)
     ids = torch.randint(120, (3, 40))
-    features = teacher.read(ids)[1]
+    features = teacher.features(ids)
 
     class Oracle(torch.nn.Module):
         levels = LEVELS
         mask = MASK
+        taps = TAPS
 
         def forward(
             self, tapped: torch.Tensor, embedded: torch.Tensor, blocks: script.Blocks
@@ -112,13 +114,12 @@ def test_a_drafter_is_trained_saved_and_resumed(
     layout = check_block_drafter(folder, target)
     assert (layout.levels, layout.mask, layout.layers) == (3, 9, (1, 2, 3))
     given = script.arguments().parse_args([*words, "--mask", "9"])
-    teacher = script.TappedTeacher(target.path, "cpu", layout.layers)
+    teacher = Teacher(target.path, "cpu")
     batch = torch.arange(128).view(4, 32) % 120
     blocks = script.place_blocks(np.random.default_rng(1), 20, 4, 3, 32, "cpu")
     torch.manual_seed(0)
     losses = []
-    for made in (script.fresh(target, layout.layers, given), script.continued(folder, target)):
-        trainee = script.Trainee(*made, 9, 3)
+    for trainee in (script.fresh(target, given), script.continued(folder, target)):
         with torch.no_grad():
             losses.append(float(script.loss_of(trainee, teacher, batch, blocks, 4.0)))
     assert losses[1] < losses[0]
@@ -128,15 +129,16 @@ def test_a_drafter_is_trained_saved_and_resumed(
     assert not list(out.glob("*.part"))
 
 
-def test_the_loss_is_least_for_the_targets_distributions(teacher: script.TappedTeacher) -> None:
+def test_the_loss_is_least_for_the_targets_distributions(teacher: Teacher) -> None:
     ids = torch.randint(120, (2, 30))
     blocks = script.place_blocks(np.random.default_rng(3), 5, 3, LEVELS, 30, "cpu")
-    features = teacher.read(ids)[1]
+    features = teacher.features(ids)
     right = features[:, blocks.positions[blocks.asked] - 1]
 
     class Given(torch.nn.Module):
         levels = LEVELS
         mask = MASK
+        taps = TAPS
 
         def __init__(self, rows: torch.Tensor) -> None:
             super().__init__()
