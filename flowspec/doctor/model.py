@@ -264,7 +264,7 @@ def _draft(name: str, target: ModelDirectory | None) -> Iterator[Finding]:
         if is_head(directory):
             check_head(directory, target)
             kind = head_name(directory)
-            yield ok("draft", f"{name} is an {kind} of the target's shape, weights complete")
+            yield ok("draft", f"{name} is {kind} of the target's shape, weights complete")
         else:
             check_pair(target, directory)
             yield ok("draft", f"{name} shares the target's tokenizer, weights complete")

@@ -23,10 +23,10 @@ def is_head(directory: ModelDirectory) -> bool:
 
 
 def head_name(directory: ModelDirectory) -> str:
-    """What to call the head in ``directory``."""
+    """What to call the head in ``directory``, with its article."""
     if is_block_drafter(directory):
-        return "block drafter"
-    return "EAGLE-3 head" if is_eagle3(directory) else "EAGLE head"
+        return "a block drafter"
+    return "an EAGLE-3 head" if is_eagle3(directory) else "an EAGLE head"
 
 
 def check_head(head: ModelDirectory, target: ModelDirectory) -> None:

@@ -19,7 +19,7 @@ from flowspec.model.base import DraftExecutor
 from flowspec.model.block_layout import is_block_drafter
 from flowspec.model.directory import ModelDirectory, check_pair, fetch_weights, local_path
 from flowspec.model.eagle3_layout import is_eagle3
-from flowspec.model.head_layout import check_head, head_taps, is_head, reads_lm_head
+from flowspec.model.head_layout import check_head, head_name, head_taps, is_head, reads_lm_head
 from flowspec.model.precision import AUTO
 from flowspec.model.taps import Taps
 
@@ -236,8 +236,7 @@ def _language_model(name: str, role: str) -> ModelDirectory:
         raise _only_drafts(name, NGRAM, role)
     directory = fetch_weights(name, lambda found: _NO_TENSOR)
     if is_head(directory):
-        kind = "a block drafter" if is_block_drafter(directory) else "an EAGLE head"
-        raise _only_drafts(name, kind, role)
+        raise _only_drafts(name, head_name(directory), role)
     return directory
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from flowspec.emulation.profile import Times, source_parts
 from flowspec.errors import ModelError
+from flowspec.model.block_layout import is_block_drafter
 from flowspec.model.directory import ModelDirectory
 from flowspec.model.eagle3_layout import is_eagle3
 from flowspec.model.head_layout import is_head
@@ -18,7 +19,7 @@ from flowspec.planning.boxes import DescribedBox
 from flowspec.planning.estimate import NGRAM_SECONDS, drafter_precision, drafter_times
 from flowspec.planning.needs import drafter_bytes
 
-SLM, HEAD = "slm", "head"
+SLM, HEAD, BLOCK = "slm", "head", "block"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +64,26 @@ def planned_drafts(draft: str, target: ModelShapes) -> PlannedDrafts:
         if name == NGRAM:
             continue
         directory = read_config(name)
-        kinds[name] = HEAD if _holds(directory, is_head, "eagle") else SLM
+        kinds[name] = _kind(directory)
         own = shapes_of(directory)
         configs[kinds[name]] = directory.config
         if kinds[name] == HEAD:
             wide = _holds(directory, is_eagle3, "eagle3")
             own = _head_shapes(own, target, wide=wide)
+        elif kinds[name] == BLOCK:  # the stages have its fc
+            own = replace(own, embedding=target.embedding, tied=target.tied)
         shapes[kinds[name]] = own
     source = ":".join(
         "+".join(kinds[name] for name in source_names(choice)) for choice in choices(draft)
     )
     source_parts(source)
     return PlannedDrafts(source, shapes, configs)
+
+
+def _kind(directory: ModelDirectory) -> str:
+    if is_block_drafter(directory):
+        return BLOCK
+    return HEAD if _holds(directory, is_head, "eagle") else SLM
 
 
 def _holds(directory: ModelDirectory, test: Callable[[ModelDirectory], bool], named: str) -> bool:

@@ -30,6 +30,8 @@ from flowspec.model.sources import (
 from flowspec.model.stage import load_stage
 from flowspec.strategies import EXACT
 from flowspec.testbed.memo import MemoDrafter
+from flowspec.testbed.proof.depth import acceptance_by_depth
+from flowspec.testbed.proof.plain import PlainText
 from flowspec.testbed.simulate import profile_costs, simulate, simulate_stages
 from flowspec.testbed.texts import Text
 from tests.model.block_drafters import BLOCK, MASK, Published, save_block_drafter
@@ -292,3 +294,24 @@ def test_only_embedding_and_lm_head_of_the_target_are_needed(
         file.unlink()
     check_sources(target, str(drafter.path))
     assert load_block_drafter(drafter, target).wants_hidden
+
+
+def test_right_drafts_in_a_row_are_those_of_one_block(family: Family, tmp_path: Path) -> None:
+    """The drafter's own text: every level of each position's block is compared with it."""
+    bench = Bench(tmp_path, family("llama"))
+    tokens = list(range(30, 40))
+    levels = bench.drafter.levels
+    while len(tokens) < 30:
+        best = bench.logits(bench.published.sums(tokens[:-1]), tokens[-1:]).argmax(-1)
+        tokens += best.tolist()[: len(tokens) % levels + 1]
+    sums = bench.published.sums(tokens)
+    text = PlainText(tuple(tokens[:10]), tuple(tokens[10:]), Sampling(), np.zeros(0), sums.numpy())
+    wanted: list[list[bool]] = [[] for _ in range(3)]
+    for at in range(9, len(tokens) - 1):
+        best = bench.logits(sums[:at], [tokens[at]]).argmax(-1).tolist()
+        right = [one == other for one, other in zip(best, tokens[at + 1 :], strict=False)]
+        for depth in range(min(3, len(right))):
+            wanted[depth].append(all(right[: depth + 1]))
+    shares = acceptance_by_depth(bench.drafter, [text], 3)
+    assert shares == pytest.approx([sum(one) / len(one) for one in wanted])
+    assert 0 < shares[2] < shares[0]

@@ -30,7 +30,7 @@ def test_both_dialects_are_read(family: Family, tmp_path: Path, nested: bool) ->
     head = save_eagle3(tmp_path, target, Shape(nested=nested, normed=nested))
     assert is_head(head)
     assert is_eagle3(head)
-    assert head_name(head) == "EAGLE-3 head"
+    assert head_name(head) == "an EAGLE-3 head"
     check_head(head, target)
     found = read_layout(head, target)
     assert found.taps == Taps(str(tmp_path), "fc.weight", (1, 3, 5), 64)
