@@ -284,7 +284,7 @@ def arguments() -> Parser:
     parser.add_argument("--resume", action="store_true", help="continue from --out")
     parser.add_argument("--layers", type=int, default=2, help="decoder layers")
     parser.add_argument("--taps", type=int, default=5, help="layers of the target that are read")
-    parser.add_argument("--levels", type=int, default=7, help="positions that a block proposes for")
+    parser.add_argument("--levels", type=int, default=8, help="positions that a block proposes for")
     parser.add_argument("--known", type=int, default=12, help="most known tokens of a block")
     parser.add_argument("--mask", type=int, default=2, help="id of the mask token")
     parser.add_argument("--decay", type=float, default=4.0, help="levels until a weight is 1/e")
