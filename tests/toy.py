@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from flowspec.core.job.draft_worker import DraftMachine
@@ -12,6 +13,8 @@ from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.sim import UNIT, Costs, RunRecord, Simulation, Tap
+from flowspec.model.base import DraftExecutor
+from flowspec.model.drafter_choice import levels_of
 from flowspec.model.toy import ToyDrafter, ToyMiddle, ToyStage, ToyTarget
 from flowspec.strategies import build
 
@@ -40,10 +43,12 @@ def pipeline(
     costs: Costs = UNIT,
     tap: Tap | None = None,
     middles: Sequence[float] = (),
+    drafter: DraftExecutor | None = None,
 ) -> Simulation:
     """``middles``: for each middle model how often it agrees with the target."""
-    machine = DraftMachine(limits(stages, target, middles=len(middles)), build)
-    nodes: dict[Address, Any] = {DRAFT: (machine, ToyDrafter(target, hit_rate, ranks))}
+    used = ToyDrafter(target, hit_rate, ranks) if drafter is None else drafter
+    found = replace(limits(stages, target, middles=len(middles)), levels=levels_of(used))
+    nodes: dict[Address, Any] = {DRAFT: (DraftMachine(found, build), used)}
     for model, agreement in enumerate(middles, 1):
         middle = StageMachine(1, stages, middle=model)
         nodes[middle_address(model)] = (middle, ToyMiddle(target, agreement))

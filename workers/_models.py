@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from flowspec.errors import ConfigError
 from flowspec.model.directory import ModelDirectory, fetch_weights, open_directory
+from flowspec.model.taps import Taps
 from flowspec.observe import logger
 
 Needs = Callable[[ModelDirectory], tuple[str, ...]]
@@ -41,6 +42,13 @@ def open_middle(name: str, model: int, record: Mapping[str, str]) -> ModelDirect
     expected = record["middle_fingerprints"].split()[model - 1]
     check_fingerprint(directory.identity, expected, name)
     check_values(directory, ("",), json.loads(record["middle_values"])[model - 1], name)
+    return directory
+
+
+def open_tapping(taps: Taps, name: str) -> ModelDirectory:
+    """The drafter that reads ``taps``, found as ``name``, with its weights, checked likewise."""
+    directory = fetch_weights(name, lambda found: ("",))
+    check_fingerprint(directory.fingerprint, taps.fingerprint, name)
     return directory
 
 

@@ -17,8 +17,9 @@ from flowspec.drivers.performers import DraftPerformer
 from flowspec.drivers.replay import header
 from flowspec.model.base import DraftExecutor, HasFacts
 from flowspec.model.directory import ModelDirectory
-from flowspec.model.drafter_choice import wanting_hidden
+from flowspec.model.drafter_choice import levels_of, wanting_hidden
 from flowspec.model.sources import fingerprint, load_sources, target_needs
+from flowspec.model.taps import Taps
 from flowspec.observe import logger
 from flowspec.strategies import build
 from flowspec.strategies.auto.decisions import with_drafter_names
@@ -117,8 +118,9 @@ def main(load: Load = load_named, given_arguments: Sequence[str] | None = None) 
             given.device or record["draft_device"],
         )
         if isinstance(drafter, HasFacts):
-            facts.know(drafter.facts())
-            logger().info("drafter loaded", **drafter.facts())
+            loaded = drafter.facts()
+            facts.know(loaded)
+            logger().info("drafter loaded", **loaded)
         wanting = wanting_hidden(drafter)
         limits = Limits(
             stages,
@@ -128,11 +130,13 @@ def main(load: Load = load_named, given_arguments: Sequence[str] | None = None) 
             middles=middles,
             hidden=wanting[0],
             others=wanting[1:],
+            levels=levels_of(drafter),
         )
         peers = wiring.peers
         claims = control.claims if peers is None else lambda: peers.claims
         link = _NamingLink(wiring.link(), stages, drafts_of(record), claims)
-        role = DraftPerformer(drafter, Tokenizer(target), target.hidden_size)
+        returned = Taps.read(record["taps"]).width if "taps" in record else target.hidden_size
+        role = DraftPerformer(drafter, Tokenizer(target), returned)
         machine = DraftMachine(limits, build)
         worker = make_worker(record, machine, link, role, header=header(limits))
         facts.ask(worker.facts)

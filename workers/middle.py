@@ -47,8 +47,9 @@ def main() -> None:
             directory.config,
         )
         executor = load_stage(directory, range(directory.layers), placing=placing)
-        facts.know(executor.facts())
-        logger(middle=model).info("middle model loaded", **executor.facts())
+        loaded = executor.facts()
+        facts.know(loaded)
+        logger(middle=model).info("middle model loaded", **loaded)
         role = VerifyPerformer(executor, (directory.hidden_size,))
         link = wiring.link()
         machine = StageMachine(1, stages, middle=model)

@@ -15,7 +15,7 @@ from flowspec.emulation.setup import EMULATED, Emulation
 from flowspec.errors import ConfigError
 from flowspec.model.directory import default_pair, layer_ranges
 from flowspec.model.precision import AUTO, by_stage, check_device, check_dtype
-from flowspec.model.sources import fingerprint, labels, open_models
+from flowspec.model.sources import fingerprint, labels, open_models, recorded_taps
 from flowspec.planning.cluster_file import check_ranges, parse_ranges, ranges_text, read_cluster
 from workers._boot import Process, parser, run
 
@@ -72,6 +72,7 @@ def main() -> None:
     given = arguments.parse_args()
     _use_cluster(given)
     target, middles = open_models(given.target, given.draft, given.middle)
+    taps = recorded_taps(given.draft, target)
     ranges = _ranges(target.layers, given)
     emulation = Emulation.read(given.emulate) if given.emulate else None
     if emulation and given.layers:
@@ -89,6 +90,7 @@ def main() -> None:
                 "target_values": json.dumps(target.values()),
                 "draft_fingerprint": fingerprint(given.draft),
                 "drafts": json.dumps(labels(given.draft)),
+                **({"taps": taps} if taps else {}),
                 "middles": json.dumps(given.middle),
                 "middle_fingerprints": " ".join(middle.identity for middle in middles),
                 "middle_values": json.dumps([middle.values() for middle in middles]),

@@ -12,6 +12,7 @@ from flowspec.model.base import HasFacts, StageExecutor
 from flowspec.model.directory import ModelDirectory, layer_range, open_directory
 from flowspec.model.empty_stage import PassingStage
 from flowspec.model.precision import of_stage
+from flowspec.model.taps import Taps
 from flowspec.observe import logger
 from workers._boot import (
     Facts,
@@ -22,7 +23,7 @@ from workers._boot import (
     run,
     stage_number,
 )
-from workers._models import open_stage
+from workers._models import open_stage, open_tapping
 from workers._wiring import add_rows, wired
 
 #: Attention paths of ``flowspec.model``, which imports torch and so is imported after the lease.
@@ -45,6 +46,11 @@ def main() -> None:
         default=ATTENTIONS[0],
         help="how tree rows see the context (default: %(default)s)",
     )
+    arguments.add_argument(
+        "--draft",
+        help="where the head is on this machine that reads hidden rows inside the target "
+        "(default: as the record says)",
+    )
     add_placing(arguments)
     add_rows(arguments)
     given = arguments.parse_args()
@@ -66,11 +72,20 @@ def main() -> None:
         target, dtype = open_stage(
             name, stage, layers, record, asked, lambda found: _needs(found, layers)
         )
-        executor, model_seconds = _executor(target, layers, given.attention, (dtype, device))
+        taps = Taps.read(record["taps"]) if "taps" in record else None
+        executor, model_seconds = _executor(
+            target,
+            layers,
+            given.attention,
+            (dtype, device),
+            (taps, _tapping(taps, target, layers, given.draft)),
+        )
         if isinstance(executor, HasFacts):
-            facts.know(executor.facts())
-            logger(stage=stage).info("stage loaded", **executor.facts())
-        role = VerifyPerformer(executor, (target.hidden_size,))
+            loaded = executor.facts()
+            facts.know(loaded)
+            logger(stage=stage).info("stage loaded", **loaded)
+        beside = taps.width if taps is not None and taps.reach(layers.start) else 0
+        role = VerifyPerformer(executor, (target.hidden_size,), beside=beside)
         link = wiring.link()
         machine = StageMachine(stage, stages)
         worker = make_worker(record, machine, link, role, model_seconds=model_seconds)
@@ -98,19 +113,35 @@ def _needs(target: ModelDirectory, layers: range) -> tuple[str, ...]:
     return tensor_prefixes(target, layers)
 
 
+def _tapping(
+    taps: Taps | None, target: ModelDirectory, layers: range, name: str | None
+) -> ModelDirectory | None:
+    """The head that reads ``taps``; None if none of ``layers`` is tapped.
+
+    ``name``: of its folder here, None: as the record says.
+    """
+    if taps is None or not layers or not taps.within(layers, last=layers.stop == target.layers):
+        return None
+    return open_tapping(taps, taps.drafter if name is None else name)
+
+
 def _executor(
-    target: ModelDirectory, layers: range, attention: str, wanted: tuple[str, str]
+    target: ModelDirectory,
+    layers: range,
+    attention: str,
+    wanted: tuple[str, str],
+    tapped: tuple[Taps | None, ModelDirectory | None],
 ) -> tuple[StageExecutor, Callable[[], float] | None]:
     """The executor of ``layers``, and its CPU seconds in the model so far; None: not measured.
 
-    ``wanted``: the names of its precision and its device.
+    ``wanted``: the names of its precision and its device. ``tapped``: as in ``load_stage``.
     """
     if not layers:
         return PassingStage(), None
     from flowspec.model.placing import place
     from flowspec.model.stage import load_stage
 
-    executor = load_stage(target, layers, attention, place(*wanted, target.config))
+    executor = load_stage(target, layers, attention, place(*wanted, target.config), *tapped)
     return executor, lambda: executor.model_seconds
 
 

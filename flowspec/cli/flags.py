@@ -41,9 +41,9 @@ Draft = Annotated[
     str | None,
     typer.Option(
         callback=_NAMED,
-        help="Drafter: a model with the same tokenizer, an EAGLE head, ngram, or several joined by "
-        "+; auto chooses from drafts joined by :, other strategies use the first. "
-        "Packaged: draft (the default), head.",
+        help="Drafter: a model with the same tokenizer, an EAGLE head, a block drafter, ngram, or "
+        "several joined by +; auto chooses from drafts joined by :, other strategies use the "
+        "first. Packaged: draft (the default), head.",
     ),
 ]
 Timed = Annotated[

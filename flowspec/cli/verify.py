@@ -17,9 +17,16 @@ from flowspec.cli.places import draft_for
 from flowspec.cli.show import console
 from flowspec.core.run.sampling import Sampling
 from flowspec.model.directory import default_pair, fetch_weights, layer_ranges
-from flowspec.model.sources import labels, load_sources, open_models
+from flowspec.model.sources import labels, load_sources, open_models, taps_of
 from flowspec.strategies import build
-from flowspec.testbed.proof.verify import Difference, Proof, ProofPlan, load_blocks, prove
+from flowspec.testbed.proof.verify import (
+    Difference,
+    Proof,
+    ProofPlan,
+    load_blocks,
+    load_shares,
+    prove,
+)
 
 #: Packaged prompts that are used if none are given.
 DEFAULT_PROMPTS = 4
@@ -60,7 +67,8 @@ def verify(wanted: Wanted) -> int:
         drafter = load_sources(draft, target, dtype=wanted.draft_dtype, device=str(placing.device))
         tokenizer = Tokenizer(target)
         encoded = [tokenizer.encode(prompt, raw=False) for prompt in prompts]
-        proof = prove(target, blocks, drafter, encoded, plan, line.update)
+        shares = load_shares(blocks, ranges, taps_of(draft, target))
+        proof = prove(target, blocks, drafter, encoded, plan, line.update, shares)
     if wanted.as_json:
         said = dataclasses.asdict(proof) | {"holds": proof.holds}
         sys.stdout.write(json.dumps(said, allow_nan=True) + "\n")

@@ -18,7 +18,7 @@ from flowspec.model.directory import (
     open_directory,
     read_config_file,
 )
-from flowspec.model.head_layout import check_head, is_head
+from flowspec.model.head_layout import check_head, head_name, is_head
 from flowspec.model.precision import AUTO, PRECISIONS
 from flowspec.model.sources import NGRAM, source_names
 
@@ -263,7 +263,8 @@ def _draft(name: str, target: ModelDirectory | None) -> Iterator[Finding]:
     try:
         if is_head(directory):
             check_head(directory, target)
-            yield ok("draft", f"{name} is an EAGLE head of the target's shape, weights complete")
+            kind = head_name(directory)
+            yield ok("draft", f"{name} is {kind} of the target's shape, weights complete")
         else:
             check_pair(target, directory)
             yield ok("draft", f"{name} shares the target's tokenizer, weights complete")

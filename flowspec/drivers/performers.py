@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -11,10 +11,11 @@ import numpy.typing as npt
 from flowspec.broker.base import Link
 from flowspec.core.protocol.machine import Allocate, Commit, Learn
 from flowspec.core.protocol.row_types import ROW_TYPES, to_float32
-from flowspec.core.protocol.work import Draft, Encode, EncodeDone, Pass, Work, WorkResult
+from flowspec.core.protocol.work import Draft, Encode, EncodeDone, Part, Pass, Work, WorkResult
 from flowspec.core.run.key import RunKey
 from flowspec.errors import StateError, WireError
 from flowspec.model.base import DraftExecutor, RowArray, StageExecutor
+from flowspec.model.taps import elements
 
 
 class Encoder(Protocol):
@@ -36,6 +37,8 @@ class VerifyPerformer:
 
     ``row_shape``, ``row_types``: shape and possible types of incoming rows; others are refused.
     By default a row may have any type that a stage computes in: stages may differ in precision.
+    ``beside``: values of a drafter's sum beside each row of a run that returns hidden rows
+    (``model.taps``).
     """
 
     def __init__(
@@ -43,42 +46,51 @@ class VerifyPerformer:
         executor: StageExecutor,
         row_shape: tuple[int, ...],
         row_types: Sequence[npt.DTypeLike] = tuple(ROW_TYPES.values()),
+        beside: int = 0,
     ) -> None:
         self._executor = executor
         self._row_shape = row_shape
         self._row_types = tuple(np.dtype(kind) for kind in row_types)
+        self._beside = beside
+        self._returning: set[RunKey] = set()  # runs that return hidden rows
         self._outputs: list[RowArray] = []
 
     def compute(self, work: Work, link: Link) -> WorkResult:
         if not isinstance(work, Pass):
             raise StateError(f"a verify stage cannot do {type(work).__name__}")
         inputs = [
-            None
-            if part.tokens
-            else self._checked(link.take_rows(part.run, part.segment), part.offsets)
+            None if part.tokens else self._checked(link.take_rows(part.run, part.segment), part)
             for part in work.parts
         ]
         result, self._outputs = self._executor.run(work, inputs)
         return result
 
-    def _checked(self, rows: RowArray, offsets: Sequence[int]) -> RowArray:
+    def _checked(self, rows: RowArray, part: Part) -> RowArray:
+        shape = self._shape(part.run, rows.dtype)
         if (
             rows.dtype not in self._row_types
-            or rows.shape[1:] != self._row_shape
-            or rows.ndim != len(self._row_shape) + 1
+            or rows.ndim != len(shape) + 1
+            or rows.shape[1:] != shape
         ):
             kinds = " or ".join(map(str, self._row_types))
-            wanted = f"[rows, {', '.join(map(str, self._row_shape))}] of {kinds}"
+            wanted = f"[rows, {', '.join(map(str, shape))}] of {kinds}"
             raise WireError(
                 f"rows of shape {list(rows.shape)} of {rows.dtype} arrived; expected {wanted}"
             )
-        if rows.shape[0] <= max(offsets):
-            raise WireError(
-                f"{rows.shape[0]} rows arrived for a segment of at least {max(offsets) + 1}"
-            )
+        last = max(part.offsets)
+        if rows.shape[0] <= last:
+            raise WireError(f"{rows.shape[0]} rows arrived for a segment of at least {last + 1}")
         return rows
 
+    def _shape(self, run: RunKey, kind: np.dtype[Any]) -> tuple[int, ...]:
+        """The shape of a row of ``run`` in type ``kind``, with what lies beside it."""
+        if not self._beside or run not in self._returning or kind not in self._row_types:
+            return self._row_shape
+        return (self._row_shape[0] + elements(self._beside, kind),)
+
     def allocate(self, output: Allocate) -> None:
+        if output.returns.hidden:
+            self._returning.add(output.run)
         self._executor.allocate(output.run, output.capacity, output.sampling, output.returns)
 
     def learn(self, output: Learn, link: Link) -> None:
@@ -86,6 +98,7 @@ class VerifyPerformer:
 
     def release(self, run: RunKey) -> None:
         self._executor.release(run)
+        self._returning.discard(run)
 
     def rows(self, part: int, offsets: Sequence[int]) -> RowArray:
         rows = self._outputs[part]
@@ -98,7 +111,7 @@ class VerifyPerformer:
 class DraftPerformer:
     """The draft worker: text to ids, drafting, ids to text.
 
-    ``hidden_size``: size of the target's hidden rows.
+    ``hidden_size``: values of a row that comes with an answer for a drafter that wants them.
     """
 
     def __init__(self, executor: DraftExecutor, encoder: Encoder, hidden_size: int = 0) -> None:

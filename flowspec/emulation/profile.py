@@ -223,7 +223,7 @@ class Profile:
     def work_seconds(self, worker: Address, work: Work, stages: int, source: str) -> float:
         """Seconds of ``work`` at ``worker``, with ``stages`` stages and drafts by ``source``."""
         if isinstance(work, Draft):
-            return self.draft_seconds(source, len(work.part.ids), work.drafter)
+            return self.draft_seconds(source, work.rows, work.drafter)
         if not isinstance(work, Pass):
             return 0.0
         rows = sum(len(part.ids) for part in work.parts)

@@ -43,6 +43,16 @@ class HasFacts(Protocol):
     def facts(self) -> dict[str, object]: ...
 
 
+@runtime_checkable
+class DraftsBlocks(Protocol):
+    """A drafter that proposes for several positions in one pass, and answers with ``BlockDone``."""
+
+    @property
+    def levels(self) -> int:
+        """Positions that one pass proposes for, below every answered row."""
+        ...
+
+
 class DraftExecutor(Protocol):
     """A drafter with its own KV rows. ``wants_hidden``: it drafts from the target's hidden rows."""
 
@@ -62,8 +72,8 @@ class DraftExecutor(Protocol):
     def learn(self, run: RunKey, ids: Sequence[int], rows: RowArray) -> None:
         """Store the target's hidden rows of nodes ``ids``, for the passes that follow.
 
-        ``rows`` is ``[ids, hidden]``, float32, after the target's final norm. Called only if
-        ``wants_hidden``. A context row is in a pass only after its parent's row was learnt, and
-        in only one pass.
+        ``rows`` is ``[ids, values]``, float32: after the target's final norm, or sums over what the
+        drafter reads inside the target (``taps``). Called only if ``wants_hidden``. A context row
+        is in a pass only after its parent's row was learnt, and in only one pass.
         """
         ...

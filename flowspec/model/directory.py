@@ -23,8 +23,11 @@ _SINGLE = "model.safetensors"
 #: that holds the length of short ones. ``su`` is its old name.
 _LONGROPE = ("longrope", "su")
 _SHORT = "original_max_position_embeddings"
+#: The config of a head's decoder layer in the ``speculators`` dialect.
+_NESTED = "transformer_layer_config"
 #: Packaged models: a target, two smaller ones with its tokenizer, and an EAGLE head for it.
 PACKAGED = ("target", "medium", "draft", "head")
+PACKAGED_HEAD = "head"
 _PACKAGE = Path(__file__).parent.parent / "default_pair"
 _TEXT_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
 
@@ -301,7 +304,7 @@ def described(file: Path) -> ModelDirectory:
 
     There may be nothing else in the folder.
     """
-    config = _read_json(file)
+    config = flattened(_read_json(file))
     wrong = formats.of_config(file.parent, config)
     if wrong is not None:
         raise ModelError(str(wrong))
@@ -321,6 +324,16 @@ def described(file: Path) -> ModelDirectory:
             "only decoder-only language models can be split"
         )
     return ModelDirectory(file.parent, config)
+
+
+def flattened(config: Mapping[str, Any]) -> dict[str, Any]:
+    """``config`` with the shape of a head's layer, which ``speculators`` nests, at its top."""
+    nested = config.get(_NESTED)
+    if not isinstance(nested, Mapping):
+        return dict(config)
+    own = {key: value for key, value in config.items() if key != _NESTED}
+    named = {"architectures": own["architectures"]} if "architectures" in own else {}
+    return {**own, **nested, **named}
 
 
 def _read_json(path: Path) -> dict[str, Any]:

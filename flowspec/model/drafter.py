@@ -73,13 +73,22 @@ class ModelDrafter:
 
 def propose(logits: torch.Tensor, work: Draft, sampling: Sampling) -> DraftDone:
     """The best ``work.width`` tokens per answered row; ``logits`` is ``[answers, vocabulary]``."""
+    indices = [work.part.positions[row] + 1 for row in work.part.answers]
+    rows = ranked(logits, work, sampling, indices)
+    return DraftDone(tuple(tokens for tokens, _ in rows), tuple(values for _, values in rows))
+
+
+def ranked(
+    logits: torch.Tensor, work: Draft, sampling: Sampling, indices: Sequence[int]
+) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
+    """Tokens and values of the best ``work.width`` of each row of ``logits``.
+
+    ``indices``: the absolute index of the token that a row proposes, which its noise depends on.
+    """
     width = min(work.width, logits.shape[-1])
     if work.coupled:
-        indices = [work.part.positions[row] + 1 for row in work.part.answers]
-        ranked = perturbed_rows(logits, sampling, indices, width)
-    else:
-        ranked = top_logprobs(logits, width)
-    return DraftDone(tuple(tokens for tokens, _ in ranked), tuple(values for _, values in ranked))
+        return perturbed_rows(logits, sampling, indices, width)
+    return top_logprobs(logits, width)
 
 
 def load_drafter(

@@ -9,7 +9,7 @@ from flowspec.core.protocol.work import Draft, DraftDone
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import ConfigError, StateError
-from flowspec.model.base import DraftExecutor, HasFacts, RowArray
+from flowspec.model.base import DraftExecutor, DraftsBlocks, HasFacts, RowArray
 
 
 class ChoiceDrafter:
@@ -71,3 +71,13 @@ def wanting_hidden(drafter: DraftExecutor) -> tuple[bool, ...]:
     """Whether each drafter of a ``ChoiceDrafter``, or ``drafter`` itself, wants hidden rows."""
     several = drafter.drafters if isinstance(drafter, ChoiceDrafter) else (drafter,)
     return tuple(one.wants_hidden for one in several)
+
+
+def levels_of(drafter: DraftExecutor) -> tuple[int, ...]:
+    """Per drafter, as ``wanting_hidden``: the levels of a block drafter's pass, else 0.
+
+    Empty if none is a block drafter.
+    """
+    several = drafter.drafters if isinstance(drafter, ChoiceDrafter) else (drafter,)
+    levels = tuple(one.levels if isinstance(one, DraftsBlocks) else 0 for one in several)
+    return levels if any(levels) else ()

@@ -13,8 +13,8 @@ token has no row, as it has no parent; here it has one, but no other row attends
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 import torch
 from transformers import LlamaConfig, LlamaModel
@@ -27,6 +27,7 @@ from flowspec.errors import ModelError, StateError
 from flowspec.model.arrays import to_tensor
 from flowspec.model.base import RowArray
 from flowspec.model.directory import ModelDirectory
+from flowspec.model.draft_vocabulary import DraftVocabulary
 from flowspec.model.drafter import propose
 from flowspec.model.head_layout import check_head
 from flowspec.model.kv import TreeCache
@@ -91,12 +92,44 @@ class EagleHead(torch.nn.Module):
         self, capacity: int, dtype: torch.dtype = torch.float32, device: torch.device | None = None
     ) -> TreeCache:
         """KV rows for one job."""
-        config = self.config
-        head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
-        heads = config.num_key_value_heads or config.num_attention_heads
-        return TreeCache.allocate(
-            config.num_hidden_layers, heads, capacity, head_dim, dtype, device
-        )
+        return head_cache(self.config, capacity, dtype, device)
+
+
+def head_cache(
+    config: LlamaConfig, capacity: int, dtype: torch.dtype, device: torch.device | None
+) -> TreeCache:
+    """KV rows of one job for a head whose decoder layers have this ``config``."""
+    head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
+    heads = config.num_key_value_heads or config.num_attention_heads
+    return TreeCache.allocate(config.num_hidden_layers, heads, capacity, head_dim, dtype, device)
+
+
+class FeatureHead(Protocol):
+    """A head that ``EagleDrafter`` can run: a module over embeddings and features.
+
+    ``config``: of its decoder layers.
+    """
+
+    config: LlamaConfig
+
+    def eval(self) -> Any: ...
+
+    def modules(self) -> Iterator[torch.nn.Module]: ...
+
+    def new_cache(
+        self, capacity: int, dtype: torch.dtype, device: torch.device | None
+    ) -> TreeCache: ...
+
+    def __call__(
+        self,
+        embedded: torch.Tensor,
+        features: torch.Tensor,
+        mask: torch.Tensor,
+        positions: torch.Tensor,
+        cache: Any,
+    ) -> Any:
+        """As ``EagleHead.forward``."""
+        ...
 
 
 class _HeadState:
@@ -127,20 +160,22 @@ class _HeadState:
 class EagleDrafter:
     """Proposes the LM head's best tokens for predicted features; values as ``ModelDrafter``'s.
 
-    ``embedding`` is ``[vocabulary, hidden]``; ``lm_head`` maps rows of the type that ``placing``
-    has for heads to logits.
+    ``embedding`` is ``[vocabulary, hidden]``; ``lm_head`` maps the head's rows to logits over
+    ``vocabulary``, None: the target's.
     """
 
     wants_hidden = True
 
     def __init__(
         self,
-        head: EagleHead,
+        head: FeatureHead,
         embedding: torch.Tensor,
         lm_head: Callable[[torch.Tensor], torch.Tensor],
         placing: Placing,
+        vocabulary: DraftVocabulary | None = None,
     ) -> None:
-        self._head = head.eval()
+        self._head: FeatureHead = head.eval()
+        self._propose = propose if vocabulary is None else vocabulary.propose
         self._embedding = embedding
         self._lm_head = lm_head
         self._placing = placing
@@ -196,9 +231,8 @@ class EagleDrafter:
             state.settle(part.ids[part.context - 1])
         if not part.answers:
             return DraftDone((), ())
-        answered = torch.cat(outputs)[list(part.answers)]
-        logits = self._lm_head(answered.to(self._placing.head_rows))
-        return propose(logits, work, state.sampling)
+        logits = self._lm_head(torch.cat(outputs)[list(part.answers)])
+        return self._propose(logits, work, state.sampling)
 
     @staticmethod
     def _wave_end(part: Part, state: _HeadState, first: int) -> int:
@@ -265,7 +299,12 @@ def load_head(
     name = stored if target.tied else "lm_head.weight"
     _entry(target, name, shape)
     lm_head = load_linear(StoredWeight(target, name), where.head, where.head_rows, where.device)
-    return EagleDrafter(head, embedding, lm_head, where)
+
+    def logits(rows: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = lm_head(rows.to(where.head_rows))
+        return found
+
+    return EagleDrafter(head, embedding, logits, where)
 
 
 def read_head(

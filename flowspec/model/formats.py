@@ -6,6 +6,7 @@ with the library's version that the tests run with.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from typing import Any
 _READ = ("mxfp4",)
 #: The config of a language model inside that of one with images or sound.
 _TEXT_CONFIG = "text_config"
+_TORCH_FILE = "pytorch_model.bin"
+_SAFE_FILE = "model.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,7 @@ def of_folder(folder: Path) -> Unreadable | None:
         return Unreadable(
             f"{folder} holds weights in torch's own format (.bin), which may run code; "
             "only safetensors are read",
-            _convert(folder),
+            _convert_head(folder) if _is_draft_head(folder) else _convert(folder),
         )
     torch_files = sorted(file.name for kind in ("*.pth", "*.pt") for file in folder.glob(kind))
     if torch_files:
@@ -104,6 +107,25 @@ def _convert(folder: Path) -> str:
         f"t.AutoModelForCausalLM.from_pretrained({given}, dtype='auto').save_pretrained('NEW')",
         f"t.AutoTokenizer.from_pretrained({given}).save_pretrained('NEW')",
     )
+
+
+def _is_draft_head(folder: Path) -> bool:
+    """Whether the config is one of a draft head, which the library has no class for."""
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        return False
+    if not isinstance(config, dict):
+        return False
+    return "draft_vocab_size" in config or "eagle" in str(config.get("architectures")).lower()
+
+
+def _convert_head(folder: Path) -> str:
+    read = f"w = torch.load({str(folder / _TORCH_FILE)!r}, weights_only=True)"
+    kept = "{k: v.contiguous() for k, v in w.items()}"
+    write = f"s.save_file({kept}, {str(folder / _SAFE_FILE)!r})"
+    code = "; ".join(("import torch, safetensors.torch as s", read, write))
+    return f'python -c "{code}" writes safetensors beside it'
 
 
 def _extract(folder: Path) -> str:

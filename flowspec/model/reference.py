@@ -6,17 +6,19 @@ by a float64 pass of the whole model whether a difference is a near-tie in float
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from flowspec.core.run.sampling import Sampling, choose, gumbel, survivors
-from flowspec.model.directory import ModelDirectory
+from flowspec.model.directory import ModelDirectory, open_directory
+from flowspec.model.taps import Taps
 
 #: Two candidates closer than this in a float64 pass may be chosen either way in float32.
 TIE = 1e-4
@@ -89,6 +91,27 @@ class Reference:
         rows: np.ndarray[Any, Any] = (
             self._model.model(torch.tensor([list(tokens)])).last_hidden_state[0].numpy()
         )
+        return rows
+
+    @torch.inference_mode()
+    def returned(self, tokens: Sequence[int], taps: Taps | None) -> np.ndarray[Any, Any]:
+        """The rows that a pipeline returns to a head with ``taps``, float32; None: ``hidden``."""
+        if taps is None:
+            return self.hidden(tokens)
+        matrix = load_file(open_directory(taps.drafter).weight_files[taps.weight])[taps.weight]
+        seen: dict[int, torch.Tensor] = {}
+        readers = [*self._model.model.layers, self._model.model.norm]
+
+        def keep(layer: int) -> Callable[[Any, Any], None]:
+            return lambda module, given: seen.update({layer: given[0][0]})
+
+        hooks = [readers[at].register_forward_pre_hook(keep(at)) for at in taps.layers]
+        self.hidden(tokens)
+        for hook in hooks:
+            hook.remove()
+        joined = torch.cat([seen[layer] for layer in taps.layers], dim=-1)
+        sums = joined @ matrix.float().T
+        rows: np.ndarray[Any, Any] = sums.numpy()
         return rows
 
     @torch.inference_mode()

@@ -1,23 +1,27 @@
 """Names of a pipeline's models, checked before anything is loaded. Only loading needs torch.
 
-A draft's name is a folder or hub name of a small language model or an EAGLE head (told apart by
-their contents), ``ngram``, or several of these joined by ``+`` and merged into one tree. Drafts
-joined by ``:`` are choices; a strategy that does not choose uses the first. Joined names that are
-the path of a folder mean that folder; the longest match from the left wins. Target and middle
-models are language models.
+A draft's name is a folder or hub name of a small language model, an EAGLE head or a block drafter
+(told apart by their contents), ``ngram``, or several of these joined by ``+`` and merged into one
+tree (block drafters are not merged). Drafts joined by ``:`` are choices; a strategy that does not
+choose uses the first. Joined names that are the path of a folder mean that folder; the longest
+match from the left wins. Target and middle models are language models.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from flowspec.errors import ConfigError, ModelError
 from flowspec.model.base import DraftExecutor
+from flowspec.model.block_layout import is_block_drafter
 from flowspec.model.directory import ModelDirectory, check_pair, fetch_weights, local_path
-from flowspec.model.head_layout import check_head, is_head
+from flowspec.model.eagle3_layout import is_eagle3
+from flowspec.model.head_layout import check_head, head_name, head_taps, is_head, reads_lm_head
 from flowspec.model.precision import AUTO
+from flowspec.model.taps import Taps
 
 NGRAM = "ngram"
 #: A prefix that no tensor has, for callers that need the tensors' names only.
@@ -119,6 +123,8 @@ def _split(draft: str) -> tuple[tuple[str, ...], ...]:
 
 def check_sources(target: ModelDirectory, draft: str) -> None:
     """ModelError or ConfigError unless every drafter in ``draft`` can draft for ``target``."""
+    for names in _merged(draft):
+        _check_merged(names)
     for name in source_names(draft):
         if name == NGRAM:
             continue
@@ -127,6 +133,19 @@ def check_sources(target: ModelDirectory, draft: str) -> None:
             check_head(directory, target)
         else:
             check_pair(target, directory)
+    taps_of(draft, target)
+
+
+def _check_merged(names: Sequence[str]) -> None:
+    """ConfigError if several drafters are to be merged, and one of them is a block drafter."""
+    if len(names) < 2:
+        return
+    for name in names:
+        if name != NGRAM and is_block_drafter(fetch_weights(name, _all)):
+            raise ConfigError(
+                f"draft {'+'.join(names)!r} merges a block drafter, {name}: its proposals are for "
+                "several levels at once; join it to the others by : instead, as a choice"
+            )
 
 
 def fingerprint(draft: str) -> str:
@@ -162,6 +181,7 @@ def load_sources(
 def _load_merged(
     names: Sequence[str], target: ModelDirectory, place: tuple[str, str]
 ) -> DraftExecutor:
+    _check_merged(names)
     loaded = [_load(name, target, place) for name in names]
     if len(loaded) == 1:
         return loaded[0]
@@ -171,11 +191,44 @@ def _load_merged(
 
 
 def target_needs(draft: str) -> Callable[[ModelDirectory], tuple[str, ...]]:
-    """Prefixes of the target's tensors that ``draft`` reads; a head uses embedding and LM head."""
-    heads = any(
-        name != NGRAM and is_head(fetch_weights(name, _all)) for name in source_names(draft)
-    )
-    return lambda target: ("model.embed_tokens.", "lm_head.") if heads else _NO_TENSOR
+    """Prefixes of the target's tensors that ``draft`` reads: a head its embedding, or more."""
+    heads = [found for _, found in _heads(draft)]
+    found: tuple[str, ...] = ("model.embed_tokens.",) if heads else _NO_TENSOR
+    if any(map(reads_lm_head, heads)):
+        found = (*found, "lm_head.")
+    return lambda target: found
+
+
+def taps_of(draft: str, target: ModelDirectory) -> Taps | None:
+    """What ``draft`` reads inside ``target``; None: its last rows, or none at all.
+
+    A pipeline returns one row a token. So ConfigError if a head that reads inside the target is
+    named together with another head.
+    """
+    heads = _heads(draft)
+    found = [(name, head_taps(directory, target)) for name, directory in heads]
+    tapped = [(name, taps) for name, taps in found if taps is not None]
+    if not tapped:
+        return None
+    if len(heads) > 1:
+        raise ConfigError(
+            f"draft {draft!r} has {len(heads)} heads, of which {tapped[0][0]} reads hidden rows "
+            "inside the target; such a head can be joined with language models and ngram only"
+        )
+    name, taps = tapped[0]
+    return replace(taps, drafter=name)
+
+
+def recorded_taps(draft: str, target: ModelDirectory) -> str:
+    """``taps_of`` as text for a pipeline's record, with the head's fingerprint; empty: None."""
+    taps = taps_of(draft, target)
+    return replace(taps, fingerprint=_digest(taps.drafter)).text() if taps is not None else ""
+
+
+def _heads(draft: str) -> list[tuple[str, ModelDirectory]]:
+    """The heads in ``draft``, by name."""
+    found = [(name, fetch_weights(name, _all)) for name in source_names(draft) if name != NGRAM]
+    return [(name, directory) for name, directory in found if is_head(directory)]
 
 
 def _language_model(name: str, role: str) -> ModelDirectory:
@@ -183,7 +236,7 @@ def _language_model(name: str, role: str) -> ModelDirectory:
         raise _only_drafts(name, NGRAM, role)
     directory = fetch_weights(name, lambda found: _NO_TENSOR)
     if is_head(directory):
-        raise _only_drafts(name, "an EAGLE head", role)
+        raise _only_drafts(name, head_name(directory), role)
     return directory
 
 
@@ -202,6 +255,14 @@ def _load(name: str, target: ModelDirectory, wanted: tuple[str, str]) -> DraftEx
     from flowspec.model.placing import place
 
     directory = fetch_weights(name, _all)
+    if is_block_drafter(directory):
+        from flowspec.model.block_drafter import load_block_drafter
+
+        return load_block_drafter(directory, target, place(*wanted, target.config))
+    if is_eagle3(directory):
+        from flowspec.model.eagle3 import load_eagle3
+
+        return load_eagle3(directory, target, place(*wanted, target.config))
     if is_head(directory):
         from flowspec.model.eagle import load_head
 

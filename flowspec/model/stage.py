@@ -18,15 +18,22 @@ from flowspec.model.block import LayerBlock
 from flowspec.model.directory import ModelDirectory
 from flowspec.model.placing import Placing
 from flowspec.model.sampling import choose_rows, top_logprobs
+from flowspec.model.tap_shares import TapShares
+from flowspec.model.taps import Taps
 from flowspec.model.trial import check_family
 from flowspec.model.two_level import PLAIN, RowCache
 
 
 class ModelStage:
-    """A verify stage's executor: one block and the KV rows of its jobs."""
+    """A verify stage's executor: one block and the KV rows of its jobs.
 
-    def __init__(self, block: LayerBlock) -> None:
+    ``taps``: the block's share of a drafter's sum. Runs that return hidden rows then carry the sum,
+    and the last stage returns it in their place.
+    """
+
+    def __init__(self, block: LayerBlock, taps: TapShares | None = None) -> None:
         self._block = block
+        self._taps = taps
         self._runs: dict[RunKey, tuple[RowCache, Sampling, Returns]] = {}
 
     @property
@@ -66,8 +73,12 @@ class ModelStage:
         outputs = []
         for part, rows in zip(work.parts, inputs, strict=True):
             cache, sampling, returns = self._runs[part.run]
-            hidden = self._block.run(part, rows, cache)
-            outputs.append(to_array(hidden))
+            if self._taps is not None and returns.hidden:
+                hidden, output = self._taps.run(part, rows, cache)
+            else:
+                hidden = self._block.run(part, rows, cache)
+                output = to_array(hidden)
+            outputs.append(output)
             choices.append(
                 self._choose(part, hidden, sampling, returns) if part.answers else Choice()
             )
@@ -90,14 +101,20 @@ def load_stage(
     layers: range,
     attention: str = PLAIN,
     placing: Placing | None = None,
+    taps: Taps | None = None,
+    drafter: ModelDirectory | None = None,
 ) -> ModelStage:
     """The executor of the verify stage with ``layers``; the rest as in ``LayerBlock``.
 
+    ``taps`` and ``drafter``: what the pipeline's drafter reads inside the target, as in
+    ``TapShares``.
     ModelError if the model's family is not tested and stages of it are not what the whole is.
     """
     check_family(directory)
     first = layers.start == 0
     last = layers.stop == directory.layers
-    return ModelStage(
-        LayerBlock(directory, layers, first=first, last=last, attention=attention, placing=placing)
+    block = LayerBlock(
+        directory, layers, first=first, last=last, attention=attention, placing=placing
     )
+    shares = TapShares(block, layers, taps, drafter) if taps is not None else None
+    return ModelStage(block, shares)

@@ -22,6 +22,7 @@ _DTYPES = {
 }
 #: Types of quantised weights in a shard.
 _CODES = {"U8": torch.uint8, "I8": torch.int8, "BF16": torch.bfloat16, "F32": torch.float32}
+_INTEGERS = {"I64": torch.int64, "I32": torch.int32}
 #: Bytes converted at a time.
 _BUFFER = 8 << 20
 #: Weights of a matrix read and quantised at a time.
@@ -72,6 +73,16 @@ def read_codes(name: str, entry: TensorEntry, rows: range) -> torch.Tensor:
         file.seek(entry.start + rows.start * columns * stored.itemsize)
         _read_exactly(file, result.view(-1), name)
     return result
+
+
+def read_integers(name: str, entry: TensorEntry) -> torch.Tensor:
+    """The tensor of ``entry`` as int64 if its elements are whole numbers; errors as above."""
+    stored = _stored_type(name, entry, _INTEGERS)
+    result = torch.empty(entry.shape, dtype=stored)
+    with entry.file.open("rb", buffering=0) as file:
+        file.seek(entry.start)
+        _read_exactly(file, result.view(-1), name)
+    return result.long()
 
 
 def read_bytes(name: str, entry: TensorEntry) -> torch.Tensor:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flowspec.emulation.profile import Times, source_parts
 from flowspec.errors import ModelError
+from flowspec.model.block_layout import is_block_drafter
 from flowspec.model.directory import ModelDirectory
+from flowspec.model.eagle3_layout import is_eagle3
 from flowspec.model.head_layout import is_head
 from flowspec.model.precision import Precision
 from flowspec.model.shapes import LayerShapes, ModelShapes, read_config, shapes_of
@@ -17,7 +19,7 @@ from flowspec.planning.boxes import DescribedBox
 from flowspec.planning.estimate import NGRAM_SECONDS, drafter_precision, drafter_times
 from flowspec.planning.needs import drafter_bytes
 
-SLM, HEAD = "slm", "head"
+SLM, HEAD, BLOCK = "slm", "head", "block"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +64,15 @@ def planned_drafts(draft: str, target: ModelShapes) -> PlannedDrafts:
         if name == NGRAM:
             continue
         directory = read_config(name)
-        kinds[name] = HEAD if _is_head(directory) else SLM
+        kinds[name] = _kind(directory)
         own = shapes_of(directory)
         configs[kinds[name]] = directory.config
-        shapes[kinds[name]] = _head_shapes(own, target) if kinds[name] == HEAD else own
+        if kinds[name] == HEAD:
+            wide = _holds(directory, is_eagle3, "eagle3")
+            own = _head_shapes(own, target, wide=wide)
+        elif kinds[name] == BLOCK:  # the stages have its fc
+            own = replace(own, embedding=target.embedding, tied=target.tied)
+        shapes[kinds[name]] = own
     source = ":".join(
         "+".join(kinds[name] for name in source_names(choice)) for choice in choices(draft)
     )
@@ -73,19 +80,32 @@ def planned_drafts(draft: str, target: ModelShapes) -> PlannedDrafts:
     return PlannedDrafts(source, shapes, configs)
 
 
-def _is_head(directory: ModelDirectory) -> bool:
-    """As ``is_head``, but by the config's architecture if there are no weights."""
+def _kind(directory: ModelDirectory) -> str:
+    if is_block_drafter(directory):
+        return BLOCK
+    return HEAD if _holds(directory, is_head, "eagle") else SLM
+
+
+def _holds(directory: ModelDirectory, test: Callable[[ModelDirectory], bool], named: str) -> bool:
+    """``test`` of the directory, or whether its architecture is ``named`` if it has no weights."""
     try:
-        return is_head(directory)
+        return test(directory)
     except ModelError:
         return any(
-            "eagle" in str(name).lower() for name in directory.config.get("architectures") or ()
+            named in str(name).lower() for name in directory.config.get("architectures") or ()
         )
 
 
-def _head_shapes(own: ModelShapes, target: ModelShapes) -> ModelShapes:
-    """An EAGLE head: its layers, the matrix that joins token and feature, the target's LM head."""
-    joining = (target.hidden, 2 * target.hidden)
+def _head_shapes(own: ModelShapes, target: ModelShapes, *, wide: bool) -> ModelShapes:
+    """An EAGLE head: its layers, what joins token and feature, an LM head like the target's.
+
+    ``wide``: queries, keys and values read both side by side (EAGLE-3); else one matrix joins them.
+    """
     first, *rest = own.layers
-    layers = (LayerShapes((joining, *first.matrices), first.values), *rest)
+    if wide:
+        doubled = [(rows, 2 * columns) for rows, columns in first.matrices[:3]]
+        matrices = (*doubled, *first.matrices[3:])
+    else:
+        matrices = ((target.hidden, 2 * target.hidden), *first.matrices)
+    layers = (LayerShapes(matrices, first.values), *rest)
     return replace(own, layers=layers, embedding=target.embedding, tied=target.tied)

@@ -13,7 +13,7 @@ from flowspec.model.precision import Precision
 from flowspec.model.shapes import ModelShapes, few_layers, shapes_of
 from flowspec.model.sources import NGRAM
 from flowspec.planning.boxes import TimedBox
-from flowspec.planning.drafts import HEAD, PlannedDrafts
+from flowspec.planning.drafts import BLOCK, HEAD, PlannedDrafts
 from flowspec.planning.estimate import NGRAM_SECONDS, drafter_precision, rising
 from flowspec.planning.needs import layer_bytes
 
@@ -33,7 +33,7 @@ def request_for(
         asked[name] = {
             "config": dict(drafts.configs[name]),
             "layers": sum(sizes) / _layer_size(drafts.configs[name], own),
-            "target_head": name == HEAD,
+            "target_head": name in (HEAD, BLOCK),
         }
     return {
         "id": secrets.token_hex(8),

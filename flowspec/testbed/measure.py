@@ -20,7 +20,8 @@ from flowspec.core.protocol.work import Draft
 from flowspec.core.run.sampling import Sampling
 from flowspec.emulation.profile import LinkShape, Profile, Times
 from flowspec.errors import ConfigError
-from flowspec.model.base import DraftExecutor, RowArray
+from flowspec.model.base import DraftExecutor, DraftsBlocks, RowArray
+from flowspec.model.block_layout import is_block_drafter
 from flowspec.model.directory import ModelDirectory, fetch_weights, layer_ranges
 from flowspec.model.head_layout import is_head
 from flowspec.model.precision import AUTO, check_dtype
@@ -158,19 +159,22 @@ def _by_kind(drafts: str) -> dict[str, str]:
     """The drafters' names by their kind in a profile."""
     kinds: dict[str, str] = {}
     for name in source_names(drafts):
-        kind = (
-            "ngram"
-            if name == NGRAM
-            else "head"
-            if is_head(fetch_weights(name, lambda found: ("",)))
-            else "slm"
-        )
+        kind = _kind(name)
         if kind in kinds:
             raise ConfigError(
                 f"{kinds[kind]} and {name} are both of kind {kind}; a profile has one of each kind"
             )
         kinds[kind] = name
     return kinds
+
+
+def _kind(name: str) -> str:
+    if name == NGRAM:
+        return "ngram"
+    directory = fetch_weights(name, lambda found: ("",))
+    if is_block_drafter(directory):
+        return "block"
+    return "head" if is_head(directory) else "slm"
 
 
 def _needs(directory: ModelDirectory, plan: MeasurementPlan, drafts: str) -> tuple[str, ...]:
@@ -216,15 +220,16 @@ def _drafter_times(
     drafter: DraftExecutor, directory: ModelDirectory, plan: MeasurementPlan
 ) -> Times:
     context = context_of(directory)
-    drafter.allocate(
-        MEASURED, context + max(plan.rows), Sampling(), Returns(hidden=drafter.wants_hidden)
-    )
+    # A block drafter computes a block of rows for each row that is asked.
+    block = 1 + (drafter.levels if isinstance(drafter, DraftsBlocks) else 0)
+    capacity = context + block + max(plan.rows)
+    drafter.allocate(MEASURED, capacity, Sampling(), Returns(hidden=drafter.wants_hidden))
     if drafter.wants_hidden:
         drafter.learn(MEASURED, range(context), random_rows(context, directory.hidden_size))
     drafter.run(Draft(prompt_part(directory), WIDTH))
 
     def draft(rows: int) -> Call:
-        work = Draft(siblings(directory, rows), WIDTH)
+        work = Draft(siblings(directory, -(-rows // block)), WIDTH)
         return lambda: drafter.run(work)
 
     seconds = medians({("draft", rows): draft(rows) for rows in plan.rows}, plan.repeats)

@@ -24,7 +24,7 @@ from flowspec.core.protocol.work import Draft, DraftDone, Part, Pruned
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import StateError
-from flowspec.model.base import DraftExecutor, RowArray
+from flowspec.model.base import DraftExecutor, DraftsBlocks, RowArray
 from flowspec.model.drafter_choice import ChoiceDrafter
 
 #: Continuations computed and kept per node, the largest width of any strategy. The best ``w`` of
@@ -210,7 +210,12 @@ class MemoDrafter:
     """
 
     def __init__(self, inner: DraftExecutor) -> None:
-        """StateError if ``inner`` is a choice: its drafters' proposals must not be mixed."""
+        """StateError if ``inner`` is a choice, whose drafters' proposals must not be mixed.
+
+        Or if it is a block drafter, whose proposals depend on which blocks a pass has.
+        """
+        if isinstance(inner, DraftsBlocks):
+            raise StateError("a memo cannot keep a block drafter's proposals")
         if isinstance(inner, ChoiceDrafter):
             raise StateError(
                 "one memo wraps several drafters to choose from; wrap each of them in its own"

@@ -23,7 +23,7 @@ from flowspec.emulation.profile import Profile
 from flowspec.errors import StateError
 from flowspec.model.base import DraftExecutor, StageExecutor
 from flowspec.model.directory import ModelDirectory
-from flowspec.model.drafter_choice import wanting_hidden
+from flowspec.model.drafter_choice import levels_of, wanting_hidden
 from flowspec.strategies import build
 from flowspec.testbed.texts import Text
 
@@ -137,6 +137,7 @@ def _completed(
         middles=len(makers),
         hidden=wanting[0],
         others=wanting[1:],
+        levels=levels_of(drafter),
     )
     nodes: dict[Address, Any] = {DRAFT: (DraftMachine(limits, make, history), drafter)}
     for stage, executor in enumerate(executors, 1):

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from flowspec.core.run.sampling import Sampling
-from flowspec.model.directory import ModelDirectory
+from flowspec.model.directory import PACKAGED_HEAD, ModelDirectory
+from flowspec.model.sources import taps_of
 
 
 @dataclass(frozen=True)
 class Text:
     """A prompt and the target's output for it, as token ids.
 
-    ``hidden``: the target's rows after its final norm, ``[tokens, hidden]``, float32, if requested.
+    ``hidden``: the rows that a head drafts from, ``[tokens, values]``, float32, if requested.
     """
 
     prompt: tuple[int, ...]
@@ -30,9 +31,11 @@ def texts(
     target: ModelDirectory,
     *,
     hidden: bool = False,
+    head: str = PACKAGED_HEAD,
 ) -> list[Text]:
     """The target's own text of up to ``count`` tokens for every sampling and prompt.
 
+    ``hidden``: with the rows that ``head`` drafts from.
     Prompts that leave no room for ``count`` tokens are left out.
     """
     import torch
@@ -42,6 +45,7 @@ def texts(
 
     torch.set_num_threads(1)
     reference = Reference(target)
+    taps = taps_of(head, target) if hidden else None
     tokenizer = Tokenizer(target)
     encoded = [tokenizer.encode(prompt, raw=False) for prompt in prompts]
     found = []
@@ -49,6 +53,6 @@ def texts(
         for prompt in encoded:
             if len(prompt) + count <= target.context:
                 output = reference.decode(prompt, count, sampling)
-                rows = reference.hidden((*prompt, *output)) if hidden else None
+                rows = reference.returned((*prompt, *output), taps) if hidden else None
                 found.append(Text(prompt, output, sampling, rows))
     return found

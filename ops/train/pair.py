@@ -26,7 +26,7 @@ import random
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -153,8 +153,13 @@ def optimizers(
     rest = [weight for weight in model.parameters() if id(weight) not in known]
     return [
         torch.optim.Muon(matrices, lr=rates[0], momentum=0.95, weight_decay=0.01),
-        torch.optim.AdamW(rest, lr=rates[1], betas=(0.9, 0.95), weight_decay=0.0),
+        adam(rest, rates[1]),
     ]
+
+
+def adam(weights: Iterable[torch.Tensor], rate: float = 0.0) -> torch.optim.Optimizer:
+    """AdamW over ``weights``; ``descend`` sets the rate of every step."""
+    return torch.optim.AdamW(weights, lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
 
 
 def descend(

@@ -23,7 +23,15 @@ from flowspec.core.job.draft_worker import DraftMachine
 from flowspec.core.protocol import machine as m
 from flowspec.core.protocol.addresses import Address, stage_address
 from flowspec.core.protocol.messages import Close, Envelope, Message, Open, Revoke, Submit
-from flowspec.core.protocol.work import Draft, Part, Pass, Pruned
+from flowspec.core.protocol.work import (
+    BlockDone,
+    BlockDraft,
+    Draft,
+    LevelProposals,
+    Part,
+    Pass,
+    Pruned,
+)
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.limits import Limits
 from flowspec.core.run.sampling import Sampling
@@ -44,6 +52,7 @@ from ops import recordings
 from tests.addresses import D0, S1
 from tests.broker.test_codec import MESSAGES
 from tests.toy import PROMPT, TARGET, limits
+from tests.toy_blocks import ToyBlocks
 
 FOLDER = recordings.FOLDER
 RECORDINGS = sorted(FOLDER.glob("*.jsonl"))
@@ -281,6 +290,31 @@ def test_jobs_whose_drafters_take_turns_are_replayed(monkeypatch: pytest.MonkeyP
         assert len(done.tokens) == 60
 
 
+def test_a_job_of_a_block_drafter_is_replayed() -> None:
+    drafter = ToyBlocks(3, 0.7)
+    allowed = replace(limits(2, eos=frozenset()), levels=(3,))
+    nodes: dict[Address, Any] = {D0: (DraftMachine(allowed, build), drafter)}
+    for stage in (1, 2):
+        nodes[stage_address(stage)] = (StageMachine(stage, 2), ToyStage(TARGET, stage, 2))
+    lines: list[str] = []
+    recorders = {
+        address: Recorder(
+            address, lambda run, line: lines.append(line), header(allowed) if address == D0 else ""
+        )
+        for address in nodes
+    }
+
+    def tap(address: Address, now: float, event: m.Input, outputs: list[m.Output]) -> None:
+        recorders[address].step(now, event, outputs)
+
+    simulation = Simulation(nodes, tap=tap)
+    spec = JobSpec(prompt_ids=PROMPT, max_new_tokens=20, strategy="specpipe", record=True)
+    simulation.submit("a", spec)
+    simulation.run()
+    assert sum('"_":"BlockDraft"' in line for line in lines) >= drafter.passes > 0
+    assert replay(merge(lines)).tokens == tuple(simulation.jobs["a"].tokens)
+
+
 def test_work_and_limits_are_written_exactly() -> None:
     run = RunKey("j", 1)
     pruned = Pruned((1, 2), (4, 5))
@@ -289,9 +323,11 @@ def test_work_and_limits_are_written_exactly() -> None:
     whole = (
         Draft(replace(part, pruned=None), 4),
         Draft(part, 4, 2, True, 2),
+        BlockDraft(part, 4, 2, True, 2, levels=7),
+        m.Done(BlockDone(((1,),), ((-0.5,),), below=((LevelProposals((2, 3), (-1.0, -2.0)),),))),
         Pass((part, replace(part, run=RunKey("j", 2)))),
         one,
-        replace(one, others=(False, True)),
+        replace(one, others=(False, True), levels=(0, 0, 7)),
     )
     for value in whole:
         assert from_json(json.loads(json.dumps(to_json(value)))) == value

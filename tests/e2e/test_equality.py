@@ -27,6 +27,8 @@ from flowspec.strategies import EXACT
 from flowspec.testbed.proof import plain
 from flowspec.testbed.proof.verify import load_blocks
 from tests.e2e.conftest import NOTES, Clusters
+from tests.model.block_drafters import save_block_drafter
+from tests.model.eagle3_heads import Shape, save_eagle3
 
 PROMPTS = Path(__file__).parent.parent / "data" / "prompts.jsonl"
 KINDS = ("chat", "code", "mathematics", "instructions", "summaries", "questions")
@@ -128,6 +130,35 @@ def test_a_prompt_of_each_kind(checker: Checker, clusters: Clusters, stages: int
 def test_every_draft_source(checker: Checker, draft: str) -> None:
     with Cluster(Setup("target", draft, 2)) as cluster, Client(cluster.url) as client:
         for strategy in ("flowspec", "pipedec_head", "specpipe", "chain", "auto"):
+            for row, sampling in zip(rows()[::12], (Sampling(), SAMPLED[-1]), strict=True):
+                checker.check(client, row["prompt"], strategy, 16, sampling)
+    checker.report()
+
+
+def test_a_block_drafter(checker: Checker, tmp_path: Path) -> None:
+    """A random one: verify workers sum up what it taps, and most of its tokens are wrong."""
+    target = open_directory("target")
+    drafter = save_block_drafter(
+        tmp_path,
+        vocabulary=target.vocabulary,
+        hidden=target.hidden_size,
+        num_target_layers=target.layers,
+    )
+    setup = Setup("target", f"{drafter.path}:ngram", 3)
+    with Cluster(setup) as cluster, Client(cluster.url) as client:
+        for strategy, sampling in (("flowspec", Sampling()), ("auto", Sampling(1.0, seed=3))):
+            result = checker.check(client, rows()[4]["prompt"], strategy, 24, sampling)
+            assert result.stats["draft_passes"] > 0
+
+
+def test_a_head_that_reads_inside_the_target(checker: Checker, tmp_path: Path) -> None:
+    """A random one, whose taps lie on three of four stages; no job without it carries a sum."""
+    head = save_eagle3(tmp_path, open_directory("target"), Shape(hidden=192, layers=()))
+    with (
+        Cluster(Setup("target", f"{head.path}:ngram", 4)) as cluster,
+        Client(cluster.url) as client,
+    ):
+        for strategy in ("flowspec", "specpipe", "autoregressive", "auto"):
             for row, sampling in zip(rows()[::12], (Sampling(), SAMPLED[-1]), strict=True):
                 checker.check(client, row["prompt"], strategy, 16, sampling)
     checker.report()

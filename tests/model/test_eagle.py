@@ -14,27 +14,22 @@ from transformers import LlamaConfig, LlamaModel
 
 from flowspec.core.job.draft_worker import DraftMachine
 from flowspec.core.protocol.addresses import DRAFT, Address, stage_address
-from flowspec.core.protocol.messages import Returns
-from flowspec.core.protocol.work import Draft, DraftDone, Part
-from flowspec.core.run.key import RunKey
 from flowspec.core.run.limits import Limits
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_worker import StageMachine
-from flowspec.core.tree.live_rows import LiveRows
 from flowspec.drivers.sim import Simulation
 from flowspec.errors import ModelError, StateError
 from flowspec.model.directory import ModelDirectory, layer_ranges, open_directory
-from flowspec.model.eagle import EagleDrafter, EagleHead, load_head
+from flowspec.model.eagle import EagleHead, load_head
 from flowspec.model.reference import Reference
 from flowspec.model.sources import check_sources, target_needs
 from flowspec.model.stage import load_stage
 from flowspec.strategies import build
+from tests.model.heads import RUN, VOCABULARY, Bench, feed, random_tree
 
 Family = Callable[..., ModelDirectory]
-RUN = RunKey("j", 1)
 HIDDEN = 64
-VOCABULARY = 120
 #: Published layouts of heads: plain, and with all optional parts.
 LAYOUTS = {
     "plain": {},
@@ -86,6 +81,9 @@ class Plain:
     Positions count from the second token, as in the authors' code.
     """
 
+    hidden = HIDDEN
+    tokens = VOCABULARY
+
     def __init__(self, head: ModelDirectory, target: ModelDirectory) -> None:
         weights = load_file(head.path / "model.safetensors")
         stored = {
@@ -116,68 +114,8 @@ class Plain:
         rows = torch.nn.functional.linear(pairs, self.fc, self.bias)
         return self.model(inputs_embeds=rows[None]).last_hidden_state[0, -1]
 
-
-class Bench:
-    """One run of a drafter, fed by hand, and the plain head's results for it."""
-
-    def __init__(self, drafter: EagleDrafter, plain: Plain, prompt: Sequence[int]) -> None:
-        self.drafter = drafter
-        self.plain = plain
-        self.rows = LiveRows(len(prompt))
-        self.token = dict(enumerate(prompt))
-        self.parent = {at: at - 1 for at in range(len(prompt))}
-        self.true: dict[int, torch.Tensor] = {}
-        self.given: dict[int, torch.Tensor] = {}
-        self.predicted: dict[int, torch.Tensor] = {}
-        drafter.allocate(RUN, 400, Sampling(), Returns())
-
-    def path(self, node: int) -> list[int]:
-        return [*(self.path(self.parent[node]) if self.parent[node] >= 0 else []), node]
-
-    def learn(self, *nodes: int) -> None:
-        """Learn the target's rows of ``nodes``: noise that is fixed per node."""
-        rows = torch.stack(
-            [torch.randn(HIDDEN, generator=torch.manual_seed(100 + node)) for node in nodes]
-        )
-        self.true.update(zip(nodes, rows, strict=True))
-        self.drafter.learn(RUN, nodes, rows.numpy())
-
-    def run(
-        self, context: Sequence[int], tree: Sequence[int], width: int = VOCABULARY
-    ) -> DraftDone:
-        """A pass over rows that are context at once, and over tree rows, which are answered."""
-        ids = (*context, *tree)
-        parents = tuple(self.parent[node] for node in ids)
-        part = Part(
-            run=RUN,
-            segment=-1,
-            ids=ids,
-            parents=parents,
-            positions=tuple(len(self.path(node)) - 1 for node in ids),
-            tokens=tuple(self.token[node] for node in ids),
-            offsets=(),
-            context=len(context),
-            pruned=self.rows.begin_pass(ids, parents, len(context)),
-            answers=tuple(range(len(context), len(ids))),
-        )
-        return self.drafter.run(Draft(part, width))
-
-    def check(self, context: Sequence[int], tree: Sequence[int]) -> None:
-        """Run a pass; compare every answer with a plain pass over the node's whole path."""
-        for node in (*context, *tree):
-            above = self.parent[node]
-            self.given[node] = self.true.get(above, self.predicted.get(above, torch.zeros(HIDDEN)))
-            path = self.path(node)[1:] or [0]
-            self.predicted[node] = self.plain.last(
-                [self.token[n] for n in path], [self.given[n] for n in path]
-            )
-        done = self.run(context, tree)
-        for node, tokens, values in zip(tree, done.tokens, done.values, strict=True):
-            wanted = torch.log_softmax(self.plain.lm_head @ self.predicted[node], dim=-1)[
-                list(tokens)
-            ]
-            assert len(set(tokens)) == VOCABULARY
-            assert (torch.tensor(values) - wanted).abs().max() < 5e-4, f"node {node}"
+    def scores(self, predicted: torch.Tensor) -> torch.Tensor:
+        return torch.log_softmax(self.lm_head @ predicted, dim=-1)
 
 
 @pytest.fixture
@@ -210,26 +148,6 @@ def test_the_shortest_prompts_draft(make: Callable[..., Bench], length: int) -> 
     bench.parent[length] = length - 1
     bench.token[length] = 40
     bench.check((), [length - 1, length])
-
-
-def random_tree(
-    bench: Bench, rng: np.random.Generator, tops: Sequence[int], nodes: Sequence[int]
-) -> None:
-    known = [*tops]
-    for node in nodes:
-        bench.parent[node] = int(rng.choice(known))
-        bench.token[node] = int(rng.integers(VOCABULARY))
-        known.append(node)
-
-
-def feed(bench: Bench, rng: np.random.Generator, nodes: Sequence[int]) -> None:
-    """Feed rows in passes of any size; sometimes learn the target's row of one."""
-    while nodes:
-        count = int(rng.integers(1, 16))
-        bench.check((), nodes[:count])
-        if rng.random() < 0.4:
-            bench.learn(int(rng.choice(nodes[:count])))
-        nodes = nodes[count:]
 
 
 @pytest.mark.parametrize("seed", range(8))

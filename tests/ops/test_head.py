@@ -12,9 +12,17 @@ import torch
 from flowspec.errors import ModelError
 from flowspec.model.directory import ModelDirectory, open_directory
 from flowspec.model.eagle import EagleHead, load_head, read_head
+from flowspec.model.eagle3 import Eagle3Head, load_eagle3
+from flowspec.model.eagle3_layout import read_layout
 from flowspec.model.head_layout import is_head
 from ops.train import head as script
+from ops.train.eagle1 import Eagle1Form
+from ops.train.eagle3 import Eagle3Form
+from ops.train.teaching import Form, Material, Teacher, agreement, unrolled
 from tests.model.families import FAMILIES, save
+
+TEXT = np.arange(2000) % 120
+FORMS: dict[str, Form] = {"eagle1": Eagle1Form(), "eagle3": Eagle3Form((1, 3, 5), 50)}
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen3"])
@@ -27,30 +35,31 @@ def target(
 
 
 @pytest.fixture
-def teacher(target: ModelDirectory) -> script.Teacher:
+def teacher(target: ModelDirectory) -> Teacher:
     torch.manual_seed(1)
-    return script.Teacher(target.path, "cpu")
+    return Teacher(target.path, "cpu")
 
 
-def lively(teacher: script.Teacher) -> EagleHead:
+def lively(teacher: Teacher, form: str = "eagle1") -> EagleHead | Eagle3Head:
     """A head whose layer has an effect."""
-    head = script.fresh(teacher)
+    head: EagleHead | Eagle3Head = FORMS[form].fresh(teacher, TEXT)
     with torch.no_grad():
         for parameter in head.parameters():
             parameter.mul_(3.0 if parameter.ndim > 1 else 1.0)
     return head.eval()
 
 
-def test_unrolled_steps_are_what_the_head_drafts(teacher: script.Teacher) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_unrolled_steps_are_what_the_head_drafts(teacher: Teacher, form: str) -> None:
     """Row t of step s: true features up to row t-s, then a chain of the head's own predictions."""
-    head = lively(teacher)
+    head = lively(teacher, form)
     steps = 3
     rows = 9
     ids = torch.randint(120, (2, rows + 1))
     features = teacher.features(ids)[:, :-1]
     embedded = teacher.embedding[ids[:, 1:]]
     with torch.no_grad():
-        found = list(script.unrolled(head, embedded, features, steps))
+        found = list(unrolled(head, embedded, features, steps))
         for step in range(steps):
             for row in range(step, rows):
                 above = features[:, : row + 1].clone()
@@ -65,7 +74,7 @@ def test_unrolled_steps_are_what_the_head_drafts(teacher: script.Teacher) -> Non
                 assert torch.allclose(found[step][:, row], last, atol=1e-4), (step, row)
 
 
-def test_the_target_writes_its_own_text(teacher: script.Teacher) -> None:
+def test_the_target_writes_its_own_text(teacher: Teacher) -> None:
     prompts = torch.randint(120, (6, 5))
     with torch.no_grad():
         ids = teacher.written(prompts, 24, torch.tensor([0.0, 1.0] * 3))
@@ -77,7 +86,7 @@ def test_the_target_writes_its_own_text(teacher: script.Teacher) -> None:
 
 
 def test_a_head_that_copies_the_target_agrees_with_it(
-    teacher: script.Teacher, monkeypatch: pytest.MonkeyPatch
+    teacher: Teacher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The report counts the target's most likely token at the requested positions."""
     ids = teacher.written(torch.randint(120, (3, 6)), 20, torch.ones(3))
@@ -91,10 +100,35 @@ def test_a_head_that_copies_the_target_agrees_with_it(
         following[:, :5] = 0.0  # positions in the prompt do not count
         return [following, features]
 
-    monkeypatch.setattr(script, "unrolled", oracle)
-    (first, four), (late, _) = script.agreement(lively(teacher), teacher, ids, 6, 2)
+    monkeypatch.setattr("ops.train.eagle1.unrolled", oracle)
+    (first, four), (late, _) = agreement(Eagle1Form(), lively(teacher), teacher, ids, 6, 2)
     assert 13 / 14 - 1e-6 <= first <= four
     assert late < first
+
+
+def test_guesses_of_an_eagle3_head_are_the_targets_tokens(teacher: Teacher) -> None:
+    """Of the tokens that it has: the most frequent ones of the text."""
+    form = Eagle3Form((1, 3, 5), 3)
+    text = np.array([7, 7, 7, 90, 90, 4, 4, 4, 4, 11])
+    head = form.fresh(teacher, text)
+    with torch.no_grad():
+        logits = head.logits(torch.randn(5, 64))
+    assert logits.shape == (5, 3)
+    assert form._ids.tolist() == [4, 7, 90]
+    tensors, config = form.stored(head)
+    assert (tensors["d2t"] + torch.arange(3)).tolist() == [4, 7, 90]
+    assert tensors["t2d"].nonzero().flatten().tolist() == [4, 7, 90]
+    assert config["draft_vocab_size"] == 3
+
+
+def test_positions_of_tokens_that_the_head_lacks_do_not_count(teacher: Teacher) -> None:
+    ids = torch.randint(120, (2, 12))
+    best = torch.nn.functional.linear(teacher.features(ids), teacher.lm_head).argmax(-1)[:, 1:]
+    absent = sorted(set(range(120)) - set(best.flatten().tolist()))
+    form = Eagle3Form((1, 3, 5), 2)
+    head = form.fresh(teacher, np.array(absent[:2]))
+    with torch.no_grad():
+        assert float(form.loss(head, teacher, ids, 2)) == 0.0
 
 
 def test_a_head_is_trained_saved_and_resumed(
@@ -120,13 +154,14 @@ def test_a_head_is_trained_saved_and_resumed(
     ]
     words += ["--minutes", "0.05", "--length", "32", "--batch", "4"]
     script.main(words)
-    teacher = script.Teacher(target.path, "cpu")
-    batch = script.Material(np.arange(2000) % 120, teacher, 32).batch(8)
+    teacher = Teacher(target.path, "cpu")
+    batch = Material(TEXT, teacher, 32).batch(8)
     trained = read_head(open_directory(str(out)), target)
     with torch.no_grad():
+        form = Eagle1Form()
         before, after = (
-            float(script.loss_of(head, teacher, batch, 3))
-            for head in (script.fresh(teacher), trained)
+            float(form.loss(head, teacher, batch, 3))
+            for head in (form.fresh(teacher, TEXT), trained)
         )
     assert after < before
     script.main([*words, "--resume"])
@@ -144,6 +179,48 @@ def test_a_head_is_trained_saved_and_resumed(
         }
     )
     assert not list(out.glob("*.part"))
+
+
+def test_an_eagle3_head_is_trained_saved_and_resumed(
+    target: ModelDirectory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(script, "HELD_OUT", 500)
+    tokens = tmp_path / "train.bin"
+    out = tmp_path / "head"
+    np.random.default_rng(0).integers(120, size=4000).astype(np.uint16).tofile(tokens)
+    words = ["--target", str(target.path), "--tokens", str(tokens), "--out", str(out)]
+    words += ["--minutes", "0.05", "--length", "32", "--form", "eagle3", "--taps", "1,3,5"]
+    words += ["--vocabulary", "50"]
+    script.main(words)
+    teacher = Teacher(target.path, "cpu")
+    batch = Material(TEXT, teacher, 32).batch(8)
+    form = Eagle3Form((1, 3, 5), 50)
+    with torch.no_grad():
+        text = np.fromfile(tokens, np.uint16)[:-500]
+        before = float(form.loss(form.fresh(teacher, text), teacher, batch, 3))
+        trained = form.read(open_directory(str(out)), target, teacher, text)
+        after = float(form.loss(trained, teacher, batch, 3))
+    assert after < before
+    script.main([*words, "--resume"])
+    assert capsys.readouterr().out.count("agreement top-1 / top-4: step 1: ") == 4
+    directory = open_directory(str(out))
+    layout = read_layout(directory, target)
+    assert (layout.taps.layers, layout.vocabulary, layout.mapped) == ((1, 3, 5), 50, True)
+    assert load_eagle3(directory, target).wants_hidden
+
+
+def test_taps_that_do_not_ascend_are_refused() -> None:
+    given = script.arguments().parse_args(
+        ["--target", "t", "--tokens", "x", "--out", "o", "--minutes", "1", "--form", "eagle3"]
+    )
+    with pytest.raises(ModelError, match=re.escape("the taps are [2, 3, 3]; give ascending")):
+        script.form_of(given, 6)
+    given.taps = "1,3,6"
+    with pytest.raises(ModelError, match="give ascending layers below 6"):
+        script.form_of(given, 6)
 
 
 def test_text_that_cannot_be_used_is_refused(target: ModelDirectory, tmp_path: Path) -> None:

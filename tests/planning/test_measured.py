@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from flowspec.model.shapes import LayerShapes, shapes_of
 from flowspec.planning.drafts import planned_drafts
 from flowspec.planning.estimate import NGRAM_SECONDS
 from flowspec.planning.measured import measured_box, request_for
+from tests.model.eagle3_heads import Shape, save_eagle3
 
 FLOAT = PRECISIONS["float32"]
 TARGET = open_directory(default_pair()[0])
@@ -42,6 +44,16 @@ def test_drafters_are_asked_for_by_their_configs() -> None:
     assert not asked["drafts"]["slm"]["target_head"]
     assert 1 < asked["drafts"]["head"]["layers"] < 2, "a layer, and the matrix before it"
     assert asked["drafts"]["head"]["target_head"]
+
+
+def test_an_eagle3_head_reads_token_and_feature_side_by_side(tmp_path: Path) -> None:
+    """Its layer's queries, keys and values are twice as wide, and no matrix joins them before."""
+    head = save_eagle3(tmp_path, TARGET, Shape(hidden=192, layers=()))
+    for weights in (True, False):
+        if not weights:
+            (tmp_path / "model.safetensors").unlink()
+        (layer,) = planned_drafts(str(head.path), SHAPES).shapes["head"].layers
+        assert layer.matrices[:4] == ((64, 384), (32, 384), (32, 384), (192, 64))
 
 
 def test_a_box_has_what_was_measured() -> None:

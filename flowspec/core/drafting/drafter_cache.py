@@ -4,7 +4,8 @@ A drafter's rows follow the same rule of liveness as a stage's. Context rows tha
 computed (the prompt at first, later accepted leaves, or the whole context while another drafter
 drafts) are its *lag*; they lead its next pass. A *refreshed* drafter drafts from the target's
 hidden rows. It computes a tree's rows from predicted ones, so after every verdict it recomputes the
-accepted rows and drops the rest (docs/algorithms.md#draft-heads).
+accepted rows and drops the rest (docs/algorithms.md#draft-heads). A *block drafter* keeps no row of
+the tree beyond the pass that computed it (docs/algorithms.md#block-drafters).
 """
 
 from __future__ import annotations
@@ -31,10 +32,14 @@ class _LagRow:
 
 
 class DrafterCache:
-    """One drafter's rows of one run, whose text so far is ``prefix``."""
+    """One drafter's rows of one run, whose text so far is ``prefix``.
 
-    def __init__(self, prefix: Sequence[int], *, refreshed: bool = False) -> None:
+    ``levels``: positions that it proposes for in one pass, if it is a block drafter.
+    """
+
+    def __init__(self, prefix: Sequence[int], *, refreshed: bool = False, levels: int = 0) -> None:
         self.refreshed = refreshed
+        self.levels = levels
         self._rows = LiveRows(len(prefix))
         text = [_LagRow(at, at - 1, token) for at, token in enumerate(prefix)]
         # The prompt's hidden rows arrive with the first verdict, not before.
@@ -43,8 +48,12 @@ class DrafterCache:
 
     @property
     def lags(self) -> bool:
-        """Whether context rows have yet to be computed."""
-        return bool(self._lag)
+        """Whether a pass over context rows alone is due.
+
+        A block drafter makes one only when it is overdue: its proposals for further levels are
+        known without a pass, so most commits are followed by none.
+        """
+        return self.overdue if self.levels else bool(self._lag)
 
     @property
     def overdue(self) -> bool:
@@ -77,14 +86,18 @@ class DrafterCache:
     ) -> tuple[Part, tuple[int, ...]] | None:
         """The next pass, and the nodes it answers; None: there is nothing to compute.
 
-        The pass computes the lag, and then ``wanted`` if the whole lag fits into it.
+        The pass computes the lag, and then ``wanted`` if the whole lag fits into it. ``wanted`` has
+        the ancestors that are not held (``with_ancestors``), which are answered, too; a block
+        drafter needs all of them in each pass, answers for ``wanted`` alone, and adds them here.
         """
         lag = self._lag[:CATCH_UP_ROWS]
-        nodes = tuple(wanted) if len(lag) == len(self._lag) else ()
+        asked = tuple(wanted) if len(lag) == len(self._lag) else ()
+        nodes = tuple(self.with_ancestors(tree, asked)) if self.levels else asked
         if not lag and not nodes:
             return None
         self._lag = self._lag[len(lag) :]
         first = self._rows.context
+        answered = set(asked)
         ids = (*(row.id for row in lag), *nodes)
         parents = (*(row.parent for row in lag), *(tree[node].parent for node in nodes))
         part = Part(
@@ -100,9 +113,11 @@ class DrafterCache:
             offsets=(),
             context=len(lag),
             pruned=self._rows.begin_pass(ids, parents, len(lag)),
-            answers=tuple(range(len(lag), len(ids))),
+            answers=tuple(len(lag) + at for at, node in enumerate(nodes) if node in answered),
         )
-        return part, nodes
+        if self.levels:
+            self._rows.forget_tree(self._rows.root)
+        return part, asked
 
     def commit(self, accepted: Sequence[Node], root: int) -> None:
         """Make the nodes ``accepted``, the old root first, context, and ``root`` the root."""

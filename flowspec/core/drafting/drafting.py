@@ -2,18 +2,20 @@
 
 One drafter drafts at a time; the others lag and catch up when they are chosen (``drafter_cache``).
 A refreshed drafter's proposals are dropped at every verdict, unless the strategy's ``redrafts`` is
-False.
+False. A block drafter's pass answers for several levels: the nodes of the levels below an asked one
+have their proposals without a pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
+from flowspec.core.drafting.block_stems import block_stems
 from flowspec.core.drafting.calibration import Calibration, Calibrations
 from flowspec.core.drafting.drafter_cache import DrafterCache
 from flowspec.core.drafting.growth import Growth
-from flowspec.core.protocol.work import Draft, DraftDone
+from flowspec.core.protocol.work import BlockDone, BlockDraft, Draft, DraftDone, LevelProposals
 from flowspec.core.run.key import RunKey
 from flowspec.core.tree.accept import Verdict
 from flowspec.core.tree.tree import Expansion, Node, Tree
@@ -31,14 +33,16 @@ class DraftingOptions:
 
     ``width``: continuations per node; 0: the run has no drafter. ``coupled``: the drafter sees the
     target's noise. ``refreshed``: per available drafter, whether it drafts from hidden rows.
-    ``redrafts``: drop a refreshed drafter's proposals at every verdict. ``calibration``: the model
-    that gives coupled candidates and those with a source number their values; None: a new one.
+    ``levels``: per available drafter, as in ``Limits``. ``redrafts``: drop a refreshed drafter's
+    proposals at every verdict. ``calibration``: the model that gives coupled candidates and those
+    with a source number their values; None: a new one.
     ``calibrates_all``: it gives all others theirs, too.
     """
 
     width: int
     coupled: bool = False
     refreshed: tuple[bool, ...] = (False,)
+    levels: tuple[int, ...] = ()
     redrafts: bool = True
     calibration: Calibration | None = None
     calibrates_all: bool = False
@@ -56,12 +60,15 @@ class _PassTally:
 class _Asked:
     """Nodes of the pass in progress, and the drafter that computes it.
 
-    ``stale``: nodes whose proposals a verdict has voided since the pass began.
+    ``stale``: nodes whose proposals a verdict has voided since the pass began. ``passed``: by node
+    that a verdict has made context since, how far above the root it is; a block answers for the
+    levels below the root, too.
     """
 
     nodes: tuple[int, ...] = ()
     drafter: int = 0
     stale: frozenset[int] = frozenset()
+    passed: dict[int, int] = field(default_factory=dict)
 
 
 class Drafting:
@@ -78,8 +85,11 @@ class Drafting:
         self._calibration = options.calibration or Calibrations().model(
             coupled=options.coupled, sampled=options.coupled
         )
-        drafters = options.refreshed if options.width else ()
-        self._caches = [DrafterCache(prefix, refreshed=refreshed) for refreshed in drafters]
+        levels = options.levels or (0,) * len(options.refreshed)
+        drafters = zip(options.refreshed, levels, strict=True) if options.width else ()
+        self._caches = [
+            DrafterCache(prefix, refreshed=refreshed, levels=count) for refreshed, count in drafters
+        ]
         self._passes = [_PassTally() for _ in options.refreshed]
         self._active = 0
 
@@ -132,7 +142,12 @@ class Drafting:
         if self._growth is None:
             return False
         cache = self._caches[self._active]
-        self._wanted = tuple(cache.with_ancestors(tree, self._growth.proceed(tree)))
+        wanted = self._growth.proceed(tree)
+        self._wanted = tuple(
+            block_stems(tree, wanted, cache.levels)
+            if cache.levels
+            else cache.with_ancestors(tree, wanted)
+        )
         if cache.tree_rows + len(self._wanted) > DRAFT_TREE_ROWS:
             self._wanted = ()
         return bool(self._wanted)
@@ -168,7 +183,8 @@ class Drafting:
         """The next pass: a drafter's lag, then the nodes of the growth if it is active."""
         drafter = self._next_drafter
         wanted = self._wanted if drafter == self._active else ()
-        found = self._caches[drafter].next_part(self._run, tree, wanted)
+        cache = self._caches[drafter]
+        found = cache.next_part(self._run, tree, wanted)
         if found is None:
             return None
         part, nodes = found
@@ -177,7 +193,11 @@ class Drafting:
         if nodes:
             self._wanted = ()
             self._growth_passes += 1
-        return Draft(part, self._options.width, growth_pass, self._options.coupled, drafter)
+        width = self._options.width
+        coupled = self._options.coupled
+        if cache.levels:
+            return BlockDraft(part, width, growth_pass, coupled, drafter, cache.levels)
+        return Draft(part, width, growth_pass, coupled, drafter)
 
     def done(self, result: DraftDone, tree: Tree, seconds: float = 0.0) -> None:
         """Take the proposals of a pass of ``seconds``, except those for pruned or stale nodes."""
@@ -190,29 +210,43 @@ class Drafting:
         if asked.nodes:
             self._passes[asked.drafter].count += 1
             self._passes[asked.drafter].seconds += seconds
-        for at, node in enumerate(asked.nodes):
-            if len(set(result.tokens[at])) != len(result.tokens[at]):
+        # Deepest first: a block knows more of its own path than one from further up.
+        for at, node in reversed(list(enumerate(asked.nodes))):
+            levels = _levels(result, at)
+            if any(len(set(level.tokens)) != len(level.tokens) for level in levels):
                 raise ProtocolError(f"the drafter proposed a token twice after node {node}")
-            if node in tree and node not in asked.stale:
-                sources = result.sources[at] if result.sources else ()
-                expansion = self._expansion(
-                    result.tokens[at], result.values[at], sources, asked.drafter
-                )
-                tree.expand(node, expansion)
+            above = asked.passed.get(node, 0)
+            below = tree.root if above else node
+            if below not in tree or node in asked.stale or above >= len(levels):
+                continue
+            sources = result.sources[at] if result.sources else ()
+            if not above or tree[below].expansion is None:
+                tree.expand(below, self._expansion(levels, sources, asked.drafter, above))
 
     def _expansion(
-        self,
-        tokens: tuple[int, ...],
-        values: tuple[float, ...],
-        sources: Sequence[int],
-        drafter: int,
+        self, levels: Sequence[LevelProposals], sources: Sequence[int], drafter: int, first: int
     ) -> Expansion:
+        """The proposals of ``levels`` from ``first`` on, each below those before it.
+
+        A block drafter's level is its source number: the further ahead, the less is known.
+        """
+        below: Expansion | None = None
+        for number in reversed(range(first, len(levels))):
+            level = levels[number]
+            is_block = len(levels) > 1
+            numbers = (min(number, MOST_SOURCES - 1),) * len(level.tokens) if is_block else sources
+            expansion = self._valued(level, numbers, drafter)
+            below = expansion if below is None else replace(expansion, below=below)
+        assert below is not None
+        return below
+
+    def _valued(self, level: LevelProposals, sources: Sequence[int], drafter: int) -> Expansion:
         if drafter:
-            own = sources or (0,) * len(tokens)
+            own = sources or (0,) * len(level.tokens)
             sources = [drafter * MOST_SOURCES + source for source in own]
         if self._options.calibrates_all or self._options.coupled or sources:
-            return self._calibration.expansion(tokens, values, sources)
-        return Expansion(tokens, values)
+            return self._calibration.expansion(level.tokens, level.values, sources)
+        return Expansion(level.tokens, level.values)
 
     # ---- verdicts --------------------------------------------------------------------------------
 
@@ -225,7 +259,26 @@ class Drafting:
         """Make the nodes ``accepted``, the old root first, context, and ``root`` the root."""
         for cache in self._caches:
             cache.commit(accepted, root)
+        self._pass_root(accepted, root, tree)
         if self._options.redrafts and self._caches and self._caches[self._active].refreshed:
             self._asked.stale = frozenset(self._asked.nodes)
             for node in tree:
                 node.expansion = None
+
+    def _pass_root(self, accepted: Sequence[Node], root: int, tree: Tree) -> None:
+        """Note where the asked nodes lie that became context, unless the root was planted anew."""
+        within = root in tree and tree[root].depth > 0
+        if not within:
+            self._asked.passed.clear()
+            return
+        moved = len(accepted)
+        passed = {node: above + moved for node, above in self._asked.passed.items()}
+        path = {node.id: moved - at for at, node in enumerate(accepted)}
+        passed.update((node, path[node]) for node in self._asked.nodes if node in path)
+        self._asked.passed = passed
+
+
+def _levels(result: DraftDone, at: int) -> tuple[LevelProposals, ...]:
+    """The proposals for the asked row ``at``: one level, or those of its block."""
+    first = LevelProposals(result.tokens[at], result.values[at])
+    return (first, *result.below[at]) if isinstance(result, BlockDone) else (first,)

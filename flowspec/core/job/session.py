@@ -86,7 +86,7 @@ class Session:
         self.outbox = Outbox(run, limits.stages)
         drafters = strategy.eligible_drafters(limits.drafters)
         self.returns = Returns(top=strategy.top, hidden=any(drafters) and strategy.draft_width > 0)
-        self.drafting = Drafting(run, prefix, self._drafting_options(drafters, history))
+        self.drafting = Drafting(run, prefix, self._drafting_options(drafters, limits, history))
         self.tree = Tree(len(prefix) - 1)
         self.finish_reason = ""
         # Without hidden rows only the last chunk is answered, so the first wait covers them all.
@@ -104,7 +104,9 @@ class Session:
         self._idle_growth_empty = False  # nothing to send was found; retried after a verdict
         self._now = tally.started_at
 
-    def _drafting_options(self, drafters: tuple[bool, ...], history: History) -> DraftingOptions:
+    def _drafting_options(
+        self, drafters: tuple[bool, ...], limits: Limits, history: History
+    ) -> DraftingOptions:
         strategy = self.strategy
         sampled = self.spec.sampling.temperature > 0
         coupled = strategy.coupled and sampled
@@ -114,6 +116,7 @@ class Session:
             width=strategy.draft_width,
             coupled=coupled,
             refreshed=drafters,
+            levels=limits.levels[: len(drafters)],
             redrafts=strategy.redrafts,
             calibration=model,
             calibrates_all=strategy.calibrated,

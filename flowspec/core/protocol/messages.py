@@ -27,7 +27,8 @@ class Returns:
     """What a job needs per verified row besides the target's token."""
 
     top: int = 0  # number of best (id, log-probability) pairs
-    hidden: bool = False  # the row after the final norm, float32, beside the answer
+    #: A row for the drafter beside the answer: the one after the final norm, or a sum of taps.
+    hidden: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,6 +85,33 @@ class Draft:
     coupled: bool = False
     drafter: int = 0
 
+    @property
+    def rows(self) -> int:
+        """Rows that the drafter computes."""
+        return len(self.part.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockDraft(Draft):
+    """A pass of a block drafter: a block for every answered row, ``levels`` positions deep.
+
+    A block is the answered row with its ancestors among the tree rows, and then a row for each of
+    the ``levels`` positions after it. No later pass sees these rows: only context is kept.
+    """
+
+    levels: int = 1
+
+    @property
+    def rows(self) -> int:
+        """Rows that the drafter computes: an ancestor of several blocks is a row in each."""
+        part = self.part
+        first = part.context
+        known: dict[int, int] = {}  # tree rows on the path to each tree row, itself included
+        for node, parent in zip(part.ids[first:], part.parents[first:], strict=True):
+            known[node] = known.get(parent, 0) + 1
+        blocks = sum(known[part.ids[row]] + self.levels for row in part.answers)
+        return first + blocks
+
 
 @dataclass(frozen=True, slots=True)
 class DraftDone:
@@ -99,6 +126,24 @@ class DraftDone:
     tokens: tuple[tuple[int, ...], ...]
     values: tuple[tuple[float, ...], ...]
     sources: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LevelProposals:
+    """Proposals for one position: as a row of ``DraftDone``."""
+
+    tokens: tuple[int, ...]
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockDone(DraftDone):
+    """``below``: per answered row, the proposals for each position after the next one.
+
+    They hold whichever tokens come between, as the drafter proposes for all positions at once.
+    """
+
+    below: tuple[tuple[LevelProposals, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

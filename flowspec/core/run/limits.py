@@ -14,7 +14,8 @@ class Limits:
 
     ``middles``: number of models between the drafter and the target. ``hidden``: whether the first
     drafter needs hidden rows. ``others``: the same for each further drafter that a strategy may
-    choose.
+    choose. ``levels``: per drafter, the positions that a block drafter proposes for in one pass, 0
+    for other drafters; empty: there is no block drafter.
     """
 
     stages: int
@@ -26,6 +27,7 @@ class Limits:
     middles: int = 0
     hidden: bool = False
     others: tuple[bool, ...] = ()
+    levels: tuple[int, ...] = ()
 
     @property
     def drafters(self) -> tuple[bool, ...]:

@@ -50,12 +50,14 @@ class Expansion:
 
     ``cells``: the cell of each calibrated value (``core.drafting.calibration``); empty if the
     values are the drafter's own. ``raw``: the drafter's own values, if ``values`` are scaled ones.
+    ``below``: what a block drafter proposes below every child of the node, whichever it is.
     """
 
     tokens: tuple[int, ...]
     values: tuple[float, ...]
     cells: tuple[int, ...] = ()
     raw: tuple[float, ...] = ()
+    below: Expansion | None = None
 
 
 @dataclass(slots=True)
@@ -146,6 +148,7 @@ class Tree:
             value,
             above.score + value,
             above.depth + 1,
+            expansion=None if above.expansion is None else above.expansion.below,
         )
         above.children[token] = node.id
         return self._new(node)
@@ -162,8 +165,18 @@ class Tree:
         return self.nodes[parent].children.get(token)
 
     def expand(self, node: int, expansion: Expansion) -> None:
-        """Set the drafter's proposals below ``node``; no child is created yet."""
+        """Set the drafter's proposals below ``node``; no child is created yet.
+
+        Descendants that exist and have no proposals get those of their level.
+        """
         self.nodes[node].expansion = expansion
+        level = [node]
+        while (below := expansion.below) is not None and level:
+            level = [child for above in level for child in self.nodes[above].children.values()]
+            for child in level:
+                if self.nodes[child].expansion is None:
+                    self.nodes[child].expansion = below
+            expansion = below
 
     # ---- status ----------------------------------------------------------------------------------
 

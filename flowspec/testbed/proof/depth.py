@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flowspec.core.protocol.messages import Returns
-from flowspec.core.protocol.work import Draft, Part
+from flowspec.core.protocol.work import BlockDone, BlockDraft, Draft, Part
 from flowspec.core.run.key import RunKey
 from flowspec.core.tree.live_rows import LiveRows
-from flowspec.model.base import DraftExecutor
+from flowspec.model.base import DraftExecutor, DraftsBlocks
 from flowspec.testbed.proof.plain import PlainText
 
 _RUN = RunKey("depth", 1)
@@ -24,7 +24,8 @@ class _Chains:
         self._rows = LiveRows(len(text.prompt))
         self._next = len(self._tokens)  # ids of drafted nodes are above those of the text
         self._depth = depth
-        capacity = len(self._tokens) + depth + 1
+        block = drafter.levels if isinstance(drafter, DraftsBlocks) else depth
+        capacity = len(self._tokens) + block + 1
         returns = Returns(hidden=drafter.wants_hidden)
         drafter.allocate(_RUN, capacity, text.sampling, returns)
 
@@ -33,6 +34,9 @@ class _Chains:
         first = len(self._text.prompt) - 1
         found = []
         for at in range(first, len(self._tokens) - 1):
+            if isinstance(self._drafter, DraftsBlocks):
+                found.append(self._block(range(at) if at == first else range(at - 1, at)))
+                continue
             if self._drafter.wants_hidden:
                 known = range(at + 1) if at == first else (at,)
                 self._drafter.learn(_RUN, known, self._text.hidden[known[0] : known[-1] + 1])
@@ -41,6 +45,30 @@ class _Chains:
             self._rows.prune((), at + 1)
         self._drafter.release(_RUN)
         return found
+
+    def _block(self, context: range) -> int:
+        """How many of the best tokens of a block are right; ``context``: its new context rows."""
+        root = context.stop
+        self._drafter.learn(_RUN, context, self._text.hidden[context.start : root])
+        ids = (*context, root)
+        part = Part(
+            run=_RUN,
+            segment=-1,
+            ids=ids,
+            parents=tuple(node - 1 for node in ids),
+            positions=ids,
+            tokens=tuple(self._tokens[node] for node in ids),
+            offsets=(),
+            context=len(context),
+            answers=(len(context),),
+        )
+        coupled = self._text.sampling.temperature > 0
+        done = self._drafter.run(BlockDraft(part, 1, coupled=coupled))
+        assert isinstance(done, BlockDone)
+        best = [done.tokens[0], *(level.tokens for level in done.below[0])][: self._depth]
+        wanted = self._tokens[root + 1 : root + 1 + len(best)]
+        pairs = enumerate(zip(best, wanted, strict=False))
+        return next((at for at, (one, right) in pairs if one[0] != right), len(wanted))
 
     def _chain(self, at: int, token: int) -> int:
         """How many tokens of the chain after position ``at`` that ``token`` begins are right."""

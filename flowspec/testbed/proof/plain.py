@@ -20,6 +20,7 @@ from flowspec.model.arrays import to_array
 from flowspec.model.base import RowArray
 from flowspec.model.block import LayerBlock
 from flowspec.model.directory import ModelDirectory
+from flowspec.model.tap_shares import TapShares
 
 #: ``[rows, vocabulary]``, float32.
 Logits = npt.NDArray[np.float32]
@@ -55,23 +56,28 @@ class Rows:
         """Hidden rows after the final norm, a tensor ``[tokens, hidden]``."""
         first = self._held
         self._held += len(tokens)
-        ids = tuple(range(first, self._held))
+        ids = range(first, self._held)
         rows: RowArray | None = None
         hidden: Any = None
         for block, cache in zip(self._blocks, self._caches, strict=True):
-            part = Part(
-                run=_RUN,
-                segment=0,
-                ids=ids,
-                parents=tuple(node - 1 for node in ids),
-                positions=ids,
-                tokens=tuple(tokens) if rows is None else (),
-                offsets=() if rows is None else tuple(range(len(ids))),
-                context=len(ids),
-            )
+            part = _part(ids, () if rows is not None else tokens)
             hidden = block.run(part, rows, cache)
             rows = to_array(hidden)
         return hidden
+
+
+def _part(ids: range, tokens: Sequence[int]) -> Part:
+    """The part of context rows ``ids``; without ``tokens`` its input rows are given."""
+    return Part(
+        run=_RUN,
+        segment=0,
+        ids=tuple(ids),
+        parents=tuple(node - 1 for node in ids),
+        positions=tuple(ids),
+        tokens=tuple(tokens),
+        offsets=() if tokens else tuple(range(len(ids))),
+        context=len(ids),
+    )
 
 
 def decode(
@@ -96,6 +102,19 @@ def decode(
         hidden.append(rows.take(output[-1:]))
     held = np.concatenate([to_array(row) for row in hidden])
     return PlainText(tuple(prompt), tuple(output), sampling, np.stack(logits), held)
+
+
+def returned(
+    shares: Sequence[TapShares], blocks: Sequence[LayerBlock], text: PlainText
+) -> RowArray:
+    """What the ``blocks`` return of ``text`` to a head with these ``shares``: a sum a token."""
+    tokens = (*text.prompt, *text.output)[: len(text.hidden)]
+    rows: RowArray | None = None
+    for share, block in zip(shares, blocks, strict=True):
+        part = _part(range(len(tokens)), () if rows is not None else tokens)
+        _, rows = share.run(part, rows, block.new_cache(len(tokens)))
+    assert rows is not None
+    return rows
 
 
 def together(blocks: Sequence[LayerBlock], text: PlainText, width: int) -> tuple[RowArray, Logits]:

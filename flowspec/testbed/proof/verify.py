@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -15,9 +15,11 @@ from flowspec.model.architecture import read_config
 from flowspec.model.attention import EXACT_DEVICES
 from flowspec.model.base import DraftExecutor, RowArray
 from flowspec.model.block import LayerBlock
-from flowspec.model.directory import ModelDirectory
+from flowspec.model.directory import ModelDirectory, fetch_weights
 from flowspec.model.placing import Placing
 from flowspec.model.stage import ModelStage
+from flowspec.model.tap_shares import TapShares
+from flowspec.model.taps import Taps
 from flowspec.model.trial import TOLERANCE, try_small
 from flowspec.testbed.proof import library, plain
 from flowspec.testbed.proof.depth import acceptance_by_depth
@@ -134,6 +136,17 @@ def load_blocks(
     ]
 
 
+def load_shares(
+    blocks: Sequence[LayerBlock], ranges: Sequence[range], taps: Taps | None
+) -> list[TapShares]:
+    """The blocks' shares of a drafter's sum; empty: it reads no hidden rows inside the target."""
+    if taps is None:
+        return []
+    drafter = fetch_weights(taps.drafter, lambda found: ("",))
+    pairs = zip(blocks, ranges, strict=True)
+    return [TapShares(block, layers, taps, drafter) for block, layers in pairs]
+
+
 def prove(
     target: ModelDirectory,
     blocks: Sequence[LayerBlock],
@@ -141,8 +154,12 @@ def prove(
     prompts: Sequence[Sequence[int]],
     plan: ProofPlan,
     tell: Tell = lambda what: None,
+    shares: Sequence[TapShares] = (),
 ) -> Proof:
-    """Prove the pair on ``prompts``; ConfigError if none of them leaves room for the tokens."""
+    """Prove the pair on ``prompts``; ConfigError if none of them leaves room for the tokens.
+
+    ``shares``: by block, if the drafter reads hidden rows inside the target.
+    """
     usable = [prompt for prompt in prompts if len(prompt) + plan.tokens <= target.context]
     if not usable:
         raise ConfigError(
@@ -161,13 +178,18 @@ def prove(
     shared = [plain.together(blocks, text, WIDTH) for text in texts]
     rows = _row_check(blocks, texts, shared)
     tie = _tie(blocks[0], rows)
-    runs = list(_runs(target, blocks, drafter, texts, plan, tell))
+    stages = [
+        ModelStage(block, share)
+        for block, share in zip(blocks, shares or (None,) * len(blocks), strict=True)
+    ]
+    runs = list(_runs(target, stages, drafter, texts, plan, tell))
     differences = [_difference(run, text, tie) for run, text in runs]
     found = tuple(difference for difference in differences if difference is not None)
     agreement, skipped = _agreement(target, blocks[0].placing, texts, shared, tell)
     tell("counting the drafts that are right")
-    greedy = [text for text in texts if text.sampling.temperature == 0]
-    sampled = [text for text in texts if text.sampling.temperature > 0]
+    drafted = [_as_returned(text, blocks, shares) for text in texts]
+    greedy = [text for text in drafted if text.sampling.temperature == 0]
+    sampled = [text for text in drafted if text.sampling.temperature > 0]
     return Proof(
         facts=tuple(block.facts() for block in blocks),
         structure=structure,
@@ -193,19 +215,25 @@ class _Run:
 
 def _runs(
     target: ModelDirectory,
-    blocks: Sequence[LayerBlock],
+    stages: Sequence[ModelStage],
     drafter: DraftExecutor,
     texts: Sequence[PlainText],
     plan: ProofPlan,
     tell: Tell,
 ) -> Iterator[tuple[_Run, PlainText]]:
-    stages = [ModelStage(block) for block in blocks]
     for number, text in enumerate(texts, 1):
         for strategy in plan.strategies:
             tell(f"text {number} of {len(texts)} by {strategy}")
             known = Text(text.prompt, text.output, text.sampling)
             _, output = simulate_stages(known, strategy, stages, target, drafter, UNIT)
             yield _Run(strategy, output), text
+
+
+def _as_returned(
+    text: PlainText, blocks: Sequence[LayerBlock], shares: Sequence[TapShares]
+) -> PlainText:
+    """``text`` with the rows that a drafter gets in the place of its last ones."""
+    return replace(text, hidden=plain.returned(shares, blocks, text)) if shares else text
 
 
 def _tie(block: LayerBlock, rows: RowCheck) -> float:

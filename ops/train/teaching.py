@@ -1,0 +1,196 @@
+"""What the training of every form of head shares: the target, its text, unrolled steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch.nn.functional import linear
+from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig
+
+from flowspec.model.directory import ModelDirectory
+
+#: Factor of the weight of each further unrolled step.
+STEP_DECAY = 0.8
+#: Rows per batch of the target's own text, rows kept.
+WRITTEN_ROWS = 32
+POOL_ROWS = 4096
+#: Tokens among which the report looks for the target's.
+GUESSES = 4
+
+
+class Teacher:
+    """The target, frozen: its rows in float32, and its embedding and LM head."""
+
+    def __init__(self, folder: Path, device: str) -> None:
+        dtype = torch.bfloat16 if device == "cuda" else torch.float32
+        self.model: Any = (
+            AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval().to(device)
+        )
+        self.model.requires_grad_(False)
+        self.embedding = self.model.get_input_embeddings().weight.float()
+        self.lm_head = self.model.get_output_embeddings().weight.float()
+        self.device = device
+
+    @torch.no_grad()
+    def features(self, ids: torch.Tensor) -> torch.Tensor:
+        """``[batch, length, hidden]`` after the final norm, of ``ids`` ``[batch, length]``."""
+        hidden: torch.Tensor = self.model.model(input_ids=ids, use_cache=False).last_hidden_state
+        return hidden.float()
+
+    @torch.no_grad()
+    def rows(self, ids: torch.Tensor, layers: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """``features``, and the rows that enter ``layers`` side by side."""
+        found = self.model.model(input_ids=ids, use_cache=False, output_hidden_states=True)
+        tapped = torch.cat([found.hidden_states[layer] for layer in layers], dim=-1)
+        return found.last_hidden_state.float(), tapped.float()
+
+    @torch.no_grad()
+    def written(
+        self, prompts: torch.Tensor, length: int, temperatures: torch.Tensor
+    ) -> torch.Tensor:
+        """Continue ``prompts`` ``[batch, n]`` to ``length`` tokens.
+
+        ``temperatures``: per row, 0 (greedy) or 1 (sampled).
+        """
+        ids = prompts
+        inputs = prompts
+        cache = DynamicCache()
+        while ids.shape[1] < length:
+            output = self.model(
+                input_ids=inputs, past_key_values=cache, use_cache=True, logits_to_keep=1
+            )
+            logits = output.logits[:, -1].float()
+            noise = -torch.log(-torch.log(torch.rand_like(logits).clamp(1e-9, 1 - 1e-7)))
+            inputs = (logits + temperatures[:, None] * noise).argmax(-1, keepdim=True)
+            ids = torch.cat((ids, inputs), dim=1)
+        return ids
+
+
+class Form(Protocol):
+    """A kind of head: how it starts, what it is trained towards, and how it is stored."""
+
+    def fresh(self, teacher: Teacher, text: np.ndarray) -> Any:
+        """An untrained head of the target's shape; ``text``: what it will be trained on."""
+        ...
+
+    def read(
+        self, directory: ModelDirectory, target: ModelDirectory, teacher: Teacher, text: np.ndarray
+    ) -> Any:
+        """A head that was saved, to train it further on ``text``."""
+        ...
+
+    def optimizers(
+        self, head: Any, rates: tuple[float, float]
+    ) -> list[tuple[torch.optim.Optimizer, float]]:
+        """The optimizers and their peak rates; ``rates``: Muon's and AdamW's."""
+        ...
+
+    def loss(self, head: Any, teacher: Teacher, ids: torch.Tensor, steps: int) -> torch.Tensor:
+        """What is minimised on ``ids`` ``[batch, length]`` over all unrolled steps."""
+        ...
+
+    def guesses(
+        self, head: Any, teacher: Teacher, ids: torch.Tensor, steps: int
+    ) -> Iterator[torch.Tensor]:
+        """Per step, the best ``GUESSES`` tokens of the rows from row 1 on, best first."""
+        ...
+
+    def stored(self, head: Any) -> tuple[dict[str, torch.Tensor], Mapping[str, Any]]:
+        """Tensors and config of the published layout."""
+        ...
+
+
+def layer_config(teacher: Teacher, architecture: str) -> LlamaConfig:
+    """The config of one Llama layer of the target's shape, whatever the target's family."""
+    told = {
+        key: value
+        for key, value in teacher.model.config.to_dict().items()
+        if key in LlamaConfig().to_dict()
+    }
+    told.update(
+        num_hidden_layers=1,
+        model_type="llama",
+        attention_bias=False,
+        mlp_bias=False,
+        dtype="float32",
+    )
+    config = LlamaConfig(**{**told, "architectures": [architecture]})
+    config._attn_implementation = "sdpa"
+    return config
+
+
+def unrolled(
+    head: Any, embedded: torch.Tensor, features: torch.Tensor, steps: int
+) -> Iterator[torch.Tensor]:
+    """Per step, the predicted features ``[batch, rows, hidden]`` of a text's rows from row 1 on.
+
+    ``embedded``: embeddings of their tokens; ``features``: those of the preceding rows. In step s
+    the first s rows have too few predecessors and must be ignored.
+    """
+    rows = embedded.shape[1]
+    positions = torch.arange(1, rows + 1, device=embedded.device).unsqueeze(0)
+    row = positions.T - 1
+    column = positions - 1
+    cache = DynamicCache()
+    above = features
+    for step in range(steps):
+        diagonals = [column == row - step + at for at in range(1, step + 1)]
+        mask = torch.cat([column <= row - step, *diagonals], dim=1)[None, None]
+        predicted = head(embedded, above, mask, positions, cache)
+        yield predicted
+        above = torch.cat((features[:, :1], predicted[:, :-1]), dim=1)
+
+
+class Material:
+    """Rows of ids to train on: from the text, and the target's own continuations."""
+
+    def __init__(self, text: np.ndarray, teacher: Teacher, length: int) -> None:
+        self._text = text
+        self._teacher = teacher
+        self._length = length
+        self._rng = np.random.default_rng(0)
+        self._pool: list[torch.Tensor] = []
+
+    def text(self, rows: int, length: int) -> torch.Tensor:
+        """Random rows of the text: int64 ``[rows, length]``."""
+        starts = self._rng.integers(0, len(self._text) - length, size=rows)
+        chosen = np.stack([self._text[at : at + length] for at in starts]).astype(np.int64)
+        return torch.from_numpy(chosen).to(self._teacher.device)
+
+    def write(self) -> None:
+        """Let the target continue parts of the text, every other row greedily."""
+        prompts = self.text(WRITTEN_ROWS, int(self._rng.integers(8, max(9, self._length // 2))))
+        temperatures = (torch.arange(WRITTEN_ROWS, device=self._teacher.device) % 2).float()
+        self._pool = [*self._pool, *self._teacher.written(prompts, self._length, temperatures)][
+            -POOL_ROWS:
+        ]
+
+    def batch(self, rows: int) -> torch.Tensor:
+        """``[rows, length]`` ids, half of them the target's own once it has written some."""
+        own = (
+            [self._pool[at] for at in self._rng.integers(0, len(self._pool), size=rows // 2)]
+            if self._pool
+            else []
+        )
+        return torch.cat((self.text(rows - len(own), self._length), *(row[None] for row in own)))
+
+
+@torch.no_grad()
+def agreement(
+    form: Form, head: Any, teacher: Teacher, ids: torch.Tensor, first: int, steps: int
+) -> list[tuple[float, float]]:
+    """Per step, how often the head agrees with the target on ``ids`` [batch, length].
+
+    Shares of the positions from ``first`` on at which the target's most likely next token is the
+    head's first, and among its first four.
+    """
+    wanted = linear(teacher.features(ids)[:, first:], teacher.lm_head).argmax(-1, keepdim=True)
+    found = []
+    for best in form.guesses(head, teacher, ids, steps):
+        hits = best[:, first - 1 :] == wanted
+        found.append((float(hits[..., 0].float().mean()), float(hits.any(-1).float().mean())))
+    return found
