@@ -42,7 +42,7 @@ class Eagle3Form:
         self._taps = tuple(taps)
         self._count = vocabulary
         self._ids = torch.zeros(0, dtype=torch.int64)  # the target's id of each of the head's
-        self._factors = torch.zeros(0)  # by tap
+        self._factors = torch.zeros(0)  # of tapped rows side by side
 
     def fresh(self, teacher: Teacher, text: np.ndarray) -> Eagle3Head:
         """A head to whose feature all tapped rows contribute equally, with the target's LM head."""
@@ -72,7 +72,7 @@ class Eagle3Form:
         head = read_eagle3(directory, target)
         self._factors = self._factors_of(teacher, text)
         with torch.no_grad():
-            head.fc.weight.copy_(_by_tap(head.fc.weight, 1 / self._factors))
+            head.fc.weight.div_(self._factors.cpu())
         return head
 
     def optimizers(
@@ -117,33 +117,28 @@ class Eagle3Form:
 
     def _read(self, head: Eagle3Head, tapped: torch.Tensor) -> torch.Tensor:
         """Features from the tapped rows side by side."""
-        read: torch.Tensor = head.fc(_by_tap(tapped, self._factors))
+        read: torch.Tensor = head.fc(tapped * self._factors.to(tapped.device))
         return read
 
     def _factors_of(self, teacher: Teacher, text: np.ndarray) -> torch.Tensor:
-        """By tap, the factor that makes its rows of size 1 on the beginning of ``text``."""
+        """By value, what makes the rows of its tap of size 1 on the beginning of ``text``."""
         sample = torch.from_numpy(text[:MEASURED].astype(np.int64)).to(teacher.device)
         _, tapped = teacher.rows(sample[None], self._taps)
-        sizes = tapped.unflatten(-1, (len(self._taps), -1)).pow(2).mean((0, 1, 3)).sqrt()
-        return 1 / sizes
+        taps = len(self._taps)
+        sizes = tapped.view(-1, taps, tapped.shape[-1] // taps).pow(2).mean((0, 2)).sqrt()
+        return (1 / sizes).repeat_interleave(tapped.shape[-1] // taps)
 
     def stored(self, head: Eagle3Head) -> tuple[dict[str, torch.Tensor], Mapping[str, Any]]:
         config = head.config.to_dict()
         size = int(config["vocab_size"])
         count = len(self._ids)
         tensors: dict[str, torch.Tensor] = dict(head.named_parameters())
-        tensors["fc.weight"] = _by_tap(head.fc.weight, self._factors)
+        tensors["fc.weight"] = head.fc.weight * self._factors.to(head.fc.weight.device)
         if count < size:
             ids = self._ids.cpu()
             tensors[OFFSETS] = ids - torch.arange(count)
             tensors["t2d"] = torch.isin(torch.arange(size), ids)
         return tensors, {**config, "draft_vocab_size": count, TAPPED: list(self._taps)}
-
-
-def _by_tap(rows: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-    """Rows side by side, each times the factor of its tap."""
-    parts = rows.unflatten(-1, (len(factors), -1))
-    return (parts * factors[:, None].to(rows.device)).flatten(-2)
 
 
 def _look_at_oneself(head: Eagle3Head) -> None:
