@@ -26,6 +26,8 @@ PLACINGS = {
     "--draft-dtype": "precision of the drafters (default: %(default)s)",
     "--draft-device": "device of the drafters (default: %(default)s)",
 }
+#: What a cluster file says, by the names of the flags for it.
+_IN_CLUSTER = ("stages", "layers", "context", "dtype", "device", "draft_dtype")
 
 
 def main() -> None:
@@ -70,7 +72,9 @@ def main() -> None:
         "--cluster", type=Path, help="a file of `flowspec plan` instead of the flags above"
     )
     given = arguments.parse_args()
-    _use_cluster(given)
+    if given.cluster is not None:
+        _check_alone(arguments, given)
+        _use_cluster(given)
     target, middles = open_models(given.target, given.draft, given.middle)
     taps = recorded_taps(given.draft, target)
     ranges = _ranges(target.layers, given)
@@ -112,10 +116,16 @@ def main() -> None:
     control.close()
 
 
+def _check_alone(arguments: argparse.ArgumentParser, given: argparse.Namespace) -> None:
+    """ConfigError if a flag says what the cluster file says too."""
+    said = [name for name in _IN_CLUSTER if getattr(given, name) != arguments.get_default(name)]
+    if said:
+        flags = " and ".join(f"--{name.replace('_', '-')}" for name in said)
+        raise ConfigError(f"--cluster says it already: leave out {flags}")
+
+
 def _use_cluster(given: argparse.Namespace) -> None:
-    """Take what a cluster file says, if there is one; a model's place here may be given beside."""
-    if given.cluster is None:
-        return
+    """Take what the cluster file says; a model's place on this machine may be given beside it."""
     cluster = read_cluster(given.cluster)
     packaged = default_pair()
     given.target = cluster.model if given.target == packaged[0] else given.target

@@ -97,7 +97,7 @@ def _say_up(setup: Setup) -> None:
     found = running()
     assert found is not None
     sys.stderr.write(
-        f"serving {setup.target} on {setup.stages} stages; "
+        f"serving {setup.target} on {counted(setup.stages, 'stage')}; "
         "`flowspec submit`, `watch`, `status` and `down` find it, other programs by:\n"
     )
     parts = urlsplit(found.url)
@@ -146,7 +146,7 @@ def status(url: str | None, *, as_json: bool) -> None:
         )
     screen = console()
     screen.print(
-        f"{pipeline['target']} on {pipeline['stages']} stages; "
+        f"{pipeline['target']} on {counted(int(pipeline['stages']), 'stage')}; "
         f"{running_jobs} running, {waiting} waiting"
     )
     table = Table(
@@ -188,6 +188,11 @@ def _links(roles: Sequence[str], workers: Mapping[str, Mapping[str, Any]]) -> Ta
             cells = (link.get("way"), link.get("latency_ms"), link.get("mbit"), link.get("reason"))
             table.add_row(role, to, *("" if cell is None else str(cell) for cell in cells))
     return table
+
+
+def counted(number: int, noun: str) -> str:
+    """``number`` with its noun, like ``1 stage`` or ``4 stages``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def placed(info: Mapping[str, Any]) -> str | None:

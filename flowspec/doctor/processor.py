@@ -5,9 +5,9 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from flowspec.doctor.finding import Finding, note, ok, warning
+from flowspec.model.cpu import cpu_flags
 from flowspec.model.precision import AUTO, PRECISIONS
 
 SUBJECT = "processor"
@@ -48,23 +48,7 @@ class ProcessorFacts:
 
 
 def gather() -> ProcessorFacts:
-    return ProcessorFacts(platform.machine(), features(_cpuinfo()))
-
-
-def _cpuinfo() -> str:
-    try:
-        return Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return ""
-
-
-def features(cpuinfo: str) -> frozenset[str]:
-    """The instruction sets that the first processor in the text of /proc/cpuinfo has."""
-    for line in cpuinfo.splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() in ("flags", "Features"):
-            return frozenset(value.split())
-    return frozenset()
+    return ProcessorFacts(platform.machine(), cpu_flags())
 
 
 def fast(processor: ProcessorFacts) -> tuple[str, ...]:

@@ -77,3 +77,9 @@ class DraftExecutor(Protocol):
         is in a pass only after its parent's row was learnt, and in only one pass.
         """
         ...
+
+
+def first_facts(drafters: Sequence[object]) -> dict[str, object]:
+    """What the first of ``drafters`` with a model runs on; empty if none has."""
+    told = (drafter.facts() for drafter in drafters if isinstance(drafter, HasFacts))
+    return next(told, {})

@@ -71,6 +71,9 @@ class LayerBlock(torch.nn.Module):
     does not allow it.
     """
 
+    #: Whether plain layers are run by the short path (``lean``) where it is equal.
+    short_path = True
+
     def __init__(
         self,
         directory: ModelDirectory,
@@ -105,7 +108,8 @@ class LayerBlock(torch.nn.Module):
         Loader(self, directory, layers, self.placing).load()
         self.eval()
         self.lean: LeanLayers | None = None
-        self.lean = lean_layers(self)
+        if self.short_path:
+            self.lean = lean_layers(self)
 
     @property
     def kernels(self) -> tuple[str, ...]:

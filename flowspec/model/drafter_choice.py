@@ -9,7 +9,7 @@ from flowspec.core.protocol.work import Draft, DraftDone
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import ConfigError, StateError
-from flowspec.model.base import DraftExecutor, DraftsBlocks, HasFacts, RowArray
+from flowspec.model.base import DraftExecutor, DraftsBlocks, RowArray, first_facts
 
 
 class ChoiceDrafter:
@@ -31,9 +31,8 @@ class ChoiceDrafter:
         return any(drafter.wants_hidden for drafter in self.drafters)
 
     def facts(self) -> dict[str, object]:
-        """What the first of them with a model runs on; empty if none has."""
-        told = (drafter.facts() for drafter in self.drafters if isinstance(drafter, HasFacts))
-        return next(told, {})
+        """See ``first_facts``."""
+        return first_facts(self.drafters)
 
     def allocate(self, run: RunKey, capacity: int, sampling: Sampling, returns: Returns) -> None:
         self._needs[run] = (capacity, sampling, returns)

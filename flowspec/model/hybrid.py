@@ -16,7 +16,7 @@ from flowspec.core.protocol.work import Draft, DraftDone
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import ConfigError, StateError
-from flowspec.model.base import DraftExecutor, HasFacts, RowArray
+from flowspec.model.base import DraftExecutor, RowArray, first_facts
 
 
 class HybridDrafter:
@@ -42,9 +42,8 @@ class HybridDrafter:
         return any(source.wants_hidden for source in self._sources)
 
     def facts(self) -> dict[str, object]:
-        """What the first of them with a model runs on; empty if none has."""
-        told = (drafter.facts() for drafter in self._sources if isinstance(drafter, HasFacts))
-        return next(told, {})
+        """See ``first_facts``."""
+        return first_facts(self._sources)
 
     def allocate(self, run: RunKey, capacity: int, sampling: Sampling, returns: Returns) -> None:
         for source in self._sources:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from flowspec.errors import ConfigError
+from flowspec.model.cpu import cpu_flags
 from flowspec.model.kernels import kernels_for
-from flowspec.model.kernels.base import cpu_flags
 from flowspec.model.precision import AUTO, PRECISIONS, check_device, check_dtype
 
 _TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

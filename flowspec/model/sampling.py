@@ -192,7 +192,9 @@ def _nucleus_end(row: npt.NDArray[np.floating[Any]], sampling: Sampling, work: _
     None if the order of a sum would decide.
     """
     peak, lowest = row.max(), row.min()
-    shares, gaps, bins = work.shares, work.gaps, work.bins
+    shares = work.shares
+    gaps = work.gaps
+    bins = work.bins
     np.divide(row, sampling.temperature, out=shares, dtype=np.float64)
     np.subtract(shares, np.float64(peak) / sampling.temperature, out=shares)
     np.exp(shares, out=shares)
@@ -251,11 +253,16 @@ def _ranked(noisy: _Noisy, count: int) -> list[tuple[Ids, Floats]]:
     logits = np.concatenate([logits, near.logits])
     scores = noisy.scores(rows, ids, logits)
     reach = np.flatnonzero(scores >= last[rows])
-    rows, ids, logits, scores = rows[reach], ids[reach], logits[reach], scores[reach]
+    rows = rows[reach]
+    ids = ids[reach]
+    logits = logits[reach]
+    scores = scores[reach]
     # Survivors are drawn best first, so that the better one of equal scores wins.
     first = -logits if noisy.penalty == math.inf else ids
     order = np.lexsort((ids, first, -scores, rows))
-    rows, ids, scores = rows[order], ids[order], scores[order]
+    rows = rows[order]
+    ids = ids[order]
+    scores = scores[order]
     # A loud token with a logit near the best was found twice.
     once = np.ones(len(ids), np.bool_)
     once[1:] = (rows[1:] != rows[:-1]) | (ids[1:] != ids[:-1])

@@ -32,6 +32,8 @@ LIBRARY = "SDPA"
 class SdpaBlock(LayerBlock):
     """A block whose attention is the library's, with a boolean mask."""
 
+    short_path = False
+
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self.body.config._attn_implementation = "sdpa"

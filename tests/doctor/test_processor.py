@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from flowspec.doctor.finding import Severity
-from flowspec.doctor.processor import ProcessorFacts, check, fast, features, gather
+from flowspec.doctor.processor import ProcessorFacts, check, fast, gather
+from flowspec.model.cpu import flags_in
 
 
 def x86(*features: str) -> ProcessorFacts:
@@ -46,9 +47,9 @@ def test_an_unknown_processor() -> None:
 
 
 def test_features_are_read_from_either_layout() -> None:
-    assert features("model name\t: X\nflags\t\t: fpu avx2\n") == {"fpu", "avx2"}
-    assert features("Features\t: fp asimd\n\nFeatures\t: other") == {"fp", "asimd"}
-    assert features("") == frozenset()
+    assert flags_in("model name\t: X\nflags\t\t: fpu avx2\n") == {"fpu", "avx2"}
+    assert flags_in("Features\t: fp asimd\n\nFeatures\t: other") == {"fp", "asimd"}
+    assert flags_in("") == frozenset()
 
 
 def test_this_processor() -> None:

@@ -71,6 +71,10 @@ def heavy(*values: object) -> Any:
         heavy(["--layers", "0-12", "--stages", "2"], "of 1 stages; expected 2"),
         heavy(["--context", "0"], "--context is 0; expected 1 or more"),
         (["--cluster", "/no/such.toml"], "cannot be read"),
+        heavy(
+            ["--cluster", "/no/such.toml", "--stages", "2", "--draft-dtype", "nf4"],
+            "leave out --stages and --draft-dtype",
+        ),
     ],
 )
 def test_a_scheduler_refuses_layers_that_are_not_the_models(flags: list[str], message: str) -> None:

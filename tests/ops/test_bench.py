@@ -40,13 +40,9 @@ def printed(*words: str) -> list[list[str]]:
 
 def test_hop_prints_every_row_with_its_medians() -> None:
     rows = {row[0]: row[1:] for row in printed("ops.bench.hop", "--rounds", "60")}
-    for name in (
-        "bare, 16 KB",
-        "ours, 16 KB",
-        "bare, 128 KB",
-        "ours, 128 KB",
-        "our commit, 4 stages",
-    ):
+    places = [f"{size}, {by}" for size in ("16 KB", "128 KB") for by in ("unix socket", "TCP")]
+    hops = ("bare", "ours, straight", "ours, broker", "ours, round trips")
+    for name in (*(f"{way}, {place}" for way in hops for place in places), "our commit, 4 stages"):
         assert 0 < float(rows[name][0]) <= float(rows[name][1])
     assert float(rows["our prune, 80 rows to 12"][0]) > float(
         rows["in-place copy of the same 12 rows"][0]

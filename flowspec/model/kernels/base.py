@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -64,12 +62,3 @@ def padded(multiply: Multiply) -> Multiply:
         return multiply(rows.expand(2, -1).contiguous())[:1]
 
     return at_least_two
-
-
-@lru_cache(maxsize=1)
-def cpu_flags() -> frozenset[str]:
-    """Features of this CPU by their names in ``/proc/cpuinfo``; empty where there is none."""
-    facts = Path("/proc/cpuinfo")
-    lines = facts.read_text().splitlines() if facts.is_file() else []
-    named = [line for line in lines if line.startswith(("flags", "Features"))]
-    return frozenset(named[0].partition(":")[2].split()) if named else frozenset()

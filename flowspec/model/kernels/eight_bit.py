@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from flowspec.model.kernels.base import Packed, cpu_flags
+from flowspec.model.cpu import cpu_flags
+from flowspec.model.kernels.base import Packed
 from flowspec.model.quantise import Weight
 
 _LARGEST_CODE = 127

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -121,12 +120,3 @@ def bytes_needed(directory: ModelDirectory, placing: Placing) -> int:
     """Memory of the library's whole model, bytes."""
     size = torch.empty((), dtype=placing.rows).element_size()
     return sum(math.prod(directory.tensor(name).shape) for name in directory.weight_files) * size
-
-
-def bytes_available() -> int | None:
-    """Memory that this machine has left, bytes; None if it does not tell."""
-    facts = Path("/proc/meminfo")
-    if not facts.is_file():
-        return None
-    lines = dict(line.split(":", 1) for line in facts.read_text().splitlines())
-    return int(lines["MemAvailable"].split()[0]) * 1024

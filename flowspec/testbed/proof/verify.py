@@ -16,6 +16,7 @@ from flowspec.model.attention import EXACT_DEVICES
 from flowspec.model.base import DraftExecutor, RowArray
 from flowspec.model.block import LayerBlock
 from flowspec.model.directory import ModelDirectory, fetch_weights
+from flowspec.model.memory import available_bytes
 from flowspec.model.placing import Placing
 from flowspec.model.stage import ModelStage
 from flowspec.model.tap_shares import TapShares
@@ -298,8 +299,8 @@ def _agreement(
     tell: Tell,
 ) -> tuple[library.Agreement | None, str]:
     needed = library.bytes_needed(target, placing)
-    available = library.bytes_available()
-    if available is not None and needed > available:
+    available = available_bytes()
+    if needed > available:
         return None, (
             f"the library's whole model needs {needed / 2**30:.1f} GiB, "
             f"{available / 2**30:.1f} are free"

@@ -18,7 +18,7 @@ from flowspec.model.directory import default_pair, layer_ranges, open_directory
 from flowspec.model.placing import Placing
 from flowspec.model.sources import load_sources
 from flowspec.model.text import Tokenizer
-from flowspec.testbed.proof import library
+from flowspec.testbed.proof import library, verify
 from flowspec.testbed.proof.verify import Proof, ProofPlan, load_blocks, prove
 
 TARGET = open_directory(default_pair()[0])
@@ -138,7 +138,7 @@ def test_rows_that_depend_on_others_are_counted(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_without_memory_for_the_library_the_proof_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "bytes_available", lambda: 1000)
+    monkeypatch.setattr(verify, "available_bytes", lambda: 1000)
     found = proof()
     assert found.agreement is None
     assert "the library's whole model needs" in found.skipped
