@@ -1,7 +1,7 @@
 """Kinds of drafters compared: what each pass yields, and the time between tokens they lead to.
 
     python -m ops.bench.drafters [--drafters slm=draft,head=head,block=DIR] [--strategies a,b,...]
-                                 [--profile jetson-7b] [--tokens 48] [--per-kind 2]
+                                 [--profile jetson-7b-block] [--tokens 48] [--per-kind 2]
                                  [--temperatures 0,1]
 
 ``--drafters``: pairs of a name in the profile, whose pass times are charged, and the drafter whose
@@ -130,7 +130,7 @@ def main() -> None:
     parser = Parser()
     parser.add_argument("--drafters", default="slm=draft,head=head")
     parser.add_argument("--strategies", default=STRATEGIES)
-    parser.add_argument("--profile", default="jetson-7b")
+    parser.add_argument("--profile", default="jetson-7b-block")
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--per-kind", type=int, default=2)
     parser.add_argument("--temperatures", default="0,1")
