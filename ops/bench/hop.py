@@ -26,6 +26,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
+from flowspec import observe
 from flowspec.broker.base import CommitText, Link, role_of
 from flowspec.broker.inbox import FACT, InboxPlace, free_port, open_inbox
 from flowspec.broker.keys import Keys
@@ -126,6 +127,7 @@ def stage_link(url: str, stage: int, way: str) -> Link:
 
 
 def stage_process(url: str, stage: int, way: str, hidden: int, pipe: Any) -> None:
+    observe.configure()
     watch = Stopwatch(hidden, last=stage == 2)
     link = stage_link(url, stage, way)
     worker = Worker(StageMachine(stage, 2), link, watch)
