@@ -46,8 +46,8 @@ check: $(STAMP)
 
 # Two runs in parallel, one per core: tests of brokers and processes mostly wait, the others compute.
 test: check
-	@$(BIN)/python -m pytest -m "not heavy" -p no:cacheprovider $(addprefix --ignore=,$(LIVE)) > .pytest-pure.log 2>&1 & pure=$$!; \
-	$(BIN)/python -m pytest -m "not heavy" $(LIVE); live=$$?; \
+	@$(BIN)/python -m pytest -m "not heavy" --durations 20 -p no:cacheprovider $(addprefix --ignore=,$(LIVE)) > .pytest-pure.log 2>&1 & pure=$$!; \
+	$(BIN)/python -m pytest -m "not heavy" --durations 20 $(LIVE); live=$$?; \
 	wait $$pure; pure=$$?; cat .pytest-pure.log; exit $$((live | pure))
 
 prompts:
