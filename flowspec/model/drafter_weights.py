@@ -26,11 +26,15 @@ def checked_entry(directory: ModelDirectory, name: str, shape: tuple[int, ...]) 
 
 
 def read_checked(
-    directory: ModelDirectory, name: str, shape: tuple[int, ...], placing: Placing
+    directory: ModelDirectory,
+    name: str,
+    shape: tuple[int, ...],
+    placing: Placing,
+    kind: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Tensor ``name`` in the type of rows; errors as above."""
+    """Tensor ``name`` in the type ``kind``, by default that of rows; errors as above."""
     entry = checked_entry(directory, name, shape)
-    return read_tensor(name, entry, placing.rows).to(placing.device)
+    return read_tensor(name, entry, kind or placing.rows).to(placing.device)
 
 
 def read_linear(

@@ -23,12 +23,13 @@ from flowspec.core.protocol.messages import Returns
 from flowspec.core.protocol.work import Draft, DraftDone, Part
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
-from flowspec.errors import ModelError, StateError
+from flowspec.errors import StateError
 from flowspec.model.arrays import to_tensor
 from flowspec.model.base import RowArray
 from flowspec.model.directory import ModelDirectory
 from flowspec.model.draft_vocabulary import DraftVocabulary
 from flowspec.model.drafter import propose
+from flowspec.model.drafter_weights import checked_entry, read_checked
 from flowspec.model.head_layout import check_head
 from flowspec.model.kv import TreeCache
 from flowspec.model.linear import KernelLinear, load_linear
@@ -36,8 +37,6 @@ from flowspec.model.masks import full_mask
 from flowspec.model.placing import Placing
 from flowspec.model.rows import Placement
 from flowspec.model.stored_weight import StoredWeight
-from flowspec.model.tensor_files import TensorEntry
-from flowspec.model.weights import read_tensor
 
 _FC_BIAS = "fc.bias"
 _EMBEDDING = "embed_tokens.weight"
@@ -293,11 +292,11 @@ def load_head(
     shape = (target.vocabulary, target.hidden_size)
     stored = "model.embed_tokens.weight"
     if _EMBEDDING in directory.weight_files:
-        embedding = _read(directory, _EMBEDDING, shape, where)
+        embedding = read_checked(directory, _EMBEDDING, shape, where)
     else:
-        embedding = _read(target, stored, shape, where)
+        embedding = read_checked(target, stored, shape, where)
     name = stored if target.tied else "lm_head.weight"
-    _entry(target, name, shape)
+    checked_entry(target, name, shape)
     lm_head = load_linear(StoredWeight(target, name), where.head, where.head_rows, where.device)
 
     def logits(rows: torch.Tensor) -> torch.Tensor:
@@ -333,7 +332,7 @@ def read_head(
         value = None
         if stored in names or not stored.endswith(_OUTPUT_BIAS):
             value = torch.nn.Parameter(
-                _read(directory, stored, tuple(parameter.shape), where), requires_grad=False
+                read_checked(directory, stored, tuple(parameter.shape), where), requires_grad=False
             )
         setattr(head.get_submodule(module), leaf, value)
     return head.eval()
@@ -349,27 +348,13 @@ def _place_linears(head: EagleHead, directory: ModelDirectory, placing: Placing)
     for name, module in found:
         stored = name.removeprefix("body.")
         shape = (module.out_features, module.in_features)
-        _entry(directory, f"{stored}.weight", shape)
+        checked_entry(directory, f"{stored}.weight", shape)
         weight = StoredWeight(directory, f"{stored}.weight")
         linear = load_linear(weight, placing.precision, placing.rows, placing.device)
         bias = f"{stored}.bias"
         if module.bias is not None and (
             bias in directory.weight_files or not bias.endswith(_OUTPUT_BIAS)
         ):
-            linear.bias = _read(directory, bias, (shape[0],), placing)
+            linear.bias = read_checked(directory, bias, (shape[0],), placing)
         owner, _, leaf = name.rpartition(".")
         setattr(head.get_submodule(owner), leaf, linear)
-
-
-def _entry(directory: ModelDirectory, name: str, shape: tuple[int, ...]) -> TensorEntry:
-    entry = directory.tensor(name)
-    if entry.shape != shape:
-        raise ModelError(f"{directory.path}: {name} has shape {entry.shape}; expected {shape}")
-    return entry
-
-
-def _read(
-    directory: ModelDirectory, name: str, shape: tuple[int, ...], placing: Placing
-) -> torch.Tensor:
-    entry = _entry(directory, name, shape)
-    return read_tensor(name, entry, placing.rows).to(placing.device)

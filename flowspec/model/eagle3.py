@@ -23,19 +23,22 @@ from transformers.models.llama.modeling_llama import (
     LlamaRotaryEmbedding,
 )
 
-from flowspec.errors import ModelError
 from flowspec.model.directory import ModelDirectory
 from flowspec.model.draft_vocabulary import DraftVocabulary
+from flowspec.model.drafter_weights import (
+    TARGET_EMBEDDING,
+    checked_entry,
+    read_checked,
+    read_linear,
+    read_lm_head,
+)
 from flowspec.model.eagle import EagleDrafter, head_cache
 from flowspec.model.eagle3_layout import EMBEDDING, LM_HEAD, OFFSETS, Eagle3Layout, read_layout
 from flowspec.model.kv import TreeCache
-from flowspec.model.linear import load_linear
 from flowspec.model.placing import Placing
-from flowspec.model.stored_weight import StoredWeight
-from flowspec.model.weights import read_integers, read_tensor
+from flowspec.model.weights import read_integers
 
 _LAYER = "midlayer."
-_TARGET_EMBEDDING = "model.embed_tokens.weight"
 
 
 class Eagle3Layer(torch.nn.Module):
@@ -131,18 +134,12 @@ def load_eagle3(
     where = placing if placing is not None else Placing()
     layout = read_layout(directory, target)
     head = _read(directory, layout, where)
-    owner, name = (directory, EMBEDDING) if layout.embeds else (target, _TARGET_EMBEDDING)
-    embedding = _tensor(
-        owner, name, (target.vocabulary, head.config.hidden_size), where.rows, where
-    )
+    owner, name = (directory, EMBEDDING) if layout.embeds else (target, TARGET_EMBEDDING)
+    shape = (target.vocabulary, head.config.hidden_size)
+    embedding = read_checked(owner, name, shape, where)
     vocabulary = None
     if layout.mapped:
-        entry = directory.tensor(OFFSETS)
-        if entry.shape != (layout.vocabulary,):
-            raise ModelError(
-                f"{directory.path}: {OFFSETS} has shape {entry.shape}; expected "
-                f"{(layout.vocabulary,)}"
-            )
+        entry = checked_entry(directory, OFFSETS, (layout.vocabulary,))
         vocabulary = DraftVocabulary(read_integers(OFFSETS, entry), target.vocabulary)
 
     def logits(rows: torch.Tensor) -> torch.Tensor:
@@ -177,35 +174,12 @@ def _read(directory: ModelDirectory, layout: Eagle3Layout, placing: Placing | No
         owner = head.get_submodule(module)
         shape = tuple(parameter.shape)
         if placing is not None and isinstance(owner, torch.nn.Linear):
-            _check_shape(directory, stored, shape)
             above, _, own = module.rpartition(".")
-            last = stored == LM_HEAD
-            linear = load_linear(
-                StoredWeight(directory, stored),
-                where.head if last else where.precision,
-                where.head_rows if last else where.rows,
-                where.device,
-            )
+            read = read_lm_head if stored == LM_HEAD else read_linear
+            linear = read(directory, stored, (shape[0], shape[1]), where)
             setattr(head.get_submodule(above), own, linear)
             continue
         kind = where.head_rows if owner is head.norm else where.rows
-        value = _tensor(directory, stored, shape, kind, where)
+        value = read_checked(directory, stored, shape, where, kind)
         setattr(owner, leaf, torch.nn.Parameter(value, requires_grad=False))
     return head.eval()
-
-
-def _check_shape(directory: ModelDirectory, name: str, shape: tuple[int, ...]) -> None:
-    found = directory.tensor(name).shape
-    if found != shape:
-        raise ModelError(f"{directory.path}: {name} has shape {found}; expected {shape}")
-
-
-def _tensor(
-    directory: ModelDirectory,
-    name: str,
-    shape: tuple[int, ...],
-    kind: torch.dtype,
-    placing: Placing,
-) -> torch.Tensor:
-    _check_shape(directory, name, shape)
-    return read_tensor(name, directory.tensor(name), kind).to(placing.device)

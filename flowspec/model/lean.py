@@ -18,7 +18,7 @@ import torch
 from flowspec.core.protocol.work import Part
 from flowspec.core.run.key import RunKey
 from flowspec.errors import ConfigError
-from flowspec.model.attention import EXACT, EXACT_DEVICES
+from flowspec.model.attention import EXACT, EXACT_DEVICES, exact_attention
 from flowspec.model.kv import TreeCache, TreeCacheLayer
 from flowspec.model.linear import KernelLinear
 
@@ -68,7 +68,7 @@ class LeanLayer:
         """``hidden``, ``[rows, hidden]``, after this layer; the rows' keys and values are kept.
 
         ``turn``: cosines and signed sines, ``[rows, 1, head_dim]``. ``bias``: as ``bias_of``'s,
-        ``[1, shared x rows, slots]``.
+        ``[1, 1, shared x rows, slots]``.
         """
         before, between = self._norms
         hidden = hidden + self._o(self._attend(before(hidden), cache, turn, bias))
@@ -90,17 +90,12 @@ class LeanLayer:
         values = self._v(rows).view(shape)
         if self._q_norm is not None and self._k_norm is not None:
             queries, keys = self._q_norm(queries), self._k_norm(keys)
-        queries = turned(queries, turn)
-        end = cache.length + count
-        cache.keys[0, :, cache.length : end] = turned(keys, turn).transpose(0, 1)
-        cache.values[0, :, cache.length : end] = values.transpose(0, 1)
-        heads = cache.keys.shape[1]
-        wide = queries.transpose(0, 1).to(torch.float64).reshape(heads, -1, self._head_dim)
-        held = cache.keys[0, :, :end].to(torch.float64).transpose(1, 2)
-        weights = torch.softmax(torch.baddbmm(bias, wide, held, alpha=self._scale), dim=-1)
-        summed = torch.bmm(weights, cache.values[0, :, :end].to(torch.float64))
-        narrow = summed.to(rows.dtype).view(-1, count, self._head_dim)
-        return narrow.transpose(0, 1).reshape(count, -1)
+        kept_keys, kept_values = cache.update(
+            turned(keys, turn).transpose(0, 1)[None], values.transpose(0, 1)[None]
+        )
+        asking = turned(queries, turn).transpose(0, 1)[None]
+        found, _ = exact_attention(None, asking, kept_keys, kept_values, bias, scaling=self._scale)
+        return found.reshape(count, -1)
 
 
 class LeanLayers:
@@ -127,7 +122,7 @@ class LeanLayers:
                 hidden = self._by_library(layer, hidden, mask, cache, positions, found)
             else:
                 assert isinstance(rows, TreeCacheLayer)
-                hidden = layer.run(hidden, rows, turn, mask[0])
+                hidden = layer.run(hidden, rows, turn, mask)
         if self._body.norm._forward_pre_hooks:
             return torch.as_tensor(self._body.norm(hidden[None])[0])
         return self._norm(hidden)

@@ -19,7 +19,9 @@ from flowspec.planning.boxes import DescribedBox
 from flowspec.planning.estimate import NGRAM_SECONDS, drafter_precision, drafter_times
 from flowspec.planning.needs import drafter_bytes
 
-SLM, HEAD, BLOCK = "slm", "head", "block"
+SLM = "slm"
+HEAD = "head"
+BLOCK = "block"
 
 
 @dataclass(frozen=True, slots=True)
