@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,7 +21,6 @@ from typing import Any
 import redis
 
 from flowspec.broker.base import (
-    RECORDING_CAP,
     ROWS_CAP,
     CommitText,
     Op,
@@ -37,6 +36,7 @@ from flowspec.broker.keys import Keys
 from flowspec.broker.log_reader import LogReader
 from flowspec.broker.peers import PeerInbox, Peers
 from flowspec.broker.pipelined_client import PipelinedClient
+from flowspec.broker.recorded import Recorded
 from flowspec.broker.redis_client import Command, DirectClient
 from flowspec.broker.redis_link import last_id
 from flowspec.broker.tail import Tail
@@ -93,7 +93,7 @@ class LiveLink:
         self._order = InOrder()
         self._takers: deque[Callable[[list[Any]], None]] = deque()  # of the answers to come
         self._unwritten: list[tuple[Op, Code]] = []
-        self._recorded: Counter[RunKey] = Counter()
+        self._recorded = Recorded()
         self._rows_written = 0
         self._news = threading.Condition()
         self._control = Tail(DirectClient(url), self._reader.cursors, self._news)
@@ -177,7 +177,7 @@ class LiveLink:
         self._reader.take(run, segment)
 
     def forget(self, run: RunKey) -> None:
-        self._recorded.pop(run, None)
+        self._recorded.forget(run)
         self._order.forget(run)
         self._reader.forget(run)
 
@@ -191,7 +191,7 @@ class LiveLink:
                 through += self._left_of(op, _rows_of(op, through))
             elif isinstance(op, Finish):
                 through.append(self._finish(op))
-            elif not self._over(op):
+            elif not self._recorded.over(op):
                 through.append(op)
         self._write_through(through)
         return [Code.OK] * len(ops)
@@ -283,13 +283,6 @@ class LiveLink:
         self._peers.broken(to, reason)
         for send, rows in inbox.unanswered:
             self._write_through([send] if rows is None else [rows, send])
-
-    def _over(self, op: Op) -> bool:
-        """Count ``op`` if it is a line of a recording; whether it is beyond the cap."""
-        if not isinstance(op, Record):
-            return False
-        self._recorded[op.run] += 1
-        return self._recorded[op.run] > RECORDING_CAP
 
     def _trim(self) -> None:
         """Remove what was read: after a hop's write, which it would delay."""

@@ -16,7 +16,7 @@ from typing import Any
 import redis
 
 from flowspec.broker.connection import MAX_BLOCK_SECONDS, retrying, translate
-from flowspec.broker.redis_client import BrokerClient, Command, pack
+from flowspec.broker.redis_client import Command, ConnectedClient, in_transaction, pack
 
 #: Oldest that an unanswered batch may be before its reply is waited for, seconds: a server that
 #: hangs is then noticed by the socket's timeout. Longer than any blocking read.
@@ -33,7 +33,7 @@ class _Batch:
     sent_at: float
 
 
-class PipelinedClient(BrokerClient):
+class PipelinedClient(ConnectedClient):
     """One connection for one thread; replies come in the order of the batches.
 
     ``patient``: whether a lost connection is made again for some seconds; if not, the first loss is
@@ -42,7 +42,6 @@ class PipelinedClient(BrokerClient):
 
     def __init__(self, url: str, *, patient: bool = True) -> None:
         super().__init__(url)
-        self._connection: Any = self._redis.connection_pool.get_connection()
         self._patient = patient
         self._under_way: deque[_Batch] = deque()
 
@@ -73,11 +72,11 @@ class PipelinedClient(BrokerClient):
 
         ``atomic``: as one transaction, so that a blocked reader sees the effects of all or none.
         """
-        sent = [("MULTI",), *commands, ("EXEC",)] if atomic else commands
+        sent = in_transaction(commands) if atomic else commands
         batch = _Batch(pack(sent), len(sent), atomic, time.monotonic())
         self._under_way.append(batch)
         try:
-            self._transmit(batch)
+            self._transmit(batch.data)
         except (redis.ConnectionError, redis.TimeoutError) as lost:
             self._resume(lost)
 
@@ -115,10 +114,7 @@ class PipelinedClient(BrokerClient):
         self._connection.disconnect()
         self._connection.connect()
         for batch in self._under_way:
-            self._transmit(batch)
-
-    def _transmit(self, batch: _Batch) -> None:
-        self._connection.send_packed_command([batch.data], check_health=False)
+            self._transmit(batch.data)
 
     def _read_oldest(self) -> list[Any]:
         batch = self._under_way[0]
@@ -127,14 +123,3 @@ class PipelinedClient(BrokerClient):
             return answers
         executed = answers[-1]
         return list(executed) if isinstance(executed, list) else [executed] * (batch.commands - 2)
-
-    def _reply(self) -> Any:
-        try:
-            return self._connection.read_response()
-        except redis.ResponseError as error:
-            return error
-
-    def close(self) -> None:
-        """Close the connection; replies that have not come are not waited for."""
-        self._connection.disconnect()
-        super().close()

@@ -15,10 +15,6 @@ T = TypeVar("T")
 Command = tuple[Any, ...]
 
 
-_BEGIN: tuple[Command, ...] = (("MULTI",),)
-_END: tuple[Command, ...] = (("EXEC",),)
-
-
 class BrokerClient:
     """A client with retries and scripts, for several threads.
 
@@ -99,24 +95,18 @@ class BrokerClient:
         self._redis.close()
 
 
-class DirectClient(BrokerClient):
-    """A client for one thread's hot path: one connection, no pool, no reply callbacks.
+class ConnectedClient(BrokerClient):
+    """A client with a connection of its own beside the pool, for one thread.
 
-    Replies are as the server sends them (bytes, lists, integers).
+    Its replies are as the server sends them (bytes, lists, integers).
     """
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
         self._connection: Any = self._redis.connection_pool.get_connection()
 
-    def _send(self, commands: Sequence[Command], atomic: bool) -> list[Any]:
-        sent = [*_BEGIN, *commands, *_END] if atomic else commands
-        self._connection.send_packed_command([pack(sent)], check_health=False)
-        answers = [self._reply() for _ in sent]
-        if atomic:
-            _without_errors(answers)  # a command refused before EXEC aborts the transaction
-            answers = answers[-1]
-        return _without_errors(answers)
+    def _transmit(self, data: bytes) -> None:
+        self._connection.send_packed_command([data], check_health=False)
 
     def _reply(self) -> Any:
         try:
@@ -125,8 +115,27 @@ class DirectClient(BrokerClient):
             return error
 
     def close(self) -> None:
+        """Close all connections; replies that have not come are not waited for."""
         self._connection.disconnect()
         super().close()
+
+
+class DirectClient(ConnectedClient):
+    """A client for one thread's hot path: one connection, no pool, no reply callbacks."""
+
+    def _send(self, commands: Sequence[Command], atomic: bool) -> list[Any]:
+        sent = in_transaction(commands) if atomic else commands
+        self._transmit(pack(sent))
+        answers = [self._reply() for _ in sent]
+        if atomic:
+            _without_errors(answers)  # a command refused before EXEC aborts the transaction
+            answers = answers[-1]
+        return _without_errors(answers)
+
+
+def in_transaction(commands: Sequence[Command]) -> list[Command]:
+    """``commands`` as one transaction."""
+    return [("MULTI",), *commands, ("EXEC",)]
 
 
 def pack(commands: Sequence[Command]) -> bytes:

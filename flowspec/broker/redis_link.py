@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import redis
 
-from flowspec.broker.base import RECORDING_CAP, ROWS_CAP, Op, PutRows, ReadResult, Record, Rows
+from flowspec.broker.base import ROWS_CAP, Op, PutRows, ReadResult, Record, Rows
 from flowspec.broker.commands import Commands
 from flowspec.broker.connection import MAX_BLOCK_SECONDS
 from flowspec.broker.entries import xread
 from flowspec.broker.keys import Keys
 from flowspec.broker.log_reader import LogReader
+from flowspec.broker.recorded import Recorded
 from flowspec.broker.redis_client import BrokerClient, Command, DirectClient
 from flowspec.broker.tail import BATCH
 from flowspec.core.protocol.addresses import Address
@@ -60,7 +60,7 @@ class RedisLink:
             last_id(self._rows_client, keys.rows(address)),
         )
         self._rows_written = 0
-        self._recorded: Counter[RunKey] = Counter()
+        self._recorded = Recorded()
 
     # ---- reading ---------------------------------------------------------------------------------
 
@@ -116,7 +116,7 @@ class RedisLink:
         self._reader.take(run, segment)
 
     def forget(self, run: RunKey) -> None:
-        self._recorded.pop(run, None)
+        self._recorded.forget(run)
         self._reader.forget(run)
 
     # ---- writing ---------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ class RedisLink:
         sent = [
             number
             for number, op in enumerate(ops)
-            if not ((apart and isinstance(op, PutRows)) or self._over(op))
+            if not ((apart and isinstance(op, PutRows)) or self._recorded.over(op))
         ]
         texts = [stamp.text() if stamp else "" for stamp in stamps or [None] * len(ops)]
         commands = [self._commands.build(ops[number], texts[number]) for number in sent]
@@ -162,13 +162,6 @@ class RedisLink:
         targets = list({op.to for op in rows})
         lengths = self._rows_client.run([("XLEN", self._keys.rows(to)) for to in targets])
         return {to for to, length in zip(targets, lengths, strict=True) if length >= ROWS_CAP}
-
-    def _over(self, op: Op) -> bool:
-        """Count ``op`` if it is a line of a recording; whether it is beyond the cap."""
-        if not isinstance(op, Record):
-            return False
-        self._recorded[op.run] += 1
-        return self._recorded[op.run] > RECORDING_CAP
 
     def close(self) -> None:
         self._client.close()

@@ -167,7 +167,7 @@ def test_rows_are_written_even_beyond_their_cap_and_the_writer_learns_of_it(
 
 
 def test_a_recording_ends_at_its_cap(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in ("memory", "redis_link", "live_link"):
+    for place in ("memory", "recorded"):
         monkeypatch.setattr(f"flowspec.broker.{place}.RECORDING_CAP", 2)
     control = rig.control()
     draft = rig.link(D0)
