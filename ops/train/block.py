@@ -47,7 +47,7 @@ from ops.train.head import (
     read_text,
 )
 from ops.train.pair import descend, optimizers
-from ops.train.teaching import Material, Teacher
+from ops.train.teaching import Material, Teacher, trainer_parser
 
 #: The final norm's scale at the start.
 FIRST_SCALE = 0.1
@@ -271,17 +271,7 @@ def save(trainee: Trainee, folder: Path) -> None:
 
 def arguments() -> Parser:
     """The command line's parser."""
-    parser = Parser(description="Train a block drafter; see this file's head.")
-    parser.add_argument("--target", type=Path, required=True, help="folder of the target")
-    parser.add_argument(
-        "--tokens", type=Path, required=True, help="token ids, the last 100,000 held out"
-    )
-    parser.add_argument(
-        "--id-bytes", type=int, choices=(2, 4), default=2, help="bytes of a token id in --tokens"
-    )
-    parser.add_argument("--out", type=Path, required=True, help="folder of the drafter")
-    parser.add_argument("--minutes", type=float, required=True)
-    parser.add_argument("--resume", action="store_true", help="continue from --out")
+    parser = trainer_parser("Train a block drafter; see this file's head.")
     parser.add_argument("--layers", type=int, default=2, help="decoder layers")
     parser.add_argument("--taps", type=int, default=5, help="layers of the target that are read")
     parser.add_argument("--levels", type=int, default=8, help="positions that a block proposes for")
@@ -289,9 +279,6 @@ def arguments() -> Parser:
     parser.add_argument("--mask", type=int, default=2, help="id of the mask token")
     parser.add_argument("--decay", type=float, default=4.0, help="levels until a weight is 1/e")
     parser.add_argument("--blocks", type=int, default=32, help="blocks per row of text")
-    parser.add_argument("--length", type=int, default=256, help="tokens per row")
-    parser.add_argument("--batch", type=int, default=4, help="rows per step")
-    parser.add_argument("--threads", type=int, default=1)
     return parser
 
 

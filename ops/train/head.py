@@ -44,7 +44,7 @@ from ops.parser import Parser
 from ops.train.eagle1 import Eagle1Form
 from ops.train.eagle3 import Eagle3Form
 from ops.train.pair import descend
-from ops.train.teaching import Form, Material, Teacher, agreement
+from ops.train.teaching import Form, Material, Teacher, agreement, trainer_parser
 
 HELD_OUT = 100_000
 #: Peak learning rates of Muon (the layer's matrices) and AdamW (the rest).
@@ -135,21 +135,8 @@ def report(
 
 def arguments() -> Parser:
     """The command line's parser."""
-    parser = Parser(description="Train an EAGLE head; see this file's head.")
-    parser.add_argument("--target", type=Path, required=True, help="folder of the target")
-    parser.add_argument(
-        "--tokens", type=Path, required=True, help="token ids, the last 100,000 held out"
-    )
-    parser.add_argument(
-        "--id-bytes", type=int, choices=(2, 4), default=2, help="bytes of a token id in --tokens"
-    )
-    parser.add_argument("--out", type=Path, required=True, help="folder of the head")
-    parser.add_argument("--minutes", type=float, required=True)
-    parser.add_argument("--resume", action="store_true", help="continue from the head in --out")
-    parser.add_argument("--length", type=int, default=256, help="tokens per row")
-    parser.add_argument("--batch", type=int, default=4, help="rows per step")
+    parser = trainer_parser("Train an EAGLE head; see this file's head.")
     parser.add_argument("--steps", type=int, default=3, help="unrolled steps")
-    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument(
         "--form", choices=("eagle1", "eagle3"), default="eagle1", help="default: %(default)s"
     )

@@ -12,6 +12,7 @@ from torch.nn.functional import linear
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig
 
 from flowspec.model.directory import ModelDirectory
+from ops.parser import Parser
 
 #: Factor of the weight of each further unrolled step.
 STEP_DECAY = 0.8
@@ -194,3 +195,22 @@ def agreement(
         hits = best[:, first - 1 :] == wanted
         found.append((float(hits[..., 0].float().mean()), float(hits.any(-1).float().mean())))
     return found
+
+
+def trainer_parser(description: str) -> Parser:
+    """A parser with the arguments that every trainer of a drafter has."""
+    parser = Parser(description=description)
+    parser.add_argument("--target", type=Path, required=True, help="folder of the target")
+    parser.add_argument(
+        "--tokens", type=Path, required=True, help="token ids, the last 100,000 held out"
+    )
+    parser.add_argument(
+        "--id-bytes", type=int, choices=(2, 4), default=2, help="bytes of a token id in --tokens"
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder of the drafter")
+    parser.add_argument("--minutes", type=float, required=True)
+    parser.add_argument("--resume", action="store_true", help="continue from --out")
+    parser.add_argument("--length", type=int, default=256, help="tokens per row")
+    parser.add_argument("--batch", type=int, default=4, help="rows per step")
+    parser.add_argument("--threads", type=int, default=1)
+    return parser
