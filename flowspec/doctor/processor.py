@@ -22,6 +22,8 @@ _FAST = {
         "int8": ("avx512_vnni", "avx_vnni", "amx_int8"),
         "nf4": ("avx512_bf16",),
         "fp4": ("avx512_bf16",),
+        "nf4-double": ("avx512_bf16",),
+        "fp4-double": ("avx512_bf16",),
         "int4": ("avx2", "avx512f"),
     },
     "arm": {

@@ -28,6 +28,9 @@ class Precision:
     """``bits`` a weight, and a scale of ``scale_bits`` for every ``block`` of them.
 
     ``block`` 0: one scale for a row of the matrix, or none. ``rows``: the element type of rows.
+    ``table``: that of the 4-bit values, ``nf4`` or ``fp4``. ``double``: scales are stored in eight
+    bits, with a scale of their own for each row of the matrix; ``scale_bits`` is what a CPU's
+    kernel, which takes none in eight bits, holds in memory.
     """
 
     name: str
@@ -35,6 +38,8 @@ class Precision:
     rows: str
     scale_bits: int = 0
     block: int = 0
+    table: str = ""
+    double: bool = False
 
     @property
     def quantised(self) -> bool:
@@ -42,7 +47,7 @@ class Precision:
         return self.bits < 16
 
     def weight_bytes(self, shape: Sequence[int]) -> int:
-        """Bytes of a linear layer's weights of ``shape``, ``[..., outputs, inputs]``."""
+        """Bytes in memory of a linear layer's weights of ``shape``, ``[..., outputs, inputs]``."""
         held = self.for_matrix(shape)
         scales = math.prod(shape[:-1]) * (shape[-1] // held.block if held.block else 1)
         return math.prod(shape) * held.bits // 8 + scales * held.scale_bits // 8
@@ -69,6 +74,11 @@ class Precision:
         return 4 if self.rows_on(device) == "float32" else 2
 
 
+def _four_bit(table: str, *, double: bool = False) -> Precision:
+    name = f"{table}-double" if double else table
+    return Precision(name, 4, "bfloat16", 16, FOUR_BIT_BLOCK, table, double)
+
+
 PRECISIONS = {
     precision.name: precision
     for precision in (
@@ -76,8 +86,10 @@ PRECISIONS = {
         Precision("bfloat16", 16, "bfloat16"),
         Precision("float16", 16, "float16"),
         Precision("int8", 8, "bfloat16", scale_bits=32),
-        Precision("nf4", 4, "bfloat16", scale_bits=16, block=FOUR_BIT_BLOCK),
-        Precision("fp4", 4, "bfloat16", scale_bits=16, block=FOUR_BIT_BLOCK),
+        _four_bit("nf4"),
+        _four_bit("fp4"),
+        _four_bit("nf4", double=True),
+        _four_bit("fp4", double=True),
         Precision("int4", 4, "bfloat16", scale_bits=16, block=32),
     )
 }

@@ -8,6 +8,10 @@ quantised in slices and a whole matrix never exists in more than its stored and 
                 for 32 codes; value = (code - 8) x scale, the scheme of ggml's Q4_0
     nf4, fp4    two codes a byte, one bfloat16 maximum for 64 codes; value = table[code] x maximum
                 (bitsandbytes; arXiv 2305.14314, section 3; its CPU kernels round the maxima too)
+    nf4-double, fp4-double
+                the same codes, and the maxima quantised in their turn (double quantisation, same
+                section): uint8 [outputs, blocks] and one float32 scale a row; maximum = code x
+                scale. The paper's blocks of 256 maxima go across rows, these are rows.
 """
 
 from __future__ import annotations
@@ -40,18 +44,39 @@ _DENSE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class Weight:
     """A linear layer's weights in ``precision``: ``codes``, and ``scales`` if it has any.
 
-    Dense weights are ``codes`` themselves, ``[outputs, inputs]`` in that type.
+    Dense weights are ``codes`` themselves, ``[outputs, inputs]`` in that type. ``row_scales``: what
+    double-quantised ``scales`` are multiples of, float32 ``[outputs, 1]``.
     """
 
     precision: Precision
     shape: tuple[int, int]
     codes: torch.Tensor
     scales: torch.Tensor | None = None
+    row_scales: torch.Tensor | None = None
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """The stored tensors, in the order of ``code_layout``."""
+        stored = (self.codes, self.scales, self.row_scales)
+        return tuple(tensor for tensor in stored if tensor is not None)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the stored tensors."""
-        return self.codes.nbytes + (self.scales.nbytes if self.scales is not None else 0)
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    @property
+    def maxima(self) -> torch.Tensor:
+        """The scales as kernels multiply by them: double-quantised ones as bfloat16."""
+        assert self.scales is not None
+        if self.row_scales is None:
+            return self.scales
+        return doubly_scaled(self.scales, self.row_scales)
+
+
+def doubly_scaled(scales: torch.Tensor, row_scales: torch.Tensor) -> torch.Tensor:
+    """The maxima, bfloat16 ``[outputs, blocks]``, of a double-quantised matrix."""
+    return (scales.float() * row_scales).bfloat16()
 
 
 def quantise(values: Iterable[torch.Tensor], shape: tuple[int, int], precision: str) -> Weight:
@@ -60,26 +85,24 @@ def quantise(values: Iterable[torch.Tensor], shape: tuple[int, int], precision: 
     ModelError if the precision cannot hold ``shape``.
     """
     kind = PRECISIONS[precision]
-    codes, *rest = (
+    stored = [
         torch.empty(form, dtype=dtype)
         for dtype, form in zip(*code_layout(shape, precision), strict=True)
-    )
-    scales = rest[0] if rest else None
+    ]
     at = 0
     for part in values:
         end = at + part.shape[0]
-        if scales is None:
-            codes[at:end] = part
-        else:
-            codes[at:end], scales[at:end] = _quantised(part.float(), kind)
+        found = _quantised(part.float(), kind) if kind.quantised else (part,)
+        for tensor, rows in zip(stored, found, strict=True):
+            tensor[at:end] = rows
         at = end
-    return Weight(kind, shape, codes, scales)
+    return Weight(kind, shape, *stored)
 
 
 def code_layout(
     shape: tuple[int, int], precision: str
 ) -> tuple[list[torch.dtype], list[tuple[int, int]]]:
-    """Types and shapes of the codes, and of the scales if there are any, of a matrix of ``shape``.
+    """Types and shapes of the tensors of a matrix of ``shape``: codes, scales, rows' scales.
 
     ModelError if the precision cannot hold it.
     """
@@ -94,7 +117,10 @@ def code_layout(
     if not kind.quantised:
         return [codes[0]], [codes[1]]
     blocks = inputs // kind.block if kind.block else 1
-    return [codes[0], _scale_type(kind)], [codes[1], (outputs, blocks)]
+    scales = (_scale_type(kind), (outputs, blocks))
+    if not kind.double:
+        return [codes[0], scales[0]], [codes[1], scales[1]]
+    return [codes[0], scales[0], torch.float32], [codes[1], scales[1], (outputs, 1)]
 
 
 def dequantise(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
@@ -102,14 +128,14 @@ def dequantise(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
     if weight.scales is None:
         return weight.codes.to(dtype)
     kind = weight.precision
-    scales = weight.scales.float()
+    scales = weight.maxima.float()
     if kind.name == "int8":
         return (weight.codes.float() * scales).to(dtype)
     codes = unpacked(weight.codes)
     if kind.name == "int4":
         levels = codes.float() - 8
     else:
-        levels = torch.tensor(TABLES[kind.name])[codes.int()]
+        levels = torch.tensor(TABLES[kind.table])[codes.int()]
     blocks = levels.view(weight.shape[0], -1, kind.block) * scales.unsqueeze(-1)
     return blocks.view(weight.shape).to(dtype)
 
@@ -135,11 +161,16 @@ def _code_type(kind: Precision) -> torch.dtype:
 
 
 def _scale_type(kind: Precision) -> torch.dtype:
+    if kind.double:
+        return torch.uint8
     return torch.bfloat16 if kind.scale_bits == 16 else torch.float32
 
 
-def _quantised(values: torch.Tensor, kind: Precision) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes and scales of some rows, float32 ``[rows, inputs]``; a block of zeros has scale 0."""
+def _quantised(values: torch.Tensor, kind: Precision) -> tuple[torch.Tensor, ...]:
+    """Codes, scales and rows' scales of some rows, float32 ``[rows, inputs]``.
+
+    A block of zeros has scale 0.
+    """
     if kind.name == "int8":
         scales = values.abs().amax(dim=-1, keepdim=True) / 127
         return _nearest(values, scales).clamp_(-127, 127).to(torch.int8), scales
@@ -151,7 +182,16 @@ def _quantised(values: torch.Tensor, kind: Precision) -> tuple[torch.Tensor, tor
     else:
         scales = blocks.abs().amax(dim=-1, keepdim=True)
         codes = _nearest_in_table(blocks / scales.clamp_min(torch.finfo(torch.float32).tiny), kind)
-    return _packed(codes.flatten(-2)), scales.squeeze(-1)
+    packed = _packed(codes.flatten(-2))
+    if not kind.double:
+        return packed, scales.squeeze(-1)
+    return packed, *_doubly_quantised(scales.squeeze(-1))
+
+
+def _doubly_quantised(maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Maxima of blocks ``[rows, blocks]`` in eight bits, and what one step is in each row."""
+    steps = maxima.amax(dim=-1, keepdim=True) / 255
+    return _nearest(maxima, steps).to(torch.uint8), steps
 
 
 def _nearest(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
@@ -160,10 +200,10 @@ def _nearest(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
 def _nearest_in_table(values: torch.Tensor, kind: Precision) -> torch.Tensor:
     """The code of the table's value nearest to each of ``values``, which are from -1 to 1."""
-    table, order = torch.tensor(TABLES[kind.name]).sort(stable=True)
+    table, order = torch.tensor(TABLES[kind.table]).sort(stable=True)
     middles = (table[1:] + table[:-1]) / 2
     # Counting the smaller middles takes a third of the time of ``torch.bucketize``.
     place = torch.zeros(values.shape, dtype=torch.uint8)
     for middle in middles:
         place += values > middle
-    return place if kind.name == "nf4" else order.to(torch.uint8)[place.int()]
+    return place if kind.table == "nf4" else order.to(torch.uint8)[place.int()]

@@ -21,7 +21,7 @@ from flowspec.model.directory import ModelDirectory
 from flowspec.model.manifest import AS_STORED, MANIFEST, Manifest, ShardFile, file_digest
 from flowspec.model.precision import AUTO, PRECISIONS, check_dtype
 from flowspec.model.quantise import Weight, code_layout, quantise
-from flowspec.model.stored_weight import CODES, SCALES
+from flowspec.model.stored_weight import SUFFIXES
 from flowspec.model.tensor_files import NewTensor, TensorEntry, write_tensors
 from flowspec.model.value_digests import of_prefixes
 from flowspec.model.weights import read_rows
@@ -202,21 +202,19 @@ class _Shard:
         if name not in self._linears:
             return [NewTensor(name, entry.dtype, entry.shape, entry.end - entry.start)]
         outputs, inputs = entry.shape
+        quantised = PRECISIONS[self._plan.dtype].quantised
         return [
             NewTensor(name + suffix, _NAMES[dtype], shape, shape[0] * shape[1] * dtype.itemsize)
             for suffix, dtype, shape in zip(
-                self._suffixes, *code_layout((outputs, inputs), self._held(entry)), strict=True
+                SUFFIXES if quantised else ("",),
+                *code_layout((outputs, inputs), self._held(entry)),
+                strict=False,  # most matrices have no rows' scales
             )
         ]
 
     def _held(self, entry: TensorEntry) -> str:
         """The precision that the matrix ``entry`` is written in."""
         return PRECISIONS[self._plan.dtype].for_matrix(entry.shape).name
-
-    @property
-    def _suffixes(self) -> tuple[str, ...]:
-        """What follows the name of a matrix in the names of its tensors."""
-        return (CODES, SCALES) if PRECISIONS[self._plan.dtype].quantised else ("",)
 
     def _chunks(self) -> Iterator[memoryview]:
         for name in self._names:
@@ -230,6 +228,5 @@ class _Shard:
 
 
 def _bytes_of(weight: Weight) -> Iterator[memoryview]:
-    for tensor in (weight.codes, weight.scales):
-        if tensor is not None:
-            yield memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+    for tensor in weight.tensors:
+        yield memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]

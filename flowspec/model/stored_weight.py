@@ -1,7 +1,7 @@
 """One linear layer's weights as they lie in a model's files, read a range of rows at a time.
 
-A shard in a quantised precision has ``NAME.codes`` and ``NAME.scales`` (``quantise``) in the place
-of a matrix ``NAME``; their rows are those of the matrix.
+A shard in a quantised precision has ``NAME.codes``, ``NAME.scales`` and, double-quantised,
+``NAME.row_scales`` (``quantise``) in the place of a matrix ``NAME``; their rows are its rows.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from flowspec.model.weights import read_codes, read_rows
 
 CODES = ".codes"
 SCALES = ".scales"
+ROW_SCALES = ".row_scales"
+#: What follows the name of a quantised matrix in the names of its tensors, in their order.
+SUFFIXES = (CODES, SCALES, ROW_SCALES)
 _EIGHT_BITS = "I8"
 
 
@@ -51,10 +54,6 @@ class StoredWeight:
                 f"{self._directory.path} holds {self._name} in {self._kind.name}; "
                 f"it cannot be loaded in {precision}"
             )
-        scales = self._name + SCALES
-        return Weight(
-            self._kind,
-            shape,
-            read_codes(self._name + CODES, self._entry, rows),
-            read_codes(scales, self._directory.tensor(scales), rows),
-        )
+        stored = [self._name + suffix for suffix in SUFFIXES[: 3 if self._kind.double else 2]]
+        codes = [read_codes(name, self._directory.tensor(name), rows) for name in stored]
+        return Weight(self._kind, shape, *codes)

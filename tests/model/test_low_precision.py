@@ -25,7 +25,7 @@ TARGET = open_directory(default_pair()[0])
 RUN = RunKey("j", 1)
 PROMPT = Tokenizer(TARGET).encode("Tom has 5 apples and buys 7 more. Then he", raw=False)
 WIDTH = 8
-PRECISIONS = ["bfloat16", "float16", "int8", "nf4", "int4"]
+PRECISIONS = ["bfloat16", "float16", "int8", "nf4", "int4", "nf4-double"]
 
 
 def part(ids: Sequence[int], parents: Sequence[int], tokens: Sequence[int], context: int) -> Part:

@@ -25,18 +25,30 @@ def test_slices_do_not_change_the_values(name: str) -> None:
     values = matrix()
     whole = quantise([values], (96, 128), name)
     sliced = quantise(values.split(7), (96, 128), name)
-    assert torch.equal(whole.codes, sliced.codes)
-    assert whole.scales is None or torch.equal(whole.scales, sliced.scales)
+    assert len(whole.tensors) == len(sliced.tensors)
+    assert all(map(torch.equal, whole.tensors, sliced.tensors))
 
 
 @pytest.mark.parametrize("name", PRECISIONS)
 def test_the_bytes_are_those_that_plans_count_on(name: str) -> None:
-    assert quantise([matrix()], (96, 128), name).nbytes == PRECISIONS[name].weight_bytes((96, 128))
+    precision = PRECISIONS[name]
+    weight = quantise([matrix()], (96, 128), name)
+    in_memory = weight.nbytes
+    if precision.double:
+        in_memory = weight.codes.nbytes + weight.maxima.nbytes
+    assert in_memory == precision.weight_bytes((96, 128))
 
 
 @pytest.mark.parametrize(
     ("name", "most"),
-    [("float32", 0), ("bfloat16", 3e-3), ("float16", 4e-4), ("int8", 1e-2), ("nf4", 0.1)],
+    [
+        ("float32", 0),
+        ("bfloat16", 3e-3),
+        ("float16", 4e-4),
+        ("int8", 1e-2),
+        ("nf4", 0.1),
+        ("nf4-double", 0.1),
+    ],
 )
 def test_the_relative_error_is_that_of_the_format(name: str, most: float) -> None:
     values = matrix()
@@ -69,6 +81,22 @@ def test_4_bit_codes_are_those_of_bitsandbytes(name: str) -> None:
     assert torch.equal(ours.codes.view(-1), theirs.view(-1))
     assert ours.scales is not None
     assert torch.equal(ours.scales.view(-1), state.absmax.bfloat16())
+
+
+@pytest.mark.parametrize("table", ["nf4", "fp4"])
+@given(seed=st.integers(0, 2**31), size=st.floats(1e-6, 1e4))
+@settings(max_examples=40, deadline=None)
+def test_double_quantised_maxima_have_eight_bits(table: str, seed: int, size: float) -> None:
+    """The codes are those of single quantisation, the maxima within half a step of theirs."""
+    values = matrix(32, 1024, seed) * size
+    double = quantise([values], (32, 1024), f"{table}-double")
+    single = quantise([values], (32, 1024), table)
+    assert torch.equal(double.codes, single.codes)
+    assert double.nbytes < single.nbytes
+    exact = values.view(32, 16, 64).abs().amax(dim=-1)
+    step = exact.amax(dim=-1, keepdim=True) / 255
+    rounded = exact / 256  # bfloat16 has eight bits too
+    assert ((double.maxima.float() - exact).abs() <= step * 0.51 + rounded).all()
 
 
 def test_inputs_that_do_not_fill_a_block_are_refused() -> None:

@@ -27,7 +27,7 @@ from flowspec.model.placing import Placing
 from flowspec.model.shards import ShardPlan, check_shard_dtype, parse_blocks, write_shards
 
 Family = Callable[..., ModelDirectory]
-DTYPES = [AS_STORED, "float32", "bfloat16", "float16", "int8", "nf4", "int4"]
+DTYPES = [AS_STORED, "float32", "bfloat16", "float16", "int8", "nf4", "int4", "nf4-double"]
 
 
 @pytest.fixture

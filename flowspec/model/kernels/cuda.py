@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 
 from flowspec.model.kernels.base import Packed
-from flowspec.model.kernels.four_bit import INSTALL, bitsandbytes
-from flowspec.model.quantise import TABLES, Weight
+from flowspec.model.kernels.four_bit import INSTALL, TABULATED, bitsandbytes
+from flowspec.model.quantise import TABLES, Weight, doubly_scaled
 
 _TINYGEMM_TILES = 8
 _AMPERE = (8, 0)
@@ -48,11 +51,12 @@ class TinyGemm:
 class BitsAndBytesCuda:
     """bitsandbytes on CUDA: fused for few rows since 0.50, dequantising for more.
 
-    Which of its paths a row takes depends on how many rows it comes with.
+    Which of its paths a row takes depends on how many rows it comes with. Double-quantised maxima
+    stay so in memory, and are computed for every product, as bitsandbytes does with its own.
     """
 
     name = "bitsandbytes"
-    precisions = ("nf4", "fp4")
+    precisions = TABULATED
     device = "cuda"
 
     def missing(self) -> str:
@@ -62,24 +66,24 @@ class BitsAndBytesCuda:
         return inputs % 64 == 0
 
     def pack(self, weight: Weight, rows: torch.dtype, device: torch.device) -> Packed:
-        assert weight.scales is not None
         package = bitsandbytes()
         assert package is not None
-        state = package.functional.QuantState(
-            absmax=weight.scales.flatten().float().to(device),
+        codes = weight.codes.reshape(-1, 1).to(device)
+        state = partial(
+            package.functional.QuantState,
             shape=torch.Size(weight.shape),
-            code=torch.tensor(TABLES[weight.precision.name], device=device),
+            code=torch.tensor(TABLES[weight.precision.table], device=device),
             blocksize=weight.precision.block,
-            quant_type=weight.precision.name,
+            quant_type=weight.precision.table,
             dtype=rows,
         )
-        codes = weight.codes.reshape(-1, 1).to(device)
+        held, maxima = _maxima(weight, device)
 
         def multiply(given: torch.Tensor) -> torch.Tensor:
-            product: torch.Tensor = package.matmul_4bit(given, codes.t(), state)
+            product: torch.Tensor = package.matmul_4bit(given, codes.t(), state(absmax=maxima()))
             return product
 
-        return Packed(multiply, codes.nbytes + state.absmax.nbytes)
+        return Packed(multiply, codes.nbytes + held)
 
 
 class BitsAndBytesInt8:
@@ -113,6 +117,16 @@ class BitsAndBytesInt8:
             return product * sizes
 
         return Packed(multiply, codes.nbytes + maxima.nbytes)
+
+
+def _maxima(weight: Weight, device: torch.device) -> tuple[int, Callable[[], torch.Tensor]]:
+    """Bytes of the maxima in memory, and what returns them in float32, one after the other."""
+    if weight.scales is None or weight.row_scales is None:
+        plain = weight.maxima.flatten().float().to(device)
+        return plain.nbytes, lambda: plain
+    scales, row_scales = weight.scales.to(device), weight.row_scales.to(device)
+    size = scales.nbytes + row_scales.nbytes
+    return size, lambda: doubly_scaled(scales, row_scales).flatten().float()
 
 
 def _without_bitsandbytes() -> str:

@@ -10,8 +10,11 @@ from types import ModuleType
 import torch
 
 from flowspec.model.kernels.base import Packed
+from flowspec.model.precision import PRECISIONS
 from flowspec.model.quantise import TABLES, Weight, unpacked
 
+#: The precisions of bitsandbytes' kernels.
+TABULATED = tuple(name for name, precision in PRECISIONS.items() if precision.table)
 #: Rows of the matrix that bitsandbytes packs together.
 _TOGETHER = 32
 #: Rows that torch packs together; 64 on CPUs with AVX-512, 16 or 32 on others.
@@ -47,12 +50,13 @@ def bitsandbytes() -> ModuleType | None:
 class BitsAndBytes:
     """bitsandbytes' packed kernel for CPUs with AVX-512 and its bfloat16 instructions.
 
-    Its other CPU path writes the whole matrix out for every product, which takes 20 times as long,
+    It takes maxima in bfloat16, so double-quantised ones are brought into that when packed. Its
+    other CPU path writes the whole matrix out for every product, which takes 20 times as long,
     and is not used.
     """
 
     name = "bitsandbytes"
-    precisions = ("nf4", "fp4")
+    precisions = TABULATED
     device = "cpu"
 
     def missing(self) -> str:
@@ -67,13 +71,12 @@ class BitsAndBytes:
         return outputs % _TOGETHER == 0 and inputs % 64 == 0
 
     def pack(self, weight: Weight, rows: torch.dtype, device: torch.device) -> Packed:
-        assert weight.scales is not None
         codes = torch.empty_like(weight.codes)
         step = max(1, _SLICE // (weight.shape[1] * _TOGETHER)) * _TOGETHER
         for at in range(0, weight.shape[0], step):
             codes[at : at + step] = _interleaved(weight.codes[at : at + step])
-        maxima = weight.scales.t().contiguous()
-        table = torch.tensor(TABLES[weight.precision.name])
+        maxima = weight.maxima.t().contiguous()
+        table = torch.tensor(TABLES[weight.precision.table])
         shape = list(weight.shape)
         block = weight.precision.block
 

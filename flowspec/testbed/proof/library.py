@@ -32,6 +32,8 @@ MOST_DIVERGENCE = {
     "int8": 2e-2,
     "nf4": 5e-3,
     "fp4": 5e-3,
+    "nf4-double": 5e-3,
+    "fp4-double": 5e-3,
     "int4": 5e-3,
 }
 
