@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import secrets
 import socket
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,13 +17,13 @@ from urllib.parse import urlsplit
 import redis
 
 from flowspec.broker import entries
+from flowspec.broker.arrivals import Arrivals, open_arrivals
 from flowspec.broker.connection import connect, translate
 from flowspec.broker.keys import Keys
 from flowspec.broker.log_reader import LogReader
 from flowspec.broker.pipelined_client import PipelinedClient
-from flowspec.broker.redis_client import BrokerClient, DirectClient
+from flowspec.broker.redis_client import BrokerClient
 from flowspec.broker.server import Listen, PrivateBroker
-from flowspec.broker.tail import Tail
 from flowspec.broker.ways import AUTO, STRAIGHT, check_rows
 from flowspec.core.protocol.addresses import Address
 from flowspec.core.protocol.messages import Answer, Envelope, Segment
@@ -88,7 +87,7 @@ class Inbox:
         self.announced = announced
         self._server = server
         self._url = url
-        self._tail: Tail | None = None
+        self._arrivals: Arrivals | None = None
         self._trimmer = PipelinedClient(url, patient=False)
         self._cursor = "0-0"
         self._read_entries = 0
@@ -102,24 +101,29 @@ class Inbox:
         self._trimmer.run([("XADD", stream, "0-1", "p", ""), ("XTRIM", stream, "MAXLEN", 0)])
         self._cursor = "0-1"
 
-    def start(self, arrived: threading.Condition) -> None:
-        """Read from now on; ``arrived`` is notified when there is something to take."""
+    def start(self) -> None:
+        """Read from now on."""
         stream = {self.announced.stream: self._cursor}
-        self._tail = Tail(DirectClient(self._url), stream, arrived, patient=False)
+        self._arrivals = open_arrivals(self._url, stream, patient=False)
 
     @property
     def news(self) -> bool:
         """Whether ``take`` has something to return or raise."""
-        return self._tail is not None and self._tail.news
+        return self._arrivals is not None and self._arrivals.news
 
-    def take(self, reader: LogReader, refused: list[str]) -> list[Envelope]:
+    def fileno(self) -> int:
+        """A file descriptor that is readable when there is news, once started."""
+        assert self._arrivals is not None
+        return self._arrivals.fileno()
+
+    def take(self, reader: LogReader, refused: list[str], *, waited: bool) -> list[Envelope]:
         """What has arrived; rows go into ``reader``, a line on each bad entry into ``refused``.
 
-        BrokerError if the inbox's server is lost.
+        BrokerError if the inbox's server is lost. ``waited``: as ``Arrivals.take``'s.
         """
-        assert self._tail is not None
+        assert self._arrivals is not None
         found = []
-        for _, arrived in self._tail.take():
+        for _, arrived in self._arrivals.take(waited=waited):
             for entry, flat in arrived:
                 self._cursor = entry.decode()
                 self._count(flat)
@@ -159,8 +163,8 @@ class Inbox:
         if self.closed:
             return
         self.closed = True
-        if self._tail is not None:
-            self._tail.close()
+        if self._arrivals is not None:
+            self._arrivals.close()
         self._trimmer.close()
         if self._server is not None:
             self._server.stop()

@@ -1,16 +1,15 @@
 """A worker's link that never waits for the network: reads and writes are always under way.
 
-A thread reads at the control broker, another one at the worker's own inbox, if it has one;
-whichever finds something wakes the worker. Writes are sent, and their answers taken when they come:
-a refusal reaches the machine with a later read. A segment or an answer goes straight into the
-receiver's inbox if there is a connection (``peers``), everything else through the control broker:
-jobs, commits and prunes, and what the task graph holds or completes. The order of each sender's
-messages is restored here (``in_order``).
+It waits at the control broker and at its own inbox, if it has one, at once (``arrivals``). Writes
+are sent, and their answers taken when they come: a refusal reaches the machine with a later read. A
+segment or an answer goes straight into the receiver's inbox if there is a connection (``peers``),
+everything else through the control broker: jobs, commits and prunes, and what the task graph holds
+or completes. The order of each sender's messages is restored here (``in_order``).
 """
 
 from __future__ import annotations
 
-import threading
+import select
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from typing import Any
 
 import redis
 
+from flowspec.broker.arrivals import Arrivals, open_arrivals
 from flowspec.broker.base import (
     ROWS_CAP,
     CommitText,
@@ -37,9 +37,8 @@ from flowspec.broker.log_reader import LogReader
 from flowspec.broker.peers import PeerInbox, Peers
 from flowspec.broker.pipelined_client import PipelinedClient
 from flowspec.broker.recorded import Recorded
-from flowspec.broker.redis_client import Command, DirectClient
+from flowspec.broker.redis_client import Command
 from flowspec.broker.redis_link import last_id
-from flowspec.broker.tail import Tail
 from flowspec.core.protocol.addresses import Address
 from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.in_order import InOrder, goes_straight
@@ -95,10 +94,9 @@ class LiveLink:
         self._unwritten: list[tuple[Op, Code]] = []
         self._recorded = Recorded()
         self._rows_written = 0
-        self._news = threading.Condition()
-        self._control = Tail(DirectClient(url), self._reader.cursors, self._news)
+        self._control = open_arrivals(url, self._reader.cursors)
         if inbox is not None:
-            inbox.start(self._news)
+            inbox.start()
 
     # ---- reading ---------------------------------------------------------------------------------
 
@@ -108,20 +106,20 @@ class LiveLink:
         while True:
             self._confirm_answered()
             left = deadline - time.monotonic()
-            self._wait(0.0 if self._unwritten else left)
-            found = self._take()
+            waited = self._wait(0.0 if self._unwritten else left)
+            found = self._take(waited)
             if left <= 0 or found != NOTHING:
                 return found
 
-    def _take(self) -> ReadResult:
-        """What has arrived."""
+    def _take(self, waited: bool) -> ReadResult:
+        """What has arrived; ``waited``: as ``Arrivals.take``'s."""
         envelopes: list[Envelope] = []
         refused: list[str] = []
         if self._control.news:
-            self._take_in_control(envelopes, refused)
+            self._take_in_control(waited, envelopes, refused)
         failed: tuple[tuple[RunKey, str], ...] = ()
         if self._inbox is not None and self._inbox.news:
-            failed = self._take_in_inbox(self._inbox, envelopes, refused)
+            failed = self._take_in_inbox(self._inbox, waited, envelopes, refused)
         now = time.monotonic()
         ordered = [known for found in envelopes for known in self._arrived(found, now)]
         ordered += self._order.overdue(now)
@@ -129,31 +127,39 @@ class LiveLink:
         self._unwritten = []
         return ReadResult(tuple(ordered), tuple(refused), (), unwritten, failed)
 
-    def _wait(self, seconds: float) -> None:
-        """Wait until something has arrived or a held message is overdue, at most ``seconds``."""
+    def _wait(self, seconds: float) -> bool:
+        """Wait until something has arrived or a held message is overdue, at most ``seconds``.
+
+        Return whether there was nothing at first.
+        """
+        sources: list[Arrivals | Inbox] = [self._control]
+        if self._inbox is not None:
+            sources.append(self._inbox)
+        if any(source.news for source in sources):
+            return False
         overdue = self._order.deadline
         if overdue is not None:
             seconds = min(seconds, overdue - time.monotonic())
         if seconds > 0:
-            with self._news:
-                self._news.wait_for(self._has_news, seconds)
+            waiting = select.poll()
+            for source in sources:
+                waiting.register(source.fileno(), select.POLLIN)
+            waiting.poll(seconds * 1e3)
+        return True
 
-    def _has_news(self) -> bool:
-        return self._control.news or (self._inbox is not None and self._inbox.news)
-
-    def _take_in_control(self, envelopes: list[Envelope], refused: list[str]) -> None:
-        for stream, arrived in self._control.take():
+    def _take_in_control(self, waited: bool, envelopes: list[Envelope], refused: list[str]) -> None:
+        for stream, arrived in self._control.take(waited=waited):
             if stream == self._reader.rows_stream:
                 self._reader.take_in_rows(arrived, refused)
             else:
                 self._reader.take_in_log(arrived, envelopes, [], refused)
 
     def _take_in_inbox(
-        self, inbox: Inbox, envelopes: list[Envelope], refused: list[str]
+        self, inbox: Inbox, waited: bool, envelopes: list[Envelope], refused: list[str]
     ) -> tuple[tuple[RunKey, str], ...]:
         """Read the inbox; if it is lost, the runs that may have lost messages in it."""
         try:
-            envelopes += inbox.take(self._reader, refused)
+            envelopes += inbox.take(self._reader, refused, waited=waited)
         except BrokerError as error:
             reason = f"{self.address} has lost its inbox: {error}"
             logger(node=str(self.address)).error("inbox lost", reason=reason)

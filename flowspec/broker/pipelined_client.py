@@ -56,6 +56,10 @@ class PipelinedClient(ConnectedClient):
         oldest = self._under_way[0] if self._under_way else None
         return oldest is not None and time.monotonic() - oldest.sent_at > SILENT_SECONDS
 
+    def fileno(self) -> int:
+        """The socket's file descriptor; only valid while connected."""
+        return int(self._connection._sock.fileno())
+
     def answered(self, seconds: float = 0.0) -> bool:
         """Whether ``collect`` has something to take or to raise, after at most ``seconds``."""
         if not self._under_way:

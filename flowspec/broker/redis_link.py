@@ -14,9 +14,9 @@ from flowspec.broker.connection import MAX_BLOCK_SECONDS
 from flowspec.broker.entries import xread
 from flowspec.broker.keys import Keys
 from flowspec.broker.log_reader import LogReader
+from flowspec.broker.pending_read import BATCH
 from flowspec.broker.recorded import Recorded
 from flowspec.broker.redis_client import BrokerClient, Command, DirectClient
-from flowspec.broker.tail import BATCH
 from flowspec.core.protocol.addresses import Address
 from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.messages import Envelope

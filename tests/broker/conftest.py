@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +10,7 @@ import redis
 
 from flowspec.broker.base import CommitText, Control, Link, Op, PutRows, ReadResult, Record
 from flowspec.broker.connection import connect
+from flowspec.broker.entries import order
 from flowspec.broker.keys import Keys
 from flowspec.broker.live_link import LiveLink
 from flowspec.broker.memory import MemoryBroker, MemoryLink
@@ -57,11 +57,26 @@ class Settled(LiveLink):
 
     def read(self, block_seconds: float) -> ReadResult:
         asking = BrokerClient(self._writes.url)
-        for stream in self._reader.cursors:
-            while self._control._cursors[stream] != last_id(asking, stream):
-                time.sleep(0.001)
+        ends = {stream: last_id(asking, stream) for stream in self._reader.cursors}
         asking.close()
-        return super().read(block_seconds)
+        found = super().read(block_seconds)
+        while self._is_behind(ends):
+            found = _together(found, super().read(block_seconds))
+        return found
+
+    def _is_behind(self, ends: Mapping[str, str]) -> bool:
+        cursors = self._reader.cursors
+        return any(order(cursors[stream]) < order(end) for stream, end in ends.items())
+
+
+def _together(first: ReadResult, second: ReadResult) -> ReadResult:
+    return ReadResult(
+        first.envelopes + second.envelopes,
+        first.refused + second.refused,
+        first.stamps + second.stamps,
+        first.unwritten + second.unwritten,
+        first.failed + second.failed,
+    )
 
 
 @dataclass

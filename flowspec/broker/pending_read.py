@@ -1,0 +1,71 @@
+"""A read that is always under way, at a server beside the reader, without a thread.
+
+The command that waits for the next entries is sent as soon as the last ones are taken, so what
+arrives during a pass lies in the socket's buffer when the worker looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import redis
+
+from flowspec.broker.connection import MAX_BLOCK_SECONDS, translate
+from flowspec.broker.entries import xread
+from flowspec.broker.pipelined_client import PipelinedClient
+from flowspec.broker.redis_client import Command
+
+#: Most entries of a stream in one read.
+BATCH = 256
+
+
+class PendingRead:
+    """Reads the streams behind the cursors ``streams``; ``client`` is for this alone."""
+
+    def __init__(self, client: PipelinedClient, streams: Mapping[str, str]) -> None:
+        self._client = client
+        self._cursors = dict(streams)
+        self._post(MAX_BLOCK_SECONDS)
+
+    @property
+    def news(self) -> bool:
+        """Whether the read has been answered, or its connection is lost."""
+        return self._client.answered()
+
+    def fileno(self) -> int:
+        """The connection's file descriptor; only valid while there is no news."""
+        return self._client.fileno()
+
+    def take(self, *, waited: bool) -> Sequence[tuple[str, Sequence[Any]]]:
+        """See ``Arrivals``. An answer that came during a pass is followed by a second read.
+
+        Only the first of several entries answers the read that was under way.
+        """
+        found = self._collect()
+        if found and not waited:
+            self._post(0.0)
+            found += self._collect()
+        self._post(MAX_BLOCK_SECONDS)
+        return found
+
+    def _post(self, block_seconds: float) -> None:
+        self._client.post([self._command(block_seconds)])
+
+    def _command(self, block_seconds: float) -> Command:
+        return xread(self._cursors, block_seconds, BATCH)
+
+    def _collect(self) -> list[tuple[str, Sequence[Any]]]:
+        (answer,) = self._client.collect()
+        if isinstance(answer, redis.RedisError):
+            raise translate(answer, self._client.url)
+        found = []
+        for stream, entries in answer or ():
+            name = stream.decode()
+            self._cursors[name] = entries[-1][0].decode()
+            found.append((name, entries))
+        return found
+
+    def close(self) -> None:
+        """Close the connection; a read that is under way ends with it."""
+        self._client.close()
