@@ -1,7 +1,8 @@
 """A pipeline of real worker processes on this machine, under one parent.
 
-Each worker is ``python -m workers...`` in its own session, so that Ctrl-C reaches only the parent.
-It is killed when the parent exits, for any reason. Its stderr is kept and shown if it fails.
+Each worker is ``python -m workers...``, forked where that is safe (``forks``). It has a session of
+its own, so that Ctrl-C reaches only the parent, and is killed when the parent exits, whatever the
+reason. Its stderr is kept and shown if it fails.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,10 +18,11 @@ from pathlib import Path
 
 from flowspec.broker.keys import Keys
 from flowspec.broker.redis_control import RedisControl
-from flowspec.broker.server import PrivateBroker, die_with_parent
+from flowspec.broker.server import PrivateBroker
 from flowspec.broker.ways import AUTO as AUTO_ROWS
 from flowspec.emulation.setup import Emulation
 from flowspec.errors import ClusterError
+from flowspec.forks import StartedProcess, start
 from flowspec.model.directory import layer_ranges, local_path
 from flowspec.model.precision import AUTO, check_device, check_dtype
 from flowspec.model.sources import open_models
@@ -140,7 +141,7 @@ class Cluster:
         self._drafting = drafting
         self._given_url = url
         self._broker: PrivateBroker | None = None
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._processes: dict[str, StartedProcess] = {}
         self._logs: Path | None = None
         self.url = url or ""
 
@@ -181,16 +182,8 @@ class Cluster:
             "FLOWSPEC_REDIS_URL": self._urls.get(role, self.url),
             "PYTHONUNBUFFERED": "1",
         }
-        with (self._logs / role).open("wb") as log:
-            self._processes[role] = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments, *self._more.get(role, ())],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                preexec_fn=die_with_parent(),
-                start_new_session=True,
-            )
+        given = (*arguments, *self._more.get(role, ()))
+        self._processes[role] = start(module, given, environment, self._logs / role)
 
     def _wait_until_ready(self, progress: Progress) -> None:
         control = RedisControl(self.url, Keys())

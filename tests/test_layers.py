@@ -34,7 +34,8 @@ ALLOWED = {
     "__main__": {"cli"},
 }
 ALLOWED["workers"] = ALLOWED["drivers"] | {"drivers", "planning"}
-ALLOWED["cluster"] = ALLOWED["drivers"] | {"drivers", "planning"}
+ALLOWED["forks"] = {"broker", "errors"}
+ALLOWED["cluster"] = ALLOWED["drivers"] | {"drivers", "planning", "forks"}
 ALLOWED["testbed"] = ALLOWED["cluster"] | {"cluster"}
 ALLOWED["cli"] = ALLOWED["testbed"] | {"testbed", "client", "doctor"}
 #: Modules that the pure layers may import: values and arithmetic, no effects.

@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 import redis
 
 from flowspec.broker import entries
-from flowspec.broker.arrivals import Arrivals, open_arrivals
 from flowspec.broker.connection import connect, translate
+from flowspec.broker.incoming import Incoming, open_incoming
 from flowspec.broker.keys import Keys
 from flowspec.broker.log_reader import LogReader
 from flowspec.broker.pipelined_client import PipelinedClient
@@ -87,7 +87,7 @@ class Inbox:
         self.announced = announced
         self._server = server
         self._url = url
-        self._arrivals: Arrivals | None = None
+        self._incoming: Incoming | None = None
         self._trimmer = PipelinedClient(url, patient=False)
         self._cursor = "0-0"
         self._read_entries = 0
@@ -104,26 +104,26 @@ class Inbox:
     def start(self) -> None:
         """Read from now on."""
         stream = {self.announced.stream: self._cursor}
-        self._arrivals = open_arrivals(self._url, stream, patient=False)
+        self._incoming = open_incoming(self._url, stream, patient=False)
 
     @property
     def news(self) -> bool:
         """Whether ``take`` has something to return or raise."""
-        return self._arrivals is not None and self._arrivals.news
+        return self._incoming is not None and self._incoming.news
 
     def fileno(self) -> int:
         """A file descriptor that is readable when there is news, once started."""
-        assert self._arrivals is not None
-        return self._arrivals.fileno()
+        assert self._incoming is not None
+        return self._incoming.fileno()
 
     def take(self, reader: LogReader, refused: list[str], *, waited: bool) -> list[Envelope]:
         """What has arrived; rows go into ``reader``, a line on each bad entry into ``refused``.
 
-        BrokerError if the inbox's server is lost. ``waited``: as ``Arrivals.take``'s.
+        BrokerError if the inbox's server is lost. ``waited``: as ``Incoming.take``'s.
         """
-        assert self._arrivals is not None
+        assert self._incoming is not None
         found = []
-        for _, arrived in self._arrivals.take(waited=waited):
+        for _, arrived in self._incoming.take(waited=waited):
             for entry, flat in arrived:
                 self._cursor = entry.decode()
                 self._count(flat)
@@ -163,8 +163,8 @@ class Inbox:
         if self.closed:
             return
         self.closed = True
-        if self._arrivals is not None:
-            self._arrivals.close()
+        if self._incoming is not None:
+            self._incoming.close()
         self._trimmer.close()
         if self._server is not None:
             self._server.stop()

@@ -1,6 +1,6 @@
 """A worker's link that never waits for the network: reads and writes are always under way.
 
-It waits at the control broker and at its own inbox, if it has one, at once (``arrivals``). Writes
+It waits at the control broker and at its own inbox, if it has one, at once (``incoming``). Writes
 are sent, and their answers taken when they come: a refusal reaches the machine with a later read. A
 segment or an answer goes straight into the receiver's inbox if there is a connection (``peers``),
 everything else through the control broker: jobs, commits and prunes, and what the task graph holds
@@ -19,7 +19,6 @@ from typing import Any
 
 import redis
 
-from flowspec.broker.arrivals import Arrivals, open_arrivals
 from flowspec.broker.base import (
     ROWS_CAP,
     CommitText,
@@ -32,6 +31,7 @@ from flowspec.broker.base import (
 from flowspec.broker.commands import Commands
 from flowspec.broker.connection import translate
 from flowspec.broker.inbox import Inbox
+from flowspec.broker.incoming import Incoming, open_incoming
 from flowspec.broker.keys import Keys
 from flowspec.broker.log_reader import LogReader
 from flowspec.broker.peers import PeerInbox, Peers
@@ -94,7 +94,7 @@ class LiveLink:
         self._unwritten: list[tuple[Op, Code]] = []
         self._recorded = Recorded()
         self._rows_written = 0
-        self._control = open_arrivals(url, self._reader.cursors)
+        self._control = open_incoming(url, self._reader.cursors)
         if inbox is not None:
             inbox.start()
 
@@ -112,7 +112,7 @@ class LiveLink:
                 return found
 
     def _take(self, waited: bool) -> ReadResult:
-        """What has arrived; ``waited``: as ``Arrivals.take``'s."""
+        """What has arrived; ``waited``: as ``Incoming.take``'s."""
         envelopes: list[Envelope] = []
         refused: list[str] = []
         if self._control.news:
@@ -132,7 +132,7 @@ class LiveLink:
 
         Return whether there was nothing at first.
         """
-        sources: list[Arrivals | Inbox] = [self._control]
+        sources: list[Incoming | Inbox] = [self._control]
         if self._inbox is not None:
             sources.append(self._inbox)
         if any(source.news for source in sources):

@@ -38,7 +38,7 @@ class PendingRead:
         return self._client.fileno()
 
     def take(self, *, waited: bool) -> Sequence[tuple[str, Sequence[Any]]]:
-        """See ``Arrivals``. An answer that came during a pass is followed by a second read.
+        """See ``Incoming``. An answer that came during a pass is followed by a second read.
 
         Only the first of several entries answers the read that was under way.
         """

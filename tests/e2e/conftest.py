@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -127,14 +128,14 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def workers_of(url: str) -> list[int]:
-    """Worker processes on this machine that serve the broker at ``url``."""
+    """Worker processes of the private broker at ``url``; their logs lie beside its socket."""
+    logs = Path(urlsplit(url).path).parent / "flowspec-logs-"
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            environment = (folder / "environ").read_bytes()
-            command = (folder / "cmdline").read_bytes()
+            output = str((folder / "fd" / "1").readlink())
         except OSError:
             continue
-        if url.encode() in environment and b"workers." in command:
+        if output.startswith(str(logs)):
             found.append(int(folder.name))
     return found

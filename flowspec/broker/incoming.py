@@ -21,7 +21,7 @@ NEAR_SECONDS = 1e-3
 _PINGS = 5
 
 
-class Arrivals(Protocol):
+class Incoming(Protocol):
     """Entries of some streams, in order, behind the cursors that the reading began with."""
 
     @property
@@ -43,8 +43,8 @@ class Arrivals(Protocol):
     def close(self) -> None: ...
 
 
-def open_arrivals(url: str, streams: Mapping[str, str], *, patient: bool = True) -> Arrivals:
-    """The arrivals behind the cursors ``streams`` at the server ``url``.
+def open_incoming(url: str, streams: Mapping[str, str], *, patient: bool = True) -> Incoming:
+    """What comes behind the cursors ``streams`` at the server ``url``.
 
     ``patient``: whether a lost server is tried again for some seconds.
     """

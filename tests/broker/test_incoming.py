@@ -12,8 +12,8 @@ import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flowspec.broker import arrivals as module
-from flowspec.broker.arrivals import Arrivals, open_arrivals
+from flowspec.broker import incoming as module
+from flowspec.broker.incoming import Incoming, open_incoming
 from flowspec.broker.pending_read import PendingRead
 from flowspec.broker.server import PrivateBroker
 from flowspec.broker.tail import MOST_HELD, Tail
@@ -23,7 +23,7 @@ STREAM = "flowspec:{p0}:s"
 START = {STREAM: "0-0"}
 SECONDS = 5.0
 KINDS = {"near": (PendingRead, 10.0), "far": (Tail, 0.0)}
-Open = Callable[..., Arrivals]
+Open = Callable[..., Incoming]
 
 
 @pytest.fixture(params=KINDS)
@@ -32,10 +32,10 @@ def opened(
 ) -> Iterator[Open]:
     kind, nearest = KINDS[request.param]
     monkeypatch.setattr(module, "NEAR_SECONDS", nearest)
-    given: list[Arrivals] = []
+    given: list[Incoming] = []
 
-    def open_one(url: str = "", *, patient: bool = True) -> Arrivals:
-        made = open_arrivals(url or server.url, START, patient=patient)
+    def open_one(url: str = "", *, patient: bool = True) -> Incoming:
+        made = open_incoming(url or server.url, START, patient=patient)
         assert type(made) is kind
         given.append(made)
         return made
@@ -45,24 +45,24 @@ def opened(
         made.close()
 
 
-def wait(arrivals: Arrivals, seconds: float = SECONDS) -> bool:
+def wait(incoming: Incoming, seconds: float = SECONDS) -> bool:
     """Whether there is news within ``seconds``, by the file descriptor."""
-    return arrivals.news or bool(select.select([arrivals], [], [], seconds)[0])
+    return incoming.news or bool(select.select([incoming], [], [], seconds)[0])
 
 
 def numbers(found: Sequence[tuple[str, Sequence[Any]]]) -> list[int]:
     return [int(flat[1]) for name, entries in found for _, flat in entries if name == STREAM]
 
 
-def collect(arrivals: Arrivals, count: int) -> list[int]:
+def collect(incoming: Incoming, count: int) -> list[int]:
     """The next ``count`` numbers, as a worker that waits for them takes them."""
     found: list[int] = []
     deadline = time.monotonic() + SECONDS
     while len(found) < count:
         assert time.monotonic() < deadline, found
-        waited = not arrivals.news
-        if wait(arrivals):
-            found += numbers(arrivals.take(waited=waited))
+        waited = not incoming.news
+        if wait(incoming):
+            found += numbers(incoming.take(waited=waited))
     return found
 
 
@@ -72,9 +72,9 @@ def add(client: redis.Redis, first: int, count: int = 1) -> None:
 
 
 def test_nothing_is_no_news(opened: Open, client: redis.Redis) -> None:
-    arrivals = opened()
-    assert not arrivals.news
-    assert not select.select([arrivals], [], [], 0.05)[0]
+    incoming = opened()
+    assert not incoming.news
+    assert not select.select([incoming], [], [], 0.05)[0]
 
 
 @given(counts=st.lists(st.integers(1, 5), max_size=6))
@@ -83,22 +83,22 @@ def test_entries_come_once_and_in_order(
     opened: Open, client: redis.Redis, counts: list[int]
 ) -> None:
     client.delete(STREAM)
-    arrivals = opened()
+    incoming = opened()
     sent = 0
     for count in counts:
         add(client, sent, count)
-        assert collect(arrivals, count) == list(range(sent, sent + count))
+        assert collect(incoming, count) == list(range(sent, sent + count))
         sent += count
-    assert not arrivals.news
+    assert not incoming.news
 
 
 def test_what_arrives_during_a_pass_is_taken_at_once(opened: Open, client: redis.Redis) -> None:
     """A drafter that took one answer of three would draft on with two of them unread."""
-    arrivals = opened()
+    incoming = opened()
     add(client, 0, 3)
-    assert wait(arrivals)
+    assert wait(incoming)
     time.sleep(0.05)  # the pass
-    assert numbers(arrivals.take(waited=False)) == [0, 1, 2]
+    assert numbers(incoming.take(waited=False)) == [0, 1, 2]
 
 
 def test_a_silent_stream_is_no_error(
@@ -106,13 +106,13 @@ def test_a_silent_stream_is_no_error(
 ) -> None:
     for name in ("pending_read", "tail"):
         monkeypatch.setattr(f"flowspec.broker.{name}.MAX_BLOCK_SECONDS", 0.05)
-    arrivals = opened()
+    incoming = opened()
     deadline = time.monotonic() + 0.3
     while time.monotonic() < deadline:
-        if wait(arrivals, 0.02):
-            assert arrivals.take(waited=True) == []
+        if wait(incoming, 0.02):
+            assert incoming.take(waited=True) == []
     add(client, 7)
-    assert collect(arrivals, 1) == [7]
+    assert collect(incoming, 1) == [7]
 
 
 def test_a_slow_worker_gets_everything(opened: Open, client: redis.Redis) -> None:
@@ -121,34 +121,34 @@ def test_a_slow_worker_gets_everything(opened: Open, client: redis.Redis) -> Non
         for number in range(count):
             pipeline.xadd(STREAM, {"n": number})
         pipeline.execute()
-    arrivals = opened()
-    assert collect(arrivals, count) == list(range(count))
+    incoming = opened()
+    assert collect(incoming, count) == list(range(count))
 
 
 def test_a_lost_server_is_told_at_once_where_nobody_tries_again(
     opened: Open, client: redis.Redis
 ) -> None:
     with PrivateBroker() as own:
-        arrivals = opened(own.url, patient=False)
-    assert wait(arrivals)
+        incoming = opened(own.url, patient=False)
+    assert wait(incoming)
     with pytest.raises(BrokerError, match="cannot reach the broker"):
-        arrivals.take(waited=True)
+        incoming.take(waited=True)
 
 
 def test_a_lost_connection_is_made_again_and_loses_nothing(
     opened: Open, client: redis.Redis
 ) -> None:
-    arrivals = opened()
+    incoming = opened()
     add(client, 0)
-    assert collect(arrivals, 1) == [0]
+    assert collect(incoming, 1) == [0]
     client.client_kill_filter(_type="normal", skipme=True)
     add(client, 1, 2)
-    assert collect(arrivals, 2) == [1, 2]
+    assert collect(incoming, 2) == [1, 2]
 
 
 def test_a_closed_reader_ends_its_reading(opened: Open, client: redis.Redis) -> None:
-    arrivals = opened()
-    arrivals.close()
+    incoming = opened()
+    incoming.close()
     deadline = time.monotonic() + SECONDS
     while any(str(found["cmd"]).startswith("xread") for found in client.client_list()):
         assert time.monotonic() < deadline

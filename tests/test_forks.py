@@ -1,0 +1,178 @@
+"""Forked workers: the same processes as new interpreters start, and killed with their parent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from flowspec import forks
+from flowspec.errors import ClusterError
+from flowspec.forks import ForkServer, StartedProcess, can_fork, spawn
+
+pytestmark = pytest.mark.skipif(not can_fork(), reason="processes cannot be forked here")
+SECONDS = 30.0
+Start = Callable[..., StartedProcess]
+
+TELLING = """
+import os, sys
+print(sys.argv[1:], __name__, os.environ.get("FLOWSPEC_TOLD"), os.getsid(0) == os.getpid())
+print("to stderr", file=sys.stderr)
+sys.exit(int(sys.argv[1]))
+"""
+WAITING = """
+import pathlib, os, sys, time
+pathlib.Path(sys.argv[1]).write_text(str(os.getpid()))
+time.sleep(600)
+"""
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("modules")
+    (folder / "telling_module.py").write_text(TELLING)
+    (folder / "waiting_module.py").write_text(WAITING)
+    return {**os.environ, "PYTHONPATH": str(folder), "PYTHONUNBUFFERED": "1"}
+
+
+@pytest.fixture(scope="module")
+def server(environment: dict[str, str]) -> Iterator[ForkServer]:
+    server = ForkServer(environment)
+    yield server
+    server.close()
+
+
+@pytest.fixture(params=["forked", "spawned"])
+def start(request: pytest.FixtureRequest) -> Start:
+    if request.param == "spawned":
+        return spawn
+    found: ForkServer = request.getfixturevalue("server")
+    return found.start
+
+
+def written(path: Path) -> int:
+    """The pid in ``path``, once a module has written it."""
+    deadline = time.monotonic() + SECONDS
+    while not path.exists() or not path.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return int(path.read_text())
+
+
+def runs(pid: int) -> bool:
+    """Whether the process runs; one that has ended and is not reaped yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def until_ended(pid: int) -> None:
+    deadline = time.monotonic() + SECONDS
+    while runs(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_process_has_its_arguments_environment_log_and_status(
+    start: Start, environment: dict[str, str], tmp_path: Path, status: int
+) -> None:
+    log = tmp_path / "log"
+    told = {**environment, "FLOWSPEC_TOLD": "this"}
+    process = start("telling_module", [str(status), "--flag"], told, log)
+    assert process.wait(SECONDS) == status == process.poll()
+    assert log.read_text() == f"['{status}', '--flag'] __main__ this True\nto stderr\n"
+
+
+def test_a_signal_ends_it_with_its_number(
+    start: Start, environment: dict[str, str], tmp_path: Path
+) -> None:
+    for end, number in (("terminate", signal.SIGTERM), ("kill", signal.SIGKILL)):
+        told = tmp_path / end
+        process = start("waiting_module", [str(told)], environment, tmp_path / "log")
+        assert written(told) == process.pid
+        assert process.poll() is None
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.05)
+        getattr(process, end)()
+        assert process.wait(SECONDS) == -number
+        getattr(process, end)()  # of a process that has ended: nothing happens
+
+
+def test_several_that_end_at_once_have_each_its_status(
+    server: ForkServer, environment: dict[str, str], tmp_path: Path
+) -> None:
+    started = [
+        server.start("telling_module", [str(status)], environment, tmp_path / str(status))
+        for status in range(6)
+    ]
+    assert [process.wait(SECONDS) for process in reversed(started)] == [5, 4, 3, 2, 1, 0]
+
+
+def test_a_module_that_is_not_there_is_told_in_its_log(
+    start: Start, environment: dict[str, str], tmp_path: Path
+) -> None:
+    process = start("no_such_module", [], environment, tmp_path / "log")
+    assert process.wait(SECONDS) == 1
+    assert "no_such_module" in (tmp_path / "log").read_text().splitlines()[-1]
+
+
+def test_children_are_killed_with_the_process_that_started_them(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    told = tmp_path / "pid"
+    program = f"""
+import os, pathlib, time
+from flowspec.forks import start
+start("waiting_module", [{str(told)!r}], dict(os.environ), pathlib.Path({str(tmp_path / "log")!r}))
+time.sleep(600)
+"""
+    parent = subprocess.Popen([sys.executable, "-c", program], env=environment)
+    child = written(told)
+    assert runs(child)
+    parent.kill()
+    parent.wait()
+    until_ended(child)
+
+
+def test_a_lost_server_is_a_lost_child_and_starts_nothing(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    server = ForkServer(environment)
+    told = tmp_path / "pid"
+    process = server.start("waiting_module", [str(told)], environment, tmp_path / "log")
+    written(told)
+    server._process.kill()
+    assert process.wait(SECONDS) == -signal.SIGKILL
+    until_ended(process.pid)
+    process.kill()
+    with pytest.raises(ClusterError, match="that starts the workers has stopped"):
+        server.start("telling_module", ["0"], environment, tmp_path / "log")
+    server.close()
+
+
+def test_pipelines_share_a_server_unless_their_imports_may_differ(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forks, "_servers", {})
+    first = forks._server(environment)
+    assert forks._server({**environment, "FLOWSPEC_REDIS_URL": "other"}) is first
+    other = forks._server({**environment, "OMP_NUM_THREADS": "7"})
+    assert other is not first
+    first.close()
+    assert forks._server(environment) is not first
+    forks._close_all()
+
+
+def test_a_machine_with_a_cuda_device_forks_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(forks, "_CUDA", tmp_path)
+    assert not can_fork()
