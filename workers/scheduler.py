@@ -13,7 +13,7 @@ from flowspec.broker.ways import ROWS
 from flowspec.drivers.scheduler import Scheduler
 from flowspec.emulation.setup import EMULATED, Emulation
 from flowspec.errors import ConfigError
-from flowspec.model.directory import default_pair, layer_ranges
+from flowspec.model.directory import ModelDirectory, default_pair, layer_ranges
 from flowspec.model.precision import AUTO, by_stage, check_device, check_dtype
 from flowspec.model.sources import fingerprint, labels, open_models, recorded_taps
 from flowspec.planning.cluster_file import check_ranges, parse_ranges, ranges_text, read_cluster
@@ -31,22 +31,28 @@ _IN_CLUSTER = ("stages", "layers", "context", "dtype", "device", "draft_dtype")
 
 
 def main() -> None:
+    given = _read_arguments()
+    target, middles = open_models(given.target, given.draft, given.middle)
+    ranges = _ranges(target.layers, given)
+    record = _model_record(given, target, middles) | _run_record(given, ranges)
+    emulation = Emulation.read(given.emulate) if given.emulate else None
+    if emulation and given.layers:
+        emulation = emulation.following([len(block) for block in ranges])
+    process = Process(given.redis_url)
+    control = process.control()
+    process.state = "ready"
+    with process.leased("scheduler", dict) as stop:
+        if emulation:
+            record[EMULATED] = replace(emulation, began=time.monotonic()).text()
+        control.set_pipeline(record)
+        Scheduler(control, given.stages, most_running=given.jobs).run(stop)
+    control.close()
+
+
+def _read_arguments() -> argparse.Namespace:
+    """The command line; what a cluster file says is in the place of the flags for it."""
     arguments = parser("scheduler")
-    arguments.add_argument(
-        "--target", default=default_pair()[0], help="model to serve (default: the packaged one)"
-    )
-    arguments.add_argument(
-        "--draft",
-        default=default_pair()[1],
-        help="the draft: a model or head, ngram, or several joined by +; drafts to choose from "
-        "are joined by :",
-    )
-    arguments.add_argument(
-        "--middle",
-        action="append",
-        default=[],
-        help="a middle model of a chain; repeat it, smaller ones first",
-    )
+    _add_models(arguments)
     arguments.add_argument(
         "--stages", type=int, default=4, help="verify stages (default: %(default)s)"
     )
@@ -75,45 +81,58 @@ def main() -> None:
     if given.cluster is not None:
         _check_alone(arguments, given)
         _use_cluster(given)
-    target, middles = open_models(given.target, given.draft, given.middle)
+    return given
+
+
+def _add_models(arguments: argparse.ArgumentParser) -> None:
+    arguments.add_argument(
+        "--target", default=default_pair()[0], help="model to serve (default: the packaged one)"
+    )
+    arguments.add_argument(
+        "--draft",
+        default=default_pair()[1],
+        help="the draft: a model or head, ngram, or several joined by +; drafts to choose from "
+        "are joined by :",
+    )
+    arguments.add_argument(
+        "--middle",
+        action="append",
+        default=[],
+        help="a middle model of a chain; repeat it, smaller ones first",
+    )
+
+
+def _model_record(
+    given: argparse.Namespace, target: ModelDirectory, middles: Sequence[ModelDirectory]
+) -> dict[str, str]:
+    """What the pipeline's record says of the models: where they are, and which they are."""
     taps = recorded_taps(given.draft, target)
-    ranges = _ranges(target.layers, given)
-    emulation = Emulation.read(given.emulate) if given.emulate else None
-    if emulation and given.layers:
-        emulation = emulation.following([len(block) for block in ranges])
-    process = Process(given.redis_url)
-    control = process.control()
-    process.state = "ready"
-    with process.leased("scheduler", dict) as stop:
-        control.set_pipeline(
-            {
-                "stages": str(given.stages),
-                "target": given.target,
-                "draft": given.draft,
-                "target_fingerprint": target.identity,
-                "target_values": json.dumps(target.values()),
-                "draft_fingerprint": fingerprint(given.draft),
-                "drafts": json.dumps(labels(given.draft)),
-                **({"taps": taps} if taps else {}),
-                "middles": json.dumps(given.middle),
-                "middle_fingerprints": " ".join(middle.identity for middle in middles),
-                "middle_values": json.dumps([middle.values() for middle in middles]),
-                "dtype": by_stage(given.dtype, given.stages, check_dtype),
-                "device": by_stage(given.device, given.stages, check_device),
-                "draft_dtype": check_dtype(given.draft_dtype),
-                "draft_device": check_device(given.draft_device),
-                "layers": ranges_text(ranges),
-                "rows": given.rows,
-                **({"context": str(given.context)} if given.context is not None else {}),
-                **(
-                    {EMULATED: replace(emulation, began=time.monotonic()).text()}
-                    if emulation
-                    else {}
-                ),
-            }
-        )
-        Scheduler(control, given.stages, most_running=given.jobs).run(stop)
-    control.close()
+    return {
+        "target": given.target,
+        "draft": given.draft,
+        "target_fingerprint": target.identity,
+        "target_values": json.dumps(target.values()),
+        "draft_fingerprint": fingerprint(given.draft),
+        "drafts": json.dumps(labels(given.draft)),
+        **({"taps": taps} if taps else {}),
+        "middles": json.dumps(given.middle),
+        "middle_fingerprints": " ".join(middle.identity for middle in middles),
+        "middle_values": json.dumps([middle.values() for middle in middles]),
+    }
+
+
+def _run_record(given: argparse.Namespace, ranges: Sequence[range]) -> dict[str, str]:
+    """What the record says of how they run; ConfigError for a precision or device unknown."""
+    return {
+        "stages": str(given.stages),
+        "dtype": by_stage(given.dtype, given.stages, check_dtype),
+        "device": by_stage(given.device, given.stages, check_device),
+        "draft_dtype": check_dtype(given.draft_dtype),
+        "draft_device": check_device(given.draft_device),
+        "layers": ranges_text(ranges),
+        "rows": given.rows,
+        **({"context": str(given.context)} if given.context is not None else {}),
+    }
 
 
 def _check_alone(arguments: argparse.ArgumentParser, given: argparse.Namespace) -> None:
