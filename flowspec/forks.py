@@ -18,6 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -31,7 +32,8 @@ from flowspec.errors import ClusterError
 START_SECONDS = 120.0
 #: Status of a process whose fork server is gone: it was killed with it.
 _KILLED = -signal.SIGKILL
-_CUDA = Path("/dev/nvidiactl")
+#: Devices whose drivers do not survive a fork: CUDA's, the same under WSL, and ROCm's.
+_DEVICES = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd"))
 #: Variables that no import reads, and that differ between pipelines.
 _OWN = ("FLOWSPEC_", "PYTEST_CURRENT_TEST")
 _MOST_BYTES = 1 << 20
@@ -70,7 +72,7 @@ def start(
 
 def can_fork() -> bool:
     """Whether a process that has imported torch may fork here."""
-    return sys.platform.startswith("linux") and not _CUDA.exists()
+    return sys.platform.startswith("linux") and not any(path.exists() for path in _DEVICES)
 
 
 def spawn(
@@ -90,51 +92,72 @@ def spawn(
 
 
 class ForkServer:
-    """The fork server for ``environment``, which it keeps; safe for several threads."""
+    """The fork server ``module`` in ``environment``, which it keeps; safe for several threads."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, environment: Mapping[str, str], module: str = "workers._fork_server"
+    ) -> None:
         self._lock = threading.Lock()
         self._statuses: dict[int, int] = {}
+        self._requests = 0
         self._gone = False
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the server runs
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (self._socket, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MOST_BYTES)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "workers._fork_server", str(theirs.fileno())],
+                [sys.executable, "-m", module, str(theirs.fileno())],
                 env=dict(environment),
                 stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=self._output,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the server has ended, and what it had started with it."""
+        return self._gone
 
     def start(
         self, module: str, arguments: Sequence[str], environment: Mapping[str, str], log: Path
     ) -> StartedProcess:
         """See ``start``."""
-        request = {
+        request: dict[str, Any] = {
             "module": module,
             "arguments": list(arguments),
             "environment": dict(environment),
             "log": str(log),
         }
         with self._lock:
-            self._send(request)
-            pid = self._started()
-        return ForkedProcess(self, pid)
+            self._requests += 1
+            self._send(request | {"request": self._requests})
+            return ForkedProcess(self, self._started())
 
     def _started(self) -> int:
-        """The pid that answers the request."""
+        """The pid that answers the last request."""
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline and not self._gone:
             message = self._receive(deadline - time.monotonic())
-            if "started" in message:
-                return int(message["started"])
-            self._note(message)
-        raise ClusterError(
-            "the process that starts the workers has stopped or does not answer; start again, "
-            "and if that does not help, look for a lack of memory"
-        )
+            if message.get("request") != self._requests:
+                self._note(message)
+            elif "failed" in message:
+                raise ClusterError(f"a worker cannot be started: {message['failed']}")
+            else:
+                pid = int(message["started"])
+                self._statuses.pop(pid, None)  # of an earlier process with this number
+                return pid
+        raise ClusterError(f"the process that starts the workers {self._why()}")
+
+    def _why(self) -> str:
+        """Why there is no answer, with the last line that the server has printed."""
+        self._output.seek(0)
+        lines = self._output.read().decode(errors="replace").split("\n")
+        said = next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
+        happened = "has stopped" if self._gone else f"did not answer in {START_SECONDS:g} s"
+        return f"{happened}; it printed: {said}"
 
     def signal(self, pid: int, number: int) -> None:
         """Send a signal to a process of this server that has not ended."""
@@ -158,10 +181,12 @@ class ForkServer:
     def _send(self, message: Mapping[str, Any]) -> None:
         try:
             self._socket.send(json.dumps(message).encode())
-        except OSError:
+        except (BrokenPipeError, ConnectionError):
             self._gone = True
+        except OSError as error:
+            raise ClusterError(f"a worker cannot be started: {error}") from None
 
-    def _receive(self, seconds: float) -> dict[str, int]:
+    def _receive(self, seconds: float) -> dict[str, Any]:
         """The next message within ``seconds``; empty: none has come, or the server is gone."""
         if self._gone:
             return {}
@@ -175,9 +200,11 @@ class ForkServer:
         self._gone = not data
         return dict(json.loads(data)) if data else {}
 
-    def _note(self, message: Mapping[str, int]) -> None:
+    def _note(self, message: Mapping[str, Any]) -> None:
         if "ended" in message:
             self._statuses[message["ended"]] = message["status"]
+        elif "started" in message:  # whoever asked for it was interrupted
+            self._send({"pid": message["started"], "signal": int(signal.SIGKILL)})
 
     def close(self) -> None:
         """Stop the server, and with it what it has started and still runs."""
@@ -186,6 +213,7 @@ class ForkServer:
             self._socket.close()
         self._process.kill()
         self._process.wait()
+        self._output.close()
 
 
 class ForkedProcess:
@@ -222,7 +250,10 @@ def _server(environment: Mapping[str, str]) -> ForkServer:
     key = (os.getpid(), str(Path.cwd()), *sorted(kept.items()))
     with _servers_lock:
         found = _servers.get(key)
-        if found is None or found._gone:
+        if found is not None and found.is_gone:
+            found.close()
+            found = None
+        if found is None:
             found = _servers[key] = ForkServer(kept)
         return found
 

@@ -153,26 +153,84 @@ def test_a_lost_server_is_a_lost_child_and_starts_nothing(
     assert process.wait(SECONDS) == -signal.SIGKILL
     until_ended(process.pid)
     process.kill()
-    with pytest.raises(ClusterError, match="that starts the workers has stopped"):
+    with pytest.raises(ClusterError, match="the workers has stopped; it printed: nothing"):
         server.start("telling_module", ["0"], environment, tmp_path / "log")
     server.close()
 
 
+def test_an_interrupted_start_leaves_nothing_behind(
+    server: ForkServer,
+    environment: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The answer to it comes with the next start, and belongs to nobody."""
+    told, other = tmp_path / "pid", tmp_path / "other"
+
+    def interrupted(seconds: float) -> dict[str, int]:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(server, "_receive", interrupted)
+        server.start("waiting_module", [str(told)], environment, tmp_path / "log")
+    lost = written(told)
+    process = server.start("waiting_module", [str(other)], environment, tmp_path / "log")
+    assert written(other) == process.pid != lost
+    until_ended(lost)
+    process.kill()
+    assert process.wait(SECONDS) == -signal.SIGKILL
+
+
+def test_a_process_too_many_is_one_line_and_harms_no_other(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    program = "import os, workers._fork_server as server\n" + "\n".join(
+        (
+            "def refuse(): raise BlockingIOError(11, 'no more processes')",
+            "os.fork = refuse",
+            "server.SHARED = ()",
+            "server.main()",
+        )
+    )
+    (tmp_path / "refusing_server.py").write_text(program)
+    refusing = {**environment, "PYTHONPATH": str(tmp_path)}
+    server = ForkServer(refusing, "refusing_server")
+    for _ in range(2):
+        with pytest.raises(ClusterError, match=r"cannot be started: .*no more processes"):
+            server.start("telling_module", ["0"], refusing, tmp_path / "log")
+    server.close()
+
+
+def test_an_import_that_fails_is_told_in_one_line(
+    environment: dict[str, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('torch is broken here')")
+    broken = {**environment, "PYTHONPATH": str(tmp_path)}
+    server = ForkServer(broken)
+    with pytest.raises(ClusterError, match=r"has stopped; it printed: .*torch is broken here"):
+        server.start("telling_module", ["0"], broken, tmp_path / "log")
+    server.close()
+    assert capfd.readouterr() == ("", "")
+
+
 def test_pipelines_share_a_server_unless_their_imports_may_differ(
-    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(forks, "_servers", {})
     first = forks._server(environment)
     assert forks._server({**environment, "FLOWSPEC_REDIS_URL": "other"}) is first
     other = forks._server({**environment, "OMP_NUM_THREADS": "7"})
     assert other is not first
-    first.close()
+    first._process.kill()
+    with pytest.raises(ClusterError):
+        first.start("telling_module", ["0"], environment, tmp_path / "log")
     assert forks._server(environment) is not first
+    assert first._process.returncode is not None, "the lost one is not left behind"
     forks._close_all()
 
 
 def test_a_machine_with_a_cuda_device_forks_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(forks, "_CUDA", tmp_path)
+    monkeypatch.setattr(forks, "_DEVICES", (tmp_path / "none", tmp_path))
     assert not can_fork()

@@ -48,54 +48,87 @@ def main() -> None:
     # Children then share these objects' memory: a collection would write to every one.
     gc.collect()
     gc.freeze()
-    request = serve(parent)
+    request = Server(parent).serve()
     if request is not None:
         run(request)
 
 
-def serve(parent: socket.socket) -> dict[str, Any] | None:
-    """Answer requests until the socket is closed: None. In a child: the request it is for."""
-    woken, waking = socket.socketpair()
-    for end in (woken, waking):
-        end.setblocking(False)
-    signal.set_wakeup_fd(waking.fileno())
-    signal.signal(signal.SIGCHLD, lambda number, frame: None)
-    children: set[int] = set()
-    while True:
-        readable, _, _ = select.select([parent, woken], [], [])
-        if woken in readable:
-            woken.recv(4096)
-            _tell_ends(parent, children)
-        if parent not in readable:
-            continue
-        data = parent.recv(_MOST_BYTES)
-        if not data:
+class _Orphaned(Exception):
+    """The process that started this one is gone."""
+
+
+class Server:
+    """Forks children for the process at the other end of ``parent``."""
+
+    def __init__(self, parent: socket.socket) -> None:
+        self._parent = parent
+        self._woken, self._waking = socket.socketpair()
+        for end in (self._woken, self._waking):
+            end.setblocking(False)
+        self._children: set[int] = set()
+        signal.set_wakeup_fd(self._waking.fileno())
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+
+    def serve(self) -> dict[str, Any] | None:
+        """Answer requests until the parent is gone: None. In a child: the request it is for."""
+        try:
+            while True:
+                readable, _, _ = select.select([self._parent, self._woken], [], [])
+                if self._woken in readable:
+                    self._woken.recv(4096)
+                    self._tell_ends()
+                if self._parent in readable:
+                    request = self._request()
+                    if "signal" in request:
+                        self._signal(request)
+                    elif self._is_child(request):
+                        return request
+        except _Orphaned:
             return None
-        request = json.loads(data)
-        if "signal" in request:
-            if request["pid"] in children:
-                os.kill(request["pid"], request["signal"])
-            continue
+
+    def _request(self) -> dict[str, Any]:
+        data = self._parent.recv(_MOST_BYTES)
+        if not data:
+            raise _Orphaned
+        return dict(json.loads(data))
+
+    def _signal(self, request: Mapping[str, Any]) -> None:
+        """Only to a child that is not reaped: another process may have the number of an old one."""
+        if request["pid"] in self._children:
+            os.kill(request["pid"], request["signal"])
+
+    def _is_child(self, request: Mapping[str, Any]) -> bool:
+        """Fork, and tell the parent how that went; whether this is the child."""
         bind = die_with_parent()
-        pid = os.fork()
-        if pid == 0:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for end in (parent, woken, waking):
-                end.close()
-            bind()
-            return dict(request)
-        children.add(pid)
-        parent.send(json.dumps({"started": pid}).encode())
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self._tell({"request": request["request"], "failed": str(error)})
+            return False
+        if pid:
+            self._children.add(pid)
+            self._tell({"request": request["request"], "started": pid})
+            return False
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for end in (self._parent, self._woken, self._waking):
+            end.close()
+        bind()
+        return True
 
+    def _tell_ends(self) -> None:
+        for pid in sorted(self._children):
+            found, status = os.waitpid(pid, os.WNOHANG)
+            if found:
+                self._children.remove(pid)
+                code = os.waitstatus_to_exitcode(status)
+                self._tell({"ended": pid, "status": code})
 
-def _tell_ends(parent: socket.socket, children: set[int]) -> None:
-    for pid in sorted(children):
-        found, status = os.waitpid(pid, os.WNOHANG)
-        if found:
-            children.remove(pid)
-            code = os.waitstatus_to_exitcode(status)
-            parent.send(json.dumps({"ended": pid, "status": code}).encode())
+    def _tell(self, message: Mapping[str, Any]) -> None:
+        try:
+            self._parent.send(json.dumps(message).encode())
+        except ConnectionError:
+            raise _Orphaned from None
 
 
 def run(request: Mapping[str, Any]) -> None:

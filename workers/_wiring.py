@@ -81,10 +81,13 @@ class Wiring:
         place = InboxPlace(
             given.inbox_url, given.inbox_host, given.inbox_port, given.inbox_announce
         )
-        if wanted(rows, process.url):
+        if wanted(rows, process.url, place):
             self._inbox = self._open(rows, place)
         self.peers = Peers(
-            process.control(), receivers_of(address, record), straight=rows != BROKER
+            process.control(),
+            receivers_of(address, record),
+            straight=rows != BROKER,
+            url=process.url,
         )
         self.peers.start()
 

@@ -38,7 +38,8 @@ MEMORY = "1gb"
 _TRIM_ENTRIES = 32
 _TRIM_BYTES = 1 << 20
 _PEER = "peer"
-_PEER_MAY = "~flowspec:* resetchannels -@all +xadd +xlen +ping +info +hello +client|setinfo"
+_LAST_PORT = 65_535
+_PEER_MAY = "resetchannels -@all +xadd +xlen +ping +info +hello +client|setinfo"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,16 @@ class InboxPlace:
     host: str = ""
     port: int = 0
     announce: str = ""
+
+    def __post_init__(self) -> None:
+        """ConfigError for a port or an announced address that cannot be."""
+        if not 0 <= self.port <= _LAST_PORT:
+            raise ConfigError(f"--inbox-port is {self.port}; expected 0 (any) to {_LAST_PORT}")
+        _, _, port = self.announce.rpartition(":")
+        if self.announce and not (port.isascii() and port.isdigit() and int(port) <= _LAST_PORT):
+            raise ConfigError(
+                f"--inbox-announce is {self.announce!r}; expected HOST:PORT, as others reach it"
+            )
 
 
 class Inbox:
@@ -179,13 +190,19 @@ class Inbox:
             logger().info("inbox not removed", reason=str(error))
 
 
-def wanted(rows: str, control_url: str) -> bool:
+def wanted(rows: str, control_url: str, place: InboxPlace) -> bool:
     """Whether a worker should have an inbox: if the control broker is on another machine.
 
-    ``rows``: one of ROWS. A broker on the worker's own machine is as near as an inbox would be.
+    ``rows``: one of ROWS. A broker on the worker's own machine is as near as an inbox would be, and
+    beside one that is reached over TLS ``auto`` opens none without.
     """
     check_rows(rows)
-    return rows == STRAIGHT or (rows == AUTO and not _is_local(control_url))
+    if rows != AUTO:
+        return rows == STRAIGHT
+    if _is_tls(control_url) and not place.url:
+        logger().warning("no inbox", reason="the broker is reached over TLS; give --inbox-url")
+        return False
+    return not _is_local(control_url)
 
 
 def open_inbox(control_url: str, keys: Keys, address: Address, place: InboxPlace) -> Inbox:
@@ -196,7 +213,7 @@ def open_inbox(control_url: str, keys: Keys, address: Address, place: InboxPlace
         return Inbox(place.url, Announced(_elsewhere(place.url, place.announce), stream, token))
     password = secrets.token_urlsafe(24)
     listen = _listen(control_url, place)
-    users = (f"{_PEER} on >{password} {_PEER_MAY}",)
+    users = (f"{_PEER} on >{password} ~{stream} {_PEER_MAY}",)
     server = PrivateBroker(maxmemory=MEMORY, listen=listen, users=users)
     own = server.start()
     if listen is None:
@@ -213,13 +230,12 @@ def open_inbox(control_url: str, keys: Keys, address: Address, place: InboxPlace
 
 def _listen(control_url: str, place: InboxPlace) -> Listen | None:
     """Where a server of one's own listens; None: on a unix socket, as the control broker does."""
-    scheme = urlsplit(control_url).scheme
-    if scheme in ("rediss", "valkeys"):
+    if _is_tls(control_url):
         raise ConfigError(
             "the control broker is reached over TLS, an inbox of its own would not be; give a "
             "server with TLS as --inbox-url rediss://..., or --rows broker"
         )
-    if scheme == "unix" and not place.host:
+    if urlsplit(control_url).scheme == "unix" and not place.host:
         return None
     host = place.host or _ends(control_url)[0]
     return Listen(host, place.port or free_port(host))
@@ -250,6 +266,10 @@ def free_port(host: str) -> int:
                 "--inbox-host"
             ) from None
         return int(probe.getsockname()[1])
+
+
+def _is_tls(url: str) -> bool:
+    return urlsplit(url).scheme in ("rediss", "valkeys")
 
 
 def _is_local(url: str) -> bool:

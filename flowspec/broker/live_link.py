@@ -92,6 +92,8 @@ class LiveLink:
         self._order = InOrder()
         self._takers: deque[Callable[[list[Any]], None]] = deque()  # of the answers to come
         self._unwritten: list[tuple[Op, Code]] = []
+        self._last_through: dict[tuple[RunKey, Address], int] = {}
+        self._lost: dict[RunKey, str] = {}  # runs to fail, and why
         self._recorded = Recorded()
         self._rows_written = 0
         self._control = open_incoming(url, self._reader.cursors)
@@ -106,7 +108,7 @@ class LiveLink:
         while True:
             self._confirm_answered()
             left = deadline - time.monotonic()
-            waited = self._wait(0.0 if self._unwritten else left)
+            waited = self._wait(0.0 if self._unwritten or self._lost else left)
             found = self._take(waited)
             if left <= 0 or found != NOTHING:
                 return found
@@ -125,6 +127,8 @@ class LiveLink:
         ordered += self._order.overdue(now)
         unwritten = tuple(self._unwritten)
         self._unwritten = []
+        failed += tuple(self._lost.items())
+        self._lost = {}
         return ReadResult(tuple(ordered), tuple(refused), (), unwritten, failed)
 
     def _wait(self, seconds: float) -> bool:
@@ -184,6 +188,9 @@ class LiveLink:
 
     def forget(self, run: RunKey) -> None:
         self._recorded.forget(run)
+        self._lost.pop(run, None)
+        for channel in [channel for channel in self._last_through if channel[0] == run]:
+            del self._last_through[channel]
         self._order.forget(run)
         self._reader.forget(run)
 
@@ -194,7 +201,7 @@ class LiveLink:
         through: list[Op] = []
         for op in ops:
             if isinstance(op, Send):
-                through += self._left_of(op, _rows_of(op, through))
+                self._send(op, _rows_of(op, through), through)
             elif isinstance(op, Finish):
                 through.append(self._finish(op))
             elif not self._recorded.over(op):
@@ -202,16 +209,18 @@ class LiveLink:
         self._write_through(through)
         return [Code.OK] * len(ops)
 
-    def _left_of(self, send: Send, rows: PutRows | None) -> list[Op]:
-        """What of a message and its rows must go through the broker; straight: nothing."""
+    def _send(self, send: Send, rows: PutRows | None, through: list[Op]) -> None:
+        """Send a message straight, or append it to what goes ``through`` the broker."""
         inbox = self._peers.get(send.to) if self._peers is not None else None
-        if inbox is not None and goes_straight(send):
-            try:
-                inbox.post(send, rows)
-            except BrokerError as error:
-                self._give_up(send.to, inbox, str(error))
-            return []
-        return [send] if rows is None else [rows, send]
+        if inbox is None or not goes_straight(send):
+            through += _ops(send, rows)
+            return
+        try:
+            inbox.post(send, rows)
+        except BrokerError as error:
+            *before, last = self._given_up(send.to, inbox, str(error))
+            through[:0] = [op for unconfirmed in before for op in unconfirmed]
+            through += last
 
     def _write_through(self, ops: Sequence[Op]) -> None:
         if not ops:
@@ -220,6 +229,7 @@ class LiveLink:
         # reader once.
         commands = [self._commands.build(op) for op in ops]
         for op in ops:
+            self._note_last(op)
             if isinstance(op, PutRows):
                 self._measure(op)
         self._post(commands, partial(self._note_codes, ops), atomic=len(ops) > 1)
@@ -236,6 +246,14 @@ class LiveLink:
         """Send ``commands`` to the control broker; ``taker`` takes their answers."""
         self._writes.post(commands, atomic=atomic)
         self._takers.append(taker)
+
+    def _note_last(self, op: Op) -> None:
+        """Remember the last number of each run and receiver that went through the broker."""
+        if isinstance(op, Send):
+            self._last_through[op.envelope.message.run, op.to] = op.envelope.seq
+        elif isinstance(op, CommitText):
+            for to, prune in zip(op.commit.to, op.commit.prunes, strict=True):
+                self._last_through[op.commit.run, to] = prune.seq
 
     def _measure(self, op: PutRows) -> None:
         """Look up, now and then, how many rows wait for the receiver of ``op``."""
@@ -281,14 +299,29 @@ class LiveLink:
                 while inbox.client.answered():
                     inbox.collect()
             except BrokerError as error:
-                self._give_up(to, inbox, str(error))
+                for ops in self._given_up(to, inbox, str(error)):
+                    self._write_through(ops)
 
-    def _give_up(self, to: Address, inbox: PeerInbox, reason: str) -> None:
-        """Send what was not confirmed through the broker; its receiver drops what it has twice."""
+    def _given_up(self, to: Address, inbox: PeerInbox, reason: str) -> list[list[Op]]:
+        """Give up the link; what was not confirmed, to be sent through the broker.
+
+        Its receiver drops what it has twice. The broker takes no message of a run behind a later
+        one: a run that has sent one there since cannot go on.
+        """
         assert self._peers is not None
-        self._peers.broken(to, reason)
+        self._peers.broken(to, inbox, reason)
+        again: list[list[Op]] = []
         for send, rows in inbox.unanswered:
-            self._write_through([send] if rows is None else [rows, send])
+            run = send.envelope.message.run
+            if send.envelope.seq < self._last_through.get((run, to), 0):
+                lost = (
+                    f"the link from {self.address} to {to} broke with messages under way: {reason}"
+                )
+                self._lost.setdefault(run, lost)
+                again.append([])
+            else:
+                again.append(_ops(send, rows))
+        return again
 
     def _trim(self) -> None:
         """Remove what was read: after a hop's write, which it would delay."""
@@ -310,6 +343,11 @@ class LiveLink:
                 self._peers.close()
             if self._inbox is not None:
                 self._inbox.close()
+
+
+def _ops(send: Send, rows: PutRows | None) -> list[Op]:
+    """What the broker gets for a message and its rows."""
+    return [send] if rows is None else [rows, send]
 
 
 def _rows_of(send: Send, written: list[Op]) -> PutRows | None:

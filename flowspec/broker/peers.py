@@ -86,6 +86,8 @@ class PeerInbox:
             raise BrokerError("the inbox is gone from its server")
         if isinstance(answer, Exception):
             raise BrokerError(str(answer))
+        if length and isinstance(length[0], Exception):
+            raise BrokerError(str(length[0]))
         if length and length[0] >= ROWS_CAP:
             raise BrokerError(f"{length[0]} entries wait in the inbox; its reader has stopped")
         del self.unanswered[0]
@@ -114,14 +116,22 @@ def measure(client: PipelinedClient) -> MeasuredWay:
 class Peers:
     """The links of one worker to ``receivers``; ``control`` is a connection for its thread alone.
 
-    ``straight``: whether links may go straight at all.
+    ``straight``: whether links may go straight at all. ``url``: of the control broker, to measure
+    the way there; empty: it is not measured.
+
+    The thread only offers connections; the worker alone takes them up and gives them up.
     """
 
-    def __init__(self, control: Control, receivers: Iterable[Address], *, straight: bool) -> None:
+    def __init__(
+        self, control: Control, receivers: Iterable[Address], *, straight: bool, url: str = ""
+    ) -> None:
         self._control = control
+        self._url = url
         self._receivers = tuple(receivers)
         self._straight = straight
         self._inboxes: dict[Address, PeerInbox] = {}
+        self._offers: dict[Address, PeerInbox | None] = {}  # None: there is no inbox any more
+        self._offered: dict[Address, Announced] = {}  # what the last offer was for
         self._reasons = dict.fromkeys(self._receivers, "its worker is not there")
         self._refused: dict[Address, tuple[Announced, float]] = {}  # until when
         self._claims: Mapping[str, tuple[str, Mapping[str, Any]]] = {}
@@ -137,26 +147,44 @@ class Peers:
 
     def get(self, to: Address) -> PeerInbox | None:
         """The inbox of ``to``; None: the link goes through the broker."""
+        if self._offers:
+            self._take_offers()
         return self._inboxes.get(to)
 
     @property
     def inboxes(self) -> Sequence[tuple[Address, PeerInbox]]:
         """All links that go straight."""
+        if self._offers:
+            self._take_offers()
         return tuple(self._inboxes.items())
+
+    def _take_offers(self) -> None:
+        """Replace inboxes by those of newer leases.
+
+        What was not confirmed is lost with an old one, whose reader has failed its runs.
+        """
+        for to in tuple(self._offers):
+            offer = self._offers.pop(to)
+            old = self._inboxes.pop(to, None)
+            if old is not None:
+                old.close()
+            if offer is not None:
+                self._inboxes[to] = offer
 
     @property
     def claims(self) -> Mapping[str, tuple[str, Mapping[str, Any]]]:
         """The leases as they were at the last look."""
         return self._claims
 
-    def broken(self, to: Address, reason: str) -> None:
-        """Give up the link to ``to``, which goes through the broker from now on."""
-        inbox = self._inboxes.pop(to, None)
-        if inbox is None:
-            return
+    def broken(self, to: Address, inbox: PeerInbox, reason: str) -> None:
+        """Give up ``inbox``; the link to ``to`` goes through the broker from now on."""
         inbox.close()
-        self._refused[to] = (inbox.announced, time.monotonic() + RETRY_SECONDS)
+        if self._inboxes.get(to) is not inbox:
+            return
+        del self._inboxes[to]
         self._reasons[to] = reason
+        self._refused[to] = (inbox.announced, time.monotonic() + RETRY_SECONDS)
+        self._offered.pop(to, None)
         self._log.warning("link goes through the broker", to=str(to), reason=reason)
 
     def facts(self) -> dict[str, object]:
@@ -181,6 +209,7 @@ class Peers:
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(LOOK_SECONDS * 3)
+        self._take_offers()
         for to in tuple(self._inboxes):
             self._inboxes.pop(to).close()
         self._control.close()
@@ -198,20 +227,28 @@ class Peers:
 
     def _look(self) -> None:
         self._claims = self._control.claims()
+        if self._way is None and self._url:
+            self._way = self._measured()
         if not self._straight:
             self._reasons = dict.fromkeys(self._receivers, "as asked for")
             return
         for to in self._receivers:
             _, facts = self._claims.get(role_of(to), ("", {}))
             announced = Announced.read(facts.get(FACT))
-            current = self._inboxes.get(to)
-            if current is not None and current.announced == announced:
-                continue
             if announced is None:
-                known = "it has no inbox" if facts else "its worker is not there"
-                self._reasons[to] = known
-            elif not self._resting(to, announced):
+                self._reasons[to] = "it has no inbox" if facts else "its worker is not there"
+                if self._offered.pop(to, None) is not None:
+                    self._offers[to] = None
+            elif self._offered.get(to) != announced and not self._resting(to, announced):
                 self._connect(to, announced)
+
+    def _measured(self) -> MeasuredWay:
+        """The way to the control broker, which is one of the two of a link through it."""
+        client = PipelinedClient(self._url, patient=False)
+        try:
+            return measure(client)
+        finally:
+            client.close()
 
     def _resting(self, to: Address, announced: Announced) -> bool:
         """Whether this inbox has failed a short while ago."""
@@ -226,5 +263,6 @@ class Peers:
             self._reasons[to] = str(error)
             self._log.warning("link goes through the broker", to=str(to), reason=str(error))
             return
-        self._inboxes[to] = inbox
+        self._offered[to] = announced
+        self._offers[to] = inbox
         self._log.info("link goes straight", to=str(to), **inbox.way.facts)

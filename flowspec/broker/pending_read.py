@@ -40,10 +40,11 @@ class PendingRead:
     def take(self, *, waited: bool) -> Sequence[tuple[str, Sequence[Any]]]:
         """See ``Incoming``. An answer that came during a pass is followed by a second read.
 
-        Only the first of several entries answers the read that was under way.
+        The read that was under way is answered by the first of several entries, or by none after
+        some seconds.
         """
         found = self._collect()
-        if found and not waited:
+        if not waited:
             self._post(0.0)
             found += self._collect()
         self._post(MAX_BLOCK_SECONDS)

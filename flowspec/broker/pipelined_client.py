@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import redis
 
@@ -21,6 +21,9 @@ from flowspec.broker.redis_client import Command, ConnectedClient, in_transactio
 #: Oldest that an unanswered batch may be before its reply is waited for, seconds: a server that
 #: hangs is then noticed by the socket's timeout. Longer than any blocking read.
 SILENT_SECONDS = MAX_BLOCK_SECONDS + 3.0
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +81,14 @@ class PipelinedClient(ConnectedClient):
         """
         sent = in_transaction(commands) if atomic else commands
         batch = _Batch(pack(sent), len(sent), atomic, time.monotonic())
+        is_lost = bool(self._under_way) and not self._connection.is_connected
         self._under_way.append(batch)
         try:
+            if is_lost:  # redis-py would connect again, and forget what was under way
+                raise redis.ConnectionError("the connection was lost")
             self._transmit(batch.data)
         except (redis.ConnectionError, redis.TimeoutError) as lost:
-            self._resume(lost)
+            self._resume(lost, self._reconnect)
 
     def collect(self) -> list[Any]:
         """The replies to the oldest batch, waiting for them; errors of single commands as values.
@@ -101,20 +107,23 @@ class PipelinedClient(ConnectedClient):
         try:
             return self._read_oldest()
         except (redis.ConnectionError, redis.TimeoutError) as lost:
-            self._resume(lost)
-        try:
-            return self._read_oldest()
+            return self._resume(lost, self._read_again)
         except redis.RedisError as error:
             raise translate(error, self.url) from None
 
-    def _resume(self, lost: redis.RedisError) -> None:
-        """Connect again and send again what is under way; BrokerUnreachable if that fails."""
+    def _resume(self, lost: redis.RedisError, again: Callable[[], T]) -> T:
+        """``again()`` over a new connection, tried for some seconds; BrokerUnreachable after it."""
         if not self._patient:
             raise translate(lost, self.url) from None
         self._broken = True
-        retrying(lambda: self._guarded(self._reconnect), self.url)
+        return retrying(lambda: self._guarded(again), self.url)
+
+    def _read_again(self) -> list[Any]:
+        self._reconnect()
+        return self._read_oldest()
 
     def _reconnect(self) -> None:
+        """Connect again and send again what is under way."""
         self._connection.disconnect()
         self._connection.connect()
         for batch in self._under_way:

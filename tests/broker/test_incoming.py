@@ -115,6 +115,20 @@ def test_a_silent_stream_is_no_error(
     assert collect(incoming, 1) == [7]
 
 
+def test_what_arrives_during_a_long_pass_is_taken_behind_it(
+    opened: Open, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The read that was under way has ended without an entry by then."""
+    for name in ("pending_read", "tail"):
+        monkeypatch.setattr(f"flowspec.broker.{name}.MAX_BLOCK_SECONDS", 0.05)
+    incoming = opened()
+    time.sleep(0.2)
+    add(client, 0, 2)
+    time.sleep(0.1)
+    assert incoming.news
+    assert numbers(incoming.take(waited=False)) == [0, 1]
+
+
 def test_a_slow_worker_gets_everything(opened: Open, client: redis.Redis) -> None:
     count = MOST_HELD + 300
     with client.pipeline(transaction=False) as pipeline:

@@ -17,6 +17,7 @@ from flowspec.broker import codec, connection, redis_client
 from flowspec.broker.base import PutRows
 from flowspec.broker.connection import MAX_BLOCK_SECONDS, connect, redact
 from flowspec.broker.keys import JOBS, Keys
+from flowspec.broker.pipelined_client import PipelinedClient
 from flowspec.broker.redis_client import BrokerClient
 from flowspec.broker.redis_control import RedisControl
 from flowspec.broker.redis_link import RedisLink
@@ -39,6 +40,19 @@ def proxy(
     proxy = Proxy(parts.path, tmp_path / "p")
     yield proxy, f"unix://:{parts.password}@{tmp_path / 'p'}"
     proxy.close()
+
+
+@pytest.mark.parametrize("times", [1, 2, 4])
+def test_writes_under_way_outlive_repeated_losses(proxy: tuple[Proxy, str], times: int) -> None:
+    lossy, url = proxy
+    client = PipelinedClient(url)
+    lossy.lose_replies(times)
+    client.post([("SADD", "set", "a")])
+    client.post([("SADD", "set", "b")])
+    assert len(client.collect()) == len(client.collect()) == 1
+    assert lossy.lost == times
+    assert set(client.run([("SMEMBERS", "set")])[0]) == {b"a", b"b"}
+    client.close()
 
 
 def started(url: str) -> tuple[Rig, RedisLink, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from flowspec.broker.connection import connect
 from flowspec.broker.inbox import FACT, Announced, Inbox, InboxPlace, open_inbox, wanted
 from flowspec.broker.keys import Keys
 from flowspec.broker.live_link import LiveLink
-from flowspec.broker.peers import Peers
+from flowspec.broker.peers import PeerInbox, Peers
 from flowspec.broker.redis_control import RedisControl
 from flowspec.broker.server import PrivateBroker
 from flowspec.core.protocol.addresses import Address
@@ -203,7 +204,7 @@ def test_a_strangers_entry_is_refused_and_counted(
     assert len(pair.stage.read(2.0).envelopes) == 1, "it reads on"
 
 
-def test_writers_may_only_append(pair: Pair) -> None:
+def test_writers_may_only_write_into_the_one_stream(pair: Pair) -> None:
     client = connect(pair.inbox.announced.url)
     stream = pair.inbox.announced.stream
     forbidden = [
@@ -212,6 +213,7 @@ def test_writers_may_only_append(pair: Pair) -> None:
         ("FLUSHALL",),
         ("CONFIG", "GET", "*"),
         ("XADD", "elsewhere", "*", "a", "b"),
+        ("XADD", f"{stream}-2", "*", "a", "b"),
         ("SET", stream, "x"),
     ]
     for command in forbidden:
@@ -283,28 +285,115 @@ def test_the_reason_of_a_lost_inbox_names_the_worker(pair: Pair) -> None:
     assert pair.inbox.closed
 
 
+def lose_writes(pair: Pair) -> PeerInbox:
+    """From now on what is written straight to stage 1 is lost on its way."""
+    inbox = pair.peers.get(S1)
+    assert inbox is not None
+    inbox.client._transmit = lambda data: None  # type: ignore[method-assign]
+    return inbox
+
+
+def delivered(pair: Pair, count: int) -> list[int]:
+    """The numbers of the next messages at stage 1, while the draft worker reads too."""
+    found: list[Envelope] = []
+
+    def all_of_them() -> bool:
+        pair.draft.read(0.01)
+        found.extend(pair.stage.read(0.1).envelopes)
+        return len(found) >= count
+
+    until(all_of_them)
+    found.extend(pair.stage.read(0.2).envelopes)
+    return [envelope.seq for envelope in found]
+
+
 def test_what_was_not_confirmed_is_sent_again_and_delivered_once(pair: Pair) -> None:
+    pair.open()
+    pair.draft.write([put(pair.job, 1), send(S1, pair.job, 2, segment(pair.job, 1))])
+    inbox = lose_writes(pair)
+    pair.draft.write([send(S1, pair.job, 3, segment(pair.job, 2))])
+    inbox.client._connection.disconnect()
+    pair.draft.write([send(S1, pair.job, 4, segment(pair.job, 3))])
+    assert pair.peers.get(S1) is None
+    assert delivered(pair, 3) == [2, 3, 4]
+
+
+def test_a_link_that_breaks_behind_a_commit_keeps_the_order(pair: Pair) -> None:
+    pair.open()
+    inbox = lose_writes(pair)
+    pair.draft.write([send(S1, pair.job, 2, segment(pair.job, 1))])
+    inbox.client._connection.disconnect()
+    pair.draft.write([commit(pair.job, 1, seq=3), send(S1, pair.job, 4, segment(pair.job, 2))])
+    assert pair.draft.read(0.0).failed == ()
+    assert delivered(pair, 3) == [2, 3, 4]
+
+
+def test_a_message_lost_before_a_commit_ends_its_run_in_one_line(pair: Pair) -> None:
+    """The broker takes nothing behind the commit's prune, which stage 1 must not apply first."""
+    pair.open()
+    inbox = lose_writes(pair)
+    pair.draft.write([send(S1, pair.job, 2, segment(pair.job, 1))])
+    pair.draft.write([commit(pair.job, 1, seq=3)])
+    inbox.client._connection.disconnect()
+    failed: list[tuple[RunKey, str]] = []
+    until(lambda: failed.extend(pair.draft.read(0.1).failed) or failed)
+    ((run, reason),) = failed
+    assert run == RunKey(pair.job, 1)
+    assert reason.startswith("the link from d0 to s1 broke with messages under way: ")
+    assert "\n" not in reason
+    assert pair.draft.read(0.1).failed == ()
+
+
+def test_a_link_whose_lease_announces_another_inbox_goes_there(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flowspec.broker.peers.LOOK_SECONDS", 0.05)
+    old = pair.peers.get(S1)
+    assert old is not None
+    other = open_inbox(pair.server.url, Keys(), S1, TCP)
+    pair.announce(other.announced)
+    until(lambda: (found := pair.peers.get(S1)) is not None and found is not old)
+    assert not old.client._connection.is_connected
+    pair.peers.broken(S1, old, "a late error of the old one")
+    assert pair.peers.get(S1) is not None
+    pair.control.claim(role_of(S1), "token", {"state": "ready"})
+    until(lambda: pair.peers.get(S1) is None)
+    (link,) = pair.peers.facts()["links"].values()  # type: ignore[attr-defined]
+    assert (link["way"], link["reason"]) == ("broker", "it has no inbox")
+    other.close()
+
+
+def test_a_link_through_the_broker_tells_the_way_there(server: PrivateBroker) -> None:
+    peers = Peers(RedisControl(server.url, Keys()), [S1], straight=False, url=server.url)
+    peers.start()
+    peers.wait()
+    (link,) = peers.facts()["links"].values()  # type: ignore[attr-defined]
+    assert link["way"] == "broker"
+    assert 0 < link["latency_ms"] < 1000
+    assert link["mbit"] > 0
+    peers.close()
+
+
+def test_a_server_that_refuses_to_tell_a_length_breaks_the_link_only(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flowspec.broker.peers._MEASURE_EVERY", 1)
     pair.open()
     inbox = pair.peers.get(S1)
     assert inbox is not None
-    pair.draft.write([put(pair.job, 1), send(S1, pair.job, 2, segment(pair.job, 1))])
-    inbox.client._connection.disconnect()
-    pair.draft.write([send(S1, pair.job, 3, segment(pair.job, 2))])
-    found: list[Envelope] = []
-
-    def both() -> bool:
-        pair.draft.read(0.01)
-        found.extend(pair.stage.read(0.1).envelopes)
-        return len(found) >= 2
-
-    until(both)
-    found.extend(pair.stage.read(0.2).envelopes)
-    assert [envelope.seq for envelope in found] == [2, 3]
+    monkeypatch.setattr(
+        inbox.client, "collect", lambda: [b"1-1", redis.ResponseError("NOPERM no xlen for you")]
+    )
+    pair.draft.write([send(S1, pair.job, 2, segment(pair.job, 1))])
+    until(lambda: pair.draft.read(0.01) is not None and pair.peers.get(S1) is None)
+    assert "no xlen for you" in str(pair.peers.facts())
 
 
 def test_a_broken_link_is_tried_again_later(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flowspec.broker.peers.RETRY_SECONDS", 0.1)
-    pair.peers.broken(S1, "pulled the plug")
+    inbox = pair.peers.get(S1)
+    assert inbox is not None
+    pair.peers.broken(S1, inbox, "pulled the plug")
     assert pair.peers.get(S1) is None
     until(lambda: pair.peers.get(S1) is not None)
 
@@ -349,14 +438,18 @@ def test_read_entries_are_removed(pair: Pair) -> None:
 def test_auto_wants_an_inbox_only_where_the_broker_is_on_another_machine(
     server: PrivateBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert not wanted("auto", server.url)
-    assert wanted("straight", server.url)
-    assert not wanted("broker", server.url)
+    own = InboxPlace()
+    assert not wanted("auto", server.url, own)
+    assert wanted("straight", server.url, own)
+    assert not wanted("broker", server.url, own)
     monkeypatch.setattr("flowspec.broker.inbox._ends", lambda url: ("10.0.0.2", "10.0.0.1"))
-    assert wanted("auto", "redis://10.0.0.1:6379/0")
-    assert not wanted("broker", "redis://10.0.0.1:6379/0")
+    assert wanted("auto", "redis://10.0.0.1:6379/0", own)
+    assert not wanted("broker", "redis://10.0.0.1:6379/0", own)
+    assert not wanted("auto", "rediss://10.0.0.1:6379/0", own), "one of its own has no TLS"
+    assert wanted("auto", "rediss://10.0.0.1:6379/0", InboxPlace(url="rediss://10.0.0.3:1/0"))
+    assert wanted("straight", "rediss://10.0.0.1:6379/0", own), "and is refused with a line"
     with pytest.raises(ConfigError, match="expected one of auto, broker, straight"):
-        wanted("fast", server.url)
+        wanted("fast", server.url, own)
 
 
 def test_an_inbox_announces_another_address_if_told_to(server: PrivateBroker) -> None:
@@ -381,6 +474,19 @@ def test_an_inbox_announces_another_address_if_told_to(server: PrivateBroker) ->
 def test_a_place_that_cannot_be_is_one_clear_line(place: InboxPlace, url: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         open_inbox(url, Keys(), S1, place)
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"announce": "far.example"}, "--inbox-announce is 'far.example'; expected HOST:PORT"),
+        ({"announce": "far.example:99999"}, "expected HOST:PORT"),
+        ({"port": 70_000}, "--inbox-port is 70000; expected 0"),
+    ],
+)
+def test_an_address_that_cannot_be_is_refused(more: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        InboxPlace(**more)
 
 
 def test_an_inbox_on_a_unix_socket_is_shared_by_its_peers(server: PrivateBroker) -> None:

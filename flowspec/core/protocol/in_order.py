@@ -31,7 +31,7 @@ class _Line:
 
     due: int = 1
     held: dict[int, Envelope] = field(default_factory=dict)
-    since: float = 0.0  # when the oldest held message arrived
+    since: float = 0.0  # since when ``held`` waits for ``due``
 
 
 def goes_straight(send: Send) -> bool:
@@ -62,7 +62,7 @@ class InOrder:
         if envelope.seq > state.due:
             return self._hold(state, envelope, now)
         state.due += 1
-        return [envelope, *self._release(state)] if state.held else [envelope]
+        return [envelope, *self._release(state, now)] if state.held else [envelope]
 
     @property
     def deadline(self) -> float | None:
@@ -108,13 +108,14 @@ class InOrder:
         oldest = min((other for other in self._channels.values() if other.held), key=_since)
         return self._let_go(oldest)
 
-    def _release(self, state: _Line) -> list[Envelope]:
-        """The held messages that are due, in order."""
+    def _release(self, state: _Line, now: float) -> list[Envelope]:
+        """The held messages that are due, in order; those left wait for another one from now on."""
         released = []
         while state.due in state.held:
             released.append(state.held.pop(state.due))
             state.due += 1
         self._held -= len(released)
+        state.since = now
         return released
 
     def _let_go(self, state: _Line) -> list[Envelope]:

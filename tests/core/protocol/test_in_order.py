@@ -60,6 +60,16 @@ def test_a_missing_message_is_waited_for_and_then_left_to_the_receiver() -> None
     assert [one.seq for one in order.arrive(message(5), 13.0)] == [5]
 
 
+def test_those_behind_a_late_message_have_their_own_patience() -> None:
+    order = InOrder(patience=2.0)
+    order.arrive(message(1), 0.0)
+    order.arrive(message(3), 0.0)
+    order.arrive(message(5), 1.9)
+    assert [one.seq for one in order.arrive(message(2), 1.95)] == [2, 3]
+    assert order.deadline == 3.95
+    assert order.overdue(3.9) == []
+
+
 def test_runs_and_senders_do_not_wait_for_each_other() -> None:
     order = InOrder()
     other = RunKey("1-0", 2)
