@@ -105,32 +105,34 @@ class Stopwatch:
         raise NotImplementedError
 
 
-def stage_link(url: str, stage: int, way: str) -> Link:
-    """The link of stage 1 or 2, by one of WAYS."""
+def stage_link(url: str, stage: int, way: str, stages: int = 2) -> Link:
+    """The link of one of ``stages`` by one of WAYS; straight, the next one's must be open."""
     address = stage_address(stage)
     if way == "round trips":
-        return RedisLink(url, Keys(), address, 2)
+        return RedisLink(url, Keys(), address, stages)
     if way == "broker":
-        return LiveLink(url, Keys(), address, 2)
+        return LiveLink(url, Keys(), address, stages)
     control = RedisControl(url, Keys())
-    if stage == 2:
-        # The other stage finds the inbox in this lease.
+    inbox = peers = None
+    if stage > 1:
+        # The stage before finds the inbox in this lease.
         place = InboxPlace(host="" if url.startswith("unix:") else HOST)
         inbox = open_inbox(url, Keys(), address, place)
         control.claim(role_of(address), "bench", {FACT: inbox.announced.facts}, LASTING_MS)
-        return LiveLink(url, Keys(), address, 2, inbox=inbox)
-    peers = Peers(control, [stage_address(2)], straight=True)
-    peers.start()
-    peers.wait()
-    assert peers.get(stage_address(2)) is not None
-    return LiveLink(url, Keys(), address, 2, peers=peers)
+    if stage < stages:
+        following = stage_address(stage + 1)
+        peers = Peers(control, [following], straight=True)
+        peers.start()
+        peers.wait()
+        assert peers.get(following) is not None
+    return LiveLink(url, Keys(), address, stages, inbox=inbox, peers=peers)
 
 
-def stage_process(url: str, stage: int, way: str, hidden: int, pipe: Any) -> None:
+def stage_process(url: str, stage: int, way: str, hidden: int, pipe: Any, stages: int = 2) -> None:
     observe.configure()
-    watch = Stopwatch(hidden, last=stage == 2)
-    link = stage_link(url, stage, way)
-    worker = Worker(StageMachine(stage, 2), link, watch)
+    watch = Stopwatch(hidden, last=stage == stages)
+    link = stage_link(url, stage, way, stages)
+    worker = Worker(StageMachine(stage, stages), link, watch)
     pipe.send("ready")
     worker.run(pipe.poll)
     pipe.send((watch.started, watch.ended))
@@ -141,7 +143,7 @@ def our_hop(url: str, way: str, hidden: int, rounds: int) -> list[float]:
     """Seconds from the end of stage 1's pass to the start of stage 2's, per segment."""
     ends = []
     processes = []
-    RedisControl(url, Keys()).set_pipeline({"stages": "2"})
+    announce(url, 2)
     for stage in (2, 1):  # the inbox of stage 2 must be announced when stage 1 looks for it
         ours, theirs = mp.Pipe()
         process = mp.Process(target=stage_process, args=(url, stage, way, hidden, theirs))
@@ -160,13 +162,21 @@ def our_hop(url: str, way: str, hidden: int, rounds: int) -> list[float]:
     return [started[segment] - ended[segment] for segment in sorted(started) if segment > 10]
 
 
-def drive(url: str, rounds: int) -> None:
-    """Act as the draft worker: one segment at a time, a root and 15 children; accept the root."""
+def announce(url: str, stages: int) -> None:
+    """Write the pipeline's record, which a stage's link needs."""
+    RedisControl(url, Keys()).set_pipeline({"stages": str(stages)})
+
+
+def drive(url: str, rounds: int, *, count: int = 2, width: int = ROWS) -> None:
+    """Act as the draft worker of ``count`` stages: one segment at a time; accept its root.
+
+    A segment has ``width`` rows, a root and its children.
+    """
     control = RedisControl(url, Keys())
-    link = RedisLink(url, Keys(), DRAFT, 2)
+    link = RedisLink(url, Keys(), DRAFT, count)
     seqs = SeqWriter()
-    stages = (stage_address(1), stage_address(2))
-    job = running_job(control, stages=2)
+    stages = tuple(map(stage_address, range(1, count + 1)))
+    job = running_job(control, stages=count)
     run = RunKey(job, 1)
     link.read(1.0)
 
@@ -191,14 +201,14 @@ def drive(url: str, rounds: int) -> None:
         envelopes = tuple(Envelope(DRAFT, seqs.next(stage), prune) for stage in stages)
         commit = Commit(run, PROMPT - 1 + at, at, 1, (7,), "", stages, envelopes)
         link.write([CommitText(commit, " seven")])
-        rows = tuple(range(root, root + ROWS))
+        rows = tuple(range(root, root + width))
         parents = (last, *(root for _ in rows[1:]))
         positions = (PROMPT + at, *(PROMPT + at + 1 for _ in rows[1:]))
         segment = Segment(run, at + 1, 1, rows, parents, positions, rows)
         link.write([tell(stages[0], segment)])
         wait_for_result(link)
         last = root
-        root = root + ROWS
+        root = root + width
     control.revoke(job, "cancelled")
 
 

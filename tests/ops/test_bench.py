@@ -15,6 +15,7 @@ from flowspec.testbed.memo import MemoDrafter
 from flowspec.testbed.prompts import Prompt
 from ops.bench import emulation, hop, simulation_speed
 from ops.bench.emulation import Comparison, ratio_table, simulated
+from ops.bench.random_model import Shape, random_model
 from ops.bench.report import Quantiles
 from ops.bench.trace import TraceBench
 from ops.bench.way import in_turn
@@ -91,6 +92,22 @@ def test_prompts_are_taken_from_their_sets_in_turn() -> None:
     sets = [Prompt(name, str(number)) for name in "ab" for number in range(2)]
     taken = [(prompt.set, prompt.text) for prompt in in_turn(sets)]
     assert taken == [("a", "0"), ("b", "0"), ("a", "1"), ("b", "1")]
+
+
+def test_the_account_of_a_pass_has_a_row_per_part_and_adds_up(tmp_path: Path) -> None:
+    shape = Shape(64, 96, layers=4, heads=4, key_heads=2, head_dim=16, vocabulary=4200, context=256)
+    model = random_model(shape, tmp_path / "tiny")
+    rows = printed(
+        *("ops.bench.pass_account", "--rounds", "8", "--rows", "1,3", "--model", str(model))
+    )
+    heads = [at for at, row in enumerate(rows) if row[0] == "part"]
+    tables = [rows[at + 2 : end] for at, end in zip(heads, [*heads[1:], None], strict=True)]
+    assert len(tables) == 4, "two stages and two drafters"
+    for number, lines in enumerate(tables):
+        found = {line[0]: [float(cell) for cell in line[1:-1]] for line in lines}
+        parts = ("machine", "codec, write", "loop") if number < 2 else ("proposals",)
+        for part in (*parts, "mask", "layers", "KV rows", "linears", "measured"):
+            assert min(found[part]) > 0, (number, part)
 
 
 def test_simulation_speed_computes_no_pass_twice() -> None:
