@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from transformers import AttentionInterface
 
@@ -24,15 +26,17 @@ def wide_type(device: torch.device) -> torch.dtype:
     return torch.float64 if device.type in EXACT_DEVICES else torch.float32
 
 
-def bias_of(mask: torch.Tensor, shared: int, device: torch.device) -> torch.Tensor:
+def bias_of(mask: npt.NDArray[np.bool_], shared: int, device: torch.device) -> torch.Tensor:
     """The mask as attention takes it: ``[1, 1, shared x rows, slots]``, added to the scores.
 
-    ``mask`` is boolean ``[rows, slots]``, True where a row attends to a slot. ``shared``: query
-    heads of one key head, which are rows of one product.
+    ``mask`` is ``[rows, slots]``, True where a row attends to a slot. ``shared``: query heads of
+    one key head, which are rows of one product.
     """
-    wide = wide_type(device)
-    bias = torch.zeros(mask.shape, dtype=wide).masked_fill_(~mask, float("-inf"))
-    return bias.repeat(shared, 1)[None, None].to(device)
+    rows, slots = mask.shape
+    bias = np.zeros((shared, rows, slots))
+    bias[:, ~mask] = -np.inf
+    whole = torch.from_numpy(bias.reshape(1, 1, shared * rows, slots))
+    return whole.to(device=device, dtype=wide_type(device))
 
 
 def grouped(query: torch.Tensor, key_heads: int) -> torch.Tensor:
@@ -70,19 +74,39 @@ def exact_attention(
     """
     queries = grouped(query, key.shape[1])
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    keys = key[0].to(queries.dtype).transpose(1, 2)
+    keys = key[0].to(queries.dtype)
+    values = value[0].to(queries.dtype)
     bias = attention_mask[0]
+    if softcap is None and s_aux is None:
+        return ungrouped(weighted(queries, keys, values, bias, scale), query), None
     if softcap is None:
-        scores = torch.baddbmm(bias, queries, keys, alpha=scale)
+        scores = torch.baddbmm(bias, queries, keys.transpose(1, 2), alpha=scale)
     else:
-        scores = torch.tanh(torch.bmm(queries, keys) * (scale / softcap)) * softcap + bias
+        products = torch.bmm(queries, keys.transpose(1, 2))
+        scores = torch.tanh(products * (scale / softcap)) * softcap + bias
     if s_aux is None:
         weights = torch.softmax(scores, dim=-1)
     else:
         rows = query.shape[2]
         sinks = s_aux.to(scores.dtype).view(key.shape[1], -1, 1).repeat_interleave(rows, dim=1)
         weights = torch.softmax(torch.cat((scores, sinks), dim=-1), dim=-1)[..., :-1]
-    return ungrouped(torch.bmm(weights, value[0].to(queries.dtype)), query), None
+    return ungrouped(torch.bmm(weights, values), query), None
+
+
+def weighted(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    bias: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    """One softmax and the weighted sum, all wide, ``[key heads, shared x rows, head_dim]``.
+
+    ``queries`` has that shape, ``keys`` and ``values`` are ``[key heads, slots, head_dim]``,
+    ``bias`` is ``[1, shared x rows, slots]``.
+    """
+    scores = torch.baddbmm(bias, queries, keys.transpose(1, 2), alpha=scale)
+    return torch.bmm(torch.softmax(scores, dim=-1), values)
 
 
 AttentionInterface.register(EXACT, exact_attention)

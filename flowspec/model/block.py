@@ -23,7 +23,7 @@ from flowspec.model.attention import EXACT, EXACT_DEVICES, bias_of
 from flowspec.model.base import RowArray
 from flowspec.model.directory import ModelDirectory
 from flowspec.model.kv import TreeCache
-from flowspec.model.lean import LEAN, LIBRARY, LeanLayers, lean_layers
+from flowspec.model.lean import LEAN, LIBRARY, LeanLayers, has_short_path, lean_layers
 from flowspec.model.linear import KernelLinear, rows_are_independent
 from flowspec.model.loading import HEAD, Loader
 from flowspec.model.masks import full_mask, tree_mask, windowed
@@ -105,10 +105,13 @@ class LayerBlock(torch.nn.Module):
         self.config = found.config
         self.body = found.body
         self.head = found.head
-        Loader(self, directory, layers, self.placing).load()
+        self._heads = int(self.config.num_attention_heads)
+        self._key_heads = _key_heads(self.config)
+        short = self.short_path and has_short_path(self)
+        Loader(self, directory, layers, self.placing, join=short).load()
         self.eval()
         self.lean: LeanLayers | None = None
-        if self.short_path:
+        if short:
             self.lean = lean_layers(self)
 
     @property
@@ -170,38 +173,51 @@ class LayerBlock(torch.nn.Module):
     def new_cache(self, capacity: int) -> RowCache:
         """KV rows for one job."""
         config = self.config
-        heads = _key_heads(config)
         head_dim = (
             getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         )
         kind = TwoLevelCache if self.two_level else TreeCache
         return kind.allocate(
-            config.num_hidden_layers, heads, capacity, head_dim, self.dtype, self.device
+            config.num_hidden_layers, self._key_heads, capacity, head_dim, self.dtype, self.device
         )
 
     @torch.inference_mode()
     def run(self, part: Part, rows: RowArray | None, cache: RowCache) -> torch.Tensor:
         """Hidden rows after this block (in the last one, after the norm), ``[rows, hidden]``."""
         placement = cache.begin_pass(part)
-        inputs: dict[str, Any] = {"past_key_values": cache}
-        if isinstance(cache, TwoLevelCache):
-            inputs = {"past_key_values": cache.tree, "two_level": cache}
-        positions = torch.tensor(part.positions, device=self.device).unsqueeze(0)
-        if rows is None:
-            inputs["input_ids"] = torch.tensor(part.tokens, device=self.device).unsqueeze(0)
-        else:
-            kept = rows if len(part.offsets) == len(rows) else rows[list(part.offsets)]
-            inputs["inputs_embeds"] = to_tensor(kept, self.dtype, self.device).unsqueeze(0)
-        inputs["position_ids"] = positions
+        given = self._given(part, rows)
         mask = self._mask(placement, len(part.ids))
         began = time.thread_time()
         if self.lean is not None and isinstance(cache, TreeCache):
             whole = mask["full_attention"] if isinstance(mask, dict) else mask
-            hidden = self.lean.run(inputs, whole, cache)
+            embedded = self.body.embed_tokens(given) if rows is None else given
+            hidden = self.lean.run(embedded, part.positions, whole, cache)
         else:
-            output = self.body(**inputs, attention_mask=mask, use_cache=True)
-            hidden = output.last_hidden_state[0]
+            positions = torch.tensor([part.positions], device=self.device)
+            hidden = self._by_library(given, positions, mask, cache)
         self.seconds += time.thread_time() - began
+        return hidden
+
+    def _given(self, part: Part, rows: RowArray | None) -> torch.Tensor:
+        """The part's tokens, or its rows into the first layer, ``[rows, hidden]``."""
+        if rows is None:
+            return torch.tensor(part.tokens, device=self.device)
+        kept = rows if len(part.offsets) == len(rows) else rows[list(part.offsets)]
+        return to_tensor(kept, self.dtype, self.device)
+
+    def _by_library(
+        self,
+        given: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor | dict[str, torch.Tensor],
+        cache: RowCache,
+    ) -> torch.Tensor:
+        inputs: dict[str, Any] = {"past_key_values": cache}
+        if isinstance(cache, TwoLevelCache):
+            inputs = {"past_key_values": cache.tree, "two_level": cache}
+        inputs["inputs_embeds" if given.is_floating_point() else "input_ids"] = given.unsqueeze(0)
+        output = self.body(**inputs, position_ids=positions, attention_mask=mask, use_cache=True)
+        hidden: torch.Tensor = output.last_hidden_state[0]
         return hidden
 
     def _mask(self, placement: Placement, new: int) -> torch.Tensor | dict[str, torch.Tensor]:
@@ -224,9 +240,7 @@ class LayerBlock(torch.nn.Module):
         return masks.get("sliding_attention", masks["full_attention"])
 
     def _bias(self, mask: npt.NDArray[np.bool_]) -> torch.Tensor:
-        config = self.config
-        shared = config.num_attention_heads // _key_heads(config)
-        return bias_of(torch.from_numpy(mask), shared, self.device)
+        return bias_of(mask, self._heads // self._key_heads, self.device)
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -234,7 +248,9 @@ class LayerBlock(torch.nn.Module):
         if self.head is None:
             raise ModelError("only the last stage has the output head")
         began = time.thread_time()
-        logits: torch.Tensor = self.head(hidden.to(self.placing.head_rows))
+        short = self.lean.head if self.lean is not None else None
+        head = self.head if short is None else short
+        logits: torch.Tensor = head(hidden.to(self.placing.head_rows))
         self.seconds += time.thread_time() - began
         return logits
 

@@ -8,13 +8,24 @@ cache.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from flowspec.core.protocol.work import Part
 from flowspec.model.rows import Moves, Placement, row_store
+
+
+class Slots(NamedTuple):
+    """One layer's rows in a pass, keys before values.
+
+    ``new``: where those of the pass go, ``[2, heads, new rows, head_dim]``. ``kept``: all up to
+    them, ``[2, heads, rows, head_dim]``.
+    """
+
+    new: torch.Tensor
+    kept: torch.Tensor
 
 
 class TreeCacheLayer(CacheLayerMixin):
@@ -57,6 +68,7 @@ class TreeCache(Cache):
     def __init__(self, storage: torch.Tensor) -> None:
         self.storage = storage
         self._rows = row_store()
+        self._held = 0
         super().__init__(layers=[TreeCacheLayer(layer[0], layer[1]) for layer in storage])
 
     @classmethod
@@ -82,11 +94,18 @@ class TreeCache(Cache):
         self.carry_out(placement.moves, placement.held)
         return placement
 
+    def slots(self, new: int) -> list[Slots]:
+        """The rows of every layer in a pass over ``new`` rows, for who appends them himself."""
+        held = self._held
+        rows = self.storage[:, :, 0, :, : held + new]
+        return [Slots(*pair) for pair in zip(rows[..., held:, :], rows, strict=True)]
+
     def carry_out(self, moves: Moves | None, held: int) -> None:
         """Make ``moves``; the next rows go to slot ``held``."""
         if moves is not None:
             for start, source, count in copies(moves):
                 self._copy(start, source, count)
+        self._held = held
         for layer in self.layers:
             layer.length = held
 

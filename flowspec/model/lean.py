@@ -10,7 +10,7 @@ watch by hooks is run by the library.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,8 +18,9 @@ import torch
 from flowspec.core.protocol.work import Part
 from flowspec.core.run.key import RunKey
 from flowspec.errors import ConfigError
-from flowspec.model.attention import EXACT, EXACT_DEVICES, exact_attention
-from flowspec.model.kv import TreeCache, TreeCacheLayer
+from flowspec.model.attention import EXACT, EXACT_DEVICES, weighted
+from flowspec.model.joined import JoinedPart
+from flowspec.model.kv import Slots, TreeCache
 from flowspec.model.linear import KernelLinear
 
 #: The environment variable with which a user turns the short path off, and its values.
@@ -33,6 +34,8 @@ LAYERS = frozenset(
 #: Rows of the passes that are compared at start: a prompt, a lone row, a tree.
 _TESTED = (5, 1, 16)
 _SEED = 9
+#: Least positions for which cosines and sines are computed at once.
+_LEAST_TURNS = 256
 
 Rows = Callable[[torch.Tensor], torch.Tensor]
 
@@ -45,124 +48,185 @@ class LeanLayer:
         mlp = layer.mlp
         self.watched = layer
         self._norms = (norm_of(layer.input_layernorm), norm_of(layer.post_attention_layernorm))
-        self._q = product_of(attention.q_proj)
-        self._k = product_of(attention.k_proj)
-        self._v = product_of(attention.v_proj)
+        self._size = int(attention.head_dim)
+        heads = [linear.out_features // self._size for linear in _qkv(attention)]
+        self._heads = heads[0]
+        self._turning = heads[0] + heads[1]  # query and key heads
+        self._qkv = joined_product_of(*_qkv(attention))
         self._o = product_of(attention.o_proj)
         self._q_norm: Rows | None = getattr(attention, "q_norm", None)
         self._k_norm: Rows | None = getattr(attention, "k_norm", None)
-        self._head_dim = int(attention.head_dim)
         self._scale = float(attention.scaling)
-        self._gate = product_of(mlp.gate_proj)
-        self._up = product_of(mlp.up_proj)
+        self._gate_up = products_of(mlp.gate_proj, mlp.up_proj)
         self._down = product_of(mlp.down_proj)
         self._activate: Rows = mlp.act_fn
 
     def run(
-        self,
-        hidden: torch.Tensor,
-        cache: TreeCacheLayer,
-        turn: tuple[torch.Tensor, torch.Tensor],
-        bias: torch.Tensor,
+        self, hidden: torch.Tensor, slots: Slots, turn: torch.Tensor, bias: torch.Tensor
     ) -> torch.Tensor:
         """``hidden``, ``[rows, hidden]``, after this layer; the rows' keys and values are kept.
 
-        ``turn``: cosines and signed sines, ``[rows, 1, head_dim]``. ``bias``: as ``bias_of``'s,
-        ``[1, 1, shared x rows, slots]``.
+        ``turn``: as ``Turns.at``'s. ``bias``: as ``bias_of``'s, ``[1, 1, shared x rows, slots]``. A
+        lone row may come as two equal ones, of which one has keys, values and attention.
         """
         before, between = self._norms
-        hidden = hidden + self._o(self._attend(before(hidden), cache, turn, bias))
-        entering = between(hidden)
-        return hidden + self._down(self._activate(self._gate(entering)) * self._up(entering))
+        hidden = hidden + self._o(self._attend(before(hidden), slots, turn, bias))
+        gate, up = self._gate_up(between(hidden))
+        return hidden + self._down(self._activate(gate) * up)
 
     def _attend(
-        self,
-        rows: torch.Tensor,
-        cache: TreeCacheLayer,
-        turn: tuple[torch.Tensor, torch.Tensor],
-        bias: torch.Tensor,
+        self, rows: torch.Tensor, slots: Slots, turn: torch.Tensor, bias: torch.Tensor
     ) -> torch.Tensor:
         """Attention of ``rows`` to the kept ones, ``[rows, heads x head_dim]``."""
-        count = rows.shape[0]
-        shape = (count, -1, self._head_dim)
-        queries = self._q(rows).view(shape)
-        keys = self._k(rows).view(shape)
-        values = self._v(rows).view(shape)
+        given = rows.shape[0]
+        count = slots.new.shape[-2]
+        heads = self._qkv(rows)[:count].view(count, -1, self._size)
+        turning = heads[:, : self._turning]
         if self._q_norm is not None and self._k_norm is not None:
-            queries, keys = self._q_norm(queries), self._k_norm(keys)
-        kept_keys, kept_values = cache.update(
-            turned(keys, turn).transpose(0, 1)[None], values.transpose(0, 1)[None]
-        )
-        asking = turned(queries, turn).transpose(0, 1)[None]
-        found, _ = exact_attention(None, asking, kept_keys, kept_values, bias, scaling=self._scale)
-        return found.reshape(count, -1)
+            parts = turning[:, : self._heads], turning[:, self._heads :]
+            turning = torch.cat((self._q_norm(parts[0]), self._k_norm(parts[1])), dim=1)
+        turning = turned(turning, turn).transpose(0, 1)
+        slots.new[0].copy_(turning[self._heads :])
+        slots.new[1].copy_(heads[:, self._turning :].transpose(0, 1))
+        found = attend(turning[: self._heads], slots.kept, bias[0], self._scale)
+        return found if given == count else found.expand(given, -1).contiguous()
 
 
 class LeanLayers:
-    """All layers of ``body``, a decoder of the library's without its head."""
+    """All layers of ``body``, a decoder of the library's.
 
-    def __init__(self, body: Any) -> None:
+    ``head``: rows after the final norm to logits, ``[rows, vocabulary]``; None: the block has no
+    head, or one that does more than a product.
+    """
+
+    def __init__(self, body: Any, head: Rows | None = None) -> None:
+        self.head = head
         self._body = body
         self._layers = [LeanLayer(layer) for layer in body.layers]
         self._norm: Rows = norm_of(body.norm)
+        self._turns = Turns(body.rotary_emb)
+        linears = [module for module in body.layers.modules() if isinstance(module, KernelLinear)]
+        # A lone row goes through all layers as two, not repeated by every kernel.
+        self._pairs = bool(linears) and all(linear.pads for linear in linears)
 
-    def run(self, inputs: dict[str, Any], mask: torch.Tensor, cache: TreeCache) -> torch.Tensor:
+    def run(
+        self,
+        embedded: torch.Tensor,
+        positions: Sequence[int],
+        mask: torch.Tensor,
+        cache: TreeCache,
+    ) -> torch.Tensor:
         """The rows after the final norm, ``[rows, hidden]``.
 
-        ``inputs``: ``input_ids`` or ``inputs_embeds`` of one sequence, and its ``position_ids``.
+        ``embedded``: rows into the first layer, ``[rows, hidden]``, at ``positions``.
         """
-        given = inputs.get("inputs_embeds")
-        embedded = self._body.embed_tokens(inputs["input_ids"]) if given is None else given
-        positions = inputs["position_ids"]
-        found = self._body.rotary_emb(embedded, position_ids=positions)
-        turn = signed(*found)
-        hidden = embedded[0]
-        for layer, rows in zip(self._layers, cache.layers, strict=True):
+        count = len(positions)
+        turn = self._turns.at(positions, embedded)
+        hidden = embedded
+        if count == 1 and self._pairs:
+            hidden = hidden.expand(2, -1).contiguous()
+        for at, (layer, slots) in enumerate(zip(self._layers, cache.slots(count), strict=True)):
             if layer.watched._forward_pre_hooks:
-                hidden = self._by_library(layer, hidden, mask, cache, positions, found)
+                hidden = self._by_library(at, hidden[:count], mask, cache, positions)
             else:
-                assert isinstance(rows, TreeCacheLayer)
-                hidden = layer.run(hidden, rows, turn, mask)
+                hidden = layer.run(hidden, slots, turn, mask)
         if self._body.norm._forward_pre_hooks:
-            return torch.as_tensor(self._body.norm(hidden[None])[0])
-        return self._norm(hidden)
+            return torch.as_tensor(self._body.norm(hidden[None, :count])[0])
+        return self._norm(hidden)[:count]
 
     def _by_library(
         self,
-        layer: LeanLayer,
+        at: int,
         hidden: torch.Tensor,
         mask: torch.Tensor,
         cache: TreeCache,
-        positions: torch.Tensor,
-        found: tuple[torch.Tensor, torch.Tensor],
+        positions: Sequence[int],
     ) -> torch.Tensor:
-        after: torch.Tensor = layer.watched(
+        places = torch.tensor([positions], device=hidden.device)
+        after: torch.Tensor = self._layers[at].watched(
             hidden[None],
             attention_mask=mask,
-            position_embeddings=found,
-            position_ids=positions,
+            position_embeddings=self._body.rotary_emb(hidden, position_ids=places),
+            position_ids=places,
             past_key_values=cache,
             use_cache=True,
         )
         return after[0]
 
 
-def signed(cosines: torch.Tensor, sines: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+class Turns:
+    """The cosines and signed sines of ``rotary``, the library's module, by position.
+
+    They are computed once, by the library, as far as texts have come, while a table of them has the
+    bits that the library computes for the positions of a pass.
+    """
+
+    def __init__(self, rotary: Any) -> None:
+        self._rotary = rotary
+        self._table: torch.Tensor | None = None
+        self._usable = True
+
+    def at(self, positions: Sequence[int], rows: torch.Tensor) -> torch.Tensor:
+        """As ``turned`` takes them, in the type and on the device of ``rows``."""
+        end = max(positions) + 1
+        places = torch.tensor(positions, device=rows.device)
+        if self._usable and (self._table is None or len(self._table) < end):
+            self._grow(end, rows)
+        if self._table is None:
+            return self._computed(places, rows)
+        return self._table.index_select(0, places)
+
+    def _grow(self, end: int, rows: torch.Tensor) -> None:
+        size = max(_LEAST_TURNS, 2 * end)
+        table = self._computed(torch.arange(size, device=rows.device), rows)
+        samples = [range(size - 1, size), range(end - 1, end), range(end), range(size - 16, size)]
+        self._usable = all(
+            torch.equal(
+                self._computed(torch.tensor(sample, device=rows.device), rows),
+                table[sample.start : sample.stop],
+            )
+            for sample in samples
+        )
+        self._table = table if self._usable else None
+
+    def _computed(self, places: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return signed(*self._rotary(rows, position_ids=places.unsqueeze(0)))
+
+
+def attend(
+    queries: torch.Tensor, kept: torch.Tensor, bias: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """``exact_attention`` over rows as they lie in a ``TreeCache``, ``[rows, heads x head_dim]``.
+
+    ``queries`` is ``[heads, rows, head_dim]``; ``kept`` is ``[2, key heads, slots, head_dim]``,
+    keys before values; ``bias`` is ``[1, shared x rows, slots]``.
+    """
+    heads, count, size = queries.shape
+    wide = queries.to(bias.dtype, memory_format=torch.contiguous_format)
+    keys, values = kept.to(bias.dtype)
+    found = weighted(wide.view(keys.shape[0], -1, size), keys, values, bias, scale)
+    rows = found.view(heads, count, size).transpose(0, 1)
+    narrow = rows.to(queries.dtype, memory_format=torch.contiguous_format)
+    return narrow.view(count, -1)
+
+
+def signed(cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
     """The library's cosines and sines, ``[1, rows, head_dim]``, as ``turned`` takes them.
 
     The first half of the sines is negated instead of the rows' half that they are multiplied by.
     """
     half = sines.shape[-1] // 2
     negated = torch.cat((-sines[0, :, :half], sines[0, :, half:]), dim=-1)
-    return cosines[0].unsqueeze(1), negated.unsqueeze(1)
+    return torch.stack((cosines[0], negated), dim=1).unsqueeze(2)
 
 
-def turned(rows: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """``rows``, ``[rows, heads, head_dim]``, rotated by their positions."""
-    cosines, sines = turn
-    half = rows.shape[-1] // 2
-    swapped = torch.cat((rows[..., half:], rows[..., :half]), dim=-1)
-    return rows * cosines + swapped * sines
+def turned(rows: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
+    """``rows``, ``[rows, heads, head_dim]``, rotated by their positions.
+
+    ``turn``: cosines and signed sines, ``[rows, 2, 1, head_dim]``.
+    """
+    swapped = rows.roll(rows.shape[-1] // 2, -1)
+    return rows * turn[:, 0] + swapped * turn[:, 1]
 
 
 def product_of(linear: Any) -> Rows:
@@ -171,6 +235,30 @@ def product_of(linear: Any) -> Rows:
         return linear.multiply
     plain: Rows = linear
     return plain
+
+
+def products_of(*linears: Any) -> Callable[[torch.Tensor], Sequence[torch.Tensor]]:
+    """The product of each of ``linears``; a single one where they are a group (``joined``)."""
+    first = linears[0]
+    if isinstance(first, JoinedPart):
+        whole = first.whole.multiply
+        widths = [linear.out_features for linear in linears]
+        return lambda rows: whole(rows).split(widths, dim=-1)
+    products = [product_of(linear) for linear in linears]
+    return lambda rows: [product(rows) for product in products]
+
+
+def joined_product_of(*linears: Any) -> Rows:
+    """The products of ``linears`` side by side."""
+    first = linears[0]
+    if isinstance(first, JoinedPart):
+        return first.whole.multiply
+    products = [product_of(linear) for linear in linears]
+    return lambda rows: torch.cat([product(rows) for product in products], dim=-1)
+
+
+def _qkv(attention: Any) -> tuple[Any, ...]:
+    return attention.q_proj, attention.k_proj, attention.v_proj
 
 
 def norm_of(norm: Any) -> Rows:
@@ -194,14 +282,30 @@ def norm_of(norm: Any) -> Rows:
     return fused if equal else norm
 
 
-def lean_layers(block: Any) -> LeanLayers | None:
-    """The short path of ``block``, a ``LayerBlock``; None: there is none, or it is not equal."""
+def head_of(head: Any, row_type: torch.dtype) -> Rows | None:
+    """The product of ``head``, a ``LogitHead``, over rows of ``row_type``; None: it does more."""
+    linear = head.causal.lm_head
+    product = product_of(linear)
+    source = torch.Generator().manual_seed(_SEED)
+    rows = torch.randn((5, linear.in_features), generator=source).to(row_type)
+    with torch.inference_mode():
+        equal = all(torch.equal(product(rows[:count]), head(rows[:count])) for count in (1, 5))
+    return product if equal else None
+
+
+def has_short_path(block: Any) -> bool:
+    """Whether ``block``, a ``LayerBlock``, is of those whose layers can be run by the short one."""
     config = block.config
     kinds = {type(layer).__name__ for layer in block.body.layers}
     plain = config._attn_implementation == EXACT and block.device.type in EXACT_DEVICES
-    if wanted() == LIBRARY or not kinds or not kinds <= LAYERS or not plain or _windowed(config):
-        return None
-    lean = LeanLayers(block.body)
+    plain_layers = bool(kinds) and kinds <= LAYERS
+    return wanted() == LEAN and plain_layers and plain and not _windowed(config)
+
+
+def lean_layers(block: Any) -> LeanLayers | None:
+    """The short path of ``block``, which ``has_short_path``; None: it is not equal."""
+    head = None if block.head is None else head_of(block.head, block.placing.head_rows)
+    lean = LeanLayers(block.body, head)
     return lean if _equal(block, lean) else None
 
 

@@ -13,8 +13,8 @@ from flowspec.model.precision import PRECISIONS
 from flowspec.model.quantise import Weight
 
 #: Row counts at which a kernel is compared with a pass over the most of them.
-_COUNTS = (1, 2, 3, 5, 8, 15, 16, 17, 32)
-_MOST = 64
+COUNTS = (1, 2, 3, 5, 8, 15, 16, 17, 32)
+MOST = 64
 
 
 class Matrix(Protocol):
@@ -55,6 +55,11 @@ class KernelLinear(torch.nn.Module):
         return product if self.bias is None else product + self.bias
 
     @property
+    def pads(self) -> bool:
+        """Whether a lone row is multiplied as two equal ones."""
+        return self._packed.pads
+
+    @property
     def nbytes(self) -> int:
         """Bytes of weights and bias."""
         return self._packed.nbytes + (self.bias.nbytes if self.bias is not None else 0)
@@ -86,10 +91,10 @@ def rows_are_independent(
 ) -> bool:
     """Whether a row of ``linear`` has the same bits at every tested number of rows and place."""
     source = torch.Generator().manual_seed(inputs)
-    rows = torch.randn((_MOST, inputs), generator=source).to(device=device, dtype=dtype)
+    rows = torch.randn((MOST, inputs), generator=source).to(device=device, dtype=dtype)
     together = linear(rows)
     return all(
         torch.equal(linear(rows[at : at + count]), together[at : at + count])
-        for count in _COUNTS
-        for at in (0, _MOST - count)
+        for count in COUNTS
+        for at in (0, MOST - count)
     )

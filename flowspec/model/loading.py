@@ -12,6 +12,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from flowspec.errors import ModelError
 from flowspec.model.directory import ModelDirectory
 from flowspec.model.experts import WEIGHTS, Experts, is_experts, make_routers_exact
+from flowspec.model.joined import JoinedPart, Stack, groups_among, joinable
 from flowspec.model.linear import KernelLinear, load_linear
 from flowspec.model.placing import Placing
 from flowspec.model.quantise import Weight, quantise
@@ -33,7 +34,10 @@ _RENAMED = (".mlp.", ".block_sparse_moe.")
 
 
 class Loader:
-    """Replaces every tensor and linear layer of ``block``, which holds ``layers``."""
+    """Replaces every tensor and linear layer of ``block``, which holds ``layers``.
+
+    ``join``: linear layers over the same rows become one product where that is exact (``joined``).
+    """
 
     def __init__(
         self,
@@ -41,8 +45,11 @@ class Loader:
         directory: ModelDirectory,
         layers: range,
         placing: Placing,
+        *,
+        join: bool = False,
     ) -> None:
         self._block = block
+        self._join = join
         self._directory = directory
         self._layers = layers
         self._placing = placing
@@ -54,14 +61,18 @@ class Loader:
         for name, module in list(block.named_modules()):
             if is_experts(module):
                 self._replace(name, self._experts(name, module))
-        linears = [
-            (name, module)
+        linears = {
+            name: module
             for name, module in block.named_modules()
             if isinstance(module, torch.nn.Linear)
-        ]
+        }
+        groups = self._groups(linears)
         # The larger a matrix, the more memory its packing takes: it comes while little is held.
-        for name, module in sorted(linears, key=lambda pair: -pair[1].weight.numel()):
-            self._replace(name, self._linear(name, module))
+        for group in sorted(groups, key=lambda names: -_weights([linears[name] for name in names])):
+            if len(group) == 1:
+                self._replace(group[0], self._linear(group[0], linears[group[0]]))
+            else:
+                self._replace_joined({name: linears[name] for name in group})
         for name, parameter in list(block.named_parameters()):
             if parameter.is_meta:
                 value = self._tensor(name, tuple(parameter.shape))
@@ -98,6 +109,42 @@ class Loader:
         if module.bias is not None:
             linear.bias = self._tensor(f"{name}.bias", (shape[0],)).to(rows)
         return linear
+
+    def _groups(self, linears: dict[str, torch.nn.Linear]) -> list[tuple[str, ...]]:
+        """Names of layers that become one product; most are alone."""
+        placing = self._placing
+        joined = []
+        for group in groups_among(linears) if self._join else ():
+            members = [linears[name] for name in group]
+            shapes = [(member.out_features, member.in_features) for member in members]
+            alike = len({member.bias is None for member in members}) == 1
+            if alike and joinable(shapes, placing.precision, placing.rows, placing.device):
+                joined.append(group)
+        taken = {name for group in joined for name in group}
+        return [*joined, *((name,) for name in linears if name not in taken)]
+
+    def _replace_joined(self, group: dict[str, torch.nn.Linear]) -> None:
+        """Replace the layers of ``group`` by parts of one product."""
+        placing = self._placing
+        weights = []
+        for name, module in group.items():
+            stored = self._stored_name(f"{name}.weight")
+            weight = StoredWeight(self._directory, stored)
+            _check(stored, weight.shape, (module.out_features, module.in_features))
+            weights.append(weight)
+        whole = load_linear(Stack(weights), placing.precision, placing.rows, placing.device)
+        biases = [
+            self._tensor(f"{name}.bias", (module.out_features,))
+            for name, module in group.items()
+            if module.bias is not None
+        ]
+        if biases:
+            whole.bias = torch.cat(biases)
+        begin = 0
+        for name, module in group.items():
+            end = begin + module.out_features
+            self._replace(name, JoinedPart(whole, begin, end))
+            begin = end
 
     def _experts(self, name: str, module: Any) -> Experts:
         """One expert after the other, so that a single one exists twice at a time."""
@@ -141,6 +188,10 @@ class Loader:
             number, _, rest = stored.removeprefix("model.layers.").partition(".")
             stored = f"model.layers.{int(number) + self._layers.start}.{rest}"
         return stored.replace(*_RENAMED) if self._renamed else stored
+
+
+def _weights(linears: list[torch.nn.Linear]) -> int:
+    return sum(linear.weight.numel() for linear in linears)
 
 
 class _ExpertWeight:

@@ -46,7 +46,8 @@ def pack(
         give_back()
     if len(pieces) == 1:
         return pieces[0]
-    return Packed(_joined([part.multiply for part in pieces]), sum(part.nbytes for part in pieces))
+    multiply = _joined([part.multiply for part in pieces])
+    return Packed(multiply, sum(part.nbytes for part in pieces), pads=pieces[0].pads)
 
 
 def give_back() -> None:

@@ -68,9 +68,10 @@ TIMED = (
     ("flowspec.model.eagle", "full_mask", "mask"),
     ("flowspec.model.lean", "LeanLayers.run", "layers"),
     ("flowspec.model.eagle", "EagleHead.forward", "layers"),
+    ("flowspec.model.kv", "TreeCache.slots", "KV rows"),
     ("flowspec.model.kv", "TreeCacheLayer.update", "KV rows"),
     ("flowspec.model.linear", "KernelLinear.multiply", "linears"),
-    ("flowspec.model.lean", "exact_attention", "attention"),
+    ("flowspec.model.lean", "attend", "attention"),
     ("flowspec.model.drafter", "propose", "proposals"),
     ("flowspec.model.eagle", "propose", "proposals"),
 )

@@ -73,8 +73,8 @@ def test_neither_does_attention_in_two_levels(family: Family) -> None:
 def test_a_path_that_is_not_equal_is_not_taken(
     family: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def wrong(rows: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        return rows * turn[0]
+    def wrong(rows: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
+        return rows * turn[:, 0]
 
     monkeypatch.setattr(lean, "turned", wrong)
     assert block_of(family("llama")).lean is None

@@ -184,7 +184,7 @@ def test_one_softmax_over_both_parts(
     mask[..., tree - rows :] |= torch.eye(rows, dtype=torch.bool)
     layer = torch.nn.Module()
     layer.layer_idx = 1  # type: ignore[assignment]
-    bias = bias_of(mask[0, 0], heads // key_heads, torch.device("cpu"))
+    bias = bias_of(mask[0, 0].numpy(), heads // key_heads, torch.device("cpu"))
     output, _ = two_level_attention(layer, query, keys, values, bias, scaling=0.3, two_level=cache)
     past = cache.model[1, :, :, :, :context]
     rows_of_all = torch.cat((past, torch.stack((keys, values))), dim=3).repeat_interleave(

@@ -16,10 +16,14 @@ Multiply = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Weights as a kernel keeps them: ``multiply`` applies them, ``nbytes`` is what they take."""
+    """Weights as a kernel keeps them: ``multiply`` applies them, ``nbytes`` is what they take.
+
+    ``pads``: a lone row is repeated (``padded``).
+    """
 
     multiply: Multiply
     nbytes: int
+    pads: bool = False
 
 
 class Kernel(Protocol):

@@ -67,7 +67,7 @@ class OneDnn:
             )
             return product
 
-        return Packed(padded(multiply), values.nbytes)
+        return Packed(padded(multiply), values.nbytes, pads=True)
 
 
 class Fbgemm:
