@@ -107,7 +107,7 @@ class LayerBlock(torch.nn.Module):
         self.head = found.head
         self._heads = int(self.config.num_attention_heads)
         self._key_heads = _key_heads(self.config)
-        short = self.short_path and has_short_path(self)
+        short = self.short_path and has_short_path(self.body, self.device)
         Loader(self, directory, layers, self.placing, join=short).load()
         self.eval()
         self.lean: LeanLayers | None = None

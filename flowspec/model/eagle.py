@@ -24,14 +24,18 @@ from flowspec.core.protocol.work import Draft, DraftDone, Part
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import StateError
+from flowspec.model import lean
 from flowspec.model.arrays import to_tensor
+from flowspec.model.attention import EXACT, EXACT_DEVICES, bias_of
 from flowspec.model.base import RowArray
 from flowspec.model.directory import ModelDirectory
 from flowspec.model.draft_vocabulary import DraftVocabulary
 from flowspec.model.drafter import propose
 from flowspec.model.drafter_weights import checked_entry, read_checked
 from flowspec.model.head_layout import check_head
+from flowspec.model.joined import Stack, grouped, parts_of
 from flowspec.model.kv import TreeCache
+from flowspec.model.lean import LeanLayers
 from flowspec.model.linear import KernelLinear, load_linear
 from flowspec.model.masks import full_mask
 from flowspec.model.placing import Placing
@@ -48,7 +52,7 @@ class EagleHead(torch.nn.Module):
     """``fc`` and the decoder layers, without the target's embedding and LM head.
 
     ``input_norm``: the first layer has an input norm (the authors' heads have none). ``bias``:
-    ``fc`` has a bias.
+    ``fc`` has a bias. ``lean``: the short path through its layers, if a drafter has one.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class EagleHead(torch.nn.Module):
         self.body: Any = LlamaModel(config)
         self.body.embed_tokens = torch.nn.Identity()
         self.body.norm = torch.nn.Identity()
+        self.lean: LeanLayers | None = None
         if not input_norm:
             self.body.layers[0].input_layernorm = torch.nn.Identity()
 
@@ -77,8 +82,14 @@ class EagleHead(torch.nn.Module):
         ``mask`` is boolean ``[1, 1, rows, slots]``, ``positions`` is ``[1, rows]``. The rows' keys
         and values are appended to ``cache``, a ``transformers`` cache.
         """
+        entering = self.fc(torch.cat((embedded, features), dim=-1))
+        if self.config._attn_implementation == EXACT:
+            shared = self.config.num_attention_heads // self.config.num_key_value_heads
+            mask = bias_of(mask[0, 0].numpy(), shared, mask.device)
+        if self.lean is not None:
+            return self.lean.run(entering[0], positions[0].tolist(), mask, cache).unsqueeze(0)
         output = self.body(
-            inputs_embeds=self.fc(torch.cat((embedded, features), dim=-1)),
+            inputs_embeds=entering,
             attention_mask=mask,
             position_ids=positions,
             past_key_values=cache,
@@ -320,7 +331,8 @@ def read_head(
     config = LlamaConfig.from_dict(
         {**directory.config, "attention_bias": "layers.0.self_attn.q_proj.bias" in names}
     )
-    config._attn_implementation = "sdpa"
+    exact = placing is not None and where.device.type in EXACT_DEVICES
+    config._attn_implementation = EXACT if exact else "sdpa"
     with torch.device("meta"):
         head = EagleHead(config, bias=_FC_BIAS in names, input_norm=_FIRST_NORM in names)
     head.body.rotary_emb = type(head.body.rotary_emb)(config).to(where.device)
@@ -335,26 +347,66 @@ def read_head(
                 read_checked(directory, stored, tuple(parameter.shape), where), requires_grad=False
             )
         setattr(head.get_submodule(module), leaf, value)
-    return head.eval()
+    head.eval()
+    if exact and lean.has_short_path(head.body, where.device):
+        head.lean = _short_path(head, where)
+    return head
+
+
+@torch.inference_mode()
+def _short_path(head: EagleHead, placing: Placing) -> LeanLayers | None:
+    """The short path through the head's layers; None: it does not give the library's bits."""
+    source = torch.Generator().manual_seed(head.config.hidden_size)
+    short = LeanLayers(head.body)
+    counts = lean.TESTED
+    found: list[list[torch.Tensor]] = []
+    given = [
+        torch.randn((2, 1, count, head.config.hidden_size), generator=source).to(placing.rows)
+        for count in counts
+    ]
+    for path in (None, short):
+        head.lean = path
+        cache = head.new_cache(sum(counts), placing.rows, placing.device)
+        rows = []
+        begin = 0
+        for count, (embedded, features) in zip(counts, given, strict=True):
+            cache.carry_out(None, begin)
+            mask = torch.ones((count, begin + count), dtype=torch.bool).tril(begin)
+            places = torch.arange(begin, begin + count).unsqueeze(0)
+            rows.append(head(embedded, features, mask[None, None], places, cache))
+            begin += count
+        found.append([*rows, cache.storage])
+    head.lean = None
+    return short if all(map(torch.equal, *found)) else None
 
 
 def _place_linears(head: EagleHead, directory: ModelDirectory, placing: Placing) -> None:
     """Replace the head's linear layers by kernels', with their biases where they are stored."""
-    found = [
-        (name, module)
-        for name, module in head.named_modules()
-        if isinstance(module, torch.nn.Linear)
-    ]
-    for name, module in found:
-        stored = name.removeprefix("body.")
-        shape = (module.out_features, module.in_features)
-        checked_entry(directory, f"{stored}.weight", shape)
-        weight = StoredWeight(directory, f"{stored}.weight")
-        linear = load_linear(weight, placing.precision, placing.rows, placing.device)
-        bias = f"{stored}.bias"
-        if module.bias is not None and (
-            bias in directory.weight_files or not bias.endswith(_OUTPUT_BIAS)
-        ):
-            linear.bias = read_checked(directory, bias, (shape[0],), placing)
-        owner, _, leaf = name.rpartition(".")
-        setattr(head.get_submodule(owner), leaf, linear)
+    linears = {
+        name: module for name, module in head.named_modules() if isinstance(module, torch.nn.Linear)
+    }
+    groups: list[tuple[str, ...]] = [(name,) for name in linears]
+    if lean.has_short_path(head.body, placing.device):
+        groups = grouped(linears, placing.precision, placing.rows, placing.device)
+    for group in groups:
+        weights = []
+        biases = []
+        for name in group:
+            module = linears[name]
+            stored = name.removeprefix("body.")
+            checked_entry(directory, f"{stored}.weight", (module.out_features, module.in_features))
+            weights.append(StoredWeight(directory, f"{stored}.weight"))
+            bias = f"{stored}.bias"
+            if module.bias is not None and (
+                bias in directory.weight_files or not bias.endswith(_OUTPUT_BIAS)
+            ):
+                biases.append(read_checked(directory, bias, (module.out_features,), placing))
+        whole = load_linear(Stack(weights), placing.precision, placing.rows, placing.device)
+        if biases:
+            whole.bias = torch.cat(biases)
+        members = [whole]
+        if len(group) > 1:
+            members = parts_of(whole, [linears[name].out_features for name in group])
+        for name, member in zip(group, members, strict=True):
+            owner, _, leaf = name.rpartition(".")
+            setattr(head.get_submodule(owner), leaf, member)

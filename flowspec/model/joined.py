@@ -7,8 +7,9 @@ columns have the same bits as those of separate products, which is tried at star
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import accumulate
 
 import torch
 
@@ -78,6 +79,30 @@ def groups_among(names: Iterable[str]) -> list[tuple[str, ...]]:
     owners = sorted({name.rpartition(".")[0] for name in known})
     found = [tuple(f"{owner}.{leaf}" for leaf in group) for owner in owners for group in GROUPS]
     return [group for group in found if known.issuperset(group)]
+
+
+def grouped(
+    linears: Mapping[str, torch.nn.Linear],
+    precision: str,
+    rows: torch.dtype,
+    device: torch.device,
+) -> list[tuple[str, ...]]:
+    """Names of ``linears``, those together that are to be one product; most are alone."""
+    joined = []
+    for group in groups_among(linears):
+        members = [linears[name] for name in group]
+        shapes = [(member.out_features, member.in_features) for member in members]
+        alike = len({member.bias is None for member in members}) == 1
+        if alike and joinable(shapes, precision, rows, device):
+            joined.append(group)
+    taken = {name for group in joined for name in group}
+    return [*joined, *((name,) for name in linears if name not in taken)]
+
+
+def parts_of(whole: KernelLinear, heights: Sequence[int]) -> list[JoinedPart]:
+    """The layers of a group with so many outputs, in its order."""
+    ends = list(accumulate(heights))
+    return [JoinedPart(whole, *columns) for columns in zip([0, *ends[:-1]], ends, strict=True)]
 
 
 def joinable(

@@ -32,8 +32,10 @@ LAYERS = frozenset(
     {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"}
 )
 #: Rows of the passes that are compared at start: a prompt, a lone row, a tree.
-_TESTED = (5, 1, 16)
+TESTED = (5, 1, 16)
 _SEED = 9
+#: Kinds of rotary embeddings whose angles depend on the longest position of a pass.
+_CHANGING = ("dynamic", "longrope")
 #: Least positions for which cosines and sines are computed at once.
 _LEAST_TURNS = 256
 
@@ -293,12 +295,13 @@ def head_of(head: Any, row_type: torch.dtype) -> Rows | None:
     return product if equal else None
 
 
-def has_short_path(block: Any) -> bool:
-    """Whether ``block``, a ``LayerBlock``, is of those whose layers can be run by the short one."""
-    config = block.config
-    kinds = {type(layer).__name__ for layer in block.body.layers}
-    plain = config._attn_implementation == EXACT and block.device.type in EXACT_DEVICES
-    plain_layers = bool(kinds) and kinds <= LAYERS
+def has_short_path(body: Any, device: torch.device) -> bool:
+    """Whether the layers of ``body``, a decoder of the library's, can be run by the short path."""
+    config = body.config
+    kinds = {type(layer).__name__ for layer in body.layers}
+    plain = config._attn_implementation == EXACT and device.type in EXACT_DEVICES
+    turning = getattr(body.rotary_emb, "rope_type", None) not in _CHANGING
+    plain_layers = bool(kinds) and kinds <= LAYERS and turning
     return wanted() == LEAN and plain_layers and plain and not _windowed(config)
 
 
@@ -328,10 +331,10 @@ def _windowed(config: Any) -> bool:
 def _equal(block: Any, lean: LeanLayers) -> bool:
     """Whether both paths give the same rows, and keep the same, over passes of several sizes."""
     source = torch.Generator().manual_seed(_SEED)
-    capacity = sum(_TESTED)
+    capacity = sum(TESTED)
     caches = (block.new_cache(capacity), block.new_cache(capacity))
     begin = 0
-    for count in _TESTED:
+    for count in TESTED:
         rows = torch.randn((count, block.config.hidden_size), generator=source)
         ids = tuple(range(begin, begin + count))
         parents = tuple(node - 1 for node in ids)

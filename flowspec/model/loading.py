@@ -12,7 +12,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from flowspec.errors import ModelError
 from flowspec.model.directory import ModelDirectory
 from flowspec.model.experts import WEIGHTS, Experts, is_experts, make_routers_exact
-from flowspec.model.joined import JoinedPart, Stack, groups_among, joinable
+from flowspec.model.joined import Stack, grouped, parts_of
 from flowspec.model.linear import KernelLinear, load_linear
 from flowspec.model.placing import Placing
 from flowspec.model.quantise import Weight, quantise
@@ -66,7 +66,10 @@ class Loader:
             for name, module in block.named_modules()
             if isinstance(module, torch.nn.Linear)
         }
-        groups = self._groups(linears)
+        placing = self._placing
+        groups: list[tuple[str, ...]] = [(name,) for name in linears]
+        if self._join:
+            groups = grouped(linears, placing.precision, placing.rows, placing.device)
         # The larger a matrix, the more memory its packing takes: it comes while little is held.
         for group in sorted(groups, key=lambda names: -_weights([linears[name] for name in names])):
             if len(group) == 1:
@@ -110,19 +113,6 @@ class Loader:
             linear.bias = self._tensor(f"{name}.bias", (shape[0],)).to(rows)
         return linear
 
-    def _groups(self, linears: dict[str, torch.nn.Linear]) -> list[tuple[str, ...]]:
-        """Names of layers that become one product; most are alone."""
-        placing = self._placing
-        joined = []
-        for group in groups_among(linears) if self._join else ():
-            members = [linears[name] for name in group]
-            shapes = [(member.out_features, member.in_features) for member in members]
-            alike = len({member.bias is None for member in members}) == 1
-            if alike and joinable(shapes, placing.precision, placing.rows, placing.device):
-                joined.append(group)
-        taken = {name for group in joined for name in group}
-        return [*joined, *((name,) for name in linears if name not in taken)]
-
     def _replace_joined(self, group: dict[str, torch.nn.Linear]) -> None:
         """Replace the layers of ``group`` by parts of one product."""
         placing = self._placing
@@ -140,11 +130,9 @@ class Loader:
         ]
         if biases:
             whole.bias = torch.cat(biases)
-        begin = 0
-        for name, module in group.items():
-            end = begin + module.out_features
-            self._replace(name, JoinedPart(whole, begin, end))
-            begin = end
+        parts = parts_of(whole, [module.out_features for module in group.values()])
+        for name, part in zip(group, parts, strict=True):
+            self._replace(name, part)
 
     def _experts(self, name: str, module: Any) -> Experts:
         """One expert after the other, so that a single one exists twice at a time."""

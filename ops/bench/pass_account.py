@@ -67,7 +67,7 @@ TIMED = (
     ("flowspec.model.block", "LayerBlock._mask", "mask"),
     ("flowspec.model.eagle", "full_mask", "mask"),
     ("flowspec.model.lean", "LeanLayers.run", "layers"),
-    ("flowspec.model.eagle", "EagleHead.forward", "layers"),
+    ("flowspec.model.eagle", "EagleHead.forward", INPUTS),
     ("flowspec.model.kv", "TreeCache.slots", "KV rows"),
     ("flowspec.model.kv", "TreeCacheLayer.update", "KV rows"),
     ("flowspec.model.linear", "KernelLinear.multiply", "linears"),

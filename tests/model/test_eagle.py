@@ -20,8 +20,10 @@ from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.sim import Simulation
 from flowspec.errors import ModelError, StateError
+from flowspec.model import lean
 from flowspec.model.directory import ModelDirectory, layer_ranges, open_directory
-from flowspec.model.eagle import EagleHead, load_head
+from flowspec.model.eagle import EagleHead, load_head, read_head
+from flowspec.model.placing import Placing
 from flowspec.model.reference import Reference
 from flowspec.model.sources import check_sources, target_needs
 from flowspec.model.stage import load_stage
@@ -137,6 +139,44 @@ def test_true_features_give_the_plain_causal_pass(
     bench.learn(*range(12))
     bench.check(range(7), ())
     bench.check(range(7, 11), [11])
+
+
+@torch.inference_mode()
+def predictions(head: EagleHead, rows: torch.dtype) -> list[torch.Tensor]:
+    """Features of a prompt, a lone row and a level of siblings below it, and the kept rows."""
+    source = torch.Generator().manual_seed(5)
+    cache = head.new_cache(16, rows)
+    cache.storage.zero_()
+    found = []
+    begin = 0
+    for count in (6, 1, 5):
+        given = torch.randn((2, 1, count, HIDDEN), generator=source).to(rows)
+        mask = torch.zeros((count, begin + count), dtype=torch.bool)
+        mask[:, : begin + 1] = True
+        mask[:, begin:] |= torch.eye(count, dtype=torch.bool)
+        cache.carry_out(None, begin)
+        positions = torch.full((1, count), begin)
+        found.append(head(*given, mask[None, None], positions, cache))
+        begin += count
+    return [*found, cache.storage]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "nf4"])
+def test_the_short_path_gives_the_librarys_bits(
+    family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str, dtype: str
+) -> None:
+    directory = save_head(tmp_path / "head", **LAYOUTS[layout])  # type: ignore[arg-type]
+    placing = Placing(dtype)
+    head = read_head(directory, family("llama"), placing)
+    assert head.lean is not None
+    found = predictions(head, placing.rows)
+    head.lean = None
+    monkeypatch.setenv(lean.VARIABLE, "library")
+    separate = read_head(directory, family("llama"), placing)
+    assert separate.lean is None
+    for other in (head, separate):
+        assert all(map(torch.equal, found, predictions(other, placing.rows)))
 
 
 @pytest.mark.parametrize("length", [1, 2, 3])

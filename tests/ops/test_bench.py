@@ -106,7 +106,7 @@ def test_the_account_of_a_pass_has_a_row_per_part_and_adds_up(tmp_path: Path) ->
     for number, lines in enumerate(tables):
         found = {line[0]: [float(cell) for cell in line[1:-1]] for line in lines}
         parts = ("machine", "codec, write", "loop") if number < 2 else ("proposals",)
-        for part in (*parts, "mask", "layers", "KV rows", "linears", "measured"):
+        for part in (*parts, "mask", "layers", "KV rows", "linears", "attention", "measured"):
             assert min(found[part]) > 0, (number, part)
 
 
