@@ -18,6 +18,8 @@ from flowspec.core.run.sampling import Floats, Ids
 
 #: Tokens per block: as fast to reduce as larger ones, and fewer tokens are fetched in vain.
 BLOCK = 64
+#: Logits of which the masses are computed together, if a row is not more.
+_TOGETHER = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +32,9 @@ class Entries:
 
     def by_row(self, count: int) -> list[tuple[Ids, Floats]]:
         """Ids and logits of each of ``count`` rows."""
-        ends = np.searchsorted(self.rows, np.arange(1, count))
-        return list(zip(np.split(self.ids, ends), np.split(self.logits, ends), strict=True))
+        ends = np.searchsorted(self.rows, np.arange(1, count + 1)).tolist()
+        bounds = zip([0, *ends[:-1]], ends, strict=True)
+        return [(self.ids[begin:end], self.logits[begin:end]) for begin, end in bounds]
 
 
 class LogitRows:
@@ -54,11 +57,15 @@ class LogitRows:
 
     def row(self, row: int) -> npt.NDArray[np.floating[Any]]:
         """One whole row on the host, float32 or float64."""
-        values = self.logits[row].cpu()
+        whole: npt.NDArray[np.floating[Any]] = self._rows(row, row + 1)[0]
+        return whole
+
+    def _rows(self, begin: int, end: int) -> npt.NDArray[np.floating[Any]]:
+        values = self.logits[begin:end].cpu()
         if values.dtype != torch.float64:
             values = values.float()
-        whole: npt.NDArray[np.floating[Any]] = values.numpy()
-        return whole
+        rows: npt.NDArray[np.floating[Any]] = values.numpy()
+        return rows
 
     def take(self, rows: Ids, ids: Ids) -> Floats:
         """The logits of pairs of a row and a token id."""
@@ -116,9 +123,11 @@ class LogitRows:
         """``sum(exp(logit / temperature - peak / temperature))`` of each row, in float64."""
         if self.logits.device.type != "cpu":
             return self.masses_at_once(temperature)
-        # A row at a time stays in the processor's cache, and numpy's exp is the faster one.
-        work = np.empty(self.vocabulary)
-        return np.array([self._mass(row, temperature, work) for row in range(self.count)])
+        # Some rows at a time stay in the processor's cache, and numpy's exp is the faster one.
+        step = max(1, _TOGETHER // self.vocabulary)
+        work = np.empty((min(step, self.count), self.vocabulary))
+        begins = range(0, self.count, step)
+        return np.concatenate([self._masses(at, at + step, temperature, work) for at in begins])
 
     def masses_at_once(self, temperature: float) -> Floats:
         """``masses`` where the logits are."""
@@ -127,13 +136,17 @@ class LogitRows:
         sums: Floats = scores.exp_().sum(1).cpu().numpy()
         return sums
 
-    def _mass(self, row: int, temperature: float, work: Floats) -> float:
-        scores = self.row(row)
+    def _masses(self, begin: int, end: int, temperature: float, work: Floats) -> Floats:
+        """``masses`` of some rows; ``work`` has room for them."""
+        peaks = self.peaks[begin:end, None]
+        work = work[: len(peaks)]
+        scores = self._rows(begin, end)
         if temperature != 1:
             scores = np.divide(scores, temperature, out=work, dtype=np.float64)
-        np.subtract(scores, self.peaks[row] / temperature, out=work, dtype=np.float64)
+        np.subtract(scores, peaks / temperature, out=work, dtype=np.float64)
         np.exp(work, out=work)
-        return float(work.sum())
+        sums: Floats = work.sum(axis=1)
+        return sums
 
 
 def _on_host(logits: torch.Tensor) -> npt.NDArray[np.float32]:
