@@ -404,9 +404,9 @@ def _place_linears(head: EagleHead, directory: ModelDirectory, placing: Placing)
         whole = load_linear(Stack(weights), placing.precision, placing.rows, placing.device)
         if biases:
             whole.bias = torch.cat(biases)
-        members = [whole]
+        members: list[torch.nn.Module] = [whole]
         if len(group) > 1:
-            members = parts_of(whole, [linears[name].out_features for name in group])
+            members = [*parts_of(whole, [linears[name].out_features for name in group])]
         for name, member in zip(group, members, strict=True):
             owner, _, leaf = name.rpartition(".")
             setattr(head.get_submodule(owner), leaf, member)

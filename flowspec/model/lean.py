@@ -244,8 +244,13 @@ def products_of(*linears: Any) -> Callable[[torch.Tensor], Sequence[torch.Tensor
     first = linears[0]
     if isinstance(first, JoinedPart):
         whole = first.whole.multiply
-        widths = [linear.out_features for linear in linears]
-        return lambda rows: whole(rows).split(widths, dim=-1)
+        columns = [linear.columns for linear in linears]
+
+        def parts(rows: torch.Tensor) -> list[torch.Tensor]:
+            found = whole(rows)
+            return [found[:, part] for part in columns]
+
+        return parts
     products = [product_of(linear) for linear in linears]
     return lambda rows: [product(rows) for product in products]
 
