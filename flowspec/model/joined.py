@@ -64,13 +64,9 @@ class Stack:
             if first < end:
                 parts.append(matrix.read(range(first, end), precision))
             above += height
-        scales = [part.scales for part in parts if part.scales is not None]
-        return Weight(
-            PRECISIONS[precision],
-            (len(rows), self.shape[1]),
-            torch.cat([part.codes for part in parts]),
-            torch.cat(scales) if scales else None,
-        )
+        columns = zip(*(part.tensors for part in parts), strict=True)
+        shape = (len(rows), self.shape[1])
+        return Weight(PRECISIONS[precision], shape, *map(torch.cat, columns))
 
 
 def groups_among(names: Iterable[str]) -> list[tuple[str, ...]]:
@@ -151,9 +147,8 @@ def same_products(
     begin = 0
     for height in heights:
         end = begin + height
-        scales = None if weight.scales is None else weight.scales[begin:end].contiguous()
-        codes = weight.codes[begin:end].contiguous()
-        part = Weight(weight.precision, (height, inputs), codes, scales)
+        stored = [tensor[begin:end] for tensor in weight.tensors]
+        part = Weight(weight.precision, (height, inputs), *stored)
         parts.append(kernel.pack(part, rows, device))
         begin = end
     joined = kernel.pack(weight, rows, device)

@@ -9,8 +9,8 @@ random one with the layers of a 1.1 billion weights' Llama. Then a step of the p
 the executor alone. A pass is all that the worker does from the end of the one before: the prune,
 the segment, its rows. Median CPU milliseconds of the worker's thread over rounds, one torch thread;
 a part's time is without that of the parts inside it. The clocks of the parts run in every second
-round, and *measured* is of the rounds without them. *reading threads* is the CPU time of the
-process's other threads, beside the pass. Prints Markdown.
+round, and *measured* is of the rounds without them. *other threads* is the CPU
+time of the same process beside the pass. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ TIMED = (
 )
 #: Every part in the order of the tables, and what it is.
 PARTS = {
-    "read, codec": "taking what the reading threads found, decoding messages and rows, trims",
+    "read, codec": "reading streams, decoding messages and rows, trims",
     "machine": "the role's machine",
     "places, KV moves": "places of the rows, moves after a prune",
     "mask": "from parent links, and as attention takes it",
@@ -260,7 +260,7 @@ def table(found: Mapping[int, Account]) -> list[str]:
     lines.append(line("measured", [one.whole for one in accounts], "without the parts' clocks"))
     beside = [one.beside for one in accounts]
     if LOOP in accounts[0].parts:
-        lines.append(line("reading threads", beside, "of the same process, beside the pass"))
+        lines.append(line("other threads", beside, "of the same process, beside the pass"))
     return lines
 
 
