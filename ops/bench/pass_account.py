@@ -9,8 +9,8 @@ random one with the layers of a 1.1 billion weights' Llama. Then a step of the p
 the executor alone. A pass is all that the worker does from the end of the one before: the prune,
 the segment, its rows. Median CPU milliseconds of the worker's thread over rounds, one torch thread;
 a part's time is without that of the parts inside it. The clocks of the parts run in every second
-round, and *measured* is of the rounds without them. *other threads* is the CPU
-time of the same process beside the pass. Prints Markdown.
+round, and *measured* is of the rounds without them. *other threads* is the CPU time of the same
+process beside the pass. Prints Markdown.
 """
 
 from __future__ import annotations
