@@ -109,7 +109,8 @@ class EmulatedWorker(Worker):
         profile = emulation.profile
         links = DirectedLinks(lambda *_: profile.link.latency, self._occupied)
         self._departures = Departures(profile.way, link.address, links)
-        self._arrivals = Arrivals(link.address, links)
+        hop = profile.hop if emulation.free_software else 0.0
+        self._arrivals = Arrivals(link.address, links, hop)
         self._entering: list[_Entry] = []  # read, and not yet in their last links
         self._now = 0.0  # the host's nominal clock
         self._inbox: list[_Incoming] = []

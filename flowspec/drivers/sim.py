@@ -65,6 +65,7 @@ class Costs:
     ``work(node, work)``: to compute. ``link(source, target, envelope)``: to travel.
     ``occupy(source, to, envelope)``: how long a message for ``to`` occupies a directed link before
     it travels (its bytes over the bandwidth). ``way``: the links that a message takes.
+    ``hop``: charged to every message once, beside its links.
     ``exclusive``, only without a broker: a segment or an answer that takes time to travel occupies
     both its nodes for all of it, by PipeDec's transfer scheduler, and waits until both are free.
     """
@@ -74,6 +75,7 @@ class Costs:
     occupy: Callable[[Address, Address, Envelope], float] | None = None
     exclusive: bool = False
     way: Way = NO_BROKER
+    hop: float = 0.0
 
 
 def unit_costs(work: Work) -> float:
@@ -146,7 +148,7 @@ class Simulation:
                 machine,
                 executor,
                 Departures(costs.way, address, links),
-                Arrivals(address, links),
+                Arrivals(address, links, costs.hop),
             )
             for address, (machine, executor) in nodes.items()
         }
@@ -367,7 +369,7 @@ class Simulation:
             self._push(at, _MESSAGE, node, known.envelope)
 
     def _deliver(self, source: Address, to: Address, envelope: Envelope) -> None:
-        seconds = self._costs.link(source, to, envelope)
+        seconds = self._costs.link(source, to, envelope) + self._costs.hop
         if self._costs.occupy is not None and source != to:
             begin = self.now
             if self._links is None:  # else the transfer scheduler alone makes messages wait

@@ -37,14 +37,16 @@ class _Channel:
 class Arrivals:
     """Arrival times at ``node``, which charges the last link of every message that it gets.
 
+    ``hop``: seconds of software charged after it, within a box, too.
     A sender's messages of one run arrive in the order they were sent, the task graph's in the order
     of release: one that overtakes another, on a shorter way, is held until that one has arrived.
     The graph's order is that of the calls that release: a message released by a completion that is
     long on its way to the broker holds back those that are released after that call.
     """
 
-    def __init__(self, node: Address, links: DirectedLinks) -> None:
+    def __init__(self, node: Address, links: DirectedLinks, hop: float = 0.0) -> None:
         self._node = node
+        self._hop = hop
         self._links = links
         self._channels: defaultdict[tuple[RunKey, Address], _Channel] = defaultdict(
             lambda: _Channel(deque())
@@ -66,7 +68,8 @@ class Arrivals:
         """
         stamp = parcel.stamp
         leg = Leg(stamp.source, self._node)
-        parcel.arrives = self._links.arrival(leg, self._node, parcel.envelope, stamp.at)
+        at = self._links.arrival(leg, self._node, parcel.envelope, stamp.at)
+        parcel.arrives = at + self._hop
         channel = self._channel(parcel)
         known = []
         while channel.waiting:

@@ -98,9 +98,11 @@ class Profile:
     empty: all 1. ``even_split``: every stage has as many layers, whatever its speed. ``split``: the
     layers of each stage, as they are; empty: chosen here. ``blocks``: with a split, a pass through
     each stage's layers as a whole, instead of ``layer`` and ``speeds``; ``head`` is then that of
-    the last stage's device. ``way``: where the broker is, and which way rows go. ConfigError for
-    counts below 1, speeds that are not above 0, a split or blocks that do not match the rest, and a
-    broker on exclusive links.
+    the last stage's device. ``way``: where the broker is, and which way rows go. ``hop``: seconds
+    of software from when a message is sent until its receiver acts on it, beside its links; an
+    emulation that charges software as it runs has its own instead. ConfigError for counts below 1,
+    speeds that are not above 0, a split or blocks that do not match the rest, and a broker or a hop
+    on exclusive links.
     """
 
     name: str
@@ -121,6 +123,7 @@ class Profile:
     split: tuple[int, ...] = ()
     blocks: tuple[Times, ...] = ()
     way: Way = Way()
+    hop: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "value_bytes"):
@@ -147,6 +150,10 @@ class Profile:
             raise ConfigError(
                 f'links are exclusive and {self.way}; expected no broker (at = "none") on '
                 "exclusive links, which are those of a paper"
+            )
+        if not 0 <= self.hop < 1e3 or (self.hop and self.link.exclusive):
+            raise ConfigError(
+                f"hop is {self.hop} s; expected 0 to below 1000 s, and 0 on exclusive links"
             )
 
     def stage_layers(self, stage: int, stages: int) -> int:

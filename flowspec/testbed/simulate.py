@@ -52,6 +52,7 @@ def profile_costs(profile: Profile, stages: int, source: str, *, hidden: bool = 
         lambda _, target, envelope: profile.transfer_seconds(target, envelope, hidden=hidden),
         exclusive=profile.link.exclusive,
         way=profile.way,
+        hop=profile.hop,
     )
 
 

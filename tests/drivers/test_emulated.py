@@ -85,6 +85,7 @@ def costs(profile: Profile, stages: int) -> Costs:
         lambda source, target, _: 0.0 if source == target else profile.link.latency,
         lambda _, target, envelope: profile.transfer_seconds(target, envelope),
         way=profile.way,
+        hop=profile.hop,
     )
 
 
@@ -268,6 +269,20 @@ def test_free_software_gives_the_trace_of_the_simulation_on_every_way(
 ) -> None:
     """FlowSpec with both kinds of messages, and the two systems that the task graph orders."""
     assert_the_same_trace(strategy, 3, replace(PROFILE, way=way))
+
+
+@pytest.mark.parametrize("way", WAYS[:2], ids=lambda way: f"{way.at}, {way.rows}")
+@pytest.mark.parametrize("strategy", ["flowspec", "pipedec:width=8,children=4"])
+def test_a_profile_s_own_software_is_charged_as_in_the_simulation(strategy: str, way: Way) -> None:
+    assert_the_same_trace(strategy, 3, replace(PROFILE, way=way, hop=0.125 * MS))
+
+
+def test_software_that_is_charged_as_it_runs_replaces_the_profile_s() -> None:
+    profile = replace(PROFILE, hop=1.0)
+    run = first_whole(
+        lambda stretch: Emulated(emulation(2, profile, stretch=stretch)), "autoregressive"
+    )
+    assert run[0][-1][0] < 16.0, "a token has three hops"
 
 
 def assert_the_same_trace(strategy: str, stages: int, profile: Profile) -> None:

@@ -273,6 +273,13 @@ VALID = (
         ("mbit = 8", "mbit = 8\n[broker]\nrows = 3", "broker.rows is 3; expected straight"),
         ("mbit = 8", "mbit = 8\n[broker]\nat = 3", "a value of the wrong kind"),
         ("mbit = 8", 'mbit = 8\n[broker]\non = "s1"', "unknown entry 'on'; expected: at, rows"),
+        ("mbit = 8", "mbit = 8\n[software]\nhop_ms = -1", "hop is -0.001 s; expected 0 to below"),
+        ("mbit = 8", "mbit = 8\n[software]\nhops = 1", "unknown entry 'hops'; expected: hop_ms"),
+        (
+            "mbit = 8",
+            "mbit = 8\nexclusive = true\n[software]\nhop_ms = 1",
+            "hop is 0.001 s; expected 0 to below 1000 s, and 0 on exclusive links",
+        ),
         (
             "mbit = 8",
             'mbit = 8\nexclusive = true\n[broker]\nat = "own"',
@@ -320,6 +327,14 @@ def test_a_profile_says_where_its_broker_is_and_which_way_rows_go(
     path = tmp_path / "mine.toml"
     path.write_text(VALID + entries)
     assert load(str(path)).way == way
+
+
+def test_a_profile_says_what_the_software_of_a_hop_takes(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(VALID)
+    assert load(str(path)).hop == 0.0
+    path.write_text(f"{VALID}[software]\nhop_ms = 0.5\n")
+    assert load(str(path)).hop == 0.0005
 
 
 def test_packaged_profiles_have_the_broker_beside_the_draft_and_straight_rows() -> None:

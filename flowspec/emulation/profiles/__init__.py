@@ -16,12 +16,15 @@ _MEGABIT = 1e6 / 8
 _KEYS = {
     "": {
         *("base", "summary", "source", "stages", "speeds", "even_split"),
-        *("target", "drafters", "middles", "link", "broker", "anchors"),
+        *("target", "drafters", "middles", "link", "broker", "software", "anchors"),
     },
     "target": {"layers", "hidden", "value_bytes", "layer_ms", "head_ms"},
     "link": {"latency_ms", "mbit", "exclusive"},
     "broker": {"at", "rows"},
+    "software": {"hop_ms"},
 }
+#: Tables that a file may lack.
+_OPTIONAL = ("broker", "software")
 
 
 def names() -> list[str]:
@@ -72,7 +75,7 @@ def _table(path: Path) -> Mapping[str, Any]:
 
 def _profile(name: str, table: Mapping[str, Any]) -> Profile:
     for part, known in _KEYS.items():
-        given = table if not part else table.get(part, {}) if part == "broker" else table[part]
+        given = table if not part else table.get(part, {}) if part in _OPTIONAL else table[part]
         unknown = set(given) - known
         if unknown:
             raise ConfigError(
@@ -102,6 +105,7 @@ def _profile(name: str, table: Mapping[str, Any]) -> Profile:
         tuple(map(float, table.get("speeds", ()))),
         _switch("even_split", table.get("even_split", False)),
         way=_way(table.get("broker"), link),
+        hop=float(table.get("software", {}).get("hop_ms", 0.0)) / 1e3,
     )
 
 
