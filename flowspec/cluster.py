@@ -22,7 +22,7 @@ from flowspec.broker.server import PrivateBroker
 from flowspec.broker.ways import AUTO as AUTO_ROWS
 from flowspec.emulation.setup import Emulation
 from flowspec.errors import ClusterError
-from flowspec.forks import StartedProcess, start
+from flowspec.forks import StartedProcess, spawn, start
 from flowspec.model.directory import layer_ranges, local_path
 from flowspec.model.precision import AUTO, check_device, check_dtype
 from flowspec.model.sources import open_models
@@ -122,8 +122,9 @@ class Cluster:
     """The processes of ``setup``, on a private broker or the one at ``url``.
 
     ``urls``: by role (``verify-1``), the broker's URL for workers that need another one.
-    ``drafting``: module and first arguments of another program for the draft worker's role.
-    ``more``: further arguments, by role.
+    ``programs``: by role, module and first arguments of another program than the role's own.
+    ``more``: further arguments, by role. ``before``: what stands before a worker's command, by
+    role, like ``("nsenter", "--net=...")``; it must become the command, with the same process id.
     """
 
     def __init__(
@@ -132,13 +133,15 @@ class Cluster:
         *,
         url: str | None = None,
         urls: Mapping[str, str] | None = None,
-        drafting: Sequence[str] = ("workers.draft",),
+        programs: Mapping[str, Sequence[str]] | None = None,
         more: Mapping[str, Sequence[str]] | None = None,
+        before: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.setup = setup
         self._urls = urls or {}
         self._more = more or {}
-        self._drafting = drafting
+        self._before = before or {}
+        self._programs = programs or {}
         self._given_url = url
         self._broker: PrivateBroker | None = None
         self._processes: dict[str, StartedProcess] = {}
@@ -157,7 +160,7 @@ class Cluster:
             place = self._broker.directory if self._broker is not None else None
             self._logs = Path(tempfile.mkdtemp(prefix="flowspec-logs-", dir=place))
             self._spawn("scheduler", "workers.scheduler", *self.setup.arguments)
-            self._spawn("draft", *self._drafting)
+            self._spawn("draft", "workers.draft")
             for stage in range(1, self.setup.stages + 1):
                 self._spawn(f"verify-{stage}", "workers.verify", "--stage", str(stage))
             for model in range(1, len(self.setup.middles) + 1):
@@ -182,8 +185,15 @@ class Cluster:
             "FLOWSPEC_REDIS_URL": self._urls.get(role, self.url),
             "PYTHONUNBUFFERED": "1",
         }
-        given = (*arguments, *self._more.get(role, ()))
-        self._processes[role] = start(module, given, environment, self._logs / role)
+        first = self._programs.get(role, (module,))
+        given = (*first[1:], *arguments, *self._more.get(role, ()))
+        log = self._logs / role
+        before = self._before.get(role)
+        self._processes[role] = (
+            start(first[0], given, environment, log)
+            if before is None
+            else spawn(first[0], given, environment, log, before)
+        )
 
     def _wait_until_ready(self, progress: Progress) -> None:
         control = RedisControl(self.url, Keys())

@@ -76,12 +76,16 @@ def can_fork() -> bool:
 
 
 def spawn(
-    module: str, arguments: Sequence[str], environment: Mapping[str, str], log: Path
+    module: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    log: Path,
+    before: Sequence[str] = (),
 ) -> StartedProcess:
-    """As ``start``, by a new interpreter."""
+    """As ``start``, by a new interpreter; ``before`` stands before its command."""
     with log.open("wb") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            [*before, sys.executable, "-m", module, *arguments],
             env=dict(environment),
             stdin=subprocess.DEVNULL,
             stdout=output,

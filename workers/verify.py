@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from flowspec.broker.base import role_of
 from flowspec.core.protocol.addresses import stage_address
@@ -30,9 +30,27 @@ from workers._wiring import add_rows, wired
 ATTENTIONS = ("plain", "two-level")
 #: A prefix no tensor has: a stage without layers reads none.
 NO_WEIGHTS = "none"
+#: Gives the executor of a stage's layers, as ``_executor`` does.
+Load = Callable[
+    [
+        ModelDirectory,
+        range,
+        str,
+        tuple[str, str],
+        tuple[Taps | None, ModelDirectory | None],
+    ],
+    tuple[StageExecutor, Callable[[], float] | None],
+]
 
 
-def main() -> None:
+def main(
+    load: Load | None = None,
+    given_arguments: Sequence[str] | None = None,
+) -> None:
+    """Serve a stage with the executor of ``load``, by default the layers of the record's target.
+
+    The arguments are the process's by default.
+    """
     arguments = parser("verify")
     arguments.add_argument(
         "--stage", required=True, help="which block of the target's layers to serve, from 1"
@@ -53,7 +71,7 @@ def main() -> None:
     )
     add_placing(arguments)
     add_rows(arguments)
-    given = arguments.parse_args()
+    given = arguments.parse_args(given_arguments)
     process = Process(given.redis_url)
     control = process.control()
     record = process.pipeline_record(control)
@@ -73,7 +91,7 @@ def main() -> None:
             name, stage, layers, record, asked, lambda found: _needs(found, layers)
         )
         taps = Taps.read(record["taps"]) if "taps" in record else None
-        executor, model_seconds = _executor(
+        executor, model_seconds = (load or _executor)(
             target,
             layers,
             given.attention,

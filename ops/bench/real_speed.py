@@ -226,8 +226,8 @@ def take_ours(plan: SpeedPlan, taken: Timings, dtype: str, stages: int) -> None:
     with tempfile.TemporaryDirectory(prefix="flowspec-real-") as name:
         folder = Path(name)
         oracle = folder / "oracle.json"
-        drafting = ("ops.bench.oracle_draft", "--oracle", str(oracle))
-        with our_processes(setup, 0.0, folder, drafting) as running:
+        programs = {"draft": ("ops.bench.oracle_draft", "--oracle", str(oracle))}
+        with our_processes(setup, 0.0, folder, programs) as running:
             for latency in plan.latencies:
                 place = Linked(stages, latency)
                 if dtype == plan.small[0]:

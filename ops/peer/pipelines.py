@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -47,9 +47,12 @@ def our_pipeline(setup: Setup, latency: float, logs: Path) -> Iterator[Client]:
 
 @contextlib.contextmanager
 def our_processes(
-    setup: Setup, latency: float, logs: Path, drafting: Sequence[str] = ("workers.draft",)
+    setup: Setup,
+    latency: float,
+    logs: Path,
+    programs: Mapping[str, Sequence[str]] | None = None,
 ) -> Iterator[OurPipeline]:
-    """As ``our_pipeline``; ``drafting`` as in ``Cluster``.
+    """As ``our_pipeline``; ``programs`` as in ``Cluster``.
 
     Every link to a stage has a relay: from the broker, beside which the draft worker is, and into
     the stage's inbox. Rows from the last stage return through the broker, which is one link too.
@@ -70,7 +73,7 @@ def our_processes(
             for role, port, relay in zip(roles, inboxes, links.ports[setup.stages :], strict=True)
         }
         cluster = stack.enter_context(
-            Cluster(setup, url=broker.url, urls=spokes, drafting=drafting, more=flags)
+            Cluster(setup, url=broker.url, urls=spokes, programs=programs, more=flags)
         )
         client = stack.enter_context(Client(cluster.url))
         yield OurPipeline(client, links, {**cluster.pids, "broker": broker.pid})

@@ -82,9 +82,9 @@ def test_a_pass_takes_the_seconds_that_are_given(tmp_path: Path) -> None:
 
 def test_a_pipeline_drafts_by_the_oracle(tmp_path: Path) -> None:
     file = tmp_path / "oracle.json"
-    drafting = ("ops.bench.oracle_draft", "--oracle", str(file))
+    programs = {"draft": ("ops.bench.oracle_draft", "--oracle", str(file))}
     with (
-        Cluster(Setup("target", "ngram", 2), drafting=drafting) as cluster,
+        Cluster(Setup("target", "ngram", 2), programs=programs) as cluster,
         Client(cluster.url) as client,
     ):
 
