@@ -30,7 +30,7 @@ from workers._wiring import add_rows, wired
 ATTENTIONS = ("plain", "two-level")
 #: A prefix no tensor has: a stage without layers reads none.
 NO_WEIGHTS = "none"
-#: Gives the executor of a stage's layers, as ``_executor`` does.
+#: Gives the executor of a stage's layers, as ``load_layers`` does.
 Load = Callable[
     [
         ModelDirectory,
@@ -43,14 +43,28 @@ Load = Callable[
 ]
 
 
-def main(
-    load: Load | None = None,
-    given_arguments: Sequence[str] | None = None,
-) -> None:
-    """Serve a stage with the executor of ``load``, by default the layers of the record's target.
+def load_layers(
+    target: ModelDirectory,
+    layers: range,
+    attention: str,
+    wanted: tuple[str, str],
+    tapped: tuple[Taps | None, ModelDirectory | None],
+) -> tuple[StageExecutor, Callable[[], float] | None]:
+    """The executor of ``layers``, and its CPU seconds in the model so far; None: not measured.
 
-    The arguments are the process's by default.
+    ``wanted``: the names of its precision and its device. ``tapped``: as in ``load_stage``.
     """
+    if not layers:
+        return PassingStage(), None
+    from flowspec.model.placing import place
+    from flowspec.model.stage import load_stage
+
+    executor = load_stage(target, layers, attention, place(*wanted, target.config), *tapped)
+    return executor, lambda: executor.model_seconds
+
+
+def main(load: Load = load_layers, given_arguments: Sequence[str] | None = None) -> None:
+    """Serve a stage with the executor of ``load``; the arguments are the process's by default."""
     arguments = parser("verify")
     arguments.add_argument(
         "--stage", required=True, help="which block of the target's layers to serve, from 1"
@@ -91,7 +105,7 @@ def main(
             name, stage, layers, record, asked, lambda found: _needs(found, layers)
         )
         taps = Taps.read(record["taps"]) if "taps" in record else None
-        executor, model_seconds = (load or _executor)(
+        executor, model_seconds = load(
             target,
             layers,
             given.attention,
@@ -141,26 +155,6 @@ def _tapping(
     if taps is None or not layers or not taps.within(layers, last=layers.stop == target.layers):
         return None
     return open_tapping(taps, taps.drafter if name is None else name)
-
-
-def _executor(
-    target: ModelDirectory,
-    layers: range,
-    attention: str,
-    wanted: tuple[str, str],
-    tapped: tuple[Taps | None, ModelDirectory | None],
-) -> tuple[StageExecutor, Callable[[], float] | None]:
-    """The executor of ``layers``, and its CPU seconds in the model so far; None: not measured.
-
-    ``wanted``: the names of its precision and its device. ``tapped``: as in ``load_stage``.
-    """
-    if not layers:
-        return PassingStage(), None
-    from flowspec.model.placing import place
-    from flowspec.model.stage import load_stage
-
-    executor = load_stage(target, layers, attention, place(*wanted, target.config), *tapped)
-    return executor, lambda: executor.model_seconds
 
 
 if __name__ == "__main__":

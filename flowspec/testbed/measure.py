@@ -213,7 +213,7 @@ def _stage_times(
     seconds = medians(calls, plan.repeats)
     layer = {rows: seconds["layers", rows] / len(ranges[0]) for rows in plan.rows}
     head = {rows: seconds["head", rows] for rows in plan.rows}
-    return _rising(layer), _rising(head), seconds["last", fewest] * 1e3
+    return rising(layer), rising(head), seconds["last", fewest] * 1e3
 
 
 def _drafter_times(
@@ -234,10 +234,10 @@ def _drafter_times(
 
     seconds = medians({("draft", rows): draft(rows) for rows in plan.rows}, plan.repeats)
     drafter.release(MEASURED)
-    return _rising({rows: seconds["draft", rows] for rows in plan.rows})
+    return rising({rows: seconds["draft", rows] for rows in plan.rows})
 
 
-def _rising(seconds: Mapping[int, float]) -> Times:
+def rising(seconds: Mapping[int, float]) -> Times:
     """Times by rows; a time below that of fewer rows is noise and raised to it."""
     rows = sorted(seconds)
     return Times(

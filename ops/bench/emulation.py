@@ -157,7 +157,7 @@ def main() -> None:
         sys.exit(f"flowspec: {error}")
 
 
-def _prompts(count: int) -> list[str]:
+def prompts_in_turn(count: int) -> list[str]:
     """``count`` of the packaged prompts, of their kinds in turn."""
     every = chosen_prompts(PROMPTS, sys.maxsize)
     kinds = len(chosen_prompts(PROMPTS, 1))
@@ -178,7 +178,7 @@ def run(given: argparse.Namespace) -> None:
         build(strategy, 1)
         profile.check_source(source)
     target = open_directory(default_pair()[0])
-    prompts = _prompts(given.count)
+    prompts = prompts_in_turn(given.count)
     found = {
         float(t): texts(
             prompts, [Sampling(temperature=float(t), seed=1)], given.tokens, target, hidden=hidden
