@@ -5,8 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # A folder of .jsonl prompt files: make test-all PROMPTS=dir, make bench-ablation PROMPTS=dir
 PROMPTS ?=
-# Tests of brokers, workers and whole clusters; all others need no further process.
-LIVE := tests/broker tests/drivers tests/e2e tests/lua
+# Tests of brokers, workers, whole clusters and programs; all others need no further process.
+LIVE := tests/broker tests/cli tests/drivers tests/e2e tests/lua tests/ops
 # One's own pair: make demo TARGET=dir DRAFT=dir DTYPE=nf4
 TARGET ?=
 DRAFT ?=
