@@ -104,37 +104,27 @@ class HostsPlan:
         """Plain decoding first."""
         return (PLAIN, *self.strategies)
 
-    @property
-    def latencies(self) -> tuple[float, ...]:
-        """Those of the places, ms."""
-        return tuple(dict.fromkeys(place.latency for place in self.places))
-
-    @property
-    def ways(self) -> tuple[str, ...]:
-        """Those of the places."""
-        return tuple(dict.fromkeys(place.way for place in self.places))
-
 
 @dataclass(slots=True)
 class HostTimes:
-    """What was measured before the runs: by latency in ms, passes of every stage and a link's
-    seconds one way; by place the software of a hop; the drafters' passes.
+    """What was measured before the runs: the drafters' passes, and by place the passes of every
+    stage, a link's seconds one way, and those of a hop's software.
     """
 
     drafters: Mapping[str, Times]
-    passes: dict[float, list[StageTimes]] = field(default_factory=dict)
-    links: dict[float, float] = field(default_factory=dict)
+    passes: dict[Linkage, list[StageTimes]] = field(default_factory=dict)
+    links: dict[Linkage, float] = field(default_factory=dict)
     hops: dict[Linkage, float] = field(default_factory=dict)
 
     def given(self, place: Linkage) -> Given:
         """What a place's profile is made of."""
-        passes = sum(stage.whole.at(1) for stage in self.passes[place.latency])
-        return Given(self.links[place.latency], self.hops[place], passes)
+        passes = sum(stage.whole.at(1) for stage in self.passes[place])
+        return Given(self.links[place], self.hops[place], passes)
 
     def profile(self, place: Linkage, setup: Setup) -> Profile:
         """The cluster of ``place``, a pass with all its software."""
         target = open_directory(setup.target)
-        stages = self.passes[place.latency]
+        stages = self.passes[place]
         return Profile(
             "hosts",
             "the packaged pair on this machine",
@@ -145,7 +135,7 @@ class HostTimes:
             NOTHING,
             NOTHING,
             self.drafters,
-            LinkShape(self.links[place.latency], math.inf),
+            LinkShape(self.links[place], math.inf),
             (setup.stages,),
             split=tuple(len(block) for block in layer_ranges(target.layers, setup.stages)),
             blocks=tuple(stage.whole for stage in stages),
@@ -155,7 +145,7 @@ class HostTimes:
 
     def bare_profile(self, place: Linkage, setup: Setup) -> Profile:
         """The same with the model's part of a pass alone, and no software."""
-        stages = self.passes[place.latency]
+        stages = self.passes[place]
         blocks = tuple(stage.model for stage in stages)
         return replace(self.profile(place, setup), blocks=blocks, hop=0.0)
 
@@ -167,50 +157,45 @@ def tell(line: str) -> None:
 # ---- measuring the machine -----------------------------------------------------------------------
 
 
-def measured(plan: HostsPlan, hosts: Network, folder: Path) -> HostTimes:
-    """Everything that the profiles are made of."""
-    setup = plan.setup
-    drafts = measure(setup.target, setup.draft, MeasurementPlan(repeats=DRAFT_REPEATS)).drafters
-    machine = HostTimes(drafts)
-    with PacedStages(setup.target, setup.stages, max(PASS_ROWS)) as stages:
-        for latency in plan.latencies:
-            seconds = latency / 1e3
-            machine.passes[latency] = stages.measure(PASS_ROWS, seconds + HOP_PAUSE, plan.repeats)
-    for latency in plan.latencies:
-        machine.links[latency] = one_way(hosts, latency / 1e3, ROUND_TRIPS, folder)
-    tell("passes and links measured")
-    for way in plan.ways:
-        rows = replace(setup, rows=ROWS[way])
-        with resting(rows, hosts, plan.found[0].prompt, folder) as hop:
-            for place in (place for place in plan.places if place.way == way):
-                machine.hops[place] = hop(place.latency / 1e3)
-                software = machine.hops[place] * 1e3
-                tell(f"{way}, {place.latency:g} ms: a hop's software {software:.2f} ms")
-    return machine
+def measure_place(
+    plan: HostsPlan,
+    hosts: Network,
+    stages: PacedStages,
+    place: Linkage,
+    machine: HostTimes,
+    folder: Path,
+) -> None:
+    """Measure what the profile of ``place`` is made of, just before it is run."""
+    seconds = place.latency / 1e3
+    machine.links[place] = one_way(hosts, seconds, ROUND_TRIPS, folder)
+    hosts.set_latency(0.0)
+    rows = replace(plan.setup, rows=ROWS[place.way])
+    with resting(rows, hosts, plan.found[0].prompt, folder) as hop:
+        machine.hops[place] = hop(seconds)
+    machine.passes[place] = stages.measure(PASS_ROWS, seconds + HOP_PAUSE, plan.repeats)
+    software = machine.hops[place] * 1e3
+    tell(f"{place.way}, {place.latency:g} ms: a hop's software {software:.2f} ms")
 
 
 # ---- the three kinds of runs ---------------------------------------------------------------------
 
 
-def run_real(plan: HostsPlan, hosts: Network) -> dict[Linkage, Decoded]:
-    """Real decoding in every place. StateError for another text than the target's."""
-    taken: dict[Linkage, Decoded] = {}
-    for way in plan.ways:
-        hosts.set_latency(0.0)
-        with pipeline(replace(plan.setup, rows=ROWS[way]), hosts) as client:
-            for strategy in plan.every:
-                _job(client, plan.found[-1], strategy)
-            for place in (place for place in plan.places if place.way == way):
-                hosts.set_latency(place.latency / 1e3)
-                times = taken[place] = Decoded()
-                _decode_plainly(client, plan.found, times)
-                for strategy in plan.strategies:
-                    runs = [_job(client, text, strategy) for text in plan.found]
-                    seconds = sum(run["decode_seconds"] for run in runs)
-                    times.real[strategy] = seconds / sum(run["tokens"] - 1 for run in runs)
-                tell(f"{way}, {place.latency:g} ms: real plain {times.real[PLAIN] * 1e3:.2f} ms")
+def run_real(plan: HostsPlan, hosts: Network, place: Linkage) -> Decoded:
+    """Real decoding in ``place``. StateError for another text than the target's."""
+    # Before the pipeline starts: its workers decide by the latency how they read.
+    hosts.set_latency(place.latency / 1e3)
+    times = Decoded()
+    with pipeline(replace(plan.setup, rows=ROWS[place.way]), hosts) as client:
+        for strategy in plan.every:
+            _job(client, plan.found[-1], strategy)
+        _decode_plainly(client, plan.found, times)
+        for strategy in plan.strategies:
+            runs = [_job(client, text, strategy) for text in plan.found]
+            seconds = sum(run["decode_seconds"] for run in runs)
+            times.real[strategy] = seconds / sum(run["tokens"] - 1 for run in runs)
     hosts.set_latency(0.0)
-    return taken
+    tell(f"{place.way}, {place.latency:g} ms: real plain {times.real[PLAIN] * 1e3:.2f} ms")
+    return times
 
 
 def _decode_plainly(client: Client, found: Sequence[Text], times: Decoded) -> None:
@@ -273,6 +258,21 @@ def run_simulated(plan: HostsPlan, machine: HostTimes, place: Linkage, times: De
         times.simulated[strategy] = simulated(plan.found, strategy, profile, stages, SOURCE, known)
 
 
+def measured_and_run(
+    plan: HostsPlan, hosts: Network, folder: Path
+) -> tuple[HostTimes, dict[Linkage, Decoded]]:
+    """The machine's times and the real runs, place by place: both drift with the machine."""
+    setup = plan.setup
+    drafts = measure(setup.target, setup.draft, MeasurementPlan(repeats=DRAFT_REPEATS)).drafters
+    machine = HostTimes(drafts)
+    taken = {}
+    with PacedStages(setup.target, setup.stages, max(PASS_ROWS)) as stages:
+        for place in plan.places:
+            measure_place(plan, hosts, stages, place, machine, folder)
+            taken[place] = run_real(plan, hosts, place)
+    return machine, taken
+
+
 # ---- the page ------------------------------------------------------------------------------------
 
 
@@ -285,8 +285,7 @@ def report(given: argparse.Namespace) -> None:
         tempfile.TemporaryDirectory(prefix="flowspec-hosts-") as name,
         network(1 + plan.setup.stages, Path(name)) as hosts,
     ):
-        machine = measured(plan, hosts, Path(name))
-        taken = run_real(plan, hosts)
+        machine, taken = measured_and_run(plan, hosts, Path(name))
     for place, times in taken.items():
         run_emulated(plan, machine, place, times)
         run_simulated(plan, machine, place, times)

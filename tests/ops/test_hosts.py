@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -207,11 +208,11 @@ def machine() -> HostTimes:
     smaller = Times(((1, 0.003),))
     drafters = {SOURCE: Times(((1, 0.001),))}
     found = HostTimes(drafters)
-    for latency in (0.0, 5.0):
-        found.passes[latency] = [StageTimes(flat, smaller)] * 4
-        found.links[latency] = latency / 1e3
-        for way in (STRAIGHT, BROKER):
-            found.hops[Linkage(way, latency)] = 0.0005
+    for way, latency in product((STRAIGHT, BROKER), (0.0, 5.0)):
+        place = Linkage(way, latency)
+        found.passes[place] = [StageTimes(flat, smaller)] * 4
+        found.links[place] = latency / 1e3
+        found.hops[place] = 0.0005
     return found
 
 
