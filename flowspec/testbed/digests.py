@@ -17,7 +17,7 @@ from flowspec.emulation.way import Way
 _PROFILE_TEXT = ("name", "summary", "source", "anchors")
 #: Entries a profile may lack. They are left out where they have their default, so that a report
 #: can be compared with one of a version that has more of them.
-_OPTIONAL = ("speeds", "even_split", "split", "blocks")
+_OPTIONAL = ("speeds", "even_split", "split", "blocks", "hop")
 
 
 def digest(value: object) -> str:

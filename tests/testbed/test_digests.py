@@ -30,6 +30,7 @@ def test_entries_with_their_default_leave_a_profiles_digest_as_it_is() -> None:
         replace(profile, speeds=(1.0, 2.0)),
         replace(profile, even_split=True),
         replace(profile, split=(16, 16)),
+        replace(profile, hop=0.001),
         replace(profile, way=Way("own")),
         replace(profile, way=Way("draft", "broker")),
         replace(profile, way=NO_BROKER),
