@@ -20,9 +20,17 @@ from flowspec.broker.server import PrivateBroker
 from flowspec.client import Client
 from flowspec.cluster import Cluster, Setup
 from flowspec.drivers.lease import load_per_core
-from flowspec.errors import BrokerUnreachable, ClusterError, JobError, JobFailed, ModelError
+from flowspec.errors import (
+    BrokerUnreachable,
+    ClusterError,
+    ConfigError,
+    JobError,
+    JobFailed,
+    ModelError,
+)
 from flowspec.model.directory import default_pair
 from tests.e2e.conftest import Clusters, Run, heed_interrupts, left_in, surroundings, workers_of
+from workers._boot import stage_number
 
 PROMPT = "Describe how to open a text file in Python."
 
@@ -45,7 +53,13 @@ def said(done: subprocess.CompletedProcess[str]) -> str:
     return line
 
 
-@pytest.mark.parametrize("stage", ["0", "3", "-1", "two", ""])
+@pytest.mark.parametrize("stage", ["0", "3", "-1", "two", "", None, "²"])
+def test_a_stage_is_a_number_of_the_pipeline(stage: str | None) -> None:
+    with pytest.raises(ConfigError, match=r"is not in the pipeline; its stages are 1 to 2"):
+        stage_number(stage, 2)
+
+
+@pytest.mark.parametrize("stage", ["3", "two"])
 def test_a_stage_outside_the_pipeline_is_refused(clusters: Clusters, stage: str) -> None:
     line = said(worker("workers.verify", f"--stage={stage}", url=clusters(2).url))
     assert "is not in the pipeline; its stages are 1 to 2" in line

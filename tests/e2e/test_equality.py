@@ -112,7 +112,7 @@ def checker(reference: Reference) -> Checker:
     return Checker(reference)
 
 
-@pytest.mark.parametrize("stages", [1, 4, heavy(12)])
+@pytest.mark.parametrize("stages", [heavy(1), 4, heavy(12)])
 def test_a_prompt_of_each_kind(checker: Checker, clusters: Clusters, stages: int) -> None:
     with Client(clusters(stages).url) as client:
         for row in rows()[::4]:

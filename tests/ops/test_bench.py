@@ -94,6 +94,7 @@ def test_prompts_are_taken_from_their_sets_in_turn() -> None:
     assert taken == [("a", "0"), ("b", "0"), ("a", "1"), ("b", "1")]
 
 
+@pytest.mark.heavy
 def test_the_account_of_a_pass_has_a_row_per_part_and_adds_up(tmp_path: Path) -> None:
     shape = Shape(64, 96, layers=4, heads=4, key_heads=2, head_dim=16, vocabulary=4200, context=256)
     model = random_model(shape, tmp_path / "tiny")
@@ -110,6 +111,7 @@ def test_the_account_of_a_pass_has_a_row_per_part_and_adds_up(tmp_path: Path) ->
             assert min(found[part]) > 0, (number, part)
 
 
+@pytest.mark.heavy
 def test_simulation_speed_computes_no_pass_twice() -> None:
     words = (
         "--tokens",
@@ -127,6 +129,7 @@ def test_simulation_speed_computes_no_pass_twice() -> None:
     assert all(float(cell) > 0 for row in rows[2:] for cell in row[1:])
 
 
+@pytest.mark.heavy
 def test_ablation_checks_the_text_and_orders_the_strategies(tmp_path: Path) -> None:
     few = tmp_path / "few.jsonl"
     few.write_text("\n".join(PROMPTS.read_text().splitlines()[8:10]))
@@ -229,6 +232,7 @@ def test_real_workers_on_emulated_devices_take_the_simulators_time() -> None:
     assert all(0.99 <= float(row[6]) <= 1.01 for row in rows[2:]), rows
 
 
+@pytest.mark.heavy
 def test_the_spread_of_live_runs_has_a_row_per_strategy() -> None:
     words = ("--repeats", "2", "--tokens", "6", "--strategies", "autoregressive specpipe")
     head, _, *rows = printed("ops.bench.variance", *words)

@@ -13,6 +13,7 @@ from tests.model.block_drafters import save_block_drafter
 from tests.ops.test_bench import printed
 
 
+@pytest.mark.heavy
 def test_every_drafter_has_a_row_for_every_strategy(tmp_path: Path) -> None:
     target = open_directory("target")
     folder = save_block_drafter(

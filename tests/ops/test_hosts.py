@@ -189,6 +189,7 @@ def test_a_stage_that_ended_while_measured_is_one_error() -> None:
         stages.measure((1,), 0.0, 1)
 
 
+@pytest.mark.heavy
 def test_paced_passes_rest_before_each() -> None:
     rests: list[float] = []
     with PacedStages(default_pair()[0], 2, 4) as stages:

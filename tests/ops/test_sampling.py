@@ -23,9 +23,9 @@ def test_a_table_has_a_row_per_setting_and_the_share_of_the_pass(
     assert len(flat.splitlines()) == 2 + len(program.TARGETS)
 
 
-def test_shares_are_of_float32_logits() -> None:
+def test_shares_are_of_bfloat16_logits() -> None:
     text = table("x", {"greedy": [0.5, 0.02, 0.04]}, 0.4)
-    assert text.splitlines()[-1] == "| greedy | 500.0 | 20.0 | 40.0 | 400.0 | 5.0% |"
+    assert text.splitlines()[-1] == "| greedy | 500.0 | 20.0 | 40.0 | 400.0 | 10.0% |"
 
 
 def test_every_variant_gets_indices_of_its_own() -> None:

@@ -72,6 +72,7 @@ def test_a_row_of_the_table_has_every_figure() -> None:
     assert {line.count("|") for line in lines} == {lines[0].count("|")}
 
 
+@pytest.mark.heavy
 def test_the_program_measures_every_precision(
     small: ModelDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -68,6 +68,8 @@ COSTS = {
     "a slow link": priced(lambda rows: 1.0, 0.5),
     "a link slower than the stages": priced(lambda rows: 1.0, 2.0),
 }
+#: Those under which experience is compared in every run; the others with the heavy tests.
+EXPERIENCED = ("a second row costs four times", "a slow link")
 
 
 @dataclass
@@ -197,7 +199,13 @@ def test_a_second_job_is_not_slower_than_the_first(costs: str) -> None:
     assert second <= first
 
 
-@pytest.mark.parametrize("costs", COSTS)
+@pytest.mark.parametrize(
+    "costs",
+    [
+        costs if costs in EXPERIENCED else pytest.param(costs, marks=pytest.mark.heavy)
+        for costs in COSTS
+    ],
+)
 def test_a_job_with_experience_is_nearly_as_fast_as_with_the_best_given_rows(costs: str) -> None:
     """On the same prompts, against fixed widths."""
     seconds = {}
