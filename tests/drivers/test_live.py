@@ -71,6 +71,23 @@ def shorten_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flowspec.drivers.lease.load_per_core", lambda: 0.0)
 
 
+def test_an_idle_pipelines_first_token_waits_for_no_poll(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every step from the submission to the first token wakes the next one's process."""
+    poll = 2.0
+    monkeypatch.setattr("flowspec.drivers.scheduler.WATCH_SECONDS", poll)
+    monkeypatch.setattr("flowspec.drivers.live.IDLE_SECONDS", poll)
+    cluster = start(2)
+    for _ in range(4):
+        time.sleep(0.2)  # everyone waits
+        began = time.monotonic()
+        job = cluster.submit(JobSpec(prompt=PROMPT, max_new_tokens=4))
+        assert cluster.control.read_output(job, "0", poll)
+        assert time.monotonic() - began < poll / 2
+        cluster.wait(job)
+
+
 @pytest.mark.parametrize("stages", [1, 3])
 def test_every_strategy_gives_the_targets_text(start: Start, stages: int) -> None:
     cluster = start(stages)
