@@ -6,7 +6,7 @@
 -- KEYS[3]   output stream
 -- KEYS[4..] logs of all workers, in the pipeline's order (d0, s1, .., sN, m1, ..)
 -- ARGV[1]   epoch
--- ARGV[2]   cap, entries a log or the output may hold
+-- ARGV[2]   cap: entries of the run that may wait in a log, and entries of the output
 -- ARGV[3]   offset the caller expects: context length before the commit
 -- ARGV[4]   number of accepted rows, by which the offset advances
 -- ARGV[5]   output tokens before the commit
@@ -36,12 +36,12 @@ if offset > stored then return 2 end
 for stage = 1, stages do
     local last = tonumber(redis.call('HGET', run, 'q:d0:' .. (stage + 1)) or '0')
     if tonumber(ARGV[12 + stage]) <= last then return 2 end
-    if not has_room(logs[stage + 1], 1, cap) then return 4 end
+    if not has_room(run, stage + 1, cap) then return 4 end
 end
-if not has_room(out, 1, cap) then return 4 end
+if redis.call('XLEN', out) >= cap then return 4 end
 
 for stage = 1, stages do
-    append(logs[stage + 1], 'd0', ARGV[12 + stage], ARGV[10], stamp)
+    append(run, logs, stage + 1, 'd0', ARGV[12 + stage], ARGV[10], stamp)
     redis.call('HSET', run, 'q:d0:' .. (stage + 1), ARGV[12 + stage])
 end
 local entry = {'kind', 'tokens', 'offset', ARGV[5], 'ids', ARGV[7], 'text', ARGV[8]}

@@ -5,7 +5,7 @@
 -- KEYS[2]   run hash: sequence numbers and task graph
 -- KEYS[3..] logs of all workers, for messages and released tasks, in the pipeline's order (d0, s1, .., sN, m1, ..)
 -- ARGV[1]   epoch
--- ARGV[2]   cap, entries a log may hold
+-- ARGV[2]   cap: entries of the run that may wait in a log
 -- ARGV[3]   sender
 -- ARGV[4]   receiver's index in KEYS[3..], from 1; 0: no message, complete tasks only
 -- ARGV[5]   sequence number; 0 for a task. Numbers may be left out: those messages went straight.
@@ -37,12 +37,12 @@ if index > 0 then
     elseif redis.call('HEXISTS', run, 's:' .. task) == 1 then
         answer = 1
     end
-    if answer == 0 and not has_room(logs[index], 1, cap) then return 4 end
+    if answer == 0 and not has_room(run, index, cap) then return 4 end
 end
 
 if index > 0 and answer == 0 then
     if task == '' then
-        append(logs[index], sender, seq, envelope, stamp)
+        append(run, logs, index, sender, seq, envelope, stamp)
         redis.call('HSET', run, counter, seq)
     else
         graph_create(run, logs, task, after, index, envelope, stamp)

@@ -23,8 +23,11 @@ from flowspec.core.run.key import RunKey
 
 Rows = npt.NDArray[Any]
 
-#: Most entries of a process's log or of a job's output; a job that needs more fails.
+#: Most entries of a job that wait in a process's log, and most entries of its output; a job that
+#: needs more fails, and no other with it.
 LOG_CAP = 50_000
+#: Entries of a log that are read before they are removed.
+TRIM_ENTRIES = 64
 #: Most segments whose rows wait for one stage; a job that needs more fails.
 ROWS_CAP = 1_000
 #: Most steps recorded per process and run; a longer recording is cut off, and its replay reports
@@ -150,7 +153,7 @@ class Link(Protocol):
         ...
 
     def forget(self, run: RunKey) -> None:
-        """Note that the run has ended here, so that its part of the log may be trimmed."""
+        """Note that the run has ended here: what arrives of it from now on is dropped."""
         ...
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from flowspec.broker import codec
 from flowspec.broker.base import LOG_CAP, RETENTION_MS, CommitText, Op, PutRows, Record
@@ -49,6 +49,14 @@ class Commands:
                 return self._finish(op)
             case Record(run, line):
                 return self._call("record", [self._keys.recording(run)], [line, RETENTION_MS])
+
+    def trim(self, behind: str, read: Mapping[RunKey, int]) -> Command:
+        """Remove the entries of the worker's own log before ``behind``.
+
+        ``read``: of runs that had entries there, how many the worker has read so far.
+        """
+        named = [self._keys.log(self._address), *map(self._keys.run, read)]
+        return self._call("trim", named, [behind, self._index[self._address], *read.values()])
 
     def _run_keys(self, run: RunKey) -> list[str]:
         return [self._keys.job(run.job), self._keys.run(run), *self._logs]

@@ -88,6 +88,7 @@ class LiveLink:
             address,
             last_id(self._writes, keys.log(address)),
             last_id(self._writes, keys.rows(address)),
+            self._commands,
         )
         self._order = InOrder()
         self._takers: deque[Callable[[list[Any]], None]] = deque()  # of the answers to come

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from flowspec.broker import codec, entries
-from flowspec.broker.base import Rows
+from flowspec.broker.base import TRIM_ENTRIES, Rows
+from flowspec.broker.commands import Commands
 from flowspec.broker.keys import Keys
 from flowspec.broker.redis_client import Command
-from flowspec.core.protocol.addresses import Address
-from flowspec.core.protocol.messages import Envelope, Open, Submit
+from flowspec.core.protocol.addresses import SCHEDULER, Address
+from flowspec.core.protocol.messages import Envelope, Revoke
 from flowspec.core.protocol.stamps import Stamp
 from flowspec.core.run.ended import EndedRuns
 from flowspec.core.run.key import RunKey
@@ -19,18 +20,24 @@ from flowspec.errors import WireError
 class LogReader:
     """The reader of ``address``'s two streams, from the cursors ``log_at`` and ``rows_at`` on.
 
-    Malformed entries are skipped; a line on each goes into the caller's ``refused``.
+    Malformed entries are skipped; a line on each goes into the caller's ``refused``. ``commands``:
+    builds the trims. What has been read is needed by nobody: a worker that takes over begins behind
+    it, and ends the runs of its predecessor.
     """
 
-    def __init__(self, keys: Keys, address: Address, log_at: str, rows_at: str) -> None:
+    def __init__(
+        self, keys: Keys, address: Address, log_at: str, rows_at: str, commands: Commands
+    ) -> None:
         self.log = keys.log(address)
         self.rows_stream = keys.rows(address)
         self.log_at = log_at
         self.rows_at = rows_at
         self.ended = EndedRuns()  # runs whose late rows are dropped
         self._rows: dict[tuple[RunKey, int], Rows] = {}
-        self._first_entry: dict[RunKey, str] = {}  # log entry at which each open run begins
-        self._log_trim: Command | None = None
+        self._commands = commands
+        self._read: dict[RunKey, int] = {}  # entries read of each run that has begun, not ended
+        self._untrimmed = 0  # entries read and not removed
+        self._uncounted: set[RunKey] = set()  # runs that had entries among these
         self._rows_trim: Command | None = None
 
     @property
@@ -41,7 +48,7 @@ class LogReader:
     @property
     def open_runs(self) -> tuple[RunKey, ...]:
         """Runs that have begun here and not ended."""
-        return tuple(self._first_entry)
+        return tuple(self._read)
 
     # ---- entries ---------------------------------------------------------------------------------
 
@@ -55,6 +62,7 @@ class LogReader:
         """Append what the log's entries ``found`` hold to the lists."""
         for entry, flat in found:
             self.log_at = entry.decode()
+            self._untrimmed += 1
             parts = entries.fields(flat)
             try:
                 envelope = entries.envelope(parts)
@@ -62,12 +70,21 @@ class LogReader:
             except WireError as error:
                 refused.append(f"{self.log} {self.log_at}: {error}")
                 continue
-            if isinstance(envelope.message, Open | Submit):
-                self._first_entry.setdefault(envelope.message.run, self.log_at)
+            self._count(envelope)
             envelopes.append(envelope)
             stamps.append(stamp)
-        if not self._first_entry:
-            self._trim_log()
+
+    def _count(self, envelope: Envelope) -> None:
+        """Count an entry for its run, as the writers do: but for those of the scheduler."""
+        message = envelope.message
+        run = message.run
+        if isinstance(message, Revoke):
+            ended = [known for known in self._read if known.job == run.job]
+            for known in ended:
+                del self._read[known]
+        elif run not in self.ended:
+            self._read[run] = self._read.get(run, 0) + (envelope.sender != SCHEDULER)
+            self._uncounted.add(run)
 
     def take_in_rows(self, found: Any, refused: list[str]) -> None:
         """Keep the rows in the entries ``found`` until they are taken."""
@@ -93,18 +110,20 @@ class LogReader:
 
     def forget(self, run: RunKey) -> None:
         """Drop everything of ``run``, which has ended here."""
-        self._first_entry.pop(run, None)
+        self._read.pop(run, None)
         self.ended.add(run)
         self._rows = {name: rows for name, rows in self._rows.items() if name[0] != run}
-        self._trim_log()
 
     # ---- trims -----------------------------------------------------------------------------------
 
     def take_trims(self) -> list[Command]:
-        """Commands that remove what no run needs any more; each is returned once."""
-        trims = [trim for trim in (self._log_trim, self._rows_trim) if trim is not None]
-        self._log_trim = self._rows_trim = None
-        return trims
+        """Commands that remove what has been read; each is returned once.
+
+        A trim of the log is a command of its own: there is one for many entries, or for the last
+        ones before the reader is idle.
+        """
+        due = self._untrimmed >= TRIM_ENTRIES or (self._untrimmed > 0 and not self._read)
+        return ([self._log_trim()] if due else []) + self.take_rows_trim()
 
     def take_rows_trim(self) -> list[Command]:
         """The trim of the rows alone, for a server of their own."""
@@ -112,8 +131,9 @@ class LogReader:
         self._rows_trim = None
         return [] if trim is None else [trim]
 
-    def _trim_log(self) -> None:
-        """Schedule a trim of the entries before the oldest open run; unread entries stay."""
-        behind = entries.after(self.log_at)
-        oldest = min(self._first_entry.values(), key=entries.order, default=behind)
-        self._log_trim = ("XTRIM", self.log, "MINID", oldest)
+    def _log_trim(self) -> Command:
+        """The trim of all that has been read of the log; unread entries stay."""
+        read = {run: self._read[run] for run in self._uncounted if run in self._read}
+        self._untrimmed = 0
+        self._uncounted.clear()
+        return self._commands.trim(entries.after(self.log_at), read)

@@ -26,7 +26,7 @@ from flowspec.broker.base import (
     Record,
     Rows,
 )
-from flowspec.core.protocol.addresses import Address
+from flowspec.core.protocol.addresses import SCHEDULER, Address
 from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.ledger import Change, Ledger
 from flowspec.core.protocol.machine import Complete, Finish, OpenJob, Send
@@ -150,10 +150,12 @@ class MemoryLink:
         self._rows: dict[tuple[RunKey, int], Rows] = {}
         self._ended = EndedRuns()  # runs whose late rows are dropped
         self._recorded: Counter[RunKey] = Counter()
+        self._read: Counter[RunKey] = Counter()  # entries read, but for those of the scheduler
 
     def read(self, block_seconds: float) -> ReadResult:
         broker = self._broker
         with broker.changed:
+            self._trim()
             broker.changed.wait_for(self._has_news, timeout=block_seconds)
             log = broker.logs.get(self.address, [])[self._log_at :]
             rows = broker.rows.pop(self.address, [])
@@ -164,8 +166,16 @@ class MemoryLink:
         envelopes = tuple(
             Envelope(entry.sender, entry.seq, codec.decode(entry.data)) for entry in log
         )
+        counted = [one.message.run for one in envelopes if one.sender != SCHEDULER]
+        self._read.update(run for run in counted if run not in self._ended)
         stamps = tuple(entry.stamp for entry in log)
         return ReadResult(envelopes, stamps=stamps if any(stamps) else ())
+
+    def _trim(self) -> None:
+        """Remove what earlier reads have returned."""
+        del self._broker.logs.get(self.address, [])[: self._log_at]
+        self._broker.ledger.trim(self.address, self._read)
+        self._log_at = 0
 
     def _has_news(self) -> bool:
         broker = self._broker
@@ -215,13 +225,9 @@ class MemoryLink:
                 return Code.OK
 
     def forget(self, run: RunKey) -> None:
-        broker = self._broker
-        with broker.changed:
-            del broker.logs.get(self.address, [])[: self._log_at]
-            broker.ledger.trimmed(self.address, self._log_at)
-            self._log_at = 0
         self._ended.add(run)
         self._recorded.pop(run, None)
+        self._read.pop(run, None)
         self._rows = {name: rows for name, rows in self._rows.items() if name[0] != run}
 
     def close(self) -> None:

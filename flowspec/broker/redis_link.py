@@ -58,6 +58,7 @@ class RedisLink:
             address,
             last_id(self._client, keys.log(address)),
             last_id(self._rows_client, keys.rows(address)),
+            self._commands,
         )
         self._rows_written = 0
         self._recorded = Recorded()

@@ -3,8 +3,3 @@ local function fenced(job, epoch)
     local found = redis.call('HMGET', job, 'state', 'epoch')
     return found[1] == 'running' and found[2] == epoch
 end
-
--- Whether count more entries fit under cap.
-local function has_room(stream, count, cap)
-    return redis.call('XLEN', stream) + count <= cap
-end

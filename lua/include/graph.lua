@@ -4,9 +4,8 @@
 -- dependencies' stamps, if any, with which it is released.
 
 local function graph_deliver(run, logs, index, envelope, stamp)
-    local log = logs[tonumber(index)]
     local seq = redis.call('HINCRBY', run, 'q:graph:' .. index, 1)
-    append(log, 'graph', seq, envelope, stamp)
+    append(run, logs, index, 'graph', seq, envelope, stamp)
 end
 
 local function graph_release(run, logs, task, stamp)

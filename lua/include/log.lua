@@ -1,12 +1,22 @@
--- Log entries, and stamps of emulated runs: 'SECONDS NODE', the nominal time at which NODE sent something;
+-- Log entries, their counts by run, and stamps of emulated runs: 'SECONDS NODE', the nominal time at which NODE sent something;
 -- '' in any other run.
 
-local function append(log, sender, seq, envelope, stamp)
+-- Append to the log of the worker index, and count the entry for the run: a:INDEX in its hash.
+local function append(run, logs, index, sender, seq, envelope, stamp)
+    local log = logs[tonumber(index)]
     if stamp == '' then
         redis.call('XADD', log, '*', 'f', sender, 'q', seq, 'm', envelope)
     else
         redis.call('XADD', log, '*', 'f', sender, 'q', seq, 'm', envelope, 't', stamp)
     end
+    redis.call('HINCRBY', run, 'a:' .. index, 1)
+end
+
+-- Whether another entry of the run may wait in the log of the worker index: its entries there less those that
+-- have been read and removed, r:INDEX in its hash, are fewer than cap. Other runs' entries do not count.
+local function has_room(run, index, cap)
+    local found = redis.call('HMGET', run, 'a:' .. index, 'r:' .. index)
+    return tonumber(found[1] or '0') - tonumber(found[2] or '0') < cap
 end
 
 local function seconds(stamp)

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from flowspec.broker.base import PutRows, Record
+from flowspec.broker.base import TRIM_ENTRIES, PutRows, Record
 from flowspec.broker.memory import MemoryBroker
 from flowspec.core.protocol.addresses import GRAPH
 from flowspec.core.protocol.codes import Code
@@ -231,26 +231,69 @@ def test_a_write_without_a_stamp_leaves_the_stamps_a_task_has_collected(rig: Rig
     assert stage.read(1.0).stamps == (Stamp(2.0, D0),)
 
 
-def test_a_log_has_room_again_once_its_runs_have_ended(
+def cap_logs(rig: Rig, monkeypatch: pytest.MonkeyPatch, cap: int) -> None:
+    """Let ``cap`` entries of a run wait in a log, and remove them as soon as they are read."""
+    monkeypatch.setattr("flowspec.broker.commands.LOG_CAP", cap)
+    monkeypatch.setattr("flowspec.broker.log_reader.TRIM_ENTRIES", 1)
+    if rig.memory is not None:
+        rig.memory = MemoryBroker(log_cap=cap)
+
+
+def test_a_log_has_room_again_for_a_run_once_its_entries_are_read(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flowspec.broker.commands.LOG_CAP", 2)
-    if rig.memory is not None:
-        rig.memory = MemoryBroker(log_cap=2)
+    cap_logs(rig, monkeypatch, 2)
     control = rig.control()
     draft = rig.link(D0)
     stage = rig.link(S1)
     job = rig.start(control, draft)
-    run = RunKey(job, 1)
-    opening = Open(run, 3, 64, Sampling())
+    opening = Open(RunKey(job, 1), 3, 64, Sampling())
     assert draft.write([send(S1, job, 1, opening), send(S1, job, 2)]) == [Code.OK, Code.OK]
-    assert draft.write([send(S1, job, 3)]) == [Code.FULL]
-    assert len(stage.read(1.0).envelopes) == 2
-    assert draft.write([send(S1, job, 3)]) == [Code.FULL], "the run is open"
-    stage.forget(run)
-    stage.read(0.01)
-    assert draft.write([send(S1, job, 3)]) == [Code.OK]
-    assert [envelope.seq for envelope in stage.read(1.0).envelopes] == [3]
+    for seq in (3, 5, 7):
+        assert draft.write([send(S1, job, seq)]) == [Code.FULL]
+        assert draft.write([commit(job, seq=seq)]) == [Code.FULL]
+        assert len(stage.read(1.0).envelopes) == 2
+        stage.read(0.01)
+        if seq < 7:
+            assert draft.write([send(S1, job, seq), send(S1, job, seq + 1)]) == [Code.OK] * 2
+
+
+def test_a_run_that_fills_a_log_leaves_others_their_room(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cap_logs(rig, monkeypatch, 2)
+    control = rig.control()
+    draft = rig.link(D0)
+    stage = rig.link(S1)
+    full, other = (rig.start(control, draft) for _ in range(2))
+    codes = [draft.write([send(S1, full, seq)])[0] for seq in (1, 2, 3)]
+    assert codes == [Code.OK, Code.OK, Code.FULL]
+    assert draft.write([send(S1, other, 1), commit(other, seq=2)]) == [Code.OK] * 2
+    runs = [envelope.message.run.job for envelope in stage.read(1.0).envelopes]
+    assert runs == [full, full, other, other]
+
+
+def test_the_oldest_of_many_jobs_may_be_long(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 jobs at two entries a token in every stage's log; the oldest has 8,000 tokens."""
+    cap_logs(rig, monkeypatch, 8_000)
+    monkeypatch.setattr("flowspec.broker.log_reader.TRIM_ENTRIES", TRIM_ENTRIES)
+    control = rig.control()
+    draft = rig.link(D0)
+    stage = rig.link(S1)
+    jobs = [rig.start(control, draft) for _ in range(16)]
+    lengths = dict.fromkeys(jobs, 100) | {jobs[0]: 8_000}
+    read = 0
+    for first in range(1, 8_001, 50):
+        ops = [
+            op
+            for job in jobs
+            for token in range(first, min(first + 50, lengths[job] + 1))
+            for op in (send(S1, job, 2 * token - 1), commit(job, offset=token, seq=2 * token))
+        ]
+        assert set(draft.write(ops)) == {Code.OK}
+        read += len(stage.read(1.0).envelopes)
+    read += len(stage.read(0.0).envelopes)
+    assert read == 2 * sum(lengths.values())
 
 
 # ---- commits -------------------------------------------------------------------------------------

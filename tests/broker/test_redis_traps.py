@@ -14,7 +14,7 @@ import redis
 from redis.connection import PythonRespSerializer
 
 from flowspec.broker import codec, connection, redis_client
-from flowspec.broker.base import PutRows
+from flowspec.broker.base import TRIM_ENTRIES, PutRows
 from flowspec.broker.connection import MAX_BLOCK_SECONDS, connect, redact
 from flowspec.broker.keys import JOBS, Keys
 from flowspec.broker.pipelined_client import PipelinedClient
@@ -317,8 +317,15 @@ def test_what_was_read_is_trimmed_and_what_was_not_is_kept(
     stage.read(1.0)
     stage.read(0.0)
     assert client.xlen(Keys().rows(S1)) == 0, "rows are deleted after they were read"
-    assert client.xlen(Keys().log(S1)) == 2, "the log of an open job stays"
-    draft.write([send(S1, job, 3)])
+    assert client.xlen(Keys().log(S1)) == 2, "few entries are not worth a trim"
+    draft.write([send(S1, job, seq) for seq in range(3, TRIM_ENTRIES + 1)])
+    stage.read(1.0)
+    stage.read(0.0)
+    assert client.xlen(Keys().log(S1)) == 0, "many are, while their run is open"
+    assert client.hget(Keys().run(RunKey(job, 1)), "r:2") == str(TRIM_ENTRIES).encode()
+    draft.write([send(S1, job, TRIM_ENTRIES + 1)])
+    stage.read(1.0)
+    draft.write([send(S1, job, TRIM_ENTRIES + 2)])
     stage.forget(RunKey(job, 1))
     stage.read(0.0)
     assert client.xlen(Keys().log(S1)) == 1, "unread entries are never trimmed"

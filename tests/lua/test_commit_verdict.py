@@ -56,7 +56,8 @@ def test_ok_moves_everything_at_once(call: Call, running: redis.Redis) -> None:
         b"finish_reason": b"eos",
     }
     assert running.hmget(JOB, "offset", "emitted") == [b"7", b"2"]
-    assert running.hgetall(RUN) == {b"q:d0:2": b"1", b"q:d0:3": b"1"}
+    counts = {b"q:d0:2": b"1", b"q:d0:3": b"1", b"a:2": b"1", b"a:3": b"1"}
+    assert running.hgetall(RUN) == counts
 
 
 def test_redelivery_is_dup_and_writes_nothing(call: Call, running: redis.Redis) -> None:
@@ -83,12 +84,28 @@ def test_refusals_change_nothing(
     assert snapshot(running) == before
 
 
-def test_one_full_log_refuses_the_whole_commit(call: Call, running: redis.Redis) -> None:
-    for _ in range(5):
-        running.xadd(LOGS[2], {"x": 1})
+@pytest.mark.parametrize("log", [2, 3])
+def test_one_full_log_refuses_the_whole_commit(call: Call, running: redis.Redis, log: int) -> None:
+    running.hset(RUN, mapping={f"a:{log}": 9, f"r:{log}": 4})
     before = snapshot(running)
     assert call("commit_verdict", KEYS, *verdict()) is Code.FULL
     assert snapshot(running) == before
+    running.hset(RUN, f"r:{log}", 5)
+    assert call("commit_verdict", KEYS, *verdict()) is Code.OK
+
+
+def test_a_full_output_refuses_the_whole_commit(call: Call, running: redis.Redis) -> None:
+    for _ in range(5):
+        running.xadd(OUT, {"x": 1})
+    before = snapshot(running)
+    assert call("commit_verdict", KEYS, *verdict()) is Code.FULL
+    assert snapshot(running) == before
+
+
+def test_other_runs_entries_fill_no_log(call: Call, running: redis.Redis) -> None:
+    for _ in range(9):
+        running.xadd(LOGS[2], {"x": 1})
+    assert call("commit_verdict", KEYS, *verdict()) is Code.OK
 
 
 def test_released_tasks_come_behind_the_prune(call: Call, running: redis.Redis) -> None:

@@ -44,7 +44,7 @@ def test_ok_writes_envelope_and_counter_together(call: Call, running: redis.Redi
     assert call("publish", KEYS, *message()) is Code.OK
     ((_, fields),) = running.xrange(LOGS[1])
     assert fields == {b"f": b"d0", b"q": b"1", b"m": b"envelope"}
-    assert running.hget(RUN, "q:d0:2") == b"1"
+    assert running.hgetall(RUN) == {b"q:d0:2": b"1", b"a:2": b"1"}
 
 
 def test_redelivery_is_dup_and_writes_nothing(call: Call, running: redis.Redis) -> None:
@@ -111,7 +111,7 @@ def test_a_released_task_leaves_only_marks_and_its_number_behind(
 ) -> None:
     call("publish", KEYS, *task("b", "a"))
     call("publish", KEYS, *task("c", completes=("a",)))
-    assert set(running.hkeys(RUN)) == {b"s:b", b"s:c", b"d:a", b"q:graph:3"}
+    assert set(running.hkeys(RUN)) == {b"s:b", b"s:c", b"d:a", b"q:graph:3", b"a:3"}
 
 
 def test_a_stamp_is_one_more_field_and_its_latest_is_kept(call: Call, running: redis.Redis) -> None:

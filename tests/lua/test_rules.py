@@ -36,6 +36,7 @@ REFUSALS = {
     "record": 0,
     "release": 1,
     "revoke": 2,
+    "trim": 0,
 }
 #: Codes that are returned after writes, as the script's header says: admit ends a refused job,
 #: publish still carries out the completions.

@@ -27,7 +27,7 @@ from flowspec.core.protocol.sequence import SeqWriter
 from flowspec.core.protocol.stamps import Stamp
 from flowspec.core.run.key import RunKey
 
-#: Cap of a log or an output that is never full.
+#: Cap that is never reached.
 UNBOUNDED = 1 << 62
 
 
@@ -73,9 +73,14 @@ class Admission:
 
 @dataclass(slots=True)
 class _RunState:
-    """The state of one run of a job."""
+    """The state of one run of a job.
+
+    ``appended``, ``trimmed``: by receiver, entries of its log, and of these read and removed.
+    """
 
     seqs: dict[tuple[Address, Address], int] = field(default_factory=dict)
+    appended: dict[Address, int] = field(default_factory=dict)
+    trimmed: dict[Address, int] = field(default_factory=dict)
     graph: TaskGraph = field(default_factory=TaskGraph)
     graph_seqs: SeqWriter = field(default_factory=SeqWriter)
 
@@ -103,7 +108,11 @@ class JobEntry:
 
 
 class Ledger:
-    """The state of one pipeline. ``cap``: most entries of a log or of a job's output."""
+    """The state of one pipeline.
+
+    ``cap``: most entries of a run that wait in a log, and most entries of a job's output. What the
+    scheduler sends is not counted.
+    """
 
     def __init__(self, cap: int = UNBOUNDED) -> None:
         self.cap = cap
@@ -111,7 +120,6 @@ class Ledger:
         self.queue: list[str] = []
         self.running: set[str] = set()
         self._idempotency: dict[str, str] = {}
-        self._log_lengths: dict[Address, int] = {}
 
     # ---- jobs ------------------------------------------------------------------------------------
 
@@ -162,7 +170,7 @@ class Ledger:
         entry.epoch += 1
         entry.run = _RunState()
         message = Submit(RunKey(job, entry.epoch), entry.fields, queued_seconds)
-        return Change(Code.OK, (self._append(DRAFT, Envelope(SCHEDULER, 1, message)),))
+        return Change(Code.OK, (Delivery(DRAFT, Envelope(SCHEDULER, 1, message)),))
 
     def finish(self, run: RunKey) -> Code:
         """End a run and its job, on behalf of its owner."""
@@ -186,7 +194,7 @@ class Ledger:
             self.queue.remove(job)
         entry.epoch += 1
         message = Revoke(RunKey(job, entry.epoch))
-        deliveries = tuple(self._append(to, Envelope(SCHEDULER, 0, message)) for to in told)
+        deliveries = tuple(Delivery(to, Envelope(SCHEDULER, 0, message)) for to in told)
         self._end(job, entry)
         return Change(Code.OK, deliveries)
 
@@ -217,8 +225,8 @@ class Ledger:
         """Deliver one message, at once or as a task of the run's graph, and complete tasks.
 
         Numbers may be left out: those messages went straight to the receiver, which finds gaps.
-        FULL: the receiver's log is at its cap. DUP: its sequence number, a later one or its task is
-        known; only its completions are carried out.
+        FULL: the run has ``cap`` entries in the receiver's log. DUP: the sequence number, a later
+        one or the task is known; only the completions are carried out.
         """
         envelope = send.envelope
         run = envelope.message.run
@@ -233,14 +241,14 @@ class Ledger:
             known = envelope.seq <= state.seqs.get(channel, 0)
         if known:
             return Change(Code.DUP, tuple(self._advance(state, send.completes, (), stamp)))
-        if not self._has_room(send.to):
+        if not self._has_room(state, send.to):
             return Change(Code.FULL)
         if send.task:
             task = Task(send.task, send.after, send.to, envelope)
             deliveries = self._advance(state, send.completes, (task,), stamp)
             return Change(Code.OK, tuple(deliveries))
         state.seqs[channel] = envelope.seq
-        delivered = self._append(send.to, envelope, stamp)
+        delivered = self._append(state, send.to, envelope, stamp)
         if not send.completes:
             return Change(Code.OK, (delivered,))
         return Change(Code.OK, (delivered, *self._advance(state, send.completes, (), stamp)))
@@ -256,7 +264,8 @@ class Ledger:
         """Move the run forward: advance the offset, put the prunes into the logs, complete tasks.
 
         DUP: the run is past the commit's offset. GAP: the run has not reached it, or a prune's
-        sequence number is known already. FULL: a log or the output is at its cap.
+        sequence number is known already. FULL: the run has ``cap`` entries in a log, or in its
+        output.
         """
         entry = self._fenced(commit.run)
         if entry is None:
@@ -270,14 +279,14 @@ class Ledger:
         for to, prune in prunes:
             if prune.seq <= seqs.get((DRAFT, to), 0):
                 return Change(Code.GAP)
-            if not self._has_room(to):
+            if not self._has_room(entry.run, to):
                 return Change(Code.FULL)
         if entry.entries >= self.cap:
             return Change(Code.FULL)
         deliveries = []
         for to, prune in prunes:
             seqs[DRAFT, to] = prune.seq
-            deliveries.append(self._append(to, prune, stamp))
+            deliveries.append(self._append(entry.run, to, prune, stamp))
         entry.offset += commit.advance
         entry.emitted = commit.emitted + len(commit.tokens)
         entry.entries += 1
@@ -287,17 +296,28 @@ class Ledger:
 
     # ---- logs ------------------------------------------------------------------------------------
 
-    def trimmed(self, log: Address, entries: int) -> None:
-        """Note that the reader of ``log`` has trimmed its first ``entries`` entries."""
-        self._log_lengths[log] = self._log_lengths.get(log, 0) - entries
+    def trim(self, log: Address, read: Mapping[RunKey, int]) -> None:
+        """Note that the reader of ``log`` has removed what it had read there.
 
-    def _has_room(self, log: Address) -> bool:
-        return self._log_lengths.get(log, 0) < self.cap
+        ``read``: of runs, how many entries it has read so far. Ended runs are passed over.
+        """
+        for run, entries in read.items():
+            entry = self._fenced(run)
+            if entry is not None:
+                entry.run.trimmed[log] = entries
+
+    def _has_room(self, state: _RunState, log: Address) -> bool:
+        return state.appended.get(log, 0) - state.trimmed.get(log, 0) < self.cap
 
     def _append(
-        self, to: Address, envelope: Envelope, stamp: Stamp | None = None, task: str = ""
+        self,
+        state: _RunState,
+        to: Address,
+        envelope: Envelope,
+        stamp: Stamp | None = None,
+        task: str = "",
     ) -> Delivery:
-        self._log_lengths[to] = self._log_lengths.get(to, 0) + 1
+        state.appended[to] = state.appended.get(to, 0) + 1
         return Delivery(to, envelope, stamp, task)
 
     def _advance(
@@ -313,5 +333,5 @@ class Ledger:
             task = released.task
             assert task.envelope is not None and task.to is not None
             numbered = Envelope(GRAPH, state.graph_seqs.next(task.to), task.envelope.message)
-            deliveries.append(self._append(task.to, numbered, released.stamp, task.name))
+            deliveries.append(self._append(state, task.to, numbered, released.stamp, task.name))
         return deliveries

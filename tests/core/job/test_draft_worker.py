@@ -217,7 +217,7 @@ def test_a_revoked_job_is_dropped_and_nothing_is_sent() -> None:
     draft.submit("k", prompt="text")
     assert draft.receive(Revoke(RunKey("j", 2)), SCHEDULER) == [Release(RUN)]
     assert draft.receive(Revoke(RunKey("k", 2)), SCHEDULER) == [Release(RunKey("k", 1))], (
-        "else its part of the log is never trimmed"
+        "else its entries are counted for ever"
     )
     assert draft.receive(Answer(RUN, 0, (0,), (40,))) == []
     assert not draft.machine.runnable

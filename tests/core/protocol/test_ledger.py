@@ -237,7 +237,7 @@ def test_a_log_at_its_cap_takes_nothing(message: Send) -> None:
     before = picture(ledger)
     assert ledger.publish(message) == Change(Code.FULL)
     assert picture(ledger) == before
-    ledger.trimmed(S1, 1)
+    ledger.trim(S1, {FIRST: 1, SECOND: 9})
     assert ledger.publish(message).code is Code.OK
 
 

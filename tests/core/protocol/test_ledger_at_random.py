@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -37,6 +38,8 @@ class Account:
     emitted: int = 0
     entries: int = 0
     seqs: dict[tuple[Address, Address], int] = field(default_factory=dict)
+    logs: Counter[Address] = field(default_factory=Counter)  # entries of its run
+    trimmed: Counter[Address] = field(default_factory=Counter)
     tasks: dict[str, tuple[str, ...]] = field(default_factory=dict)  # name -> its dependencies
     done: set[str] = field(default_factory=set)
     released: dict[str, Address] = field(default_factory=dict)  # in order
@@ -48,6 +51,8 @@ class Account:
 
     def forget_run(self) -> None:
         self.seqs = {}
+        self.logs = Counter()
+        self.trimmed = Counter()
         self.tasks = {}
         self.done = set()
         self.released = {}
@@ -62,7 +67,7 @@ SOME_TASKS = st.lists(st.sampled_from(TASKS), max_size=2, unique=True)
 class LedgerAgainstAccounts(RuleBasedStateMachine):
     """Random changes of any run: codes, deliveries and state follow the docstrings."""
 
-    CAP = 4
+    CAP = 3
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +76,6 @@ class LedgerAgainstAccounts(RuleBasedStateMachine):
         self.queue: list[str] = []
         self.running: set[str] = set()
         self.keys: dict[str, str] = {}
-        self.logs = dict.fromkeys(LOGS, 0)
         self.before: object = None
         # Receivers of every held task of every run.
         self.receivers: dict[tuple[RunKey, str], Address] = {}
@@ -116,7 +120,11 @@ class LedgerAgainstAccounts(RuleBasedStateMachine):
         """Assert that ``expected`` was delivered, and nothing else."""
         assert [(one.to, one.envelope) for one in deliveries] == list(expected)
         for one in deliveries:
-            self.logs[one.to] += 1
+            if one.envelope.sender != SCHEDULER:
+                self.accounts[one.envelope.message.run.job].logs[one.to] += 1
+
+    def full(self, account: Account, log: Address) -> bool:
+        return account.logs[log] - account.trimmed[log] >= self.CAP
 
     # Jobs.
 
@@ -258,7 +266,7 @@ class LedgerAgainstAccounts(RuleBasedStateMachine):
         elif ahead == 0:
             assert change.code is Code.DUP
             self.note(change.deliveries, *self.completed(run, account, completes))
-        elif self.logs[to] >= self.CAP:
+        elif self.full(account, to):
             assert change == Change(Code.FULL)
             self.unchanged()
         else:
@@ -292,7 +300,7 @@ class LedgerAgainstAccounts(RuleBasedStateMachine):
         elif task in account.tasks:
             assert change.code is Code.DUP
             self.note(change.deliveries, *self.completed(run, account, completes))
-        elif self.logs[to] >= self.CAP:
+        elif self.full(account, to):
             assert change == Change(Code.FULL)
             self.unchanged()
         else:
@@ -349,11 +357,11 @@ class LedgerAgainstAccounts(RuleBasedStateMachine):
             expected = Code.GAP
         elif off < 0:
             expected = Code.DUP
-        elif self.logs[S1] >= self.CAP:
+        elif self.full(account, S1):
             expected = Code.FULL
         elif late < 0:
             expected = Code.GAP
-        elif self.logs[S2] >= self.CAP or account.entries >= self.CAP:
+        elif self.full(account, S2) or account.entries >= self.CAP:
             expected = Code.FULL
         else:
             expected = Code.OK
@@ -369,13 +377,17 @@ class LedgerAgainstAccounts(RuleBasedStateMachine):
         pruned = zip((S1, S2), step.prunes, strict=True)
         self.note(change.deliveries, *pruned, *self.completed(run, account, completes))
 
-    @precondition(lambda self: any(self.logs.values()))
-    @rule(data=st.data())
-    def trim(self, data: st.DataObject) -> None:
-        log = data.draw(st.sampled_from([log for log in LOGS if self.logs[log]]))
-        entries = data.draw(st.integers(1, self.logs[log]))
-        self.ledger.trimmed(log, entries)
-        self.logs[log] -= entries
+    @rule(data=st.data(), log=st.sampled_from(LOGS))
+    def trim(self, data: st.DataObject, log: Address) -> None:
+        run = self.draw_run(data)
+        account = self.owned(run)
+        read = data.draw(st.integers(account.trimmed[log], account.logs[log])) if account else 1
+        self.watch()
+        self.ledger.trim(log, {run: read})
+        if account is None:
+            self.unchanged()
+        else:
+            account.trimmed[log] = read
 
     # What follows.
 
