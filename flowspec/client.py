@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from flowspec.broker.base import OutputEntry
 from flowspec.broker.connection import DEFAULT_URL
 from flowspec.broker.inbox import FACT
 from flowspec.broker.keys import DEFAULT_PIPELINE, Keys
@@ -78,7 +79,14 @@ class Job:
     _text: list[str] = field(default_factory=list)
     _ids: list[int] = field(default_factory=list)
     _end: dict[str, str] | None = None
-    _error: str = ""
+    _silent_since: float = field(default_factory=time.monotonic)
+    #: Why the job failed, one line; empty: it has not.
+    error: str = ""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the end of the output has been read."""
+        return self._end is not None
 
     def stream(self) -> Iterator[Chunk]:
         """Pieces of the output from its start, as they are committed.
@@ -87,23 +95,29 @@ class Job:
         """
         if self._text or self._ids:
             yield Chunk("".join(self._text), tuple(self._ids))
-        silent_since = time.monotonic()
-        while self._end is None:
-            entries = self._control.read_output(self.id, self._cursor, 1.0)
-            if entries:
-                silent_since = time.monotonic()
-            else:
-                self._check_silence(time.monotonic() - silent_since)
-            reading = self.id
-            for entry in entries:
-                self._cursor = entry.cursor
-                chunk = self._take(entry.fields)
-                if chunk is not None:
-                    yield chunk
-                if self.id != reading:
-                    break  # the output is that of an earlier submission, which this one repeats
-        if self._error:
-            raise JobFailed(self._error)
+        self._silent_since = time.monotonic()
+        while not self.ended:
+            yield from self._take_all(self._control.read_output(self.id, self._cursor, 1.0))
+        if self.error:
+            raise JobFailed(self.error)
+
+    def _take_all(self, entries: Sequence[OutputEntry]) -> list[Chunk]:
+        """The pieces of output in ``entries``, the result of a read; errors as in ``stream``."""
+        now = time.monotonic()
+        if entries:
+            self._silent_since = now
+        else:
+            self._check_silence(now - self._silent_since)
+        chunks = []
+        reading = self.id
+        for entry in entries:
+            self._cursor = entry.cursor
+            chunk = self._take(entry.fields)
+            if chunk is not None:
+                chunks.append(chunk)
+            if self.id != reading:
+                break  # the output is that of an earlier submission, which this one repeats
+        return chunks
 
     def _take(self, fields: Mapping[str, str]) -> Chunk | None:
         match fields.get("kind"):
@@ -116,7 +130,7 @@ class Job:
                 self.id = fields["duplicate_of"]
                 self._cursor = "0"
             case "error":
-                self._error = fields.get("text", "unknown error")
+                self.error = fields.get("text", "unknown error")
             case "end":
                 self._end = dict(fields)
         return None
@@ -209,6 +223,17 @@ class Client:
     def submit_spec(self, spec: JobSpec) -> Job:
         """Submit a checked spec."""
         return Job(self._control.submit(spec.fields()), self._control)
+
+    def read(self, jobs: Sequence[Job], seconds: float = 1.0) -> None:
+        """Read what there is of the outputs of ``jobs``; wait up to ``seconds`` if nothing is.
+
+        The jobs' results so far then have it. ClusterError if no scheduler serves the pipeline.
+        """
+        read = {job.id: job for job in jobs}
+        cursors = {name: job._cursor for name, job in read.items()}
+        found = self._control.read_outputs(cursors, seconds)
+        for name, job in read.items():
+            job._take_all(found.get(name, []))
 
     def job(self, job_id: str) -> Job:
         """A job submitted before, here or elsewhere."""

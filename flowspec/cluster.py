@@ -71,7 +71,8 @@ class Setup:
     chain between drafter and target, smaller ones first. ``emulated``: devices and links to
     emulate; None: none. ``places``: what the models run on. ``layers``: the target's layers by
     stage; None: near-equal blocks. ``context``: most tokens of a job's prompt and output; None: as
-    many as the target takes. ``rows``: how rows travel, one of ``broker.ways.ROWS``.
+    many as the target takes. ``rows``: how rows travel, one of ``broker.ways.ROWS``. ``jobs``: how
+    many run at once.
     """
 
     target: str
@@ -83,6 +84,7 @@ class Setup:
     layers: tuple[range, ...] | None = None
     context: int | None = None
     rows: str = AUTO_ROWS
+    jobs: int = 1
 
     def check(self) -> None:
         """ConfigError for anything that would make a worker fail, before one is started."""
@@ -112,7 +114,7 @@ class Setup:
             *chain,
             *emulated,
             *self.places.arguments,
-            *("--rows", self.rows),
+            *("--rows", self.rows, "--jobs", str(self.jobs)),
             *layers,
             *context,
         ]

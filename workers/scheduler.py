@@ -78,6 +78,8 @@ def _read_arguments() -> argparse.Namespace:
         "--cluster", type=Path, help="a file of `flowspec plan` instead of the flags above"
     )
     given = arguments.parse_args()
+    if given.jobs < 1:
+        raise ConfigError(f"--jobs is {given.jobs}; expected 1 or more")
     if given.cluster is not None:
         _check_alone(arguments, given)
         _use_cluster(given)

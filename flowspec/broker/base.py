@@ -239,6 +239,15 @@ class Control(Protocol):
         """Entries of a job's output after ``cursor`` (``0``: from the start)."""
         ...
 
+    def read_outputs(
+        self, cursors: Mapping[str, str], block_seconds: float
+    ) -> dict[str, list[OutputEntry]]:
+        """Entries of several jobs' outputs after their cursors; of jobs that have any.
+
+        Blocks up to ``block_seconds`` if no job has.
+        """
+        ...
+
     def read_recording(self, job: str) -> list[str]:
         """The recording of the job's newest recorded run, as lines."""
         ...

@@ -111,15 +111,24 @@ class MemoryControl:
         return change.code
 
     def read_output(self, job: str, cursor: str, block_seconds: float) -> list[OutputEntry]:
-        start = int(cursor.partition("-")[0])
+        return self.read_outputs({job: cursor}, block_seconds).get(job, [])
 
-        def entries() -> list[dict[str, str]]:
-            known = self._broker.jobs.get(job)
-            return known.output[start:] if known is not None else []
-
+    def read_outputs(
+        self, cursors: Mapping[str, str], block_seconds: float
+    ) -> dict[str, list[OutputEntry]]:
         with self._broker.changed:
-            self._broker.changed.wait_for(lambda: bool(entries()), timeout=block_seconds)
-            return [OutputEntry(f"{start + at + 1}-0", entry) for at, entry in enumerate(entries())]
+            self._broker.changed.wait_for(
+                lambda: any(self._output(*known) for known in cursors.items()),
+                timeout=block_seconds,
+            )
+            found = {job: self._output(job, cursor) for job, cursor in cursors.items()}
+        return {job: entries for job, entries in found.items() if entries}
+
+    def _output(self, job: str, cursor: str) -> list[OutputEntry]:
+        start = int(cursor.partition("-")[0])
+        known = self._broker.jobs.get(job)
+        entries = known.output[start:] if known is not None else []
+        return [OutputEntry(f"{start + at + 1}-0", entry) for at, entry in enumerate(entries)]
 
     def read_recording(self, job: str) -> list[str]:
         with self._broker.changed:

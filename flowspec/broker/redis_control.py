@@ -181,11 +181,21 @@ class RedisControl:
     # ---- output ----------------------------------------------------------------------------------
 
     def read_output(self, job: str, cursor: str, block_seconds: float) -> list[OutputEntry]:
-        streams: dict[Any, Any] = {self._keys.out(job): cursor}
+        return self.read_outputs({job: cursor}, block_seconds).get(job, [])
+
+    def read_outputs(
+        self, cursors: Mapping[str, str], block_seconds: float
+    ) -> dict[str, list[OutputEntry]]:
+        jobs = {self._keys.out(job): job for job in cursors}
+        streams: dict[Any, Any] = dict(zip(jobs, cursors.values(), strict=True))
         block = max(1, int(min(block_seconds, MAX_BLOCK_SECONDS) * 1000))
         found: Any = self._blocker().call(lambda client: client.xread(streams, _BATCH, block))
-        entries = found[0][1] if found else []
-        return [OutputEntry(entry.decode(), _texts(fields)) for entry, fields in entries]
+        return {
+            jobs[stream.decode()]: [
+                OutputEntry(entry.decode(), _texts(fields)) for entry, fields in entries
+            ]
+            for stream, entries in found
+        }
 
     def read_recording(self, job: str) -> list[str]:
         epoch = int(self.job(job).get("epoch", "0"))

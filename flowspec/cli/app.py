@@ -23,6 +23,7 @@ from flowspec.cli.flags import (
     Drafters,
     Dtype,
     Jobs,
+    JobsAtOnce,
     Json,
     Latency,
     LinkMs,
@@ -34,6 +35,7 @@ from flowspec.cli.flags import (
     PlannedDtype,
     Pretended,
     PromptFile,
+    PromptsAtOnce,
     Raw,
     Repeats,
     RowsWay,
@@ -91,6 +93,7 @@ def generate(
     draft_device: DraftDevice = None,
     cluster: Planned = None,
     rows: RowsWay = "auto",
+    jobs: PromptsAtOnce = 1,
     strategy: Strategy = DEFAULT_STRATEGY,
     max_new_tokens: MaxNewTokens = DEFAULT_MAX_NEW_TOKENS,
     temperature: Temperature = 0.0,
@@ -114,9 +117,10 @@ def generate(
 
     run_on = (dtype, device, draft_dtype, draft_device)
     check_alone(redis_url, target, draft, models, stages, cluster, *run_on)
+    setup = setup_of(target, draft, models, stages, run_on, cluster)
     run(
         Request(
-            setup=replace(setup_of(target, draft, models, stages, run_on, cluster), rows=rows),
+            setup=replace(setup, rows=rows, jobs=jobs),
             sampling=Sampling(temperature, top_k, top_p, seed),
             strategy=strategy,
             max_new_tokens=max_new_tokens,
@@ -142,6 +146,7 @@ def up(
     draft_device: DraftDevice = None,
     cluster: Planned = None,
     rows: RowsWay = "auto",
+    jobs: JobsAtOnce = 1,
     redis_url: Url = None,
 ) -> None:
     """Start a pipeline that keeps running, and print how to reach it."""
@@ -150,7 +155,7 @@ def up(
 
     run_on = (dtype, device, draft_dtype, draft_device)
     setup = setup_of(target, draft, models, stages, run_on, cluster)
-    up(replace(setup, rows=rows), redis_url)
+    up(replace(setup, rows=rows, jobs=jobs), redis_url)
 
 
 @app.command()

@@ -91,6 +91,12 @@ RowsWay = Annotated[
         "straight unless the broker is on the receiver's machine.",
     ),
 ]
+JobsAtOnce = Annotated[
+    int, typer.Option("--jobs", callback=_POSITIVE, help="Jobs that run at once.")
+]
+PromptsAtOnce = Annotated[
+    int, typer.Option("--jobs", callback=_POSITIVE, help="Prompts that are answered at once.")
+]
 DraftDtype = Annotated[
     str | None,
     typer.Option(callback=checked_by(check_dtype), help="Precision of the drafters, as --dtype."),

@@ -6,6 +6,7 @@ import contextlib
 import json
 import signal
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from flowspec.cluster import Cluster, Setup
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
 from flowspec.drivers.replay import merge
-from flowspec.errors import ClusterError, ConfigError, FlowSpecError, JobError
+from flowspec.errors import ClusterError, ConfigError, FlowSpecError, JobError, JobFailed
 from flowspec.strategies import build
 
 
@@ -49,9 +50,9 @@ class Request:
 
 
 def run(request: Request, prompt: str | None, prompts: Path | None) -> None:
-    """Answer every prompt in turn.
+    """Answer every prompt, as many at once as the request says; print the answers in order.
 
-    Ctrl-C cancels the job, prints its committed text, and stops a private pipeline.
+    Ctrl-C cancels the jobs, prints their committed text, and stops a private pipeline.
     """
     specs = [request.spec(text) for text in _prompts(prompt, prompts)]
     build(request.strategy, request.setup.stages)
@@ -66,8 +67,11 @@ def run(request: Request, prompt: str | None, prompts: Path | None) -> None:
         record = client.pipeline()
         notes.first_of_several([request.strategy], [drafts_of(record)])
         notes.unused_middles(request.strategy, middles_of(record), running=True)
-        for spec in specs:
-            failed |= not _answer(client, spec, request, screen, pipeline.check)
+        if request.setup.jobs > 1 and len(specs) > 1:
+            failed = not _Together(client, request, screen, pipeline.check).answer(specs)
+        else:
+            for spec in specs:
+                failed |= not _answer(client, spec, request, screen, pipeline.check)
     if failed:
         sys.exit(1)
 
@@ -130,10 +134,7 @@ def _answer(
         raise
     except FlowSpecError as error:
         screen.broken_off()
-        try:
-            check()
-        except ClusterError as cause:
-            raise ClusterError(f"{str(error).partition(';')[0]}: {cause}") from None
+        _check_after(error, check)
         screen.error(str(error))
         return False
     except OSError:  # nobody sees the text
@@ -144,6 +145,69 @@ def _answer(
     if request.record is not None:
         _save(request.record, job.recording())
     return True
+
+
+def _check_after(error: FlowSpecError, check: Callable[[], None]) -> None:
+    """ClusterError with its cause if ``error`` came from a process that has stopped."""
+    try:
+        check()
+    except ClusterError as cause:
+        raise ClusterError(f"{str(error).partition(';')[0]}: {cause}") from None
+
+
+class _Together:
+    """Several prompts at once: so many jobs are submitted as may run, and a next one at an end."""
+
+    def __init__(
+        self, client: Client, request: Request, screen: Screen, check: Callable[[], None]
+    ) -> None:
+        self._client = client
+        self._most = request.setup.jobs
+        self._screen = screen
+        self._check = check
+        self._unshown: deque[Job] = deque()  # in the order of their prompts
+        self._failed = False
+
+    def answer(self, specs: Sequence[JobSpec]) -> bool:
+        """Answer ``specs``; whether no job failed. A failed one does not affect the others."""
+        left = deque(specs)
+        try:
+            while left or self._unshown:
+                while left and len(self._running()) < self._most:
+                    self._unshown.append(self._client.submit_spec(left.popleft()))
+                self._client.read(self._running())
+                self._show_ended()
+        except KeyboardInterrupt:
+            self._cancel()
+            for job in self._unshown:
+                self._screen.result(_cancelled(job), streamed=False)
+            raise
+        except FlowSpecError as error:
+            _check_after(error, self._check)
+            raise
+        except OSError:  # nobody sees the text
+            with contextlib.suppress(FlowSpecError):
+                self._cancel()
+            raise
+        return not self._failed
+
+    def _running(self) -> list[Job]:
+        return [job for job in self._unshown if not job.ended]
+
+    def _show_ended(self) -> None:
+        """Print the jobs that have ended, up to the first that has not."""
+        while self._unshown and self._unshown[0].ended:
+            job = self._unshown.popleft()
+            if not job.error:
+                self._screen.result(job.so_far(), streamed=False)
+                continue
+            _check_after(JobFailed(job.error), self._check)
+            self._screen.error(job.error)
+            self._failed = True
+
+    def _cancel(self) -> None:
+        for job in self._running():
+            job.cancel()
 
 
 def _cancelled(job: Job) -> Result:

@@ -256,7 +256,8 @@ def _main() -> None:
     places = ("--dtype", "--device", "--draft-dtype", "--draft-device")
     for flag in ("--target", "--draft", "--rows", *places):
         parser.add_argument(flag)
-    parser.add_argument("--stages", type=int)
+    for flag in ("--stages", "--jobs"):
+        parser.add_argument(flag, type=int)
     parser.add_argument("--middle", action="append", default=[])
     parser.add_argument("--layers", type=parse_ranges)
     parser.add_argument("--context", type=int)
@@ -270,6 +271,7 @@ def _main() -> None:
         layers=given.layers,
         context=given.context,
         rows=given.rows,
+        jobs=given.jobs,
     )
     try:
         _Supervisor(setup, os.environ.get("FLOWSPEC_REDIS_URL")).run()

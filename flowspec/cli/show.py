@@ -106,13 +106,16 @@ class Screen:
         sys.stdout.write(chunk.text)
         sys.stdout.flush()
 
-    def result(self, result: Result) -> None:
-        """Print a job's end: one JSON object, or the text (unless streamed) and the table."""
+    def result(self, result: Result, *, streamed: bool = True) -> None:
+        """Print a job's end: one JSON object, or the text (unless printed) and the table.
+
+        ``streamed``: whether its output went through ``streaming``.
+        """
         if self._json:
             sys.stdout.write(json.dumps(as_object(result)) + "\n")
             sys.stdout.flush()
             return
-        shown = not (self._live and sys.stdout.isatty())
+        shown = streamed and not (self._live and sys.stdout.isatty())
         sys.stdout.write(("" if shown else result.text) + "\n")
         sys.stdout.flush()
         self._errors.print(table(result))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import io
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -89,3 +90,93 @@ def test_a_recording_replaces_the_file_that_a_link_leads_to(
     assert file.stat().st_mode & 0o777 == 0o600
     assert sorted(entry.name for entry in tmp_path.rglob("*")) == ["folder", "link", "run.jsonl"]
     assert job.cancelled == 0
+
+
+# ---- several at once ---------------------------------------------------------------------------
+
+
+class Piece:
+    """A job that ends after ``reads`` reads."""
+
+    def __init__(self, name: str, reads: int, error: str = "") -> None:
+        self.name = name
+        self.reads = reads
+        self.error = error
+        self.cancelled = False
+
+    @property
+    def ended(self) -> bool:
+        return self.reads <= 0
+
+    def so_far(self) -> Result:
+        return replace(RESULT, text=self.name)
+
+    def result(self) -> Result:
+        return self.so_far()
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class Pool:
+    """A client of ``jobs``; notes which are read together."""
+
+    def __init__(self, jobs: Sequence[Piece], stop_at: int = 99) -> None:
+        self.jobs = list(jobs)
+        self.left = list(jobs)
+        self.rounds: list[str] = []
+        self.stop_at = stop_at
+
+    def submit_spec(self, spec: object) -> Piece:
+        return self.left.pop(0)
+
+    def read(self, jobs: Sequence[Piece]) -> None:
+        if len(self.rounds) == self.stop_at:
+            raise KeyboardInterrupt
+        self.rounds.append("".join(job.name for job in jobs))
+        for job in jobs:
+            job.reads -= 1
+
+
+def together(pool: Pool, most: int) -> bool:
+    setup = Setup("target", "draft", 2, jobs=most)
+    request = generate.Request(
+        setup, Sampling(), "flowspec", 8, raw=False, as_json=False, record=None, url="unix:///x"
+    )
+    client: object = pool
+    answering = generate._Together(client, request, Screen(as_json=False), lambda: None)  # type: ignore[arg-type]
+    return answering.answer([request.spec("hi")] * len(pool.jobs))
+
+
+def test_prompts_run_together_and_their_answers_keep_their_order(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pool = Pool([Piece("a", 4), Piece("b", 1), Piece("c", 2), Piece("d", 1), Piece("e", 1)])
+    assert together(pool, 2)
+    assert pool.rounds == ["ab", "ac", "ac", "ad", "e"]
+    assert capsys.readouterr().out.split() == list("abcde")
+
+
+def test_a_prompt_that_fails_leaves_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not together(Pool([Piece("a", 1), Piece("b", 1, "too long"), Piece("c", 2)]), 3)
+    shown = capsys.readouterr()
+    assert shown.out.split() == ["a", "c"]
+    assert "flowspec: too long" in shown.err
+
+
+def test_ctrl_c_cancels_what_runs_and_prints_what_was_committed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pool = Pool([Piece("a", 9), Piece("b", 1), Piece("c", 9), Piece("d", 9)], stop_at=2)
+    with pytest.raises(KeyboardInterrupt):
+        together(pool, 2)
+    assert capsys.readouterr().out.split() == ["a", "b", "c"]
+    assert [job.cancelled for job in pool.jobs] == [True, True, True, False]
+
+
+def test_jobs_whose_text_cannot_be_shown_are_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = Pool([Piece("a", 1), Piece("b", 9)])
+    monkeypatch.setattr(sys, "stdout", Full())
+    with pytest.raises(OSError, match="No space left"):
+        together(pool, 2)
+    assert [job.cancelled for job in pool.jobs] == [False, True]

@@ -284,7 +284,7 @@ def test_a_stopped_scheduler_is_noticed_by_the_client(doomed: Cluster) -> None:
 
 
 def test_up_status_submit_watch_cancel_down(flowspec: Run) -> None:
-    up = flowspec("up", "--stages", "2")
+    up = flowspec("up", "--stages", "2", "--jobs", "2")
     assert up.returncode == 0, up.stderr
     try:
         assert up.stdout.startswith("export FLOWSPEC_REDIS_URL='unix://")
@@ -297,11 +297,13 @@ def test_up_status_submit_watch_cancel_down(flowspec: Run) -> None:
         job = flowspec("submit", PROMPT, "--max-new-tokens", "8").stdout.strip()
         watched = flowspec("watch", job, "--json")
         assert '"finish_reason": "length"' in watched.stdout
-        long = flowspec(
-            "submit", PROMPT, "--max-new-tokens", "900", "--strategy", "autoregressive"
-        ).stdout.strip()
-        cancelled = flowspec("cancel", long)
-        assert cancelled.returncode == 0, cancelled.stderr
+        slow = ("submit", PROMPT, "--max-new-tokens", "900", "--strategy", "autoregressive")
+        long = [flowspec(*slow).stdout.strip() for _ in range(3)]
+        found = json.loads(flowspec("status", "--json").stdout)
+        assert (found["running"], found["waiting"]) == (2, 1)
+        for job in reversed(long):
+            cancelled = flowspec("cancel", job)
+            assert cancelled.returncode == 0, cancelled.stderr
         assert "ended by cancelled after" in cancelled.stdout
         unknown = flowspec("cancel", "1-0")
         assert "there is no job 1-0" in unknown.stderr

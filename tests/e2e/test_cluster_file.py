@@ -70,6 +70,7 @@ def heavy(*values: object) -> Any:
         heavy(["--layers", "0-5 6-12", "--stages", "2"], "follow each other from 0 on"),
         heavy(["--layers", "0-12", "--stages", "2"], "of 1 stages; expected 2"),
         heavy(["--context", "0"], "--context is 0; expected 1 or more"),
+        heavy(["--jobs", "0"], "--jobs is 0; expected 1 or more"),
         (["--cluster", "/no/such.toml"], "cannot be read"),
         heavy(
             ["--cluster", "/no/such.toml", "--stages", "2", "--draft-dtype", "nf4"],
@@ -77,7 +78,7 @@ def heavy(*values: object) -> Any:
         ),
     ],
 )
-def test_a_scheduler_refuses_layers_that_are_not_the_models(flags: list[str], message: str) -> None:
+def test_a_scheduler_refuses_what_cannot_be(flags: list[str], message: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "workers.scheduler", *flags],
         capture_output=True,

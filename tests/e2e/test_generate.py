@@ -129,6 +129,26 @@ def test_a_file_of_prompts_gives_a_line_each(
     assert results[0]["prompt_token_ids"] != results[1]["prompt_token_ids"]
 
 
+def test_several_prompts_at_once(
+    flowspec: Run, reference: Reference, place: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "p.jsonl"
+    prompts = ["One?", "word " * 3000, "Two?", "What is it?"]
+    file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+    together = ("--prompts", str(file), "--jobs", "3", "--stages", "2")
+    done = flowspec("generate", *together, "--json", "--max-new-tokens", "24")
+    assert done.returncode == 1
+    assert "the model's context is 1024: shorten it" in done.stderr
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    lengths = [len(result["prompt_token_ids"]) for result in results]
+    assert lengths == sorted(lengths), "in the order of the prompts"
+    for result in results:
+        assert tuple(result["token_ids"]) == reference.generate(result["prompt_token_ids"], 24)
+    first, second, _ = (result["stats"] for result in results)
+    assert second["queue_seconds"] < first["ttft_seconds"], "it did not wait for the first"
+    assert left_in(place) == []
+
+
 def test_one_prompt_that_fails_does_not_stop_the_others(
     flowspec: Run, clusters: Clusters, tmp_path: Path
 ) -> None:
@@ -222,6 +242,7 @@ def test_a_recording_replays_and_an_edited_one_does_not(
         ),
         (["generate", "hi", "--stages", "13"], "13 stages asked for; the target has 12 layers"),
         (["generate", "hi", "--stages", "0"], "--stages is 0; expected 1 or more"),
+        (["generate", "hi", "--jobs", "0"], "--jobs is 0; expected 1 or more"),
         (
             ["generate", "hi", "--target", "/no/model", "--draft", "/no/model"],
             "model folder /no/model does not exist",
