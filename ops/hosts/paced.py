@@ -80,7 +80,7 @@ class PacedStages:
         """Times of every stage, medians of ``repeats``; ``pause``: seconds before each pass."""
         found: list[dict[int, list[PassTime]]] = [{} for _ in self._stages]
         for count in rows:
-            for _ in range(1 + repeats):  # the first pass of so many rows allocates
+            for _ in range(1 + repeats):  # the first pass of `count` rows allocates
                 for (_, pipe), taken in zip(self._stages, found, strict=True):
                     sleep(pause)
                     taken.setdefault(count, []).append(_pass(pipe, count))
@@ -124,7 +124,9 @@ def serve(pipe: Connection, target: str, stage: int, stages: int, most_rows: int
     def compute(part: Part, rows: int) -> PassTime:
         asked = replace(part, answers=part.answers if stage == stages - 1 else ())
         given = None if part.tokens else random_rows(rows, directory.hidden_size)
-        wall, spent, model = time.monotonic(), time.thread_time(), executor.model_seconds
+        wall = time.monotonic()
+        spent = time.thread_time()
+        model = executor.model_seconds
         executor.run(Pass((asked,)), [given])
         whole = time.monotonic() - wall
         around = (time.thread_time() - spent) - (executor.model_seconds - model)

@@ -46,7 +46,7 @@ def pass_seconds(
     prompt: int,
     passes: int,
 ) -> dict[int, float]:
-    """Mean seconds of ``passes`` passes of so many rows, by rows, each of another sequence.
+    """Mean seconds of ``passes`` passes, by their number of rows, each of another sequence.
 
     All rows get logits, and none a sample. ``addresses``: of RPC servers; none: the whole model in
     one process. One thread.
