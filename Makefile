@@ -19,7 +19,7 @@ QUESTION := Tom has 5 apples and buys 7 more. He gives 3 to each of his 2 friend
 help:
 	@echo "make demo            answer a prompt with one draft worker and four verify workers;"
 	@echo "                     of your own models: make demo TARGET=dir DRAFT=dir DTYPE=nf4"
-	@echo "make test            what CI runs: lint, types and tests, under 12 minutes on two cores"
+	@echo "make test            what CI runs: lint, types and tests, 10 to 20 minutes on two cores"
 	@echo "make test-all        the heavy checks as well; needs PROMPTS=dir, a folder of .jsonl prompt files"
 	@echo "make check           lint and types only"
 	@echo "make bench-hop       cost of a hop, a commit and a prune on this machine"
