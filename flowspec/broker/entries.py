@@ -65,6 +65,16 @@ def after(entry: str) -> str:
     return f"{milliseconds}-{count + 1}"
 
 
+def taken(found: Sequence[Any], cursors: dict[str, str]) -> list[tuple[str, Sequence[Any]]]:
+    """The answer to ``xread`` as (stream, entries); ``cursors`` are moved behind them."""
+    read = []
+    for stream, arrived in found:
+        name = stream.decode()
+        cursors[name] = arrived[-1][0].decode()
+        read.append((name, arrived))
+    return read
+
+
 def xread(streams: Mapping[str, str], block_seconds: float, most: int) -> tuple[Any, ...]:
     """The command that reads at most ``most`` entries a stream behind the cursors ``streams``."""
     block = ("BLOCK", int(block_seconds * 1000)) if block_seconds >= 0.001 else ()

@@ -12,7 +12,7 @@ from typing import Any
 import redis
 
 from flowspec.broker.connection import MAX_BLOCK_SECONDS, translate
-from flowspec.broker.entries import xread
+from flowspec.broker.entries import taken, xread
 from flowspec.broker.pipelined_client import PipelinedClient
 from flowspec.broker.redis_client import Command
 
@@ -60,12 +60,7 @@ class PendingRead:
         (answer,) = self._client.collect()
         if isinstance(answer, redis.RedisError):
             raise translate(answer, self._client.url)
-        found = []
-        for stream, entries in answer or ():
-            name = stream.decode()
-            self._cursors[name] = entries[-1][0].decode()
-            found.append((name, entries))
-        return found
+        return taken(answer or (), self._cursors)
 
     def close(self) -> None:
         """Close the connection; a read that is under way ends with it."""

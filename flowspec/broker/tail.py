@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flowspec.broker.connection import MAX_BLOCK_SECONDS
-from flowspec.broker.entries import xread
+from flowspec.broker.entries import taken, xread
 from flowspec.broker.pending_read import BATCH
 from flowspec.broker.redis_client import DirectClient
 from flowspec.errors import BrokerError
@@ -37,7 +37,7 @@ class Tail:
         self._client = client
         self._patient = patient
         self._cursors = dict(streams)
-        self._found: list[tuple[str, list[Entry]]] = []
+        self._found: list[tuple[str, Sequence[Entry]]] = []
         self._held = 0
         self._error: BrokerError | None = None
         self._closed = False
@@ -83,11 +83,9 @@ class Tail:
 
     def _hold(self, found: Sequence[Any]) -> None:
         with self._changed:
-            for stream, entries in found:
-                name = stream.decode()
-                self._cursors[name] = entries[-1][0].decode()
-                self._found.append((name, entries))
-                self._held += len(entries)
+            read = taken(found, self._cursors)
+            self._found += read
+            self._held += sum(len(entries) for _, entries in read)
             self._bell.ring()
             while self._held > MOST_HELD and not self._closed:
                 self._changed.wait()
