@@ -5,14 +5,18 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # A folder of .jsonl prompt files: make test-all PROMPTS=dir, make bench-ablation PROMPTS=dir
 PROMPTS ?=
-# Tests of brokers, workers, whole clusters and programs; all others need no further process.
-LIVE := tests/broker tests/cli tests/drivers tests/e2e tests/lua tests/ops
+# Tests of whole clusters, which mostly wait; of brokers, workers and programs; all others need no
+# further process.
+CLUSTERS := tests/e2e
+LIVE := tests/broker tests/cli tests/drivers tests/lua tests/ops
 # One's own pair: make demo TARGET=dir DRAFT=dir DTYPE=nf4
 TARGET ?=
 DRAFT ?=
 DTYPE ?=
 PAIR = $(if $(TARGET),--target "$(TARGET)") $(if $(DRAFT),--draft "$(DRAFT)") $(if $(DTYPE),--dtype "$(DTYPE)")
 QUESTION := Tom has 5 apples and buys 7 more. He gives 3 to each of his 2 friends. How many apples does he have left?
+
+PYTEST := $(BIN)/python -m pytest -m "not heavy" --durations 20 -p no:cacheprovider
 
 .PHONY: help venv demo test prompts test-all check bench-hop bench-ablation bench-systems peer bench-peer mutations clean
 
@@ -44,11 +48,13 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Two runs in parallel, one per core: tests of brokers and processes mostly wait, the others compute.
+# Three runs in parallel for two cores: what waits leaves its core to what computes.
 test: check
-	@$(BIN)/python -m pytest -m "not heavy" --durations 20 -p no:cacheprovider $(addprefix --ignore=,$(LIVE)) > .pytest-pure.log 2>&1 & pure=$$!; \
-	$(BIN)/python -m pytest -m "not heavy" --durations 20 $(LIVE); live=$$?; \
-	wait $$pure; pure=$$?; cat .pytest-pure.log; exit $$((live | pure))
+	@$(PYTEST) $(addprefix --ignore=,$(LIVE) $(CLUSTERS)) > .pytest-pure.log 2>&1 & pure=$$!; \
+	$(PYTEST) $(LIVE) > .pytest-live.log 2>&1 & live=$$!; \
+	$(PYTEST) $(CLUSTERS); clusters=$$?; \
+	wait $$live; live=$$?; wait $$pure; pure=$$?; \
+	cat .pytest-live.log .pytest-pure.log; exit $$((clusters | live | pure))
 
 prompts:
 	@ls "$(PROMPTS)"/*.jsonl >/dev/null 2>&1 || { echo "no prompt sets in '$(PROMPTS)': give PROMPTS=dir, a folder of .jsonl files" >&2; exit 1; }
@@ -75,4 +81,4 @@ mutations: $(STAMP)
 	$(BIN)/python -m ops.mutations
 
 clean:
-	rm -rf $(VENV) .pytest-pure.log build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .pytest-live.log .pytest-pure.log build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -168,6 +168,7 @@ def test_a_target_alone_is_drafted_for_by_ngrams(flowspec: Run) -> None:
     assert done.stderr.startswith("note: no --draft is given for medium: drafting with n-grams")
 
 
+@pytest.mark.heavy
 def test_middle_models_that_no_strategy_uses_are_not_started(flowspec: Run) -> None:
     chain = ("--models", "draft,/no/model,target", "--stages", "2")
     done = flowspec("generate", PROMPT, *chain, "--max-new-tokens", "4", "--strategy", "chain")

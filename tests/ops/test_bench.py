@@ -140,6 +140,7 @@ def test_ablation_checks_the_text_and_orders_the_strategies(tmp_path: Path) -> N
     assert len(rows) == 18
 
 
+@pytest.mark.heavy
 def test_systems_checks_the_text_and_agrees_with_the_formulas(tmp_path: Path) -> None:
     few = tmp_path / "few.jsonl"
     few.write_text("\n".join(PROMPTS.read_text().splitlines()[8:10]))

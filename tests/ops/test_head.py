@@ -25,7 +25,7 @@ TEXT = np.arange(2000) % 120
 FORMS: dict[str, Form] = {"eagle1": Eagle1Form(), "eagle3": Eagle3Form((1, 3, 5), 50)}
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3"])
+@pytest.fixture(scope="module", params=["llama", pytest.param("qwen3", marks=pytest.mark.heavy)])
 def target(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> ModelDirectory:

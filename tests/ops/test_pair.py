@@ -11,6 +11,7 @@ from flowspec.model.directory import check_pair, open_directory
 from ops.train import pair
 
 
+@pytest.mark.heavy
 def test_a_pair_can_be_made_from_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
