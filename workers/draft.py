@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -33,7 +34,6 @@ Load = Callable[[str, ModelDirectory, str, str], DraftExecutor]
 #: The key in a job's stats of what its stages run on, and the facts of a stage there.
 RUNS_ON = "runs_on"
 PLACE = ("precision", "device", "kernels", "rows_independent")
-
 
 Claims = Callable[[], Mapping[str, tuple[str, Mapping[str, Any]]]]
 
@@ -84,6 +84,37 @@ def load_named(draft: str, target: ModelDirectory, dtype: str, device: str) -> D
 
 def main(load: Load = load_named, given_arguments: Sequence[str] | None = None) -> None:
     """Serve the role with the drafter of ``load``; the arguments are the process's by default."""
+    given = _read_arguments(given_arguments)
+    process = Process(given.redis_url)
+    control = process.control()
+    record = process.pipeline_record(control)
+    with (
+        wired(process, record, DRAFT, given) as wiring,
+        process.leased(role_of(DRAFT), facts := Facts(wiring.facts)) as stop,
+    ):
+        from flowspec.model.text import Tokenizer
+
+        target, drafter = _load_models(load, given, record)
+        if isinstance(drafter, HasFacts):
+            loaded = drafter.facts()
+            facts.know(loaded)
+            logger().info("drafter loaded", **loaded)
+        peers = wiring.peers
+        claims = control.claims if peers is None else lambda: peers.claims
+        link = _NamingLink(wiring.link(), int(record["stages"]), drafts_of(record), claims)
+        returned = Taps.read(record["taps"]).width if "taps" in record else target.hidden_size
+        role = DraftPerformer(drafter, Tokenizer(target), returned)
+        limits = _limits(record, target, drafter)
+        machine = DraftMachine(limits, build)
+        worker = make_worker(record, machine, link, role, header=header(limits))
+        facts.ask(worker.facts)
+        process.state = "ready"
+        worker.run(stop)
+        link.close()
+    control.close()
+
+
+def _read_arguments(given: Sequence[str] | None) -> argparse.Namespace:
     arguments = parser("draft")
     arguments.add_argument(
         "--target", help="where the target is on this machine (default: as the record says)"
@@ -95,55 +126,33 @@ def main(load: Load = load_named, given_arguments: Sequence[str] | None = None) 
     )
     add_placing(arguments)
     add_rows(arguments)
-    given = arguments.parse_args(given_arguments)
-    process = Process(given.redis_url)
-    control = process.control()
-    record = process.pipeline_record(control)
-    stages = int(record["stages"])
-    middles = len(middles_of(record))
-    with (
-        wired(process, record, DRAFT, given) as wiring,
-        process.leased(role_of(DRAFT), facts := Facts(wiring.facts)) as stop,
-    ):
-        from flowspec.model.text import Tokenizer
+    return arguments.parse_args(given)
 
-        name = given.target or record["target"]
-        draft = record["draft"] if given.draft is None else given.draft
-        check_fingerprint(fingerprint(draft), record["draft_fingerprint"], draft)
-        target = open_target(name, record, target_needs(draft))
-        drafter = load(
-            draft,
-            target,
-            given.dtype or record["draft_dtype"],
-            given.device or record["draft_device"],
-        )
-        if isinstance(drafter, HasFacts):
-            loaded = drafter.facts()
-            facts.know(loaded)
-            logger().info("drafter loaded", **loaded)
-        wanting = wanting_hidden(drafter)
-        limits = Limits(
-            stages,
-            min(target.context, int(record.get("context", target.context))),
-            target.vocabulary,
-            target.eos,
-            middles=middles,
-            hidden=wanting[0],
-            others=wanting[1:],
-            levels=levels_of(drafter),
-        )
-        peers = wiring.peers
-        claims = control.claims if peers is None else lambda: peers.claims
-        link = _NamingLink(wiring.link(), stages, drafts_of(record), claims)
-        returned = Taps.read(record["taps"]).width if "taps" in record else target.hidden_size
-        role = DraftPerformer(drafter, Tokenizer(target), returned)
-        machine = DraftMachine(limits, build)
-        worker = make_worker(record, machine, link, role, header=header(limits))
-        facts.ask(worker.facts)
-        process.state = "ready"
-        worker.run(stop)
-        link.close()
-    control.close()
+
+def _load_models(
+    load: Load, given: argparse.Namespace, record: Mapping[str, str]
+) -> tuple[ModelDirectory, DraftExecutor]:
+    """The target's folder and the drafter, both checked against the record."""
+    draft = record["draft"] if given.draft is None else given.draft
+    check_fingerprint(fingerprint(draft), record["draft_fingerprint"], draft)
+    target = open_target(given.target or record["target"], record, target_needs(draft))
+    dtype = given.dtype or record["draft_dtype"]
+    device = given.device or record["draft_device"]
+    return target, load(draft, target, dtype, device)
+
+
+def _limits(record: Mapping[str, str], target: ModelDirectory, drafter: DraftExecutor) -> Limits:
+    wanting = wanting_hidden(drafter)
+    return Limits(
+        int(record["stages"]),
+        min(target.context, int(record.get("context", target.context))),
+        target.vocabulary,
+        target.eos,
+        middles=len(middles_of(record)),
+        hidden=wanting[0],
+        others=wanting[1:],
+        levels=levels_of(drafter),
+    )
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import argparse
+from collections.abc import Callable, Mapping, Sequence
 
 from flowspec.broker.base import role_of
 from flowspec.core.protocol.addresses import stage_address
@@ -65,6 +66,37 @@ def load_layers(
 
 def main(load: Load = load_layers, given_arguments: Sequence[str] | None = None) -> None:
     """Serve a stage with the executor of ``load``; the arguments are the process's by default."""
+    given = _read_arguments(given_arguments)
+    process = Process(given.redis_url)
+    control = process.control()
+    record = process.pipeline_record(control)
+    stages = int(record["stages"])
+    stage = stage_number(given.stage, stages)
+    address = stage_address(stage)
+    with (
+        wired(process, record, address, given) as wiring,
+        process.leased(role_of(address), facts := Facts(wiring.facts)) as stop,
+    ):
+        layers = layer_range(record["layers"], stage)
+        taps = Taps.read(record["taps"]) if "taps" in record else None
+        target, executor, model_seconds = _load_stage(load, given, record, stage, taps)
+        if isinstance(executor, HasFacts):
+            loaded = executor.facts()
+            facts.know(loaded)
+            logger(stage=stage).info("stage loaded", **loaded)
+        beside = taps.width if taps is not None and taps.reach(layers.start) else 0
+        role = VerifyPerformer(executor, (target.hidden_size,), beside=beside)
+        link = wiring.link()
+        machine = StageMachine(stage, stages)
+        worker = make_worker(record, machine, link, role, model_seconds=model_seconds)
+        facts.ask(worker.facts)
+        process.state = "ready"
+        worker.run(stop)
+        link.close()
+    control.close()
+
+
+def _read_arguments(given: Sequence[str] | None) -> argparse.Namespace:
     arguments = parser("verify")
     arguments.add_argument(
         "--stage", required=True, help="which block of the target's layers to serve, from 1"
@@ -85,47 +117,28 @@ def main(load: Load = load_layers, given_arguments: Sequence[str] | None = None)
     )
     add_placing(arguments)
     add_rows(arguments)
-    given = arguments.parse_args(given_arguments)
-    process = Process(given.redis_url)
-    control = process.control()
-    record = process.pipeline_record(control)
-    stages = int(record["stages"])
-    stage = stage_number(given.stage, stages)
-    address = stage_address(stage)
-    with (
-        wired(process, record, address, given) as wiring,
-        process.leased(role_of(address), facts := Facts(wiring.facts)) as stop,
-    ):
-        name = given.target or record["target"]
-        layers = layer_range(record["layers"], stage)
-        asked = given.dtype or of_stage(record["dtype"], stage)
-        device = given.device or of_stage(record["device"], stage)
-        _check_place(layers, name, asked, device)
-        target, dtype = open_stage(
-            name, stage, layers, record, asked, lambda found: _needs(found, layers)
-        )
-        taps = Taps.read(record["taps"]) if "taps" in record else None
-        executor, model_seconds = load(
-            target,
-            layers,
-            given.attention,
-            (dtype, device),
-            (taps, _tapping(taps, target, layers, given.draft)),
-        )
-        if isinstance(executor, HasFacts):
-            loaded = executor.facts()
-            facts.know(loaded)
-            logger(stage=stage).info("stage loaded", **loaded)
-        beside = taps.width if taps is not None and taps.reach(layers.start) else 0
-        role = VerifyPerformer(executor, (target.hidden_size,), beside=beside)
-        link = wiring.link()
-        machine = StageMachine(stage, stages)
-        worker = make_worker(record, machine, link, role, model_seconds=model_seconds)
-        facts.ask(worker.facts)
-        process.state = "ready"
-        worker.run(stop)
-        link.close()
-    control.close()
+    return arguments.parse_args(given)
+
+
+def _load_stage(
+    load: Load,
+    given: argparse.Namespace,
+    record: Mapping[str, str],
+    stage: int,
+    taps: Taps | None,
+) -> tuple[ModelDirectory, StageExecutor, Callable[[], float] | None]:
+    """The target's folder, checked against the record, and what ``load`` gives for the stage."""
+    name = given.target or record["target"]
+    layers = layer_range(record["layers"], stage)
+    asked = given.dtype or of_stage(record["dtype"], stage)
+    device = given.device or of_stage(record["device"], stage)
+    _check_place(layers, name, asked, device)
+    target, dtype = open_stage(
+        name, stage, layers, record, asked, lambda found: _needs(found, layers)
+    )
+    tapping = _tapping(taps, target, layers, given.draft)
+    loaded = load(target, layers, given.attention, (dtype, device), (taps, tapping))
+    return target, *loaded
 
 
 def _check_place(layers: range, name: str, dtype: str, device: str) -> None:
