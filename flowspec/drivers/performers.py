@@ -11,9 +11,20 @@ import numpy.typing as npt
 from flowspec.broker.base import Link
 from flowspec.core.protocol.machine import Allocate, Commit, Learn
 from flowspec.core.protocol.row_types import ROW_TYPES, to_float32
-from flowspec.core.protocol.work import Draft, Encode, EncodeDone, Part, Pass, Work, WorkResult
+from flowspec.core.protocol.work import (
+    Choice,
+    Draft,
+    Encode,
+    EncodeDone,
+    Part,
+    Pass,
+    PassDone,
+    Work,
+    WorkFailed,
+    WorkResult,
+)
 from flowspec.core.run.key import RunKey
-from flowspec.errors import StateError, WireError
+from flowspec.errors import FlowSpecError, StateError, WireError
 from flowspec.model.base import DraftExecutor, RowArray, StageExecutor
 from flowspec.model.taps import elements
 
@@ -58,12 +69,33 @@ class VerifyPerformer:
     def compute(self, work: Work, link: Link) -> WorkResult:
         if not isinstance(work, Pass):
             raise StateError(f"a verify stage cannot do {type(work).__name__}")
-        inputs = [
-            None if part.tokens else self._checked(link.take_rows(part.run, part.segment), part)
-            for part in work.parts
-        ]
-        result, self._outputs = self._executor.run(work, inputs)
-        return result
+        if len(work.parts) == 1:
+            result, self._outputs = self._executor.run(work, [self._input(work.parts[0], link)])
+            return result
+        return self._compute_several(work.parts, link)
+
+    def _compute_several(self, parts: Sequence[Part], link: Link) -> WorkResult:
+        """A pass over several runs' parts; what is wrong with one's input fails that one alone."""
+        inputs: dict[int, RowArray | None] = {}
+        choices: dict[int, Choice | WorkFailed] = {}
+        for at, part in enumerate(parts):
+            try:
+                inputs[at] = self._input(part, link)
+            except FlowSpecError as error:
+                choices[at] = WorkFailed(str(error))
+        self._outputs = [np.empty(0)] * len(parts)
+        if inputs:
+            sound = Pass(tuple(parts[at] for at in inputs))
+            done, outputs = self._executor.run(sound, list(inputs.values()))
+            for at, choice, rows in zip(inputs, done.choices, outputs, strict=True):
+                choices[at] = choice
+                self._outputs[at] = rows
+        return PassDone(tuple(choices[at] for at in range(len(parts))))
+
+    def _input(self, part: Part, link: Link) -> RowArray | None:
+        if part.tokens:
+            return None
+        return self._checked(link.take_rows(part.run, part.segment), part)
 
     def _checked(self, rows: RowArray, part: Part) -> RowArray:
         shape = self._shape(part.run, rows.dtype)

@@ -34,7 +34,7 @@ from flowspec.core.run.spec import shown
 from flowspec.errors import FlowSpecError, ReplayMismatch
 
 #: Version of the format; the header names it.
-FORMAT = 2
+FORMAT = 3
 #: Largest integer a field may hold; ids, positions and counts all fit.
 MAX_INT = (1 << 63) - 1
 
@@ -260,7 +260,8 @@ def _about(run: RunKey, event: Input, work: Work | None) -> Input | None:
         case machine.Done(PassDone(choices)) if isinstance(work, Pass):
             pairs = zip(work.parts, choices, strict=True)
             own = tuple(choice for part, choice in pairs if part.run == run)
-            return machine.Done(PassDone(own)) if own else None
+            others = sum(len(part.ids) for part in work.parts if part.run != run)
+            return machine.Done(PassDone(own, others)) if own else None
         case machine.Done():
             return event if work is not None and _concerns_work(run, work) else None
         case _:
@@ -303,6 +304,9 @@ def _concerns(run: RunKey, output: Output) -> bool:
 
 
 def _only(run: RunKey, output: Output) -> Output:
+    """``output`` as it were if the worker served ``run`` alone, which has one part of a pass."""
     if isinstance(output, Compute) and isinstance(output.work, Pass):
         return Compute(Pass(tuple(part for part in output.work.parts if part.run == run)))
+    if isinstance(output, Send) and output.rows is not None:
+        return dataclasses.replace(output, rows=dataclasses.replace(output.rows, part=0))
     return output

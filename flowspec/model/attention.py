@@ -15,6 +15,8 @@ import numpy.typing as npt
 import torch
 from transformers import AttentionInterface
 
+from flowspec.model.ragged import RaggedCache
+
 #: The library's name of ``exact_attention``.
 EXACT = "flowspec_exact"
 #: Devices that compute in float64 at a useful speed; on others rows depend on their company.
@@ -63,15 +65,32 @@ def exact_attention(
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
-    **_unused: Any,
+    ragged: RaggedCache | None = None,
+    **unused: Any,
 ) -> tuple[torch.Tensor, None]:
     """Grouped-query attention with one softmax over the unmasked slots.
 
     ``query`` is ``[1, heads, rows, head_dim]``; ``key`` and ``value`` are ``[1, key heads, slots,
     head_dim]``; ``attention_mask`` is what ``bias_of`` returns. ``softcap``: bound of the scores,
     by tanh (Gemma 2). ``s_aux``: a score for each head that takes part in the softmax alone
-    (gpt-oss). Returns ``[1, rows, heads, head_dim]`` in the query's type and no weights.
+    (gpt-oss). ``ragged``: the rows are of several jobs, whose keys and values are there; the mask
+    is ``ragged.joined``. Returns ``[1, rows, heads, head_dim]`` in the query's type and no weights.
     """
+    if ragged is not None:
+        parts = [
+            exact_attention(
+                module,
+                query[:, :, share.rows],
+                share.keys,
+                share.values,
+                share.bias,
+                scaling=scaling,
+                softcap=softcap,
+                s_aux=s_aux,
+            )[0]
+            for share in ragged.shares(module.layer_idx, query, key, attention_mask)
+        ]
+        return torch.cat(parts, dim=1), None
     queries = grouped(query, key.shape[1])
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     keys = key[0].to(queries.dtype)

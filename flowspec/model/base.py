@@ -31,7 +31,8 @@ class StageExecutor(Protocol):
         """Compute ``work``; return the choices and, per part, the computed rows.
 
         ``inputs``: per part, all rows sent with its segment, of which the part's ``offsets``
-        select the live ones; None: the part has tokens.
+        select the live ones; None: the part has tokens. Of several parts one may fail alone
+        (``PassDone``); its rows are empty.
         """
         ...
 

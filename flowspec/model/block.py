@@ -8,6 +8,7 @@ storage of keys and values (``kv``) differ.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,14 +23,19 @@ from flowspec.model.arrays import to_tensor
 from flowspec.model.attention import EXACT, EXACT_DEVICES, bias_of
 from flowspec.model.base import RowArray
 from flowspec.model.directory import ModelDirectory
+from flowspec.model.families import TESTED_FAMILIES
 from flowspec.model.kv import TreeCache
 from flowspec.model.lean import LEAN, LIBRARY, LeanLayers, has_short_path, lean_layers
 from flowspec.model.linear import KernelLinear, rows_are_independent
 from flowspec.model.loading import HEAD, Loader
 from flowspec.model.masks import full_mask, tree_mask, windowed
 from flowspec.model.placing import Placing
+from flowspec.model.ragged import RaggedCache, hands_through, joined
 from flowspec.model.rows import Placement
 from flowspec.model.two_level import PLAIN, TWO_LEVEL, RowCache, TwoLevelCache, implementation
+
+#: What a pass's rows attend to, as ``attention.bias_of`` returns it; by layer type if needed.
+Masks = torch.Tensor | dict[str, torch.Tensor]
 
 
 def tensor_prefixes(directory: ModelDirectory, layers: range) -> tuple[str, ...]:
@@ -113,6 +119,9 @@ class LayerBlock(torch.nn.Module):
         self.lean: LeanLayers | None = None
         if short:
             self.lean = lean_layers(self)
+        self._joins = True  # whether rows of several jobs may go through the layers together
+        if directory.config["model_type"] not in TESTED_FAMILIES:
+            self._joins = hands_through(self)
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -184,7 +193,11 @@ class LayerBlock(torch.nn.Module):
     @torch.inference_mode()
     def run(self, part: Part, rows: RowArray | None, cache: RowCache) -> torch.Tensor:
         """Hidden rows after this block (in the last one, after the norm), ``[rows, hidden]``."""
-        placement = cache.begin_pass(part)
+        return self._alone(part, rows, cache, cache.begin_pass(part))
+
+    def _alone(
+        self, part: Part, rows: RowArray | None, cache: RowCache, placement: Placement
+    ) -> torch.Tensor:
         given = self._given(part, rows)
         mask = self._mask(placement, len(part.ids))
         began = time.thread_time()
@@ -194,9 +207,48 @@ class LayerBlock(torch.nn.Module):
             hidden = self.lean.run(embedded, part.positions, whole, cache)
         else:
             positions = torch.tensor([part.positions], device=self.device)
-            hidden = self._by_library(given, positions, mask, cache)
+            more: dict[str, Any] = {"past_key_values": cache}
+            if isinstance(cache, TwoLevelCache):
+                more = {"past_key_values": cache.tree, "two_level": cache}
+            hidden = self._by_library(given, positions, mask, more)
         self.seconds += time.thread_time() - began
         return hidden
+
+    @torch.inference_mode()
+    def run_together(
+        self,
+        parts: Sequence[Part],
+        rows: Sequence[RowArray | None],
+        caches: Sequence[RowCache],
+        placements: Sequence[Placement],
+    ) -> list[torch.Tensor]:
+        """``run`` for parts of several jobs, whose rows go through the linear layers together.
+
+        ``rows``: of all parts, or of none. ``placements``: what ``begin_pass`` of each cache, which
+        must have been called, has returned.
+        """
+        if not self._joins:
+            alone = zip(parts, rows, caches, placements, strict=True)
+            return [self._alone(*one) for one in alone]
+        given = torch.cat([self._given(*pair) for pair in zip(parts, rows, strict=True)])
+        counts = [len(part.ids) for part in parts]
+        masks = [self._mask(*pair) for pair in zip(placements, counts, strict=True)]
+        positions = [position for part in parts for position in part.positions]
+        trees = [cache.tree if isinstance(cache, TwoLevelCache) else cache for cache in caches]
+        ragged = RaggedCache(trees, counts)
+        began = time.thread_time()
+        if self.lean is not None:
+            embedded = given if given.is_floating_point() else self.body.embed_tokens(given)
+            whole = [mask["full_attention"] if isinstance(mask, dict) else mask for mask in masks]
+            hidden = self.lean.run_ragged(embedded, positions, whole, ragged)
+        else:
+            places = torch.tensor([positions], device=self.device)
+            more: dict[str, Any] = {"past_key_values": ragged, "ragged": ragged}
+            if self.two_level:
+                more["two_level"] = caches
+            hidden = self._by_library(given, places, _joined_masks(masks), more)
+        self.seconds += time.thread_time() - began
+        return [hidden[span] for span in ragged.spans]
 
     def _given(self, part: Part, rows: RowArray | None) -> torch.Tensor:
         """The part's tokens, or its rows into the first layer, ``[rows, hidden]``."""
@@ -209,18 +261,17 @@ class LayerBlock(torch.nn.Module):
         self,
         given: torch.Tensor,
         positions: torch.Tensor,
-        mask: torch.Tensor | dict[str, torch.Tensor],
-        cache: RowCache,
+        mask: Masks,
+        more: dict[str, Any],
     ) -> torch.Tensor:
-        inputs: dict[str, Any] = {"past_key_values": cache}
-        if isinstance(cache, TwoLevelCache):
-            inputs = {"past_key_values": cache.tree, "two_level": cache}
-        inputs["inputs_embeds" if given.is_floating_point() else "input_ids"] = given.unsqueeze(0)
+        """The rows after the library's layers. ``more``: the caches, and what attention needs."""
+        name = "inputs_embeds" if given.is_floating_point() else "input_ids"
+        inputs = {name: given.unsqueeze(0), **more}
         output = self.body(**inputs, position_ids=positions, attention_mask=mask, use_cache=True)
         hidden: torch.Tensor = output.last_hidden_state[0]
         return hidden
 
-    def _mask(self, placement: Placement, new: int) -> torch.Tensor | dict[str, torch.Tensor]:
+    def _mask(self, placement: Placement, new: int) -> Masks:
         """The masks of the ``new`` rows as ``attention.bias_of`` returns them, by layer type if
         needed. Two-level attention masks tree slots only.
         """
@@ -253,6 +304,15 @@ class LayerBlock(torch.nn.Module):
         logits: torch.Tensor = head(hidden.to(self.placing.head_rows))
         self.seconds += time.thread_time() - began
         return logits
+
+
+def _joined_masks(masks: Sequence[Masks]) -> Masks:
+    """The masks of several jobs as one, by layer type if they are."""
+    first = masks[0]
+    if isinstance(first, dict):
+        by_type = {name: [mask[name] for mask in masks if isinstance(mask, dict)] for name in first}
+        return {name: joined(found) for name, found in by_type.items()}
+    return joined([mask for mask in masks if isinstance(mask, torch.Tensor)])
 
 
 def _key_heads(config: PretrainedConfig) -> int:

@@ -22,6 +22,7 @@ from flowspec.model.attention import EXACT, EXACT_DEVICES, weighted
 from flowspec.model.joined import JoinedPart
 from flowspec.model.kv import Slots, TreeCache
 from flowspec.model.linear import KernelLinear
+from flowspec.model.ragged import RaggedCache, joined
 
 #: The environment variable with which a user turns the short path off, and its values.
 VARIABLE = "FLOWSPEC_LAYERS"
@@ -71,8 +72,33 @@ class LeanLayer:
         ``turn``: as ``Turns.at``'s. ``bias``: as ``bias_of``'s, ``[1, 1, shared x rows, slots]``. A
         lone row may come as two equal ones, of which one has keys, values and attention.
         """
-        before, between = self._norms
-        hidden = hidden + self._o(self._attend(before(hidden), slots, turn, bias))
+        return self._after(hidden, self._attend(self._norms[0](hidden), slots, turn, bias))
+
+    def run_ragged(
+        self,
+        hidden: torch.Tensor,
+        slots: Sequence[Slots],
+        turn: torch.Tensor,
+        biases: Sequence[torch.Tensor],
+    ) -> torch.Tensor:
+        """As ``run``, over the rows of several jobs, each with its ``slots`` and its bias."""
+        rows, turning = self._heads_of(self._norms[0](hidden), hidden.shape[0], turn)
+        new = torch.stack((turning[self._heads :], rows[:, self._turning :].transpose(0, 1)))
+        queries = turning[: self._heads]
+        found = rows.new_empty((rows.shape[0], self._heads, self._size))
+        begin = 0
+        for own, bias in zip(slots, biases, strict=True):
+            end = begin + own.new.shape[-2]
+            own.new.copy_(new[:, :, begin:end])
+            wide = attend(queries[:, begin:end], own.kept, bias[0], self._scale)
+            found[begin:end].copy_(wide)
+            begin = end
+        return self._after(hidden, found.view(rows.shape[0], -1))
+
+    def _after(self, hidden: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """``hidden`` after this layer, whose attention found ``attended``."""
+        between = self._norms[1]
+        hidden = hidden + self._o(attended)
         gate, up = self._gate_up(between(hidden))
         return hidden + self._down(self._activate(gate) * up)
 
@@ -82,16 +108,26 @@ class LeanLayer:
         """Attention of ``rows`` to the kept ones, ``[rows, heads x head_dim]``."""
         given = rows.shape[0]
         count = slots.new.shape[-2]
+        heads, turning = self._heads_of(rows, count, turn)
+        slots.new[0].copy_(turning[self._heads :])
+        slots.new[1].copy_(heads[:, self._turning :].transpose(0, 1))
+        wide = attend(turning[: self._heads], slots.kept, bias[0], self._scale)
+        found = wide.to(rows.dtype, memory_format=torch.contiguous_format).view(count, -1)
+        return found if given == count else found.expand(given, -1).contiguous()
+
+    def _heads_of(
+        self, rows: torch.Tensor, count: int, turn: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries, keys and values of the first ``count`` rows, ``[rows, heads, head_dim]``.
+
+        And the queries and keys of these, rotated, ``[heads, rows, head_dim]``.
+        """
         heads = self._qkv(rows)[:count].view(count, -1, self._size)
         turning = heads[:, : self._turning]
         if self._q_norm is not None and self._k_norm is not None:
             parts = turning[:, : self._heads], turning[:, self._heads :]
             turning = torch.cat((self._q_norm(parts[0]), self._k_norm(parts[1])), dim=1)
-        turning = turned(turning, turn).transpose(0, 1)
-        slots.new[0].copy_(turning[self._heads :])
-        slots.new[1].copy_(heads[:, self._turning :].transpose(0, 1))
-        found = attend(turning[: self._heads], slots.kept, bias[0], self._scale)
-        return found if given == count else found.expand(given, -1).contiguous()
+        return heads, turned(turning, turn).transpose(0, 1)
 
 
 class LeanLayers:
@@ -136,13 +172,35 @@ class LeanLayers:
             return torch.as_tensor(self._body.norm(hidden[None, :count])[0])
         return self._norm(hidden)[:count]
 
+    def run_ragged(
+        self,
+        embedded: torch.Tensor,
+        positions: Sequence[int],
+        masks: Sequence[torch.Tensor],
+        cache: RaggedCache,
+    ) -> torch.Tensor:
+        """As ``run``, over the rows of several jobs, each with its mask."""
+        turn = self._turns.at(positions, embedded)
+        counts = [rows.stop - rows.start for rows in cache.spans]
+        by_job = [own.slots(count) for own, count in zip(cache.caches, counts, strict=True)]
+        hidden = embedded
+        for at, (layer, *slots) in enumerate(zip(self._layers, *by_job, strict=True)):
+            if layer.watched._forward_pre_hooks:
+                hidden = self._by_library(at, hidden, joined(masks), cache, positions, ragged=cache)
+            else:
+                hidden = layer.run_ragged(hidden, slots, turn, masks)
+        if self._body.norm._forward_pre_hooks:
+            return torch.as_tensor(self._body.norm(hidden[None])[0])
+        return self._norm(hidden)
+
     def _by_library(
         self,
         at: int,
         hidden: torch.Tensor,
         mask: torch.Tensor,
-        cache: TreeCache,
+        cache: TreeCache | RaggedCache,
         positions: Sequence[int],
+        **more: Any,
     ) -> torch.Tensor:
         places = torch.tensor([positions], device=hidden.device)
         after: torch.Tensor = self._layers[at].watched(
@@ -152,6 +210,7 @@ class LeanLayers:
             position_ids=places,
             past_key_values=cache,
             use_cache=True,
+            **more,
         )
         return after[0]
 
@@ -198,18 +257,17 @@ class Turns:
 def attend(
     queries: torch.Tensor, kept: torch.Tensor, bias: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """``exact_attention`` over rows as they lie in a ``TreeCache``, ``[rows, heads x head_dim]``.
+    """``exact_attention`` over rows as they lie in a ``TreeCache``, before it is rounded.
 
-    ``queries`` is ``[heads, rows, head_dim]``; ``kept`` is ``[2, key heads, slots, head_dim]``,
-    keys before values; ``bias`` is ``[1, shared x rows, slots]``.
+    Returns ``[rows, heads, head_dim]``. ``queries`` is ``[heads, rows, head_dim]``; ``kept`` is
+    ``[2, key heads, slots, head_dim]``, keys before values; ``bias`` is ``[1, shared x rows,
+    slots]``.
     """
     heads, count, size = queries.shape
     wide = queries.to(bias.dtype, memory_format=torch.contiguous_format)
     keys, values = kept.to(bias.dtype)
     found = weighted(wide.view(keys.shape[0], -1, size), keys, values, bias, scale)
-    rows = found.view(heads, count, size).transpose(0, 1)
-    narrow = rows.to(queries.dtype, memory_format=torch.contiguous_format)
-    return narrow.view(count, -1)
+    return found.view(heads, count, size).transpose(0, 1)
 
 
 def signed(cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:

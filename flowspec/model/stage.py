@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from flowspec.core.protocol.messages import Returns
-from flowspec.core.protocol.work import Choice, Part, Pass, PassDone
+from flowspec.core.protocol.work import Choice, Part, Pass, PassDone, WorkFailed
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
-from flowspec.errors import StateError
+from flowspec.errors import FlowSpecError, StateError
 from flowspec.model.arrays import to_array
 from flowspec.model.base import RowArray
 from flowspec.model.block import LayerBlock
 from flowspec.model.directory import ModelDirectory
 from flowspec.model.placing import Placing
+from flowspec.model.rows import Placement
 from flowspec.model.sampling import choose_rows, top_logprobs
 from flowspec.model.tap_shares import TapShares
 from flowspec.model.taps import Taps
@@ -69,25 +71,68 @@ class ModelStage:
     def _run(
         self, work: Pass, inputs: Sequence[RowArray | None]
     ) -> tuple[PassDone, list[RowArray]]:
-        choices = []
-        outputs = []
-        for part, rows in zip(work.parts, inputs, strict=True):
-            cache, sampling, returns = self._runs[part.run]
-            if self._taps is not None and returns.hidden:
-                hidden, output = self._taps.run(part, rows, cache)
-            else:
-                hidden = self._block.run(part, rows, cache)
-                output = to_array(hidden)
-            outputs.append(output)
-            choices.append(
-                self._choose(part, hidden, sampling, returns) if part.answers else Choice()
+        if len(work.parts) == 1:
+            part = work.parts[0]
+            hidden, output = self._alone(part, inputs[0])
+            return PassDone(self._choices([part], [hidden])), [output]
+        return self._together(work.parts, inputs)
+
+    def _alone(self, part: Part, rows: RowArray | None) -> tuple[torch.Tensor, RowArray]:
+        cache, _, returns = self._runs[part.run]
+        if self._taps is not None and returns.hidden:
+            return self._taps.run(part, rows, cache)
+        hidden = self._block.run(part, rows, cache)
+        return hidden, to_array(hidden)
+
+    def _together(
+        self, parts: Sequence[Part], inputs: Sequence[RowArray | None]
+    ) -> tuple[PassDone, list[RowArray]]:
+        """Several jobs' rows; those with a drafter's sums beside them go through by themselves."""
+        hidden: dict[int, torch.Tensor] = {}
+        outputs: list[RowArray] = [np.empty(0)] * len(parts)
+        choices: list[Choice | WorkFailed] = [Choice()] * len(parts)
+        placements: dict[int, Placement] = {}
+        for at, part in enumerate(parts):
+            cache, _, returns = self._runs[part.run]
+            try:
+                if self._taps is not None and returns.hidden:
+                    hidden[at], outputs[at] = self._taps.run(part, inputs[at], cache)
+                else:
+                    placements[at] = cache.begin_pass(part)
+            except FlowSpecError as error:
+                choices[at] = WorkFailed(str(error))
+        if placements:
+            found = self._block.run_together(
+                [parts[at] for at in placements],
+                [inputs[at] for at in placements],
+                [self._runs[parts[at].run][0] for at in placements],
+                list(placements.values()),
             )
+            for at, rows in zip(placements, found, strict=True):
+                hidden[at] = rows
+                outputs[at] = to_array(rows)
+        chosen = self._choices([parts[at] for at in hidden], list(hidden.values()))
+        for at, choice in zip(hidden, chosen, strict=True):
+            choices[at] = choice
         return PassDone(tuple(choices)), outputs
 
-    def _choose(
-        self, part: Part, hidden: torch.Tensor, sampling: Sampling, returns: Returns
-    ) -> Choice:
-        logits = self._block.logits(hidden[list(part.answers)])
+    def _choices(self, parts: Sequence[Part], hidden: Sequence[torch.Tensor]) -> tuple[Choice, ...]:
+        """Each part's choices, from the head's product over all answered rows."""
+        asked = [
+            rows[list(part.answers)]
+            for part, rows in zip(parts, hidden, strict=True)
+            if part.answers
+        ]
+        if not asked:
+            return (Choice(),) * len(parts)
+        found = self._block.logits(torch.cat(asked))
+        logits = iter(torch.split(found, [len(rows) for rows in asked]))
+        return tuple(
+            self._choose(part, next(logits)) if part.answers else Choice() for part in parts
+        )
+
+    def _choose(self, part: Part, logits: torch.Tensor) -> Choice:
+        _, sampling, returns = self._runs[part.run]
         indices = [part.positions[row] + 1 for row in part.answers]
         tokens = choose_rows(logits, sampling, indices)
         if not returns.top:

@@ -9,6 +9,7 @@ head's keys without copies. Source: PipeDec, two-level KV cache and dynamic tree
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from flowspec.core.run import limits
 from flowspec.errors import ModelError, StateError
 from flowspec.model.attention import EXACT, grouped, ungrouped
 from flowspec.model.kv import TreeCache, copies
+from flowspec.model.ragged import RaggedCache
 from flowspec.model.rows import Moves, Placement, row_store
 
 PLAIN = "plain"
@@ -128,7 +130,8 @@ def two_level_attention(
     attention_mask: torch.Tensor,
     *,
     scaling: float,
-    two_level: TwoLevelCache,
+    two_level: TwoLevelCache | Sequence[TwoLevelCache],
+    ragged: RaggedCache | None = None,
     **_unused: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention with one softmax over the unmasked context and the masked tree rows.
@@ -136,9 +139,27 @@ def two_level_attention(
     The context is ``two_level``'s. ``query`` is ``[1, heads, rows, head_dim]``; ``key`` and
     ``value`` are the tree cache's rows and the new ones, ``[1, key heads, tree, head_dim]``;
     ``attention_mask`` is what ``attention.bias_of`` returns for the tree's slots. Computed in
-    float64 like ``attention.exact_attention``. Returns ``[1, rows, heads, head_dim]`` and no
-    weights. Source: docs/algorithms.md#two-level-cache.
+    float64 like ``attention.exact_attention``. ``ragged``: as there; ``two_level`` is then each
+    job's. Returns ``[1, rows, heads, head_dim]`` and no weights. Source:
+    docs/algorithms.md#two-level-cache.
     """
+    if ragged is not None:
+        assert isinstance(two_level, Sequence)
+        shares = ragged.shares(module.layer_idx, query, key, attention_mask)
+        parts = [
+            two_level_attention(
+                module,
+                query[:, :, share.rows],
+                share.keys,
+                share.values,
+                share.bias,
+                scaling=scaling,
+                two_level=own,
+            )[0]
+            for share, own in zip(shares, two_level, strict=True)
+        ]
+        return torch.cat(parts, dim=1), None
+    assert isinstance(two_level, TwoLevelCache)
     queries = grouped(query, key.shape[1]) * scaling
     past = [rows[0].to(queries.dtype) for rows in two_level.context_rows(module.layer_idx)]
     above = [rows[0].to(queries.dtype) for rows in (key, value)]

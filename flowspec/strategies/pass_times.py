@@ -6,6 +6,7 @@ import math
 from collections import deque
 from statistics import median
 
+from flowspec.core.protocol.messages import Answer
 from flowspec.core.tree.segments import prefill_chunks
 
 #: Most recent passes of one size that count.
@@ -40,12 +41,10 @@ class PassTimes:
             points.append((median(count for count, _ in samples), least))
         self._points = points[::-1]
 
-    def note_prompt(self, rows: int, slowest: float) -> None:
-        """The slowest pass over the last chunk of a prompt of ``rows`` rows took ``slowest``
-        seconds; 0: it was not measured.
-        """
-        if slowest > 0:
-            self.note(len(prefill_chunks(rows)[-1]), slowest)
+    def note_prompt(self, rows: int, answer: Answer) -> None:
+        """Learn from the answer to the last chunk of a prompt of ``rows`` rows."""
+        if answer.seconds > 0:
+            self.note(max(len(prefill_chunks(rows)[-1]), answer.rows), answer.seconds)
 
     @property
     def single(self) -> float:

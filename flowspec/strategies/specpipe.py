@@ -107,4 +107,4 @@ class SpecPipe(Strategy):
         if view.decoding:
             self.tuner.observe(view.tree, answer, trip)
         elif trip is not None:
-            self.tuner.prefilled(trip, answer.seconds)
+            self.tuner.prefilled(trip, answer)

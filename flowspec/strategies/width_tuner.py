@@ -103,14 +103,14 @@ class WidthTuner:
             )
             self._candidates[depth] = scores[: WIDTHS[-1]]
 
-    def prefilled(self, trip: RoundTrip, slowest: float) -> None:
-        """Learn from the prompt's trip; ``slowest``: its last chunk's slowest pass, in seconds."""
-        self._passes.note_prompt(trip.rows, slowest)
+    def prefilled(self, trip: RoundTrip, answer: Answer) -> None:
+        """Learn from the prompt's trip and the answer to its last chunk."""
+        self._passes.note_prompt(trip.rows, answer)
 
     def observe(self, tree: Tree, answer: Answer, trip: RoundTrip | None) -> None:
         """Learn from a segment's answer that has not been judged yet; ``trip``: its round trip."""
         if trip is not None and answer.seconds > 0:
-            self._note_pass(trip.rows, len(answer.ids), answer.seconds)
+            self._note_pass(trip.rows, answer)
         choices = dict(zip(answer.ids, answer.tokens, strict=True))
         node: int | None = tree.root
         while node in choices and node in tree:
@@ -118,14 +118,15 @@ class WidthTuner:
             self._note_rank(tree, node, token)
             node = tree.child(node, token)
 
-    def _note_pass(self, sent: int, answered: int, seconds: float) -> None:
-        """Note the slowest pass of a segment of ``sent`` rows, ``answered`` of which came back.
+    def _note_pass(self, sent: int, answer: Answer) -> None:
+        """Note the slowest pass of a segment of ``sent`` rows, and of other runs' rows with it.
 
         If most were pruned on the way, the pass may have been over few of them; its time says
         something of ``sent`` rows only if it is longer than what is expected of them.
         """
-        if 2 * answered >= sent or seconds > self._passes.at(sent):
-            self._passes.note(sent, seconds)
+        rows = max(sent, answer.rows)
+        if 2 * len(answer.ids) >= sent or answer.seconds > self._passes.at(rows):
+            self._passes.note(rows, answer.seconds)
 
     def _note_rank(self, tree: Tree, node: int, token: int) -> None:
         """Note where ``token`` ranks in the level below ``node``, if one was chosen."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from flowspec.core.protocol.messages import Returns
-from flowspec.core.protocol.work import Choice, Draft, DraftDone, Part, Pass, PassDone
+from flowspec.core.protocol.work import Choice, Draft, DraftDone, Part, Pass, PassDone, WorkFailed
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.drivers.oracle import OracleStage
@@ -186,7 +186,8 @@ class HitStage:
             tuple(self._choose(part, choice, true) for part, choice, true in parts)
         ), rows
 
-    def _choose(self, part: Part, choice: Choice, true: RowArray) -> Choice:
+    def _choose(self, part: Part, choice: Choice | WorkFailed, true: RowArray) -> Choice:
+        assert isinstance(choice, Choice)
         said = []
         for row, truth in zip(part.answers, choice.tokens, strict=True):
             position = part.positions[row]

@@ -321,11 +321,11 @@ def test_the_packages_own_decoder_is_never_called() -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        [2, RUN, 1, 1, [5, 6], [4], [1, 2], [], False, "", [], 0.0],
-        [2, RUN, 1, 1, [5, 6], [4, 5], [], [], False, "", [], 0.0],
-        [2, RUN, 1, 1, [5, 6], [4, 5], [1, 2], [7], False, "", [], 0.0],
-        [4, RUN, 1, [5, 6], [7], [], 0.0],
-        [4, RUN, 1, [5, 6], [7, 8], [[]], 0.0],
+        [2, RUN, 1, 1, [5, 6], [4], [1, 2], [], False, "", [], 0.0, 0],
+        [2, RUN, 1, 1, [5, 6], [4, 5], [], [], False, "", [], 0.0, 0],
+        [2, RUN, 1, 1, [5, 6], [4, 5], [1, 2], [7], False, "", [], 0.0, 0],
+        [4, RUN, 1, [5, 6], [7], [], 0.0, 0],
+        [4, RUN, 1, [5, 6], [7, 8], [[]], 0.0, 0],
     ],
 )
 def test_columns_of_different_length_are_refused(fields: list[Any]) -> None:

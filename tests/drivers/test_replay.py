@@ -51,7 +51,7 @@ from flowspec.strategies.flowspec import FlowSpec
 from ops import recordings
 from tests.addresses import D0, S1
 from tests.broker.test_codec import MESSAGES
-from tests.toy import PROMPT, TARGET, limits
+from tests.toy import PROMPT, TARGET, limits, pipeline
 from tests.toy_blocks import ToyBlocks
 
 FOLDER = recordings.FOLDER
@@ -563,3 +563,32 @@ def test_a_damaged_recording_is_replayed_or_refused(small: list[str], data: st.D
     except ReplayMismatch as error:
         assert "\n" not in str(error)
         assert len(str(error)) < 500
+
+
+@pytest.mark.parametrize("strategy", ["flowspec", "auto", "autoregressive"])
+def test_a_run_that_shared_its_passes_is_replayed_alone(strategy: str) -> None:
+    """A recording holds a run's own part of every pass, as the machines see it alone."""
+    lines: dict[RunKey, list[str]] = defaultdict(list)
+    recorders = {
+        address: Recorder(
+            address, lambda run, line: lines[run].append(line), header(limits(2)) if head else ""
+        )
+        for address, head in ((D0, True), (stage_address(1), False), (stage_address(2), False))
+    }
+    shared = Counter[int]()
+
+    def tap(node: Address, now: float, event: m.Input, outputs: list[m.Output]) -> None:
+        recorders[node].step(now, event, outputs)
+        works = [output.work for output in outputs if isinstance(output, m.Compute)]
+        shared.update(len(work.parts) for work in works if isinstance(work, Pass))
+
+    simulation = pipeline(2, tap=tap)
+    prompts = {f"j{at}": tuple(PROMPT[at:]) for at in range(3)}
+    for job, prompt in prompts.items():
+        spec = JobSpec(prompt_ids=prompt, max_new_tokens=30, strategy=strategy, record=True)
+        simulation.submit(job, spec)
+    simulation.run()
+    assert shared[3] > 3
+    for job, prompt in prompts.items():
+        done = replay(merge(lines[RunKey(job, 1)]))
+        assert done.tokens == TARGET.decode(prompt, 30, Sampling())

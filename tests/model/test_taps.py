@@ -16,7 +16,7 @@ from flowspec.core.protocol.row_types import ROW_TYPES
 from flowspec.core.protocol.work import Pass
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
-from flowspec.core.stage.stage_run import StageRun, onward, rows_of
+from flowspec.core.stage.stage_run import Slowest, StageRun, onward, rows_of
 from flowspec.errors import ConfigError, ModelError
 from flowspec.model.base import RowArray
 from flowspec.model.directory import ModelDirectory, layer_ranges
@@ -76,7 +76,7 @@ class Pipeline:
             segment = rows_of(segment, kept)
             _, (rows,) = stage.run(Pass((run.begin_pass(segment, kept),)), [rows])
             self.widths.append(rows.shape[1])
-            segment = onward(segment, range(len(segment.ids)), 0.0)
+            segment = onward(segment, range(len(segment.ids)), Slowest(0.0, 0))
         assert rows is not None
         return rows
 

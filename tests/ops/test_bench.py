@@ -111,6 +111,15 @@ def test_the_account_of_a_pass_has_a_row_per_part_and_adds_up(tmp_path: Path) ->
             assert min(found[part]) > 0, (number, part)
 
 
+def test_ragged_passes_are_measured_and_checked(tmp_path: Path) -> None:
+    shape = Shape(64, 96, layers=2, heads=4, key_heads=2, head_dim=16, vocabulary=4200, context=256)
+    model = random_model(shape, tmp_path / "tiny")
+    words = ("--jobs", "3", "--rows", "1,4", "--rounds", "2", "--model", str(model))
+    found = [row for row in printed("ops.bench.ragged", *words) if row[0] in ("1", "4")]
+    assert len(found) == 2
+    assert all(float(cell) > 0 for row in found for cell in row)
+
+
 @pytest.mark.heavy
 def test_simulation_speed_computes_no_pass_twice() -> None:
     words = (

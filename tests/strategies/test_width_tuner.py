@@ -217,7 +217,8 @@ def test_the_next_job_begins_with_what_the_last_one_learnt() -> None:
 def test_a_long_prompts_time_is_its_last_chunks() -> None:
     """The slowest pass of a prompt's answer is over its last chunk, not over all its rows."""
     tuner = tuner_of([0])
-    tuner.prefilled(RoundTrip(257, 3.0, alone=True), 0.52)
+    last = Answer(RunKey("j", 1), 4, (256,), (5,), seconds=0.52, rows=52)
+    tuner.prefilled(RoundTrip(257, 3.0, alone=True), last)
     assert tuner._passes.widest == 52
     assert tuner._passes.at(52) == pytest.approx(0.52)
 

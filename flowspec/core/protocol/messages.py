@@ -64,7 +64,8 @@ class Segment:
 
     ``tokens``: for the first stage only; the others take their input rows by (run, segment).
     ``marker``: forward it even if no rows are left (the papers' lockstep). ``task``: completed by
-    the pass. ``route``: the remaining hops. ``seconds``: its slowest pass so far.
+    the pass. ``route``: the remaining hops. ``seconds``: its slowest pass so far. ``rows``: of that
+    pass, other runs' included.
     """
 
     run: RunKey
@@ -78,6 +79,7 @@ class Segment:
     task: str = ""
     route: tuple[Hop, ...] = ()
     seconds: float = 0.0
+    rows: int = 0
 
     def __post_init__(self) -> None:
         rows = len(self.ids)
@@ -107,7 +109,7 @@ class Answer:
 
     ``top``: per row the best (id, log-probability) pairs of the unprocessed distribution; empty
     unless requested. ``seconds``: the slowest pass of any stage over the segment, which is the cost
-    of a pipeline step over this number of rows.
+    of a pipeline step over ``rows`` rows, other runs' included.
     """
 
     run: RunKey
@@ -116,6 +118,7 @@ class Answer:
     tokens: tuple[int, ...]
     top: tuple[tuple[tuple[int, float], ...], ...] = ()
     seconds: float = 0.0
+    rows: int = 0
 
     def __post_init__(self) -> None:
         rows = len(self.ids)

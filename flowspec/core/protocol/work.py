@@ -64,10 +64,22 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class PassDone:
-    """Choices parallel to ``Pass.parts``; the driver keeps the computed rows."""
+class WorkFailed:
+    """The executor could not do the work; ``reason`` is one line."""
 
-    choices: tuple[Choice, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PassDone:
+    """Choices parallel to ``Pass.parts``; the driver keeps the computed rows.
+
+    A part of several may fail without the others: it has the reason in the place of its choice.
+    ``others``: rows of the pass that belong to runs which a recording leaves out.
+    """
+
+    choices: tuple[Choice | WorkFailed, ...]
+    others: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,13 +172,6 @@ class EncodeDone:
     """Token ids of the prompt."""
 
     ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class WorkFailed:
-    """The executor could not do the work; ``reason`` is one line."""
-
-    reason: str
 
 
 Work = Pass | Draft | Encode

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from flowspec.core.protocol.messages import Meter, Open, Prune, Segment
 from flowspec.core.protocol.sequence import SeqReader, SeqWriter
 from flowspec.core.protocol.work import Part
 from flowspec.core.tree.live_rows import LiveRows
 from flowspec.errors import GapError, StateError
+
+
+class Slowest(NamedTuple):
+    """A segment's slowest pass so far: its seconds, and its rows, other runs' included."""
+
+    seconds: float
+    rows: int
 
 
 class StageRun:
@@ -128,11 +136,8 @@ def rows_of(segment: Segment, kept: Sequence[int]) -> Segment:
     )
 
 
-def onward(segment: Segment, kept: Sequence[int], seconds: float) -> Segment:
-    """``segment`` for the next stage: rows at offsets ``kept``, no tokens, one hop less to go.
-
-    ``seconds``: its slowest pass so far.
-    """
+def onward(segment: Segment, kept: Sequence[int], slowest: Slowest) -> Segment:
+    """``segment`` for the next stage: rows at offsets ``kept``, no tokens, one hop less to go."""
     hop = segment.route[0] if segment.route else None
     whole = len(kept) == len(segment.ids)
     return Segment(  # ``replace`` takes several times as long, and this runs once per hop
@@ -146,7 +151,8 @@ def onward(segment: Segment, kept: Sequence[int], seconds: float) -> Segment:
         marker=segment.marker,
         task=hop.task if hop else segment.task,
         route=segment.route[1:],
-        seconds=seconds,
+        seconds=slowest.seconds,
+        rows=slowest.rows,
     )
 
 

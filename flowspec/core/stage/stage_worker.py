@@ -1,8 +1,8 @@
 """A verify stage: computes segments against its KV rows, applies prunes, forwards the live rows.
 
 The log is drained before every pass, so all prunes that have arrived are applied. A pass takes the
-first waiting segment, drops its dead rows and computes the rest. A stage never waits for a prune
-and does not depend on the strategy.
+first waiting segment of every run, up to ``MOST_ROWS`` rows, drops the dead rows and computes the
+rest. A stage never waits for a prune and does not depend on the strategy.
 
     message    run unknown         run open                          run failed       run ended
     Open       open it             (duplicate) ignore                ignore           ignore
@@ -57,17 +57,20 @@ from flowspec.core.protocol.messages import (
 from flowspec.core.protocol.work import Choice, Part, Pass, PassDone, WorkFailed
 from flowspec.core.run.ended import EndedRuns
 from flowspec.core.run.key import RunKey
-from flowspec.core.stage.stage_run import StageRun, onward, rows_of
+from flowspec.core.stage.stage_run import Slowest, StageRun, onward, rows_of
 from flowspec.errors import GapError, ProtocolError, StateError
 
 #: Most messages kept for runs whose Open has not arrived. Beyond it those of the oldest run are
 #: dropped, and found missing as a gap if its Open arrives after all.
 EARLY_MESSAGES = 1024
+#: Most rows of a pass over several runs; a longer segment has one to itself. Where a pass's time
+#: grows with its rows, runs with few rows would wait for all others'.
+MOST_ROWS = 128
 
 
 @dataclass(slots=True)
 class _Computing:
-    """The part of the current pass, and its segment."""
+    """A part of the current pass, and its segment."""
 
     segment: Segment
     part: Part
@@ -75,15 +78,15 @@ class _Computing:
 
 @dataclass(slots=True)
 class _Computed:
-    """A segment after its pass: its rows, their choices, and the seconds of its slowest pass.
+    """A segment after its pass: its rows, their choices, and its slowest pass so far.
 
-    ``part``: whether any rows were computed; an emptied segment has none.
+    ``part``: its number in the pass; None: an emptied segment, of which no rows were computed.
     """
 
     segment: Segment
     choice: Choice
-    seconds: float
-    part: bool
+    slowest: Slowest
+    part: int | None
 
 
 class StageMachine:
@@ -101,12 +104,12 @@ class StageMachine:
         self._early: dict[RunKey, list[Envelope]] = {}
         self._ended = EndedRuns()
         self._queue: deque[Segment] = deque()
-        self._computing: _Computing | None = None
+        self._computing: tuple[_Computing, ...] = ()  # the parts of the current pass
         self._started_at = 0.0
 
     @property
     def runnable(self) -> bool:
-        return bool(self._queue) and self._computing is None
+        return bool(self._queue) and not self._computing
 
     continuing = False
     deadline = None
@@ -127,8 +130,8 @@ class StageMachine:
                 return [output for envelope in envelopes for output in self._receive(envelope)]
             case Poll():
                 return self._start_pass(now) if self.runnable else []
-            case Done(result) if self._computing is not None:
-                return self._end_pass(self._computing, result, now)
+            case Done(result) if self._computing:
+                return self._end_pass(result, now)
             case Refused():
                 return self._refused(event)
             case _:
@@ -227,42 +230,75 @@ class StageMachine:
     # ---- passes ----------------------------------------------------------------------------------
 
     def _start_pass(self, now: float) -> list[Output]:
-        """Take the first waiting segment and no other.
+        """Take the first waiting segment of every run, in the order of their arrival.
 
-        A run's passes then do not depend on other runs, so it can be replayed alone.
+        One of each: a run's passes then do not depend on other runs, so it can be replayed alone.
         """
-        segment = self._queue.popleft()
+        outputs: list[Output] = []
+        computing: list[_Computing] = []
+        for segment in self._take_segments():
+            outputs += self._begin_part(segment, computing)
+        if not computing:
+            return outputs
+        self._computing = tuple(computing)
+        self._started_at = now
+        return [*outputs, Compute(Pass(tuple(known.part for known in computing)))]
+
+    def _take_segments(self) -> list[Segment]:
+        """Remove and return the segments that fit into a pass, the first one whatever its size."""
+        taken: dict[RunKey, Segment] = {}
+        rows = 0
+        for segment in self._queue:
+            if segment.run in taken:
+                continue
+            rows += len(segment.ids)
+            if taken and rows > MOST_ROWS:
+                break
+            taken[segment.run] = segment
+        for segment in taken.values():
+            self._queue.remove(segment)
+        return list(taken.values())
+
+    def _begin_part(self, segment: Segment, computing: list[_Computing]) -> list[Output]:
+        """Append the part for the live rows of ``segment`` to ``computing``, if it has any."""
         run = self._runs[segment.run]
         if run.failed:
             return [Discard(segment.run, segment.segment)]
         kept = run.live_part(segment)
         left = rows_of(segment, kept)
         if not kept:
-            emptied = _Computed(left, Choice(), left.seconds, part=False)
+            emptied = _Computed(left, Choice(), Slowest(left.seconds, left.rows), part=None)
             return [Discard(segment.run, segment.segment), *self._forward(run, emptied)]
         try:
             part = run.begin_pass(left, kept)
         except ProtocolError as error:
             return [*self._fail(run, str(error)), Discard(segment.run, segment.segment)]
-        self._computing = _Computing(left, part)
-        self._started_at = now
-        return [Compute(Pass((part,)))]
+        computing.append(_Computing(left, part))
+        return []
 
-    def _end_pass(self, computing: _Computing, result: object, now: float) -> list[Output]:
-        self._computing = None
-        segment = computing.segment
-        run = self._runs.get(segment.run)
-        if run is None or run.failed:
-            return []
-        if not isinstance(result, PassDone):
-            why = "the executor returned an unexpected result"
-            if isinstance(result, WorkFailed):
-                why = result.reason
-            return self._fail(run, f"stage {self.stage} could not compute: {why}")
-        seconds = now - self._started_at
-        run.end_pass(segment.ids, seconds)
-        slowest = max(seconds, segment.seconds)
-        return self._forward(run, _Computed(segment, result.choices[0], slowest, part=True))
+    def _end_pass(self, result: object, now: float) -> list[Output]:
+        computing = self._computing
+        self._computing = ()
+        rows = sum(len(known.part.ids) for known in computing)
+        rows += result.others if isinstance(result, PassDone) else 0
+        own = Slowest(now - self._started_at, rows)
+        outputs: list[Output] = []
+        for at, known in enumerate(computing):
+            run = self._runs.get(known.segment.run)
+            if run is None or run.failed:
+                continue
+            outcome = result.choices[at] if isinstance(result, PassDone) else result
+            if not isinstance(outcome, Choice):
+                why = "the executor returned an unexpected result"
+                if isinstance(outcome, WorkFailed):
+                    why = outcome.reason
+                outputs += self._fail(run, f"stage {self.stage} could not compute: {why}")
+                continue
+            segment = known.segment
+            run.end_pass(segment.ids, own.seconds)
+            slowest = max(Slowest(segment.seconds, segment.rows), own)
+            outputs += self._forward(run, _Computed(segment, outcome, slowest, part=at))
+        return outputs
 
     def _forward(self, run: StageRun, computed: _Computed) -> list[Output]:
         """Forward the live rows of a computed (or emptied) segment, and complete its task."""
@@ -286,8 +322,10 @@ class StageMachine:
     ) -> tuple[Message | None, PassRows | None]:
         if not live and not computed.segment.marker:
             return None, None
-        rows = PassRows(0, tuple(live)) if computed.part and live else None
-        return onward(computed.segment, live, computed.seconds), rows
+        rows = None
+        if computed.part is not None and live:
+            rows = PassRows(computed.part, tuple(live))
+        return onward(computed.segment, live, computed.slowest), rows
 
     def _answer(
         self, run: StageRun, computed: _Computed, live: list[int]
@@ -304,10 +342,12 @@ class StageMachine:
             ids=tuple(segment.ids[at] for at in kept),
             tokens=tuple(choice.tokens[at - skipped] for at in kept),
             top=tuple(choice.top[at - skipped] for at in kept) if choice.top else (),
-            seconds=computed.seconds,
+            seconds=computed.slowest.seconds,
+            rows=computed.slowest.rows,
         )
-        returned = run.opened.returns.hidden and computed.part
-        return answer, PassRows(0, tuple(kept)) if returned else None
+        if not run.opened.returns.hidden or computed.part is None:
+            return answer, None
+        return answer, PassRows(computed.part, tuple(kept))
 
     def _send(self, run: StageRun, to: Address, message: Message) -> Send:
         return Send(to, Envelope(self.address, run.sent.next(to), message))

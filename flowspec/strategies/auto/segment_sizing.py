@@ -75,18 +75,18 @@ class SegmentSizer:
         #: (segments before, rows at most, a power of two) at every change of size.
         self.decisions: list[tuple[int, int]] = []
 
-    def prefilled(self, trip: RoundTrip, slowest: float) -> None:
-        """Learn from the prompt's trip; ``slowest``: its last chunk's slowest pass, in seconds."""
-        self._history.passes.note_prompt(trip.rows, slowest)
-        if slowest > 0:
-            self._prompt = (trip, slowest)
+    def prefilled(self, trip: RoundTrip, answer: Answer) -> None:
+        """Learn from the prompt's trip and the answer to its last chunk."""
+        self._history.passes.note_prompt(trip.rows, answer)
+        if answer.seconds > 0:
+            self._prompt = (trip, answer.seconds)
 
     def observe(self, answer: Answer, trip: RoundTrip, *, tokens: int, seconds: float) -> None:
         """Learn from an answer. Before it, the job decoded ``tokens`` tokens in ``seconds``."""
         history = self._history
         was_pruned = 2 * len(answer.ids) < trip.rows
         if answer.seconds > 0 and not was_pruned:
-            history.passes.note(trip.rows, answer.seconds)
+            history.passes.note(max(trip.rows, answer.rows), answer.seconds)
         if self._prompt and trip.alone and trip.rows == 1:
             history.note_prompt(*self._prompt, trip, self._stages)
             self._prompt = None

@@ -129,7 +129,7 @@ class Auto(Strategy):
         if view.decoding:
             self.sizer.observe(answer, trip, tokens=view.decoded, seconds=view.decode_seconds)
         else:
-            self.sizer.prefilled(trip, answer.seconds)
+            self.sizer.prefilled(trip, answer)
 
 
 class _SizedGrowth:

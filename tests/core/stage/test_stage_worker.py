@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,7 @@ from flowspec.core.protocol.machine import (
     Discard,
     Done,
     Output,
+    PassRows,
     Poll,
     Received,
     Refused,
@@ -126,7 +128,7 @@ def test_the_last_stage_answers_for_tree_rows_and_the_prompts_last_one() -> None
     stage = Stage(2, 2)
     stage.receive(OPEN, PREFILL)
     assert stage.work().parts[0].answers == (1,)
-    assert sent(stage.done((9,))) == [Answer(RUN, 0, (1,), (9,), seconds=1.0)]
+    assert sent(stage.done((9,))) == [Answer(RUN, 0, (1,), (9,), seconds=1.0, rows=2)]
 
 
 def test_a_job_that_asks_for_hidden_rows_gets_all_of_them() -> None:
@@ -135,7 +137,7 @@ def test_a_job_that_asks_for_hidden_rows_gets_all_of_them() -> None:
     assert stage.work().parts[0].answers == (0, 1)
     (send,) = stage.done((4, 9))
     assert isinstance(send, Send)
-    assert send.envelope.message == Answer(RUN, 0, (0, 1), (4, 9), seconds=1.0)
+    assert send.envelope.message == Answer(RUN, 0, (0, 1), (4, 9), seconds=1.0, rows=2)
     assert send.rows is not None
 
 
@@ -376,21 +378,114 @@ def test_a_job_never_holds_more_rows_than_it_was_given() -> None:
     assert "room for 1 rows, not 2" in fault.reason
 
 
-def test_a_pass_has_the_first_segment_waiting_and_no_other() -> None:
-    stage = Stage()
-    other = RunKey("k", 1)
-    stage.receive(OPEN, Open(other, 1, 64, Sampling()))
-    stage.receive(
-        PREFILL,
-        Segment(other, 0, 0, (0,), (-1,), (0,), (5,)),
-        Segment(other, 1, 0, (1,), (0,), (1,), (5,)),
-    )
+OTHER = RunKey("k", 1)
+
+
+def rows_for(run: RunKey, number: int, *ids: int) -> Segment:
+    """A segment of ``run`` with a chain of prompt rows."""
+    before = tuple(node - 1 for node in ids)
+    return Segment(run, number, 0, ids, before, ids, ids)
+
+
+def two_runs(stage: int = 1, *more: Segment) -> Stage:
+    """A stage of two with prompts of three rows in two segments of each of two runs."""
+    found = Stage(stage, 2)
+    found.receive(Open(RUN, 3, 64, Sampling()), Open(OTHER, 3, 64, Sampling()))
+    segments = [rows_for(run, 0, 0, 1) for run in (RUN, OTHER)]
+    found.receive(*segments, *(rows_for(run, 1, 2) for run in (RUN, OTHER)), *more)
+    return found
+
+
+def passes_of(stage: Stage) -> list[list[tuple[RunKey, int]]]:
+    """The segments of every pass until nothing waits."""
     passes = []
     while stage.machine.runnable:
-        (part,) = stage.work().parts
-        passes.append((part.run, part.segment))
-        stage.done(())
-    assert passes == [(RUN, 0), (other, 0), (other, 1)]
+        parts = stage.work().parts
+        passes.append([(part.run, part.segment) for part in parts])
+        stage.done(*((9,) * len(part.answers) for part in parts))
+    return passes
+
+
+def test_a_pass_has_the_first_waiting_segment_of_every_run() -> None:
+    assert passes_of(two_runs()) == [[(RUN, 0), (OTHER, 0)], [(RUN, 1), (OTHER, 1)]]
+
+
+def test_a_run_has_one_segment_in_a_pass() -> None:
+    stage = Stage()
+    stage.receive(OPEN, rows_for(RUN, 0, 0, 1), segment(1, {2: 1}))
+    assert passes_of(stage) == [[(RUN, 0)], [(RUN, 1)]]
+
+
+@pytest.mark.parametrize(
+    ("most", "passes"),
+    [
+        (4, [[(RUN, 0), (OTHER, 0)], [(RUN, 1), (OTHER, 1)]]),
+        (3, [[(RUN, 0)], [(OTHER, 0), (RUN, 1)], [(OTHER, 1)]]),
+        (1, [[(RUN, 0)], [(OTHER, 0)], [(RUN, 1)], [(OTHER, 1)]]),
+    ],
+)
+def test_rows_bound_a_pass_over_several_runs_and_the_order_stays(
+    monkeypatch: pytest.MonkeyPatch, most: int, passes: list[list[tuple[RunKey, int]]]
+) -> None:
+    monkeypatch.setattr("flowspec.core.stage.stage_worker.MOST_ROWS", most)
+    assert passes_of(two_runs()) == passes
+
+
+def test_every_run_of_a_pass_gets_its_own_rows_and_choices() -> None:
+    stage = two_runs(2)
+    stage.poll()
+    stage.done((), ())
+    stage.poll()
+    outputs = stage.done((7,), (8,), seconds=3.0)
+    first, second = (Answer(run, 1, (2,), (token,), (), 3.0, 2) for run, token in RESULTS)
+    assert sent(outputs) == [first, second]
+    stage = two_runs(1)
+    stage.poll()
+    outputs = stage.done((), (), seconds=3.0)
+    assert [output.rows for output in outputs if isinstance(output, Send)] == [
+        PassRows(0, (0, 1)),
+        PassRows(1, (0, 1)),
+    ]
+    slowest = [(message.seconds, message.rows) for message in sent(outputs)]  # type: ignore[union-attr]
+    assert slowest == [(3.0, 4)] * 2
+
+
+RESULTS = ((RUN, 7), (OTHER, 8))
+
+
+def test_a_slower_pass_of_an_earlier_stage_is_the_one_that_is_told() -> None:
+    stage = Stage()
+    stage.receive(OPEN, replace(PREFILL, seconds=5.0, rows=30))
+    stage.poll()
+    (onward,) = sent(stage.done((), seconds=3.0))
+    assert isinstance(onward, Segment)
+    assert (onward.seconds, onward.rows) == (5.0, 30)
+
+
+def test_of_several_runs_one_may_fail_alone() -> None:
+    stage = two_runs()
+    stage.poll()
+    choices = (WorkFailed("its rows are lost"), Choice())
+    fault, onward = sent(stage.machine.step(Done(PassDone(choices)), 1.0))
+    assert fault == Fault(RUN, "stage 1 could not compute: its rows are lost")
+    assert isinstance(onward, Segment)
+    assert onward.run == OTHER
+
+
+def test_a_pass_that_fails_as_a_whole_fails_all_its_runs() -> None:
+    stage = two_runs()
+    stage.poll()
+    faults = sent(stage.machine.step(Done(WorkFailed("out of memory")), 1.0))
+    assert [(type(fault), fault.run) for fault in faults] == [(Fault, RUN), (Fault, OTHER)]
+
+
+def test_a_run_that_ends_during_a_shared_pass_leaves_the_other_its_rows() -> None:
+    stage = two_runs()
+    stage.poll()
+    stage.feed(Envelope(SCHEDULER, 1, Revoke(RunKey("j", 2))))
+    (send,) = stage.done((), ())
+    assert isinstance(send, Send)
+    assert (send.envelope.message.run, send.rows) == (OTHER, PassRows(1, (0, 1)))
 
 
 def test_two_jobs_keep_their_segments_in_order_when_one_of_them_fails() -> None:
@@ -402,13 +497,11 @@ def test_two_jobs_keep_their_segments_in_order_when_one_of_them_fails() -> None:
         Segment(other, 0, 0, (0,), (-1,), (0,), (5,)),
         Segment(other, 1, 0, (1,), (0,), (1,), (5,)),
     )
-    assert stage.poll() == [Discard(RUN, 0)]
-    passes = []
-    while stage.machine.runnable:
-        (part,) = stage.work().parts
-        passes.append((part.run, part.segment))
-        stage.done(())
-    assert passes == [(other, 0), (other, 1)]
+    discard, compute = stage.poll()
+    assert discard == Discard(RUN, 0)
+    assert isinstance(compute, Compute)
+    stage.done(())
+    assert passes_of(stage) == [[(other, 1)]]
 
 
 def test_a_refused_write_fails_the_job_or_ends_it_here() -> None:

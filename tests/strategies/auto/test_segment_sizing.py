@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -28,6 +29,11 @@ SIZES = st.integers(1, 128)
 SECONDS = st.floats(1e-3, 10.0)
 #: Answers: (rows, seconds of the slowest pass, of the trip).
 ANSWERS = st.lists(st.tuples(SIZES, SECONDS, SECONDS), max_size=60)
+
+
+def prompt(seconds: float) -> Answer:
+    """The answer to a prompt whose slowest pass took ``seconds``."""
+    return Answer(RunKey("j", 1), 0, (39,), (5,), seconds=seconds)
 
 
 def answered(
@@ -95,7 +101,7 @@ def test_where_a_link_is_slower_than_the_stages_its_time_is_what_counts(link: fl
     """Computing rows is free; a prompt of 40 took ``link`` seconds per row more than a lone row."""
     known = CostHistory()
     sizer = SegmentSizer(2, known)
-    sizer.prefilled(RoundTrip(40, 2.0 + 40 * link, True), 1.0)
+    sizer.prefilled(RoundTrip(40, 2.0 + 40 * link, True), prompt(1.0))
     answered(sizer, 1, 1.0, trip=2.0)
     assert sizer.price(40) == pytest.approx(DELAY_FACTOR * known.rate * 40 * link)
     assert marginal(sizer, 20) == pytest.approx(DELAY_FACTOR * known.rate * link)
@@ -106,7 +112,7 @@ def test_more_rows_never_cost_less(rate: float, answers: list[tuple[int, float, 
     known = CostHistory()
     known.rate = rate
     sizer = SegmentSizer(STAGES, known)
-    sizer.prefilled(RoundTrip(40, 30.0, True), 1.0)
+    sizer.prefilled(RoundTrip(40, 30.0, True), prompt(1.0))
     for at, (rows, slowest, trip) in enumerate(answers):
         answered(sizer, rows, slowest, trip=trip, tokens=at, seconds=float(at + 1))
     prices = [sizer.price(rows) for rows in range(1, MOST_ROWS + 1)]
@@ -150,10 +156,21 @@ def test_a_pass_most_of_whose_rows_were_pruned_on_the_way_is_not_booked_under_wh
     assert known.passes.widest == 0
 
 
+def test_the_time_of_a_pass_shared_with_other_jobs_is_that_of_all_its_rows() -> None:
+    known = CostHistory()
+    sizer = SegmentSizer(STAGES, known)
+    alone = Answer(RunKey("j", 1), 1, (1, 2), (5, 5), seconds=1.0, rows=2)
+    shared = replace(alone, seconds=3.0, rows=40)
+    for answer in (alone, shared):
+        sizer.observe(answer, RoundTrip(2, 9.0, False), tokens=1, seconds=1.0)
+    assert known.passes.at(2) == 1.0
+    assert known.passes.at(40) == 3.0
+
+
 def test_only_the_first_lone_row_behind_a_prompt_went_the_way_it_went() -> None:
     known = CostHistory()
     sizer = SegmentSizer(2, known)
-    sizer.prefilled(RoundTrip(40, 5.0, True), 1.0)
+    sizer.prefilled(RoundTrip(40, 5.0, True), prompt(1.0))
     met = Answer(RunKey("j", 1), 1, (1,), (5,), seconds=1.0)
     sizer.observe(met, RoundTrip(1, 1.0, False), tokens=1, seconds=1.0)
     assert known.row_seconds == 0
@@ -177,7 +194,7 @@ def test_a_first_job_begins_at_the_rate_of_plain_decoding() -> None:
 def test_a_second_job_begins_where_the_first_one_was() -> None:
     known = CostHistory()
     first = SegmentSizer(STAGES, known)
-    first.prefilled(RoundTrip(20, 9.0, True), 2.0)
+    first.prefilled(RoundTrip(20, 9.0, True), prompt(2.0))
     for rows in (1, 8):
         answered(first, rows, 1.0, tokens=30, seconds=10.0)
     second = SegmentSizer(STAGES, known)
