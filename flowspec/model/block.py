@@ -119,9 +119,10 @@ class LayerBlock(torch.nn.Module):
         self.lean: LeanLayers | None = None
         if short:
             self.lean = lean_layers(self)
-        self._joins = True  # whether rows of several jobs may go through the layers together
+        #: Whether rows of several jobs may go through the layers together.
+        self.joins = True
         if directory.config["model_type"] not in TESTED_FAMILIES:
-            self._joins = hands_through(self)
+            self.joins = hands_through(self)
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -227,7 +228,7 @@ class LayerBlock(torch.nn.Module):
         ``rows``: of all parts, or of none. ``placements``: what ``begin_pass`` of each cache, which
         must have been called, has returned.
         """
-        if not self._joins:
+        if len(parts) == 1 or not self.joins:
             alone = zip(parts, rows, caches, placements, strict=True)
             return [self._alone(*one) for one in alone]
         given = torch.cat([self._given(*pair) for pair in zip(parts, rows, strict=True)])

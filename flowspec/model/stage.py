@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +25,21 @@ from flowspec.model.tap_shares import TapShares
 from flowspec.model.taps import Taps
 from flowspec.model.trial import check_family
 from flowspec.model.two_level import PLAIN, RowCache
+from flowspec.observe import logger
+
+
+class _Placed(NamedTuple):
+    """A part with its rows, its job's KV rows, their places, and whether sums are to go with it."""
+
+    part: Part
+    rows: RowArray | None
+    cache: RowCache
+    placement: Placement
+    wanted: bool
+
+
+#: A part's choices, and its rows to send on.
+_Computed = tuple[Choice, RowArray]
 
 
 class ModelStage:
@@ -59,62 +75,92 @@ class ModelStage:
         self._runs.pop(run, None)
 
     def run(self, work: Pass, inputs: Sequence[RowArray | None]) -> tuple[PassDone, list[RowArray]]:
+        if len(work.parts) > 1:
+            return self._together(work.parts, inputs)
+        (part,) = work.parts
+        cache, _, returns = self._runs[part.run]
         with contextlib.suppress(torch.OutOfMemoryError):
-            return self._run(work, inputs)
-        # The failed pass is over and holds nothing; its blocks would keep the next job from memory.
+            placement = cache.begin_pass(part)
+            ((choice, rows),) = self._compute(
+                [_Placed(part, inputs[0], cache, placement, returns.hidden)]
+            )
+            return PassDone((choice,)), [rows]
+        raise StateError(self._out_of_memory())
+
+    def _out_of_memory(self) -> str:
+        """Give back what the failed pass held, which the next job needs; what to tell the user."""
         torch.cuda.empty_cache()
-        raise StateError(
+        return (
             f"the device {self._block.device} is out of memory; "
             "run fewer jobs, shorter contexts or smaller segments, or give it fewer layers"
         )
 
-    def _run(
-        self, work: Pass, inputs: Sequence[RowArray | None]
-    ) -> tuple[PassDone, list[RowArray]]:
-        if len(work.parts) == 1:
-            part = work.parts[0]
-            hidden, output = self._alone(part, inputs[0])
-            return PassDone(self._choices([part], [hidden])), [output]
-        return self._together(work.parts, inputs)
-
-    def _alone(self, part: Part, rows: RowArray | None) -> tuple[torch.Tensor, RowArray]:
-        cache, _, returns = self._runs[part.run]
-        if self._taps is not None and returns.hidden:
-            return self._taps.run(part, rows, cache)
-        hidden = self._block.run(part, rows, cache)
-        return hidden, to_array(hidden)
+    # ---- several jobs ----------------------------------------------------------------------------
 
     def _together(
         self, parts: Sequence[Part], inputs: Sequence[RowArray | None]
     ) -> tuple[PassDone, list[RowArray]]:
-        """Several jobs' rows; those with a drafter's sums beside them go through by themselves."""
-        hidden: dict[int, torch.Tensor] = {}
-        outputs: list[RowArray] = [np.empty(0)] * len(parts)
+        """A pass over several jobs' rows; what is wrong with one's fails that one alone."""
         choices: list[Choice | WorkFailed] = [Choice()] * len(parts)
-        placements: dict[int, Placement] = {}
-        for at, part in enumerate(parts):
+        outputs: list[RowArray] = [np.empty(0)] * len(parts)
+        placed: dict[int, _Placed] = {}
+        for at, (part, rows) in enumerate(zip(parts, inputs, strict=True)):
             cache, _, returns = self._runs[part.run]
             try:
-                if self._taps is not None and returns.hidden:
-                    hidden[at], outputs[at] = self._taps.run(part, inputs[at], cache)
-                else:
-                    placements[at] = cache.begin_pass(part)
+                placement = cache.begin_pass(part)
             except FlowSpecError as error:
                 choices[at] = WorkFailed(str(error))
-        if placements:
-            found = self._block.run_together(
-                [parts[at] for at in placements],
-                [inputs[at] for at in placements],
-                [self._runs[parts[at].run][0] for at in placements],
-                list(placements.values()),
-            )
-            for at, rows in zip(placements, found, strict=True):
-                hidden[at] = rows
-                outputs[at] = to_array(rows)
-        chosen = self._choices([parts[at] for at in hidden], list(hidden.values()))
-        for at, choice in zip(hidden, chosen, strict=True):
-            choices[at] = choice
+            else:
+                placed[at] = _Placed(part, rows, cache, placement, returns.hidden)
+        found = self._computed(list(placed.values())) if placed else []
+        for at, outcome in zip(placed, found, strict=True):
+            if isinstance(outcome, WorkFailed):
+                choices[at] = outcome
+            else:
+                choices[at], outputs[at] = outcome
         return PassDone(tuple(choices)), outputs
+
+    def _computed(self, placed: Sequence[_Placed]) -> list[_Computed | WorkFailed]:
+        """Every part's choices and rows.
+
+        If the parts cannot be computed together, as for want of memory, they are one by one, so
+        that only those fail which cannot be computed at all. A row computed again goes where it
+        went before.
+        """
+        if self._block.joins:
+            found = self._attempt(placed)
+            if not isinstance(found, WorkFailed):
+                return [*found]
+            logger().warning("a pass over several jobs failed", reason=found.reason)
+        outcomes: list[_Computed | WorkFailed] = []
+        for one in placed:
+            alone = self._attempt([one])
+            outcomes.append(alone if isinstance(alone, WorkFailed) else alone[0])
+        return outcomes
+
+    def _attempt(self, placed: Sequence[_Placed]) -> list[_Computed] | WorkFailed:
+        try:
+            return self._compute(placed)
+        except torch.OutOfMemoryError:
+            pass  # its traceback holds the pass's memory until here
+        except Exception as error:  # noqa: BLE001 - whatever it is ends its job, no other
+            return WorkFailed(_reason(error))
+        return WorkFailed(self._out_of_memory())
+
+    def _compute(self, placed: Sequence[_Placed]) -> list[_Computed]:
+        """Choices and rows to send on of every part, from one pass."""
+        parts = [one.part for one in placed]
+        rows = [one.rows for one in placed]
+        caches = [one.cache for one in placed]
+        placements = [one.placement for one in placed]
+        wanted = [one.wanted for one in placed]
+        if self._taps is not None and any(wanted):
+            found = self._taps.run_together(parts, rows, caches, placements, wanted)
+        else:
+            hidden = self._block.run_together(parts, rows, caches, placements)
+            found = [(own, to_array(own)) for own in hidden]
+        choices = self._choices(parts, [own for own, _ in found])
+        return [(choice, left) for choice, (_, left) in zip(choices, found, strict=True)]
 
     def _choices(self, parts: Sequence[Part], hidden: Sequence[torch.Tensor]) -> tuple[Choice, ...]:
         """Each part's choices, from the head's product over all answered rows."""
@@ -163,3 +209,11 @@ def load_stage(
     )
     shares = TapShares(block, layers, taps, drafter) if taps is not None else None
     return ModelStage(block, shares)
+
+
+def _reason(error: Exception) -> str:
+    """What is wrong, on one line."""
+    if isinstance(error, FlowSpecError):
+        return str(error)
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -15,6 +15,7 @@ from flowspec.model.block import LayerBlock
 from flowspec.model.directory import ModelDirectory
 from flowspec.model.linear import KernelLinear, load_linear
 from flowspec.model.quantise import Weight, quantise
+from flowspec.model.rows import Placement
 from flowspec.model.taps import Taps, beside, parted
 from flowspec.model.two_level import RowCache
 from flowspec.model.weights import read_rows
@@ -47,7 +48,6 @@ class TapShares:
             )
             reader.register_forward_pre_hook(self._adding(linear), with_kwargs=True)
 
-    @torch.inference_mode()
     def run(
         self, part: Part, rows: RowArray | None, cache: RowCache
     ) -> tuple[torch.Tensor, RowArray]:
@@ -56,20 +56,54 @@ class TapShares:
         Also returns the rows to send: with the sums beside them, or the sums alone in the last
         block.
         """
-        shape = (len(part.ids), self._width)
-        sums = torch.zeros(shape, dtype=torch.float32, device=self._block.device)
-        if rows is not None and self._arrives:
-            rows, above = parted(rows, self._width)
-            sums = to_tensor(above[list(part.offsets)], torch.float32, self._block.device)
-        self._sums = sums
+        (found,) = self.run_together([part], [rows], [cache], [cache.begin_pass(part)], [True])
+        return found
+
+    @torch.inference_mode()
+    def run_together(
+        self,
+        parts: Sequence[Part],
+        rows: Sequence[RowArray | None],
+        caches: Sequence[RowCache],
+        placements: Sequence[Placement],
+        wanted: Sequence[bool],
+    ) -> list[tuple[torch.Tensor, RowArray]]:
+        """As ``LayerBlock.run_together``, and ``run`` for each of the parts that are ``wanted``.
+
+        The others have no sums, and send their rows as they are. Of a block that does not join
+        several jobs' rows, one part at a time.
+        """
+        given = [self._given(*one) for one in zip(parts, rows, wanted, strict=True)]
+        self._sums = torch.cat([sums for _, sums in given])
         try:
-            hidden = self._block.run(part, rows, cache)
+            own = [values for values, _ in given]
+            hidden = self._block.run_together(parts, own, caches, placements)
+            sums = torch.split(self._sums, [len(part.ids) for part in parts])
         finally:
             self._sums = None
+        found = zip(hidden, sums, wanted, strict=True)
+        return [
+            (left, self._leaving(left, above) if returned else to_array(left))
+            for left, above, returned in found
+        ]
+
+    def _given(
+        self, part: Part, rows: RowArray | None, wanted: bool
+    ) -> tuple[RowArray | None, torch.Tensor]:
+        """The part's rows without what lies beside them, and its sums before this block."""
+        if wanted and rows is not None and self._arrives:
+            own, above = parted(rows, self._width)
+            carried = above[list(part.offsets)]
+            return own, to_tensor(carried, torch.float32, self._block.device)
+        shape = (len(part.ids), self._width)
+        return rows, torch.zeros(shape, dtype=torch.float32, device=self._block.device)
+
+    def _leaving(self, hidden: torch.Tensor, sums: torch.Tensor) -> RowArray:
+        """What a part sends on that wants its ``sums``."""
         if self._block.last:
-            return hidden, to_array(sums)
+            return to_array(sums)
         left = to_array(hidden)
-        return hidden, beside(left, to_array(sums)) if self._leaves else left
+        return beside(left, to_array(sums)) if self._leaves else left
 
     def _adding(self, linear: KernelLinear) -> Any:
         def add(module: torch.nn.Module, args: Sequence[Any], named: dict[str, Any]) -> None:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 
+from flowspec.core.protocol.messages import Returns
+from flowspec.core.protocol.work import Part, Pass
+from flowspec.core.run.key import RunKey
+from flowspec.core.run.sampling import Sampling
 from flowspec.errors import ConfigError, StateError
 from flowspec.model import placing as module
 from flowspec.model.directory import ModelDirectory, default_pair, open_directory
@@ -77,10 +82,13 @@ def test_a_full_device_ends_the_job_with_one_line(
     family: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage = load_stage(family("llama"), range(2, 4))
+    run = RunKey("j", 1)
+    stage.allocate(run, 4, Sampling(), Returns())
 
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.\nmore")
 
-    monkeypatch.setattr(stage, "_run", full)
+    monkeypatch.setattr(stage.block, "run_together", full)
+    part = Part(run, 0, (0,), (-1,), (0,), (), (0,), 1)
     with pytest.raises(StateError, match="device cpu is out of memory; run fewer jobs"):
-        stage.run(None, [])  # type: ignore[arg-type]
+        stage.run(Pass((part,)), [np.zeros((1, 64), np.float32)])

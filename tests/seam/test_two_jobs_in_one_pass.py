@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,9 +25,11 @@ from flowspec.model.base import RowArray, StageExecutor
 from flowspec.model.block import LayerBlock
 from flowspec.model.directory import open_directory
 from flowspec.model.placing import place
+from flowspec.model.sources import taps_of
 from flowspec.model.stage import load_stage
 from flowspec.model.toy import ToyMiddle, ToyStage
 from tests.core.tree.random_runs import RandomRun, RandomStage
+from tests.model.eagle3_heads import Shape, save_eagle3
 from tests.model.families import FAMILIES, save
 from tests.toy import TARGET, pipeline
 
@@ -56,13 +59,14 @@ def stages_of(path: Path, attention: str, dtype: str) -> list[StageExecutor]:
 
 
 class Pipeline:
-    """Stages whose passes are given by hand."""
+    """Stages whose passes are given by hand; ``hidden``: runs that return hidden rows."""
 
-    def __init__(self, stages: list[StageExecutor]) -> None:
+    def __init__(self, stages: list[StageExecutor], hidden: Sequence[RunKey] = ()) -> None:
         self.stages = stages
         for stage in stages:
             for run, (sampling, returns) in RUNS.items():
-                stage.allocate(run, 128, sampling, returns)
+                wanted = replace(returns, hidden=run in hidden)
+                stage.allocate(run, 128, sampling, wanted)
 
     def run(self, parts: Sequence[Part]) -> Iterator[tuple[RowArray, Choice]]:
         """Rows and choices of every part; all parts go through all stages in one pass each."""
@@ -155,6 +159,31 @@ def test_a_models_pass_of_several_runs_gives_each_what_a_pass_of_its_own_would(
     check()
 
 
+@pytest.mark.parametrize("layers", ["lean", "library"])
+def test_runs_with_a_drafters_sums_beside_their_rows_share_passes_with_others(
+    layers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLOWSPEC_LAYERS", layers)
+    target = open_directory(str(save(FAMILIES["llama"], tmp_path / "target")))
+    head = save_eagle3(tmp_path / "head", target, Shape(layers=(1, 2, 5)))
+    taps = taps_of(str(head.path), target)
+    executors: list[list[StageExecutor]] = [
+        [load_stage(target, range(at, at + 2), taps=taps, drafter=head) for at in (0, 2, 4)]
+        for _ in range(2)
+    ]
+
+    @given(st.data())
+    @settings(max_examples=6, deadline=None)
+    def check(data: st.DataObject) -> None:
+        hidden = data.draw(st.lists(st.sampled_from(tuple(RUNS)), min_size=1, unique=True))
+        together, alone = (Pipeline(stages, hidden) for stages in executors)
+        check_that_runs_cannot_tell(together, alone, data)
+        together.release()
+        alone.release()
+
+    check()
+
+
 def test_of_a_family_that_hands_nothing_through_the_parts_run_one_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,7 +191,7 @@ def test_of_a_family_that_hands_nothing_through_the_parts_run_one_by_one(
     monkeypatch.setattr("flowspec.model.block.TESTED_FAMILIES", ())
     path = save(FAMILIES["gemma2"], tmp_path)
     directory = open_directory(str(path))
-    assert load_stage(directory, range(2)).block._joins
+    assert load_stage(directory, range(2)).block.joins
     whole = LayerBlock._by_library
 
     def dropping(self: Any, given: Any, positions: Any, mask: Any, more: Any) -> Any:
@@ -170,7 +199,7 @@ def test_of_a_family_that_hands_nothing_through_the_parts_run_one_by_one(
 
     monkeypatch.setattr(LayerBlock, "_by_library", dropping)
     executors = [stages_of(path, "plain", "float32") for _ in range(2)]
-    assert not any(stage.block._joins for stage in executors[0])  # type: ignore[attr-defined]
+    assert not any(stage.block.joins for stage in executors[0])  # type: ignore[attr-defined]
 
     @given(st.data())
     @settings(max_examples=2, deadline=None)
@@ -197,6 +226,44 @@ def test_a_part_that_does_not_continue_its_run_fails_alone(tmp_path: Path) -> No
     assert choice == Choice()
     assert len(empty) == 0
     assert rows.shape == (2, 64)
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory.\nmore"), "the device cpu is out of memory"),
+        (IndexError("index out of range in self\nmore"), "IndexError: index out of range in self"),
+    ],
+)
+def test_a_pass_that_cannot_be_computed_fails_the_run_that_is_to_blame_alone(
+    error: Exception, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save(FAMILIES["llama"], tmp_path)
+    (stage, *_), (twin, *_) = (stages_of(path, "plain", "float32") for _ in range(2))
+    whole = LayerBlock.run_together
+    sound, blamed, _ = RUNS
+    for run in RUNS:
+        for each in (stage, twin):
+            each.allocate(run, 64, Sampling(), Returns())
+    part = Part(sound, 0, (0, 1), (-1, 0), (0, 1), (4, 5), (0, 1), 2)
+    parts = tuple(replace(part, run=run) for run in RUNS)
+    _, wanted = twin.run(Pass(parts), [None] * 3)
+
+    def failing(self: LayerBlock, parts: Sequence[Part], *more: Any) -> Any:
+        found = whole(self, parts, *more)  # what it wrote before it failed does no harm
+        if any(part.run == blamed for part in parts):
+            raise error
+        return found
+
+    monkeypatch.setattr(LayerBlock, "run_together", failing)
+    done, rows = stage.run(Pass(parts), [None] * 3)
+    failed = done.choices[1]
+    assert isinstance(failed, WorkFailed)
+    assert failed.reason.startswith(says)
+    assert "\n" not in failed.reason
+    assert (done.choices[0], done.choices[2]) == (Choice(), Choice())
+    assert np.array_equal(rows[0], wanted[0])
+    assert np.array_equal(rows[2], wanted[2])
 
 
 JOBS = {
