@@ -26,6 +26,7 @@ from flowspec.forks import StartedProcess, spawn, start
 from flowspec.model.directory import layer_ranges, local_path
 from flowspec.model.precision import AUTO, check_device, check_dtype
 from flowspec.model.sources import open_models
+from flowspec.observe import NOTE
 from flowspec.planning.cluster_file import check_ranges, ranges_text
 
 #: How long all workers together may take to be ready, seconds.
@@ -241,11 +242,8 @@ class Cluster:
     def _said(self, role: str) -> str:
         assert self._logs is not None
         log = self._logs / role
-        lines = (
-            [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-            if log.exists()
-            else []
-        )
+        printed = log.read_text(errors="replace").splitlines() if log.exists() else []
+        lines = [line for line in printed if line.strip() and not line.startswith(NOTE)]
         prefix = f"flowspec {role.partition('-')[0]}: "
         return lines[-1].strip().removeprefix(prefix) if lines else "it printed nothing"
 

@@ -15,6 +15,8 @@ import structlog
 
 from flowspec.errors import ConfigError
 
+#: How a line begins that a worker prints for its user and that is no error.
+NOTE = "note: "
 _LEVELS = {
     "debug": logging.DEBUG,
     "info": logging.INFO,

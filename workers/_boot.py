@@ -23,9 +23,12 @@ from flowspec.drivers.live import Performer, Worker
 from flowspec.emulation.setup import EMULATED, Emulation
 from flowspec.errors import ClusterError, ConfigError, FlowSpecError
 from flowspec.model.precision import DTYPES
+from flowspec.observe import NOTE
 
 #: How long a worker waits for the pipeline's record, seconds.
 RECORD_SECONDS = 60.0
+#: When it says that it waits for it, seconds.
+_PATIENT_SECONDS = 2.0
 
 
 def parser(role: str) -> argparse.ArgumentParser:
@@ -89,13 +92,20 @@ class Process:
         """Whether a signal has asked the process to stop."""
         return self._stopped
 
+    def ready(self, what: str) -> None:
+        """Be ready, and say so: ``what`` is served."""
+        self.state = "ready"
+        note(f"ready: {what}")
+
     def control(self) -> RedisControl:
         """A connection for control; BrokerUnreachable if there is no broker."""
         return RedisControl(self.url, self.keys)
 
     def pipeline_record(self, control: Control) -> dict[str, str]:
         """Wait for the pipeline's record, which a scheduler writes; ClusterError after a while."""
-        deadline = time.monotonic() + RECORD_SECONDS
+        began = time.monotonic()
+        deadline = began + RECORD_SECONDS
+        said = False
         while not self._stopped:
             record = control.pipeline()
             if record:
@@ -104,6 +114,9 @@ class Process:
             if "scheduler" in control.claims():
                 # It computes the digests of a large model's weights.
                 deadline = time.monotonic() + RECORD_SECONDS
+            if not said and time.monotonic() > began + _PATIENT_SECONDS:
+                said = True
+                note("waits for the pipeline's record, which `python -m workers.scheduler` writes")
             if time.monotonic() > deadline:
                 raise ClusterError(
                     f"pipeline {self.keys.pipeline} has no record after {RECORD_SECONDS:g} s; "
@@ -130,6 +143,12 @@ class Process:
         finally:
             lease.release()
             control.close()
+
+
+def note(text: str) -> None:
+    """A line for whoever started this worker; not an error."""
+    sys.stderr.write(f"{NOTE}{text}\n")
+    sys.stderr.flush()
 
 
 def run(main: Callable[[], None], role: str) -> None:

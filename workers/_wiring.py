@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from flowspec.broker.base import Link, middles_of
-from flowspec.broker.inbox import FACT, Inbox, InboxPlace, open_inbox, wanted
+from flowspec.broker.inbox import FACT, NONE, Inbox, InboxPlace, open_inbox, why_none
 from flowspec.broker.live_link import LiveLink
 from flowspec.broker.peers import Peers
 from flowspec.broker.redis_link import RedisLink
@@ -74,6 +74,7 @@ class Wiring:
         self._record = record
         self._address = address
         self._inbox: Inbox | None = None
+        self._why_none = "its links are emulated"
         self.peers: Peers | None = None
         if EMULATED in record:
             return  # an emulated link's costs are those of its profile
@@ -81,8 +82,11 @@ class Wiring:
         place = InboxPlace(
             given.inbox_url, given.inbox_host, given.inbox_port, given.inbox_announce
         )
-        if wanted(rows, process.url, place):
-            self._inbox = self._open(rows, place)
+        self._why_none = why_none(rows, process.url, place)
+        if not self._why_none:
+            # Where one is asked for, what stands in its way ends the worker.
+            asked = rows == STRAIGHT or place != InboxPlace()
+            self._inbox = self._open(place, asked=asked)
         self.peers = Peers(
             process.control(),
             receivers_of(address, record),
@@ -91,20 +95,23 @@ class Wiring:
         )
         self.peers.start()
 
-    def _open(self, rows: str, place: InboxPlace) -> Inbox | None:
+    def _open(self, place: InboxPlace, *, asked: bool) -> Inbox | None:
         try:
             return open_inbox(self._process.url, self._process.keys, self._address, place)
         except BrokerError as error:
-            if rows == STRAIGHT:
+            if asked:
                 raise
             logger(node=str(self._address)).warning("no inbox", reason=str(error))
+            self._why_none = "its inbox could not be opened; its log says why"
             return None
 
     def facts(self) -> dict[str, object]:
         """For the lease: the inbox, while there is one, and the ways of the links."""
         links = self.peers.facts() if self.peers is not None else {}
-        if self._inbox is None or self._inbox.closed:
-            return links
+        if self._inbox is None:
+            return {NONE: self._why_none, **links}
+        if self._inbox.closed:
+            return {NONE: "it has lost its inbox; start it again", **links}
         return {FACT: self._inbox.announced.facts, **links}
 
     def link(self) -> Link:

@@ -41,11 +41,13 @@ Claims = Callable[[], Mapping[str, tuple[str, Mapping[str, Any]]]]
 class _NamingLink:
     """A link that adds the drafters' names, and what the stages run on, to a job's stats.
 
-    Machines, and so recordings, only have the drafters' numbers. ``claims``: the leases, with the
-    stages' facts.
+    Machines, and so recordings, only have the drafters' numbers. ``kept``: the leases, with the
+    stages' facts, as they were a moment ago; ``asked``: as they are, which takes a round trip.
     """
 
-    def __init__(self, link: Link, stages: int, drafts: Sequence[str], claims: Claims) -> None:
+    def __init__(
+        self, link: Link, stages: int, drafts: Sequence[str], kept: Claims, asked: Claims
+    ) -> None:
         self.address = link.address
         self.read = link.read
         self.take_rows = link.take_rows
@@ -54,7 +56,8 @@ class _NamingLink:
         self.close = link.close
         self._link = link
         self._drafts = drafts
-        self._claims = claims
+        self._kept = kept
+        self._asked = asked
         self._stage_numbers = range(1, stages + 1)
 
     def write(self, ops: Sequence[Op], stamps: Sequence[Stamp | None] | None = None) -> list[Code]:
@@ -72,9 +75,13 @@ class _NamingLink:
 
     def _places(self) -> list[dict[str, object]]:
         """Precision, device and kernels of every stage, as far as their workers are there."""
-        claims = self._claims()
-        facts = [claims.get(f"verify-{stage}", ("", {}))[1] for stage in self._stage_numbers]
+        facts = self._facts(self._kept())
+        if not all("precision" in known for known in facts):
+            facts = self._facts(self._asked())  # a stage that was loading when last looked at
         return [{key: known.get(key) for key in PLACE} for known in facts]
+
+    def _facts(self, claims: Mapping[str, tuple[str, Mapping[str, Any]]]) -> list[Mapping[str, Any]]:
+        return [claims.get(f"verify-{stage}", ("", {}))[1] for stage in self._stage_numbers]
 
 
 def load_named(draft: str, target: ModelDirectory, dtype: str, device: str) -> DraftExecutor:
@@ -100,15 +107,17 @@ def main(load: Load = load_named, given_arguments: Sequence[str] | None = None) 
             facts.know(loaded)
             logger().info("drafter loaded", **loaded)
         peers = wiring.peers
-        claims = control.claims if peers is None else lambda: peers.claims
-        link = _NamingLink(wiring.link(), int(record["stages"]), drafts_of(record), claims)
+        kept = control.claims if peers is None else lambda: peers.claims
+        link = _NamingLink(
+            wiring.link(), int(record["stages"]), drafts_of(record), kept, control.claims
+        )
         returned = Taps.read(record["taps"]).width if "taps" in record else target.hidden_size
         role = DraftPerformer(drafter, Tokenizer(target), returned)
         limits = _limits(record, target, drafter)
         machine = DraftMachine(limits, build)
         worker = make_worker(record, machine, link, role, header=header(limits))
         facts.ask(worker.facts)
-        process.state = "ready"
+        process.ready(f"drafts by {record['draft'] if given.draft is None else given.draft}")
         worker.run(stop)
         link.close()
     control.close()

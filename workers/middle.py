@@ -7,6 +7,7 @@ from flowspec.core.protocol.addresses import middle_address
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.performers import VerifyPerformer
 from flowspec.errors import ConfigError
+from flowspec.model.base import placed
 from flowspec.model.precision import of_all
 from flowspec.observe import logger
 from workers._boot import Facts, Process, add_placing, make_worker, parser, run
@@ -57,7 +58,7 @@ def main() -> None:
             record, machine, link, role, model_seconds=lambda: executor.model_seconds
         )
         facts.ask(worker.facts)
-        process.state = "ready"
+        process.ready(f"middle model {model} of {len(middles)}, {placed(loaded)}")
         worker.run(stop)
         link.close()
     control.close()

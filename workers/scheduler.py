@@ -17,7 +17,7 @@ from flowspec.model.directory import ModelDirectory, default_pair, layer_ranges
 from flowspec.model.precision import AUTO, by_stage, check_device, check_dtype
 from flowspec.model.sources import fingerprint, labels, open_models, recorded_taps
 from flowspec.planning.cluster_file import check_ranges, parse_ranges, ranges_text, read_cluster
-from workers._boot import Process, parser, run
+from workers._boot import Process, note, parser, run
 
 #: Flags that the pipeline's record keeps for workers that are not told otherwise.
 PLACINGS = {
@@ -33,7 +33,7 @@ _IN_CLUSTER = ("stages", "layers", "context", "dtype", "device", "draft_dtype")
 def main() -> None:
     given = _read_arguments()
     target, middles = open_models(given.target, given.draft, given.middle)
-    ranges = _ranges(target.layers, given)
+    ranges = _ranges(target, given)
     record = _model_record(given, target, middles) | _run_record(given, ranges)
     emulation = Emulation.read(given.emulate) if given.emulate else None
     if emulation and given.layers:
@@ -45,6 +45,7 @@ def main() -> None:
         if emulation:
             record[EMULATED] = replace(emulation, began=time.monotonic()).text()
         control.set_pipeline(record)
+        note(f"ready: a pipeline of {given.stages} stages of {given.target}")
         Scheduler(control, given.stages, most_running=given.jobs).run(stop)
     control.close()
 
@@ -159,14 +160,17 @@ def _use_cluster(given: argparse.Namespace) -> None:
     given.draft_dtype = cluster.draft_dtype
 
 
-def _ranges(layers: int, given: argparse.Namespace) -> Sequence[range]:
+def _ranges(target: ModelDirectory, given: argparse.Namespace) -> Sequence[range]:
     """The layers of every stage; ConfigError unless they are those of the target."""
-    if given.context is not None and given.context < 1:
-        raise ConfigError(f"--context is {given.context}; expected 1 or more")
+    if given.context is not None and not 1 <= given.context <= target.context:
+        raise ConfigError(
+            f"--context is {given.context}; expected 1 to {target.context}, "
+            f"as many tokens as {given.target} takes"
+        )
     if given.layers is None:
-        return layer_ranges(layers, given.stages, surplus=bool(given.emulate))
+        return layer_ranges(target.layers, given.stages, surplus=bool(given.emulate))
     ranges = parse_ranges(given.layers)
-    check_ranges(ranges, layers, given.stages)
+    check_ranges(ranges, target.layers, given.stages)
     return ranges
 
 

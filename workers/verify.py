@@ -9,7 +9,7 @@ from flowspec.broker.base import role_of
 from flowspec.core.protocol.addresses import stage_address
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.performers import VerifyPerformer
-from flowspec.model.base import HasFacts, StageExecutor
+from flowspec.model.base import HasFacts, StageExecutor, placed
 from flowspec.model.directory import ModelDirectory, layer_range, open_directory
 from flowspec.model.empty_stage import PassingStage
 from flowspec.model.precision import of_stage
@@ -90,7 +90,11 @@ def main(load: Load = load_layers, given_arguments: Sequence[str] | None = None)
         machine = StageMachine(stage, stages)
         worker = make_worker(record, machine, link, role, model_seconds=model_seconds)
         facts.ask(worker.facts)
-        process.state = "ready"
+        layers = layer_range(record["layers"], stage)
+        runs_on = placed(facts()) or "no weights"
+        process.ready(
+            f"stage {stage} of {stages}, layers {layers.start} to {layers.stop - 1}, {runs_on}"
+        )
         worker.run(stop)
         link.close()
     control.close()

@@ -76,6 +76,13 @@ def role_of(worker: Address) -> str:
     return f"{'middle' if worker.role is Role.MIDDLE else 'verify'}-{worker.number}"
 
 
+def command_of(role: str) -> str:
+    """The command that starts the worker of lease ``role``."""
+    name, _, number = role.partition("-")
+    flags = {"verify": f" --stage {number}", "middle": f" --model {number}"}
+    return f"python -m workers.{name}{flags.get(name, '')}"
+
+
 # ---- what a worker writes ------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ the inbox's token, which every entry repeats: an entry without it was meant for 
 
 from __future__ import annotations
 
+import errno
 import secrets
 import socket
 from collections.abc import Mapping
@@ -24,7 +25,7 @@ from flowspec.broker.log_reader import LogReader
 from flowspec.broker.pipelined_client import PipelinedClient
 from flowspec.broker.redis_client import BrokerClient
 from flowspec.broker.server import Listen, PrivateBroker
-from flowspec.broker.ways import AUTO, STRAIGHT, check_rows
+from flowspec.broker.ways import BROKER, STRAIGHT, check_rows
 from flowspec.core.protocol.addresses import Address
 from flowspec.core.protocol.messages import Answer, Envelope, Segment
 from flowspec.errors import BrokerError, ConfigError, WireError
@@ -32,11 +33,15 @@ from flowspec.observe import logger
 
 #: Fact of a lease in which a worker announces its inbox.
 FACT = "inbox"
+#: Fact in which one without tells why.
+NONE = "no_inbox"
 #: Most memory of an inbox's server; its entries are removed as they are read.
 MEMORY = "1gb"
 #: Entries and bytes that are read before they are removed.
 _TRIM_ENTRIES = 32
 _TRIM_BYTES = 1 << 20
+#: Characters of a reason in another worker's lease.
+_LONGEST_WHY = 200
 _PEER = "peer"
 _LAST_PORT = 65_535
 _PEER_MAY = "resetchannels -@all +xadd +xlen +ping +info +hello +client|setinfo"
@@ -190,19 +195,34 @@ class Inbox:
             logger().info("inbox not removed", reason=str(error))
 
 
-def wanted(rows: str, control_url: str, place: InboxPlace) -> bool:
-    """Whether a worker should have an inbox: if the control broker is on another machine.
+def why_none(rows: str, control_url: str, place: InboxPlace) -> str:
+    """Why a worker has no inbox; empty: it should have one.
 
-    ``rows``: one of ROWS. A broker on the worker's own machine is as near as an inbox would be, and
-    beside one that is reached over TLS ``auto`` opens none without.
+    ``rows``: one of ROWS. With ``auto`` a worker has one if its place is given or if the control
+    broker is on another machine: one on the worker's own is as near as an inbox would be. Beside a
+    broker that is reached over TLS ``auto`` opens none without. ConfigError for a place that would
+    not be used.
     """
     check_rows(rows)
-    if rows != AUTO:
-        return rows == STRAIGHT
-    if _is_tls(control_url) and not place.url:
+    given = place != InboxPlace()
+    if rows == BROKER:
+        if given:
+            raise ConfigError("with --rows broker there is no inbox; leave out the --inbox flags")
+        return "its rows go through the broker, as asked for"
+    if rows == STRAIGHT or given:
+        return ""
+    if _is_tls(control_url):
         logger().warning("no inbox", reason="the broker is reached over TLS; give --inbox-url")
-        return False
-    return not _is_local(control_url)
+        return "the broker is reached over TLS; give it --inbox-url"
+    return "the broker is on its machine" if _is_local(control_url) else ""
+
+
+def why_none_of(facts: Mapping[str, Any]) -> str:
+    """Why the worker whose lease has ``facts``, others' data, has no inbox; one line."""
+    why = facts.get(NONE)
+    if not isinstance(why, str) or not why.isprintable() or not 0 < len(why) <= _LONGEST_WHY:
+        return "it has no inbox"
+    return why
 
 
 def open_inbox(control_url: str, keys: Keys, address: Address, place: InboxPlace) -> Inbox:
@@ -210,7 +230,11 @@ def open_inbox(control_url: str, keys: Keys, address: Address, place: InboxPlace
     token = secrets.token_hex(8)
     stream = f"{keys.tag}:inbox:{address}:{token}"
     if place.url:
-        return Inbox(place.url, Announced(_elsewhere(place.url, place.announce), stream, token))
+        announced = Announced(_elsewhere(place.url, place.announce), stream, token)
+        try:
+            return Inbox(place.url, announced)
+        except ConfigError as error:
+            raise ConfigError(f"--inbox-url: {error}") from None
     password = secrets.token_urlsafe(24)
     listen = _listen(control_url, place)
     users = (f"{_PEER} on >{password} ~{stream} {_PEER_MAY}",)
@@ -238,7 +262,7 @@ def _listen(control_url: str, place: InboxPlace) -> Listen | None:
     if urlsplit(control_url).scheme == "unix" and not place.host:
         return None
     host = place.host or _ends(control_url)[0]
-    return Listen(host, place.port or free_port(host))
+    return Listen(host, free_port(host, place.port))
 
 
 def _elsewhere(url: str, announce: str) -> str:
@@ -254,13 +278,22 @@ def _password(url: str) -> str:
     return url.partition("://:")[2].partition("@")[0]
 
 
-def free_port(host: str) -> int:
-    """A port that is free at ``host``; ConfigError if that is no address of this machine."""
+def free_port(host: str, port: int = 0) -> int:
+    """``port``, or one that is free at ``host``.
+
+    ConfigError if that is no address of this machine, or the port is not free.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
+        # As the server itself binds: connections of an earlier one may still be closing.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, 0))
+            probe.bind((host, port))
         except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise ConfigError(
+                    f"--inbox-port {port} is in use at {host}; give another one, or 0 for any"
+                ) from None
             raise ConfigError(
                 f"an inbox cannot listen at {host}: {error}; give an address of this machine as "
                 "--inbox-host"

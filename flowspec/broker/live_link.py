@@ -27,6 +27,7 @@ from flowspec.broker.base import (
     ReadResult,
     Record,
     Rows,
+    role_of,
 )
 from flowspec.broker.commands import Commands
 from flowspec.broker.connection import translate
@@ -166,8 +167,8 @@ class LiveLink:
         try:
             envelopes += inbox.take(self._reader, refused, waited=waited)
         except BrokerError as error:
-            reason = f"{self.address} has lost its inbox: {error}"
-            logger(node=str(self.address)).error("inbox lost", reason=reason)
+            reason = f"{role_of(self.address)} has lost its inbox; submit the job again"
+            logger(node=str(self.address)).error("inbox lost", reason=str(error))
             inbox.close()
             self._inbox = None
             return tuple((run, reason) for run in self._reader.open_runs)

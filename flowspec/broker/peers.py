@@ -16,7 +16,7 @@ from typing import Any
 
 from flowspec.broker import codec
 from flowspec.broker.base import ROWS_CAP, Control, PutRows, role_of
-from flowspec.broker.inbox import FACT, Announced
+from flowspec.broker.inbox import FACT, Announced, why_none_of
 from flowspec.broker.pipelined_client import PipelinedClient
 from flowspec.broker.redis_client import Command
 from flowspec.core.protocol.addresses import Address
@@ -236,7 +236,7 @@ class Peers:
             _, facts = self._claims.get(role_of(to), ("", {}))
             announced = Announced.read(facts.get(FACT))
             if announced is None:
-                self._reasons[to] = "it has no inbox" if facts else "its worker is not there"
+                self._reasons[to] = why_none_of(facts) if facts else "its worker is not there"
                 if self._offered.pop(to, None) is not None:
                     self._offers[to] = None
             elif self._offered.get(to) != announced and not self._resting(to, announced):

@@ -30,10 +30,12 @@ from flowspec.cli.flags import (
     MaxNewTokens,
     Mbit,
     Models,
+    OwnUrl,
     Pair,
     Planned,
     PlannedDtype,
     Pretended,
+    ProbesUrl,
     PromptFile,
     PromptsAtOnce,
     Raw,
@@ -147,7 +149,7 @@ def up(
     cluster: Planned = None,
     rows: RowsWay = "auto",
     jobs: JobsAtOnce = 1,
-    redis_url: Url = None,
+    redis_url: OwnUrl = None,
 ) -> None:
     """Start a pipeline that keeps running, and print how to reach it."""
     from flowspec.cli.places import setup_of
@@ -322,7 +324,7 @@ def plan(
     acceptance: Acceptance = None,
     jobs: Jobs = 1,
     out: Annotated[Path, typer.Option(help="Write the cluster file here.")] = Path("cluster.toml"),
-    redis_url: Url = None,
+    redis_url: ProbesUrl = None,
 ) -> None:
     """Choose which box gets which layers, predict its speed, and write a cluster file."""
     from flowspec.cli.plan import PlanRequest, plan

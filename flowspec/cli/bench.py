@@ -368,7 +368,7 @@ def _links(text: str, profile: Profile) -> list[SweptLink]:
     name, _, values = text.partition("=")
     if name not in ("latency", "mbit"):
         raise ConfigError(f"--sweep is {text!r}; expected latency=MS,MS,... or mbit=N,N,...")
-    numbers = _list(values, float, "--sweep", "latency=0,5,25 or mbit=10,100")
+    numbers = _list(values, float, f"--sweep {name}", "latency=0,5,25 or mbit=10,100")
     try:
         if name == "latency":
             shapes = [replace(profile.link, latency=number / 1e3) for number in numbers]

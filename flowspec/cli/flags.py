@@ -34,6 +34,24 @@ Url = Annotated[
         show_default=False,
     ),
 ]
+ProbesUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--redis-url",
+        envvar="FLOWSPEC_REDIS_URL",
+        help="Broker of boxes that run `python -m workers.probe`, to measure them.",
+        show_default=False,
+    ),
+]
+OwnUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--redis-url",
+        envvar="FLOWSPEC_REDIS_URL",
+        help="Broker to use; default: a private one.",
+        show_default=False,
+    ),
+]
 Target = Annotated[
     str | None, typer.Option(help="Model to run: folder or hub name; default: the packaged one.")
 ]

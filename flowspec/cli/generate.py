@@ -67,6 +67,8 @@ def run(request: Request, prompt: str | None, prompts: Path | None) -> None:
         record = client.pipeline()
         notes.first_of_several([request.strategy], [drafts_of(record)])
         notes.unused_middles(request.strategy, middles_of(record), running=True)
+        if request.url is not None:
+            notes.waits(client)
         if request.setup.jobs > 1 and len(specs) > 1:
             failed = not _Together(client, request, screen, pipeline.check).answer(specs)
         else:

@@ -25,6 +25,7 @@ def submit(spec: JobSpec, url: str | None) -> None:
         build(spec.strategy, int(record.get("stages", "1")))
         notes.unused_middles(spec.strategy, middles_of(record), running=True)
         sys.stdout.write(client.submit_spec(spec).id + "\n")
+        notes.waits(client)
 
 
 def watch(job_id: str, url: str | None, *, as_json: bool) -> None:
@@ -32,6 +33,7 @@ def watch(job_id: str, url: str | None, *, as_json: bool) -> None:
     screen = Screen(as_json=as_json)
     with Client(url_or_running(url)) as client:
         job = _known(client, job_id)
+        notes.waits(client)
         try:
             with screen.streaming(client) as show:
                 for chunk in job.stream():
@@ -49,7 +51,7 @@ def cancel(job_id: str, url: str | None) -> None:
         job.cancel()
         result = job.result()
         sys.stdout.write(
-            f"{job_id} ended by {result.finish_reason} after {len(result.token_ids)} tokens\n"
+            f"{job_id} ended after {len(result.token_ids)} tokens ({result.finish_reason})\n"
         )
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from flowspec.broker.base import command_of, roles_of
 from flowspec.strategies import build
 
 if TYPE_CHECKING:
+    from flowspec.client import Client
     from flowspec.testbed.grid import BenchPlan
 
 
@@ -30,6 +32,28 @@ def surplus(plan: BenchPlan) -> None:
                 f"note: {idle} of {stages} stages have no layer and pass rows on: "
                 f"the model of profile {profile.name} has {profile.layers} layers\n"
             )
+
+
+def waits(client: Client) -> None:
+    """A note if a job would wait, because no worker serves a role of the pipeline."""
+    record = client.pipeline()
+    missing = missing_roles(record, client.workers())
+    if missing:
+        sys.stderr.write(f"note: {without(missing)}\n")
+
+
+def missing_roles(record: Mapping[str, str], workers: Mapping[str, object]) -> list[str]:
+    """Roles of the pipeline of ``record`` that none of ``workers`` serves, the scheduler first."""
+    return [role for role in ("scheduler", *roles_of(record)) if role not in workers]
+
+
+def without(missing: Sequence[str]) -> str:
+    """That jobs wait for the roles ``missing``, and how the first of them is started."""
+    if missing[0] == "scheduler":
+        how = "`flowspec up`, or `python -m workers.scheduler` with the pipeline's models"
+    else:
+        how = f"`{command_of(missing[0])}`"
+    return f"{missing[0]} has no worker: jobs wait until it is started, by {how}"
 
 
 def drafts_by_ngrams(target: str) -> None:

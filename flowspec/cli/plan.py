@@ -16,9 +16,9 @@ from flowspec.cli.bench import prompts_in
 from flowspec.cli.outputs import check_writable, write
 from flowspec.emulation.profile import LinkShape
 from flowspec.errors import ConfigError
-from flowspec.model.directory import ModelDirectory, default_pair
+from flowspec.model.directory import ModelDirectory, default_pair, local_path
 from flowspec.model.precision import AUTO, PRECISIONS, Precision
-from flowspec.model.sources import NGRAM
+from flowspec.model.sources import NGRAM, placed_absolutely
 from flowspec.planning.boxes import EXPECTED, TimedBox, parse_boxes
 from flowspec.planning.cluster_file import ClusterFile, ClusterStage, write_cluster
 from flowspec.planning.drafts import planned_drafts
@@ -116,6 +116,12 @@ def _draft(request: PlanRequest) -> str:
         return request.draft
     packaged = default_pair()
     return packaged[1] if request.target in ("target", packaged[0]) else NGRAM
+
+
+def _absolute(name: str) -> str:
+    """A local model's folder or config file by its absolute path; a hub name as it is."""
+    path = local_path(name) or Path(name)
+    return str(path.resolve()) if path.exists() else name
 
 
 def _precision(request: PlanRequest, directory: ModelDirectory) -> Precision:
@@ -258,8 +264,8 @@ def _write(
         for stage in layout.stages
     )
     planned = ClusterFile(
-        request.target,
-        _draft(request),
+        _absolute(request.target),
+        placed_absolutely(_draft(request)),
         layout.draft.name,
         context,
         stages,

@@ -21,12 +21,15 @@ from urllib.parse import urlsplit
 
 from rich.table import Table
 
-from flowspec.broker.base import setup_of
+from flowspec.broker.base import role_of, roles_of, setup_of
+from flowspec.cli import notes
 from flowspec.cli.places import lock_file, running, state_file, url_or_running
 from flowspec.cli.show import console
 from flowspec.client import Client
 from flowspec.cluster import READY_SECONDS, Cluster, Places, Setup
-from flowspec.errors import ClusterError, FlowSpecError
+from flowspec.core.protocol.addresses import Address
+from flowspec.errors import ClusterError, FlowSpecError, WireError
+from flowspec.model.base import placed
 from flowspec.planning.cluster_file import parse_ranges
 
 _STOP_SECONDS = 15.0
@@ -154,11 +157,7 @@ def status(url: str | None, *, as_json: bool) -> None:
         box=None,
         pad_edge=False,
     )
-    roles = [
-        "scheduler",
-        "draft",
-        *(f"verify-{stage}" for stage in range(1, int(pipeline["stages"]) + 1)),
-    ]
+    roles = ("scheduler", *roles_of(pipeline))
     for role in roles:
         info = workers.get(role, {})
         other = role != "scheduler" and info.get("setup") not in (None, setup_of(pipeline))
@@ -175,9 +174,9 @@ def status(url: str | None, *, as_json: bool) -> None:
     links = _links(roles, workers)
     if links.row_count:
         screen.print(links)
-    missing = [role for role in roles if role not in workers]
+    missing = notes.missing_roles(pipeline, workers)
     if missing:
-        raise ClusterError(f"{missing[0]} has no worker: jobs wait until it is started again")
+        raise ClusterError(notes.without(missing))
 
 
 def _links(roles: Sequence[str], workers: Mapping[str, Mapping[str, Any]]) -> Table:
@@ -186,22 +185,21 @@ def _links(roles: Sequence[str], workers: Mapping[str, Mapping[str, Any]]) -> Ta
     for role in roles:
         for to, link in workers.get(role, {}).get("links", {}).items():
             cells = (link.get("way"), link.get("latency_ms"), link.get("mbit"), link.get("reason"))
-            table.add_row(role, to, *("" if cell is None else str(cell) for cell in cells))
+            table.add_row(role, _receiver(to), *("" if cell is None else str(cell) for cell in cells))
     return table
+
+
+def _receiver(address: str) -> str:
+    """The role at ``address``, from another worker's lease; what is no address, as it is."""
+    try:
+        return role_of(Address.parse(address))
+    except WireError:
+        return address
 
 
 def counted(number: int, noun: str) -> str:
     """``number`` with its noun, like ``1 stage`` or ``4 stages``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def placed(info: Mapping[str, Any]) -> str | None:
-    """What runs where in a worker's facts, like ``bfloat16 on cpu by onednn``; None: no model."""
-    if "precision" not in info:
-        return None
-    kernels = "+".join(info.get("kernels", ()))
-    dependent = "" if info.get("rows_independent", True) else ", rows depend on each other"
-    return f"{info['precision']} on {info['device']} by {kernels}{dependent}"
 
 
 class _Supervisor:

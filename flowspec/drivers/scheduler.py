@@ -184,7 +184,7 @@ class Scheduler:
             self._revoke(
                 job,
                 f"no {self._worker_name(missing[0])} for {waited}; "
-                f"start one with `{self._command(missing[0])}`",
+                f"start one with `{command_of(missing[0])}`",
             )
 
     def _revoke(self, job: str, error: str) -> None:
@@ -202,14 +202,3 @@ class Scheduler:
                 return f"worker of middle model {worker.number}"
             case _:
                 return "draft worker"
-
-    def _command(self, role: str) -> str:
-        """The command that starts the worker of ``role``."""
-        worker = self._workers[role]
-        match worker.role:
-            case Role.VERIFY:
-                return f"python -m workers.verify --stage {worker.number}"
-            case Role.MIDDLE:
-                return f"python -m workers.middle --model {worker.number}"
-            case _:
-                return "python -m workers.draft"

@@ -115,7 +115,7 @@ def build(
     body: Any = getattr(model, "model", None)
     if not hasattr(model, "lm_head") or not all(hasattr(body, part) for part in _PARTS):
         raise ModelError(
-            f"{directory.path} is a {config.model_type} model, "
+            f"{directory.path} is a model of type {config.model_type}, "
             f"whose layers cannot be split here; tested families: {', '.join(TESTED_FAMILIES)}"
         )
     _cut(body, config, layers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy.typing as npt
@@ -42,6 +42,15 @@ class HasFacts(Protocol):
     """An executor that tells its precision, device and kernels."""
 
     def facts(self) -> dict[str, object]: ...
+
+
+def placed(info: Mapping[str, Any]) -> str | None:
+    """What runs where in a worker's facts, like ``bfloat16 on cpu by onednn``; None: no model."""
+    if "precision" not in info:
+        return None
+    kernels = "+".join(info.get("kernels", ()))
+    dependent = "" if info.get("rows_independent", True) else ", rows depend on each other"
+    return f"{info['precision']} on {info['device']} by {kernels}{dependent}"
 
 
 @runtime_checkable

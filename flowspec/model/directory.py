@@ -109,9 +109,9 @@ class ModelDirectory:
             return {str(tensor): self.path / str(file) for tensor, file in weight_map.items()}
         if not self.has(_SINGLE):
             raise ModelError(
-                f"{self.path} has no {_SINGLE} and no {_INDEX}; only safetensors checkpoints "
-                "are read: a hub model that has none is fetched by `hf download`, and its folder "
-                "given as the model tells how to convert it"
+                f"{self.path} has no weights: no {_SINGLE} and no {_INDEX}; download the model "
+                "again (of a hub model in another format, the whole folder with `hf download`: "
+                "given as the model, it tells how to convert it)"
             )
         return dict.fromkeys(read_header(self.path / _SINGLE), self.path / _SINGLE)
 
@@ -287,8 +287,20 @@ def check_pair(target: ModelDirectory, model: ModelDirectory, role: str = "draft
 def read_config_file(path: Path) -> dict[str, Any]:
     """The config of the model in the folder ``path``; ModelError if there is none."""
     if not (path / "config.json").is_file():
-        raise ModelError(f"{path} is not a model: it has no config.json")
+        raise ModelError(f"{path} is not a model: it has no config.json{_likely(path)}")
     return _read_json(path / "config.json")
+
+
+def _likely(path: Path) -> str:
+    """What a folder without a config.json is, if that can be told, and what to give instead."""
+    if (path / "adapter_config.json").is_file():
+        return "; it is an adapter: merge it into its base model first (peft's merge_and_unload)"
+    if (path / "draft" / "config.json").is_file():
+        return (
+            f"; it holds shards: give {path / 'draft'} to the scheduler and the draft worker, "
+            f"{path / 'stage-1'} and so on to the stages"
+        )
+    return ""
 
 
 def _checked(path: Path) -> ModelDirectory:
@@ -314,7 +326,16 @@ def described(file: Path) -> ModelDirectory:
         if key not in config
     ]
     if missing:
-        raise ModelError(f"{file} has no {missing[0]}: it is not a decoder-only language model's")
+        kind = config.get("model_type")
+        raise ModelError(
+            f"{file} has no {missing[0]}: "
+            + (
+                f"a {kind!r} model names its sizes otherwise, or is no decoder-only language "
+                f"model; it cannot be split here"
+                if kind
+                else "it is not a decoder-only language model's"
+            )
+        )
     for key in ("num_hidden_layers", "hidden_size", "vocab_size", "max_position_embeddings"):
         if not isinstance(config.get(key, 1), int) or config.get(key, 1) < 1:
             raise ModelError(f"{file}: {key} is {config[key]!r}; expected a whole number above 0")

@@ -96,8 +96,8 @@ def _gguf(file: Path) -> Unreadable:
     )
     return Unreadable(
         f"{file} is a GGUF file; only safetensors are read",
-        "take the original checkpoint, with --dtype int4 for the weights of Q4_0; "
-        f"or, after pip install gguf accelerate, {command}",
+        "take the original checkpoint (--dtype int4 quantises as Q4_0 does); "
+        f"or convert it: pip install gguf accelerate, then {command}",
     )
 
 

@@ -70,7 +70,7 @@ def shapes_of(directory: ModelDirectory) -> ModelShapes:
             layers[number] = (matrices, values + shape[0])
     if not all(matrices for matrices, _ in layers) or "model.embed_tokens.weight" not in names:
         raise ModelError(
-            f"{directory.path} is a {directory.config['model_type']} model, "
+            f"{directory.path} is a model of type {directory.config['model_type']}, "
             "whose layers cannot be split here"
         )
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads

@@ -77,6 +77,11 @@ def source_names(draft: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for names in _merged(draft) for name in names))
 
 
+def placed_absolutely(draft: str) -> str:
+    """``draft`` with its folders by their absolute paths, for use from any other folder."""
+    return ":".join("+".join(str(_meant(name)) for name in names) for names in _split(draft))
+
+
 def _merged(draft: str) -> tuple[tuple[str, ...], ...]:
     """The drafters of each choice in ``draft``; errors as ``source_names``'s."""
     found = _split(draft)

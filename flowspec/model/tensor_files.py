@@ -53,6 +53,10 @@ class NewTensor:
     nbytes: int
 
 
+#: How the text file begins that Git LFS keeps in the place of a large one.
+_LFS_POINTER = b"version "
+
+
 @lru_cache(maxsize=256)
 def read_header(path: Path) -> dict[str, TensorEntry]:
     """Tensor entries of one safetensors file, their ranges checked against the file's size."""
@@ -61,6 +65,11 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
     size = path.stat().st_size
     with path.open("rb") as file:
         prefix = file.read(8)
+        if prefix == _LFS_POINTER:
+            raise ModelError(
+                f"weights file {path} is Git LFS's note of a file, not the file; fetch it with "
+                "`git lfs pull` in its folder"
+            )
         length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else _MAX_HEADER + 1
         if length > _MAX_HEADER or 8 + length > size:
             raise ModelError(

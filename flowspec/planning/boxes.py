@@ -10,13 +10,16 @@ from flowspec.emulation.profile import Times
 from flowspec.errors import ConfigError
 
 #: What ``--boxes`` takes, for error messages.
-EXPECTED = "expected like nano:4x8GiB@50GB/s,desk:24GiB@900GB/s+60TFLOPS"
-_UNITS = {"MB": 1e6, "GB": 1e9, "MiB": 2.0**20, "GiB": 2.0**30}
+EXPECTED = (
+    "expected a name, memory and the memory's bandwidth, with units, "
+    "like nano:4x8GiB@50GB/s,desk:24GiB@900GB/s+60TFLOPS"
+)
+_UNITS = {"mb": 1e6, "gb": 1e9, "mib": 2.0**20, "gib": 2.0**30}
 _BOX = re.compile(
     r"(?P<name>[A-Za-z][\w-]*):(?:(?P<count>\d{1,3})x)?"
     r"(?P<memory>\d+(?:\.\d+)?)(?P<unit>MB|GB|MiB|GiB)"
     r"@(?P<bandwidth>\d+(?:\.\d+)?)GB/s(?:\+(?P<compute>\d+(?:\.\d+)?)TFLOPS)?",
-    re.ASCII,
+    re.ASCII | re.IGNORECASE,
 )
 
 
@@ -73,7 +76,7 @@ def parse_boxes(text: str) -> tuple[DescribedBox, ...]:
         if match is None:
             raise ConfigError(f"--boxes has {part.strip()!r}; {EXPECTED}")
         count = int(match["count"] or 1)
-        memory = float(match["memory"]) * _UNITS[match["unit"]]
+        memory = float(match["memory"]) * _UNITS[match["unit"].lower()]
         bandwidth = float(match["bandwidth"]) * 1e9
         compute = float(match["compute"] or 0) * 1e12
         if not (count and memory and bandwidth):

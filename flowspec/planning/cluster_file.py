@@ -103,7 +103,9 @@ def check_ranges(
             )
         expected = block.stop
     if stages not in (None, len(ranges)):
-        raise ConfigError(f"layers are {told!r}, of {len(ranges)} stages; expected {stages}")
+        raise ConfigError(
+            f"layers are {told!r}; expected as many ranges as stages, {stages} of them"
+        )
     if not ranges or (layers is not None and expected != layers):
         raise ConfigError(
             f"layers are {told!r}; expected all {layers} layers of the model, from 0 to {layers}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ import redis
 from flowspec.broker import codec
 from flowspec.broker.base import PutRows, ReadResult, role_of
 from flowspec.broker.connection import connect
-from flowspec.broker.inbox import FACT, Announced, Inbox, InboxPlace, open_inbox, wanted
+from flowspec.broker.inbox import FACT, Announced, Inbox, InboxPlace, open_inbox, why_none
 from flowspec.broker.keys import Keys
 from flowspec.broker.live_link import LiveLink
 from flowspec.broker.peers import PeerInbox, Peers
@@ -280,9 +281,14 @@ def test_the_reason_of_a_lost_inbox_names_the_worker(pair: Pair) -> None:
     until(lambda: failed.extend(pair.stage.read(0.1).failed) or failed)
     ((run, reason),) = failed
     assert run == RunKey(pair.job, 1)
-    assert reason.startswith("s1 has lost its inbox: ")
-    assert "\n" not in reason
+    assert reason == "verify-1 has lost its inbox; submit the job again"
     assert pair.inbox.closed
+
+
+def reason_of(pair: Pair) -> str:
+    """Why the link to stage 1 does not go straight, as in the lease."""
+    (link,) = pair.peers.facts()["links"].values()  # type: ignore[attr-defined]
+    return str(link["reason"])
 
 
 def lose_writes(pair: Pair) -> PeerInbox:
@@ -360,6 +366,10 @@ def test_a_link_whose_lease_announces_another_inbox_goes_there(
     until(lambda: pair.peers.get(S1) is None)
     (link,) = pair.peers.facts()["links"].values()  # type: ignore[attr-defined]
     assert (link["way"], link["reason"]) == ("broker", "it has no inbox")
+    pair.control.claim(role_of(S1), "token", {"state": "ready", "no_inbox": "it has lost it"})
+    until(lambda: reason_of(pair) == "it has lost it")
+    pair.control.claim(role_of(S1), "token", {"state": "ready", "no_inbox": "two\nlines"})
+    until(lambda: reason_of(pair) == "it has no inbox")
     other.close()
 
 
@@ -439,17 +449,30 @@ def test_auto_wants_an_inbox_only_where_the_broker_is_on_another_machine(
     server: PrivateBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = InboxPlace()
-    assert not wanted("auto", server.url, own)
-    assert wanted("straight", server.url, own)
-    assert not wanted("broker", server.url, own)
+    assert why_none("auto", server.url, own) == "the broker is on its machine"
+    assert not why_none("straight", server.url, own)
+    assert why_none("broker", server.url, own)
     monkeypatch.setattr("flowspec.broker.inbox._ends", lambda url: ("10.0.0.2", "10.0.0.1"))
-    assert wanted("auto", "redis://10.0.0.1:6379/0", own)
-    assert not wanted("broker", "redis://10.0.0.1:6379/0", own)
-    assert not wanted("auto", "rediss://10.0.0.1:6379/0", own), "one of its own has no TLS"
-    assert wanted("auto", "rediss://10.0.0.1:6379/0", InboxPlace(url="rediss://10.0.0.3:1/0"))
-    assert wanted("straight", "rediss://10.0.0.1:6379/0", own), "and is refused with a line"
+    assert not why_none("auto", "redis://10.0.0.1:6379/0", own)
+    assert why_none("broker", "redis://10.0.0.1:6379/0", own)
+    assert why_none("auto", "rediss://10.0.0.1:6379/0", own), "one of its own has no TLS"
+    assert not why_none("auto", "rediss://10.0.0.1:6379/0", InboxPlace(url="rediss://10.0.0.3:1/0"))
+    assert not why_none("straight", "rediss://10.0.0.1:6379/0", own), "and is refused with a line"
     with pytest.raises(ConfigError, match="expected one of auto, broker, straight"):
-        wanted("fast", server.url, own)
+        why_none("fast", server.url, own)
+
+
+def test_a_place_of_an_inbox_is_used_or_refused(server: PrivateBroker) -> None:
+    given = InboxPlace(host="127.0.0.1")
+    assert not why_none("auto", server.url, given), "also beside a broker on this machine"
+    with pytest.raises(ConfigError, match="leave out the --inbox flags"):
+        why_none("broker", server.url, given)
+    with pytest.raises(ConfigError, match="^--inbox-url: broker URL foo is not understood"):
+        open_inbox(server.url, Keys(), S1, InboxPlace(url="foo"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"--inbox-port {port} is in use at 127.0.0.1"):
+            open_inbox(server.url, Keys(), S1, InboxPlace(host="127.0.0.1", port=port))
 
 
 def test_an_inbox_announces_another_address_if_told_to(server: PrivateBroker) -> None:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from flowspec.cli.notes import first_of_several, unused_middles
+from flowspec.cli.notes import first_of_several, missing_roles, unused_middles, without
 from flowspec.strategies import STRATEGIES, build
 from tests.cli.conftest import Command
 
@@ -33,6 +33,25 @@ def test_stages_without_a_layer_are_counted_on_stderr(
         "the model of profile laptop-cpu has 12 layers"
     )
     assert err.splitlines() == ([said] if idle else [])
+
+
+def test_roles_without_a_worker_are_named_with_the_command_that_starts_the_first() -> None:
+    record = {"stages": "2", "middles": '["medium"]'}
+    roles = ["scheduler", "draft", "verify-1", "verify-2", "middle-1"]
+    assert missing_roles(record, dict.fromkeys(roles)) == []
+    assert missing_roles(record, dict.fromkeys(["draft", "verify-1"])) == [
+        "scheduler",
+        "verify-2",
+        "middle-1",
+    ]
+    commands = [without([role]).partition(" by ")[2] for role in roles[1:]]
+    assert commands == [
+        "`python -m workers.draft`",
+        "`python -m workers.verify --stage 1`",
+        "`python -m workers.verify --stage 2`",
+        "`python -m workers.middle --model 1`",
+    ]
+    assert "`flowspec up`" in without(["scheduler"])
 
 
 QUICK = ("--profile", "laptop-cpu", "--stages", "2")

@@ -52,6 +52,19 @@ def test_a_config_alone_is_planned(command: Command, model: str, tmp_path: Path)
         assert f"{stage.box}: python -m workers.verify --stage {number}" in said
 
 
+def test_a_cluster_file_may_be_used_from_any_folder(
+    command: Command, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / "cluster.toml"
+    status, _, err = command(
+        *("plan", Path(model).name, "--dry", "--boxes", "nano:2x8GiB@50GB/s"),
+        *("--draft", "ngram", "--out", str(out)),
+    )
+    assert (status, err) == (0, "")
+    assert read_cluster(out).model == model
+
+
 def test_fewer_boxes_are_told_where_they_are_faster(command: Command, tmp_path: Path) -> None:
     """Over slow links a second stage costs a hop, and a box for the draft gains nothing."""
     status, said, _ = command(

@@ -19,9 +19,12 @@ from flowspec.drivers import lease
 from flowspec.errors import ClusterError
 
 
-def test_a_worker_without_a_pipeline_waits_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_without_a_pipeline_waits_a_bounded_time_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     with PrivateBroker() as broker:
         monkeypatch.setattr(boot, "RECORD_SECONDS", 0.3)
+        monkeypatch.setattr(boot, "_PATIENT_SECONDS", 0.1)
         process = boot.Process.__new__(boot.Process)
         process.url = broker.url
         process.keys = boot.Keys()
@@ -32,6 +35,8 @@ def test_a_worker_without_a_pipeline_waits_a_bounded_time(monkeypatch: pytest.Mo
         ):
             process.pipeline_record(control)
         control.close()
+    said = "note: waits for the pipeline's record, which `python -m workers.scheduler` writes\n"
+    assert capsys.readouterr().err == said
 
 
 def test_a_lease_is_renewed_over_a_connection_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

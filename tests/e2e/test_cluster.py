@@ -304,7 +304,7 @@ def test_up_status_submit_watch_cancel_down(flowspec: Run) -> None:
         for job in reversed(long):
             cancelled = flowspec("cancel", job)
             assert cancelled.returncode == 0, cancelled.stderr
-        assert "ended by cancelled after" in cancelled.stdout
+        assert "tokens (cancelled)" in cancelled.stdout
         unknown = flowspec("cancel", "1-0")
         assert "there is no job 1-0" in unknown.stderr
         assert "there is no job 1-0" in flowspec("watch", "1-0").stderr

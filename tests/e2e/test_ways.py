@@ -118,7 +118,7 @@ def test_a_lost_inbox_ends_the_job_with_one_line_and_its_link_falls_back(
         stream = job.stream()
         next(stream)
         os.kill(inbox_of(cluster.pids["verify-2"]), signal.SIGKILL)
-        with pytest.raises(JobFailed, match="s2 has lost its inbox") as failed:
+        with pytest.raises(JobFailed, match="verify-2 has lost its inbox; submit the job again") as failed:
             list(stream)
         assert "\n" not in str(failed.value)
         checker.check(client, rows()[0]["prompt"], "flowspec", 16, Sampling())

@@ -45,8 +45,25 @@ def test_a_folder_that_is_no_model(tmp_path: Path) -> None:
     assert "cannot be read as JSON" in refused(tmp_path)
     (tmp_path / "config.json").write_text("[]")
     assert "expected a JSON object" in refused(tmp_path)
-    (tmp_path / "config.json").write_text('{"model_type": "resnet"}')
+    (tmp_path / "config.json").write_text("{}")
     assert "not a decoder-only language model" in refused(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_layer": 4}')
+    assert "a 'gpt2' model names its sizes otherwise" in refused(tmp_path)
+
+
+def test_a_folder_that_belongs_to_a_model_is_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    assert "it is an adapter: merge it" in refused(tmp_path)
+    shards = tmp_path / "parts"
+    (shards / "draft").mkdir(parents=True)
+    (shards / "draft" / "config.json").write_text("{}")
+    assert f"it holds shards: give {shards / 'draft'} to the scheduler" in refused(shards)
+
+
+def test_a_note_of_git_lfs_is_no_weights_file(llama_copy: Path) -> None:
+    shard = next(llama_copy.glob("model-0*.safetensors"))
+    shard.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    assert "fetch it with `git lfs pull`" in refused(llama_copy)
 
 
 def test_a_missing_shard(llama_copy: Path) -> None:

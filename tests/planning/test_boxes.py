@@ -20,13 +20,14 @@ def test_boxes_are_counted_and_numbered() -> None:
     ("text", "message"),
     [
         ("", "--boxes has ''"),
-        ("nano:8GiB", "--boxes has 'nano:8GiB'; expected like nano:4x8GiB@50GB/s"),
-        ("nano:8@50GB/s", "expected like"),
+        ("nano:8GiB", "--boxes has 'nano:8GiB'; expected a name, memory and the memory's bandwidth"),
+        ("nano:4x8GB@50", "with units, like nano:4x8GiB@50GB/s"),
+        ("nano:8@50GB/s", "with units"),
         ("nano:0x8GiB@50GB/s", "with a zero"),
         ("nano:8GiB@0GB/s", "with a zero"),
         ("nano:8GiB@50GB/s,nano:16GiB@50GB/s", "--boxes names nano twice"),
         ("nano-1:8GiB@50GB/s,nano:2x16GiB@50GB/s", "--boxes names nano-1 twice"),
-        ("nano:8GiB@50GB/s+6", "expected like"),
+        ("nano:8GiB@50GB/s+6", "with units"),
     ],
 )
 def test_other_text_is_refused_in_one_line(text: str, message: str) -> None:
