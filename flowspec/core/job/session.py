@@ -310,7 +310,7 @@ class Session:
             completed += self.strategy.pacing.start_round(
                 self.tally.rounds, self.strategy.max_in_flight
             )
-        retained = tuple(sorted(self.tree.sent))
+        retained = tuple(sorted(self.tree.nodes))
         prune = Prune(self.run, context, verdict.accepted, root, retained)
         self.outbox.commit(prune, emitted, verdict, completed)
         self.drafting.commit(accepted, root, self.tree)

@@ -92,7 +92,7 @@ class Segment:
 class Prune:
     """A commit's message to every stage: ``accepted`` rows become context, ``root`` the root.
 
-    ``offset``: context length before it. ``retained``: ids of the sent nodes that are still live, a
+    ``offset``: context length before it. ``retained``: ids of the nodes that are still live, a
     check of the rows that a stage keeps. Idempotent: a stage past ``offset`` ignores it.
     """
 

@@ -57,8 +57,8 @@ class StageRun:
         self._rows.prune(prune.accepted, prune.root)
         self._offset += len(prune.accepted)
         left = self._rows.tree
-        # On emulated and simulated links a segment sent after this prune may have overtaken it, so
-        # ids above all that the prune names are not checked.
+        # A segment sent after this prune may have overtaken it: its rows are named if they were
+        # drafted before the prune, and above all that it names if they were drafted later.
         newest = max((prune.root, *prune.retained))
         if any(node <= newest for node in left - {prune.root, *prune.retained}):
             raise StateError(f"stage {self._stage} keeps rows the draft worker has pruned")
