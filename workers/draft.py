@@ -80,7 +80,9 @@ class _NamingLink:
             facts = self._facts(self._asked())  # a stage that was loading when last looked at
         return [{key: known.get(key) for key in PLACE} for known in facts]
 
-    def _facts(self, claims: Mapping[str, tuple[str, Mapping[str, Any]]]) -> list[Mapping[str, Any]]:
+    def _facts(
+        self, claims: Mapping[str, tuple[str, Mapping[str, Any]]]
+    ) -> list[Mapping[str, Any]]:
         return [claims.get(f"verify-{stage}", ("", {}))[1] for stage in self._stage_numbers]
 
 

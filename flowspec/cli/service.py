@@ -185,7 +185,9 @@ def _links(roles: Sequence[str], workers: Mapping[str, Mapping[str, Any]]) -> Ta
     for role in roles:
         for to, link in workers.get(role, {}).get("links", {}).items():
             cells = (link.get("way"), link.get("latency_ms"), link.get("mbit"), link.get("reason"))
-            table.add_row(role, _receiver(to), *("" if cell is None else str(cell) for cell in cells))
+            table.add_row(
+                role, _receiver(to), *("" if cell is None else str(cell) for cell in cells)
+            )
     return table
 
 

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from flowspec.broker.base import Control, Intake, roles_of, setup_of, workers_of
+from flowspec.broker.base import Control, Intake, command_of, roles_of, setup_of, workers_of
 from flowspec.core.protocol.addresses import Role
 from flowspec.core.protocol.codes import Code
 from flowspec.core.run.spec import CANCEL, parse

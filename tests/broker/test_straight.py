@@ -467,7 +467,7 @@ def test_a_place_of_an_inbox_is_used_or_refused(server: PrivateBroker) -> None:
     assert not why_none("auto", server.url, given), "also beside a broker on this machine"
     with pytest.raises(ConfigError, match="leave out the --inbox flags"):
         why_none("broker", server.url, given)
-    with pytest.raises(ConfigError, match="^--inbox-url: broker URL foo is not understood"):
+    with pytest.raises(ConfigError, match=r"^--inbox-url: broker URL foo is not understood"):
         open_inbox(server.url, Keys(), S1, InboxPlace(url="foo"))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -120,8 +120,8 @@ def test_what_is_not_here_is_not_measured(command: Command, tmp_path: Path, boxe
         (["--boxes", "a:1GiB@20GB/s"], "the smallest possible stages need up to "),
         (["--boxes", "a:2GiB@20GB/s"], "more boxes like a"),
         (["--boxes", "a:5.5GiB@20GB/s"], "it would fit with a context of "),
-        (["--boxes", "a:4GiB"], "expected like nano:4x8GiB@50GB/s"),
-        ([], "--dry needs --boxes; expected like nano"),
+        (["--boxes", "a:4GiB"], "with units, like nano:4x8GiB@50GB/s"),
+        ([], "--dry needs --boxes; expected a name, memory"),
         (
             ["--boxes", "a:8GiB@20GB/s", "--context", "5000"],
             "--context is 5000; expected 1 to 4096",

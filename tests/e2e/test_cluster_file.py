@@ -68,7 +68,7 @@ def heavy(*values: object) -> Any:
     [
         (["--layers", "0-5 5-11", "--stages", "2"], "expected all 12 layers of the model"),
         heavy(["--layers", "0-5 6-12", "--stages", "2"], "follow each other from 0 on"),
-        heavy(["--layers", "0-12", "--stages", "2"], "expected as many ranges as stages, 2 of them"),
+        heavy(["--layers", "0-12", "--stages", "2"], "as many ranges as stages, 2 of them"),
         heavy(["--context", "0"], "--context is 0; expected 1 to 1024"),
         heavy(["--jobs", "0"], "--jobs is 0; expected 1 or more"),
         (["--cluster", "/no/such.toml"], "cannot be read"),

@@ -118,9 +118,9 @@ def test_a_lost_inbox_ends_the_job_with_one_line_and_its_link_falls_back(
         stream = job.stream()
         next(stream)
         os.kill(inbox_of(cluster.pids["verify-2"]), signal.SIGKILL)
-        with pytest.raises(JobFailed, match="verify-2 has lost its inbox; submit the job again") as failed:
+        with pytest.raises(JobFailed) as failed:
             list(stream)
-        assert "\n" not in str(failed.value)
+        assert str(failed.value) == "verify-2 has lost its inbox; submit the job again"
         checker.check(client, rows()[0]["prompt"], "flowspec", 16, Sampling())
         wait_for(lambda: links(client)["verify-1 s2"] == "broker")
         assert links(client)["verify-2 d0"] == "straight"

@@ -20,7 +20,10 @@ def test_boxes_are_counted_and_numbered() -> None:
     ("text", "message"),
     [
         ("", "--boxes has ''"),
-        ("nano:8GiB", "--boxes has 'nano:8GiB'; expected a name, memory and the memory's bandwidth"),
+        (
+            "nano:8GiB",
+            "--boxes has 'nano:8GiB'; expected a name, memory and the memory's bandwidth",
+        ),
         ("nano:4x8GB@50", "with units, like nano:4x8GiB@50GB/s"),
         ("nano:8@50GB/s", "with units"),
         ("nano:0x8GiB@50GB/s", "with a zero"),
