@@ -101,7 +101,7 @@ def test_git_lfs_pointers(folder: Path) -> None:
 )
 def test_other_formats_say_how_to_convert(folder: Path, file: str, kind: str, remedy: str) -> None:
     (folder / "model.safetensors").unlink()
-    assert "only safetensors" in trouble(folder).remedy
+    assert "with `hf download`" in trouble(folder).remedy
     (folder / file).write_bytes(b"x")
     found = trouble(folder)
     assert found.level is Severity.ERROR
