@@ -2,58 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from flowspec.broker.base import OutputEntry
+from flowspec.broker.base import LOST, OutputEntry
 from flowspec.broker.connection import DEFAULT_URL
 from flowspec.broker.inbox import FACT
 from flowspec.broker.keys import DEFAULT_PIPELINE, Keys
 from flowspec.broker.redis_control import RedisControl
-from flowspec.core.job.stats import unmeasured
 from flowspec.core.run.spec import (
     CANCEL,
     DEFAULT_MAX_NEW_TOKENS,
     DEFAULT_STRATEGY,
     JobSpec,
-    checked_sampling,
-    token_ids,
+    job_spec,
 )
+from flowspec.core.run.turns import Messages
 from flowspec.errors import ClusterError, JobFailed
+from flowspec.results import Chunk, OutputSoFar, Result
 
 #: Silence of a job after which its client checks that a scheduler serves it, seconds. Longer than
 #: the shortest lease, so that the first check notices a scheduler that has just died; on a busy
 #: machine, where leases are longer, a later one does.
 SILENCE_SECONDS = 8.0
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """A piece of a job's output. ``text`` ends on a whole character and may be empty."""
-
-    text: str
-    token_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """The result of a job. ``finish_reason``: eos, length or cancelled.
-
-    ``token_ids``: the generated ones. ``stats`` has the keys of docs/stats.md; a value is None
-    if it could not be measured.
-    """
-
-    job: str
-    prompt_token_ids: tuple[int, ...]
-    token_ids: tuple[int, ...]
-    text: str
-    strategy: str
-    finish_reason: str
-    stats: Mapping[str, Any]
 
 
 def no_scheduler(job_id: str) -> str:
@@ -69,39 +42,47 @@ def no_job(job_id: str) -> str:
     return f"there is no job {job_id}: it never existed, or ended too long ago"
 
 
-@dataclass(slots=True)
 class Job:
     """One job, by its id. Iterate ``stream()`` or call ``result()``; both end with the job."""
 
-    id: str
-    _control: RedisControl
-    _cursor: str = "0"
-    _text: list[str] = field(default_factory=list)
-    _ids: list[int] = field(default_factory=list)
-    _end: dict[str, str] | None = None
-    _silent_since: float = field(default_factory=time.monotonic)
-    #: Why the job failed, one line; empty: it has not.
-    error: str = ""
+    def __init__(self, job_id: str, control: RedisControl) -> None:
+        self._control = control
+        self._output = OutputSoFar(job_id)
+        self._silent_since = time.monotonic()
+
+    @property
+    def id(self) -> str:
+        """The job's id; that of an earlier submission, once it is known that this repeats it."""
+        return self._output.job
+
+    @property
+    def cursor(self) -> str:
+        """Where to continue reading the output."""
+        return self._output.cursor
 
     @property
     def ended(self) -> bool:
         """Whether the end of the output has been read."""
-        return self._end is not None
+        return self._output.ended
+
+    @property
+    def error(self) -> str:
+        """Why the job failed, one line; empty: it has not."""
+        return self._output.error
 
     def stream(self) -> Iterator[Chunk]:
         """Pieces of the output from its start, as they are committed.
 
         JobFailed if the job ends with an error; ClusterError if no scheduler serves the pipeline.
         """
-        if self._text or self._ids:
-            yield Chunk("".join(self._text), tuple(self._ids))
+        if (chunk := self._output.chunk) is not None:
+            yield chunk
         self._silent_since = time.monotonic()
         while not self.ended:
-            yield from self._take_all(self._control.read_output(self.id, self._cursor, 1.0))
-        if self.error:
-            raise JobFailed(self.error)
+            yield from self.take_all(self._control.read_output(self.id, self.cursor, 1.0))
+        self._output.check()
 
-    def _take_all(self, entries: Sequence[OutputEntry]) -> list[Chunk]:
+    def take_all(self, entries: Sequence[OutputEntry]) -> list[Chunk]:
         """The pieces of output in ``entries``, the result of a read; errors as in ``stream``."""
         now = time.monotonic()
         if entries:
@@ -111,29 +92,12 @@ class Job:
         chunks = []
         reading = self.id
         for entry in entries:
-            self._cursor = entry.cursor
-            chunk = self._take(entry.fields)
+            chunk = self._output.take(entry.cursor, entry.fields)
             if chunk is not None:
                 chunks.append(chunk)
             if self.id != reading:
                 break  # the output is that of an earlier submission, which this one repeats
         return chunks
-
-    def _take(self, fields: Mapping[str, str]) -> Chunk | None:
-        match fields.get("kind"):
-            case "tokens":
-                chunk = Chunk(fields["text"], tuple(json.loads(fields["ids"])))
-                self._text.append(chunk.text)
-                self._ids += chunk.token_ids
-                return chunk
-            case "error" if "duplicate_of" in fields:
-                self.id = fields["duplicate_of"]
-                self._cursor = "0"
-            case "error":
-                self.error = fields.get("text", "unknown error")
-            case "end":
-                self._end = dict(fields)
-        return None
 
     def _check_silence(self, seconds: float) -> None:
         """Raise ClusterError or JobFailed if a job silent for ``seconds`` will not go on."""
@@ -142,7 +106,7 @@ class Job:
         if "scheduler" not in self._control.claims():
             raise ClusterError(no_scheduler(self.id))
         if not self._control.submitted(self.id) and not self._control.job(self.id):
-            raise JobFailed(no_job(self.id))
+            raise JobFailed(no_job(self.id), LOST)
 
     def result(self) -> Result:
         """Wait for the end; JobFailed and ClusterError as in ``stream``."""
@@ -152,19 +116,8 @@ class Job:
 
     def so_far(self) -> Result:
         """The output read so far; ``finish_reason`` is empty unless the end has been read."""
-        known = self._control.job(self.id)
-        end = self._end or {}
         stages = int(self._control.pipeline().get("stages", "0"))
-        stats = json.loads(end["stats"]) if "stats" in end else unmeasured(self._ids, stages)
-        return Result(
-            job=self.id,
-            prompt_token_ids=tuple(json.loads(known.get("prompt_token_ids", "[]"))),
-            token_ids=tuple(self._ids),
-            text="".join(self._text),
-            strategy=known.get("strategy", ""),
-            finish_reason=end.get("finish_reason", ""),
-            stats=stats,
-        )
+        return self._output.result(self._control.job(self.id), stages)
 
     def cancel(self) -> None:
         """Request the job's end; committed text stays. Harmless if it has ended."""
@@ -192,6 +145,7 @@ class Client:
         prompt: str | None = None,
         *,
         prompt_ids: Sequence[int] | None = None,
+        messages: Messages | None = None,
         max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
         temperature: float = 0.0,
         top_k: int = 0,
@@ -204,19 +158,24 @@ class Client:
     ) -> Job:
         """Submit a job; JobError for values of a wrong type or out of range.
 
-        Errors that only the pipeline can find (an unknown strategy, a prompt longer than the
-        context) are raised as JobFailed by the job.
+        ``messages``: a conversation like ``[{"role": "user", "content": "Hello"}]``, instead of a
+        prompt. Errors that only the pipeline can find (an unknown strategy, a prompt longer than
+        the context) are raised as JobFailed by the job.
         """
         return self.submit_spec(
-            JobSpec(
-                prompt=prompt,
-                prompt_ids=token_ids(prompt_ids) if prompt_ids is not None else None,
+            job_spec(
+                prompt,
+                prompt_ids=prompt_ids,
+                messages=messages,
                 max_new_tokens=max_new_tokens,
-                sampling=checked_sampling(temperature, top_k, top_p, seed),
+                temperature=temperature,
+                top_k=top_k,
+                top_p=top_p,
+                seed=seed,
                 strategy=strategy,
-                idempotency_key=idempotency_key,
                 raw=raw,
                 record=record,
+                idempotency_key=idempotency_key,
             )
         )
 
@@ -230,10 +189,10 @@ class Client:
         The jobs' results so far then have it. ClusterError if no scheduler serves the pipeline.
         """
         read = {job.id: job for job in jobs}
-        cursors = {name: job._cursor for name, job in read.items()}
+        cursors = {name: job.cursor for name, job in read.items()}
         found = self._control.read_outputs(cursors, seconds)
         for name, job in read.items():
-            job._take_all(found.get(name, []))
+            job.take_all(found.get(name, []))
 
     def job(self, job_id: str) -> Job:
         """A job submitted before, here or elsewhere."""

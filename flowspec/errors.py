@@ -73,7 +73,15 @@ class ClaimError(ClusterError):
 
 
 class JobFailed(FlowSpecError):
-    """A job ended with an error; the message is the one in the job's output."""
+    """A job ended with an error; the message is the one in the job's output.
+
+    ``cause``: ``refused`` (the job cannot be served), ``full`` (the queue is), ``lost`` (a worker
+    was) or ``failed``.
+    """
+
+    def __init__(self, text: str, cause: str = "failed") -> None:
+        super().__init__(text)
+        self.cause = cause
 
 
 class ReplayMismatch(FlowSpecError):

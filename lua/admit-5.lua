@@ -32,8 +32,8 @@ end
 
 if refused ~= '' then
     redis.call('HSET', job, 'state', 'done', 'epoch', 0, 'finish_reason', 'error')
-    local entry = {'kind', 'error', 'text', refused}
-    if answer == 1 then entry[5], entry[6] = 'duplicate_of', earlier end
+    local entry = {'kind', 'error', 'text', refused, 'cause', answer == 4 and 'full' or 'refused'}
+    if answer == 1 then entry[7], entry[8] = 'duplicate_of', earlier end
     redis.call('XADD', out, '*', unpack(entry))
     redis.call('XADD', out, '*', 'kind', 'end', 'finish_reason', 'error')
     redis.call('PEXPIRE', job, retention)

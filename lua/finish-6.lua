@@ -1,4 +1,5 @@
--- finish: end a running job, on behalf of its owner. Its data is kept for the retention time.
+-- finish: end a running job, on behalf of its owner. Its data is kept for the retention time. An error of a job
+-- that was never opened is a refusal of it.
 --
 -- KEYS[1]   job hash
 -- KEYS[2]   run hash: sequence numbers and task graph
@@ -18,7 +19,11 @@
 -- include wake
 
 if not fenced(KEYS[1], ARGV[1]) then return 3 end
-if ARGV[4] ~= '' then redis.call('XADD', KEYS[3], '*', 'kind', 'error', 'text', ARGV[4]) end
+if ARGV[4] ~= '' then
+    local opened = redis.call('HEXISTS', KEYS[1], 'offset') == 1
+    local cause = opened and 'failed' or 'refused'
+    redis.call('XADD', KEYS[3], '*', 'kind', 'error', 'text', ARGV[4], 'cause', cause)
+end
 redis.call('XADD', KEYS[3], '*', 'kind', 'end', 'finish_reason', ARGV[3], 'stats', ARGV[5])
 redis.call('HSET', KEYS[1], 'state', 'done', 'finish_reason', ARGV[3])
 redis.call('SREM', KEYS[5], ARGV[2])

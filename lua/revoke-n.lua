@@ -30,7 +30,7 @@ if found[1] == 'running' then
 else
     redis.call('LREM', KEYS[6], 0, ARGV[1])
 end
-if ARGV[4] ~= '' then redis.call('XADD', KEYS[3], '*', 'kind', 'error', 'text', ARGV[4]) end
+if ARGV[4] ~= '' then redis.call('XADD', KEYS[3], '*', 'kind', 'error', 'text', ARGV[4], 'cause', 'lost') end
 redis.call('XADD', KEYS[3], '*', 'kind', 'end', 'finish_reason', ARGV[3])
 redis.call('HSET', KEYS[1], 'state', 'done', 'finish_reason', ARGV[3])
 redis.call('DEL', KEYS[2])

@@ -91,11 +91,14 @@ def test_the_version_is_said_once() -> None:
 
 def test_public_names_are_what_all_says() -> None:
     assert set(flowspec.__all__) == {
+        "AsyncClient",
+        "AsyncJob",
         "Chunk",
         "Client",
         "FlowSpecError",
         "Job",
         "Result",
+        "Stats",
         "__version__",
     }
     assert all(hasattr(flowspec, name) for name in flowspec.__all__)

@@ -29,15 +29,21 @@ ALLOWED = {
     "observe": {"errors"},
     "doctor": {"broker", "model", "core", "errors"},
     "drivers": {"strategies", "broker", "model", "emulation", "core", "errors", "observe"},
-    "client": {"broker", "core", "errors", "observe"},
-    "flowspec": {"client", "errors"},
+    "results": {"broker", "core", "errors"},
+    "client": {"results", "broker", "core", "errors", "observe"},
+    "async_client": {"client", "results", "broker", "core", "errors"},
+    "gateway": {"async_client", "results", "broker", "core", "errors", "observe"},
+    "flowspec": {"async_client", "client", "results", "errors"},
     "__main__": {"cli"},
 }
-ALLOWED["workers"] = ALLOWED["drivers"] | {"drivers", "planning"}
+ALLOWED["workers"] = ALLOWED["drivers"] | {"drivers", "planning", "gateway"}
 ALLOWED["forks"] = {"broker", "errors"}
 ALLOWED["cluster"] = ALLOWED["drivers"] | {"drivers", "planning", "forks"}
 ALLOWED["testbed"] = ALLOWED["cluster"] | {"cluster"}
-ALLOWED["cli"] = ALLOWED["testbed"] | {"testbed", "client", "doctor"}
+ALLOWED["cli"] = ALLOWED["testbed"] | {
+    *("testbed", "doctor"),
+    *("client", "async_client", "results", "gateway"),
+}
 #: Modules that the pure layers may import: values and arithmetic, no effects.
 PURE_IMPORTS = {
     *("__future__", "bisect", "collections", "collections.abc", "dataclasses", "enum", "functools"),

@@ -110,7 +110,9 @@ def members(name: str, classes: Mapping[str, ast.ClassDef]) -> set[str]:
     found = set()
     for node in ast.walk(classes[name]):
         match node:
-            case ast.FunctionDef(name=member) | ast.AnnAssign(target=ast.Name(id=member)):
+            case ast.FunctionDef(name=member) | ast.AsyncFunctionDef(name=member):
+                found.add(member)
+            case ast.AnnAssign(target=ast.Name(id=member)):
                 found.add(member)
             case ast.Name(id=member, ctx=ast.Store()):
                 found.add(member)

@@ -12,12 +12,14 @@ from flowspec.broker.base import Control, Link, setup_of
 from flowspec.core.job.draft_worker import DraftMachine
 from flowspec.core.protocol.addresses import DRAFT, Address, middle_address, stage_address
 from flowspec.core.run.spec import JobSpec
+from flowspec.core.run.turns import Turn
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.lease import Lease
 from flowspec.drivers.live import Worker
 from flowspec.drivers.performers import DraftPerformer, VerifyPerformer
 from flowspec.drivers.replay import header
 from flowspec.drivers.scheduler import Scheduler
+from flowspec.errors import JobError
 from flowspec.model.toy import ToyDrafter, ToyMiddle, ToyStage
 from flowspec.strategies import build
 from tests.toy import TARGET, limits
@@ -32,6 +34,11 @@ class Characters:
         return tuple(
             2 + (ord(character) - ord("a")) % (TARGET.vocabulary - 2) for character in prompt
         )
+
+    def encode_turns(self, turns: Sequence[Turn]) -> tuple[int, ...]:
+        if turns[0].role == "assistant":
+            raise JobError("the model's chat template refuses the messages: it begins")
+        return self.encode("".join(f"{turn.role}:{turn.content};" for turn in turns), raw=True)
 
     def stream(self) -> Characters:
         return self
@@ -54,7 +61,9 @@ class ToyCluster:
         stall_seconds: float = 120.0,
         wrap: Callable[[Link], Link] = lambda link: link,
         middles: Sequence[float] = (),
+        endless: bool = False,
     ) -> None:
+        """``endless``: no token ends a text, so that jobs end by length alone."""
         self.control = control()
         self._new_control = control
         self.control.set_pipeline(
@@ -65,7 +74,8 @@ class ToyCluster:
         self.workers: dict[str, Worker] = {}
         self.leases: dict[str, Lease] = {}
         self.failures: list[BaseException] = []
-        bounds = replace(limits(stages, middles=len(middles)), stall_seconds=stall_seconds)
+        eos = frozenset[int]() if endless else None
+        bounds = replace(limits(stages, middles=len(middles), eos=eos), stall_seconds=stall_seconds)
         role = DraftPerformer(ToyDrafter(TARGET, hit_rate), Characters())
         self._add("draft", DraftMachine(bounds, build), wrap(link(DRAFT)), role, header(bounds))
         for stage in range(1, stages + 1):

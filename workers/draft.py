@@ -7,7 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from flowspec.broker.base import Link, Op, drafts_of, middles_of, role_of
+from flowspec.broker.base import (
+    CHAT_TEMPLATE,
+    CONTEXT,
+    Link,
+    Op,
+    drafts_of,
+    middles_of,
+    role_of,
+)
 from flowspec.core.job.draft_worker import DraftMachine
 from flowspec.core.protocol.addresses import DRAFT
 from flowspec.core.protocol.codes import Code
@@ -114,8 +122,10 @@ def main(load: Load = load_named, given_arguments: Sequence[str] | None = None) 
             wiring.link(), int(record["stages"]), drafts_of(record), kept, control.claims
         )
         returned = Taps.read(record["taps"]).width if "taps" in record else target.hidden_size
-        role = DraftPerformer(drafter, Tokenizer(target), returned)
+        tokenizer = Tokenizer(target)
+        role = DraftPerformer(drafter, tokenizer, returned)
         limits = _limits(record, target, drafter)
+        facts.know({CONTEXT: limits.context, CHAT_TEMPLATE: tokenizer.has_chat_template})
         machine = DraftMachine(limits, build)
         worker = make_worker(record, machine, link, role, header=header(limits))
         facts.ask(worker.facts)

@@ -43,6 +43,18 @@ MOST_LEASE_MS = 30_000
 #: Interval between the renewals of a lease, seconds.
 RENEW_SECONDS = 1.0
 
+#: Facts of the draft worker's lease: most tokens of a job's prompt and output, and whether the
+#: model has a chat template.
+CONTEXT = "context"
+CHAT_TEMPLATE = "chat_template"
+
+#: Causes of an error in a job's output: the job cannot be served as it is, the queue is full, a
+#: worker was lost, or something failed on the way.
+REFUSED = "refused"
+FULL = "full"
+LOST = "lost"
+FAILED = "failed"
+
 
 def setup_of(record: Mapping[str, str]) -> str:
     """Digest of a pipeline's record: a worker built from another record must not serve it."""

@@ -12,7 +12,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import redis
@@ -36,6 +37,14 @@ _CONNECT_TIMEOUT = 3.0
 RETRY_SECONDS = 6.0
 #: The same for the first connection: a wrong URL should not look like a slow broker.
 FIRST_SECONDS = 2.0
+
+#: Options of every connection.
+OPTIONS: Mapping[str, Any] = {
+    "protocol": 2,
+    "socket_timeout": _SOCKET_TIMEOUT,
+    "socket_connect_timeout": _CONNECT_TIMEOUT,
+    "socket_read_size": 1 << 20,
+}
 
 T = TypeVar("T")
 
@@ -66,28 +75,32 @@ _CLASSES = {"redis": _Tcp, "valkey": _Tcp, "rediss": _Tls, "valkeys": _Tls, "uni
 
 def connect(url: str) -> redis.Redis:
     """A new client for ``url``, not connected yet. ConfigError if it is not a broker URL."""
-    scheme = url.partition(":")[0].lower()
-    if scheme not in _CLASSES:
+    with checked_url(url) as known:
+        pool = redis.ConnectionPool.from_url(known, retry=Retry(NoBackoff(), 0), **OPTIONS)
+    pool.connection_class = _CLASSES[scheme_of(url)]
+    return redis.Redis(connection_pool=pool)
+
+
+@contextmanager
+def checked_url(url: str) -> Iterator[str]:
+    """``url`` as redis-py knows it; ConfigError if it, or the body of the ``with``, refuses it."""
+    if scheme_of(url) not in _CLASSES:
         raise ConfigError(
             f"broker URL {redact(url)} is not understood; expected redis://, rediss:// or unix://"
         )
     try:
-        pool = redis.ConnectionPool.from_url(
-            url.replace("valkey", "redis", 1) if scheme.startswith("valkey") else url,
-            protocol=2,
-            retry=Retry(NoBackoff(), 0),
-            socket_timeout=_SOCKET_TIMEOUT,
-            socket_connect_timeout=_CONNECT_TIMEOUT,
-            socket_read_size=1 << 20,
-        )
+        yield url.replace("valkey", "redis", 1) if scheme_of(url).startswith("valkey") else url
     except ValueError:  # the error's text may quote a part of the password
         raise ConfigError(
             f"broker URL {redact(url)} is not understood; expected "
             "scheme://user:password@host:port/0, "
             "with special characters in the password written as %XX"
         ) from None
-    pool.connection_class = _CLASSES[scheme]
-    return redis.Redis(connection_pool=pool)
+
+
+def scheme_of(url: str) -> str:
+    """The scheme of ``url``, in small letters."""
+    return url.partition(":")[0].lower()
 
 
 def redact(url: str) -> str:
@@ -127,10 +140,10 @@ def retrying(call: Callable[[], T], url: str, *, seconds: float = RETRY_SECONDS)
     try:
         return call()  # the hot path builds no policy
     except redis.RedisError as error:
-        if not _passes(error):
+        if not passes(error):
             raise translate(error, url) from None
     policy = tenacity.Retrying(
-        retry=tenacity.retry_if_exception(_passes),
+        retry=tenacity.retry_if_exception(passes),
         wait=tenacity.wait_random_exponential(multiplier=0.05, max=0.5),
         stop=tenacity.stop_after_delay(seconds),
         reraise=True,
@@ -141,7 +154,7 @@ def retrying(call: Callable[[], T], url: str, *, seconds: float = RETRY_SECONDS)
         raise translate(error, url) from None
 
 
-def _passes(error: BaseException) -> bool:
+def passes(error: BaseException) -> bool:
     """Whether a retry may help: not for a wrong password or a refused command."""
     if isinstance(error, redis.AuthenticationError):
         return False

@@ -58,6 +58,10 @@ class Keys:
         """Stream: the recording of a run whose job requested one."""
         return f"{self.tag}:recording:{run.job}:{run.epoch}"
 
+    def wake(self, reader: str) -> str:
+        """Stream: entries that end a blocked read of the reader of outputs ``reader``."""
+        return f"{self.tag}:wake:{reader}"
+
     def idempotency(self, key: str) -> str:
         """String: the job first submitted under a caller's key."""
         return f"{self.tag}:idempotency:{key}"

@@ -15,8 +15,10 @@ from dataclasses import dataclass, field
 
 from flowspec.broker import codec
 from flowspec.broker.base import (
+    FAILED,
     LOG_CAP,
     RECORDING_CAP,
+    REFUSED,
     ROWS_CAP,
     CommitText,
     Intake,
@@ -121,17 +123,19 @@ class MemoryBroker:
     def finish(self, op: Finish) -> Code:
         code = self.ledger.finish(op.run)
         if code is Code.OK:
-            self.note_end(op.run.job, op.reason, op.error, op.stats)
+            opened = self.ledger.jobs[op.run.job].offset is not None
+            cause = FAILED if opened else REFUSED
+            self.note_end(op.run.job, op.reason, op.error, op.stats, cause)
             self.wakes += 1
         return code
 
     def note_end(
-        self, job: str, reason: str, error: str, stats: Mapping[str, object] | None
+        self, job: str, reason: str, error: str, stats: Mapping[str, object] | None, cause: str
     ) -> None:
-        """Write a job's end into its output."""
+        """Write a job's end into its output; ``cause``: that of ``error``, if there is one."""
         known = self.jobs[job]
         if error:
-            known.output.append({"kind": "error", "text": error})
+            known.output.append({"kind": "error", "text": error, "cause": cause})
         end = {"kind": "end", "finish_reason": reason}
         if stats is not None:
             end["stats"] = json.dumps(stats)

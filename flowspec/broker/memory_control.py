@@ -7,7 +7,16 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flowspec.broker.base import LEASE_MS, QUEUE_CAP, Intake, OutputEntry, workers_of
+from flowspec.broker.base import (
+    FULL,
+    LEASE_MS,
+    LOST,
+    QUEUE_CAP,
+    REFUSED,
+    Intake,
+    OutputEntry,
+    workers_of,
+)
 from flowspec.broker.memory import MemoryBroker, MemoryJob
 from flowspec.core.protocol.codes import Code
 from flowspec.core.run.key import RunKey
@@ -57,7 +66,8 @@ class MemoryControl:
                 return admission.code
             known = broker.jobs[job] = MemoryJob()
             if admission.refused:
-                broker.note_end(job, "error", admission.refused, None)
+                cause = FULL if admission.code is Code.FULL else REFUSED
+                broker.note_end(job, "error", admission.refused, None, cause)
                 if admission.duplicate_of:
                     known.output[0]["duplicate_of"] = admission.duplicate_of
             else:
@@ -104,7 +114,7 @@ class MemoryControl:
         with broker.changed:
             change = broker.ledger.revoke(job, workers_of(broker.record))
             if change.code is Code.OK:
-                broker.note_end(job, reason, error, None)
+                broker.note_end(job, reason, error, None, LOST)
                 broker.wakes += 1
             broker.carry_out(change)
             broker.changed.notify_all()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ from flowspec.broker.base import (
 from flowspec.broker.connection import MAX_BLOCK_SECONDS
 from flowspec.broker.keys import JOBS, Keys
 from flowspec.broker.redis_client import BrokerClient
+from flowspec.broker.replies import ENTRY_ID, Claims, claims_of, output_entries, texts
 from flowspec.core.protocol.addresses import DRAFT, SCHEDULER
 from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.messages import Revoke, Submit
@@ -31,8 +31,6 @@ from flowspec.errors import BrokerUnreachable
 _GROUP = "flowspec"
 _FIELD = "f:"
 _BATCH = 64
-#: The id of a stream entry, which is a job's id.
-_ENTRY = re.compile(r"[0-9]{1,18}-[0-9]{1,18}", re.ASCII)
 
 
 class RedisControl:
@@ -63,7 +61,7 @@ class RedisControl:
         return entry.decode()
 
     def submitted(self, job: str) -> bool:
-        if not _ENTRY.fullmatch(job):
+        if not ENTRY_ID.fullmatch(job):
             return False
         return bool(self._client.run([("XRANGE", JOBS, job, job)])[0])
 
@@ -190,12 +188,7 @@ class RedisControl:
         streams: dict[Any, Any] = dict(zip(jobs, cursors.values(), strict=True))
         block = max(1, int(min(block_seconds, MAX_BLOCK_SECONDS) * 1000))
         found: Any = self._blocker().call(lambda client: client.xread(streams, _BATCH, block))
-        return {
-            jobs[stream.decode()]: [
-                OutputEntry(entry.decode(), _texts(fields)) for entry, fields in entries
-            ]
-            for stream, entries in found
-        }
+        return {jobs[stream.decode()]: output_entries(entries) for stream, entries in found}
 
     def read_recording(self, job: str) -> list[str]:
         epoch = int(self.job(job).get("epoch", "0"))
@@ -226,17 +219,12 @@ class RedisControl:
     def release(self, role: str, token: str) -> None:
         self._client.script("release", [self._keys.claim(role)], [token])
 
-    def claims(self) -> dict[str, tuple[str, dict[str, Any]]]:
+    def claims(self) -> Claims:
         roles = ["scheduler", *roles_of(self.pipeline())]
         values: Any = self._client.call(
             lambda client: client.mget([self._keys.claim(role) for role in roles])
         )
-        held = {}
-        for role, value in zip(roles, values, strict=True):
-            if value is not None:
-                token, _, info = value.decode(errors="replace").partition(" ")
-                held[role] = (token, _facts(info))
-        return held
+        return claims_of(roles, values)
 
     def set_pipeline(self, record: Mapping[str, str]) -> None:
         flat = [part for pair in record.items() for part in pair]
@@ -252,28 +240,12 @@ class RedisControl:
 
     def _hash(self, key: str) -> dict[str, str]:
         found: Any = self._client.call(lambda client: client.hgetall(key))
-        return _texts(found)
+        return texts(found)
 
     def close(self) -> None:
         self._client.close()
         if self._blocking is not None:
             self._blocking.close()
-
-
-def _facts(text: str) -> dict[str, Any]:
-    """The facts in a lease's ``text``; empty if it is not a JSON object."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _texts(fields: Mapping[bytes, bytes]) -> dict[str, str]:
-    return {
-        name.decode(errors="replace"): value.decode(errors="replace")
-        for name, value in fields.items()
-    }
 
 
 def _intake(entry: bytes, fields: Any) -> Intake:

@@ -15,12 +15,13 @@ from flowspec.broker.base import drafts_of, middles_of
 from flowspec.cli import notes
 from flowspec.cli.outputs import check_writable, linked
 from flowspec.cli.show import Screen
-from flowspec.client import Client, Job, Result
+from flowspec.client import Client, Job
 from flowspec.cluster import Cluster, Setup
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
 from flowspec.drivers.replay import merge
 from flowspec.errors import ClusterError, ConfigError, FlowSpecError, JobError, JobFailed
+from flowspec.results import Result
 from flowspec.strategies import build
 
 

@@ -8,7 +8,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,8 +18,9 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from flowspec.client import Chunk, Client, Result
+from flowspec.client import Client
 from flowspec.drivers.replay import replay_file
+from flowspec.results import Chunk, Result
 from flowspec.strategies import describe
 from flowspec.strategies.auto.decisions import tokens_by_drafter
 
@@ -202,7 +203,7 @@ def as_object(result: Result) -> dict[str, object]:
 def table(result: Result) -> Table:
     """A result as a table."""
     stats = result.stats
-    rows = result.stats.get("rows") or {}
+    rows: Mapping[str, object] = {**result.stats.get("rows", {})}
 
     def number(name: str, digits: int = 0) -> str:
         return _number(stats.get(name), digits)

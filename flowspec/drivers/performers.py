@@ -16,6 +16,7 @@ from flowspec.core.protocol.work import (
     Draft,
     Encode,
     EncodeDone,
+    EncodeTurns,
     Part,
     Pass,
     PassDone,
@@ -24,6 +25,7 @@ from flowspec.core.protocol.work import (
     WorkResult,
 )
 from flowspec.core.run.key import RunKey
+from flowspec.core.run.turns import Turn
 from flowspec.errors import FlowSpecError, StateError, WireError
 from flowspec.model.base import DraftExecutor, RowArray, StageExecutor
 from flowspec.model.taps import elements
@@ -33,6 +35,10 @@ class Encoder(Protocol):
     """Text to ids and back; ``model.text.Tokenizer`` is one."""
 
     def encode(self, prompt: str, *, raw: bool) -> tuple[int, ...]: ...
+
+    def encode_turns(self, turns: Sequence[Turn]) -> tuple[int, ...]:
+        """By the chat template; JobError if there is none, or it refuses ``turns``."""
+        ...
 
     def stream(self) -> TextPieces: ...
 
@@ -156,6 +162,8 @@ class DraftPerformer:
         match work:
             case Encode(_, prompt, raw):
                 return EncodeDone(self._encoder.encode(prompt, raw=raw))
+            case EncodeTurns(_, turns):
+                return EncodeDone(self._encoder.encode_turns(turns))
             case Draft():
                 return self._executor.run(work)
             case _:

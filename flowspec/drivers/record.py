@@ -27,8 +27,8 @@ from flowspec.core.protocol.machine import (
     Tick,
 )
 from flowspec.core.protocol.messages import Envelope, Open, Revoke, Submit
-from flowspec.core.protocol.work import Draft, Encode, Pass, PassDone, Work
-from flowspec.core.run import key, limits, sampling, spec
+from flowspec.core.protocol.work import Draft, Encode, EncodeTurns, Pass, PassDone, Work
+from flowspec.core.run import key, limits, sampling, spec, turns
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.spec import shown
 from flowspec.errors import FlowSpecError, ReplayMismatch
@@ -40,7 +40,7 @@ MAX_INT = (1 << 63) - 1
 
 _CLASSES: dict[str, type] = {
     name: kind
-    for module in (machine, messages, work, key, limits, sampling, spec)
+    for module in (machine, messages, work, key, limits, sampling, spec, turns)
     for name, kind in vars(module).items()
     if dataclasses.is_dataclass(kind) and isinstance(kind, type)
 }
@@ -289,7 +289,7 @@ def _concerns_work(run: RunKey, work: Work) -> bool:
             return any(part.run == run for part in parts)
         case Draft(part):
             return part.run == run
-        case Encode(run=about):
+        case Encode(run=about) | EncodeTurns(run=about):
             return about == run
 
 

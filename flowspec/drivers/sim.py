@@ -41,7 +41,15 @@ from flowspec.core.protocol.machine import (
 from flowspec.core.protocol.messages import Answer, Envelope, Segment, Synced
 from flowspec.core.protocol.refusals import refusal
 from flowspec.core.protocol.stamps import Stamp
-from flowspec.core.protocol.work import Draft, Encode, EncodeDone, Pass, Work, WorkResult
+from flowspec.core.protocol.work import (
+    Draft,
+    Encode,
+    EncodeDone,
+    EncodeTurns,
+    Pass,
+    Work,
+    WorkResult,
+)
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.spec import JobSpec
 from flowspec.emulation.arrivals import Arrivals, Parcel
@@ -416,8 +424,8 @@ class Simulation:
         self._push(self.now + self._costs.work(node.address, work), _RESULT, node, result)
 
     def _compute(self, node: _Node, work: Work) -> WorkResult:
-        if isinstance(work, Encode):
-            if self._encode is None:
+        if isinstance(work, Encode | EncodeTurns):
+            if self._encode is None or isinstance(work, EncodeTurns):
                 raise StateError("this simulation takes jobs with prompt_ids only")
             return self._encode(work)
         if isinstance(work, Draft):

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from flowspec.errors import ModelError
+from jinja2 import TemplateError
+
+from flowspec.core.run.turns import Turn
+from flowspec.errors import JobError, ModelError
 from flowspec.model.directory import ModelDirectory
 
+#: Most characters that a chat template may make of a conversation.
+MAX_TEMPLATED = 4 << 20
 #: Earlier ids decoded together with new ones, so that pieces join as in the whole text.
 _WINDOW = 8
 
@@ -28,11 +34,37 @@ class Tokenizer:
 
     def encode(self, prompt: str, *, raw: bool) -> tuple[int, ...]:
         """Ids of ``prompt``, in the chat template if there is one and unless ``raw``."""
-        if raw or not self._tokenizer.chat_template:
+        if raw or not self.has_chat_template:
             return tuple(self._tokenizer(prompt)["input_ids"])
-        text = self._tokenizer.apply_chat_template(
-            [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
-        )
+        return self.encode_turns([Turn("user", prompt)])
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether a conversation can be encoded."""
+        return bool(self._tokenizer.chat_template)
+
+    def encode_turns(self, turns: Sequence[Turn]) -> tuple[int, ...]:
+        """Ids of ``turns`` in the chat template, up to where the answer begins.
+
+        JobError if there is no template, or it refuses the conversation or makes too much of it.
+        """
+        if not self.has_chat_template:
+            raise JobError(
+                "the model has no chat template, so it takes no messages; send it a prompt"
+            )
+        said = [{"role": turn.role, "content": turn.content} for turn in turns]
+        try:
+            text = self._tokenizer.apply_chat_template(
+                said, tokenize=False, add_generation_prompt=True
+            )
+        except TemplateError as error:
+            why = " ".join(str(error).split()) or type(error).__name__
+            raise JobError(f"the model's chat template refuses the messages: {why}") from None
+        if len(text) > MAX_TEMPLATED:
+            raise JobError(
+                f"the chat template makes {len(text)} characters of the messages; at most "
+                f"{MAX_TEMPLATED} are accepted"
+            )
         return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def stream(self) -> TextStream:

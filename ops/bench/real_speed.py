@@ -39,12 +39,13 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch
 
-from flowspec.client import Client, Result
+from flowspec.client import Client
 from flowspec.cluster import Places, Setup
 from flowspec.errors import ConfigError, FlowSpecError, StateError
 from flowspec.model.directory import open_directory
 from flowspec.model.precision import PRECISIONS
 from flowspec.model.text import Tokenizer
+from flowspec.results import Result, reported
 from flowspec.testbed.hits import right
 from ops.bench import pass_parts
 from ops.bench.arguments import count, counts, latencies
@@ -185,7 +186,7 @@ def submit(client: Client, plan: SpeedPlan, strategy: str, tokens: int) -> Resul
 
 def seconds_per_token(result: Result) -> float:
     """Decode seconds per token after the first."""
-    return float(result.stats["decode_seconds"]) / max(1, len(result.token_ids) - 1)
+    return reported(result.stats["decode_seconds"]) / max(1, len(result.token_ids) - 1)
 
 
 def run_plain(running: OurPipeline, plan: SpeedPlan, found: Ours) -> tuple[int, ...]:
@@ -197,7 +198,7 @@ def run_plain(running: OurPipeline, plan: SpeedPlan, found: Ours) -> tuple[int, 
         ids = result.token_ids
         token = seconds_per_token(result)
         found.times.setdefault(PLAIN, []).append(token)
-        found.passes.append(token * sum(result.stats["stage_busy"]))
+        found.passes.append(token * sum(map(reported, result.stats["stage_busy"])))
         for role, pid in running.pids.items():
             # With the prompt, which is one more pass of more rows.
             spent = (cpu_seconds(pid) - before[role]) / len(ids)

@@ -20,6 +20,7 @@ from flowspec.client import Client
 from flowspec.cluster import Cluster, Setup
 from flowspec.errors import ConfigError, FlowSpecError
 from flowspec.model.directory import default_pair
+from flowspec.results import reported
 from ops.bench.arguments import count
 from ops.parser import Parser
 
@@ -69,7 +70,7 @@ def _run(client: Client, strategy: str, prompt: str, tokens: int) -> tuple[float
     """Seconds per token after the first, and the output ids."""
     result = client.submit(prompt, max_new_tokens=tokens, strategy=strategy).result()
     count = max(1, len(result.token_ids) - 1)
-    return float(result.stats["decode_seconds"]) / count, tuple(result.token_ids)
+    return reported(result.stats["decode_seconds"]) / count, tuple(result.token_ids)
 
 
 def print_table(spreads: Mapping[str, Spread], about: str) -> None:

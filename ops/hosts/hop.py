@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from flowspec.cluster import Setup
+from flowspec.results import reported
 from ops.hosts.network import Network
 from ops.hosts.pipeline import pipeline, stage_roles
 
@@ -37,8 +38,10 @@ def resting(
             for _ in range(JOBS):
                 job = client.submit(prompt_ids=prompt, max_new_tokens=TOKENS, strategy=PLAIN)
                 stats = job.result().stats
-                token = stats["decode_seconds"] / (stats["tokens"] - 1)
-                found.append(token * (1 - sum(stats["stage_busy"])) / (setup.stages + 1))
+                token = reported(stats["decode_seconds"]) / (stats["tokens"] - 1)
+                found.append(
+                    token * (1 - sum(map(reported, stats["stage_busy"]))) / (setup.stages + 1)
+                )
             return statistics.median(found)
 
         yield hop

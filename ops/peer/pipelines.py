@@ -16,6 +16,7 @@ from flowspec.cluster import Cluster, Setup
 from flowspec.core.job.stats import repeated_4grams
 from flowspec.errors import ConfigError
 from flowspec.model.directory import open_directory
+from flowspec.results import reported
 from ops.peer.contest import Sides
 from ops.peer.install import Peer
 from ops.peer.llama import DraftOptions, Llama, LlamaRun, Relays, relays, servers
@@ -96,7 +97,7 @@ def ours(
 ) -> tuple[LlamaRun, tuple[int, ...]]:
     """Run one job in our pipeline; the run and its output ids."""
     result = client.submit(prompt_ids=prompt.ids, max_new_tokens=tokens, strategy=strategy).result()
-    seconds = float(result.stats["decode_seconds"])
+    seconds = reported(result.stats["decode_seconds"])
     return LlamaRun(result.text, seconds / max(1, len(result.token_ids) - 1)), result.token_ids
 
 

@@ -493,7 +493,7 @@ def test_a_refused_job_gets_its_error_in_its_output(rig: Rig) -> None:
     control.admit(job, {"prompt": ""}, "the prompt is empty")
     entries = [entry.fields for entry in control.read_output(job, "0", 1.0)]
     assert entries == [
-        {"kind": "error", "text": "the prompt is empty"},
+        {"kind": "error", "text": "the prompt is empty", "cause": "refused"},
         {"kind": "end", "finish_reason": "error"},
     ]
     assert control.queued() == []
@@ -508,7 +508,7 @@ def test_a_refused_job_is_no_duplicate_whatever_key_it_has(rig: Rig) -> None:
     assert control.admit(first, fields) is Code.OK
     assert control.admit(second, fields, "no such strategy") is Code.OK
     assert [entry.fields for entry in control.read_output(second, "0", 1.0)] == [
-        {"kind": "error", "text": "no such strategy"},
+        {"kind": "error", "text": "no such strategy", "cause": "refused"},
         {"kind": "end", "finish_reason": "error"},
     ]
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
-from flowspec.broker.base import CommitText, Control, Link
+from flowspec.broker.base import FAILED, FULL, LOST, REFUSED, CommitText, Control, Link
 from flowspec.broker.keys import Keys
 from flowspec.broker.memory import MemoryBroker
 from flowspec.core.protocol.addresses import DRAFT, GRAPH, Address, worker_addresses
@@ -91,7 +91,8 @@ class Pair:
             self._say_refusal(job, admission)
 
     def _say_refusal(self, job: str, admission: Admission) -> None:
-        entry = {"kind": "error", "text": admission.refused}
+        cause = FULL if admission.code is Code.FULL else REFUSED
+        entry = {"kind": "error", "text": admission.refused, "cause": cause}
         if admission.duplicate_of:
             entry["duplicate_of"] = admission.duplicate_of
         self.say(job, **entry)
@@ -106,7 +107,7 @@ class Pair:
         code = self.note(self.ledger.revoke(job, WORKERS))
         self.agree(f"revoke {job}", code, self.control.revoke(job, "cancelled", error))
         if code is Code.OK:
-            self._say_end(job, "cancelled", error)
+            self._say_end(job, "cancelled", error, LOST)
 
     def put_back(self, job: str) -> None:
         """Put a running job back into the queue."""
@@ -157,11 +158,12 @@ class Pair:
         code = self.ledger.finish(run)
         self.agree(finish, code, *self.links[DRAFT].write([finish]))
         if code is Code.OK:
-            self._say_end(run.job, finish.reason, error, json.dumps(finish.stats))
+            cause = REFUSED if self.ledger.jobs[run.job].offset is None else FAILED
+            self._say_end(run.job, finish.reason, error, cause, json.dumps(finish.stats))
 
-    def _say_end(self, job: str, reason: str, error: str, stats: str = "") -> None:
+    def _say_end(self, job: str, reason: str, error: str, cause: str, stats: str = "") -> None:
         if error:
-            self.say(job, kind="error", text=error)
+            self.say(job, kind="error", text=error, cause=cause)
         more = {"stats": stats} if stats else {}
         self.say(job, kind="end", finish_reason=reason, **more)
 

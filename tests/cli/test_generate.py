@@ -13,9 +13,9 @@ import pytest
 
 from flowspec.cli import generate
 from flowspec.cli.show import Screen
-from flowspec.client import Chunk, Result
 from flowspec.cluster import Setup
 from flowspec.core.run.sampling import Sampling
+from flowspec.results import Chunk, Result
 
 RESULT = Result("1-0", (1,), (2,), "text", "flowspec", "length", {})
 

@@ -11,9 +11,9 @@ import pytest
 
 from flowspec.broker.server import PrivateBroker
 from flowspec.cli import jobs, show
-from flowspec.client import Chunk
 from flowspec.core.run.spec import parse
 from flowspec.errors import JobError, JobFailed
+from flowspec.results import Chunk
 from tests.cli.conftest import Command
 
 

@@ -7,8 +7,8 @@ from typing import Any
 from rich.console import Console
 
 from flowspec.cli.show import table
-from flowspec.client import Result
 from flowspec.core.job.stats import Tally
+from flowspec.results import Result
 
 
 def shown(decisions: list[dict[str, Any]], tally: Tally | None = None) -> dict[str, str]:

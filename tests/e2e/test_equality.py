@@ -16,13 +16,14 @@ from typing import Any
 import pytest
 
 from flowspec.cli.generate import read_prompts
-from flowspec.client import Client, Result
+from flowspec.client import Client
 from flowspec.cluster import Cluster, Places, Setup
 from flowspec.core.run.sampling import Sampling
 from flowspec.model.directory import default_pair, open_directory
 from flowspec.model.placing import Placing
 from flowspec.model.reference import Reference
 from flowspec.model.text import Tokenizer
+from flowspec.results import Result
 from flowspec.strategies import EXACT
 from flowspec.testbed.proof import plain
 from flowspec.testbed.proof.verify import load_blocks

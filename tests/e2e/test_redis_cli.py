@@ -1,4 +1,4 @@
-"""Jobs by hand: the README's redis-cli commands, and the errors for malformed jobs.
+"""Jobs by hand: the redis-cli commands of the documents, and the errors for malformed jobs.
 
 Runs ``redis-cli`` or ``valkey-cli`` if installed; otherwise sends the same words to the server.
 """
@@ -17,7 +17,7 @@ from flowspec.client import Client
 from flowspec.model.reference import Reference
 from tests.e2e.conftest import Clusters
 
-README = Path(__file__).parent.parent.parent / "README.md"
+JOBS = Path(__file__).parent.parent.parent / "docs/jobs.md"
 
 
 def by_hand(url: str, *words: str) -> object:
@@ -50,7 +50,7 @@ def text(value: object) -> str:
 
 
 def readme_commands() -> list[list[str]]:
-    lines = [line.strip().removeprefix("$ ") for line in README.read_text().splitlines()]
+    lines = [line.strip().removeprefix("$ ") for line in JOBS.read_text().splitlines()]
     return [shlex.split(line)[1:] for line in lines if line.startswith("redis-cli ")]
 
 

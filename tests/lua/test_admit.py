@@ -44,7 +44,9 @@ def test_a_refused_job_is_answered_and_expires(call: Call, client: redis.Redis) 
 def test_a_full_queue_is_said(call: Call, client: redis.Redis) -> None:
     client.rpush(QUEUE, "a", "b")
     assert call("admit", KEYS, "j", 2, 1000, 0, "") is Code.FULL
-    assert b"the queue is full: 2 jobs" in client.xrange(OUT)[0][1][b"text"]
+    said = client.xrange(OUT)[0][1]
+    assert b"the queue is full: 2 jobs" in said[b"text"]
+    assert said[b"cause"] == b"full"
     assert client.llen(QUEUE) == 2
 
 

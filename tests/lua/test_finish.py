@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import redis
 
 from flowspec.core.protocol.codes import Code
@@ -28,6 +29,16 @@ def test_an_error_comes_before_the_end(call: Call, running: redis.Redis) -> None
     call("finish", KEYS, 3, "j", "error", "stage 2 is gone", "{}", 60_000)
     entries = [(fields[b"kind"], fields.get(b"text")) for _, fields in running.xrange(OUT)]
     assert entries == [(b"error", b"stage 2 is gone"), (b"end", None)]
+
+
+@pytest.mark.parametrize(("opened", "cause"), [(True, b"failed"), (False, b"refused")])
+def test_an_error_of_a_job_that_was_never_opened_refuses_it(
+    call: Call, running: redis.Redis, opened: bool, cause: bytes
+) -> None:
+    if not opened:
+        running.hdel(JOB, "offset")
+    call("finish", KEYS, 3, "j", "error", "no", "{}", 60_000)
+    assert running.xrange(OUT)[0][1][b"cause"] == cause
 
 
 def test_only_the_owner_may_and_only_once(call: Call, running: redis.Redis) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flowspec.core.run.turns import Turn
+from flowspec.errors import JobError
 from flowspec.model.directory import open_directory
 from flowspec.model.text import TextStream, Tokenizer
 from tests.pair import TARGET
@@ -19,6 +24,45 @@ def test_the_chat_template_applies_unless_raw() -> None:
     assert TOKENIZER.decode(list(raw)) == "Why?"
     assert TOKENIZER.decode(list(chat)) == "Question: Why?\nAnswer:"
     assert chat[0] == 0
+
+
+def test_a_conversation_is_what_the_template_makes_of_it() -> None:
+    turns = [Turn("user", "Why?"), Turn("assistant", "So."), Turn("user", "How?")]
+    ids = TOKENIZER.encode_turns(turns)
+    text = "Question: Why?\nAnswer: So.\n\nQuestion: How?\nAnswer:"
+    assert TOKENIZER.decode(list(ids)) == text
+    assert ids == TOKENIZER.encode(f"<s>{text}", raw=True)[-len(ids) :]
+    assert TOKENIZER.encode_turns(turns[:1]) == TOKENIZER.encode("Why?", raw=False)
+
+
+def with_template(folder: Path, template: str | None) -> Tokenizer:
+    """The target's tokenizer with another chat template; None: without one."""
+    copy = folder / "target"
+    shutil.copytree(TARGET, copy, ignore=shutil.ignore_patterns("*.safetensors"))
+    (copy / "chat_template.jinja").unlink()
+    if template is not None:
+        (copy / "chat_template.jinja").write_text(template)
+    return Tokenizer(open_directory(str(copy)))
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        (None, "the model has no chat template"),
+        ("{{ raise_exception('roles must\nalternate') }}", "refuses the messages: roles must alt"),
+        ("{{ messages[0]['content'] * 5000000 }}", "makes 5000000 characters"),
+        ("{{ nothing.at.all }}", "refuses the messages: 'nothing' is undefined"),
+    ],
+)
+def test_a_template_that_cannot_serve_says_so_in_one_line(
+    tmp_path: Path, template: str | None, says: str
+) -> None:
+    tokenizer = with_template(tmp_path, template)
+    assert tokenizer.has_chat_template == (template is not None)
+    with pytest.raises(JobError) as refused:
+        tokenizer.encode_turns([Turn("user", "a")])
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
 
 
 @given(st.text(min_size=1, max_size=40), st.data())

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from flowspec.core.job.lifecycle import Event, Lifecycle, State
 from flowspec.core.job.session import Session
-from flowspec.core.job.stats import Tally
+from flowspec.core.job.stats import Tally, unmeasured
 from flowspec.core.job.strategy import Strategy
 from flowspec.core.protocol.addresses import Address, stage_address
 from flowspec.core.protocol.machine import (
@@ -45,7 +45,14 @@ from flowspec.core.protocol.messages import (
     Synced,
 )
 from flowspec.core.protocol.sequence import SeqReader
-from flowspec.core.protocol.work import Draft, DraftDone, Encode, EncodeDone, WorkFailed
+from flowspec.core.protocol.work import (
+    Draft,
+    DraftDone,
+    Encode,
+    EncodeDone,
+    EncodeTurns,
+    WorkFailed,
+)
 from flowspec.core.run.ended import EndedRuns
 from flowspec.core.run.history import History
 from flowspec.core.run.key import RunKey
@@ -106,7 +113,7 @@ class DraftMachine:
         self._runs: dict[RunKey, DraftRun] = {}
         self._ended = EndedRuns()
         self._last_stage = stage_address(limits.stages)
-        self._working: Draft | Encode | None = None
+        self._working: Draft | Encode | EncodeTurns | None = None
         self._started_at = 0.0
 
     @property
@@ -220,6 +227,8 @@ class DraftMachine:
         wrong = self._what_is_wrong_with(prompt)
         if wrong:
             return self._reject_run(run, wrong)
+        if run.spec.tokenize:
+            return self._end_encoded(run, prompt)
         run.lifecycle.fire(Event.ENCODED)
         strategy = self._build(run.spec.strategy, self._limits.stages)
         queued = run.submit.queued_seconds
@@ -235,6 +244,16 @@ class DraftMachine:
             OpenJob(run.key, prompt, run.spec.strategy),
             session.drafter_allocation,
             *self._collect(run, now),
+        ]
+
+    def _end_encoded(self, run: DraftRun, prompt: tuple[int, ...]) -> list[Output]:
+        """End a job that asked for no more than its prompt's ids."""
+        run.lifecycle.fire(Event.TOKENIZED)
+        self._forget(run)
+        stats = unmeasured((), self._limits.stages)
+        return [
+            OpenJob(run.key, prompt, run.spec.strategy),
+            Finish(run.key, "length", "", stats),
         ]
 
     def _what_is_wrong_with(self, prompt: tuple[int, ...]) -> str:
@@ -264,10 +283,10 @@ class DraftMachine:
         self._started_at = now
         return [Compute(work)]
 
-    def _next_work(self) -> Draft | Encode | None:
+    def _next_work(self) -> Draft | Encode | EncodeTurns | None:
         for run in self._runs.values():
             if run.lifecycle.state is State.ENCODING:
-                return Encode(run.key, run.spec.prompt or "", run.spec.raw)
+                return _encoding(run)
         for key, run in self._runs.items():
             session = run.drafting_session
             if session is not None and session.drafting.has_work:
@@ -275,12 +294,14 @@ class DraftMachine:
                 return session.start_draft()
         return None
 
-    def _end_work(self, work: Draft | Encode, result: object, now: float) -> list[Output]:
+    def _end_work(
+        self, work: Draft | Encode | EncodeTurns, result: object, now: float
+    ) -> list[Output]:
         self._working = None
-        run = self._runs.get(work.run if isinstance(work, Encode) else work.part.run)
+        run = self._runs.get(work.part.run if isinstance(work, Draft) else work.run)
         if run is None:
             return []
-        if isinstance(work, Encode):
+        if not isinstance(work, Draft):
             if isinstance(result, EncodeDone):
                 return self._start(run, result.ids, now)
             return self._reject_run(run, _why(result))
@@ -370,6 +391,13 @@ class DraftMachine:
     def _forget(self, run: DraftRun) -> None:
         del self._runs[run.key]
         self._ended.add(run.key)
+
+
+def _encoding(run: DraftRun) -> Encode | EncodeTurns:
+    """The work of turning the run's prompt into ids."""
+    if run.spec.messages is not None:
+        return EncodeTurns(run.key, run.spec.messages)
+    return Encode(run.key, run.spec.prompt or "", run.spec.raw)
 
 
 def _has_work(run: DraftRun) -> bool:

@@ -1,11 +1,11 @@
 """The states of a run at the draft worker: all transitions, and which messages each state takes.
 
-    state       ENCODED   FIRST_TOKEN   COMPLETE   REPORTED   FAILED   UNCOMMITTED   REVOKED
-    ENCODING    PREFILL   -             -          -          ENDED    -             ENDED
-    PREFILL     -         DECODE        CLOSING    -          ENDED    ENDED         ENDED
-    DECODE      -         -             CLOSING    -          ENDED    ENDED         ENDED
-    CLOSING     -         -             -          ENDED      -        ENDED         ENDED
-    ENDED       -         -             -          -          -        -             -
+    state     ENCODED  TOKENIZED  FIRST_TOKEN  COMPLETE  REPORTED  FAILED  UNCOMMITTED  REVOKED
+    ENCODING  PREFILL  ENDED      -            -         -         ENDED   -            ENDED
+    PREFILL   -        -          DECODE       CLOSING   -         ENDED   ENDED        ENDED
+    DECODE    -        -          -            CLOSING   -         ENDED   ENDED        ENDED
+    CLOSING   -        -          -            -         ENDED     -       ENDED        ENDED
+    ENDED     -        -          -            -         -         -       -            -
 
 ENCODING: the prompt's text is being tokenized. PREFILL: the stages compute the prompt. DECODE: a
 tree is grown and verified. CLOSING: the text is complete and its last commit sent; the stages'
@@ -48,6 +48,7 @@ class Event(enum.Enum):
     """The cause of a transition."""
 
     ENCODED = "encoded"  #: the prompt's ids are known
+    TOKENIZED = "tokenized"  #: they are known, and all that was asked for
     FIRST_TOKEN = "first token"  #: the target has chosen the token after the prompt
     COMPLETE = "complete"  #: the commit of the last token is sent
     REPORTED = "reported"  #: all stages have reported, or the wait for them has ended
@@ -59,6 +60,7 @@ class Event(enum.Enum):
 TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
     State.ENCODING: {
         Event.ENCODED: State.PREFILL,
+        Event.TOKENIZED: State.ENDED,
         Event.FAILED: State.ENDED,
         Event.REVOKED: State.ENDED,
     },

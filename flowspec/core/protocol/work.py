@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flowspec.core.run.key import RunKey
+from flowspec.core.run.turns import Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,11 +169,19 @@ class Encode:
 
 
 @dataclass(frozen=True, slots=True)
+class EncodeTurns:
+    """Turn a run's conversation into token ids, by the model's chat template."""
+
+    run: RunKey
+    turns: tuple[Turn, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class EncodeDone:
     """Token ids of the prompt."""
 
     ids: tuple[int, ...]
 
 
-Work = Pass | Draft | Encode
+Work = Pass | Draft | Encode | EncodeTurns
 WorkResult = PassDone | DraftDone | EncodeDone | WorkFailed

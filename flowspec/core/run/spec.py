@@ -10,12 +10,23 @@ from typing import TypeGuard, TypeVar
 import numpy as np
 
 from flowspec.core.run.sampling import Sampling
+from flowspec.core.run.turns import (
+    Messages,
+    Turn,
+    checked_turns,
+    read_turns,
+    turns_of,
+    turns_text,
+)
 from flowspec.errors import JobError
 
 DEFAULT_STRATEGY = "flowspec"
 DEFAULT_MAX_NEW_TOKENS = 128
 #: Longest prompt accepted, as text or as a list of ids, in bytes of UTF-8.
 MAX_PROMPT_BYTES = 1 << 20
+#: Longest value of the field ``messages``: its texts, which JSON may write at six times their size,
+#: and what stands around them.
+MAX_MESSAGES_BYTES = 8 << 20
 #: Longest value of any other field, in bytes of UTF-8.
 MAX_FIELD_BYTES = 1 << 10
 #: Most tokens a job may request; the model's context is usually the lower limit.
@@ -27,6 +38,7 @@ CANCEL = "cancel"
 FIELDS = (
     "prompt",
     "prompt_ids",
+    "messages",
     "max_new_tokens",
     "temperature",
     "top_k",
@@ -36,17 +48,26 @@ FIELDS = (
     "idempotency_key",
     "raw",
     "record",
+    "tokenize",
 )
+
+_MOST_BYTES = {
+    "prompt": MAX_PROMPT_BYTES,
+    "prompt_ids": MAX_PROMPT_BYTES,
+    "messages": MAX_MESSAGES_BYTES,
+}
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """The contents of a job. Exactly one of ``prompt`` and ``prompt_ids`` is set.
+    """The contents of a job. Exactly one of ``prompt``, ``prompt_ids`` and ``messages`` is set.
 
-    ``raw``: do not apply the tokenizer's chat template. ``record``: keep a recording of the run.
-    Generation ends at ``max_new_tokens``, at the end-of-sequence token or when the context is full.
+    ``raw``: do not apply the tokenizer's chat template to ``prompt``. ``messages``: a conversation,
+    to which it is always applied. ``record``: keep a recording of the run. Generation ends at
+    ``max_new_tokens``, at the end-of-sequence token or when the context is full. ``tokenize``: the
+    job ends without any, once the ids of its prompt are known.
     """
 
     prompt: str | None = None
@@ -57,16 +78,12 @@ class JobSpec:
     idempotency_key: str = ""
     raw: bool = False
     record: bool = False
+    messages: tuple[Turn, ...] | None = None
+    tokenize: bool = False
 
     def __post_init__(self) -> None:
         self._check_types()
-        if self.prompt is None and self.prompt_ids is None:
-            raise JobError(
-                "the job has no prompt; give it either 'prompt' or 'prompt_ids': a text, or a "
-                "list of ids like [1, 2]"
-            )
-        if self.prompt is not None and self.prompt_ids is not None:
-            raise JobError("the job has 'prompt' and 'prompt_ids'; leave out one of them")
+        self._check_source()
         if self.prompt is not None and not self.prompt.strip():
             raise JobError(
                 "the prompt is empty; give it at least one character that is not a space"
@@ -79,10 +96,26 @@ class JobSpec:
             _check_text(name, text or "")
         if self.prompt_ids is not None and (not self.prompt_ids or min(self.prompt_ids) < 0):
             raise JobError("prompt_ids must be a list of at least one token id, none negative")
+        if self.messages is not None:
+            checked_turns(self.messages)
         if not 1 <= self.max_new_tokens <= MAX_NEW_TOKENS:
             raise JobError(
                 f"max_new_tokens is {self.max_new_tokens}; expected 1 to {MAX_NEW_TOKENS}"
             )
+
+    def _check_source(self) -> None:
+        """JobError unless the job says in exactly one way what it begins with."""
+        sources = ("prompt", "prompt_ids", "messages")
+        given = [name for name in sources if getattr(self, name) is not None]
+        if not given:
+            raise JobError(
+                "the job has no prompt; give it either 'prompt' or 'prompt_ids': a text, or a "
+                "list of ids like [1, 2], or 'messages'"
+            )
+        if len(given) > 1:
+            raise JobError(f"the job has '{given[0]}' and '{given[1]}'; leave out one of them")
+        if self.messages is not None and self.raw:
+            raise JobError("the job has 'messages' and 'raw'; messages need the chat template")
 
     def _check_types(self) -> None:
         if self.prompt is not None:
@@ -97,6 +130,7 @@ class JobSpec:
         _expect("idempotency_key", self.idempotency_key, str, "text")
         _expect("raw", self.raw, bool, "True or False")
         _expect("record", self.record, bool, "True or False")
+        _expect("tokenize", self.tokenize, bool, "True or False")
 
     def fields(self) -> dict[str, str]:
         """The spec as flat text fields for ``XADD``; most defaults are left out."""
@@ -107,6 +141,7 @@ class JobSpec:
             "prompt_ids": json.dumps([int(token) for token in self.prompt_ids])
             if self.prompt_ids is not None
             else None,
+            "messages": turns_text(self.messages) if self.messages is not None else None,
             "max_new_tokens": self.max_new_tokens,
             "temperature": sampling.temperature
             if sampling.temperature != plain.temperature
@@ -118,8 +153,38 @@ class JobSpec:
             "idempotency_key": self.idempotency_key or None,
             "raw": 1 if self.raw else None,
             "record": 1 if self.record else None,
+            "tokenize": 1 if self.tokenize else None,
         }
         return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def job_spec(
+    prompt: str | None = None,
+    *,
+    prompt_ids: Iterable[int] | None = None,
+    messages: Messages | None = None,
+    max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    strategy: str = DEFAULT_STRATEGY,
+    raw: bool = False,
+    record: bool = False,
+    idempotency_key: str = "",
+) -> JobSpec:
+    """The job that a caller describes by values of any type; JobError names the first wrong one."""
+    return JobSpec(
+        prompt=prompt,
+        prompt_ids=token_ids(prompt_ids) if prompt_ids is not None else None,
+        messages=turns_of(messages) if messages is not None else None,
+        max_new_tokens=max_new_tokens,
+        sampling=checked_sampling(temperature, top_k, top_p, seed),
+        strategy=strategy,
+        idempotency_key=idempotency_key,
+        raw=raw,
+        record=record,
+    )
 
 
 def checked_sampling(temperature: object, top_k: object, top_p: object, seed: object) -> Sampling:
@@ -171,6 +236,8 @@ def parse(fields: Mapping[str, str]) -> JobSpec:
         idempotency_key=fields.get("idempotency_key", ""),
         raw=_read(fields, "raw", _flag, "0 or 1", False),
         record=_read(fields, "record", _flag, "0 or 1", False),
+        messages=read_turns(fields["messages"]) if "messages" in fields else None,
+        tokenize=_read(fields, "tokenize", _flag, "0 or 1", False),
     )
 
 
@@ -203,7 +270,7 @@ def shown(value: object) -> str:
 
 
 def _check_text(name: str, text: str) -> None:
-    most = MAX_PROMPT_BYTES if name in ("prompt", "prompt_ids") else MAX_FIELD_BYTES
+    most = _MOST_BYTES.get(name, MAX_FIELD_BYTES)
     try:
         size = len(text.encode())
     except UnicodeEncodeError:

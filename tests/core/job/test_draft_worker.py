@@ -44,10 +44,11 @@ from flowspec.core.protocol.messages import (
     Submit,
     Synced,
 )
-from flowspec.core.protocol.work import DraftDone, Encode, EncodeDone, WorkFailed
+from flowspec.core.protocol.work import DraftDone, Encode, EncodeDone, EncodeTurns, WorkFailed
 from flowspec.core.run.history import History
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.limits import TREE_ROWS
+from flowspec.core.run.turns import Turn, turns_text
 from flowspec.strategies import build
 from flowspec.strategies.auto.cost_history import CostHistory
 from flowspec.strategies.auto.strategy import Auto
@@ -107,6 +108,31 @@ def test_text_is_encoded_first() -> None:
     assert run == Compute(Encode(RUN, "hello", raw=False))
     outputs = draft.machine.step(Done(EncodeDone((5, 6))), 0.0)
     assert isinstance(one(outputs, Allocate), Allocate)
+
+
+def test_a_conversation_is_encoded_by_the_template() -> None:
+    draft = Draft()
+    turns = (Turn("user", "hello"), Turn("assistant", "hi"), Turn("user", "why?"))
+    assert draft.submit(messages=turns_text(turns), strategy="autoregressive") == []
+    (run,) = draft.machine.step(Poll(), 0.0)
+    assert run == Compute(EncodeTurns(RUN, turns))
+    outputs = draft.machine.step(Done(EncodeDone((5, 6))), 0.0)
+    assert isinstance(one(outputs, Allocate), Allocate)
+
+
+@pytest.mark.parametrize("fields", [{"prompt": "hello"}, {"prompt_ids": "[5, 6]"}])
+def test_a_job_that_asks_for_ids_alone_ends_with_them(fields: dict[str, str]) -> None:
+    draft = Draft()
+    outputs = draft.submit(tokenize="1", **fields)
+    if "prompt" in fields:
+        draft.machine.step(Poll(), 0.0)
+        outputs = list(draft.machine.step(Done(EncodeDone((5, 6))), 0.0))
+    opened, finish = outputs
+    assert opened == OpenJob(RUN, (5, 6), "flowspec")
+    assert isinstance(finish, Finish)
+    assert (finish.reason, finish.error, finish.stats["tokens"]) == ("length", "", 0)
+    assert not draft.machine.sessions
+    assert draft.poll() == []
 
 
 @pytest.mark.parametrize(

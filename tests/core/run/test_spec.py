@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from flowspec.core.run.sampling import MAX_SEED, Sampling
 from flowspec.core.run.spec import FIELDS, JobSpec, checked_sampling, parse
+from flowspec.core.run.turns import Turn
 from flowspec.errors import JobError
 
 SPECS = st.builds(
@@ -42,9 +43,19 @@ def test_prompt_ids_round_trip(ids: list[int]) -> None:
     assert parse(spec.fields()) == spec
 
 
+def test_messages_and_tokenize_round_trip() -> None:
+    turns = (Turn("system", "be brief"), Turn("user", "why, \N{SNOWMAN}?"), Turn("assistant", ""))
+    spec = JobSpec(messages=turns, tokenize=True)
+    assert parse(spec.fields()) == spec
+
+
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
+        ({"messages": "[]"}, "messages is empty"),
+        ({"messages": '[{"role": "user", "content": "a"}]', "prompt": "b"}, "leave out one"),
+        ({"messages": '[{"role": "user", "content": "a"}]', "raw": "1"}, "need the chat template"),
+        ({"tokenize": "2", "prompt": "a"}, "tokenize is '2'; expected 0 or 1"),
         ({}, "either 'prompt' or 'prompt_ids'"),
         ({"prompt": "a", "prompt_ids": "[1]"}, "leave out one of them"),
         ({"prompt": "  \n"}, "empty"),

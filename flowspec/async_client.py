@@ -1,0 +1,212 @@
+"""The asynchronous Python client: ``Client`` with the same names, for one event loop."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from flowspec.broker.async_control import AsyncRedisControl
+from flowspec.broker.base import LOST
+from flowspec.broker.connection import DEFAULT_URL
+from flowspec.broker.inbox import FACT
+from flowspec.broker.keys import DEFAULT_PIPELINE, Keys
+from flowspec.client import SILENCE_SECONDS, no_job, no_scheduler
+from flowspec.core.run.spec import (
+    CANCEL,
+    DEFAULT_MAX_NEW_TOKENS,
+    DEFAULT_STRATEGY,
+    JobSpec,
+    job_spec,
+)
+from flowspec.core.run.turns import Messages
+from flowspec.errors import ClusterError, JobFailed
+from flowspec.results import Chunk, OutputSoFar, Result
+
+
+class AsyncJob:
+    """One job, by its id. Iterate ``stream()`` or await ``result()``; both end with the job."""
+
+    def __init__(self, job_id: str, control: AsyncRedisControl) -> None:
+        self._control = control
+        self._output = OutputSoFar(job_id)
+
+    @property
+    def id(self) -> str:
+        """The job's id; that of an earlier submission, once it is known that this repeats it."""
+        return self._output.job
+
+    @property
+    def ended(self) -> bool:
+        """Whether the end of the output has been read."""
+        return self._output.ended
+
+    @property
+    def error(self) -> str:
+        """Why the job failed, one line; empty: it has not."""
+        return self._output.error
+
+    async def stream(self) -> AsyncGenerator[Chunk, None]:
+        """Pieces of the output from its start, as they are committed.
+
+        JobFailed if the job ends with an error; ClusterError if no scheduler serves the pipeline.
+        Leaving the iteration early does not cancel the job.
+        """
+        if (chunk := self._output.chunk) is not None:
+            yield chunk
+        while not self.ended:
+            async for chunk in self._follow():
+                yield chunk
+        self._output.check()
+
+    async def _follow(self) -> AsyncGenerator[Chunk, None]:
+        """Pieces of the output of ``id``, until it ends or turns out to be another job's."""
+        reading = self.id
+        feed = await self._control.outputs.follow(reading, self._output.cursor)
+        silent_since = time.monotonic()
+        try:
+            while not self.ended:
+                entries = await feed.take(SILENCE_SECONDS)
+                if entries:
+                    silent_since = time.monotonic()
+                else:
+                    await self._check_silence(time.monotonic() - silent_since)
+                for entry in entries:
+                    chunk = self._output.take(entry.cursor, entry.fields)
+                    if chunk is not None:
+                        yield chunk
+                    if self.id != reading:
+                        return
+        finally:
+            self._control.outputs.leave(feed)
+
+    async def _check_silence(self, seconds: float) -> None:
+        """Raise ClusterError or JobFailed if a job silent for ``seconds`` will not go on."""
+        if seconds < SILENCE_SECONDS:
+            return
+        if "scheduler" not in await self._control.claims():
+            raise ClusterError(no_scheduler(self.id))
+        if not await self._control.submitted(self.id) and not await self._control.job(self.id):
+            raise JobFailed(no_job(self.id), LOST)
+
+    async def result(self) -> Result:
+        """Wait for the end; JobFailed and ClusterError as in ``stream``."""
+        async for _ in self.stream():
+            continue
+        return await self.so_far()
+
+    async def so_far(self) -> Result:
+        """The output read so far; ``finish_reason`` is empty unless the end has been read."""
+        stages = int((await self._control.pipeline()).get("stages", "0"))
+        return self._output.result(await self._control.job(self.id), stages)
+
+    async def cancel(self) -> None:
+        """Request the job's end; committed text stays. Harmless if it has ended."""
+        await self._control.submit({CANCEL: self.id})
+
+    async def expire(self, seconds: float) -> None:
+        """Let the broker forget the ended job after ``seconds``, instead of an hour."""
+        await self._control.expire(self.id, seconds)
+
+    async def recording(self) -> list[str]:
+        """The lines of the job's recording, if it was submitted with ``record``."""
+        return await self._control.read_recording(self.id)
+
+
+class AsyncClient:
+    """A connection to a running pipeline, for one event loop.
+
+    ``url``: the broker; default ``FLOWSPEC_REDIS_URL``, else localhost. Connects on ``async with``,
+    else on the first call; BrokerUnreachable if that fails.
+    """
+
+    def __init__(self, url: str | None = None, *, pipeline: str = DEFAULT_PIPELINE) -> None:
+        self._control = AsyncRedisControl(
+            url or os.environ.get("FLOWSPEC_REDIS_URL") or DEFAULT_URL, Keys(pipeline)
+        )
+
+    async def submit(
+        self,
+        prompt: str | None = None,
+        *,
+        prompt_ids: Sequence[int] | None = None,
+        messages: Messages | None = None,
+        max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        strategy: str = DEFAULT_STRATEGY,
+        raw: bool = False,
+        record: bool = False,
+        idempotency_key: str = "",
+    ) -> AsyncJob:
+        """As ``Client.submit``."""
+        return await self.submit_spec(
+            job_spec(
+                prompt,
+                prompt_ids=prompt_ids,
+                messages=messages,
+                max_new_tokens=max_new_tokens,
+                temperature=temperature,
+                top_k=top_k,
+                top_p=top_p,
+                seed=seed,
+                strategy=strategy,
+                raw=raw,
+                record=record,
+                idempotency_key=idempotency_key,
+            )
+        )
+
+    async def submit_spec(self, spec: JobSpec) -> AsyncJob:
+        """Submit a checked spec."""
+        return AsyncJob(await self._control.submit(spec.fields()), self._control)
+
+    def job(self, job_id: str) -> AsyncJob:
+        """A job submitted before, here or elsewhere."""
+        return AsyncJob(job_id, self._control)
+
+    async def knows(self, job_id: str) -> bool:
+        """Whether the pipeline has the job, which expires some time after its end."""
+        return bool(await self._control.job(job_id))
+
+    async def submitted(self, job_id: str) -> bool:
+        """Whether the job was submitted and no scheduler has taken it yet."""
+        return await self._control.submitted(job_id)
+
+    async def workers(self) -> dict[str, dict[str, Any]]:
+        """Facts of the workers that hold a lease, by role; without the passwords of inboxes."""
+        return {
+            role: {name: fact for name, fact in info.items() if name != FACT}
+            for role, (_, info) in (await self._control.claims()).items()
+        }
+
+    async def pipeline(self) -> dict[str, str]:
+        """The pipeline's record; empty if there is none."""
+        return await self._control.pipeline()
+
+    async def load(self) -> tuple[int, int]:
+        """The numbers of running and of waiting jobs."""
+        return await self._control.load()
+
+    @property
+    def following(self) -> int:
+        """The number of jobs whose outputs are being read."""
+        return self._control.outputs.following
+
+    async def reopen(self) -> None:
+        """Connect to another server at the same URL, where nothing of the earlier one is left."""
+        await self._control.reopen()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._control.close()
+
+    async def __aenter__(self) -> AsyncClient:
+        await self._control.open()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()

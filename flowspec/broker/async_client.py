@@ -1,0 +1,127 @@
+"""The asynchronous twin of ``redis_client.BrokerClient``: the same retries, the same safety."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+import redis
+import redis.asyncio as aio
+import tenacity
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from flowspec.broker.connection import (
+    FIRST_SECONDS,
+    OPTIONS,
+    RETRY_SECONDS,
+    checked_url,
+    passes,
+    redact,
+    translate,
+)
+from flowspec.broker.redis_client import Command
+from flowspec.errors import BrokerUnreachable
+
+T = TypeVar("T")
+
+#: Most connections of one client; further calls wait for a free one.
+MOST_CONNECTIONS = 8
+
+
+class AsyncBrokerClient:
+    """A client with retries, for one event loop.
+
+    After a lost connection it compares the server's run id: a restarted server has lost its data,
+    and the cursors held here do not apply to it.
+    """
+
+    def __init__(self, url: str, *, connections: int = MOST_CONNECTIONS) -> None:
+        self.url = url
+        with checked_url(url) as known:
+            pool = aio.BlockingConnectionPool.from_url(
+                known,
+                max_connections=connections,
+                timeout=None,
+                retry=Retry(NoBackoff(), 0),
+                **OPTIONS,
+            )
+        self._redis = aio.Redis(connection_pool=pool)
+        self._broken = False
+        self._server = ""
+        self._opening = asyncio.Lock()
+
+    async def open(self) -> None:
+        """Connect; BrokerUnreachable if that fails. Every call does so if it was not done."""
+        async with self._opening:
+            if not self._server:
+                self._server = await self._retried(self._ask_server, FIRST_SECONDS)
+
+    async def run(self, *commands: Command) -> list[Any]:
+        """The replies to ``commands``, sent in order in one round trip; they may be sent twice."""
+        if not self._server:
+            await self.open()
+
+        async def send() -> list[Any]:
+            return await self._guarded(commands)
+
+        return await self._retried(send, RETRY_SECONDS)
+
+    async def once(self, command: Command) -> Any:
+        """The reply to one command that must not be sent twice.
+
+        After BrokerUnreachable it is unknown whether the command was carried out.
+        """
+        if not self._server:
+            await self.open()
+        try:
+            return (await self._guarded([command]))[0]
+        except redis.RedisError as error:
+            raise translate(error, self.url) from None
+
+    async def _retried(self, call: Callable[[], Coroutine[Any, Any, T]], seconds: float) -> T:
+        policy = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception(passes),
+            wait=tenacity.wait_random_exponential(multiplier=0.05, max=0.5),
+            stop=tenacity.stop_after_delay(seconds),
+            reraise=True,
+        )
+        try:
+            return await policy(call)
+        except redis.RedisError as error:
+            raise translate(error, self.url) from None
+
+    async def _guarded(self, commands: Sequence[Command]) -> list[Any]:
+        if self._broken:
+            if await self._ask_server() != self._server:
+                raise BrokerUnreachable(
+                    f"the broker at {redact(self.url)} was restarted; what ran on it is lost"
+                )
+            self._broken = False
+        try:
+            return await self._send(commands)
+        except (redis.ConnectionError, redis.TimeoutError):
+            self._broken = True
+            raise
+
+    async def _send(self, commands: Sequence[Command]) -> list[Any]:
+        pipeline = self._redis.pipeline(transaction=False)
+        for command in commands:
+            pipeline.execute_command(*command)
+        return list(await pipeline.execute())
+
+    async def _ask_server(self) -> str:
+        info: Any = await self._redis.info("server")
+        return str(info["run_id"])
+
+    async def forget_server(self) -> None:
+        """Take the next server that answers as a new one, with nothing known of it."""
+        self._server = ""
+        self._broken = False
+        await self._redis.connection_pool.disconnect()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._redis.aclose()
+        await self._redis.connection_pool.disconnect()

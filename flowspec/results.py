@@ -1,0 +1,149 @@
+"""What a client has of a job: pieces of its output, and its result."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypedDict, TypeVar, cast
+
+from flowspec.broker.base import FAILED
+from flowspec.core.job.stats import unmeasured
+from flowspec.errors import JobFailed, StateError
+
+T = TypeVar("T")
+
+
+class RowCounts(TypedDict):
+    """Rows by fate, summed over the stages."""
+
+    useful: int | None
+    wasted: int | None
+    void: int | None
+
+
+class Stats(TypedDict, total=False):
+    """The figures of a job, docs/stats.md; None: not measured. Times are in seconds."""
+
+    tokens: int
+    queue_seconds: float | None
+    ttft_seconds: float | None
+    decode_seconds: float | None
+    tokens_per_second: float | None
+    rounds: int | None
+    segments: int | None
+    steps: float | None
+    tokens_per_step: float | None
+    tokens_per_round: float | None
+    hit_rate: float | None
+    rows: RowCounts
+    stage_busy: list[float | None]
+    stage_passes: list[int | None]
+    draft_passes: int | None
+    draft_seconds: float | None
+    repeated_4grams: float
+    runs_on: list[dict[str, Any]]
+    decisions: dict[str, Any]
+    lossy: str
+
+
+def reported(value: T | None) -> T:
+    """A figure that an ended job reports; StateError if it was not measured."""
+    if value is None:
+        raise StateError("the job did not report this figure: it was cancelled")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of a job's output. ``text`` ends on a whole character and may be empty."""
+
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The result of a job. ``finish_reason``: eos, length or cancelled.
+
+    ``token_ids``: the generated ones.
+    """
+
+    job: str
+    prompt_token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    text: str
+    strategy: str
+    finish_reason: str
+    stats: Stats
+
+
+@dataclass(slots=True)
+class OutputSoFar:
+    """A job's output, from the entries of its stream in their order.
+
+    ``job``: its id, another one once the output says that this submission repeats an earlier one.
+    ``error``: why the job failed, one line, and the ``cause``, of ``broker.base``; empty: it has
+    not.
+    """
+
+    job: str
+    cursor: str = "0"
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    error: str = ""
+    cause: str = ""
+    end: Mapping[str, str] | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the end of the output has been read."""
+        return self.end is not None
+
+    @property
+    def chunk(self) -> Chunk | None:
+        """All of it as one piece; None: there is nothing yet."""
+        if not self.texts and not self.token_ids:
+            return None
+        return Chunk("".join(self.texts), tuple(self.token_ids))
+
+    def take(self, cursor: str, fields: Mapping[str, str]) -> Chunk | None:
+        """Take the entry at ``cursor``; the piece of output in it, if there is one."""
+        self.cursor = cursor
+        match fields.get("kind"):
+            case "tokens":
+                chunk = Chunk(fields["text"], tuple(json.loads(fields["ids"])))
+                self.texts.append(chunk.text)
+                self.token_ids += chunk.token_ids
+                return chunk
+            case "error" if "duplicate_of" in fields:
+                self.job = fields["duplicate_of"]
+                self.cursor = "0"
+            case "error":
+                self.error = fields.get("text", "unknown error")
+                self.cause = fields.get("cause", FAILED)
+            case "end":
+                self.end = dict(fields)
+        return None
+
+    def check(self) -> None:
+        """JobFailed if the job has failed."""
+        if self.error:
+            raise JobFailed(self.error, self.cause)
+
+    def result(self, known: Mapping[str, str], stages: int) -> Result:
+        """The result so far; ``finish_reason`` is empty unless the end has been read.
+
+        ``known``: the stored facts of the job. ``stages``: those of its pipeline.
+        """
+        end = self.end or {}
+        found = json.loads(end["stats"]) if "stats" in end else unmeasured(self.token_ids, stages)
+        return Result(
+            job=self.job,
+            prompt_token_ids=tuple(json.loads(known.get("prompt_token_ids", "[]"))),
+            token_ids=tuple(self.token_ids),
+            text="".join(self.texts),
+            strategy=known.get("strategy", ""),
+            finish_reason=end.get("finish_reason", ""),
+            stats=cast(Stats, found),
+        )

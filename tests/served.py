@@ -1,0 +1,29 @@
+"""A toy pipeline over a real broker, for tests of clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from flowspec.broker.keys import Keys
+from flowspec.broker.redis_control import RedisControl
+from flowspec.broker.redis_link import RedisLink
+from flowspec.core.protocol.addresses import Address
+from tests.toy_cluster import ToyCluster
+
+STAGES = 2
+
+
+@contextmanager
+def toy_pipeline(url: str, *, jobs: int = 8, **options: Any) -> Iterator[ToyCluster]:
+    """A pipeline of two stages on the toy model at ``url``."""
+
+    def link(address: Address) -> RedisLink:
+        return RedisLink(url, Keys(), address, STAGES)
+
+    cluster = ToyCluster(lambda: RedisControl(url, Keys()), link, STAGES, jobs=jobs, **options)
+    try:
+        yield cluster
+    finally:
+        cluster.stop()

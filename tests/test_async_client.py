@@ -1,0 +1,196 @@
+"""The asynchronous client: the same names and results as the other one, over one shared read."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TypeVar
+
+import pytest
+import redis
+
+from flowspec import AsyncClient, AsyncJob, Client, Job
+from flowspec.broker.server import PrivateBroker
+from flowspec.errors import BrokerUnreachable, ClusterError, JobError, JobFailed
+from tests.served import toy_pipeline
+from tests.toy_cluster import ToyCluster
+
+T = TypeVar("T")
+#: Text of one and of several turns.
+TURNS = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "so"}]
+
+
+@pytest.fixture
+def cluster(server: PrivateBroker, client: redis.Redis) -> Iterator[ToyCluster]:
+    with toy_pipeline(server.url, endless=True) as cluster:
+        yield cluster
+
+
+def with_client(url: str, use: Callable[[AsyncClient], Awaitable[T]]) -> T:
+    """What ``use`` returns of a client at ``url``; bounded."""
+
+    async def run() -> T:
+        async with asyncio.timeout(30), AsyncClient(url) as client:
+            return await use(client)
+
+    return asyncio.run(run())
+
+
+def public(kind: type) -> set[str]:
+    return {name for name in vars(kind) if not name.startswith("_")}
+
+
+def test_both_clients_have_the_same_names() -> None:
+    assert public(Client) - public(AsyncClient) == {"read"}, "one loop reads all jobs anyway"
+    assert public(Job) - public(AsyncJob) == {"cursor", "take_all"}
+    taken = inspect.signature(AsyncClient.submit).parameters
+    assert taken == inspect.signature(Client.submit).parameters
+
+
+def test_both_clients_get_the_same_result(cluster: ToyCluster, server: PrivateBroker) -> None:
+    with Client(server.url) as plain:
+        expected = plain.submit("hello", max_new_tokens=20).result()
+        chat = plain.submit(messages=TURNS, max_new_tokens=20).result()
+
+    async def use(client: AsyncClient) -> None:
+        found = await (await client.submit("hello", max_new_tokens=20)).result()
+        assert (found.text, found.token_ids) == (expected.text, expected.token_ids)
+        assert found.prompt_token_ids == expected.prompt_token_ids
+        assert found.stats.keys() == expected.stats.keys()
+        assert (await (await client.submit(messages=TURNS, max_new_tokens=20)).result()).text == (
+            chat.text
+        )
+        job = await client.submit("hello", max_new_tokens=20)
+        chunks = [chunk async for chunk in job.stream()]
+        assert "".join(chunk.text for chunk in chunks) == expected.text
+        assert [chunk.text async for chunk in job.stream()] == [expected.text], "again at once"
+        again = client.job(job.id)
+        assert (await again.result()).text == expected.text
+        assert await client.knows(job.id)
+        assert not await client.submitted(job.id)
+        assert (await client.pipeline())["stages"] == "2"
+        assert await client.load() == (0, 0)
+        assert "draft" in await client.workers()
+
+    with_client(server.url, use)
+
+
+def test_many_jobs_share_one_read(cluster: ToyCluster, server: PrivateBroker) -> None:
+    async def use(client: AsyncClient) -> None:
+        jobs = [await client.submit("abc" + chr(97 + at), max_new_tokens=12) for at in range(20)]
+        results = await asyncio.gather(*(job.result() for job in jobs))
+        assert [len(result.token_ids) for result in results] == [12] * 20
+        assert client.following == 0
+
+    with_client(server.url, use)
+    with Client(server.url) as plain:
+        assert plain.load() == (0, 0)
+
+
+def test_a_new_job_joins_a_read_that_waits(cluster: ToyCluster, server: PrivateBroker) -> None:
+    """A read blocks for two seconds; nobody waits for its end."""
+
+    async def use(client: AsyncClient) -> float:
+        waiting = asyncio.create_task(client.job("1-1").result())  # there is no such job
+        await asyncio.sleep(0.3)
+        began = time.monotonic()
+        await (await client.submit("abc", max_new_tokens=4)).result()
+        took = time.monotonic() - began
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        return took
+
+    assert with_client(server.url, use) < 1.5
+
+
+def test_a_job_ends_early_by_cancel(cluster: ToyCluster, server: PrivateBroker) -> None:
+    async def use(client: AsyncClient) -> None:
+        job = await client.submit("hello", max_new_tokens=480)
+        async for _ in job.stream():
+            await job.cancel()
+            break
+        result = await job.result()
+        assert result.finish_reason == "cancelled"
+        assert 0 < len(result.token_ids) < 480
+        assert result.stats["tokens"] == len(result.token_ids)
+
+    with_client(server.url, use)
+
+
+def test_a_repeated_submission_gives_the_first_ones_output(
+    cluster: ToyCluster, server: PrivateBroker
+) -> None:
+    async def use(client: AsyncClient) -> None:
+        first = await client.submit("hello", max_new_tokens=8, idempotency_key="mine")
+        text = (await first.result()).text
+        second = await client.submit("other", max_new_tokens=8, idempotency_key="mine")
+        assert (await second.result()).text == text
+        assert second.id == first.id
+
+    with_client(server.url, use)
+
+
+@pytest.mark.parametrize(
+    ("given", "says", "cause"),
+    [
+        ({"prompt": "a", "strategy": "fastest"}, "unknown strategy", "refused"),
+        ({"messages": TURNS[1:]}, "refuses the messages: it begins", "refused"),
+        ({"prompt_ids": [2] * 600}, "the model's context is 512", "refused"),
+    ],
+)
+def test_a_failed_job_says_why_and_whose_fault_it_is(
+    cluster: ToyCluster, server: PrivateBroker, given: dict[str, object], says: str, cause: str
+) -> None:
+    async def use(client: AsyncClient) -> None:
+        job = await client.submit(**given)  # type: ignore[arg-type]
+        with pytest.raises(JobFailed, match=says) as failed:
+            await job.result()
+        assert failed.value.cause == cause
+        assert says in job.error
+
+    with_client(server.url, use)
+
+
+def test_wrong_arguments_are_refused_before_anything_is_sent(server: PrivateBroker) -> None:
+    async def use(client: AsyncClient) -> None:
+        with pytest.raises(JobError, match="temperature is 'hot'; expected a number"):
+            await client.submit("a", temperature="hot")  # type: ignore[arg-type]
+
+    with_client(server.url, use)
+
+
+def test_no_broker_is_one_clear_error() -> None:
+    async def run() -> None:
+        async with AsyncClient("redis://localhost:1/0"):
+            raise AssertionError("there is no broker")
+
+    with pytest.raises(BrokerUnreachable, match="cannot reach the broker"):
+        asyncio.run(run())
+
+
+def test_a_pipeline_without_scheduler_is_noticed(
+    client: redis.Redis, server: PrivateBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flowspec.async_client.SILENCE_SECONDS", 0.3)
+
+    async def use(client: AsyncClient) -> None:
+        job = await client.submit("a")
+        with pytest.raises(ClusterError, match="no scheduler serves the pipeline"):
+            await job.result()
+
+    with_client(server.url, use)
+
+
+def test_a_broker_that_is_gone_ends_every_wait() -> None:
+    async def run(broker: PrivateBroker) -> None:
+        async with asyncio.timeout(30), AsyncClient(broker.url) as client:
+            waits = [asyncio.create_task(client.job(f"{at}-1").result()) for at in (1, 2)]
+            await asyncio.sleep(0.3)
+            broker.stop()
+            found = await asyncio.gather(*waits, return_exceptions=True)
+            assert all(isinstance(error, BrokerUnreachable) for error in found), found
+
+    with PrivateBroker() as broker:
+        asyncio.run(run(broker))
