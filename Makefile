@@ -8,7 +8,7 @@ PROMPTS ?=
 # Tests of whole clusters, which mostly wait; of brokers, workers and programs; all others need no
 # further process.
 CLUSTERS := tests/e2e
-LIVE := tests/broker tests/cli tests/drivers tests/lua tests/ops
+LIVE := tests/broker tests/cli tests/drivers tests/gateway tests/lua tests/ops
 # One's own pair: make demo TARGET=dir DRAFT=dir DTYPE=nf4
 TARGET ?=
 DRAFT ?=
@@ -37,7 +37,7 @@ venv: $(STAMP)
 
 $(STAMP): pyproject.toml ops/constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint ops/constraints.txt --editable '.[broker,quantised,dev]'
+	$(BIN)/python -m pip install --quiet --constraint ops/constraints.txt --editable '.[broker,quantised,gateway,dev]'
 	@touch $@
 
 demo: $(STAMP)

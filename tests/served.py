@@ -10,6 +10,7 @@ from flowspec.broker.keys import Keys
 from flowspec.broker.redis_control import RedisControl
 from flowspec.broker.redis_link import RedisLink
 from flowspec.core.protocol.addresses import Address
+from flowspec.drivers.lease import Lease
 from tests.toy_cluster import ToyCluster
 
 STAGES = 2
@@ -23,6 +24,9 @@ def toy_pipeline(url: str, *, jobs: int = 8, **options: Any) -> Iterator[ToyClus
         return RedisLink(url, Keys(), address, STAGES)
 
     cluster = ToyCluster(lambda: RedisControl(url, Keys()), link, STAGES, jobs=jobs, **options)
+    lease = Lease(RedisControl(url, Keys()), "scheduler", lambda: {"state": "ready"})
+    lease.take()
+    cluster.leases["scheduler"] = lease
     try:
         yield cluster
     finally:

@@ -50,6 +50,8 @@ def test_the_wheel_has_scripts_models_and_workers(wheel: Path) -> None:
         "workers/scheduler.py",
         "workers/draft.py",
         "workers/verify.py",
+        "workers/gateway.py",
+        "flowspec/gateway/page.html",
         "flowspec/py.typed",
     } <= names
     assert not any(name.startswith("tests/") for name in names)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from flowspec.broker.base import Control, Link, setup_of
+from flowspec.broker.base import CHAT_TEMPLATE, CONTEXT, Control, Link, setup_of
 from flowspec.core.job.draft_worker import DraftMachine
 from flowspec.core.protocol.addresses import DRAFT, Address, middle_address, stage_address
 from flowspec.core.run.spec import JobSpec
@@ -62,8 +62,13 @@ class ToyCluster:
         wrap: Callable[[Link], Link] = lambda link: link,
         middles: Sequence[float] = (),
         endless: bool = False,
+        template: bool = True,
     ) -> None:
-        """``endless``: no token ends a text, so that jobs end by length alone."""
+        """``endless``: no token ends a text, so that jobs end by length alone.
+
+        ``template``: what the draft worker says of its chat template.
+        """
+        self._draft_facts = {CONTEXT: TARGET.context, CHAT_TEMPLATE: template}
         self.control = control()
         self._new_control = control
         self.control.set_pipeline(
@@ -98,7 +103,7 @@ class ToyCluster:
     ) -> None:
         setup = setup_of(self.control.pipeline())
         worker = self.workers[role] = Worker(machine, link, performer, header=head)  # type: ignore[arg-type]
-        facts = {"state": "ready", "setup": setup}
+        facts = {"state": "ready", "setup": setup} | (self._draft_facts if role == "draft" else {})
         lease = self.leases[role] = Lease(self._new_control(), role, lambda: facts)
         lease.take()
         self._start(role, lambda: worker.run(self._stopped.is_set))

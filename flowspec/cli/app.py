@@ -11,10 +11,13 @@ import typer
 
 from flowspec.cli.flags import (
     Acceptance,
+    ApiKeyFile,
     Boxes,
     Broker,
     Cluster,
     Context,
+    CorsOrigin,
+    DefaultTokens,
     Device,
     Draft,
     DraftDevice,
@@ -22,6 +25,7 @@ from flowspec.cli.flags import (
     Drafter,
     Drafters,
     Dtype,
+    Host,
     Jobs,
     JobsAtOnce,
     Json,
@@ -29,11 +33,14 @@ from flowspec.cli.flags import (
     LinkMs,
     MaxNewTokens,
     Mbit,
+    ModelName,
     Models,
+    MostAnswers,
     OwnUrl,
     Pair,
     Planned,
     PlannedDtype,
+    Port,
     Pretended,
     ProbesUrl,
     PromptFile,
@@ -42,6 +49,8 @@ from flowspec.cli.flags import (
     Repeats,
     RowsWay,
     Seed,
+    ServedAtOnce,
+    ServedStrategy,
     Simulated,
     SimulatedRows,
     SplitOver,
@@ -62,6 +71,7 @@ from flowspec.cli.parser import Command, UsageError, check_beside, in_range
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import DEFAULT_MAX_NEW_TOKENS, DEFAULT_STRATEGY, JobSpec
 from flowspec.errors import BrokerUnreachable, FlowSpecError
+from flowspec.gateway.settings import MOST_OPEN, Settings
 
 app = typer.Typer(
     name="flowspec",
@@ -76,6 +86,8 @@ VerifiedTarget = Annotated[
     typer.Argument(help="Model to prove: folder or hub name; default: the packaged one."),
 ]
 
+#: Most tokens of an answer in a conversation.
+CHAT_TOKENS = 512
 _WHERE = (
     "start a pipeline with `flowspec up`, "
     "or name a running one by --redis-url or FLOWSPEC_REDIS_URL"
@@ -158,6 +170,89 @@ def up(
     run_on = (dtype, device, draft_dtype, draft_device)
     setup = setup_of(target, draft, models, stages, run_on, cluster)
     up(replace(setup, rows=rows, jobs=jobs), redis_url)
+
+
+@app.command()
+def serve(
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    api_key_file: ApiKeyFile = None,
+    target: Target = None,
+    draft: Draft = None,
+    models: Models = None,
+    stages: Stages = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    draft_dtype: DraftDtype = None,
+    draft_device: DraftDevice = None,
+    cluster: Planned = None,
+    rows: RowsWay = "auto",
+    jobs: ServedAtOnce = 8,
+    strategy: ServedStrategy = DEFAULT_STRATEGY,
+    model_name: ModelName = "",
+    cors_origin: CorsOrigin = None,
+    most_answers: MostAnswers = MOST_OPEN,
+    default_tokens: DefaultTokens = None,
+    redis_url: Url = None,
+) -> None:
+    """Start a pipeline and serve it over HTTP as OpenAI does, with a chat page."""
+    from flowspec.cli.places import setup_of
+    from flowspec.cli.serve import ServeRequest, serve
+    from flowspec.strategies import build
+
+    run_on = (dtype, device, draft_dtype, draft_device)
+    setup = setup_of(target, draft, models, stages, run_on, cluster)
+    build(strategy, setup.stages)
+    settings = Settings(
+        "",
+        name=model_name,
+        strategy=strategy,
+        most_open=most_answers,
+        origins=tuple(cors_origin or ()),
+        default_tokens=default_tokens,
+    )
+    request = ServeRequest(host, port, api_key_file, settings)
+    serve(replace(setup, rows=rows, jobs=jobs), request, redis_url or None)
+
+
+@app.command()
+def chat(
+    target: Target = None,
+    draft: Draft = None,
+    models: Models = None,
+    stages: Stages = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    draft_dtype: DraftDtype = None,
+    draft_device: DraftDevice = None,
+    cluster: Planned = None,
+    strategy: Strategy = DEFAULT_STRATEGY,
+    max_new_tokens: MaxNewTokens = CHAT_TOKENS,
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    seed: Seed = 0,
+    system: Annotated[str, typer.Option(help="What the model is told first.")] = "",
+    redis_url: Url = None,
+) -> None:
+    """Converse in the terminal; Ctrl-C stops an answer, Ctrl-D ends."""
+    from flowspec.cli.chat import ChatFlags, chat
+    from flowspec.cli.places import check_alone, setup_of
+
+    run_on = (dtype, device, draft_dtype, draft_device)
+    private = (target, draft, models, stages, cluster, *run_on)
+    check_alone(redis_url, *private)
+    chat(
+        ChatFlags(
+            setup_of(target, draft, models, stages, run_on, cluster),
+            Sampling(temperature, top_k, top_p, seed),
+            strategy,
+            max_new_tokens,
+            system,
+            redis_url or None,
+            any(flag is not None for flag in private),
+        )
+    )
 
 
 @app.command()

@@ -146,6 +146,38 @@ TopP = Annotated[
     ),
 ]
 Seed = Annotated[int, typer.Option(callback=_SAMPLING, help="Same seed, same text.")]
+ServedAtOnce = Annotated[
+    int, typer.Option("--jobs", callback=_POSITIVE, help="Answers that the pipeline gives at once.")
+]
+Host = Annotated[str, typer.Option(help="Address to listen on.")]
+Port = Annotated[
+    int, typer.Option(callback=in_range(0, 65535, "0 to 65535"), help="Port; 0: any free one.")
+]
+ApiKeyFile = Annotated[
+    Path | None,
+    typer.Option(help="Keys of which a request must bring one, one a line; default: none needed."),
+]
+CorsOrigin = Annotated[
+    list[str] | None,
+    typer.Option(help="Web page that may use the gateway from a browser; repeatable."),
+]
+ModelName = Annotated[
+    str, typer.Option(help="The model's name for clients; default: by the target's.")
+]
+ServedStrategy = Annotated[
+    str, typer.Option("--strategy", help="Strategy of requests that name none.")
+]
+MostAnswers = Annotated[
+    int,
+    typer.Option(callback=_POSITIVE, help="Answers under way at once; more requests get 429."),
+]
+DefaultTokens = Annotated[
+    int | None,
+    typer.Option(
+        callback=_POSITIVE,
+        help="Most tokens of a chat answer whose request does not say; default: what fits.",
+    ),
+]
 Raw = Annotated[bool, typer.Option("--raw", help="Do not apply the chat template.")]
 Json = Annotated[
     bool, typer.Option("--json", help="One JSON object per line on stdout, all else on stderr.")

@@ -7,20 +7,21 @@ import json
 import signal
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flowspec.broker.base import drafts_of, middles_of
 from flowspec.cli import notes
 from flowspec.cli.outputs import check_writable, linked
+from flowspec.cli.private import check_after, pipeline_at
 from flowspec.cli.show import Screen
 from flowspec.client import Client, Job
-from flowspec.cluster import Cluster, Setup
+from flowspec.cluster import Setup
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
 from flowspec.drivers.replay import merge
-from flowspec.errors import ClusterError, ConfigError, FlowSpecError, JobError, JobFailed
+from flowspec.errors import ConfigError, FlowSpecError, JobError, JobFailed
 from flowspec.results import Result
 from flowspec.strategies import build
 
@@ -64,7 +65,10 @@ def run(request: Request, prompt: str | None, prompts: Path | None) -> None:
     failed = False
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
-    with _pipeline(request, screen) as pipeline, Client(pipeline.url) as client:
+    with (
+        pipeline_at(request.url, request.setup, screen) as pipeline,
+        Client(pipeline.url) as client,
+    ):
         record = client.pipeline()
         notes.first_of_several([request.strategy], [drafts_of(record)])
         notes.unused_middles(request.strategy, middles_of(record), running=True)
@@ -99,30 +103,6 @@ def _without_unused_middles(request: Request) -> Request:
     return replace(request, setup=replace(request.setup, middles=()))
 
 
-@dataclass(frozen=True, slots=True)
-class _Pipeline:
-    """A pipeline's broker; ``check`` raises ClusterError if a process started here has stopped."""
-
-    url: str
-    check: Callable[[], None] = lambda: None
-
-
-@contextlib.contextmanager
-def _pipeline(request: Request, screen: Screen) -> Iterator[_Pipeline]:
-    if request.url is not None:
-        yield _Pipeline(request.url)
-        return
-    cluster = Cluster(request.setup)
-    try:
-        with screen.starting() as progress:
-            cluster.start(progress)
-        yield _Pipeline(cluster.url, cluster.check)
-    finally:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C must not leave processes behind
-        cluster.stop()
-
-
 def _answer(
     client: Client, spec: JobSpec, request: Request, screen: Screen, check: Callable[[], None]
 ) -> bool:
@@ -137,7 +117,7 @@ def _answer(
         raise
     except FlowSpecError as error:
         screen.broken_off()
-        _check_after(error, check)
+        check_after(error, check)
         screen.error(str(error))
         return False
     except OSError:  # nobody sees the text
@@ -148,14 +128,6 @@ def _answer(
     if request.record is not None:
         _save(request.record, job.recording())
     return True
-
-
-def _check_after(error: FlowSpecError, check: Callable[[], None]) -> None:
-    """ClusterError with its cause if ``error`` came from a process that has stopped."""
-    try:
-        check()
-    except ClusterError as cause:
-        raise ClusterError(f"{str(error).partition(';')[0]}: {cause}") from None
 
 
 class _Together:
@@ -186,7 +158,7 @@ class _Together:
                 self._screen.result(_cancelled(job), streamed=False)
             raise
         except FlowSpecError as error:
-            _check_after(error, self._check)
+            check_after(error, self._check)
             raise
         except OSError:  # nobody sees the text
             with contextlib.suppress(FlowSpecError):
@@ -204,7 +176,7 @@ class _Together:
             if not job.error:
                 self._screen.result(job.so_far(), streamed=False)
                 continue
-            _check_after(JobFailed(job.error), self._check)
+            check_after(JobFailed(job.error), self._check)
             self._screen.error(job.error)
             self._failed = True
 

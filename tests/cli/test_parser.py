@@ -44,6 +44,7 @@ def test_flags_meant_to_be_repeated_are_taken(command: Command) -> None:
         "--strategies",
         "--strategy",
         "--sweep",
+        "--cors-origin",
     }
     links = ("--sweep", "latency=1", "--sweep", "mbit=1")
     _, _, err = command(

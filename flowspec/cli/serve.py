@@ -1,0 +1,96 @@
+"""``flowspec serve``: a pipeline behind an OpenAI-compatible address, with a chat page."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from flowspec.cli.service import counted
+from flowspec.cli.show import Screen
+from flowspec.cluster import Cluster, Setup
+from flowspec.errors import ClusterError
+from flowspec.gateway.keys import ApiKeys, read_keys
+from flowspec.gateway.pipeline import name_of
+from flowspec.gateway.server import address_of, check_installed, is_local, listen
+from flowspec.gateway.server import serve as serve_http
+from flowspec.gateway.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class ServeRequest:
+    """The flags of ``serve`` that are not the pipeline's; ``settings`` lack the broker's URL."""
+
+    host: str
+    port: int
+    api_key_file: Path | None
+    settings: Settings
+
+
+def serve(setup: Setup, request: ServeRequest, url: str | None) -> None:
+    """Start a pipeline and serve it until a signal ends both; ``url``: its broker."""
+    check_installed()
+    keys = read_keys(request.api_key_file) if request.api_key_file is not None else ApiKeys()
+    with listen(request.host, request.port) as listening:
+        if not keys and not is_local(listening):
+            sys.stderr.write(
+                f"note: everyone who reaches {request.host} may use this model; "
+                "--api-key-file asks for keys\n"
+            )
+        _Service(setup, replace(request.settings, keys=keys), listening, url).run()
+
+
+class _Service:
+    """The pipeline and its gateway, under one pair of signals."""
+
+    def __init__(
+        self, setup: Setup, settings: Settings, listening: socket.socket, url: str | None
+    ) -> None:
+        self._setup = setup
+        self._settings = settings
+        self._listening = listening
+        self._cluster = Cluster(setup, url=url)
+        self._is_serving = False
+        self._is_stopped = False
+        self._said = ""
+
+    def run(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._stop)
+        try:
+            with Screen(as_json=True).starting() as progress:
+                self._cluster.start(progress)
+            self._is_serving = True
+            settings = replace(self._settings, url=self._cluster.url)
+            serve_http(settings, self._listening, self._must_end, self._say_ready)
+            if not self._is_stopped:
+                raise ClusterError(self._said)
+        finally:
+            self._is_serving = True  # a second signal must not leave processes behind
+            self._cluster.stop()
+
+    def _stop(self, number: int, frame: object) -> None:
+        self._is_stopped = True
+        if not self._is_serving:
+            raise KeyboardInterrupt
+
+    def _must_end(self) -> bool:
+        """Whether a signal came, or no process of the pipeline is left; says what has stopped."""
+        try:
+            self._cluster.check()
+        except ClusterError as error:
+            if str(error) != self._said:
+                self._said = str(error)
+                sys.stderr.write(f"flowspec: {error}\n")
+        return self._is_stopped or not self._cluster.alive
+
+    def _say_ready(self) -> None:
+        name = self._settings.name or name_of(self._setup.target)
+        address = address_of(self._listening)
+        sys.stdout.write(
+            f"serving {name} on {counted(self._setup.stages, 'stage')} at {address}/v1, "
+            f"chat page at {address}/\n"
+        )
+        sys.stdout.flush()

@@ -1,0 +1,1 @@
+"""The HTTP gateway: a pipeline behind an OpenAI-compatible address. Imports no torch."""

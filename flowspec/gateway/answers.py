@@ -1,0 +1,97 @@
+"""The bodies of answers and the data of their events, in OpenAI's form."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from flowspec.gateway.generation import Finished, TextPiece
+
+Body = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerForm:
+    """What all parts of one answer share. ``chat``: of a chat, else of a completion."""
+
+    model: str
+    fingerprint: str
+    chat: bool
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def _head(self, kind: str) -> Body:
+        return {
+            "id": f"{'chatcmpl' if self.chat else 'cmpl'}-{self.id}",
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
+
+    def whole(self, texts: Sequence[str], ends: Sequence[Finished], usage: Body) -> Body:
+        """The body of an answer that is not streamed; ``texts`` and ``ends`` by choice."""
+        choices = [
+            self._choice(at, text, end.reason)
+            for at, (text, end) in enumerate(zip(texts, ends, strict=True))
+        ]
+        kind = "chat.completion" if self.chat else "text_completion"
+        return {**self._head(kind), "choices": choices, "usage": usage}
+
+    def _choice(self, index: int, text: str, reason: str) -> Body:
+        said: Body = (
+            {"message": {"role": "assistant", "content": text, "refusal": None}}
+            if self.chat
+            else {"text": text}
+        )
+        return {"index": index, **said, "logprobs": None, "finish_reason": reason}
+
+    # ---- events ------------------------------------------------------------------------------
+
+    def _event(self, choices: list[Body]) -> Body:
+        kind = "chat.completion.chunk" if self.chat else "text_completion"
+        return {**self._head(kind), "choices": choices}
+
+    def begun(self, index: int) -> Body:
+        """The event with which a choice of a chat begins."""
+        delta = {"role": "assistant", "content": ""}
+        return self._event([_part(index, {"delta": delta})])
+
+    def piece(self, piece: TextPiece) -> Body:
+        """The event of a piece of text."""
+        said: Body = {"delta": {"content": piece.text}} if self.chat else {"text": piece.text}
+        return self._event([_part(piece.index, said)])
+
+    def ended(self, end: Finished) -> Body:
+        """The event of a choice's end."""
+        said: Body = {"delta": {}} if self.chat else {"text": ""}
+        return self._event([_part(end.index, said, end.reason)])
+
+    def used(self, usage: Body) -> Body:
+        """The event of the usage, the last one."""
+        return {**self._event([]), "usage": usage}
+
+
+def _part(index: int, said: Body, reason: str | None = None) -> Body:
+    return {"index": index, **said, "logprobs": None, "finish_reason": reason}
+
+
+def usage_of(ends: Sequence[Finished], choices: int) -> Body:
+    """The usage of an answer; ``choices``: how many there are of each prompt, which counts once."""
+    prompt = sum(end.prompt_tokens for end in ends[::choices])
+    tokens = sum(end.tokens for end in ends)
+    accepted = [end.accepted for end in ends]
+    known = None if None in accepted else sum(filter(None, accepted))
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": tokens,
+        "total_tokens": prompt + tokens,
+        # No rows of a prompt are kept for a later one.
+        "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": known,
+            "reasoning_tokens": 0,
+        },
+    }

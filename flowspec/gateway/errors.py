@@ -1,0 +1,120 @@
+"""Errors in OpenAI's form, and which error of the pipeline is which of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flowspec.broker import base
+from flowspec.errors import (
+    BrokerError,
+    ClusterError,
+    ConfigError,
+    FlowSpecError,
+    JobFailed,
+)
+
+#: Seconds after which a client may try again when the pipeline is not there.
+RETRY_SECONDS = 5
+#: Errors of validation that one answer names.
+_MOST_NAMED = 3
+#: How the draft worker says that a prompt does not fit.
+_TOO_LONG = re.compile(r"the prompt has \d+ tokens; the model's context is \d+")
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "invalid_request_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+}
+
+
+class ApiError(FlowSpecError):
+    """An answer that is an error. ``param``: the field that is wrong; ``code``: for programs."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    @property
+    def body(self) -> dict[str, object]:
+        """The JSON object of the answer."""
+        return {
+            "error": {
+                "message": str(self),
+                "type": _TYPES.get(self.status, "server_error"),
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+
+def refused(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """A request that cannot be served as it is."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def unavailable(message: str) -> ApiError:
+    """The pipeline is not there, or not now."""
+    headers = {"Retry-After": str(RETRY_SECONDS)}
+    return ApiError(503, message, code="pipeline_unavailable", headers=headers)
+
+
+def busy(message: str, retry_seconds: int) -> ApiError:
+    """Too many requests."""
+    headers = {"Retry-After": str(retry_seconds)}
+    return ApiError(429, message, code="queue_full", headers=headers)
+
+
+def api_error(error: FlowSpecError, retry_seconds: int = RETRY_SECONDS) -> ApiError:
+    """``error`` as an answer."""
+    text = str(error)
+    match error:
+        case ApiError():
+            return error
+        case JobFailed(cause=base.FULL):
+            return busy(text, retry_seconds)
+        case JobFailed(cause=base.REFUSED):
+            code = "context_length_exceeded" if _TOO_LONG.search(text) else "job_refused"
+            return refused(text, code=code)
+        case JobFailed(cause=base.LOST) | ClusterError() | BrokerError():
+            return unavailable(text)
+        case ConfigError():
+            return refused(text)
+        case _:
+            return ApiError(500, text, code="job_failed")
+
+
+def invalid(errors: Sequence[Mapping[str, Any]]) -> ApiError:
+    """The answer to a request that does not fit its schema; ``errors`` as pydantic gives them.
+
+    The values themselves are left out: they may be a prompt.
+    """
+    if errors[0]["type"] == "json_invalid":
+        return refused("the request's body is not JSON", code="invalid_json")
+    said = []
+    for error in errors[:_MOST_NAMED]:
+        where = ".".join(str(part) for part in error["loc"][1:]) or "body"
+        said.append(f"{where}: {error['msg']}")
+    first = errors[0]["loc"][1:]
+    more = len(errors) - len(said)
+    rest = f" (and {more} more)" if more > 0 else ""
+    message = "; ".join(said) + rest
+    return refused(message, param=str(first[0]) if first else None, code="invalid_value")

@@ -1,0 +1,183 @@
+"""A request's choices as jobs of the pipeline: their texts as they come, and their ends."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from flowspec.async_client import AsyncClient, AsyncJob
+from flowspec.core.run.spec import JobSpec
+from flowspec.errors import FlowSpecError
+from flowspec.gateway.capacity import Capacity
+from flowspec.gateway.errors import ApiError
+from flowspec.gateway.leftovers import Leftovers
+from flowspec.gateway.metrics import Metrics, accepted_tokens
+from flowspec.gateway.stops import StopFilter
+from flowspec.observe import logger
+from flowspec.results import Chunk
+
+#: Pieces that are held for a slow reader before its jobs' outputs are left unread.
+_HELD = 256
+#: OpenAI's names of the reasons for which a job ends by itself.
+_FINISH = {"eos": "stop", "length": "length"}
+
+
+@dataclass(frozen=True, slots=True)
+class TextPiece:
+    """A piece of the text of choice ``index``; never empty."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end of choice ``index``.
+
+    ``reason``: stop or length. ``accepted``: tokens that were guessed; None: not known.
+    """
+
+    index: int
+    reason: str
+    prompt_tokens: int
+    tokens: int
+    accepted: int | None
+
+
+Output = TextPiece | Finished
+
+
+class Generator:
+    """Runs the jobs of requests on the pipeline of ``client``."""
+
+    def __init__(self, client: AsyncClient, metrics: Metrics, capacity: Capacity) -> None:
+        self._client = client
+        self._metrics = metrics
+        self._capacity = capacity
+        self.leftovers = Leftovers()
+
+    async def outputs(
+        self, specs: Sequence[JobSpec], stops: Sequence[str]
+    ) -> AsyncGenerator[Output, None]:
+        """The outputs of one choice for each of ``specs``, as they come; the first error of any.
+
+        Closing the iterator cancels what still runs.
+        """
+        arrived: asyncio.Queue[Output | FlowSpecError] = asyncio.Queue(_HELD)
+        left = len(specs)
+        with self._capacity.taken(left):
+            choices = [
+                asyncio.create_task(_Choice(self, index, spec, stops).run(arrived))
+                for index, spec in enumerate(specs)
+            ]
+            try:
+                while left:
+                    output = await arrived.get()
+                    if isinstance(output, FlowSpecError):
+                        raise output
+                    left -= isinstance(output, Finished)
+                    yield output
+            finally:
+                for choice in choices:
+                    choice.cancel()
+                await asyncio.gather(*choices, return_exceptions=True)
+
+    async def submit(self, spec: JobSpec) -> AsyncJob:
+        """Submit ``spec``; if the caller is cancelled meanwhile, the job is ended."""
+        submitting = asyncio.create_task(self._client.submit_spec(spec))
+        try:
+            return await asyncio.shield(submitting)
+        except asyncio.CancelledError:
+            self.leftovers.end_submitted(submitting)
+            raise
+
+    async def token_ids(self, spec: JobSpec) -> tuple[int, ...]:
+        """The ids of the prompt of ``spec``, a job that asks for them alone."""
+        with self._capacity.taken(1):
+            job = await self.submit(spec)
+            try:
+                return (await job.result()).prompt_token_ids
+            finally:
+                self.leftovers.end(job)
+
+    def note_first(self, seconds: float) -> None:
+        """Note the time to a first token."""
+        self._metrics.observe("vllm:time_to_first_token_seconds", seconds)
+
+    def note_more(self, seconds: float, tokens: int) -> None:
+        """Note the time between two arrivals, the second of ``tokens`` tokens."""
+        self._metrics.observe("vllm:inter_token_latency_seconds", seconds / tokens, tokens)
+
+    async def finished(self, job: AsyncJob, index: int, stopped: bool, seconds: float) -> Finished:
+        """The end of ``job``, whose answer took ``seconds``; ``stopped``: by a stop string."""
+        result = await job.so_far()
+        reason = "stop" if stopped else _FINISH.get(result.finish_reason)
+        if reason is None:
+            raise ApiError(503, f"the job was {result.finish_reason}", code="job_cancelled")
+        prompt, tokens = len(result.prompt_token_ids), len(result.token_ids)
+        metrics = self._metrics
+        metrics.count("vllm:prompt_tokens_total", prompt)
+        metrics.count("vllm:generation_tokens_total", tokens)
+        metrics.count("vllm:request_success_total", finished_reason=reason)
+        metrics.observe("vllm:request_prompt_tokens", prompt)
+        metrics.observe("vllm:request_generation_tokens", tokens)
+        metrics.observe("vllm:e2e_request_latency_seconds", seconds)
+        metrics.count_stats(result.stats)
+        self._capacity.note(seconds)
+        return Finished(index, reason, prompt, tokens, accepted_tokens(result.stats))
+
+
+class _Choice:
+    """One choice of a request: its job, and the stop strings in its text."""
+
+    def __init__(
+        self, generator: Generator, index: int, spec: JobSpec, stops: Sequence[str]
+    ) -> None:
+        self._generator = generator
+        self._index = index
+        self._spec = spec
+        self._stops = StopFilter(stops)
+        self._began = time.monotonic()
+        self._last: float | None = None
+
+    async def run(self, out: asyncio.Queue[Output | FlowSpecError]) -> None:
+        """Put the outputs of the choice into ``out``, or the error that ended it."""
+        try:
+            await self._run(out)
+        except FlowSpecError as error:
+            await out.put(error)
+        except Exception as error:  # noqa: BLE001 - or its reader would wait for ever
+            kind = type(error).__name__
+            logger(role="gateway").error("choice failed", kind=kind)
+            await out.put(ApiError(500, f"the gateway failed: {kind}"))
+
+    async def _run(self, out: asyncio.Queue[Output | FlowSpecError]) -> None:
+        job = await self._generator.submit(self._spec)
+        try:
+            async with aclosing(job.stream()) as chunks:
+                async for chunk in chunks:
+                    self._note(chunk)
+                    await self._pass_on(self._stops.push(chunk.text), out)
+                    if self._stops.found is not None:
+                        break
+            await self._pass_on(self._stops.finish(), out)
+            stopped = self._stops.found is not None
+            seconds = time.monotonic() - self._began
+            await out.put(await self._generator.finished(job, self._index, stopped, seconds))
+        finally:
+            self._generator.leftovers.end(job)
+
+    async def _pass_on(self, text: str, out: asyncio.Queue[Output | FlowSpecError]) -> None:
+        if text:
+            await out.put(TextPiece(self._index, text))
+
+    def _note(self, chunk: Chunk) -> None:
+        now = time.monotonic()
+        if self._last is None:
+            self._generator.note_first(now - self._began)
+        elif chunk.token_ids:
+            self._generator.note_more(now - self._last, len(chunk.token_ids))
+        self._last = now

@@ -1,0 +1,126 @@
+"""A checked request as jobs."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+
+from flowspec.core.run.sampling import MAX_SEED, Sampling
+from flowspec.core.run.spec import DEFAULT_MAX_NEW_TOKENS, JobSpec
+from flowspec.core.run.turns import checked_turns
+from flowspec.gateway.answers import AnswerForm
+from flowspec.gateway.conversation import turns_of_messages
+from flowspec.gateway.errors import refused
+from flowspec.gateway.pipeline import PipelineState, check_template
+from flowspec.gateway.refusals import check_refused, ignored_fields
+from flowspec.gateway.schema import (
+    MAX_PROMPTS,
+    ChatRequest,
+    CompletionRequest,
+    Sampled,
+    TokenizeRequest,
+)
+from flowspec.gateway.serving import Order
+from flowspec.gateway.settings import Settings
+
+#: Tokens of a completion whose request does not say; OpenAI's.
+COMPLETION_TOKENS = 16
+
+
+class OrderTaker:
+    """Makes orders of requests, by ``settings``."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def chat(self, request: ChatRequest, state: PipelineState, model: str) -> Order:
+        """The order of a chat; an error that names what is not served."""
+        check_refused(request)
+        check_template(state)
+        turns = checked_turns(tuple(turns_of_messages(request.messages)))
+        wanted = (
+            request.max_completion_tokens
+            or request.max_tokens
+            or self._settings.default_tokens
+            or state.context
+            or DEFAULT_MAX_NEW_TOKENS
+        )
+        specs = [
+            JobSpec(
+                messages=turns,
+                max_new_tokens=wanted,
+                sampling=sampling,
+                strategy=self._strategy(request),
+            )
+            for sampling in samplings(request)
+        ]
+        return self._order(request, specs, AnswerForm(model, state.fingerprint, chat=True))
+
+    def completion(self, request: CompletionRequest, state: PipelineState, model: str) -> Order:
+        """The order of completions; an error that names what is not served."""
+        check_refused(request)
+        wanted = request.max_tokens or COMPLETION_TOKENS
+        seeded = samplings(request)
+        if len(request.prompts) * len(seeded) > MAX_PROMPTS:
+            raise refused(
+                f"{len(request.prompts)} prompts with {len(seeded)} answers each are more than "
+                f"{MAX_PROMPTS} answers",
+                "prompt",
+            )
+        specs = [
+            JobSpec(
+                prompt=prompt if isinstance(prompt, str) else None,
+                prompt_ids=None if isinstance(prompt, str) else tuple(prompt),
+                max_new_tokens=wanted,
+                sampling=sampling,
+                strategy=self._strategy(request),
+                raw=isinstance(prompt, str),
+            )
+            for prompt in request.prompts
+            for sampling in seeded
+        ]
+        return self._order(request, specs, AnswerForm(model, state.fingerprint, chat=False))
+
+    def _strategy(self, request: Sampled) -> str:
+        return request.strategy or self._settings.strategy
+
+    @staticmethod
+    def _order(request: Sampled, specs: Sequence[JobSpec], form: AnswerForm) -> Order:
+        stream = bool(request.stream)
+        if request.stream_options is not None and not stream:
+            raise refused("stream_options are for streamed answers: set stream", "stream_options")
+        options = request.stream_options
+        return Order(
+            form=form,
+            specs=specs,
+            choices=request.n or 1,
+            stops=request.stops,
+            stream=stream,
+            include_usage=bool(options and options.include_usage),
+            ignored=ignored_fields(request),
+        )
+
+
+def tokenizing(request: TokenizeRequest, state: PipelineState) -> JobSpec:
+    """The job that finds the ids of the request's prompt."""
+    check_refused(request)
+    if (request.prompt is None) == (request.messages is None):
+        raise refused("give either a prompt or messages", "prompt")
+    if request.messages is not None:
+        check_template(state)
+        turns = checked_turns(tuple(turns_of_messages(request.messages)))
+        return JobSpec(messages=turns, max_new_tokens=1, tokenize=True)
+    return JobSpec(prompt=request.prompt, max_new_tokens=1, raw=True, tokenize=True)
+
+
+def samplings(request: Sampled) -> list[Sampling]:
+    """The sampling of each choice: OpenAI's defaults, and a seed of its own."""
+    # Any whole number of 64 bits is a seed for OpenAI's clients.
+    first = secrets.randbits(63) if request.seed is None else request.seed & MAX_SEED
+    temperature = 1.0 if request.temperature is None else request.temperature
+    top_p = 1.0 if request.top_p is None else request.top_p
+    top_k = max(0, request.top_k or 0)
+    return [
+        Sampling(temperature, top_k, top_p, (first + choice) & MAX_SEED)
+        for choice in range(request.n or 1)
+    ]

@@ -1,0 +1,117 @@
+"""The gateway as a server: its socket, its event loop, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ipaddress
+import socket
+from collections.abc import Callable
+
+from flowspec.errors import ConfigError
+from flowspec.gateway.settings import Settings
+
+#: How long requests under way may take to end once the server is asked to stop, seconds.
+STOP_SECONDS = 5
+#: How often it is asked whether to stop, seconds.
+WATCH_SECONDS = 0.2
+_STARTED_SECONDS = 0.01
+_BACKLOG = 512
+_LAST_PORT = 65535
+
+
+def check_installed() -> None:
+    """ConfigError unless the packages of the gateway are there."""
+    try:
+        import fastapi
+        import uvicorn
+    except ImportError as error:
+        raise ConfigError(
+            f"the gateway needs the package {error.name}; "
+            "install it with `pip install 'flowspec[gateway]'`"
+        ) from None
+    assert fastapi and uvicorn
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens on ``host`` and ``port``; ConfigError if that is not possible.
+
+    ``port`` 0: any free one.
+    """
+    if not 0 <= port <= _LAST_PORT:
+        raise ConfigError(f"--port is {port}; expected 0 to {_LAST_PORT}")
+    try:
+        found = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_ADDRCONFIG
+        )
+        family, kind, protocol, _, address = found[0]
+        listening = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError(f"--host is {host}, which has no address: {error.strerror}") from None
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(_BACKLOG)
+    except OSError as error:
+        listening.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(
+                f"port {port} of {host} is in use; choose another with --port, or stop what uses it"
+            ) from None
+        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}") from None
+    return listening
+
+
+def address_of(listening: socket.socket) -> str:
+    """Where ``listening`` is reached, as in a browser."""
+    host, port = listening.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{port}"
+
+
+def is_local(listening: socket.socket) -> bool:
+    """Whether only this machine reaches ``listening``."""
+    return ipaddress.ip_address(listening.getsockname()[0]).is_loopback
+
+
+def serve(
+    settings: Settings,
+    listening: socket.socket,
+    stop: Callable[[], bool],
+    ready: Callable[[], None] = lambda: None,
+) -> None:
+    """Serve on ``listening`` until ``stop()`` is true; call ``ready`` once requests are served.
+
+    Signals also end it, and then reach the caller's handlers, which must not raise.
+    """
+    import uvicorn
+
+    from flowspec.gateway.app import create_app
+
+    config = uvicorn.Config(
+        create_app(settings),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=STOP_SECONDS,
+        lifespan="on",
+    )
+    server = uvicorn.Server(config)
+
+    async def watch() -> None:
+        while not server.started:
+            await asyncio.sleep(_STARTED_SECONDS)
+        ready()
+        while not stop():
+            await asyncio.sleep(WATCH_SECONDS)
+        server.should_exit = True
+
+    async def run() -> None:
+        watching = asyncio.create_task(watch())
+        try:
+            await server.serve(sockets=[listening])
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+    asyncio.run(run())

@@ -1,0 +1,228 @@
+"""One answer: whole or as events, and its end when the client goes away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Mapping,
+    Sequence,
+)
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TypeVar
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from flowspec.core.run.spec import JobSpec
+from flowspec.errors import FlowSpecError
+from flowspec.gateway import sse
+from flowspec.gateway.answers import AnswerForm, Body, usage_of
+from flowspec.gateway.errors import api_error
+from flowspec.gateway.generation import Finished, Generator, Output, TextPiece
+from flowspec.gateway.metrics import Metrics
+
+#: How long a stream waits for the first output before it begins without one, seconds: until then an
+#: error can still be an answer with a status of its own.
+FIRST_SECONDS = 10.0
+#: Longest silence of a stream, seconds; a comment ends it.
+SILENT_SECONDS = 10.0
+#: The header with the fields of a request that had no effect.
+IGNORED_HEADER = "x-flowspec-ignored"
+
+T = TypeVar("T")
+
+
+class ClientGone(Exception):
+    """The client has closed the connection; nobody reads an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a request asks for: the jobs of its choices, ``choices`` for each prompt in turn."""
+
+    form: AnswerForm
+    specs: Sequence[JobSpec]
+    choices: int
+    stops: Sequence[str]
+    stream: bool
+    include_usage: bool
+    ignored: str
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers of the answer."""
+        return {IGNORED_HEADER: self.ignored} if self.ignored else {}
+
+
+class Kitchen:
+    """Prepares answers with the jobs of ``generator``."""
+
+    def __init__(self, generator: Generator, metrics: Metrics) -> None:
+        self._generator = generator
+        self._metrics = metrics
+        self._ending: set[asyncio.Task[None]] = set()
+
+    async def answer(self, order: Order, request: Request) -> Response:
+        """The answer to ``request``; ClientGone if nobody waits for it any more."""
+        if order.stream:
+            return await self._streamed(order, request)
+        body = await while_connected(request, self._whole(order))
+        return JSONResponse(body, headers=order.headers)
+
+    async def _whole(self, order: Order) -> Body:
+        texts = [""] * len(order.specs)
+        ends: dict[int, Finished] = {}
+        async with aclosing(self._generator.outputs(order.specs, order.stops)) as outputs:
+            async for output in outputs:
+                match output:
+                    case TextPiece(index, text):
+                        texts[index] += text
+                    case Finished(index):
+                        ends[index] = output
+        in_order = [ends[index] for index in range(len(texts))]
+        return order.form.whole(texts, in_order, usage_of(in_order, order.choices))
+
+    async def _streamed(self, order: Order, request: Request) -> Response:
+        stream = _Stream(order, self._generator.outputs(order.specs, order.stops), self._metrics)
+        try:
+            await while_connected(request, stream.settled(FIRST_SECONDS))
+            stream.check()  # an error becomes an answer of its own
+        except BaseException:
+            self._abandon(stream)
+            raise
+        headers = {**sse.HEADERS, **order.headers}
+        return _EventResponse(stream.events(), headers, lambda: self._leave(stream))
+
+    def _leave(self, stream: _Stream) -> None:
+        if not stream.is_ended:
+            self._metrics.count("flowspec:requests_cancelled_total")
+        self._abandon(stream)
+
+    def _abandon(self, stream: _Stream) -> None:
+        """End the jobs of ``stream`` that still run.
+
+        In a task of its own: the caller's may be cancelled, and could not wait for it.
+        """
+        ending = asyncio.create_task(stream.close(), name="ending")
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+
+    async def close(self) -> None:
+        """Wait until the jobs of all answers that were left have been told to end."""
+        await asyncio.gather(*self._ending, return_exceptions=True)
+
+    async def token_ids(self, spec: JobSpec, request: Request) -> tuple[int, ...]:
+        """The ids of the prompt of ``spec``; ClientGone as in ``answer``."""
+        return await while_connected(request, self._generator.token_ids(spec))
+
+
+class _Stream:
+    """The events of one answer, of the ``outputs`` of its jobs."""
+
+    def __init__(
+        self, order: Order, outputs: AsyncGenerator[Output, None], metrics: Metrics
+    ) -> None:
+        self._order = order
+        self._outputs = outputs
+        self._metrics = metrics
+        self._ends: dict[int, Finished] = {}
+        self._coming = asyncio.create_task(_next(outputs))
+        #: Whether the last event, or an error, has been given out.
+        self.is_ended = False
+
+    async def settled(self, seconds: float) -> None:
+        """Wait until the next output, or an error, has come; at most ``seconds``."""
+        await asyncio.wait({self._coming}, timeout=seconds)
+
+    def check(self) -> None:
+        """Raise the error that came instead of an output, if one did."""
+        if self._coming.done():
+            self._coming.result()
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """The events as they are sent; an error is one of them."""
+        try:
+            async for data in self._data():
+                yield sse.event(data) if data else sse.PING
+        except FlowSpecError as error:
+            found = api_error(error)
+            self._metrics.count("flowspec:requests_failed_total", status=str(found.status))
+            yield sse.event(found.body)
+        self.is_ended = True
+        yield sse.DONE
+
+    async def _data(self) -> AsyncIterator[Body]:
+        """The data of the events; empty: nothing came for a while."""
+        order = self._order
+        form = order.form
+        nothing: Body = {"usage": None} if order.include_usage else {}
+        for index in range(len(order.specs) if form.chat else 0):
+            yield form.begun(index) | nothing
+        while len(self._ends) < len(order.specs):
+            await self.settled(SILENT_SECONDS)
+            if not self._coming.done():
+                yield {}
+                continue
+            output = self._coming.result()
+            self._coming = asyncio.create_task(_next(self._outputs))
+            if isinstance(output, Finished):
+                self._ends[output.index] = output
+                yield form.ended(output) | nothing
+            else:
+                yield form.piece(output) | nothing
+        if order.include_usage:
+            in_order = [self._ends[index] for index in range(len(order.specs))]
+            yield form.used(usage_of(in_order, order.choices))
+
+    async def close(self) -> None:
+        """End the jobs that still run; harmless at the end of the answer."""
+        self._coming.cancel()
+        await asyncio.gather(self._coming, return_exceptions=True)
+        await self._outputs.aclose()
+
+
+class _EventResponse(StreamingResponse):
+    """A stream of events; ``end`` is called however it ends, even before its first event."""
+
+    def __init__(
+        self, events: AsyncIterator[bytes], headers: Mapping[str, str], end: Callable[[], None]
+    ) -> None:
+        super().__init__(events, media_type=sse.MEDIA_TYPE, headers=headers)
+        self._end = end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._end()
+
+
+async def while_connected(request: Request, work: Awaitable[T]) -> T:
+    """The result of ``work``, cancelled with ClientGone when the client closes the connection."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.create_task(_until_gone(request))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGone
+        return working.result()
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _until_gone(request: Request) -> None:
+    """Return when the client has closed the connection; the request's body has been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        continue
+
+
+async def _next(outputs: AsyncGenerator[Output, None]) -> Output:
+    return await anext(outputs)

@@ -1,0 +1,486 @@
+"""The gateway over a real broker and the toy pipeline: every path, every error, every end."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import redis
+
+from flowspec.broker.connection import connect
+from flowspec.broker.keys import Keys
+from flowspec.broker.server import PrivateBroker, find_server
+from flowspec.client import Client
+from flowspec.gateway.keys import ApiKeys
+from flowspec.gateway.settings import Settings
+from tests.gateway.conftest import MODEL, gateway_at
+from tests.served import toy_pipeline
+from tests.toy import TARGET
+
+USER = {"role": "user", "content": "hello"}
+CHAT = {"model": MODEL, "messages": [USER], "max_tokens": 24, "temperature": 0}
+TEXT = {"model": MODEL, "prompt": "hello", "max_tokens": 24, "temperature": 0}
+
+
+def chat(web: httpx2.Client, **more: Any) -> dict[str, Any]:
+    answer = web.post("/v1/chat/completions", json=CHAT | more)
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def events(
+    web: httpx2.Client, request: dict[str, Any], path: str = "/v1/chat/completions"
+) -> list[dict[str, Any]]:
+    """The data of a stream's events; it must end as OpenAI's do."""
+    with web.stream("POST", path, json=request | {"stream": True}) as answer:
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def streamed_text(found: list[dict[str, Any]], index: int = 0) -> str:
+    choices = [choice for event in found for choice in event["choices"]]
+    return "".join(
+        choice.get("text") or choice.get("delta", {}).get("content") or ""
+        for choice in choices
+        if choice["index"] == index
+    )
+
+
+def error_of(answer: httpx2.Response, status: int) -> dict[str, Any]:
+    assert answer.status_code == status, answer.text
+    body = answer.json()
+    assert body.keys() == {"error"}
+    assert body["error"].keys() == {"message", "type", "param", "code"}
+    assert "\n" not in body["error"]["message"]
+    return dict(body["error"])
+
+
+# ---- answers -------------------------------------------------------------------------------------
+
+
+def test_a_chat_is_what_the_pipeline_says(web: httpx2.Client, broker: PrivateBroker) -> None:
+    with Client(broker.url) as client:
+        expected = client.submit(messages=[USER], max_new_tokens=24).result()
+    body = chat(web)
+    (choice,) = body["choices"]
+    assert choice["message"] == {"role": "assistant", "content": expected.text, "refusal": None}
+    assert choice["finish_reason"] == "length"
+    assert body["usage"]["prompt_tokens"] == len(expected.prompt_token_ids)
+    assert body["usage"]["completion_tokens"] == 24
+    assert body["usage"]["total_tokens"] == 24 + len(expected.prompt_token_ids)
+    assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+    accepted = body["usage"]["completion_tokens_details"]["accepted_prediction_tokens"]
+    assert 0 < accepted < 24
+    assert body["model"] == MODEL
+    assert body["object"] == "chat.completion"
+
+
+def test_a_stream_is_the_same_text_in_pieces(web: httpx2.Client) -> None:
+    whole = chat(web)["choices"][0]["message"]["content"]
+    found = events(web, CHAT | {"stream_options": {"include_usage": True}})
+    assert found[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert streamed_text(found) == whole
+    assert found[-2]["choices"][0]["finish_reason"] == "length"
+    assert found[-1]["choices"] == []
+    assert found[-1]["usage"]["completion_tokens"] == 24
+    assert all(event["usage"] is None for event in found[:-1])
+    assert len({event["id"] for event in found}) == 1
+    assert all("usage" not in event for event in events(web, CHAT))
+
+
+def test_completions_take_texts_and_ids_in_lists(web: httpx2.Client) -> None:
+    one = web.post("/v1/completions", json=TEXT).json()
+    assert one["object"] == "text_completion"
+    ids = web.post("/tokenize", json={"prompt": "hello"}).json()
+    assert ids["count"] == len(ids["tokens"]) == 5
+    prompts = ["hello", "abc"]
+    several = web.post("/v1/completions", json=TEXT | {"prompt": prompts, "n": 2}).json()
+    texts = [choice["text"] for choice in several["choices"]]
+    assert [choice["index"] for choice in several["choices"]] == [0, 1, 2, 3]
+    assert texts[:2] == [one["choices"][0]["text"]] * 2
+    assert several["usage"]["prompt_tokens"] == 5 + 3, "a prompt counts once"
+    assert several["usage"]["completion_tokens"] == 4 * 24
+    by_ids = web.post("/v1/completions", json=TEXT | {"prompt": ids["tokens"]}).json()
+    assert by_ids["choices"][0]["text"] == one["choices"][0]["text"]
+    lists = web.post("/v1/completions", json=TEXT | {"prompt": [ids["tokens"], [2, 3]]}).json()
+    assert lists["choices"][0]["text"] == one["choices"][0]["text"]
+    found = events(web, TEXT | {"prompt": prompts}, "/v1/completions")
+    assert [streamed_text(found, index) for index in (0, 1)] == [texts[0], texts[2]]
+
+
+def test_without_max_tokens_a_completion_is_short_and_a_chat_fills_the_context(
+    web: httpx2.Client,
+) -> None:
+    request = {"model": MODEL, "prompt": "hello"}
+    assert web.post("/v1/completions", json=request).json()["usage"]["completion_tokens"] == 16
+    one = {"max_tokens": None, "max_completion_tokens": 7}
+    assert chat(web, **one)["usage"]["completion_tokens"] == 7
+    both = {"max_tokens": 3, "max_completion_tokens": 7}
+    assert chat(web, **both)["usage"]["completion_tokens"] == 7
+    assert chat(web, max_tokens=None)["usage"]["total_tokens"] == TARGET.context
+
+
+def test_seeds_and_choices(web: httpx2.Client) -> None:
+    sampled = {"temperature": 1.0, "seed": 5}
+
+    def texts(**more: Any) -> list[str]:
+        return [choice["message"]["content"] for choice in chat(web, **more)["choices"]]
+
+    first = texts(**sampled, n=3)
+    assert first == texts(**sampled, n=3)
+    assert len(set(first)) == 3
+    assert texts(temperature=1.0, seed=6) == first[1:2], "a choice is a seed further"
+    assert texts(temperature=1.0, seed=-(2**63)) != texts(temperature=1.0, seed=7)
+    unseeded = {"temperature": None, "seed": None}
+    assert texts(**unseeded) != texts(**unseeded), "temperature 1 and a random seed by default"
+
+
+def test_stop_strings_cut_the_text_and_end_the_job(
+    web: httpx2.Client, broker: PrivateBroker
+) -> None:
+    whole = chat(web, max_tokens=200)["choices"][0]["message"]["content"]
+    stop = whole[20:23]
+    cut = whole[: whole.index(stop)]
+    body = chat(web, max_tokens=200, stop=stop)
+    assert body["choices"][0]["message"]["content"] == cut
+    assert body["choices"][0]["finish_reason"] == "stop"
+    assert body["usage"]["completion_tokens"] < 200
+    found = events(web, CHAT | {"max_tokens": 200, "stop": [stop, "never that"]})
+    assert streamed_text(found) == cut
+    assert found[-1]["choices"][0]["finish_reason"] == "stop"
+    wait_until_idle(broker)
+
+
+def test_the_model_and_its_context(web: httpx2.Client) -> None:
+    listed = web.get("/v1/models").json()
+    assert listed["object"] == "list"
+    (card,) = listed["data"]
+    assert card["id"] == MODEL
+    assert card["max_model_len"] == TARGET.context
+    assert web.get(f"/v1/models/{MODEL}").json() == card
+    assert error_of(web.get("/v1/models/other/name"), 404)["code"] == "model_not_found"
+
+
+def test_health_readiness_and_figures(web: httpx2.Client) -> None:
+    chat(web)
+    assert web.get("/health").json() == {"status": "ok"}
+    assert web.get("/ready").json() == {"status": "ready", "stages": 2}
+    figures = web.get("/metrics")
+    assert figures.headers["content-type"].startswith("text/plain; version=0.0.4")
+    for name in ("num_requests_running", "time_to_first_token_seconds", "generation_tokens_total"):
+        assert f"vllm:{name}" in figures.text
+    assert 'flowspec:pipeline_ready{engine="0",model_name="toy"} 1' in figures.text
+
+
+def test_the_conversation_is_tokenized_by_its_template(web: httpx2.Client) -> None:
+    ids = web.post("/tokenize", json={"model": MODEL, "messages": [USER]}).json()
+    assert ids["count"] == chat(web)["usage"]["prompt_tokens"]
+
+
+def test_fields_without_effect_are_named(web: httpx2.Client) -> None:
+    answer = web.post("/v1/chat/completions", json=CHAT | {"user": "me", "chat_id": "1"})
+    assert answer.headers["x-flowspec-ignored"] == "user, chat_id"
+    assert "x-flowspec-ignored" not in web.post("/v1/chat/completions", json=CHAT).headers
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("more", "param", "says"),
+    [
+        ({"messages": []}, "messages", "at least 1 item"),
+        ({"messages": [{"role": "user", "content": " "}]}, None, "messages say nothing"),
+        ({"messages": [{"role": "tool", "content": "a"}]}, "messages", "serves no tools"),
+        ({"messages": [{"role": "assistant", "content": "a"}]}, None, "refuses the messages"),
+        ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
+        ({"max_tokens": "5"}, "max_tokens", "valid integer"),
+        ({"n": 17}, "n", "less than or equal to 16"),
+        ({"temperature": 2.5}, "temperature", "less than or equal to 2"),
+        ({"top_p": 0}, "top_p", "greater than 0"),
+        ({"seed": 2**64}, "seed", "less than or equal to"),
+        ({"stop": [""]}, "stop", "at least 1 character"),
+        ({"tools": [{"type": "function"}]}, "tools", "tools is not supported"),
+        ({"logprobs": True}, "logprobs", "returns no log-probabilities"),
+        ({"strategy": "fastest"}, None, "unknown strategy 'fastest'"),
+        ({"messages": [{"role": "user", "content": "a" * 600}]}, None, "the model's context is"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_wrong_request_is_an_answer_of_400(
+    web: httpx2.Client, more: dict[str, Any], param: str | None, says: str, stream: bool
+) -> None:
+    answer = web.post("/v1/chat/completions", json=CHAT | {"stream": stream} | more)
+    found = error_of(answer, 400)
+    assert says in found["message"]
+    assert found["param"] == param
+    assert found["type"] == "invalid_request_error"
+
+
+def test_other_wrong_requests(web: httpx2.Client) -> None:
+    assert error_of(web.get("/v1/nothing"), 404)["code"] == "not_found"
+    assert "method" in error_of(web.get("/v1/completions"), 405)["message"]
+    json_type = {"content-type": "application/json"}
+    broken = web.post("/v1/completions", content=b'{"model": ', headers=json_type)
+    assert error_of(broken, 400)["code"] == "invalid_json"
+    plain = {"content-type": "text/plain"}
+    wrong = web.post("/v1/completions", content=json.dumps(TEXT).encode(), headers=plain)
+    assert "as JSON" in error_of(wrong, 415)["message"]
+    other = web.post("/v1/completions", json=TEXT | {"model": "gpt-4"})
+    assert error_of(other, 404)["code"] == "model_not_found"
+    both = web.post("/tokenize", json={"prompt": "a", "messages": [USER]})
+    assert "either a prompt or messages" in error_of(both, 400)["message"]
+    half = web.post(
+        "/v1/completions", content=b'{"model":"toy","prompt":"\\ud800"}', headers=json_type
+    )
+    assert "Unicode" in error_of(half, 400)["message"] or "unicode" in half.text
+    assert error_of(web.post("/v1/completions", json=[1]), 400)["type"] == "invalid_request_error"
+    alone = web.post("/v1/chat/completions", json=CHAT | {"stream_options": {}})
+    assert "set stream" in error_of(alone, 400)["message"]
+    many = web.post("/v1/completions", json=TEXT | {"prompt": ["a"] * 40, "n": 2})
+    assert "more than 64 answers" in error_of(many, 400)["message"]
+
+
+def test_a_large_body_is_refused_and_a_chat_may_be_short_by_default(
+    broker: PrivateBroker, endless: None
+) -> None:
+    settings = Settings(broker.url, name=MODEL, most_body=1000, default_tokens=5)
+    with gateway_at(settings) as web:
+        assert chat(web, max_tokens=None)["usage"]["completion_tokens"] == 5
+        big = json.dumps(TEXT | {"prompt": "a" * 2000}).encode()
+        headers = {"content-type": "application/json"}
+        told = web.post("/v1/completions", content=big, headers=headers)
+        assert error_of(told, 413)["code"] == "request_too_large"
+
+        def pieces() -> Iterator[bytes]:
+            yield from (big[at : at + 100] for at in range(0, len(big), 100))
+
+        untold = web.post("/v1/completions", content=pieces(), headers=headers)
+        assert error_of(untold, 413)["code"] == "request_too_large"
+        assert web.post("/v1/completions", json=TEXT).status_code == 200
+
+
+def test_keys_guard_everything_but_the_page_and_the_probes(
+    broker: PrivateBroker, endless: None
+) -> None:
+    settings = Settings(
+        broker.url, name=MODEL, keys=ApiKeys(["sk-test-key"]), origins=("https://chat.example",)
+    )
+    with gateway_at(settings) as web:
+        for path in ("/", "/health", "/ready"):
+            assert web.get(path).status_code == 200
+        for path in ("/v1/models", "/metrics", "/openapi.json", "/nothing"):
+            refused = web.get(path)
+            assert error_of(refused, 401)["code"] == "invalid_api_key"
+            assert refused.headers["www-authenticate"] == "Bearer"
+        wrong = {"authorization": "Bearer sk-test-kez"}
+        error_of(web.post("/v1/completions", json=TEXT, headers=wrong), 401)
+        right = {"authorization": "Bearer sk-test-key"}
+        assert web.post("/v1/completions", json=TEXT, headers=right).status_code == 200
+        asked = {
+            "origin": "https://chat.example",
+            "access-control-request-method": "POST",
+            "access-control-request-headers": "authorization,content-type",
+        }
+        allowed = web.options("/v1/chat/completions", headers=asked)
+        assert allowed.status_code == 200
+        assert allowed.headers["access-control-allow-origin"] == "https://chat.example"
+        other = web.options("/v1/chat/completions", headers=asked | {"origin": "https://evil"})
+        assert "access-control-allow-origin" not in other.headers
+
+
+def test_too_many_answers_at_once_get_429(broker: PrivateBroker, endless: None) -> None:
+    with gateway_at(Settings(broker.url, name=MODEL, most_open=1)) as web:
+        long = CHAT | {"max_tokens": 400}
+        with web.stream("POST", "/v1/chat/completions", json=long | {"stream": True}) as running:
+            next(running.iter_lines())
+            refused = web.post("/v1/chat/completions", json=CHAT)
+            assert error_of(refused, 429)["code"] == "queue_full"
+            assert int(refused.headers["retry-after"]) >= 1
+        deadline = time.monotonic() + 10
+        while web.post("/v1/chat/completions", json=CHAT).status_code != 200:
+            assert time.monotonic() < deadline
+
+
+def test_a_full_queue_of_the_pipeline_gets_429(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flowspec.broker.redis_control.QUEUE_CAP", 0)
+    with (
+        PrivateBroker() as broker,
+        toy_pipeline(broker.url),
+        gateway_at(Settings(broker.url, name=MODEL)) as web,
+    ):
+        refused = web.post("/v1/chat/completions", json=CHAT)
+        assert "the queue is full" in error_of(refused, 429)["message"]
+        assert "retry-after" in refused.headers
+
+
+def test_a_model_without_template_takes_prompts_and_no_messages() -> None:
+    with (
+        PrivateBroker() as broker,
+        toy_pipeline(broker.url, template=False),
+        gateway_at(Settings(broker.url, name=MODEL)) as web,
+    ):
+        for path, request in (("/v1/chat/completions", CHAT), ("/tokenize", {"messages": [USER]})):
+            refused = error_of(web.post(path, json=request), 400)
+            assert refused["code"] == "no_chat_template"
+            assert "send a prompt to /v1/completions" in refused["message"]
+        assert web.post("/v1/completions", json=TEXT).status_code == 200
+
+
+def test_a_lost_pipeline_gets_503() -> None:
+    with PrivateBroker() as broker, gateway_at(Settings(broker.url, name=MODEL)) as web:
+        assert "no pipeline here" in error_of(web.get("/ready"), 503)["message"]
+        refused = web.post("/v1/chat/completions", json=CHAT)
+        assert error_of(refused, 503)["code"] == "pipeline_unavailable"
+        assert refused.headers["retry-after"] == "5"
+        with toy_pipeline(broker.url) as cluster:
+            assert eventually(lambda: web.get("/ready").status_code == 200)
+            cluster.leases["verify-2"].release()
+            assert eventually(lambda: web.get("/ready").status_code == 503)
+            assert "verify-2" in error_of(web.get("/ready"), 503)["message"]
+        broker.stop()
+        time.sleep(1.1)  # what was read is used again for a second
+        assert "cannot reach the broker" in error_of(web.get("/ready"), 503)["message"]
+        assert 'flowspec:pipeline_ready{engine="0",model_name=""} 0' in web.get("/metrics").text
+
+
+@contextmanager
+def plain_server(port: int) -> Iterator[None]:
+    """A server without a password, so that a second one is reached by the same URL."""
+    command = [str(find_server()), "--port", str(port), "--save", "", "--bind", "127.0.0.1"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        yield
+        process.terminate()
+
+
+def test_a_broker_in_the_place_of_another_is_found() -> None:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = int(found.getsockname()[1])
+    url = f"redis://127.0.0.1:{port}/0"
+    with gateway_at(Settings(url, name=MODEL)) as web:
+        for _ in range(2):
+            with plain_server(port):
+                assert eventually(lambda: web.get("/ready").status_code == 503)
+                with toy_pipeline(url):
+                    assert eventually(lambda: web.get("/ready").status_code == 200)
+                    chat(web)
+
+
+def eventually(check: Any, seconds: float = 10.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not check():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def test_a_worker_lost_during_a_stream_is_an_event_of_it(broker: PrivateBroker) -> None:
+    with (
+        PrivateBroker() as own,
+        toy_pipeline(own.url, endless=True) as cluster,
+        gateway_at(Settings(own.url, name=MODEL)) as web,
+    ):
+        long = CHAT | {"max_tokens": 480, "stream": True}
+        with web.stream("POST", "/v1/chat/completions", json=long) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            job = cluster.control.running()[0]
+            cluster.control.revoke(job, "error", "the draft worker was lost")
+            data = [line.removeprefix("data: ") for line in lines if line]
+        assert data[-1] == "[DONE]"
+        error = json.loads(data[-2])["error"]
+        assert error["message"] == "the draft worker was lost"
+        assert error["type"] == "service_unavailable_error"
+
+
+# ---- disconnects ---------------------------------------------------------------------------------
+
+
+def wait_until_idle(broker: PrivateBroker) -> None:
+    with Client(broker.url) as client:
+        assert eventually(lambda: client.load() == (0, 0), 60), client.load()
+
+
+def leave(web: httpx2.Client, stream: bool, seconds: float) -> None:
+    """Ask for a long answer and close the connection after ``seconds``, reading nothing."""
+    body = json.dumps(CHAT | {"max_tokens": 480, "stream": stream, "n": 2}).encode()
+    url = web.base_url
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+    with socket.create_connection((url.host, int(url.port or 80)), 10) as connection:
+        connection.sendall(head.encode() + body)
+        time.sleep(seconds)
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def leave_at_once(web: httpx2.Client, times: int) -> None:
+    leaving = [
+        threading.Thread(target=leave, args=(web, at % 2 == 0, (at % 7) * 0.02))
+        for at in range(times)
+    ]
+    for thread in leaving:
+        thread.start()
+    for thread in leaving:
+        thread.join()
+
+
+def disconnects(web: httpx2.Client, broker: PrivateBroker, times: int) -> None:
+    """Leave ``times`` times at every moment of an answer; nothing may be left of any."""
+    chat(web)
+    wait_until_idle(broker)
+    server: redis.Redis = connect(broker.url)
+    leave_at_once(web, 10)  # the pool of connections to the broker is bounded, and full now
+    wait_until_idle(broker)
+    before = descriptors()
+    kept = long_kept(server)
+    connections = int(server.info("clients")["connected_clients"])  # type: ignore[index]
+    for _ in range(0, times, 10):
+        leave_at_once(web, 10)
+    wait_until_idle(broker)
+    keys = Keys()
+    assert eventually(lambda: long_kept(server) <= kept, 30), "outputs that stay for an hour"
+    assert eventually(lambda: descriptors() <= before + 2), (before, descriptors())
+    assert eventually(
+        lambda: int(server.info("clients")["connected_clients"]) <= connections + 2  # type: ignore[index]
+    )
+    assert server.xlen("flowspec:jobs") == 0
+    assert not list(server.scan_iter(f"{keys.tag}:run:*"))
+    assert 'flowspec:open_answers{engine="0",model_name="toy"} 0' in web.get("/metrics").text
+    assert chat(web)["choices"][0]["finish_reason"] == "length"
+    server.close()
+
+
+def long_kept(server: redis.Redis) -> set[bytes]:
+    """Outputs that are kept for longer than a minute."""
+    found: list[bytes] = list(server.scan_iter(Keys().out("*")))
+    return {key for key in found if not 0 <= int(server.pttl(key)) <= 60_000}  # type: ignore[arg-type]
+
+
+def test_abrupt_disconnects_leave_nothing(web: httpx2.Client, broker: PrivateBroker) -> None:
+    disconnects(web, broker, 30)
+
+
+@pytest.mark.heavy
+def test_two_hundred_abrupt_disconnects_leave_nothing(
+    web: httpx2.Client, broker: PrivateBroker
+) -> None:
+    disconnects(web, broker, 200)

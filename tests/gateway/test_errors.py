@@ -1,0 +1,72 @@
+"""Every error has OpenAI's form and the status that programs expect."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from flowspec.core.job.draft_worker import DraftMachine
+from flowspec.core.protocol.addresses import SCHEDULER
+from flowspec.core.protocol.machine import Finish, Received
+from flowspec.core.protocol.messages import Envelope, Submit
+from flowspec.core.run.key import RunKey
+from flowspec.errors import (
+    BrokerUnreachable,
+    ClusterError,
+    FlowSpecError,
+    JobError,
+    JobFailed,
+    ProtocolError,
+)
+from flowspec.gateway.errors import api_error, invalid
+from flowspec.gateway.schema import ChatRequest
+from flowspec.strategies import build
+from tests.toy import limits
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (JobFailed("no such strategy", "refused"), 400, "invalid_request_error"),
+        (JobFailed("the queue is full", "full"), 429, "rate_limit_error"),
+        (JobFailed("the draft worker was lost", "lost"), 503, "service_unavailable_error"),
+        (JobFailed("a pass failed", "failed"), 500, "server_error"),
+        (ClusterError("no scheduler"), 503, "service_unavailable_error"),
+        (BrokerUnreachable("no broker"), 503, "service_unavailable_error"),
+        (JobError("messages is empty"), 400, "invalid_request_error"),
+        (ProtocolError("a hole"), 500, "server_error"),
+    ],
+)
+def test_every_error_of_the_pipeline_has_its_status(
+    error: FlowSpecError, status: int, kind: str
+) -> None:
+    found = api_error(error, retry_seconds=7)
+    assert found.status == status
+    body = found.body["error"]
+    assert isinstance(body, dict)
+    assert body.keys() == {"message", "type", "param", "code"}
+    assert (body["message"], body["type"]) == (str(error), kind)
+    assert found.headers.get("Retry-After") == {429: "7", 503: "5"}.get(status)
+    assert api_error(found) is found
+
+
+def test_a_prompt_that_does_not_fit_has_openais_code() -> None:
+    """The text is the draft worker's own."""
+    machine = DraftMachine(limits(1), build)
+    fields = (("prompt_ids", str([2] * 600)),)
+    outputs = machine.step(Received((Envelope(SCHEDULER, 1, Submit(RunKey("j", 1), fields)),)), 0.0)
+    (finish,) = [output for output in outputs if isinstance(output, Finish)]
+    found = api_error(JobFailed(finish.error, "refused"))
+    assert (found.status, found.code) == (400, "context_length_exceeded")
+    assert api_error(JobFailed("the model's context is moot", "refused")).code == "job_refused"
+
+
+def test_what_does_not_fit_the_schema_is_named_without_its_value() -> None:
+    given = {"messages": "my secret prompt", "n": 0, "seed": "x", "top_p": 2, "temperature": 9}
+    with pytest.raises(ValidationError) as raised:
+        ChatRequest.model_validate(given)
+    errors = [{**error, "loc": ("body", *error["loc"])} for error in raised.value.errors()]
+    found = invalid(errors)
+    assert found.param in ChatRequest.model_fields
+    assert "(and 3 more)" in str(found)
+    assert "secret" not in str(found)
