@@ -68,8 +68,11 @@ class Breaking:
     def job(self, job: str) -> Breaking:
         return self
 
+    def pipeline(self) -> dict[str, str]:
+        return {"stages": "0"}
+
     def workers(self) -> dict[str, dict[str, Any]]:
-        return {}
+        return {"scheduler": {}, "draft": {}}
 
     def stream(self) -> Iterator[Chunk]:
         yield Chunk("Tom has ", (1, 2))
