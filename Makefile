@@ -5,9 +5,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # A folder of .jsonl prompt files: make test-all PROMPTS=dir, make bench-ablation PROMPTS=dir
 PROMPTS ?=
-# Tests of whole clusters, which mostly wait; of brokers, workers and programs; all others need no
-# further process.
-CLUSTERS := tests/e2e
+# Tests of whole clusters, real ones, which mostly wait, and simulated ones; of brokers, workers and
+# programs; all others need no further process.
+CLUSTERS := tests/e2e tests/testbed
 LIVE := tests/broker tests/cli tests/drivers tests/gateway tests/lua tests/ops
 # One's own pair: make demo TARGET=dir DRAFT=dir DTYPE=nf4
 TARGET ?=

@@ -52,9 +52,9 @@ PARTS = {
     "rotary": "angles, and their application to queries and keys",
     "KV rows": "appending keys and values",
     "library": "the rest of the library's layers: calls, views, residual additions",
-    "mask": "places of the rows, mask, input tensors",
+    "mask": "mask, input tensors",
     "sampling": "argmax over the logits",
-    "stage": "the rest of the executor",
+    "stage": "places of the rows, the rest of the executor",
 }
 
 
@@ -121,7 +121,7 @@ def measured(stage: ModelStage, sections: Sections) -> Iterator[Callable[..., An
                 replace(module, "forward", section)
         replace(TreeCacheLayer, "update", "KV rows")
         replace(stage_module, "choose_rows", "sampling")
-        replace(block, "run", "mask")
+        replace(block, "run_together", "mask")
         modeling = sys.modules[type(block.body).__module__]
         if hasattr(modeling, "apply_rotary_pos_emb"):
             replace(modeling, "apply_rotary_pos_emb", "rotary")
