@@ -298,13 +298,14 @@ def test_up_status_submit_watch_cancel_down(flowspec: Run) -> None:
         watched = flowspec("watch", job, "--json")
         assert '"finish_reason": "length"' in watched.stdout
         slow = ("submit", PROMPT, "--max-new-tokens", "900", "--strategy", "autoregressive")
-        long = [flowspec(*slow).stdout.strip() for _ in range(3)]
+        # On a busy machine the first may be at their end before the last is submitted.
+        long = [flowspec(*slow).stdout.strip() for _ in range(4)]
         found = json.loads(flowspec("status", "--json").stdout)
-        assert (found["running"], found["waiting"]) == (2, 1)
-        for job in reversed(long):
-            cancelled = flowspec("cancel", job)
-            assert cancelled.returncode == 0, cancelled.stderr
-        assert "tokens (cancelled)" in cancelled.stdout
+        assert found["running"] == 2
+        assert found["waiting"] > 0
+        ended = [flowspec("cancel", job) for job in reversed(long)]
+        assert [each.returncode for each in ended] == [0] * 4, ended
+        assert "tokens (cancelled)" in ended[0].stdout
         unknown = flowspec("cancel", "1-0")
         assert "there is no job 1-0" in unknown.stderr
         assert "there is no job 1-0" in flowspec("watch", "1-0").stderr
