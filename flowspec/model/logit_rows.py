@@ -61,11 +61,7 @@ class LogitRows:
         return whole
 
     def _rows(self, begin: int, end: int) -> npt.NDArray[np.floating[Any]]:
-        values = self.logits[begin:end].cpu()
-        if values.dtype != torch.float64:
-            values = values.float()
-        rows: npt.NDArray[np.floating[Any]] = values.numpy()
-        return rows
+        return on_host(self.logits[begin:end])
 
     def take(self, rows: Ids, ids: Ids) -> Floats:
         """The logits of pairs of a row and a token id."""
@@ -92,21 +88,21 @@ class LogitRows:
         at, within = np.nonzero(fits)
         return Entries(rows[at], blocks[at] * BLOCK + within, logits[at, within].astype(np.float64))
 
-    def _fetch(self, rows: Ids, blocks: Ids) -> npt.NDArray[np.float32]:
+    def _fetch(self, rows: Ids, blocks: Ids) -> npt.NDArray[np.floating[Any]]:
         """The logits of pairs of a row and a block, ``[pairs, BLOCK]``."""
         device = self.logits.device
         whole = self._blocks.shape[1]
         places = torch.from_numpy(rows), torch.from_numpy(np.minimum(blocks, whole - 1))
         if not self._rest.shape[1]:
             fetched = self._blocks[places[0].to(device), places[1].to(device)]
-            return _on_host(fetched)
+            return on_host(fetched)
         fetched = self.logits.new_zeros((len(rows), BLOCK))
         if whole:
             fetched[:] = self._blocks[places[0].to(device), places[1].to(device)]
         last = np.flatnonzero(blocks == whole)
         rest = self._rest[torch.from_numpy(rows[last]).to(device)]
         fetched[torch.from_numpy(last).to(device), : rest.shape[1]] = rest
-        return _on_host(fetched)
+        return on_host(fetched)
 
     def floors(self, count: int) -> Floats:
         """For each row a logit that at least ``count`` of its tokens reach, and few more do.
@@ -149,6 +145,10 @@ class LogitRows:
         return sums
 
 
-def _on_host(logits: torch.Tensor) -> npt.NDArray[np.float32]:
-    values: npt.NDArray[np.float32] = logits.float().cpu().numpy()
-    return values
+def on_host(logits: torch.Tensor) -> npt.NDArray[np.floating[Any]]:
+    """``logits`` on the host: float64 as they are, others as float32."""
+    values = logits.cpu()
+    if values.dtype != torch.float64:
+        values = values.float()
+    found: npt.NDArray[np.floating[Any]] = values.numpy()
+    return found

@@ -1,9 +1,10 @@
-"""Choices from rows of logits over a large vocabulary, by looking at the best tokens only.
+"""Choices from rows of logits, over a large vocabulary by looking at the best tokens only.
 
 Each function gives, row by row, exactly what its definition in ``core/run/sampling.py`` gives. The
 model's device finds candidates that are sure to contain the result; the host then compares them
 with the definition's own float64 arithmetic, so that the device has no influence on the choice.
-Rows beyond the limits of a float64 comparison are left to the definition.
+Rows beyond the limits of a float64 comparison are left to the definition, and so are draws over a
+small vocabulary, whose noise is kept whole.
 """
 
 from __future__ import annotations
@@ -29,13 +30,16 @@ from flowspec.core.run.sampling import (
     nucleus_size,
     perturbed,
 )
-from flowspec.model.logit_rows import Entries, LogitRows
+from flowspec.model.logit_rows import Entries, LogitRows, on_host
 from flowspec.model.noise import loud_of
 
 #: Temperatures at which distinct 32-bit logits keep distinct, finite scores.
 _TEMPERATURES = (1e-30, 1e30)
 #: A share this near to top-p may lie on either side of it, as sums depend on their order.
 _EDGE = 1e-12
+#: A vocabulary up to this size is drawn from as a whole: of 4,096 tokens the best of a row takes 10
+#: us so, and 40 to 300 by its loud and its likely tokens; the best 64 take 70 us, and 600 to 1,700.
+SMALL_VOCABULARY = 8192
 #: Bins of the histogram of a row whose nucleus is wide.
 _BINS = 2048
 
@@ -44,6 +48,9 @@ def choose_rows(
     logits: torch.Tensor, sampling: Sampling, indices: Sequence[int]
 ) -> tuple[int, ...]:
     """``choose`` for every row of ``logits``, ``[rows, vocabulary]``, at its own index."""
+    if _small(logits, sampling):
+        rows = zip(on_host(logits), indices, strict=True)
+        return tuple(choose(row, sampling, index) for row, index in rows)
     table = LogitRows(logits)
     if not _comparable(table, sampling):
         return tuple(choose(table.row(row), sampling, index) for row, index in enumerate(indices))
@@ -77,6 +84,9 @@ def perturbed_rows(
     logits: torch.Tensor, sampling: Sampling, indices: Sequence[int], count: int
 ) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
     """``perturbed`` for every row of ``logits``, ``[rows, vocabulary]``, at its own index."""
+    if _small(logits, sampling):
+        rows = zip(on_host(logits), indices, strict=True)
+        return [perturbed(row, sampling, index, count) for row, index in rows]
     table = LogitRows(logits)
     if not _comparable(table, sampling):
         return [
@@ -109,6 +119,12 @@ def top_logprobs(
         logprobs = np.minimum(values[order] - total, 0.0)
         best.append((tuple(ids[order].tolist()), tuple(logprobs.tolist())))
     return best
+
+
+def _small(logits: torch.Tensor, sampling: Sampling) -> bool:
+    """Whether the definition itself, which draws from the whole vocabulary, is the faster one."""
+    drawn = sampling.temperature > 0 and not _truncated(sampling)
+    return drawn and logits.shape[-1] <= SMALL_VOCABULARY
 
 
 def _truncated(sampling: Sampling) -> bool:

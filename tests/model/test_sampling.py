@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from flowspec.core.run.loud import loud
 from flowspec.core.run.sampling import MAX_SEED, Sampling, choose, perturbed
+from flowspec.model import sampling as sampling_rows
 from flowspec.model.logit_rows import BLOCK, LogitRows
 from flowspec.model.noise import loud_at_once
 from flowspec.model.sampling import choose_rows, perturbed_rows, top_logprobs
@@ -31,6 +32,14 @@ SAMPLINGS = st.builds(
     top_p=st.one_of(st.sampled_from([1.0, 0.9, 0.5, 1e-9]), st.floats(0.01, 0.9999)),
     seed=st.integers(0, MAX_SEED),
 )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_is_small() -> Iterator[None]:
+    """Few tokens are drawn from as many are: the definition is what that is compared with."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampling_rows, "SMALL_VOCABULARY", 0)
+        yield
 
 
 def random_logits(shape: str, rows: int, size: int, seed: int) -> torch.Tensor:
@@ -61,7 +70,7 @@ def tables(draw: st.DrawFn) -> torch.Tensor:
 def chosen_one_by_one(
     logits: torch.Tensor, sampling: Sampling, indices: Sequence[int]
 ) -> tuple[int, ...]:
-    rows = logits.float().numpy()
+    rows = logits.numpy() if logits.dtype == torch.float64 else logits.float().numpy()
     return tuple(choose(row, sampling, index) for row, index in zip(rows, indices, strict=True))
 
 
@@ -88,6 +97,20 @@ def test_every_row_gets_the_coupled_draft_of_the_definition(
         for row, index in zip(logits.float().numpy(), indices, strict=True)
     ]
     assert perturbed_rows(logits, sampling, indices, count) == expected
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64], ids=str)
+def test_a_small_vocabulary_is_drawn_from_as_the_definition_does(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    logits = random_logits("normal", 3, 50, 7).to(dtype)
+    sampling = Sampling(0.7, seed=9)
+    expected = chosen_one_by_one(logits, sampling, [4, 4, 5])
+    drafts = perturbed_rows(logits, sampling, [4, 4, 5], 6)
+    monkeypatch.setattr(sampling_rows, "SMALL_VOCABULARY", 50)
+    monkeypatch.setattr(sampling_rows, "LogitRows", None)
+    assert choose_rows(logits, sampling, [4, 4, 5]) == expected
+    assert perturbed_rows(logits, sampling, [4, 4, 5], 6) == drafts
 
 
 @settings(max_examples=300, deadline=None)
