@@ -107,11 +107,14 @@ class LogitRows:
     def floors(self, count: int) -> Floats:
         """For each row a logit that at least ``count`` of its tokens reach, and few more do.
 
-        Minus infinity if there are fewer blocks than that.
+        Minus infinity if there are fewer tokens than that.
         """
         blocks = self.maxima.shape[1]
-        if count > blocks:
+        if count > self.vocabulary:
             return np.full(self.count, -np.inf)
+        if 2 * count > blocks:  # most tokens reach so low a block's best
+            best = torch.topk(self.logits, count, dim=1, sorted=True).values
+            return on_host(best[:, -1]).astype(np.float64)
         floors: Floats = np.partition(self.maxima, blocks - count, axis=1)[:, blocks - count]
         return floors
 
