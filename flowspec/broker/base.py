@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 from flowspec.core.protocol.addresses import Address, Role, worker_addresses
+from flowspec.core.protocol.bundles import Bundle
 from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.machine import Commit, Complete, Finish, OpenJob, Send
 from flowspec.core.protocol.messages import Envelope
@@ -124,7 +125,7 @@ class Record:
     line: str
 
 
-Op = PutRows | Send | CommitText | Complete | OpenJob | Finish | Record
+Op = PutRows | Send | Bundle | CommitText | Complete | OpenJob | Finish | Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +162,7 @@ class Link(Protocol):
         ...
 
     def write(self, ops: Sequence[Op], stamps: Sequence[Stamp | None] | None = None) -> list[Code]:
-        """Carry out ``ops`` in order; one code per operation.
+        """Carry out ``ops`` in order; one code per operation, of a bundle one per message.
 
         A link may write without waiting: the code is then OK, and a refusal comes with a later
         read, in ``ReadResult.unwritten``.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from flowspec.broker import codec
 from flowspec.broker.base import LOG_CAP, RETENTION_MS, CommitText, Op, PutRows, Record
@@ -11,6 +12,8 @@ from flowspec.broker.keys import Keys
 from flowspec.broker.redis_client import Command
 from flowspec.broker.scripts import load
 from flowspec.core.protocol.addresses import SCHEDULER, Address, worker_addresses
+from flowspec.core.protocol.bundles import Bundle
+from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.machine import Complete, Finish, OpenJob, Send
 from flowspec.core.run.key import RunKey
 
@@ -34,6 +37,8 @@ class Commands:
         match op:
             case Send():
                 return self._publish(op, stamp)
+            case Bundle():
+                return self._publish_together(op, stamp)
             case PutRows():
                 return self._put_rows(op)
             case CommitText():
@@ -82,6 +87,21 @@ class Commands:
         ]
         return self._call("publish", self._run_keys(message.run), arguments)
 
+    def _publish_together(self, op: Bundle, stamp: str) -> Command:
+        """The answer to this command is a list: a code for each message."""
+        named = [self._keys.log(op.to)]
+        arguments: list[object] = [
+            LOG_CAP,
+            str(op.sends[0].envelope.sender),
+            self._index[op.to],
+            stamp,
+        ]
+        for send in op.sends:
+            message = send.envelope.message
+            named += [self._keys.job(message.run.job), self._keys.run(message.run)]
+            arguments += [message.run.epoch, send.envelope.seq, codec.encode(message)]
+        return self._call("publish_together", named, arguments)
+
     def _commit(self, op: CommitText, stamp: str) -> Command:
         commit = op.commit
         run = commit.run
@@ -122,3 +142,10 @@ class Commands:
 
     def _call(self, name: str, keys: Sequence[str], arguments: Sequence[object]) -> Command:
         return ("EVALSHA", self._scripts[name].sha, len(keys), *keys, *arguments)
+
+
+def codes_of(op: Op, answer: Any) -> list[Code]:
+    """What the ``answer`` to a command says of ``op``; of a bundle, of each message."""
+    if isinstance(op, PutRows | Record):
+        return [Code.OK]
+    return [Code(one) for one in answer] if isinstance(op, Bundle) else [Code(answer)]

@@ -19,11 +19,23 @@ def fields(flat: Sequence[bytes]) -> Fields:
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
-def envelope(entry: Fields) -> Envelope:
-    """The envelope in ``entry``: ``f`` its sender, ``q`` its number, ``m`` its message."""
-    return Envelope(
-        Address.parse(text(entry, b"f")), number(entry, b"q"), codec.decode(field(entry, b"m"))
-    )
+def parts(flat: Sequence[bytes]) -> list[Fields]:
+    """The messages in an entry, each with the fields that all have: a ``q`` begins a message."""
+    begins = [at for at in range(0, len(flat), 2) if flat[at] == b"q"]
+    if len(begins) < 2:
+        return [fields(flat)]
+    shared = fields(flat[: begins[0]])
+    spans = zip(begins, [*begins[1:], len(flat)], strict=True)
+    return [{**shared, **fields(flat[first:end])} for first, end in spans]
+
+
+def envelope(entry: Fields, bundle: int = 0) -> Envelope:
+    """The envelope in ``entry``: ``f`` its sender, ``q`` its number, ``m`` its message.
+
+    ``bundle``: as in ``Envelope``.
+    """
+    sender = Address.parse(text(entry, b"f"))
+    return Envelope(sender, number(entry, b"q"), codec.decode(field(entry, b"m")), bundle)
 
 
 def rows(entry: Fields) -> tuple[RunKey, int, bytes]:

@@ -1,8 +1,9 @@
 """A worker's own inbox: a small stream server beside it, into which others write straight.
 
 A segment or an answer, its envelope and its rows, is one entry there, and crosses one link instead
-of two. The worker announces the inbox in its lease. Who may write is decided by a password, and by
-the inbox's token, which every entry repeats: an entry without it was meant for another inbox.
+of two; so are those of several runs that travel together. The worker announces the inbox in its
+lease. Who may write is decided by a password, and by the inbox's token, which every entry repeats:
+an entry without it was meant for another inbox.
 """
 
 from __future__ import annotations
@@ -143,17 +144,20 @@ class Inbox:
             for entry, flat in arrived:
                 self._cursor = entry.decode()
                 self._count(flat)
-                try:
-                    found.append(self._envelope(entries.fields(flat), reader))
-                except WireError as error:
-                    refused.append(f"{self.announced.stream} {self._cursor}: {error}")
+                parts = entries.parts(flat)
+                bundle = reader.bundle_of(parts)
+                for part in parts:
+                    try:
+                        found.append(self._envelope(part, bundle, reader))
+                    except WireError as error:
+                        refused.append(f"{self.announced.stream} {self._cursor}: {error}")
         self._trim()
         return found
 
-    def _envelope(self, entry: entries.Fields, reader: LogReader) -> Envelope:
+    def _envelope(self, entry: entries.Fields, bundle: int, reader: LogReader) -> Envelope:
         if entries.text(entry, b"p") != self.announced.token:
             raise WireError("an entry for another inbox")
-        envelope = entries.envelope(entry)
+        envelope = entries.envelope(entry, bundle)
         message = envelope.message
         if not isinstance(message, Segment | Answer):
             raise WireError(f"a {type(message).__name__} does not go straight")

@@ -2,9 +2,10 @@
 
 It waits at the control broker and at its own inbox, if it has one, at once (``incoming``). Writes
 are sent, and their answers taken when they come: a refusal reaches the machine with a later read. A
-segment or an answer goes straight into the receiver's inbox if there is a connection (``peers``),
-everything else through the control broker: jobs, commits and prunes, and what the task graph holds
-or completes. The order of each sender's messages is restored here (``in_order``).
+segment or an answer, or a bundle of them, goes straight into the receiver's inbox if there is a
+connection (``peers``), everything else through the control broker: jobs, commits and prunes, and
+what the task graph holds or completes. The order of each sender's messages is restored here
+(``in_order``).
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ from flowspec.broker.base import (
     Op,
     PutRows,
     ReadResult,
-    Record,
     Rows,
     role_of,
 )
-from flowspec.broker.commands import Commands
+from flowspec.broker.commands import Commands, codes_of
 from flowspec.broker.connection import translate
 from flowspec.broker.inbox import Inbox
 from flowspec.broker.incoming import Incoming, open_incoming
 from flowspec.broker.keys import Keys
 from flowspec.broker.log_reader import LogReader
-from flowspec.broker.peers import PeerInbox, Peers
+from flowspec.broker.peers import PeerInbox, Peers, Posted
 from flowspec.broker.pipelined_client import PipelinedClient
 from flowspec.broker.recorded import Recorded
 from flowspec.broker.redis_client import Command
 from flowspec.broker.redis_link import last_id
 from flowspec.core.protocol.addresses import Address
+from flowspec.core.protocol.bundles import Bundle, sends_of, unbundled
 from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.in_order import InOrder, goes_straight
 from flowspec.core.protocol.machine import Finish, Send
@@ -202,23 +203,25 @@ class LiveLink:
         """Carry out ``ops``; refusals come with a later read. ``stamps``: no live run has any."""
         through: list[Op] = []
         for op in ops:
-            if isinstance(op, Send):
-                self._send(op, _rows_of(op, through), through)
+            if isinstance(op, Send | Bundle):
+                entry = [Posted(send, _rows_of(send, through)) for send in sends_of(op)]
+                self._send(entry, through)
             elif isinstance(op, Finish):
                 through.append(self._finish(op))
             elif not self._recorded.over(op):
                 through.append(op)
         self._write_through(through)
-        return [Code.OK] * len(ops)
+        return [Code.OK for _ in unbundled(ops)]
 
-    def _send(self, send: Send, rows: PutRows | None, through: list[Op]) -> None:
-        """Send a message straight, or append it to what goes ``through`` the broker."""
+    def _send(self, entry: Sequence[Posted], through: list[Op]) -> None:
+        """Send an entry straight, or append it to what goes ``through`` the broker."""
+        send = entry[0].send
         inbox = self._peers.get(send.to) if self._peers is not None else None
         if inbox is None or not goes_straight(send):
-            through += _ops(send, rows)
+            through += _ops(entry)
             return
         try:
-            inbox.post(send, rows)
+            inbox.post(entry)
         except BrokerError as error:
             *before, last = self._given_up(send.to, inbox, str(error))
             through[:0] = [op for unconfirmed in before for op in unconfirmed]
@@ -251,8 +254,9 @@ class LiveLink:
 
     def _note_last(self, op: Op) -> None:
         """Remember the last number of each run and receiver that went through the broker."""
-        if isinstance(op, Send):
-            self._last_through[op.envelope.message.run, op.to] = op.envelope.seq
+        if isinstance(op, Send | Bundle):
+            for send in sends_of(op):
+                self._last_through[send.envelope.message.run, send.to] = send.envelope.seq
         elif isinstance(op, CommitText):
             for to, prune in zip(op.commit.to, op.commit.prunes, strict=True):
                 self._last_through[op.commit.run, to] = prune.seq
@@ -264,10 +268,11 @@ class LiveLink:
             self._post([("XLEN", self._keys.rows(op.to))], partial(self._note_length, op))
 
     def _note_codes(self, ops: Sequence[Op], answers: list[Any]) -> None:
-        for op, answer in zip(ops, answers, strict=True):
-            code = Code.OK if isinstance(op, PutRows | Record) else Code(answer)
-            if code is not Code.OK:
-                self._unwritten.append((op, code))
+        codes = (
+            code for op, answer in zip(ops, answers, strict=True) for code in codes_of(op, answer)
+        )
+        refused = zip(unbundled(ops), codes, strict=True)
+        self._unwritten += [(op, code) for op, code in refused if code is not Code.OK]
 
     def _note_length(self, op: PutRows, answers: list[Any]) -> None:
         if answers[0] >= ROWS_CAP:
@@ -313,16 +318,20 @@ class LiveLink:
         assert self._peers is not None
         self._peers.broken(to, inbox, reason)
         again: list[list[Op]] = []
-        for send, rows in inbox.unanswered:
-            run = send.envelope.message.run
-            if send.envelope.seq < self._last_through.get((run, to), 0):
-                lost = (
-                    f"the link from {self.address} to {to} broke with messages under way: {reason}"
-                )
-                self._lost.setdefault(run, lost)
-                again.append([])
-            else:
-                again.append(_ops(send, rows))
+        for entry in inbox.unanswered:
+            kept = []
+            for posted in entry:
+                envelope = posted.send.envelope
+                run = envelope.message.run
+                if envelope.seq < self._last_through.get((run, to), 0):
+                    lost = (
+                        f"the link from {self.address} to {to} broke with messages under way: "
+                        f"{reason}"
+                    )
+                    self._lost.setdefault(run, lost)
+                else:
+                    kept.append(posted)
+            again.append(_ops(kept) if kept else [])
         return again
 
     def _trim(self) -> None:
@@ -347,20 +356,21 @@ class LiveLink:
                 self._inbox.close()
 
 
-def _ops(send: Send, rows: PutRows | None) -> list[Op]:
-    """What the broker gets for a message and its rows."""
-    return [send] if rows is None else [rows, send]
+def _ops(entry: Sequence[Posted]) -> list[Op]:
+    """What the broker gets for an entry: rows, then one entry with the messages."""
+    rows = [posted.rows for posted in entry if posted.rows is not None]
+    sends = tuple(posted.send for posted in entry)
+    return [*rows, Bundle(sends) if len(sends) > 1 else sends[0]]
 
 
 def _rows_of(send: Send, written: list[Op]) -> PutRows | None:
     """Remove and return the rows of ``send`` from the operations before it; None: it has none."""
     message = send.envelope.message
-    if not written or not isinstance(message, Segment | Answer):
+    if not isinstance(message, Segment | Answer):
         return None
-    last = written[-1]
-    if not isinstance(last, PutRows) or last.to != send.to:
-        return None
-    if (last.run, last.segment) != (message.run, message.segment):
-        return None
-    written.pop()
-    return last
+    name = (send.to, message.run, message.segment)
+    for at, op in enumerate(written):
+        if isinstance(op, PutRows) and (op.to, op.run, op.segment) == name:
+            del written[at]
+            return op
+    return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from flowspec.broker import codec, entries
@@ -39,6 +40,7 @@ class LogReader:
         self._untrimmed = 0  # entries read and not removed
         self._uncounted: set[RunKey] = set()  # runs that had entries among these
         self._rows_trim: Command | None = None
+        self._bundles = 0  # entries read with messages of several runs
 
     @property
     def cursors(self) -> dict[str, str]:
@@ -63,16 +65,25 @@ class LogReader:
         for entry, flat in found:
             self.log_at = entry.decode()
             self._untrimmed += 1
-            parts = entries.fields(flat)
-            try:
-                envelope = entries.envelope(parts)
-                stamp = Stamp.read(entries.text(parts, b"t")) if b"t" in parts else None
-            except WireError as error:
-                refused.append(f"{self.log} {self.log_at}: {error}")
-                continue
-            self._count(envelope)
-            envelopes.append(envelope)
-            stamps.append(stamp)
+            parts = entries.parts(flat)
+            bundle = self.bundle_of(parts)
+            for part in parts:
+                try:
+                    envelope = entries.envelope(part, bundle)
+                    stamp = Stamp.read(entries.text(part, b"t")) if b"t" in part else None
+                except WireError as error:
+                    refused.append(f"{self.log} {self.log_at}: {error}")
+                    continue
+                self._count(envelope)
+                envelopes.append(envelope)
+                stamps.append(stamp)
+
+    def bundle_of(self, parts: Sequence[entries.Fields]) -> int:
+        """The number of an entry with ``parts``, as in ``Envelope``; not for other readers."""
+        if len(parts) == 1:
+            return 0
+        self._bundles += 1
+        return self._bundles
 
     def _count(self, envelope: Envelope) -> None:
         """Count an entry for its run, as the writers do: but for those of the scheduler."""

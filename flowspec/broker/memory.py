@@ -29,8 +29,9 @@ from flowspec.broker.base import (
     Rows,
 )
 from flowspec.core.protocol.addresses import SCHEDULER, Address
+from flowspec.core.protocol.bundles import Bundle
 from flowspec.core.protocol.codes import Code
-from flowspec.core.protocol.ledger import Change, Ledger
+from flowspec.core.protocol.ledger import Change, Delivery, Ledger
 from flowspec.core.protocol.machine import Complete, Finish, OpenJob, Send
 from flowspec.core.protocol.messages import Envelope
 from flowspec.core.protocol.stamps import Stamp
@@ -41,9 +42,9 @@ from flowspec.errors import GapError
 
 @dataclass(frozen=True, slots=True)
 class _LogEntry:
-    sender: Address
-    seq: int
-    data: bytes
+    """An entry of a log; ``parts``: sender, sequence number and message of each of its messages."""
+
+    parts: tuple[tuple[Address, int, bytes], ...]
     stamp: Stamp | None
 
 
@@ -87,12 +88,25 @@ class MemoryBroker:
     def carry_out(self, change: Change) -> Code:
         """Append the deliveries of a ledger's change to the logs; its code."""
         for delivery in change.deliveries:
-            envelope = delivery.envelope
-            entry = _LogEntry(
-                envelope.sender, envelope.seq, codec.encode(envelope.message), delivery.stamp
-            )
-            self.logs.setdefault(delivery.to, []).append(entry)
+            self._append([delivery])
         return change.code
+
+    def _append(self, deliveries: Sequence[Delivery]) -> None:
+        """Append one entry with ``deliveries``, all to one log and with one stamp."""
+        parts = tuple(
+            (one.envelope.sender, one.envelope.seq, codec.encode(one.envelope.message))
+            for one in deliveries
+        )
+        first = deliveries[0]
+        self.logs.setdefault(first.to, []).append(_LogEntry(parts, first.stamp))
+
+    def publish_together(self, bundle: Bundle, stamp: Stamp | None) -> list[Code]:
+        """Append the messages of ``bundle`` that pass as one entry; a code for each."""
+        changes = self.ledger.publish_together(bundle.sends, stamp)
+        passed = [delivery for change in changes for delivery in change.deliveries]
+        if passed:
+            self._append(passed)
+        return [change.code for change in changes]
 
     def commit(self, op: CommitText, stamp: Stamp | None) -> Code:
         commit = op.commit
@@ -154,6 +168,7 @@ class MemoryLink:
         self._rows: dict[tuple[RunKey, int], Rows] = {}
         self._ended = EndedRuns()  # runs whose late rows are dropped
         self._recorded: Counter[RunKey] = Counter()
+        self._bundles = 0  # entries read with messages of several runs
         self._read: Counter[RunKey] = Counter()  # entries read, but for those of the scheduler
 
     def read(self, block_seconds: float) -> ReadResult:
@@ -167,13 +182,18 @@ class MemoryLink:
         for run, segment, data in rows:
             if run not in self._ended:
                 self._rows[run, segment] = codec.decode_rows(data)
-        envelopes = tuple(
-            Envelope(entry.sender, entry.seq, codec.decode(entry.data)) for entry in log
-        )
+        envelopes = tuple(envelope for entry in log for envelope in self._envelopes(entry))
         counted = [one.message.run for one in envelopes if one.sender != SCHEDULER]
         self._read.update(run for run in counted if run not in self._ended)
-        stamps = tuple(entry.stamp for entry in log)
+        stamps = tuple(entry.stamp for entry in log for _ in entry.parts)
         return ReadResult(envelopes, stamps=stamps if any(stamps) else ())
+
+    def _envelopes(self, entry: _LogEntry) -> list[Envelope]:
+        self._bundles += len(entry.parts) > 1
+        bundle = self._bundles if len(entry.parts) > 1 else 0
+        return [
+            Envelope(sender, seq, codec.decode(data), bundle) for sender, seq, data in entry.parts
+        ]
 
     def _trim(self) -> None:
         """Remove what earlier reads have returned."""
@@ -197,14 +217,20 @@ class MemoryLink:
 
     def write(self, ops: Sequence[Op], stamps: Sequence[Stamp | None] | None = None) -> list[Code]:
         with self._broker.changed:
-            codes = [
-                self._perform(op, stamp)
-                for op, stamp in zip(ops, stamps or [None] * len(ops), strict=True)
-            ]
+            codes: list[Code] = []
+            for op, stamp in zip(ops, stamps or [None] * len(ops), strict=True):
+                if isinstance(op, Bundle):
+                    codes += self._broker.publish_together(op, stamp)
+                else:
+                    codes.append(self._perform(op, stamp))
             self._broker.changed.notify_all()
         return codes
 
-    def _perform(self, op: Op, stamp: Stamp | None) -> Code:
+    def _perform(
+        self,
+        op: PutRows | Send | CommitText | Complete | OpenJob | Finish | Record,
+        stamp: Stamp | None,
+    ) -> Code:
         broker = self._broker
         match op:
             case Send():

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from flowspec.broker import codec
 from flowspec.broker.base import ROWS_CAP, Control, PutRows, role_of
@@ -51,33 +51,41 @@ class MeasuredWay:
         }
 
 
+class Posted(NamedTuple):
+    """A message of an entry, and its rows if it has any."""
+
+    send: Send
+    rows: PutRows | None
+
+
 class PeerInbox:
     """A connection to another worker's inbox; any error of it is BrokerUnreachable or BrokerError.
 
-    ``unanswered``: what was written and not confirmed, oldest first, with its rows.
+    ``unanswered``: entries that were written and not confirmed, oldest first.
     """
 
     def __init__(self, announced: Announced) -> None:
         self.announced = announced
         self.client = PipelinedClient(announced.url, patient=False)
         self.way = measure(self.client)
-        self.unanswered: list[tuple[Send, PutRows | None]] = []
+        self.unanswered: list[Sequence[Posted]] = []
         self._written = 0
 
-    def post(self, send: Send, rows: PutRows | None) -> None:
-        """Write a message, with its rows, as one entry."""
-        self.unanswered.append((send, rows))
+    def post(self, entry: Sequence[Posted]) -> None:
+        """Write messages of one sender, with their rows, as one entry."""
+        self.unanswered.append(entry)
         self._written += 1
         length = [] if self._written % _MEASURE_EVERY else [("XLEN", self.announced.stream)]
-        self.client.post([self._entry(send, rows), *length])
+        self.client.post([self._command(entry), *length])
 
-    def _entry(self, send: Send, rows: PutRows | None) -> Command:
+    def _command(self, entry: Sequence[Posted]) -> Command:
         announced = self.announced
-        envelope = send.envelope
-        head = ("p", announced.token, "f", str(envelope.sender), "q", envelope.seq)
-        carried = () if rows is None else ("d", codec.encode_rows(rows.rows))
-        message = ("m", codec.encode(envelope.message))
-        return ("XADD", announced.stream, "NOMKSTREAM", "*", *head, *message, *carried)
+        sender = str(entry[0].send.envelope.sender)
+        fields: list[Any] = ["p", announced.token, "f", sender]
+        for send, rows in entry:
+            fields += ["q", send.envelope.seq, "m", codec.encode(send.envelope.message)]
+            fields += [] if rows is None else ["d", codec.encode_rows(rows.rows)]
+        return ("XADD", announced.stream, "NOMKSTREAM", "*", *fields)
 
     def collect(self) -> None:
         """Take the confirmation of the oldest entry; BrokerError if it was not written."""

@@ -8,8 +8,8 @@ from typing import Any
 
 import redis
 
-from flowspec.broker.base import ROWS_CAP, Op, PutRows, ReadResult, Record, Rows
-from flowspec.broker.commands import Commands
+from flowspec.broker.base import ROWS_CAP, Op, PutRows, ReadResult, Rows
+from flowspec.broker.commands import Commands, codes_of
 from flowspec.broker.connection import MAX_BLOCK_SECONDS
 from flowspec.broker.entries import xread
 from flowspec.broker.keys import Keys
@@ -142,11 +142,13 @@ class RedisLink:
         commands = [self._commands.build(ops[number], texts[number]) for number in sent]
         # Atomic, so that rows and their envelope, or a prune and the next segment, wake their
         # reader once.
-        answers = self._client.run(commands, atomic=len(commands) > 1)
-        codes = [Code.FULL if isinstance(op, PutRows) and op.to in full else Code.OK for op in ops]
-        for number, answer in zip(sent, answers, strict=False):
-            if not isinstance(ops[number], PutRows | Record):
-                codes[number] = Code(answer)
+        answers = dict(zip(sent, self._client.run(commands, atomic=len(commands) > 1), strict=True))
+        codes: list[Code] = []
+        for number, op in enumerate(ops):
+            if isinstance(op, PutRows):
+                codes.append(Code.FULL if op.to in full else Code.OK)
+            else:
+                codes += codes_of(op, answers[number]) if number in answers else [Code.OK]
         return codes
 
     def _take_trims(self) -> list[Command]:

@@ -23,12 +23,15 @@ import heapq
 import itertools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 from flowspec.broker.base import CommitText, Link, Op
 from flowspec.core.job.draft_worker import DraftMachine
 from flowspec.core.protocol.addresses import DRAFT, Address
+from flowspec.core.protocol.bundles import Bundle
 from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.machine import (
     Complete,
@@ -81,7 +84,7 @@ class _Entry(NamedTuple):
 class _Incoming(NamedTuple):
     at: float
     order: int
-    envelope: Envelope
+    entry: tuple[Envelope, ...]
     software: float  # CPU seconds of reading it
 
 
@@ -188,11 +191,11 @@ class EmulatedWorker(Worker):
         software = 0.0 if self._emulation.free_software else time.thread_time() - marked
         stamps = delivery.stamps or (None,) * len(delivery.envelopes)
         now = time.monotonic()
-        for envelope, stamp in zip(delivery.envelopes, stamps, strict=True):
+        for entry, stamp in _entries(delivery.envelopes, stamps):
             if stamp is None:
-                self._take_in(self._from_outside(now), envelope, software)
+                self._take_in(self._from_outside(now), entry, software)
             else:
-                self._expect(Parcel(stamp, envelope, software))
+                self._expect(Parcel(stamp, entry, software))
             software = 0.0
         self._seen_to = began if waited == 0.0 else self._seen_to
 
@@ -207,11 +210,11 @@ class EmulatedWorker(Worker):
     def _enter(self, parcel: Parcel) -> None:
         """Let a message take its last link."""
         for at, known in self._arrivals.enter(parcel):
-            self._take_in(at, known.envelope, known.software)
+            self._take_in(at, known.entry, known.software)
 
-    def _take_in(self, at: float, envelope: Envelope, software: float) -> None:
-        self._count(at, envelope.message, time.monotonic())
-        heapq.heappush(self._inbox, _Incoming(at, next(self._order), envelope, software))
+    def _take_in(self, at: float, entry: tuple[Envelope, ...], software: float) -> None:
+        self._count(at, entry[0].message, time.monotonic())
+        heapq.heappush(self._inbox, _Incoming(at, next(self._order), entry, software))
 
     def _occupied(self, source: Address, to: Address, envelope: Envelope) -> float:
         hidden = self._returns_hidden(envelope.message.run)
@@ -259,7 +262,7 @@ class EmulatedWorker(Worker):
             incoming = heapq.heappop(self._inbox)
             self._now += incoming.software
             self.software_seconds += incoming.software
-            event = Received((incoming.envelope,))
+            event = Received(incoming.entry)
         else:
             self._last_act = key.at
             event = self._act(key.kind)
@@ -302,7 +305,7 @@ class EmulatedWorker(Worker):
 
     def _stamp(self, op: Op, at: float) -> Stamp | None:
         match op:
-            case Send() | Complete():
+            case Send() | Bundle() | Complete():
                 return self._departures.stamp(op, at)
             case CommitText(commit):
                 return self._departures.stamp(commit, at)
@@ -327,6 +330,17 @@ class EmulatedWorker(Worker):
         self._last_start = self._last.at
         self._running = (self._now + seconds + software, result)
         return []
+
+
+def _entries(
+    envelopes: Sequence[Envelope], stamps: Sequence[Stamp | None]
+) -> Iterator[tuple[tuple[Envelope, ...], Stamp | None]]:
+    """What was read, by entry: the messages of a bundle together."""
+    pairs = list(zip(envelopes, stamps, strict=True))
+    keys = (envelope.bundle or -at for at, envelope in enumerate(envelopes, start=1))
+    for _, entry in groupby(zip(keys, pairs, strict=True), key=itemgetter(0)):
+        found = [pair for _, pair in entry]
+        yield tuple(envelope for envelope, _ in found), found[0][1]
 
 
 def _may_come_back(op: Op, node: Address) -> bool:

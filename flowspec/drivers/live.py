@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from flowspec.broker.base import CommitText, Link, Op, PutRows, ReadResult, Record
+from flowspec.core.protocol.bundles import Bundle, bundled, unbundled
 from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.machine import (
     Allocate,
@@ -187,8 +188,9 @@ class Worker:
                 run = _run_of(output)
                 reason = f"{self._link.address}: {_one_line(error)}"
                 refusals[run] = Refused(run, False, reason, isinstance(output, Commit))
-        codes = self._put(ops) if ops else []
-        for op, code in zip(ops, codes, strict=True):
+        entries = bundled(ops, _run_of)
+        codes = self._put(entries) if entries else []
+        for op, code in zip(unbundled(entries), codes, strict=True):
             refused = self._refusal(op, code)
             if refused is not None and (refused.is_commit or refused.run not in refusals):
                 refusals[refused.run] = refused
@@ -262,14 +264,14 @@ class Worker:
 
 
 def _run_of(op: Output | Op) -> RunKey:
-    """The run of an operation."""
+    """The run of an operation that concerns one."""
     match op:
         case Send(envelope=envelope):
             return envelope.message.run
         case CommitText(commit):
             return commit.run
-        case Compute():
-            raise StateError("computing is no operation on a run")
+        case Compute() | Bundle():
+            raise StateError(f"{type(op).__name__} is no operation on one run")
         case _:
             return op.run
 

@@ -34,7 +34,7 @@ from flowspec.core.run.spec import shown
 from flowspec.errors import FlowSpecError, ReplayMismatch
 
 #: Version of the format; the header names it.
-FORMAT = 3
+FORMAT = 4
 #: Largest integer a field may hold; ids, positions and counts all fit.
 MAX_INT = (1 << 63) - 1
 
@@ -271,12 +271,13 @@ def _about(run: RunKey, event: Input, work: Work | None) -> Input | None:
 def _envelope_about(run: RunKey, envelope: Envelope) -> Envelope | None:
     """``envelope`` if it concerns ``run``; None: it does not.
 
-    A message that begins or revokes a newer run of the job ends ``run``, which is all that a
-    recording of ``run`` needs to know of it.
+    What came with it, and the number of their entry, concern other runs. A message that begins or
+    revokes a newer run of the job ends ``run``, which is all that a recording of ``run`` needs to
+    know of it.
     """
     message = envelope.message
     if message.run == run:
-        return envelope
+        return dataclasses.replace(envelope, bundle=0) if envelope.bundle else envelope
     newer = message.run.job == run.job and message.run.epoch > run.epoch
     if newer and isinstance(message, Open | Submit | Revoke):
         return dataclasses.replace(envelope, message=Revoke(message.run))

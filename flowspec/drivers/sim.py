@@ -11,10 +11,11 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 from flowspec.core.protocol.addresses import DRAFT, GRAPH, Address
+from flowspec.core.protocol.bundles import Bundle, bundled
 from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.graph import TaskGraph
 from flowspec.core.protocol.ledger import Delivery, Ledger
@@ -126,13 +127,16 @@ class _Node:
 
 
 Tap = Callable[[Address, float, Input, list[Output]], None]
+#: Outputs that are no messages.
+_Unsent = Commit | Complete | Finish | OpenJob | Allocate | Release | Discard | Learn | Compute
 
 
 class Simulation:
     """A pipeline of ``nodes``: machine and executor by address.
 
     ``tap`` gets every step (node, now, input, outputs). The ledger decides at once; what it
-    delivers takes the links of ``costs.way``. Without a broker there, a message that the task graph
+    delivers takes the links of ``costs.way``. Messages that leave a node at one moment travel in
+    bundles, but not over exclusive links. Without a broker there, a message that the task graph
     held travels over exclusive links from its origin once it is released; over others only the
     release travels then, from the node that caused it.
     """
@@ -170,6 +174,7 @@ class Simulation:
         # By receiver: when the last envelope arrives that one of the graph must not overtake.
         self._settled_at: dict[Address, float] = {}
         self._rows: dict[tuple[Address, RunKey, int], RowArray] = {}
+        self._bundles = 0  # entries with messages of several runs
 
     # ---- running ---------------------------------------------------------------------------------
 
@@ -188,7 +193,7 @@ class Simulation:
 
     def post(self, to: Address, envelope: Envelope, at: float = 0.0) -> None:
         """Deliver ``envelope`` to ``to`` at virtual time ``at``, without the ledger."""
-        self._push(at, _MESSAGE, self._nodes[to], envelope)
+        self._push(at, _MESSAGE, self._nodes[to], (envelope,))
 
     def run(self, until: float = 1e6) -> None:
         """Run until no events are left; StateError if one comes after ``until``."""
@@ -220,7 +225,7 @@ class Simulation:
         heap = self._heap
         while heap and heap[0][3] is node and heap[0][:2] == (now, _MESSAGE):
             batch.append(heapq.heappop(heap)[4])
-        return tuple(envelope for envelope in batch if isinstance(envelope, Envelope))
+        return tuple(envelope for entry in batch for envelope in cast(tuple[Envelope, ...], entry))
 
     def _push(self, at: float, kind: int, node: _Node, what: object) -> None:
         heapq.heappush(self._heap, (at, kind, next(self._order), node, what))
@@ -232,10 +237,9 @@ class Simulation:
             outputs = list(node.machine.step(event, self.now))
             if self._tap is not None:
                 self._tap(node.address, self.now, event, outputs)
-            for output in outputs:
-                refused = self._perform(node, output)
-                if refused is not None:
-                    pending.append(refused)
+            entries = outputs if self._links is not None else bundled(outputs, _run_of)
+            for entry in entries:
+                pending += self._perform(node, entry)
         # A growth's next pass continues the work that just ended: it does not wait for messages.
         self._push(self.now, _CARRY_ON if node.machine.continuing else _POLL, node, None)
         due = node.machine.deadline
@@ -274,11 +278,19 @@ class Simulation:
 
     # ---- performing ------------------------------------------------------------------------------
 
-    def _perform(self, node: _Node, output: Output) -> Refused | None:
-        """Perform an output; the input for its machine if the ledger refused it."""
+    def _perform(self, node: _Node, output: Output | Bundle) -> list[Refused]:
+        """Perform an output; the inputs for its machine if the ledger refused it."""
         match output:
             case Send():
-                return self._send(node, output)
+                return self._send(node, (output,), self._stamp(node, output))
+            case Bundle(sends):
+                return self._send(node, sends, self._stamp(node, output))
+            case _:
+                refused = self._perform_one(node, output)
+                return [refused] if refused is not None else []
+
+    def _perform_one(self, node: _Node, output: _Unsent) -> Refused | None:
+        match output:
             case Commit():
                 return self._commit(node, output)
             case Complete(run, _):
@@ -317,21 +329,33 @@ class Simulation:
                 rows = self._rows.pop((node.address, run, segment))
                 cast(DraftExecutor, node.executor).learn(run, ids, rows)
 
-    def _send(self, node: _Node, output: Send) -> Refused | None:
-        message = output.envelope.message
-        run = message.run
-        change = self.ledger.publish(output, self._stamp(node, output))
-        if change.code is Code.OK:
-            if output.rows is not None and isinstance(message, Segment | Answer):
-                rows = node.outputs[output.rows.part][list(output.rows.offsets)]
-                self._rows[output.to, run, message.segment] = rows
-            if output.task and self._way.box is None:
-                self.runs[run].origins[output.task] = node.address
-                self._settle(
-                    DRAFT, self.now + self._costs.link(node.address, DRAFT, output.envelope)
-                )
-        self._deliver_all(node.address, run, change.deliveries)
-        return refusal(run, f"a message to {output.to}", change.code)
+    def _send(self, node: _Node, sends: Sequence[Send], stamp: Stamp | None) -> list[Refused]:
+        """Send one entry with messages of different runs."""
+        refused = []
+        deliveries: list[Delivery] = []
+        changes = self.ledger.publish_together(sends, stamp)
+        for send, change in zip(sends, changes, strict=True):
+            run = send.envelope.message.run
+            if change.code is Code.OK:
+                self._keep_rows(node, send)
+            why = refusal(run, f"a message to {send.to}", change.code)
+            refused += [why] if why is not None else []
+            deliveries += change.deliveries
+        if len(sends) > 1:
+            self._deliver_entry(node.address, deliveries)
+        else:
+            self._deliver_all(node.address, run, deliveries)
+        return refused
+
+    def _keep_rows(self, node: _Node, send: Send) -> None:
+        """Keep the rows of ``send`` for its receiver, and where those of a task come from."""
+        message = send.envelope.message
+        if send.rows is not None and isinstance(message, Segment | Answer):
+            rows = node.outputs[send.rows.part][list(send.rows.offsets)]
+            self._rows[send.to, message.run, message.segment] = rows
+        if send.task and self._way.box is None:
+            self.runs[message.run].origins[send.task] = node.address
+            self._settle(DRAFT, self.now + self._costs.link(node.address, DRAFT, send.envelope))
 
     def _commit(self, node: _Node, output: Commit) -> Refused | None:
         stamp = self._stamp(node, output)
@@ -356,13 +380,27 @@ class Simulation:
     def _deliver_all(self, source: Address, run: RunKey, deliveries: Sequence[Delivery]) -> None:
         for delivery in deliveries:
             if delivery.stamp is not None:
-                self._expect(self._nodes[delivery.to], Parcel(delivery.stamp, delivery.envelope))
+                parcel = Parcel(delivery.stamp, (delivery.envelope,))
+                self._expect(self._nodes[delivery.to], parcel)
                 continue
             origin = source
             carries_rows = isinstance(delivery.envelope.message, Segment | Answer)
             if delivery.task and carries_rows and self._links is not None:
                 origin = self.runs[run].origins.get(delivery.task, source)
-            self._deliver(origin, delivery.to, delivery.envelope)
+            self._deliver(origin, delivery.to, (delivery.envelope,))
+
+    def _deliver_entry(self, source: Address, deliveries: Sequence[Delivery]) -> None:
+        """Deliver what the ledger let pass of a bundle."""
+        if not deliveries:
+            return
+        self._bundles += len(deliveries) > 1
+        number = self._bundles if len(deliveries) > 1 else 0
+        entry = tuple(replace(known.envelope, bundle=number) for known in deliveries)
+        first = deliveries[0]
+        if first.stamp is not None:
+            self._expect(self._nodes[first.to], Parcel(first.stamp, entry))
+        else:
+            self._deliver(source, first.to, entry)
 
     def _expect(self, node: _Node, parcel: Parcel) -> None:
         node.arrivals.expect(parcel)
@@ -374,15 +412,16 @@ class Simulation:
     def _enter(self, node: _Node, parcel: Parcel) -> None:
         """Let a message take its last link."""
         for at, known in node.arrivals.enter(parcel):
-            self._push(at, _MESSAGE, node, known.envelope)
+            self._push(at, _MESSAGE, node, known.entry)
 
-    def _deliver(self, source: Address, to: Address, envelope: Envelope) -> None:
+    def _deliver(self, source: Address, to: Address, entry: tuple[Envelope, ...]) -> None:
+        envelope = entry[0]
         seconds = self._costs.link(source, to, envelope) + self._costs.hop
         if self._costs.occupy is not None and source != to:
             begin = self.now
             if self._links is None:  # else the transfer scheduler alone makes messages wait
                 begin = max(begin, self._free_at.get((source, to), 0.0))
-            end = begin + self._costs.occupy(source, to, envelope)
+            end = begin + sum(self._costs.occupy(source, to, each) for each in entry)
             self._free_at[source, to] = end
             seconds += end - self.now
         if self._links is not None:
@@ -395,7 +434,7 @@ class Simulation:
             at = max(at, self._settled_at.get(to, 0.0))
         if envelope.sender == GRAPH or isinstance(envelope.message, Answer):
             self._settle(to, at)
-        self._push(at, _MESSAGE, self._nodes[to], envelope)
+        self._push(at, _MESSAGE, self._nodes[to], entry)
 
     def _settle(self, to: Address, at: float) -> None:
         """No envelope of the graph reaches ``to`` before ``at``.
@@ -413,7 +452,7 @@ class Simulation:
     def _arrive(self, links: ExclusiveLinks, letter: Letter) -> None:
         delivered, begun = links.arrive(letter, self.now)
         for other in delivered:
-            self._push(self.now, _MESSAGE, self._nodes[other.to], other.envelope)
+            self._push(self.now, _MESSAGE, self._nodes[other.to], (other.envelope,))
         self._depart(begun)
 
     # ---- computing -------------------------------------------------------------------------------
@@ -436,3 +475,8 @@ class Simulation:
         ]
         result, node.outputs = cast(StageExecutor, node.executor).run(work, inputs)
         return result
+
+
+def _run_of(output: Output) -> RunKey | None:
+    """The run that an output other than a message concerns; None: a pass, whose rows come next."""
+    return None if isinstance(output, Compute | Send) else output.run

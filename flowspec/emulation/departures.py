@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flowspec.core.protocol.addresses import DRAFT, Address
+from flowspec.core.protocol.bundles import Bundle
 from flowspec.core.protocol.machine import Send
 from flowspec.core.protocol.stamps import Stamp
 from flowspec.emulation.links import DirectedLinks, Leg
@@ -30,7 +31,7 @@ class Departures:
         """
         if self._box is None or self._box == self._node:
             return Stamp(at, self._node)
-        envelope = travelling(output, self._node)
-        to = output.to if isinstance(output, Send) else DRAFT
+        entry = travelling(output, self._node)
+        to = output.to if isinstance(output, Send | Bundle) else DRAFT
         target = to if self._way.is_straight(output) else self._box
-        return Stamp(self._links.arrival(Leg(self._node, target), to, envelope, at), target)
+        return Stamp(self._links.arrival(Leg(self._node, target), to, entry, at), target)

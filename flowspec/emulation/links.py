@@ -1,8 +1,8 @@
-"""Directed links between boxes: each carries one message at a time, then takes its latency."""
+"""Directed links between boxes: each carries one entry at a time, then takes its latency."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from flowspec.core.protocol.addresses import Address
@@ -32,16 +32,17 @@ class DirectedLinks:
         self._occupy = occupy
         self._free_at: dict[Leg, float] = {}
 
-    def arrival(self, leg: Leg, to: Address, envelope: Envelope, at: float) -> float:
-        """When a message for ``to`` is at the end of ``leg`` that enters it at ``at``.
+    def arrival(self, leg: Leg, to: Address, entry: Sequence[Envelope], at: float) -> float:
+        """When an entry for ``to`` is at the end of ``leg`` that enters it at ``at``.
 
-        Messages enter a link in the order of these calls. Within one box it arrives at once.
+        Entries enter a link in the order of these calls. Within one box one arrives at once.
         """
         if leg.source == leg.target:
             return at
-        seconds = self._latency(leg.source, leg.target, envelope)
+        seconds = self._latency(leg.source, leg.target, entry[0])
         if self._occupy is not None:
-            end = max(at, self._free_at.get(leg, 0.0)) + self._occupy(leg.source, to, envelope)
+            taken = sum(self._occupy(leg.source, to, envelope) for envelope in entry)
+            end = max(at, self._free_at.get(leg, 0.0)) + taken
             self._free_at[leg] = end
             seconds += end - at
         return at + seconds

@@ -13,6 +13,7 @@ from itertools import groupby
 
 from flowspec.core.protocol import in_order
 from flowspec.core.protocol.addresses import DRAFT, GRAPH, Address, stage_address
+from flowspec.core.protocol.bundles import Bundle
 from flowspec.core.protocol.machine import Commit, Complete, Send
 from flowspec.core.protocol.messages import Envelope, Synced
 from flowspec.errors import ConfigError
@@ -20,7 +21,7 @@ from flowspec.errors import ConfigError
 #: The broker's own box: no worker is there, and the task graph, whose address this is, always is.
 OWN_BOX = GRAPH
 #: What travels through the links: a message, a commit, or a completion without a message.
-Travelling = Send | Commit | Complete
+Travelling = Send | Bundle | Commit | Complete
 
 _PLACES = "draft, stage-N (like stage-2), own or none"
 
@@ -103,19 +104,23 @@ NO_BROKER = Way("none")
 
 def goes_straight(output: Travelling) -> bool:
     """Whether the product sends ``output`` straight where it sends rows so."""
+    if isinstance(output, Bundle):
+        return True
     return isinstance(output, Send) and in_order.goes_straight(output)
 
 
-def travelling(output: Travelling, node: Address) -> Envelope:
-    """The envelope whose bytes ``output`` takes to the broker.
+def travelling(output: Travelling, node: Address) -> tuple[Envelope, ...]:
+    """The envelopes whose bytes ``output`` takes to the broker.
 
     A commit carries its prune once, whatever the number of stages. A completion has no message of
     its own, and is as long as the one that tells of it.
     """
     match output:
         case Send(envelope=envelope):
-            return envelope
+            return (envelope,)
+        case Bundle():
+            return output.envelopes
         case Commit(prunes=prunes):
-            return prunes[0]
+            return prunes[:1]
         case Complete(run, tasks):
-            return Envelope(node, 0, Synced(run, tasks[0]))
+            return (Envelope(node, 0, Synced(run, tasks[0])),)

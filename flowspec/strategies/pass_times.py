@@ -7,6 +7,7 @@ from collections import deque
 from statistics import median
 
 from flowspec.core.protocol.messages import Answer
+from flowspec.core.run.key import RunKey
 from flowspec.core.tree.segments import prefill_chunks
 
 #: Most recent passes of one size that count.
@@ -17,9 +18,15 @@ FORGOTTEN_AFTER = 256
 
 
 class PassTimes:
-    """Seconds of the slowest stage's pass by its rows, t(w), as measured."""
+    """Seconds of the slowest stage's pass by its rows, t(w), as measured.
+
+    They are the pipeline's: all jobs learn from each other's passes, and from those they share.
+    """
 
     def __init__(self) -> None:
+        self._last: tuple[int, float] | None = None  # the pass noted last
+        self._told_of: set[RunKey] = set()  # runs that have had an answer about it
+        self._alone_in_company = False  # a lone row was in a pass with other runs' rows
         self._samples: dict[int, deque[tuple[int, float]]] = {}  # by size, in powers of two
         self._noted: dict[int, int] = {}  # size -> index of its last sample
         self._notes = 0
@@ -41,15 +48,33 @@ class PassTimes:
             points.append((median(count for count, _ in samples), least))
         self._points = points[::-1]
 
+    def note_answer(self, rows: int, answer: Answer) -> None:
+        """Learn from the answer to a segment of ``rows`` rows.
+
+        Its slowest pass may have been over other runs' rows, too: their answers tell of one pass.
+        """
+        known = (max(rows, answer.rows), answer.seconds)
+        self._alone_in_company |= rows == 1 < answer.rows
+        if known == self._last and answer.run not in self._told_of:
+            self._told_of.add(answer.run)
+            return
+        self._last = known
+        self._told_of = {answer.run}
+        self.note(*known)
+
     def note_prompt(self, rows: int, answer: Answer) -> None:
         """Learn from the answer to the last chunk of a prompt of ``rows`` rows."""
         if answer.seconds > 0:
-            self.note(max(len(prefill_chunks(rows)[-1]), answer.rows), answer.seconds)
+            self.note_answer(len(prefill_chunks(rows)[-1]), answer)
 
     @property
     def single(self) -> float:
-        """Seconds of a pass over one row; 0: not measured."""
-        return self._points[0][1] if self._points and self._points[0][0] == 1 else 0.0
+        """Seconds of a pass over one row, or over one in company if there is no other; 0: unknown.
+
+        Where jobs share all passes, none is over a single row.
+        """
+        known = bool(self._points) and (self._points[0][0] == 1 or self._alone_in_company)
+        return self._points[0][1] if known else 0.0
 
     @property
     def widest(self) -> int:

@@ -19,6 +19,7 @@ from flowspec.core.job.strategy import Occasion, Strategy, View
 from flowspec.core.protocol.messages import Answer
 from flowspec.core.run.history import History
 from flowspec.strategies.base import check, or_auto
+from flowspec.strategies.pass_times import PassTimes
 from flowspec.strategies.width_tuner import TunedGrowth, WidthHistory, WidthTuner
 
 
@@ -90,7 +91,8 @@ class SpecPipe(Strategy):
             known = history.get(WidthHistory)
             shape = (self.params.children, self.params.levels)
             ranks = known.ranks[(self.coupled and sampled, sampled, *shape)]
-            self.tuner = WidthTuner(self._stages, self.params.levels, known.passes, ranks)
+            passes = history.get(PassTimes)
+            self.tuner = WidthTuner(self._stages, self.params.levels, passes, ranks)
 
     def grow(self, view: View, occasion: Occasion) -> Growth | None:
         tree = view.tree

@@ -33,12 +33,12 @@ PRIOR = (*(0,) * 10, 1, 1, 2, 4, 9, MISS)
 
 
 class WidthHistory:
-    """What a pipeline's jobs have measured: pass times, and ranks by (coupled, sampled, children,
-    levels) of a job, on all of which a token's rank depends.
+    """Ranks of the target's tokens by (coupled, sampled, children, levels) of a job.
+
+    A token's rank depends on all of these.
     """
 
     def __init__(self) -> None:
-        self.passes = PassTimes()
         self.ranks = defaultdict[tuple[bool, bool, int, int], deque[int]](_assumed)
 
 
@@ -126,7 +126,7 @@ class WidthTuner:
         """
         rows = max(sent, answer.rows)
         if 2 * len(answer.ids) >= sent or answer.seconds > self._passes.at(rows):
-            self._passes.note(rows, answer.seconds)
+            self._passes.note_answer(sent, answer)
 
     def _note_rank(self, tree: Tree, node: int, token: int) -> None:
         """Note where ``token`` ranks in the level below ``node``, if one was chosen."""

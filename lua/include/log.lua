@@ -12,6 +12,20 @@ local function append(run, logs, index, sender, seq, envelope, stamp)
     redis.call('HINCRBY', run, 'a:' .. index, 1)
 end
 
+-- Append an entry with the messages of several runs, each counted for its run, and note its number there. parts:
+-- list of run hash, seq and envelope.
+local function append_together(log, index, sender, parts, stamp)
+    local fields = { 'f', sender }
+    if stamp ~= '' then fields[3], fields[4] = 't', stamp end
+    for _, part in ipairs(parts) do
+        local at = #fields
+        fields[at + 1], fields[at + 2], fields[at + 3], fields[at + 4] = 'q', part.seq, 'm', part.envelope
+        redis.call('HINCRBY', part.run, 'a:' .. index, 1)
+        redis.call('HSET', part.run, 'q:' .. sender .. ':' .. index, part.seq)
+    end
+    redis.call('XADD', log, '*', unpack(fields))
+end
+
 -- Whether another entry of the run may wait in the log of the worker index: its entries there less those that
 -- have been read and removed, r:INDEX in its hash, are fewer than cap. Other runs' entries do not count.
 local function has_room(run, index, cap)

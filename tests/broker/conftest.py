@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import redis
 
-from flowspec.broker.base import CommitText, Control, Link, Op, PutRows, ReadResult, Record
+from flowspec.broker.base import CommitText, Control, Link, Op, PutRows, ReadResult
+from flowspec.broker.commands import codes_of
 from flowspec.broker.connection import connect
 from flowspec.broker.entries import order
 from flowspec.broker.keys import Keys
@@ -20,6 +21,7 @@ from flowspec.broker.redis_control import RedisControl
 from flowspec.broker.redis_link import RedisLink, last_id
 from flowspec.broker.server import PrivateBroker
 from flowspec.core.protocol.addresses import Address
+from flowspec.core.protocol.bundles import Bundle
 from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.in_order import InOrder
 from flowspec.core.protocol.ledger import JobState
@@ -36,24 +38,24 @@ class Settled(LiveLink):
     """A live link that waits for what is under way: it returns codes, and reads all there is."""
 
     def write(self, ops: Sequence[Op], stamps: Sequence[Stamp | None] | None = None) -> list[Code]:
-        self._noted: list[tuple[Op, Code]] = []
+        self._noted: list[tuple[Op, list[Code]]] = []
         super().write(ops, stamps)
         while self._writes.under_way:
             self._confirm()
         full = {id(op) for op, code in self._unwritten if isinstance(op, PutRows)}
         self._unwritten = []
-        return [Code.FULL if id(op) in full else self._code(op) for op in ops]
+        codes = ([Code.FULL] if id(op) in full else self._codes(op) for op in ops)
+        return [code for found in codes for code in found]
 
-    def _code(self, op: Op) -> Code:
-        """The code of the first operation noted that is ``op``; a line beyond its cap has none."""
-        at = next((at for at, noted in enumerate(self._noted) if noted[0] is op), None)
-        return Code.OK if at is None else self._noted.pop(at)[1]
+    def _codes(self, op: Op) -> list[Code]:
+        """The codes of the first operation noted that is ``op``; a line beyond its cap has none."""
+        at = next((at for at, (noted, _) in enumerate(self._noted) if _same(noted, op)), None)
+        return [Code.OK] if at is None else self._noted.pop(at)[1]
 
     def _note_codes(self, ops: Sequence[Op], answers: list[Any]) -> None:
         super()._note_codes(ops, answers)
-        for op, answer in zip(ops, answers, strict=True):
-            code = Code.OK if isinstance(op, PutRows | Record) else Code(answer)
-            self._noted.append((op, code))
+        pairs = zip(ops, answers, strict=True)
+        self._noted += [(op, codes_of(op, answer)) for op, answer in pairs]
 
     def read(self, block_seconds: float) -> ReadResult:
         asking = BrokerClient(self._writes.url)
@@ -67,6 +69,13 @@ class Settled(LiveLink):
     def _is_behind(self, ends: Mapping[str, str]) -> bool:
         cursors = self._reader.cursors
         return any(order(cursors[stream]) < order(end) for stream, end in ends.items())
+
+
+def _same(noted: Op, op: Op) -> bool:
+    """Whether ``noted`` is ``op``; the link makes its own bundles."""
+    if isinstance(noted, Bundle) and isinstance(op, Bundle):
+        return noted.sends == op.sends
+    return noted is op
 
 
 def _together(first: ReadResult, second: ReadResult) -> ReadResult:
@@ -163,6 +172,12 @@ def send(
 ) -> Op:
     """Some message of a run of ``job``."""
     return Send(to, Envelope(sender, seq, message or Close(RunKey(job, epoch))), **more)
+
+
+def bundle(to: Address, *messages: Message, seq: int = 1) -> Op:
+    """``messages`` of the draft worker as one entry, each its run's number ``seq``."""
+    sends = tuple(Send(to, Envelope(D0, seq, message)) for message in messages)
+    return Bundle(sends) if len(sends) > 1 else sends[0]
 
 
 def commit(

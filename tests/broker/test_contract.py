@@ -23,6 +23,7 @@ from flowspec.core.protocol.messages import (
     Open,
     Prune,
     Revoke,
+    Segment,
     Submit,
     Synced,
 )
@@ -31,7 +32,7 @@ from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import GapError
 from tests.addresses import D0, M1, S1, S2
-from tests.broker.conftest import Rig, commit, send
+from tests.broker.conftest import Rig, bundle, commit, send
 
 #: Live links have no stamps: they are for emulated workers.
 EMULATED_LINKS = pytest.mark.parametrize("rig", ["memory", "redis"], indirect=True)
@@ -106,6 +107,60 @@ def test_a_new_reader_begins_behind_what_was_written_before(rig: Rig) -> None:
     assert later.read(0.0).envelopes == ()
     draft.write([send(S1, job, 2)])
     assert len(later.read(1.0).envelopes) == 1
+
+
+def test_a_bundle_arrives_as_one_entry_with_rows_of_every_run(rig: Rig) -> None:
+    control = rig.control()
+    draft = rig.link(D0)
+    stage = rig.link(S1)
+    jobs = [rig.start(control, draft) for _ in range(3)]
+    segments = [Segment(RunKey(job, 1), 4, 0, (7,), (6,), (7,)) for job in jobs]
+    rows = [np.full((1, 4), at, np.float32) for at in range(3)]
+    ops = [PutRows(S1, one.run, 4, own) for one, own in zip(segments, rows, strict=True)]
+    assert draft.write([*ops, bundle(S1, *segments[:2]), bundle(S1, segments[2])]) == [Code.OK] * 6
+    found = stage.read(1.0).envelopes
+    assert [envelope.message for envelope in found] == segments
+    assert [(envelope.sender, envelope.seq) for envelope in found] == [(D0, 1)] * 3
+    first, second, alone = (envelope.bundle for envelope in found)
+    assert first == second > 0
+    assert alone == 0
+    for one, own in zip(segments, rows, strict=True):
+        assert (stage.take_rows(one.run, 4) == own).all()
+    later = [replace(one, segment=5) for one in segments[:2]]
+    assert draft.write([bundle(S1, *later, seq=2)]) == [Code.OK] * 2
+    assert {envelope.bundle for envelope in stage.read(1.0).envelopes}.isdisjoint({0, first})
+
+
+def test_a_part_of_a_bundle_that_is_not_heard_is_left_out_alone(rig: Rig) -> None:
+    control = rig.control()
+    draft = rig.link(D0)
+    stage = rig.link(S1)
+    ended, sound, again, other = (rig.start(control, draft) for _ in range(4))
+    draft.write([send(S1, again, 1)])
+    assert control.revoke(ended, "cancelled") is Code.OK
+    segments = [
+        Segment(RunKey(job, epoch), 0, 0, (7,), (6,), (7,))
+        for job, epoch in ((ended, 1), (sound, 1), (again, 1), (other, 2))
+    ]
+    codes = draft.write([bundle(S1, *segments)])
+    assert codes == [Code.STALE, Code.OK, Code.DUP, Code.STALE]
+    delivered = [*stage.read(0.3).envelopes, *stage.read(0.3).envelopes]
+    found = [one.message for one in delivered if isinstance(one.message, Segment)]
+    assert found == [segments[1]]
+    assert draft.write([bundle(S1, *segments)]) == [Code.STALE, Code.DUP, Code.DUP, Code.STALE]
+    assert draft.write([send(S1, sound, 2)]) == [Code.OK], "every run has its own numbers"
+
+
+@EMULATED_LINKS
+def test_a_bundle_has_one_stamp(rig: Rig) -> None:
+    control = rig.control()
+    draft = rig.link(D0)
+    stage = rig.link(S1)
+    jobs = [rig.start(control, draft) for _ in range(2)]
+    segments = [Segment(RunKey(job, 1), 0, 0, (7,), (6,), (7,)) for job in jobs]
+    stamp = Stamp(0.5, D0)
+    assert draft.write([bundle(S1, *segments)], [stamp]) == [Code.OK] * 2
+    assert stage.read(1.0).stamps == (stamp, stamp)
 
 
 def test_rows_travel_beside_their_envelope_and_are_taken_once(rig: Rig) -> None:

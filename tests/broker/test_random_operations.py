@@ -15,10 +15,11 @@ from flowspec.broker.base import FAILED, FULL, LOST, REFUSED, CommitText, Contro
 from flowspec.broker.keys import Keys
 from flowspec.broker.memory import MemoryBroker
 from flowspec.core.protocol.addresses import DRAFT, GRAPH, Address, worker_addresses
+from flowspec.core.protocol.bundles import Bundle
 from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.ledger import Admission, Change, JobState, Ledger
 from flowspec.core.protocol.machine import Commit, Complete, Finish, OpenJob, Send
-from flowspec.core.protocol.messages import Envelope, Message, Prune, Submit, Synced
+from flowspec.core.protocol.messages import Envelope, Message, Prune, Segment, Submit, Synced
 from flowspec.core.protocol.stamps import Stamp
 from flowspec.core.run.key import RunKey
 from tests.broker.conftest import STAGES, Rig
@@ -128,6 +129,13 @@ class Pair:
         stamp = stamp_of(at, writer)
         code = self.note(self.ledger.publish(send, stamp))
         self.agree(f"{send} at {at}", code, *self.links[writer].write([send], [stamp]))
+
+    def publish_together(self, writer: Address, bundle: Bundle, at: float | None) -> None:
+        stamp = stamp_of(at, writer)
+        codes = [self.note(one) for one in self.ledger.publish_together(bundle.sends, stamp)]
+        found = self.links[writer].write([bundle], [stamp])
+        for send, code, on_broker in zip(bundle.sends, codes, found, strict=True):
+            self.agree(f"{send} of a bundle at {at}", code, on_broker)
 
     def complete(self, writer: Address, complete: Complete, at: float | None) -> None:
         stamp = stamp_of(at, writer)
@@ -314,6 +322,29 @@ def messages(draw: st.DrawFn) -> Step:
 
 
 @st.composite
+def bundles(draw: st.DrawFn) -> Step:
+    """Messages of several runs as one entry."""
+    numbers = draw(st.lists(st.integers(0, JOBS - 1), min_size=2, max_size=4, unique=True))
+    offs = draw(st.lists(st.tuples(OFF, OFF), min_size=len(numbers), max_size=len(numbers)))
+    sender = draw(WORKER)
+    to = draw(WORKER)
+    at = draw(SECONDS)
+
+    def step(pair: Pair) -> None:
+        running = sorted(pair.ledger.running)
+        jobs = dict.fromkeys([*running, *(pair.jobs[number] for number in numbers)])
+        sends = []
+        for job, (epochs_off, off) in zip(jobs, offs, strict=False):
+            run = pair.run(job, epochs_off)
+            seq = max(0, pair.next_seq(job, sender, to) + off)
+            segment = Segment(run, seq, 0, (), (), ())
+            sends.append(Send(to, Envelope(sender, seq, segment)))
+        pair.publish_together(sender, Bundle(tuple(sends)), at)
+
+    return step
+
+
+@st.composite
 def tasks(draw: st.DrawFn) -> Step:
     """Delivered by the graph."""
     job = draw(JOB)
@@ -415,6 +446,7 @@ STEPS = (
     *(arrivals() for _ in range(3)),
     openings(),
     *(messages() for _ in range(9)),
+    *(bundles() for _ in range(5)),
     *(tasks() for _ in range(9)),
     *(completions() for _ in range(4)),
     *(commits() for _ in range(8)),

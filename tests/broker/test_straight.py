@@ -22,13 +22,14 @@ from flowspec.broker.peers import PeerInbox, Peers
 from flowspec.broker.redis_control import RedisControl
 from flowspec.broker.server import PrivateBroker
 from flowspec.core.protocol.addresses import Address
+from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.machine import Send
 from flowspec.core.protocol.messages import Answer, Close, Envelope, Message, Open, Segment
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import BrokerError, ConfigError
 from tests.addresses import D0, S1, S2
-from tests.broker.conftest import Rig, commit, send
+from tests.broker.conftest import Rig, bundle, commit, send
 
 TCP = InboxPlace(host="127.0.0.1")
 ROWS = np.arange(8, dtype=np.float32).reshape(2, 4)
@@ -125,6 +126,49 @@ def test_a_segment_and_its_rows_are_one_entry_in_the_receivers_inbox(pair: Pair)
     (link,) = pair.peers.facts()["links"].values()  # type: ignore[attr-defined]
     assert link["way"] == "straight"
     assert link["latency_ms"] >= 0 and link["mbit"] > 0
+
+
+def test_segments_of_several_runs_and_their_rows_are_one_entry_there(pair: Pair) -> None:
+    other = pair.rig.start(pair.control, pair.draft)
+    jobs = (pair.job, other)
+    for job in jobs:
+        pair.draft.write([send(S1, job, 1, opening(job))])
+        assert len(pair.stage.read(2.0).envelopes) == 1
+    messages = [segment(job, 3) for job in jobs]
+    before = pair.stage._inbox._read_entries  # type: ignore[union-attr]
+    codes = pair.draft.write([*(put(job, 3) for job in jobs), bundle(S1, *messages, seq=2)])
+    assert codes == [Code.OK] * 4
+    found = pair.stage.read(2.0).envelopes
+    assert [(envelope.seq, envelope.message) for envelope in found] == [(2, m) for m in messages]
+    first, second = (envelope.bundle for envelope in found)
+    assert first == second > 0
+    assert pair.stage._inbox._read_entries == before + 1  # type: ignore[union-attr]
+    for job in jobs:
+        assert (pair.stage.take_rows(RunKey(job, 1), 3) == ROWS).all()
+
+
+def test_of_a_bundle_a_part_that_has_ended_or_is_broken_is_dropped_alone(pair: Pair) -> None:
+    other = pair.rig.start(pair.control, pair.draft)
+    for job in (pair.job, other):
+        pair.draft.write([send(S1, job, 1, opening(job))])
+        assert len(pair.stage.read(2.0).envelopes) == 1
+    sound = codec.encode(segment(pair.job, 3))
+    inbox = pair.inbox.announced
+    client = connect(pair.inbox._url)
+    head = ["p", inbox.token, "f", "d0"]
+    parts = ["q", 2, "m", sound, "q", 2, "m", b"broken"]
+    client.execute_command("XADD", inbox.stream, "*", *head, *parts)  # type: ignore[no-untyped-call]
+    client.close()
+    read = pair.stage.read(2.0)
+    assert [envelope.message for envelope in read.envelopes] == [segment(pair.job, 3)]
+    (refused,) = read.refused
+    assert "not msgpack" in refused
+    pair.stage.forget(RunKey(other, 1))
+    messages = [segment(job, 4) for job in (pair.job, other)]
+    pair.draft.write([*(put(job, 4) for job in (pair.job, other)), bundle(S1, *messages, seq=3)])
+    assert pair.stage.read(2.0).envelopes[0].message == messages[0]
+    assert pair.stage._reader.take(RunKey(other, 1), 4) is None
+    assert (pair.stage.take_rows(RunKey(pair.job, 1), 4) == ROWS).all()
 
 
 @pytest.mark.parametrize(
@@ -322,6 +366,33 @@ def test_what_was_not_confirmed_is_sent_again_and_delivered_once(pair: Pair) -> 
     pair.draft.write([send(S1, pair.job, 4, segment(pair.job, 3))])
     assert pair.peers.get(S1) is None
     assert delivered(pair, 3) == [2, 3, 4]
+
+
+def test_a_bundle_that_was_not_confirmed_is_sent_again_without_the_run_that_is_lost(
+    pair: Pair,
+) -> None:
+    """One of its runs has had a commit go through the broker behind it."""
+    third = pair.rig.start(pair.control, pair.draft)
+    other = pair.rig.start(pair.control, pair.draft)
+    jobs = (pair.job, other, third)
+    for job in jobs:
+        pair.draft.write([send(S1, job, 1, opening(job))])
+        assert len(pair.stage.read(2.0).envelopes) == 1
+    inbox = lose_writes(pair)
+    messages = [segment(job, 1) for job in jobs]
+    pair.draft.write([*(put(job, 1) for job in jobs), bundle(S1, *messages, seq=2)])
+    pair.draft.write([commit(other, 1, seq=3)])
+    inbox.client._connection.disconnect()
+    failed: list[tuple[RunKey, str]] = []
+    until(lambda: failed.extend(pair.draft.read(0.1).failed) or failed)
+    assert [run.job for run, _ in failed] == [other]
+    found: list[Envelope] = []
+    until(lambda: found.extend(pair.stage.read(0.1).envelopes) or len(found) >= 2)
+    sent = [envelope for envelope in found if isinstance(envelope.message, Segment)]
+    assert [envelope.message for envelope in sent] == [messages[0], messages[2]]
+    first, second = (envelope.bundle for envelope in sent)
+    assert first == second > 0
+    assert (pair.stage.take_rows(RunKey(third, 1), 1) == ROWS).all()
 
 
 def test_a_link_that_breaks_behind_a_commit_keeps_the_order(pair: Pair) -> None:

@@ -423,7 +423,7 @@ def test_hidden_rows_are_charged_to_the_jobs_that_get_some() -> None:
     runs = (*machine.sessions, RunKey("unknown", 1))
     for at, run in enumerate(runs):  # a link that is free again
         answer = Envelope(last, 1, Answer(run, 1, rows, rows))
-        parcel = Parcel(Stamp(float(at), S1), answer)
+        parcel = Parcel(Stamp(float(at), S1), (answer,))
         worker._arrivals.expect(parcel)
         ((arrival, _),) = worker._arrivals.enter(parcel)
         taken[run.job] = arrival - at

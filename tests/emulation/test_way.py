@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flowspec.core.protocol.addresses import GRAPH, Address
+from flowspec.core.protocol.bundles import Bundle
 from flowspec.core.protocol.machine import Commit, Complete, Send
 from flowspec.core.protocol.messages import (
     Answer,
@@ -30,6 +32,7 @@ from flowspec.errors import ConfigError
 from tests.addresses import D0, S1, S2, S3
 
 RUN = RunKey("j", 1)
+OTHER = RunKey("k", 1)
 SEGMENT = Segment(RUN, 1, 1, (1,), (0,), (1,), (7,))
 ANSWER = Answer(RUN, 1, (1,), (7,))
 PRUNE = Prune(RUN, 0, (1,), 2, ())
@@ -106,7 +109,7 @@ def test_what_a_worker_sends_itself_stays_in_its_box_or_goes_to_the_broker_and_b
 
 
 def test_a_commit_crosses_to_the_broker_once_with_its_prune() -> None:
-    assert travelling(commit(), D0).message == PRUNE
+    assert [one.message for one in travelling(commit(), D0)] == [PRUNE]
     assert Departures(Way("own"), D0, links()).stamp(commit(), 5.0) == Stamp(6.25, OWN_BOX)
     assert Departures(Way("draft"), D0, links()).stamp(commit(), 5.0) == Stamp(5.0, D0)
 
@@ -156,11 +159,13 @@ def test_a_link_carries_one_message_at_a_time(entered: list[tuple[float, Address
     envelope = Envelope(S1, 1, Close(RUN))
     last: dict[Address, float] = {}
     for at, source in sorted(entered, key=lambda one: one[0]):
-        arrival = found.arrival(Leg(source, S2), S2, envelope, at)
+        arrival = found.arrival(Leg(source, S2), S2, [envelope], at)
         assert arrival >= at + LATENCY + KEPT - 1e-9
         assert arrival >= last.get(source, 0.0) + KEPT - 1e-9
         last[source] = arrival
-    assert found.arrival(Leg(S2, S2), S2, envelope, 3.0) == 3.0, "a message to itself uses no link"
+    assert found.arrival(Leg(S2, S2), S2, [envelope], 3.0) == 3.0, (
+        "a message to itself uses no link"
+    )
 
 
 def delivered(way: Way, output: Send, sender: Address, at: float = 0.0) -> float:
@@ -168,7 +173,7 @@ def delivered(way: Way, output: Send, sender: Address, at: float = 0.0) -> float
     found = links()
     stamp = Departures(way, sender, found).stamp(output, at)
     arrivals = Arrivals(output.to, found)
-    parcel = Parcel(stamp, output.envelope)
+    parcel = Parcel(stamp, (output.envelope,))
     arrivals.expect(parcel)
     ((arrival, known),) = arrivals.enter(parcel)
     assert known is parcel
@@ -186,10 +191,15 @@ def test_a_lone_message_takes_every_link_of_its_route(
     assert delivered(way, output, sender, 2.0) == pytest.approx(2.0 + crossed * (LATENCY + KEPT))
 
 
-#: Moments, senders and receivers of messages, and whether each is a segment or needs the broker.
+#: Moments, senders, receivers and runs of entries, and whether they are segments or, of the first
+#: run alone, need the broker.
 TRAFFIC = st.lists(
     st.tuples(
-        st.floats(0, 9), st.sampled_from([D0, S1, S2]), st.sampled_from([S1, S2]), st.booleans()
+        st.floats(0, 9),
+        st.sampled_from([D0, S1, S2]),
+        st.sampled_from([S1, S2]),
+        st.sampled_from([(RUN,), (OTHER,), (RUN, OTHER)]),
+        st.booleans(),
     ),
     max_size=30,
 )
@@ -202,7 +212,7 @@ TRAFFIC = st.lists(
     st.floats(0, 2),
 )
 def test_a_senders_messages_arrive_in_order_on_any_ways_and_none_before_its_links_allow(
-    traffic: list[tuple[float, Address, Address, bool]],
+    traffic: list[tuple[float, Address, Address, tuple[RunKey, ...], bool]],
     way: Way,
     latencies: dict[tuple[Address, Address], float],
     kept: float,
@@ -214,29 +224,63 @@ def test_a_senders_messages_arrive_in_order_on_any_ways_and_none_before_its_link
     nodes = (D0, S1, S2)
     departures = {node: Departures(way, node, found) for node in nodes}
     arrivals = {node: Arrivals(node, found) for node in nodes}
-    seqs: dict[tuple[Address, Address], int] = {}
+    seqs: dict[tuple[RunKey, Address, Address], int] = {}
     parcels = []
-    least = {}
-    for at, sender, to, is_segment in sorted(traffic):
-        seq = seqs[sender, to] = seqs.get((sender, to), 0) + 1
-        envelope = Envelope(sender, seq, SEGMENT if is_segment else PRUNE)
-        output = Send(to, envelope)
-        parcel = Parcel(departures[sender].stamp(output, at), envelope)
+    least: dict[int, float] = {}
+    for at, sender, to, runs, is_segment in sorted(traffic):
+        sends = []
+        for run in runs if is_segment else runs[:1]:
+            seq = seqs[run, sender, to] = seqs.get((run, sender, to), 0) + 1
+            message = replace(SEGMENT if is_segment else PRUNE, run=run)
+            sends.append(Send(to, Envelope(sender, seq, message)))
+        output = Bundle(tuple(sends)) if len(sends) > 1 else sends[0]
+        entry = tuple(send.envelope for send in sends)
+        parcel = Parcel(departures[sender].stamp(output, at), entry)
         arrivals[to].expect(parcel)
         parcels.append((to, parcel))
-        route = way.route(sender, output)
-        legs = itertools.pairwise(route)
-        least[to, sender, seq] = at + math.fsum(kept + latency(*leg, None) for leg in legs)
-    order: dict[tuple[Address, Address], list[tuple[float, int]]] = {}
+        legs = itertools.pairwise(way.route(sender, sends[0]))
+        taken = kept * len(sends)
+        least[id(parcel)] = at + math.fsum(taken + latency(*leg, None) for leg in legs)
+    order: dict[tuple[RunKey, Address, Address], list[tuple[float, int]]] = {}
     for to, parcel in sorted(parcels, key=lambda one: one[1].stamp.at):
         for arrival, known in arrivals[to].enter(parcel):
-            sender, seq = known.envelope.sender, known.envelope.seq
-            order.setdefault((sender, to), []).append((arrival, seq))
-            assert arrival >= least[to, sender, seq] - 1e-9
+            assert arrival >= least[id(known)] - 1e-9
+            for envelope in known.entry:
+                channel = (envelope.message.run, envelope.sender, to)
+                order.setdefault(channel, []).append((arrival, envelope.seq))
     for channel, count in seqs.items():
         assert [seq for _, seq in order[channel]] == list(range(1, count + 1))
         moments = [arrival for arrival, _ in order[channel]]
         assert moments == sorted(moments)
+
+
+def test_a_bundle_occupies_a_link_for_all_its_messages_and_arrives_as_a_whole() -> None:
+    found = links()
+    first, second = (Envelope(S1, 1, replace(SEGMENT, run=run)) for run in (RUN, OTHER))
+    bundle = Bundle((Send(S2, first), Send(S2, second)))
+    arrivals = Arrivals(S2, found)
+    parcel = Parcel(Departures(NO_BROKER, S1, found).stamp(bundle, 0.0), (first, second))
+    arrivals.expect(parcel)
+    assert arrivals.enter(parcel) == [(2 * KEPT + LATENCY, parcel)]
+
+
+def test_a_bundle_waits_for_what_is_due_before_any_of_its_runs() -> None:
+    found = links()
+    arrivals = Arrivals(S2, found)
+    early, other = (Envelope(S1, 1, replace(SEGMENT, run=run)) for run in (RUN, OTHER))
+    late = (replace(early, seq=2), replace(other, seq=2))
+    before = [Parcel(Stamp(9.0, S1), (early,)), Parcel(Stamp(0.0, S1), (other,))]
+    bundle = Parcel(Stamp(1.0, S1), late)
+    after = Parcel(Stamp(2.0, S1), (replace(other, seq=3),))
+    for parcel in (*before, bundle, after):
+        arrivals.expect(parcel)
+    ((_, first),) = arrivals.enter(before[1])
+    assert first is before[1]
+    assert arrivals.enter(bundle) == []
+    assert arrivals.enter(after) == []
+    arrived = arrivals.enter(before[0])
+    assert [parcel for _, parcel in arrived] == [before[0], bundle, after]
+    assert len({at for at, _ in arrived}) == 1
 
 
 def test_a_straight_message_waits_for_the_one_before_it_that_goes_by_the_broker() -> None:
@@ -245,8 +289,8 @@ def test_a_straight_message_waits_for_the_one_before_it_that_goes_by_the_broker(
     departures = Departures(way, S1, found)
     arrivals = Arrivals(S2, found)
     slow, fast = (Envelope(S1, seq, message) for seq, message in ((1, Close(RUN)), (2, SEGMENT)))
-    first = Parcel(departures.stamp(Send(S2, slow), 0.0), slow)
-    second = Parcel(departures.stamp(Send(S2, fast), 0.5), fast)
+    first = Parcel(departures.stamp(Send(S2, slow), 0.0), (slow,))
+    second = Parcel(departures.stamp(Send(S2, fast), 0.5), (fast,))
     arrivals.expect(first)
     arrivals.expect(second)
     assert arrivals.is_here(second) and not arrivals.is_here(first)
@@ -258,9 +302,9 @@ def test_a_straight_message_waits_for_the_one_before_it_that_goes_by_the_broker(
 def test_the_graphs_messages_are_in_their_own_order() -> None:
     found = links()
     arrivals = Arrivals(S2, found)
-    held = Parcel(Stamp(5.0, OWN_BOX), Envelope(GRAPH, 1, SEGMENT))
-    other = Parcel(Stamp(1.0, OWN_BOX), Envelope(D0, 1, PRUNE))
-    later = Parcel(Stamp(3.0, OWN_BOX), Envelope(GRAPH, 2, SEGMENT))
+    held = Parcel(Stamp(5.0, OWN_BOX), (Envelope(GRAPH, 1, SEGMENT),))
+    other = Parcel(Stamp(1.0, OWN_BOX), (Envelope(D0, 1, PRUNE),))
+    later = Parcel(Stamp(3.0, OWN_BOX), (Envelope(GRAPH, 2, SEGMENT),))
     for parcel in (held, other, later):
         arrivals.expect(parcel)
     assert arrivals.enter(other) == [(2.25, other)]

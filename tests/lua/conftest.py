@@ -10,6 +10,7 @@ from flowspec.core.protocol.codes import Code
 from tests.addresses import D0, S1, S2
 
 Call = Callable[..., Code]
+CallList = Callable[..., list[Code]]
 
 JOB = "t:{p}:job"
 RUN = "t:{p}:run"
@@ -27,6 +28,17 @@ def call(client: redis.Redis) -> Call:
 
     def run(name: str, keys: Sequence[str], *arguments: object) -> Code:
         return Code(client.eval(load()[name].text, len(keys), *keys, *arguments))  # type: ignore[arg-type]
+
+    return run
+
+
+@pytest.fixture
+def call_list(client: redis.Redis) -> CallList:
+    """As ``call``, of a script that returns a code for each of several messages."""
+
+    def run(name: str, keys: Sequence[str], *arguments: object) -> list[Code]:
+        found = client.eval(load()[name].text, len(keys), *keys, *arguments)  # type: ignore[arg-type]
+        return [Code(code) for code in found]  # type: ignore[union-attr]
 
     return run
 

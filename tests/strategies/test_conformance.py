@@ -340,13 +340,14 @@ class Meddled(Simulation):
         self._seen = 0
         self.lost = False
 
-    def _deliver(self, source: Address, to: Address, envelope: Envelope) -> None:
+    def _deliver(self, source: Address, to: Address, entry: tuple[Envelope, ...]) -> None:
+        (envelope,) = entry
         if self._lose is not None and not self.lost and self._is_lost(to, envelope):
             self.lost = True
             return
-        super()._deliver(source, to, envelope)
+        super()._deliver(source, to, entry)
         if zlib.crc32(f"{to} {envelope.sender} {envelope.seq}".encode()) % 3 == 0:
-            super()._deliver(source, to, envelope)
+            super()._deliver(source, to, entry)
 
     def _is_lost(self, to: Address, envelope: Envelope) -> bool:
         assert self._lose is not None

@@ -8,6 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flowspec.core.protocol.messages import Answer
+from flowspec.core.run.history import History
+from flowspec.core.run.key import RunKey
+from flowspec.strategies import build
 from flowspec.strategies.pass_times import FORGOTTEN_AFTER, PassTimes
 
 SIZES = st.integers(1, 200)
@@ -93,3 +97,38 @@ def test_a_size_that_is_not_seen_again_is_forgotten() -> None:
     assert times.widest == 100
     times.note(1, 0.1)
     assert (times.widest, times.at(100)) == (1, 0.1)
+
+
+def answer(run: str, seconds: float, rows: int) -> Answer:
+    """The answer to a lone row of ``run``, whose slowest pass was over ``rows`` rows."""
+    return Answer(RunKey(run, 1), 1, (1,), (5,), seconds=seconds, rows=rows)
+
+
+def test_all_answers_about_a_shared_pass_tell_of_one() -> None:
+    shared, lone = PassTimes(), PassTimes()
+    for seconds in (1.0, 1.0, 1.0, 9.0):
+        for run in "abcd":
+            shared.note_answer(1, answer(run, seconds, 4))
+        lone.note_answer(1, answer("a", seconds, 4))
+    assert shared.at(4) == lone.at(4) == 1.0, "one outlier of four passes"
+    assert shared._notes == lone._notes == 4
+
+
+def test_where_no_row_is_ever_alone_one_in_company_is_the_shortest_pass() -> None:
+    times = PassTimes()
+    times.note_answer(12, answer("a", 3.0, 20))
+    assert times.single == 0.0
+    times.note_answer(1, answer("b", 2.0, 9))
+    assert times.single == 2.0
+    times.note_answer(1, answer("b", 1.0, 1))
+    assert times.single == 1.0
+
+
+def test_what_a_pass_takes_is_known_to_all_of_a_pipelines_strategies() -> None:
+    history = History()
+    history.get(PassTimes).note(1, 2.0)
+    auto, specpipe = (build(name, 4) for name in ("auto", "specpipe:width=auto"))
+    for strategy in (auto, specpipe):
+        strategy.use_history(history)
+    assert auto._costs.passes is history.get(PassTimes)  # type: ignore[attr-defined]
+    assert specpipe.tuner._passes is history.get(PassTimes)  # type: ignore[attr-defined]

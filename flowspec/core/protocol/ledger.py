@@ -253,6 +253,12 @@ class Ledger:
             return Change(Code.OK, (delivered,))
         return Change(Code.OK, (delivered, *self._advance(state, send.completes, (), stamp)))
 
+    def publish_together(
+        self, sends: Sequence[Send], stamp: Stamp | None = None
+    ) -> tuple[Change, ...]:
+        """``publish`` for each message of a bundle; their deliveries are one entry."""
+        return tuple(self.publish(send, stamp) for send in sends)
+
     def complete(self, complete: Complete, stamp: Stamp | None = None) -> Change:
         """Complete tasks of the run's graph."""
         entry = self._fenced(complete.run)

@@ -204,8 +204,11 @@ class Envelope:
     """A message with its sender. ``seq`` counts from 1 per (run, sender, receiver).
 
     An envelope given to the graph has sender ``GRAPH``, and seq 0 until the graph releases it.
+    ``bundle``: the receiver's number of the entry in which it came with other runs' messages
+    (``bundles``); 0: it came alone, or has not come yet.
     """
 
     sender: Address
     seq: int
     message: Message
+    bundle: int = 0

@@ -1,8 +1,8 @@
 """A verify stage: computes segments against its KV rows, applies prunes, forwards the live rows.
 
-The log is drained before every pass, so all prunes that have arrived are applied. A pass takes the
-first waiting segment of every run, up to ``MOST_ROWS`` rows, drops the dead rows and computes the
-rest. A stage never waits for a prune and does not depend on the strategy.
+The log is drained before every pass, so all prunes that have arrived are applied. A pass takes one
+waiting segment of every run (``waiting`` says which), drops the dead rows and computes the rest. A
+stage never waits for a prune and does not depend on the strategy.
 
     message    run unknown         run open                          run failed       run ended
     Open       open it             (duplicate) ignore                ignore           ignore
@@ -16,7 +16,6 @@ Every run is kept under its ``RunKey``: a message of an earlier epoch belongs to
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -58,14 +57,12 @@ from flowspec.core.protocol.work import Choice, Part, Pass, PassDone, WorkFailed
 from flowspec.core.run.ended import EndedRuns
 from flowspec.core.run.key import RunKey
 from flowspec.core.stage.stage_run import Slowest, StageRun, onward, rows_of
+from flowspec.core.stage.waiting import WaitingSegments
 from flowspec.errors import GapError, ProtocolError, StateError
 
 #: Most messages kept for runs whose Open has not arrived. Beyond it those of the oldest run are
 #: dropped, and found missing as a gap if its Open arrives after all.
 EARLY_MESSAGES = 1024
-#: Most rows of a pass over several runs; a longer segment has one to itself. Where a pass's time
-#: grows with its rows, runs with few rows would wait for all others'.
-MOST_ROWS = 128
 
 
 @dataclass(slots=True)
@@ -103,13 +100,13 @@ class StageMachine:
         self._runs: dict[RunKey, StageRun] = {}
         self._early: dict[RunKey, list[Envelope]] = {}
         self._ended = EndedRuns()
-        self._queue: deque[Segment] = deque()
+        self._waiting = WaitingSegments()
         self._computing: tuple[_Computing, ...] = ()  # the parts of the current pass
         self._started_at = 0.0
 
     @property
     def runnable(self) -> bool:
-        return bool(self._queue) and not self._computing
+        return bool(self._waiting) and not self._computing
 
     continuing = False
     deadline = None
@@ -155,7 +152,7 @@ class StageMachine:
             return self._close(run) if isinstance(message, Close) else []
         try:
             is_new = run.seen.accept(envelope.sender, envelope.seq)
-            return self._take(run, message) if is_new else []
+            return self._take(run, message, envelope.bundle) if is_new else []
         except ProtocolError as error:
             return self._fail(run, str(error))
 
@@ -180,10 +177,10 @@ class StageMachine:
         if sum(map(len, self._early.values())) > EARLY_MESSAGES:
             del self._early[next(iter(self._early))]
 
-    def _take(self, run: StageRun, message: Message) -> list[Output]:
+    def _take(self, run: StageRun, message: Message, bundle: int) -> list[Output]:
         match message:
             case Segment():
-                self._queue.append(message)
+                self._waiting.add(message, bundle)
                 return []
             case Prune():
                 run.prune(message)
@@ -197,8 +194,7 @@ class StageMachine:
 
     def _close(self, run: StageRun) -> list[Output]:
         key = run.opened.run
-        queued = sum(len(segment.ids) for segment in self._queue if segment.run == key)
-        report = StageReport(key, self.stage, run.close(queued))
+        report = StageReport(key, self.stage, run.close(self._waiting.rows(key)))
         return [self._send(run, DRAFT, report), *self._end(key)]
 
     def _fail(self, run: StageRun, reason: str) -> list[Output]:
@@ -224,40 +220,21 @@ class StageMachine:
         self._early = {key: kept for key, kept in self._early.items() if key not in self._ended}
         if self._runs.pop(run, None) is None:
             return []
-        self._queue = deque(segment for segment in self._queue if segment.run != run)
+        self._waiting.drop(run)
         return [Release(run)]
 
     # ---- passes ----------------------------------------------------------------------------------
 
     def _start_pass(self, now: float) -> list[Output]:
-        """Take the first waiting segment of every run, in the order of their arrival.
-
-        One of each: a run's passes then do not depend on other runs, so it can be replayed alone.
-        """
         outputs: list[Output] = []
         computing: list[_Computing] = []
-        for segment in self._take_segments():
+        for segment in self._waiting.take():
             outputs += self._begin_part(segment, computing)
         if not computing:
             return outputs
         self._computing = tuple(computing)
         self._started_at = now
         return [*outputs, Compute(Pass(tuple(known.part for known in computing)))]
-
-    def _take_segments(self) -> list[Segment]:
-        """Remove and return the segments that fit into a pass, the first one whatever its size."""
-        taken: dict[RunKey, Segment] = {}
-        rows = 0
-        for segment in self._queue:
-            if segment.run in taken:
-                continue
-            rows += len(segment.ids)
-            if taken and rows > MOST_ROWS:
-                break
-            taken[segment.run] = segment
-        for segment in taken.values():
-            self._queue.remove(segment)
-        return list(taken.values())
 
     def _begin_part(self, segment: Segment, computing: list[_Computing]) -> list[Output]:
         """Append the part for the live rows of ``segment`` to ``computing``, if it has any."""

@@ -25,10 +25,11 @@ PROMPT_ROWS = 8
 class CostHistory:
     """Measured costs of one pipeline, as far as they are known.
 
-    Where jobs share passes and links, each job attributes the others' time to its own rows.
+    Where jobs share links, each job attributes the others' time there to its own rows.
     """
 
     def __init__(self) -> None:
+        #: Those of the pipeline, whichever strategy measured them.
         self.passes = PassTimes()
         #: Tokens per second of the job that decoded last; 0: there was none.
         self.rate = 0.0

@@ -86,7 +86,7 @@ class SegmentSizer:
         history = self._history
         was_pruned = 2 * len(answer.ids) < trip.rows
         if answer.seconds > 0 and not was_pruned:
-            history.passes.note(max(trip.rows, answer.rows), answer.seconds)
+            history.passes.note_answer(trip.rows, answer)
         if self._prompt and trip.alone and trip.rows == 1:
             history.note_prompt(*self._prompt, trip, self._stages)
             self._prompt = None

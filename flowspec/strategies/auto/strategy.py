@@ -23,6 +23,7 @@ from flowspec.strategies.auto.segment_sizing import (
     SegmentSizer,
 )
 from flowspec.strategies.base import check, or_auto
+from flowspec.strategies.pass_times import PassTimes
 
 #: Nodes of a pass of the drafter if segments have fewer rows.
 LEAST_BATCH = 4
@@ -83,6 +84,7 @@ class Auto(Strategy):
 
     def use_history(self, history: History, *, sampled: bool = False, drafters: int = 1) -> None:
         costs = history.get(CostHistory)
+        costs.passes = history.get(PassTimes)
         self._costs = costs
         self.sizer = SegmentSizer(self._stages, costs, self.params.rows, self.params.delay)
         self.bandit = DrafterBandit(drafters, costs.speeds[self.coupled and sampled, sampled])
