@@ -23,7 +23,7 @@ from typing import Any
 from flowspec.core.job.draft_worker import DraftMachine
 from flowspec.core.protocol.addresses import DRAFT, Address, Role, middle_address, stage_address
 from flowspec.core.protocol.machine import Input, Output
-from flowspec.core.protocol.work import Draft, DraftDone, Encode, EncodeDone, Pass, Work
+from flowspec.core.protocol.work import Draft, DraftDone, DraftPass, Encode, EncodeDone, Pass, Work
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.limits import Limits
 from flowspec.core.run.sampling import Sampling
@@ -117,7 +117,7 @@ class TyingDrafter(ToyDrafter):
 
 def seconds(draft: float, node: Address, work: Work) -> float:
     """Seconds of work: unequal stages, and a drafter whose passes take ``draft``."""
-    if isinstance(work, Draft):
+    if isinstance(work, DraftPass):
         return draft
     if node.role is Role.MIDDLE:
         return 0.5

@@ -11,7 +11,7 @@ from flowspec.core.protocol.work import BlockDone, BlockDraft, Draft, LevelPropo
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import StateError
-from flowspec.model.base import RowArray
+from flowspec.model.base import DraftsAlone, RowArray
 from tests.toy import TARGET
 
 
@@ -22,7 +22,7 @@ def _next(text: tuple[int, ...], sampling: Sampling) -> int:
     return TARGET.decode(text, 1, sampling)[0]
 
 
-class ToyBlocks:
+class ToyBlocks(DraftsAlone):
     """Proposes the target's own continuation of a path, each token at rate ``hit_rate``.
 
     It checks what a block drafter relies on: context rows come once and in order, and a pass has

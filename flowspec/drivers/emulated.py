@@ -45,7 +45,7 @@ from flowspec.core.protocol.machine import (
 )
 from flowspec.core.protocol.messages import Envelope, Message, Segment, StageReport
 from flowspec.core.protocol.stamps import Stamp
-from flowspec.core.protocol.work import Draft, Pass, Work, WorkResult
+from flowspec.core.protocol.work import DraftPass, Pass, Work, WorkResult
 from flowspec.core.run.key import RunKey
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.live import IDLE_SECONDS, Performer, Worker
@@ -322,7 +322,7 @@ class EmulatedWorker(Worker):
         if not self._emulation.free_software:
             if self._model_seconds is not None:
                 software = spent - (self._model_seconds() - before)
-            elif not isinstance(work, Pass | Draft):
+            elif not isinstance(work, Pass | DraftPass):
                 software = spent
         seconds = self._emulation.work_seconds(self._link.address, work)
         self.busy_seconds += seconds

@@ -13,7 +13,7 @@ from flowspec.core.protocol.machine import Allocate, Commit, Learn
 from flowspec.core.protocol.row_types import ROW_TYPES, to_float32
 from flowspec.core.protocol.work import (
     Choice,
-    Draft,
+    DraftPass,
     Encode,
     EncodeDone,
     EncodeTurns,
@@ -27,7 +27,7 @@ from flowspec.core.protocol.work import (
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.turns import Turn
 from flowspec.errors import FlowSpecError, StateError, WireError
-from flowspec.model.base import DraftExecutor, RowArray, StageExecutor
+from flowspec.model.base import DraftExecutor, RowArray, StageExecutor, drafted
 from flowspec.model.taps import elements
 
 
@@ -164,8 +164,8 @@ class DraftPerformer:
                 return EncodeDone(self._encoder.encode(prompt, raw=raw))
             case EncodeTurns(_, turns):
                 return EncodeDone(self._encoder.encode_turns(turns))
-            case Draft():
-                return self._executor.run(work)
+            case DraftPass():
+                return drafted(self._executor, work)
             case _:
                 raise StateError("the draft worker runs no stage's pass")
 

@@ -27,14 +27,22 @@ from flowspec.core.protocol.machine import (
     Tick,
 )
 from flowspec.core.protocol.messages import Envelope, Open, Revoke, Submit
-from flowspec.core.protocol.work import Draft, Encode, EncodeTurns, Pass, PassDone, Work
+from flowspec.core.protocol.work import (
+    DraftPass,
+    DraftPassDone,
+    Encode,
+    EncodeTurns,
+    Pass,
+    PassDone,
+    Work,
+)
 from flowspec.core.run import key, limits, sampling, spec, turns
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.spec import shown
 from flowspec.errors import FlowSpecError, ReplayMismatch
 
 #: Version of the format; the header names it.
-FORMAT = 4
+FORMAT = 5
 #: Largest integer a field may hold; ids, positions and counts all fit.
 MAX_INT = (1 << 63) - 1
 
@@ -262,6 +270,10 @@ def _about(run: RunKey, event: Input, work: Work | None) -> Input | None:
             own = tuple(choice for part, choice in pairs if part.run == run)
             others = sum(len(part.ids) for part in work.parts if part.run != run)
             return machine.Done(PassDone(own, others)) if own else None
+        case machine.Done(DraftPassDone(results)) if isinstance(work, DraftPass):
+            found = zip(work.drafts, results, strict=True)
+            answers = tuple(result for draft, result in found if draft.part.run == run)
+            return machine.Done(DraftPassDone(answers)) if answers else None
         case machine.Done():
             return event if work is not None and _concerns_work(run, work) else None
         case _:
@@ -288,8 +300,8 @@ def _concerns_work(run: RunKey, work: Work) -> bool:
     match work:
         case Pass(parts):
             return any(part.run == run for part in parts)
-        case Draft(part):
-            return part.run == run
+        case DraftPass(drafts):
+            return any(draft.part.run == run for draft in drafts)
         case Encode(run=about) | EncodeTurns(run=about):
             return about == run
 
@@ -308,6 +320,9 @@ def _only(run: RunKey, output: Output) -> Output:
     """``output`` as it were if the worker served ``run`` alone, which has one part of a pass."""
     if isinstance(output, Compute) and isinstance(output.work, Pass):
         return Compute(Pass(tuple(part for part in output.work.parts if part.run == run)))
+    if isinstance(output, Compute) and isinstance(output.work, DraftPass):
+        own = (draft for draft in output.work.drafts if draft.part.run == run)
+        return Compute(DraftPass(tuple(own)))
     if isinstance(output, Send) and output.rows is not None:
         return dataclasses.replace(output, rows=dataclasses.replace(output.rows, part=0))
     return output

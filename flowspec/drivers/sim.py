@@ -43,7 +43,7 @@ from flowspec.core.protocol.messages import Answer, Envelope, Segment, Synced
 from flowspec.core.protocol.refusals import refusal
 from flowspec.core.protocol.stamps import Stamp
 from flowspec.core.protocol.work import (
-    Draft,
+    DraftPass,
     Encode,
     EncodeDone,
     EncodeTurns,
@@ -59,7 +59,7 @@ from flowspec.emulation.exclusive_links import ExclusiveLinks, Letter, Transfer
 from flowspec.emulation.links import DirectedLinks
 from flowspec.emulation.way import NO_BROKER, Travelling, Way
 from flowspec.errors import StateError
-from flowspec.model.base import DraftExecutor, RowArray, StageExecutor
+from flowspec.model.base import DraftExecutor, RowArray, StageExecutor, drafted
 
 #: Order of the events of one moment.
 _ARRIVAL, _ENTRY, _RESULT, _CARRY_ON, _MESSAGE, _POLL, _TICK = range(7)
@@ -91,8 +91,9 @@ def unit_costs(work: Work) -> float:
     """A stage's pass costs 1; a growth's drafting costs 1, charged with its first pass."""
     if isinstance(work, Pass):
         return 1.0
-    if isinstance(work, Draft) and work.part.answers and work.growth_pass == 0:
-        return 1.0
+    if isinstance(work, DraftPass):
+        begun = (draft.part.answers and draft.growth_pass == 0 for draft in work.drafts)
+        return 1.0 if any(begun) else 0.0
     return 0.0
 
 
@@ -467,8 +468,8 @@ class Simulation:
             if self._encode is None or isinstance(work, EncodeTurns):
                 raise StateError("this simulation takes jobs with prompt_ids only")
             return self._encode(work)
-        if isinstance(work, Draft):
-            return cast(DraftExecutor, node.executor).run(work)
+        if isinstance(work, DraftPass):
+            return drafted(cast(DraftExecutor, node.executor), work)
         inputs = [
             None if part.tokens else self._rows.pop((node.address, part.run, part.segment))
             for part in work.parts

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -16,7 +17,7 @@ from operator import itemgetter
 
 from flowspec.core.protocol.addresses import DRAFT, Address, Role
 from flowspec.core.protocol.messages import Answer, Envelope, Prune, Segment
-from flowspec.core.protocol.work import Draft, Pass, Work
+from flowspec.core.protocol.work import DraftPass, Pass, Work
 from flowspec.emulation.way import NO_BROKER, Way
 from flowspec.errors import ConfigError
 
@@ -229,8 +230,11 @@ class Profile:
 
     def work_seconds(self, worker: Address, work: Work, stages: int, source: str) -> float:
         """Seconds of ``work`` at ``worker``, with ``stages`` stages and drafts by ``source``."""
-        if isinstance(work, Draft):
-            return self.draft_seconds(source, work.rows, work.drafter)
+        if isinstance(work, DraftPass):
+            counts = Counter[int]()
+            for draft in work.drafts:
+                counts[draft.drafter] += draft.rows
+            return sum(self.draft_seconds(source, n, drafter) for drafter, n in counts.items())
         if not isinstance(work, Pass):
             return 0.0
         rows = sum(len(part.ids) for part in work.parts)

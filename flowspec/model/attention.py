@@ -14,11 +14,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from flowspec.model.ragged import RaggedCache
 
-#: The library's name of ``exact_attention``.
+#: The library's names of ``exact_attention`` and of ``library_attention``.
 EXACT = "flowspec_exact"
+LIBRARY = "flowspec_library"
 #: Devices that compute in float64 at a useful speed; on others rows depend on their company.
 EXACT_DEVICES = ("cpu",)
 
@@ -88,7 +90,9 @@ def exact_attention(
                 softcap=softcap,
                 s_aux=s_aux,
             )[0]
-            for share in ragged.shares(module.layer_idx, query, key, attention_mask)
+            for share in ragged.shares(
+                module.layer_idx, query.shape[1] // key.shape[1], attention_mask
+            )
         ]
         return torch.cat(parts, dim=1), None
     queries = grouped(query, key.shape[1])
@@ -128,4 +132,33 @@ def weighted(
     return torch.bmm(torch.softmax(scores, dim=-1), values)
 
 
+def library_attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor,
+    *,
+    ragged: RaggedCache | None = None,
+    **more: Any,
+) -> tuple[torch.Tensor, None]:
+    """The library's own attention; over the rows of several jobs (``ragged``) one by one.
+
+    Parameters and result are as ``exact_attention``'s, but ``attention_mask`` is boolean, ``[1, 1,
+    rows, slots]``; of several jobs, ``ragged.joined``.
+    """
+    if ragged is None:
+        found, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **more)
+        return found, None
+    parts = [
+        # A mask that begins anywhere in another one is not aligned as some devices want it.
+        sdpa_attention_forward(
+            module, query[:, :, own.rows], own.keys, own.values, own.bias.clone(), **more
+        )[0]
+        for own in ragged.shares(module.layer_idx, 1, attention_mask)
+    ]
+    return torch.cat(parts, dim=1), None
+
+
 AttentionInterface.register(EXACT, exact_attention)
+AttentionInterface.register(LIBRARY, library_attention)

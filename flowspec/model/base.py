@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy.typing as npt
 
 from flowspec.core.protocol.messages import Returns
-from flowspec.core.protocol.work import Draft, DraftDone, Pass, PassDone
+from flowspec.core.protocol.work import (
+    Draft,
+    DraftDone,
+    DraftPass,
+    DraftPassDone,
+    Pass,
+    PassDone,
+    WorkFailed,
+)
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
+from flowspec.errors import FlowSpecError
 
 #: Rows of one job leaving a stage: ``[rows, hidden]`` or, for the toy model, ``[rows]``.
 RowArray = npt.NDArray[Any]
@@ -79,6 +89,13 @@ class DraftExecutor(Protocol):
         """The best ``work.width`` continuations of every answered row."""
         ...
 
+    def run_together(self, works: Sequence[Draft]) -> list[DraftDone | WorkFailed]:
+        """``run`` for drafts of different runs, with one pass where there is a model to pass.
+
+        The proposals of each are those of ``run``. One may fail without the others.
+        """
+        ...
+
     def learn(self, run: RunKey, ids: Sequence[int], rows: RowArray) -> None:
         """Store the target's hidden rows of nodes ``ids``, for the passes that follow.
 
@@ -87,6 +104,40 @@ class DraftExecutor(Protocol):
         is in a pass only after its parent's row was learnt, and in only one pass.
         """
         ...
+
+
+class DraftsAlone(ABC):
+    """A drafter in which several runs have nothing to share."""
+
+    @abstractmethod
+    def run(self, work: Draft) -> DraftDone:
+        """See ``DraftExecutor.run``."""
+
+    def run_together(self, works: Sequence[Draft]) -> list[DraftDone | WorkFailed]:
+        """See ``DraftExecutor.run_together``."""
+        return [_outcome(self.run, work) for work in works]
+
+
+def _outcome(run: Callable[[Draft], DraftDone], work: Draft) -> DraftDone | WorkFailed:
+    try:
+        return run(work)
+    except Exception as error:  # noqa: BLE001 - whatever it is ends its job, no other
+        return WorkFailed(reason_of(error))
+
+
+def reason_of(error: Exception) -> str:
+    """What is wrong, on one line."""
+    if isinstance(error, FlowSpecError):
+        return str(error)
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def drafted(drafter: DraftExecutor, work: DraftPass) -> DraftPassDone:
+    """``work`` by ``drafter``; errors as from ``DraftExecutor.run`` if it is of one run."""
+    if len(work.drafts) == 1:
+        return DraftPassDone((drafter.run(work.drafts[0]),))
+    return DraftPassDone(tuple(drafter.run_together(work.drafts)))
 
 
 def first_facts(drafters: Sequence[object]) -> dict[str, object]:

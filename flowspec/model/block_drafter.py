@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,11 +25,19 @@ from transformers.cache_utils import Cache
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
 
 from flowspec.core.protocol.messages import Returns
-from flowspec.core.protocol.work import BlockDone, Draft, LevelProposals, Part
+from flowspec.core.protocol.work import (
+    BlockDone,
+    Draft,
+    DraftDone,
+    LevelProposals,
+    Part,
+    WorkFailed,
+)
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import StateError
 from flowspec.model.arrays import to_tensor
+from flowspec.model.attention import LIBRARY
 from flowspec.model.base import RowArray
 from flowspec.model.block_layout import (
     EMBEDDING,
@@ -49,6 +57,8 @@ from flowspec.model.drafter_weights import (
 from flowspec.model.kv import TreeCache
 from flowspec.model.linear import KernelLinear
 from flowspec.model.placing import Placing
+from flowspec.model.ragged import RaggedCache, joined
+from flowspec.model.several import each_of
 
 #: Most rows of blocks computed at once, unless a single block has more.
 _BATCH_ROWS = 512
@@ -98,6 +108,28 @@ class BlockLayers(torch.nn.Module):
         rows: torch.Tensor = output.last_hidden_state
         return rows
 
+    def run_together(
+        self,
+        embedded: torch.Tensor,
+        masks: Sequence[torch.Tensor],
+        positions: Sequence[int],
+        cache: RaggedCache,
+    ) -> torch.Tensor:
+        """As a call, over the rows of several jobs, ``[rows, hidden]``, one job's behind another's.
+
+        ``masks``: boolean, ``[rows, slots]`` of each job.
+        """
+        output = self.body(
+            inputs_embeds=embedded[None],
+            attention_mask={"full_attention": joined(masks)},
+            position_ids=torch.tensor([positions], device=embedded.device),
+            past_key_values=cache,
+            use_cache=True,
+            ragged=cache,
+        )
+        rows: torch.Tensor = output.last_hidden_state[0]
+        return rows
+
     def new_cache(self, capacity: int, dtype: torch.dtype, device: torch.device) -> TreeCache:
         """KV rows for one job."""
         config = self.config
@@ -118,6 +150,10 @@ class _Block:
     tokens: tuple[int, ...]
     first_position: int
     asked: range
+
+    @property
+    def positions(self) -> range:
+        return range(self.first_position, self.first_position + len(self.tokens))
 
 
 class _DrafterContext:
@@ -142,6 +178,25 @@ class _DrafterContext:
         self.context += count
         for node in [node for node in self.learnt if node <= tip]:
             del self.learnt[node]
+
+
+@dataclass(slots=True)
+class _Drafting:
+    """A draft under way: blocks that are not computed, and the rows of those that are."""
+
+    work: Draft
+    state: _DrafterContext
+    batches: list[list[_Block]] = field(default_factory=list)
+    outputs: list[torch.Tensor] = field(default_factory=list)
+
+    @property
+    def part(self) -> Part:
+        return self.work.part
+
+    @property
+    def context(self) -> int:
+        """Rows of context that the blocks see."""
+        return self.state.context + self.part.context
 
 
 class BlockDrafter:
@@ -203,41 +258,100 @@ class BlockDrafter:
             "kernels": list(dict.fromkeys(linear.kernel for linear in linears)),
         }
 
-    @torch.inference_mode()
     def run(self, work: Draft) -> BlockDone:
         """As ``DraftExecutor.run``; the part has every tree row above an answered one.
 
         StateError if a context row was not learnt.
         """
-        part = work.part
-        state = self._runs[part.run]
-        if part.context:
-            self._extend(part, state)
-        blocks = [self._block(part, row) for row in part.answers]
-        if not blocks:
-            return BlockDone((), ())
-        rows = torch.cat([self._compute(batch, state) for batch in _batches(blocks)])
-        logits = self._lm_head(rows.to(self._placing.head_rows))
+        (found,) = self._propose([work])
+        return found
+
+    def run_together(self, works: Sequence[Draft]) -> list[DraftDone | WorkFailed]:
+        device = self._placing.device
+        return [*each_of(works, _itself, self._propose, joins=True, device=device)]
+
+    @torch.inference_mode()
+    def _propose(self, works: Sequence[Draft]) -> list[BlockDone]:
+        """The proposals of every draft, the rows of all computed together."""
+        drafts = [_Drafting(work, self._runs[work.part.run]) for work in works]
+        extended = [one for one in drafts if one.part.context]
+        if extended:
+            self._extend(extended)
+        for one in drafts:
+            one.batches = list(_batches([self._block(one.part, row) for row in one.part.answers]))
+        while waiting := [one for one in drafts if one.batches]:
+            self._compute(waiting)
+        found = self._ranked(drafts)
+        for one in extended:
+            one.state.settle(one.part.ids[one.part.context - 1], one.part.context)
+        return found
+
+    def _extend(self, drafts: Sequence[_Drafting]) -> None:
+        """Compute the context rows of ``drafts``."""
+        counts = [one.part.context for one in drafts]
+        sums = torch.stack(
+            [one.state.take(node) for one in drafts for node in one.part.ids[: one.part.context]]
+        )
+        positions = [place for one in drafts for place in one.part.positions[: one.part.context]]
+        for one in drafts:
+            one.state.cache.carry_out(None, one.state.context)
+        caches = [one.state.cache for one in drafts]
+        cache = caches[0] if len(caches) == 1 else RaggedCache(caches, counts)
+        places = torch.tensor([positions], device=self._placing.device)
+        self._layers.add_context(sums[None], places, cache)
+
+    def _compute(self, drafts: Sequence[_Drafting]) -> None:
+        """Compute the first batch of blocks of each of ``drafts``.
+
+        A job's blocks are one sequence of rows; each sees the context and itself.
+        """
+        device = self._placing.device
+        taken = [one.batches.pop(0) for one in drafts]
+        masks = []
+        for one, blocks in zip(drafts, taken, strict=True):
+            one.state.cache.carry_out(None, one.context)
+            masks.append(torch.from_numpy(_mask(one.context, _starts(blocks))).to(device))
+        tokens = [token for blocks in taken for block in blocks for token in block.tokens]
+        positions = [place for blocks in taken for block in blocks for place in block.positions]
+        embedded = self._embedding[tokens]
+        caches = [one.state.cache for one in drafts]
+        counts = [len(mask) for mask in masks]
+        rows: torch.Tensor
+        if len(drafts) == 1:
+            places = torch.tensor([positions], device=device)
+            rows = self._layers(embedded[None], masks[0][None, None], places, caches[0])[0]
+        else:
+            ragged = RaggedCache(caches, counts)
+            rows = self._layers.run_together(embedded, masks, positions, ragged)
+        for one, blocks, own in zip(drafts, taken, torch.split(rows, counts), strict=True):
+            one.outputs.append(own[_asked(blocks)])
+
+    def _ranked(self, drafts: Sequence[_Drafting]) -> list[BlockDone]:
+        """The proposals from the computed rows."""
+        asked = [rows for one in drafts for rows in one.outputs]
+        if not asked:
+            return [BlockDone((), ()) for _ in drafts]
+        logits = self._lm_head(torch.cat(asked).to(self._placing.head_rows))
+        counts = [sum(map(len, one.outputs)) for one in drafts]
+        each = torch.split(logits, counts)
+        return [self._done(one, own) for one, own in zip(drafts, each, strict=True)]
+
+    def _done(self, draft: _Drafting, logits: torch.Tensor) -> BlockDone:
+        part = draft.part
         levels = self.levels
         indices = [
             part.positions[row] + level for row in part.answers for level in range(1, levels + 1)
         ]
-        found = [LevelProposals(*row) for row in ranked(logits, work, state.sampling, indices)]
+        if not indices:
+            return BlockDone((), ())
+        rows = ranked(logits, draft.work, draft.state.sampling, indices)
+        found = [LevelProposals(*row) for row in rows]
         by_block = [found[at : at + levels] for at in range(0, len(found), levels)]
         return BlockDone(
             tuple(block[0].tokens for block in by_block),
             tuple(block[0].values for block in by_block),
             below=tuple(tuple(block[1:]) for block in by_block),
         )
-
-    def _extend(self, part: Part, state: _DrafterContext) -> None:
-        """Compute the context rows of ``part``."""
-        count = part.context
-        sums = torch.stack([state.take(node) for node in part.ids[:count]])
-        positions = torch.tensor(part.positions[:count], device=self._placing.device)
-        state.cache.carry_out(None, state.context)
-        self._layers.add_context(sums[None], positions[None], state.cache)
-        state.settle(part.ids[count - 1], count)
 
     def _block(self, part: Part, row: int) -> _Block:
         """The block below ``row``: its path in the tree, itself included, and the masks."""
@@ -255,29 +369,20 @@ class BlockDrafter:
             range(asked, asked + self.levels),
         )
 
-    def _compute(self, blocks: Sequence[_Block], state: _DrafterContext) -> torch.Tensor:
-        """The rows of ``blocks`` that propose, ``[blocks * levels, hidden]``.
 
-        The blocks are one sequence of rows; each sees the context and itself.
-        """
-        device = self._placing.device
-        tokens = [token for block in blocks for token in block.tokens]
-        positions = [
-            block.first_position + at for block in blocks for at in range(len(block.tokens))
-        ]
-        starts = np.cumsum([0] + [len(block.tokens) for block in blocks])
-        mask = torch.from_numpy(_mask(state.context, starts))[None, None].to(device)
-        state.cache.carry_out(None, state.context)
-        rows: torch.Tensor = self._layers(
-            self._embedding[tokens][None],
-            mask,
-            torch.tensor(positions, device=device)[None],
-            state.cache,
-        )[0]
-        asked = [
-            start + at for start, block in zip(starts, blocks, strict=False) for at in block.asked
-        ]
-        return rows[asked]
+def _itself(work: Draft) -> Draft:
+    return work
+
+
+def _starts(blocks: Sequence[_Block]) -> npt.NDArray[np.int64]:
+    """Where every block begins among the rows of all, and where the last one ends."""
+    return np.cumsum([0] + [len(block.tokens) for block in blocks])
+
+
+def _asked(blocks: Sequence[_Block]) -> list[int]:
+    """The rows of ``blocks`` that propose."""
+    starts = _starts(blocks).tolist()
+    return [start + at for start, block in zip(starts, blocks, strict=False) for at in block.asked]
 
 
 def _mask(context: int, starts: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
@@ -299,7 +404,8 @@ def _batches(blocks: Sequence[_Block]) -> Iterator[list[_Block]]:
             yield batch
             batch = []
         batch.append(block)
-    yield batch
+    if batch:
+        yield batch
 
 
 def load_block_drafter(
@@ -334,7 +440,7 @@ def read_layers(directory: ModelDirectory, placing: Placing | None = None) -> Bl
     trained.
     """
     config = Qwen3Config.from_dict(dict(directory.config))
-    config._attn_implementation = "sdpa"
+    config._attn_implementation = LIBRARY
     with torch.device("meta"):
         layers = BlockLayers(config)
     where = placing if placing is not None else Placing()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 
 from flowspec.core.protocol.messages import Returns
-from flowspec.core.protocol.work import Draft, DraftDone, Part
+from flowspec.core.protocol.work import Draft, DraftDone, Part, WorkFailed
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import StateError
@@ -16,9 +17,21 @@ from flowspec.model.base import RowArray
 from flowspec.model.block import LayerBlock
 from flowspec.model.directory import ModelDirectory
 from flowspec.model.placing import Placing
+from flowspec.model.rows import Placement
 from flowspec.model.sampling import perturbed_rows, top_logprobs
+from flowspec.model.several import each_of
 from flowspec.model.trial import check_family
 from flowspec.model.two_level import RowCache
+
+
+class _PlacedDraft(NamedTuple):
+    """A draft with its rows, its job's KV rows, their places, and its sampling."""
+
+    work: Draft
+    part: Part
+    cache: RowCache
+    placement: Placement
+    sampling: Sampling
 
 
 class ModelDrafter:
@@ -47,15 +60,35 @@ class ModelDrafter:
     def release(self, run: RunKey) -> None:
         self._runs.pop(run, None)
 
-    @torch.inference_mode()
     def run(self, work: Draft) -> DraftDone:
+        (found,) = self._compute([self._place(work)])
+        return found
+
+    def run_together(self, works: Sequence[Draft]) -> list[DraftDone | WorkFailed]:
+        block = self._block
+        return each_of(works, self._place, self._compute, joins=block.joins, device=block.device)
+
+    def _place(self, work: Draft) -> _PlacedDraft:
         part = self._known(work.part)
         cache, sampling = self._runs[part.run]
-        hidden = self._block.run(part, None, cache)
-        if not part.answers:
-            return DraftDone((), ())
-        logits = self._block.logits(hidden[list(part.answers)])
-        return propose(logits[:, : self._shared], work, sampling)
+        return _PlacedDraft(work, part, cache, cache.begin_pass(part), sampling)
+
+    @torch.inference_mode()
+    def _compute(self, placed: Sequence[_PlacedDraft]) -> list[DraftDone]:
+        """The proposals of every draft, from one pass."""
+        parts = [one.part for one in placed]
+        caches = [one.cache for one in placed]
+        placements = [one.placement for one in placed]
+        hidden = self._block.run_together(parts, [None] * len(parts), caches, placements)
+        asked = [rows[list(part.answers)] for rows, part in zip(hidden, parts, strict=True)]
+        if not any(map(len, asked)):
+            return [DraftDone((), ()) for _ in placed]
+        logits = self._block.logits(torch.cat(asked))[:, : self._shared]
+        each = torch.split(logits, [len(rows) for rows in asked])
+        return [
+            propose(own, one.work, one.sampling) if len(own) else DraftDone((), ())
+            for own, one in zip(each, placed, strict=True)
+        ]
 
     def _known(self, part: Part) -> Part:
         """``part`` with ids that the model does not have replaced."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flowspec.core.protocol.messages import Returns
-from flowspec.core.protocol.work import Draft, DraftDone
+from flowspec.core.protocol.work import Draft, DraftDone, WorkFailed
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import ConfigError, StateError
@@ -45,9 +45,29 @@ class ChoiceDrafter:
 
     def run(self, work: Draft) -> DraftDone:
         """Run the drafter that ``work`` names; StateError if there is none of that number."""
+        self._check(work)
+        return self._with_room(work.drafter, work.part.run).run(work)
+
+    def run_together(self, works: Sequence[Draft]) -> list[DraftDone | WorkFailed]:
+        """As ``DraftExecutor.run_together``, the drafts that name one drafter together."""
+        found: dict[int, DraftDone | WorkFailed] = {}
+        for number in sorted({work.drafter for work in works}):
+            own = [at for at, work in enumerate(works) if work.drafter == number]
+            found.update(zip(own, self._run_on(number, [works[at] for at in own]), strict=True))
+        return [found[at] for at in range(len(works))]
+
+    def _run_on(self, number: int, works: Sequence[Draft]) -> Sequence[DraftDone | WorkFailed]:
+        try:
+            self._check(works[0])
+        except StateError as error:
+            return [WorkFailed(str(error))] * len(works)
+        for work in works:
+            self._with_room(number, work.part.run)
+        return self.drafters[number].run_together(works)
+
+    def _check(self, work: Draft) -> None:
         if work.drafter >= len(self.drafters):
             raise StateError(f"a pass names drafter {work.drafter}; there are {len(self.drafters)}")
-        return self._with_room(work.drafter, work.part.run).run(work)
 
     def learn(self, run: RunKey, ids: Sequence[int], rows: RowArray) -> None:
         """Pass the rows to the drafters that want them; StateError if none does."""

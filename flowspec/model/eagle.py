@@ -14,19 +14,21 @@ token has no row, as it has no parent; here it has one, but no other row attends
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from transformers import LlamaConfig, LlamaModel
 
 from flowspec.core.protocol.messages import Returns
-from flowspec.core.protocol.work import Draft, DraftDone, Part
+from flowspec.core.protocol.work import Draft, DraftDone, Part, WorkFailed
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import StateError
 from flowspec.model import lean
 from flowspec.model.arrays import to_tensor
-from flowspec.model.attention import EXACT, EXACT_DEVICES, bias_of
+from flowspec.model.attention import EXACT, EXACT_DEVICES, LIBRARY, bias_of
 from flowspec.model.base import RowArray
 from flowspec.model.directory import ModelDirectory
 from flowspec.model.draft_vocabulary import DraftVocabulary
@@ -39,13 +41,17 @@ from flowspec.model.lean import LeanLayers
 from flowspec.model.linear import KernelLinear, load_linear
 from flowspec.model.masks import full_mask
 from flowspec.model.placing import Placing
+from flowspec.model.ragged import RaggedCache, joined
 from flowspec.model.rows import Placement
+from flowspec.model.several import each_of
 from flowspec.model.stored_weight import StoredWeight
 
 _FC_BIAS = "fc.bias"
 _EMBEDDING = "embed_tokens.weight"
 _FIRST_NORM = "layers.0.input_layernorm.weight"
 _OUTPUT_BIAS = ".self_attn.o_proj.bias"
+
+T = TypeVar("T")
 
 
 class EagleHead(torch.nn.Module):
@@ -98,6 +104,32 @@ class EagleHead(torch.nn.Module):
         predicted: torch.Tensor = output.last_hidden_state
         return predicted
 
+    def run_together(
+        self,
+        embedded: torch.Tensor,
+        features: torch.Tensor,
+        masks: Sequence[torch.Tensor],
+        positions: Sequence[int],
+        cache: RaggedCache,
+    ) -> torch.Tensor:
+        """As ``FeatureHead.run_together``."""
+        entering = self.fc(torch.cat((embedded, features), dim=-1))
+        if self.config._attn_implementation == EXACT:
+            shared = self.config.num_attention_heads // self.config.num_key_value_heads
+            masks = [bias_of(mask.numpy(), shared, mask.device) for mask in masks]
+        if self.lean is not None:
+            return self.lean.run_ragged(entering, positions, masks, cache)
+        output = self.body(
+            inputs_embeds=entering[None],
+            attention_mask=joined(masks),
+            position_ids=torch.tensor([positions], device=entering.device),
+            past_key_values=cache,
+            use_cache=True,
+            ragged=cache,
+        )
+        predicted: torch.Tensor = output.last_hidden_state[0]
+        return predicted
+
     def new_cache(
         self, capacity: int, dtype: torch.dtype = torch.float32, device: torch.device | None = None
     ) -> TreeCache:
@@ -141,6 +173,20 @@ class FeatureHead(Protocol):
         """As ``EagleHead.forward``."""
         ...
 
+    def run_together(
+        self,
+        embedded: torch.Tensor,
+        features: torch.Tensor,
+        masks: Sequence[torch.Tensor],
+        positions: Sequence[int],
+        cache: RaggedCache,
+    ) -> torch.Tensor:
+        """As a call, over the rows of several jobs, ``[rows, hidden]``, one job's behind another's.
+
+        ``masks``: boolean, ``[rows, slots]`` of each job.
+        """
+        ...
+
 
 class _HeadState:
     """KV rows of one job, and its features by node id: the target's and the head's."""
@@ -165,6 +211,29 @@ class _HeadState:
         for store in (self.true, self.predicted):
             for node in [node for node in store if node < tip]:
                 del store[node]
+
+
+class _PlacedFeatures(NamedTuple):
+    """A draft, its job's rows and features, and the places of its rows."""
+
+    work: Draft
+    state: _HeadState
+    placement: Placement
+
+    @property
+    def part(self) -> Part:
+        return self.work.part
+
+
+class _Wave(NamedTuple):
+    """The ``rows`` of a draft that are computed at once."""
+
+    placed: _PlacedFeatures
+    rows: range
+
+    def of(self, column: Sequence[T]) -> Sequence[T]:
+        """The wave's part of a column of the draft's rows."""
+        return column[self.rows.start : self.rows.stop]
 
 
 class EagleDrafter:
@@ -221,63 +290,84 @@ class EagleDrafter:
             "kernels": list(dict.fromkeys(linear.kernel for linear in linears)),
         }
 
-    @torch.inference_mode()
     def run(self, work: Draft) -> DraftDone:
-        """As ``DraftExecutor.run``; StateError if a parent has no feature at all.
+        """As ``DraftExecutor.run``; StateError if a parent has no feature at all."""
+        (found,) = self._compute([self._place(work)])
+        return found
+
+    def run_together(self, works: Sequence[Draft]) -> list[DraftDone | WorkFailed]:
+        device = self._placing.device
+        return each_of(works, self._place, self._compute, joins=True, device=device)
+
+    def _place(self, work: Draft) -> _PlacedFeatures:
+        state = self._runs[work.part.run]
+        return _PlacedFeatures(work, state, state.cache.begin_pass(work.part))
+
+    @torch.inference_mode()
+    def _compute(self, placed: Sequence[_PlacedFeatures]) -> list[DraftDone]:
+        """The proposals of every draft, the rows of all computed together.
 
         A row whose parent's feature is predicted in the same pass needs it first, so the pass is
         computed in waves.
         """
-        part = work.part
-        state = self._runs[part.run]
-        placement = state.cache.begin_pass(part)
-        outputs = []
-        at = 0
-        while at < len(part.ids):
-            end = self._wave_end(part, state, at)
-            outputs.append(self._wave(part, placement, state, range(at, end)))
-            at = end
-        if part.context:
-            state.settle(part.ids[part.context - 1])
-        if not part.answers:
-            return DraftDone((), ())
-        logits = self._lm_head(torch.cat(outputs)[list(part.answers)])
-        return self._propose(logits, work, state.sampling)
+        outputs: list[list[torch.Tensor]] = [[] for _ in placed]
+        begins = [0] * len(placed)
+        while waiting := [at for at, one in enumerate(placed) if begins[at] < len(one.part.ids)]:
+            wave = [_Wave(placed[at], _next_wave(placed[at], begins[at])) for at in waiting]
+            for at, part, rows in zip(waiting, wave, self._predict(wave), strict=True):
+                outputs[at].append(rows)
+                begins[at] = part.rows.stop
+        found = self._proposals(placed, outputs)
+        for one in placed:
+            if one.part.context:
+                one.state.settle(one.part.ids[one.part.context - 1])
+        return found
 
-    @staticmethod
-    def _wave_end(part: Part, state: _HeadState, first: int) -> int:
-        """The end of the wave from row ``first``: no row in it needs a feature predicted in it."""
-        waiting: set[int] = set()
-        for row in range(first, len(part.ids)):
-            if part.parents[row] in waiting:
-                return row
-            if part.ids[row] not in state.true:  # a prediction kept from earlier is outdated
-                waiting.add(part.ids[row])
-        return len(part.ids)
+    def _proposals(
+        self, placed: Sequence[_PlacedFeatures], outputs: Sequence[Sequence[torch.Tensor]]
+    ) -> list[DraftDone]:
+        asked = [
+            torch.cat(tuple(rows))[list(one.part.answers)]
+            for one, rows in zip(placed, outputs, strict=True)
+            if one.part.answers
+        ]
+        if not asked:
+            return [DraftDone((), ()) for _ in placed]
+        logits = iter(torch.split(self._lm_head(torch.cat(asked)), [len(rows) for rows in asked]))
+        return [
+            self._propose(next(logits), one.work, one.state.sampling)
+            if one.part.answers
+            else DraftDone((), ())
+            for one in placed
+        ]
 
-    def _wave(
-        self, part: Part, placement: Placement, state: _HeadState, rows: range
-    ) -> torch.Tensor:
-        """Predicted features of ``rows`` of the part, ``[rows, hidden]``."""
-        slot = placement.held + rows.start
-        state.cache.carry_out(None, slot)
-        tree_rows = placement.held - placement.context + rows.stop
-        mask = full_mask(placement.context, placement.parents[:tree_rows], len(rows))
-        mask[0 if slot else 1 :, 0] = False
-        parents = part.parents[rows.start : rows.stop]
-        features = torch.stack([self._parent_feature(state, parent) for parent in parents])
-        tokens = list(part.tokens[rows.start : rows.stop])
-        predicted: torch.Tensor = self._head(
-            self._embedding[tokens].unsqueeze(0),
-            features.unsqueeze(0),
-            torch.from_numpy(mask)[None, None].to(self._placing.device),
-            torch.tensor(
-                part.positions[rows.start : rows.stop], device=self._placing.device
-            ).unsqueeze(0),
-            state.cache,
-        )[0]
-        state.predicted.update(zip(part.ids[rows.start : rows.stop], predicted, strict=True))
-        return predicted
+    def _predict(self, wave: Sequence[_Wave]) -> Sequence[torch.Tensor]:
+        """Predicted features of the rows of ``wave``, ``[rows, hidden]`` of each job."""
+        device = self._placing.device
+        masks = [torch.from_numpy(_prepare(one)).to(device) for one in wave]
+        tokens = [token for one in wave for token in one.of(one.placed.part.tokens)]
+        positions = [place for one in wave for place in one.of(one.placed.part.positions)]
+        features = torch.stack(
+            [
+                self._parent_feature(one.placed.state, parent)
+                for one in wave
+                for parent in one.of(one.placed.part.parents)
+            ]
+        )
+        embedded = self._embedding[tokens]
+        caches = [one.placed.state.cache for one in wave]
+        predicted: torch.Tensor
+        if len(wave) == 1:
+            places = torch.tensor([positions], device=device)
+            given = (embedded[None], features[None], masks[0][None, None], places, caches[0])
+            predicted = self._head(*given)[0]
+        else:
+            ragged = RaggedCache(caches, [len(one.rows) for one in wave])
+            predicted = self._head.run_together(embedded, features, masks, positions, ragged)
+        found = torch.split(predicted, [len(one.rows) for one in wave])
+        for one, rows in zip(wave, found, strict=True):
+            one.placed.state.predicted.update(zip(one.of(one.placed.part.ids), rows, strict=True))
+        return found
 
     def _parent_feature(self, state: _HeadState, parent: int) -> torch.Tensor:
         if parent < 0:
@@ -288,6 +378,29 @@ class EagleDrafter:
                 f"node {parent} has no feature: its row was neither learnt nor computed"
             )
         return feature
+
+
+def _next_wave(placed: _PlacedFeatures, first: int) -> range:
+    """The wave from row ``first``: no row in it needs a feature predicted in it."""
+    part = placed.part
+    waiting: set[int] = set()
+    for row in range(first, len(part.ids)):
+        if part.parents[row] in waiting:
+            return range(first, row)
+        if part.ids[row] not in placed.state.true:  # a prediction kept from earlier is outdated
+            waiting.add(part.ids[row])
+    return range(first, len(part.ids))
+
+
+def _prepare(wave: _Wave) -> npt.NDArray[np.bool_]:
+    """Make room for the wave's rows; their mask, ``[rows, slots]``."""
+    placement = wave.placed.placement
+    slot = placement.held + wave.rows.start
+    wave.placed.state.cache.carry_out(None, slot)
+    tree_rows = placement.held - placement.context + wave.rows.stop
+    mask = full_mask(placement.context, placement.parents[:tree_rows], len(wave.rows))
+    mask[0 if slot else 1 :, 0] = False
+    return mask
 
 
 def load_head(
@@ -332,7 +445,7 @@ def read_head(
         {**directory.config, "attention_bias": "layers.0.self_attn.q_proj.bias" in names}
     )
     exact = placing is not None and where.device.type in EXACT_DEVICES
-    config._attn_implementation = EXACT if exact else "sdpa"
+    config._attn_implementation = EXACT if exact else LIBRARY
     with torch.device("meta"):
         head = EagleHead(config, bias=_FC_BIAS in names, input_norm=_FIRST_NORM in names)
     head.body.rotary_emb = type(head.body.rotary_emb)(config).to(where.device)

@@ -12,6 +12,7 @@ first token are as in ``eagle``, whose drafter runs this head.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from transformers.models.llama.modeling_llama import (
     LlamaRotaryEmbedding,
 )
 
+from flowspec.model.attention import LIBRARY
 from flowspec.model.directory import ModelDirectory
 from flowspec.model.draft_vocabulary import DraftVocabulary
 from flowspec.model.drafter_weights import (
@@ -36,6 +38,7 @@ from flowspec.model.eagle import EagleDrafter, head_cache
 from flowspec.model.eagle3_layout import EMBEDDING, LM_HEAD, OFFSETS, Eagle3Layout, read_layout
 from flowspec.model.kv import TreeCache
 from flowspec.model.placing import Placing
+from flowspec.model.ragged import RaggedCache, joined
 from flowspec.model.weights import read_integers
 
 _LAYER = "midlayer."
@@ -64,14 +67,19 @@ class Eagle3Layer(torch.nn.Module):
         mask: torch.Tensor,
         rotary: tuple[torch.Tensor, torch.Tensor],
         cache: Any,
+        **more: Any,
     ) -> torch.Tensor:
-        """Output rows ``[batch, rows, hidden]``; parameters as ``Eagle3Head.forward``'s."""
+        """Output rows ``[batch, rows, hidden]``; parameters as ``Eagle3Head.forward``'s.
+
+        ``more``: for the attention.
+        """
         normed = self.hidden_norm(features)
         attended, _ = self.self_attn(
             hidden_states=torch.cat((self.input_layernorm(embedded), normed), dim=-1),
             position_embeddings=rotary,
             attention_mask=mask,
             past_key_values=cache,
+            **more,
         )
         rows = (normed if self.normed else features) + attended
         output: torch.Tensor = rows + self.mlp(self.post_attention_layernorm(rows))
@@ -109,6 +117,21 @@ class Eagle3Head(torch.nn.Module):
         """The rows' output rows, ``[batch, rows, hidden]``; parameters as ``EagleHead``'s."""
         rotary = self.rotary(features, position_ids=positions)
         output: torch.Tensor = self.midlayer(embedded, features, mask, rotary, cache)
+        return output
+
+    def run_together(
+        self,
+        embedded: torch.Tensor,
+        features: torch.Tensor,
+        masks: Sequence[torch.Tensor],
+        positions: Sequence[int],
+        cache: RaggedCache,
+    ) -> torch.Tensor:
+        """As ``eagle.FeatureHead.run_together``."""
+        places = torch.tensor([positions], device=features.device)
+        rotary = self.rotary(features, position_ids=places)
+        given = (embedded[None], features[None], joined(masks), rotary, cache)
+        output: torch.Tensor = self.midlayer(*given, ragged=cache)[0]
         return output
 
     def logits(self, outputs: torch.Tensor) -> torch.Tensor:
@@ -156,7 +179,7 @@ def read_eagle3(directory: ModelDirectory, target: ModelDirectory) -> Eagle3Head
 def head_config(directory: ModelDirectory) -> LlamaConfig:
     """The decoder layer's config, for the library's parts."""
     config = LlamaConfig.from_dict(dict(directory.config))
-    config._attn_implementation = "sdpa"
+    config._attn_implementation = LIBRARY
     return config
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from flowspec.core.drafting.drafting import MOST_SOURCES
 from flowspec.core.protocol.messages import Returns
-from flowspec.core.protocol.work import Draft, DraftDone
+from flowspec.core.protocol.work import Draft, DraftDone, WorkFailed
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import ConfigError, StateError
@@ -55,21 +55,15 @@ class HybridDrafter:
 
     def run(self, work: Draft) -> DraftDone:
         """As ``DraftExecutor.run``; StateError if a source leaves out a row or a value."""
-        answers = [source.run(work) for source in self._sources]
-        rows = len(work.part.answers)
-        for number, answer in enumerate(answers):
-            lengths = [len(row) for row in answer.tokens]
-            if len(lengths) != rows or lengths != [len(row) for row in answer.values]:
-                raise StateError(
-                    f"source {number} must answer for each of {rows} rows, "
-                    "with a value for each token"
-                )
-        merged = [_merged(answers, row, work.width) for row in range(rows)]
-        return DraftDone(
-            tuple(tuple(token for token, _, _ in row) for row in merged),
-            tuple(tuple(value for _, value, _ in row) for row in merged),
-            tuple(tuple(source for _, _, source in row) for row in merged),
-        )
+        return _merge(work, [source.run(work) for source in self._sources])
+
+    def run_together(self, works: Sequence[Draft]) -> list[DraftDone | WorkFailed]:
+        """As ``DraftExecutor.run_together``, each source over all of ``works``."""
+        by_source = [source.run_together(works) for source in self._sources]
+        return [
+            _merged_outcome(work, answers)
+            for work, answers in zip(works, zip(*by_source, strict=True), strict=True)
+        ]
 
     def learn(self, run: RunKey, ids: Sequence[int], rows: RowArray) -> None:
         """Pass the rows to the sources that want them; StateError if none does."""
@@ -78,6 +72,36 @@ class HybridDrafter:
         for source in self._sources:
             if source.wants_hidden:
                 source.learn(run, ids, rows)
+
+
+def _merged_outcome(
+    work: Draft, answers: Sequence[DraftDone | WorkFailed]
+) -> DraftDone | WorkFailed:
+    done = [answer for answer in answers if isinstance(answer, DraftDone)]
+    failed = [answer for answer in answers if isinstance(answer, WorkFailed)]
+    if failed:
+        return failed[0]
+    try:
+        return _merge(work, done)
+    except StateError as error:
+        return WorkFailed(str(error))
+
+
+def _merge(work: Draft, answers: Sequence[DraftDone]) -> DraftDone:
+    """One answer to ``work`` from those of all sources."""
+    rows = len(work.part.answers)
+    for number, answer in enumerate(answers):
+        lengths = [len(row) for row in answer.tokens]
+        if len(lengths) != rows or lengths != [len(row) for row in answer.values]:
+            raise StateError(
+                f"source {number} must answer for each of {rows} rows, with a value for each token"
+            )
+    merged = [_merged(answers, row, work.width) for row in range(rows)]
+    return DraftDone(
+        tuple(tuple(token for token, _, _ in row) for row in merged),
+        tuple(tuple(value for _, value, _ in row) for row in merged),
+        tuple(tuple(source for _, _, source in row) for row in merged),
+    )
 
 
 def _merged(answers: Sequence[DraftDone], row: int, width: int) -> list[tuple[int, float, int]]:

@@ -20,7 +20,7 @@ from flowspec.core.protocol.work import Draft, DraftDone, Part
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling, gumbel
 from flowspec.errors import ConfigError, StateError
-from flowspec.model.base import RowArray
+from flowspec.model.base import DraftsAlone, RowArray
 
 #: Most recent occurrences of an n-gram that count; bounds the work for frequent tokens.
 RECENT = 64
@@ -119,7 +119,7 @@ def _agreeing(tail: Sequence[int], at: int, most: int) -> int:
     return count
 
 
-class NgramDrafter:
+class NgramDrafter(DraftsAlone):
     """Proposes the tokens that followed suffixes of a row's text, of ``longest`` tokens down to 1.
 
     A value is the log of a prior by match length and rank. Of the probability left by the

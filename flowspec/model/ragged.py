@@ -31,7 +31,7 @@ class Share(NamedTuple):
     """One job's share of a pass in one layer.
 
     ``rows``: of all rows. ``keys``, ``values``: all that it attends to with a mask, ``[1, key
-    heads, slots, head_dim]``. ``bias``: as ``attention.bias_of``'s.
+    heads, slots, head_dim]``. ``bias``: its mask, in four dimensions.
     """
 
     rows: slice
@@ -66,7 +66,7 @@ class RaggedLayer(CacheLayerMixin):
         return key_states, value_states
 
     def shares(self, biases: torch.Tensor, shared: int) -> Iterator[Share]:
-        """Every job's share. ``biases``: as ``joined``'s; ``shared``: query heads of a key head."""
+        """Every job's share. ``biases``: as ``joined``'s; ``shared``: mask rows of each row."""
         flat = biases.flatten()
         begin = 0
         for rows, (keys, values) in zip(self._spans, self._kept, strict=True):
@@ -97,12 +97,10 @@ class RaggedCache(Cache):
         by_layer = zip(*(cache.layers for cache in caches), strict=True)
         super().__init__(layers=[RaggedLayer(layers, self.spans) for layers in by_layer])
 
-    def shares(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, biases: torch.Tensor
-    ) -> Iterator[Share]:
-        """Every job's share in ``layer``, for the heads of ``query`` and ``key``."""
+    def shares(self, layer: int, shared: int, biases: torch.Tensor) -> Iterator[Share]:
+        """Every job's share in ``layer``; the rest as for ``RaggedLayer.shares``."""
         known: Any = self.layers[layer]
-        found: Iterator[Share] = known.shares(biases, query.shape[1] // key.shape[1])
+        found: Iterator[Share] = known.shares(biases, shared)
         return found
 
 

@@ -13,7 +13,7 @@ from flowspec.core.protocol.messages import Returns
 from flowspec.core.protocol.work import Choice, Part, Pass, PassDone, WorkFailed
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
-from flowspec.errors import FlowSpecError, StateError
+from flowspec.errors import StateError
 from flowspec.model.arrays import to_array
 from flowspec.model.base import RowArray
 from flowspec.model.block import LayerBlock
@@ -21,14 +21,14 @@ from flowspec.model.directory import ModelDirectory
 from flowspec.model.placing import Placing
 from flowspec.model.rows import Placement
 from flowspec.model.sampling import choose_rows, top_logprobs
+from flowspec.model.several import each_of, out_of_memory
 from flowspec.model.tap_shares import TapShares
 from flowspec.model.taps import Taps
 from flowspec.model.trial import check_family
 from flowspec.model.two_level import PLAIN, RowCache
-from flowspec.observe import logger
 
 
-class _Placed(NamedTuple):
+class _PlacedPart(NamedTuple):
     """A part with its rows, its job's KV rows, their places, and whether sums are to go with it."""
 
     part: Part
@@ -75,79 +75,34 @@ class ModelStage:
         self._runs.pop(run, None)
 
     def run(self, work: Pass, inputs: Sequence[RowArray | None]) -> tuple[PassDone, list[RowArray]]:
-        if len(work.parts) > 1:
-            return self._together(work.parts, inputs)
-        (part,) = work.parts
-        cache, _, returns = self._runs[part.run]
+        given = list(zip(work.parts, inputs, strict=True))
+        if len(given) > 1:
+            return self._together(given)
         with contextlib.suppress(torch.OutOfMemoryError):
-            placement = cache.begin_pass(part)
-            ((choice, rows),) = self._compute(
-                [_Placed(part, inputs[0], cache, placement, returns.hidden)]
-            )
+            ((choice, rows),) = self._compute([self._place(given[0])])
             return PassDone((choice,)), [rows]
-        raise StateError(self._out_of_memory())
-
-    def _out_of_memory(self) -> str:
-        """Give back what the failed pass held, which the next job needs; what to tell the user."""
-        torch.cuda.empty_cache()
-        return (
-            f"the device {self._block.device} is out of memory; "
-            "run fewer jobs, shorter contexts or smaller segments, or give it fewer layers"
-        )
-
-    # ---- several jobs ----------------------------------------------------------------------------
+        raise StateError(out_of_memory(self._block.device))
 
     def _together(
-        self, parts: Sequence[Part], inputs: Sequence[RowArray | None]
+        self, given: Sequence[tuple[Part, RowArray | None]]
     ) -> tuple[PassDone, list[RowArray]]:
         """A pass over several jobs' rows; what is wrong with one's fails that one alone."""
-        choices: list[Choice | WorkFailed] = [Choice()] * len(parts)
-        outputs: list[RowArray] = [np.empty(0)] * len(parts)
-        placed: dict[int, _Placed] = {}
-        for at, (part, rows) in enumerate(zip(parts, inputs, strict=True)):
-            cache, _, returns = self._runs[part.run]
-            try:
-                placement = cache.begin_pass(part)
-            except FlowSpecError as error:
-                choices[at] = WorkFailed(str(error))
-            else:
-                placed[at] = _Placed(part, rows, cache, placement, returns.hidden)
-        found = self._computed(list(placed.values())) if placed else []
-        for at, outcome in zip(placed, found, strict=True):
-            if isinstance(outcome, WorkFailed):
-                choices[at] = outcome
-            else:
-                choices[at], outputs[at] = outcome
+        choices: list[Choice | WorkFailed] = []
+        outputs: list[RowArray] = []
+        block = self._block
+        results = each_of(given, self._place, self._compute, joins=block.joins, device=block.device)
+        for found in results:
+            choice, rows = (found, np.empty(0)) if isinstance(found, WorkFailed) else found
+            choices.append(choice)
+            outputs.append(rows)
         return PassDone(tuple(choices)), outputs
 
-    def _computed(self, placed: Sequence[_Placed]) -> list[_Computed | WorkFailed]:
-        """Every part's choices and rows.
+    def _place(self, given: tuple[Part, RowArray | None]) -> _PlacedPart:
+        part, rows = given
+        cache, _, returns = self._runs[part.run]
+        return _PlacedPart(part, rows, cache, cache.begin_pass(part), returns.hidden)
 
-        If the parts cannot be computed together, as for want of memory, they are one by one, so
-        that only those fail which cannot be computed at all. A row computed again goes where it
-        went before.
-        """
-        if self._block.joins:
-            found = self._attempt(placed)
-            if not isinstance(found, WorkFailed):
-                return [*found]
-            logger().warning("a pass over several jobs failed", reason=found.reason)
-        outcomes: list[_Computed | WorkFailed] = []
-        for one in placed:
-            alone = self._attempt([one])
-            outcomes.append(alone if isinstance(alone, WorkFailed) else alone[0])
-        return outcomes
-
-    def _attempt(self, placed: Sequence[_Placed]) -> list[_Computed] | WorkFailed:
-        try:
-            return self._compute(placed)
-        except torch.OutOfMemoryError:
-            pass  # its traceback holds the pass's memory until here
-        except Exception as error:  # noqa: BLE001 - whatever it is ends its job, no other
-            return WorkFailed(_reason(error))
-        return WorkFailed(self._out_of_memory())
-
-    def _compute(self, placed: Sequence[_Placed]) -> list[_Computed]:
+    def _compute(self, placed: Sequence[_PlacedPart]) -> list[_Computed]:
         """Choices and rows to send on of every part, from one pass."""
         parts = [one.part for one in placed]
         rows = [one.rows for one in placed]
@@ -209,11 +164,3 @@ def load_stage(
     )
     shares = TapShares(block, layers, taps, drafter) if taps is not None else None
     return ModelStage(block, shares)
-
-
-def _reason(error: Exception) -> str:
-    """What is wrong, on one line."""
-    if isinstance(error, FlowSpecError):
-        return str(error)
-    lines = str(error).splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -20,7 +20,7 @@ from flowspec.core.protocol.work import Choice, Draft, DraftDone, Part, Pass, Pa
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling, choose
 from flowspec.errors import StateError
-from flowspec.model.base import RowArray
+from flowspec.model.base import DraftsAlone, RowArray
 from flowspec.model.masks import tree_mask
 from flowspec.model.rows import Placement, row_store
 
@@ -183,7 +183,7 @@ class ToyStage:
         return PassDone(choices), list(outputs)
 
 
-class ToyDrafter:
+class ToyDrafter(DraftsAlone):
     """Proposes the target's choice with probability ``hit_rate``, at one of ``ranks`` (from 0)."""
 
     wants_hidden = False

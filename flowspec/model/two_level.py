@@ -145,7 +145,8 @@ def two_level_attention(
     """
     if ragged is not None:
         assert isinstance(two_level, Sequence)
-        shares = ragged.shares(module.layer_idx, query, key, attention_mask)
+        shared = query.shape[1] // key.shape[1]
+        shares = ragged.shares(module.layer_idx, shared, attention_mask)
         parts = [
             two_level_attention(
                 module,

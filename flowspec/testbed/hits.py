@@ -22,7 +22,7 @@ from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.drivers.oracle import OracleStage
 from flowspec.errors import ConfigError, StateError
-from flowspec.model.base import RowArray
+from flowspec.model.base import DraftsAlone, RowArray
 
 #: Expected acceptance of a proposal at a rank that is never right.
 LEAST = 1e-6
@@ -80,7 +80,7 @@ def right(position: int, rate: float, *, seed: int = 0) -> bool:
     return _draw(seed, _RANK, position) < rate
 
 
-class HitDrafter:
+class HitDrafter(DraftsAlone):
     """Drafts for known texts (``sequences``: prompt and output by job), at the rates of ``kinds``.
 
     Kinds are drawn alike on and off the path, so they do not reveal whether a node is on it.

@@ -24,7 +24,7 @@ from flowspec.core.protocol.work import Draft, DraftDone, Part, Pruned
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import StateError
-from flowspec.model.base import DraftExecutor, DraftsBlocks, RowArray
+from flowspec.model.base import DraftExecutor, DraftsAlone, DraftsBlocks, RowArray
 from flowspec.model.drafter_choice import ChoiceDrafter
 
 #: Continuations computed and kept per node, the largest width of any strategy. The best ``w`` of
@@ -202,7 +202,7 @@ class _MemoRun:
         return path[::-1][: self.context]
 
 
-class MemoDrafter:
+class MemoDrafter(DraftsAlone):
     """A drop-in for ``inner`` that computes the proposals for a path and a sampling only once.
 
     True rows are assumed to follow from path and sampling, so a memo serves one target. ``passes``:

@@ -17,7 +17,7 @@ import numpy as np
 from flowspec.core.protocol.addresses import Address, Role
 from flowspec.core.protocol.machine import Commit, Compute, Done, Input, Output
 from flowspec.core.protocol.messages import Prune
-from flowspec.core.protocol.work import Draft, Pass
+from flowspec.core.protocol.work import DraftPass, Part, Pass
 from flowspec.errors import ConfigError
 from flowspec.testbed.report import BenchReport, ReportRow
 
@@ -66,6 +66,14 @@ class Interval:
     draft: bool
 
 
+def _parts(work: Pass | DraftPass) -> Iterator[Part]:
+    """The rows of each run."""
+    if isinstance(work, Pass):
+        yield from work.parts
+    else:
+        yield from (draft.part for draft in work.drafts)
+
+
 @dataclass
 class Timeline:
     """A simulation's tap: its passes in order, and the fates of their rows."""
@@ -81,10 +89,10 @@ class Timeline:
             start, ids, draft = self._running.pop(node)
             self.spans.append(Interval(node, start, now, ids, draft))
         for output in outputs:
-            if isinstance(output, Compute) and isinstance(output.work, Pass | Draft):
-                parts = output.work.parts if isinstance(output.work, Pass) else (output.work.part,)
-                ids = tuple(row for part in parts for row in part.ids)
-                self._running[node] = (now, ids, isinstance(output.work, Draft))
+            if isinstance(output, Compute) and isinstance(output.work, Pass | DraftPass):
+                drafting = isinstance(output.work, DraftPass)
+                ids = tuple(row for part in _parts(output.work) for row in part.ids)
+                self._running[node] = (now, ids, drafting)
             elif isinstance(output, Commit):
                 self.commits.append(now)
                 for prune in output.prunes:

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from flowspec.core.protocol.messages import Returns
-from flowspec.core.protocol.work import Draft, DraftDone
+from flowspec.core.protocol.work import Draft, DraftDone, WorkFailed
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.model.base import DraftExecutor, RowArray
@@ -93,9 +93,17 @@ class OracleDrafter:
 
     def run(self, work: Draft) -> DraftDone:
         """As ``DraftExecutor.run``; computes until the oracle's seconds are over."""
-        drafter, seconds = self._runs[work.part.run]
-        until = self._clock() + seconds
-        done = drafter.run(work)
+        (found,) = self._compute([work])
+        return found
+
+    def run_together(self, works: Sequence[Draft]) -> list[DraftDone | WorkFailed]:
+        """As ``DraftExecutor.run_together``, in the seconds of one pass."""
+        return [*self._compute(works)]
+
+    def _compute(self, works: Sequence[Draft]) -> list[DraftDone]:
+        known = [self._runs[work.part.run] for work in works]
+        until = self._clock() + max(seconds for _, seconds in known)
+        done = [drafter.run(work) for work, (drafter, _) in zip(works, known, strict=True)]
         while self._clock() < until:
             continue
         return done

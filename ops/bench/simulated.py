@@ -16,7 +16,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from flowspec.cli.generate import read_prompts
 from flowspec.core.protocol.addresses import Address, Role
-from flowspec.core.protocol.work import Draft, Pass, Work
+from flowspec.core.protocol.work import DraftPass, Pass, Work
 from flowspec.drivers.sim import UNIT, Costs
 from flowspec.errors import StateError
 from flowspec.model.base import DraftExecutor, StageExecutor
@@ -35,7 +35,8 @@ def per_pass(draft: float, middle: float = 1.0) -> Costs:
     def work_cost(node: Address, work: Work) -> float:
         if isinstance(work, Pass):
             return middle if node.role is Role.MIDDLE else 1.0
-        return draft if isinstance(work, Draft) and work.part.answers else 0.0
+        answers = isinstance(work, DraftPass) and any(one.part.answers for one in work.drafts)
+        return draft if answers else 0.0
 
     return Costs(work_cost)
 

@@ -10,7 +10,7 @@ from flowspec.core.job.stats import repeated_4grams
 from flowspec.core.protocol.addresses import DRAFT, Address
 from flowspec.core.protocol.machine import Commit, Compute, Done, Input, Output, Received, Send
 from flowspec.core.protocol.messages import Answer, Segment, Synced
-from flowspec.core.protocol.work import Draft, Pass
+from flowspec.core.protocol.work import Draft, DraftPass, Pass
 from flowspec.core.run.history import History
 from flowspec.core.run.sampling import Sampling
 from flowspec.emulation.profile import Profile
@@ -96,7 +96,7 @@ class Trace:
             self.spans.append(BusySpan(node, *self._running.pop(node), now))
         for output in outputs:
             match output:
-                case Compute(Pass((part, *_)) | Draft(part)):
+                case Compute(Pass((part, *_)) | DraftPass((Draft(part), *_))):
                     self._running[node] = (part.segment, part.ids, now)
                 case Send():
                     self._send(node, now, output)

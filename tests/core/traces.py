@@ -17,7 +17,7 @@ from flowspec.core.protocol.machine import (
     Send,
 )
 from flowspec.core.protocol.messages import Envelope, Revoke
-from flowspec.core.protocol.work import Encode
+from flowspec.core.protocol.work import DraftPass, Encode
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.spec import JobSpec
 from flowspec.drivers.sim import Costs, RunRecord, Simulation, unit_costs
@@ -63,8 +63,10 @@ def run_of(output: Output) -> RunKey:
 
 
 def part_run(work: object) -> RunKey:
-    parts = getattr(work, "parts", None) or (work.part,)  # type: ignore[attr-defined]
-    (run,) = {part.run for part in parts}
+    if isinstance(work, DraftPass):
+        (run,) = {draft.part.run for draft in work.drafts}
+        return run
+    (run,) = {part.run for part in work.parts}  # type: ignore[attr-defined]
     return run
 
 

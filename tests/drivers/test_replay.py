@@ -27,10 +27,14 @@ from flowspec.core.protocol.work import (
     BlockDone,
     BlockDraft,
     Draft,
+    DraftDone,
+    DraftPass,
+    DraftPassDone,
     LevelProposals,
     Part,
     Pass,
     Pruned,
+    WorkFailed,
 )
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.limits import Limits
@@ -284,7 +288,9 @@ def test_jobs_whose_drafters_take_turns_are_replayed(monkeypatch: pytest.MonkeyP
             for output in line.get("out", ())
             if "work" in output
         ]
-        assert {work["drafter"] for work in works if work["_"] == "Draft"} == {0, 1, 2}
+        drafts = [one for work in works for one in work.get("drafts", ())]
+        assert {draft["drafter"] for draft in drafts} == {0, 1, 2}
+        assert {len(work["drafts"]) for work in works if "drafts" in work} == {1}
         done = replay(merge(written))
         assert done.tokens == tuple(simulation.jobs[job].tokens)
         assert len(done.tokens) == 60
@@ -324,7 +330,11 @@ def test_work_and_limits_are_written_exactly() -> None:
         Draft(replace(part, pruned=None), 4),
         Draft(part, 4, 2, True, 2),
         BlockDraft(part, 4, 2, True, 2, levels=7),
-        m.Done(BlockDone(((1,),), ((-0.5,),), below=((LevelProposals((2, 3), (-1.0, -2.0)),),))),
+        DraftPassDone(
+            (BlockDone(((1,),), ((-0.5,),), below=((LevelProposals((2, 3), (-1.0, -2.0)),),)),)
+        ),
+        DraftPass((Draft(part, 4), BlockDraft(part, 4, levels=2))),
+        m.Done(DraftPassDone((DraftDone(((1,),), ((-0.5,),)), WorkFailed("it is lost")))),
         Pass((part, replace(part, run=RunKey("j", 2)))),
         one,
         replace(one, others=(False, True), levels=(0, 0, 7)),
@@ -576,11 +586,13 @@ def test_a_run_that_shared_its_passes_is_replayed_alone(strategy: str) -> None:
         for address, head in ((D0, True), (stage_address(1), False), (stage_address(2), False))
     }
     shared = Counter[int]()
+    drafted = Counter[int]()
 
     def tap(node: Address, now: float, event: m.Input, outputs: list[m.Output]) -> None:
         recorders[node].step(now, event, outputs)
         works = [output.work for output in outputs if isinstance(output, m.Compute)]
         shared.update(len(work.parts) for work in works if isinstance(work, Pass))
+        drafted.update(len(work.drafts) for work in works if isinstance(work, DraftPass))
 
     simulation = pipeline(2, tap=tap)
     prompts = {f"j{at}": tuple(PROMPT[at:]) for at in range(3)}
@@ -589,6 +601,7 @@ def test_a_run_that_shared_its_passes_is_replayed_alone(strategy: str) -> None:
         simulation.submit(job, spec)
     simulation.run()
     assert shared[3] > 3
+    assert strategy == "autoregressive" or drafted[3] > 3
     for job, prompt in prompts.items():
         done = replay(merge(lines[RunKey(job, 1)]))
         assert done.tokens == TARGET.decode(prompt, 30, Sampling())

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from flowspec.core.protocol.addresses import DRAFT, stage_address
 from flowspec.core.protocol.messages import Answer, Close, Envelope, Prune, Segment
-from flowspec.core.protocol.work import Draft, Encode, Part, Pass
+from flowspec.core.protocol.work import Draft, DraftPass, Encode, Part, Pass
 from flowspec.core.run.key import RunKey
 from flowspec.emulation.profile import LinkShape, Profile, Times
 from flowspec.errors import ConfigError
@@ -182,7 +182,21 @@ def test_drafters_of_a_hybrid_compute_one_after_another(rows: int) -> None:
     profile = make()
     both = profile.draft_seconds("slm+ngram", rows)
     assert both == profile.draft_seconds("slm", rows) + profile.draft_seconds("ngram", rows)
-    assert profile.work_seconds(D0, Draft(part(rows), 4), 4, "slm+ngram") == both
+    work = DraftPass((Draft(part(rows), 4),))
+    assert profile.work_seconds(D0, work, 4, "slm+ngram") == both
+
+
+@given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 1)), min_size=1, max_size=6))
+def test_a_drafters_pass_for_several_runs_costs_what_its_rows_do(
+    drafts: list[tuple[int, int]],
+) -> None:
+    profile = make()
+    work = DraftPass(tuple(Draft(part(rows), 4, drafter=drafter) for rows, drafter in drafts))
+    seconds = 0.0
+    for number in range(2):
+        if rows := sum(count for count, drafter in drafts if drafter == number):
+            seconds += profile.draft_seconds("slm:ngram", rows, number)
+    assert profile.work_seconds(D0, work, 4, "slm:ngram") == pytest.approx(seconds)
 
 
 def test_reading_a_prompt_costs_nothing() -> None:
@@ -202,10 +216,8 @@ def test_each_of_several_drafters_costs_its_own_time(rows: int) -> None:
     for number, alone in enumerate(("slm", "ngram", "slm+ngram")):
         seconds = profile.draft_seconds("slm:ngram:slm + ngram", rows, number)
         assert seconds == profile.draft_seconds(alone, rows)
-        assert (
-            profile.work_seconds(D0, Draft(part(rows), 4, drafter=number), 4, "slm:ngram:slm+ngram")
-            == seconds
-        )
+        work = DraftPass((Draft(part(rows), 4, drafter=number),))
+        assert profile.work_seconds(D0, work, 4, "slm:ngram:slm+ngram") == seconds
 
 
 def test_every_choice_of_a_source_needs_times() -> None:

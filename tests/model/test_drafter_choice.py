@@ -15,7 +15,7 @@ from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.emulation.profiles import load
 from flowspec.errors import ConfigError, StateError
-from flowspec.model.base import RowArray
+from flowspec.model.base import DraftsAlone, RowArray
 from flowspec.model.directory import default_pair, open_directory
 from flowspec.model.drafter_choice import ChoiceDrafter, wanting_hidden
 from flowspec.model.eagle import EagleDrafter
@@ -128,7 +128,7 @@ def test_what_a_head_keeps_while_another_drafts_is_bounded(monkeypatch: pytest.M
     assert head.learnt > 2 * max(head.kept)
 
 
-class Measured:
+class Measured(DraftsAlone):
     """A head that records its passes, the number of rows learnt, and the number kept each time."""
 
     wants_hidden = True

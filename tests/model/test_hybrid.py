@@ -16,7 +16,7 @@ from flowspec.core.protocol.work import Draft, DraftDone, Part
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import ConfigError, StateError
-from flowspec.model.base import RowArray
+from flowspec.model.base import DraftsAlone, RowArray
 from flowspec.model.hybrid import HybridDrafter
 from flowspec.model.ngram import NgramDrafter
 from flowspec.model.toy import ToyDrafter
@@ -26,7 +26,7 @@ from tests.model.test_ngram import ENDLESS, RUN, SAMPLED, Bench, simulate, token
 Rows = list[list[tuple[int, float]]]
 
 
-class Scripted:
+class Scripted(DraftsAlone):
     """Gives scripted answers, and records its requests."""
 
     def __init__(self, rows: Rows | None = None, *, wants_hidden: bool = False) -> None:

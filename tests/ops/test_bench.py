@@ -120,6 +120,13 @@ def test_ragged_passes_are_measured_and_checked(tmp_path: Path) -> None:
     assert all(float(cell) > 0 for row in found for cell in row)
 
 
+def test_shared_passes_of_drafters_are_measured_and_checked() -> None:
+    words = ("--jobs", "3", "--nodes", "1,4", "--rounds", "1", "--sources", "head,ngram")
+    found = [row for row in printed("ops.bench.ragged_drafts", *words) if row[1] in ("1", "4")]
+    assert [row[0] for row in found] == ["head", "head", "ngram", "ngram"]
+    assert all(float(cell) > 0 for row in found for cell in row[1:])
+
+
 @pytest.mark.heavy
 def test_simulation_speed_computes_no_pass_twice() -> None:
     words = (

@@ -11,7 +11,7 @@ from flowspec.core.protocol.work import Draft, DraftDone
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.emulation.profiles import load
-from flowspec.model.base import DraftExecutor, RowArray
+from flowspec.model.base import DraftExecutor, DraftsAlone, RowArray
 from flowspec.model.directory import default_pair, open_directory
 from flowspec.model.sources import load_sources
 from ops.bench.drafting import Level, hidden_table, speed_table, step_seconds
@@ -21,7 +21,7 @@ CONTEXT = 12
 NODES = 4
 
 
-class Watched:
+class Watched(DraftsAlone):
     """``inner``, with a record of its passes."""
 
     def __init__(self, inner: DraftExecutor) -> None:

@@ -41,7 +41,7 @@ from flowspec.core.protocol.messages import (
     Synced,
 )
 from flowspec.core.protocol.sequence import SeqWriter
-from flowspec.core.protocol.work import Draft, DraftDone, Work
+from flowspec.core.protocol.work import DraftDone, DraftPass, DraftPassDone, Work
 from flowspec.core.protocol.work import Pass as StagePass
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
@@ -113,8 +113,8 @@ class PipeDecSketch:
             case Poll():
                 self.working = True
                 work = self.drafting.next_work(self.tree)
-                return [Compute(work)] if work else []
-            case Done(result) if isinstance(result, DraftDone):
+                return [Compute(DraftPass((work,)))] if work else []
+            case Done(DraftPassDone((DraftDone() as result,))):
                 self.working = False
                 self.drafting.done(result, self.tree)
                 if self.drafting.growing and not self.drafting.proceed(self.tree):
@@ -242,9 +242,8 @@ def run(
 
     def cost(node: Address, work: Work) -> float:
         prompt = isinstance(work, StagePass) and any(0 in part.ids for part in work.parts)
-        return (
-            0.0 if prompt or (isinstance(work, Draft) and not work.part.answers) else seconds[node]
-        )
+        lags = isinstance(work, DraftPass) and not any(one.part.answers for one in work.drafts)
+        return 0.0 if prompt or lags else seconds[node]
 
     def tap(node: Address, now: float, event: Input, outputs: list[Output]) -> None:
         for output in outputs:

@@ -16,7 +16,7 @@ from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.oracle import OracleStage
 from flowspec.drivers.sim import UNIT, Costs, Simulation, Tap
-from flowspec.model.base import RowArray
+from flowspec.model.base import DraftsAlone, RowArray
 from flowspec.strategies import build
 from tests.addresses import D0
 
@@ -24,7 +24,7 @@ from tests.addresses import D0
 Script = Mapping[int, Sequence[tuple[int, float]]]
 
 
-class ScriptedDrafter:
+class ScriptedDrafter(DraftsAlone):
     """Proposes by the last token alone; after a token that is not in the script, token 99."""
 
     wants_hidden = False

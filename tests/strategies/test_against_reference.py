@@ -16,7 +16,7 @@ from flowspec.core.job.draft_worker import DraftMachine
 from flowspec.core.protocol.addresses import Address, stage_address
 from flowspec.core.protocol.machine import Input, Output
 from flowspec.core.protocol.messages import Envelope
-from flowspec.core.protocol.work import Draft, DraftDone, Pass, Work
+from flowspec.core.protocol.work import Draft, DraftDone, DraftPass, Pass, Work
 from flowspec.core.run.limits import Limits
 from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_worker import StageMachine
@@ -63,8 +63,9 @@ def simulated_costs(case: Case) -> Costs:
     def work_seconds(node: Address, work: Work) -> float:
         if isinstance(work, Pass):
             return seconds[node]
-        assert isinstance(work, Draft)
-        paid = bool(work.part.answers) and not (costs.per_growth and work.growth_pass)
+        assert isinstance(work, DraftPass)
+        (draft,) = work.drafts
+        paid = bool(draft.part.answers) and not (costs.per_growth and draft.growth_pass)
         return costs.draft if paid else 0.0
 
     def link_seconds(source: Address, target: Address, envelope: Envelope) -> float:

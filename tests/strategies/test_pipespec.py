@@ -9,7 +9,7 @@ import pytest
 from flowspec.core.drafting import drafting
 from flowspec.core.protocol.addresses import Address
 from flowspec.core.protocol.machine import Commit, Compute, Input, Output
-from flowspec.core.protocol.work import Pass
+from flowspec.core.protocol.work import DraftPass, Pass
 from flowspec.core.run.sampling import Sampling
 from flowspec.drivers.sim import Costs
 from flowspec.errors import ConfigError
@@ -38,8 +38,9 @@ def script(strategy: str, until: float) -> list[str]:
 
     def tap(node: Address, now: float, event: Input, outputs: list[Output]) -> None:
         for output in outputs:
-            if isinstance(output, Compute) and not isinstance(output.work, Pass):
-                lines.append(f"{now:g} small drafts after {output.work.part.tokens[-1]}")  # type: ignore[union-attr]
+            if isinstance(output, Compute) and isinstance(output.work, DraftPass):
+                (draft,) = output.work.drafts
+                lines.append(f"{now:g} small drafts after {draft.part.tokens[-1]}")
             elif isinstance(output, Compute):
                 given = " ".join(map(str, output.work.parts[0].tokens))  # type: ignore[union-attr]
                 lines.append(f"{now:g} {NAMES[node]} verifies {given}")

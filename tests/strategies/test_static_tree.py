@@ -6,7 +6,7 @@ import pytest
 
 from flowspec.core.protocol.addresses import Address
 from flowspec.core.protocol.machine import Compute, Input, Output
-from flowspec.core.protocol.work import Draft
+from flowspec.core.protocol.work import DraftPass
 from flowspec.drivers.sim import Costs
 from tests.addresses import D0
 from tests.strategies.scripted import commits, pipeline
@@ -78,7 +78,7 @@ def test_all_passes_ahead_end_before_the_verdict() -> None:
 
     def tap(node: Address, now: float, event: Input, outputs: list[Output]) -> None:
         for output in outputs:
-            if isinstance(output, Compute) and isinstance(output.work, Draft):
+            if isinstance(output, Compute) and isinstance(output.work, DraftPass):
                 starts.append(now)
 
     done = pipeline(

@@ -21,14 +21,14 @@ from flowspec.core.job.draft_worker import DraftMachine
 from flowspec.core.protocol.addresses import DRAFT, Address, stage_address
 from flowspec.core.protocol.machine import Input, Output
 from flowspec.core.protocol.messages import Returns
-from flowspec.core.protocol.work import Draft, DraftDone, Part
+from flowspec.core.protocol.work import Draft, DraftDone, DraftPass, Part
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.sim import Costs, Simulation, unit_costs
 from flowspec.errors import StateError
-from flowspec.model.base import DraftExecutor, RowArray
+from flowspec.model.base import DraftExecutor, DraftsAlone, RowArray
 from flowspec.model.directory import open_directory
 from flowspec.model.drafter_choice import ChoiceDrafter
 from flowspec.model.ngram import NgramDrafter
@@ -46,7 +46,7 @@ from tests.toy import PROMPT, TARGET, limits
 SAMPLINGS = [Sampling(), Sampling(1.0, seed=3)]
 #: A drafter pass takes 0.3 of a stage's, so that drafts, answers and verdicts interleave.
 COSTS = Costs(
-    lambda node, work: 0.3 if isinstance(work, Draft) else unit_costs(work), lambda *_: 0.1
+    lambda node, work: 0.3 if isinstance(work, DraftPass) else unit_costs(work), lambda *_: 0.1
 )
 CLOSE = 1e-4
 
@@ -60,7 +60,7 @@ class Toy(ToyDrafter):
         return super()._propose(state, choice, WIDTH)[:width]
 
 
-class Both:
+class Both(DraftsAlone):
     """Runs the drafter and its memo, compares their answers and returns the drafter's."""
 
     def __init__(self, plain: DraftExecutor, memo: MemoDrafter, close: float) -> None:

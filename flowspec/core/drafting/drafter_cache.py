@@ -56,6 +56,11 @@ class DrafterCache:
         return self.overdue if self.levels else bool(self._lag)
 
     @property
+    def lag(self) -> int:
+        """Context rows that it has not computed."""
+        return len(self._lag)
+
+    @property
     def overdue(self) -> bool:
         """Whether this is a refreshed drafter that lags by at least a whole pass.
 

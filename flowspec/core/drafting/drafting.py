@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from flowspec.core.drafting.block_stems import block_stems
 from flowspec.core.drafting.calibration import Calibration, Calibrations
-from flowspec.core.drafting.drafter_cache import DrafterCache
+from flowspec.core.drafting.drafter_cache import CATCH_UP_ROWS, DrafterCache
 from flowspec.core.drafting.growth import Growth
 from flowspec.core.protocol.work import BlockDone, BlockDraft, Draft, DraftDone, LevelProposals
 from flowspec.core.run.key import RunKey
@@ -103,6 +103,16 @@ class Drafting:
         """Whether a pass could start now."""
         lags = bool(self._caches) and self._caches[self._next_drafter].lags
         return not self._asked.nodes and bool(self._wanted or lags)
+
+    @property
+    def waiting_rows(self) -> int:
+        """Rows of the next pass, before the paths of a block drafter's blocks are added."""
+        if not self._caches:
+            return 0
+        drafter = self._next_drafter
+        cache = self._caches[drafter]
+        wanted = len(self._wanted) if drafter == self._active else 0
+        return min(cache.lag, CATCH_UP_ROWS) + wanted * (1 + cache.levels)
 
     @property
     def _next_drafter(self) -> int:

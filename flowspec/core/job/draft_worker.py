@@ -6,7 +6,7 @@
     any other     ignore           what ``lifecycle.TAKES`` says of the run's state
 
 A job's newer run replaces its older ones; their late messages carry a key that is unknown here. One
-executor serves all runs: encoding first, then drafting, the runs in turn.
+executor serves all runs: encoding first, then drafting, one pass for all runs that wait for it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from flowspec.core.job.session import Session
 from flowspec.core.job.stats import Tally, unmeasured
 from flowspec.core.job.strategy import Strategy
 from flowspec.core.protocol.addresses import Address, stage_address
+from flowspec.core.protocol.bundles import MOST_ROWS
 from flowspec.core.protocol.machine import (
     Compute,
     Done,
@@ -48,6 +49,8 @@ from flowspec.core.protocol.sequence import SeqReader
 from flowspec.core.protocol.work import (
     Draft,
     DraftDone,
+    DraftPass,
+    DraftPassDone,
     Encode,
     EncodeDone,
     EncodeTurns,
@@ -113,7 +116,7 @@ class DraftMachine:
         self._runs: dict[RunKey, DraftRun] = {}
         self._ended = EndedRuns()
         self._last_stage = stage_address(limits.stages)
-        self._working: Draft | Encode | EncodeTurns | None = None
+        self._working: DraftPass | Encode | EncodeTurns | None = None
         self._started_at = 0.0
 
     @property
@@ -283,30 +286,58 @@ class DraftMachine:
         self._started_at = now
         return [Compute(work)]
 
-    def _next_work(self) -> Draft | Encode | EncodeTurns | None:
+    def _next_work(self) -> DraftPass | Encode | EncodeTurns | None:
         for run in self._runs.values():
             if run.lifecycle.state is State.ENCODING:
                 return _encoding(run)
-        for key, run in self._runs.items():
+        drafts = self._next_drafts()
+        return DraftPass(tuple(drafts)) if drafts else None
+
+    def _next_drafts(self) -> list[Draft]:
+        """The drafts of the next pass: of all sessions that wait, up to ``MOST_ROWS`` rows.
+
+        One of each, and the first whatever its size; who was left out is first the next time.
+        """
+        drafts: list[Draft] = []
+        rows = 0
+        for key, run in list(self._runs.items()):
             session = run.drafting_session
-            if session is not None and session.drafting.has_work:
-                self._runs[key] = self._runs.pop(key)  # round-robin: to the end of the queue
-                return session.start_draft()
-        return None
+            if session is None or not session.drafting.has_work:
+                continue
+            rows += session.drafting.waiting_rows
+            if drafts and rows > MOST_ROWS:
+                break
+            self._runs[key] = self._runs.pop(key)  # to the end of the queue
+            draft = session.start_draft()
+            drafts += [draft] if draft is not None else []
+        return drafts
 
     def _end_work(
-        self, work: Draft | Encode | EncodeTurns, result: object, now: float
+        self, work: DraftPass | Encode | EncodeTurns, result: object, now: float
     ) -> list[Output]:
         self._working = None
-        run = self._runs.get(work.part.run if isinstance(work, Draft) else work.run)
+        if isinstance(work, DraftPass):
+            return self._end_drafts(work, result, now)
+        run = self._runs.get(work.run)
         if run is None:
             return []
-        if not isinstance(work, Draft):
-            if isinstance(result, EncodeDone):
-                return self._start(run, result.ids, now)
-            return self._reject_run(run, _why(result))
-        assert run.session is not None
+        if isinstance(result, EncodeDone):
+            return self._start(run, result.ids, now)
+        return self._reject_run(run, _why(result))
+
+    def _end_drafts(self, work: DraftPass, result: object, now: float) -> list[Output]:
         seconds = now - self._started_at
+        outputs: list[Output] = []
+        for at, draft in enumerate(work.drafts):
+            run = self._runs.get(draft.part.run)
+            if run is not None:
+                found = result.results[at] if isinstance(result, DraftPassDone) else result
+                outputs += self._end_draft(run, found, seconds, now)
+        return outputs
+
+    def _end_draft(self, run: DraftRun, result: object, seconds: float, now: float) -> list[Output]:
+        """Give ``run`` its proposals from a pass of ``seconds``."""
+        assert run.session is not None
         run.session.tally.draft_seconds += seconds
         if not isinstance(result, DraftDone):
             return self._fail(run, f"the draft model could not compute: {_why(result)}")

@@ -85,7 +85,7 @@ class PassDone:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """One forward pass of a drafter: the best ``width`` continuations of every answered row.
+    """One run's rows of a drafter's pass: the best ``width`` continuations of every answered row.
 
     ``growth_pass`` counts the passes of one growth from 0: a cost model may charge a growth once.
     ``coupled``: rank by ``log softmax(logits / T) + noise`` of the job's keyed draw
@@ -106,7 +106,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class BlockDraft(Draft):
-    """A pass of a block drafter: a block for every answered row, ``levels`` positions deep.
+    """A run's rows of a block drafter's pass: a block for every answered row.
 
     A block is the answered row with its ancestors among the tree rows, and then a row for each of
     the ``levels`` positions after it. No later pass sees these rows: only context is kept.
@@ -124,6 +124,16 @@ class BlockDraft(Draft):
             known[node] = known.get(parent, 0) + 1
         blocks = sum(known[part.ids[row]] + self.levels for row in part.answers)
         return first + blocks
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPass:
+    """One forward pass of the drafter over rows of one or several runs.
+
+    Drafts that name different drafters are one pass of each of these.
+    """
+
+    drafts: tuple[Draft, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +170,16 @@ class BlockDone(DraftDone):
 
 
 @dataclass(frozen=True, slots=True)
+class DraftPassDone:
+    """Proposals parallel to ``DraftPass.drafts``.
+
+    One of several may fail without the others: it has the reason in the place of its proposals.
+    """
+
+    results: tuple[DraftDone | WorkFailed, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Encode:
     """Turn a run's prompt text into token ids. ``raw``: without the chat template."""
 
@@ -183,5 +203,5 @@ class EncodeDone:
     ids: tuple[int, ...]
 
 
-Work = Pass | Draft | Encode | EncodeTurns
-WorkResult = PassDone | DraftDone | EncodeDone | WorkFailed
+Work = Pass | DraftPass | Encode | EncodeTurns
+WorkResult = PassDone | DraftPassDone | EncodeDone | WorkFailed

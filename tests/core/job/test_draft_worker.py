@@ -332,15 +332,28 @@ def test_a_refused_last_commit_makes_the_job_an_error() -> None:
     assert draft.machine.deadline is None
 
 
+def drafting(outputs: Sequence[Output]) -> list[work.Draft]:
+    """The drafts of the pass that ``outputs`` start."""
+    (compute,) = outputs
+    assert isinstance(compute, Compute)
+    assert isinstance(compute.work, work.DraftPass)
+    return [*compute.work.drafts]
+
+
+def drafted(*drafts: work.Draft) -> Done:
+    """The end of a pass with two proposals for every row that ``drafts`` ask about."""
+    rows = [len(draft.part.answers) for draft in drafts]
+    done = (DraftDone(((50, 51),) * count, ((-0.1, -0.2),) * count) for count in rows)
+    return Done(work.DraftPassDone(tuple(done)))
+
+
 def completed_while_drafting(draft: Draft) -> work.Draft:
     """Complete a job's text while the drafter works for it; the drafter's pass."""
     draft.submit(prompt_ids="[2, 3]", strategy="chain", max_new_tokens="2")
     draft.receive(Answer(RUN, 0, (1,), (40,)))
-    (run,) = draft.poll()
-    assert isinstance(run, Compute)
-    assert isinstance(run.work, work.Draft)
+    (own,) = drafting(draft.poll())
     assert messages(draft.receive(Answer(RUN, 1, (2,), (41,)))) == [Close(RUN)]
-    return run.work
+    return own
 
 
 def test_a_drafter_that_fails_once_the_text_is_complete_is_no_error() -> None:
@@ -354,9 +367,7 @@ def test_a_drafter_that_fails_once_the_text_is_complete_is_no_error() -> None:
 
 def test_a_drafters_result_changes_nothing_once_the_text_is_complete() -> None:
     draft = Draft()
-    rows = len(completed_while_drafting(draft).part.answers)
-    drafted = DraftDone(((50, 51),) * rows, ((-0.1, -0.2),) * rows)
-    assert draft.machine.step(Done(drafted), 1.0) == []
+    assert draft.machine.step(drafted(completed_while_drafting(draft)), 1.0) == []
     assert not draft.machine.runnable
     assert draft.receive(StageReport(RUN, 1, Meter())) != []
 
@@ -371,21 +382,71 @@ def test_the_drafter_learns_the_hidden_rows_of_an_answer_before_its_next_pass() 
     assert draft.machine.runnable
 
 
-def test_the_drafter_serves_its_jobs_in_turn() -> None:
+def waiting(*jobs: str, prompt: Sequence[int] = (2, 3)) -> Draft:
+    """A machine with jobs that all wait for the drafter."""
     draft = Draft()
-    jobs = ("i", "j", "k")
     for job in jobs:
-        draft.submit(job, prompt_ids="[2, 3]", strategy="chain:window=8")
-        draft.receive(Answer(RunKey(job, 1), 0, (1,), (40,)))
+        draft.submit(job, prompt_ids=str([*prompt]), strategy="chain:window=8")
+        last = len(prompt) - 1
+        draft.receive(Answer(RunKey(job, 1), 0, (last,), (40,)))
+    return draft
+
+
+def test_a_pass_of_the_drafter_is_for_all_jobs_that_wait() -> None:
+    jobs = ("i", "j", "k")
+    draft = waiting(*jobs)
+    for _ in range(2):
+        drafts = drafting(draft.poll())
+        assert [each.part.run.job for each in drafts] == [*jobs]
+        draft.machine.step(drafted(*drafts), 0.0)
+    assert draft.machine.continuing
+
+
+def test_rows_bound_a_pass_and_who_was_left_out_is_first_the_next_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("flowspec.core.job.draft_worker.MOST_ROWS", 12)
+    draft = waiting(*"ijkl", prompt=(2, 3, 4, 5))
     served = []
-    for _ in range(6):
-        (run,) = draft.poll()
-        assert isinstance(run, Compute)
-        assert isinstance(run.work, work.Draft)
-        served.append(run.work.part.run.job)
-        rows = len(run.work.part.answers)
-        draft.machine.step(Done(DraftDone(((50, 51),) * rows, ((-0.1, -0.2),) * rows)), 0.0)
-    assert served == [*jobs, *jobs]
+    for _ in range(2):
+        drafts = drafting(draft.poll())
+        assert sum(each.rows for each in drafts) <= 12
+        served.append([each.part.run.job for each in drafts])
+        draft.machine.step(drafted(*drafts), 0.0)
+    first, second = served
+    assert first == ["i", "j"]
+    assert second[:2] == ["k", "l"]
+    monkeypatch.setattr("flowspec.core.job.draft_worker.MOST_ROWS", 0)
+    assert len(drafting(draft.poll())) == 1, "one that is too long has a pass to itself"
+
+
+def test_of_several_jobs_one_may_fail_alone() -> None:
+    draft = waiting("i", "j")
+    own, other = drafting(draft.poll())
+    (done,) = drafted(other).result.results  # type: ignore[union-attr]
+    results = (WorkFailed("its rows are lost"), done)
+    outputs = list(draft.machine.step(Done(work.DraftPassDone(results)), 1.0))
+    finish = one(outputs, Finish)
+    assert isinstance(finish, Finish)
+    assert finish.run == own.part.run
+    assert finish.error == "the draft model could not compute: its rows are lost"
+    assert [each.part.run for each in drafting(draft.poll())] == [other.part.run]
+
+
+def test_a_pass_that_fails_as_a_whole_fails_all_its_jobs() -> None:
+    draft = waiting("i", "j")
+    drafting(draft.poll())
+    outputs = draft.machine.step(Done(WorkFailed("out of memory")), 1.0)
+    ended = [output.run.job for output in outputs if isinstance(output, Finish)]
+    assert ended == ["i", "j"]
+
+
+def test_a_job_that_ends_during_a_shared_pass_leaves_the_others_their_proposals() -> None:
+    draft = waiting("i", "j")
+    drafts = drafting(draft.poll())
+    draft.receive(Revoke(RunKey("i", 2)), SCHEDULER)
+    assert list(draft.machine.step(drafted(*drafts), 1.0)) == []
+    assert [each.part.run.job for each in drafting(draft.poll())] == ["j"]
 
 
 def test_a_refused_write_that_says_the_run_is_over_ends_a_complete_one_too() -> None:
@@ -510,10 +571,7 @@ def test_a_mistake_in_a_strategy_ends_the_job_at_once_with_its_name(
     draft.submit(prompt_ids="[2]")
     outputs = draft.receive(Answer(RUN, 0, (0,), (40,)))
     for compute in [output for output in draft.poll() if isinstance(output, Compute)]:
-        assert isinstance(compute.work, work.Draft)
-        rows = len(compute.work.part.answers)
-        drafted = work.DraftDone(((7, 8),) * rows, ((-0.1, -2.0),) * rows)
-        outputs = list(draft.machine.step(Done(drafted), 0.0))
+        outputs = list(draft.machine.step(drafted(*drafting([compute])), 0.0))
     finish = one(outputs, Finish)
     assert isinstance(finish, Finish)
     assert (finish.reason, finish.error) == ("error", says)
