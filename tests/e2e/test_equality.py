@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flowspec.cli.generate import read_prompts
-from flowspec.client import Client
+from flowspec.client import Client, Job
 from flowspec.cluster import Cluster, Places, Setup
 from flowspec.core.run.sampling import Sampling
 from flowspec.model.directory import default_pair, open_directory
@@ -51,6 +53,27 @@ def test_there_are_24_prompts_of_six_kinds() -> None:
     assert [row["kind"] for row in rows()] == [kind for kind in KINDS for _ in range(4)]
 
 
+@dataclass(frozen=True)
+class Case:
+    """A job: ``count`` tokens after ``prompt``."""
+
+    prompt: str
+    strategy: str
+    count: int
+    sampling: Sampling
+
+    def submit(self, client: Client) -> Job:
+        return client.submit(
+            self.prompt,
+            strategy=self.strategy,
+            max_new_tokens=self.count,
+            temperature=self.sampling.temperature,
+            top_k=self.sampling.top_k,
+            top_p=self.sampling.top_p,
+            seed=self.sampling.seed,
+        )
+
+
 class Checker:
     """Compares runs with the oracle; keeps references and excuses."""
 
@@ -77,16 +100,15 @@ class Checker:
         self, client: Client, prompt: str, strategy: str, count: int, sampling: Sampling
     ) -> Result:
         """Run one case and compare it."""
-        result = client.submit(
-            prompt,
-            strategy=strategy,
-            max_new_tokens=count,
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            seed=sampling.seed,
-        ).result()
-        wanted = self.wanted(prompt, count, sampling)
+        case = Case(prompt, strategy, count, sampling)
+        return self.compare(case, case.submit(client).result())
+
+    def compare(self, case: Case, result: Result) -> Result:
+        """Compare a result with the oracle; one that was cancelled with the oracle's beginning."""
+        prompt, strategy, sampling = case.prompt, case.strategy, case.sampling
+        wanted = self.wanted(prompt, case.count, sampling)
+        if result.finish_reason == "cancelled":
+            wanted = wanted[: len(result.token_ids)]
         self.tokens += len(wanted)
         if result.token_ids == wanted:
             return result
@@ -204,17 +226,40 @@ def test_low_precision_is_equal_without_excuses(precision: str) -> None:
             ids = tokenizer.encode(prompt, raw=False)
             wanted = plain.decode(whole, target, ids, 24, sampling).output
             for strategy in (*EXACT[at::3], "flowspec", "auto"):
-                result = client.submit(
-                    prompt,
-                    strategy=strategy,
-                    max_new_tokens=24,
-                    temperature=sampling.temperature,
-                    top_k=sampling.top_k,
-                    top_p=sampling.top_p,
-                    seed=sampling.seed,
-                ).result()
+                result = Case(prompt, strategy, 24, sampling).submit(client).result()
                 assert result.token_ids == wanted, (strategy, sampling)
             assert [stage["precision"] for stage in result.stats["runs_on"]] == [precision] * 2
+
+
+def mixed(longest: int) -> Iterator[Case]:
+    """Jobs of all strategies, samplings, prompts, and lengths up to ``longest``, without an end."""
+    prompts = (row["prompt"] for row in cycle(rows()))
+    lengths = cycle((longest, longest // 3, longest // 2, 5, longest))
+    samplings = cycle((Sampling(), *SAMPLED))
+    for case in zip(prompts, cycle(EXACT), lengths, samplings, strict=False):
+        yield Case(*case)
+
+
+def run_together(client: Client, cases: Iterable[Case]) -> list[tuple[Case, Result]]:
+    """All ``cases`` at once; every fifth is cancelled after its first token."""
+    jobs = [(case, case.submit(client)) for case in cases]
+    for _, job in jobs[::5]:
+        next(iter(job.stream()))
+        job.cancel()
+    return [(case, job.result()) for case, job in jobs]
+
+
+@pytest.mark.parametrize(("rounds", "longest"), [(1, 24), heavy(24, 80)])
+def test_jobs_at_once_get_what_each_gets_alone(checker: Checker, rounds: int, longest: int) -> None:
+    """Sixteen at a time; what they share, passes and bundles, depends on when they come."""
+    compared = checker.tokens
+    cases = mixed(longest)
+    with Cluster(Setup("target", "draft", 2, jobs=16)) as cluster, Client(cluster.url) as client:
+        for _ in range(rounds):
+            for case, result in run_together(client, islice(cases, 16)):
+                checker.compare(case, result)
+    assert checker.tokens - compared >= rounds * 16 * longest * 0.33
+    checker.report()
 
 
 @pytest.mark.heavy
