@@ -158,7 +158,7 @@ def servers(peer: Peer, count: int, logs: Path) -> Iterator[list[str]]:
         for stage in range(1, count + 1):
             port = free_port()
             command = [str(peer.tool("ggml-rpc-server")), "-t", "1", "-p", str(port)]
-            process = stack.enter_context(_process(command, logs / f"rpc-{stage}.log"))
+            process = stack.enter_context(running(command, logs / f"rpc-{stage}.log"))
             _wait_for_port(port, process)
             addresses.append(f"127.0.0.1:{port}")
         yield addresses
@@ -190,7 +190,7 @@ def relays(targets: Sequence[str], latency: float, log: Path) -> Iterator[Relays
         f"{latency * 1e3:g}",
         *targets,
     ]
-    with _process(command, log, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with running(command, log, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line:
@@ -199,7 +199,7 @@ def relays(targets: Sequence[str], latency: float, log: Path) -> Iterator[Relays
 
 
 @contextlib.contextmanager
-def _process(
+def running(
     command: Sequence[str], log: Path, *, stdin: int = subprocess.DEVNULL, stdout: int | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run ``command`` while the context is open."""

@@ -30,10 +30,11 @@ _WARM_UP = 8
 
 @dataclass(frozen=True, slots=True)
 class OurPipeline:
-    """A running pipeline of ours: its ``client``, the links to its stages, and process ids by role,
-    the broker's as ``broker``.
+    """A running pipeline of ours: its broker's ``url``, a ``client``, the links to its stages, and
+    process ids by role, the broker's as ``broker``.
     """
 
+    url: str
     client: Client
     links: Relays
     pids: dict[str, int]
@@ -77,7 +78,7 @@ def our_processes(
             Cluster(setup, url=broker.url, urls=spokes, programs=programs, more=flags)
         )
         client = stack.enter_context(Client(cluster.url))
-        yield OurPipeline(client, links, {**cluster.pids, "broker": broker.pid})
+        yield OurPipeline(cluster.url, client, links, {**cluster.pids, "broker": broker.pid})
 
 
 @contextlib.contextmanager
