@@ -9,7 +9,7 @@ from typing import Any, TypedDict, TypeVar, cast
 
 from flowspec.broker.base import FAILED
 from flowspec.core.job.stats import unmeasured
-from flowspec.errors import JobFailed, StateError
+from flowspec.errors import GapError, JobFailed, StateError
 
 T = TypeVar("T")
 
@@ -108,14 +108,14 @@ class OutputSoFar:
         return Chunk("".join(self.texts), tuple(self.token_ids))
 
     def take(self, cursor: str, fields: Mapping[str, str]) -> Chunk | None:
-        """Take the entry at ``cursor``; the piece of output in it, if there is one."""
+        """Take the entry at ``cursor``; the piece of output in it, if there is one.
+
+        GapError if tokens are missing before it; one that was taken before is passed over.
+        """
         self.cursor = cursor
         match fields.get("kind"):
             case "tokens":
-                chunk = Chunk(fields["text"], tuple(json.loads(fields["ids"])))
-                self.texts.append(chunk.text)
-                self.token_ids += chunk.token_ids
-                return chunk
+                return self._take_tokens(fields)
             case "error" if "duplicate_of" in fields:
                 self.job = fields["duplicate_of"]
                 self.cursor = "0"
@@ -125,6 +125,20 @@ class OutputSoFar:
             case "end":
                 self.end = dict(fields)
         return None
+
+    def _take_tokens(self, fields: Mapping[str, str]) -> Chunk | None:
+        known, offset = len(self.token_ids), int(fields["offset"])
+        if offset > known:
+            raise GapError(
+                f"the output of job {self.job} is incomplete: its tokens {known} to {offset - 1} "
+                "are gone from the broker; submit the job again"
+            )
+        if offset < known:
+            return None
+        chunk = Chunk(fields["text"], tuple(json.loads(fields["ids"])))
+        self.texts.append(chunk.text)
+        self.token_ids += chunk.token_ids
+        return chunk
 
     def check(self) -> None:
         """JobFailed if the job has failed."""

@@ -1,0 +1,54 @@
+"""``flowspec.results``: output is put together from its entries by their offsets."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowspec.errors import GapError
+from flowspec.results import OutputSoFar
+
+PIECES = st.lists(st.lists(st.integers(0, 99), max_size=4), min_size=1, max_size=8)
+
+
+def entries(pieces: list[list[int]]) -> list[dict[str, str]]:
+    """The entries that commits of ``pieces`` leave."""
+    found = []
+    offset = 0
+    for ids in pieces:
+        text = "".join(f"<{token}>" for token in ids)
+        found.append(
+            {"kind": "tokens", "offset": str(offset), "ids": json.dumps(ids), "text": text}
+        )
+        offset += len(ids)
+    return [*found, {"kind": "end", "finish_reason": "length"}]
+
+
+@given(PIECES, st.data())
+def test_entries_that_come_again_change_nothing(
+    pieces: list[list[int]], data: st.DataObject
+) -> None:
+    output = OutputSoFar("a")
+    written = [entry for entry in entries(pieces) if entry.get("ids") != "[]"]
+    for at, entry in enumerate(written):
+        output.take(str(at), entry)
+        for again in data.draw(st.lists(st.integers(0, at), max_size=2)):
+            assert output.take(str(at), written[again]) is None
+    assert output.token_ids == [token for ids in pieces for token in ids]
+    assert "".join(output.texts) == "".join(f"<{token}>" for ids in pieces for token in ids)
+    assert output.ended
+
+
+@given(st.lists(st.lists(st.integers(0, 99), min_size=1), min_size=2, max_size=8), st.data())
+def test_output_that_lacks_an_entry_is_no_text(
+    pieces: list[list[int]], data: st.DataObject
+) -> None:
+    written = entries(pieces)
+    del written[data.draw(st.integers(0, len(pieces) - 2))]
+    output = OutputSoFar("a")
+    with pytest.raises(GapError, match=r"^the output of job a is incomplete: its tokens \d+ to"):
+        for at, entry in enumerate(written):
+            output.take(str(at), entry)
