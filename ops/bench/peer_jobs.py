@@ -47,7 +47,7 @@ from ops.peer.settings import drafting
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class ClosedLoops:
     """How much is run: settings of ours and of theirs (None: plain decoding), in pairs."""
 
     strategies: tuple[str, ...]
@@ -106,7 +106,7 @@ def compared(
     site: Site,
     clients: Sequence[Client],
     prompts: Sequence[PeerPrompt],
-    comparison: Comparison,
+    comparison: ClosedLoops,
     jobs: int,
 ) -> tuple[list[SettingRounds], list[SettingRounds]]:
     """Cells of ours and of theirs with ``jobs`` at once, in pairs whose rounds take turns."""
@@ -177,7 +177,7 @@ def row(
     return f"| {' | '.join(cells)} |"
 
 
-def head(comparison: Comparison) -> str:
+def head(comparison: ClosedLoops) -> str:
     """The table's head."""
     theirs = ["plain" if drafts is None else str(drafts) for drafts in comparison.drafts]
     columns = [
@@ -201,7 +201,7 @@ def report(given: argparse.Namespace) -> None:
     for strategy in strategies:
         build(strategy, given.stages)
     load = load_words(busy=given.busy)
-    comparison = Comparison(strategies, drafts, given.tokens, given.rounds)
+    comparison = ClosedLoops(strategies, drafts, given.tokens, given.rounds)
     setup = Setup(*default_pair(), given.stages, jobs=max(given.jobs))
     peer = Peer(given.peer.absolute())
     peer.check()
