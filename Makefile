@@ -18,7 +18,7 @@ QUESTION := Tom has 5 apples and buys 7 more. He gives 3 to each of his 2 friend
 
 PYTEST := $(BIN)/python -m pytest -m "not heavy" --durations 20 -p no:cacheprovider
 
-.PHONY: help venv demo test prompts test-all check bench-hop bench-ablation bench-systems peer bench-peer mutations clean
+.PHONY: help venv demo test prompts test-all check lint bench-hop bench-ablation bench-systems peer bench-peer mutations clean
 
 help:
 	@echo "make demo            answer a prompt with one draft worker and four verify workers;"
@@ -26,6 +26,7 @@ help:
 	@echo "make test            what CI runs: lint, types and tests, 10 to 20 minutes on two cores"
 	@echo "make test-all        the heavy checks as well; needs PROMPTS=dir, a folder of .jsonl prompt files"
 	@echo "make check           lint and types only"
+	@echo "make lint            lint only"
 	@echo "make bench-hop       cost of a hop, a commit and a prune on this machine"
 	@echo "make bench-ablation  FlowSpec's mechanisms one by one, in simulation"
 	@echo "make bench-systems   every system with every draft source, in simulation"
@@ -43,18 +44,22 @@ $(STAMP): pyproject.toml ops/constraints.txt
 demo: $(STAMP)
 	$(BIN)/flowspec generate "$(QUESTION)" --max-new-tokens 64 $(PAIR)
 
-check: $(STAMP)
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+check: lint
 	$(BIN)/mypy
 
-# Three runs in parallel for two cores: what waits leaves its core to what computes.
-test: check
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# Three runs in parallel for two cores: what waits leaves its core to what computes. Types are checked
+# beside them.
+test: lint
 	@$(PYTEST) $(addprefix --ignore=,$(LIVE) $(CLUSTERS)) > .pytest-pure.log 2>&1 & pure=$$!; \
 	$(PYTEST) $(LIVE) > .pytest-live.log 2>&1 & live=$$!; \
+	$(BIN)/mypy > .mypy.log 2>&1 & types=$$!; \
 	$(PYTEST) $(CLUSTERS); clusters=$$?; \
-	wait $$live; live=$$?; wait $$pure; pure=$$?; \
-	cat .pytest-live.log .pytest-pure.log; exit $$((clusters | live | pure))
+	wait $$live; live=$$?; wait $$pure; pure=$$?; wait $$types; types=$$?; \
+	cat .pytest-live.log .pytest-pure.log .mypy.log; exit $$((clusters | live | pure | types))
 
 prompts:
 	@ls "$(PROMPTS)"/*.jsonl >/dev/null 2>&1 || { echo "no prompt sets in '$(PROMPTS)': give PROMPTS=dir, a folder of .jsonl files" >&2; exit 1; }
@@ -81,4 +86,4 @@ mutations: $(STAMP)
 	$(BIN)/python -m ops.mutations
 
 clean:
-	rm -rf $(VENV) .pytest-live.log .pytest-pure.log build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .pytest-live.log .pytest-pure.log .mypy.log build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

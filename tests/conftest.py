@@ -13,9 +13,17 @@ from flowspec.broker.server import PrivateBroker
 observe.configure()
 # A slow example, or a slow draw of it, on a busy machine is not a failure.
 hypothesis.settings.register_profile(
-    "flowspec", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "thorough", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
-hypothesis.settings.load_profile("flowspec")
+hypothesis.settings.register_profile(
+    "quick", hypothesis.settings.get_profile("thorough"), max_examples=50
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Fewer examples of every property without the heavy tests."""
+    profile = "quick" if config.option.markexpr == "not heavy" else "thorough"
+    hypothesis.settings.load_profile(profile)
 
 
 @pytest.fixture(scope="session")

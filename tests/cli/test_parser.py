@@ -14,6 +14,7 @@ from flowspec.cli.app import app
 from flowspec.cli.parser import in_range, not_empty, positive
 from flowspec.errors import ConfigError
 from tests.cli.conftest import Command
+from tests.marks import crossed
 
 GROUP = typer.main.get_command(app)
 #: Every flag with a value, and whether it may be repeated.
@@ -27,12 +28,13 @@ VALUED = [
 
 
 @pytest.mark.parametrize(
-    ("name", "flag"), [(name, flag) for name, flag, multiple in VALUED if not multiple]
+    ("named", "joined"),
+    crossed([(name, flag) for name, flag, multiple in VALUED if not multiple], (False, True)),
 )
-@pytest.mark.parametrize("joined", [False, True])
 def test_a_flag_given_twice_is_refused(
-    command: Command, name: str, flag: str, joined: bool
+    command: Command, named: tuple[str, str], joined: bool
 ) -> None:
+    name, flag = named
     second = [f"{flag}=2"] if joined else [flag, "2"]
     status, out, err = command(name, flag, "1", *second)
     assert (status, out) == (2, "")

@@ -18,6 +18,7 @@ from flowspec.core.run.spec import JobSpec
 from flowspec.drivers.sim import Costs, Simulation, Tap, unit_costs
 from flowspec.emulation.way import NO_BROKER, OWN_BOX, Way
 from tests.addresses import D0, M1, S1, S2, S3
+from tests.marks import crossed
 from tests.toy import PROMPT, TARGET, generate, pipeline
 
 LATENCY = 0.25
@@ -79,8 +80,7 @@ def test_plain_decoding_pays_the_passes_and_every_link_of_its_way(
     assert {after - before for before, after in itertools.pairwise(times)} == {paid}
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize(("strategy", "way"), crossed(STRATEGIES, WAYS, keep=3))
 def test_the_text_is_the_targets_on_every_way(strategy: str, way: Way) -> None:
     run(strategy, costs(way, occupied=0.125))
 

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -30,6 +29,7 @@ from flowspec.strategies import EXACT
 from flowspec.testbed.proof import plain
 from flowspec.testbed.proof.verify import load_blocks
 from tests.e2e.conftest import NOTES, Clusters
+from tests.marks import heavy
 from tests.model.block_drafters import save_block_drafter
 from tests.model.eagle3_heads import Shape, save_eagle3
 
@@ -38,11 +38,6 @@ KINDS = ("chat", "code", "mathematics", "instructions", "summaries", "questions"
 SAMPLED = [Sampling(1.0, seed=seed) for seed in range(5)] + [
     Sampling(0.6, top_k=80, top_p=0.9, seed=0)
 ]
-
-
-def heavy(*values: object) -> Any:
-    """A parameter of `make test-all` only."""
-    return pytest.param(*values, marks=pytest.mark.heavy)
 
 
 def rows() -> list[dict[str, str]]:

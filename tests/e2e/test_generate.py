@@ -28,6 +28,7 @@ from tests.e2e.conftest import (
     surroundings,
     workers_of,
 )
+from tests.marks import every
 
 FLOWSPEC = str(Path(sys.executable).parent / "flowspec")
 PROMPT = "Tom has 5 apples and buys 7 more. How many apples does he have?"
@@ -228,87 +229,102 @@ def test_a_recording_replays_and_an_edited_one_does_not(
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
-    [
-        (["generate"], "give either a PROMPT or --prompts"),
-        (["generate", "hi", "--prompts", "x"], "give either a PROMPT or --prompts"),
-        (["generate", "--prompts", "/no/such.jsonl"], "cannot be read"),
-        (["generate", ""], "the prompt is empty"),
-        (["generate", "hi", "--max-new-tokens", "0"], "--max-new-tokens is 0; expected 1 to"),
-        (["generate", "hi", "--max-new-tokens", "-1"], "--max-new-tokens is -1; expected 1 to"),
-        (["generate", "hi", "--temperature", "-1"], "temperature is -1"),
-        (["generate", "hi", "--temperature", "nan"], "temperature is nan"),
-        (
-            ["generate", "hi", "--strategy", "best"],
-            "unknown strategy 'best'; there are: autoregressive, naive_pp",
-        ),
-        (["generate", "hi", "--stages", "13"], "13 stages asked for; the target has 12 layers"),
-        (["generate", "hi", "--stages", "0"], "--stages is 0; expected 1 or more"),
-        (["generate", "hi", "--jobs", "0"], "--jobs is 0; expected 1 or more"),
-        (
-            ["generate", "hi", "--target", "/no/model", "--draft", "/no/model"],
-            "model folder /no/model does not exist",
-        ),
-        (["generate", "hi", "--target", "/tmp"], "/tmp is not a model: it has no config.json"),
-        (["generate", "hi", "--models", "draft"], "expected at least DRAFT,TARGET"),
-        (["generate", "hi", "--models", "draft,,target"], "expected at least DRAFT,TARGET"),
-        (
-            ["generate", "hi", "--models", "draft,target", "--draft", "draft"],
-            "leave out --target and --draft",
-        ),
-        (
-            ["generate", "hi", "--models", "draft,head,target", "--strategy", "pipespec"],
-            "the middle model is head, and an EAGLE head can only draft",
-        ),
-        (
-            ["generate", "hi", "--target", "head", "--draft", "draft"],
-            "the target is head, and an EAGLE head can only draft",
-        ),
-        (
-            ["generate", "hi", "--strategy", "flowspec:width=8,width=9"],
-            "strategy option width is given twice",
-        ),
-        (
-            ["generate", "hi", "--models", "draft,/no/model,target", "--strategy", "pipespec"],
-            "model folder /no/model does not exist",
-        ),
-        (["generate", "hi", "--draft", "ngram+"], "is no list of drafters"),
-        (
-            ["generate", "hi", "--draft", f"draft:{default_pair()[1]}"],
-            "names one choice twice; expected like DIR:ngram",
-        ),
-        (["generate", "hi", "--draft", "ngram+/no/model"], "model folder /no/model does not exist"),
-        (
-            ["generate", "hi", "--target", "medium", "--draft", "head"],
-            "hidden size 192, the target 160",
-        ),
-        (["generate", "hi", "--strategy", "specpipe:width=500"], "width is 500; expected 0 to 128"),
-        (
-            ["generate", "hi", "--strategy", "static_tree:shape=x"],
-            "shape is 'x'; expected 1 to 16 children per level",
-        ),
-        (
-            ["generate", "hi", "--redis-url", "unix:///x", "--models", "draft,target"],
-            "leave out the one or the other",
-        ),
-        (["generate", "hi", "--record", "/no/such/folder/x"], "there is no folder /no/such/folder"),
-        (["generate", "hi", "--record", "/tmp"], "--record is /tmp, which is a folder"),
-        (["generate", "hi", "--record", ""], "name a file"),
-        (["generate", "hi \udcff"], "not valid Unicode"),
-        (
-            ["generate", "hi", "--strategy", "flowspec:merge_nodes=100000"],
-            "merge_nodes is 100000; expected 1 to 768",
-        ),
-        (
-            ["generate", "hi", "--redis-url", "unix:///x", "--stages", "2"],
-            "leave out the one or the other",
-        ),
-        (["generate", "hi", "--top-k", str(1 << 70)], "--top-k is"),
-        (["generate", "hi", "--redis-url", "http://x"], "is not understood"),
-        (["generate", "hi", "--redis-url", "unix:///no/such/socket"], "cannot reach the broker"),
-        (["watch", "1-0", "--redis-url", "unix:///no/such/socket"], "cannot reach the broker"),
-        (["replay", "/no/such/file"], "cannot be read"),
-        (["down"], "no pipeline is up"),
-    ],
+    every(
+        2,
+        [
+            (["generate"], "give either a PROMPT or --prompts"),
+            (["generate", "hi", "--prompts", "x"], "give either a PROMPT or --prompts"),
+            (["generate", "--prompts", "/no/such.jsonl"], "cannot be read"),
+            (["generate", ""], "the prompt is empty"),
+            (["generate", "hi", "--max-new-tokens", "0"], "--max-new-tokens is 0; expected 1 to"),
+            (["generate", "hi", "--max-new-tokens", "-1"], "--max-new-tokens is -1; expected 1 to"),
+            (["generate", "hi", "--temperature", "-1"], "temperature is -1"),
+            (["generate", "hi", "--temperature", "nan"], "temperature is nan"),
+            (
+                ["generate", "hi", "--strategy", "best"],
+                "unknown strategy 'best'; there are: autoregressive, naive_pp",
+            ),
+            (["generate", "hi", "--stages", "13"], "13 stages asked for; the target has 12 layers"),
+            (["generate", "hi", "--stages", "0"], "--stages is 0; expected 1 or more"),
+            (["generate", "hi", "--jobs", "0"], "--jobs is 0; expected 1 or more"),
+            (
+                ["generate", "hi", "--target", "/no/model", "--draft", "/no/model"],
+                "model folder /no/model does not exist",
+            ),
+            (["generate", "hi", "--target", "/tmp"], "/tmp is not a model: it has no config.json"),
+            (["generate", "hi", "--models", "draft"], "expected at least DRAFT,TARGET"),
+            (["generate", "hi", "--models", "draft,,target"], "expected at least DRAFT,TARGET"),
+            (
+                ["generate", "hi", "--models", "draft,target", "--draft", "draft"],
+                "leave out --target and --draft",
+            ),
+            (
+                ["generate", "hi", "--models", "draft,head,target", "--strategy", "pipespec"],
+                "the middle model is head, and an EAGLE head can only draft",
+            ),
+            (
+                ["generate", "hi", "--target", "head", "--draft", "draft"],
+                "the target is head, and an EAGLE head can only draft",
+            ),
+            (
+                ["generate", "hi", "--strategy", "flowspec:width=8,width=9"],
+                "strategy option width is given twice",
+            ),
+            (
+                ["generate", "hi", "--models", "draft,/no/model,target", "--strategy", "pipespec"],
+                "model folder /no/model does not exist",
+            ),
+            (["generate", "hi", "--draft", "ngram+"], "is no list of drafters"),
+            (
+                ["generate", "hi", "--draft", f"draft:{default_pair()[1]}"],
+                "names one choice twice; expected like DIR:ngram",
+            ),
+            (
+                ["generate", "hi", "--draft", "ngram+/no/model"],
+                "model folder /no/model does not exist",
+            ),
+            (
+                ["generate", "hi", "--target", "medium", "--draft", "head"],
+                "hidden size 192, the target 160",
+            ),
+            (
+                ["generate", "hi", "--strategy", "specpipe:width=500"],
+                "width is 500; expected 0 to 128",
+            ),
+            (
+                ["generate", "hi", "--strategy", "static_tree:shape=x"],
+                "shape is 'x'; expected 1 to 16 children per level",
+            ),
+            (
+                ["generate", "hi", "--redis-url", "unix:///x", "--models", "draft,target"],
+                "leave out the one or the other",
+            ),
+            (
+                ["generate", "hi", "--record", "/no/such/folder/x"],
+                "there is no folder /no/such/folder",
+            ),
+            (["generate", "hi", "--record", "/tmp"], "--record is /tmp, which is a folder"),
+            (["generate", "hi", "--record", ""], "name a file"),
+            (["generate", "hi \udcff"], "not valid Unicode"),
+            (
+                ["generate", "hi", "--strategy", "flowspec:merge_nodes=100000"],
+                "merge_nodes is 100000; expected 1 to 768",
+            ),
+            (
+                ["generate", "hi", "--redis-url", "unix:///x", "--stages", "2"],
+                "leave out the one or the other",
+            ),
+            (["generate", "hi", "--top-k", str(1 << 70)], "--top-k is"),
+            (["generate", "hi", "--redis-url", "http://x"], "is not understood"),
+            (
+                ["generate", "hi", "--redis-url", "unix:///no/such/socket"],
+                "cannot reach the broker",
+            ),
+            (["watch", "1-0", "--redis-url", "unix:///no/such/socket"], "cannot reach the broker"),
+            (["replay", "/no/such/file"], "cannot be read"),
+            (["down"], "no pipeline is up"),
+        ],
+    ),
 )
 def test_bad_input_gets_one_line_and_leaves_nothing(
     flowspec: Run, place: Path, arguments: list[str], says: str

@@ -17,6 +17,7 @@ import pytest
 
 from flowspec.client import Client
 from tests.e2e.conftest import Clusters, heed_interrupts, left_in, surroundings
+from tests.marks import heavy
 
 SECONDS = 60.0
 
@@ -56,7 +57,7 @@ def ask(address: str, **headers: str) -> httpx2.Response:
     return httpx2.post(url, json=request, headers=headers, timeout=SECONDS)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [heavy(signal.SIGINT), signal.SIGTERM])
 def test_serve_answers_and_ends_with_everything_it_started(
     place: Path, tmp_path: Path, number: signal.Signals
 ) -> None:

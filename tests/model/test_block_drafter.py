@@ -34,6 +34,7 @@ from flowspec.testbed.proof.depth import acceptance_by_depth
 from flowspec.testbed.proof.plain import PlainText
 from flowspec.testbed.simulate import profile_costs, simulate, simulate_stages
 from flowspec.testbed.texts import Text
+from tests.marks import crossed
 from tests.model.block_drafters import BLOCK, MASK, Published, save_block_drafter
 
 Family = Callable[..., ModelDirectory]
@@ -175,8 +176,9 @@ def test_what_is_remembered_is_what_later_passes_need(family: Family, tmp_path: 
     assert RUN not in bench.drafter._runs
 
 
-@pytest.mark.parametrize("strategy", EXACT)
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0, seed=4)], ids=["greedy", "T=1"])
+@pytest.mark.parametrize(
+    ("strategy", "sampling"), crossed(EXACT, (Sampling(), Sampling(1.0, seed=4)))
+)
 def test_texts_are_those_of_plain_decoding(
     family: Family, tmp_path: Path, strategy: str, sampling: Sampling
 ) -> None:

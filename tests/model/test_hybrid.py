@@ -21,6 +21,7 @@ from flowspec.model.hybrid import HybridDrafter
 from flowspec.model.ngram import NgramDrafter
 from flowspec.model.toy import ToyDrafter
 from flowspec.strategies import EXACT
+from tests.marks import crossed
 from tests.model.test_ngram import ENDLESS, RUN, SAMPLED, Bench, simulate, tokens_of
 
 Rows = list[list[tuple[int, float]]]
@@ -201,8 +202,7 @@ def test_no_sources_and_wrong_answers_are_refused() -> None:
             HybridDrafter([Given(whole), Given(wrong)]).run(draft(1, 4))
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("strategy", EXACT)
+@pytest.mark.parametrize(("strategy", "sampling"), crossed(EXACT, (Sampling(), SAMPLED)))
 def test_text_drafted_by_a_hybrid_is_that_of_plain_decoding(
     strategy: str, sampling: Sampling
 ) -> None:

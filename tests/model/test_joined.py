@@ -18,6 +18,7 @@ from flowspec.model.kernels.base import Kernel
 from flowspec.model.linear import KernelLinear
 from flowspec.model.precision import PRECISIONS
 from flowspec.model.quantise import Weight, quantise
+from tests.marks import crossed
 from tests.model.test_lean import PLAIN, block_of, passes
 
 Family = Callable[..., ModelDirectory]
@@ -108,9 +109,9 @@ def linears(block: LayerBlock) -> int:
     return sum(isinstance(module, KernelLinear) for module in block.modules())
 
 
-@pytest.mark.parametrize("name", PLAIN)
 @pytest.mark.parametrize(
-    "dtype", ["float32", "bfloat16", "float16", "nf4", "nf4-double", "int8", "int4"]
+    ("name", "dtype"),
+    crossed(PLAIN, ("float32", "bfloat16", "float16", "nf4", "nf4-double", "int8", "int4")),
 )
 def test_a_joined_model_is_the_one_of_separate_products(
     family: Family, monkeypatch: pytest.MonkeyPatch, name: str, dtype: str

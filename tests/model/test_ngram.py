@@ -25,6 +25,7 @@ from flowspec.model.base import DraftExecutor
 from flowspec.model.ngram import LATER, RECENT, SHARES, NgramDrafter
 from flowspec.model.toy import ToyStage, ToyTarget
 from flowspec.strategies import EXACT, STRATEGIES, build
+from tests.marks import crossed
 from tests.toy import limits
 
 RUN = RunKey("j", 1)
@@ -275,8 +276,7 @@ def simulate(
     return simulation.jobs["j"]
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("strategy", EXACT)
+@pytest.mark.parametrize(("strategy", "sampling"), crossed(EXACT, (Sampling(), SAMPLED)))
 def test_every_strategy_lives_with_few_proposals_or_none(strategy: str, sampling: Sampling) -> None:
     prompt = (3, 4, 5, 6, 3, 4)
     for drafter in (NgramDrafter(20), NgramDrafter(20, longest=1)):

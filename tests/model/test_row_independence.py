@@ -10,6 +10,7 @@ import torch
 from flowspec.model.directory import ModelDirectory
 from flowspec.model.kernels import served
 from flowspec.model.placing import Placing
+from tests.marks import crossed
 from tests.model.families import FAMILIES
 from tests.model.stages import StageByStage
 
@@ -40,8 +41,7 @@ def answers(stages: StageByStage, sizes: list[int]) -> torch.Tensor:
     return torch.cat(rows)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "nf4"])
+@pytest.mark.parametrize(("name", "precision"), crossed(FAMILIES, ("float32", "bfloat16", "nf4")))
 def test_rows_do_not_depend_on_their_company(family: Family, name: str, precision: str) -> None:
     if not served(precision, "cpu"):
         pytest.skip(f"there is no {precision} kernel here")

@@ -34,6 +34,7 @@ from flowspec.model.rows import Moves, Placement
 from flowspec.model.stage import load_stage
 from flowspec.model.two_level import TREE_ROWS, TwoLevelCache, two_level_attention
 from flowspec.strategies import build
+from tests.marks import crossed
 from tests.model.families import COMMON
 
 Family = Callable[..., ModelDirectory]
@@ -222,8 +223,7 @@ class Stages:
         return part.ids, outputs
 
 
-@pytest.mark.parametrize("name", SERVED)
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(("name", "seed"), crossed(SERVED, range(6), keep=3))
 def test_rows_and_choices_are_those_of_plain_attention(
     family: Family, name: str, seed: int
 ) -> None:

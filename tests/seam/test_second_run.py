@@ -100,7 +100,7 @@ def check_nothing_is_left(simulation: Simulation) -> None:
     revoked=st.floats(0.0, 12.0),
     sampling=st.sampled_from([Sampling(), SAMPLED]),
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=7, deadline=None)
 def test_the_second_runs_text_is_the_targets(
     strategy: str, restart: float, again: float, revoked: float, sampling: Sampling
 ) -> None:

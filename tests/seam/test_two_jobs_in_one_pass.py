@@ -149,7 +149,7 @@ def test_a_models_pass_of_several_runs_gives_each_what_a_pass_of_its_own_would(
     executors = (stages_of(path, attention, dtype), stages_of(path, attention, dtype))
 
     @given(st.data())
-    @settings(max_examples=6, deadline=None)
+    @settings(max_examples=3, deadline=None)
     def check(data: st.DataObject) -> None:
         together, alone = map(Pipeline, executors)
         check_that_runs_cannot_tell(together, alone, data)

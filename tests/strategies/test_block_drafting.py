@@ -6,6 +6,7 @@ import pytest
 
 from flowspec.core.run.sampling import Sampling
 from flowspec.strategies import EXACT
+from tests.marks import crossed
 from tests.toy import PROMPT, TARGET, generate
 from tests.toy_blocks import ToyBlocks
 
@@ -22,9 +23,12 @@ VARIANTS = [
 ]
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize(("stages", "levels", "hit_rate"), [(1, 4, 0.8), (3, 1, 0.6), (4, 5, 0.9)])
-def test_ids_equal_plain_decoding(variant: str, stages: int, levels: int, hit_rate: float) -> None:
+@pytest.mark.parametrize(
+    ("variant", "shape"), crossed(VARIANTS, [(1, 4, 0.8), (3, 1, 0.6), (4, 5, 0.9)], keep=3)
+)
+def test_ids_equal_plain_decoding(variant: str, shape: tuple[int, int, float]) -> None:
+    """``shape``: stages, levels of a block, and how many of its tokens are right."""
+    stages, levels, hit_rate = shape
     for sampling in (GREEDY, SAMPLED):
         drafter = ToyBlocks(levels, hit_rate)
         record = generate(variant, stages, sampling=sampling, count=24, drafter=drafter)

@@ -30,6 +30,7 @@ from flowspec.core.tree.tree import Status, Tree
 from flowspec.drivers.sim import Costs, Simulation, unit_costs
 from flowspec.strategies import EXACT, STRATEGIES, build
 from tests.addresses import D0, S1, S2, S3
+from tests.marks import crossed
 from tests.toy import PROMPT, TARGET, generate, pipeline
 
 LOSSY = sorted(set(STRATEGIES) - set(EXACT))
@@ -69,11 +70,13 @@ NUCLEUS = Sampling(temperature=0.6, top_k=20, top_p=0.9, seed=7)
 
 
 @pytest.mark.parametrize(
-    ("variant", "stages", "hit_rate"),
-    [(variant, *shape) for variant in EXACT for shape in ((1, 0.6), (2, 1.0), (4, 0.0), (7, 0.6))]
-    + [(variant, 4, 0.6) for variant in VARIANTS],
+    ("variant", "shape"),
+    crossed(EXACT, ((1, 0.6), (2, 1.0), (4, 0.0), (7, 0.6)))
+    + [(variant, (4, 0.6)) for variant in VARIANTS],
 )
-def test_ids_equal_plain_decoding(variant: str, stages: int, hit_rate: float) -> None:
+def test_ids_equal_plain_decoding(variant: str, shape: tuple[int, float]) -> None:
+    """``shape``: stages, and how many of the drafter's tokens are right."""
+    stages, hit_rate = shape
     for sampling in (GREEDY, SAMPLED[0], NUCLEUS):
         record = generate(variant, stages, hit_rate=hit_rate, sampling=sampling, count=40)
         assert record.finish is not None
@@ -222,8 +225,7 @@ RAGGED = Costs(
 )
 
 
-@pytest.mark.parametrize("costs", [UNIT, RAGGED], ids=["unit", "ragged"])
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("variant", "costs"), crossed(VARIANTS, (UNIT, RAGGED)))
 def test_every_segment_is_answered_once_or_void(variant: str, costs: Costs) -> None:
     watch, simulation = watched(variant, 3, 0.7, costs)
     record = simulation.jobs["job"]

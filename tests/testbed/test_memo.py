@@ -39,6 +39,7 @@ from flowspec.testbed import memo as module
 from flowspec.testbed.memo import WIDTH, MemoDrafter
 from flowspec.testbed.simulate import simulate
 from flowspec.testbed.texts import Text, texts
+from tests.marks import crossed
 from tests.model.test_ngram import RUN, VOCABULARY, Bench, tokens_of
 from tests.pair import TARGET as DEFAULT
 from tests.toy import PROMPT, TARGET, limits
@@ -148,8 +149,9 @@ def text() -> Callable[[Sampling], Text]:
     return dict(zip(SAMPLINGS, found, strict=True)).__getitem__
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "T=1"])
-@pytest.mark.parametrize("source", ["draft", "head", "ngram", "head+ngram"])
+@pytest.mark.parametrize(
+    ("source", "sampling"), crossed(("draft", "head", "ngram", "head+ngram"), SAMPLINGS)
+)
 def test_real_drafters_are_remembered_as_they_are(
     text: Callable[[Sampling], Text], source: str, sampling: Sampling
 ) -> None:

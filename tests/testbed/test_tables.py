@@ -23,6 +23,7 @@ from flowspec.testbed.tables.contents import Block, Oracle, PaperRow, Table, loa
 from flowspec.testbed.tables.figures import at_hit_rate, cluster
 from flowspec.testbed.tables.ranks import AT, hit_at
 from flowspec.testbed.texts import Text, texts
+from tests.marks import crossed
 
 BLOCKS = [(name, block) for name in names() for block in load(name).blocks]
 
@@ -151,7 +152,7 @@ def test_a_table_is_told_as_markdown_with_its_reasons(monkeypatch: pytest.Monkey
     assert lines[-1].startswith("Why they differ.")
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", crossed(names(), keep=3))
 def test_every_table_can_be_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     small = replace(load(name), prompt_tokens=6, output_tokens=8, texts=1)
     blocks = tuple(
