@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import re
 import shlex
 
@@ -11,6 +12,7 @@ import typer
 import yaml
 
 from flowspec.cli.app import app
+from flowspec.core.run.share import RunShare
 from flowspec.strategies import STRATEGIES
 from tests.documents import DOCUMENTS, ROOT, code_spans
 from tests.toy import generate
@@ -96,7 +98,10 @@ def test_every_key_of_the_stats_is_documented_and_no_other() -> None:
     documented = {key: row[2] for row in rows for key in code_spans(row[1])}
     finishes = [generate(strategy, 2, count=20).finish for strategy in STRATEGIES]
     stats = {key: value for finish in finishes if finish for key, value in finish.stats.items()}
-    assert set(documented) == {*stats, RUNS_ON}
+    company = {"shares"}  # of jobs that were not alone
+    assert set(documented) == {*stats, RUNS_ON, *company}
+    shown = {field.name for field in dataclasses.fields(RunShare)}
+    assert set(code_spans(documented["shares"])) >= shown
     assert set(code_spans(documented[RUNS_ON])) == set(PLACE)
     for key, value in stats.items():
         if isinstance(value, dict):

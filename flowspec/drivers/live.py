@@ -20,6 +20,7 @@ from flowspec.core.protocol.machine import (
     Discard,
     Done,
     Finish,
+    Granted,
     Input,
     Learn,
     Machine,
@@ -217,7 +218,7 @@ class Worker:
             case Learn():
                 self._performer.learn(output, self._link)
                 return []
-            case Compute() | Release():
+            case Compute() | Release() | Granted():
                 return []
             case _:
                 return [output]

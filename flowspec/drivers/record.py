@@ -12,12 +12,13 @@ import json
 import types
 import typing
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from flowspec.core.protocol import machine, messages, work
 from flowspec.core.protocol.addresses import Address
 from flowspec.core.protocol.machine import (
     Compute,
+    Granted,
     Input,
     Output,
     Poll,
@@ -36,19 +37,19 @@ from flowspec.core.protocol.work import (
     PassDone,
     Work,
 )
-from flowspec.core.run import key, limits, sampling, spec, turns
+from flowspec.core.run import key, limits, sampling, share, spec, turns
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.spec import shown
 from flowspec.errors import FlowSpecError, ReplayMismatch
 
 #: Version of the format; the header names it.
-FORMAT = 5
+FORMAT = 6
 #: Largest integer a field may hold; ids, positions and counts all fit.
 MAX_INT = (1 << 63) - 1
 
 _CLASSES: dict[str, type] = {
     name: kind
-    for module in (machine, messages, work, key, limits, sampling, spec, turns)
+    for module in (machine, messages, work, key, limits, sampling, share, spec, turns)
     for name, kind in vars(module).items()
     if dataclasses.is_dataclass(kind) and isinstance(kind, type)
 }
@@ -233,15 +234,22 @@ class Recorder:
     def _write(self, run: RunKey, now: float, event: Input, outputs: Sequence[Output]) -> None:
         about = _about(run, event, self._work)
         given = [_only(run, output) for output in outputs if _concerns(run, output)]
-        if about is None or (isinstance(about, Poll | Tick) and not given):
-            return
+        # What the run is granted follows from other runs: in its recording it is an input.
+        grants = (at for at, output in enumerate(given) if isinstance(output, Granted))
+        end = next(grants, len(given))
+        if about is not None and (end or not isinstance(about, Poll | Tick)):
+            self._write_line(run, now, about, given[:end])
+        if end < len(given):
+            self._write_line(run, now, cast(Granted, given[end]), given[end:])
+
+    def _write_line(self, run: RunKey, now: float, about: Input, given: Sequence[Output]) -> None:
         self._lines[run] += 1
         line = {
             "node": str(self._address),
             "n": self._lines[run],
             "now": now,
             "in": to_json(about),
-            "out": to_json(given),
+            "out": to_json(list(given)),
         }
         self._emit(run, json.dumps(line, separators=(",", ":")))
 

@@ -27,6 +27,7 @@ from flowspec.core.protocol.machine import (
     Discard,
     Done,
     Finish,
+    Granted,
     Input,
     Learn,
     Machine,
@@ -128,8 +129,10 @@ class _Node:
 
 
 Tap = Callable[[Address, float, Input, list[Output]], None]
+#: Outputs that concern only the node's executor and its rows.
+_Local = Allocate | Release | Discard | Learn | Granted
 #: Outputs that are no messages.
-_Unsent = Commit | Complete | Finish | OpenJob | Allocate | Release | Discard | Learn | Compute
+_Unsent = Commit | Complete | Finish | OpenJob | Compute | _Local
 
 
 class Simulation:
@@ -312,8 +315,7 @@ class Simulation:
                 self._perform_here(node, output)
         return None
 
-    def _perform_here(self, node: _Node, output: Allocate | Release | Discard | Learn) -> None:
-        """Perform an output that concerns only this node's executor and its rows."""
+    def _perform_here(self, node: _Node, output: _Local) -> None:
         match output:
             case Allocate(run, capacity, sampling, returns):
                 if node.executor is not None:

@@ -17,7 +17,7 @@ from flowspec.strategies.naive_pp import NaivePP
 from flowspec.strategies.pipedec import PipeDec, PipeDecHead
 from flowspec.strategies.pipespec import PipeSpec
 from flowspec.strategies.pruned_pp import PrunedPP
-from flowspec.strategies.specpipe import SpecPipe
+from flowspec.strategies.specpipe import SpecPipe, SpecPipeDB
 from flowspec.strategies.specpipe_lossy import LossyNucleus, LossyRelaxed
 from flowspec.strategies.speculative import Speculative
 from flowspec.strategies.static_tree import StaticTree
@@ -43,6 +43,7 @@ STRATEGIES: dict[str, StrategyClass] = {
     "pipedec": PipeDec,
     "pipedec_head": PipeDecHead,
     "specpipe": SpecPipe,
+    "specpipe_db": SpecPipeDB,
     "specpipe_lossy_relaxed": LossyRelaxed,
     "specpipe_lossy_nucleus": LossyNucleus,
     "pipespec": PipeSpec,

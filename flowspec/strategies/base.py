@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from flowspec.core.drafting.beam_growth import BeamGrowth, BeamSearch
 from flowspec.core.job.pacing import Lockstep
-from flowspec.core.job.strategy import Strategy
+from flowspec.core.job.strategy import Strategy, View
 from flowspec.core.run.limits import TREE_ROWS
 from flowspec.core.tree.segments import cut
 from flowspec.core.tree.tree import Tree
@@ -109,14 +109,20 @@ class BeamStrategy(Strategy, Generic[P]):
             self.pacing = Lockstep(stages)
         self.base: BeamSearch | None = None
 
-    def seed(self, tree: Tree) -> BeamGrowth:
-        """The round's tree, cut into N + 1 segments; keeps the beam as ``self.base``."""
+    def seed(self, view: View) -> BeamGrowth:
+        """The round's tree, cut into N + 1 segments; keeps the beam as ``self.base``.
+
+        With few rows in a segment, the tree has as many nodes as so many segments hold.
+        """
+        tree = view.tree
         shape = self.params
+        size = view.at_most(shape.segment)
+        kept = min(shape.nodes, view.at_most(shape.nodes) * (self.stages + 1))
         base = self.base = BeamSearch(tree, shape.width, shape.loops)
 
         def finish(tree: Tree) -> list[list[int]]:
-            nodes = [tree.root, *base.best(tree, shape.nodes, by_score=shape.by_score)]
-            return cut(nodes, self.stages + 1, shape.segment)
+            nodes = [tree.root, *base.best(tree, kept, by_score=shape.by_score)]
+            return cut(nodes, self.stages + 1, size)
 
         return BeamGrowth(base, finish)
 

@@ -82,7 +82,7 @@ class Chain(Strategy):
             windows = min(MOST_IN_FLIGHT, max(self.stages, view.bandwidth_delay))
             self.max_in_flight = self._known[self.params.window] = windows
         (tip,) = deepest(view.tree)
-        return PathGrowth(view.tree, tip, self.params.window, _window, self.least)
+        return PathGrowth(view.tree, tip, view.at_most(self.params.window), _window, self.least)
 
 
 def _window(tree: Tree, path: list[int]) -> list[list[int]]:

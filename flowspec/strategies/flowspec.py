@@ -79,33 +79,33 @@ class FlowSpec(BeamStrategy[FlowSpecParams]):
     def grow(self, view: View, occasion: Occasion) -> Growth | None:
         match occasion:
             case Occasion.ROUND:
-                return self.seed(view.tree)
+                return self.seed(view)
             case Occasion.VERDICT if self.params.merge:
-                return self._merge(view.tree)
+                return self._merge(view)
             case Occasion.IDLE if self.params.expand and self.base is not None:
-                return self._expand(self.base, view.tree)
+                return self._expand(self.base, view)
         return None
 
-    def _merge(self, tree: Tree) -> Growth:
+    def _merge(self, view: View) -> Growth:
         """S_app: the new draft's nodes that T lacks, in its order, as one segment."""
-        base = self.base = BeamSearch(tree, self.params.width, self.params.merge_loops)
+        base = self.base = BeamSearch(view.tree, self.params.width, self.params.merge_loops)
+        most = view.at_most(self.params.merge_nodes)
 
         def finish(tree: Tree) -> list[list[int]]:
             best = base.best(tree, self.params.merge_nodes, by_score=self.params.by_score)
-            return _segment([node for node in best if not tree[node].selected])
+            return _segment([node for node in best if not tree[node].selected][:most])
 
         return BeamGrowth(base, finish)
 
-    def _expand(self, base: BeamSearch, tree: Tree) -> Growth:
+    def _expand(self, base: BeamSearch, view: View) -> Growth:
         """The best of the last beam's deeper layers that T lacks, as one segment."""
-        base.rebase(tree)
-        base.extend(tree, self.params.expand_layers)
+        base.rebase(view.tree)
+        base.extend(view.tree, self.params.expand_layers)
+        most = view.at_most(self.params.expand_nodes)
 
         def finish(tree: Tree) -> list[list[int]]:
             by_score = self.params.by_score
-            return _segment(
-                base.best(tree, self.params.expand_nodes, by_score=by_score, unselected=True)
-            )
+            return _segment(base.best(tree, most, by_score=by_score, unselected=True))
 
         return BeamGrowth(base, finish)
 

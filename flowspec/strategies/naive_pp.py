@@ -32,7 +32,7 @@ class NaivePP(BeamStrategy[NaiveParams]):
     }
 
     def grow(self, view: View, occasion: Occasion) -> Growth | None:
-        return self.seed(view.tree) if occasion is Occasion.ROUND else None
+        return self.seed(view) if occasion is Occasion.ROUND else None
 
     def may_judge(self, view: View) -> bool:
         return not view.in_flight and not view.waiting

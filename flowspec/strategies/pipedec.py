@@ -66,7 +66,7 @@ class PipeDec(Strategy):
             self.pacing = Timestep(stages, self.max_in_flight)
 
     def grow(self, view: View, occasion: Occasion) -> Growth | None:
-        return LayerGrowth(view.tree, self.params.width, self.params.children)
+        return LayerGrowth(view.tree, view.at_most(self.params.width), self.params.children)
 
 
 @dataclass(frozen=True, slots=True)

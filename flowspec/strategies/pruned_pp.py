@@ -30,4 +30,4 @@ class PrunedPP(BeamStrategy[PrunedParams]):
     }
 
     def grow(self, view: View, occasion: Occasion) -> Growth | None:
-        return self.seed(view.tree) if occasion is Occasion.ROUND else None
+        return self.seed(view) if occasion is Occasion.ROUND else None

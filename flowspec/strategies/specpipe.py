@@ -14,13 +14,13 @@ from typing import ClassVar
 from flowspec.core.drafting.growth import Growth
 from flowspec.core.drafting.layered_growth import LayerGrowth
 from flowspec.core.job.pacing import Timestep
+from flowspec.core.job.pass_times import PassTimes
 from flowspec.core.job.round_trip import RoundTrip
 from flowspec.core.job.strategy import Occasion, Strategy, View
 from flowspec.core.protocol.messages import Answer
 from flowspec.core.run.history import History
 from flowspec.strategies.base import check, or_auto
-from flowspec.strategies.pass_times import PassTimes
-from flowspec.strategies.width_tuner import TunedGrowth, WidthHistory, WidthTuner
+from flowspec.strategies.width_tuner import WIDTHS, TunedGrowth, WidthHistory, WidthTuner
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +97,14 @@ class SpecPipe(Strategy):
     def grow(self, view: View, occasion: Occasion) -> Growth | None:
         tree = view.tree
         shape = self.params
+        # Beside other jobs: levels in a segment first, then rows in a level.
+        levels = view.at_most(shape.levels)
+        most = max(1, view.rows // levels) if view.rows else WIDTHS[-1]
         if self.tuner is None:
-            return LayerGrowth(tree, shape.width, shape.children, shape.levels)
+            return LayerGrowth(tree, min(shape.width, most), shape.children, levels)
         if occasion is Occasion.ROUND:
             self.tuner.begin_round()
-        return TunedGrowth(tree, self.tuner, shape.children, shape.levels)
+        return TunedGrowth(tree, self.tuner, (most, shape.children, levels))
 
     def observe_answer(self, view: View, answer: Answer, trip: RoundTrip | None) -> None:
         if self.tuner is None:
@@ -110,3 +113,26 @@ class SpecPipe(Strategy):
             self.tuner.observe(view.tree, answer, trip)
         elif trip is not None:
             self.tuner.prefilled(trip, answer)
+
+
+@dataclass(frozen=True, slots=True)
+class SpecPipeDBParams(SpecPipeParams):
+    """As in ``SpecPipe``. The paper does not name the width of a request's level."""
+
+    width: int = or_auto(16)
+
+
+class SpecPipeDB(SpecPipe):
+    """SpecPipe with dynamic batching of several requests, whatever their number.
+
+    Every request keeps the width it would have alone; a stage takes the waiting levels of all of
+    them into one pass, and a request that missed begins again at stage 1 while the others go on.
+    """
+
+    Params = SpecPipeDBParams
+    source = "SpecPipe-DB, arXiv 2504.04104 v2"
+    governed = False
+    search: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        **SpecPipe.search,
+        "width": ("auto", "1", "2", "4", "8", "16", "32", "64"),
+    }

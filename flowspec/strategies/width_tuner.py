@@ -15,11 +15,11 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 
 from flowspec.core.drafting.layered_growth import LayerGrowth
+from flowspec.core.job.pass_times import PassTimes
 from flowspec.core.job.round_trip import RoundTrip
 from flowspec.core.protocol.messages import Answer
 from flowspec.core.tree.tree import Tree
 from flowspec.strategies.expected_tbt import best_width
-from flowspec.strategies.pass_times import PassTimes
 
 #: The widths to choose from, in rows.
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -143,10 +143,14 @@ class WidthTuner:
 
 
 class TunedGrowth(LayerGrowth):
-    """Layers of the tuner's width; tells the tuner what was chosen."""
+    """Layers of the tuner's width; tells the tuner what was chosen.
 
-    def __init__(self, tree: Tree, tuner: WidthTuner, children: int, levels: int) -> None:
-        super().__init__(tree, tuner.width, children, levels)
+    ``shape``: most rows of a layer, candidates per node, layers.
+    """
+
+    def __init__(self, tree: Tree, tuner: WidthTuner, shape: tuple[int, int, int]) -> None:
+        most, children, levels = shape
+        super().__init__(tree, min(tuner.width, most), children, levels)
         self._tuner = tuner
 
     def segments(self, tree: Tree) -> list[list[int]]:

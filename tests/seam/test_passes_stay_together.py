@@ -70,17 +70,18 @@ def test_a_shared_pass_is_one_pass_at_every_later_stage(way: Way) -> None:
         for group in shared:
             assert any(group <= other for other in stage), "a pass was taken apart"
     assert max(map(len, shared)) == 4
-    assert len(first) < 40, "four jobs take about as many passes as one"
+    assert len(first) < 50, "four jobs take half of the passes of four, or less"
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_jobs_of_every_way_keep_their_text_in_shared_passes(way: Way) -> None:
-    """PipeDec's segments belong to tasks of the graph, and go alone through the broker."""
+    """PipeDec's segments belong to tasks of the graph, and wait for the jobs before them."""
     sampled = Sampling(temperature=1.0, seed=3)
     jobs = {
         "a": JobSpec(prompt_ids=PROMPT, max_new_tokens=20, strategy="flowspec"),
-        "b": JobSpec(prompt_ids=PROMPT, max_new_tokens=30, strategy="pipedec"),
+        "b": JobSpec(prompt_ids=PROMPT, max_new_tokens=30, strategy="chain"),
         "c": JobSpec(prompt_ids=PROMPT, max_new_tokens=30, strategy="auto", sampling=sampled),
+        "e": JobSpec(prompt_ids=PROMPT, max_new_tokens=30, strategy="pipedec"),
         "d": JobSpec(prompt_ids=PROMPT, max_new_tokens=10, strategy="flowspec:lockstep=on"),
     }
     passes = run(way, jobs)

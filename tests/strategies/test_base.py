@@ -20,6 +20,8 @@ AUTOMATIC = {
     ("pipedec_head", "groups"),
     ("specpipe", "width"),
     ("specpipe", "in_flight"),
+    ("specpipe_db", "width"),
+    ("specpipe_db", "in_flight"),
     ("chain", "in_flight"),
 }
 WHOLE = [
@@ -85,7 +87,7 @@ def test_the_list_shows_auto_where_it_is_the_default() -> None:
         for option, default in entry.options
         if default == "auto"
     }
-    assert shown == AUTOMATIC - {("specpipe", "width")}
+    assert shown == AUTOMATIC - {("specpipe", "width"), ("specpipe_db", "width")}
 
 
 def test_what_the_list_shows_is_taken_and_changes_nothing() -> None:

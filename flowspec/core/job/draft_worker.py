@@ -7,14 +7,18 @@
 
 A job's newer run replaces its older ones; their late messages carry a key that is unknown here. One
 executor serves all runs: encoding first, then drafting, one pass for all runs that wait for it.
+
+A run behind a barrier runs alone: it begins when the runs before it have ended, and those after it
+wait for its end. All others share the pipeline (``load``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from flowspec.core.job.lifecycle import Event, Lifecycle, State
+from flowspec.core.job.load import Governor
 from flowspec.core.job.session import Session
 from flowspec.core.job.stats import Tally, unmeasured
 from flowspec.core.job.strategy import Strategy
@@ -24,6 +28,7 @@ from flowspec.core.protocol.machine import (
     Compute,
     Done,
     Finish,
+    Granted,
     Input,
     Learn,
     OpenJob,
@@ -60,6 +65,7 @@ from flowspec.core.run.ended import EndedRuns
 from flowspec.core.run.history import History
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.limits import Limits
+from flowspec.core.run.share import RunShare
 from flowspec.core.run.spec import JobSpec, parse
 from flowspec.errors import ConfigError, JobError, ProtocolError, StateError
 
@@ -72,13 +78,16 @@ Build = Callable[[str, int], Strategy]
 class DraftRun:
     """A run at the draft worker, from its Submit to its end.
 
-    ``submitted_at`` is on this worker's clock. ``session``: None while the prompt is being encoded.
+    ``submitted_at`` is on this worker's clock. ``alone``: it runs behind a barrier. ``waits``: it
+    has not begun. ``session``: None while it waits, and while the prompt is being encoded.
     ``closing_since``: when the text was complete.
     """
 
     submit: Submit
     spec: JobSpec
     submitted_at: float
+    alone: bool = False
+    waits: bool = False
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     seen: SeqReader = field(default_factory=SeqReader)
     session: Session | None = None
@@ -95,6 +104,15 @@ class DraftRun:
         return None if self.lifecycle.state is State.CLOSING else self.session
 
     @property
+    def is_decoding(self) -> bool:
+        return self.lifecycle.state is State.DECODE
+
+    @property
+    def drafts(self) -> bool:
+        """Whether the run's strategy grows a tree."""
+        return self.session is not None and self.session.strategy.draft_width > 0
+
+    @property
     def due(self) -> float | None:
         """When the run's wait for an answer, or for the stages' reports, ends."""
         if self.closing_since is not None:
@@ -106,16 +124,24 @@ class DraftMachine:
     """Sessions by run, and the one executor they share.
 
     ``build(strategy, stages)`` makes a job's strategy from its text, or raises ConfigError.
-    ``history``: what earlier jobs of this pipeline measured; updated in place.
+    ``history``: what earlier jobs of this pipeline measured; updated in place. ``governor``: shares
+    the pipeline among the jobs.
     """
 
-    def __init__(self, limits: Limits, build: Build, history: History | None = None) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        build: Build,
+        history: History | None = None,
+        governor: Governor | None = None,
+    ) -> None:
         self._limits = limits
         self._build = build
         self._history = history if history is not None else History()
         self._runs: dict[RunKey, DraftRun] = {}
         self._ended = EndedRuns()
         self._last_stage = stage_address(limits.stages)
+        self._governor = governor if governor is not None else Governor(limits.stages)
         self._working: DraftPass | Encode | EncodeTurns | None = None
         self._started_at = 0.0
 
@@ -126,7 +152,8 @@ class DraftMachine:
 
     @property
     def runnable(self) -> bool:
-        return self._working is None and any(map(_has_work, self._runs.values()))
+        may_work = any(map(_has_work, self._runs.values())) or self._next_to_begin is not None
+        return self._working is None and may_work
 
     @property
     def continuing(self) -> bool:
@@ -141,6 +168,9 @@ class DraftMachine:
         return min((at for at in due if at is not None), default=None)
 
     def step(self, event: Input, now: float) -> Sequence[Output]:
+        return [*self._take_input(event, now), *self._grant()]
+
+    def _take_input(self, event: Input, now: float) -> list[Output]:
         match event:
             case Received(envelopes):
                 return [output for envelope in envelopes for output in self._receive(envelope, now)]
@@ -152,6 +182,8 @@ class DraftMachine:
                 return self._end_overdue(now)
             case Refused():
                 return self._refused(event)
+            case Granted(run, share):
+                return self._take_share(run, share)
             case _:
                 raise StateError(f"the draft worker cannot take {type(event).__name__} now")
 
@@ -181,6 +213,7 @@ class DraftMachine:
         match message:
             case Answer():
                 self._check_tokens(message)
+                self._governor.note(message)
                 session.take_answer(sender, message, now)
                 if session.returns.hidden and sender == self._last_stage and message.ids:
                     # The drafter gets an answer's hidden rows before its next pass.
@@ -209,6 +242,24 @@ class DraftMachine:
                 outputs += self._end(run, session, Event.REPORTED)
         return outputs
 
+    # ---- shares ----------------------------------------------------------------------------------
+
+    def _grant(self) -> list[Output]:
+        """Tell the runs what they may use from now on, where that has changed."""
+        decoding = {key: run.drafts for key, run in self._runs.items() if run.is_decoding}
+        return [
+            output
+            for run, share in self._governor.changes(decoding).items()
+            for output in self._take_share(run, share)
+        ]
+
+    def _take_share(self, key: RunKey, share: RunShare) -> list[Output]:
+        run = self._runs.get(key)
+        if run is None or run.session is None:
+            return []
+        run.session.take_share(share)
+        return [Granted(key, share)]
+
     # ---- beginning -------------------------------------------------------------------------------
 
     def _submit(self, message: Submit, now: float) -> list[Output]:
@@ -217,14 +268,26 @@ class DraftMachine:
         outputs = self._drop_before(message.run)
         try:
             spec = parse(dict(message.fields))
-            self._build(spec.strategy, self._limits.stages)
+            strategy = self._build(spec.strategy, self._limits.stages)
         except ConfigError as error:
             return [*outputs, _reject(message, str(error))]
-        run = DraftRun(message, spec, now)
+        run = DraftRun(message, spec, now, strategy.pacing.has_barrier)
+        # The recording of a run that waits has its beginning in a later step: so have all others.
+        run.waits = spec.record or not _may_begin(run, self._runs.values())
         self._runs[message.run] = run
-        if spec.prompt_ids is not None:
-            outputs += self._start(run, spec.prompt_ids, now)
-        return outputs
+        return outputs if run.waits else [*outputs, *self._begin(run, now)]
+
+    @property
+    def _next_to_begin(self) -> DraftRun | None:
+        """The first of the runs that wait, if it may begin now."""
+        first = next((run for run in self._runs.values() if run.waits), None)
+        begun = (run for run in self._runs.values() if not run.waits)
+        return first if first is not None and _may_begin(first, begun) else None
+
+    def _begin(self, run: DraftRun, now: float) -> list[Output]:
+        """Begin ``run``; nothing to put out if its prompt is to be encoded first."""
+        run.waits = False
+        return [] if run.spec.prompt_ids is None else self._start(run, run.spec.prompt_ids, now)
 
     def _start(self, run: DraftRun, prompt: tuple[int, ...], now: float) -> list[Output]:
         wrong = self._what_is_wrong_with(prompt)
@@ -279,6 +342,10 @@ class DraftMachine:
     # ---- work ------------------------------------------------------------------------------------
 
     def _start_work(self, now: float) -> list[Output]:
+        waiting = self._next_to_begin
+        begun = self._begin(waiting, now) if waiting is not None else []
+        if begun:
+            return begun  # and no work, which would depend on the other runs
         work = self._next_work() if self._working is None else None
         if work is None:
             return []
@@ -288,7 +355,7 @@ class DraftMachine:
 
     def _next_work(self) -> DraftPass | Encode | EncodeTurns | None:
         for run in self._runs.values():
-            if run.lifecycle.state is State.ENCODING:
+            if run.lifecycle.state is State.ENCODING and not run.waits:
                 return _encoding(run)
         drafts = self._next_drafts()
         return DraftPass(tuple(drafts)) if drafts else None
@@ -424,6 +491,11 @@ class DraftMachine:
         self._ended.add(run.key)
 
 
+def _may_begin(run: DraftRun, others: Iterable[DraftRun]) -> bool:
+    """Whether ``run`` may run beside ``others``."""
+    return not any(run.alone or other.alone for other in others)
+
+
 def _encoding(run: DraftRun) -> Encode | EncodeTurns:
     """The work of turning the run's prompt into ids."""
     if run.spec.messages is not None:
@@ -433,7 +505,7 @@ def _encoding(run: DraftRun) -> Encode | EncodeTurns:
 
 def _has_work(run: DraftRun) -> bool:
     if run.lifecycle.state is State.ENCODING:
-        return True
+        return not run.waits
     return run.drafting_session is not None and run.drafting_session.drafting.has_work
 
 

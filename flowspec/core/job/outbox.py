@@ -34,9 +34,16 @@ class Outbox:
     # ---- segments --------------------------------------------------------------------------------
 
     def segment(
-        self, round_number: int, nodes: Sequence[Node], route: Route = DELIVERED
+        self,
+        round_number: int,
+        nodes: Sequence[Node],
+        route: Route = DELIVERED,
+        together: int = 0,
     ) -> Segment:
-        """``nodes`` as the run's next segment over ``route``; all receivers share one numbering."""
+        """``nodes`` as the run's next segment over ``route``; all receivers share one numbering.
+
+        ``together``: as in ``Segment``.
+        """
         self._next_segment += 1
         return Segment(
             run=self._run,
@@ -49,6 +56,7 @@ class Outbox:
             marker=route.marker,
             task=route.task,
             route=route.rest,
+            together=together,
         )
 
     def prefill(self, to: Address, prefix: Sequence[int]) -> None:

@@ -66,6 +66,8 @@ class Pacing:
     #: The strategy's idle growth is asked for once per verdict that accepts nothing
     #: (``expansion_pending``), instead of whenever the session is idle.
     expands_on_empty_verdict = False
+    #: A barrier decides what leaves when, and not the run's share of the pipeline.
+    has_barrier = False
 
     def may_judge(self, cause: TurnCause, *, decoding: bool) -> bool:
         """Whether the answers received so far are judged in this turn."""
@@ -140,6 +142,7 @@ class Lockstep(Pacing):
 
     keeps_emptied = True
     expands_on_empty_verdict = True
+    has_barrier = True
 
     def __init__(self, stages: int) -> None:
         self._stages = stages
@@ -211,6 +214,8 @@ class Timestep(Pacing):
     ``decode/NODE/t`` (node 0 is the drafter), ``sync/t`` and ``verdict/t``. One segment may leave
     at the beginning of a timestep: after the first token, and after every join.
     """
+
+    has_barrier = True
 
     def __init__(self, stages: int, groups: int) -> None:
         self.now = 0  # the timestep

@@ -37,6 +37,7 @@ from flowspec.core.protocol.work import Draft, DraftDone
 from flowspec.core.run.history import History
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.limits import Limits
+from flowspec.core.run.share import ALONE, RunShare
 from flowspec.core.run.spec import JobSpec
 from flowspec.core.tree.accept import Verdict, follow
 from flowspec.core.tree.segments import prefill_chunks
@@ -88,6 +89,7 @@ class Session:
         self.returns = Returns(top=strategy.top, hidden=any(drafters) and strategy.draft_width > 0)
         self.drafting = Drafting(run, prefix, self._drafting_options(drafters, limits, history))
         self.tree = Tree(len(prefix) - 1)
+        self._share = ALONE
         self.finish_reason = ""
         # Without hidden rows only the last chunk is answered, so the first wait covers them all.
         stall_seconds = limits.stall_seconds * len(prefill_chunks(len(prefix)))
@@ -156,6 +158,7 @@ class Session:
             draft_pass_seconds=self.drafting.pass_seconds,
             decoded=self.tally.choices,
             decode_seconds=self.tally.decode_seconds,
+            rows=self._allowed.rows,
         )
 
     # ---- beginning and end -----------------------------------------------------------------------
@@ -238,6 +241,11 @@ class Session:
         self._now = self.answer_deadline.since = now  # a slow drafter is not a lost message
         self.drafting.done(result, self.tree, seconds)
         self._turn(TurnCause.DRAFTED)
+
+    def take_share(self, share: RunShare) -> None:
+        """Keep to ``share`` from the next turn on."""
+        self._share = share
+        self.tally.note_share(share)
 
     # ---- one turn --------------------------------------------------------------------------------
 
@@ -355,11 +363,21 @@ class Session:
     def _grow(self, occasion: Occasion) -> None:
         idle = occasion is Occasion.IDLE
         self.strategy.pacing.begin_growth(idle=idle)
-        growth = self.strategy.grow(self._view, occasion)
+        is_plain = self._allowed.is_plain
+        growth = None if is_plain else self.strategy.grow(self._view, occasion)
         self.drafting.begin(growth, idle=idle, drafter=self.strategy.drafter)
         root_leaves = self.strategy.drafts_ahead and not self.strategy.holds_root
         if occasion is Occasion.ROUND and (growth is None or root_leaves):
             self._window.enqueue([self.tree.root])
+        elif is_plain and not self.tree[self.tree.root].selected:
+            self._enqueue([[self.tree.root]])  # a candidate that was never sent became the root
+
+    @property
+    def _allowed(self) -> RunShare:
+        """The run's share, unless its rules leave it no choice: behind a barrier, or in a chain."""
+        strategy = self.strategy
+        free = strategy.governed and not strategy.pacing.has_barrier and not self._chain.addresses
+        return self._share if free else ALONE
 
     def _grow_and_send(self) -> None:
         """Send and grow in turn, until the next step needs the drafter or an answer."""
@@ -418,7 +436,10 @@ class Session:
         return not self._window.waiting and self._has_slot()
 
     def _has_slot(self) -> bool:
-        return self.strategy.pacing.has_slot(len(self._window), self.strategy.max_in_flight)
+        slots = self.strategy.max_in_flight
+        allowed = self._allowed.in_flight
+        slots = min(slots, allowed) if allowed else slots
+        return self.strategy.pacing.has_slot(len(self._window), slots)
 
     def _send_waiting(self) -> None:
         while (segment := self._window.first_waiting) is not None and self._may_send(segment):
@@ -433,7 +454,8 @@ class Session:
 
     def _send(self, nodes: list[int]) -> None:
         route = self.strategy.pacing.route()
-        segment = self.outbox.segment(self.tally.rounds, [self.tree[node] for node in nodes], route)
+        rows = [self.tree[node] for node in nodes]
+        segment = self.outbox.segment(self.tally.rounds, rows, route, self._allowed.together)
         self.tree.mark_sent(nodes)
         self._window.launch(segment.segment, nodes, self._now)
         self.strategy.pacing.sent(segment.segment)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 
 from flowspec.core.protocol.messages import Meter
+from flowspec.core.run.share import RunShare
+
+#: Most changes of a run's share that are recorded.
+MOST_SHARES = 100
 
 
 def repeated_4grams(tokens: Sequence[int]) -> float:
@@ -24,7 +28,8 @@ class Tally:
     ``submitted_at``: when the job was submitted, possibly before this clock's first reading.
     ``started_at``: when the prompt was sent to the stages. ``rounds``: new roots that T lacked.
     ``choices``: target tokens chosen during decode; ``hits``: those that had a node in the tree.
-    ``lossy``: the mode, if the text may differ from the target's own.
+    ``lossy``: the mode, if the text may differ from the target's own. ``shares``: changes of what
+    the run may use beside others, the first ``MOST_SHARES`` of them.
     """
 
     submitted_at: float
@@ -39,6 +44,7 @@ class Tally:
     draft_passes: int = 0
     draft_seconds: float = 0.0
     lossy: str = ""
+    shares: list[dict[str, int]] = field(default_factory=list)
 
     @property
     def decode_seconds(self) -> float:
@@ -56,6 +62,11 @@ class Tally:
         else:
             self.choices += tokens
             self.hits += hits
+
+    def note_share(self, share: RunShare) -> None:
+        """Note a change of what the run may use beside others."""
+        if len(self.shares) < MOST_SHARES:
+            self.shares.append({"tokens": self.choices, **asdict(share)})
 
     def stats(
         self, output: Sequence[int], meters: Mapping[int, Meter], stages: int
@@ -96,6 +107,7 @@ class Tally:
             "draft_passes": self.draft_passes,
             "draft_seconds": self.draft_seconds,
             "repeated_4grams": repeated_4grams(output),
+            **({"shares": self.shares} if self.shares else {}),
             **({"lossy": self.lossy} if self.lossy else {}),
         }
 

@@ -39,7 +39,8 @@ class View:
     cut but not sent. ``bandwidth_delay``: segments that must be in flight so that no part of the
     pipeline waits for the draft worker, from measured times; 0: unknown. ``decoding``: the target
     has returned its first token. ``draft_pass_seconds``: the mean time of the drafter's passes.
-    ``decoded``: tokens after the first one, decoded in ``decode_seconds``.
+    ``decoded``: tokens after the first one, decoded in ``decode_seconds``. ``rows``: most rows of
+    a segment, beside other jobs; 0: no limit.
     """
 
     tree: Tree
@@ -50,6 +51,11 @@ class View:
     draft_pass_seconds: float = 0.0
     decoded: int = 0
     decode_seconds: float = 0.0
+    rows: int = 0
+
+    def at_most(self, rows: int) -> int:
+        """``rows``, or as many of them as a segment may have."""
+        return min(rows, self.rows) if self.rows else rows
 
 
 class Strategy:
@@ -80,6 +86,8 @@ class Strategy:
     drafter: int = 0
     #: In a pipeline with middle models, the drafter drafts for the first of them.
     uses_middles: bool = False
+    #: Keeps to the rows and segments that other jobs leave to it.
+    governed: ClassVar[bool] = True
     #: Number of best (id, log-probability) pairs to return with every row.
     top: int = 0
     #: The name of a mode whose text may differ from the target's own; "": exact.

@@ -86,7 +86,7 @@ class _Waiting:
         self.runs.add(run)
         behind = max((at + 1 for at, group in enumerate(groups) if _has(group, run)), default=0)
         for group in groups[behind:]:
-            if sum(map(_rows, group)) + _rows(send) <= MOST_ROWS:
+            if sum(map(_rows, (*group, send))) <= min(map(_most_rows, (*group, send))):
                 group.append(send)
                 return
         groups.append([send])
@@ -107,3 +107,10 @@ def _rows(send: Send) -> int:
     """Rows of a message; one without any, a marker, counts as well."""
     message = send.envelope.message
     return max(1, len(message.ids)) if isinstance(message, Segment | Answer) else 1
+
+
+def _most_rows(send: Send) -> int:
+    """Most rows of an entry that ``send`` is in with others."""
+    message = send.envelope.message
+    together = message.together if isinstance(message, Segment) else 0
+    return together or MOST_ROWS

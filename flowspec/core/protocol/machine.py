@@ -18,6 +18,7 @@ from flowspec.core.protocol.messages import Envelope, Returns
 from flowspec.core.protocol.work import Work, WorkResult
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
+from flowspec.core.run.share import RunShare
 
 # ---- inputs ------------------------------------------------------------------------------------
 
@@ -60,7 +61,19 @@ class Refused:
     is_commit: bool = False
 
 
-Input = Received | Poll | Done | Tick | Refused
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """What ``run`` may use beside other runs, from now on.
+
+    As an output it says what the draft worker has granted, and needs no performing. In the run's
+    recording it is an input: what it follows from, the other runs, is not there.
+    """
+
+    run: RunKey
+    share: RunShare
+
+
+Input = Received | Poll | Done | Tick | Refused | Granted
 
 # ---- outputs -----------------------------------------------------------------------------------
 
@@ -178,7 +191,17 @@ class Compute:
 
 
 Output = (
-    Send | Commit | Complete | Finish | OpenJob | Allocate | Release | Discard | Learn | Compute
+    Send
+    | Commit
+    | Complete
+    | Finish
+    | OpenJob
+    | Allocate
+    | Release
+    | Discard
+    | Learn
+    | Compute
+    | Granted
 )
 
 

@@ -65,7 +65,8 @@ class Segment:
     ``tokens``: for the first stage only; the others take their input rows by (run, segment).
     ``marker``: forward it even if no rows are left (the papers' lockstep). ``task``: completed by
     the pass. ``route``: the remaining hops. ``seconds``: its slowest pass so far. ``rows``: of that
-    pass, other runs' included.
+    pass, other runs' included. ``together``: most rows of a pass that it shares with other runs;
+    0: no limit.
     """
 
     run: RunKey
@@ -80,6 +81,7 @@ class Segment:
     route: tuple[Hop, ...] = ()
     seconds: float = 0.0
     rows: int = 0
+    together: int = 0
 
     def __post_init__(self) -> None:
         rows = len(self.ids)

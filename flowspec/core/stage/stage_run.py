@@ -65,6 +65,10 @@ class StageRun:
         self._counts["useful"] += sum(node > self.first_tree_id for node in prune.accepted)
         self._counts["wasted"] += before - len(prune.accepted) - len(left)
 
+    def is_void(self, segment: Segment) -> bool:
+        """Whether all rows of ``segment`` are dead; those before it have been computed."""
+        return not self._rows.live(segment.ids, segment.parents)
+
     def live_part(self, segment: Segment) -> list[int]:
         """Offsets of the segment's live rows, which are to be computed; the others are void."""
         kept = self._rows.live(segment.ids, segment.parents)
@@ -153,6 +157,7 @@ def onward(segment: Segment, kept: Sequence[int], slowest: Slowest) -> Segment:
         route=segment.route[1:],
         seconds=slowest.seconds,
         rows=slowest.rows,
+        together=segment.together,
     )
 
 

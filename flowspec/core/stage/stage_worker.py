@@ -152,7 +152,7 @@ class StageMachine:
             return self._close(run) if isinstance(message, Close) else []
         try:
             is_new = run.seen.accept(envelope.sender, envelope.seq)
-            return self._take(run, message, envelope.bundle) if is_new else []
+            return self._take(run, message) if is_new else []
         except ProtocolError as error:
             return self._fail(run, str(error))
 
@@ -177,10 +177,10 @@ class StageMachine:
         if sum(map(len, self._early.values())) > EARLY_MESSAGES:
             del self._early[next(iter(self._early))]
 
-    def _take(self, run: StageRun, message: Message, bundle: int) -> list[Output]:
+    def _take(self, run: StageRun, message: Message) -> list[Output]:
         match message:
             case Segment():
-                self._waiting.add(message, bundle)
+                self._waiting.add(message)
                 return []
             case Prune():
                 run.prune(message)
@@ -226,6 +226,12 @@ class StageMachine:
     # ---- passes ----------------------------------------------------------------------------------
 
     def _start_pass(self, now: float) -> list[Output]:
+        void = [segment for segment in self._waiting.firsts() if self._is_void(segment)]
+        if void:
+            # They must not take the place of their runs' next segments in the pass. It begins in a
+            # step of its own, since another run's place in it is not in a run's recording.
+            self._waiting.remove(void)
+            return [output for segment in void for output in self._begin_part(segment, [])]
         outputs: list[Output] = []
         computing: list[_Computing] = []
         for segment in self._waiting.take():
@@ -235,6 +241,11 @@ class StageMachine:
         self._computing = tuple(computing)
         self._started_at = now
         return [*outputs, Compute(Pass(tuple(known.part for known in computing)))]
+
+    def _is_void(self, segment: Segment) -> bool:
+        """Whether no row of ``segment``, its run's first, is to be computed."""
+        run = self._runs[segment.run]
+        return run.failed or run.is_void(segment)
 
     def _begin_part(self, segment: Segment, computing: list[_Computing]) -> list[Output]:
         """Append the part for the live rows of ``segment`` to ``computing``, if it has any."""

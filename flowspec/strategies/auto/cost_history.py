@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from statistics import median
 
+from flowspec.core.job.pass_times import PassTimes
 from flowspec.core.job.round_trip import RoundTrip
 from flowspec.core.tree.segments import prefill_chunks
 from flowspec.strategies.auto.drafter_bandit import DrafterSpeed
-from flowspec.strategies.pass_times import PassTimes
 
 #: Most recent prompts whose round trips count.
 PROMPT_SAMPLES = 8

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from flowspec.core.drafting.growth import Growth
+from flowspec.core.job.pass_times import PassTimes
 from flowspec.core.job.round_trip import RoundTrip
 from flowspec.core.job.strategy import Occasion, Strategy, View
 from flowspec.core.protocol.messages import Answer
@@ -23,7 +24,6 @@ from flowspec.strategies.auto.segment_sizing import (
     SegmentSizer,
 )
 from flowspec.strategies.base import check, or_auto
-from flowspec.strategies.pass_times import PassTimes
 
 #: Nodes of a pass of the drafter if segments have fewer rows.
 LEAST_BATCH = 4
@@ -95,17 +95,17 @@ class Auto(Strategy):
         self._choose_drafter(view)
         sizing = self.sizer.sizing(view.bandwidth_delay, view.draft_pass_seconds)
         self.max_in_flight = self.params.in_flight or sizing.in_flight
-        batch = max(sizing.rows, LEAST_BATCH)
-        price = None if self.sizer.fixed_rows else self.sizer.price
+        # Beside other jobs, the rows that a job may have cost nothing: none of them has a price.
+        rows = view.at_most(self.params.rows) or view.rows or sizing.rows
+        batch = max(rows, LEAST_BATCH)
+        price = None if self.sizer.fixed_rows or view.rows else self.sizer.price
         growth: Growth
         if self.holds_root:
             growth = RootFirstGrowth(
-                sizing.rows, batch, MOST_PASSES, price, self.sizer.pass_price, self._costs
+                rows, batch, MOST_PASSES, price, self.sizer.pass_price, self._costs
             )
         else:
-            growth = BestFirstGrowth(
-                sizing.rows, batch, sizing.passes, price, self.params.alternative
-            )
+            growth = BestFirstGrowth(rows, batch, sizing.passes, price, self.params.alternative)
         return _SizedGrowth(growth, self.sizer)
 
     def _choose_drafter(self, view: View) -> None:

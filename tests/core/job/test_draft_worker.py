@@ -499,6 +499,8 @@ def test_the_wait_for_an_answer_grows_with_the_chunks_of_the_prompt() -> None:
 def answered(draft: Draft, job: str, **fields: str) -> Auto:
     """The strategy of a job on two stages whose prompt of 20 and two lone rows were answered."""
     draft.submit(job, prompt_ids=json.dumps([2] * 20), strategy="auto", **fields)
+    if fields:
+        draft.poll()  # a job that is recorded begins in a step of its own
     strategy = draft.machine.sessions[RunKey(job, 1)].strategy
     assert isinstance(strategy, Auto)
     draft.receive(Answer(RunKey(job, 1), 0, (19,), (40,), seconds=1.0), S2, now=1.0)
@@ -532,6 +534,7 @@ def test_a_job_that_is_recorded_starts_without_history_and_leaves_none() -> None
     answered(draft, "k")
     rate = known.rate
     draft.submit("l", prompt_ids="[2]", strategy="auto", record="1")
+    draft.poll()
     session = draft.machine.sessions[RunKey("l", 1)]
     assert isinstance(session.strategy, Auto)
     assert session.strategy.sizer.sizing(0, 0.0).rows == 1

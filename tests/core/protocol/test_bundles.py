@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -91,6 +92,16 @@ def test_rows_bound_an_entry() -> None:
     assert shape(entries(*fit)) == [[(A, 1), (C, 1)], [(B, 1)]]
     markers = [sent(RunKey(str(at), 1), 1, 0) for at in range(most + 1)]
     assert [len(entry) for entry in shape(entries(*markers))] == [most, 1]  # type: ignore[arg-type]
+
+
+def test_a_segment_limits_the_entry_that_it_is_in() -> None:
+    def alone(run: RunKey) -> Send:
+        send = sent(run, 1)
+        message = replace(send.envelope.message, together=1)  # type: ignore[call-arg]
+        return replace(send, envelope=replace(send.envelope, message=message))
+
+    assert shape(entries(alone(A), alone(B))) == [[(A, 1)], [(B, 1)]]
+    assert shape(entries(sent(A, 1), alone(B), sent(C, 1))) == [[(A, 1), (C, 1)], [(B, 1)]]
 
 
 RUNS = st.sampled_from((A, B, C))

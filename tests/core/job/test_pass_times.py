@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flowspec.core.job.pass_times import FORGOTTEN_AFTER, PassTimes
 from flowspec.core.protocol.messages import Answer
 from flowspec.core.run.history import History
 from flowspec.core.run.key import RunKey
 from flowspec.strategies import build
-from flowspec.strategies.pass_times import FORGOTTEN_AFTER, PassTimes
 
 SIZES = st.integers(1, 200)
 SECONDS = st.floats(1e-4, 10.0)

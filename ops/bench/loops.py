@@ -1,0 +1,169 @@
+"""Loops of many jobs in simulation: so many at once, or arriving by a Poisson process.
+
+The machines are the live ones under a virtual clock; the target's texts are known, and every text
+is checked against them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from flowspec.core.job.draft_worker import DraftMachine
+from flowspec.core.job.load import Governor
+from flowspec.core.protocol.addresses import DRAFT, Address, stage_address
+from flowspec.core.protocol.machine import Finish, Input, Output
+from flowspec.core.run.limits import Limits
+from flowspec.core.run.spec import JobSpec
+from flowspec.core.stage.stage_worker import StageMachine
+from flowspec.drivers.oracle import OracleStage
+from flowspec.drivers.sim import Costs, RunRecord, Simulation
+from flowspec.errors import StateError
+from flowspec.model.base import DraftExecutor
+from flowspec.strategies import build
+from flowspec.testbed.texts import Text
+
+#: Jobs that replace ended ones in a closed loop, for each that is in it, and the least number.
+ROUNDS = 2
+LEAST = 12
+
+
+@dataclass(frozen=True, slots=True)
+class LoopSetup:
+    """What the jobs run on. ``names``: of the jobs, with their texts."""
+
+    limits: Limits
+    costs: Costs
+    drafter: DraftExecutor
+    texts: Sequence[Text]
+
+    def text(self, job: str) -> Text:
+        """The text of a job that ``job_names`` names."""
+        return self.texts[int(job[1:]) % len(self.texts)]
+
+
+@dataclass(frozen=True, slots=True)
+class LoopFigures:
+    """Figures of a loop; seconds of the virtual clock.
+
+    ``tbt``: mean seconds between a job's tokens, ``tbt_p99`` over jobs. ``gap_p99``: over all
+    pairs of a job's commits that follow each other. ``ttft``: mean. ``hit_rate``: mean over jobs.
+    """
+
+    tokens_per_second: float
+    tbt: float
+    tbt_p99: float
+    gap_p99: float
+    ttft: float
+    hit_rate: float
+
+
+def job_names(count: int) -> list[str]:
+    """The names of a loop's first ``count`` jobs."""
+    return [f"j{at}" for at in range(count)]
+
+
+def jobs_of(loop: int) -> int:
+    """All jobs of a closed loop of ``loop`` at once."""
+    return loop + max(LEAST, ROUNDS * loop)
+
+
+class Loop:
+    """Jobs of ``strategy`` on ``setup``; ``governor``: None: the draft worker's own."""
+
+    def __init__(self, setup: LoopSetup, strategy: str, governor: Governor | None = None) -> None:
+        self._setup = setup
+        self._strategy = strategy
+        stages = setup.limits.stages
+        draft = DraftMachine(setup.limits, build, governor=governor)
+        nodes: dict[Address, Any] = {DRAFT: (draft, setup.drafter)}
+        self._sequences: dict[str, Sequence[int]] = {}
+        self._hidden: dict[str, Any] = {}
+        for stage in range(1, stages + 1):
+            executor = OracleStage(self._sequences, self._hidden)
+            nodes[stage_address(stage)] = (StageMachine(stage, stages), executor)
+        self._simulation = Simulation(nodes, setup.costs, tap=self._tap)
+        self._tokens: dict[str, int] = {}
+        self._submitted: dict[str, float] = {}
+        self._ended: dict[str, float] = {}
+        self._left: list[str] = []
+
+    def closed(self, jobs: int) -> LoopFigures:
+        """``jobs`` at once: one that ends is replaced.
+
+        Jobs of the first wave are shorter by even steps, so that later ones do not begin together.
+        What counts is what happens between the end of the first wave and the last submission.
+        """
+        names = job_names(jobs_of(jobs))
+        self._left = names[jobs:]
+        for at, name in enumerate(names[:jobs]):
+            self._submit(name, 0.0, (at + 1) / jobs)
+        self._simulation.run()
+        end = max(self._submitted.values())
+        return self._measured(min(end / 2, max(self._ended[name] for name in names[:jobs])), end)
+
+    def opened(self, count: int, per_second: float, seed: int = 1) -> LoopFigures:
+        """``count`` jobs at the times of a Poisson process; all of it counts."""
+        drawn = random.Random(seed)
+        at = 0.0
+        for name in job_names(count):
+            self._submit(name, at)
+            at += drawn.expovariate(per_second)
+        self._simulation.run()
+        return self._measured(0.0, self._simulation.now)
+
+    def _submit(self, name: str, at: float, share: float = 1.0) -> None:
+        text = self._setup.text(name)
+        tokens = max(2, round(len(text.output) * share))
+        self._tokens[name] = tokens
+        self._sequences[name] = (*text.prompt, *text.output)
+        self._hidden[name] = text.hidden
+        self._submitted[name] = at
+        spec = JobSpec(
+            prompt_ids=text.prompt,
+            max_new_tokens=tokens,
+            sampling=text.sampling,
+            strategy=self._strategy,
+        )
+        self._simulation.submit(name, spec, at)
+
+    def _tap(self, node: Address, now: float, event: Input, outputs: list[Output]) -> None:
+        for output in outputs:
+            if isinstance(output, Finish):
+                self._ended[output.run.job] = now
+                if self._left:
+                    self._submit(self._left.pop(0), now)
+
+    def _measured(self, begin: float, end: float) -> LoopFigures:
+        records = self._simulation.jobs
+        for name, record in records.items():
+            if tuple(record.tokens) != self._setup.text(name).output[: self._tokens[name]]:
+                raise StateError(f"{self._strategy}: the text of {name} differs: {record.finish}")
+        tokens = sum(_until(record, end) - _until(record, begin) for record in records.values())
+        commits = [
+            [entry for entry in record.committed_at if begin <= entry[0] <= end]
+            for record in records.values()
+        ]
+        pairs = [(its[0], its[-1]) for its in commits if len(its) > 1]
+        means = [(last - first) / (after - before) for (first, before), (last, after) in pairs]
+        gaps = [later[0] - at[0] for its in commits for at, later in itertools.pairwise(its)]
+        stats = [record.finish.stats for record in records.values() if record.finish]
+        hits = [known["hit_rate"] or 0.0 for known in stats]
+        return LoopFigures(
+            tokens / (end - begin),
+            float(np.mean(means)),
+            float(np.percentile(means, 99)),
+            float(np.percentile(gaps, 99)),
+            float(np.mean([known["ttft_seconds"] for known in stats])),
+            float(np.mean(hits)),  # type: ignore[arg-type]
+        )
+
+
+def _until(record: RunRecord, end: float) -> int:
+    """Tokens that ``record`` had at ``end``."""
+    return max((count for at, count in record.committed_at if at <= end), default=0)
