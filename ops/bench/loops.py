@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,6 +117,14 @@ class Loop:
         self._simulation.run()
         return self._measured(0.0, self._simulation.now)
 
+    def submitted(self, times: Mapping[str, float]) -> Mapping[str, RunRecord]:
+        """The records of jobs that are submitted at ``times``, by name."""
+        for name, at in times.items():
+            self._submit(name, at)
+        self._simulation.run()
+        self._check_texts()
+        return self._simulation.jobs
+
     def _submit(self, name: str, at: float, share: float = 1.0) -> None:
         text = self._setup.text(name)
         tokens = max(2, round(len(text.output) * share))
@@ -139,12 +147,17 @@ class Loop:
                 if self._left:
                     self._submit(self._left.pop(0), now)
 
-    def _measured(self, begin: float, end: float) -> LoopFigures:
-        records = self._simulation.jobs
-        for name, record in records.items():
+    def _check_texts(self) -> None:
+        for name, record in self._simulation.jobs.items():
             if tuple(record.tokens) != self._setup.text(name).output[: self._tokens[name]]:
                 raise StateError(f"{self._strategy}: the text of {name} differs: {record.finish}")
-        tokens = sum(_until(record, end) - _until(record, begin) for record in records.values())
+
+    def _measured(self, begin: float, end: float) -> LoopFigures:
+        self._check_texts()
+        records = self._simulation.jobs
+        tokens = sum(
+            tokens_until(record, end) - tokens_until(record, begin) for record in records.values()
+        )
         commits = [
             [entry for entry in record.committed_at if begin <= entry[0] <= end]
             for record in records.values()
@@ -164,6 +177,6 @@ class Loop:
         )
 
 
-def _until(record: RunRecord, end: float) -> int:
+def tokens_until(record: RunRecord, end: float) -> int:
     """Tokens that ``record`` had at ``end``."""
     return max((count for at, count in record.committed_at if at <= end), default=0)

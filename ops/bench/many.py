@@ -4,8 +4,9 @@
                              [--temperatures 0,1] [--tokens 64] [--prompts FILE]
                              [--open 0.4,0.7,0.9]
 
-Closed loops of so many jobs (``ops/bench/loops.py``); with ``--open`` Poisson arrivals at shares
-of the rate of ``auto`` at eight jobs. Stages and drafts take a profile's times, on its first number
+Closed loops of so many jobs (``ops/bench/loops.py``); without ``--jobs`` those that have a goal,
+and eight jobs of one text at once. With ``--open`` Poisson arrivals at shares of the rate of
+``auto`` at eight jobs. Stages and drafts take a profile's times, on its first number
 of stages. The target's tokens are random, and an oracle drafts them as often as the packaged head
 finds those of the packaged target, on the prompts of FILE whose greedy text does not repeat itself:
 positions in three groups by the head's confidence, each with its hit rate by rank. For T = 1 those
@@ -14,6 +15,7 @@ are the ranks of coupled drafts at temperature 1; the job itself is greedy. Prin
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import sys
@@ -95,13 +97,21 @@ GOALS: Mapping[tuple[str, float, int], float] = {
     **{("jetson-7b", 0, n): x for n, x in ((1, 4.0), (4, 2.8), (8, 2.4), (16, 2.1))},
     **{("a100-70b", 0, n): x for n, x in ((1, 1.5), (4, 0.95), (8, 1.4), (16, 2.0))},
 }
-#: The goal where no other is set, for 64 jobs.
-LEAST = 0.97
+#: The number of jobs at which hardly a row is free, and the goal there at T = 0.
+CROWD, LEAST = 64, 0.97
+#: Jobs of one text, and of an open loop.
+EQUAL, OPEN = 8, 32
+
+
+def goals(profile: str, temperature: float) -> dict[int, float]:
+    """The goals by the number of jobs."""
+    known = {n: goal for (name, t, n), goal in GOALS.items() if (name, t) == (profile, temperature)}
+    return {**known, **({CROWD: LEAST} if temperature == 0 else {})}
 
 
 @dataclass(frozen=True, slots=True)
 class LoopGrid:
-    """What to run; ``kinds``: of the oracle, by temperature."""
+    """What to run; ``jobs``: empty: those with a goal; ``kinds``: of the oracle, by temperature."""
 
     profiles: Sequence[Profile]
     jobs: Sequence[int]
@@ -164,29 +174,35 @@ def fitted(
     return kinds, lengths
 
 
-def setup(request: LoopGrid, profile: Profile, temperature: float, jobs: int) -> LoopSetup:
-    """A pipeline for ``jobs`` jobs with random texts, whose drafter knows them."""
+def random_texts(lengths: Sequence[int], tokens: int, jobs: int) -> list[Text]:
+    """Texts of ``tokens`` random tokens, for prompts of ``lengths`` in turn."""
     drawn = random.Random(1)
 
     def random_tokens(length: int) -> tuple[int, ...]:
         return tuple(drawn.randrange(VOCABULARY) for _ in range(length))
 
-    found = [
-        Text(
-            random_tokens(request.lengths[at % len(request.lengths)]),
-            random_tokens(request.tokens),
-            Sampling(),
-        )
+    return [
+        Text(random_tokens(lengths[at % len(lengths)]), random_tokens(tokens), Sampling())
         for at in range(jobs)
     ]
+
+
+def pipeline_of(profile: Profile, served: Sequence[Text], kinds: Sequence[Kind]) -> LoopSetup:
+    """A pipeline of ``profile``'s first number of stages, whose drafter knows ``served``."""
     sequences = {
         name: (*text.prompt, *text.output)
-        for name, text in zip(job_names(jobs), found, strict=True)
+        for name, text in zip(job_names(len(served)), served, strict=True)
     }
     stages = profile.stages[0]
-    drafter = HitDrafter(sequences, request.kinds[temperature], VOCABULARY, wants_hidden=False)
+    drafter = HitDrafter(sequences, kinds, VOCABULARY, wants_hidden=False)
     limits = Limits(stages, 1 << 14, VOCABULARY, frozenset())
-    return LoopSetup(limits, profile_costs(profile, stages, SOURCE, hidden=True), drafter, found)
+    return LoopSetup(limits, profile_costs(profile, stages, SOURCE, hidden=True), drafter, served)
+
+
+def setup(grid: LoopGrid, profile: Profile, temperature: float, jobs: int) -> LoopSetup:
+    """A pipeline for ``jobs`` jobs with random texts."""
+    served = random_texts(grid.lengths, grid.tokens, jobs)
+    return pipeline_of(profile, served, grid.kinds[temperature])
 
 
 def plain_rate(profile: Profile, jobs: int) -> float:
@@ -204,33 +220,52 @@ def plain_rate(profile: Profile, jobs: int) -> float:
     return max(map(rate, range(1, jobs + 1)))
 
 
-def closed(request: LoopGrid) -> Iterator[str]:
+def closed(grid: LoopGrid) -> Iterator[str]:
     """A table per profile and temperature."""
-    for profile in request.profiles:
-        for temperature in request.kinds:
+    for profile, temperature in itertools.product(grid.profiles, grid.kinds):
+        wanted = goals(profile.name, temperature)
+        counted = grid.jobs or list(wanted)
+        if counted:
             yield f"\n`{profile.name}`, {profile.stages[0]} stages, T = {temperature:g}\n"
             yield (
                 "| jobs | way | tokens/s | over plain | goal | over computed plain | TBT mean, ms "
                 "| p99 over jobs | gap p99 | hit rate |"
             )
             yield "|---|---|---|---|---|---|---|---|---|---|"
-            for jobs in request.jobs:
-                rate = 0.0
-                for way in WAYS:
-                    if way.jobs and jobs not in way.jobs:
-                        continue
-                    found = _measured(request, profile, temperature, way, jobs)
-                    rate = rate or found.tokens_per_second
-                    goal = GOALS.get((profile.name, temperature, jobs), LEAST if jobs > 63 else 0)
-                    shown = f"{goal:g}" if goal and way.strategy == "auto" else ""
-                    computed = plain_rate(profile, jobs)
-                    yield f"| {jobs} | {way.name} | {_cells(found, rate, shown, computed)} |"
+        for jobs in counted:
+            rate = 0.0
+            for way in WAYS:
+                if way.jobs and jobs not in way.jobs:
+                    continue
+                found = _measured(grid, profile, temperature, way, jobs)
+                rate = rate or found.tokens_per_second
+                shown = f"{wanted[jobs]:g}" if jobs in wanted and way.strategy == "auto" else ""
+                computed = plain_rate(profile, jobs)
+                yield f"| {jobs} | {way.name} | {_cells(found, rate, shown, computed)} |"
+
+
+def equal(grid: LoopGrid) -> Iterator[str]:
+    """Jobs of one text, submitted at once: the slowest beside the mean."""
+    yield f"\n{EQUAL} jobs of one text at once, T = 0: mean TBT, and the slowest job's over it\n"
+    yield "| profile | " + " | ".join(f"{way.name}, ms | slowest" for way in WAYS[:3]) + " |"
+    yield "|---|" + 6 * "---|"
+    for profile in grid.profiles:
+        cells = []
+        for way in WAYS[:3]:
+            (text,) = random_texts(grid.lengths, grid.tokens, 1)
+            pipeline = pipeline_of(profile, [text] * EQUAL, grid.kinds[0.0])
+            at_once = dict.fromkeys(job_names(EQUAL), 0.0)
+            records = Loop(pipeline, way.strategy).submitted(at_once).values()
+            spans = [one.committed_at[-1][0] - one.committed_at[0][0] for one in records]
+            tbt = np.array(spans) / (grid.tokens - 1)
+            cells.append(f"{tbt.mean() * 1e3:.0f} | {tbt.max() / tbt.mean():.2f}")
+        yield f"| {profile.name} | {' | '.join(cells)} |"
 
 
 def _measured(
-    request: LoopGrid, profile: Profile, temperature: float, way: Served, jobs: int
+    grid: LoopGrid, profile: Profile, temperature: float, way: Served, jobs: int
 ) -> LoopFigures:
-    pipeline = setup(request, profile, temperature, jobs_of(jobs))
+    pipeline = setup(grid, profile, temperature, jobs_of(jobs))
     return Loop(pipeline, way.strategy, way.governor(profile)).closed(jobs)
 
 
@@ -242,18 +277,17 @@ def _cells(found: LoopFigures, rate: float, goal: str, computed: float) -> str:
     return f"{speed:.1f} | {over} | {milliseconds} | {found.hit_rate:.2f}"
 
 
-def opened(request: LoopGrid) -> Iterator[str]:
+def opened(grid: LoopGrid) -> Iterator[str]:
     """Poisson arrivals at shares of the rate of eight jobs at once."""
     yield "\nPoisson arrivals, T = 0\n"
     yield "| profile | of auto's rate at 8 | way | tokens/s | TBT mean, ms | p99 | gap p99 | TTFT |"
     yield "|---|---|---|---|---|---|---|---|"
-    jobs = 48
-    for profile in request.profiles:
-        full = Loop(setup(request, profile, 0.0, jobs_of(8)), "auto").closed(8).tokens_per_second
-        for share in request.shares:
+    for profile in grid.profiles:
+        full = Loop(setup(grid, profile, 0.0, jobs_of(8)), "auto").closed(8).tokens_per_second
+        for share in grid.shares:
             for way in WAYS[:3]:
-                pipeline = setup(request, profile, 0.0, jobs)
-                found = Loop(pipeline, way.strategy).opened(jobs, share * full / request.tokens)
+                pipeline = setup(grid, profile, 0.0, OPEN)
+                found = Loop(pipeline, way.strategy).opened(OPEN, share * full / grid.tokens)
                 times = (found.tbt, found.tbt_p99, found.gap_p99, found.ttft)
                 shown = " | ".join(f"{seconds * 1e3:.0f}" for seconds in times)
                 speed = f"{found.tokens_per_second:.1f}"
@@ -265,7 +299,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = Parser(prog="python -m ops.bench.many", description=__doc__)
     add = parser.add_argument
     add("--profiles", default=PROFILES, help=f"by commas ({PROFILES})")
-    add("--jobs", type=counts, default=[1, 2, 4, 8, 16, 64], help="at once (1,2,4,8,16,64)")
+    add("--jobs", type=counts, default=[], help="at once (those with a goal)")
     add("--temperatures", type=temperatures, default=[0.0, 1.0], help="by commas (0,1)")
     add("--tokens", type=count, default=64, help="of every text (64)")
     add("--prompts", type=Path, default=PROMPTS, help="a .jsonl file (that of the tests)")
@@ -275,14 +309,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         profiles = [load(name) for name in options.profiles.split(",")]
         prompts = read_prompts(options.prompts)
         kinds, lengths = fitted(prompts, options.temperatures, options.tokens)
-        request = LoopGrid(profiles, options.jobs, kinds, lengths, options.tokens, options.open)
+        grid = LoopGrid(profiles, options.jobs, kinds, lengths, options.tokens, options.open)
         print(f"{machine_line()}; the figures are of a virtual clock\n")
         for temperature, its in kinds.items():
             firsts = ", ".join(f"{kind.rates[0]:.2f}" for kind in its)
             print(f"Oracle for T = {temperature:g}: right at the first rank {firsts}", flush=True)
-        for line in closed(request):
+        for line in closed(grid):
             print(line, flush=True)
-        for line in opened(request) if request.shares else ():
+        for line in equal(grid) if not grid.jobs else ():
+            print(line, flush=True)
+        for line in opened(grid) if grid.shares else ():
             print(line, flush=True)
     except FlowSpecError as error:
         sys.exit(f"many: {error}")

@@ -56,8 +56,9 @@ from flowspec.core.protocol.messages import (
 from flowspec.core.protocol.work import Choice, Part, Pass, PassDone, WorkFailed
 from flowspec.core.run.ended import EndedRuns
 from flowspec.core.run.key import RunKey
+from flowspec.core.stage.prompt_turns import PromptTurns
 from flowspec.core.stage.stage_run import Slowest, StageRun, onward, rows_of
-from flowspec.core.stage.waiting import WaitingSegments
+from flowspec.core.stage.waiting import WaitingSegments, is_of_prompt
 from flowspec.errors import GapError, ProtocolError, StateError
 
 #: Most messages kept for runs whose Open has not arrived. Beyond it those of the oldest run are
@@ -103,6 +104,7 @@ class StageMachine:
         self._waiting = WaitingSegments()
         self._computing: tuple[_Computing, ...] = ()  # the parts of the current pass
         self._started_at = 0.0
+        self._prompt_turns = PromptTurns()
 
     @property
     def runnable(self) -> bool:
@@ -234,7 +236,7 @@ class StageMachine:
             return [output for segment in void for output in self._begin_part(segment, [])]
         outputs: list[Output] = []
         computing: list[_Computing] = []
-        for segment in self._waiting.take():
+        for segment in self._waiting.take(prompts=self._prompt_turns.is_due):
             outputs += self._begin_part(segment, computing)
         if not computing:
             return outputs
@@ -270,6 +272,8 @@ class StageMachine:
         rows = sum(len(known.part.ids) for known in computing)
         rows += result.others if isinstance(result, PassDone) else 0
         own = Slowest(now - self._started_at, rows)
+        with_prompt = any(is_of_prompt(known.segment) for known in computing)
+        self._prompt_turns.note(own.seconds, with_prompt=with_prompt)
         outputs: list[Output] = []
         for at, known in enumerate(computing):
             run = self._runs.get(known.segment.run)

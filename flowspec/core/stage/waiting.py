@@ -37,19 +37,17 @@ class WaitingSegments:
             found.setdefault(segment.run, segment)
         return list(found.values())
 
-    def take(self) -> list[Segment]:
+    def take(self, *, prompts: bool = True) -> list[Segment]:
         """Remove and return the segments of the next pass.
 
         The first one, whatever its size, and of the other runs' firsts those before one that does
-        not fit: up to ``MOST_ROWS`` rows, and what each segment allows (``Segment.together``).
+        not fit. Chunks of prompts wait for the others unless ``prompts``.
         """
+        firsts = self.firsts()
+        decoding = [segment for segment in firsts if not is_of_prompt(segment)]
         taken: list[Segment] = []
-        rows = 0
-        most = MOST_ROWS
-        for segment in self.firsts():
-            rows += len(segment.ids)
-            most = min(most, segment.together or MOST_ROWS)
-            if taken and rows > most:
+        for segment in firsts if prompts or not decoding else decoding:
+            if taken and not _fit([*taken, segment]):
                 break  # what comes later does not overtake it
             taken.append(segment)
         self.remove(taken)
@@ -67,3 +65,19 @@ class WaitingSegments:
     def rows(self, run: RunKey) -> int:
         """Rows of ``run`` that wait."""
         return sum(len(one.ids) for one in self._segments if one.run == run)
+
+
+def is_of_prompt(segment: Segment) -> bool:
+    """Whether ``segment`` is a chunk of its run's prompt: it comes before the first round."""
+    return segment.round == 0
+
+
+def _fit(segments: Sequence[Segment]) -> bool:
+    """Whether ``segments`` may share a pass: ``MOST_ROWS`` rows, and what each allows.
+
+    Beside a chunk of a prompt the pass is a large one anyway, so that more rows cost little.
+    """
+    most = MOST_ROWS
+    if not any(map(is_of_prompt, segments)):
+        most = min(segment.together or MOST_ROWS for segment in segments)
+    return sum(len(segment.ids) for segment in segments) <= most

@@ -15,9 +15,16 @@ from flowspec.core.stage.waiting import WaitingSegments
 A, B, C = (RunKey(job, 1) for job in "abc")
 
 
-def segment(run: RunKey, number: int, rows: int = 1, together: int = 0) -> Segment:
+def segment(
+    run: RunKey, number: int, rows: int = 1, together: int = 0, round_number: int = 1
+) -> Segment:
     ids = tuple(range(rows))
-    return Segment(run, number, 0, ids, ids, ids, together=together)
+    return Segment(run, number, round_number, ids, ids, ids, together=together)
+
+
+def chunk(run: RunKey, number: int, rows: int = 60) -> Segment:
+    """A chunk of a prompt."""
+    return segment(run, number, rows, round_number=0)
 
 
 def names(segments: list[Segment]) -> str:
@@ -67,6 +74,30 @@ def test_a_segment_limits_the_rows_of_a_pass_that_it_shares() -> None:
     assert passes(waiting) == ["a1", "b1", "c1"], "also where it would come second"
     waiting.add(segment(A, 2, 9, together=4))
     assert passes(waiting) == ["a2"], "a pass of its own has any size"
+
+
+def test_a_pass_with_a_prompts_rows_has_room_for_all_others() -> None:
+    waiting = WaitingSegments()
+    waiting.add(chunk(A, 0))
+    waiting.add(chunk(A, 1))
+    for run in (B, C):
+        waiting.add(segment(run, 0, together=1))
+    assert passes(waiting) == ["a0 b0 c0", "a1"]
+    waiting.add(segment(B, 1, together=1))
+    waiting.add(chunk(A, 2))
+    assert passes(waiting) == ["b1 a2"]
+    waiting.add(chunk(A, 3, MOST_ROWS))
+    waiting.add(segment(B, 2))
+    assert passes(waiting) == ["a3", "b2"]
+
+
+def test_prompts_wait_for_decoding_runs_if_it_is_not_their_turn() -> None:
+    waiting = WaitingSegments()
+    waiting.add(chunk(A, 0))
+    waiting.add(segment(B, 0))
+    waiting.add(chunk(C, 0))
+    assert names(waiting.take(prompts=False)) == "b0"
+    assert names(waiting.take(prompts=False)) == "a0 c0", "no one else waits"
 
 
 def test_a_dropped_run_leaves_the_others() -> None:
