@@ -141,6 +141,8 @@ class AsyncClient:
         raw: bool = False,
         record: bool = False,
         idempotency_key: str = "",
+        priority: int = 0,
+        wait_seconds: float = 0.0,
     ) -> AsyncJob:
         """As ``Client.submit``."""
         return await self.submit_spec(
@@ -157,6 +159,8 @@ class AsyncClient:
                 raw=raw,
                 record=record,
                 idempotency_key=idempotency_key,
+                priority=priority,
+                wait_seconds=wait_seconds,
             )
         )
 

@@ -155,6 +155,8 @@ class Client:
         raw: bool = False,
         record: bool = False,
         idempotency_key: str = "",
+        priority: int = 0,
+        wait_seconds: float = 0.0,
     ) -> Job:
         """Submit a job; JobError for values of a wrong type or out of range.
 
@@ -176,6 +178,8 @@ class Client:
                 raw=raw,
                 record=record,
                 idempotency_key=idempotency_key,
+                priority=priority,
+                wait_seconds=wait_seconds,
             )
         )
 

@@ -1,4 +1,4 @@
--- revoke: end a job on behalf of the scheduler: it was cancelled, or a worker it needs was lost.
+-- revoke: end a job on behalf of the scheduler: it was cancelled, waited too long, or lost a worker.
 -- Raises the epoch, so that later writes of its owners are refused, and sends them the revoke envelope.
 --
 -- KEYS[1]   job hash
@@ -15,6 +15,7 @@
 -- ARGV[4]   error, one line; '' if there is none
 -- ARGV[5]   retention, ms
 -- ARGV[6]   revoke envelope, naming the expected epoch plus one
+-- ARGV[7]   cause of the error: lost or late
 -- returns   OK, DUP (the job has ended), STALE (its epoch has changed)
 
 -- include wake
@@ -30,7 +31,7 @@ if found[1] == 'running' then
 else
     redis.call('LREM', KEYS[6], 0, ARGV[1])
 end
-if ARGV[4] ~= '' then redis.call('XADD', KEYS[3], '*', 'kind', 'error', 'text', ARGV[4], 'cause', 'lost') end
+if ARGV[4] ~= '' then redis.call('XADD', KEYS[3], '*', 'kind', 'error', 'text', ARGV[4], 'cause', ARGV[7]) end
 redis.call('XADD', KEYS[3], '*', 'kind', 'end', 'finish_reason', ARGV[3])
 redis.call('HSET', KEYS[1], 'state', 'done', 'finish_reason', ARGV[3])
 redis.call('DEL', KEYS[2])

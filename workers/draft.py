@@ -24,6 +24,7 @@ from flowspec.core.protocol.stamps import Stamp
 from flowspec.core.run.limits import Limits
 from flowspec.drivers.performers import DraftPerformer
 from flowspec.drivers.replay import header
+from flowspec.errors import ConfigError
 from flowspec.model.base import DraftExecutor, HasFacts
 from flowspec.model.directory import ModelDirectory
 from flowspec.model.drafter_choice import levels_of, wanting_hidden
@@ -126,7 +127,7 @@ def main(load: Load = load_named, given_arguments: Sequence[str] | None = None) 
         role = DraftPerformer(drafter, tokenizer, returned)
         limits = _limits(record, target, drafter)
         facts.know({CONTEXT: limits.context, CHAT_TEMPLATE: tokenizer.has_chat_template})
-        machine = DraftMachine(limits, build)
+        machine = DraftMachine(limits, build, most_rows=given.most_rows)
         worker = make_worker(record, machine, link, role, header=header(limits))
         facts.ask(worker.facts)
         process.ready(f"drafts by {record['draft'] if given.draft is None else given.draft}")
@@ -145,9 +146,19 @@ def _read_arguments(given: Sequence[str] | None) -> argparse.Namespace:
         help="the drafts as found on this machine, joined by + and : as in the record "
         "(default: as the record says)",
     )
+    arguments.add_argument(
+        "--most-rows",
+        type=int,
+        default=0,
+        help="KV rows that a stage has for all jobs at once; one without room waits "
+        "(default: no limit but the scheduler's --jobs)",
+    )
     add_placing(arguments)
     add_rows(arguments)
-    return arguments.parse_args(given)
+    found = arguments.parse_args(given)
+    if found.most_rows < 0:
+        raise ConfigError(f"--most-rows is {found.most_rows}; expected 0 or more")
+    return found
 
 
 def _load_models(

@@ -50,10 +50,11 @@ CONTEXT = "context"
 CHAT_TEMPLATE = "chat_template"
 
 #: Causes of an error in a job's output: the job cannot be served as it is, the queue is full, a
-#: worker was lost, or something failed on the way.
+#: worker was lost, the job did not begin in time, or something failed on the way.
 REFUSED = "refused"
 FULL = "full"
 LOST = "lost"
+LATE = "late"
 FAILED = "failed"
 
 
@@ -251,8 +252,8 @@ class Control(Protocol):
         """The ``owners`` that a job was assigned with."""
         ...
 
-    def revoke(self, job: str, reason: str, error: str = "") -> Code:
-        """End a job from outside."""
+    def revoke(self, job: str, reason: str, error: str = "", cause: str = LOST) -> Code:
+        """End a job from outside; ``cause``: of the error, LOST or LATE."""
         ...
 
     def read_output(self, job: str, cursor: str, block_seconds: float) -> list[OutputEntry]:

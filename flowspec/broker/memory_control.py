@@ -109,12 +109,12 @@ class MemoryControl:
             broker.changed.notify_all()
         return change.code
 
-    def revoke(self, job: str, reason: str, error: str = "") -> Code:
+    def revoke(self, job: str, reason: str, error: str = "", cause: str = LOST) -> Code:
         broker = self._broker
         with broker.changed:
             change = broker.ledger.revoke(job, workers_of(broker.record))
             if change.code is Code.OK:
-                broker.note_end(job, reason, error, None, LOST)
+                broker.note_end(job, reason, error, None, cause)
                 broker.wakes += 1
             broker.carry_out(change)
             broker.changed.notify_all()

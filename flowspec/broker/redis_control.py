@@ -11,6 +11,7 @@ import redis
 from flowspec.broker import codec
 from flowspec.broker.base import (
     LEASE_MS,
+    LOST,
     QUEUE_CAP,
     RETENTION_MS,
     Intake,
@@ -157,7 +158,7 @@ class RedisControl:
         submitted_ms = int(job.partition("-")[0])
         return max(0.0, seconds + microseconds / 1e6 - submitted_ms / 1e3)
 
-    def revoke(self, job: str, reason: str, error: str = "") -> Code:
+    def revoke(self, job: str, reason: str, error: str = "", cause: str = LOST) -> Code:
         keys = self._keys
         known = self.job(job)
         run = RunKey(job, int(known.get("epoch", "0")))
@@ -173,7 +174,7 @@ class RedisControl:
             *map(keys.log, workers),
         ]
         envelope = codec.encode(Revoke(RunKey(job, run.epoch + 1)))
-        arguments = [job, run.epoch, reason, error, RETENTION_MS, envelope]
+        arguments = [job, run.epoch, reason, error, RETENTION_MS, envelope, cause]
         return Code(self._client.script("revoke", named, arguments))
 
     # ---- output ----------------------------------------------------------------------------------

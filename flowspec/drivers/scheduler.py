@@ -9,10 +9,20 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from flowspec.broker.base import Control, Intake, command_of, roles_of, setup_of, workers_of
+from flowspec.broker.base import (
+    LATE,
+    LOST,
+    Control,
+    Intake,
+    command_of,
+    roles_of,
+    setup_of,
+    workers_of,
+)
 from flowspec.core.protocol.addresses import Role
 from flowspec.core.protocol.codes import Code
 from flowspec.core.run.spec import CANCEL, parse
+from flowspec.drivers.queue_order import QueueOrder
 from flowspec.errors import BrokerError, ConfigError
 from flowspec.observe import logger
 from flowspec.strategies import build
@@ -52,6 +62,7 @@ class Scheduler:
         self._owners: dict[str, dict[str, str]] = {}  # job -> role -> token of its worker
         self._absent_since: dict[str, float] = {}  # roles whose lease has expired
         self._incomplete_since: float | None = None
+        self._queue = QueueOrder(self._fields)
         self._log = logger(role="scheduler")
         self._intake_error = ""
 
@@ -70,17 +81,32 @@ class Scheduler:
         """Check the workers once: end jobs that lost one; if all are ready, assign jobs."""
         claims = self._control.claims()
         self._end_lost(claims)
+        self._look_at_queue()
         missing = self._missing(claims)
         if missing:
             self._end_waiting(missing)
             return
         self._incomplete_since = None
-        for job in self._control.queued():
+        for job in self._queue.in_turn:
             tokens = {role: claims[role][0] for role in self._workers}
             if self._control.assign(job, self._most_running, tokens) is not Code.OK:
                 break
+            self._queue.drop(job)
             self._owners[job] = tokens
             self._log.info("job assigned", job=job)
+
+    def _look_at_queue(self) -> None:
+        """Learn which jobs wait; end those that have not begun in time."""
+        now = time.monotonic()
+        self._queue.look(self._control.queued(), now)
+        for job in self._queue.overdue(now):
+            self._queue.drop(job)
+            self._revoke(job, "the job did not begin within its wait_seconds", LATE)
+
+    def _fields(self, job: str) -> dict[str, str]:
+        """The fields that ``job`` was submitted with; none: it has ended."""
+        known = self._control.job(job)
+        return {name[2:]: value for name, value in known.items() if name.startswith("f:")}
 
     # ---- intake ----------------------------------------------------------------------------------
 
@@ -187,9 +213,9 @@ class Scheduler:
                 f"start one with `{command_of(missing[0])}`",
             )
 
-    def _revoke(self, job: str, error: str) -> None:
+    def _revoke(self, job: str, error: str, cause: str = LOST) -> None:
         self._owners.pop(job, None)
-        code = self._control.revoke(job, "error", error)
+        code = self._control.revoke(job, "error", error, cause)
         self._log.warning("job ended", job=job, error=error, code=code.name)
 
     def _worker_name(self, role: str) -> str:

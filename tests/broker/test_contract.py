@@ -616,14 +616,14 @@ def test_an_idempotency_key_names_one_job(rig: Rig) -> None:
     )
 
 
-def test_the_oldest_job_is_assigned_while_there_is_room(rig: Rig) -> None:
+def test_waiting_jobs_are_assigned_while_there_is_room(rig: Rig) -> None:
     control = rig.control()
     draft = rig.link(D0)
     jobs = [control.submit({"prompt": str(at)}) for at in range(3)]
     for intake in control.read_intake(1.0):
         control.admit(intake.job, intake.fields)
-    assert control.assign(jobs[1], 2, {}) is Code.GAP
     assert [control.assign(job, 2, {}) for job in jobs] == [Code.OK, Code.OK, Code.FULL]
+    assert control.assign(jobs[0], 3, {}) is Code.GAP, "it waits no longer"
     submits = [envelope.message for envelope in draft.read(1.0).envelopes]
     assert all(isinstance(submit, Submit) for submit in submits)
     assert (

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from flowspec.broker.base import Control, Intake, setup_of
+from flowspec.broker.base import LATE, Control, Intake, setup_of
 from flowspec.core.protocol.codes import Code
 from flowspec.drivers.scheduler import Scheduler
 from flowspec.errors import BrokerError
@@ -49,6 +49,37 @@ def test_jobs_start_when_every_worker_is_ready_and_there_is_room(rig: Rig) -> No
     scheduler.turn()
     assert control.running() == sorted(jobs[:2])
     assert control.queued() == jobs[2:]
+
+
+def test_the_highest_priority_begins_first_and_of_equal_ones_the_oldest(rig: Rig) -> None:
+    control = rig.control()
+    scheduler = Scheduler(control, 2, most_running=1)
+    lease(control, *ROLES)
+    jobs = [submit(scheduler, control, prompt="p", priority=at) for at in ("-1", "0", "2", "2")]
+    begun = []
+    for _ in jobs:
+        scheduler.turn()
+        (running,) = control.running()
+        begun.append(running)
+        assert control.revoke(running, "cancelled") is Code.OK
+    assert begun == [jobs[2], jobs[3], jobs[1], jobs[0]]
+
+
+def test_a_job_that_has_not_begun_in_time_ends(rig: Rig) -> None:
+    control = rig.control()
+    scheduler = Scheduler(control, 2, most_running=1)
+    lease(control, *ROLES)
+    first = submit(scheduler, control, prompt="p", wait_seconds="0.05")
+    late = submit(scheduler, control, prompt="p", wait_seconds="0.05")
+    patient = submit(scheduler, control)
+    scheduler.turn()
+    time.sleep(0.1)
+    scheduler.turn()
+    assert control.running() == [first], "it had begun"
+    assert control.queued() == [patient]
+    assert last(control, late) == ("the job did not begin within its wait_seconds", "error")
+    (error, _) = [entry.fields for entry in control.read_output(late, "0", 0.2)]
+    assert error["cause"] == LATE
 
 
 @pytest.mark.parametrize("how", ["gone", "replaced"])

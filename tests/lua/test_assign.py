@@ -1,4 +1,4 @@
-"""assign: the head of the queue, under a new epoch, while there is room."""
+"""assign: a waiting job, under a new epoch, while there is room."""
 
 from __future__ import annotations
 
@@ -27,10 +27,16 @@ def test_ok_raises_the_epoch_and_tells_the_draft_worker(call: Call, waiting: red
     assert fields == {b"f": b"scheduler", b"q": b"1", b"m": b"submit"}
 
 
+def test_a_job_behind_others_may_be_assigned_before_them(call: Call, waiting: redis.Redis) -> None:
+    waiting.lpush(QUEUE, "i")
+    assert call("assign", KEYS, "j", 1, 3, b"submit", "{}") is Code.OK
+    assert waiting.lrange(QUEUE, 0, -1) == [b"i", b"k"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
-        (("k", 1, 3), Code.GAP),
+        (("x", 1, 3), Code.GAP),
         (("j", 1, 2), Code.STALE),
         (("j", 1, 4), Code.STALE),
         (("j", 0, 3), Code.FULL),

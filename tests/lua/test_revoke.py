@@ -12,7 +12,10 @@ KEYS = [JOB, RUN, OUT, RECORDING, RUNNING, QUEUE, WAKE, *LOGS]
 
 def test_ok_raises_the_epoch_and_tells_every_worker(call: Call, running: redis.Redis) -> None:
     running.hset(RUN, "q:d0:2", 1)
-    assert call("revoke", KEYS, "j", 3, "error", "a worker was lost", 60_000, b"revoke") is Code.OK
+    assert (
+        call("revoke", KEYS, "j", 3, "error", "a worker was lost", 60_000, b"revoke", "lost")
+        is Code.OK
+    )
     assert running.hmget(JOB, "epoch", "state") == [b"4", b"done"]
     assert [running.xrange(log)[0][1][b"m"] for log in LOGS] == [b"revoke"] * 3
     assert [fields[b"kind"] for _, fields in running.xrange(OUT)] == [b"error", b"end"]
@@ -28,7 +31,7 @@ def test_ok_raises_the_epoch_and_tells_every_worker(call: Call, running: redis.R
 def test_a_waiting_job_leaves_the_queue_and_nobody_is_told(call: Call, client: redis.Redis) -> None:
     client.hset(JOB, mapping={"state": "queued", "epoch": 0})
     client.rpush(QUEUE, "i", "j")
-    assert call("revoke", KEYS, "j", 0, "cancelled", "", 60_000, b"revoke") is Code.OK
+    assert call("revoke", KEYS, "j", 0, "cancelled", "", 60_000, b"revoke", "lost") is Code.OK
     assert client.lrange(QUEUE, 0, -1) == [b"i"]
     assert all(client.xlen(log) == 0 for log in LOGS)
     assert [fields[b"kind"] for _, fields in client.xrange(OUT)] == [b"end"]
@@ -38,13 +41,13 @@ def test_a_waiting_job_leaves_the_queue_and_nobody_is_told(call: Call, client: r
 
 def test_repeating_it_is_dup_and_another_epoch_is_stale(call: Call, running: redis.Redis) -> None:
     before = snapshot(running)
-    assert call("revoke", KEYS, "j", 2, "cancelled", "", 1000, b"revoke") is Code.STALE
+    assert call("revoke", KEYS, "j", 2, "cancelled", "", 1000, b"revoke", "lost") is Code.STALE
     assert snapshot(running) == before
-    call("revoke", KEYS, "j", 3, "cancelled", "", 60_000, b"revoke")
-    assert call("revoke", KEYS, "j", 3, "cancelled", "", 60_000, b"revoke") is Code.DUP
+    call("revoke", KEYS, "j", 3, "cancelled", "", 60_000, b"revoke", "lost")
+    assert call("revoke", KEYS, "j", 3, "cancelled", "", 60_000, b"revoke", "lost") is Code.DUP
     assert running.xlen(OUT) == 1
 
 
 def test_a_job_nobody_knows_is_dup(call: Call, client: redis.Redis) -> None:
-    assert call("revoke", KEYS, "j", 0, "cancelled", "", 1000, b"revoke") is Code.DUP
+    assert call("revoke", KEYS, "j", 0, "cancelled", "", 1000, b"revoke", "lost") is Code.DUP
     assert snapshot(client) == {}

@@ -24,7 +24,7 @@ def test_every_file_is_loaded_and_has_tests() -> None:
 
 
 #: The commands that only read; every other one counts as a write.
-READS = {"EXISTS", "GET", "HEXISTS", "HGET", "HMGET", "LINDEX", "LLEN", "SCARD", "XLEN"}
+READS = {"EXISTS", "GET", "HEXISTS", "HGET", "HMGET", "LLEN", "LPOS", "SCARD", "XLEN"}
 #: Refusals in each script's main part.
 REFUSALS = {
     "admit": 1,

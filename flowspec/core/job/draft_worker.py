@@ -8,8 +8,9 @@
 A job's newer run replaces its older ones; their late messages carry a key that is unknown here. One
 executor serves all runs: encoding first, then drafting, one pass for all runs that wait for it.
 
-A run behind a barrier runs alone: it begins when the runs before it have ended, and those after it
-wait for its end. All others share the pipeline (``load``).
+Runs begin in their order. A run behind a barrier runs alone: it begins when the runs before it have
+ended, and those after it wait for its end. All others share the pipeline (``load``), as long as the
+stages have room for their rows.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field
 
 from flowspec.core.job.lifecycle import Event, Lifecycle, State
 from flowspec.core.job.load import Governor
-from flowspec.core.job.session import Session
+from flowspec.core.job.session import Session, rows_of_run
 from flowspec.core.job.stats import Tally, unmeasured
 from flowspec.core.job.strategy import Strategy
 from flowspec.core.protocol.addresses import Address, stage_address
@@ -78,8 +79,9 @@ Build = Callable[[str, int], Strategy]
 class DraftRun:
     """A run at the draft worker, from its Submit to its end.
 
-    ``submitted_at`` is on this worker's clock. ``alone``: it runs behind a barrier. ``waits``: it
-    has not begun. ``session``: None while it waits, and while the prompt is being encoded.
+    ``submitted_at`` is on this worker's clock. ``alone``: it runs behind a barrier. ``waits``: for
+    other runs, or for room. ``prompt``: its ids; None: to be encoded. ``rows``: that each stage
+    allocates for it; 0 until the ids are known. ``session``: None until it has begun.
     ``closing_since``: when the text was complete.
     """
 
@@ -88,6 +90,8 @@ class DraftRun:
     submitted_at: float
     alone: bool = False
     waits: bool = False
+    prompt: tuple[int, ...] | None = None
+    rows: int = 0
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     seen: SeqReader = field(default_factory=SeqReader)
     session: Session | None = None
@@ -125,7 +129,7 @@ class DraftMachine:
 
     ``build(strategy, stages)`` makes a job's strategy from its text, or raises ConfigError.
     ``history``: what earlier jobs of this pipeline measured; updated in place. ``governor``: shares
-    the pipeline among the jobs.
+    the pipeline among the jobs. ``most_rows``: of all runs at a stage, KV rows; 0: no limit.
     """
 
     def __init__(
@@ -134,6 +138,7 @@ class DraftMachine:
         build: Build,
         history: History | None = None,
         governor: Governor | None = None,
+        most_rows: int = 0,
     ) -> None:
         self._limits = limits
         self._build = build
@@ -142,6 +147,7 @@ class DraftMachine:
         self._ended = EndedRuns()
         self._last_stage = stage_address(limits.stages)
         self._governor = governor if governor is not None else Governor(limits.stages)
+        self._most_rows = most_rows
         self._working: DraftPass | Encode | EncodeTurns | None = None
         self._started_at = 0.0
 
@@ -272,27 +278,55 @@ class DraftMachine:
         except ConfigError as error:
             return [*outputs, _reject(message, str(error))]
         run = DraftRun(message, spec, now, strategy.pacing.has_barrier)
-        # The recording of a run that waits has its beginning in a later step: so have all others.
-        run.waits = spec.record or not _may_begin(run, self._runs.values())
+        others = list(self._runs.values())
         self._runs[message.run] = run
-        return outputs if run.waits else [*outputs, *self._begin(run, now)]
+        if spec.prompt_ids is None:
+            run.waits = self._has_to_wait(run, others)
+            return outputs
+        return [*outputs, *self._take_prompt(run, spec.prompt_ids, now)]
+
+    def _take_prompt(self, run: DraftRun, prompt: tuple[int, ...], now: float) -> list[Output]:
+        """Begin ``run``, whose prompt has the ids ``prompt``, or let it wait."""
+        limits = self._limits
+        run.prompt = prompt
+        if not run.spec.tokenize:
+            run.rows = rows_of_run(len(prompt), run.spec.max_new_tokens, limits)
+        wrong = self._what_is_wrong_with(prompt)
+        if not wrong and 0 < self._most_rows < run.rows:
+            wrong = (
+                f"the job needs {run.rows} KV rows, {limits.tree_rows} of them for its tree; "
+                f"the pipeline has {self._most_rows}: shorten the prompt or the answer"
+            )
+        if wrong:
+            return self._reject_run(run, wrong)
+        run.waits = self._has_to_wait(run, [one for one in self._runs.values() if one is not run])
+        return [] if run.waits else self._start(run, prompt, now)
+
+    def _has_to_wait(self, run: DraftRun, others: Sequence[DraftRun]) -> bool:
+        """Whether ``run`` begins later than now."""
+        # The recording of a run that waits has its beginning in a later step: so have all others.
+        is_behind = any(other.waits for other in others)
+        return run.spec.record or is_behind or not self._may_begin(run, others)
+
+    def _may_begin(self, run: DraftRun, others: Sequence[DraftRun]) -> bool:
+        """Whether ``run`` may run beside ``others``."""
+        if any(run.alone or other.alone for other in others):
+            return False
+        return not self._most_rows or run.rows + _rows_held(others) <= self._most_rows
 
     @property
     def _next_to_begin(self) -> DraftRun | None:
         """The first of the runs that wait, if it may begin now."""
         first = next((run for run in self._runs.values() if run.waits), None)
-        begun = (run for run in self._runs.values() if not run.waits)
-        return first if first is not None and _may_begin(first, begun) else None
+        begun = [run for run in self._runs.values() if not run.waits]
+        return first if first is not None and self._may_begin(first, begun) else None
 
     def _begin(self, run: DraftRun, now: float) -> list[Output]:
         """Begin ``run``; nothing to put out if its prompt is to be encoded first."""
         run.waits = False
-        return [] if run.spec.prompt_ids is None else self._start(run, run.spec.prompt_ids, now)
+        return [] if run.prompt is None else self._start(run, run.prompt, now)
 
     def _start(self, run: DraftRun, prompt: tuple[int, ...], now: float) -> list[Output]:
-        wrong = self._what_is_wrong_with(prompt)
-        if wrong:
-            return self._reject_run(run, wrong)
         if run.spec.tokenize:
             return self._end_encoded(run, prompt)
         run.lifecycle.fire(Event.ENCODED)
@@ -389,7 +423,7 @@ class DraftMachine:
         if run is None:
             return []
         if isinstance(result, EncodeDone):
-            return self._start(run, result.ids, now)
+            return self._take_prompt(run, result.ids, now)
         return self._reject_run(run, _why(result))
 
     def _end_drafts(self, work: DraftPass, result: object, now: float) -> list[Output]:
@@ -491,9 +525,9 @@ class DraftMachine:
         self._ended.add(run.key)
 
 
-def _may_begin(run: DraftRun, others: Iterable[DraftRun]) -> bool:
-    """Whether ``run`` may run beside ``others``."""
-    return not any(run.alone or other.alone for other in others)
+def _rows_held(runs: Iterable[DraftRun]) -> int:
+    """Rows that each stage has allocated for ``runs``."""
+    return sum(run.rows for run in runs if run.session is not None)
 
 
 def _encoding(run: DraftRun) -> Encode | EncodeTurns:

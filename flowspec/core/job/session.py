@@ -57,6 +57,16 @@ class AnswerDeadline:
         return self.since + self.seconds
 
 
+def answer_budget(prompt: int, max_new_tokens: int, limits: Limits) -> int:
+    """Most tokens of the answer to a prompt of ``prompt`` tokens."""
+    return min(max_new_tokens, limits.context - prompt)
+
+
+def rows_of_run(prompt: int, max_new_tokens: int, limits: Limits) -> int:
+    """KV rows that a stage allocates for a run: its text's and its tree's."""
+    return prompt + answer_budget(prompt, max_new_tokens, limits) + limits.tree_rows
+
+
 class Session:
     """A run from its prompt to its end; what it sends is collected in ``outbox``.
 
@@ -80,9 +90,8 @@ class Session:
         self.strategy = strategy
         self.lifecycle = lifecycle
         self.tally = tally
-        self.text = RunText(
-            prompt, min(spec.max_new_tokens, limits.context - len(prompt)), committed
-        )
+        budget = answer_budget(len(prompt), spec.max_new_tokens, limits)
+        self.text = RunText(prompt, budget, committed)
         prefix = self.text.prefix
         self.outbox = Outbox(run, limits.stages)
         drafters = strategy.eligible_drafters(limits.drafters)
@@ -168,7 +177,7 @@ class Session:
         prefix = self.text.prefix
         root = self.tree.plant(prefix[-1], len(prefix) - 1, len(prefix) - 2)
         self.tree.mark_sent([root])
-        capacity = len(self.text.prompt) + self.text.budget + self._limits.tree_rows
+        capacity = rows_of_run(len(self.text.prompt), self.spec.max_new_tokens, self._limits)
         opening = Open(
             self.run,
             len(prefix),

@@ -155,15 +155,15 @@ class Ledger:
         return admission
 
     def assign(self, job: str, most_running: int, queued_seconds: float = 0.0) -> Change:
-        """Assign the queue's first job to the draft worker, as a new run.
+        """Assign a waiting job to the draft worker, as a new run.
 
-        GAP: ``job`` is not the first. FULL: ``most_running`` jobs run already.
+        GAP: ``job`` does not wait. FULL: ``most_running`` jobs run already.
         """
-        if self.queue[:1] != [job]:
+        if job not in self.queue:
             return Change(Code.GAP)
         if len(self.running) >= most_running:
             return Change(Code.FULL)
-        self.queue.pop(0)
+        self.queue.remove(job)
         self.running.add(job)
         entry = self.jobs[job]
         entry.state = JobState.RUNNING

@@ -32,6 +32,11 @@ MAX_FIELD_BYTES = 1 << 10
 #: Most tokens a job may request; the model's context is usually the lower limit.
 MAX_NEW_TOKENS = 1 << 20
 
+#: Highest priority of a job, and lowest below 0.
+MOST_PRIORITY = 100
+#: Longest wait for its beginning that a job may name, seconds.
+MOST_WAIT_SECONDS = 86400
+
 #: A submission with this field alone is not a job: it cancels the job it names.
 CANCEL = "cancel"
 
@@ -49,6 +54,8 @@ FIELDS = (
     "raw",
     "record",
     "tokenize",
+    "priority",
+    "wait_seconds",
 )
 
 _MOST_BYTES = {
@@ -67,7 +74,9 @@ class JobSpec:
     ``raw``: do not apply the tokenizer's chat template to ``prompt``. ``messages``: a conversation,
     to which it is always applied. ``record``: keep a recording of the run. Generation ends at
     ``max_new_tokens``, at the end-of-sequence token or when the context is full. ``tokenize``: the
-    job ends without any, once the ids of its prompt are known.
+    job ends without any, once the ids of its prompt are known. ``priority``: of the waiting jobs
+    those of the highest one begin first. ``wait_seconds``: the job ends with an error if it has not
+    begun by then; 0: it waits as long as it has to.
     """
 
     prompt: str | None = None
@@ -80,6 +89,8 @@ class JobSpec:
     record: bool = False
     messages: tuple[Turn, ...] | None = None
     tokenize: bool = False
+    priority: int = 0
+    wait_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -101,6 +112,18 @@ class JobSpec:
         if not 1 <= self.max_new_tokens <= MAX_NEW_TOKENS:
             raise JobError(
                 f"max_new_tokens is {self.max_new_tokens}; expected 1 to {MAX_NEW_TOKENS}"
+            )
+        self._check_waiting()
+
+    def _check_waiting(self) -> None:
+        """JobError for a priority or a wait that is out of range."""
+        if abs(self.priority) > MOST_PRIORITY:
+            raise JobError(
+                f"priority is {self.priority}; expected -{MOST_PRIORITY} to {MOST_PRIORITY}"
+            )
+        if not 0 <= self.wait_seconds <= MOST_WAIT_SECONDS:
+            raise JobError(
+                f"wait_seconds is {self.wait_seconds:g}; expected 0 to {MOST_WAIT_SECONDS}"
             )
 
     def _check_source(self) -> None:
@@ -131,6 +154,8 @@ class JobSpec:
         _expect("raw", self.raw, bool, "True or False")
         _expect("record", self.record, bool, "True or False")
         _expect("tokenize", self.tokenize, bool, "True or False")
+        whole_number("priority", self.priority)
+        _number("wait_seconds", self.wait_seconds)
 
     def fields(self) -> dict[str, str]:
         """The spec as flat text fields for ``XADD``; most defaults are left out."""
@@ -154,6 +179,8 @@ class JobSpec:
             "raw": 1 if self.raw else None,
             "record": 1 if self.record else None,
             "tokenize": 1 if self.tokenize else None,
+            "priority": self.priority or None,
+            "wait_seconds": self.wait_seconds or None,
         }
         return {name: str(value) for name, value in values.items() if value is not None}
 
@@ -172,6 +199,8 @@ def job_spec(
     raw: bool = False,
     record: bool = False,
     idempotency_key: str = "",
+    priority: int = 0,
+    wait_seconds: float = 0.0,
 ) -> JobSpec:
     """The job that a caller describes by values of any type; JobError names the first wrong one."""
     return JobSpec(
@@ -184,6 +213,8 @@ def job_spec(
         idempotency_key=idempotency_key,
         raw=raw,
         record=record,
+        priority=whole_number("priority", priority),
+        wait_seconds=_number("wait_seconds", wait_seconds),
     )
 
 
@@ -220,6 +251,7 @@ def parse(fields: Mapping[str, str]) -> JobSpec:
         raise JobError(f"unknown job field {unknown[0][:60]!r}; the fields are {', '.join(FIELDS)}")
     for name, text in fields.items():
         _check_text(name, text)
+    priority, wait_seconds = waiting_terms(fields)
     return JobSpec(
         prompt=fields.get("prompt"),
         prompt_ids=_read(fields, "prompt_ids", _ids, "a list of token ids like [1, 2, 3]", None),
@@ -238,6 +270,16 @@ def parse(fields: Mapping[str, str]) -> JobSpec:
         record=_read(fields, "record", _flag, "0 or 1", False),
         messages=read_turns(fields["messages"]) if "messages" in fields else None,
         tokenize=_read(fields, "tokenize", _flag, "0 or 1", False),
+        priority=priority,
+        wait_seconds=wait_seconds,
+    )
+
+
+def waiting_terms(fields: Mapping[str, str]) -> tuple[int, float]:
+    """``priority`` and ``wait_seconds`` in flat ``fields``."""
+    return (
+        _read(fields, "priority", int, "a whole number", 0),
+        _read(fields, "wait_seconds", float, "a number", 0.0),
     )
 
 

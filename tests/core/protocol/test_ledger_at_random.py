@@ -167,14 +167,15 @@ class LedgerAgainstAccounts(RuleBasedStateMachine):
     def assign(self, job: str, most: int) -> None:
         self.watch()
         change = self.ledger.assign(job, most)
-        if job not in self.queue or self.queue.index(job):
+        if job not in self.queue:
             assert change == Change(Code.GAP)
             self.unchanged()
         elif len(self.running) >= most:
             assert change == Change(Code.FULL)
             self.unchanged()
         else:
-            account = self.accounts[self.queue.pop(0)]
+            self.queue.remove(job)
+            account = self.accounts[job]
             account.begin()
             self.running.add(job)
             fields = self.ledger.jobs[job].fields

@@ -43,6 +43,12 @@ def test_prompt_ids_round_trip(ids: list[int]) -> None:
     assert parse(spec.fields()) == spec
 
 
+def test_priority_and_wait_round_trip() -> None:
+    spec = JobSpec("a", priority=-3, wait_seconds=2.5)
+    assert parse(spec.fields()) == spec
+    assert "priority" not in JobSpec("a").fields()
+
+
 def test_messages_and_tokenize_round_trip() -> None:
     turns = (Turn("system", "be brief"), Turn("user", "why, \N{SNOWMAN}?"), Turn("assistant", ""))
     spec = JobSpec(messages=turns, tokenize=True)
@@ -56,6 +62,10 @@ def test_messages_and_tokenize_round_trip() -> None:
         ({"messages": '[{"role": "user", "content": "a"}]', "prompt": "b"}, "leave out one"),
         ({"messages": '[{"role": "user", "content": "a"}]', "raw": "1"}, "need the chat template"),
         ({"tokenize": "2", "prompt": "a"}, "tokenize is '2'; expected 0 or 1"),
+        ({"priority": "1.5", "prompt": "a"}, "priority is '1.5'; expected a whole number"),
+        ({"priority": "101", "prompt": "a"}, "priority is 101; expected -100 to 100"),
+        ({"wait_seconds": "nan", "prompt": "a"}, "wait_seconds is nan; expected 0 to 86400"),
+        ({"wait_seconds": "soon", "prompt": "a"}, "wait_seconds is 'soon'; expected a number"),
         ({}, "either 'prompt' or 'prompt_ids'"),
         ({"prompt": "a", "prompt_ids": "[1]"}, "leave out one of them"),
         ({"prompt": "  \n"}, "empty"),
