@@ -33,7 +33,6 @@ from flowspec.testbed.texts import Text
 from ops.bench.arguments import count
 from ops.bench.loops import Loop, job_names, tokens_until
 from ops.bench.many import PROFILES, PROMPTS, fitted, pipeline_of, random_texts
-from ops.bench.report import machine_line
 from ops.parser import Parser
 
 STRATEGIES = ("autoregressive", "auto")
@@ -134,7 +133,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         kinds, lengths = fitted(read_prompts(options.prompts), [0.0], options.tokens)
         texts = random_texts(lengths, options.tokens, options.jobs)
         (long,) = random_texts([options.rows], ANSWERED, 1)
-        print(f"{machine_line()}; the figures are of a virtual clock\n", flush=True)
+        print(
+            f"A prompt of {options.rows} tokens among {options.jobs} jobs that decode, T = 0; "
+            f"over {len(MOMENTS)} moments of submission.\n",
+            flush=True,
+        )
         for line in rows(profiles, [*texts, long], kinds[0.0]):
             print(line, flush=True)
     except FlowSpecError as error:

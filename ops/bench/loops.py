@@ -30,7 +30,7 @@ from flowspec.testbed.texts import Text
 
 #: Jobs that replace ended ones in a closed loop, for each that is in it, and the least number.
 ROUNDS = 2
-LEAST = 12
+LEAST_JOBS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def job_names(count: int) -> list[str]:
 
 def jobs_of(loop: int) -> int:
     """All jobs of a closed loop of ``loop`` at once."""
-    return loop + max(LEAST, ROUNDS * loop)
+    return loop + max(LEAST_JOBS, ROUNDS * loop)
 
 
 class Loop:
@@ -115,7 +115,7 @@ class Loop:
             self._submit(name, at)
             at += drawn.expovariate(per_second)
         self._simulation.run()
-        return self._measured(0.0, self._simulation.now)
+        return self._measured(0.0, max(self._ended.values()))
 
     def submitted(self, times: Mapping[str, float]) -> Mapping[str, RunRecord]:
         """The records of jobs that are submitted at ``times``, by name."""

@@ -5,8 +5,8 @@
                              [--open 0.4,0.7,0.9]
 
 Closed loops of so many jobs (``ops/bench/loops.py``); without ``--jobs`` those that have a goal,
-and eight jobs of one text at once. With ``--open`` Poisson arrivals at shares of the rate of
-``auto`` at eight jobs. Stages and drafts take a profile's times, on its first number
+and eight jobs of one text at once. With ``--open`` Poisson arrivals instead, at shares of the rate
+of ``auto`` at eight jobs. Stages and drafts take a profile's times, on its first number
 of stages. The target's tokens are random, and an oracle drafts them as often as the packaged head
 finds those of the packaged target, on the prompts of FILE whose greedy text does not repeat itself:
 positions in three groups by the head's confidence, each with its hit rate by rank. For T = 1 those
@@ -47,8 +47,7 @@ from flowspec.testbed.hits import HitDrafter, Kind
 from flowspec.testbed.simulate import profile_costs
 from flowspec.testbed.texts import Text, texts
 from ops.bench.arguments import count, counts, temperatures
-from ops.bench.loops import Loop, LoopFigures, LoopSetup, job_names, jobs_of
-from ops.bench.report import machine_line
+from ops.bench.loops import LEAST_JOBS, ROUNDS, Loop, LoopFigures, LoopSetup, job_names, jobs_of
 from ops.parser import Parser
 
 PROFILES = "rtx3090-70b,jetson-7b,a100-70b"
@@ -294,6 +293,16 @@ def opened(grid: LoopGrid) -> Iterator[str]:
                 yield f"| {profile.name} | {share:g} | {way.name} | {speed} | {shown} |"
 
 
+def tables(grid: LoopGrid) -> Iterator[str]:
+    """The lines of all tables that are asked for."""
+    if grid.shares:
+        yield from opened(grid)
+        return
+    yield from closed(grid)
+    if not grid.jobs:
+        yield from equal(grid)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program."""
     parser = Parser(prog="python -m ops.bench.many", description=__doc__)
@@ -310,15 +319,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prompts = read_prompts(options.prompts)
         kinds, lengths = fitted(prompts, options.temperatures, options.tokens)
         grid = LoopGrid(profiles, options.jobs, kinds, lengths, options.tokens, options.open)
-        print(f"{machine_line()}; the figures are of a virtual clock\n")
+        print(
+            f"Texts of {options.tokens} tokens, prompts of {min(lengths)} to {max(lengths)}; a "
+            f"loop of n jobs at once serves n + max({LEAST_JOBS}, {ROUNDS} n) in all.\n"
+        )
         for temperature, its in kinds.items():
             firsts = ", ".join(f"{kind.rates[0]:.2f}" for kind in its)
             print(f"Oracle for T = {temperature:g}: right at the first rank {firsts}", flush=True)
-        for line in closed(grid):
-            print(line, flush=True)
-        for line in equal(grid) if not grid.jobs else ():
-            print(line, flush=True)
-        for line in opened(grid) if grid.shares else ():
+        for line in tables(grid):
             print(line, flush=True)
     except FlowSpecError as error:
         sys.exit(f"many: {error}")
