@@ -143,6 +143,8 @@ class AsyncClient:
         idempotency_key: str = "",
         priority: int = 0,
         wait_seconds: float = 0.0,
+        reuse: bool = True,
+        cache_salt: str = "",
     ) -> AsyncJob:
         """As ``Client.submit``."""
         return await self.submit_spec(
@@ -161,6 +163,8 @@ class AsyncClient:
                 idempotency_key=idempotency_key,
                 priority=priority,
                 wait_seconds=wait_seconds,
+                reuse=reuse,
+                cache_salt=cache_salt,
             )
         )
 

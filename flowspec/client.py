@@ -157,12 +157,15 @@ class Client:
         idempotency_key: str = "",
         priority: int = 0,
         wait_seconds: float = 0.0,
+        reuse: bool = True,
+        cache_salt: str = "",
     ) -> Job:
         """Submit a job; JobError for values of a wrong type or out of range.
 
         ``messages``: a conversation like ``[{"role": "user", "content": "Hello"}]``, instead of a
-        prompt. Errors that only the pipeline can find (an unknown strategy, a prompt longer than
-        the context) are raised as JobFailed by the job.
+        prompt. ``reuse``: begin with rows that are kept of earlier jobs with this ``cache_salt``,
+        and keep this job's for later ones. Errors that only the pipeline can find (an unknown
+        strategy, a prompt longer than the context) are raised as JobFailed by the job.
         """
         return self.submit_spec(
             job_spec(
@@ -180,6 +183,8 @@ class Client:
                 idempotency_key=idempotency_key,
                 priority=priority,
                 wait_seconds=wait_seconds,
+                reuse=reuse,
+                cache_salt=cache_salt,
             )
         )
 

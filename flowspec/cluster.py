@@ -73,7 +73,8 @@ class Setup:
     emulate; None: none. ``places``: what the models run on. ``layers``: the target's layers by
     stage; None: near-equal blocks. ``context``: most tokens of a job's prompt and output; None: as
     many as the target takes. ``rows``: how rows travel, one of ``broker.ways.ROWS``. ``jobs``: how
-    many run at once.
+    many run at once. ``keep_rows``: most rows of ended jobs that are kept for later ones; None: as
+    many as the context suggests (``limits.default_kept_rows``).
     """
 
     target: str
@@ -86,6 +87,7 @@ class Setup:
     context: int | None = None
     rows: str = AUTO_ROWS
     jobs: int = 1
+    keep_rows: int | None = None
 
     def check(self) -> None:
         """ConfigError for anything that would make a worker fail, before one is started."""
@@ -105,6 +107,7 @@ class Setup:
         emulated = ["--emulate", self.emulated.text()] if self.emulated is not None else []
         layers = ["--layers", ranges_text(self.layers)] if self.layers is not None else []
         context = ["--context", str(self.context)] if self.context is not None else []
+        keep = ["--keep-rows", str(self.keep_rows)] if self.keep_rows is not None else []
         return [
             "--target",
             self.target,
@@ -118,6 +121,7 @@ class Setup:
             *("--rows", self.rows, "--jobs", str(self.jobs)),
             *layers,
             *context,
+            *keep,
         ]
 
 

@@ -26,6 +26,7 @@ class Stats(TypedDict, total=False):
     """The figures of a job, docs/stats.md; None: not measured. Times are in seconds."""
 
     tokens: int
+    cached_tokens: int | None
     queue_seconds: float | None
     ttft_seconds: float | None
     decode_seconds: float | None

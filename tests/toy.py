@@ -44,10 +44,13 @@ def pipeline(
     tap: Tap | None = None,
     middles: Sequence[float] = (),
     drafter: DraftExecutor | None = None,
+    kept_rows: int = 0,
 ) -> Simulation:
     """``middles``: for each middle model how often it agrees with the target."""
     used = ToyDrafter(target, hit_rate, ranks) if drafter is None else drafter
-    found = replace(limits(stages, target, middles=len(middles)), levels=levels_of(used))
+    found = replace(
+        limits(stages, target, middles=len(middles)), levels=levels_of(used), kept_rows=kept_rows
+    )
     nodes: dict[Address, Any] = {DRAFT: (DraftMachine(found, build), used)}
     for model, agreement in enumerate(middles, 1):
         middle = StageMachine(1, stages, middle=model)

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Sequence
 
 from flowspec.core.protocol.messages import Returns
-from flowspec.core.protocol.work import BlockDone, BlockDraft, Draft, LevelProposals
+from flowspec.core.protocol.work import BlockDone, BlockDraft, Draft, Kept, LevelProposals
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import StateError
@@ -37,12 +37,25 @@ class ToyBlocks(DraftsAlone):
         self.blocks = 0
         self._hit_rate = hit_rate
         self._runs: dict[RunKey, tuple[list[int], Sampling]] = {}
+        self._kept: dict[RunKey, list[int]] = {}
 
     def allocate(self, run: RunKey, capacity: int, sampling: Sampling, returns: Returns) -> None:
         self._runs[run] = ([], sampling)
 
     def release(self, run: RunKey) -> None:
         self._runs.pop(run, None)
+
+    def keep(self, run: RunKey, caches: Sequence[Kept]) -> None:
+        (wanted,) = caches
+        assert wanted.rows <= len(self._runs[run][0])
+        self._kept[run] = self._runs[run][0][: wanted.rows]
+
+    def resume(self, run: RunKey, source: RunKey, held: Sequence[int]) -> None:
+        (rows,) = held
+        self._runs[run][0].extend(self._kept[source][:rows])
+
+    def evict(self, run: RunKey) -> None:
+        self._kept.pop(run, None)
 
     def learn(self, run: RunKey, ids: Sequence[int], rows: RowArray) -> None:
         raise StateError("the toy drafts from tokens alone")

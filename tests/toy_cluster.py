@@ -11,6 +11,8 @@ from dataclasses import replace
 from flowspec.broker.base import CHAT_TEMPLATE, CONTEXT, Control, Link, setup_of
 from flowspec.core.job.draft_worker import DraftMachine
 from flowspec.core.protocol.addresses import DRAFT, Address, middle_address, stage_address
+from flowspec.core.protocol.work import Kept
+from flowspec.core.run.key import RunKey
 from flowspec.core.run.spec import JobSpec
 from flowspec.core.run.turns import Turn
 from flowspec.core.stage.stage_worker import StageMachine
@@ -47,6 +49,27 @@ class Characters:
         return "".join(chr(ord("a") + token - 2) if token >= 2 else "." for token in ids)
 
 
+class KeepingStage(ToyStage):
+    """A toy stage whose kept rows may get lost; ``broken``: it cannot keep any."""
+
+    def __init__(self, stage: int, stages: int) -> None:
+        super().__init__(TARGET, stage, stages)
+        self.machine = StageMachine(stage, stages)
+        self.broken = False
+        self.keep = self._keep  # type: ignore[method-assign,assignment]
+
+    def _keep(self, run: RunKey, caches: Sequence[Kept]) -> None:
+        if self.broken:
+            raise MemoryError("no room")
+        self.layers.keep(run, caches)
+
+    def evict_all(self) -> None:
+        """Lose all kept rows; nothing may run."""
+        self.machine._kept.clear()
+        for run in self.layers.kept:
+            self.layers.evict(run)
+
+
 class ToyCluster:
     """``control()`` and ``link(address)`` come from the broker under test."""
 
@@ -63,6 +86,7 @@ class ToyCluster:
         middles: Sequence[float] = (),
         endless: bool = False,
         template: bool = True,
+        kept_rows: int = 0,
     ) -> None:
         """``endless``: no token ends a text, so that jobs end by length alone.
 
@@ -80,17 +104,18 @@ class ToyCluster:
         self.leases: dict[str, Lease] = {}
         self.failures: list[BaseException] = []
         eos = frozenset[int]() if endless else None
-        bounds = replace(limits(stages, middles=len(middles), eos=eos), stall_seconds=stall_seconds)
+        bounds = replace(
+            limits(stages, middles=len(middles), eos=eos),
+            stall_seconds=stall_seconds,
+            kept_rows=kept_rows,
+        )
         role = DraftPerformer(ToyDrafter(TARGET, hit_rate), Characters())
         self._add("draft", DraftMachine(bounds, build), wrap(link(DRAFT)), role, header(bounds))
-        for stage in range(1, stages + 1):
-            executor = VerifyPerformer(ToyStage(TARGET, stage, stages), (), ("<u8",))
-            self._add(
-                f"verify-{stage}",
-                StageMachine(stage, stages),
-                wrap(link(stage_address(stage))),
-                executor,
-            )
+        self.stages = [KeepingStage(stage, stages) for stage in range(1, stages + 1)]
+        for number, stage in enumerate(self.stages, 1):
+            executor = VerifyPerformer(stage, (), ("<u8",))
+            address = stage_address(number)
+            self._add(f"verify-{number}", stage.machine, wrap(link(address)), executor)
         for model, agreement in enumerate(middles, 1):
             executor = VerifyPerformer(ToyMiddle(TARGET, agreement), (), ("<u8",))
             machine = StageMachine(1, stages, middle=model)

@@ -21,7 +21,7 @@ from flowspec.core.protocol.addresses import DRAFT
 from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.machine import Finish
 from flowspec.core.protocol.stamps import Stamp
-from flowspec.core.run.limits import Limits
+from flowspec.core.run.limits import Limits, default_kept_rows
 from flowspec.drivers.performers import DraftPerformer
 from flowspec.drivers.replay import header
 from flowspec.errors import ConfigError
@@ -175,15 +175,17 @@ def _load_models(
 
 def _limits(record: Mapping[str, str], target: ModelDirectory, drafter: DraftExecutor) -> Limits:
     wanting = wanting_hidden(drafter)
+    context = min(target.context, int(record.get("context", target.context)))
     return Limits(
         int(record["stages"]),
-        min(target.context, int(record.get("context", target.context))),
+        context,
         target.vocabulary,
         target.eos,
         middles=len(middles_of(record)),
         hidden=wanting[0],
         others=wanting[1:],
         levels=levels_of(drafter),
+        kept_rows=int(record.get("kept_rows", default_kept_rows(context))),
     )
 
 

@@ -60,6 +60,12 @@ def _read_arguments() -> argparse.Namespace:
     arguments.add_argument(
         "--jobs", type=int, default=1, help="jobs that run at once (default: %(default)s)"
     )
+    arguments.add_argument(
+        "--keep-rows",
+        type=int,
+        help="most rows of ended jobs that are kept for later ones (default: twice the context, "
+        "at most 4096)",
+    )
     arguments.add_argument("--emulate", default="", help="devices and links to emulate, as JSON")
     for flag, what in PLACINGS.items():
         arguments.add_argument(flag, default=AUTO, help=what)
@@ -81,6 +87,8 @@ def _read_arguments() -> argparse.Namespace:
     given = arguments.parse_args()
     if given.jobs < 1:
         raise ConfigError(f"--jobs is {given.jobs}; expected 1 or more")
+    if given.keep_rows is not None and given.keep_rows < 0:
+        raise ConfigError(f"--keep-rows is {given.keep_rows}; expected 0 or more")
     if given.cluster is not None:
         _check_alone(arguments, given)
         _use_cluster(given)
@@ -135,6 +143,7 @@ def _run_record(given: argparse.Namespace, ranges: Sequence[range]) -> dict[str,
         "layers": ranges_text(ranges),
         "rows": given.rows,
         **({"context": str(given.context)} if given.context is not None else {}),
+        **({"kept_rows": str(given.keep_rows)} if given.keep_rows is not None else {}),
     }
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import types
 import typing
 from collections.abc import Callable
 from typing import Any
@@ -152,6 +153,8 @@ def _checker(kind: Any) -> Checker:
         checker = _dataclass_checker(kind)
     elif typing.get_origin(kind) is tuple:
         checker = _tuple_checker(typing.get_args(kind))
+    elif typing.get_origin(kind) in (typing.Union, types.UnionType):
+        checker = _optional_checker(typing.get_args(kind))
     else:
         raise TypeError(f"no wire form for {kind!r}")
     _CHECKERS[kind] = checker
@@ -173,6 +176,13 @@ def _dataclass_checker(kind: type) -> Checker:
             raise WireError(f"{kind.__name__}: {error}") from None
 
     return check
+
+
+def _optional_checker(args: tuple[Any, ...]) -> Checker:
+    """Of a value that may be None."""
+    (kind,) = [arg for arg in args if arg is not types.NoneType]
+    checker = _checker(kind)
+    return lambda value: None if value is None else checker(value)
 
 
 def _tuple_checker(args: tuple[Any, ...]) -> Checker:

@@ -29,6 +29,7 @@ from flowspec.cli.flags import (
     Jobs,
     JobsAtOnce,
     Json,
+    KeepRows,
     Latency,
     LinkMs,
     MaxNewTokens,
@@ -161,6 +162,7 @@ def up(
     cluster: Planned = None,
     rows: RowsWay = "auto",
     jobs: JobsAtOnce = 1,
+    keep_rows: KeepRows = None,
     redis_url: OwnUrl = None,
 ) -> None:
     """Start a pipeline that keeps running, and print how to reach it."""
@@ -169,7 +171,7 @@ def up(
 
     run_on = (dtype, device, draft_dtype, draft_device)
     setup = setup_of(target, draft, models, stages, run_on, cluster)
-    up(replace(setup, rows=rows, jobs=jobs), redis_url)
+    up(replace(setup, rows=rows, jobs=jobs, keep_rows=keep_rows), redis_url)
 
 
 @app.command()
@@ -188,6 +190,7 @@ def serve(
     cluster: Planned = None,
     rows: RowsWay = "auto",
     jobs: ServedAtOnce = 8,
+    keep_rows: KeepRows = None,
     strategy: ServedStrategy = DEFAULT_STRATEGY,
     model_name: ModelName = "",
     cors_origin: CorsOrigin = None,
@@ -212,7 +215,7 @@ def serve(
         default_tokens=default_tokens,
     )
     request = ServeRequest(host, port, api_key_file, settings)
-    serve(replace(setup, rows=rows, jobs=jobs), request, redis_url or None)
+    serve(replace(setup, rows=rows, jobs=jobs, keep_rows=keep_rows), request, redis_url or None)
 
 
 @app.command()

@@ -115,6 +115,14 @@ JobsAtOnce = Annotated[
 PromptsAtOnce = Annotated[
     int, typer.Option("--jobs", callback=_POSITIVE, help="Prompts that are answered at once.")
 ]
+KeepRows = Annotated[
+    int | None,
+    typer.Option(
+        callback=in_range(0, inf, "0 or more"),
+        help="Most rows of ended jobs that are kept for jobs that begin as they did; 0: none "
+        "(default: twice the context, at most 4096).",
+    ),
+]
 DraftDtype = Annotated[
     str | None,
     typer.Option(callback=checked_by(check_dtype), help="Precision of the drafters, as --dtype."),

@@ -260,7 +260,8 @@ def _main() -> None:
         parser.add_argument(flag, type=int)
     parser.add_argument("--middle", action="append", default=[])
     parser.add_argument("--layers", type=parse_ranges)
-    parser.add_argument("--context", type=int)
+    for flag in ("--context", "--keep-rows"):
+        parser.add_argument(flag, type=int)
     given = parser.parse_args()
     setup = Setup(
         given.target,
@@ -272,6 +273,7 @@ def _main() -> None:
         context=given.context,
         rows=given.rows,
         jobs=given.jobs,
+        keep_rows=given.keep_rows,
     )
     try:
         _Supervisor(setup, os.environ.get("FLOWSPEC_REDIS_URL")).run()

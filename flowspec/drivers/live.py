@@ -19,9 +19,11 @@ from flowspec.core.protocol.machine import (
     Compute,
     Discard,
     Done,
+    Evict,
     Finish,
     Granted,
     Input,
+    Keep,
     Learn,
     Machine,
     OpenJob,
@@ -56,6 +58,14 @@ class Performer(Protocol):
         ...
 
     def allocate(self, output: Allocate) -> None: ...
+
+    def keep(self, output: Keep) -> None:
+        """Keep rows of a run that ends; an exception is a refusal."""
+        ...
+
+    def evict(self, run: RunKey) -> None:
+        """Free a run's kept rows."""
+        ...
 
     def learn(self, output: Learn, link: Link) -> None:
         """Give the drafter the hidden rows that came with an answer."""
@@ -183,7 +193,7 @@ class Worker:
             try:
                 ops += self._ops(output)
             except Exception as error:
-                if not isinstance(output, Send | Commit | Allocate | Learn):
+                if not isinstance(output, Send | Commit | Allocate | Keep | Learn):
                     raise
                 self._log.error("output failed", kind=type(output).__name__, exc_info=True)
                 run = _run_of(output)
@@ -211,6 +221,12 @@ class Worker:
                 return [CommitText(output, self._performer.text(output))]
             case Allocate():
                 self._performer.allocate(output)
+                return []
+            case Keep():
+                self._performer.keep(output)
+                return []
+            case Evict(run):
+                self._performer.evict(run)
                 return []
             case Discard(run, segment):
                 self._link.drop_rows(run, segment)

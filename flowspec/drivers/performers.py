@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flowspec.broker.base import Link
-from flowspec.core.protocol.machine import Allocate, Commit, Learn
+from flowspec.core.protocol.machine import Allocate, Commit, Keep, Learn
 from flowspec.core.protocol.row_types import ROW_TYPES, to_float32
 from flowspec.core.protocol.work import (
     Choice,
@@ -27,7 +27,15 @@ from flowspec.core.protocol.work import (
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.turns import Turn
 from flowspec.errors import FlowSpecError, StateError, WireError
-from flowspec.model.base import DraftExecutor, RowArray, StageExecutor, drafted
+from flowspec.model.base import (
+    DraftExecutor,
+    RowArray,
+    StageExecutor,
+    allocate,
+    drafted,
+    evict,
+    keeping,
+)
 from flowspec.model.taps import elements
 
 
@@ -129,7 +137,13 @@ class VerifyPerformer:
     def allocate(self, output: Allocate) -> None:
         if output.returns.hidden:
             self._returning.add(output.run)
-        self._executor.allocate(output.run, output.capacity, output.sampling, output.returns)
+        allocate(self._executor, output)
+
+    def keep(self, output: Keep) -> None:
+        keeping(self._executor).keep(output.run, output.caches)
+
+    def evict(self, run: RunKey) -> None:
+        evict(self._executor, run)
 
     def learn(self, output: Learn, link: Link) -> None:
         raise StateError("a verify stage learns nothing")
@@ -170,8 +184,14 @@ class DraftPerformer:
                 raise StateError("the draft worker runs no stage's pass")
 
     def allocate(self, output: Allocate) -> None:
-        self._executor.allocate(output.run, output.capacity, output.sampling, output.returns)
+        allocate(self._executor, output)
         self._texts[output.run] = self._encoder.stream()
+
+    def keep(self, output: Keep) -> None:
+        keeping(self._executor).keep(output.run, output.caches)
+
+    def evict(self, run: RunKey) -> None:
+        evict(self._executor, run)
 
     def learn(self, output: Learn, link: Link) -> None:
         rows = link.take_rows(output.run, output.segment)

@@ -26,9 +26,11 @@ from flowspec.core.protocol.machine import (
     Compute,
     Discard,
     Done,
+    Evict,
     Finish,
     Granted,
     Input,
+    Keep,
     Learn,
     Machine,
     OpenJob,
@@ -60,7 +62,15 @@ from flowspec.emulation.exclusive_links import ExclusiveLinks, Letter, Transfer
 from flowspec.emulation.links import DirectedLinks
 from flowspec.emulation.way import NO_BROKER, Travelling, Way
 from flowspec.errors import StateError
-from flowspec.model.base import DraftExecutor, RowArray, StageExecutor, drafted
+from flowspec.model.base import (
+    DraftExecutor,
+    RowArray,
+    StageExecutor,
+    allocate,
+    drafted,
+    evict,
+    keeping,
+)
 
 #: Order of the events of one moment.
 _ARRIVAL, _ENTRY, _RESULT, _CARRY_ON, _MESSAGE, _POLL, _TICK = range(7)
@@ -130,7 +140,7 @@ class _Node:
 
 Tap = Callable[[Address, float, Input, list[Output]], None]
 #: Outputs that concern only the node's executor and its rows.
-_Local = Allocate | Release | Discard | Learn | Granted
+_Local = Allocate | Release | Keep | Evict | Discard | Learn | Granted
 #: Outputs that are no messages.
 _Unsent = Commit | Complete | Finish | OpenJob | Compute | _Local
 
@@ -316,10 +326,15 @@ class Simulation:
         return None
 
     def _perform_here(self, node: _Node, output: _Local) -> None:
+        """Perform an output that concerns only this node's executor and its rows."""
         match output:
-            case Allocate(run, capacity, sampling, returns):
+            case Allocate():
                 if node.executor is not None:
-                    node.executor.allocate(run, capacity, sampling, returns)
+                    allocate(node.executor, output)
+            case Keep(run, caches):
+                keeping(node.executor).keep(run, caches)
+            case Evict(run):
+                evict(node.executor, run)
             case Release(run):
                 if node.executor is not None:
                     node.executor.release(run)

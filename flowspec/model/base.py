@@ -8,19 +8,21 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy.typing as npt
 
+from flowspec.core.protocol.machine import Allocate
 from flowspec.core.protocol.messages import Returns
 from flowspec.core.protocol.work import (
     Draft,
     DraftDone,
     DraftPass,
     DraftPassDone,
+    Kept,
     Pass,
     PassDone,
     WorkFailed,
 )
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
-from flowspec.errors import FlowSpecError
+from flowspec.errors import FlowSpecError, StateError
 
 #: Rows of one job leaving a stage: ``[rows, hidden]`` or, for the toy model, ``[rows]``.
 RowArray = npt.NDArray[Any]
@@ -44,6 +46,29 @@ class StageExecutor(Protocol):
         select the live ones; None: the part has tokens. Of several parts one may fail alone
         (``PassDone``); its rows are empty.
         """
+        ...
+
+
+@runtime_checkable
+class KeepsRows(Protocol):
+    """An executor that can keep rows of ended runs, for runs that begin as those did.
+
+    It has one cache, or one for every drafter to choose from; the sequences are parallel to them.
+    """
+
+    def keep(self, run: RunKey, caches: Sequence[Kept]) -> None:
+        """Keep copies of ``run``'s rows, which outlast it; of a cache with 0 rows nothing."""
+        ...
+
+    def resume(self, run: RunKey, source: RunKey, held: Sequence[int]) -> None:
+        """Give ``run``, which has just been allocated, the first ``held`` kept rows of ``source``.
+
+        StateError if they are not kept.
+        """
+        ...
+
+    def evict(self, run: RunKey) -> None:
+        """Free the kept rows of ``run``, if there are any."""
         ...
 
 
@@ -138,6 +163,26 @@ def drafted(drafter: DraftExecutor, work: DraftPass) -> DraftPassDone:
     if len(work.drafts) == 1:
         return DraftPassDone((drafter.run(work.drafts[0]),))
     return DraftPassDone(tuple(drafter.run_together(work.drafts)))
+
+
+def keeping(executor: object) -> KeepsRows:
+    """``executor`` as one that can keep rows; StateError if it cannot."""
+    if not isinstance(executor, KeepsRows):
+        raise StateError(f"a {type(executor).__name__} cannot keep rows of ended jobs")
+    return executor
+
+
+def evict(executor: object, run: RunKey) -> None:
+    """Free the kept rows of ``run``; an executor that cannot keep rows has none."""
+    if isinstance(executor, KeepsRows):
+        executor.evict(run)
+
+
+def allocate(executor: StageExecutor | DraftExecutor, output: Allocate) -> None:
+    """Make room for a run, with the kept rows that it begins with."""
+    executor.allocate(output.run, output.capacity, output.sampling, output.returns)
+    if output.source is not None:
+        keeping(executor).resume(output.run, output.source, output.held)
 
 
 def first_facts(drafters: Sequence[object]) -> dict[str, object]:

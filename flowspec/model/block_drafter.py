@@ -29,6 +29,7 @@ from flowspec.core.protocol.work import (
     BlockDone,
     Draft,
     DraftDone,
+    Kept,
     LevelProposals,
     Part,
     WorkFailed,
@@ -54,6 +55,7 @@ from flowspec.model.drafter_weights import (
     read_linear,
     read_lm_head,
 )
+from flowspec.model.kept_rows import KeptRows
 from flowspec.model.kv import TreeCache
 from flowspec.model.linear import KernelLinear
 from flowspec.model.placing import Placing
@@ -222,6 +224,8 @@ class BlockDrafter:
         self._lm_head = lm_head
         self._placing = placing
         self._runs: dict[RunKey, _DrafterContext] = {}
+        self._kept = KeptRows()
+        self.evict = self._kept.evict
 
     @property
     def levels(self) -> int:
@@ -234,6 +238,21 @@ class BlockDrafter:
 
     def release(self, run: RunKey) -> None:
         self._runs.pop(run, None)
+
+    def keep(self, run: RunKey, caches: Sequence[Kept]) -> None:
+        """See ``KeepsRows``; so too below. What was learnt is not kept."""
+        (wanted,) = caches
+        state = self._runs[run]
+        if wanted.rows > state.context:
+            raise StateError(f"{wanted.rows} rows are to be kept of {state.context}")
+        if wanted.rows:  # no row of a tree outlasts its pass here, so nothing is to be pruned
+            self._kept.put(run, state.cache.kept(wanted.rows))
+
+    def resume(self, run: RunKey, source: RunKey, held: Sequence[int]) -> None:
+        (rows,) = held
+        state = self._runs[run]
+        self._kept.resume(state.cache, source, rows)
+        state.settle(rows - 1, rows)  # a prompt row's id is its position
 
     def learn(self, run: RunKey, ids: Sequence[int], rows: RowArray) -> None:
         """Store what ``fc`` gives for nodes ``ids``, before the norm.

@@ -9,13 +9,14 @@ from typing import NamedTuple
 import torch
 
 from flowspec.core.protocol.messages import Returns
-from flowspec.core.protocol.work import Draft, DraftDone, Part, WorkFailed
+from flowspec.core.protocol.work import Draft, DraftDone, Kept, Part, WorkFailed
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import StateError
 from flowspec.model.base import RowArray
 from flowspec.model.block import LayerBlock
 from flowspec.model.directory import ModelDirectory
+from flowspec.model.kept_rows import KeptRows
 from flowspec.model.placing import Placing
 from flowspec.model.rows import Placement
 from flowspec.model.sampling import perturbed_rows, top_logprobs
@@ -53,12 +54,23 @@ class ModelDrafter:
         self._own = int(block.config.vocab_size)
         self._shared = min(self._own, vocabulary or self._own)
         self._runs: dict[RunKey, tuple[RowCache, Sampling]] = {}
+        self._kept = KeptRows()
+        self.evict = self._kept.evict
 
     def allocate(self, run: RunKey, capacity: int, sampling: Sampling, returns: Returns) -> None:
         self._runs[run] = (self._block.new_cache(capacity), sampling)
 
     def release(self, run: RunKey) -> None:
         self._runs.pop(run, None)
+
+    def keep(self, run: RunKey, caches: Sequence[Kept]) -> None:
+        """See ``KeepsRows``; so too below."""
+        (wanted,) = caches
+        self._kept.keep(run, self._runs[run][0], wanted)
+
+    def resume(self, run: RunKey, source: RunKey, held: Sequence[int]) -> None:
+        (rows,) = held
+        self._kept.resume(self._runs[run][0], source, rows)
 
     def run(self, work: Draft) -> DraftDone:
         (found,) = self._compute([self._place(work)])

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flowspec.core.protocol.messages import Returns
-from flowspec.core.protocol.work import Draft, DraftDone, WorkFailed
+from flowspec.core.protocol.work import Draft, DraftDone, Kept, WorkFailed
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import ConfigError, StateError
-from flowspec.model.base import DraftExecutor, DraftsBlocks, RowArray, first_facts
+from flowspec.model.base import DraftExecutor, DraftsBlocks, RowArray, evict, first_facts, keeping
 
 
 class ChoiceDrafter:
@@ -42,6 +42,23 @@ class ChoiceDrafter:
         self._needs.pop(run, None)
         for number in self._holders.pop(run, ()):
             self.drafters[number].release(run)
+
+    def keep(self, run: RunKey, caches: Sequence[Kept]) -> None:
+        """See ``KeepsRows``; so too below. A strategy that does not choose has the first cache."""
+        holders = self._holders[run]
+        for number, wanted in enumerate(caches):
+            if number in holders and wanted.rows:
+                keeping(self.drafters[number]).keep(run, (wanted,))
+
+    def resume(self, run: RunKey, source: RunKey, held: Sequence[int]) -> None:
+        # Not at first use as the rest: the rows may be evicted before.
+        for number, rows in enumerate(held):
+            if rows:
+                keeping(self._with_room(number, run)).resume(run, source, (rows,))
+
+    def evict(self, run: RunKey) -> None:
+        for drafter in self.drafters:
+            evict(drafter, run)
 
     def run(self, work: Draft) -> DraftDone:
         """Run the drafter that ``work`` names; StateError if there is none of that number."""

@@ -22,7 +22,7 @@ import torch
 from transformers import LlamaConfig, LlamaModel
 
 from flowspec.core.protocol.messages import Returns
-from flowspec.core.protocol.work import Draft, DraftDone, Part, WorkFailed
+from flowspec.core.protocol.work import Draft, DraftDone, Kept, Part, WorkFailed
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import StateError
@@ -36,6 +36,7 @@ from flowspec.model.drafter import propose
 from flowspec.model.drafter_weights import checked_entry, read_checked
 from flowspec.model.head_layout import check_head
 from flowspec.model.joined import Stack, grouped, parts_of
+from flowspec.model.kept_rows import KeptRows
 from flowspec.model.kv import TreeCache
 from flowspec.model.lean import LeanLayers
 from flowspec.model.linear import KernelLinear, load_linear
@@ -260,6 +261,8 @@ class EagleDrafter:
         self._placing = placing
         self._zero = torch.zeros(head.config.hidden_size, dtype=placing.rows, device=placing.device)
         self._runs: dict[RunKey, _HeadState] = {}
+        self._kept = KeptRows()
+        self.evict = self._kept.evict
 
     def allocate(self, run: RunKey, capacity: int, sampling: Sampling, returns: Returns) -> None:
         cache = self._head.new_cache(capacity, self._placing.rows, self._placing.device)
@@ -267,6 +270,17 @@ class EagleDrafter:
 
     def release(self, run: RunKey) -> None:
         self._runs.pop(run, None)
+
+    def keep(self, run: RunKey, caches: Sequence[Kept]) -> None:
+        """See ``KeepsRows``; so too below. Features are not kept."""
+        (wanted,) = caches
+        self._kept.keep(run, self._runs[run].cache, wanted)
+
+    def resume(self, run: RunKey, source: RunKey, held: Sequence[int]) -> None:
+        (rows,) = held
+        state = self._runs[run]
+        self._kept.resume(state.cache, source, rows)
+        state.settle(rows - 1)  # a prompt row's id is its position
 
     def learn(self, run: RunKey, ids: Sequence[int], rows: RowArray) -> None:
         """See ``DraftExecutor.learn``; StateError if ``rows`` is not ``[ids, hidden]``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flowspec.core.protocol.messages import Returns
-from flowspec.core.protocol.work import Choice, Pass, PassDone
+from flowspec.core.protocol.work import Choice, Kept, Pass, PassDone
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import StateError
@@ -19,6 +19,15 @@ class PassingStage:
         """It holds no rows."""
 
     def release(self, run: RunKey) -> None:
+        """It holds no rows."""
+
+    def keep(self, run: RunKey, caches: Sequence[Kept]) -> None:
+        """It holds no rows."""
+
+    def resume(self, run: RunKey, source: RunKey, held: Sequence[int]) -> None:
+        """It holds no rows."""
+
+    def evict(self, run: RunKey) -> None:
         """It holds no rows."""
 
     def run(self, work: Pass, inputs: Sequence[RowArray | None]) -> tuple[PassDone, list[RowArray]]:

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 
 from flowspec.core.drafting.drafting import MOST_SOURCES
 from flowspec.core.protocol.messages import Returns
-from flowspec.core.protocol.work import Draft, DraftDone, WorkFailed
+from flowspec.core.protocol.work import Draft, DraftDone, Kept, WorkFailed
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import ConfigError, StateError
-from flowspec.model.base import DraftExecutor, RowArray, first_facts
+from flowspec.model.base import DraftExecutor, RowArray, evict, first_facts, keeping
 
 
 class HybridDrafter:
@@ -52,6 +52,19 @@ class HybridDrafter:
     def release(self, run: RunKey) -> None:
         for source in self._sources:
             source.release(run)
+
+    def keep(self, run: RunKey, caches: Sequence[Kept]) -> None:
+        """See ``KeepsRows``; so too below. All sources have the same rows."""
+        for source in self._sources:
+            keeping(source).keep(run, caches)
+
+    def resume(self, run: RunKey, source: RunKey, held: Sequence[int]) -> None:
+        for one in self._sources:
+            keeping(one).resume(run, source, held)
+
+    def evict(self, run: RunKey) -> None:
+        for source in self._sources:
+            evict(source, run)
 
     def run(self, work: Draft) -> DraftDone:
         """As ``DraftExecutor.run``; StateError if a source leaves out a row or a value."""

@@ -94,6 +94,17 @@ class TreeCache(Cache):
         self.carry_out(placement.moves, placement.held)
         return placement
 
+    def kept(self, rows: int) -> torch.Tensor:
+        """A copy of the first ``rows`` rows, ``[layers, 2, 1, heads, rows, head_dim]``."""
+        return self.storage[..., :rows, :].clone()
+
+    def resume(self, rows: torch.Tensor) -> None:
+        """Begin with context ``rows``, which ``kept`` has returned."""
+        held = rows.shape[-2]
+        self.storage[..., :held, :] = rows
+        self._rows = row_store(held)
+        self.carry_out(None, held)
+
     def slots(self, new: int) -> list[Slots]:
         """The rows of every layer in a pass over ``new`` rows, for who appends them himself."""
         held = self._held

@@ -16,11 +16,12 @@ from itertools import chain, islice
 import numpy as np
 
 from flowspec.core.protocol.messages import Returns
-from flowspec.core.protocol.work import Draft, DraftDone, Part
+from flowspec.core.protocol.work import Draft, DraftDone, Kept, Part
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling, gumbel
 from flowspec.errors import ConfigError, StateError
 from flowspec.model.base import DraftsAlone, RowArray
+from flowspec.model.rows import settling
 
 #: Most recent occurrences of an n-gram that count; bounds the work for frequent tokens.
 RECENT = 64
@@ -64,6 +65,15 @@ class _SeenText:
             for first in range(max(0, place - self._longest), place):
                 self._followed.setdefault(tuple(context[first:place]), []).append(place)
             context.append(token)
+
+    def kept(self, run: RunKey, wanted: Kept) -> tuple[int, ...]:
+        """The tokens of the ``wanted`` rows, which are those of ``run``."""
+        self.begin_pass(settling(run, wanted.pruned))
+        return tuple(self._context[: wanted.rows])
+
+    def resume(self, tokens: Sequence[int]) -> None:
+        """Begin with context ``tokens``."""
+        self._extend(tokens)
 
     def path(self, node: int) -> list[int]:
         """Tokens of the tree path from the context to row ``node``, which is included."""
@@ -140,12 +150,29 @@ class NgramDrafter(DraftsAlone):
         self._vocabulary = vocabulary
         self._longest = longest
         self._runs: dict[RunKey, _SeenText] = {}
+        self._kept: dict[RunKey, tuple[int, ...]] = {}
 
     def allocate(self, run: RunKey, capacity: int, sampling: Sampling, returns: Returns) -> None:
         self._runs[run] = _SeenText(sampling, self._longest)
 
     def release(self, run: RunKey) -> None:
         self._runs.pop(run, None)
+
+    def keep(self, run: RunKey, caches: Sequence[Kept]) -> None:
+        """See ``KeepsRows``; so too below. What is kept are the tokens."""
+        (wanted,) = caches
+        if wanted.rows:
+            self._kept[run] = self._runs[run].kept(run, wanted)
+
+    def resume(self, run: RunKey, source: RunKey, held: Sequence[int]) -> None:
+        (rows,) = held
+        known = self._kept.get(source, ())
+        if len(known) < rows:
+            raise StateError(f"{rows} tokens of {source} are not kept here")
+        self._runs[run].resume(known[:rows])
+
+    def evict(self, run: RunKey) -> None:
+        self._kept.pop(run, None)
 
     def run(self, work: Draft) -> DraftDone:
         """As ``DraftExecutor.run``; StateError for a token outside the vocabulary."""

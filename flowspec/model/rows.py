@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from flowspec.core.protocol.work import Part, Pruned
+from flowspec.core.run.key import RunKey
 from flowspec.errors import StateError
 
 
@@ -64,13 +65,14 @@ class ContiguousRows:
         row 6 with parent 5                 0 1 2 | 4 5 6   parents -1 0 1, Moves(3, (4, 5)), held 5
     """
 
-    def __init__(self) -> None:
-        self._context = 0
+    def __init__(self, held: int = 0) -> None:
+        """``held``: context rows that are in place from the start."""
+        self._context = held
         # Live tree rows in slot order: id -> offset from the end of the context; and the same
         # offset of each row's parent, -1: context.
         self._places: dict[int, int] = {}
         self._parents: list[int] = []
-        self._settled = 0  # rows below this slot are physically in place
+        self._settled = held  # rows below this slot are physically in place
         # Physical slot of each row from ``_settled`` on; a range: nothing has moved.
         self._layout: Sequence[int] = range(0)
 
@@ -128,6 +130,11 @@ class ContiguousRows:
         return Moves(settled + same, tuple(layout[same:])) if same < len(layout) else None
 
 
-def row_store() -> RowStore:
-    """An empty row store of the layout that every cache uses."""
-    return ContiguousRows()
+def row_store(held: int = 0) -> RowStore:
+    """A row store of the layout that every cache uses; ``held``: as in ``ContiguousRows``."""
+    return ContiguousRows(held)
+
+
+def settling(run: RunKey, pruned: Pruned | None) -> Part:
+    """A part without rows that applies ``pruned``."""
+    return Part(run, -1, (), (), (), (), (), pruned=pruned)

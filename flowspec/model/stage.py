@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from flowspec.core.protocol.messages import Returns
-from flowspec.core.protocol.work import Choice, Part, Pass, PassDone, WorkFailed
+from flowspec.core.protocol.work import Choice, Kept, Part, Pass, PassDone, WorkFailed
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import StateError
@@ -18,6 +18,7 @@ from flowspec.model.arrays import to_array
 from flowspec.model.base import RowArray
 from flowspec.model.block import LayerBlock
 from flowspec.model.directory import ModelDirectory
+from flowspec.model.kept_rows import KeptRows
 from flowspec.model.placing import Placing
 from flowspec.model.rows import Placement
 from flowspec.model.sampling import choose_rows, top_logprobs
@@ -53,6 +54,8 @@ class ModelStage:
         self._block = block
         self._taps = taps
         self._runs: dict[RunKey, tuple[RowCache, Sampling, Returns]] = {}
+        self._kept = KeptRows()
+        self.evict = self._kept.evict
 
     @property
     def block(self) -> LayerBlock:
@@ -73,6 +76,15 @@ class ModelStage:
 
     def release(self, run: RunKey) -> None:
         self._runs.pop(run, None)
+
+    def keep(self, run: RunKey, caches: Sequence[Kept]) -> None:
+        """See ``KeepsRows``; so too below."""
+        (wanted,) = caches
+        self._kept.keep(run, self._runs[run][0], wanted)
+
+    def resume(self, run: RunKey, source: RunKey, held: Sequence[int]) -> None:
+        (rows,) = held
+        self._kept.resume(self._runs[run][0], source, rows)
 
     def run(self, work: Pass, inputs: Sequence[RowArray | None]) -> tuple[PassDone, list[RowArray]]:
         given = list(zip(work.parts, inputs, strict=True))

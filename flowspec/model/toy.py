@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from flowspec.core.protocol.messages import Returns
-from flowspec.core.protocol.work import Choice, Draft, DraftDone, Part, Pass, PassDone
+from flowspec.core.protocol.work import Choice, Draft, DraftDone, Kept, Part, Pass, PassDone
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling, choose
 from flowspec.errors import StateError
 from flowspec.model.base import DraftsAlone, RowArray
 from flowspec.model.masks import tree_mask
-from flowspec.model.rows import Placement, row_store
+from flowspec.model.rows import Placement, row_store, settling
 
 State = npt.NDArray[np.uint64]
 
@@ -94,6 +94,18 @@ class _ToyCache:
         self.sampling = sampling
         self.returns = returns
 
+    def kept(self, run: RunKey, wanted: Kept) -> State:
+        """A copy of the ``wanted`` rows, which are those of ``run``, ``[layers, rows]``."""
+        if self.begin_pass(settling(run, wanted.pruned)).context < wanted.rows:
+            raise StateError("more rows are to be kept than are context")
+        return self.entries[:, : wanted.rows].copy()
+
+    def resume(self, rows: State) -> None:
+        """Begin with context ``rows``, ``[layers, rows]``."""
+        held = rows.shape[1]
+        self.entries[:, :held] = rows
+        self.rows = row_store(held)
+
     def begin_pass(self, part: Part) -> Placement:
         """Apply the part's prune and make room for its rows."""
         placement = self.rows.place(part)
@@ -111,12 +123,32 @@ class ToyLayers:
         self._target = target
         self._range = range(first, last)
         self._runs: dict[RunKey, _ToyCache] = {}
+        self._kept: dict[RunKey, State] = {}
 
     def allocate(self, run: RunKey, capacity: int, sampling: Sampling, returns: Returns) -> None:
         self._runs[run] = _ToyCache(len(self._range), capacity, sampling, returns)
 
     def release(self, run: RunKey) -> None:
         self._runs.pop(run, None)
+
+    def keep(self, run: RunKey, caches: Sequence[Kept]) -> None:
+        """See ``KeepsRows``; so too below."""
+        (wanted,) = caches
+        if wanted.rows:
+            self._kept[run] = self._runs[run].kept(run, wanted)
+
+    def resume(self, run: RunKey, source: RunKey, held: Sequence[int]) -> None:
+        (rows,) = held
+        if rows:
+            self._runs[run].resume(self._kept[source][:, :rows])
+
+    def evict(self, run: RunKey) -> None:
+        self._kept.pop(run, None)
+
+    @property
+    def kept(self) -> tuple[RunKey, ...]:
+        """Ended runs whose rows are kept."""
+        return tuple(self._kept)
 
     @property
     def runs(self) -> tuple[RunKey, ...]:
@@ -172,6 +204,9 @@ class ToyStage:
         self.layers = ToyLayers(target, bounds[stage - 1], bounds[stage])
         self.allocate = self.layers.allocate
         self.release = self.layers.release
+        self.keep = self.layers.keep
+        self.resume = self.layers.resume
+        self.evict = self.layers.evict
 
     def run(self, work: Pass, inputs: Sequence[RowArray | None]) -> tuple[PassDone, list[RowArray]]:
         outputs = [
@@ -197,6 +232,9 @@ class ToyDrafter(DraftsAlone):
         self._layers = ToyLayers(target, 0, target.layers)
         self.allocate = self._layers.allocate
         self.release = self._layers.release
+        self.keep = self._layers.keep
+        self.resume = self._layers.resume
+        self.evict = self._layers.evict
 
     def run(self, work: Draft) -> DraftDone:
         part = work.part
@@ -234,6 +272,9 @@ class ToyMiddle:
         self.layers = ToyLayers(target, 0, target.layers)
         self.allocate = self.layers.allocate
         self.release = self.layers.release
+        self.keep = self.layers.keep
+        self.resume = self.layers.resume
+        self.evict = self.layers.evict
 
     def run(self, work: Pass, inputs: Sequence[RowArray | None]) -> tuple[PassDone, list[RowArray]]:
         outputs = [

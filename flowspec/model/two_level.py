@@ -109,6 +109,17 @@ class TwoLevelCache:
         self.tree.carry_out(tree_moves, held - context)
         self.context = context
 
+    def kept(self, rows: int) -> torch.Tensor:
+        """A copy of the first ``rows`` context rows, ``[layers, 2, 1, heads, rows, head_dim]``."""
+        return self.model[..., :rows, :].clone()
+
+    def resume(self, rows: torch.Tensor) -> None:
+        """Begin with context ``rows``, which ``kept`` has returned."""
+        held = rows.shape[-2]
+        self.model[..., :held, :] = rows
+        self._rows = row_store(held)
+        self.context = held
+
     def context_rows(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of the context in the block's ``layer``.
 

@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import accumulate
 
 from flowspec.core.drafting.drafting import DRAFT_TREE_ROWS
-from flowspec.core.run.limits import TREE_ROWS
+from flowspec.core.run.limits import TREE_ROWS, default_kept_rows
 from flowspec.model.precision import PRECISIONS, Precision
 from flowspec.model.shapes import LayerShapes, ModelShapes
 
@@ -69,8 +69,11 @@ class StageNeeds:
         return found
 
     def rows(self, layers: range) -> int:
-        """Bytes of its KV rows: the context and the largest token tree, for every job."""
-        rows = (self.context + TREE_ROWS) * self.jobs
+        """Bytes of its KV rows: the context and the largest token tree, for every job.
+
+        And of the rows of ended jobs that are kept.
+        """
+        rows = (self.context + TREE_ROWS) * self.jobs + default_kept_rows(self.context)
         return len(layers) * rows * self.shapes.kv_values * self.precision.row_bytes("cpu")
 
     def stage(self, layers: range) -> int:
@@ -82,5 +85,6 @@ def drafter_bytes(shapes: ModelShapes, precision: Precision, context: int) -> in
     """Bytes of a small language model as a drafter, beyond those of its bare process."""
     whole = range(len(shapes.layers))
     needs = StageNeeds(shapes, precision, context)
-    rows = (context + DRAFT_TREE_ROWS) * len(whole) * shapes.kv_values * precision.row_bytes("cpu")
-    return math.ceil(LOADED * needs.weights(whole)) + rows
+    rows = context + DRAFT_TREE_ROWS + default_kept_rows(context)
+    row = len(whole) * shapes.kv_values * precision.row_bytes("cpu")
+    return math.ceil(LOADED * needs.weights(whole)) + rows * row

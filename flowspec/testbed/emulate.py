@@ -199,13 +199,17 @@ class EmulatedCluster:
             tuple(runs), tuple(different), self.counts() - before, self._emulation.stretch
         )
 
-    def run(self, text: Text, strategy: str) -> tuple[Ran, tuple[int, ...]]:
-        """Run one job to its end; return the run, in nominal seconds, and its token ids."""
+    def run(self, text: Text, strategy: str, *, reuse: bool = False) -> tuple[Ran, tuple[int, ...]]:
+        """Run one job to its end; return the run, in nominal seconds, and its token ids.
+
+        ``reuse``: as in ``JobSpec``; runs are compared, so none shortens another's prompt.
+        """
         spec = JobSpec(
             prompt_ids=text.prompt,
             max_new_tokens=len(text.output),
             sampling=text.sampling,
             strategy=strategy,
+            reuse=reuse,
         )
         job = self._control.submit(spec.fields())
         cursor = "0"

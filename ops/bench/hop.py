@@ -37,7 +37,7 @@ from flowspec.broker.redis_control import RedisControl
 from flowspec.broker.redis_link import RedisLink
 from flowspec.broker.server import Listen, PrivateBroker
 from flowspec.core.protocol.addresses import DRAFT, Address, stage_address
-from flowspec.core.protocol.machine import Allocate, Commit, OpenJob, Send
+from flowspec.core.protocol.machine import Allocate, Commit, Keep, OpenJob, Send
 from flowspec.core.protocol.messages import Answer, Envelope, Message, Open, Prune, Segment
 from flowspec.core.protocol.sequence import SeqWriter
 from flowspec.core.protocol.work import Choice, Pass, PassDone, Work, WorkResult
@@ -92,6 +92,10 @@ class Stopwatch:
         return done
 
     def allocate(self, output: Allocate) -> None: ...
+
+    def keep(self, output: Keep) -> None: ...
+
+    def evict(self, run: RunKey) -> None: ...
 
     def learn(self, output: Any, link: Link) -> None:
         raise NotImplementedError

@@ -213,7 +213,7 @@ def _decode_plainly(client: Client, found: Sequence[Text], times: Decoded) -> No
 def _job(client: Client, text: Text, strategy: str) -> Mapping[str, Any]:
     """The stats of one job; StateError for another text than the target's."""
     result = client.submit(
-        prompt_ids=text.prompt, max_new_tokens=len(text.output), strategy=strategy
+        prompt_ids=text.prompt, max_new_tokens=len(text.output), strategy=strategy, reuse=False
     ).result()
     if result.token_ids != text.output:
         raise StateError(f"{strategy} on real hosts did not give the target's text")

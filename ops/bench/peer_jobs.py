@@ -88,7 +88,9 @@ def our_serve(clients: Sequence[Client], strategy: str, tokens: int) -> Serve:
     turn = cycle(clients)
 
     def serve(prompt: PeerPrompt) -> Completion:
-        job = next(turn).submit(prompt_ids=prompt.ids, max_new_tokens=tokens, strategy=strategy)
+        job = next(turn).submit(
+            prompt_ids=prompt.ids, max_new_tokens=tokens, strategy=strategy, reuse=False
+        )
         result = job.result()
         return Completion(result.text, len(result.token_ids))
 

@@ -181,7 +181,9 @@ def library_seconds(model: Path, prompt: Sequence[int], tokens: int) -> float:
 
 def submit(client: Client, plan: SpeedPlan, strategy: str, tokens: int) -> Result:
     """Run one job."""
-    return client.submit(prompt_ids=plan.prompt, max_new_tokens=tokens, strategy=strategy).result()
+    return client.submit(
+        prompt_ids=plan.prompt, max_new_tokens=tokens, strategy=strategy, reuse=False
+    ).result()
 
 
 def seconds_per_token(result: Result) -> float:

@@ -68,7 +68,8 @@ def measured(
 
 def _run(client: Client, strategy: str, prompt: str, tokens: int) -> tuple[float, tuple[int, ...]]:
     """Seconds per token after the first, and the output ids."""
-    result = client.submit(prompt, max_new_tokens=tokens, strategy=strategy).result()
+    job = client.submit(prompt, max_new_tokens=tokens, strategy=strategy, reuse=False)
+    result = job.result()
     count = max(1, len(result.token_ids) - 1)
     return reported(result.stats["decode_seconds"]) / count, tuple(result.token_ids)
 

@@ -97,7 +97,10 @@ def ours(
     client: Client, strategy: str, tokens: int, prompt: PeerPrompt
 ) -> tuple[LlamaRun, tuple[int, ...]]:
     """Run one job in our pipeline; the run and its output ids."""
-    result = client.submit(prompt_ids=prompt.ids, max_new_tokens=tokens, strategy=strategy).result()
+    job = client.submit(
+        prompt_ids=prompt.ids, max_new_tokens=tokens, strategy=strategy, reuse=False
+    )
+    result = job.result()
     seconds = reported(result.stats["decode_seconds"])
     return LlamaRun(result.text, seconds / max(1, len(result.token_ids) - 1)), result.token_ids
 

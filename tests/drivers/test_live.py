@@ -104,6 +104,35 @@ def test_every_strategy_gives_the_targets_text(start: Start, stages: int) -> Non
         assert all(0 <= busy <= 1.5 for busy in stats["stage_busy"])
 
 
+def test_turns_begin_with_rows_that_are_kept(start: Start) -> None:
+    cluster = start(2, kept_rows=300, endless=True, jobs=2)
+    prompt = tuple(ids_of(PROMPT)) * 3
+    for turn, strategy in enumerate(["flowspec", "auto", "autoregressive", "pipedec", "specpipe"]):
+        sampling = Sampling(1.0, seed=turn)
+        spec = JobSpec(prompt_ids=prompt, max_new_tokens=16, strategy=strategy, sampling=sampling)
+        if turn == 3:  # a stage that has lost what it kept, as after a restart
+            cluster.stages[1].evict_all()
+        jobs = [cluster.submit(spec), cluster.submit(replace(spec, reuse=False))]
+        (ids, end, error), (alone, plain, _) = map(cluster.wait, jobs)
+        assert (ids, error) == (alone, "")
+        cached = json.loads(end["stats"])["cached_tokens"]
+        assert cached == (0 if turn in (0, 3) else len(prompt) - 4)
+        assert json.loads(plain["stats"])["cached_tokens"] == 0
+        prompt = (*prompt, *ids, 5, 6, 7)
+
+
+def test_rows_that_cannot_be_kept_are_not_missed(start: Start) -> None:
+    cluster = start(2, kept_rows=300)
+    cluster.stages[0].broken = True
+    prompt = tuple(ids_of(PROMPT)) * 3
+    for _ in range(3):
+        spec = JobSpec(prompt_ids=prompt, max_new_tokens=16)
+        ids, end, error = cluster.run(spec)
+        assert (ids, error) == (TARGET.decode(prompt, 16, Sampling()), "")
+        assert json.loads(end["stats"])["cached_tokens"] == 0
+        prompt = (*prompt, 9)
+
+
 @pytest.mark.parametrize("middles", [(0.8,), (0.7, 0.9)])
 def test_a_chain_of_models_gives_the_targets_text(start: Start, middles: tuple[float, ...]) -> None:
     cluster = start(2, middles=middles)

@@ -193,8 +193,8 @@ def test_the_example_of_the_docstring() -> None:
 def test_every_cache_takes_its_layout_from_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[ContiguousRows] = []
 
-    def counted() -> ContiguousRows:
-        made.append(ContiguousRows())
+    def counted(held: int = 0) -> ContiguousRows:
+        made.append(ContiguousRows(held))
         return made[-1]
 
     monkeypatch.setattr(rows, "ContiguousRows", counted)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.core.run.limits import TREE_ROWS
+from flowspec.core.run.limits import MOST_KEPT_ROWS, TREE_ROWS
 from flowspec.model.block import LayerBlock
 from flowspec.model.directory import default_pair, open_directory
 from flowspec.model.placing import Placing
@@ -69,7 +69,8 @@ def test_the_head_of_a_quantised_model_has_its_own_precision() -> None:
 @given(st.integers(1, 10**5), st.integers(1, 8))
 def test_rows_grow_with_context_and_jobs(context: int, jobs: int) -> None:
     needs = StageNeeds(shapes(tied=True), PRECISIONS["bfloat16"], context, jobs)
-    assert needs.rows(range(2, 5)) == 3 * (context + TREE_ROWS) * jobs * 32 * 2
+    rows = (context + TREE_ROWS) * jobs + min(2 * context, MOST_KEPT_ROWS)
+    assert needs.rows(range(2, 5)) == 3 * rows * 32 * 2
     parts = needs.rows(range(2, 5)) + needs.weights(range(2, 5)) + BARE_BYTES
     assert needs.stage(range(2, 5)) > parts
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flowspec.core.protocol.work import Part
+from flowspec.core.protocol.work import Kept, Part
 from flowspec.core.run.key import RunKey
 from flowspec.core.tree.live_rows import LiveRows
 from flowspec.core.tree.tree import Node, Tree
@@ -34,14 +34,22 @@ class _LagRow:
 class DrafterCache:
     """One drafter's rows of one run, whose text so far is ``prefix``.
 
-    ``levels``: positions that it proposes for in one pass, if it is a block drafter.
+    ``levels``: positions that it proposes for in one pass, if it is a block drafter. ``held``: rows
+    of the text that it has from the start.
     """
 
-    def __init__(self, prefix: Sequence[int], *, refreshed: bool = False, levels: int = 0) -> None:
+    def __init__(
+        self,
+        prefix: Sequence[int],
+        *,
+        refreshed: bool = False,
+        levels: int = 0,
+        held: int = 0,
+    ) -> None:
         self.refreshed = refreshed
         self.levels = levels
-        self._rows = LiveRows(len(prefix))
-        text = [_LagRow(at, at - 1, token) for at, token in enumerate(prefix)]
+        self._rows = LiveRows(len(prefix), held)
+        text = [_LagRow(at, at - 1, prefix[at]) for at in range(held, len(prefix))]
         # The prompt's hidden rows arrive with the first verdict, not before.
         self._lag = [] if refreshed else text
         self._without_hidden = text if refreshed else []
@@ -73,6 +81,15 @@ class DrafterCache:
     def tree_rows(self) -> int:
         """Rows held beyond the context."""
         return len(self._rows.tree)
+
+    @property
+    def computed(self) -> int:
+        """Rows of the text that it has computed."""
+        return self._rows.context
+
+    def keep(self, most: int) -> Kept:
+        """Its rows of the text to keep, at most ``most``; for the end of the run."""
+        return Kept(min(self._rows.context, most), self._rows.begin_pass((), ()))
 
     def with_ancestors(self, tree: Tree, nodes: Sequence[int]) -> list[int]:
         """``nodes`` and those ancestors in the tree that are not held, parents first."""

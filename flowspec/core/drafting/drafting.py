@@ -15,7 +15,14 @@ from flowspec.core.drafting.block_stems import block_stems
 from flowspec.core.drafting.calibration import Calibration, Calibrations
 from flowspec.core.drafting.drafter_cache import CATCH_UP_ROWS, DrafterCache
 from flowspec.core.drafting.growth import Growth
-from flowspec.core.protocol.work import BlockDone, BlockDraft, Draft, DraftDone, LevelProposals
+from flowspec.core.protocol.work import (
+    BlockDone,
+    BlockDraft,
+    Draft,
+    DraftDone,
+    Kept,
+    LevelProposals,
+)
 from flowspec.core.run.key import RunKey
 from flowspec.core.tree.accept import Verdict
 from flowspec.core.tree.tree import Expansion, Node, Tree
@@ -72,9 +79,18 @@ class _Asked:
 
 
 class Drafting:
-    """The growth and the drafters' rows of ``run``, whose text so far is ``prefix``."""
+    """The growth and the drafters' rows of ``run``, whose text so far is ``prefix``.
 
-    def __init__(self, run: RunKey, prefix: Sequence[int], options: DraftingOptions) -> None:
+    ``held``: rows of it that each drafter has from the start; empty: none.
+    """
+
+    def __init__(
+        self,
+        run: RunKey,
+        prefix: Sequence[int],
+        options: DraftingOptions,
+        held: Sequence[int] = (),
+    ) -> None:
         self.began_idle = False  # the current or last growth began on Occasion.IDLE
         self._run = run
         self._options = options
@@ -85,10 +101,11 @@ class Drafting:
         self._calibration = options.calibration or Calibrations().model(
             coupled=options.coupled, sampled=options.coupled
         )
-        levels = options.levels or (0,) * len(options.refreshed)
-        drafters = zip(options.refreshed, levels, strict=True) if options.width else ()
+        none = (0,) * len(options.refreshed)
+        columns = (options.refreshed, options.levels or none, held or none)
         self._caches = [
-            DrafterCache(prefix, refreshed=refreshed, levels=count) for refreshed, count in drafters
+            DrafterCache(prefix, refreshed=refreshed, levels=count, held=rows)
+            for refreshed, count, rows in (zip(*columns, strict=True) if options.width else ())
         ]
         self._passes = [_PassTally() for _ in options.refreshed]
         self._active = 0
@@ -103,6 +120,15 @@ class Drafting:
         """Whether a pass could start now."""
         lags = bool(self._caches) and self._caches[self._next_drafter].lags
         return not self._asked.nodes and bool(self._wanted or lags)
+
+    @property
+    def computed(self) -> tuple[int, ...]:
+        """Rows of the text that each drafter has computed."""
+        return tuple(cache.computed for cache in self._caches)
+
+    def keep(self, most: int) -> tuple[Kept, ...]:
+        """Each drafter's rows of the text to keep, at most ``most``; for the end of the run."""
+        return tuple(cache.keep(most) for cache in self._caches)
 
     @property
     def waiting_rows(self) -> int:

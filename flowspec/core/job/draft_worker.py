@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from flowspec.core.job.kept_prefixes import KeptPrefixes
 from flowspec.core.job.lifecycle import Event, Lifecycle, State
 from flowspec.core.job.load import Governor
 from flowspec.core.job.session import Session, rows_of_run
@@ -28,9 +29,11 @@ from flowspec.core.protocol.bundles import MOST_ROWS
 from flowspec.core.protocol.machine import (
     Compute,
     Done,
+    Evict,
     Finish,
     Granted,
     Input,
+    Keep,
     Learn,
     OpenJob,
     Output,
@@ -46,6 +49,7 @@ from flowspec.core.protocol.messages import (
     Fault,
     Message,
     Meter,
+    PrefixLost,
     Revoke,
     StageReport,
     Submit,
@@ -143,6 +147,7 @@ class DraftMachine:
         self._limits = limits
         self._build = build
         self._history = history if history is not None else History()
+        self._prefixes = KeptPrefixes(limits.kept_rows)
         self._runs: dict[RunKey, DraftRun] = {}
         self._ended = EndedRuns()
         self._last_stage = stage_address(limits.stages)
@@ -228,6 +233,8 @@ class DraftMachine:
                 session.take_join(now)
             case StageReport():
                 run.meters[message.stage] = message.meter
+            case PrefixLost():
+                session.lose_prefix(now)
             case Fault():
                 return self._fail(run, message.reason)
         return [*learn, *self._collect(run, now)]
@@ -240,7 +247,7 @@ class DraftMachine:
         """What the session has to send, and the job's end if all stages have reported."""
         session = run.session
         assert session is not None
-        outputs = session.outbox.take()
+        outputs = [*session.outbox.take(), *self._evict()]
         if run.lifecycle.state is State.CLOSING:
             if run.closing_since is None:
                 run.closing_since = now
@@ -335,8 +342,17 @@ class DraftMachine:
         tally = Tally(run.submitted_at - queued, now, queued, lossy=strategy.lossy)
         # A recording contains one job, so its choices must not depend on earlier ones.
         history = History() if run.spec.record else self._history
+        reuses = run.spec.reuse and not run.spec.record
         session = Session(
-            run.key, run.spec, prompt, self._limits, strategy, run.lifecycle, tally, history
+            run.key,
+            run.spec,
+            prompt,
+            self._limits,
+            strategy,
+            run.lifecycle,
+            tally,
+            history,
+            prefixes=self._prefixes if reuses else None,
         )
         run.session = session
         session.start()
@@ -468,7 +484,8 @@ class DraftMachine:
     def _refused(self, event: Refused) -> list[Output]:
         run = self._runs.get(event.run)
         if run is None:
-            return []
+            self._prefixes.drop(event.run)
+            return self._evict()
         if event.stale:
             return self._drop(run)
         cause = Event.UNCOMMITTED if event.is_commit else Event.FAILED
@@ -486,6 +503,7 @@ class DraftMachine:
 
     def _end(self, run: DraftRun, session: Session, event: Event, error: str = "") -> list[Output]:
         run.lifecycle.fire(event)
+        keep = self._keep(run, session, event)
         self._forget(run)
         stats = session.tally.stats(session.text.output, run.meters, self._limits.stages)
         if session.strategy.decisions:
@@ -494,8 +512,22 @@ class DraftMachine:
         return [
             *session.outbox.take(),
             Finish(run.key, reason, error, stats),
+            *keep,
             Release(run.key),
         ]
+
+    def _keep(self, run: DraftRun, session: Session, event: Event) -> list[Output]:
+        """Keep the drafters' rows of a run if all stages have kept theirs."""
+        whole = event is Event.REPORTED and len(run.meters) == session.workers
+        rows = self._prefixes.confirm(run.key) if whole else 0
+        caches = session.drafting.keep(rows) if rows else ()
+        if not rows:
+            self._prefixes.drop(run.key)
+        return [*self._evict(), *([Keep(run.key, caches)] if caches else [])]
+
+    def _evict(self) -> list[Output]:
+        """Free the drafters' rows of runs that are kept no longer."""
+        return [Evict(run) for run in self._prefixes.take_dropped()]
 
     def _reject_run(self, run: DraftRun, reason: str) -> list[Output]:
         """End a job that did not begin."""
@@ -518,7 +550,8 @@ class DraftMachine:
     def _drop(self, run: DraftRun) -> list[Output]:
         run.lifecycle.fire(Event.REVOKED)
         self._forget(run)
-        return [Release(run.key)]
+        self._prefixes.drop(run.key)
+        return [*self._evict(), Release(run.key)]
 
     def _forget(self, run: DraftRun) -> None:
         del self._runs[run.key]

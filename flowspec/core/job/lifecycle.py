@@ -17,7 +17,7 @@ its sender's sequence number and has no other effect:
 
     state       takes
     ENCODING    -
-    PREFILL     Answer, Fault, Synced
+    PREFILL     Answer, Fault, Synced, PrefixLost
     DECODE      Answer, Fault, Synced
     CLOSING     StageReport
     ENDED       -
@@ -30,7 +30,14 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 
-from flowspec.core.protocol.messages import Answer, Fault, Message, StageReport, Synced
+from flowspec.core.protocol.messages import (
+    Answer,
+    Fault,
+    Message,
+    PrefixLost,
+    StageReport,
+    Synced,
+)
 from flowspec.errors import StateError
 
 
@@ -87,7 +94,7 @@ TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
 
 TAKES: Mapping[State, frozenset[type[Message]]] = {
     State.ENCODING: frozenset(),
-    State.PREFILL: frozenset({Answer, Fault, Synced}),
+    State.PREFILL: frozenset({Answer, Fault, Synced, PrefixLost}),
     State.DECODE: frozenset({Answer, Fault, Synced}),
     State.CLOSING: frozenset({StageReport}),
     State.ENDED: frozenset(),

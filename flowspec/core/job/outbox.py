@@ -59,9 +59,12 @@ class Outbox:
             together=together,
         )
 
-    def prefill(self, to: Address, prefix: Sequence[int]) -> None:
-        """Send the text in chunks: ids equal positions, a token's parent is the one before it."""
-        for chunk in prefill_chunks(len(prefix)):
+    def prefill(self, to: Address, prefix: Sequence[int], begin: int = 0) -> None:
+        """Send the text from ``begin`` on in chunks.
+
+        Ids equal positions, a token's parent is the one before it.
+        """
+        for chunk in prefill_chunks(len(prefix), begin):
             rows = [Node(at, at - 1, prefix[at], at, 0.0, 0.0, 0) for at in chunk]
             self.send(to, self.segment(0, rows))
 

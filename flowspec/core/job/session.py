@@ -17,11 +17,12 @@ turn after the drafter's pass. What a turn sends is written when it ends.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flowspec.core.drafting.calibration import Calibrations
 from flowspec.core.drafting.drafting import DRAFT_TREE_ROWS, Drafting, DraftingOptions
 from flowspec.core.job.in_flight import InFlightWindow
+from flowspec.core.job.kept_prefixes import DrafterKind, KeptPrefixes, Reuse
 from flowspec.core.job.lifecycle import Event, Lifecycle, State
 from flowspec.core.job.model_chain import ModelChain
 from flowspec.core.job.outbox import Outbox
@@ -32,7 +33,7 @@ from flowspec.core.job.strategy import Occasion, Strategy, View
 from flowspec.core.job.text import RunText
 from flowspec.core.protocol.addresses import DRAFT, Address
 from flowspec.core.protocol.machine import Allocate
-from flowspec.core.protocol.messages import Answer, Close, Open, Prune, Returns, Synced
+from flowspec.core.protocol.messages import Answer, Close, Open, Prefix, Prune, Returns, Synced
 from flowspec.core.protocol.work import Draft, DraftDone
 from flowspec.core.run.history import History
 from flowspec.core.run.key import RunKey
@@ -71,6 +72,7 @@ class Session:
     """A run from its prompt to its end; what it sends is collected in ``outbox``.
 
     ``committed``: output tokens that an earlier run of the job has committed. ``tally``: new.
+    ``prefixes``: what the pipeline keeps of ended runs; None: nothing for this one, nor of it.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Session:
         tally: Tally,
         history: History,
         committed: Sequence[int] = (),
+        prefixes: KeptPrefixes | None = None,
     ) -> None:
         self.run = run
         self.spec = spec
@@ -96,14 +99,16 @@ class Session:
         self.outbox = Outbox(run, limits.stages)
         drafters = strategy.eligible_drafters(limits.drafters)
         self.returns = Returns(top=strategy.top, hidden=any(drafters) and strategy.draft_width > 0)
-        self.drafting = Drafting(run, prefix, self._drafting_options(drafters, limits, history))
+        self._limits = limits
+        self._prefixes = prefixes
+        self._reuse = self._find_prefix(drafters)
+        held = self._reuse.drafted if self._reuse is not None else ()
+        options = self._drafting_options(drafters, limits, history)
+        self.drafting = Drafting(run, prefix, options, held)
         self.tree = Tree(len(prefix) - 1)
         self._share = ALONE
         self.finish_reason = ""
-        # Without hidden rows only the last chunk is answered, so the first wait covers them all.
-        stall_seconds = limits.stall_seconds * len(prefill_chunks(len(prefix)))
-        self.answer_deadline = AnswerDeadline(tally.started_at, stall_seconds)
-        self._limits = limits
+        self.answer_deadline = AnswerDeadline(tally.started_at, limits.stall_seconds)
         self._window = InFlightWindow()
         self._chain = ModelChain(
             run,
@@ -114,6 +119,16 @@ class Session:
         )
         self._idle_growth_empty = False  # nothing to send was found; retried after a verdict
         self._now = tally.started_at
+
+    def _find_prefix(self, drafters: tuple[bool, ...]) -> Reuse | None:
+        """Kept rows to begin with. A chain's models have none, and compute the whole text."""
+        chained = self.strategy.uses_middles and self._limits.middles > 0
+        if self._prefixes is None or chained:
+            return None
+        levels = self._limits.levels or (0,) * len(drafters)
+        used = zip(drafters, levels, strict=False) if self.strategy.draft_width else ()
+        kinds = [DrafterKind(refreshed, count > 0) for refreshed, count in used]
+        return self._prefixes.find(self.spec.cache_salt, self.text.prefix, kinds)
 
     def _drafting_options(
         self, drafters: tuple[bool, ...], limits: Limits, history: History
@@ -154,7 +169,16 @@ class Session:
     def drafter_allocation(self) -> Allocate:
         """The rows to allocate in the drafter's KV cache."""
         capacity = len(self.text.prompt) + self.text.budget + DRAFT_TREE_ROWS
-        return Allocate(self.run, capacity, self.spec.sampling, self.returns)
+        found = Allocate(self.run, capacity, self.spec.sampling, self.returns)
+        reuse = self._reuse
+        if reuse is None or not any(reuse.drafted):
+            return found
+        return replace(found, source=reuse.source, held=reuse.drafted)
+
+    @property
+    def _reused(self) -> int:
+        """Rows of the text that the stages have from the start."""
+        return self._reuse.rows if self._reuse is not None else 0
 
     @property
     def _view(self) -> View:
@@ -173,7 +197,7 @@ class Session:
     # ---- beginning and end -----------------------------------------------------------------------
 
     def start(self) -> None:
-        """Open the run at every worker and send the text so far."""
+        """Open the run at every worker and send the text that stages do not have."""
         prefix = self.text.prefix
         root = self.tree.plant(prefix[-1], len(prefix) - 1, len(prefix) - 2)
         self.tree.mark_sent([root])
@@ -185,9 +209,10 @@ class Session:
             self.spec.sampling,
             self.returns,
             self.spec.record,
+            Prefix(self._reuse.source, self._reuse.rows) if self._reuse is not None else None,
         )
         self.outbox.tell(self.outbox.stages, opening)
-        self.outbox.prefill(self.outbox.stages[0], prefix)
+        self._prefill()
         for model in self._chain.addresses:
             plain = Open(
                 self.run, len(prefix), capacity, self.spec.sampling, record=self.spec.record
@@ -195,9 +220,42 @@ class Session:
             self.outbox.send(model, plain)
             self.outbox.prefill(model, prefix)
 
+    def _prefill(self) -> None:
+        """Send stage 1 the text from the first row on that the stages do not have."""
+        prefix = self.text.prefix
+        self.tally.cached = self._reused
+        self.outbox.prefill(self.outbox.stages[0], prefix, self._reused)
+        # Without hidden rows only the last chunk is answered, so the first wait covers them all.
+        chunks = len(prefill_chunks(len(prefix), self._reused))
+        self.answer_deadline.seconds = self._limits.stall_seconds * chunks
+
+    def lose_prefix(self, now: float) -> None:
+        """A stage lacks the rows that the run was to begin with: send the whole text.
+
+        Nothing was answered yet, as every row passes that stage; drafters keep what they hold.
+        """
+        if self._reuse is None:
+            return
+        assert self._prefixes is not None
+        self._prefixes.drop(self._reuse.source)
+        self._reuse = None
+        self.answer_deadline.since = now
+        self._prefill()
+
     def close(self) -> None:
-        """Send Close to every worker that holds rows of the run."""
+        """Send Close to every worker that holds rows of the run; nothing is kept."""
         self.outbox.tell((*self.outbox.stages, *self._chain.addresses), Close(self.run))
+
+    def _close_complete(self) -> None:
+        """Send Close to every worker, and have the stages keep the text's rows."""
+        closing = Close(self.run)
+        if self._prefixes is not None:
+            text = self.text.prefix[: self.text.context]
+            drafted = self.drafting.computed
+            kept = self._prefixes.close(self.run, self.spec.cache_salt, text, drafted)
+            closing = Close(self.run, *kept)
+        self.outbox.tell(self.outbox.stages, closing)
+        self.outbox.tell(self._chain.addresses, Close(self.run))
 
     # ---- take ------------------------------------------------------------------------------------
 
@@ -221,7 +279,8 @@ class Session:
             trip = segment.round_trip(self._now)
         elif completes_prefill:
             prefill_seconds = self._now - self.tally.started_at
-            trip = RoundTrip(len(self.text.prefix), prefill_seconds, alone=True)
+            sent = len(self.text.prefix) - self._reused
+            trip = RoundTrip(sent, prefill_seconds, alone=True)
         self.strategy.observe_answer(self._view, answer, trip)
         self._turn(TurnCause.ANSWER, of_segment=segment is not None)
 
@@ -332,7 +391,7 @@ class Session:
         self.outbox.commit(prune, emitted, verdict, completed)
         self.drafting.commit(accepted, root, self.tree)
         if verdict.finish:
-            self.close()
+            self._close_complete()
             return
         self._chain.commit(accepted, self.tree)
         self.strategy.middles_advanced(self._view, self._chain.tips)

@@ -28,8 +28,9 @@ class Tally:
     ``submitted_at``: when the job was submitted, possibly before this clock's first reading.
     ``started_at``: when the prompt was sent to the stages. ``rounds``: new roots that T lacked.
     ``choices``: target tokens chosen during decode; ``hits``: those that had a node in the tree.
-    ``lossy``: the mode, if the text may differ from the target's own. ``shares``: changes of what
-    the run may use beside others, the first ``MOST_SHARES`` of them.
+    ``cached``: rows of the prompt that were kept of an earlier job. ``lossy``: the mode, if the
+    text may differ from the target's own. ``shares``: changes of what the run may use beside
+    others, the first ``MOST_SHARES`` of them.
     """
 
     submitted_at: float
@@ -43,6 +44,7 @@ class Tally:
     hits: int = 0
     draft_passes: int = 0
     draft_seconds: float = 0.0
+    cached: int = 0
     lossy: str = ""
     shares: list[dict[str, int]] = field(default_factory=list)
 
@@ -86,6 +88,7 @@ class Tally:
         steps = decode / max(passes) if passes and max(passes) > 0 else None
         return {
             "tokens": tokens,
+            "cached_tokens": self.cached,
             "queue_seconds": self.queued_seconds,
             "ttft_seconds": _since(self.first_token_at, self.submitted_at),
             "decode_seconds": decode,

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from flowspec.core.protocol.addresses import Address
 from flowspec.core.protocol.messages import Envelope, Returns
-from flowspec.core.protocol.work import Work, WorkResult
+from flowspec.core.protocol.work import Kept, Work, WorkResult
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.share import RunShare
@@ -49,7 +49,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The broker refused a write for a run.
+    """The broker refused a write for a run, or an output of it could not be carried out.
 
     ``stale``: the run is over. ``is_commit``: the write was a commit, so its tokens are not in the
     output.
@@ -151,17 +151,41 @@ class OpenJob:
 
 @dataclass(frozen=True, slots=True)
 class Allocate:
-    """Make room for at most ``capacity`` rows of a run, before its first pass."""
+    """Make room for at most ``capacity`` rows of a run, before its first pass.
+
+    Room that the run had before is given up. ``source``: the kept run with whose first rows it
+    begins, as many of each cache as ``held`` says: a stage has one, the draft worker one a drafter.
+    """
 
     run: RunKey
     capacity: int
     sampling: Sampling
     returns: Returns
+    source: RunKey | None = None
+    held: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
     """Free a run's rows."""
+
+    run: RunKey
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Keep rows of a run, which ends, for runs that begin as it does.
+
+    ``caches``: as ``Allocate.held``. Refused if that fails: they are not kept then.
+    """
+
+    run: RunKey
+    caches: tuple[Kept, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """Free the kept rows of ``run``."""
 
     run: RunKey
 
@@ -198,6 +222,8 @@ Output = (
     | OpenJob
     | Allocate
     | Release
+    | Keep
+    | Evict
     | Discard
     | Learn
     | Compute

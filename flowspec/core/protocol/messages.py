@@ -32,6 +32,14 @@ class Returns:
 
 
 @dataclass(frozen=True, slots=True)
+class Prefix:
+    """The first ``rows`` kept rows of the ended run ``run`` (``core.job.kept_prefixes``)."""
+
+    run: RunKey
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
 class Submit:
     """Scheduler to draft worker: start this run. ``fields``: the job's, as submitted.
 
@@ -47,7 +55,9 @@ class Submit:
 class Open:
     """Draft worker to every stage: a run begins. ``capacity``: most KV rows it will hold.
 
-    ``record``: keep a recording of it.
+    ``record``: keep a recording of it. ``prefix``: the rows it begins with; None: all are sent. A
+    stage that does not hold them sends ``PrefixLost``, and drops the run's rows until the prompt's
+    first one comes. A run whose prompt comes from its first row again begins anew.
     """
 
     run: RunKey
@@ -56,6 +66,15 @@ class Open:
     sampling: Sampling
     returns: Returns = Returns()
     record: bool = False
+    prefix: Prefix | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixLost:
+    """Stage to draft worker: it does not hold the rows that the run was to begin with."""
+
+    run: RunKey
+    stage: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +151,15 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Draft worker to every stage: the run is over, free its rows and report."""
+    """Draft worker to every stage: the run is over, free its rows and report.
+
+    ``keep``: its first rows to keep for later runs; 0: none. ``kept``: with ``keep``, all runs of
+    which rows are kept from now on; others are dropped.
+    """
 
     run: RunKey
+    keep: int = 0
+    kept: tuple[RunKey, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +210,19 @@ class Synced:
     task: str
 
 
-Message = Submit | Open | Segment | Prune | Answer | Close | Revoke | StageReport | Fault | Synced
+Message = (
+    Submit
+    | Open
+    | Segment
+    | Prune
+    | Answer
+    | Close
+    | Revoke
+    | StageReport
+    | Fault
+    | Synced
+    | PrefixLost
+)
 #: In the order of their numbers on the wire.
 MESSAGES: tuple[type[Message], ...] = (
     Submit,
@@ -198,6 +235,7 @@ MESSAGES: tuple[type[Message], ...] = (
     StageReport,
     Fault,
     Synced,
+    PrefixLost,
 )
 
 

@@ -26,6 +26,14 @@ class Pruned:
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """The first ``rows`` rows of a cache, which are context once ``pruned`` is applied."""
+
+    rows: int
+    pruned: Pruned | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
     """One run's rows of a pass, parents before children; columns are parallel.
 

@@ -6,6 +6,13 @@ from dataclasses import dataclass
 
 #: Most tree rows sent and live at once; bounds each stage's KV rows beyond the context.
 TREE_ROWS = 1536
+#: Most rows of ended jobs that a pipeline keeps unless it is told otherwise, whatever its context.
+MOST_KEPT_ROWS = 4096
+
+
+def default_kept_rows(context: int) -> int:
+    """Rows of ended jobs that a pipeline keeps, if jobs have up to ``context`` tokens."""
+    return min(2 * context, MOST_KEPT_ROWS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +22,8 @@ class Limits:
     ``middles``: number of models between the drafter and the target. ``hidden``: whether the first
     drafter needs hidden rows. ``others``: the same for each further drafter that a strategy may
     choose. ``levels``: per drafter, the positions that a block drafter proposes for in one pass, 0
-    for other drafters; empty: there is no block drafter.
+    for other drafters; empty: there is no block drafter. ``kept_rows``: most rows of ended jobs
+    that are kept for later ones.
     """
 
     stages: int
@@ -28,6 +36,7 @@ class Limits:
     hidden: bool = False
     others: tuple[bool, ...] = ()
     levels: tuple[int, ...] = ()
+    kept_rows: int = 0
 
     @property
     def drafters(self) -> tuple[bool, ...]:

@@ -56,6 +56,8 @@ FIELDS = (
     "tokenize",
     "priority",
     "wait_seconds",
+    "reuse",
+    "cache_salt",
 )
 
 _MOST_BYTES = {
@@ -76,7 +78,8 @@ class JobSpec:
     ``max_new_tokens``, at the end-of-sequence token or when the context is full. ``tokenize``: the
     job ends without any, once the ids of its prompt are known. ``priority``: of the waiting jobs
     those of the highest one begin first. ``wait_seconds``: the job ends with an error if it has not
-    begun by then; 0: it waits as long as it has to.
+    begun by then; 0: it waits as long as it has to. ``reuse``: begin with rows that are kept of
+    earlier jobs, and keep this job's; only of and for those with this ``cache_salt``.
     """
 
     prompt: str | None = None
@@ -91,6 +94,8 @@ class JobSpec:
     tokenize: bool = False
     priority: int = 0
     wait_seconds: float = 0.0
+    reuse: bool = True
+    cache_salt: str = ""
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -103,6 +108,7 @@ class JobSpec:
             ("prompt", self.prompt),
             ("strategy", self.strategy),
             ("idempotency_key", self.idempotency_key),
+            ("cache_salt", self.cache_salt),
         ):
             _check_text(name, text or "")
         if self.prompt_ids is not None and (not self.prompt_ids or min(self.prompt_ids) < 0):
@@ -156,6 +162,8 @@ class JobSpec:
         _expect("tokenize", self.tokenize, bool, "True or False")
         whole_number("priority", self.priority)
         _number("wait_seconds", self.wait_seconds)
+        _expect("reuse", self.reuse, bool, "True or False")
+        _expect("cache_salt", self.cache_salt, str, "text")
 
     def fields(self) -> dict[str, str]:
         """The spec as flat text fields for ``XADD``; most defaults are left out."""
@@ -181,6 +189,8 @@ class JobSpec:
             "tokenize": 1 if self.tokenize else None,
             "priority": self.priority or None,
             "wait_seconds": self.wait_seconds or None,
+            "reuse": None if self.reuse else 0,
+            "cache_salt": self.cache_salt or None,
         }
         return {name: str(value) for name, value in values.items() if value is not None}
 
@@ -201,6 +211,8 @@ def job_spec(
     idempotency_key: str = "",
     priority: int = 0,
     wait_seconds: float = 0.0,
+    reuse: bool = True,
+    cache_salt: str = "",
 ) -> JobSpec:
     """The job that a caller describes by values of any type; JobError names the first wrong one."""
     return JobSpec(
@@ -215,6 +227,8 @@ def job_spec(
         record=record,
         priority=whole_number("priority", priority),
         wait_seconds=_number("wait_seconds", wait_seconds),
+        reuse=reuse,
+        cache_salt=cache_salt,
     )
 
 
@@ -272,6 +286,8 @@ def parse(fields: Mapping[str, str]) -> JobSpec:
         tokenize=_read(fields, "tokenize", _flag, "0 or 1", False),
         priority=priority,
         wait_seconds=wait_seconds,
+        reuse=_read(fields, "reuse", _flag, "0 or 1", True),
+        cache_salt=fields.get("cache_salt", ""),
     )
 
 

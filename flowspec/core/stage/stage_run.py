@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from flowspec.core.protocol.messages import Meter, Open, Prune, Segment
 from flowspec.core.protocol.sequence import SeqReader, SeqWriter
-from flowspec.core.protocol.work import Part
+from flowspec.core.protocol.work import Kept, Part
 from flowspec.core.tree.live_rows import LiveRows
 from flowspec.errors import GapError, StateError
 
@@ -21,9 +21,12 @@ class Slowest(NamedTuple):
 
 
 class StageRun:
-    """Rows and counters of the run ``opened``; the ProtocolErrors it raises fail the run."""
+    """Rows and counters of the run ``opened``; the ProtocolErrors it raises fail the run.
 
-    def __init__(self, stage: int, opened: Open, *, last: bool) -> None:
+    ``held``: prompt rows that it begins with; ``lacks_prefix``: it should, but they are not here.
+    """
+
+    def __init__(self, stage: int, opened: Open, *, last: bool, held: int = 0) -> None:
         self.opened = opened
         self.failed = False
         self.seen = SeqReader()
@@ -32,7 +35,8 @@ class StageRun:
         self._busy_seconds = 0.0
         self._stage = stage
         self._last = last
-        self._rows = LiveRows(opened.prompt_length)
+        self.lacks_prefix = opened.prefix is not None and not held
+        self._rows = LiveRows(opened.prompt_length, held)
         self._offset = opened.prompt_length - 1  # context length at the last prune
 
     @property
@@ -68,6 +72,21 @@ class StageRun:
     def is_void(self, segment: Segment) -> bool:
         """Whether all rows of ``segment`` are dead; those before it have been computed."""
         return not self._rows.live(segment.ids, segment.parents)
+
+    def begins_anew(self, segment: Segment) -> bool:
+        """Whether the text comes from its first row on, although rows are held or expected."""
+        return segment.ids[:1] == (0,) and (self.lacks_prefix or len(self._rows) > 0)
+
+    def begin_anew(self) -> None:
+        """Drop all rows: another stage lacked those that the run began with."""
+        self.lacks_prefix = False
+        self._rows = LiveRows(self.opened.prompt_length)
+
+    def keep(self, rows: int) -> Kept | None:
+        """The first ``rows`` rows, to keep; None: not all of them are here."""
+        if self.failed or self._rows.context < rows:
+            return None
+        return Kept(rows, self._rows.begin_pass((), ()))
 
     def live_part(self, segment: Segment) -> list[int]:
         """Offsets of the segment's live rows, which are to be computed; the others are void."""

@@ -8,7 +8,7 @@ stage never waits for a prune and does not depend on the strategy.
     Open       open it             (duplicate) ignore                ignore           ignore
     Segment    keep for its Open   wait for a pass                   ignore           ignore
     Prune      keep for its Open   drop rows before the next pass    ignore           ignore
-    Close      keep for its Open   report, free, end                 report, free     ignore
+    Close      keep for its Open   keep rows, report, free, end      report, free     ignore
     Revoke     end earlier runs    free and end earlier runs of its job
 
 Every run is kept under its ``RunKey``: a message of an earlier epoch belongs to an ended run.
@@ -17,7 +17,7 @@ Every run is kept under its ``RunKey``: a message of an earlier epoch belongs to
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flowspec.core.protocol.addresses import (
     DRAFT,
@@ -32,7 +32,9 @@ from flowspec.core.protocol.machine import (
     Compute,
     Discard,
     Done,
+    Evict,
     Input,
+    Keep,
     Output,
     PassRows,
     Poll,
@@ -48,6 +50,7 @@ from flowspec.core.protocol.messages import (
     Fault,
     Message,
     Open,
+    PrefixLost,
     Prune,
     Revoke,
     Segment,
@@ -102,6 +105,7 @@ class StageMachine:
         self._early: dict[RunKey, list[Envelope]] = {}
         self._ended = EndedRuns()
         self._waiting = WaitingSegments()
+        self._kept: dict[RunKey, int] = {}  # rows of ended runs that are kept for later ones
         self._computing: tuple[_Computing, ...] = ()  # the parts of the current pass
         self._started_at = 0.0
         self._prompt_turns = PromptTurns()
@@ -151,7 +155,7 @@ class StageMachine:
             self._keep_early(envelope)
             return []
         if run.failed:
-            return self._close(run) if isinstance(message, Close) else []
+            return self._close(run, message) if isinstance(message, Close) else []
         try:
             is_new = run.seen.accept(envelope.sender, envelope.seq)
             return self._take(run, message) if is_new else []
@@ -162,9 +166,12 @@ class StageMachine:
         if message.run in self._runs:
             return []
         outputs = self._end_before(message.run) if message.run.epoch > 1 else []
-        run = StageRun(self.stage, message, last=self.last)
+        held = self._held(message)
+        run = StageRun(self.stage, message, last=self.last, held=held)
         self._runs[message.run] = run
-        outputs.append(Allocate(message.run, message.capacity, message.sampling, message.returns))
+        outputs.append(_allocation(message, held))
+        if run.lacks_prefix:
+            outputs.append(self._send(run, DRAFT, PrefixLost(message.run, self.stage)))
         try:
             run.seen.accept(envelope.sender, envelope.seq)
         except GapError as error:
@@ -172,6 +179,13 @@ class StageMachine:
         for early in self._early.pop(message.run, []):
             outputs += self._receive(early)
         return outputs
+
+    def _held(self, message: Open) -> int:
+        """Rows that the run begins with: all that it should, or none."""
+        prefix = message.prefix
+        if prefix is None or self._kept.get(prefix.run, 0) < prefix.rows:
+            return 0
+        return prefix.rows
 
     def _keep_early(self, envelope: Envelope) -> None:
         """Keep a message until its run is opened; if too many are kept, drop the oldest run's."""
@@ -188,16 +202,29 @@ class StageMachine:
                 run.prune(message)
                 return []
             case Close():
-                return self._close(run)
+                return self._close(run, message)
             case _:
                 raise StateError(
                     f"stage {self.stage} got a {type(message).__name__}, which no stage takes"
                 )
 
-    def _close(self, run: StageRun) -> list[Output]:
+    def _close(self, run: StageRun, message: Close) -> list[Output]:
         key = run.opened.run
+        kept = self._keep(run, message) if message.keep else []
         report = StageReport(key, self.stage, run.close(self._waiting.rows(key)))
-        return [self._send(run, DRAFT, report), *self._end(key)]
+        return [*kept, self._send(run, DRAFT, report), *self._end(key)]
+
+    def _keep(self, run: StageRun, message: Close) -> list[Output]:
+        """Keep the run's rows, and drop those of runs that are kept no longer."""
+        gone = [key for key in self._kept if key not in message.kept]
+        for key in gone:
+            del self._kept[key]
+        outputs: list[Output] = [Evict(key) for key in gone]
+        rows = run.keep(message.keep)
+        if rows is not None:
+            self._kept[message.run] = message.keep
+            outputs.append(Keep(message.run, (rows,)))
+        return outputs
 
     def _fail(self, run: StageRun, reason: str) -> list[Output]:
         run.failed = True
@@ -205,7 +232,10 @@ class StageMachine:
 
     def _refused(self, event: Refused) -> list[Output]:
         run = self._runs.get(event.run)
-        if run is None or run.failed:
+        if run is None:
+            kept = self._kept.pop(event.run, 0)
+            return [Evict(event.run)] if kept else []
+        if run.failed:
             return []
         return self._end(event.run) if event.stale else self._fail(run, event.reason)
 
@@ -253,6 +283,11 @@ class StageMachine:
         """Append the part for the live rows of ``segment`` to ``computing``, if it has any."""
         run = self._runs[segment.run]
         if run.failed:
+            return [Discard(segment.run, segment.segment)]
+        if run.begins_anew(segment):
+            run.begin_anew()
+            return [_allocation(run.opened, 0), *self._begin_part(segment, computing)]
+        if run.lacks_prefix:
             return [Discard(segment.run, segment.segment)]
         kept = run.live_part(segment)
         left = rows_of(segment, kept)
@@ -343,3 +378,11 @@ class StageMachine:
 
     def _send(self, run: StageRun, to: Address, message: Message) -> Send:
         return Send(to, Envelope(self.address, run.sent.next(to), message))
+
+
+def _allocation(opened: Open, held: int) -> Allocate:
+    """Room for the run, with the first ``held`` rows of the run that it begins with."""
+    room = Allocate(opened.run, opened.capacity, opened.sampling, opened.returns)
+    if not held or opened.prefix is None:
+        return room
+    return replace(room, source=opened.prefix.run, held=(held,))

@@ -17,12 +17,13 @@ class LiveRows:
     """The rows that one model has computed for a run with ``prompt_length`` prompt tokens.
 
     They are ``context`` rows, which are never removed, and the live tree rows, kept by id.
+    ``held``: prompt rows that it has from the start.
     """
 
-    def __init__(self, prompt_length: int) -> None:
+    def __init__(self, prompt_length: int, held: int = 0) -> None:
         self.prompt_length = prompt_length
         self.root = prompt_length - 1
-        self.context = 0
+        self.context = held
         self._parents: dict[int, int] = {}  # live tree rows in the order they were computed
         # Rows accepted by the prunes since the last pass; None: no prunes.
         self._accepted: list[int] | None = None

@@ -26,18 +26,19 @@ def chunks(ids: Sequence[int], limit: int) -> list[list[int]]:
     return [list(ids[at : at + limit]) for at in range(0, len(ids), limit)]
 
 
-def prefill_chunks(length: int, single: int = 64, size: int = 60) -> list[range]:
+def prefill_chunks(end: int, begin: int = 0, single: int = 64, size: int = 60) -> list[range]:
     """Cut prompt positions into near-equal chunks of at most ``size``, smaller ones first.
 
-    A prompt of at most ``single`` tokens is one chunk. Source: FlowSpec's code
+    From ``begin`` on; at most ``single`` tokens are one chunk. Source: FlowSpec's code
     (docs/algorithms.md#prefill).
     """
+    length = end - begin
     if length <= single:
-        return [range(length)]
+        return [range(begin, end)]
     parts = -(-length // size)
     base, longer = divmod(length, parts)
     sizes = [base] * (parts - longer) + [base + 1] * longer
-    starts = [sum(sizes[:at]) for at in range(parts)]
+    starts = [begin + sum(sizes[:at]) for at in range(parts)]
     return [range(start, start + count) for start, count in zip(starts, sizes, strict=True)]
 
 

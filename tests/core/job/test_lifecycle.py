@@ -19,6 +19,7 @@ from flowspec.core.protocol.messages import (
     Message,
     Meter,
     Open,
+    PrefixLost,
     Prune,
     Revoke,
     Segment,
@@ -43,6 +44,7 @@ SAMPLES: list[Message] = [
     StageReport(RUN, 1, Meter()),
     Fault(RUN, "why"),
     Synced(RUN, "task"),
+    PrefixLost(RUN, 1),
 ]
 PAIRS = list(itertools.product(State, Event))
 

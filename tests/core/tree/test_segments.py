@@ -50,6 +50,8 @@ def test_chunks() -> None:
 
 @given(st.integers(1, 2000))
 def test_prefill_chunks_cover_the_prompt(length: int) -> None:
+    begun = prefill_chunks(length + 9, begin=9)
+    assert [range(part.start - 9, part.stop - 9) for part in begun] == prefill_chunks(length)
     parts = prefill_chunks(length)
     assert [position for part in parts for position in part] == list(range(length))
     if length > 64:

@@ -1,0 +1,129 @@
+"""Which runs' rows are kept, for how long, and how much of them a run begins with."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowspec.core.job.kept_prefixes import (
+    LEAST_ROWS,
+    MOST_RUNS,
+    DrafterKind,
+    KeptPrefixes,
+    Reuse,
+)
+from flowspec.core.run.key import RunKey
+
+MODEL = DrafterKind()
+HEAD = DrafterKind(refreshed=True)
+BLOCKS = DrafterKind(refreshed=True, block=True)
+TEXT = tuple(range(100, 140))
+
+
+def key(number: int) -> RunKey:
+    return RunKey(f"job {number}", 1)
+
+
+def keep(
+    kept: KeptPrefixes, number: int, text: tuple[int, ...], drafted: tuple[int, ...] = ()
+) -> int:
+    rows, _ = kept.close(key(number), "", text, drafted)
+    kept.confirm(key(number))
+    return rows
+
+
+def test_rows_are_used_once_all_stages_have_them() -> None:
+    kept = KeptPrefixes(100)
+    assert kept.close(key(1), "", TEXT, ()) == (40, (key(1),))
+    assert kept.find("", (*TEXT, 1), ()) is None
+    assert kept.confirm(key(1)) == 40
+    assert kept.find("", (*TEXT, 1), ()) == Reuse(key(1), 40)
+    assert kept.find("", TEXT, ()) == Reuse(key(1), 39), "the last row has to be computed"
+    assert kept.find("other", (*TEXT, 1), ()) is None
+    assert kept.find("", TEXT[:LEAST_ROWS], ()) is None
+
+
+def test_a_draft_head_needs_a_row_of_the_target() -> None:
+    kept = KeptPrefixes(100)
+    keep(kept, 1, TEXT, (37,))
+    longer = (*TEXT, 1)
+    assert kept.find("", longer, [MODEL]) == Reuse(key(1), 40, (37,))
+    assert kept.find("", longer, [HEAD]) == Reuse(key(1), 36, (37,))
+    assert kept.find("", longer, [BLOCKS]) == Reuse(key(1), 36, (36,))
+    assert kept.find("", longer, [MODEL, HEAD]) is None, "there are no rows of the second one"
+    assert kept.find("", (*TEXT[:30], 1), [HEAD]) == Reuse(key(1), 29, (30,))
+
+
+def test_a_longer_text_takes_the_place_of_what_it_begins_with() -> None:
+    kept = KeptPrefixes(100)
+    keep(kept, 1, TEXT, (40,))
+    assert keep(kept, 2, (*TEXT, 1), ()) == 41, "without a drafter's rows"
+    assert kept.runs == (key(1), key(2))
+    keep(kept, 3, (*TEXT, 1, 2), (41,))
+    assert kept.runs == (key(3),)
+    assert set(kept.take_dropped()) == {key(1), key(2)}
+    assert kept.take_dropped() == ()
+    assert keep(kept, 4, TEXT, (30,)) == 0, "it is known already"
+    assert kept.runs == (key(3),)
+
+
+def test_what_was_not_used_for_longest_goes_first() -> None:
+    kept = KeptPrefixes(100)
+    keep(kept, 1, TEXT)
+    keep(kept, 2, TEXT[::-1])
+    assert kept.find("", (*TEXT, 1), ()) is not None
+    keep(kept, 3, TEXT[5:])
+    assert kept.runs == (key(1), key(3))
+    kept.drop(key(2))
+    kept.drop(key(1))
+    assert kept.take_dropped() == (key(2), key(1))
+    assert kept.confirm(key(1)) == 0
+
+
+def test_a_pipeline_may_keep_nothing() -> None:
+    kept = KeptPrefixes(0)
+    assert kept.close(key(1), "", TEXT, ()) == (0, ())
+    assert kept.find("", TEXT, ()) is None
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 3),  # what is done
+            st.integers(0, 90),
+            st.lists(st.integers(0, 1), min_size=1, max_size=40),
+            st.sampled_from(["", "a"]),
+        ),
+        max_size=120,
+    ),
+    st.integers(0, 120),
+)
+def test_bounds_hold_and_finds_are_right(
+    operations: list[tuple[int, int, list[int], str]], most: int
+) -> None:
+    kept = KeptPrefixes(most)
+    texts: dict[RunKey, tuple[str, list[int]]] = {}
+    closed = 0
+    for what, number, text, salt in operations:
+        if what == 0:
+            closed += 1
+            rows, runs = kept.close(key(closed + 1000), salt, text, ())
+            assert rows in (0, min(most, len(text)))
+            if rows:
+                texts[key(closed + 1000)] = (salt, text[:rows])
+                assert runs == kept.runs
+        elif what == 1 and kept.runs:
+            kept.confirm(kept.runs[number % len(kept.runs)])
+        elif what == 2 and kept.runs:
+            kept.drop(kept.runs[number % len(kept.runs)])
+        else:
+            found = kept.find(salt, text, ())
+            if found is not None:
+                assert found.source in kept.runs
+                own, known = texts[found.source]
+                assert own == salt
+                assert LEAST_ROWS <= found.rows < len(text)
+                assert known[: found.rows] == text[: found.rows]
+        assert kept.rows <= most
+        assert len(kept.runs) <= MOST_RUNS
+        assert set(kept._trees) == {texts[run][0] for run in kept.runs}
