@@ -172,10 +172,12 @@ def figures(result: Result, seconds: float) -> str:
     if speed is None and seconds > 0:
         speed = (tokens - 1) / seconds
     rate = result.stats.get("hit_rate")
+    cached = result.stats.get("cached_tokens")
     parts = [
         f"{tokens} tokens",
         f"{speed:.1f} tokens/s" if speed else "",
         f"{rate:.0%} guessed" if rate is not None else "",
+        f"{cached} tokens of the prompt known" if cached else "",
         "stopped" if result.finish_reason == "cancelled" else "",
     ]
     return f"[{', '.join(filter(None, parts))}]"

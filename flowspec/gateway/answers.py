@@ -88,8 +88,7 @@ def usage_of(ends: Sequence[Finished], choices: int) -> Body:
         "prompt_tokens": prompt,
         "completion_tokens": tokens,
         "total_tokens": prompt + tokens,
-        # No rows of a prompt are kept for a later one.
-        "prompt_tokens_details": {"cached_tokens": 0},
+        "prompt_tokens_details": {"cached_tokens": sum(end.cached for end in ends[::choices])},
         "completion_tokens_details": {
             "accepted_prediction_tokens": known,
             "reasoning_tokens": 0,

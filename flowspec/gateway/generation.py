@@ -37,7 +37,8 @@ class TextPiece:
 class Finished:
     """The end of choice ``index``.
 
-    ``reason``: stop or length. ``accepted``: tokens that were guessed; None: not known.
+    ``reason``: stop or length. ``accepted``: tokens that were guessed; None: not known. ``cached``:
+    tokens of the prompt whose rows were kept of an earlier job, as far as is known.
     """
 
     index: int
@@ -45,6 +46,7 @@ class Finished:
     prompt_tokens: int
     tokens: int
     accepted: int | None
+    cached: int = 0
 
 
 Output = TextPiece | Finished
@@ -121,13 +123,16 @@ class Generator:
         metrics = self._metrics
         metrics.count("vllm:prompt_tokens_total", prompt)
         metrics.count("vllm:generation_tokens_total", tokens)
+        metrics.count("vllm:prefix_cache_queries_total", prompt)
+        metrics.count("vllm:prefix_cache_hits_total", result.stats.get("cached_tokens") or 0)
         metrics.count("vllm:request_success_total", finished_reason=reason)
         metrics.observe("vllm:request_prompt_tokens", prompt)
         metrics.observe("vllm:request_generation_tokens", tokens)
         metrics.observe("vllm:e2e_request_latency_seconds", seconds)
         metrics.count_stats(result.stats)
         self._capacity.note(seconds)
-        return Finished(index, reason, prompt, tokens, accepted_tokens(result.stats))
+        cached = result.stats.get("cached_tokens") or 0
+        return Finished(index, reason, prompt, tokens, accepted_tokens(result.stats), cached)
 
 
 class _Choice:

@@ -30,12 +30,20 @@ class ApiKeys:
         """
         if not self._digests:
             return True
-        given = authorization.strip()
-        if given[: len(_BEARER)].lower() != _BEARER:
+        given = _given(authorization)
+        if not given:
             return False
-        digest = _digest(given[len(_BEARER) :].strip())
+        digest = _digest(given)
         # All of them are compared, whichever of them it is.
         return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0
+
+
+def salt_of(keys: ApiKeys, authorization: str, chosen: str) -> str:
+    """What jobs must have in common to share rows: the API key, and what a request ``chosen``."""
+    owner = _given(authorization) if keys else ""
+    if not owner and not chosen:
+        return ""
+    return hashlib.sha256(f"{owner}\n{chosen}".encode(errors="replace")).hexdigest()[:32]
 
 
 def read_keys(file: Path) -> ApiKeys:
@@ -59,6 +67,12 @@ def read_keys(file: Path) -> ApiKeys:
                 "ASCII characters without spaces"
             )
     return ApiKeys(keys)
+
+
+def _given(authorization: str) -> str:
+    """The key in an ``Authorization`` header; empty: it has none."""
+    given = authorization.strip()
+    return given[len(_BEARER) :].strip() if given[: len(_BEARER)].lower() == _BEARER else ""
 
 
 def _digest(key: str) -> bytes:

@@ -67,6 +67,8 @@ _HISTOGRAMS: Mapping[str, tuple[Sequence[float], str]] = {
 _COUNTERS: Mapping[str, str] = {
     "vllm:prompt_tokens_total": "Tokens of all prompts.",
     "vllm:generation_tokens_total": "Tokens of all answers.",
+    "vllm:prefix_cache_queries_total": "Tokens of all prompts that could have been kept.",
+    "vllm:prefix_cache_hits_total": "Tokens of prompts whose rows were kept of an earlier job.",
     "vllm:request_success_total": "Answers that ended, by reason.",
     "vllm:spec_decode_num_accepted_tokens_total": "Tokens guessed before the model chose.",
     "flowspec:decoded_tokens_total": "Tokens that could have been guessed.",

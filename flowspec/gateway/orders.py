@@ -33,8 +33,11 @@ class OrderTaker:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
-    def chat(self, request: ChatRequest, state: PipelineState, model: str) -> Order:
-        """The order of a chat; an error that names what is not served."""
+    def chat(self, request: ChatRequest, state: PipelineState, salt: str) -> Order:
+        """The order of a chat; an error that names what is not served.
+
+        ``salt``: of its jobs, as in ``JobSpec``.
+        """
         check_refused(request)
         check_template(state)
         turns = checked_turns(tuple(turns_of_messages(request.messages)))
@@ -51,13 +54,14 @@ class OrderTaker:
                 max_new_tokens=wanted,
                 sampling=sampling,
                 strategy=self._strategy(request),
+                cache_salt=salt,
             )
             for sampling in samplings(request)
         ]
-        return self._order(request, specs, AnswerForm(model, state.fingerprint, chat=True))
+        return self._order(request, specs, AnswerForm(request.model, state.fingerprint, chat=True))
 
-    def completion(self, request: CompletionRequest, state: PipelineState, model: str) -> Order:
-        """The order of completions; an error that names what is not served."""
+    def completion(self, request: CompletionRequest, state: PipelineState, salt: str) -> Order:
+        """The order of completions, as ``chat``."""
         check_refused(request)
         wanted = request.max_tokens or COMPLETION_TOKENS
         seeded = samplings(request)
@@ -74,12 +78,13 @@ class OrderTaker:
                 max_new_tokens=wanted,
                 sampling=sampling,
                 strategy=self._strategy(request),
+                cache_salt=salt,
                 raw=isinstance(prompt, str),
             )
             for prompt in request.prompts
             for sampling in seeded
         ]
-        return self._order(request, specs, AnswerForm(model, state.fingerprint, chat=False))
+        return self._order(request, specs, AnswerForm(request.model, state.fingerprint, chat=False))
 
     def _strategy(self, request: Sampled) -> str:
         return request.strategy or self._settings.strategy

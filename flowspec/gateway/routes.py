@@ -15,9 +15,10 @@ from flowspec.gateway import metrics
 from flowspec.gateway.capacity import Capacity
 from flowspec.gateway.errors import ApiError
 from flowspec.gateway.generation import Generator
+from flowspec.gateway.keys import salt_of
 from flowspec.gateway.orders import OrderTaker, tokenizing
 from flowspec.gateway.pipeline import PipelineState, PipelineWatch
-from flowspec.gateway.schema import ChatRequest, CompletionRequest, TokenizeRequest
+from flowspec.gateway.schema import ChatRequest, CompletionRequest, Sampled, TokenizeRequest
 from flowspec.gateway.serving import Kitchen
 from flowspec.gateway.settings import Settings
 
@@ -68,6 +69,7 @@ class Gateway:
 
     def __init__(self, settings: Settings) -> None:
         self.client = AsyncClient(settings.url)
+        self.keys = settings.keys
         self.metrics = metrics.Metrics()
         self.capacity = Capacity(settings.most_open)
         self.watch = PipelineWatch(self.client, settings.name)
@@ -98,6 +100,12 @@ router = APIRouter(responses=ERRORS)
 _JSON = [Depends(json_only)]
 
 
+def salt_for(body: Sampled, request: Request) -> str:
+    """The salt of the request's jobs."""
+    keys = gateway_of(request).keys
+    return salt_of(keys, request.headers.get("authorization", ""), body.cache_salt or "")
+
+
 def gateway_of(request: Request) -> Gateway:
     """The gateway behind a request."""
     found: Gateway = request.app.state.gateway
@@ -110,7 +118,7 @@ async def chat(body: Annotated[ChatRequest, Body()], request: Request) -> Respon
     gateway = gateway_of(request)
     state = await gateway.watch.ready()
     gateway.watch.check_model(state, body.model)
-    order = gateway.orders.chat(body, state, body.model)
+    order = gateway.orders.chat(body, state, salt_for(body, request))
     return await gateway.kitchen.answer(order, request)
 
 
@@ -120,7 +128,7 @@ async def completions(body: Annotated[CompletionRequest, Body()], request: Reque
     gateway = gateway_of(request)
     state = await gateway.watch.ready()
     gateway.watch.check_model(state, body.model)
-    order = gateway.orders.completion(body, state, body.model)
+    order = gateway.orders.completion(body, state, salt_for(body, request))
     return await gateway.kitchen.answer(order, request)
 
 

@@ -53,6 +53,7 @@ class Sampled(ApiRequest):
     stream_options: StreamOptions | None = None
     max_tokens: Tokens | None = None
     strategy: Name | None = None
+    cache_salt: Name | None = None
 
     @property
     def stops(self) -> tuple[str, ...]:
