@@ -132,7 +132,3 @@ class SpecPipeDB(SpecPipe):
     Params = SpecPipeDBParams
     source = "SpecPipe-DB, arXiv 2504.04104 v2"
     governed = False
-    search: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        **SpecPipe.search,
-        "width": ("auto", "1", "2", "4", "8", "16", "32", "64"),
-    }

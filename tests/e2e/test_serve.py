@@ -134,7 +134,10 @@ def test_a_conversation_in_the_terminal(clusters: Clusters) -> None:
     )
     figures = done.stderr.splitlines()
     assert len(figures) == 2
-    assert all(re.fullmatch(r"\[\d+ tokens, .* tokens/s, \d+% guessed\]", line) for line in figures)
+    assert re.fullmatch(r"\[\d+ tokens, .* tokens/s, \d+% guessed\]", figures[0])
+    assert re.fullmatch(
+        r"\[\d+ tokens, .* tokens/s, \d+% guessed, \d+ tokens of the prompt known\]", figures[1]
+    )
     with Client(url) as client:
         turns = [{"role": "user", "content": "Tom has 5 apples. How many?"}]
         first = client.submit(messages=turns, max_new_tokens=12).result().text

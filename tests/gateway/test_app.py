@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -301,17 +302,31 @@ def test_keys_guard_everything_but_the_page_and_the_probes(
         assert "access-control-allow-origin" not in other.headers
 
 
+@contextmanager
+def held_back(broker: PrivateBroker) -> Iterator[None]:
+    """Let nobody write to ``broker``, so that no answer ends."""
+    client = connect(broker.url)
+    client.client_pause(30_000, all=False)
+    try:
+        yield
+    finally:
+        client.client_unpause()
+        client.close()
+
+
 def test_too_many_answers_at_once_get_429(broker: PrivateBroker, endless: None) -> None:
-    with gateway_at(Settings(broker.url, name=MODEL, most_open=1)) as web:
-        long = CHAT | {"max_tokens": 400}
-        with web.stream("POST", "/v1/chat/completions", json=long | {"stream": True}) as running:
-            next(running.iter_lines())
-            refused = web.post("/v1/chat/completions", json=CHAT)
+    with (
+        gateway_at(Settings(broker.url, name=MODEL, most_open=1)) as web,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        with held_back(broker):
+            asked = [pool.submit(web.post, "/v1/chat/completions", json=CHAT) for _ in range(2)]
+            (first,), _ = wait(asked, timeout=20, return_when=FIRST_COMPLETED)
+            refused = first.result()
             assert error_of(refused, 429)["code"] == "queue_full"
             assert int(refused.headers["retry-after"]) >= 1
-        deadline = time.monotonic() + 10
-        while web.post("/v1/chat/completions", json=CHAT).status_code != 200:
-            assert time.monotonic() < deadline
+        assert sorted(one.result().status_code for one in asked) == [200, 429]
+        assert web.post("/v1/chat/completions", json=CHAT).status_code == 200
 
 
 def test_a_full_queue_of_the_pipeline_gets_429(monkeypatch: pytest.MonkeyPatch) -> None:

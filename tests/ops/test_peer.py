@@ -143,7 +143,12 @@ def test_the_expected_text_is_the_targets_own_up_to_its_last_whole_character() -
     (found,) = known(StubLlama({"<p>": (5, 6)}), client, [prompt], 8)  # type: ignore[arg-type]
     assert (found.text, found.ids, found.expected) == ("p", (5, 6), "one two")
     assert client.jobs == [
-        {"prompt_ids": (5, 6), "max_new_tokens": 8, "strategy": "autoregressive"}
+        {
+            "prompt_ids": (5, 6),
+            "max_new_tokens": 8,
+            "strategy": "autoregressive",
+            "reuse": False,
+        }
     ]
 
 

@@ -149,5 +149,5 @@ def test_a_draft_runs_at_most_a_window_ahead_of_the_target() -> None:
 def test_layered_and_best_first_trees_keep_what_was_drafted_before_a_verdict() -> None:
     kept = {name for name in STRATEGIES if not build(name, STAGES).redrafts}
     lossy = {"specpipe_lossy_relaxed", "specpipe_lossy_nucleus"}
-    assert kept == {"pipedec", "pipedec_head", "specpipe", "auto", *lossy}
+    assert kept == {"pipedec", "pipedec_head", "specpipe", "specpipe_db", "auto", *lossy}
     assert not build("static_tree:overlap=on", STAGES).redrafts
