@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PROMPTS ?=
 # Tests of whole clusters, real ones, which mostly wait, and simulated ones; of brokers, workers and
 # programs; all others need no further process.
-CLUSTERS := tests/e2e tests/testbed
+CLUSTERS := tests/e2e tests/strategies tests/testbed
 LIVE := tests/broker tests/cli tests/drivers tests/gateway tests/lua tests/ops
 # One's own pair: make demo TARGET=dir DRAFT=dir DTYPE=nf4
 TARGET ?=

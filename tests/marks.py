@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterable
 from typing import Any
 
+import hypothesis
 import pytest
 
 
@@ -34,3 +35,8 @@ def every(keep: int, cases: Iterable[tuple[object, ...]]) -> list[Any]:
     return [
         pytest.param(*case) if at % keep == 0 else heavy(*case) for at, case in enumerate(cases)
     ]
+
+
+def examples(count: int) -> int:
+    """``count`` examples of a property in ``make test-all``, half as many in ``make test``."""
+    return count if hypothesis.settings.get_current_profile_name() == "thorough" else count // 2

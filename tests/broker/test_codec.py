@@ -19,6 +19,7 @@ from flowspec.core.protocol.row_types import BFLOAT16
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import WireError
+from tests.marks import examples
 
 INTS = st.integers(0, (1 << 63) - 1)
 IDS = st.lists(st.integers(-1, 1 << 40), max_size=20).map(tuple)
@@ -109,7 +110,7 @@ def test_every_message_has_a_strategy_here() -> None:
     found: set[type] = set()
 
     @given(MESSAGES)
-    @settings(max_examples=400, database=None)
+    @settings(max_examples=examples(400), database=None)
     def collect(message: m.Message) -> None:
         found.add(type(message))
 
@@ -118,7 +119,7 @@ def test_every_message_has_a_strategy_here() -> None:
 
 
 @given(MESSAGES, st.data())
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_damaged_envelopes_are_refused_or_read_as_some_message(
     message: m.Message, data: st.DataObject
 ) -> None:
@@ -145,7 +146,7 @@ def test_an_envelope_is_exactly_one_message(message: m.Message, more: bytes) -> 
 
 
 @given(st.binary(max_size=400))
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 def test_noise_is_refused(noise: bytes) -> None:
     for decode in (codec.decode, codec.decode_rows):
         with pytest.raises(WireError):
@@ -299,7 +300,7 @@ def test_rows_of_other_types_are_not_written() -> None:
 
 
 @given(st.data())
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_damaged_rows_are_refused_or_are_an_array(data: st.DataObject) -> None:
     raw = bytearray(codec.encode_rows(np.ones((3, 5), dtype=np.float32)))
     for _ in range(data.draw(st.integers(1, 4))):

@@ -18,6 +18,7 @@ from flowspec.broker.pending_read import PendingRead
 from flowspec.broker.server import PrivateBroker
 from flowspec.broker.tail import MOST_HELD, Tail
 from flowspec.errors import BrokerError
+from tests.marks import examples
 
 STREAM = "flowspec:{p0}:s"
 START = {STREAM: "0-0"}
@@ -78,7 +79,7 @@ def test_nothing_is_no_news(opened: Open, client: redis.Redis) -> None:
 
 
 @given(counts=st.lists(st.integers(1, 5), max_size=6))
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(15), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_entries_come_once_and_in_order(
     opened: Open, client: redis.Redis, counts: list[int]
 ) -> None:

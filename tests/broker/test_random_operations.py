@@ -23,6 +23,7 @@ from flowspec.core.protocol.messages import Envelope, Message, Prune, Segment, S
 from flowspec.core.protocol.stamps import Stamp
 from flowspec.core.run.key import RunKey
 from tests.broker.conftest import STAGES, Rig
+from tests.marks import examples
 
 WORKERS = worker_addresses(STAGES, 1)
 STAGES_OF_A_COMMIT = WORKERS[1 : STAGES + 1]
@@ -492,7 +493,7 @@ _PIPELINES = itertools.count()
     ),
 )
 @settings(
-    max_examples=200,
+    max_examples=examples(200),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -55,6 +55,7 @@ from flowspec.strategies.flowspec import FlowSpec
 from ops import recordings
 from tests.addresses import D0, S1
 from tests.broker.test_codec import MESSAGES
+from tests.marks import examples
 from tests.toy import PROMPT, TARGET, limits, pipeline
 from tests.toy_blocks import ToyBlocks
 
@@ -590,7 +591,7 @@ def small() -> list[str]:
     return merged
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(data=st.data())
 def test_a_damaged_recording_is_replayed_or_refused(small: list[str], data: st.DataObject) -> None:
     """One line of it is damaged, deleted or repeated elsewhere. No other error is raised."""

@@ -18,7 +18,7 @@ from flowspec.core.run.spec import JobSpec
 from flowspec.drivers.sim import Costs, Simulation, Tap, unit_costs
 from flowspec.emulation.way import NO_BROKER, OWN_BOX, Way
 from tests.addresses import D0, M1, S1, S2, S3
-from tests.marks import crossed
+from tests.marks import crossed, examples
 from tests.toy import PROMPT, TARGET, generate, pipeline
 
 LATENCY = 0.25
@@ -118,7 +118,7 @@ def test_a_longer_way_takes_longer(strategy: str) -> None:
     st.lists(st.floats(0, 3), min_size=len(BOXES) ** 2, max_size=len(BOXES) ** 2),
     st.floats(0, 1),
 )
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_a_senders_messages_are_delivered_in_order_whatever_the_links_take(
     strategy: str, way: Way, drawn: list[float], occupied: float
 ) -> None:

@@ -99,6 +99,7 @@ def test_a_middle_model_outside_the_chain_is_refused(
         assert says in said(worker("workers.middle", f"--model={model}", url=cluster.url))
 
 
+@pytest.mark.heavy
 def test_a_stage_may_keep_its_rows_in_two_levels() -> None:
     with Cluster(Setup("target", "draft", 1)) as cluster, Client(cluster.url) as client:
         expected = client.submit("Why is the sky blue?", max_new_tokens=16).result().token_ids

@@ -37,6 +37,7 @@ def plan(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.heavy
 def test_up_serves_the_layers_of_the_file(flowspec: Run, plan: Path, reference: Reference) -> None:
     up = flowspec("up", "--cluster", str(plan))
     assert up.returncode == 0, up

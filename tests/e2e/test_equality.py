@@ -169,6 +169,7 @@ def test_a_block_drafter(checker: Checker, tmp_path: Path) -> None:
             assert result.stats["draft_passes"] > 0
 
 
+@pytest.mark.heavy
 def test_a_head_that_reads_inside_the_target(checker: Checker, tmp_path: Path) -> None:
     """A random one, whose taps lie on three of four stages; no job without it carries a sum."""
     head = save_eagle3(tmp_path, open_directory("target"), Shape(hidden=192, layers=()))
@@ -182,6 +183,7 @@ def test_a_head_that_reads_inside_the_target(checker: Checker, tmp_path: Path) -
     checker.report()
 
 
+@pytest.mark.heavy
 def test_drafters_that_take_turns(checker: Checker) -> None:
     """All strategies except auto draft with the first one."""
     with Cluster(Setup("target", "draft:head", 2)) as cluster, Client(cluster.url) as client:

@@ -178,6 +178,7 @@ def test_middle_models_that_no_strategy_uses_are_not_started(flowspec: Run) -> N
     assert done.stderr.startswith(note)
 
 
+@pytest.mark.heavy
 def test_drafts_to_choose_from_are_named_as_they_were_given(flowspec: Run, tmp_path: Path) -> None:
     own = tmp_path / "small"
     file = tmp_path / "run.jsonl"

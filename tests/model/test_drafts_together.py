@@ -32,6 +32,7 @@ from flowspec.model.drafter_choice import levels_of, wanting_hidden
 from flowspec.model.sources import load_sources, taps_of
 from flowspec.model.stage import load_stage
 from flowspec.strategies import build
+from tests.marks import heavy
 from tests.model.block_drafters import save_block_drafter
 from tests.model.eagle3_heads import save_eagle3
 from tests.model.test_eagle import save_head
@@ -49,8 +50,8 @@ JOBS = {
     "d": (tuple(range(9, 80)), "chain", Sampling()),
 }
 SOURCES = (
-    *("slm", "ngram", "head", "eagle3", "block", "head+slm", "slm:head"),
-    *(pytest.param(source, marks=pytest.mark.heavy) for source in ("gemma2", "slm+ngram")),
+    *("ngram", "head", "eagle3", "block", "head+slm"),
+    *(heavy(source) for source in ("slm", "gemma2", "slm+ngram", "slm:head")),
 )
 
 
@@ -162,7 +163,7 @@ def check_that_jobs_cannot_tell(
             assert together.run_together(works) == wanted
 
 
-@pytest.mark.parametrize("layers", ["lean", pytest.param("library", marks=pytest.mark.heavy)])
+@pytest.mark.parametrize("layers", ["lean", heavy("library")])
 @pytest.mark.parametrize("source", SOURCES)
 def test_drafts_of_several_jobs_are_those_of_each_alone(
     family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, layers: str

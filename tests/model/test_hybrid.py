@@ -21,7 +21,7 @@ from flowspec.model.hybrid import HybridDrafter
 from flowspec.model.ngram import NgramDrafter
 from flowspec.model.toy import ToyDrafter
 from flowspec.strategies import EXACT
-from tests.marks import crossed
+from tests.marks import crossed, examples
 from tests.model.test_ngram import ENDLESS, RUN, SAMPLED, Bench, simulate, tokens_of
 
 Rows = list[list[tuple[int, float]]]
@@ -83,7 +83,7 @@ def proposals(draw: st.DrawFn, rows: int) -> Rows:
 
 
 @given(st.data(), st.integers(0, 3), st.integers(1, 3), st.integers(0, 9))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_a_row_is_a_fair_cut_of_the_union(
     data: st.DataObject, rows: int, count: int, width: int
 ) -> None:
@@ -119,7 +119,7 @@ def test_the_merge_by_hand() -> None:
 
 
 @given(st.data(), st.integers(1, 6), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_every_source_holds_the_same_rows(data: st.DataObject, width: int, coupled: bool) -> None:
     """Each answers in the hybrid as it does alone, through growth and prunes; run twice."""
 

@@ -18,7 +18,7 @@ from flowspec.model.kernels.base import Kernel
 from flowspec.model.linear import KernelLinear
 from flowspec.model.precision import PRECISIONS
 from flowspec.model.quantise import Weight, quantise
-from tests.marks import crossed
+from tests.marks import crossed, examples
 from tests.model.test_lean import PLAIN, block_of, passes
 
 Family = Callable[..., ModelDirectory]
@@ -48,7 +48,7 @@ class Matrix:
 
 
 @pytest.mark.parametrize(("kernel", "precision"), CASES)
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=examples(12))
 @given(heights=heights, inputs=widths, seed=st.integers(0, 9))
 def test_a_joined_product_has_the_bits_of_separate_ones(
     kernel: Kernel, precision: str, heights: list[int], inputs: int, seed: int
@@ -73,7 +73,7 @@ def test_a_product_whose_bits_differ_is_seen() -> None:
     assert not same_products(Other(), weight, (32, 32), torch.float32, source)  # type: ignore[arg-type]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(data=st.data(), sizes=st.lists(st.integers(1, 7), min_size=1, max_size=4))
 def test_rows_of_a_stack_are_those_of_its_matrices(data: st.DataObject, sizes: list[int]) -> None:
     matrices = [Matrix((size, 64)) for size in sizes]

@@ -30,6 +30,7 @@ from flowspec.model.sources import load_sources, taps_of
 from flowspec.model.stage import load_stage
 from flowspec.model.two_level import PLAIN, TWO_LEVEL, TwoLevelCache
 from flowspec.strategies import build
+from tests.marks import examples
 from tests.model.test_drafts_together import SOURCES, Family, folders, with_tokenizer
 from tests.model.test_two_level import CAPACITY, Story, next_part
 
@@ -39,7 +40,7 @@ PROMPT = tuple(range(30, 60))
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([TreeCache, TwoLevelCache]), st.data())
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=examples(80))
 def test_what_is_kept_is_the_context_and_begins_another_cache(
     seed: int, kind: type[TreeCache] | type[TwoLevelCache], data: st.DataObject
 ) -> None:

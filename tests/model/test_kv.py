@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 from flowspec.model.kv import TreeCache
 from flowspec.model.rows import Moves
+from tests.marks import examples
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 def test_moves_equal_a_gather(data: st.DataObject) -> None:
     capacity = 40
     start = data.draw(st.integers(0, 20))

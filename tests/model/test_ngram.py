@@ -25,7 +25,7 @@ from flowspec.model.base import DraftExecutor
 from flowspec.model.ngram import LATER, RECENT, SHARES, NgramDrafter
 from flowspec.model.toy import ToyStage, ToyTarget
 from flowspec.strategies import EXACT, STRATEGIES, build
-from tests.marks import crossed
+from tests.marks import crossed, examples
 from tests.toy import limits
 
 RUN = RunKey("j", 1)
@@ -135,7 +135,7 @@ def expected(text: Sequence[int], longest: int) -> list[int]:
 
 
 @given(st.data(), st.integers(1, 5), st.integers(1, 8), st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_rows_propose_what_their_whole_text_does(
     data: st.DataObject, longest: int, width: int, coupled: bool
 ) -> None:
@@ -164,7 +164,7 @@ def test_rows_propose_what_their_whole_text_does(
 
 
 @given(st.lists(tokens_of, min_size=1, max_size=60), st.integers(1, 8), st.integers(1, 6))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_values_are_logs_of_shares_of_one(text: list[int], width: int, longest: int) -> None:
     done = lone(NgramDrafter(VOCABULARY, longest), text, width)
     (tokens,) = done.tokens
@@ -175,7 +175,7 @@ def test_values_are_logs_of_shares_of_one(text: list[int], width: int, longest: 
 
 
 @given(st.lists(tokens_of, min_size=1, max_size=60), st.integers(1, 8))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_a_coupled_draft_ranks_by_prior_and_the_targets_noise(text: list[int], width: int) -> None:
     drafter = NgramDrafter(VOCABULARY)
     plain = lone(drafter, text, 99)

@@ -11,6 +11,7 @@ from flowspec.errors import ModelError
 from flowspec.model.kernels.four_bit import bitsandbytes
 from flowspec.model.precision import PRECISIONS
 from flowspec.model.quantise import dequantise, quantise, unpacked
+from tests.marks import examples
 
 QUANTISED = [name for name, precision in PRECISIONS.items() if precision.quantised]
 
@@ -57,7 +58,7 @@ def test_the_relative_error_is_that_of_the_format(name: str, most: float) -> Non
 
 
 @given(st.sampled_from(QUANTISED), st.integers(0, 2**31), st.floats(1e-6, 1e4))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_quantising_the_values_again_changes_nothing(name: str, seed: int, size: float) -> None:
     """The values are the nearest ones: a value that is representable stays."""
     once = dequantise(quantise([matrix(4, 64, seed) * size], (4, 64), name), torch.float32)
@@ -85,7 +86,7 @@ def test_4_bit_codes_are_those_of_bitsandbytes(name: str) -> None:
 
 @pytest.mark.parametrize("table", ["nf4", "fp4"])
 @given(seed=st.integers(0, 2**31), size=st.floats(1e-6, 1e4))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_double_quantised_maxima_have_eight_bits(table: str, seed: int, size: float) -> None:
     """The codes are those of single quantisation, the maxima within half a step of theirs."""
     values = matrix(32, 1024, seed) * size

@@ -19,6 +19,7 @@ from flowspec.model.rows import ContiguousRows, Moves, Placement
 from flowspec.model.toy import ToyStage, ToyTarget
 from flowspec.model.two_level import TwoLevelCache
 from tests.core.tree.random_runs import RUN, RandomRun, RandomStage
+from tests.marks import examples
 
 
 class Cache:
@@ -61,7 +62,7 @@ def part(
 
 
 @given(st.data())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_moves_keep_context_then_live_rows_and_masks_see_the_path(data: st.DataObject) -> None:
     run = RandomRun(data)
     stage = RandomStage(run, run.lateness(data))
@@ -83,7 +84,7 @@ def test_moves_keep_context_then_live_rows_and_masks_see_the_path(data: st.DataO
 
 
 @given(st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_every_pass_sees_the_context_and_each_rows_own_path(data: st.DataObject) -> None:
     run = RandomRun(data)
     stage = RandomStage(run, run.lateness(data))
@@ -103,7 +104,7 @@ def test_every_pass_sees_the_context_and_each_rows_own_path(data: st.DataObject)
 
 
 @given(st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_a_pass_that_prunes_nothing_moves_nothing(data: st.DataObject) -> None:
     run = RandomRun(data)
     stage = RandomStage(run, run.lateness(data))

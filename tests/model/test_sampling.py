@@ -16,6 +16,7 @@ from flowspec.model import sampling as sampling_rows
 from flowspec.model.logit_rows import BLOCK, LogitRows
 from flowspec.model.noise import loud_at_once
 from flowspec.model.sampling import choose_rows, perturbed_rows, top_logprobs
+from tests.marks import examples
 
 LARGE = 151_936
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -74,7 +75,7 @@ def chosen_one_by_one(
     return tuple(choose(row, sampling, index) for row, index in zip(rows, indices, strict=True))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(tables(), SAMPLINGS, st.integers(0, 1 << 40))
 def test_every_row_gets_the_token_of_the_definition(
     logits: torch.Tensor, sampling: Sampling, first: int
@@ -84,7 +85,7 @@ def test_every_row_gets_the_token_of_the_definition(
     assert choose_rows(logits, sampling, indices) == expected
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(tables(), SAMPLINGS, st.integers(0, 1 << 40), st.integers(1, 16))
 def test_every_row_gets_the_coupled_draft_of_the_definition(
     logits: torch.Tensor, sampling: Sampling, first: int, count: int
@@ -113,7 +114,7 @@ def test_a_small_vocabulary_is_drawn_from_as_the_definition_does(
     assert perturbed_rows(logits, sampling, [4, 4, 5], 6) == drafts
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(tables(), st.integers(1, 20))
 def test_log_probabilities_are_those_of_the_best_tokens(logits: torch.Tensor, count: int) -> None:
     whole = torch.log_softmax(logits.double(), dim=-1).numpy()
@@ -168,7 +169,7 @@ def test_logits_of_64_bits_choose_as_in_the_definition() -> None:
 
 
 @given(st.integers(0, MAX_SEED), st.lists(st.integers(0, 1 << 40), min_size=1, max_size=4))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_torchs_integers_find_the_same_loud_tokens(seed: int, indices: list[int]) -> None:
     """An accelerator hashes with signed integers, the processor with unsigned ones."""
     indices = [*indices, indices[0]]

@@ -135,9 +135,9 @@ def test_sampled_text_is_that_of_plain_decoding(
 ) -> None:
     target = family(name)
     draft = family(name, seed=9)
-    wanted = Reference(target).decode(PROMPT, 24, sampling)
+    wanted = Reference(target).decode(PROMPT, 12, sampling)
     for at, strategy in enumerate(EXACT):
-        spec = JobSpec(prompt_ids=PROMPT, max_new_tokens=24, strategy=strategy, sampling=sampling)
+        spec = JobSpec(prompt_ids=PROMPT, max_new_tokens=12, strategy=strategy, sampling=sampling)
         assert simulate(target, draft, 1 + at % 2, spec) == wanted, strategy
 
 

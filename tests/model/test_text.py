@@ -13,6 +13,7 @@ from flowspec.core.run.turns import Turn
 from flowspec.errors import JobError
 from flowspec.model.directory import open_directory
 from flowspec.model.text import TextStream, Tokenizer
+from tests.marks import examples
 from tests.pair import TARGET
 
 TOKENIZER = Tokenizer(open_directory(TARGET))
@@ -66,7 +67,7 @@ def test_a_template_that_cannot_serve_says_so_in_one_line(
 
 
 @given(st.text(min_size=1, max_size=40), st.data())
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 def test_pieces_join_to_the_whole_and_break_no_character(text: str, data: st.DataObject) -> None:
     ids = TOKENIZER.encode(text, raw=True)
     stream = TextStream(TOKENIZER)

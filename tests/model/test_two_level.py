@@ -34,7 +34,7 @@ from flowspec.model.rows import Moves, Placement
 from flowspec.model.stage import load_stage
 from flowspec.model.two_level import TREE_ROWS, TwoLevelCache, two_level_attention
 from flowspec.strategies import build
-from tests.marks import crossed
+from tests.marks import crossed, examples
 from tests.model.families import COMMON
 
 Family = Callable[..., ModelDirectory]
@@ -140,7 +140,7 @@ def next_part(run: StageRun, event: Segment | Prune) -> Part | None:
 
 
 @given(st.integers(0, 2**32 - 1))
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 def test_both_levels_together_hold_what_one_store_holds(seed: int) -> None:
     """Per row, over all layers: the model cache holds the context, the tree cache the rest."""
     story = Story(seed)
@@ -292,8 +292,10 @@ def test_only_the_tree_is_masked(family: Family, monkeypatch: pytest.MonkeyPatch
     assert calls == [(2, (1, 1, shared, 2))] * 3
 
 
-@pytest.mark.parametrize("strategy", ["pipedec", "flowspec"])
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0, seed=3)], ids=["greedy", "T=1"])
+@pytest.mark.parametrize(
+    ("strategy", "sampling"),
+    crossed(("pipedec", "flowspec"), (Sampling(), Sampling(1.0, seed=3))),
+)
 def test_a_pipeline_writes_the_same_text(family: Family, strategy: str, sampling: Sampling) -> None:
     """A prompt of several chunks; the drafter errs, so that prunes and misses occur."""
     target = family("llama")

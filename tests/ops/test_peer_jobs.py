@@ -22,6 +22,7 @@ from ops.peer.install import Peer
 from ops.peer.llama import DraftOptions
 from ops.peer.prompts import PeerPrompt
 from ops.peer.server import Completion, llama_server
+from tests.marks import examples
 
 PROMPTS = [PeerPrompt(f"p{at}", (at, at), f"<p{at}>", expected="right") for at in range(12)]
 
@@ -48,7 +49,7 @@ class Counting:
         return Completion(self.text, 10)
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(st.integers(1, 12), st.integers(1, 8))
 def test_every_prompt_is_served_once_and_no_more_than_so_many_at_once(
     prompts: int, at_once: int

@@ -13,6 +13,7 @@ from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
 from flowspec.drivers.sim import Costs, unit_costs
 from flowspec.strategies import EXACT
+from tests.marks import crossed
 from tests.toy import PROMPT, TARGET, pipeline
 
 #: t(w): flat, a staircase, and one where a second row costs four times the first.
@@ -46,7 +47,7 @@ def mixed(count: int, seed: int) -> dict[str, JobSpec]:
     }
 
 
-@pytest.mark.parametrize("name", TIMES)
+@pytest.mark.parametrize("name", crossed(TIMES))
 def test_every_text_is_the_targets_whatever_a_job_may_use(name: str) -> None:
     seen: list[Granted] = []
 

@@ -26,6 +26,7 @@ from flowspec.model.drafter_choice import ChoiceDrafter, levels_of, wanting_hidd
 from flowspec.model.toy import ToyDrafter, ToyStage
 from flowspec.strategies import EXACT, build
 from tests.addresses import D0, S1, S2, S3
+from tests.marks import examples
 from tests.toy import TARGET
 from tests.toy_blocks import ToyBlocks
 
@@ -226,7 +227,7 @@ def test_a_second_turn_computes_what_is_new(strategy: str, drafter: str) -> None
     drafter=st.sampled_from(sorted(DRAFTERS)),
     kept_rows=st.sampled_from([0, 60, 150, 1000]),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_any_conversations_give_the_texts_they_give_alone(
     turns: list[tuple[str, Sampling, int, int, float, float | None, int | None]],
     drafter: str,

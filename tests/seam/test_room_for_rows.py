@@ -19,6 +19,7 @@ from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.sim import Simulation
 from flowspec.model.toy import ToyDrafter, ToyStage
 from flowspec.strategies import build
+from tests.marks import examples
 from tests.toy import PROMPT, TARGET, limits
 
 STAGES = 2
@@ -69,7 +70,7 @@ def job(*, text: bool, strategy: str = "auto", answer: int = ANSWER) -> JobSpec:
     return JobSpec(prompt_ids=PROMPT, max_new_tokens=answer, strategy=strategy)
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(
     st.lists(
         st.tuples(st.booleans(), st.sampled_from(("auto", "autoregressive", "pipedec"))),

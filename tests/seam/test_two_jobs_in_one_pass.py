@@ -29,6 +29,7 @@ from flowspec.model.sources import taps_of
 from flowspec.model.stage import load_stage
 from flowspec.model.toy import ToyMiddle, ToyStage
 from tests.core.tree.random_runs import RandomRun, RandomStage
+from tests.marks import examples
 from tests.model.eagle3_heads import Shape, save_eagle3
 from tests.model.families import FAMILIES, save
 from tests.toy import TARGET, pipeline
@@ -116,7 +117,7 @@ def test_a_pass_of_several_runs_gives_each_what_a_pass_of_its_own_would(
     stages: Callable[[], list[StageExecutor]],
 ) -> None:
     @given(st.data())
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=examples(60), deadline=None)
     def check(data: st.DataObject) -> None:
         check_that_runs_cannot_tell(Pipeline(stages()), Pipeline(stages()), data)
 

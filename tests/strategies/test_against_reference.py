@@ -24,6 +24,7 @@ from flowspec.drivers.oracle import OracleStage
 from flowspec.drivers.sim import Costs, Simulation, Tap
 from flowspec.strategies import build
 from tests.addresses import D0
+from tests.marks import examples
 from tests.reference import cases
 from tests.reference.cases import EMPTY_PATH, Case, Commits, Options, follow_path
 from tests.reference.grid import SYSTEMS, drawn
@@ -115,7 +116,7 @@ def test_commits_come_when_the_reference_says(name: str, seed: int) -> None:
     check(name, seed)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.sampled_from(sorted(SYSTEMS)), st.integers(1000, 1_000_000))
 def test_commits_come_when_the_reference_says_in_any_case(name: str, seed: int) -> None:
     check(name, seed)

@@ -39,7 +39,7 @@ from flowspec.testbed import memo as module
 from flowspec.testbed.memo import WIDTH, MemoDrafter
 from flowspec.testbed.simulate import simulate
 from flowspec.testbed.texts import Text, texts
-from tests.marks import crossed
+from tests.marks import crossed, examples
 from tests.model.test_ngram import RUN, VOCABULARY, Bench, tokens_of
 from tests.pair import TARGET as DEFAULT
 from tests.toy import PROMPT, TARGET, limits
@@ -170,7 +170,7 @@ def test_real_drafters_are_remembered_as_they_are(
 
 
 @given(st.data(), st.integers(1, 8))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_any_passes_prunes_and_repetitions_answer_alike(data: st.DataObject, width: int) -> None:
     """Several runs over few tokens, so that their paths overlap."""
     memo = MemoDrafter(Toy(TARGET, 0.7))

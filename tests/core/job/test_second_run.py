@@ -30,6 +30,7 @@ from flowspec.core.run.spec import JobSpec
 from flowspec.strategies import build
 from tests.addresses import D0, M1, M2, S1, S2
 from tests.core.traces import FIRST, MIDDLES, SECOND, STAGES, Cut, Step, cut, replay, trace
+from tests.marks import examples
 from tests.toy import PROMPT, TARGET, limits
 
 COUNT = 14
@@ -110,7 +111,7 @@ def test_the_middle_models_take_part() -> None:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_whatever_comes_of_the_first_run_the_second_gives_the_same(
     strategy: str, data: st.DataObject
 ) -> None:
@@ -121,7 +122,7 @@ def test_whatever_comes_of_the_first_run_the_second_gives_the_same(
 
 
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_a_first_run_whose_prompt_is_being_encoded_is_dropped_as_well(data: st.DataObject) -> None:
     submit = Submit(FIRST, (("prompt", "some text"), ("strategy", "flowspec")))
     submitted = Received((Envelope(SCHEDULER, 1, submit),))

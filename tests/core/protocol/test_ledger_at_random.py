@@ -26,6 +26,7 @@ from tests.core.protocol.ledgers import (
     put_back,
     send,
 )
+from tests.marks import examples
 
 
 @dataclass
@@ -427,5 +428,5 @@ class LedgerAgainstAccounts(RuleBasedStateMachine):
 
 TestLedgerAgainstAccounts = LedgerAgainstAccounts.TestCase
 TestLedgerAgainstAccounts.settings = settings(
-    max_examples=200, stateful_step_count=40, deadline=None
+    max_examples=examples(200), stateful_step_count=40, deadline=None
 )

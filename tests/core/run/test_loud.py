@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from flowspec.core.run.loud import QUIET, loud
 from flowspec.core.run.sampling import MAX_SEED, gumbel
+from tests.marks import examples
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.integers(0, MAX_SEED), st.integers(0, 1 << 40), st.integers(1, 80_000))
 def test_loud_tokens_are_those_with_much_noise(seed: int, index: int, size: int) -> None:
     ids, noise = loud(seed, index, size)

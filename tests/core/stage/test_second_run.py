@@ -16,6 +16,7 @@ from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_worker import StageMachine
 from tests.addresses import D0, M1, M2, S1, S2
 from tests.core.traces import FIRST, SECOND, STAGES, Step, cut, replay, trace
+from tests.marks import examples
 from tests.toy import PROMPT
 
 #: By run: the strategies of a pipeline, and of one with middle models.
@@ -54,7 +55,7 @@ def test_a_run_alone_is_what_was_recorded(address: Address) -> None:
 
 @pytest.mark.parametrize("address", WORKERS, ids=str)
 @given(data=st.data())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_whatever_comes_of_the_first_run_the_second_answers_the_same(
     address: Address, data: st.DataObject
 ) -> None:

@@ -10,6 +10,7 @@ from flowspec.core.protocol.work import Part, Pruned
 from flowspec.core.tree.live_rows import LiveRows
 from flowspec.errors import StateError
 from tests.core.tree.random_runs import PROMPT, RandomRun, RandomStage
+from tests.marks import examples
 
 
 class Holder:
@@ -35,7 +36,7 @@ class Holder:
 
 
 @given(st.data())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_every_interleaving_leaves_the_same_live_rows(data: st.DataObject) -> None:
     run = RandomRun(data)
     stage = RandomStage(run, run.lateness(data))
@@ -48,7 +49,7 @@ def test_every_interleaving_leaves_the_same_live_rows(data: st.DataObject) -> No
 
 
 @given(st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_passes_say_all_that_becomes_of_a_models_rows(data: st.DataObject) -> None:
     run = RandomRun(data)
     stage = RandomStage(run, run.lateness(data))
@@ -62,7 +63,7 @@ def test_passes_say_all_that_becomes_of_a_models_rows(data: st.DataObject) -> No
 
 
 @given(st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_a_pass_prunes_once(data: st.DataObject) -> None:
     run = RandomRun(data)
     stage = RandomStage(run, run.lateness(data))

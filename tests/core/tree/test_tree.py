@@ -12,6 +12,7 @@ from flowspec.core.tree.tree import Expansion, Status, Tree
 from flowspec.errors import StateError
 from tests.core.tree.index_sets import index_sets
 from tests.core.tree.views import answer, path_tokens, selected
+from tests.marks import examples
 
 TOKENS = st.integers(0, 3)
 VALUES = st.sampled_from([0.0, -0.25, -1.0])
@@ -142,7 +143,9 @@ class TreeAgainstPaths(RuleBasedStateMachine):
 
 
 TestTreeAgainstPaths = TreeAgainstPaths.TestCase
-TestTreeAgainstPaths.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestTreeAgainstPaths.settings = settings(
+    max_examples=examples(60), stateful_step_count=25, deadline=None
+)
 
 
 def test_worked_example_of_the_pruning_figure() -> None:

@@ -17,6 +17,7 @@ from flowspec.strategies.auto.drafter_bandit import (
     DrafterBandit,
     DrafterSpeed,
 )
+from tests.marks import examples
 
 
 def run(
@@ -42,7 +43,7 @@ def run(
     return made, changes
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.integers(0, 1000), st.floats(1.3, 2.5), st.booleans())
 def test_the_faster_drafts_most_and_the_slower_is_asked_again(
     seed: int, faster: float, first: bool
@@ -56,7 +57,7 @@ def test_the_faster_drafts_most_and_the_slower_is_asked_again(
     assert late[1 - best] > 0
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.integers(0, 1000))
 def test_what_has_become_slow_is_left(seed: int) -> None:
     known: dict[int, DrafterSpeed] = {}
