@@ -112,7 +112,7 @@ class BeamStrategy(Strategy, Generic[P]):
     def seed(self, view: View) -> BeamGrowth:
         """The round's tree, cut into N + 1 segments; keeps the beam as ``self.base``.
 
-        With few rows in a segment, the tree has as many nodes as so many segments hold.
+        With few rows in a segment, the tree has no more nodes than N + 1 segments have rows.
         """
         tree = view.tree
         shape = self.params

@@ -3,8 +3,8 @@
     python -m ops.bench.long_prompt [--profiles rtx3090-70b,jetson-7b,a100-70b] [--jobs 7]
                                     [--rows 1500] [--tokens 192]
 
-So many jobs decode; in the middle of their texts comes a prompt of so many tokens. The times are a
-profile's, the drafts those of ``ops/bench/many.py`` at T = 0. *Kept*: the jobs' tokens per second
+While ``--jobs`` jobs decode, a prompt of ``--rows`` tokens is submitted. The times are a profile's,
+the drafts those of ``ops/bench/many.py`` at T = 0. *Kept*: the decoding jobs' tokens per second
 from the prompt's submission to its first token, over that of as long a time before. The largest gap
 between two commits of a job is that of the same times. Over several moments of submission: means,
 and the largest gaps. Prints Markdown.

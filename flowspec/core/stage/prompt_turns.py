@@ -15,7 +15,7 @@ DEAR = 1.5
 
 
 class PromptTurns:
-    """The time that a stage owes to decoding runs, from its passes so far."""
+    """Whether prompts have used up their share of a stage's time, from its passes so far."""
 
     def __init__(self) -> None:
         self._decoding_seconds = 0.0  # the last pass without prompt rows
