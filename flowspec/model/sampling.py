@@ -48,12 +48,10 @@ def choose_rows(
     logits: torch.Tensor, sampling: Sampling, indices: Sequence[int]
 ) -> tuple[int, ...]:
     """``choose`` for every row of ``logits``, ``[rows, vocabulary]``, at its own index."""
-    if _small(logits, sampling):
+    table = None if _small(logits, sampling) else LogitRows(logits)
+    if table is None or not _comparable(table, sampling):
         rows = zip(on_host(logits), indices, strict=True)
         return tuple(choose(row, sampling, index) for row, index in rows)
-    table = LogitRows(logits)
-    if not _comparable(table, sampling):
-        return tuple(choose(table.row(row), sampling, index) for row, index in enumerate(indices))
     if sampling.temperature == 0:
         return tuple(table.argmax().tolist())
     if _truncated(sampling):
@@ -84,14 +82,10 @@ def perturbed_rows(
     logits: torch.Tensor, sampling: Sampling, indices: Sequence[int], count: int
 ) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
     """``perturbed`` for every row of ``logits``, ``[rows, vocabulary]``, at its own index."""
-    if _small(logits, sampling):
+    table = None if _small(logits, sampling) else LogitRows(logits)
+    if table is None or not _comparable(table, sampling):
         rows = zip(on_host(logits), indices, strict=True)
         return [perturbed(row, sampling, index, count) for row, index in rows]
-    table = LogitRows(logits)
-    if not _comparable(table, sampling):
-        return [
-            perturbed(table.row(row), sampling, index, count) for row, index in enumerate(indices)
-        ]
     edges = None
     if _truncated(sampling):
         edges = _edges(table, sampling, _survivors(table, sampling))
