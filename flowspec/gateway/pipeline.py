@@ -62,6 +62,12 @@ class PipelineWatch:
             )
         return state
 
+    async def serving(self, name: str) -> PipelineState:
+        """As ``ready``; an error, too, if a request's ``name`` is not the model's."""
+        state = await self.ready()
+        self.check_model(state, name)
+        return state
+
     def model(self, state: PipelineState) -> str:
         """The model's name for clients."""
         return self._name or name_of(state.target)

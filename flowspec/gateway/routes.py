@@ -116,8 +116,7 @@ def gateway_of(request: Request) -> Gateway:
 async def chat(body: Annotated[ChatRequest, Body()], request: Request) -> Response:
     """The answer to a conversation, whole or streamed."""
     gateway = gateway_of(request)
-    state = await gateway.watch.ready()
-    gateway.watch.check_model(state, body.model)
+    state = await gateway.watch.serving(body.model)
     order = gateway.orders.chat(body, state, salt_for(body, request))
     return await gateway.kitchen.answer(order, request)
 
@@ -126,8 +125,7 @@ async def chat(body: Annotated[ChatRequest, Body()], request: Request) -> Respon
 async def completions(body: Annotated[CompletionRequest, Body()], request: Request) -> Response:
     """Continuations of one or several prompts, whole or streamed."""
     gateway = gateway_of(request)
-    state = await gateway.watch.ready()
-    gateway.watch.check_model(state, body.model)
+    state = await gateway.watch.serving(body.model)
     order = gateway.orders.completion(body, state, salt_for(body, request))
     return await gateway.kitchen.answer(order, request)
 
