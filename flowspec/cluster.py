@@ -74,7 +74,8 @@ class Setup:
     stage; None: near-equal blocks. ``context``: most tokens of a job's prompt and output; None: as
     many as the target takes. ``rows``: how rows travel, one of ``broker.ways.ROWS``. ``jobs``: how
     many run at once. ``keep_rows``: most rows of ended jobs that are kept for later ones; None: as
-    many as the context suggests (``limits.default_kept_rows``).
+    many as the context suggests (``limits.default_kept_rows``). ``most_rows``: KV rows of all
+    running jobs at a stage; a job that would need more waits; 0: no limit.
     """
 
     target: str
@@ -88,6 +89,7 @@ class Setup:
     rows: str = AUTO_ROWS
     jobs: int = 1
     keep_rows: int | None = None
+    most_rows: int = 0
 
     def check(self) -> None:
         """ConfigError for anything that would make a worker fail, before one is started."""
@@ -123,6 +125,11 @@ class Setup:
             *context,
             *keep,
         ]
+
+    @property
+    def drafts_arguments(self) -> list[str]:
+        """The draft worker's arguments for this setup."""
+        return ["--most-rows", str(self.most_rows)]
 
 
 class Cluster:
@@ -167,7 +174,7 @@ class Cluster:
             place = self._broker.directory if self._broker is not None else None
             self._logs = Path(tempfile.mkdtemp(prefix="flowspec-logs-", dir=place))
             self._spawn("scheduler", "workers.scheduler", *self.setup.arguments)
-            self._spawn("draft", "workers.draft")
+            self._spawn("draft", "workers.draft", *self.setup.drafts_arguments)
             for stage in range(1, self.setup.stages + 1):
                 self._spawn(f"verify-{stage}", "workers.verify", "--stage", str(stage))
             for model in range(1, len(self.setup.middles) + 1):

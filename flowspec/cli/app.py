@@ -37,12 +37,14 @@ from flowspec.cli.flags import (
     ModelName,
     Models,
     MostAnswers,
+    MostRows,
     OwnUrl,
     Pair,
     Planned,
     PlannedDtype,
     Port,
     Pretended,
+    Priority,
     ProbesUrl,
     PromptFile,
     PromptsAtOnce,
@@ -66,6 +68,7 @@ from flowspec.cli.flags import (
     TopK,
     TopP,
     Url,
+    WaitSeconds,
 )
 from flowspec.cli.outputs import checked_stdout
 from flowspec.cli.parser import Command, UsageError, check_beside, in_range
@@ -163,6 +166,7 @@ def up(
     rows: RowsWay = "auto",
     jobs: JobsAtOnce = 1,
     keep_rows: KeepRows = None,
+    most_rows: MostRows = 0,
     redis_url: OwnUrl = None,
 ) -> None:
     """Start a pipeline that keeps running, and print how to reach it."""
@@ -171,7 +175,7 @@ def up(
 
     run_on = (dtype, device, draft_dtype, draft_device)
     setup = setup_of(target, draft, models, stages, run_on, cluster)
-    up(replace(setup, rows=rows, jobs=jobs, keep_rows=keep_rows), redis_url)
+    up(replace(setup, rows=rows, jobs=jobs, keep_rows=keep_rows, most_rows=most_rows), redis_url)
 
 
 @app.command()
@@ -191,6 +195,7 @@ def serve(
     rows: RowsWay = "auto",
     jobs: ServedAtOnce = 8,
     keep_rows: KeepRows = None,
+    most_rows: MostRows = 0,
     strategy: ServedStrategy = DEFAULT_STRATEGY,
     model_name: ModelName = "",
     cors_origin: CorsOrigin = None,
@@ -215,7 +220,8 @@ def serve(
         default_tokens=default_tokens,
     )
     request = ServeRequest(host, port, api_key_file, settings)
-    serve(replace(setup, rows=rows, jobs=jobs, keep_rows=keep_rows), request, redis_url or None)
+    shared = replace(setup, rows=rows, jobs=jobs, keep_rows=keep_rows, most_rows=most_rows)
+    serve(shared, request, redis_url or None)
 
 
 @app.command()
@@ -284,13 +290,24 @@ def submit(
     top_p: TopP = 1.0,
     seed: Seed = 0,
     raw: Raw = False,
+    priority: Priority = 0,
+    wait_seconds: WaitSeconds = 0.0,
     redis_url: Url = None,
 ) -> None:
     """Submit a job to a running pipeline and print its id."""
     from flowspec.cli.jobs import submit
 
     sampling = Sampling(temperature, top_k, top_p, seed)
-    submit(JobSpec(prompt, None, max_new_tokens, sampling, strategy, raw=raw), redis_url)
+    spec = JobSpec(
+        prompt,
+        max_new_tokens=max_new_tokens,
+        sampling=sampling,
+        strategy=strategy,
+        raw=raw,
+        priority=priority,
+        wait_seconds=wait_seconds,
+    )
+    submit(spec, redis_url)
 
 
 @app.command()

@@ -18,6 +18,7 @@ from flowspec.model.precision import DTYPES, check_device, check_dtype
 
 _POSITIVE = in_range(1, inf, "1 or more")
 _SAMPLING = taken_by(Sampling)
+_JOB = taken_by(partial(JobSpec, "-"))
 _SIMULATED = in_range(2, MAX_NEW_TOKENS, f"2 to {MAX_NEW_TOKENS}")
 _NAMED = not_empty("a name like draft, head or ngram, or several joined by + or :")
 _SOURCES = (
@@ -123,6 +124,27 @@ KeepRows = Annotated[
         "(default: twice the context, at most 4096).",
     ),
 ]
+MostRows = Annotated[
+    int,
+    typer.Option(
+        callback=in_range(0, inf, "0 or more"),
+        help="KV rows that the running jobs may need at a stage; further jobs wait; 0: no limit.",
+    ),
+]
+Priority = Annotated[
+    int,
+    typer.Option(
+        callback=_JOB,
+        help="-100 to 100; of the waiting jobs those of the highest begin first.",
+    ),
+]
+WaitSeconds = Annotated[
+    float,
+    typer.Option(
+        callback=_JOB,
+        help="The job fails if it has not begun by then; 0: it waits as long as it has to.",
+    ),
+]
 DraftDtype = Annotated[
     str | None,
     typer.Option(callback=checked_by(check_dtype), help="Precision of the drafters, as --dtype."),
@@ -140,9 +162,7 @@ Planned = Annotated[
 Strategy = Annotated[
     str, typer.Option(help="See `flowspec strategies`; options as NAME:option=value,...")
 ]
-MaxNewTokens = Annotated[
-    int, typer.Option(callback=taken_by(partial(JobSpec, "-")), help="Most tokens to generate.")
-]
+MaxNewTokens = Annotated[int, typer.Option(callback=_JOB, help="Most tokens to generate.")]
 Temperature = Annotated[float, typer.Option(callback=_SAMPLING, help="0 is greedy.")]
 TopK = Annotated[
     int, typer.Option(callback=_SAMPLING, help="Keep the K most likely tokens; 0 keeps all.")

@@ -52,7 +52,10 @@ def up(setup: Setup, url: str | None) -> None:
         state_file().unlink(missing_ok=True)
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "flowspec.cli.service", *setup.arguments],
+                [
+                    *(sys.executable, "-m", "flowspec.cli.service", *setup.arguments),
+                    *setup.drafts_arguments,
+                ],
                 # The URL may contain a password, so it must not be an argument that `ps` shows.
                 env=surroundings | ({"FLOWSPEC_REDIS_URL": url} if url else {}),
                 stdin=subprocess.DEVNULL,
@@ -260,7 +263,7 @@ def _main() -> None:
         parser.add_argument(flag, type=int)
     parser.add_argument("--middle", action="append", default=[])
     parser.add_argument("--layers", type=parse_ranges)
-    for flag in ("--context", "--keep-rows"):
+    for flag in ("--context", "--keep-rows", "--most-rows"):
         parser.add_argument(flag, type=int)
     given = parser.parse_args()
     setup = Setup(
@@ -274,6 +277,7 @@ def _main() -> None:
         rows=given.rows,
         jobs=given.jobs,
         keep_rows=given.keep_rows,
+        most_rows=given.most_rows,
     )
     try:
         _Supervisor(setup, os.environ.get("FLOWSPEC_REDIS_URL")).run()

@@ -71,10 +71,12 @@ def refused(message: str, param: str | None = None, code: str | None = None) -> 
     return ApiError(400, message, param=param, code=code)
 
 
-def unavailable(message: str) -> ApiError:
+def unavailable(
+    message: str, code: str = "pipeline_unavailable", retry_seconds: int = RETRY_SECONDS
+) -> ApiError:
     """The pipeline is not there, or not now."""
-    headers = {"Retry-After": str(RETRY_SECONDS)}
-    return ApiError(503, message, code="pipeline_unavailable", headers=headers)
+    headers = {"Retry-After": str(retry_seconds)}
+    return ApiError(503, message, code=code, headers=headers)
 
 
 def busy(message: str, retry_seconds: int) -> ApiError:
@@ -91,6 +93,8 @@ def api_error(error: FlowSpecError, retry_seconds: int = RETRY_SECONDS) -> ApiEr
             return error
         case JobFailed(cause=base.FULL):
             return busy(text, retry_seconds)
+        case JobFailed(cause=base.LATE):
+            return unavailable(text, "late", retry_seconds)
         case JobFailed(cause=base.REFUSED):
             code = "context_length_exceeded" if _TOO_LONG.search(text) else "job_refused"
             return refused(text, code=code)

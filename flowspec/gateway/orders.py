@@ -55,6 +55,8 @@ class OrderTaker:
                 sampling=sampling,
                 strategy=self._strategy(request),
                 cache_salt=salt,
+                priority=-(request.priority or 0),
+                wait_seconds=request.wait_seconds or 0.0,
             )
             for sampling in samplings(request)
         ]
@@ -79,6 +81,8 @@ class OrderTaker:
                 sampling=sampling,
                 strategy=self._strategy(request),
                 cache_salt=salt,
+                priority=-(request.priority or 0),
+                wait_seconds=request.wait_seconds or 0.0,
                 raw=isinstance(prompt, str),
             )
             for prompt in request.prompts

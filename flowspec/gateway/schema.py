@@ -11,7 +11,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from flowspec.core.run.sampling import MAX_SEED, MAX_TOP_K
-from flowspec.core.run.spec import MAX_FIELD_BYTES, MAX_NEW_TOKENS
+from flowspec.core.run.spec import (
+    MAX_FIELD_BYTES,
+    MAX_NEW_TOKENS,
+    MOST_PRIORITY,
+    MOST_WAIT_SECONDS,
+)
 from flowspec.core.run.turns import MAX_TURNS
 
 #: Most answers to one prompt, and most prompts of one request.
@@ -40,7 +45,10 @@ class StreamOptions(ApiRequest):
 
 
 class Sampled(ApiRequest):
-    """What chat and completions share. Defaults are OpenAI's."""
+    """What chat and completions share. Defaults are OpenAI's.
+
+    ``priority``: as vLLM's, the lowest begins first.
+    """
 
     model: Name
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
@@ -54,6 +62,8 @@ class Sampled(ApiRequest):
     max_tokens: Tokens | None = None
     strategy: Name | None = None
     cache_salt: Name | None = None
+    priority: Annotated[int, Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY)] | None = None
+    wait_seconds: Annotated[float, Field(ge=0, le=MOST_WAIT_SECONDS)] | None = None
 
     @property
     def stops(self) -> tuple[str, ...]:

@@ -287,7 +287,8 @@ def test_a_stopped_scheduler_is_noticed_by_the_client(doomed: Cluster) -> None:
 
 
 def test_up_status_submit_watch_cancel_down(flowspec: Run) -> None:
-    up = flowspec("up", "--stages", "2", "--jobs", "2", "--keep-rows", "30")
+    shares = ("--keep-rows", "30", "--most-rows", "2500")
+    up = flowspec("up", "--stages", "2", "--jobs", "2", *shares)
     assert up.returncode == 0, up.stderr
     try:
         assert up.stdout.startswith("export FLOWSPEC_REDIS_URL='unix://")
@@ -304,6 +305,8 @@ def test_up_status_submit_watch_cancel_down(flowspec: Run) -> None:
         known = json.loads(flowspec("watch", same, "--json").stdout)
         prompt = len(known["prompt_token_ids"])
         assert known["stats"]["cached_tokens"] == (min(prompt - 1, 30) if prompt > 16 else 0)
+        wide = flowspec("submit", PROMPT, "--max-new-tokens", "1000").stdout.strip()
+        assert "the pipeline has 2500: shorten" in flowspec("watch", wide).stderr
         slow = ("submit", PROMPT, "--max-new-tokens", "900", "--strategy", "autoregressive")
         # On a busy machine the first may be at their end before the last is submitted.
         long = [flowspec(*slow).stdout.strip() for _ in range(4)]

@@ -30,6 +30,7 @@ from tests.toy import limits
         (JobFailed("no such strategy", "refused"), 400, "invalid_request_error"),
         (JobFailed("the queue is full", "full"), 429, "rate_limit_error"),
         (JobFailed("the draft worker was lost", "lost"), 503, "service_unavailable_error"),
+        (JobFailed("it did not begin in time", "late"), 503, "service_unavailable_error"),
         (JobFailed("a pass failed", "failed"), 500, "server_error"),
         (ClusterError("no scheduler"), 503, "service_unavailable_error"),
         (BrokerUnreachable("no broker"), 503, "service_unavailable_error"),
@@ -46,7 +47,8 @@ def test_every_error_of_the_pipeline_has_its_status(
     assert isinstance(body, dict)
     assert body.keys() == {"message", "type", "param", "code"}
     assert (body["message"], body["type"]) == (str(error), kind)
-    assert found.headers.get("Retry-After") == {429: "7", 503: "5"}.get(status)
+    later = {"full": "7", "late": "7"}.get(getattr(error, "cause", ""), "5")
+    assert found.headers.get("Retry-After") == (later if status in (429, 503) else None)
     assert api_error(found) is found
 
 
