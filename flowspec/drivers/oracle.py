@@ -31,7 +31,7 @@ class OracleStage:
         hidden: Mapping[str, RowArray] | None = None,
     ) -> None:
         self._sequences = sequences
-        self._hidden = hidden or {}
+        self._hidden = {} if hidden is None else hidden
         self._returned: set[RunKey] = set()  # runs that need hidden rows
         # Live tree rows by run: id -> whether the row is on the path.
         self._on_path: dict[RunKey, dict[int, bool]] = {}

@@ -13,10 +13,10 @@ import os
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from flowspec.broker.base import roles_of
+from flowspec.broker.base import OutputEntry, roles_of
 from flowspec.broker.connection import connect
 from flowspec.broker.keys import Keys
 from flowspec.broker.redis_client import DirectClient
@@ -130,13 +130,41 @@ def stretch_for(cpu_seconds: float, nominal_seconds: float, cores: int) -> float
     return max(1.0, math.ceil(10 * needed) / 10)
 
 
+@dataclass(slots=True)
+class EmulatedJob:
+    """A job on an emulated cluster, as far as its output has been read.
+
+    ``committed_at``: per commit its nominal time and the number of tokens after it. ``stats``: of
+    the ended job.
+    """
+
+    text: Text
+    cursor: str = "0"
+    tokens: list[int] = field(default_factory=list)
+    committed_at: list[tuple[float, int]] = field(default_factory=list)
+    stats: Mapping[str, Any] | None = None
+
+    def take(self, entry: OutputEntry) -> None:
+        """Read a further entry of the output; JobFailed for an error."""
+        self.cursor = entry.cursor
+        fields = entry.fields
+        if fields["kind"] == "tokens":
+            self.tokens += json.loads(fields["ids"])
+            self.committed_at.append((float(fields["at"]), len(self.tokens)))
+        elif fields["kind"] == "error":
+            raise JobFailed(fields["text"])
+        else:
+            self.stats = json.loads(fields["stats"])
+
+
 class EmulatedCluster:
     """A pipeline of real workers that emulates ``stages`` devices of ``profile``.
 
     ``models``: target, draft and the middle models of a chain, smallest first (default: the
     packaged pair). ``source``: the profile's name for that draft. ``stretch``: wall seconds per
-    nominal second. ``free_software``: do not charge the software's own time. ConfigError if
-    ``source`` and ``models`` have different numbers of drafters to choose from.
+    nominal second. ``free_software``: do not charge the software's own time. ``jobs``: how many
+    run at once. ConfigError if ``source`` and ``models`` have different numbers of drafters to
+    choose from.
     """
 
     def __init__(
@@ -148,6 +176,7 @@ class EmulatedCluster:
         source: str = "slm",
         stretch: float = 1.0,
         free_software: bool = False,
+        jobs: int = 1,
     ) -> None:
         self._emulation = Emulation(profile, stages, source, stretch, free_software)
         target, draft, *middles = models or default_pair()
@@ -159,7 +188,7 @@ class EmulatedCluster:
             )
         # Texts are compared with the library's float32 model.
         places = Places("float32", "cpu", "float32", "cpu")
-        self._setup = Setup(target, draft, stages, tuple(middles), places=places)
+        self._setup = Setup(target, draft, stages, tuple(middles), places=places, jobs=jobs)
         self._settle = stretch * max(
             profile.stage_seconds(stage, stages, 64) for stage in (1, stages)
         )
@@ -204,6 +233,16 @@ class EmulatedCluster:
 
         ``reuse``: as in ``JobSpec``; runs are compared, so none shortens another's prompt.
         """
+        name = self.submit(text, strategy, reuse=reuse)
+        job = EmulatedJob(text)
+        while job.stats is None:
+            self.read({name: job})
+        # A stage may still be computing pruned rows; it must be idle for the next job.
+        time.sleep(self._settle)
+        return _ran(job.stats, job.committed_at), tuple(job.tokens)
+
+    def submit(self, text: Text, strategy: str, *, reuse: bool = False) -> str:
+        """Submit a job, as in ``run``, and return its id."""
         spec = JobSpec(
             prompt_ids=text.prompt,
             max_new_tokens=len(text.output),
@@ -211,29 +250,24 @@ class EmulatedCluster:
             strategy=strategy,
             reuse=reuse,
         )
-        job = self._control.submit(spec.fields())
-        cursor = "0"
-        tokens: list[int] = []
-        committed: list[tuple[float, int]] = []
-        while True:
-            for entry in self._control.read_output(job, cursor, 1.0):
-                cursor = entry.cursor
-                fields = entry.fields
-                if fields["kind"] == "tokens":
-                    tokens += json.loads(fields["ids"])
-                    committed.append((float(fields["at"]), len(tokens)))
-                elif fields["kind"] == "error":
-                    raise JobFailed(fields["text"])
-                else:
-                    # A stage may still be computing pruned rows; it must be idle for the next job.
-                    time.sleep(self._settle)
-                    return _ran(json.loads(fields["stats"]), committed), tuple(tokens)
-            self._cluster.check()
+        return self._control.submit(spec.fields())
+
+    def read(self, jobs: Mapping[str, EmulatedJob]) -> None:
+        """Wait for further output of any of ``jobs``, by id, at most a second, and take it."""
+        cursors = {name: job.cursor for name, job in jobs.items()}
+        for name, entries in self._control.read_outputs(cursors, 1.0).items():
+            for entry in entries:
+                jobs[name].take(entry)
+        self._cluster.check()
+
+    def now(self) -> float:
+        """The nominal time."""
+        return Emulation.read(self._control.pipeline()[EMULATED]).nominal(time.monotonic())
 
     def counts(self) -> Counts:
         """The sums of every worker's counters, as of now or slightly later."""
         record = self._control.pipeline()
-        since = Emulation.read(record[EMULATED]).nominal(time.monotonic())
+        since = self.now()
         deadline = time.monotonic() + _FACTS_SECONDS
         while time.monotonic() < deadline:
             self._cluster.check()
@@ -261,7 +295,7 @@ class EmulatedCluster:
         self.stop()
 
 
-def _ran(stats: dict[str, Any], committed: Sequence[tuple[float, int]]) -> Ran:
+def _ran(stats: Mapping[str, Any], committed: Sequence[tuple[float, int]]) -> Ran:
     began = committed[0][0] - _served_seconds(stats) if committed else 0.0
     return Ran(stats, tuple((at - began, count) for at, count in committed))
 

@@ -86,7 +86,10 @@ class Scene:
     ) -> tuple[float, float]:
         """The others' tokens per second from ``begin`` to ``end``, and their largest gap then."""
         others = [records[job] for job in self._others]
-        tokens = sum(tokens_until(one, end) - tokens_until(one, begin) for one in others)
+        tokens = sum(
+            tokens_until(one.committed_at, end) - tokens_until(one.committed_at, begin)
+            for one in others
+        )
         gaps = [
             later - at
             for one in others

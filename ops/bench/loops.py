@@ -28,6 +28,8 @@ from flowspec.model.base import DraftExecutor
 from flowspec.strategies import build
 from flowspec.testbed.texts import Text
 
+Commits = Sequence[tuple[float, int]]
+"""Of a job: the time of each commit, seconds, and the tokens after it."""
 #: Jobs that replace ended ones in a closed loop, for each that is in it, and the least number.
 ROUNDS = 2
 LEAST_JOBS = 12
@@ -73,6 +75,11 @@ def jobs_of(loop: int) -> int:
     return loop + max(LEAST_JOBS, ROUNDS * loop)
 
 
+def share_of(at: int, loop: int) -> float:
+    """How much of its text a job of the first wave of ``loop`` jobs has."""
+    return (at + 1) / loop
+
+
 class Loop:
     """Jobs of ``strategy`` on ``setup``; ``governor``: None: the draft worker's own."""
 
@@ -102,7 +109,7 @@ class Loop:
         names = job_names(jobs_of(jobs))
         self._left = names[jobs:]
         for at, name in enumerate(names[:jobs]):
-            self._submit(name, 0.0, (at + 1) / jobs)
+            self._submit(name, 0.0, share_of(at, jobs))
         self._simulation.run()
         end = max(self._submitted.values())
         return self._measured(min(end / 2, max(self._ended[name] for name in names[:jobs])), end)
@@ -154,29 +161,34 @@ class Loop:
 
     def _measured(self, begin: float, end: float) -> LoopFigures:
         self._check_texts()
-        records = self._simulation.jobs
-        tokens = sum(
-            tokens_until(record, end) - tokens_until(record, begin) for record in records.values()
-        )
-        commits = [
-            [entry for entry in record.committed_at if begin <= entry[0] <= end]
-            for record in records.values()
-        ]
-        pairs = [(its[0], its[-1]) for its in commits if len(its) > 1]
-        means = [(last - first) / (after - before) for (first, before), (last, after) in pairs]
-        gaps = [later[0] - at[0] for its in commits for at, later in itertools.pairwise(its)]
-        stats = [record.finish.stats for record in records.values() if record.finish]
-        hits = [known["hit_rate"] or 0.0 for known in stats]
-        return LoopFigures(
-            tokens / (end - begin),
-            float(np.mean(means)),
-            float(np.percentile(means, 99)),
-            float(np.percentile(gaps, 99)),
-            float(np.mean([known["ttft_seconds"] for known in stats])),
-            float(np.mean(hits)),  # type: ignore[arg-type]
+        records = self._simulation.jobs.values()
+        return figures(
+            [record.committed_at for record in records],
+            [record.finish.stats for record in records if record.finish],
+            begin,
+            end,
         )
 
 
-def tokens_until(record: RunRecord, end: float) -> int:
-    """Tokens that ``record`` had at ``end``."""
-    return max((count for at, count in record.committed_at if at <= end), default=0)
+def figures(
+    committed: Sequence[Commits], stats: Sequence[Mapping[str, Any]], begin: float, end: float
+) -> LoopFigures:
+    """The figures of jobs with these commits and stats, from ``begin`` to ``end``."""
+    tokens = sum(tokens_until(its, end) - tokens_until(its, begin) for its in committed)
+    within = [[entry for entry in its if begin <= entry[0] <= end] for its in committed]
+    pairs = [(its[0], its[-1]) for its in within if len(its) > 1]
+    means = [(last - first) / (after - before) for (first, before), (last, after) in pairs]
+    gaps = [later[0] - at[0] for its in within for at, later in itertools.pairwise(its)]
+    return LoopFigures(
+        tokens / (end - begin),
+        float(np.mean(means)),
+        float(np.percentile(means, 99)),
+        float(np.percentile(gaps, 99)),
+        float(np.mean([known["ttft_seconds"] for known in stats])),
+        float(np.mean([known["hit_rate"] or 0.0 for known in stats])),
+    )
+
+
+def tokens_until(commits: Commits, end: float) -> int:
+    """Tokens that a job with these commits had at ``end``."""
+    return max((count for at, count in commits if at <= end), default=0)
