@@ -1,13 +1,14 @@
-"""A long prompt among decoding jobs, in simulation: what it costs them, and how long it takes.
+"""Long prompts among decoding jobs, in simulation: what they cost them, and how long they take.
 
     python -m ops.bench.long_prompt [--profiles rtx3090-70b,jetson-7b,a100-70b] [--jobs 7]
-                                    [--rows 1500] [--tokens 192]
+                                    [--rows 1500] [--long 1] [--tokens 192]
 
-While ``--jobs`` jobs decode, a prompt of ``--rows`` tokens is submitted. The times are a profile's,
-the drafts those of ``ops/bench/many.py`` at T = 0. *Kept*: the decoding jobs' tokens per second
-from the prompt's submission to its first token, over that of as long a time before. The largest gap
-between two commits of a job is that of the same times. Over several moments of submission: means,
-and the largest gaps. Prints Markdown.
+While ``--jobs`` jobs decode, ``--long`` prompts of ``--rows`` tokens are submitted at once. The
+times are a profile's, the drafts those of ``ops/bench/many.py`` at T = 0. *Kept*: the decoding
+jobs' tokens per second from the prompts' submission to the last one's first token, over that of as
+long a time before. The largest gap between two commits of a job is that of the same times. *TTFT*:
+the last one's, beside the others and without them. Over several moments of submission: means, and
+the largest gaps. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -44,10 +45,11 @@ MOMENTS = (0.4, 0.5, 0.6)
 
 @dataclass(frozen=True, slots=True)
 class LongPrompt:
-    """Figures of one long prompt; seconds.
+    """Figures of long prompts that come at once; seconds.
 
     ``kept``: the others' rate beside it over the one before. ``gap``, ``before``: their largest
-    gaps beside and before it. ``ttft``, ``alone``: until its first token, beside them and alone.
+    gaps beside and before them. ``ttft``, ``alone``: until the first token of the last one, beside
+    the others and without them.
     """
 
     kept: float
@@ -58,25 +60,32 @@ class LongPrompt:
 
 
 class Scene:
-    """The last of ``texts`` is the long prompt's, the others are the decoding jobs'."""
+    """The last ``long`` of ``texts`` are the long prompts', the others the decoding jobs'."""
 
-    def __init__(self, profile: Profile, texts: Sequence[Text], kinds: Sequence[Kind]) -> None:
+    def __init__(
+        self, profile: Profile, texts: Sequence[Text], kinds: Sequence[Kind], long: int = 1
+    ) -> None:
         self._pipeline = pipeline_of(profile, texts, kinds)
-        *self._others, self._long = job_names(len(texts))
+        names = job_names(len(texts))
+        self._others, self._long = names[:-long], names[-long:]
 
     def figures(self, strategy: str) -> Iterator[LongPrompt]:
         """The figures of prompts at ``MOMENTS``, all jobs with ``strategy``."""
-        alone = self._run(strategy, {self._long: 0.0})[self._long].committed_at[0][0]
+        alone = self._last_first_token(self._run(strategy, dict.fromkeys(self._long, 0.0)))
         at_once = dict.fromkeys(self._others, 0.0)
         undisturbed = self._run(strategy, at_once)
         end = min(undisturbed[job].committed_at[-1][0] for job in self._others)
         for moment in MOMENTS:
             at = moment * end
-            records = self._run(strategy, {**at_once, self._long: at})
-            first = records[self._long].committed_at[0][0]
+            records = self._run(strategy, {**at_once, **dict.fromkeys(self._long, at)})
+            first = self._last_first_token(records)
             before = self._rate_and_gap(records, 2 * at - first, at)
             beside = self._rate_and_gap(records, at, first)
             yield LongPrompt(beside[0] / before[0], beside[1], before[1], first - at, alone)
+
+    def _last_first_token(self, records: Mapping[str, RunRecord]) -> float:
+        """When the last of the long prompts had its first token."""
+        return max(records[job].committed_at[0][0] for job in self._long)
 
     def _run(self, strategy: str, times: Mapping[str, float]) -> Mapping[str, RunRecord]:
         return Loop(self._pipeline, strategy).submitted(times)
@@ -100,16 +109,16 @@ class Scene:
 
 
 def rows(
-    profiles: Sequence[Profile], texts: Sequence[Text], kinds: Sequence[Kind]
+    profiles: Sequence[Profile], texts: Sequence[Text], kinds: Sequence[Kind], long: int
 ) -> Iterator[str]:
-    """A row per profile and strategy."""
+    """A row per profile and strategy; ``long``: how many of ``texts`` are the long prompts'."""
     yield (
         "| profile | jobs decode with | kept | largest gap, ms | before | over before "
         "| TTFT, s | alone | over alone |"
     )
     yield "|---|---|---|---|---|---|---|---|---|"
     for profile in profiles:
-        scene = Scene(profile, texts, kinds)
+        scene = Scene(profile, texts, kinds, long)
         for strategy in STRATEGIES:
             found = np.array([astuple(one) for one in scene.figures(strategy)])
             kept, _, _, ttft, alone = found.mean(axis=0)
@@ -128,6 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--profiles", default=PROFILES, help=f"by commas ({PROFILES})")
     add("--jobs", type=count, default=7, help="that decode (7)")
     add("--rows", type=count, default=1500, help="of the prompt (1500)")
+    add("--long", type=count, default=1, help="prompts at once (1)")
     add("--tokens", type=count, default=192, help="of every decoding job's text (192)")
     add("--prompts", type=Path, default=PROMPTS, help="a .jsonl file (that of the tests)")
     options = parser.parse_args(arguments)
@@ -135,13 +145,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         profiles = [load(name) for name in options.profiles.split(",")]
         kinds, lengths = fitted(read_prompts(options.prompts), [0.0], options.tokens)
         texts = random_texts(lengths, options.tokens, options.jobs)
-        (long,) = random_texts([options.rows], ANSWERED, 1)
+        long = random_texts([options.rows], ANSWERED, options.long)
         print(
-            f"A prompt of {options.rows} tokens among {options.jobs} jobs that decode, T = 0; "
-            f"over {len(MOMENTS)} moments of submission.\n",
+            f"Prompts of {options.rows} tokens, {options.long} at once, among {options.jobs} jobs "
+            f"that decode, T = 0; over {len(MOMENTS)} moments of submission.\n",
             flush=True,
         )
-        for line in rows(profiles, [*texts, long], kinds[0.0]):
+        for line in rows(profiles, [*texts, *long], kinds[0.0], options.long):
             print(line, flush=True)
     except FlowSpecError as error:
         sys.exit(f"long_prompt: {error}")

@@ -63,9 +63,9 @@ def test_every_profile_has_goals_and_only_these() -> None:
     assert goals("jetson-7b", 1) == {}
 
 
-def test_a_long_prompt_has_figures_for_every_moment() -> None:
-    (long,) = random_texts([200], 3, 1)
-    scene = Scene(PROFILE, [*texts(3, 40), long], KINDS)
+@pytest.mark.parametrize("long", [1, 2])
+def test_long_prompts_have_figures_for_every_moment(long: int) -> None:
+    scene = Scene(PROFILE, [*texts(3, 40), *random_texts([200], 3, long)], KINDS, long)
     found = list(scene.figures("auto"))
     assert len(found) == len(MOMENTS)
     for one in found:

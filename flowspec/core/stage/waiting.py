@@ -6,6 +6,11 @@ too, unless one of them has an earlier segment waiting. Keeping the others back 
 the pipeline with passes of few runs: a slower stage behind could not join them either. One segment
 of each run: what a run's passes hold then does not depend on other runs, and a recording of it
 replays alone.
+
+Chunks of prompts are many and wait at one moment, so they must not fill every pass: one of them
+leads a pass, the segments of decoding runs follow, and further chunks take what room is left. Of
+several prompts the oldest one and the one with the fewest rows left lead in turn: a question does
+not wait for two documents, and no document waits for ever.
 """
 
 from __future__ import annotations
@@ -22,6 +27,7 @@ class WaitingSegments:
 
     def __init__(self) -> None:
         self._segments: list[Segment] = []
+        self._shortest_leads = True  # of several prompts, at the next pass
 
     def __bool__(self) -> bool:
         return bool(self._segments)
@@ -40,18 +46,33 @@ class WaitingSegments:
     def take(self, *, prompts: bool = True) -> list[Segment]:
         """Remove and return the segments of the next pass.
 
-        The first one, whatever its size, and of the other runs' firsts those before one that does
-        not fit. Chunks of prompts wait for the others unless ``prompts``.
+        The first one, whatever its size; of runs that decode those before one that does not fit,
+        of prompts all that fit. Chunks of prompts wait for the others unless ``prompts``.
         """
         firsts = self.firsts()
         decoding = [segment for segment in firsts if not is_of_prompt(segment)]
-        taken: list[Segment] = []
-        for segment in firsts if prompts or not decoding else decoding:
+        chunks = [segment for segment in firsts if is_of_prompt(segment)]
+        taken = self._leading(chunks) if chunks and (prompts or not decoding) else []
+        may_have_chunks = bool(taken)
+        for segment in decoding:
             if taken and not _fit([*taken, segment]):
                 break  # what comes later does not overtake it
             taken.append(segment)
+        for segment in chunks if may_have_chunks else []:
+            if segment is not taken[0] and _fit([*taken, segment]):
+                taken.append(segment)
         self.remove(taken)
         return taken
+
+    def _leading(self, chunks: Sequence[Segment]) -> list[Segment]:
+        """The chunk that leads the next pass, of several prompts' first ``chunks``."""
+        oldest = chunks[0]
+        shortest = min(chunks, key=lambda chunk: self.rows(chunk.run))
+        if shortest is oldest:
+            return [oldest]
+        leads = shortest if self._shortest_leads else oldest
+        self._shortest_leads = not self._shortest_leads
+        return [leads]
 
     def remove(self, segments: Sequence[Segment]) -> None:
         """Remove ``segments``."""

@@ -420,11 +420,11 @@ def test_a_run_has_one_segment_in_a_pass() -> None:
     ("most", "passes"),
     [
         (4, [[(RUN, 0), (OTHER, 0)], [(RUN, 1), (OTHER, 1)]]),
-        (3, [[(RUN, 0)], [(OTHER, 0), (RUN, 1)], [(OTHER, 1)]]),
-        (1, [[(RUN, 0)], [(OTHER, 0)], [(RUN, 1)], [(OTHER, 1)]]),
+        (3, [[(RUN, 0)], [(RUN, 1), (OTHER, 0)], [(OTHER, 1)]]),
+        (1, [[(RUN, 0)], [(RUN, 1)], [(OTHER, 0)], [(OTHER, 1)]]),
     ],
 )
-def test_rows_bound_a_pass_over_several_runs_and_the_order_stays(
+def test_rows_bound_a_pass_over_several_runs(
     monkeypatch: pytest.MonkeyPatch, most: int, passes: list[list[tuple[RunKey, int]]]
 ) -> None:
     monkeypatch.setattr("flowspec.core.stage.waiting.MOST_ROWS", most)

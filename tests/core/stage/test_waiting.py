@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -85,7 +86,7 @@ def test_a_pass_with_a_prompts_rows_has_room_for_all_others() -> None:
     assert passes(waiting) == ["a0 b0 c0", "a1"]
     waiting.add(segment(B, 1, together=1))
     waiting.add(chunk(A, 2))
-    assert passes(waiting) == ["b1 a2"]
+    assert passes(waiting) == ["a2 b1"]
     waiting.add(chunk(A, 3, MOST_ROWS))
     waiting.add(segment(B, 2))
     assert passes(waiting) == ["a3", "b2"]
@@ -98,6 +99,37 @@ def test_prompts_wait_for_decoding_runs_if_it_is_not_their_turn() -> None:
     waiting.add(chunk(C, 0))
     assert names(waiting.take(prompts=False)) == "b0"
     assert names(waiting.take(prompts=False)) == "a0 c0", "no one else waits"
+
+
+@pytest.mark.parametrize(("prompts", "rows"), [(1, 12), (2, 12), (3, 1), (3, 9)])
+def test_prompts_never_fill_the_passes_that_decoding_runs_wait_for(prompts: int, rows: int) -> None:
+    """Seven runs decode beside prompts of 25 chunks: all are served in each two passes."""
+    waiting = WaitingSegments()
+    for prompt in range(prompts):
+        for number in range(25):
+            waiting.add(chunk(RunKey(f"p{prompt}", 1), number))
+    decoding = [RunKey(f"d{at}", 1) for at in range(7)]
+    for number in range(5):
+        for run in decoding:
+            waiting.add(segment(run, number, rows))
+        taken = [*waiting.take(), *waiting.take()]
+        assert {one.run for one in taken if one.round} == set(decoding)
+        assert sum(one.round == 0 for one in taken) >= 2
+
+
+def test_a_short_prompt_does_not_wait_for_long_ones_nor_they_for_short_ones() -> None:
+    waiting = WaitingSegments()
+    for run in (A, B):
+        for number in range(9):
+            waiting.add(chunk(run, number))
+    waiting.add(chunk(C, 0, 20))
+    assert passes(waiting)[0] == "c0 a0"
+    waiting = WaitingSegments()
+    for number in range(9):
+        waiting.add(chunk(A, number, MOST_ROWS))
+    for number in range(4):  # one short prompt after the other
+        waiting.add(chunk(RunKey(f"s{number}", 1), 0))
+    assert passes(waiting)[:4] == ["s00 s10", "a0", "s20 s30", "a1"]
 
 
 def test_a_dropped_run_leaves_the_others() -> None:
