@@ -224,7 +224,8 @@ class DraftMachine:
         match message:
             case Answer():
                 self._check_tokens(message)
-                self._governor.note(message)
+                if sender == self._last_stage:
+                    self._governor.note(message)  # middle models have passes of their own
                 session.take_answer(sender, message, now)
                 if session.returns.hidden and sender == self._last_stage and message.ids:
                     # The drafter gets an answer's hidden rows before its next pass.

@@ -143,8 +143,10 @@ class Governor:
         share = self._share_of(len(runs), drafts=any(runs.values()))
         self._given = dict.fromkeys(runs, share)
         if runs and share != ALONE and not self._passes.single:
-            # The first makes passes of a lone row: without their time, plans are compared wrongly.
-            self._given[next(iter(runs))] = RunShare(1, 1, 1, jobs=len(runs))
+            # One makes passes of a lone row: without their time, plans are compared wrongly. In
+            # turn, since a strategy with rows of its own makes none.
+            turn = self._notes // REPLAN % len(runs)
+            self._given[list(runs)[turn]] = RunShare(1, 1, 1, jobs=len(runs))
         return {run: new for run, new in self._given.items() if before.get(run, ALONE) != new}
 
     def _share_of(self, jobs: int, *, drafts: bool) -> RunShare:

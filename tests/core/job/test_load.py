@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.core.job.load import PLANNED_ROWS, SIZES, Governor, best_batch, best_plan
+from flowspec.core.job.load import PLANNED_ROWS, REPLAN, SIZES, Governor, best_batch, best_plan
 from flowspec.core.protocol.bundles import MOST_ROWS
 from flowspec.core.protocol.messages import Answer
 from flowspec.core.run.key import RunKey
@@ -118,6 +118,18 @@ def test_one_job_makes_passes_of_a_lone_row_until_their_time_is_known() -> None:
     assert all(share.rows > 8 for share in others)
     governor.note(answer(RUNS[1], 1, 0.04))
     assert set(governor.changes(drafting(3)).values()) == {others[0]}
+
+
+def test_every_run_in_turn_is_asked_for_a_lone_row_until_one_makes_it() -> None:
+    """A strategy with rows of its own never does."""
+    governor = Governor(4)
+    governor.note(answer(RUNS[0], 40, 0.04))
+    asked = set()
+    for _ in range(3 * REPLAN):
+        changes = governor.changes(drafting(3))
+        asked |= {run for run, share in changes.items() if (share.rows, share.together) == (1, 1)}
+        governor.note(answer(RUNS[0], 40, 0.04))
+    assert asked == set(RUNS[:3])
 
 
 @pytest.mark.parametrize(("steps", "stages"), [(BF16, 8), (NF4, 4)])
