@@ -25,7 +25,7 @@ from flowspec.model.placing import Placing
 from flowspec.model.reference import Reference
 from flowspec.model.text import Tokenizer
 from flowspec.results import Result
-from flowspec.strategies import EXACT
+from flowspec.strategies import EXACT, build
 from flowspec.testbed.proof import plain
 from flowspec.testbed.proof.verify import load_blocks
 from tests.e2e.conftest import NOTES, Clusters
@@ -35,6 +35,8 @@ from tests.model.eagle3_heads import Shape, save_eagle3
 
 PROMPTS = Path(__file__).parent.parent / "data" / "prompts.jsonl"
 KINDS = ("chat", "code", "mathematics", "instructions", "summaries", "questions")
+#: The strategies that share a pipeline with others' jobs.
+TOGETHER = [name for name in EXACT if not build(name, 2).pacing.has_barrier]
 SAMPLED = [Sampling(1.0, seed=seed) for seed in range(5)] + [
     Sampling(0.6, top_k=80, top_p=0.9, seed=0)
 ]
@@ -228,12 +230,12 @@ def test_low_precision_is_equal_without_excuses(precision: str) -> None:
             assert [stage["precision"] for stage in result.stats["runs_on"]] == [precision] * 2
 
 
-def mixed(longest: int) -> Iterator[Case]:
-    """Jobs of all strategies, samplings, prompts, and lengths up to ``longest``, without an end."""
+def mixed(strategies: Sequence[str], longest: int) -> Iterator[Case]:
+    """Jobs of ``strategies``, all samplings, prompts, and lengths up to ``longest``; no end."""
     prompts = (row["prompt"] for row in cycle(rows()))
     lengths = cycle((longest, longest // 3, longest // 2, 5, longest))
     samplings = cycle((Sampling(), *SAMPLED))
-    for case in zip(prompts, cycle(EXACT), lengths, samplings, strict=False):
+    for case in zip(prompts, cycle(strategies), lengths, samplings, strict=False):
         yield Case(*case)
 
 
@@ -246,16 +248,25 @@ def run_together(client: Client, cases: Iterable[Case]) -> list[tuple[Case, Resu
     return [(case, job.result()) for case, job in jobs]
 
 
-@pytest.mark.parametrize(("rounds", "longest"), [(1, 24), heavy(24, 80)])
-def test_jobs_at_once_get_what_each_gets_alone(checker: Checker, rounds: int, longest: int) -> None:
+@pytest.mark.parametrize(
+    ("strategies", "rounds", "longest"),
+    [(TOGETHER, 1, 24), heavy(TOGETHER, 24, 80), heavy(EXACT, 2, 24)],
+)
+def test_jobs_at_once_get_what_each_gets_alone(
+    checker: Checker, strategies: Sequence[str], rounds: int, longest: int
+) -> None:
     """Sixteen at a time; what they share, passes and bundles, depends on when they come."""
     compared = checker.tokens
-    cases = mixed(longest)
+    company = 0
+    cases = mixed(strategies, longest)
     with Cluster(Setup("target", "draft", 2, jobs=16)) as cluster, Client(cluster.url) as client:
         for _ in range(rounds):
             for case, result in run_together(client, islice(cases, 16)):
                 checker.compare(case, result)
+                shares = result.stats.get("shares") or []
+                company = max(company, *(share["jobs"] for share in shares), 0)
     assert checker.tokens - compared >= rounds * 16 * longest * 0.33
+    assert company >= (8 if strategies is TOGETHER else 4), "few jobs ever decoded at once"
     checker.report()
 
 
