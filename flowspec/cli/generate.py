@@ -74,6 +74,8 @@ def run(request: Request, prompt: str | None, prompts: Path | None) -> None:
         notes.unused_middles(request.strategy, middles_of(record), running=True)
         if request.url is not None:
             notes.waits(client)
+        if request.url is not None or (request.setup.jobs > 1 and len(specs) > 1):
+            notes.alone(request.strategy)
         if request.setup.jobs > 1 and len(specs) > 1:
             failed = not _Together(client, request, screen, pipeline.check).answer(specs)
         else:

@@ -23,6 +23,7 @@ def submit(spec: JobSpec, url: str | None) -> None:
     with Client(url_or_running(url)) as client:
         record = client.pipeline()
         build(spec.strategy, int(record.get("stages", "1")))
+        notes.alone(spec.strategy)
         notes.unused_middles(spec.strategy, middles_of(record), running=True)
         sys.stdout.write(client.submit_spec(spec).id + "\n")
         notes.waits(client)

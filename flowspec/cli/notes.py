@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from flowspec.broker.base import command_of, roles_of
-from flowspec.strategies import build
+from flowspec.strategies import build, runs_alone
 
 if TYPE_CHECKING:
     from flowspec.client import Client
@@ -40,6 +40,15 @@ def waits(client: Client) -> None:
     missing = missing_roles(record, client.workers())
     if missing:
         sys.stderr.write(f"note: {without(missing)}\n")
+
+
+def alone(strategy: str) -> None:
+    """A note if a job with ``strategy`` waits for all others."""
+    if runs_alone(strategy):
+        sys.stderr.write(
+            f"note: {strategy} runs alone: it begins when the jobs before it have ended, and later "
+            "ones wait for it\n"
+        )
 
 
 def missing_roles(record: Mapping[str, str], workers: Mapping[str, object]) -> list[str]:

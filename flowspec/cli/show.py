@@ -262,6 +262,8 @@ def strategies(*, as_json: bool) -> None:
         shown.print(f"[bold]{entry.name}[/bold]  {entry.summary}", soft_wrap=True)
         shown.print(f"    source: {entry.source}", soft_wrap=True)
         shown.print(f"    options: {options}", soft_wrap=True)
+        if entry.runs_alone:
+            shown.print("    runs alone: other jobs wait until such a one has ended")
 
 
 def replay(recording: Path) -> None:

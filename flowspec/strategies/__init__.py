@@ -86,12 +86,21 @@ def parse(text: str) -> tuple[str, dict[str, str]]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Description:
-    """A strategy as a list shows it; ``options`` are name and default."""
+    """A strategy as a list shows it; ``options`` are name and default.
+
+    ``runs_alone``: no other job is under way while one of it is.
+    """
 
     name: str
     summary: str
     source: str
     options: tuple[tuple[str, str], ...]
+    runs_alone: bool
+
+
+def runs_alone(strategy: str) -> bool:
+    """Whether jobs with ``strategy``, as in ``build``, wait for all others, and others for them."""
+    return build(strategy, 1).pacing.has_barrier
 
 
 def describe() -> list[Description]:
@@ -102,6 +111,7 @@ def describe() -> list[Description]:
             (kind.__doc__ or "").strip().splitlines()[0],
             kind.source,
             tuple((field.name, default_text(field)) for field in dataclasses.fields(kind.Params)),
+            runs_alone(name),
         )
         for name, kind in STRATEGIES.items()
     ]

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from flowspec.cli.notes import first_of_several, missing_roles, unused_middles, without
+from flowspec.cli.notes import alone, first_of_several, missing_roles, unused_middles, without
 from flowspec.strategies import STRATEGIES, build
 from tests.cli.conftest import Command
 
@@ -132,6 +132,32 @@ def test_middle_models_of_no_use_are_named(
 ) -> None:
     unused_middles("chain", middles, running=running)
     assert capsys.readouterr().err == (said and said + "pipespec and speculative use them\n")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "is_alone"),
+    [
+        ("auto", False),
+        ("pipedec", True),
+        ("pipedec:barrier=off", False),
+        ("flowspec", False),
+        ("flowspec:lockstep=on", True),
+    ],
+)
+def test_a_strategy_that_runs_alone_says_so(
+    capsys: pytest.CaptureFixture[str], strategy: str, is_alone: bool
+) -> None:
+    alone(strategy)
+    said = capsys.readouterr().err
+    assert said.startswith(f"note: {strategy} runs alone: ") is is_alone
+    assert said.count("\n") == is_alone
+
+
+def test_the_list_names_the_strategies_that_run_alone(command: Command) -> None:
+    listed = command("strategies")[1].split("\n    runs alone: ")
+    assert [part.splitlines()[-3].split()[0] for part in listed[:-1]] == ["pipedec", "pipedec_head"]
+    entries = [json.loads(line) for line in command("strategies", "--json")[1].splitlines()]
+    assert [one["name"] for one in entries if one["runs_alone"]] == ["pipedec", "pipedec_head"]
 
 
 def test_every_strategy_that_uses_middle_models_is_named_in_the_note(
