@@ -187,8 +187,8 @@ class AsyncClient:
     async def workers(self) -> dict[str, dict[str, Any]]:
         """Facts of the workers that hold a lease, by role; without the passwords of inboxes."""
         return {
-            role: {name: fact for name, fact in info.items() if name != FACT}
-            for role, (_, info) in (await self._control.claims()).items()
+            role: {name: fact for name, fact in claim.facts.items() if name != FACT}
+            for role, claim in (await self._control.claims()).items()
         }
 
     async def pipeline(self) -> dict[str, str]:

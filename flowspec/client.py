@@ -218,8 +218,8 @@ class Client:
     def workers(self) -> dict[str, dict[str, Any]]:
         """Facts of the workers that hold a lease, by role; without the passwords of inboxes."""
         return {
-            role: {name: fact for name, fact in info.items() if name != FACT}
-            for role, (_, info) in self._control.claims().items()
+            role: {name: fact for name, fact in claim.facts.items() if name != FACT}
+            for role, claim in self._control.claims().items()
         }
 
     def pipeline(self) -> dict[str, str]:

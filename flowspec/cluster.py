@@ -216,7 +216,7 @@ class Cluster:
             while True:
                 self.check()
                 claims = control.claims() if control.pipeline() else {}
-                facts = {role: claims[role][1] for role in self._processes if role in claims}
+                facts = {role: claims[role].facts for role in self._processes if role in claims}
                 ready = [
                     role
                     for role, known in facts.items()

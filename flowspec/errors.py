@@ -12,7 +12,8 @@
     │   ├── BrokerUnreachable  no connection, a lost one, or a refused password
     │   └── BrokerFull         the broker's memory is full
     ├── ClusterError           a worker process could not start, or died
-    │   └── ClaimError         another worker already holds the lease on the role
+    │   ├── ClaimError         another worker already holds the lease on the role
+    │   └── LeaseLost          the lease on the role is lost; the worker may take it again
     ├── JobFailed              a job ended with an error; the message is the one in its output
     └── ReplayMismatch         a recording and the machines disagree
 
@@ -70,6 +71,10 @@ class ClusterError(FlowSpecError):
 
 class ClaimError(ClusterError):
     """Another worker already holds the lease on the role."""
+
+
+class LeaseLost(ClusterError):
+    """The lease on the role is lost; the worker may take it again, under a new generation."""
 
 
 class JobFailed(FlowSpecError):

@@ -17,7 +17,8 @@
 -- ARGV[10]  prune envelope
 -- ARGV[11]  stamp of an emulated run, '' in any other; its seconds go into the output as 'at'
 -- ARGV[12]  number of stages, N
--- ARGV[13..] sequence number of the prune per stage log, then tasks to complete
+-- ARGV[13]  the caller as a holder
+-- ARGV[14..] sequence number of the prune per stage log, then tasks to complete
 -- returns   OK, DUP (the run is past the offset), GAP (it has not reached it, or a sequence number is
 --           known already), STALE, FULL
 
@@ -29,20 +30,20 @@ local job, run, out, logs = KEYS[1], KEYS[2], KEYS[3], {}
 for at = 4, #KEYS do logs[at - 3] = KEYS[at] end
 local cap, offset, stages, stamp = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[12]), ARGV[11]
 
-if not fenced(job, ARGV[1]) then return 3 end
+if not fenced(job, ARGV[1], ARGV[13]) then return 3 end
 local stored = tonumber(redis.call('HGET', job, 'offset') or '-1')
 if offset < stored then return 1 end
 if offset > stored then return 2 end
 for stage = 1, stages do
     local last = tonumber(redis.call('HGET', run, 'q:d0:' .. (stage + 1)) or '0')
-    if tonumber(ARGV[12 + stage]) <= last then return 2 end
+    if tonumber(ARGV[13 + stage]) <= last then return 2 end
     if not has_room(run, stage + 1, cap) then return 4 end
 end
 if redis.call('XLEN', out) >= cap then return 4 end
 
 for stage = 1, stages do
-    append(run, logs, stage + 1, 'd0', ARGV[12 + stage], ARGV[10], stamp)
-    redis.call('HSET', run, 'q:d0:' .. (stage + 1), ARGV[12 + stage])
+    append(run, logs, stage + 1, 'd0', ARGV[13 + stage], ARGV[10], stamp)
+    redis.call('HSET', run, 'q:d0:' .. (stage + 1), ARGV[13 + stage])
 end
 local entry = {'kind', 'tokens', 'offset', ARGV[5], 'ids', ARGV[7], 'text', ARGV[8]}
 if ARGV[9] ~= '' then
@@ -53,5 +54,5 @@ if stamp ~= '' then
 end
 redis.call('XADD', out, '*', unpack(entry))
 redis.call('HSET', job, 'offset', offset + tonumber(ARGV[4]), 'emitted', tonumber(ARGV[5]) + tonumber(ARGV[6]))
-for at = 13 + stages, #ARGV do graph_complete(run, logs, ARGV[at], stamp) end
+for at = 14 + stages, #ARGV do graph_complete(run, logs, ARGV[at], stamp) end
 return 0

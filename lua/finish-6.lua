@@ -13,12 +13,13 @@
 -- ARGV[4]   error, one line; '' if there is none
 -- ARGV[5]   stats, JSON
 -- ARGV[6]   retention, ms
+-- ARGV[7]   the caller as a holder
 -- returns   OK, STALE
 
 -- include fence
 -- include wake
 
-if not fenced(KEYS[1], ARGV[1]) then return 3 end
+if not fenced(KEYS[1], ARGV[1], ARGV[7]) then return 3 end
 if ARGV[4] ~= '' then
     local opened = redis.call('HEXISTS', KEYS[1], 'offset') == 1
     local cause = opened and 'failed' or 'refused'

@@ -12,7 +12,8 @@
 -- ARGV[6]   task name; '' for a message delivered at once
 -- ARGV[7]   envelope
 -- ARGV[8]   stamp of an emulated run, '' in any other
--- ARGV[9]   number of dependencies, then their names
+-- ARGV[9]   the caller as a holder
+-- ARGV[10]  number of dependencies, then their names
 -- ARGV[..]  tasks to complete
 -- returns   OK, DUP (sequence number or task known; only the completions are carried out), STALE, FULL
 
@@ -24,10 +25,10 @@ local job, run, logs = KEYS[1], KEYS[2], {}
 for at = 3, #KEYS do logs[at - 2] = KEYS[at] end
 local epoch, cap, sender = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local index, seq, task, envelope = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6], ARGV[7]
-local stamp, after, first_complete = ARGV[8], {}, 10 + tonumber(ARGV[9])
-for at = 10, first_complete - 1 do after[at - 9] = ARGV[at] end
+local stamp, after, first_complete = ARGV[8], {}, 11 + tonumber(ARGV[10])
+for at = 11, first_complete - 1 do after[at - 10] = ARGV[at] end
 
-if not fenced(job, epoch) then return 3 end
+if not fenced(job, epoch, ARGV[9]) then return 3 end
 
 local answer, counter = 0, 'q:' .. sender .. ':' .. index
 if index > 0 then

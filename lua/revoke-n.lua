@@ -8,7 +8,9 @@
 -- KEYS[5]   running jobs
 -- KEYS[6]   queue
 -- KEYS[7]   the scheduler's log, to wake it
--- KEYS[8..] logs of all workers
+-- KEYS[8]   generations
+-- KEYS[9]   claim of the lost worker's role; that of any role if none was lost
+-- KEYS[10..] logs of all workers
 -- ARGV[1]   job id
 -- ARGV[2]   the epoch the caller expects
 -- ARGV[3]   finish reason: cancelled or error
@@ -16,17 +18,22 @@
 -- ARGV[5]   retention, ms
 -- ARGV[6]   revoke envelope, naming the expected epoch plus one
 -- ARGV[7]   cause of the error: lost or late
--- returns   OK, DUP (the job has ended), STALE (its epoch has changed)
+-- ARGV[8]   the scheduler as a holder; '' if it is not the scheduler that decides
+-- ARGV[9]   the lost worker as a holder; '' if that is not why
+-- returns   OK, DUP (the job has ended), STALE (its epoch has changed, the scheduler is not
+--           the latest, or the worker is not lost: it is the latest, and its lease is in force)
 
+-- include generations
 -- include wake
 
 local found = redis.call('HMGET', KEYS[1], 'state', 'epoch')
 if not found[1] or found[1] == 'done' then return 1 end
-if found[2] ~= ARGV[2] then return 3 end
+if found[2] ~= ARGV[2] or not current(KEYS[8], ARGV[8]) then return 3 end
+if ARGV[9] ~= '' and redis.call('EXISTS', KEYS[9]) == 1 and current(KEYS[8], ARGV[9]) then return 3 end
 
 redis.call('HINCRBY', KEYS[1], 'epoch', 1)
 if found[1] == 'running' then
-    for at = 8, #KEYS do redis.call('XADD', KEYS[at], '*', 'f', 'scheduler', 'q', 0, 'm', ARGV[6]) end
+    for at = 10, #KEYS do redis.call('XADD', KEYS[at], '*', 'f', 'scheduler', 'q', 0, 'm', ARGV[6]) end
     redis.call('SREM', KEYS[5], ARGV[1])
 else
     redis.call('LREM', KEYS[6], 0, ARGV[1])

@@ -10,6 +10,7 @@ from flowspec.broker.keys import Keys
 from flowspec.broker.redis_control import RedisControl
 from flowspec.broker.redis_link import RedisLink
 from flowspec.core.protocol.addresses import Address
+from flowspec.core.protocol.holders import Holder
 from flowspec.drivers.lease import Lease
 from tests.toy_cluster import ToyCluster
 
@@ -20,8 +21,8 @@ STAGES = 2
 def toy_pipeline(url: str, *, jobs: int = 8, **options: Any) -> Iterator[ToyCluster]:
     """A pipeline of two stages on the toy model at ``url``."""
 
-    def link(address: Address) -> RedisLink:
-        return RedisLink(url, Keys(), address, STAGES)
+    def link(address: Address, holder: Holder) -> RedisLink:
+        return RedisLink(url, Keys(), address, STAGES, holder=holder)
 
     cluster = ToyCluster(lambda: RedisControl(url, Keys()), link, STAGES, jobs=jobs, **options)
     lease = Lease(RedisControl(url, Keys()), "scheduler", lambda: {"state": "ready"})

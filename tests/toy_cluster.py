@@ -7,24 +7,32 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+from unittest.mock import Mock
 
-from flowspec.broker.base import CHAT_TEMPLATE, CONTEXT, Control, Link, setup_of
+from flowspec.broker.base import CHAT_TEMPLATE, CONTEXT, Control, Link, role_of, setup_of
 from flowspec.core.job.draft_worker import DraftMachine
 from flowspec.core.protocol.addresses import DRAFT, Address, middle_address, stage_address
+from flowspec.core.protocol.holders import Holder
+from flowspec.core.protocol.lease import TERMS
+from flowspec.core.protocol.machine import Machine
 from flowspec.core.protocol.work import Kept
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.spec import JobSpec
 from flowspec.core.run.turns import Turn
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.lease import Lease
-from flowspec.drivers.live import Worker
+from flowspec.drivers.live import Performer, Worker
 from flowspec.drivers.performers import DraftPerformer, VerifyPerformer
 from flowspec.drivers.replay import header
 from flowspec.drivers.scheduler import Scheduler
-from flowspec.errors import JobError
+from flowspec.errors import JobError, LeaseLost
 from flowspec.model.toy import ToyDrafter, ToyMiddle, ToyStage
 from flowspec.strategies import build
 from tests.toy import TARGET, limits
+
+M = TypeVar("M", bound=Machine)
 
 
 class Characters:
@@ -54,7 +62,7 @@ class KeepingStage(ToyStage):
 
     def __init__(self, stage: int, stages: int) -> None:
         super().__init__(TARGET, stage, stages)
-        self.machine = StageMachine(stage, stages)
+        self.machine: StageMachine | None = None
         self.broken = False
         self.keep = self._keep  # type: ignore[method-assign,assignment]
 
@@ -65,18 +73,19 @@ class KeepingStage(ToyStage):
 
     def evict_all(self) -> None:
         """Lose all kept rows; nothing may run."""
+        assert self.machine is not None
         self.machine._kept.clear()
         for run in self.layers.kept:
             self.layers.evict(run)
 
 
 class ToyCluster:
-    """``control()`` and ``link(address)`` come from the broker under test."""
+    """``control()`` and ``link(address, holder)`` come from the broker under test."""
 
     def __init__(
         self,
         control: Callable[[], Control],
-        link: Callable[[Address], Link],
+        link: Callable[[Address, Holder], Link],
         stages: int,
         *,
         jobs: int = 1,
@@ -95,6 +104,8 @@ class ToyCluster:
         self._draft_facts = {CONTEXT: TARGET.context, CHAT_TEMPLATE: template}
         self.control = control()
         self._new_control = control
+        self._link = link
+        self._wrap = wrap
         self.control.set_pipeline(
             {"stages": str(stages), "middles": json.dumps(["toy"] * len(middles))}
         )
@@ -103,6 +114,7 @@ class ToyCluster:
         self.workers: dict[str, Worker] = {}
         self.leases: dict[str, Lease] = {}
         self.failures: list[BaseException] = []
+        self._again: dict[str, Callable[[], object]] = {}
         eos = frozenset[int]() if endless else None
         bounds = replace(
             limits(stages, middles=len(middles), eos=eos),
@@ -110,33 +122,54 @@ class ToyCluster:
             kept_rows=kept_rows,
         )
         role = DraftPerformer(ToyDrafter(TARGET, hit_rate), Characters())
-        self._add("draft", DraftMachine(bounds, build), wrap(link(DRAFT)), role, header(bounds))
+        self._add(DRAFT, partial(DraftMachine, bounds, build), role, header(bounds))
         self.stages = [KeepingStage(stage, stages) for stage in range(1, stages + 1)]
         for number, stage in enumerate(self.stages, 1):
             executor = VerifyPerformer(stage, (), ("<u8",))
-            address = stage_address(number)
-            self._add(f"verify-{number}", stage.machine, wrap(link(address)), executor)
+            make = partial(StageMachine, number, stages)
+            stage.machine = self._add(stage_address(number), make, executor)
         for model, agreement in enumerate(middles, 1):
             executor = VerifyPerformer(ToyMiddle(TARGET, agreement), (), ("<u8",))
-            machine = StageMachine(1, stages, middle=model)
-            self._add(f"middle-{model}", machine, wrap(link(middle_address(model))), executor)
+            make = partial(StageMachine, 1, stages, middle=model)
+            self._add(middle_address(model), make, executor)
         self.scheduler = Scheduler(control(), stages, most_running=jobs, late_seconds=0.5)
         self._start("scheduler", lambda: self.scheduler.run(self._stopped.is_set))
 
+    def take_over(self, role: str) -> None:
+        """Give ``role`` to another worker; the one before reads on, as if it knew nothing of it."""
+        before = self.leases[role]
+        before._stop.set()
+        before._thread.join()
+        before._control.release(role, before.token)
+        before.check = lambda: None  # type: ignore[method-assign]
+        self.workers[role]._performer = Mock(Performer)  # its rows are its own process'
+        self._again[role]()
+
     def _add(
-        self, role: str, machine: object, link: Link, performer: object, head: str = ""
-    ) -> None:
+        self, address: Address, make: Callable[..., M], performer: Performer, head: str = ""
+    ) -> M:
+        """Serve ``address`` with a machine that ``make`` gives for a generation; the machine."""
+        role = role_of(address)
+        self._again[role] = partial(self._add, address, make, performer, head)
         setup = setup_of(self.control.pipeline())
-        worker = self.workers[role] = Worker(machine, link, performer, header=head)  # type: ignore[arg-type]
         facts = {"state": "ready", "setup": setup} | (self._draft_facts if role == "draft" else {})
-        lease = self.leases[role] = Lease(self._new_control(), role, lambda: facts)
+        lease = self.leases[role] = Lease(self._new_control(), role, lambda: facts, terms=TERMS)
         lease.take()
+        machine = make(generation=lease.holder.generation)
+        link = self._wrap(self._link(address, lease.holder))
+        worker = self.workers[role] = Worker(
+            machine, link, performer, header=head, check_lease=lambda: lease.check()
+        )
+        lease.passing = worker.passing
         self._start(role, lambda: worker.run(self._stopped.is_set))
+        return machine
 
     def _start(self, name: str, body: Callable[[], None]) -> None:
         def guarded() -> None:
             try:
                 body()
+            except LeaseLost:
+                return  # a test has taken the role away
             except BaseException as error:  # noqa: BLE001 - shown by the test's thread
                 self.failures.append(error)
 

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import NoReturn
 
 from flowspec import observe
 from flowspec.broker.base import Control, Link, setup_of
@@ -18,10 +19,10 @@ from flowspec.broker.keys import Keys
 from flowspec.broker.redis_control import RedisControl
 from flowspec.core.protocol.machine import Machine
 from flowspec.drivers.emulated import EmulatedWorker
-from flowspec.drivers.lease import Lease
+from flowspec.drivers.lease import LOADING, STATE, Lease
 from flowspec.drivers.live import Performer, Worker
 from flowspec.emulation.setup import EMULATED, Emulation
-from flowspec.errors import ClusterError, ConfigError, FlowSpecError
+from flowspec.errors import ClusterError, ConfigError, FlowSpecError, LeaseLost
 from flowspec.model.precision import DTYPES
 from flowspec.observe import NOTE
 
@@ -78,7 +79,7 @@ class Process:
     def __init__(self, url: str | None) -> None:
         self.url = url or os.environ.get("FLOWSPEC_REDIS_URL") or DEFAULT_URL
         self.keys = Keys()
-        self.state = "loading"
+        self.state = LOADING
         self._setup = ""  # digest of the record this worker was built from
         self._stopped = False
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -126,29 +127,40 @@ class Process:
         raise SystemExit(0)
 
     @contextmanager
-    def leased(
-        self, role: str, facts: Callable[[], dict[str, object]]
-    ) -> Iterator[Callable[[], bool]]:
-        """Hold the lease on ``role``; yields ``stop()``. A lost lease raises ClusterError.
-
-        The lease has its own connection.
-        """
+    def leased(self, role: str, facts: Callable[[], dict[str, object]]) -> Iterator[Lease]:
+        """Hold the lease on ``role``, over a connection of its own. LeaseLost if it is lost."""
         control = self.control()
-        lease = Lease(control, role, lambda: {"state": self.state, "setup": self._setup, **facts()})
+        lease = Lease(
+            control,
+            role,
+            lambda: {STATE: self.state, "setup": self._setup, **facts()},
+            on_hung=lambda reason: _give_up(role, reason),
+        )
         lease.take()
         try:
-            yield lambda: self._stopped or bool(lease.lost)
+            yield lease
             if lease.lost:
-                raise ClusterError(lease.lost)
+                raise LeaseLost(lease.lost)
         finally:
             lease.release()
             control.close()
+
+    def stop(self, lease: Lease) -> Callable[[], bool]:
+        """Whether the worker under ``lease`` is to stop."""
+        return lambda: self._stopped or bool(lease.lost)
 
 
 def note(text: str) -> None:
     """A line for whoever started this worker; not an error."""
     sys.stderr.write(f"{NOTE}{text}\n")
     sys.stderr.flush()
+
+
+def _give_up(role: str, reason: str) -> NoReturn:
+    """End the process of a worker whose pass hangs: its own thread cannot end it."""
+    sys.stderr.write(f"flowspec {role.partition('-')[0]}: {reason}\n")
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def run(main: Callable[[], None], role: str) -> None:
@@ -168,11 +180,12 @@ def make_worker(
     machine: Machine,
     link: Link,
     role: Performer,
+    lease: Lease,
     *,
     header: str = "",
     model_seconds: Callable[[], float] | None = None,
 ) -> Worker:
-    """The loop of a worker process, on an emulated device if ``record`` names one.
+    """The loop of a worker process under ``lease``, on an emulated device if ``record`` names one.
 
     ``model_seconds``: see ``drivers.emulated``.
     """
@@ -180,12 +193,21 @@ def make_worker(
     # A collection over a loaded model's objects takes 0.2 s, which would delay a token.
     gc.freeze()
     emulated = record.get(EMULATED)
-    if not emulated:
-        return Worker(machine, link, role, header=header)
-    emulation = Emulation.read(emulated)
-    return EmulatedWorker(
-        machine, link, role, emulation, header=header, model_seconds=model_seconds
+    worker = (
+        EmulatedWorker(
+            machine,
+            link,
+            role,
+            Emulation.read(emulated),
+            header=header,
+            model_seconds=model_seconds,
+            check_lease=lease.check,
+        )
+        if emulated
+        else Worker(machine, link, role, header=header, check_lease=lease.check)
     )
+    lease.passing = worker.passing
+    return worker
 
 
 def stage_number(text: str | None, stages: int) -> int:

@@ -13,6 +13,7 @@ from flowspec.broker.peers import Peers
 from flowspec.broker.redis_link import RedisLink
 from flowspec.broker.ways import AUTO, BROKER, ROWS, STRAIGHT
 from flowspec.core.protocol.addresses import DRAFT, Address, Role, middle_address, stage_address
+from flowspec.core.protocol.holders import Holder
 from flowspec.emulation.setup import EMULATED
 from flowspec.errors import BrokerError
 from flowspec.observe import logger
@@ -114,14 +115,14 @@ class Wiring:
             return {NONE: "it has lost its inbox; start it again", **links}
         return {FACT: self._inbox.announced.facts, **links}
 
-    def link(self) -> Link:
-        """The worker's link, once its receivers that are there have been tried."""
+    def link(self, holder: Holder) -> Link:
+        """The worker's link under ``holder``, once its receivers that are there have been tried."""
         stages = int(self._record["stages"])
         middles = len(middles_of(self._record))
         url = self._process.url
         keys = self._process.keys
         if self.peers is None:
-            return RedisLink(url, keys, self._address, stages, middles=middles)
+            return RedisLink(url, keys, self._address, stages, middles=middles, holder=holder)
         self.peers.wait()
         return LiveLink(
             url,
@@ -129,6 +130,7 @@ class Wiring:
             self._address,
             stages,
             middles=middles,
+            holder=holder,
             inbox=self._inbox,
             peers=self.peers,
         )

@@ -10,6 +10,7 @@ from typing import Any
 from flowspec.broker.base import (
     CHAT_TEMPLATE,
     CONTEXT,
+    Claim,
     Link,
     Op,
     drafts_of,
@@ -44,7 +45,7 @@ Load = Callable[[str, ModelDirectory, str, str], DraftExecutor]
 RUNS_ON = "runs_on"
 PLACE = ("precision", "device", "kernels", "rows_independent")
 
-Claims = Callable[[], Mapping[str, tuple[str, Mapping[str, Any]]]]
+Claims = Callable[[], Mapping[str, Claim]]
 
 
 class _NamingLink:
@@ -89,10 +90,9 @@ class _NamingLink:
             facts = self._facts(self._asked())  # a stage that was loading when last looked at
         return [{key: known.get(key) for key in PLACE} for known in facts]
 
-    def _facts(
-        self, claims: Mapping[str, tuple[str, Mapping[str, Any]]]
-    ) -> list[Mapping[str, Any]]:
-        return [claims.get(f"verify-{stage}", ("", {}))[1] for stage in self._stage_numbers]
+    def _facts(self, claims: Mapping[str, Claim]) -> list[Mapping[str, Any]]:
+        held = (claims.get(f"verify-{stage}") for stage in self._stage_numbers)
+        return [claim.facts if claim is not None else {} for claim in held]
 
 
 def load_named(draft: str, target: ModelDirectory, dtype: str, device: str) -> DraftExecutor:
@@ -108,7 +108,7 @@ def main(load: Load = load_named, given_arguments: Sequence[str] | None = None) 
     record = process.pipeline_record(control)
     with (
         wired(process, record, DRAFT, given) as wiring,
-        process.leased(role_of(DRAFT), facts := Facts(wiring.facts)) as stop,
+        process.leased(role_of(DRAFT), facts := Facts(wiring.facts)) as lease,
     ):
         from flowspec.model.text import Tokenizer
 
@@ -120,18 +120,24 @@ def main(load: Load = load_named, given_arguments: Sequence[str] | None = None) 
         peers = wiring.peers
         kept = control.claims if peers is None else lambda: peers.claims
         link = _NamingLink(
-            wiring.link(), int(record["stages"]), drafts_of(record), kept, control.claims
+            wiring.link(lease.holder),
+            int(record["stages"]),
+            drafts_of(record),
+            kept,
+            control.claims,
         )
         returned = Taps.read(record["taps"]).width if "taps" in record else target.hidden_size
         tokenizer = Tokenizer(target)
         role = DraftPerformer(drafter, tokenizer, returned)
         limits = _limits(record, target, drafter)
         facts.know({CONTEXT: limits.context, CHAT_TEMPLATE: tokenizer.has_chat_template})
-        machine = DraftMachine(limits, build, most_rows=given.most_rows)
-        worker = make_worker(record, machine, link, role, header=header(limits))
+        machine = DraftMachine(
+            limits, build, most_rows=given.most_rows, generation=lease.holder.generation
+        )
+        worker = make_worker(record, machine, link, role, lease, header=header(limits))
         facts.ask(worker.facts)
         process.ready(f"drafts by {record['draft'] if given.draft is None else given.draft}")
-        worker.run(stop)
+        worker.run(process.stop(lease))
         link.close()
     control.close()
 

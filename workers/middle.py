@@ -35,7 +35,7 @@ def main() -> None:
     address = middle_address(model)
     with (
         wired(process, record, address, given) as wiring,
-        process.leased(role_of(address), facts := Facts(wiring.facts)) as stop,
+        process.leased(role_of(address), facts := Facts(wiring.facts)) as lease,
     ):
         from flowspec.model.placing import place
         from flowspec.model.stage import load_stage
@@ -52,14 +52,14 @@ def main() -> None:
         facts.know(loaded)
         logger(middle=model).info("middle model loaded", **loaded)
         role = VerifyPerformer(executor, (directory.hidden_size,))
-        link = wiring.link()
-        machine = StageMachine(1, stages, middle=model)
+        link = wiring.link(lease.holder)
+        machine = StageMachine(1, stages, middle=model, generation=lease.holder.generation)
         worker = make_worker(
-            record, machine, link, role, model_seconds=lambda: executor.model_seconds
+            record, machine, link, role, lease, model_seconds=lambda: executor.model_seconds
         )
         facts.ask(worker.facts)
         process.ready(f"middle model {model} of {len(middles)}, {placed(loaded)}")
-        worker.run(stop)
+        worker.run(process.stop(lease))
         link.close()
     control.close()
 

@@ -41,12 +41,15 @@ def main() -> None:
     process = Process(given.redis_url)
     control = process.control()
     process.state = "ready"
-    with process.leased("scheduler", dict) as stop:
+    with process.leased("scheduler", dict) as lease:
         if emulation:
             record[EMULATED] = replace(emulation, began=time.monotonic()).text()
         control.set_pipeline(record)
         note(f"ready: a pipeline of {given.stages} stages of {given.target}")
-        Scheduler(control, given.stages, most_running=given.jobs).run(stop)
+        scheduler = Scheduler(
+            control, given.stages, most_running=given.jobs, generation=lease.holder.generation
+        )
+        scheduler.run(process.stop(lease))
     control.close()
 
 

@@ -75,7 +75,7 @@ def main(load: Load = load_layers, given_arguments: Sequence[str] | None = None)
     address = stage_address(stage)
     with (
         wired(process, record, address, given) as wiring,
-        process.leased(role_of(address), facts := Facts(wiring.facts)) as stop,
+        process.leased(role_of(address), facts := Facts(wiring.facts)) as lease,
     ):
         layers = layer_range(record["layers"], stage)
         taps = Taps.read(record["taps"]) if "taps" in record else None
@@ -86,16 +86,16 @@ def main(load: Load = load_layers, given_arguments: Sequence[str] | None = None)
             logger(stage=stage).info("stage loaded", **loaded)
         beside = taps.width if taps is not None and taps.reach(layers.start) else 0
         role = VerifyPerformer(executor, (target.hidden_size,), beside=beside)
-        link = wiring.link()
-        machine = StageMachine(stage, stages)
-        worker = make_worker(record, machine, link, role, model_seconds=model_seconds)
+        link = wiring.link(lease.holder)
+        machine = StageMachine(stage, stages, generation=lease.holder.generation)
+        worker = make_worker(record, machine, link, role, lease, model_seconds=model_seconds)
         facts.ask(worker.facts)
         layers = layer_range(record["layers"], stage)
         runs_on = placed(facts()) or "no weights"
         process.ready(
             f"stage {stage} of {stages}, layers {layers.start} to {layers.stop - 1}, {runs_on}"
         )
-        worker.run(stop)
+        worker.run(process.stop(lease))
         link.close()
     control.close()
 

@@ -52,8 +52,10 @@ class AsyncRedisControl:
     async def claims(self) -> Claims:
         """As ``RedisControl.claims``."""
         roles = ["scheduler", *roles_of(await self.pipeline())]
-        (values,) = await self._client.run(("MGET", *map(self._keys.claim, roles)))
-        return claims_of(roles, values)
+        values, generations = await self._client.run(
+            ("MGET", *map(self._keys.claim, roles)), ("HGETALL", self._keys.generations)
+        )
+        return claims_of(roles, values, generations)
 
     async def load(self) -> tuple[int, int]:
         """The numbers of running and of waiting jobs."""

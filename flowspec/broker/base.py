@@ -10,13 +10,15 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy.typing as npt
 
 from flowspec.core.protocol.addresses import Address, Role, worker_addresses
 from flowspec.core.protocol.bundles import Bundle
 from flowspec.core.protocol.codes import Code
+from flowspec.core.protocol.holders import Holder
+from flowspec.core.protocol.lease import TERMS
 from flowspec.core.protocol.machine import Commit, Complete, Finish, OpenJob, Send
 from flowspec.core.protocol.messages import Envelope
 from flowspec.core.protocol.stamps import Stamp
@@ -38,11 +40,6 @@ RECORDING_CAP = 200_000
 QUEUE_CAP = 1_000
 #: How long the data of an ended job is kept, ms.
 RETENTION_MS = 3_600_000
-#: Lifetime of a lease that is not renewed, ms: the shortest, and the longest on a busy machine.
-LEASE_MS = 5_000
-MOST_LEASE_MS = 30_000
-#: Interval between the renewals of a lease, seconds.
-RENEW_SECONDS = 1.0
 
 #: Facts of the draft worker's lease: most tokens of a job's prompt and output, and whether the
 #: model has a chat template.
@@ -84,9 +81,11 @@ def roles_of(record: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def role_of(worker: Address) -> str:
-    """The lease role of ``worker``."""
+    """The lease role of ``worker``, or of the scheduler."""
     if worker.role is Role.DRAFT:
         return "draft"
+    if worker.role is Role.SCHEDULER:
+        return str(worker)
     return f"{'middle' if worker.role is Role.MIDDLE else 'verify'}-{worker.number}"
 
 
@@ -202,8 +201,20 @@ class OutputEntry:
     fields: Mapping[str, str]
 
 
+class Claim(NamedTuple):
+    """A lease in force: the holder's token, its facts, and the generation of its role."""
+
+    token: str
+    facts: dict[str, Any]
+    generation: int
+
+
 class Control(Protocol):
-    """Jobs, leases and the pipeline's record."""
+    """Jobs, leases and the pipeline's record.
+
+    ``by``: the generation of the scheduler that decides, which has no effect if another one has
+    taken the role since; None: somebody else decides.
+    """
 
     def submit(self, fields: Mapping[str, str]) -> str:
         """Append a job to the intake; its id."""
@@ -241,19 +252,34 @@ class Control(Protocol):
         """The stored facts of a job; empty if it is unknown."""
         ...
 
-    def assign(self, job: str, most: int, owners: Mapping[str, str]) -> Code:
-        """Give the queue's first job to the draft worker, unless ``most`` jobs run already.
+    def assign(
+        self, job: str, most: int, holders: Mapping[str, int], by: int | None = None
+    ) -> Code:
+        """Assign a waiting job to the workers ``holders``, unless ``most`` jobs run already.
 
-        ``owners``: by role, the lease token of each worker that serves it.
+        ``holders``: generations by role, in the pipeline's order. STALE: one of them is not the
+        latest to have claimed its role.
         """
         ...
 
-    def owners(self, job: str) -> dict[str, str]:
-        """The ``owners`` that a job was assigned with."""
+    def holders(self, job: str) -> dict[str, int]:
+        """The generations by role of the workers that a job was assigned to."""
         ...
 
-    def revoke(self, job: str, reason: str, error: str = "", cause: str = LOST) -> Code:
-        """End a job from outside; ``cause``: of the error, LOST or LATE."""
+    def revoke(
+        self,
+        job: str,
+        reason: str,
+        error: str = "",
+        cause: str = LOST,
+        *,
+        by: int | None = None,
+        lost: Holder | None = None,
+    ) -> Code:
+        """End a job from outside; ``cause``: of the error, LOST or LATE.
+
+        ``lost``: the worker for whose loss it ends. STALE: that one is there.
+        """
         ...
 
     def read_output(self, job: str, cursor: str, block_seconds: float) -> list[OutputEntry]:
@@ -274,17 +300,25 @@ class Control(Protocol):
         ...
 
     def claim(
-        self, role: str, token: str, info: Mapping[str, object], lifetime_ms: int = LEASE_MS
-    ) -> bool:
-        """Take or renew the lease on ``role``; False if another token holds it."""
+        self,
+        role: str,
+        token: str,
+        info: Mapping[str, object],
+        lifetime_ms: int = TERMS.shortest_ms,
+    ) -> int:
+        """Take or renew the lease on ``role``; its generation, or 0 if another token holds it.
+
+        A claim raises the role's generation, unless ``token`` was the last to claim it: a late
+        renewal keeps it, as long as nobody else has come meanwhile.
+        """
         ...
 
     def release(self, role: str, token: str) -> None:
         """Release the lease on ``role`` if ``token`` holds it."""
         ...
 
-    def claims(self) -> dict[str, tuple[str, dict[str, Any]]]:
-        """Leases in force: token and info by role."""
+    def claims(self) -> dict[str, Claim]:
+        """Leases in force, by role."""
         ...
 
     def set_pipeline(self, record: Mapping[str, str]) -> None:

@@ -25,7 +25,7 @@ from flowspec.core.protocol.row_types import BFLOAT16
 from flowspec.errors import FlowSpecError, WireError
 
 #: Version of the wire format; a reader refuses any other.
-VERSION = 6
+VERSION = 7
 #: Largest envelope accepted, bytes.
 MAX_ENVELOPE = 8 << 20
 #: Largest payload of rows accepted, bytes.

@@ -14,6 +14,7 @@ from flowspec.broker.scripts import load
 from flowspec.core.protocol.addresses import SCHEDULER, Address, worker_addresses
 from flowspec.core.protocol.bundles import Bundle
 from flowspec.core.protocol.codes import Code
+from flowspec.core.protocol.holders import Holder
 from flowspec.core.protocol.machine import Complete, Finish, OpenJob, Send
 from flowspec.core.run.key import RunKey
 
@@ -22,10 +23,19 @@ class Commands:
     """Builds the Redis commands of the worker ``address``.
 
     ``stages``, ``middles``: the numbers of verify stages and middle models of the pipeline.
+    ``holder``: the worker's hold on its role; None: it has no lease, and its jobs no holders.
     """
 
-    def __init__(self, keys: Keys, address: Address, stages: int, middles: int = 0) -> None:
+    def __init__(
+        self,
+        keys: Keys,
+        address: Address,
+        stages: int,
+        middles: int = 0,
+        holder: Holder | None = None,
+    ) -> None:
         self._keys = keys
+        self._holder = str(holder) if holder is not None else ""
         self._address = address
         self._scripts = load()
         workers = worker_addresses(stages, middles)
@@ -45,10 +55,22 @@ class Commands:
                 return self._commit(op, stamp)
             case Complete(run, tasks):
                 sender = str(self._address)
-                arguments = [run.epoch, LOG_CAP, sender, 0, 0, "", "", stamp, 0, *tasks]
+                arguments = [
+                    run.epoch,
+                    LOG_CAP,
+                    sender,
+                    0,
+                    0,
+                    "",
+                    "",
+                    stamp,
+                    self._holder,
+                    0,
+                    *tasks,
+                ]
                 return self._call("publish", self._run_keys(run), arguments)
             case OpenJob(run, prompt, strategy):
-                facts = [run.epoch, len(prompt) - 1, json.dumps(prompt), strategy]
+                facts = [run.epoch, len(prompt) - 1, json.dumps(prompt), strategy, self._holder]
                 return self._call("open_job", [self._keys.job(run.job)], facts)
             case Finish():
                 return self._finish(op)
@@ -60,8 +82,16 @@ class Commands:
 
         ``read``: of runs that had entries there, how many the worker has read so far.
         """
-        named = [self._keys.log(self._address), *map(self._keys.run, read)]
-        return self._call("trim", named, [behind, self._index[self._address], *read.values()])
+        return self._trim(self._keys.log(self._address), behind, read)
+
+    def trim_rows(self, behind: str) -> Command:
+        """Remove the entries of the worker's own rows before ``behind``."""
+        return self._trim(self._keys.rows(self._address), behind, {})
+
+    def _trim(self, stream: str, behind: str, read: Mapping[RunKey, int]) -> Command:
+        named = [stream, self._keys.generations, *map(self._keys.run, read)]
+        whose = [self._index[self._address], self._holder]
+        return self._call("trim", named, [behind, *whose, *read.values()])
 
     def _run_keys(self, run: RunKey) -> list[str]:
         return [self._keys.job(run.job), self._keys.run(run), *self._logs]
@@ -81,6 +111,7 @@ class Commands:
             op.task,
             codec.encode(message),
             stamp,
+            self._holder,
             len(op.after),
             *op.after,
             *op.completes,
@@ -95,6 +126,7 @@ class Commands:
             str(op.sends[0].envelope.sender),
             self._index[op.to],
             stamp,
+            self._holder,
         ]
         for send in op.sends:
             message = send.envelope.message
@@ -119,6 +151,7 @@ class Commands:
             codec.encode(commit.prunes[0].message),
             stamp,
             len(commit.prunes),
+            self._holder,
             *(envelope.seq for envelope in commit.prunes),
             *commit.completes,
         ]
@@ -137,7 +170,15 @@ class Commands:
             keys.log(SCHEDULER),
         ]
         stats = json.dumps(op.stats)
-        arguments = [run.epoch, run.job, op.reason, op.error, stats, RETENTION_MS]
+        arguments = [
+            run.epoch,
+            run.job,
+            op.reason,
+            op.error,
+            stats,
+            RETENTION_MS,
+            self._holder,
+        ]
         return self._call("finish", named, arguments)
 
     def _call(self, name: str, keys: Sequence[str], arguments: Sequence[object]) -> Command:

@@ -38,6 +38,11 @@ class Keys:
         """Set: jobs assigned and not ended."""
         return f"{self.tag}:running"
 
+    @property
+    def generations(self) -> str:
+        """Hash: by role the number of its latest claim, and the token that made it."""
+        return f"{self.tag}:generations"
+
     def claim(self, role: str) -> str:
         """String with a lifetime: the lease on ``role`` (scheduler, draft, verify-1 ...)."""
         return f"{self.tag}:claim:{role}"

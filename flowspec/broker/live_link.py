@@ -43,6 +43,7 @@ from flowspec.broker.redis_link import last_id
 from flowspec.core.protocol.addresses import Address
 from flowspec.core.protocol.bundles import Bundle, sends_of, unbundled
 from flowspec.core.protocol.codes import Code
+from flowspec.core.protocol.holders import Holder
 from flowspec.core.protocol.in_order import InOrder, goes_straight
 from flowspec.core.protocol.machine import Finish, Send
 from flowspec.core.protocol.messages import Answer, Envelope, Segment
@@ -65,7 +66,8 @@ _MEASURE_EVERY = 32
 class LiveLink:
     """``address``'s link to a pipeline of ``stages`` verify stages and ``middles`` middle models.
 
-    ``inbox``: its own, closed with the link. ``peers``: the inboxes of its receivers.
+    ``holder``: as in ``Commands``. ``inbox``: its own, closed with the link. ``peers``: the inboxes
+    of its receivers.
     """
 
     def __init__(
@@ -76,12 +78,13 @@ class LiveLink:
         stages: int,
         *,
         middles: int = 0,
+        holder: Holder | None = None,
         inbox: Inbox | None = None,
         peers: Peers | None = None,
     ) -> None:
         self.address = address
         self._keys = keys
-        self._commands = Commands(keys, address, stages, middles)
+        self._commands = Commands(keys, address, stages, middles, holder)
         self._writes = PipelinedClient(url)
         self._inbox = inbox
         self._peers = peers

@@ -23,7 +23,7 @@ class LogReader:
 
     Malformed entries are skipped; a line on each goes into the caller's ``refused``. ``commands``:
     builds the trims. What has been read is needed by nobody: a worker that takes over begins behind
-    it, and ends the runs of its predecessor.
+    it, and ends the runs of its predecessor, which then removes nothing any more.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class LogReader:
         self._read: dict[RunKey, int] = {}  # entries read of each run that has begun, not ended
         self._untrimmed = 0  # entries read and not removed
         self._uncounted: set[RunKey] = set()  # runs that had entries among these
-        self._rows_trim: Command | None = None
+        self._rows_untrimmed = False
         self._bundles = 0  # entries read with messages of several runs
 
     @property
@@ -106,7 +106,7 @@ class LogReader:
                 self.keep(run, segment, data)
             except WireError as error:
                 refused.append(f"{self.rows_stream} {self.rows_at}: {error}")
-        self._rows_trim = ("XTRIM", self.rows_stream, "MINID", entries.after(self.rows_at))
+        self._rows_untrimmed = True
 
     # ---- rows ------------------------------------------------------------------------------------
 
@@ -134,13 +134,18 @@ class LogReader:
         ones before the reader is idle.
         """
         due = self._untrimmed >= TRIM_ENTRIES or (self._untrimmed > 0 and not self._read)
-        return ([self._log_trim()] if due else []) + self.take_rows_trim()
+        trims = [self._log_trim()] if due else []
+        if self._rows_untrimmed:
+            self._rows_untrimmed = False
+            trims.append(self._commands.trim_rows(entries.after(self.rows_at)))
+        return trims
 
     def take_rows_trim(self) -> list[Command]:
-        """The trim of the rows alone, for a server of their own."""
-        trim = self._rows_trim
-        self._rows_trim = None
-        return [] if trim is None else [trim]
+        """The trim of rows on a server of their own, which knows no generations."""
+        if not self._rows_untrimmed:
+            return []
+        self._rows_untrimmed = False
+        return [("XTRIM", self.rows_stream, "MINID", entries.after(self.rows_at))]
 
     def _log_trim(self) -> Command:
         """The trim of all that has been read of the log; unread entries stay."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from flowspec.broker import codec
 from flowspec.broker.base import (
@@ -31,6 +32,7 @@ from flowspec.broker.base import (
 from flowspec.core.protocol.addresses import SCHEDULER, Address
 from flowspec.core.protocol.bundles import Bundle
 from flowspec.core.protocol.codes import Code
+from flowspec.core.protocol.holders import Holder
 from flowspec.core.protocol.ledger import Change, Delivery, Ledger
 from flowspec.core.protocol.machine import Complete, Finish, OpenJob, Send
 from flowspec.core.protocol.messages import Envelope
@@ -39,6 +41,8 @@ from flowspec.core.run.ended import EndedRuns
 from flowspec.core.run.key import RunKey
 from flowspec.errors import GapError
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
 class _LogEntry:
@@ -46,6 +50,35 @@ class _LogEntry:
 
     parts: tuple[tuple[Address, int, bytes], ...]
     stamp: Stamp | None
+
+
+class _Entries(Generic[T]):
+    """Entries with numbers from 0 on, of which the first ones may have been removed."""
+
+    def __init__(self) -> None:
+        self._kept: list[T] = []
+        self._first = 0
+
+    @property
+    def end(self) -> int:
+        """The number of the next entry."""
+        return self._first + len(self._kept)
+
+    def append(self, entry: T) -> None:
+        """Append ``entry``."""
+        self._kept.append(entry)
+
+    def behind(self, number: int) -> list[T]:
+        """The entries from ``number`` on."""
+        return self._kept[max(0, number - self._first) :]
+
+    def trim(self, number: int) -> None:
+        """Remove the entries before ``number``."""
+        del self._kept[: max(0, number - self._first)]
+        self._first = max(self._first, number)
+
+    def __len__(self) -> int:
+        return len(self._kept)
 
 
 @dataclass(slots=True)
@@ -62,8 +95,8 @@ class MemoryBroker:
     def __init__(self, *, log_cap: int = LOG_CAP) -> None:
         self.ledger = Ledger(log_cap)
         self.changed = threading.Condition()
-        self.logs: dict[Address, list[_LogEntry]] = {}
-        self.rows: dict[Address, list[tuple[RunKey, int, bytes]]] = {}
+        self.logs: dict[Address, _Entries[_LogEntry]] = defaultdict(_Entries)
+        self.rows: dict[Address, _Entries[tuple[RunKey, int, bytes]]] = defaultdict(_Entries)
         self.jobs: dict[str, MemoryJob] = {}
         self.recordings: dict[RunKey, list[str]] = {}
         self.intake: list[Intake] = []
@@ -98,19 +131,21 @@ class MemoryBroker:
             for one in deliveries
         )
         first = deliveries[0]
-        self.logs.setdefault(first.to, []).append(_LogEntry(parts, first.stamp))
+        self.logs[first.to].append(_LogEntry(parts, first.stamp))
 
-    def publish_together(self, bundle: Bundle, stamp: Stamp | None) -> list[Code]:
+    def publish_together(
+        self, bundle: Bundle, stamp: Stamp | None, by: Holder | None
+    ) -> list[Code]:
         """Append the messages of ``bundle`` that pass as one entry; a code for each."""
-        changes = self.ledger.publish_together(bundle.sends, stamp)
+        changes = self.ledger.publish_together(bundle.sends, stamp, by)
         passed = [delivery for change in changes for delivery in change.deliveries]
         if passed:
             self._append(passed)
         return [change.code for change in changes]
 
-    def commit(self, op: CommitText, stamp: Stamp | None) -> Code:
+    def commit(self, op: CommitText, stamp: Stamp | None, by: Holder | None) -> Code:
         commit = op.commit
-        code = self.carry_out(self.ledger.commit(commit, stamp))
+        code = self.carry_out(self.ledger.commit(commit, stamp, by))
         if code is Code.OK:
             entry = {
                 "kind": "tokens",
@@ -125,8 +160,8 @@ class MemoryBroker:
             self.jobs[commit.run.job].output.append(entry)
         return code
 
-    def open_job(self, op: OpenJob) -> Code:
-        code = self.ledger.open(op)
+    def open_job(self, op: OpenJob, by: Holder | None) -> Code:
+        code = self.ledger.open(op, by)
         if code is Code.OK:
             self.jobs[op.run.job].facts |= {
                 "prompt_token_ids": json.dumps(op.prompt_ids),
@@ -134,8 +169,8 @@ class MemoryBroker:
             }
         return code
 
-    def finish(self, op: Finish) -> Code:
-        code = self.ledger.finish(op.run)
+    def finish(self, op: Finish, by: Holder | None) -> Code:
+        code = self.ledger.finish(op.run, by)
         if code is Code.OK:
             opened = self.ledger.jobs[op.run.job].offset is not None
             cause = FAILED if opened else REFUSED
@@ -158,13 +193,16 @@ class MemoryBroker:
 
 
 class MemoryLink:
-    """``address``'s link; see ``base.Link``."""
+    """``address``'s link; see ``base.Link``. ``holder``: its hold on its role; None: no lease."""
 
-    def __init__(self, broker: MemoryBroker, address: Address) -> None:
+    def __init__(
+        self, broker: MemoryBroker, address: Address, holder: Holder | None = None
+    ) -> None:
         self.address = address
+        self._holder = holder
         self._broker = broker
-        self._log_at = len(broker.logs.get(address, ()))
-        broker.rows.pop(address, None)
+        self._log_at = broker.logs[address].end
+        self._rows_at = broker.rows[address].end
         self._rows: dict[tuple[RunKey, int], Rows] = {}
         self._ended = EndedRuns()  # runs whose late rows are dropped
         self._recorded: Counter[RunKey] = Counter()
@@ -176,9 +214,12 @@ class MemoryLink:
         with broker.changed:
             self._trim()
             broker.changed.wait_for(self._has_news, timeout=block_seconds)
-            log = broker.logs.get(self.address, [])[self._log_at :]
-            rows = broker.rows.pop(self.address, [])
-            self._log_at += len(log)
+            log = broker.logs[self.address].behind(self._log_at)
+            rows = broker.rows[self.address].behind(self._rows_at)
+            self._log_at = broker.logs[self.address].end
+            self._rows_at = broker.rows[self.address].end
+            if self._is_latest:
+                broker.rows[self.address].trim(self._rows_at)
         for run, segment, data in rows:
             if run not in self._ended:
                 self._rows[run, segment] = codec.decode_rows(data)
@@ -196,15 +237,19 @@ class MemoryLink:
         ]
 
     def _trim(self) -> None:
-        """Remove what earlier reads have returned."""
-        del self._broker.logs.get(self.address, [])[: self._log_at]
-        self._broker.ledger.trim(self.address, self._read)
-        self._log_at = 0
+        """Remove what earlier reads have returned, unless another worker reads on."""
+        if self._is_latest:
+            self._broker.logs[self.address].trim(self._log_at)
+            self._broker.ledger.trim(self.address, self._read)
+
+    @property
+    def _is_latest(self) -> bool:
+        return self._broker.ledger.is_latest(self._holder)
 
     def _has_news(self) -> bool:
         broker = self._broker
-        unread = len(broker.logs.get(self.address, ())) > self._log_at
-        return unread or bool(broker.rows.get(self.address))
+        unread = broker.logs[self.address].end > self._log_at
+        return unread or broker.rows[self.address].end > self._rows_at
 
     def take_rows(self, run: RunKey, segment: int) -> Rows:
         rows = self._rows.pop((run, segment), None)
@@ -220,7 +265,7 @@ class MemoryLink:
             codes: list[Code] = []
             for op, stamp in zip(ops, stamps or [None] * len(ops), strict=True):
                 if isinstance(op, Bundle):
-                    codes += self._broker.publish_together(op, stamp)
+                    codes += self._broker.publish_together(op, stamp, self._holder)
                 else:
                     codes.append(self._perform(op, stamp))
             self._broker.changed.notify_all()
@@ -234,20 +279,20 @@ class MemoryLink:
         broker = self._broker
         match op:
             case Send():
-                return broker.carry_out(broker.ledger.publish(op, stamp))
+                return broker.carry_out(broker.ledger.publish(op, stamp, self._holder))
             case PutRows(to, run, segment, rows):
-                waiting = broker.rows.setdefault(to, [])
+                waiting = broker.rows[to]
                 code = Code.FULL if len(waiting) >= ROWS_CAP else Code.OK
                 waiting.append((run, segment, codec.encode_rows(rows)))
                 return code
             case CommitText():
-                return broker.commit(op, stamp)
+                return broker.commit(op, stamp, self._holder)
             case Complete():
-                return broker.carry_out(broker.ledger.complete(op, stamp))
+                return broker.carry_out(broker.ledger.complete(op, stamp, self._holder))
             case OpenJob():
-                return broker.open_job(op)
+                return broker.open_job(op, self._holder)
             case Finish():
-                return broker.finish(op)
+                return broker.finish(op, self._holder)
             case Record(run, line):
                 self._recorded[run] += 1
                 if self._recorded[run] <= RECORDING_CAP:

@@ -5,20 +5,23 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from flowspec.broker.base import (
     FULL,
-    LEASE_MS,
     LOST,
     QUEUE_CAP,
     REFUSED,
+    Claim,
     Intake,
     OutputEntry,
+    role_of,
     workers_of,
 )
 from flowspec.broker.memory import MemoryBroker, MemoryJob
+from flowspec.core.protocol.addresses import SCHEDULER
 from flowspec.core.protocol.codes import Code
+from flowspec.core.protocol.holders import Holder, holders_text
+from flowspec.core.protocol.lease import TERMS
 from flowspec.core.run.key import RunKey
 
 
@@ -94,25 +97,40 @@ class MemoryControl:
                 facts |= {"offset": str(entry.offset), "emitted": str(entry.emitted)}
             return {**facts, **fields, **self._broker.jobs[job].facts}
 
-    def owners(self, job: str) -> dict[str, str]:
+    def holders(self, job: str) -> dict[str, int]:
         with self._broker.changed:
-            known = self._broker.jobs.get(job)
-            return dict(json.loads(known.facts.get("owners", "{}"))) if known else {}
+            entry = self._broker.ledger.jobs.get(job)
+            return dict(entry.holders) if entry is not None else {}
 
-    def assign(self, job: str, most: int, owners: Mapping[str, str]) -> Code:
+    def assign(
+        self, job: str, most: int, holders: Mapping[str, int], by: int | None = None
+    ) -> Code:
         broker = self._broker
         with broker.changed:
-            change = broker.ledger.assign(job, most, broker.queued_seconds(job))
+            waited = broker.queued_seconds(job)
+            change = broker.ledger.assign(job, most, waited, holders=holders, by=_scheduler(by))
             if change.code is Code.OK:
-                broker.jobs[job].facts["owners"] = json.dumps(owners)
+                broker.jobs[job].facts["holders"] = holders_text(holders)
             broker.carry_out(change)
             broker.changed.notify_all()
         return change.code
 
-    def revoke(self, job: str, reason: str, error: str = "", cause: str = LOST) -> Code:
+    def revoke(
+        self,
+        job: str,
+        reason: str,
+        error: str = "",
+        cause: str = LOST,
+        *,
+        by: int | None = None,
+        lost: Holder | None = None,
+    ) -> Code:
         broker = self._broker
         with broker.changed:
-            change = broker.ledger.revoke(job, workers_of(broker.record))
+            leased = lost is not None and lost.role in self._leases()
+            change = broker.ledger.revoke(
+                job, workers_of(broker.record), by=_scheduler(by), lost=lost, leased=leased
+            )
             if change.code is Code.OK:
                 broker.note_end(job, reason, error, None, cause)
                 broker.wakes += 1
@@ -156,30 +174,39 @@ class MemoryControl:
             self._wakes_seen = broker.wakes
 
     def claim(
-        self, role: str, token: str, info: Mapping[str, object], lifetime_ms: int = LEASE_MS
-    ) -> bool:
+        self,
+        role: str,
+        token: str,
+        info: Mapping[str, object],
+        lifetime_ms: int = TERMS.shortest_ms,
+    ) -> int:
         broker = self._broker
-        now = time.monotonic()
         with broker.changed:
-            held = broker.leases.get(role)
-            if held is not None and held[0] != token and held[2] > now:
-                return False
-            broker.leases[role] = (token, json.dumps(info), now + lifetime_ms / 1000)
-        return True
+            held = self._leases().get(role)
+            if held is not None and held[0] != token:
+                return 0
+            until = time.monotonic() + lifetime_ms / 1000
+            broker.leases[role] = (token, json.dumps(info), until)
+            return broker.ledger.claim(role, token)
 
     def release(self, role: str, token: str) -> None:
         with self._broker.changed:
             if self._broker.leases.get(role, ("", "", 0.0))[0] == token:
                 del self._broker.leases[role]
 
-    def claims(self) -> dict[str, tuple[str, dict[str, Any]]]:
-        now = time.monotonic()
+    def claims(self) -> dict[str, Claim]:
+        ledger = self._broker.ledger
         with self._broker.changed:
             return {
-                role: (token, json.loads(info))
-                for role, (token, info, until) in self._broker.leases.items()
-                if until > now
+                role: Claim(token, json.loads(info), ledger.generation(role, token))
+                for role, (token, info) in self._leases().items()
             }
+
+    def _leases(self) -> dict[str, tuple[str, str]]:
+        """Token and facts of the leases in force, by role."""
+        now = time.monotonic()
+        held = self._broker.leases.items()
+        return {role: (token, info) for role, (token, info, until) in held if until > now}
 
     def set_pipeline(self, record: Mapping[str, str]) -> None:
         with self._broker.changed:
@@ -191,3 +218,8 @@ class MemoryControl:
 
     def close(self) -> None:
         """Nothing to close."""
+
+
+def _scheduler(generation: int | None) -> Holder | None:
+    """The scheduler of ``generation``; None: somebody else decides."""
+    return None if generation is None else Holder(role_of(SCHEDULER), generation)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from flowspec.broker import codec
-from flowspec.broker.base import ROWS_CAP, Control, PutRows, role_of
+from flowspec.broker.base import ROWS_CAP, Claim, Control, PutRows, role_of
 from flowspec.broker.inbox import FACT, Announced, why_none_of
 from flowspec.broker.pipelined_client import PipelinedClient
 from flowspec.broker.redis_client import Command
@@ -142,7 +142,7 @@ class Peers:
         self._offered: dict[Address, Announced] = {}  # what the last offer was for
         self._reasons = dict.fromkeys(self._receivers, "its worker is not there")
         self._refused: dict[Address, tuple[Announced, float]] = {}  # until when
-        self._claims: Mapping[str, tuple[str, Mapping[str, Any]]] = {}
+        self._claims: Mapping[str, Claim] = {}
         self._way: MeasuredWay | None = None  # to the control broker
         self._stop = threading.Event()
         self._looked = threading.Event()
@@ -180,7 +180,7 @@ class Peers:
                 self._inboxes[to] = offer
 
     @property
-    def claims(self) -> Mapping[str, tuple[str, Mapping[str, Any]]]:
+    def claims(self) -> Mapping[str, Claim]:
         """The leases as they were at the last look."""
         return self._claims
 
@@ -241,7 +241,8 @@ class Peers:
             self._reasons = dict.fromkeys(self._receivers, "as asked for")
             return
         for to in self._receivers:
-            _, facts = self._claims.get(role_of(to), ("", {}))
+            claim = self._claims.get(role_of(to))
+            facts = claim.facts if claim is not None else {}
             announced = Announced.read(facts.get(FACT))
             if announced is None:
                 self._reasons[to] = why_none_of(facts) if facts else "its worker is not there"

@@ -67,7 +67,12 @@ class BrokerClient:
 
     def script(self, name: str, keys: Sequence[str], arguments: Sequence[object]) -> Any:
         """The reply of script ``name``."""
-        return self.run([("EVALSHA", load()[name].sha, len(keys), *keys, *arguments)])[0]
+        return self.run([self.evalsha(name, keys, arguments)])[0]
+
+    @staticmethod
+    def evalsha(name: str, keys: Sequence[str], arguments: Sequence[object]) -> Command:
+        """The command that calls script ``name``."""
+        return ("EVALSHA", load()[name].sha, len(keys), *keys, *arguments)
 
     def _send_known(self, commands: Sequence[Command], atomic: bool) -> list[Any]:
         try:

@@ -10,21 +10,30 @@ import redis
 
 from flowspec.broker import codec
 from flowspec.broker.base import (
-    LEASE_MS,
     LOST,
     QUEUE_CAP,
     RETENTION_MS,
     Intake,
     OutputEntry,
+    role_of,
     roles_of,
     workers_of,
 )
 from flowspec.broker.connection import MAX_BLOCK_SECONDS
 from flowspec.broker.keys import JOBS, Keys
 from flowspec.broker.redis_client import BrokerClient
-from flowspec.broker.replies import ENTRY_ID, Claims, claims_of, output_entries, texts
+from flowspec.broker.replies import (
+    ENTRY_ID,
+    Claims,
+    claims_of,
+    generation_of,
+    output_entries,
+    texts,
+)
 from flowspec.core.protocol.addresses import DRAFT, SCHEDULER
 from flowspec.core.protocol.codes import Code
+from flowspec.core.protocol.holders import Holder, holders_text, read_holders
+from flowspec.core.protocol.lease import TERMS
 from flowspec.core.protocol.messages import Revoke, Submit
 from flowspec.core.run.key import RunKey
 from flowspec.errors import BrokerUnreachable
@@ -134,11 +143,13 @@ class RedisControl:
     def job(self, job: str) -> dict[str, str]:
         return self._hash(self._keys.job(job))
 
-    def owners(self, job: str) -> dict[str, str]:
-        found: Any = self._client.call(lambda client: client.hget(self._keys.job(job), "owners"))
-        return dict(json.loads(found)) if found else {}
+    def holders(self, job: str) -> dict[str, int]:
+        found: Any = self._client.call(lambda client: client.hget(self._keys.job(job), "holders"))
+        return read_holders(found.decode()) if found else {}
 
-    def assign(self, job: str, most: int, owners: Mapping[str, str]) -> Code:
+    def assign(
+        self, job: str, most: int, holders: Mapping[str, int], by: int | None = None
+    ) -> Code:
         keys = self._keys
         known = self.job(job)
         run = RunKey(job, int(known.get("epoch", "0")) + 1)
@@ -147,9 +158,10 @@ class RedisControl:
             for name, value in known.items()
             if name.startswith(_FIELD)
         )
-        envelope = codec.encode(Submit(run, fields, self._queued_seconds(job)))
-        named = [keys.job(job), keys.queue, keys.running, keys.log(DRAFT)]
-        arguments = [job, most, run.epoch, envelope, json.dumps(owners)]
+        generations = tuple(holders.values())
+        envelope = codec.encode(Submit(run, fields, self._queued_seconds(job), generations))
+        named = [keys.job(job), keys.queue, keys.running, keys.log(DRAFT), keys.generations]
+        arguments = [job, most, run.epoch, envelope, holders_text(holders), _scheduler(by)]
         return Code(self._client.script("assign", named, arguments))
 
     def _queued_seconds(self, job: str) -> float:
@@ -158,7 +170,16 @@ class RedisControl:
         submitted_ms = int(job.partition("-")[0])
         return max(0.0, seconds + microseconds / 1e6 - submitted_ms / 1e3)
 
-    def revoke(self, job: str, reason: str, error: str = "", cause: str = LOST) -> Code:
+    def revoke(
+        self,
+        job: str,
+        reason: str,
+        error: str = "",
+        cause: str = LOST,
+        *,
+        by: int | None = None,
+        lost: Holder | None = None,
+    ) -> Code:
         keys = self._keys
         known = self.job(job)
         run = RunKey(job, int(known.get("epoch", "0")))
@@ -171,10 +192,13 @@ class RedisControl:
             keys.running,
             keys.queue,
             keys.log(SCHEDULER),
+            keys.generations,
+            keys.claim(lost.role if lost is not None else role_of(DRAFT)),
             *map(keys.log, workers),
         ]
         envelope = codec.encode(Revoke(RunKey(job, run.epoch + 1)))
-        arguments = [job, run.epoch, reason, error, RETENTION_MS, envelope, cause]
+        whose = [_scheduler(by), str(lost) if lost is not None else ""]
+        arguments = [job, run.epoch, reason, error, RETENTION_MS, envelope, cause, *whose]
         return Code(self._client.script("revoke", named, arguments))
 
     # ---- output ----------------------------------------------------------------------------------
@@ -210,22 +234,34 @@ class RedisControl:
     # ---- leases and the record -------------------------------------------------------------------
 
     def claim(
-        self, role: str, token: str, info: Mapping[str, object], lifetime_ms: int = LEASE_MS
-    ) -> bool:
-        answer = self._client.script(
-            "claim", [self._keys.claim(role)], [token, lifetime_ms, json.dumps(info)]
+        self,
+        role: str,
+        token: str,
+        info: Mapping[str, object],
+        lifetime_ms: int = TERMS.shortest_ms,
+    ) -> int:
+        keys = self._keys
+        arguments = [token, lifetime_ms, json.dumps(info), role]
+        answer, found = self._client.run(
+            [
+                self._client.evalsha("claim", [keys.claim(role), keys.generations], arguments),
+                ("HMGET", keys.generations, role, f"by:{role}"),
+            ]
         )
-        return Code(answer) is Code.OK
+        if Code(answer) is not Code.OK:
+            return 0
+        number, latest = (part.decode() for part in found)
+        return generation_of(role, token, {role: number, f"by:{role}": latest})
 
     def release(self, role: str, token: str) -> None:
         self._client.script("release", [self._keys.claim(role)], [token])
 
     def claims(self) -> Claims:
         roles = ["scheduler", *roles_of(self.pipeline())]
-        values: Any = self._client.call(
-            lambda client: client.mget([self._keys.claim(role) for role in roles])
+        values, generations = self._client.run(
+            [("MGET", *map(self._keys.claim, roles)), ("HGETALL", self._keys.generations)]
         )
-        return claims_of(roles, values)
+        return claims_of(roles, values, generations)
 
     def set_pipeline(self, record: Mapping[str, str]) -> None:
         flat = [part for pair in record.items() for part in pair]
@@ -247,6 +283,11 @@ class RedisControl:
         self._client.close()
         if self._blocking is not None:
             self._blocking.close()
+
+
+def _scheduler(generation: int | None) -> str:
+    """The scheduler of ``generation`` as a holder; None: no scheduler."""
+    return "" if generation is None else str(Holder(role_of(SCHEDULER), generation))
 
 
 def _intake(entry: bytes, fields: Any) -> Intake:

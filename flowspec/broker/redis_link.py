@@ -19,6 +19,7 @@ from flowspec.broker.recorded import Recorded
 from flowspec.broker.redis_client import BrokerClient, Command, DirectClient
 from flowspec.core.protocol.addresses import Address
 from flowspec.core.protocol.codes import Code
+from flowspec.core.protocol.holders import Holder
 from flowspec.core.protocol.messages import Envelope
 from flowspec.core.protocol.stamps import Stamp
 from flowspec.core.run.key import RunKey
@@ -33,7 +34,8 @@ _MEASURE_EVERY = 32
 class RedisLink:
     """``address``'s link to a pipeline of ``stages`` verify stages and ``middles`` middle models.
 
-    ``rows_url``: the broker for rows, if it is not the one at ``url``.
+    ``rows_url``: the broker for rows, if it is not the one at ``url``. ``holder``: as in
+    ``Commands``.
     """
 
     def __init__(
@@ -45,10 +47,11 @@ class RedisLink:
         rows_url: str | None = None,
         *,
         middles: int = 0,
+        holder: Holder | None = None,
     ) -> None:
         self.address = address
         self._keys = keys
-        self._commands = Commands(keys, address, stages, middles)
+        self._commands = Commands(keys, address, stages, middles, holder)
         self._client = DirectClient(url)
         self._rows_client = (
             self._client if rows_url in (None, url) else DirectClient(rows_url or url)

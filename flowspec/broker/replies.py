@@ -7,12 +7,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flowspec.broker.base import OutputEntry
+from flowspec.broker.base import Claim, OutputEntry
 
 #: The id of a stream entry, which is a job's id.
 ENTRY_ID = re.compile(r"[0-9]{1,18}-[0-9]{1,18}", re.ASCII)
 
-Claims = dict[str, tuple[str, dict[str, Any]]]
+Claims = dict[str, Claim]
 
 
 def texts(fields: Mapping[bytes, bytes]) -> dict[str, str]:
@@ -28,14 +28,23 @@ def output_entries(entries: Sequence[Any]) -> list[OutputEntry]:
     return [OutputEntry(entry.decode(), texts(fields)) for entry, fields in entries]
 
 
-def claims_of(roles: Sequence[str], values: Sequence[bytes | None]) -> Claims:
-    """Token and facts of the leases in force, of ``values`` parallel to ``roles``."""
+def claims_of(
+    roles: Sequence[str], values: Sequence[bytes | None], generations: Mapping[bytes, bytes]
+) -> Claims:
+    """The leases in force, of ``values`` parallel to ``roles`` and the roles' ``generations``."""
     held = {}
+    known = texts(generations)
     for role, value in zip(roles, values, strict=True):
         if value is not None:
             token, _, facts = value.decode(errors="replace").partition(" ")
-            held[role] = (token, _facts(facts))
+            held[role] = Claim(token, _facts(facts), generation_of(role, token, known))
     return held
+
+
+def generation_of(role: str, token: str, generations: Mapping[str, str]) -> int:
+    """The generation of ``token`` if it is the latest to have claimed ``role``; else 0."""
+    number = generations.get(role, "")
+    return int(number) if number.isdecimal() and generations.get(f"by:{role}") == token else 0
 
 
 def _facts(text: str) -> dict[str, Any]:

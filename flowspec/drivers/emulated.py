@@ -105,8 +105,16 @@ class EmulatedWorker(Worker):
         *,
         header: str = "",
         model_seconds: Callable[[], float] | None = None,
+        check_lease: Callable[[], None] = lambda: None,
     ) -> None:
-        super().__init__(machine, link, performer, clock=lambda: self._now, header=header)
+        super().__init__(
+            machine,
+            link,
+            performer,
+            clock=lambda: self._now,
+            header=header,
+            check_lease=check_lease,
+        )
         self._emulation = emulation
         self._model_seconds = model_seconds
         profile = emulation.profile
@@ -291,6 +299,7 @@ class EmulatedWorker(Worker):
         return spent
 
     def _put(self, ops: Sequence[Op]) -> list[Code]:
+        self._check_lease()
         self._charge()
         charged = not self._emulation.free_software
         at = self._now + (self._write_seconds + self._emulation.hop if charged else 0.0)

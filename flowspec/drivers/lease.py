@@ -1,10 +1,8 @@
-"""A lease on a role: taken once, renewed by its own thread, released; its loss stops the worker.
+"""A lease on a role: taken once, renewed by its own thread, released.
 
-A lease shows which worker is alive; the epochs keep a worker without one from writing. So a *late*
-renewal is not a *lost* lease: if the lease is still this worker's, or free, it is renewed and the
-delay is logged. A lease is lost only if another worker holds it, the broker cannot be reached, or
-renewing fails unexpectedly. On a busy machine, or after late renewals, a worker requests a longer
-lease, so that a starved but healthy worker keeps its role and its job.
+The rules are ``core.protocol.lease``. A lease is lost if another worker has taken the role, if the
+broker cannot be reached, or if renewing fails unexpectedly; the worker then drops its rows and may
+take the role again, under a new generation. A worker whose pass hangs gives its role up.
 """
 
 from __future__ import annotations
@@ -14,70 +12,132 @@ import secrets
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
-from flowspec.broker.base import LEASE_MS, MOST_LEASE_MS, RENEW_SECONDS, Control
-from flowspec.errors import BrokerError, BrokerFull, ClaimError
+from flowspec.broker.base import Control
+from flowspec.core.protocol.holders import Holder
+from flowspec.core.protocol.lease import TERMS, HangWatch, LeaseMachine, LeaseState, LeaseTerms
+from flowspec.errors import BrokerError, BrokerFull, ClaimError, LeaseLost
 from flowspec.observe import logger
 
-#: Lifetime of a lease relative to the longest recent interval between two renewals.
-MARGIN = 4.0
-#: Number of recent intervals.
-REMEMBERED = 30
+#: How long a write waits for a late renewal before the lease counts as lost, seconds.
+RENEWAL_SECONDS = 60.0
+#: Interval between two looks at a lease that is late, seconds.
+_LOOK_SECONDS = 0.02
+#: The fact that tells whether a worker is loading, and its value then.
+STATE = "state"
+LOADING = "loading"
+#: The fact that tells for how long the present pass has been computed, seconds.
+COMPUTING = "computing_seconds"
 
 Facts = Callable[[], dict[str, object]]
+
+
+class PassInHand(NamedTuple):
+    """The pass that a worker computes: its number, None: none; seconds of the longest before it."""
+
+    number: int | None = None
+    longest: float = 0.0
 
 
 class Lease:
     """The lease on ``role``; every renewal publishes ``facts``.
 
     ``control``: a connection for the renewing thread alone, so that a renewal never waits behind
-    the worker's own commands.
+    the worker's own commands. ``on_hung``: called by that thread once a pass hangs, after the role
+    was given up.
     """
 
-    def __init__(self, control: Control, role: str, facts: Facts) -> None:
+    def __init__(
+        self,
+        control: Control,
+        role: str,
+        facts: Facts,
+        *,
+        terms: LeaseTerms = TERMS,
+        on_hung: Callable[[str], None] = lambda reason: None,
+    ) -> None:
         self.role = role
         self.token = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self.lost = ""  # why the lease is lost, one line; "" while it is held
+        self.passing: Callable[[], PassInHand] = PassInHand  # what the worker computes
         self._control = control
         self._facts = facts
+        self._terms = terms
+        self._on_hung = on_hung
         self._log = logger(role=role)
         self._stop = threading.Event()
-        self._intervals: deque[float] = deque(maxlen=REMEMBERED)
-        self._lifetime_ms = self._needed_ms()
+        self._machine = LeaseMachine(terms)
+        self._watch = HangWatch(2 * terms.renew_seconds)
         self._thread = threading.Thread(target=self._keep, name=f"lease-{role}", daemon=True)
+
+    @property
+    def holder(self) -> Holder:
+        """This worker as the role's holder, once the lease is taken."""
+        return Holder(self.role, self._machine.generation)
 
     def take(self) -> None:
         """Take the lease and keep renewing it; ClaimError if another worker holds it."""
-        if not self._claim():
-            holder = self._control.claims().get(self.role, ("somebody else", {}))[0]
+        self._renew()
+        if self._machine.state is LeaseState.LOST:
+            claim = self._control.claims().get(self.role)
+            holder = claim.token if claim is not None else "somebody else"
             raise ClaimError(
                 f"{self.role} is taken by {holder.rpartition(':')[0] or holder}; "
                 "stop that worker first, or wait for its lease to run out"
             )
         self._thread.start()
 
+    def check(self) -> None:
+        """Before a write: wait until the lease is young enough; LeaseLost if it is lost."""
+        deadline = time.monotonic() + RENEWAL_SECONDS
+        while not self.lost and not self._machine.may_write(time.monotonic()):
+            if self._stop.wait(_LOOK_SECONDS):
+                self.lost = f"the lease on {self.role} was given back"
+            elif time.monotonic() > deadline:
+                self.lost = f"the lease on {self.role} could not be renewed for a long time"
+        if self.lost:
+            raise LeaseLost(self.lost)
+
     def release(self) -> None:
         """Stop renewing and release the lease, if the broker can be reached."""
         self._stop.set()
         if self._thread.is_alive():
-            self._thread.join(RENEW_SECONDS * 2)
+            self._thread.join(self._terms.renew_seconds * 2)
+        self._give_back()
+
+    def _give_back(self) -> None:
         try:
             self._control.release(self.role, self.token)
         except BrokerError as error:
             self._log.info("lease not given back", reason=str(error))
 
-    def _claim(self) -> bool:
-        info = {"host": socket.gethostname(), "pid": os.getpid(), **self._facts()}
-        return self._control.claim(self.role, self.token, info, self._lifetime_ms)
+    def _renew(self) -> None:
+        """Ask for the lease, and tell the machine what comes of it."""
+        told = self._facts()
+        machine = self._machine
+        lifetime = machine.ask(
+            time.monotonic(), loading=told.get(STATE) == LOADING, load=load_per_core()
+        )
+        info = {"host": socket.gethostname(), "pid": os.getpid(), **told}
+        if self._watch.age:
+            info[COMPUTING] = round(self._watch.age, 1)
+        generation = self._control.claim(self.role, self.token, info, lifetime)
+        if generation:
+            machine.granted(generation)
+        else:
+            machine.refused()
 
     def _keep(self) -> None:
-        renewed_at = time.monotonic()
-        while not self._stop.wait(RENEW_SECONDS):
+        while not self._stop.wait(self._terms.renew_seconds):
             try:
-                self._adapt(time.monotonic() - renewed_at)
-                held = self._claim()
+                if self._is_hung():
+                    return
+                late = self._machine.late_by(time.monotonic())
+                if late > 0:
+                    self._log.warning("lease renewed late", seconds=round(late, 1))
+                self._renew()
             except BrokerFull as error:
                 # What the broker holds can still be read and finished, until the lease expires.
                 self._log.warning("lease not renewed", reason=str(error))
@@ -89,22 +149,20 @@ class Lease:
                 why = f"{type(error).__name__}: {error}"
                 self.lost = f"renewing the lease on {self.role} failed: {why}"
                 return
-            if not held:
+            if self._machine.state is LeaseState.LOST:
                 self.lost = f"{self.role} was taken over by another worker"
                 return
-            renewed_at = time.monotonic()
 
-    def _adapt(self, interval: float) -> None:
-        """Set the lifetime for a renewal that comes ``interval`` seconds after the last one."""
-        if interval * 1000 > self._lifetime_ms:
-            self._log.warning("lease renewed late", seconds=round(interval, 1))
-        self._intervals.append(interval)
-        self._lifetime_ms = self._needed_ms()
-
-    def _needed_ms(self) -> int:
-        by_load = LEASE_MS * load_per_core()
-        by_intervals = MARGIN * 1000 * max(self._intervals, default=0.0)
-        return int(min(MOST_LEASE_MS, max(LEASE_MS, by_load, by_intervals)))
+    def _is_hung(self) -> bool:
+        """Whether the worker's pass hangs: then its role is given up."""
+        number, longest = self.passing()
+        if not self._watch.look(number, longest, time.monotonic()):
+            return False
+        self.lost = f"a pass of {self.role} has hung for {self._watch.age:.0f} s"
+        self._log.error("pass hangs", seconds=round(self._watch.age, 1))
+        self._give_back()
+        self._on_hung(self.lost)
+        return True
 
 
 def load_per_core() -> float:

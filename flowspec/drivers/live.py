@@ -39,6 +39,7 @@ from flowspec.core.protocol.messages import Answer, Segment
 from flowspec.core.protocol.refusals import refusal
 from flowspec.core.protocol.work import Work, WorkFailed, WorkResult
 from flowspec.core.run.key import RunKey
+from flowspec.drivers.lease import PassInHand
 from flowspec.drivers.record import Recorder
 from flowspec.errors import FlowSpecError, StateError
 from flowspec.model.base import RowArray
@@ -85,7 +86,8 @@ class Performer(Protocol):
 class Worker:
     """Drives ``machine`` over ``link``.
 
-    ``header``: first line of recordings, for the one worker that writes it.
+    ``header``: first line of recordings, for the one worker that writes it. ``check_lease``: called
+    before every write; it waits for a late lease and raises LeaseLost for a lost one.
     """
 
     def __init__(
@@ -96,17 +98,20 @@ class Worker:
         *,
         clock: Clock = time.monotonic,
         header: str = "",
+        check_lease: Callable[[], None] = lambda: None,
     ) -> None:
+        self._check_lease = check_lease
         self._machine = machine
         self._link = link
         self._performer = performer
         self._clock = clock
         self._log = logger(node=str(link.address))
-        self._recorder = Recorder(link.address, self._record, header)
+        self._recorder = Recorder(link.address, self._record, header, machine.serves)
         self._records: list[Record] = []
         self.refused = 0  # malformed entries
         self.passes = 0
         self.busy_seconds = 0.0
+        self._passing = PassInHand()
 
     def run(self, stop: Callable[[], bool]) -> None:
         """Run until ``stop()`` is true; BrokerUnreachable if the broker stays unreachable."""
@@ -121,6 +126,10 @@ class Worker:
             "refused": self.refused,
         }
         return {"at": round(self._clock(), 3), **counters}
+
+    def passing(self) -> PassInHand:
+        """The pass that is computed now; for another thread, which looks whether it hangs."""
+        return self._passing
 
     def cycle(self) -> None:
         """Read once, process what arrived, and do one piece of work if there is any."""
@@ -211,6 +220,7 @@ class Worker:
         return list(refusals.values())
 
     def _put(self, ops: Sequence[Op]) -> list[Code]:
+        self._check_lease()
         return self._link.write(ops)
 
     def _ops(self, output: Output) -> list[Op]:
@@ -260,6 +270,9 @@ class Worker:
 
     def _compute(self, work: Work) -> WorkResult:
         began = self._clock()
+        wall = time.monotonic()
+        longest = self._passing.longest
+        self._passing = PassInHand(self.passes, longest)
         try:
             result = self._performer.compute(work, self._link)
         except FlowSpecError as error:
@@ -267,6 +280,7 @@ class Worker:
         except Exception as error:  # noqa: BLE001 - a failing executor ends its job, never the worker
             self._log.error("work failed", exc_info=True)
             result = WorkFailed(_one_line(error))
+        self._passing = PassInHand(None, max(longest, time.monotonic() - wall))
         self.passes += 1
         self.busy_seconds += self._clock() - began
         return result

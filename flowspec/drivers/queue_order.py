@@ -10,8 +10,12 @@ from flowspec.core.run.spec import waiting_terms
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """By what a job waits: its priority, and until when, on the caller's clock; None: for ever."""
+    """By what a job waits: its priority, and until when; None: for ever.
 
+    ``since``: when it was first seen. Times are on the caller's clock.
+    """
+
+    since: float
     priority: int = 0
     until: float | None = None
 
@@ -39,6 +43,10 @@ class QueueOrder:
             if terms.until is not None and now >= terms.until
         ]
 
+    def waiting_since(self, moment: float) -> list[str]:
+        """The jobs that have waited since ``moment`` or longer."""
+        return [job for job, terms in self._terms.items() if terms.since <= moment]
+
     @property
     def in_turn(self) -> list[str]:
         """The jobs, of the highest priority first, and of equal ones the oldest."""
@@ -50,4 +58,4 @@ class QueueOrder:
 
     def _read(self, job: str, now: float) -> Terms:
         priority, wait_seconds = waiting_terms(self._fields(job))
-        return Terms(priority, now + wait_seconds if wait_seconds else None)
+        return Terms(now, priority, now + wait_seconds if wait_seconds else None)

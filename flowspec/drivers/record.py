@@ -43,7 +43,7 @@ from flowspec.core.run.spec import shown
 from flowspec.errors import FlowSpecError, ReplayMismatch
 
 #: Version of the format; the header names it.
-FORMAT = 6
+FORMAT = 7
 #: Largest integer a field may hold; ids, positions and counts all fit.
 MAX_INT = (1 << 63) - 1
 
@@ -196,12 +196,18 @@ _WORDS: dict[Any, str] = {
 class Recorder:
     """Records the steps of one worker for the runs that request it, by ``emit(run, line)``.
 
-    ``header``: a first line for every run; empty for all workers but one.
+    ``header``: a first line for every run; empty for all workers but one. ``serves``: whether the
+    run that a message begins is the worker's: of others it records nothing.
     """
 
     def __init__(
-        self, address: Address, emit: Callable[[RunKey, str], None], header: str = ""
+        self,
+        address: Address,
+        emit: Callable[[RunKey, str], None],
+        header: str = "",
+        serves: Callable[[messages.Message], bool] = lambda message: True,
     ) -> None:
+        self._serves = serves
         self._address = address
         self._emit = emit
         self._header = header
@@ -226,7 +232,9 @@ class Recorder:
             return
         for envelope in event.envelopes:
             message = envelope.message
-            if message.run not in self._lines and _asks_for_recording(message):
+            if message.run in self._lines or not _asks_for_recording(message):
+                continue
+            if self._serves(message):
                 self._lines[message.run] = 0
                 if self._header:
                     self._emit(message.run, self._header)

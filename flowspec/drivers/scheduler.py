@@ -1,6 +1,8 @@
 """The scheduler: admits submissions, assigns jobs, and ends the jobs whose workers are lost.
 
-Each change is one script; this loop only decides when to call it. The scheduler owns the epochs.
+Each change is one script, which checks again what the decision was made from: a scheduler that was
+paused decides by what it knew before. This loop only decides when to call it. The scheduler owns
+the epochs.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from collections.abc import Callable, Mapping
 from flowspec.broker.base import (
     LATE,
     LOST,
+    Claim,
     Control,
     Intake,
     command_of,
@@ -21,6 +24,7 @@ from flowspec.broker.base import (
 )
 from flowspec.core.protocol.addresses import Role
 from flowspec.core.protocol.codes import Code
+from flowspec.core.protocol.holders import Holder
 from flowspec.core.run.spec import CANCEL, parse
 from flowspec.drivers.queue_order import QueueOrder
 from flowspec.errors import BrokerError, ConfigError
@@ -36,11 +40,32 @@ LATE_SECONDS = 2.0
 #: Tries to cancel a job; it can be assigned only once, so a second try finds no further change.
 _CANCEL_TRIES = 3
 
-Claims = Mapping[str, tuple[str, Mapping[str, object]]]
+#: Most time between two turns that counts as waiting, seconds: not a pause of the scheduler.
+_LONGEST_TURN = 1.0
+
+Claims = Mapping[str, Claim]
+
+
+class TurnClock:
+    """Seconds that the scheduler has watched: a pause of its own does not count."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._ticked_at: float | None = None
+
+    def tick(self) -> None:
+        """A turn begins."""
+        at = time.monotonic()
+        if self._ticked_at is not None:
+            self.now += min(at - self._ticked_at, _LONGEST_TURN)
+        self._ticked_at = at
 
 
 class Scheduler:
-    """Serves one pipeline of ``stages`` verify stages, at most ``most_running`` jobs at a time."""
+    """Serves one pipeline of ``stages`` verify stages, at most ``most_running`` jobs at a time.
+
+    ``generation``: under which it holds its role; None: without a lease.
+    """
 
     def __init__(
         self,
@@ -50,6 +75,7 @@ class Scheduler:
         most_running: int = 1,
         incomplete_seconds: float = INCOMPLETE_SECONDS,
         late_seconds: float = LATE_SECONDS,
+        generation: int | None = None,
     ) -> None:
         self._control = control
         self._stages = stages
@@ -59,7 +85,9 @@ class Scheduler:
         self._most_running = most_running
         self._incomplete_seconds = incomplete_seconds
         self._late_seconds = late_seconds
-        self._owners: dict[str, dict[str, str]] = {}  # job -> role -> token of its worker
+        self._generation = generation
+        self._holders: dict[str, dict[str, int]] = {}  # job -> role -> generation of its worker
+        self._clock = TurnClock()
         self._absent_since: dict[str, float] = {}  # roles whose lease has expired
         self._incomplete_since: float | None = None
         self._queue = QueueOrder(self._fields)
@@ -79,6 +107,7 @@ class Scheduler:
 
     def turn(self) -> None:
         """Check the workers once: end jobs that lost one; if all are ready, assign jobs."""
+        self._clock.tick()
         claims = self._control.claims()
         self._end_lost(claims)
         self._look_at_queue()
@@ -88,16 +117,17 @@ class Scheduler:
             return
         self._incomplete_since = None
         for job in self._queue.in_turn:
-            tokens = {role: claims[role][0] for role in self._workers}
-            if self._control.assign(job, self._most_running, tokens) is not Code.OK:
+            holders = {role: claims[role].generation for role in self._workers}
+            code = self._control.assign(job, self._most_running, holders, self._generation)
+            if code is not Code.OK:
                 break
             self._queue.drop(job)
-            self._owners[job] = tokens
+            self._holders[job] = holders
             self._log.info("job assigned", job=job)
 
     def _look_at_queue(self) -> None:
         """Learn which jobs wait; end those that have not begun in time."""
-        now = time.monotonic()
+        now = self._clock.now
         self._queue.look(self._control.queued(), now)
         for job in self._queue.overdue(now):
             self._queue.drop(job)
@@ -149,7 +179,7 @@ class Scheduler:
             code = self._control.revoke(job, "cancelled")
             if code is not Code.STALE:  # STALE: it has just been assigned
                 break
-        self._owners.pop(job, None)
+        self._holders.pop(job, None)
         self._log.info("job cancelled", job=job, code=code.name)
 
     def _fault_of(self, fields: Mapping[str, str]) -> str:
@@ -168,30 +198,34 @@ class Scheduler:
         return [
             role
             for role in self._workers
-            if role not in claims or not wanted.items() <= claims[role][1].items()
+            if role not in claims or not wanted.items() <= claims[role].facts.items()
         ]
 
     def _end_lost(self, claims: Claims) -> None:
         """End the running jobs that have lost a worker, or whose worker was replaced."""
         gone = self._gone(claims)
         running = self._control.running()
-        for job in list(self._owners):
+        for job in list(self._holders):
             if job not in running:
-                self._owners.pop(job, None)  # it may have been cancelled since
+                self._holders.pop(job, None)  # it may have been cancelled since
         for job in running:
-            owners = self._owners.get(job) or self._owners.setdefault(
-                job, self._control.owners(job)
+            holders = self._holders.get(job) or self._holders.setdefault(
+                job, self._control.holders(job)
             )
-            replaced = {role for role, (token, _) in claims.items() if token != owners.get(role)}
+            replaced = {
+                role for role, claim in claims.items() if claim.generation != holders.get(role)
+            }
             lost = [role for role in self._workers if role in gone | replaced]
             if lost:
                 self._revoke(
-                    job, f"the {self._worker_name(lost[0])} was lost; submit the job again"
+                    job,
+                    f"the {self._worker_name(lost[0])} was lost; submit the job again",
+                    lost=Holder(lost[0], holders.get(lost[0], 0)),
                 )
 
     def _gone(self, claims: Claims) -> set[str]:
         """Roles whose lease expired ``late_seconds`` ago: their workers are lost, not just late."""
-        now = time.monotonic()
+        now = self._clock.now
         absent = [role for role in self._workers if role not in claims]
         self._absent_since = {role: self._absent_since.get(role, now) for role in absent}
         return {
@@ -199,13 +233,13 @@ class Scheduler:
         }
 
     def _end_waiting(self, missing: list[str]) -> None:
-        """End the waiting jobs once workers have been missing for too long."""
-        now = time.monotonic()
+        """End the jobs that have waited for missing workers for too long."""
+        now = self._clock.now
         if self._incomplete_since is None:
             self._incomplete_since = now
-        if now - self._incomplete_since < self._incomplete_seconds:
-            return
-        for job in self._control.queued():
+        for job in self._queue.waiting_since(now - self._incomplete_seconds):
+            if now - self._incomplete_since < self._incomplete_seconds:
+                continue
             waited = f"{self._incomplete_seconds:g} s"
             self._revoke(
                 job,
@@ -213,9 +247,11 @@ class Scheduler:
                 f"start one with `{command_of(missing[0])}`",
             )
 
-    def _revoke(self, job: str, error: str, cause: str = LOST) -> None:
-        self._owners.pop(job, None)
-        code = self._control.revoke(job, "error", error, cause)
+    def _revoke(
+        self, job: str, error: str, cause: str = LOST, *, lost: Holder | None = None
+    ) -> None:
+        self._holders.pop(job, None)
+        code = self._control.revoke(job, "error", error, cause, by=self._generation, lost=lost)
         self._log.warning("job ended", job=job, error=error, code=code.name)
 
     def _worker_name(self, role: str) -> str:

@@ -272,7 +272,7 @@ class EmulatedCluster:
         while time.monotonic() < deadline:
             self._cluster.check()
             claims = self._control.claims()
-            facts = [claims[role][1] for role in roles_of(record) if role in claims]
+            facts = [claims[role].facts for role in roles_of(record) if role in claims]
             if len(facts) == len(roles_of(record)) and all(fact["at"] >= since for fact in facts):
                 names = ("inputs", "late", "overtaken", "cpu_seconds", "software_seconds")
                 inputs, late, overtaken, cpu, software = (

@@ -23,6 +23,7 @@ from flowspec.broker.server import PrivateBroker
 from flowspec.core.protocol.addresses import Address
 from flowspec.core.protocol.bundles import Bundle
 from flowspec.core.protocol.codes import Code
+from flowspec.core.protocol.holders import Holder
 from flowspec.core.protocol.in_order import InOrder
 from flowspec.core.protocol.ledger import JobState
 from flowspec.core.protocol.machine import Commit, OpenJob, Send
@@ -102,13 +103,13 @@ class Rig:
     given: list[Link | Control] = field(default_factory=list)
     keys: Keys = field(default_factory=Keys)
 
-    def link(self, address: Address) -> Link:
+    def link(self, address: Address, holder: Holder | None = None) -> Link:
         link: Link
         if self.memory is not None:
-            link = MemoryLink(self.memory, address)
+            link = MemoryLink(self.memory, address, holder)
         else:
             kind = Settled if self.live else RedisLink
-            made = kind(self.url, self.keys, address, STAGES, middles=self.middles)
+            made = kind(self.url, self.keys, address, STAGES, middles=self.middles, holder=holder)
             if isinstance(made, LiveLink):
                 made._order = InOrder(patience=0.1)
             link = made

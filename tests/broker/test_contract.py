@@ -596,7 +596,7 @@ def test_of_a_job_nobody_knows_there_is_nothing(rig: Rig) -> None:
     assert control.job("1-0") == {}
     assert not control.submitted("1-0")
     assert not control.submitted("no id at all")
-    assert control.owners("1-0") == {}
+    assert control.holders("1-0") == {}
     assert control.read_output("1-0", "0", 0.01) == []
     assert control.read_recording("1-0") == []
 
@@ -703,7 +703,7 @@ def test_a_lease_has_one_holder_who_may_renew_and_release_it(rig: Rig) -> None:
     assert control.claim("verify-1", "me", {"pid": 1})
     assert not control.claim("verify-1", "you", {"pid": 2})
     assert control.claim("verify-1", "me", {"pid": 3})
-    assert control.claims() == {"verify-1": ("me", {"pid": 3})}
+    assert control.claims() == {"verify-1": ("me", {"pid": 3}, 1)}
     control.release("verify-1", "you")
     assert not control.claim("verify-1", "you", {})
     control.release("verify-1", "me")
@@ -716,7 +716,7 @@ def test_a_lease_that_is_not_renewed_is_free(rig: Rig) -> None:
     assert control.claim("draft", "me", {}, 60)
     assert control.claim("verify-1", "me", {}, 60_000)
     time.sleep(0.1)
-    assert control.claims() == {"verify-1": ("me", {})}
+    assert control.claims() == {"verify-1": ("me", {}, 1)}
     assert control.claim("draft", "you", {})
     assert not control.claim("verify-1", "you", {})
 

@@ -43,7 +43,7 @@ class Pipeline:
         control = self.control
         job = self.job
         output = self.output()
-        return control.job(job), control.owners(job), output, control.queued(), control.running()
+        return control.job(job), control.holders(job), output, control.queued(), control.running()
 
     def output(self) -> list[OutputEntry]:
         return self.control.read_output(self.job, "0", 0.01)
@@ -53,7 +53,7 @@ class Pipeline:
         self.rig.requeue(self.job)
         assert self.control.queued() == [self.job]
         assert self.control.running() == []
-        assert self.control.assign(self.job, 1, {"draft": "another"}) is Code.OK
+        assert self.control.assign(self.job, 1, {}) is Code.OK
         return RunKey(self.job, 2)
 
 
@@ -97,7 +97,6 @@ def test_the_second_run_begins_with_the_fields_of_the_job_and_the_next_epoch(
     assert submit.message.run == run
     assert submit.message.fields == (("prompt", "p"),)
     assert pipeline.control.job(pipeline.job)["epoch"] == "2"
-    assert pipeline.control.owners(pipeline.job) == {"draft": "another"}
     assert pipeline.control.running() == [pipeline.job]
     assert pipeline.control.queued() == []
 

@@ -17,6 +17,8 @@ from flowspec.broker.keys import Keys
 from flowspec.broker.redis_link import RedisLink
 from flowspec.core.protocol.addresses import Address
 from flowspec.core.protocol.codes import Code
+from flowspec.core.protocol.holders import Holder
+from flowspec.core.protocol.lease import LeaseTerms
 from flowspec.core.protocol.machine import Send
 from flowspec.core.protocol.messages import Answer, Segment
 from flowspec.core.run.sampling import Sampling
@@ -40,10 +42,10 @@ def start(rig: Rig) -> Iterator[Start]:
     def begin(stages: int, **options: Any) -> ToyCluster:
         middles = len(options.get("middles", ()))
 
-        def link(address: Address) -> Link:
+        def link(address: Address, holder: Holder) -> Link:
             if rig.memory is not None:
-                return rig.link(address)
-            made = RedisLink(rig.url, Keys(), address, stages, middles=middles)
+                return rig.link(address, holder)
+            made = RedisLink(rig.url, Keys(), address, stages, middles=middles, holder=holder)
             rig.given.append(made)
             return made
 
@@ -67,7 +69,7 @@ def expected(
 
 def shorten_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leases of 1.5 s."""
-    monkeypatch.setattr("flowspec.drivers.lease.LEASE_MS", 1500)
+    monkeypatch.setattr("tests.toy_cluster.TERMS", LeaseTerms(1500))
     monkeypatch.setattr("flowspec.drivers.lease.load_per_core", lambda: 0.0)
 
 
@@ -251,6 +253,27 @@ def test_a_lost_worker_ends_its_jobs_in_time_with_one_line(
     _, end, error = cluster.wait(job, 10)
     assert end["finish_reason"] == "error"
     assert error == "the worker of verify stage 2 was lost; submit the job again"
+
+
+def test_a_stage_that_comes_back_after_it_was_replaced_does_no_harm(start: Start) -> None:
+    """It reads the log of its successor, and has none of the rows."""
+    cluster = start(2)
+    before = cluster.workers["verify-2"]
+    cluster.take_over("verify-2")
+    for strategy in ("flowspec", "pipedec", "autoregressive"):
+        ids, _, error = cluster.run(JobSpec(prompt=PROMPT, max_new_tokens=30, strategy=strategy))
+        assert (ids, error) == (expected(30), "")
+    assert before.passes == 0
+    assert cluster.workers["verify-2"].passes > 0
+
+
+def test_a_draft_worker_that_comes_back_after_it_was_replaced_does_no_harm(start: Start) -> None:
+    cluster = start(2)
+    before = cluster.workers["draft"]
+    cluster.take_over("draft")
+    ids, _, error = cluster.run(JobSpec(prompt=PROMPT, max_new_tokens=30))
+    assert (ids, error) == (expected(30), "")
+    assert before.passes == 0
 
 
 # ---- recordings ----------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
@@ -206,12 +207,12 @@ def test_a_cancellation_that_meets_an_assignment_is_not_lost(
     revoke = control.revoke
     calls = []
 
-    def assigned_meanwhile(job: str, reason: str, error: str = "") -> Code:
+    def assigned_meanwhile(job: str, reason: str, error: str = "", **more: Any) -> Code:
         calls.append(job)
         if len(calls) == 1:
             scheduler.turn()
             return Code.STALE
-        return revoke(job, reason, error)
+        return revoke(job, reason, error, **more)
 
     monkeypatch.setattr(control, "revoke", assigned_meanwhile)
     scheduler.admit(Intake("9-0", {"cancel": job}))
@@ -266,3 +267,97 @@ def test_workers_of_another_setup_serve_nothing(rig: Rig) -> None:
     submit(scheduler, control)
     scheduler.turn()
     assert control.running() == []
+
+
+def test_a_later_job_has_a_patience_of_its_own(rig: Rig) -> None:
+    """Its wait begins when it comes, however long the pipeline has been without a worker."""
+    control = rig.control()
+    scheduler = Scheduler(control, 2, incomplete_seconds=0.4)
+    first = submit(scheduler, control)
+    scheduler.turn()
+    time.sleep(0.25)
+    scheduler.turn()
+    later = submit(scheduler, control)
+    scheduler.turn()
+    time.sleep(0.25)
+    scheduler.turn()
+    assert control.queued() == [later]
+    assert last(control, first)[1] == "error"
+    time.sleep(0.25)
+    scheduler.turn()
+    assert control.queued() == []
+
+
+def test_a_job_does_not_pay_for_the_time_in_which_the_pipeline_was_complete(rig: Rig) -> None:
+    control = rig.control()
+    scheduler = Scheduler(control, 2, most_running=1, incomplete_seconds=0.2)
+    lease(control, *ROLES)
+    submit(scheduler, control)
+    waits = submit(scheduler, control)
+    scheduler.turn()
+    time.sleep(0.25)
+    control.release("draft", "t-draft")
+    scheduler.turn()
+    assert control.queued() == [waits]
+
+
+def test_a_pause_of_the_scheduler_ends_no_job(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has read the leases, is paused, and goes on with what it read."""
+    control = rig.control()
+    scheduler = Scheduler(control, 2, late_seconds=0.2, incomplete_seconds=0.2)
+    lease(control, *ROLES)
+    running = submit(scheduler, control)
+    scheduler.turn()
+    control.release("verify-2", "t-verify-2")
+    scheduler.turn()
+    stale = control.claims()
+    lease(control, "verify-2")
+    time.sleep(0.25)
+    with monkeypatch.context() as paused:
+        paused.setattr(control, "claims", lambda: stale)
+        scheduler.turn()
+    assert control.running() == [running]
+    assert last(control, running) == ("", "")
+    scheduler.turn()
+    assert control.running() == [running]
+
+
+def test_the_time_of_a_pause_does_not_count(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("flowspec.drivers.scheduler.time.monotonic", lambda: now)
+    control = rig.control()
+    scheduler = Scheduler(control, 2, incomplete_seconds=10.0)
+    job = submit(scheduler, control)
+    scheduler.turn()
+    now += 3600.0
+    scheduler.turn()
+    assert control.queued() == [job]
+
+
+def test_a_scheduler_that_was_replaced_decides_nothing(rig: Rig) -> None:
+    control = rig.control()
+    first = control.claim("scheduler", "first", {})
+    old = Scheduler(control, 2, generation=first, late_seconds=0.0)
+    lease(control, *ROLES)
+    waiting = submit(old, control)
+    control.release("scheduler", "first")
+    new = Scheduler(control, 2, generation=control.claim("scheduler", "second", {}))
+    old.turn()
+    assert control.queued() == [waiting]
+    new.turn()
+    assert control.running() == [waiting]
+    control.release("draft", "t-draft")
+    old.turn()
+    old.turn()
+    assert control.running() == [waiting]
+
+
+def test_a_run_names_the_workers_that_it_is_assigned_to(rig: Rig) -> None:
+    control = rig.control()
+    scheduler = Scheduler(control, 2)
+    lease(control, *ROLES)
+    control.release("verify-1", "t-verify-1")
+    lease(control, "verify-1", token="u")
+    job = submit(scheduler, control)
+    scheduler.turn()
+    assert control.holders(job) == {"draft": 1, "verify-1": 2, "verify-2": 1}

@@ -15,12 +15,12 @@ from random import Random
 
 import pytest
 
-from flowspec.broker.base import LEASE_MS, MOST_LEASE_MS
 from flowspec.broker.keys import Keys
 from flowspec.broker.redis_control import RedisControl
 from flowspec.broker.server import PrivateBroker
 from flowspec.client import Client
 from flowspec.cluster import Cluster, Setup
+from flowspec.core.protocol.lease import TERMS
 from flowspec.drivers.lease import load_per_core
 from flowspec.errors import (
     BrokerUnreachable,
@@ -236,7 +236,7 @@ def start_slow_job(client: Client) -> tuple[object, list[int]]:
 
 def seconds_to_notice() -> float:
     """Bound of the time to notice a dead worker; on a busy machine leases are longer."""
-    extra_ms = MOST_LEASE_MS - LEASE_MS if load_per_core() > 1 else 0
+    extra_ms = TERMS.longest_ms - TERMS.shortest_ms if load_per_core() > 1 else 0
     return 10 + extra_ms / 1000
 
 

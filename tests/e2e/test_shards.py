@@ -101,7 +101,7 @@ def wait_until_ready(broker: PrivateBroker, roles: set[str]) -> None:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         claims = control.claims()
-        if roles <= {role for role, (_, facts) in claims.items() if facts["state"] == "ready"}:
+        if roles <= {role for role, claim in claims.items() if claim.facts["state"] == "ready"}:
             break
         time.sleep(0.1)
     control.close()

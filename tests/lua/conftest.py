@@ -19,6 +19,8 @@ RECORDING = "t:{p}:recording"
 QUEUE = "t:{p}:queue"
 RUNNING = "t:{p}:running"
 LOGS = tuple(f"t:{{p}}:log:{address}" for address in (D0, S1, S2))
+GENERATIONS = "t:{p}:generations"
+CLAIM = "t:{p}:claim"
 WAKE = "t:{p}:log:scheduler"
 
 

@@ -22,6 +22,7 @@ def verdict(
     finish: str = "",
     completes: tuple[str, ...] = (),
     stamp: str = "",
+    holder: str = "",
 ) -> list[object]:
     return [
         epoch,
@@ -36,6 +37,7 @@ def verdict(
         b"prune",
         stamp,
         len(seqs),
+        holder,
         *seqs,
         *completes,
     ]
@@ -109,7 +111,7 @@ def test_other_runs_entries_fill_no_log(call: Call, running: redis.Redis) -> Non
 
 
 def test_released_tasks_come_behind_the_prune(call: Call, running: redis.Redis) -> None:
-    call("publish", [JOB, RUN, *LOGS], 3, 9, "d0", 2, 0, "next", b"held", "", 1, "verdict/0")
+    call("publish", [JOB, RUN, *LOGS], 3, 9, "d0", 2, 0, "next", b"held", "", "", 1, "verdict/0")
     assert call("commit_verdict", KEYS, *verdict(completes=("verdict/0",))) is Code.OK
     assert [fields[b"m"] for _, fields in running.xrange(LOGS[1])] == [b"prune", b"held"]
 

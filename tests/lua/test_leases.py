@@ -5,26 +5,43 @@ from __future__ import annotations
 import redis
 
 from flowspec.core.protocol.codes import Code
-from tests.lua.conftest import Call
+from tests.lua.conftest import GENERATIONS, Call
 
 CLAIM = "t:{p}:claim:verify-1"
+KEYS = [CLAIM, GENERATIONS]
 
 
 def test_claim_takes_renews_and_is_held(call: Call, client: redis.Redis) -> None:
-    assert call("claim", [CLAIM], "me", 60_000, "{}") is Code.OK
+    assert call("claim", KEYS, "me", 60_000, "{}", "verify-1") is Code.OK
     client.pexpire(CLAIM, 1000)
-    assert call("claim", [CLAIM], "me", 60_000, '{"state": "ready"}') is Code.OK
+    assert call("claim", KEYS, "me", 60_000, '{"state": "ready"}', "verify-1") is Code.OK
     assert client.pttl(CLAIM) > 50_000
     assert client.get(CLAIM) == b'me {"state": "ready"}'
-    assert call("claim", [CLAIM], "you", 60_000, "{}") is Code.HELD
-    assert call("claim", [CLAIM], "m", 60_000, "{}") is Code.HELD
+    assert call("claim", KEYS, "you", 60_000, "{}", "verify-1") is Code.HELD
+    assert call("claim", KEYS, "m", 60_000, "{}", "verify-1") is Code.HELD
     assert client.get(CLAIM) == b'me {"state": "ready"}'
 
 
 def test_release_is_for_the_holder(call: Call, client: redis.Redis) -> None:
-    call("claim", [CLAIM], "me", 60_000, "{}")
+    call("claim", KEYS, "me", 60_000, "{}", "verify-1")
     assert call("release", [CLAIM], "you") is Code.HELD
     assert client.exists(CLAIM)
     assert call("release", [CLAIM], "me") is Code.OK
     assert call("release", [CLAIM], "me") is Code.OK
     assert not client.exists(CLAIM)
+
+
+def test_a_claim_by_another_raises_the_generation_and_a_late_renewal_keeps_it(
+    call: Call, client: redis.Redis
+) -> None:
+    def claim(token: str) -> bytes | None:
+        client.delete(CLAIM)  # it has expired
+        assert call("claim", KEYS, token, 60_000, "{}", "verify-1") is Code.OK
+        return client.hget(GENERATIONS, "verify-1")  # type: ignore[return-value]
+
+    assert [claim(token) for token in ("me", "me", "you", "you", "me")] == [
+        *(b"1", b"1", b"2", b"2", b"3")
+    ]
+    before = client.hgetall(GENERATIONS)
+    assert call("claim", KEYS, "you", 60_000, "{}", "verify-1") is Code.HELD
+    assert client.hgetall(GENERATIONS) == before

@@ -8,12 +8,12 @@ from tests.lua.conftest import JOB, Call, snapshot
 
 def test_ok_once_then_dup(call: Call, client: redis.Redis) -> None:
     client.hset(JOB, mapping={"state": "running", "epoch": 1})
-    assert call("open_job", [JOB], 1, 4, "[1, 2, 3, 4, 5]", "flowspec") is Code.OK
+    assert call("open_job", [JOB], 1, 4, "[1, 2, 3, 4, 5]", "flowspec", "") is Code.OK
     assert client.hmget(JOB, "offset", "emitted", "strategy") == [b"4", b"0", b"flowspec"]
     before = snapshot(client)
-    assert call("open_job", [JOB], 1, 9, "[]", "other") is Code.DUP
+    assert call("open_job", [JOB], 1, 9, "[]", "other", "") is Code.DUP
     assert snapshot(client) == before
 
 
 def test_another_epoch_is_stale(call: Call, running: redis.Redis) -> None:
-    assert call("open_job", [JOB], 2, 4, "[]", "flowspec") is Code.STALE
+    assert call("open_job", [JOB], 2, 4, "[]", "flowspec", "") is Code.STALE

@@ -20,8 +20,9 @@ def message(
     sender: str = "d0",
     cap: int = CAP,
     stamp: str = "",
+    holder: str = "",
 ) -> list[object]:
-    return [epoch, cap, sender, index, seq, "", b"envelope", stamp, 0]
+    return [epoch, cap, sender, index, seq, "", b"envelope", stamp, holder, 0]
 
 
 def task(name: str, *after: str, completes: tuple[str, ...] = (), stamp: str = "") -> list[object]:
@@ -34,6 +35,7 @@ def task(name: str, *after: str, completes: tuple[str, ...] = (), stamp: str = "
         name,
         b"envelope of " + name.encode(),
         stamp,
+        "",
         len(after),
         *after,
         *completes,
@@ -100,8 +102,8 @@ def test_a_task_is_held_released_once_and_numbered_by_the_graph(
     assert call("publish", KEYS, *task("b", "a")) is Code.OK
     assert call("publish", KEYS, *task("b", "a")) is Code.DUP
     assert running.xlen(LOGS[2]) == 0
-    assert call("publish", KEYS, 3, CAP, "s1", 0, 0, "", "", "", 0, "a") is Code.OK
-    assert call("publish", KEYS, 3, CAP, "s1", 0, 0, "", "", "", 0, "a") is Code.OK
+    assert call("publish", KEYS, 3, CAP, "s1", 0, 0, "", "", "", "", 0, "a") is Code.OK
+    assert call("publish", KEYS, 3, CAP, "s1", 0, 0, "", "", "", "", 0, "a") is Code.OK
     ((_, fields),) = running.xrange(LOGS[2])
     assert fields == {b"f": b"graph", b"q": b"1", b"m": b"envelope of b"}
 

@@ -23,7 +23,7 @@ def both(running: redis.Redis) -> redis.Redis:
 
 
 def bundle(*parts: tuple[int, int, bytes], cap: int = CAP, stamp: str = "") -> Sequence[object]:
-    return [cap, "d0", 2, stamp, *(field for part in parts for field in part)]
+    return [cap, "d0", 2, stamp, "", *(field for part in parts for field in part)]
 
 
 def only_entry(client: redis.Redis) -> list[bytes]:

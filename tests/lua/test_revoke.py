@@ -5,15 +5,30 @@ from __future__ import annotations
 import redis
 
 from flowspec.core.protocol.codes import Code
-from tests.lua.conftest import JOB, LOGS, OUT, QUEUE, RECORDING, RUN, RUNNING, WAKE, Call, snapshot
+from tests.lua.conftest import (
+    CLAIM,
+    GENERATIONS,
+    JOB,
+    LOGS,
+    OUT,
+    QUEUE,
+    RECORDING,
+    RUN,
+    RUNNING,
+    WAKE,
+    Call,
+    snapshot,
+)
 
-KEYS = [JOB, RUN, OUT, RECORDING, RUNNING, QUEUE, WAKE, *LOGS]
+KEYS = [JOB, RUN, OUT, RECORDING, RUNNING, QUEUE, WAKE, GENERATIONS, CLAIM, *LOGS]
 
 
 def test_ok_raises_the_epoch_and_tells_every_worker(call: Call, running: redis.Redis) -> None:
     running.hset(RUN, "q:d0:2", 1)
     assert (
-        call("revoke", KEYS, "j", 3, "error", "a worker was lost", 60_000, b"revoke", "lost")
+        call(
+            "revoke", KEYS, "j", 3, "error", "a worker was lost", 60_000, b"revoke", "lost", "", ""
+        )
         is Code.OK
     )
     assert running.hmget(JOB, "epoch", "state") == [b"4", b"done"]
@@ -25,13 +40,15 @@ def test_ok_raises_the_epoch_and_tells_every_worker(call: Call, running: redis.R
     assert woken == {b"ended": b"j"}
     assert 0 < running.pttl(OUT) <= 60_000
     publish = [JOB, RUN, *LOGS]
-    assert call("publish", publish, 3, 9, "d0", 2, 1, "", b"late", "", 0) is Code.STALE
+    assert call("publish", publish, 3, 9, "d0", 2, 1, "", b"late", "", "", 0) is Code.STALE
 
 
 def test_a_waiting_job_leaves_the_queue_and_nobody_is_told(call: Call, client: redis.Redis) -> None:
     client.hset(JOB, mapping={"state": "queued", "epoch": 0})
     client.rpush(QUEUE, "i", "j")
-    assert call("revoke", KEYS, "j", 0, "cancelled", "", 60_000, b"revoke", "lost") is Code.OK
+    assert (
+        call("revoke", KEYS, "j", 0, "cancelled", "", 60_000, b"revoke", "lost", "", "") is Code.OK
+    )
     assert client.lrange(QUEUE, 0, -1) == [b"i"]
     assert all(client.xlen(log) == 0 for log in LOGS)
     assert [fields[b"kind"] for _, fields in client.xrange(OUT)] == [b"end"]
@@ -41,13 +58,37 @@ def test_a_waiting_job_leaves_the_queue_and_nobody_is_told(call: Call, client: r
 
 def test_repeating_it_is_dup_and_another_epoch_is_stale(call: Call, running: redis.Redis) -> None:
     before = snapshot(running)
-    assert call("revoke", KEYS, "j", 2, "cancelled", "", 1000, b"revoke", "lost") is Code.STALE
+    assert (
+        call("revoke", KEYS, "j", 2, "cancelled", "", 1000, b"revoke", "lost", "", "") is Code.STALE
+    )
     assert snapshot(running) == before
-    call("revoke", KEYS, "j", 3, "cancelled", "", 60_000, b"revoke", "lost")
-    assert call("revoke", KEYS, "j", 3, "cancelled", "", 60_000, b"revoke", "lost") is Code.DUP
+    call("revoke", KEYS, "j", 3, "cancelled", "", 60_000, b"revoke", "lost", "", "")
+    assert (
+        call("revoke", KEYS, "j", 3, "cancelled", "", 60_000, b"revoke", "lost", "", "") is Code.DUP
+    )
     assert running.xlen(OUT) == 1
 
 
 def test_a_job_nobody_knows_is_dup(call: Call, client: redis.Redis) -> None:
-    assert call("revoke", KEYS, "j", 0, "cancelled", "", 1000, b"revoke", "lost") is Code.DUP
+    assert (
+        call("revoke", KEYS, "j", 0, "cancelled", "", 1000, b"revoke", "lost", "", "") is Code.DUP
+    )
     assert snapshot(client) == {}
+
+
+def test_a_worker_that_is_there_is_not_lost(call: Call, running: redis.Redis) -> None:
+    """A scheduler that was paused decides by leases of long ago."""
+    running.hset(GENERATIONS, mapping={"verify-2": 3, "scheduler": 4})
+    running.set(CLAIM, "token {}")
+    why = ("j", 3, "error", "a worker was lost", 60_000, b"revoke", "lost")
+    before = snapshot(running)
+    assert call("revoke", KEYS, *why, "scheduler:4", "verify-2:3") is Code.STALE
+    assert call("revoke", KEYS, *why, "scheduler:3", "verify-2:2") is Code.STALE
+    assert snapshot(running) == before
+    assert call("revoke", KEYS, *why, "scheduler:4", "verify-2:2") is Code.OK, "it was replaced"
+
+
+def test_a_worker_whose_lease_has_expired_is_lost(call: Call, running: redis.Redis) -> None:
+    running.hset(GENERATIONS, mapping={"verify-2": 3})
+    why = ("j", 3, "error", "a worker was lost", 60_000, b"revoke", "lost")
+    assert call("revoke", KEYS, *why, "", "verify-2:3") is Code.OK

@@ -28,7 +28,7 @@ READS = {"EXISTS", "GET", "HEXISTS", "HGET", "HMGET", "LLEN", "LPOS", "SCARD", "
 #: Refusals in each script's main part.
 REFUSALS = {
     "admit": 1,
-    "assign": 3,
+    "assign": 4,
     "claim": 1,
     "commit_verdict": 6,
     "finish": 1,
@@ -37,8 +37,8 @@ REFUSALS = {
     "publish_together": 3,
     "record": 0,
     "release": 1,
-    "revoke": 2,
-    "trim": 0,
+    "revoke": 3,
+    "trim": 1,
 }
 #: Codes that are returned after writes, as the script's header says: admit ends a refused job,
 #: publish still carries out the completions.

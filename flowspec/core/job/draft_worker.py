@@ -1,7 +1,8 @@
 """The draft worker's machine: submitted jobs come in, sessions run, finished jobs are reported.
 
     message       run unknown      run known
-    Submit        start it         (duplicate) ignore
+    Submit        start it, if     (duplicate) ignore
+                  it is this holder's
     Revoke        -                drop earlier runs of the job
     any other     ignore           what ``lifecycle.TAKES`` says of the run's state
 
@@ -26,6 +27,7 @@ from flowspec.core.job.stats import Tally, unmeasured
 from flowspec.core.job.strategy import Strategy
 from flowspec.core.protocol.addresses import Address, stage_address
 from flowspec.core.protocol.bundles import MOST_ROWS
+from flowspec.core.protocol.holders import NO_LEASE, names
 from flowspec.core.protocol.machine import (
     Compute,
     Done,
@@ -134,6 +136,7 @@ class DraftMachine:
     ``build(strategy, stages)`` makes a job's strategy from its text, or raises ConfigError.
     ``history``: what earlier jobs of this pipeline measured; updated in place. ``governor``: shares
     the pipeline among the jobs. ``most_rows``: of all runs at a stage, KV rows; 0: no limit.
+    ``generation``: under which it holds its role; runs assigned to another holder are ignored.
     """
 
     def __init__(
@@ -143,7 +146,9 @@ class DraftMachine:
         history: History | None = None,
         governor: Governor | None = None,
         most_rows: int = 0,
+        generation: int = NO_LEASE,
     ) -> None:
+        self._generation = generation
         self._limits = limits
         self._build = build
         self._history = history if history is not None else History()
@@ -177,6 +182,10 @@ class DraftMachine:
     def deadline(self) -> float | None:
         due = (run.due for run in self._runs.values())
         return min((at for at in due if at is not None), default=None)
+
+    def serves(self, message: Message) -> bool:
+        """See ``Machine``."""
+        return not isinstance(message, Submit) or names(message.generations, 0, self._generation)
 
     def step(self, event: Input, now: float) -> Sequence[Output]:
         return [*self._take_input(event, now), *self._grant()]
@@ -280,6 +289,9 @@ class DraftMachine:
         if message.run in self._runs or message.run in self._ended:
             return []
         outputs = self._drop_before(message.run)
+        if not self.serves(message):
+            self._ended.add(message.run)
+            return outputs
         try:
             spec = parse(dict(message.fields))
             strategy = self._build(spec.strategy, self._limits.stages)
@@ -354,6 +366,7 @@ class DraftMachine:
             tally,
             history,
             prefixes=self._prefixes if reuses else None,
+            generations=run.submit.generations,
         )
         run.session = session
         session.start()

@@ -73,6 +73,7 @@ class Session:
 
     ``committed``: output tokens that an earlier run of the job has committed. ``tally``: new.
     ``prefixes``: what the pipeline keeps of ended runs; None: nothing for this one, nor of it.
+    ``generations``: of the workers that it is assigned to.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Session:
         history: History,
         committed: Sequence[int] = (),
         prefixes: KeptPrefixes | None = None,
+        generations: tuple[int, ...] = (),
     ) -> None:
         self.run = run
         self.spec = spec
@@ -100,6 +102,7 @@ class Session:
         drafters = strategy.eligible_drafters(limits.drafters)
         self.returns = Returns(top=strategy.top, hidden=any(drafters) and strategy.draft_width > 0)
         self._limits = limits
+        self._generations = generations
         self._prefixes = prefixes
         self._reuse = self._find_prefix(drafters)
         held = self._reuse.drafted if self._reuse is not None else ()
@@ -210,13 +213,12 @@ class Session:
             self.returns,
             self.spec.record,
             Prefix(self._reuse.source, self._reuse.rows) if self._reuse is not None else None,
+            self._generations,
         )
         self.outbox.tell(self.outbox.stages, opening)
         self._prefill()
         for model in self._chain.addresses:
-            plain = Open(
-                self.run, len(prefix), capacity, self.spec.sampling, record=self.spec.record
-            )
+            plain = replace(opening, returns=Returns(), prefix=None)
             self.outbox.send(model, plain)
             self.outbox.prefill(model, prefix)
 

@@ -7,8 +7,9 @@ broker and the simulation add logs and links to a ledger. The Lua scripts make t
 server and pass the same tests.
 
 Epochs are fences: a running job runs under exactly one epoch, which only ``assign`` and ``revoke``
-raise. A change for another run of the job is STALE. ``assign`` creates the state of a run, which is
-its sequence numbers and its task graph; the end of the run drops it.
+raise. A change for another run of the job is STALE. So is one by a worker that the run was not
+assigned to, or under another generation (``holders``). ``assign`` creates the state of a run, which
+is its sequence numbers and its task graph; the end of the run drops it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import NamedTuple
 from flowspec.core.protocol.addresses import DRAFT, GRAPH, SCHEDULER, Address
 from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.graph import Task, TaskGraph
+from flowspec.core.protocol.holders import Holder
 from flowspec.core.protocol.machine import Commit, Complete, OpenJob, Send
 from flowspec.core.protocol.messages import Envelope, Revoke, Submit
 from flowspec.core.protocol.sequence import SeqWriter
@@ -90,7 +92,8 @@ class JobEntry:
     """The state of one job.
 
     ``offset``: context length after the last commit; None before the job was opened. ``emitted``:
-    tokens in its output. ``entries``: entries of its output.
+    tokens in its output. ``entries``: entries of its output. ``holders``: generations by role of
+    the workers that it was assigned to.
     """
 
     fields: tuple[tuple[str, str], ...]
@@ -99,6 +102,7 @@ class JobEntry:
     offset: int | None = None
     emitted: int = 0
     entries: int = 0
+    holders: Mapping[str, int] = field(default_factory=dict)
     run: _RunState = field(default_factory=_RunState)
 
     @property
@@ -111,7 +115,8 @@ class Ledger:
     """The state of one pipeline.
 
     ``cap``: most entries of a run that wait in a log, and most entries of a job's output. What the
-    scheduler sends is not counted.
+    scheduler sends is not counted. Changes are made ``by`` a holder; None: by one that needs no
+    lease, as in a simulation.
     """
 
     def __init__(self, cap: int = UNBOUNDED) -> None:
@@ -120,6 +125,26 @@ class Ledger:
         self.queue: list[str] = []
         self.running: set[str] = set()
         self._idempotency: dict[str, str] = {}
+        self._claims: dict[str, tuple[int, str]] = {}  # role -> generation and token of the latest
+
+    # ---- roles -----------------------------------------------------------------------------------
+
+    def claim(self, role: str, token: str) -> int:
+        """Note that ``token`` has taken or renewed the lease on ``role``; its generation."""
+        generation, latest = self._claims.get(role, (0, ""))
+        if latest != token:
+            generation += 1
+            self._claims[role] = (generation, token)
+        return generation
+
+    def generation(self, role: str, token: str) -> int:
+        """The generation of ``token`` if it is the latest to have claimed ``role``; else 0."""
+        generation, latest = self._claims.get(role, (0, ""))
+        return generation if latest == token else 0
+
+    def is_latest(self, holder: Holder | None) -> bool:
+        """Whether nobody has claimed the role since ``holder``; None: it needs no lease."""
+        return holder is None or self._claims.get(holder.role, (0, ""))[0] == holder.generation
 
     # ---- jobs ------------------------------------------------------------------------------------
 
@@ -154,13 +179,26 @@ class Ledger:
             self._idempotency[key] = job
         return admission
 
-    def assign(self, job: str, most_running: int, queued_seconds: float = 0.0) -> Change:
-        """Assign a waiting job to the draft worker, as a new run.
+    def assign(
+        self,
+        job: str,
+        most_running: int,
+        queued_seconds: float = 0.0,
+        *,
+        holders: Mapping[str, int] | None = None,
+        by: Holder | None = None,
+    ) -> Change:
+        """Assign a waiting job to the workers ``holders``, as a new run.
 
-        GAP: ``job`` does not wait. FULL: ``most_running`` jobs run already.
+        ``holders``: generations by role, in the order of the pipeline's workers. GAP: ``job`` does
+        not wait. STALE: one of them, or the scheduler, is not the latest that has claimed its role.
+        FULL: ``most_running`` jobs run already.
         """
         if job not in self.queue:
             return Change(Code.GAP)
+        holders = holders or {}
+        if not all(map(self.is_latest, (by, *(Holder(*known) for known in holders.items())))):
+            return Change(Code.STALE)
         if len(self.running) >= most_running:
             return Change(Code.FULL)
         self.queue.remove(job)
@@ -168,27 +206,40 @@ class Ledger:
         entry = self.jobs[job]
         entry.state = JobState.RUNNING
         entry.epoch += 1
+        entry.holders = dict(holders)
         entry.run = _RunState()
-        message = Submit(RunKey(job, entry.epoch), entry.fields, queued_seconds)
+        generations = tuple(holders.values())
+        message = Submit(RunKey(job, entry.epoch), entry.fields, queued_seconds, generations)
         return Change(Code.OK, (Delivery(DRAFT, Envelope(SCHEDULER, 1, message)),))
 
-    def finish(self, run: RunKey) -> Code:
+    def finish(self, run: RunKey, by: Holder | None = None) -> Code:
         """End a run and its job, on behalf of its owner."""
-        entry = self._fenced(run)
+        entry = self._fenced(run, by)
         if entry is None:
             return Code.STALE
         self._end(run.job, entry)
         return Code.OK
 
-    def revoke(self, job: str, workers: Sequence[Address]) -> Change:
+    def revoke(
+        self,
+        job: str,
+        workers: Sequence[Address],
+        *,
+        by: Holder | None = None,
+        lost: Holder | None = None,
+        leased: bool = False,
+    ) -> Change:
         """End a job from outside; if it runs, send Revoke to ``workers``.
 
-        Raises the epoch, so that later writes of its owners are refused. DUP: it has ended, or is
-        unknown.
+        Raises the epoch, so that later writes of its owners are refused. ``lost``: the worker for
+        whose loss it ends; ``leased``: a lease on its role is in force. DUP: it has ended, or is
+        unknown. STALE: the scheduler is not the latest, or the worker is not lost.
         """
         entry = self.jobs.get(job)
         if entry is None or entry.state is JobState.DONE:
             return Change(Code.DUP)
+        if not self.is_latest(by) or (lost is not None and leased and self.is_latest(lost)):
+            return Change(Code.STALE)
         told: Sequence[Address] = workers if entry.state is JobState.RUNNING else ()
         if entry.state is JobState.QUEUED:
             self.queue.remove(job)
@@ -205,15 +256,17 @@ class Ledger:
 
     # ---- runs ------------------------------------------------------------------------------------
 
-    def _fenced(self, run: RunKey) -> JobEntry | None:
-        """The run's job; None unless it runs under exactly this epoch."""
+    def _fenced(self, run: RunKey, by: Holder | None = None) -> JobEntry | None:
+        """The run's job; None unless it runs under exactly this epoch, and is that of ``by``."""
         entry = self.jobs.get(run.job)
-        owned = entry is not None and entry.state is JobState.RUNNING and entry.epoch == run.epoch
+        if entry is None or entry.state is not JobState.RUNNING or entry.epoch != run.epoch:
+            return None
+        owned = by is None or entry.holders.get(by.role) == by.generation
         return entry if owned else None
 
-    def open(self, accepted: OpenJob) -> Code:
+    def open(self, accepted: OpenJob, by: Holder | None = None) -> Code:
         """Set the offset from the prompt, before any commit. DUP: the job was opened before."""
-        entry = self._fenced(accepted.run)
+        entry = self._fenced(accepted.run, by)
         if entry is None:
             return Code.STALE
         if entry.offset is not None:
@@ -221,7 +274,7 @@ class Ledger:
         entry.offset = len(accepted.prompt_ids) - 1
         return Code.OK
 
-    def publish(self, send: Send, stamp: Stamp | None = None) -> Change:
+    def publish(self, send: Send, stamp: Stamp | None = None, by: Holder | None = None) -> Change:
         """Deliver one message, at once or as a task of the run's graph, and complete tasks.
 
         Numbers may be left out: those messages went straight to the receiver, which finds gaps.
@@ -230,7 +283,7 @@ class Ledger:
         """
         envelope = send.envelope
         run = envelope.message.run
-        entry = self._fenced(run)
+        entry = self._fenced(run, by)
         if entry is None:
             return Change(Code.STALE)
         state = entry.run
@@ -254,26 +307,30 @@ class Ledger:
         return Change(Code.OK, (delivered, *self._advance(state, send.completes, (), stamp)))
 
     def publish_together(
-        self, sends: Sequence[Send], stamp: Stamp | None = None
+        self, sends: Sequence[Send], stamp: Stamp | None = None, by: Holder | None = None
     ) -> tuple[Change, ...]:
         """``publish`` for each message of a bundle; their deliveries are one entry."""
-        return tuple(self.publish(send, stamp) for send in sends)
+        return tuple(self.publish(send, stamp, by) for send in sends)
 
-    def complete(self, complete: Complete, stamp: Stamp | None = None) -> Change:
+    def complete(
+        self, complete: Complete, stamp: Stamp | None = None, by: Holder | None = None
+    ) -> Change:
         """Complete tasks of the run's graph."""
-        entry = self._fenced(complete.run)
+        entry = self._fenced(complete.run, by)
         if entry is None:
             return Change(Code.STALE)
         return Change(Code.OK, tuple(self._advance(entry.run, complete.tasks, (), stamp)))
 
-    def commit(self, commit: Commit, stamp: Stamp | None = None) -> Change:
+    def commit(
+        self, commit: Commit, stamp: Stamp | None = None, by: Holder | None = None
+    ) -> Change:
         """Move the run forward: advance the offset, put the prunes into the logs, complete tasks.
 
         DUP: the run is past the commit's offset. GAP: the run has not reached it, or a prune's
         sequence number is known already. FULL: the run has ``cap`` entries in a log, or in its
         output.
         """
-        entry = self._fenced(commit.run)
+        entry = self._fenced(commit.run, by)
         if entry is None:
             return Change(Code.STALE)
         if entry.offset is None or commit.offset > entry.offset:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from flowspec.core.protocol.addresses import Address
-from flowspec.core.protocol.messages import Envelope, Returns
+from flowspec.core.protocol.messages import Envelope, Message, Returns
 from flowspec.core.protocol.work import Kept, Work, WorkResult
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
@@ -242,6 +242,10 @@ class Machine(Protocol):
     @property
     def continuing(self) -> bool:
         """Whether ``Poll`` would start the next pass of the growth whose pass has just ended."""
+        ...
+
+    def serves(self, message: Message) -> bool:
+        """Whether the run that ``message`` begins, if it begins one, is assigned to this holder."""
         ...
 
     @property

@@ -43,12 +43,14 @@ class Prefix:
 class Submit:
     """Scheduler to draft worker: start this run. ``fields``: the job's, as submitted.
 
-    ``queued_seconds``: time since the job was submitted, on the broker's clock.
+    ``queued_seconds``: time since the job was submitted, on the broker's clock. ``generations``: of
+    the workers that it is assigned to (``holders``).
     """
 
     run: RunKey
     fields: tuple[tuple[str, str], ...]
     queued_seconds: float = 0.0
+    generations: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,8 @@ class Open:
     ``record``: keep a recording of it. ``prefix``: the rows it begins with; None: all are sent. A
     stage that does not hold them sends ``PrefixLost``, and drops the run's rows until the prompt's
     first one comes. A run whose prompt comes from its first row again begins anew.
+    ``generations``: as in ``Submit``; a stage under another generation than its own there ignores
+    the run.
     """
 
     run: RunKey
@@ -67,6 +71,7 @@ class Open:
     returns: Returns = Returns()
     record: bool = False
     prefix: Prefix | None = None
+    generations: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ waiting segment of every run (``waiting`` says which), drops the dead rows and c
 stage never waits for a prune and does not depend on the strategy.
 
     message    run unknown         run open                          run failed       run ended
-    Open       open it             (duplicate) ignore                ignore           ignore
+    Open       open it, if it is   (duplicate) ignore                ignore           ignore
+               this holder's
     Segment    keep for its Open   wait for a pass                   ignore           ignore
     Prune      keep for its Open   drop rows before the next pass    ignore           ignore
     Close      keep for its Open   keep rows, report, free, end      report, free     ignore
@@ -26,6 +27,7 @@ from flowspec.core.protocol.addresses import (
     middle_address,
     stage_address,
 )
+from flowspec.core.protocol.holders import NO_LEASE, names
 from flowspec.core.protocol.machine import (
     Allocate,
     Complete,
@@ -93,13 +95,17 @@ class _Computed:
 class StageMachine:
     """Verify stage ``stage`` of ``stages``, or middle model ``middle``.
 
-    A middle model reports as stage ``stages + middle``.
+    A middle model reports as stage ``stages + middle``. ``generation``: under which it holds its
+    role; runs that were assigned to another holder are as if they had ended.
     """
 
-    def __init__(self, stage: int, stages: int, *, middle: int = 0) -> None:
+    def __init__(
+        self, stage: int, stages: int, *, middle: int = 0, generation: int = NO_LEASE
+    ) -> None:
         self.address = middle_address(middle) if middle else stage_address(stage)
         self.stage = stages + middle if middle else stage
         self.last = bool(middle) or stage == stages
+        self._generation = generation
         self._next: Address = DRAFT if self.last else stage_address(stage + 1)
         self._runs: dict[RunKey, StageRun] = {}
         self._early: dict[RunKey, list[Envelope]] = {}
@@ -126,6 +132,12 @@ class StageMachine:
         """Whether the answers to ``run`` carry hidden rows."""
         known = self._runs.get(run)
         return known is not None and known.opened.returns.hidden
+
+    def serves(self, message: Message) -> bool:
+        """See ``Machine``."""
+        return not isinstance(message, Open) or names(
+            message.generations, self.stage, self._generation
+        )
 
     def step(self, event: Input, now: float) -> Sequence[Output]:
         match event:
@@ -166,6 +178,10 @@ class StageMachine:
         if message.run in self._runs:
             return []
         outputs = self._end_before(message.run) if message.run.epoch > 1 else []
+        if not self.serves(message):
+            self._forget(message.run)
+            # What has come for it beside the log is dropped with its rows.
+            return [*outputs, Release(message.run)]
         held = self._held(message)
         run = StageRun(self.stage, message, last=self.last, held=held)
         self._runs[message.run] = run
@@ -248,12 +264,15 @@ class StageMachine:
 
     def _end(self, run: RunKey) -> list[Output]:
         """Drop ``run``; later messages for it are ignored."""
-        self._ended.add(run)
-        self._early = {key: kept for key, kept in self._early.items() if key not in self._ended}
+        self._forget(run)
         if self._runs.pop(run, None) is None:
             return []
         self._waiting.drop(run)
         return [Release(run)]
+
+    def _forget(self, run: RunKey) -> None:
+        self._ended.add(run)
+        self._early = {key: kept for key, kept in self._early.items() if key not in self._ended}
 
     # ---- passes ----------------------------------------------------------------------------------
 

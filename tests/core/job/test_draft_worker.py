@@ -578,3 +578,23 @@ def test_a_mistake_in_a_strategy_ends_the_job_at_once_with_its_name(
     finish = one(outputs, Finish)
     assert isinstance(finish, Finish)
     assert (finish.reason, finish.error) == ("error", says)
+
+
+def test_a_draft_worker_ignores_a_run_of_another_holder() -> None:
+    """One that was paused reads what is for its successor."""
+    machine = DraftMachine(limits(1), build, generation=3)
+    fields = (("prompt_ids", "[5, 6]"), ("strategy", "autoregressive"))
+    for generations in ((4, 3), (), (2,)):
+        submit = Submit(RUN, fields, 0.0, generations)
+        assert list(machine.step(Received((Envelope(SCHEDULER, 1, submit),)), 0.0)) == []
+        assert not machine.runnable
+        assert machine.sessions == {}
+
+
+def test_a_run_tells_its_stages_which_workers_it_is_assigned_to() -> None:
+    machine = DraftMachine(limits(2, middles=1), build, generation=3)
+    fields = (("prompt_ids", "[5, 6]"), ("strategy", "pipespec"))
+    submit = Submit(RUN, fields, 0.0, (3, 1, 2, 7))
+    outputs = machine.step(Received((Envelope(SCHEDULER, 1, submit),)), 0.0)
+    opened = [message for message in messages(outputs) if isinstance(message, Open)]
+    assert [message.generations for message in opened] == [(3, 1, 2, 7)] * 3

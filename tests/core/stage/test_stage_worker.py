@@ -522,3 +522,51 @@ def test_what_a_stage_does_not_take_is_a_fault_or_our_bug() -> None:
     with pytest.raises(StateError):
         stage.machine.step(Tick(), 0.0)
     assert Stage().receive(Submit(RUN, ())) == []
+
+
+# ---- holders -------------------------------------------------------------------------------------
+
+
+def test_a_stage_ignores_a_run_of_another_holder() -> None:
+    """One that was paused reads what is for its successor: it has no rows, and must not say so."""
+    stage = StageMachine(1, 2, generation=3)
+    early = Envelope(DRAFT, 2, PREFILL)
+    assert list(stage.step(Received((early,)), 0.0)) == []
+    opened = Envelope(DRAFT, 1, replace(OPEN, generations=(1, 4, 1)))
+    assert list(stage.step(Received((opened,)), 0.0)) == [Release(RUN)]
+    later = [Envelope(DRAFT, seq, message) for seq, message in enumerate([PREFILL, Close(RUN)], 5)]
+    assert list(stage.step(Received(tuple(later)), 0.0)) == []
+    assert not stage.runnable
+    assert stage.open_runs == ()
+
+
+@pytest.mark.parametrize(
+    ("stage", "middle", "generations", "serves"),
+    [
+        (1, 0, (9, 3, 9), True),
+        (2, 0, (9, 9, 3), True),
+        (1, 1, (9, 9, 9, 3), True),
+        (1, 2, (9, 9, 9, 9, 3), True),
+        (1, 0, (3, 9, 3), False),
+        (2, 0, (9, 3), False),
+        (1, 0, (), False),
+    ],
+)
+def test_a_stage_serves_the_runs_that_name_its_generation(
+    stage: int, middle: int, generations: tuple[int, ...], serves: bool
+) -> None:
+    machine = StageMachine(stage, 2, middle=middle, generation=3)
+    opened = replace(OPEN, generations=generations)
+    assert machine.serves(opened) == serves
+    machine.step(Received((Envelope(DRAFT, 1, opened),)), 0.0)
+    assert machine.open_runs == ((RUN,) if serves else ())
+
+
+def test_a_run_of_another_holder_ends_the_runs_before_it() -> None:
+    stage = StageMachine(1, 2, generation=3)
+    opened = replace(OPEN, generations=(1, 3, 1))
+    stage.step(Received((Envelope(DRAFT, 1, opened),)), 0.0)
+    second = RunKey(RUN.job, RUN.epoch + 1)
+    newer = replace(OPEN, run=second, generations=(1, 4, 1))
+    outputs = stage.step(Received((Envelope(DRAFT, 1, newer),)), 0.0)
+    assert list(outputs) == [Release(RUN), Release(second)]
