@@ -12,6 +12,7 @@ import dataclasses
 import math
 import types
 import typing
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -82,6 +83,11 @@ def encode_rows(rows: npt.NDArray[Any]) -> bytes:
         )
     packed: bytes = msgpack.packb(np.ascontiguousarray(rows), default=msgpack_numpy.encode)
     return packed
+
+
+def checksum(data: bytes) -> int:
+    """What is sent beside rows: they have no other redundancy, and any bits are numbers."""
+    return zlib.crc32(data)
 
 
 def decode_rows(data: bytes) -> npt.NDArray[Any]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flowspec.broker import codec
+from flowspec.broker import codec, entries
 from flowspec.broker.base import LOG_CAP, RETENTION_MS, CommitText, Op, PutRows, Record
 from flowspec.broker.keys import Keys
 from flowspec.broker.redis_client import Command
@@ -98,7 +98,8 @@ class Commands:
 
     def _put_rows(self, op: PutRows) -> Command:
         name = ("j", op.run.job, "e", op.run.epoch, "s", op.segment)
-        return ("XADD", self._keys.rows(op.to), "*", *name, "d", codec.encode_rows(op.rows))
+        data = codec.encode_rows(op.rows)
+        return ("XADD", self._keys.rows(op.to), "*", *name, *entries.payload_fields(data))
 
     def _publish(self, op: Send, stamp: str) -> Command:
         message = op.envelope.message

@@ -39,9 +39,22 @@ def envelope(entry: Fields, bundle: int = 0) -> Envelope:
 
 
 def rows(entry: Fields) -> tuple[RunKey, int, bytes]:
-    """Run, segment and payload of an entry with rows: ``j``, ``e``, ``s`` and ``d``."""
+    """Run, segment and payload of an entry with rows: ``j``, ``e``, ``s``, and its payload's."""
     run = RunKey(text(entry, b"j"), number(entry, b"e"))
-    return run, number(entry, b"s"), field(entry, b"d")
+    return run, number(entry, b"s"), payload(entry)
+
+
+def payload_fields(data: bytes) -> list[bytes | str | int]:
+    """Names and values that carry rows: ``d`` the array, ``c`` its checksum."""
+    return ["d", data, "c", codec.checksum(data)]
+
+
+def payload(entry: Fields) -> bytes:
+    """The array of rows in ``entry``; WireError if it is not what was sent."""
+    data = field(entry, b"d")
+    if codec.checksum(data) != number(entry, b"c"):
+        raise WireError("rows whose checksum is not theirs: they were changed on the way")
+    return data
 
 
 def field(entry: Fields, name: bytes) -> bytes:

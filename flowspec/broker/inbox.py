@@ -148,21 +148,21 @@ class Inbox:
                 bundle = reader.bundle_of(parts)
                 for part in parts:
                     try:
-                        found.append(self._envelope(part, bundle, reader))
+                        found.append(self._envelope(part, bundle))
+                        # Without its rows a segment fails its job at once; without itself, late.
+                        _keep_rows(found[-1], part, reader)
                     except WireError as error:
                         refused.append(f"{self.announced.stream} {self._cursor}: {error}")
         self._trim()
         return found
 
-    def _envelope(self, entry: entries.Fields, bundle: int, reader: LogReader) -> Envelope:
+    def _envelope(self, entry: entries.Fields, bundle: int) -> Envelope:
         if entries.text(entry, b"p") != self.announced.token:
             raise WireError("an entry for another inbox")
         envelope = entries.envelope(entry, bundle)
         message = envelope.message
         if not isinstance(message, Segment | Answer):
             raise WireError(f"a {type(message).__name__} does not go straight")
-        if b"d" in entry:
-            reader.keep(message.run, message.segment, entries.field(entry, b"d"))
         return envelope
 
     def _count(self, flat: Any) -> None:
@@ -197,6 +197,13 @@ class Inbox:
             BrokerClient(self._url).run([("DEL", self.announced.stream)])
         except BrokerError as error:
             logger().info("inbox not removed", reason=str(error))
+
+
+def _keep_rows(envelope: Envelope, entry: entries.Fields, reader: LogReader) -> None:
+    """Give the rows beside ``envelope`` to ``reader``; WireError if they are damaged."""
+    message = envelope.message
+    if b"d" in entry and isinstance(message, Segment | Answer):
+        reader.keep(message.run, message.segment, entries.payload(entry))
 
 
 def why_none(rows: str, control_url: str, place: InboxPlace) -> str:

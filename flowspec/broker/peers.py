@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from flowspec.broker import codec
+from flowspec.broker import codec, entries
 from flowspec.broker.base import ROWS_CAP, Claim, Control, PutRows, role_of
 from flowspec.broker.inbox import FACT, Announced, why_none_of
 from flowspec.broker.pipelined_client import PipelinedClient
@@ -84,7 +84,8 @@ class PeerInbox:
         fields: list[Any] = ["p", announced.token, "f", sender]
         for send, rows in entry:
             fields += ["q", send.envelope.seq, "m", codec.encode(send.envelope.message)]
-            fields += [] if rows is None else ["d", codec.encode_rows(rows.rows)]
+            if rows is not None:
+                fields += entries.payload_fields(codec.encode_rows(rows.rows))
         return ("XADD", announced.stream, "NOMKSTREAM", "*", *fields)
 
     def collect(self) -> None:

@@ -13,7 +13,7 @@ from flowspec.core.protocol.messages import Returns
 from flowspec.core.protocol.work import Choice, Kept, Part, Pass, PassDone, WorkFailed
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
-from flowspec.errors import StateError
+from flowspec.errors import ModelError, StateError
 from flowspec.model.arrays import to_array
 from flowspec.model.base import RowArray
 from flowspec.model.block import LayerBlock
@@ -126,8 +126,18 @@ class ModelStage:
         else:
             hidden = self._block.run_together(parts, rows, caches, placements)
             found = [(own, to_array(own)) for own in hidden]
+        for own, _ in found:
+            self._check_finite(own)
         choices = self._choices(parts, [own for own, _ in found])
         return [(choice, left) for choice, (_, left) in zip(choices, found, strict=True)]
+
+    def _check_finite(self, rows: torch.Tensor) -> None:
+        """ModelError if a row of a job has a value that is NaN or infinite."""
+        if not torch.isfinite(rows).all():
+            raise ModelError(
+                f"a pass gave rows that are NaN or infinite in {rows.dtype}: their range is too "
+                "small for this model, or its weights are damaged; try --dtype bfloat16 or float32"
+            )
 
     def _choices(self, parts: Sequence[Part], hidden: Sequence[torch.Tensor]) -> tuple[Choice, ...]:
         """Each part's choices, from the head's product over all answered rows."""

@@ -30,7 +30,10 @@ _SLICE = 1 << 20
 
 
 def read_tensor(name: str, entry: TensorEntry, dtype: torch.dtype) -> torch.Tensor:
-    """The tensor of ``entry`` as ``dtype``; ModelError if its bytes do not match the header."""
+    """The tensor of ``entry`` as ``dtype``.
+
+    ModelError if its bytes do not match the header, or a value is not finite.
+    """
     stored = _stored_type(name, entry)
     count = math.prod(entry.shape)
     result = torch.empty(count, dtype=dtype)
@@ -38,11 +41,13 @@ def read_tensor(name: str, entry: TensorEntry, dtype: torch.dtype) -> torch.Tens
         file.seek(entry.start)
         if stored == dtype:
             _read_exactly(file, result, name)
+            _check_finite(result, name)
         else:
             buffer = torch.empty(min(count, _BUFFER // stored.itemsize), dtype=stored)
             for at in range(0, count, max(1, buffer.numel())):
                 part = buffer[: count - at]
                 _read_exactly(file, part, name)
+                _check_finite(part, name)
                 result[at : at + part.numel()] = part
     return result.view(entry.shape)
 
@@ -61,6 +66,7 @@ def read_rows(name: str, entry: TensorEntry, rows: range | None = None) -> Itera
         for at in range(wanted.start, wanted.stop, step):
             part = torch.empty((min(step, wanted.stop - at), columns), dtype=stored)
             _read_exactly(file, part.view(-1), name)
+            _check_finite(part, name)
             yield part
 
 
@@ -72,6 +78,7 @@ def read_codes(name: str, entry: TensorEntry, rows: range) -> torch.Tensor:
     with entry.file.open("rb", buffering=0) as file:
         file.seek(entry.start + rows.start * columns * stored.itemsize)
         _read_exactly(file, result.view(-1), name)
+    _check_finite(result, name)
     return result
 
 
@@ -111,6 +118,17 @@ def _stored_type(
             f"{entry.shape}"
         )
     return stored
+
+
+def _check_finite(values: torch.Tensor, name: str) -> None:
+    """ModelError if one of ``values``, just read, is NaN or infinite."""
+    # A sum is several times as fast as a look at each value, and neither is lost in it.
+    wide = torch.promote_types(values.dtype, torch.float32)
+    if values.is_floating_point() and not math.isfinite(values.sum(dtype=wide).item()):
+        raise ModelError(
+            f"tensor {name} has values that are NaN or infinite: the file is damaged; download the "
+            "model again"
+        )
 
 
 def _read_exactly(file: object, into: torch.Tensor, name: str) -> None:

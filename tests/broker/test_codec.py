@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import tracemalloc
+from collections.abc import Iterator
 from typing import Any
 
 import msgpack
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowspec.broker import codec
+from flowspec.broker import codec, entries
 from flowspec.core.protocol import messages as m
 from flowspec.core.protocol.row_types import BFLOAT16
 from flowspec.core.run.key import RunKey
@@ -297,6 +298,24 @@ def test_oversized_rows_are_refused_unread(monkeypatch: pytest.MonkeyPatch) -> N
 def test_rows_of_other_types_are_not_written() -> None:
     with pytest.raises(WireError, match="cannot travel"):
         codec.encode_rows(np.array(["a"], dtype=object))
+
+
+@given(st.data())
+@settings(max_examples=examples(300))
+def test_rows_that_were_changed_on_the_way_are_refused(data: st.DataObject) -> None:
+    """Any bit: a sign, for one, makes other rows of the same form."""
+    sent = dict(pairs_of(entries.payload_fields(codec.encode_rows(np.ones((3, 5), np.float32)))))
+    assert entries.payload(sent) == sent[b"d"]
+    changed = bytearray(sent[b"d"])
+    changed[data.draw(st.integers(0, len(changed) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    with pytest.raises(WireError, match="changed on the way"):
+        entries.payload(sent | {b"d": bytes(changed)})
+
+
+def pairs_of(flat: list[bytes | str | int]) -> Iterator[tuple[bytes, bytes]]:
+    """Names and values as a server keeps them."""
+    kept = [value if isinstance(value, bytes) else str(value).encode() for value in flat]
+    return zip(kept[::2], kept[1::2], strict=True)
 
 
 @given(st.data())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -296,10 +297,12 @@ def test_malformed_entries_are_refused_counted_and_survived(
     client.xadd(log, {"f": "d1", "q": "1", "m": close})
     client.xadd(log, {"f": "d0", "q": "-1", "m": close})
     client.xadd(log, {"f": "d0", "q": "1", "m": close, "t": "1.5 nobody"})
-    client.xadd(rows, {"j": job, "e": 1, "s": 1, "d": b"\x80\x04pickle"})
+    pickled = b"\x80\x04pickle"
+    client.xadd(rows, {"j": job, "e": 1, "s": 1, "d": pickled, "c": zlib.crc32(pickled)})
+    client.xadd(rows, {"j": job, "e": 1, "s": 1, "d": codec.encode_rows(np.ones(2)), "c": 5})
     draft.write([send(S1, job, 1)])
     delivery = stage.read(1.0)
-    assert len(delivery.refused) == 7
+    assert len(delivery.refused) == 8
     assert len(delivery.envelopes) == 1
     stage.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,7 +28,7 @@ from flowspec.core.protocol.machine import Send
 from flowspec.core.protocol.messages import Answer, Close, Envelope, Message, Open, Segment
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
-from flowspec.errors import BrokerError, ConfigError
+from flowspec.errors import BrokerError, ConfigError, GapError
 from tests.addresses import D0, S1, S2
 from tests.broker.conftest import Rig, bundle, commit, send
 
@@ -231,7 +232,6 @@ def entry(pair: Pair, **changed: object) -> dict[str, object]:
         ({"f": "nobody"}, "an address is 'nobody'"),
         ({"q": "-1"}, "field q is not a number"),
         ({"m": codec.encode(Close(RunKey("1-0", 1)))}, "a Close does not go straight"),
-        ({"d": b"junk"}, "rows are not"),
     ],
 )
 def test_a_strangers_entry_is_refused_and_counted(
@@ -247,6 +247,30 @@ def test_a_strangers_entry_is_refused_and_counted(
     assert found.envelopes == ()
     pair.draft.write([send(S1, pair.job, 2, segment(pair.job, 3))])
     assert len(pair.stage.read(2.0).envelopes) == 1, "it reads on"
+
+
+@pytest.mark.parametrize(
+    ("payload", "why"),
+    [
+        ({"d": b"junk", "c": zlib.crc32(b"junk")}, "rows are not"),
+        ({"d": codec.encode_rows(ROWS)}, "an entry without field c"),
+        ({"d": codec.encode_rows(-ROWS), "c": zlib.crc32(codec.encode_rows(ROWS))}, "checksum"),
+    ],
+)
+def test_a_segment_without_sound_rows_is_known_to_have_none(
+    pair: Pair, payload: dict[str, object], why: str
+) -> None:
+    """So that its pass fails at once, instead of a wait for the segment."""
+    pair.open()
+    client = connect(pair.inbox.announced.url)
+    client.xadd(pair.inbox.announced.stream, entry(pair, **payload))  # type: ignore[arg-type]
+    client.close()
+    found = pair.stage.read(2.0)
+    (reason,) = found.refused
+    assert why in reason
+    assert len(found.envelopes) == 1
+    with pytest.raises(GapError, match="the rows of segment 3 did not arrive"):
+        pair.stage.take_rows(RunKey(pair.job, 1), 3)
 
 
 def test_writers_may_only_write_into_the_one_stream(pair: Pair) -> None:

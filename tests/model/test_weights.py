@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 from flowspec.errors import ModelError
 from flowspec.model.tensor_files import TensorEntry, read_header
-from flowspec.model.weights import read_tensor
+from flowspec.model.weights import read_rows, read_tensor
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
@@ -23,6 +23,25 @@ def test_tensors_are_read_and_converted(
             read_tensor(name, read_header(tmp_path / "x.safetensors")[name], wanted),
             tensor.to(wanted),
         )
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_values_that_are_not_finite_are_refused(
+    tmp_path: Path, stored: torch.dtype, value: float
+) -> None:
+    tensor = torch.full((64, 64), 100.0).to(stored)
+    tensor[63, 40] = value
+    save_file({"a": tensor}, tmp_path / "x.safetensors")
+    entry = read_header(tmp_path / "x.safetensors")["a"]
+    for wanted in (stored, torch.float64):
+        with pytest.raises(ModelError, match="tensor a has values that are NaN or infinite"):
+            read_tensor("a", entry, wanted)
+    with pytest.raises(ModelError, match="tensor a has values that are NaN or infinite"):
+        list(read_rows("a", entry))
+    tensor[63, 40] = -torch.finfo(stored).max
+    save_file({"a": tensor}, tmp_path / "x.safetensors")
+    assert torch.equal(read_tensor("a", entry, stored), tensor)
 
 
 def test_what_is_no_float_tensor_is_refused(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from flowspec.core.protocol.work import Choice, Part, Pass, Pruned, WorkFailed
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
+from flowspec.errors import ModelError
 from flowspec.model.base import RowArray, StageExecutor
 from flowspec.model.block import LayerBlock
 from flowspec.model.directory import open_directory
@@ -265,6 +266,31 @@ def test_a_pass_that_cannot_be_computed_fails_the_run_that_is_to_blame_alone(
     assert (done.choices[0], done.choices[2]) == (Choice(), Choice())
     assert np.array_equal(rows[0], wanted[0])
     assert np.array_equal(rows[2], wanted[2])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("stage", [1, 2])
+def test_rows_that_are_not_finite_fail_their_run_alone(
+    stage: int, value: float, tmp_path: Path
+) -> None:
+    """At a stage in the middle, and at the last, which would choose tokens by them."""
+    stages = stages_of(save(FAMILIES["llama"], tmp_path), "plain", "float32")
+    sound, blamed, _ = RUNS
+    for run in (sound, blamed):
+        stages[stage].allocate(run, 64, Sampling(), Returns())
+    answers = (1,) if stage == 2 else ()
+    part = Part(sound, 0, (0, 1), (-1, 0), (0, 1), (), (0, 1), 2, None, answers)
+    rows = np.ones((2, 64), dtype=np.float32)
+    wrong = rows.copy()
+    wrong[1, 7] = value
+    done, _ = stages[stage].run(Pass((part, replace(part, run=blamed))), [rows, wrong])
+    choice, failed = done.choices
+    assert isinstance(choice, Choice)
+    assert len(choice.tokens) == len(answers)
+    assert isinstance(failed, WorkFailed)
+    assert failed.reason.startswith("a pass gave rows that are NaN or infinite in torch.float32")
+    with pytest.raises(ModelError, match="NaN or infinite"):
+        stages[stage].run(Pass((replace(part, run=blamed),)), [wrong])
 
 
 JOBS = {
