@@ -89,6 +89,6 @@ def test_right_arguments_are_sent(client: Client, broker: Broker) -> None:
             "top_k": "3",
             "top_p": "0.5",
             "seed": "4",
-            "strategy": "flowspec",
+            "strategy": "auto",
         }
     ]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -79,10 +81,9 @@ from flowspec.gateway.settings import MOST_OPEN, Settings
 
 app = typer.Typer(
     name="flowspec",
-    help="Run one large language model split over several small machines; answer single requests "
-    "fast.",
     pretty_exceptions_enable=False,
     add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 VerifiedTarget = Annotated[
@@ -96,6 +97,27 @@ _WHERE = (
     "start a pipeline with `flowspec up`, "
     "or name a running one by --redis-url or FLOWSPEC_REDIS_URL"
 )
+
+
+def _print_version(*, wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"flowspec {version('flowspec')}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _of_all_commands(
+    _: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=lambda wanted: _print_version(wanted=wanted),
+            is_eager=True,
+            help="Print the version.",
+        ),
+    ] = False,
+) -> None:
+    """Run one large language model split over several small machines; answer requests fast."""
 
 
 @app.command()
@@ -642,5 +664,6 @@ def _main() -> None:
     except FlowSpecError as error:
         sys.stderr.write(f"flowspec: {error}\n")
         sys.exit(1)
-    except (KeyboardInterrupt, typer.Abort):
-        sys.exit(130)
+    except (KeyboardInterrupt, typer.Abort) as interrupt:
+        number = interrupt.args[0] if interrupt.args else signal.SIGINT
+        sys.exit(128 + number)

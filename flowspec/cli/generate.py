@@ -87,7 +87,7 @@ def run(request: Request, prompt: str | None, prompts: Path | None) -> None:
 
 def _interrupt(number: int, frame: object) -> None:
     """End a run on SIGTERM or SIGHUP as on Ctrl-C, so that no committed text is lost."""
-    raise KeyboardInterrupt
+    raise KeyboardInterrupt(number)
 
 
 def _check_record(file: Path, runs: int) -> None:

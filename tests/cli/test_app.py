@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
@@ -29,6 +30,15 @@ def test_wrong_usage_points_to_the_help_of_its_command(
     status, out, err = command(*arguments)
     assert (status, out) == (2, "")
     assert said in err and err.endswith(f"; see `{help_of} --help`\n") and err.count("\n") == 1
+
+
+def test_the_version_is_the_packages(command: Command) -> None:
+    assert command("--version") == (0, f"flowspec {version('flowspec')}\n", "")
+
+
+@pytest.mark.parametrize("name", [(), ("generate",), ("status",)])
+def test_h_is_help(command: Command, name: tuple[str, ...]) -> None:
+    assert command(*name, "-h") == command(*name, "--help")
 
 
 def test_the_help_says_what_drafts(command: Command) -> None:

@@ -28,7 +28,7 @@ from tests.e2e.conftest import (
     surroundings,
     workers_of,
 )
-from tests.marks import every
+from tests.marks import every, heavy
 
 FLOWSPEC = str(Path(sys.executable).parent / "flowspec")
 PROMPT = "Tom has 5 apples and buys 7 more. How many apples does he have?"
@@ -430,8 +430,9 @@ def private_url(place: Path) -> str:
     raise AssertionError("no private broker was started")
 
 
-def test_ctrl_c_stops_every_process_and_loses_no_committed_token(
-    reference: Reference, generating: subprocess.Popen[str], place: Path
+@pytest.mark.parametrize("number", [signal.SIGTERM, heavy(signal.SIGINT)])
+def test_a_signal_stops_every_process_and_loses_no_committed_token(
+    reference: Reference, generating: subprocess.Popen[str], place: Path, number: int
 ) -> None:
     url = private_url(place)
     deadline = time.monotonic() + 60
@@ -440,9 +441,9 @@ def test_ctrl_c_stops_every_process_and_loses_no_committed_token(
             time.sleep(0.05)
         time.sleep(0.7)
     assert len(workers_of(url)) == 4
-    generating.send_signal(signal.SIGINT)
+    generating.send_signal(number)
     out, _ = generating.communicate(timeout=20)
-    assert generating.returncode == 130
+    assert generating.returncode == 128 + number
     result = json.loads(out)
     assert result["finish_reason"] == "cancelled"
     count = len(result["token_ids"])

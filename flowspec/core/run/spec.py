@@ -20,7 +20,7 @@ from flowspec.core.run.turns import (
 )
 from flowspec.errors import JobError
 
-DEFAULT_STRATEGY = "flowspec"
+DEFAULT_STRATEGY = "auto"
 DEFAULT_MAX_NEW_TOKENS = 128
 #: Longest prompt accepted, as text or as a list of ids, in bytes of UTF-8.
 MAX_PROMPT_BYTES = 1 << 20
