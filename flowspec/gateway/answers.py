@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from flowspec.gateway.generation import Finished, TextPiece
+from flowspec.gateway.choices import Finished, TextPiece
 
 Body = dict[str, object]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from typing import TypedDict
 
 from flowspec.core.run.sampling import MAX_SEED, Sampling
 from flowspec.core.run.spec import DEFAULT_MAX_NEW_TOKENS, JobSpec
@@ -20,52 +21,57 @@ from flowspec.gateway.schema import (
     Sampled,
     TokenizeRequest,
 )
-from flowspec.gateway.serving import Order
+from flowspec.gateway.serving import WantedAnswer
 from flowspec.gateway.settings import Settings
 
 #: Tokens of a completion whose request does not say; OpenAI's.
 COMPLETION_TOKENS = 16
 
 
-class OrderTaker:
-    """Makes orders of requests, by ``settings``."""
+class Terms(TypedDict):
+    """What all jobs of a request share, as in ``JobSpec``."""
+
+    strategy: str
+    cache_salt: str
+    priority: int
+    wait_seconds: float
+
+
+class RequestReader:
+    """Reads requests, by ``settings``."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
-    def chat(self, request: ChatRequest, state: PipelineState, salt: str) -> Order:
-        """The order of a chat; an error that names what is not served.
+    def chat(self, request: ChatRequest, state: PipelineState, salt: str) -> WantedAnswer:
+        """What a chat asks for; an error that names what is not served.
 
         ``salt``: of its jobs, as in ``JobSpec``.
         """
         check_refused(request)
         check_template(state)
         turns = checked_turns(tuple(turns_of_messages(request.messages)))
-        wanted = (
+        most = (
             request.max_completion_tokens
             or request.max_tokens
             or self._settings.default_tokens
             or state.context
             or DEFAULT_MAX_NEW_TOKENS
         )
+        terms = self._terms(request, salt)
         specs = [
-            JobSpec(
-                messages=turns,
-                max_new_tokens=wanted,
-                sampling=sampling,
-                strategy=self._strategy(request),
-                cache_salt=salt,
-                priority=-(request.priority or 0),
-                wait_seconds=request.wait_seconds or 0.0,
-            )
+            JobSpec(messages=turns, max_new_tokens=most, sampling=sampling, **terms)
             for sampling in samplings(request)
         ]
-        return self._order(request, specs, AnswerForm(request.model, state.fingerprint, chat=True))
+        return self._wanted(request, specs, AnswerForm(request.model, state.fingerprint, chat=True))
 
-    def completion(self, request: CompletionRequest, state: PipelineState, salt: str) -> Order:
-        """The order of completions, as ``chat``."""
+    def completion(
+        self, request: CompletionRequest, state: PipelineState, salt: str
+    ) -> WantedAnswer:
+        """What a request for completions asks for, as ``chat``."""
         check_refused(request)
-        wanted = request.max_tokens or COMPLETION_TOKENS
+        most = request.max_tokens or COMPLETION_TOKENS
+        terms = self._terms(request, salt)
         seeded = samplings(request)
         if len(request.prompts) * len(seeded) > MAX_PROMPTS:
             raise refused(
@@ -77,29 +83,34 @@ class OrderTaker:
             JobSpec(
                 prompt=prompt if isinstance(prompt, str) else None,
                 prompt_ids=None if isinstance(prompt, str) else tuple(prompt),
-                max_new_tokens=wanted,
+                max_new_tokens=most,
                 sampling=sampling,
-                strategy=self._strategy(request),
-                cache_salt=salt,
-                priority=-(request.priority or 0),
-                wait_seconds=request.wait_seconds or 0.0,
                 raw=isinstance(prompt, str),
+                **terms,
             )
             for prompt in request.prompts
             for sampling in seeded
         ]
-        return self._order(request, specs, AnswerForm(request.model, state.fingerprint, chat=False))
+        return self._wanted(
+            request, specs, AnswerForm(request.model, state.fingerprint, chat=False)
+        )
 
-    def _strategy(self, request: Sampled) -> str:
-        return request.strategy or self._settings.strategy
+    def _terms(self, request: Sampled, salt: str) -> Terms:
+        return Terms(
+            strategy=request.strategy or self._settings.strategy,
+            cache_salt=salt,
+            # A job's highest priority begins first, a request's lowest.
+            priority=-(request.priority or 0),
+            wait_seconds=request.wait_seconds or 0.0,
+        )
 
     @staticmethod
-    def _order(request: Sampled, specs: Sequence[JobSpec], form: AnswerForm) -> Order:
+    def _wanted(request: Sampled, specs: Sequence[JobSpec], form: AnswerForm) -> WantedAnswer:
         stream = bool(request.stream)
         if request.stream_options is not None and not stream:
             raise refused("stream_options are for streamed answers: set stream", "stream_options")
         options = request.stream_options
-        return Order(
+        return WantedAnswer(
             form=form,
             specs=specs,
             choices=request.n or 1,
