@@ -11,6 +11,8 @@ import typer
 
 from flowspec.cli.flags import (
     Acceptance,
+    AllowedHost,
+    AllowStrategies,
     ApiKeyFile,
     Boxes,
     Broker,
@@ -37,6 +39,7 @@ from flowspec.cli.flags import (
     ModelName,
     Models,
     MostAnswers,
+    MostConnections,
     MostRows,
     OwnUrl,
     Pair,
@@ -75,7 +78,7 @@ from flowspec.cli.parser import Command, UsageError, check_beside, in_range
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import DEFAULT_MAX_NEW_TOKENS, DEFAULT_STRATEGY, JobSpec
 from flowspec.errors import BrokerUnreachable, FlowSpecError
-from flowspec.gateway.settings import MOST_OPEN, Settings
+from flowspec.gateway.settings import MOST_CONNECTIONS, MOST_OPEN, Settings
 
 app = typer.Typer(
     name="flowspec",
@@ -199,24 +202,33 @@ def serve(
     strategy: ServedStrategy = DEFAULT_STRATEGY,
     model_name: ModelName = "",
     cors_origin: CorsOrigin = None,
+    allowed_host: AllowedHost = None,
+    allow_strategies: AllowStrategies = "",
     most_answers: MostAnswers = MOST_OPEN,
+    most_connections: MostConnections = MOST_CONNECTIONS,
     default_tokens: DefaultTokens = None,
     redis_url: Url = None,
 ) -> None:
     """Start a pipeline and serve it over HTTP as OpenAI does, with a chat page."""
     from flowspec.cli.places import setup_of
     from flowspec.cli.serve import ServeRequest, serve
+    from flowspec.gateway.strategies import ClientStrategies, names_of
     from flowspec.strategies import build
 
     run_on = (dtype, device, draft_dtype, draft_device)
     setup = setup_of(target, draft, models, stages, run_on, cluster)
     build(strategy, setup.stages)
+    allowed = names_of(allow_strategies)
+    ClientStrategies(allowed, strategy)  # a wrong name is said before anything starts
     settings = Settings(
         "",
         name=model_name,
         strategy=strategy,
         most_open=most_answers,
         origins=tuple(cors_origin or ()),
+        most_connections=most_connections,
+        hosts=tuple(allowed_host or ()),
+        allowed_strategies=allowed,
         default_tokens=default_tokens,
     )
     request = ServeRequest(host, port, api_key_file, settings)

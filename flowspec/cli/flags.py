@@ -199,6 +199,23 @@ MostAnswers = Annotated[
     int,
     typer.Option(callback=_POSITIVE, help="Answers under way at once; more requests get 429."),
 ]
+MostConnections = Annotated[
+    int,
+    typer.Option(callback=_POSITIVE, help="Connections at once; further ones get 503."),
+]
+AllowedHost = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Name under which the gateway is served, beside this machine's own; repeatable."
+    ),
+]
+AllowStrategies = Annotated[
+    str,
+    typer.Option(
+        help="Strategies that requests may name, with commas; "
+        "default: all exact ones that let other jobs run beside them."
+    ),
+]
 DefaultTokens = Annotated[
     int | None,
     typer.Option(

@@ -14,11 +14,15 @@ Body = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """What all parts of one answer share. ``chat``: of a chat, else of a completion."""
+    """What all parts of one answer share. ``chat``: of a chat, else of a completion.
+
+    ``lossy``: the mode, if the text may differ from the model's own; empty: it is exact.
+    """
 
     model: str
     fingerprint: str
     chat: bool
+    lossy: str = ""
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -29,6 +33,7 @@ class AnswerForm:
             "created": self.created,
             "model": self.model,
             "system_fingerprint": self.fingerprint,
+            **({"lossy": self.lossy} if self.lossy else {}),
         }
 
     def whole(self, texts: Sequence[str], ends: Sequence[Finished], usage: Body) -> Body:

@@ -13,13 +13,14 @@ from flowspec.core.run.spec import JobSpec
 from flowspec.errors import FlowSpecError
 from flowspec.gateway.capacity import Capacity
 from flowspec.gateway.ended_requests import EndedRequests
-from flowspec.gateway.errors import ApiError
+from flowspec.gateway.errors import ApiError, unavailable
 from flowspec.gateway.metrics import Metrics, accepted_tokens
 from flowspec.gateway.stops import StopFilter
 from flowspec.observe import logger
 from flowspec.results import Chunk, Result, Stats
 
-#: Pieces that are held for a slow reader before its jobs' outputs are left unread.
+#: Pieces that are held for a slow reader. Further outputs wait in its jobs' feeds, whose bound is
+#: the length of the answer.
 _HELD = 256
 #: OpenAI's names of the reasons for which a job ends by itself.
 _FINISH = {"eos": "stop", "length": "length"}
@@ -118,7 +119,7 @@ class ChoiceRunner:
         result = await job.so_far()
         reason = "stop" if stopped else _FINISH.get(result.finish_reason)
         if reason is None:
-            raise ApiError(503, f"the job was {result.finish_reason}", code="job_cancelled")
+            raise unavailable(f"the job was {result.finish_reason}", "job_cancelled")
         self._count(result, reason, seconds)
         return Finished(
             index,

@@ -6,7 +6,7 @@ A value that asks for nothing, such as a penalty of 0, is accepted.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from flowspec.gateway.errors import refused
@@ -88,9 +88,21 @@ def _wide(neutral: Iterable[Any]) -> list[Any]:
 
 def ignored_fields(request: ApiRequest) -> str:
     """The names of fields that had no effect, for a header; empty: there are none."""
-    names = [
-        name
-        for name in request.model_extra or {}
-        if name not in REFUSED and _HEADER_NAME.fullmatch(name)
-    ]
-    return ", ".join(names[:_MOST_NAMED])
+    names = dict.fromkeys(
+        name for name in _unknown(request, "", REFUSED) if _HEADER_NAME.fullmatch(name)
+    )
+    return ", ".join(list(names)[:_MOST_NAMED])
+
+
+def _unknown(part: object, within: str, refused_here: Iterable[str]) -> Iterator[str]:
+    """Names of the fields of ``part`` of a request that are neither read nor refused."""
+    if isinstance(part, list):
+        for one in part:
+            yield from _unknown(one, within, refused_here)
+    elif isinstance(part, ApiRequest):
+        for name in part.model_extra or {}:
+            if name not in refused_here:
+                yield within + name
+        for name in type(part).model_fields:
+            refused_below = REFUSED_IN_MESSAGES if name == "messages" else ()
+            yield from _unknown(getattr(part, name), f"{within}{name}.", refused_below)

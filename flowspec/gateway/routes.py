@@ -42,6 +42,7 @@ _ERROR = {
 _SAID = {
     400: "The request cannot be served as it is.",
     401: "There is no API key, or a wrong one.",
+    403: "The gateway is not served under that name.",
     404: "The model is not served here.",
     408: "The request did not come.",
     413: "The request is too large.",
@@ -67,10 +68,10 @@ PAGE_HEADERS = {
 class Gateway:
     """The parts that serve the paths, over one client of the pipeline."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, figures: metrics.Metrics) -> None:
         self.client = AsyncClient(settings.url)
         self.keys = settings.keys
-        self.metrics = metrics.Metrics()
+        self.metrics = figures
         self.capacity = Capacity(settings.most_open)
         self.watch = PipelineWatch(self.client, settings.name)
         self.runner = ChoiceRunner(self.client, self.metrics, self.capacity)
@@ -81,6 +82,7 @@ class Gateway:
         """End what is left, and close the connections."""
         await self.answering.close()
         await self.runner.ended.close()
+        await self.watch.close()
         await self.client.close()
 
 
@@ -171,12 +173,14 @@ def _card(watch: PipelineWatch, state: PipelineState) -> dict[str, object]:
     }
 
 
+@router.head("/health", include_in_schema=False)
 @router.get("/health", response_model=None)
 async def health() -> Response:
     """Whether this process answers."""
     return JSONResponse({"status": "ok"})
 
 
+@router.head("/ready", include_in_schema=False)
 @router.get("/ready", response_model=None)
 async def ready(request: Request) -> Response:
     """Whether all workers of the pipeline are there."""

@@ -27,7 +27,7 @@ MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
 
 Tokens = Annotated[int, Field(ge=1, le=MAX_NEW_TOKENS)]
-Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+Stop = Annotated[str, Field(max_length=MAX_STOP_CHARACTERS)]
 Name = Annotated[str, Field(max_length=MAX_FIELD_BYTES)]
 TokenId = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
 
@@ -53,7 +53,7 @@ class Sampled(ApiRequest):
     model: Name
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=MAX_TOP_K)] | None = None
     seed: Annotated[int, Field(ge=-MAX_SEED - 1, le=MAX_SEED)] | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
@@ -67,10 +67,9 @@ class Sampled(ApiRequest):
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """The stop strings."""
-        if self.stop is None:
-            return ()
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        """The stop strings; an empty one asks for nothing."""
+        given = [self.stop] if isinstance(self.stop, str) else self.stop or ()
+        return tuple(filter(None, given))
 
 
 class ContentPart(ApiRequest):

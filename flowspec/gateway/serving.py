@@ -34,6 +34,8 @@ FIRST_SECONDS = 10.0
 SILENT_SECONDS = 10.0
 #: The header with the fields of a request that had no effect.
 IGNORED_HEADER = "x-flowspec-ignored"
+#: The header of an answer whose text may differ from the model's own.
+LOSSY_HEADER = "x-flowspec-lossy"
 
 T = TypeVar("T")
 
@@ -57,7 +59,8 @@ class WantedAnswer:
     @property
     def headers(self) -> dict[str, str]:
         """Headers of the answer."""
-        return {IGNORED_HEADER: self.ignored} if self.ignored else {}
+        said = {IGNORED_HEADER: self.ignored, LOSSY_HEADER: self.form.lossy}
+        return {name: value for name, value in said.items() if value}
 
 
 class Answering:

@@ -23,12 +23,13 @@ from flowspec.gateway.schema import (
 )
 from flowspec.gateway.serving import WantedAnswer
 from flowspec.gateway.settings import Settings
+from flowspec.gateway.strategies import ClientStrategies, lossy_mode
 
 #: Tokens of a completion whose request does not say; OpenAI's.
 COMPLETION_TOKENS = 16
 
 
-class Terms(TypedDict):
+class SharedTerms(TypedDict):
     """What all jobs of a request share, as in ``JobSpec``."""
 
     strategy: str
@@ -42,6 +43,7 @@ class RequestReader:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._strategies = ClientStrategies(settings.allowed_strategies, settings.strategy)
 
     def chat(self, request: ChatRequest, state: PipelineState, salt: str) -> WantedAnswer:
         """What a chat asks for; an error that names what is not served.
@@ -63,7 +65,7 @@ class RequestReader:
             JobSpec(messages=turns, max_new_tokens=most, sampling=sampling, **terms)
             for sampling in samplings(request)
         ]
-        return self._wanted(request, specs, AnswerForm(request.model, state.fingerprint, chat=True))
+        return self._wanted(request, specs, _form(request, state, terms, chat=True))
 
     def completion(
         self, request: CompletionRequest, state: PipelineState, salt: str
@@ -91,13 +93,11 @@ class RequestReader:
             for prompt in request.prompts
             for sampling in seeded
         ]
-        return self._wanted(
-            request, specs, AnswerForm(request.model, state.fingerprint, chat=False)
-        )
+        return self._wanted(request, specs, _form(request, state, terms, chat=False))
 
-    def _terms(self, request: Sampled, salt: str) -> Terms:
-        return Terms(
-            strategy=request.strategy or self._settings.strategy,
+    def _terms(self, request: Sampled, salt: str) -> SharedTerms:
+        return SharedTerms(
+            strategy=self._strategies.chosen(request.strategy),
             cache_salt=salt,
             # A job's highest priority begins first, a request's lowest.
             priority=-(request.priority or 0),
@@ -121,6 +121,10 @@ class RequestReader:
         )
 
 
+def _form(request: Sampled, state: PipelineState, terms: SharedTerms, *, chat: bool) -> AnswerForm:
+    return AnswerForm(request.model, state.fingerprint, chat, lossy_mode(terms["strategy"]))
+
+
 def tokenizing(request: TokenizeRequest, state: PipelineState) -> JobSpec:
     """The job that finds the ids of the request's prompt."""
     check_refused(request)
@@ -139,6 +143,8 @@ def samplings(request: Sampled) -> list[Sampling]:
     first = secrets.randbits(63) if request.seed is None else request.seed & MAX_SEED
     temperature = 1.0 if request.temperature is None else request.temperature
     top_p = 1.0 if request.top_p is None else request.top_p
+    if top_p == 0:  # the best token alone
+        temperature, top_p = 0.0, 1.0
     top_k = max(0, request.top_k or 0)
     return [
         Sampling(temperature, top_k, top_p, (first + choice) & MAX_SEED)

@@ -311,7 +311,7 @@ class DraftMachine:
         run.prompt = prompt
         if not run.spec.tokenize:
             run.rows = rows_of_run(len(prompt), run.spec.max_new_tokens, limits)
-        wrong = self._what_is_wrong_with(prompt)
+        wrong = "" if run.spec.tokenize else self._what_is_wrong_with(prompt)
         if not wrong and 0 < self._most_rows < run.rows:
             wrong = (
                 f"the job needs {run.rows} KV rows, {limits.tree_rows} of them for its tree; "
