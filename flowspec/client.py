@@ -143,8 +143,9 @@ class Client:
 
         ``messages``: a conversation like ``[{"role": "user", "content": "Hello"}]``, instead of a
         prompt. ``reuse``: begin with rows that are kept of earlier jobs with this ``cache_salt``,
-        and keep this job's for later ones. Errors that only the pipeline can find (an unknown
-        strategy, a prompt longer than the context) are raised as JobFailed by the job.
+        and keep this job's for later ones. ``logprobs``: return each token's log-probability and
+        those of so many of the best ones in its place. Errors that only the pipeline can find (an
+        unknown strategy, a prompt longer than the context) are raised as JobFailed by the job.
         """
         return self.submit_spec(job_spec(prompt, **options))
 

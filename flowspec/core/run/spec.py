@@ -11,6 +11,7 @@ from typing import Any, TypedDict, TypeGuard, TypeVar, Unpack
 
 import numpy as np
 
+from flowspec.core.run.logprobs import MOST_ALTERNATIVES
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.turns import (
     Messages,
@@ -60,6 +61,7 @@ FIELDS = (
     "wait_seconds",
     "reuse",
     "cache_salt",
+    "logprobs",
 )
 
 _MOST_BYTES = {
@@ -83,6 +85,8 @@ class JobSpec:
     those of the highest one begin first. ``wait_seconds``: the job ends with an error if it has not
     begun by then; 0: it waits as long as it has to. ``reuse``: begin with rows that are kept of
     earlier jobs, and keep this job's; only of and for those with this ``cache_salt``.
+    ``logprobs``: return each token's log-probability, and those of as many of the best tokens in
+    its place; None: none.
     """
 
     prompt: str | None = None
@@ -99,6 +103,7 @@ class JobSpec:
     wait_seconds: float = 0.0
     reuse: bool = True
     cache_salt: str = ""
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -120,6 +125,8 @@ class JobSpec:
                 f"max_new_tokens is {self.max_new_tokens}; expected 1 to {MAX_NEW_TOKENS}"
             )
         self._check_waiting()
+        if self.logprobs is not None and not 0 <= self.logprobs <= MOST_ALTERNATIVES:
+            raise JobError(f"logprobs is {self.logprobs}; expected 0 to {MOST_ALTERNATIVES}")
 
     def _check_prompt(self) -> None:
         """JobError for a prompt that says nothing; a raw one may be white space."""
@@ -174,6 +181,8 @@ class JobSpec:
         _number("wait_seconds", self.wait_seconds)
         _expect("reuse", self.reuse, bool, "True or False")
         _expect("cache_salt", self.cache_salt, str, "text")
+        if self.logprobs is not None:
+            whole_number("logprobs", self.logprobs)
 
     def fields(self) -> dict[str, str]:
         """The spec as flat text fields for ``XADD``; most defaults are left out."""
@@ -201,6 +210,7 @@ class JobSpec:
             "wait_seconds": self.wait_seconds or None,
             "reuse": None if self.reuse else 0,
             "cache_salt": self.cache_salt or None,
+            "logprobs": self.logprobs,
         }
         return {name: str(value) for name, value in values.items() if value is not None}
 
@@ -223,6 +233,7 @@ class JobOptions(TypedDict, total=False):
     wait_seconds: float
     reuse: bool
     cache_salt: str
+    logprobs: int | None
 
 
 def job_spec(prompt: str | None = None, **options: Unpack[JobOptions]) -> JobSpec:
@@ -236,6 +247,7 @@ def job_spec(prompt: str | None = None, **options: Unpack[JobOptions]) -> JobSpe
         "prompt_ids": token_ids,
         "messages": turns_of,
         "priority": partial(whole_number, "priority"),
+        "logprobs": partial(whole_number, "logprobs"),
         "wait_seconds": partial(_number, "wait_seconds"),
     }
     for name, reader in read.items():
@@ -300,6 +312,7 @@ def parse(fields: Mapping[str, str]) -> JobSpec:
         wait_seconds=wait_seconds,
         reuse=_read(fields, "reuse", _flag, "0 or 1", True),
         cache_salt=fields.get("cache_salt", ""),
+        logprobs=_read(fields, "logprobs", int, "a whole number", None),
     )
 
 
