@@ -34,6 +34,7 @@ from flowspec.cli.flags import (
     KeepRows,
     Latency,
     LinkMs,
+    Logprobs,
     MaxNewTokens,
     Mbit,
     ModelName,
@@ -304,6 +305,7 @@ def submit(
     raw: Raw = False,
     priority: Priority = 0,
     wait_seconds: WaitSeconds = 0.0,
+    logprobs: Logprobs = None,
     redis_url: Url = None,
 ) -> None:
     """Submit a job to a running pipeline and print its id."""
@@ -318,6 +320,7 @@ def submit(
         raw=raw,
         priority=priority,
         wait_seconds=wait_seconds,
+        logprobs=logprobs,
     )
     submit(spec, redis_url)
 

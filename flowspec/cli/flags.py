@@ -138,6 +138,14 @@ Priority = Annotated[
         help="-100 to 100; of the waiting jobs those of the highest begin first.",
     ),
 ]
+Logprobs = Annotated[
+    int | None,
+    typer.Option(
+        callback=_JOB,
+        help="Return each token's log-probability, and those of so many of the best ones in its "
+        "place (`watch --json` shows them).",
+    ),
+]
 WaitSeconds = Annotated[
     float,
     typer.Option(

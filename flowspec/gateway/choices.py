@@ -14,6 +14,7 @@ from flowspec.errors import FlowSpecError
 from flowspec.gateway.capacity import Capacity
 from flowspec.gateway.ended_requests import EndedRequests
 from flowspec.gateway.errors import ApiError, unavailable
+from flowspec.gateway.logprobs import PlacedToken, TokensOfText
 from flowspec.gateway.metrics import Metrics, accepted_tokens
 from flowspec.gateway.stops import StopFilter
 from flowspec.observe import logger
@@ -28,10 +29,14 @@ _FINISH = {"eos": "stop", "length": "length"}
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """A piece of the text of choice ``index``; never empty."""
+    """A piece of the text of choice ``index``, and the tokens that go with it, if asked for.
+
+    One of the two may be empty.
+    """
 
     index: int
     text: str
+    tokens: tuple[PlacedToken, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,12 @@ class Finished:
 
 
 Output = TextPiece | Finished
+
+
+def joined(index: int, pieces: Sequence[TextPiece]) -> TextPiece:
+    """All of a choice's ``pieces`` as one."""
+    tokens = tuple(token for piece in pieces for token in piece.tokens)
+    return TextPiece(index, "".join(piece.text for piece in pieces), tokens)
 
 
 class ChoiceRunner:
@@ -161,6 +172,7 @@ class _Choice:
         self._index = index
         self._spec = spec
         self._stops = StopFilter(stops)
+        self._tokens = TokensOfText()
         self._began = time.monotonic()
         self._last: float | None = None
 
@@ -181,19 +193,26 @@ class _Choice:
             async with aclosing(job.stream()) as chunks:
                 async for chunk in chunks:
                     self._note(chunk)
+                    self._tokens.push(chunk.logprobs)
                     await self._pass_on(self._stops.push(chunk.text), out)
                     if self._stops.found is not None:
                         break
-            await self._pass_on(self._stops.finish(), out)
             stopped = self._stops.found is not None
+            if not stopped:
+                await self._pass_on(self._stops.finish(), out, is_last=True)
             seconds = time.monotonic() - self._began
             await out.put(await self._runner.finished(job, self._index, stopped, seconds))
         finally:
             self._runner.ended.end(job)
 
-    async def _pass_on(self, text: str, out: asyncio.Queue[Output | FlowSpecError]) -> None:
-        if text:
-            await out.put(TextPiece(self._index, text))
+    async def _pass_on(
+        self, text: str, out: asyncio.Queue[Output | FlowSpecError], *, is_last: bool = False
+    ) -> None:
+        tokens = self._tokens.passed(text)
+        if is_last:
+            tokens += self._tokens.rest()
+        if text or tokens:
+            await out.put(TextPiece(self._index, text, tokens))
 
     def _note(self, chunk: Chunk) -> None:
         now = time.monotonic()

@@ -15,7 +15,6 @@ from flowspec.gateway.schema import ApiRequest
 _NO_TOOLS = "this gateway serves no tools"
 _NO_SHAPE = "this gateway does not force an answer into a form"
 _NO_PENALTIES = "the choice of tokens cannot be penalised here"
-_NO_LOGPROBS = "the pipeline returns no log-probabilities"
 _TEXT_ONLY = "this gateway takes and gives text alone"
 _NO_END = "an answer ends at the model's end of text, a stop string or the number of tokens"
 _NO_TEMPLATE = "conversations are written by the model's own chat template, up to the answer"
@@ -40,9 +39,7 @@ REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "length_penalty": ((1,), _NO_PENALTIES),
     "bad_words": (([],), _NO_PENALTIES),
     "min_p": ((0,), "the smallest share of a token cannot be set here; use top_p or top_k"),
-    "logprobs": ((False,), _NO_LOGPROBS),
-    "top_logprobs": ((0,), _NO_LOGPROBS),
-    "prompt_logprobs": ((), _NO_LOGPROBS),
+    "prompt_logprobs": ((), "log-probabilities are those of the answer's tokens alone"),
     "modalities": ((["text"],), _TEXT_ONLY),
     "audio": ((), _TEXT_ONLY),
     "prediction": ((), "the draft worker guesses the answer itself"),

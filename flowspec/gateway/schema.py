@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from flowspec.core.run.logprobs import MOST_ALTERNATIVES
 from flowspec.core.run.sampling import MAX_SEED, MAX_TOP_K
 from flowspec.core.run.spec import (
     MAX_FIELD_BYTES,
@@ -22,6 +23,8 @@ from flowspec.core.run.turns import MAX_TURNS
 #: Most answers to one prompt, and most prompts of one request.
 MAX_CHOICES = 16
 MAX_PROMPTS = 64
+#: Most alternatives to a token of a completion; OpenAI's.
+MOST_TEXT_ALTERNATIVES = 5
 #: Most stop strings, and most characters of one.
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
@@ -91,6 +94,8 @@ class ChatRequest(Sampled):
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_TURNS)]
     max_completion_tokens: Tokens | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MOST_ALTERNATIVES)] | None = None
 
 
 class CompletionRequest(Sampled):
@@ -105,6 +110,7 @@ class CompletionRequest(Sampled):
             Field(min_length=1, max_length=MAX_PROMPTS),
         ]
     )
+    logprobs: Annotated[int, Field(ge=0, le=MOST_TEXT_ALTERNATIVES)] | Literal[False] | None = None
 
     @property
     def prompts(self) -> list[str | list[int]]:

@@ -23,7 +23,7 @@ from flowspec.core.run.spec import JobSpec
 from flowspec.errors import FlowSpecError
 from flowspec.gateway import sse
 from flowspec.gateway.answers import AnswerForm, Body, usage_of
-from flowspec.gateway.choices import ChoiceRunner, Finished, Output, TextPiece
+from flowspec.gateway.choices import ChoiceRunner, Finished, Output, TextPiece, joined
 from flowspec.gateway.errors import api_error
 from flowspec.gateway.metrics import Metrics
 
@@ -79,17 +79,18 @@ class Answering:
         return JSONResponse(body, headers=wanted.headers)
 
     async def _whole(self, wanted: WantedAnswer) -> Body:
-        texts = [""] * len(wanted.specs)
+        pieces: list[list[TextPiece]] = [[] for _ in wanted.specs]
         ends: dict[int, Finished] = {}
         async with aclosing(self._runner.outputs(wanted.specs, wanted.stops)) as outputs:
             async for output in outputs:
                 match output:
-                    case TextPiece(index, text):
-                        texts[index] += text
+                    case TextPiece(index):
+                        pieces[index].append(output)
                     case Finished(index):
                         ends[index] = output
-        in_order = [ends[index] for index in range(len(texts))]
-        return wanted.form.whole(texts, in_order, usage_of(in_order, wanted.choices))
+        said = [joined(index, found) for index, found in enumerate(pieces)]
+        in_order = [ends[index] for index in range(len(said))]
+        return wanted.form.whole(said, in_order, usage_of(in_order, wanted.choices))
 
     async def _streamed(self, wanted: WantedAnswer, request: Request) -> Response:
         stream = _Stream(wanted, self._runner.outputs(wanted.specs, wanted.stops), self._metrics)

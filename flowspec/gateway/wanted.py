@@ -36,6 +36,7 @@ class SharedTerms(TypedDict):
     cache_salt: str
     priority: int
     wait_seconds: float
+    logprobs: int | None
 
 
 class RequestReader:
@@ -60,7 +61,7 @@ class RequestReader:
             or state.context
             or DEFAULT_MAX_NEW_TOKENS
         )
-        terms = self._terms(request, salt)
+        terms = self._terms(request, salt, chat_alternatives(request))
         specs = [
             JobSpec(messages=turns, max_new_tokens=most, sampling=sampling, **terms)
             for sampling in samplings(request)
@@ -73,7 +74,8 @@ class RequestReader:
         """What a request for completions asks for, as ``chat``."""
         check_refused(request)
         most = request.max_tokens or COMPLETION_TOKENS
-        terms = self._terms(request, salt)
+        asked = request.logprobs
+        terms = self._terms(request, salt, None if asked is False else asked)
         seeded = samplings(request)
         if len(request.prompts) * len(seeded) > MAX_PROMPTS:
             raise refused(
@@ -95,13 +97,14 @@ class RequestReader:
         ]
         return self._wanted(request, specs, _form(request, state, terms, chat=False))
 
-    def _terms(self, request: Sampled, salt: str) -> SharedTerms:
+    def _terms(self, request: Sampled, salt: str, logprobs: int | None) -> SharedTerms:
         return SharedTerms(
             strategy=self._strategies.chosen(request.strategy),
             cache_salt=salt,
             # A job's highest priority begins first, a request's lowest.
             priority=-(request.priority or 0),
             wait_seconds=request.wait_seconds or 0.0,
+            logprobs=logprobs,
         )
 
     @staticmethod
@@ -122,7 +125,22 @@ class RequestReader:
 
 
 def _form(request: Sampled, state: PipelineState, terms: SharedTerms, *, chat: bool) -> AnswerForm:
-    return AnswerForm(request.model, state.fingerprint, chat, lossy_mode(terms["strategy"]))
+    return AnswerForm(
+        request.model,
+        state.fingerprint,
+        chat,
+        lossy=lossy_mode(terms["strategy"]),
+        logprobs=terms["logprobs"] is not None,
+    )
+
+
+def chat_alternatives(request: ChatRequest) -> int | None:
+    """How many alternatives to each token a chat asks for; None: no log-probabilities at all."""
+    if request.logprobs:
+        return request.top_logprobs or 0
+    if request.top_logprobs:
+        raise refused("top_logprobs are returned with logprobs: set logprobs", "top_logprobs")
+    return None
 
 
 def tokenizing(request: TokenizeRequest, state: PipelineState) -> JobSpec:
