@@ -58,6 +58,19 @@ def test_they_are_those_of_plain_decoding(
     assert answer(client, strategy, None, temperature).logprobs == ()
 
 
+def test_a_prompt_whose_rows_are_kept_changes_nothing() -> None:
+    with (
+        PrivateBroker() as broker,
+        toy_pipeline(broker.url, kept_rows=500),
+        Client(broker.url) as client,
+    ):
+        prompt = PROMPT * 4
+        first = client.submit(prompt_ids=prompt, max_new_tokens=TOKENS, logprobs=4).result()
+        again = client.submit(prompt_ids=prompt, max_new_tokens=TOKENS, logprobs=4).result()
+        assert again.stats["cached_tokens"]
+        assert again.logprobs == first.logprobs
+
+
 def test_each_piece_of_a_stream_has_its_own(client: Client) -> None:
     job = client.submit(prompt_ids=PROMPT, max_new_tokens=TOKENS, strategy="auto", logprobs=1)
     for chunk in job.stream():
