@@ -9,6 +9,7 @@ import pytest
 from flowspec.broker.server import PrivateBroker
 from flowspec.client import Client
 from flowspec.core.run.logprobs import MOST_ALTERNATIVES
+from flowspec.drivers.replay import merge, replay
 from flowspec.errors import JobError, JobFailed
 from flowspec.results import Result
 from flowspec.strategies import EXACT, STRATEGIES
@@ -69,6 +70,14 @@ def test_a_prompt_whose_rows_are_kept_changes_nothing() -> None:
         again = client.submit(prompt_ids=prompt, max_new_tokens=TOKENS, logprobs=4).result()
         assert again.stats["cached_tokens"]
         assert again.logprobs == first.logprobs
+
+
+def test_a_recording_with_them_replays(client: Client) -> None:
+    job = client.submit(prompt_ids=PROMPT, max_new_tokens=TOKENS, logprobs=2, record=True)
+    found = job.result()
+    lines = job.recording()
+    assert any("ScoredCommit" in line for line in lines)
+    assert replay(merge(lines)).tokens == found.token_ids
 
 
 def test_each_piece_of_a_stream_has_its_own(client: Client) -> None:
