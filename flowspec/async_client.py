@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncGenerator, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator
+from typing import Any, Unpack
 
 from flowspec.broker.async_control import AsyncRedisControl
 from flowspec.broker.base import LOST
@@ -15,12 +15,10 @@ from flowspec.broker.keys import DEFAULT_PIPELINE, Keys
 from flowspec.client import SILENCE_SECONDS, no_job, no_scheduler
 from flowspec.core.run.spec import (
     CANCEL,
-    DEFAULT_MAX_NEW_TOKENS,
-    DEFAULT_STRATEGY,
+    JobOptions,
     JobSpec,
     job_spec,
 )
-from flowspec.core.run.turns import Messages
 from flowspec.errors import ClusterError, JobFailed
 from flowspec.results import Chunk, OutputSoFar, Result
 
@@ -126,47 +124,9 @@ class AsyncClient:
             url or os.environ.get("FLOWSPEC_REDIS_URL") or DEFAULT_URL, Keys(pipeline)
         )
 
-    async def submit(
-        self,
-        prompt: str | None = None,
-        *,
-        prompt_ids: Sequence[int] | None = None,
-        messages: Messages | None = None,
-        max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        seed: int = 0,
-        strategy: str = DEFAULT_STRATEGY,
-        raw: bool = False,
-        record: bool = False,
-        idempotency_key: str = "",
-        priority: int = 0,
-        wait_seconds: float = 0.0,
-        reuse: bool = True,
-        cache_salt: str = "",
-    ) -> AsyncJob:
+    async def submit(self, prompt: str | None = None, **options: Unpack[JobOptions]) -> AsyncJob:
         """As ``Client.submit``."""
-        return await self.submit_spec(
-            job_spec(
-                prompt,
-                prompt_ids=prompt_ids,
-                messages=messages,
-                max_new_tokens=max_new_tokens,
-                temperature=temperature,
-                top_k=top_k,
-                top_p=top_p,
-                seed=seed,
-                strategy=strategy,
-                raw=raw,
-                record=record,
-                idempotency_key=idempotency_key,
-                priority=priority,
-                wait_seconds=wait_seconds,
-                reuse=reuse,
-                cache_salt=cache_salt,
-            )
-        )
+        return await self.submit_spec(job_spec(prompt, **options))
 
     async def submit_spec(self, spec: JobSpec) -> AsyncJob:
         """Submit a checked spec."""

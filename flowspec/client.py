@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from flowspec.broker.base import LOST, OutputEntry
 from flowspec.broker.connection import DEFAULT_URL
@@ -14,12 +14,10 @@ from flowspec.broker.keys import DEFAULT_PIPELINE, Keys
 from flowspec.broker.redis_control import RedisControl
 from flowspec.core.run.spec import (
     CANCEL,
-    DEFAULT_MAX_NEW_TOKENS,
-    DEFAULT_STRATEGY,
+    JobOptions,
     JobSpec,
     job_spec,
 )
-from flowspec.core.run.turns import Messages
 from flowspec.errors import ClusterError, JobFailed
 from flowspec.results import Chunk, OutputSoFar, Result
 
@@ -140,53 +138,16 @@ class Client:
             url or os.environ.get("FLOWSPEC_REDIS_URL") or DEFAULT_URL, Keys(pipeline)
         )
 
-    def submit(
-        self,
-        prompt: str | None = None,
-        *,
-        prompt_ids: Sequence[int] | None = None,
-        messages: Messages | None = None,
-        max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        seed: int = 0,
-        strategy: str = DEFAULT_STRATEGY,
-        raw: bool = False,
-        record: bool = False,
-        idempotency_key: str = "",
-        priority: int = 0,
-        wait_seconds: float = 0.0,
-        reuse: bool = True,
-        cache_salt: str = "",
-    ) -> Job:
+    def submit(self, prompt: str | None = None, **options: Unpack[JobOptions]) -> Job:
         """Submit a job; JobError for values of a wrong type or out of range.
 
         ``messages``: a conversation like ``[{"role": "user", "content": "Hello"}]``, instead of a
         prompt. ``reuse``: begin with rows that are kept of earlier jobs with this ``cache_salt``,
-        and keep this job's for later ones. Errors that only the pipeline can find (an unknown
-        strategy, a prompt longer than the context) are raised as JobFailed by the job.
+        and keep this job's for later ones. ``logprobs``: return each token's log-probability and
+        those of so many of the best ones in its place. Errors that only the pipeline can find (an
+        unknown strategy, a prompt longer than the context) are raised as JobFailed by the job.
         """
-        return self.submit_spec(
-            job_spec(
-                prompt,
-                prompt_ids=prompt_ids,
-                messages=messages,
-                max_new_tokens=max_new_tokens,
-                temperature=temperature,
-                top_k=top_k,
-                top_p=top_p,
-                seed=seed,
-                strategy=strategy,
-                raw=raw,
-                record=record,
-                idempotency_key=idempotency_key,
-                priority=priority,
-                wait_seconds=wait_seconds,
-                reuse=reuse,
-                cache_salt=cache_salt,
-            )
-        )
+        return self.submit_spec(job_spec(prompt, **options))
 
     def submit_spec(self, spec: JobSpec) -> Job:
         """Submit a checked spec."""

@@ -9,6 +9,7 @@ from typing import Any, TypedDict, TypeVar, cast
 
 from flowspec.broker.base import FAILED
 from flowspec.core.job.stats import unmeasured
+from flowspec.core.run.logprobs import TokenLogprobs, read_logprobs
 from flowspec.errors import GapError, JobFailed, StateError
 
 T = TypeVar("T")
@@ -57,17 +58,21 @@ def reported(value: T | None) -> T:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of a job's output. ``text`` ends on a whole character and may be empty."""
+    """A piece of a job's output. ``text`` ends on a whole character and may be empty.
+
+    ``logprobs``: of each token; empty unless the job asked for them.
+    """
 
     text: str
     token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
     """The result of a job. ``finish_reason``: eos, length or cancelled.
 
-    ``token_ids``: the generated ones.
+    ``token_ids``: the generated ones. ``logprobs``: of each of them; empty unless asked for.
     """
 
     job: str
@@ -77,6 +82,7 @@ class Result:
     strategy: str
     finish_reason: str
     stats: Stats
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(slots=True)
@@ -92,6 +98,7 @@ class OutputSoFar:
     cursor: str = "0"
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     error: str = ""
     cause: str = ""
     end: Mapping[str, str] | None = None
@@ -106,7 +113,7 @@ class OutputSoFar:
         """All of it as one piece; None: there is nothing yet."""
         if not self.texts and not self.token_ids:
             return None
-        return Chunk("".join(self.texts), tuple(self.token_ids))
+        return Chunk("".join(self.texts), tuple(self.token_ids), tuple(self.logprobs))
 
     def take(self, cursor: str, fields: Mapping[str, str]) -> Chunk | None:
         """Take the entry at ``cursor``; the piece of output in it, if there is one.
@@ -136,9 +143,11 @@ class OutputSoFar:
             )
         if offset < known:
             return None
-        chunk = Chunk(fields["text"], tuple(json.loads(fields["ids"])))
+        logprobs = read_logprobs(fields["logprobs"]) if "logprobs" in fields else ()
+        chunk = Chunk(fields["text"], tuple(json.loads(fields["ids"])), logprobs)
         self.texts.append(chunk.text)
         self.token_ids += chunk.token_ids
+        self.logprobs += chunk.logprobs
         return chunk
 
     def check(self) -> None:
@@ -161,4 +170,5 @@ class OutputSoFar:
             strategy=known.get("strategy", ""),
             finish_reason=end.get("finish_reason", ""),
             stats=cast(Stats, found),
+            logprobs=tuple(self.logprobs),
         )

@@ -18,7 +18,8 @@
 -- ARGV[11]  stamp of an emulated run, '' in any other; its seconds go into the output as 'at'
 -- ARGV[12]  number of stages, N
 -- ARGV[13]  the caller as a holder
--- ARGV[14..] sequence number of the prune per stage log, then tasks to complete
+-- ARGV[14]  the tokens' log-probabilities, '' if the job asked for none
+-- ARGV[15..] sequence number of the prune per stage log, then tasks to complete
 -- returns   OK, DUP (the run is past the offset), GAP (it has not reached it, or a sequence number is
 --           known already), STALE, FULL
 
@@ -36,23 +37,26 @@ if offset < stored then return 1 end
 if offset > stored then return 2 end
 for stage = 1, stages do
     local last = tonumber(redis.call('HGET', run, 'q:d0:' .. (stage + 1)) or '0')
-    if tonumber(ARGV[13 + stage]) <= last then return 2 end
+    if tonumber(ARGV[14 + stage]) <= last then return 2 end
     if not has_room(run, stage + 1, cap) then return 4 end
 end
 if redis.call('XLEN', out) >= cap then return 4 end
 
 for stage = 1, stages do
-    append(run, logs, stage + 1, 'd0', ARGV[13 + stage], ARGV[10], stamp)
-    redis.call('HSET', run, 'q:d0:' .. (stage + 1), ARGV[13 + stage])
+    append(run, logs, stage + 1, 'd0', ARGV[14 + stage], ARGV[10], stamp)
+    redis.call('HSET', run, 'q:d0:' .. (stage + 1), ARGV[14 + stage])
 end
 local entry = {'kind', 'tokens', 'offset', ARGV[5], 'ids', ARGV[7], 'text', ARGV[8]}
 if ARGV[9] ~= '' then
     entry[9], entry[10] = 'finish_reason', ARGV[9]
+end
+if ARGV[14] ~= '' then
+    entry[#entry + 1], entry[#entry + 2] = 'logprobs', ARGV[14]
 end
 if stamp ~= '' then
     entry[#entry + 1], entry[#entry + 2] = 'at', string.match(stamp, '^%S+')
 end
 redis.call('XADD', out, '*', unpack(entry))
 redis.call('HSET', job, 'offset', offset + tonumber(ARGV[4]), 'emitted', tonumber(ARGV[5]) + tonumber(ARGV[6]))
-for at = 14 + stages, #ARGV do graph_complete(run, logs, ARGV[at], stamp) end
+for at = 15 + stages, #ARGV do graph_complete(run, logs, ARGV[at], stamp) end
 return 0

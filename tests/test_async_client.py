@@ -13,7 +13,7 @@ import redis
 
 from flowspec import AsyncClient, AsyncJob, Client, Job
 from flowspec.broker.server import PrivateBroker
-from flowspec.errors import BrokerUnreachable, ClusterError, JobError, JobFailed
+from flowspec.errors import BrokerError, BrokerUnreachable, ClusterError, JobError, JobFailed
 from tests.served import toy_pipeline
 from tests.toy_cluster import ToyCluster
 
@@ -168,6 +168,23 @@ def test_no_broker_is_one_clear_error() -> None:
 
     with pytest.raises(BrokerUnreachable, match="cannot reach the broker"):
         asyncio.run(run())
+
+
+def test_an_unknown_fault_of_the_read_ends_every_wait(
+    cluster: ToyCluster, server: PrivateBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(entries: object) -> None:
+        raise TypeError("no such entries")
+
+    async def use(client: AsyncClient) -> None:
+        job = await client.submit("hello", max_new_tokens=20)
+        with monkeypatch.context() as patch:
+            patch.setattr("flowspec.broker.output_reader.output_entries", broken)
+            with pytest.raises(BrokerError, match="cannot be read: TypeError"):
+                await job.result()
+        assert len((await job.result()).token_ids) == 20
+
+    with_client(server.url, use)
 
 
 def test_a_pipeline_without_scheduler_is_noticed(

@@ -32,7 +32,7 @@ ALLOWED = {
     "results": {"broker", "core", "errors"},
     "client": {"results", "broker", "core", "errors", "observe"},
     "async_client": {"client", "results", "broker", "core", "errors"},
-    "gateway": {"async_client", "results", "broker", "core", "errors", "observe"},
+    "gateway": {"async_client", "strategies", "results", "broker", "core", "errors", "observe"},
     "flowspec": {"async_client", "client", "results", "errors"},
     "__main__": {"cli"},
 }

@@ -19,6 +19,7 @@ from flowspec.core.protocol.lease import TERMS
 from flowspec.core.protocol.machine import Machine
 from flowspec.core.protocol.work import Kept
 from flowspec.core.run.key import RunKey
+from flowspec.core.run.logprobs import TokenWritten
 from flowspec.core.run.spec import JobSpec
 from flowspec.core.run.turns import Turn
 from flowspec.core.stage.stage_worker import StageMachine
@@ -55,6 +56,9 @@ class Characters:
 
     def push(self, ids: tuple[int, ...], *, last: bool = False) -> str:
         return "".join(chr(ord("a") + token - 2) if token >= 2 else "." for token in ids)
+
+    def token(self, token: int) -> TokenWritten:
+        return TokenWritten(self.push((token,)).encode())
 
 
 class KeepingStage(ToyStage):

@@ -9,13 +9,16 @@ from pathlib import Path
 from flowspec.core.run.spec import DEFAULT_STRATEGY
 from flowspec.gateway.keys import ApiKeys, read_keys
 from flowspec.gateway.server import address_of, check_installed, listen, serve
-from flowspec.gateway.settings import MOST_OPEN, Settings
+from flowspec.gateway.settings import MOST_CONNECTIONS, MOST_OPEN, Settings
+from flowspec.gateway.strategies import ClientStrategies, names_of
 from workers._boot import Process, parser, run
 
 
 def main() -> None:
     given = _read_arguments()
     check_installed()
+    allowed = names_of(given.allow_strategies)
+    ClientStrategies(allowed, given.strategy)  # a wrong name is said before anything is served
     process = Process(given.redis_url)
     settings = Settings(
         process.url,
@@ -24,6 +27,9 @@ def main() -> None:
         strategy=given.strategy,
         most_open=given.most_answers,
         origins=tuple(given.cors_origin),
+        most_connections=given.most_connections,
+        hosts=tuple(given.allowed_host),
+        allowed_strategies=allowed,
         default_tokens=given.default_tokens,
     )
     with listen(given.host, given.port) as listening:
@@ -66,6 +72,24 @@ def _read_arguments() -> argparse.Namespace:
         type=int,
         default=MOST_OPEN,
         help="answers under way at once; more requests get 429 (default: %(default)s)",
+    )
+    arguments.add_argument(
+        "--most-connections",
+        type=int,
+        default=MOST_CONNECTIONS,
+        help="connections at once; further ones get 503 (default: %(default)s)",
+    )
+    arguments.add_argument(
+        "--allowed-host",
+        action="append",
+        default=[],
+        help="name under which the gateway is served, beside this machine's own; repeatable",
+    )
+    arguments.add_argument(
+        "--allow-strategies",
+        default="",
+        help="strategies that requests may name, with commas "
+        "(default: all exact ones that let other jobs run beside them)",
     )
     arguments.add_argument(
         "--default-tokens",

@@ -111,10 +111,14 @@ class PutRows:
 
 @dataclass(frozen=True, slots=True)
 class CommitText:
-    """A commit and the text of its tokens, whole characters only."""
+    """A commit and the text of its tokens, whole characters only.
+
+    ``logprobs``: of its tokens, as ``core.run.logprobs`` writes them; empty: not asked for.
+    """
 
     commit: Commit
     text: str
+    logprobs: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,6 +153,7 @@ class Commands:
             stamp,
             len(commit.prunes),
             self._holder,
+            op.logprobs,
             *(envelope.seq for envelope in commit.prunes),
             *commit.completes,
         ]

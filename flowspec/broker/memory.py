@@ -153,6 +153,8 @@ class MemoryBroker:
                 "ids": json.dumps(commit.tokens),
                 "text": op.text,
             }
+            if op.logprobs:
+                entry["logprobs"] = op.logprobs
             if commit.finish:
                 entry["finish_reason"] = commit.finish
             if stamp is not None:

@@ -19,6 +19,7 @@ from flowspec.broker.entries import order, xread
 from flowspec.broker.keys import Keys
 from flowspec.broker.replies import output_entries
 from flowspec.errors import BrokerError
+from flowspec.observe import logger
 
 #: Most entries of one job per read.
 BATCH = 64
@@ -109,6 +110,9 @@ class OutputReader:
                 self._deliver(await self._read())
         except BrokerError as error:
             await self._end(error)
+        except Exception as error:  # noqa: BLE001 - or the feeds would wait for ever
+            logger(role="client").error("outputs not read", kind=type(error).__name__)
+            await self._end(BrokerError(f"the outputs cannot be read: {type(error).__name__}"))
 
     async def _read(self) -> Any:
         self._is_woken = False
@@ -133,12 +137,15 @@ class OutputReader:
                     feed.put(new)
 
     async def _end(self, error: BrokerError) -> None:
-        """Tell every feed why the reading has ended; the next ``follow`` begins anew."""
+        """Tell every feed why the reading has ended; the next ``follow`` begins anew.
+
+        Nothing is waited for after that, or a ``follow`` would join a reading that is over.
+        """
+        await self._close_blocking()
         feeds = [feed for feeds in self._feeds.values() for feed in feeds]
         self._feeds.clear()
         for feed in feeds:
             feed.put(error)
-        await self._close_blocking()
 
     async def _close_blocking(self) -> None:
         blocking, self._blocking = self._blocking, None

@@ -13,6 +13,8 @@ import typer
 
 from flowspec.cli.flags import (
     Acceptance,
+    AllowedHost,
+    AllowStrategies,
     ApiKeyFile,
     Boxes,
     Broker,
@@ -34,11 +36,13 @@ from flowspec.cli.flags import (
     KeepRows,
     Latency,
     LinkMs,
+    Logprobs,
     MaxNewTokens,
     Mbit,
     ModelName,
     Models,
     MostAnswers,
+    MostConnections,
     MostRows,
     OwnUrl,
     Pair,
@@ -77,7 +81,7 @@ from flowspec.cli.parser import Command, UsageError, check_beside, in_range
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import DEFAULT_MAX_NEW_TOKENS, DEFAULT_STRATEGY, JobSpec
 from flowspec.errors import BrokerUnreachable, FlowSpecError
-from flowspec.gateway.settings import MOST_OPEN, Settings
+from flowspec.gateway.settings import MOST_CONNECTIONS, MOST_OPEN, Settings
 
 app = typer.Typer(
     name="flowspec",
@@ -221,24 +225,33 @@ def serve(
     strategy: ServedStrategy = DEFAULT_STRATEGY,
     model_name: ModelName = "",
     cors_origin: CorsOrigin = None,
+    allowed_host: AllowedHost = None,
+    allow_strategies: AllowStrategies = "",
     most_answers: MostAnswers = MOST_OPEN,
+    most_connections: MostConnections = MOST_CONNECTIONS,
     default_tokens: DefaultTokens = None,
     redis_url: Url = None,
 ) -> None:
     """Start a pipeline and serve it over HTTP as OpenAI does, with a chat page."""
     from flowspec.cli.places import setup_of
     from flowspec.cli.serve import ServeRequest, serve
+    from flowspec.gateway.strategies import ClientStrategies, names_of
     from flowspec.strategies import build
 
     run_on = (dtype, device, draft_dtype, draft_device)
     setup = setup_of(target, draft, models, stages, run_on, cluster)
     build(strategy, setup.stages)
+    allowed = names_of(allow_strategies)
+    ClientStrategies(allowed, strategy)  # a wrong name is said before anything starts
     settings = Settings(
         "",
         name=model_name,
         strategy=strategy,
         most_open=most_answers,
         origins=tuple(cors_origin or ()),
+        most_connections=most_connections,
+        hosts=tuple(allowed_host or ()),
+        allowed_strategies=allowed,
         default_tokens=default_tokens,
     )
     request = ServeRequest(host, port, api_key_file, settings)
@@ -314,6 +327,7 @@ def submit(
     raw: Raw = False,
     priority: Priority = 0,
     wait_seconds: WaitSeconds = 0.0,
+    logprobs: Logprobs = None,
     redis_url: Url = None,
 ) -> None:
     """Submit a job to a running pipeline and print its id."""
@@ -328,6 +342,7 @@ def submit(
         raw=raw,
         priority=priority,
         wait_seconds=wait_seconds,
+        logprobs=logprobs,
     )
     submit(spec, redis_url)
 

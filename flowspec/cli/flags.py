@@ -138,6 +138,14 @@ Priority = Annotated[
         help="-100 to 100; of the waiting jobs those of the highest begin first.",
     ),
 ]
+Logprobs = Annotated[
+    int | None,
+    typer.Option(
+        callback=_JOB,
+        help="Return each token's log-probability, and those of so many of the best ones in its "
+        "place (`watch --json` shows them).",
+    ),
+]
 WaitSeconds = Annotated[
     float,
     typer.Option(
@@ -198,6 +206,23 @@ ServedStrategy = Annotated[
 MostAnswers = Annotated[
     int,
     typer.Option(callback=_POSITIVE, help="Answers under way at once; more requests get 429."),
+]
+MostConnections = Annotated[
+    int,
+    typer.Option(callback=_POSITIVE, help="Connections at once; further ones get 503."),
+]
+AllowedHost = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Name under which the gateway is served, beside this machine's own; repeatable."
+    ),
+]
+AllowStrategies = Annotated[
+    str,
+    typer.Option(
+        help="Strategies that requests may name, with commas; "
+        "default: all exact ones that let other jobs run beside them."
+    ),
 ]
 DefaultTokens = Annotated[
     int | None,

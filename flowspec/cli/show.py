@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flowspec.client import Client
+from flowspec.core.run.logprobs import TokenLogprobs
 from flowspec.drivers.replay import replay_file
 from flowspec.results import Chunk, Result
 from flowspec.strategies import describe
@@ -197,7 +198,13 @@ def as_object(result: Result) -> dict[str, object]:
         "strategy": result.strategy,
         "finish_reason": result.finish_reason,
         "stats": dict(result.stats),
+        **({"logprobs": [_scores(one) for one in result.logprobs]} if result.logprobs else {}),
     }
+
+
+def _scores(one: TokenLogprobs) -> dict[str, object]:
+    top = [[other.id, other.logprob] for other in one.top]
+    return {"id": one.chosen.id, "logprob": one.chosen.logprob, "top": top}
 
 
 def table(result: Result) -> Table:

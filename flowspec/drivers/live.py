@@ -78,8 +78,8 @@ class Performer(Protocol):
         """Rows of the last pass."""
         ...
 
-    def text(self, commit: Commit) -> str:
-        """The text of a commit's tokens, whole characters only; once per commit, in order."""
+    def written(self, commit: Commit) -> CommitText:
+        """A commit with the text of its tokens; once per commit, in order."""
         ...
 
 
@@ -228,7 +228,7 @@ class Worker:
             case Send():
                 return [*self._row_ops(output), output]
             case Commit():
-                return [CommitText(output, self._performer.text(output))]
+                return [self._performer.written(output)]
             case Allocate():
                 self._performer.allocate(output)
                 return []

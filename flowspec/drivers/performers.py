@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from flowspec.broker.base import Link
-from flowspec.core.protocol.machine import Allocate, Commit, Keep, Learn
+from flowspec.broker.base import CommitText, Link
+from flowspec.core.protocol.machine import Allocate, Commit, Keep, Learn, ScoredCommit
 from flowspec.core.protocol.row_types import ROW_TYPES, to_float32
 from flowspec.core.protocol.work import (
     Choice,
@@ -25,6 +25,7 @@ from flowspec.core.protocol.work import (
     WorkResult,
 )
 from flowspec.core.run.key import RunKey
+from flowspec.core.run.logprobs import TokenWritten, logprobs_text, scored
 from flowspec.core.run.turns import Turn
 from flowspec.errors import FlowSpecError, StateError, WireError
 from flowspec.model.base import (
@@ -49,6 +50,10 @@ class Encoder(Protocol):
         ...
 
     def stream(self) -> TextPieces: ...
+
+    def token(self, token: int) -> TokenWritten:
+        """How a token is written by itself."""
+        ...
 
 
 class TextPieces(Protocol):
@@ -156,7 +161,7 @@ class VerifyPerformer:
         rows = self._outputs[part]
         return rows if len(offsets) == len(rows) else rows[list(offsets)]
 
-    def text(self, commit: Commit) -> str:
+    def written(self, commit: Commit) -> CommitText:
         raise StateError("a verify stage commits nothing")
 
 
@@ -213,5 +218,17 @@ class DraftPerformer:
     def rows(self, part: int, offsets: Sequence[int]) -> RowArray:
         raise StateError("the draft worker sends no rows")
 
-    def text(self, commit: Commit) -> str:
-        return self._texts[commit.run].push(commit.tokens, last=bool(commit.finish))
+    def written(self, commit: Commit) -> CommitText:
+        text = self._texts[commit.run]
+        is_last = bool(commit.finish)
+        if not isinstance(commit, ScoredCommit):
+            return CommitText(commit, text.push(commit.tokens, last=is_last))
+        pieces = [
+            text.push((token,), last=is_last and at == len(commit.tokens))
+            for at, token in enumerate(commit.tokens, start=1)
+        ]
+        found = [
+            scored(token, pairs, commit.alternatives, len(piece), self._encoder.token)
+            for token, pairs, piece in zip(commit.tokens, commit.top, pieces, strict=True)
+        ]
+        return CommitText(commit, "".join(pieces), logprobs_text(found))

@@ -7,18 +7,25 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from flowspec.gateway.generation import Finished, TextPiece
+from flowspec.gateway.choices import Finished, TextPiece
+from flowspec.gateway.logprobs import chat_logprobs, text_logprobs
 
 Body = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """What all parts of one answer share. ``chat``: of a chat, else of a completion."""
+    """What all parts of one answer share. ``chat``: of a chat, else of a completion.
+
+    ``lossy``: the mode, if the text may differ from the model's own; empty: it is exact.
+    ``logprobs``: those of its tokens are wanted.
+    """
 
     model: str
     fingerprint: str
     chat: bool
+    lossy: str = ""
+    logprobs: bool = False
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -29,24 +36,27 @@ class AnswerForm:
             "created": self.created,
             "model": self.model,
             "system_fingerprint": self.fingerprint,
+            **({"lossy": self.lossy} if self.lossy else {}),
         }
 
-    def whole(self, texts: Sequence[str], ends: Sequence[Finished], usage: Body) -> Body:
-        """The body of an answer that is not streamed; ``texts`` and ``ends`` by choice."""
-        choices = [
-            self._choice(at, text, end.reason)
-            for at, (text, end) in enumerate(zip(texts, ends, strict=True))
-        ]
+    def whole(self, said: Sequence[TextPiece], ends: Sequence[Finished], usage: Body) -> Body:
+        """The body of an answer that is not streamed; ``said`` and ``ends`` by choice."""
+        choices = [self._choice(piece, end.reason) for piece, end in zip(said, ends, strict=True)]
         kind = "chat.completion" if self.chat else "text_completion"
         return {**self._head(kind), "choices": choices, "usage": usage}
 
-    def _choice(self, index: int, text: str, reason: str) -> Body:
+    def _choice(self, piece: TextPiece, reason: str) -> Body:
         said: Body = (
-            {"message": {"role": "assistant", "content": text, "refusal": None}}
+            {"message": {"role": "assistant", "content": piece.text, "refusal": None}}
             if self.chat
-            else {"text": text}
+            else {"text": piece.text}
         )
-        return {"index": index, **said, "logprobs": None, "finish_reason": reason}
+        return _part(piece.index, said, reason, self._logprobs(piece))
+
+    def _logprobs(self, piece: TextPiece) -> Body | None:
+        if not self.logprobs:
+            return None
+        return chat_logprobs(piece.tokens) if self.chat else text_logprobs(piece.tokens)
 
     # ---- events ------------------------------------------------------------------------------
 
@@ -62,7 +72,7 @@ class AnswerForm:
     def piece(self, piece: TextPiece) -> Body:
         """The event of a piece of text."""
         said: Body = {"delta": {"content": piece.text}} if self.chat else {"text": piece.text}
-        return self._event([_part(piece.index, said)])
+        return self._event([_part(piece.index, said, logprobs=self._logprobs(piece))])
 
     def ended(self, end: Finished) -> Body:
         """The event of a choice's end."""
@@ -74,8 +84,8 @@ class AnswerForm:
         return {**self._event([]), "usage": usage}
 
 
-def _part(index: int, said: Body, reason: str | None = None) -> Body:
-    return {"index": index, **said, "logprobs": None, "finish_reason": reason}
+def _part(index: int, said: Body, reason: str | None = None, logprobs: Body | None = None) -> Body:
+    return {"index": index, **said, "logprobs": logprobs, "finish_reason": reason}
 
 
 def usage_of(ends: Sequence[Finished], choices: int) -> Body:

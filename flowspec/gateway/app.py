@@ -15,13 +15,13 @@ from starlette.responses import JSONResponse, Response
 
 from flowspec.errors import FlowSpecError
 from flowspec.gateway.errors import ApiError, api_error, invalid
-from flowspec.gateway.guard import ID_HEADER, Guard
+from flowspec.gateway.guard import CLIENT_GONE, ID_HEADER, Guard
+from flowspec.gateway.hosts import allowed_hosts
+from flowspec.gateway.metrics import Metrics
 from flowspec.gateway.routes import Gateway, gateway_of, router
-from flowspec.gateway.serving import IGNORED_HEADER, ClientGone
+from flowspec.gateway.serving import IGNORED_HEADER, LOSSY_HEADER, ClientGone
 from flowspec.gateway.settings import Settings
 
-#: Status of an answer that nobody reads.
-_CLIENT_GONE = 499
 _SAID = {404: "there is no such path here", 405: "this path does not take that method"}
 
 
@@ -39,12 +39,16 @@ class GatewayApp(FastAPI):
         return self.openapi_schema
 
 
-def create_app(settings: Settings) -> FastAPI:
-    """The application of a gateway to the pipeline at the broker that ``settings`` name."""
+def create_app(settings: Settings, *, is_local: bool = False) -> FastAPI:
+    """The application of a gateway to the pipeline at the broker that ``settings`` name.
+
+    ``is_local``: only this machine reaches it.
+    """
+    metrics = Metrics()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.gateway = Gateway(settings)
+        app.state.gateway = Gateway(settings, metrics)
         try:
             yield
         finally:
@@ -54,14 +58,18 @@ def create_app(settings: Settings) -> FastAPI:
     app.include_router(router)
     for kind, handler in _HANDLERS.items():
         app.add_exception_handler(kind, handler)
-    app.add_middleware(Guard, keys=settings.keys, most_body=settings.most_body)
+    hosts = allowed_hosts(settings.hosts, guarded=is_local and not settings.keys)
+    app.add_middleware(
+        Guard, keys=settings.keys, hosts=hosts, most_body=settings.most_body, metrics=metrics
+    )
     if settings.origins:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(settings.origins),
             allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type"],
-            expose_headers=[ID_HEADER, IGNORED_HEADER, "Retry-After"],
+            # Clients have headers of their own; without cookies none of them opens a door.
+            allow_headers=["*"],
+            expose_headers=[ID_HEADER, IGNORED_HEADER, LOSSY_HEADER, "Retry-After"],
         )
     return app
 
@@ -74,9 +82,7 @@ async def _failed(request: Request, error: Exception) -> Response:
     """An error that was raised on purpose."""
     assert isinstance(error, FlowSpecError)
     gateway = gateway_of(request)
-    answer = api_error(error, gateway.capacity.retry_seconds)
-    gateway.metrics.count("flowspec:requests_failed_total", status=str(answer.status))
-    return _answer(answer)
+    return _answer(api_error(error, gateway.capacity.retry_seconds))
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
@@ -96,7 +102,7 @@ async def _http(request: Request, error: Exception) -> Response:
 
 async def _gone(request: Request, error: Exception) -> Response:
     gateway_of(request).metrics.count("flowspec:requests_cancelled_total")
-    return Response(status_code=_CLIENT_GONE)
+    return Response(status_code=CLIENT_GONE)
 
 
 _HANDLERS: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {

@@ -14,6 +14,7 @@ from flowspec.errors import (
     FlowSpecError,
     JobFailed,
 )
+from flowspec.observe import logger
 
 #: Seconds after which a client may try again when the pipeline is not there.
 RETRY_SECONDS = 5
@@ -25,6 +26,7 @@ _TOO_LONG = re.compile(r"the prompt has \d+ tokens; the model's context is \d+")
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
     408: "invalid_request_error",
@@ -98,7 +100,11 @@ def api_error(error: FlowSpecError, retry_seconds: int = RETRY_SECONDS) -> ApiEr
         case JobFailed(cause=base.REFUSED):
             code = "context_length_exceeded" if _TOO_LONG.search(text) else "job_refused"
             return refused(text, code=code)
-        case JobFailed(cause=base.LOST) | ClusterError() | BrokerError():
+        case BrokerError():
+            # Its address is the operator's matter, not a client's.
+            logger(role="gateway").warning("broker not usable", reason=text)
+            return unavailable("the pipeline's broker cannot be used now; try again later")
+        case JobFailed(cause=base.LOST) | ClusterError():
             return unavailable(text)
         case ConfigError():
             return refused(text)

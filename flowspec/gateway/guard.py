@@ -1,4 +1,4 @@
-"""What stands before every request: API keys, the size of its body, and a bound on every write."""
+"""What stands before every request: its host, its API key, the size of its body, bounded writes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from flowspec.gateway.errors import ApiError
+from flowspec.gateway.hosts import AllowedHosts
 from flowspec.gateway.keys import ApiKeys
+from flowspec.gateway.metrics import Metrics
 from flowspec.observe import logger
 
 #: Paths that are served without a key: the page asks for it, and probes have none.
@@ -23,6 +25,9 @@ SEND_SECONDS = 60.0
 #: Longest time between two parts of a request's body, seconds.
 RECEIVE_SECONDS = 30.0
 ID_HEADER = "x-request-id"
+#: Status of an answer that nobody reads.
+CLIENT_GONE = 499
+_FIRST_ERROR = 400
 
 
 class ClientStalled(OSError):
@@ -30,12 +35,16 @@ class ClientStalled(OSError):
 
 
 class Guard:
-    """Refuses what must not reach ``app``, and logs what did: method, path, status and time."""
+    """Refuses what must not reach ``app``; counts errors, logs method, path, status and time."""
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys, most_body: int) -> None:
+    def __init__(
+        self, app: ASGIApp, keys: ApiKeys, hosts: AllowedHosts, most_body: int, metrics: Metrics
+    ) -> None:
         self._app = app
         self._keys = keys
+        self._hosts = hosts
         self._most_body = most_body
+        self._metrics = metrics
         self._log = logger(role="gateway")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -56,17 +65,30 @@ class Guard:
             self._log.error("request failed", id=request.id, kind=kind, at=_place(error))
             await request.fail(scope, ApiError(500, f"the gateway failed: {kind}"))
         finally:
-            self._log.info(
-                "request",
-                id=request.id,
-                method=scope["method"],
-                path=scope["path"],
-                status=request.status,
-                seconds=round(time.monotonic() - began, 4),
-            )
+            self._note(scope, request, time.monotonic() - began)
+
+    def _note(self, scope: Scope, request: _Guarded, seconds: float) -> None:
+        status = request.status
+        if status is not None and status >= _FIRST_ERROR and status != CLIENT_GONE:
+            self._metrics.count("flowspec:requests_failed_total", status=str(status))
+        self._log.info(
+            "request",
+            id=request.id,
+            method=scope["method"],
+            path=scope["path"],
+            status=status,
+            seconds=round(seconds, 4),
+        )
 
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
+        if not self._hosts.allow(headers.get("host", "")):
+            raise ApiError(
+                403,
+                "this gateway is not served under that name; use its address, or start it with "
+                "--allowed-host NAME",
+                code="host_not_allowed",
+            )
         # A browser asks by OPTIONS, without a key, whether it may send one.
         is_open = scope["path"] in OPEN_PATHS or scope["method"] == "OPTIONS"
         if not is_open and not self._keys.allow(headers.get("authorization", "")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,11 +10,16 @@ from typing import Any
 
 from flowspec.async_client import AsyncClient
 from flowspec.broker.base import CHAT_TEMPLATE, CONTEXT, roles_of, setup_of
-from flowspec.errors import BrokerUnreachable
+from flowspec.errors import BrokerError, BrokerUnreachable
 from flowspec.gateway.errors import ApiError, refused, unavailable
 
-#: How long what was read is used again, seconds.
+#: How long what was read, or why nothing could be, is used again, seconds.
 FRESH_SECONDS = 1.0
+#: Longest time from the beginning of a look at the pipeline until it is taken for lost, seconds.
+#: The look goes on, so that the first one that succeeds is noticed.
+LOOK_SECONDS = 2.0
+#: The same while the broker is lost.
+LOST_LOOK_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +46,30 @@ class PipelineWatch:
     def __init__(self, client: AsyncClient, name: str) -> None:
         self._client = client
         self._name = name
-        self._seen: PipelineState | None = None
-        self._looked = -FRESH_SECONDS
+        self._looking: asyncio.Task[PipelineState] | None = None
+        self._began = self._ended = 0.0
+        self._is_lost = False
         self.created = int(time.time())
 
     async def state(self) -> PipelineState:
-        """The state; an error if there is no pipeline or no broker."""
+        """The state; an error if there is no pipeline or no broker. All callers share one look."""
         now = time.monotonic()
-        if self._seen is None or now - self._looked >= FRESH_SECONDS:
-            self._seen = await self._look()
-            self._looked = now
-        return self._seen
+        looking = self._looking
+        if looking is None or (looking.done() and now - self._ended >= FRESH_SECONDS):
+            looking = self._looking = asyncio.create_task(self._look_again(), name="look")
+            self._began = now
+        most = LOST_LOOK_SECONDS if self._is_lost else LOOK_SECONDS
+        await asyncio.wait({looking}, timeout=max(0.0, self._began + most - now))
+        if not looking.done():
+            self._is_lost = True
+            raise BrokerUnreachable("the broker has not answered yet")
+        return looking.result()
+
+    async def close(self) -> None:
+        """End a look that is under way."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
 
     async def ready(self) -> PipelineState:
         """The state; an error unless all workers are there."""
@@ -81,6 +100,18 @@ class PipelineWatch:
                 param="model",
                 code="model_not_found",
             )
+
+    async def _look_again(self) -> PipelineState:
+        try:
+            state = await self._look()
+        except BrokerError:
+            self._is_lost = True
+            raise
+        else:
+            self._is_lost = False
+            return state
+        finally:
+            self._ended = time.monotonic()
 
     async def _look(self) -> PipelineState:
         record = await self._read_record()

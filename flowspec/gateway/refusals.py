@@ -6,7 +6,7 @@ A value that asks for nothing, such as a penalty of 0, is accepted.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from flowspec.gateway.errors import refused
@@ -15,7 +15,6 @@ from flowspec.gateway.schema import ApiRequest
 _NO_TOOLS = "this gateway serves no tools"
 _NO_SHAPE = "this gateway does not force an answer into a form"
 _NO_PENALTIES = "the choice of tokens cannot be penalised here"
-_NO_LOGPROBS = "the pipeline returns no log-probabilities"
 _TEXT_ONLY = "this gateway takes and gives text alone"
 _NO_END = "an answer ends at the model's end of text, a stop string or the number of tokens"
 _NO_TEMPLATE = "conversations are written by the model's own chat template, up to the answer"
@@ -40,9 +39,7 @@ REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "length_penalty": ((1,), _NO_PENALTIES),
     "bad_words": (([],), _NO_PENALTIES),
     "min_p": ((0,), "the smallest share of a token cannot be set here; use top_p or top_k"),
-    "logprobs": ((False,), _NO_LOGPROBS),
-    "top_logprobs": ((0,), _NO_LOGPROBS),
-    "prompt_logprobs": ((), _NO_LOGPROBS),
+    "prompt_logprobs": ((), "log-probabilities are those of the answer's tokens alone"),
     "modalities": ((["text"],), _TEXT_ONLY),
     "audio": ((), _TEXT_ONLY),
     "prediction": ((), "the draft worker guesses the answer itself"),
@@ -88,9 +85,21 @@ def _wide(neutral: Iterable[Any]) -> list[Any]:
 
 def ignored_fields(request: ApiRequest) -> str:
     """The names of fields that had no effect, for a header; empty: there are none."""
-    names = [
-        name
-        for name in request.model_extra or {}
-        if name not in REFUSED and _HEADER_NAME.fullmatch(name)
-    ]
-    return ", ".join(names[:_MOST_NAMED])
+    names = dict.fromkeys(
+        name for name in _unknown(request, "", REFUSED) if _HEADER_NAME.fullmatch(name)
+    )
+    return ", ".join(list(names)[:_MOST_NAMED])
+
+
+def _unknown(part: object, within: str, refused_here: Iterable[str]) -> Iterator[str]:
+    """Names of the fields of ``part`` of a request that are neither read nor refused."""
+    if isinstance(part, list):
+        for one in part:
+            yield from _unknown(one, within, refused_here)
+    elif isinstance(part, ApiRequest):
+        for name in part.model_extra or {}:
+            if name not in refused_here:
+                yield within + name
+        for name in type(part).model_fields:
+            refused_below = REFUSED_IN_MESSAGES if name == "messages" else ()
+            yield from _unknown(getattr(part, name), f"{within}{name}.", refused_below)

@@ -13,14 +13,14 @@ from flowspec.async_client import AsyncClient
 from flowspec.errors import FlowSpecError
 from flowspec.gateway import metrics
 from flowspec.gateway.capacity import Capacity
+from flowspec.gateway.choices import ChoiceRunner
 from flowspec.gateway.errors import ApiError
-from flowspec.gateway.generation import Generator
 from flowspec.gateway.keys import salt_of
-from flowspec.gateway.orders import OrderTaker, tokenizing
 from flowspec.gateway.pipeline import PipelineState, PipelineWatch
 from flowspec.gateway.schema import ChatRequest, CompletionRequest, Sampled, TokenizeRequest
-from flowspec.gateway.serving import Kitchen
+from flowspec.gateway.serving import Answering
 from flowspec.gateway.settings import Settings
+from flowspec.gateway.wanted import RequestReader, tokenizing
 
 #: What the answers that are errors look like, for the description of the paths.
 _ERROR = {
@@ -42,6 +42,7 @@ _ERROR = {
 _SAID = {
     400: "The request cannot be served as it is.",
     401: "There is no API key, or a wrong one.",
+    403: "The gateway is not served under that name.",
     404: "The model is not served here.",
     408: "The request did not come.",
     413: "The request is too large.",
@@ -67,20 +68,21 @@ PAGE_HEADERS = {
 class Gateway:
     """The parts that serve the paths, over one client of the pipeline."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, figures: metrics.Metrics) -> None:
         self.client = AsyncClient(settings.url)
         self.keys = settings.keys
-        self.metrics = metrics.Metrics()
+        self.metrics = figures
         self.capacity = Capacity(settings.most_open)
         self.watch = PipelineWatch(self.client, settings.name)
-        self.generator = Generator(self.client, self.metrics, self.capacity)
-        self.kitchen = Kitchen(self.generator, self.metrics)
-        self.orders = OrderTaker(settings)
+        self.runner = ChoiceRunner(self.client, self.metrics, self.capacity)
+        self.answering = Answering(self.runner, self.metrics)
+        self.requests = RequestReader(settings)
 
     async def close(self) -> None:
         """End what is left, and close the connections."""
-        await self.kitchen.close()
-        await self.generator.leftovers.close()
+        await self.answering.close()
+        await self.runner.ended.close()
+        await self.watch.close()
         await self.client.close()
 
 
@@ -117,8 +119,8 @@ async def chat(body: Annotated[ChatRequest, Body()], request: Request) -> Respon
     """The answer to a conversation, whole or streamed."""
     gateway = gateway_of(request)
     state = await gateway.watch.serving(body.model)
-    order = gateway.orders.chat(body, state, salt_for(body, request))
-    return await gateway.kitchen.answer(order, request)
+    wanted = gateway.requests.chat(body, state, salt_for(body, request))
+    return await gateway.answering.answer(wanted, request)
 
 
 @router.post("/v1/completions", response_model=None, dependencies=_JSON)
@@ -126,8 +128,8 @@ async def completions(body: Annotated[CompletionRequest, Body()], request: Reque
     """Continuations of one or several prompts, whole or streamed."""
     gateway = gateway_of(request)
     state = await gateway.watch.serving(body.model)
-    order = gateway.orders.completion(body, state, salt_for(body, request))
-    return await gateway.kitchen.answer(order, request)
+    wanted = gateway.requests.completion(body, state, salt_for(body, request))
+    return await gateway.answering.answer(wanted, request)
 
 
 @router.post("/tokenize", response_model=None, dependencies=_JSON)
@@ -137,7 +139,7 @@ async def tokenize(body: Annotated[TokenizeRequest, Body()], request: Request) -
     state = await gateway.watch.ready()
     if body.model is not None:
         gateway.watch.check_model(state, body.model)
-    ids = await gateway.kitchen.token_ids(tokenizing(body, state), request)
+    ids = await gateway.answering.token_ids(tokenizing(body, state), request)
     return JSONResponse({"count": len(ids), "max_model_len": state.context, "tokens": list(ids)})
 
 
@@ -171,12 +173,14 @@ def _card(watch: PipelineWatch, state: PipelineState) -> dict[str, object]:
     }
 
 
+@router.head("/health", include_in_schema=False)
 @router.get("/health", response_model=None)
 async def health() -> Response:
     """Whether this process answers."""
     return JSONResponse({"status": "ok"})
 
 
+@router.head("/ready", include_in_schema=False)
 @router.get("/ready", response_model=None)
 async def ready(request: Request) -> Response:
     """Whether all workers of the pipeline are there."""

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from flowspec.core.run.logprobs import MOST_ALTERNATIVES
 from flowspec.core.run.sampling import MAX_SEED, MAX_TOP_K
 from flowspec.core.run.spec import (
     MAX_FIELD_BYTES,
@@ -22,12 +23,14 @@ from flowspec.core.run.turns import MAX_TURNS
 #: Most answers to one prompt, and most prompts of one request.
 MAX_CHOICES = 16
 MAX_PROMPTS = 64
+#: Most alternatives to a token of a completion; OpenAI's.
+MOST_TEXT_ALTERNATIVES = 5
 #: Most stop strings, and most characters of one.
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
 
 Tokens = Annotated[int, Field(ge=1, le=MAX_NEW_TOKENS)]
-Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+Stop = Annotated[str, Field(max_length=MAX_STOP_CHARACTERS)]
 Name = Annotated[str, Field(max_length=MAX_FIELD_BYTES)]
 TokenId = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
 
@@ -53,7 +56,7 @@ class Sampled(ApiRequest):
     model: Name
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=MAX_TOP_K)] | None = None
     seed: Annotated[int, Field(ge=-MAX_SEED - 1, le=MAX_SEED)] | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
@@ -67,10 +70,9 @@ class Sampled(ApiRequest):
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """The stop strings."""
-        if self.stop is None:
-            return ()
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        """The stop strings; an empty one asks for nothing."""
+        given = [self.stop] if isinstance(self.stop, str) else self.stop or ()
+        return tuple(filter(None, given))
 
 
 class ContentPart(ApiRequest):
@@ -92,6 +94,8 @@ class ChatRequest(Sampled):
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_TURNS)]
     max_completion_tokens: Tokens | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MOST_ALTERNATIVES)] | None = None
 
 
 class CompletionRequest(Sampled):
@@ -106,6 +110,7 @@ class CompletionRequest(Sampled):
             Field(min_length=1, max_length=MAX_PROMPTS),
         ]
     )
+    logprobs: Annotated[int, Field(ge=0, le=MOST_TEXT_ALTERNATIVES)] | Literal[False] | None = None
 
     @property
     def prompts(self) -> list[str | list[int]]:

@@ -87,9 +87,12 @@ def serve(
     import uvicorn
 
     from flowspec.gateway.app import create_app
+    from flowspec.gateway.connections import bounded
 
     config = uvicorn.Config(
-        create_app(settings),
+        create_app(settings, is_local=is_local(listening)),
+        http=bounded(settings.most_connections),
+        ws="none",
         log_config=None,
         access_log=False,
         server_header=False,

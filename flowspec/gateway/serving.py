@@ -23,8 +23,8 @@ from flowspec.core.run.spec import JobSpec
 from flowspec.errors import FlowSpecError
 from flowspec.gateway import sse
 from flowspec.gateway.answers import AnswerForm, Body, usage_of
+from flowspec.gateway.choices import ChoiceRunner, Finished, Output, TextPiece, joined
 from flowspec.gateway.errors import api_error
-from flowspec.gateway.generation import Finished, Generator, Output, TextPiece
 from flowspec.gateway.metrics import Metrics
 
 #: How long a stream waits for the first output before it begins without one, seconds: until then an
@@ -34,6 +34,8 @@ FIRST_SECONDS = 10.0
 SILENT_SECONDS = 10.0
 #: The header with the fields of a request that had no effect.
 IGNORED_HEADER = "x-flowspec-ignored"
+#: The header of an answer whose text may differ from the model's own.
+LOSSY_HEADER = "x-flowspec-lossy"
 
 T = TypeVar("T")
 
@@ -43,7 +45,7 @@ class ClientGone(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class WantedAnswer:
     """What a request asks for: the jobs of its choices, ``choices`` for each prompt in turn."""
 
     form: AnswerForm
@@ -57,46 +59,48 @@ class Order:
     @property
     def headers(self) -> dict[str, str]:
         """Headers of the answer."""
-        return {IGNORED_HEADER: self.ignored} if self.ignored else {}
+        said = {IGNORED_HEADER: self.ignored, LOSSY_HEADER: self.form.lossy}
+        return {name: value for name, value in said.items() if value}
 
 
-class Kitchen:
-    """Prepares answers with the jobs of ``generator``."""
+class Answering:
+    """Answers requests by the jobs of ``runner``."""
 
-    def __init__(self, generator: Generator, metrics: Metrics) -> None:
-        self._generator = generator
+    def __init__(self, runner: ChoiceRunner, metrics: Metrics) -> None:
+        self._runner = runner
         self._metrics = metrics
         self._ending: set[asyncio.Task[None]] = set()
 
-    async def answer(self, order: Order, request: Request) -> Response:
+    async def answer(self, wanted: WantedAnswer, request: Request) -> Response:
         """The answer to ``request``; ClientGone if nobody waits for it any more."""
-        if order.stream:
-            return await self._streamed(order, request)
-        body = await while_connected(request, self._whole(order))
-        return JSONResponse(body, headers=order.headers)
+        if wanted.stream:
+            return await self._streamed(wanted, request)
+        body = await while_connected(request, self._whole(wanted))
+        return JSONResponse(body, headers=wanted.headers)
 
-    async def _whole(self, order: Order) -> Body:
-        texts = [""] * len(order.specs)
+    async def _whole(self, wanted: WantedAnswer) -> Body:
+        pieces: list[list[TextPiece]] = [[] for _ in wanted.specs]
         ends: dict[int, Finished] = {}
-        async with aclosing(self._generator.outputs(order.specs, order.stops)) as outputs:
+        async with aclosing(self._runner.outputs(wanted.specs, wanted.stops)) as outputs:
             async for output in outputs:
                 match output:
-                    case TextPiece(index, text):
-                        texts[index] += text
+                    case TextPiece(index):
+                        pieces[index].append(output)
                     case Finished(index):
                         ends[index] = output
-        in_order = [ends[index] for index in range(len(texts))]
-        return order.form.whole(texts, in_order, usage_of(in_order, order.choices))
+        said = [joined(index, found) for index, found in enumerate(pieces)]
+        in_order = [ends[index] for index in range(len(said))]
+        return wanted.form.whole(said, in_order, usage_of(in_order, wanted.choices))
 
-    async def _streamed(self, order: Order, request: Request) -> Response:
-        stream = _Stream(order, self._generator.outputs(order.specs, order.stops), self._metrics)
+    async def _streamed(self, wanted: WantedAnswer, request: Request) -> Response:
+        stream = _Stream(wanted, self._runner.outputs(wanted.specs, wanted.stops), self._metrics)
         try:
             await while_connected(request, stream.settled(FIRST_SECONDS))
             stream.check()  # an error becomes an answer of its own
         except BaseException:
             self._abandon(stream)
             raise
-        headers = {**sse.HEADERS, **order.headers}
+        headers = {**sse.HEADERS, **wanted.headers}
         return _EventResponse(stream.events(), headers, lambda: self._leave(stream))
 
     def _leave(self, stream: _Stream) -> None:
@@ -119,16 +123,16 @@ class Kitchen:
 
     async def token_ids(self, spec: JobSpec, request: Request) -> tuple[int, ...]:
         """The ids of the prompt of ``spec``; ClientGone as in ``answer``."""
-        return await while_connected(request, self._generator.token_ids(spec))
+        return await while_connected(request, self._runner.token_ids(spec))
 
 
 class _Stream:
     """The events of one answer, of the ``outputs`` of its jobs."""
 
     def __init__(
-        self, order: Order, outputs: AsyncGenerator[Output, None], metrics: Metrics
+        self, wanted: WantedAnswer, outputs: AsyncGenerator[Output, None], metrics: Metrics
     ) -> None:
-        self._order = order
+        self._wanted = wanted
         self._outputs = outputs
         self._metrics = metrics
         self._ends: dict[int, Finished] = {}
@@ -159,12 +163,12 @@ class _Stream:
 
     async def _data(self) -> AsyncIterator[Body]:
         """The data of the events; empty: nothing came for a while."""
-        order = self._order
-        form = order.form
-        nothing: Body = {"usage": None} if order.include_usage else {}
-        for index in range(len(order.specs) if form.chat else 0):
+        wanted = self._wanted
+        form = wanted.form
+        nothing: Body = {"usage": None} if wanted.include_usage else {}
+        for index in range(len(wanted.specs) if form.chat else 0):
             yield form.begun(index) | nothing
-        while len(self._ends) < len(order.specs):
+        while len(self._ends) < len(wanted.specs):
             await self.settled(SILENT_SECONDS)
             if not self._coming.done():
                 yield {}
@@ -176,9 +180,9 @@ class _Stream:
                 yield form.ended(output) | nothing
             else:
                 yield form.piece(output) | nothing
-        if order.include_usage:
-            in_order = [self._ends[index] for index in range(len(order.specs))]
-            yield form.used(usage_of(in_order, order.choices))
+        if wanted.include_usage:
+            in_order = [self._ends[index] for index in range(len(wanted.specs))]
+            yield form.used(usage_of(in_order, wanted.choices))
 
     async def close(self) -> None:
         """End the jobs that still run; harmless at the end of the answer."""

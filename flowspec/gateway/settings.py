@@ -6,10 +6,13 @@ from dataclasses import dataclass, field
 
 from flowspec.core.run.spec import DEFAULT_STRATEGY
 from flowspec.errors import ConfigError
+from flowspec.gateway.hosts import ANY, host_name
 from flowspec.gateway.keys import ApiKeys
 
 #: Answers under way at once, if nothing else is said.
 MOST_OPEN = 256
+#: Connections at once, if nothing else is said: half of the files that a process may usually open.
+MOST_CONNECTIONS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,9 @@ class Settings:
     counted; more requests get 429. ``most_body``: largest body of a request, bytes. ``origins``:
     web pages that a browser lets use the gateway, beside its own page. ``default_tokens``: most
     tokens of a chat answer whose request does not say; None: what fits into the context.
+    ``most_connections``: open at once. ``hosts``: names under which the gateway is served beside
+    this machine's own; none: any, unless only this machine reaches it and it has no keys.
+    ``allowed_strategies``: what requests may name; none: the exact ones without a barrier.
     """
 
     url: str
@@ -31,12 +37,25 @@ class Settings:
     most_body: int = 4 << 20
     origins: tuple[str, ...] = ()
     default_tokens: int | None = None
+    most_connections: int = MOST_CONNECTIONS
+    hosts: tuple[str, ...] = ()
+    allowed_strategies: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.most_open < 1:
             raise ConfigError(f"--most-answers is {self.most_open}; expected 1 or more")
         if self.default_tokens is not None and self.default_tokens < 1:
             raise ConfigError(f"--default-tokens is {self.default_tokens}; expected 1 or more")
+        if self.most_connections < 1:
+            raise ConfigError(f"--most-connections is {self.most_connections}; expected 1 or more")
+        self._check_addresses()
+
+    def _check_addresses(self) -> None:
+        for host in self.hosts:
+            if host != ANY and host_name(host) != host.lower().removesuffix("."):
+                raise ConfigError(
+                    f"--allowed-host is {host!r}; expected a name like chat.example.org, or *"
+                )
         for origin in self.origins:
             if origin != "*" and not origin.startswith(("http://", "https://")):
                 raise ConfigError(

@@ -86,6 +86,13 @@ class Reference:
         return tuple(output[0, len(prompt) :].tolist())
 
     @torch.inference_mode()
+    def logprobs(self, tokens: Sequence[int]) -> np.ndarray[Any, Any]:
+        """Log-probabilities of all tokens after each of ``tokens``, ``[tokens, vocabulary]``."""
+        logits = self._model(torch.tensor([list(tokens)])).logits[0]
+        rows: np.ndarray[Any, Any] = torch.log_softmax(logits.double(), dim=-1).numpy()
+        return rows
+
+    @torch.inference_mode()
     def hidden(self, tokens: Sequence[int]) -> np.ndarray[Any, Any]:
         """Hidden rows after the final norm, ``[tokens, hidden]``, float32, as draft heads get."""
         rows: np.ndarray[Any, Any] = (

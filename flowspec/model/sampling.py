@@ -97,11 +97,12 @@ def perturbed_rows(
 
 
 def top_logprobs(
-    logits: torch.Tensor, count: int
+    logits: torch.Tensor, count: int, chosen: Sequence[int] | None = None
 ) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
     """The ``count`` most likely tokens of each row at T = 1, and their log-probabilities.
 
-    Best first, ties to the lower id.
+    Best first, ties to the lower id. ``chosen``: for each row a token that is added at the end if
+    it is not among them.
     """
     table = LogitRows(logits)
     count = min(count, table.vocabulary)
@@ -112,7 +113,14 @@ def top_logprobs(
         order = np.argsort(-values, kind="stable")[:count]
         logprobs = np.minimum(values[order] - total, 0.0)
         best.append((tuple(ids[order].tolist()), tuple(logprobs.tolist())))
-    return best
+    if chosen is None:
+        return best
+    taken = table.take(np.arange(table.count), np.asarray(chosen)) - sums
+    values = np.minimum(taken, 0.0).tolist()
+    return [
+        (ids, logprobs) if token in ids else ((*ids, token), (*logprobs, value))
+        for (ids, logprobs), token, value in zip(best, chosen, values, strict=True)
+    ]
 
 
 def _small(logits: torch.Tensor, sampling: Sampling) -> bool:

@@ -160,7 +160,7 @@ class ModelStage:
         tokens = choose_rows(logits, sampling, indices)
         if not returns.top:
             return Choice(tokens)
-        best = top_logprobs(logits, returns.top)
+        best = top_logprobs(logits, returns.top, tokens)
         return Choice(tokens, tuple(tuple(zip(*pair, strict=True)) for pair in best))
 
 

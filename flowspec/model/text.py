@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from jinja2 import TemplateError
 
+from flowspec.core.run.logprobs import TokenWritten
 from flowspec.core.run.turns import Turn
 from flowspec.errors import JobError, ModelError
 from flowspec.model.directory import ModelDirectory
@@ -15,6 +18,9 @@ from flowspec.model.directory import ModelDirectory
 MAX_TEMPLATED = 4 << 20
 #: Earlier ids decoded together with new ones, so that pieces join as in the whole text.
 _WINDOW = 8
+#: How vocabularies that are no byte-level ones write a byte, and a space.
+_BYTE = re.compile("<0x([0-9A-F]{2})>")
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 
 
 class Tokenizer:
@@ -31,6 +37,7 @@ class Tokenizer:
             raise ModelError(
                 f"the tokenizer in {directory.path} cannot be loaded: {error}"
             ) from None
+        self._writer = TokenWriter(self._tokenizer)
 
     def encode(self, prompt: str, *, raw: bool) -> tuple[int, ...]:
         """Ids of ``prompt``, in the chat template if there is one and unless ``raw``."""
@@ -71,6 +78,10 @@ class Tokenizer:
         """A new stream of text."""
         return TextStream(self)
 
+    def token(self, token: int) -> TokenWritten:
+        """How ``token`` is written by itself."""
+        return self._writer.write(token)
+
     def decode(self, ids: list[int]) -> str:
         """The text of ``ids`` without special tokens."""
         return str(
@@ -78,6 +89,64 @@ class Tokenizer:
                 ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
             )
         )
+
+
+class TokenWriter:
+    """How tokens of ``tokenizer``, one of the library's, are written one by one.
+
+    Texts of several tokens are not their joined decodings: a character's bytes may be spread over
+    some of them, and decoding leaves out a first space.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._special = frozenset(tokenizer.all_special_ids)
+        self._added = {token: str(one) for token, one in tokenizer.added_tokens_decoder.items()}
+        kinds = _decoder_kinds(tokenizer)
+        self._bytes_of = _bytes_by_character() if "ByteLevel" in kinds else {}
+        self._has_spaces = bool(kinds & {"Metaspace", "ByteFallback"})
+        self._known: dict[int, TokenWritten] = {}
+
+    def write(self, token: int) -> TokenWritten:
+        """The bytes of ``token``; none if the tokenizer does not know it."""
+        known = self._known.get(token)
+        if known is None:
+            known = self._known[token] = TokenWritten(self._data(token), token in self._special)
+        return known
+
+    def _data(self, token: int) -> bytes:
+        if token in self._added:
+            return self._added[token].encode()
+        written = self._tokenizer.convert_ids_to_tokens(token)
+        if written is None:  # weights may have more rows than the tokenizer has tokens
+            return b""
+        if self._bytes_of and self._bytes_of.keys() >= set(written):
+            return bytes(self._bytes_of[character] for character in written)
+        if not self._has_spaces:
+            return str(self._tokenizer.decode([token])).encode()
+        byte = _BYTE.fullmatch(written)
+        return bytes([int(byte[1], 16)]) if byte else written.replace(_SPACE, " ").encode()
+
+
+def _decoder_kinds(tokenizer: Any) -> frozenset[str]:
+    """The kinds of the steps by which a tokenizer's ids become text; empty: they are not known."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or backend.decoder is None:
+        return frozenset()
+    found = json.loads(backend.decoder.__getstate__())
+    steps = found.get("decoders", [found])
+    return frozenset(str(step["type"]) for step in steps)
+
+
+def _bytes_by_character() -> dict[str, int]:
+    """The bytes that byte-level vocabularies write as these characters: GPT-2's table.
+
+    Printable bytes stand for themselves, the others, in order, for characters from 256 on.
+    """
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    shifted = {chr(256 + at): byte for at, byte in enumerate(others)}
+    return {chr(byte): byte for byte in printable} | shifted
 
 
 class TextStream:

@@ -186,14 +186,19 @@ class ToyLayers:
         )
         return Choice(
             tokens,
-            tuple(_best(row, held.returns.top) for row in logits) if held.returns.top else (),
+            tuple(_best(*row, held.returns.top) for row in zip(logits, tokens, strict=True))
+            if held.returns.top
+            else (),
         )
 
 
-def _best(logits: npt.NDArray[np.float64], count: int) -> tuple[tuple[int, float], ...]:
+def _best(
+    logits: npt.NDArray[np.float64], chosen: int, count: int
+) -> tuple[tuple[int, float], ...]:
     logprobs = logits - np.log(np.exp(logits).sum())
-    order = np.argsort(-logits, kind="stable")[:count]
-    return tuple(zip(order.tolist(), logprobs[order].tolist(), strict=True))
+    order = np.argsort(-logits, kind="stable")[:count].tolist()
+    named = order if chosen in order else [*order, chosen]
+    return tuple((token, float(logprobs[token])) for token in named)
 
 
 class ToyStage:

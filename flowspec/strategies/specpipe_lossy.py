@@ -53,7 +53,7 @@ class LossyRelaxed(Strategy):
     def decide(self, tree: Tree, node: Node, token: int) -> int:
         """The most probable of the children by the target's log-probabilities."""
         children = {child.token for child in _selected_children(tree, node)}
-        return next((candidate for candidate, _ in node.top if candidate in children), token)
+        return next((candidate for candidate, _ in node.top[:TOP] if candidate in children), token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class LossyNucleus(LossyRelaxed):
         assert isinstance(self.params, NucleusParams)
         share = 0.0
         nucleus = set()
-        for candidate, logprob in node.top:
+        for candidate, logprob in node.top[:TOP]:
             if share >= self.params.nucleus / 100:
                 break
             nucleus.add(candidate)

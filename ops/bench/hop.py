@@ -105,7 +105,7 @@ class Stopwatch:
     def rows(self, part: int, offsets: Sequence[int]) -> Any:
         return self.out if len(offsets) == len(self.out) else self.out[list(offsets)]
 
-    def text(self, commit: Commit) -> str:
+    def written(self, commit: Commit) -> CommitText:
         raise NotImplementedError
 
 

@@ -35,6 +35,7 @@ def test_sampling(command: Command, name: str, flag: str, value: str, expected: 
         (["profile"], "--stages", "0", "1 or more"),
         (["submit", "hi"], "--priority", "101", "-100 to 100"),
         (["submit", "hi"], "--wait-seconds", "-1", "0 to 86400"),
+        (["submit", "hi"], "--logprobs", "21", "0 to 20"),
         (["profile"], "--repeats", "0", "1 or more"),
         (["profile"], "--latency-ms", "-1.5", "milliseconds from 0 to 999999"),
         (["profile"], "--mbit", "0.0", "Mbit/s, more than 0"),

@@ -47,6 +47,7 @@ def test_flags_meant_to_be_repeated_are_taken(command: Command) -> None:
         "--strategy",
         "--sweep",
         "--cors-origin",
+        "--allowed-host",
     }
     links = ("--sweep", "latency=1", "--sweep", "mbit=1")
     _, _, err = command(

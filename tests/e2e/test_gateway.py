@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx2
+import numpy as np
 import openai
 import pytest
 from huggingface_hub import InferenceClient
 
+from flowspec.client import Client
 from flowspec.gateway.keys import ApiKeys
 from flowspec.gateway.settings import Settings
 from flowspec.model.directory import default_pair, open_directory
@@ -82,6 +84,56 @@ def test_a_chat_is_the_template_applied_by_hand_token_for_token(
     assert warm.choices[0].message.content == (
         client.completions.create(prompt=ids, **sampled).choices[0].text  # type: ignore[call-overload]
     )
+
+
+def test_log_probabilities_are_those_of_the_librarys_model(
+    clusters: Clusters, web: httpx2.Client, client: openai.OpenAI, reference: Reference
+) -> None:
+    """Of greedy and of drawn tokens, of a text whose characters are spread over several tokens."""
+    url = clusters(2).url
+    tokenizer = Tokenizer(open_directory(default_pair()[0]))
+    turns = [{"role": "user", "content": "Say \N{GRINNING FACE}\N{EURO SIGN} \N{GRINNING FACE}!"}]
+    prompt = web.post("/tokenize", json={"messages": turns}).json()["tokens"]
+    for sampling in ({"temperature": 0}, {"temperature": 1.9, "seed": 5, "top_p": 0.999}):
+        choice = client.chat.completions.create(
+            model=MODEL,
+            messages=turns,
+            max_tokens=COUNT,
+            logprobs=True,
+            top_logprobs=4,
+            **sampling,  # type: ignore[arg-type]
+        ).choices[0]
+        assert choice.logprobs is not None
+        content = choice.logprobs.content
+        assert content is not None
+        data = b"".join(bytes(one.bytes or ()) for one in content)
+        assert data.decode(errors="replace") == choice.message.content
+        legacy = client.completions.create(
+            model=MODEL,
+            prompt=prompt,
+            max_tokens=COUNT,
+            logprobs=4,
+            **sampling,  # type: ignore[arg-type]
+        ).choices[0]
+        assert legacy.text == choice.message.content
+        assert legacy.logprobs is not None
+        found = [one.logprob for one in content]
+        assert legacy.logprobs.token_logprobs == pytest.approx(found, abs=1e-4)
+        with Client(url) as plain:
+            job = plain.submit(
+                messages=turns,
+                max_new_tokens=COUNT,
+                strategy="autoregressive",
+                logprobs=4,
+                **sampling,  # type: ignore[arg-type]
+            ).result()
+        assert tokenizer.decode(list(job.token_ids)) == choice.message.content
+        rows = reference.logprobs([*prompt, *job.token_ids])[len(prompt) - 1 :]
+        for row, token, one, known in zip(rows, job.token_ids, content, job.logprobs, strict=False):
+            assert one.logprob == pytest.approx(row[token], abs=1e-4)
+            assert one.logprob == pytest.approx(known.chosen.logprob, abs=1e-4)
+            best = np.sort(row)[::-1][:4]
+            assert [other.logprob for other in one.top_logprobs] == pytest.approx(best, abs=1e-4)
 
 
 def test_the_official_client(client: openai.OpenAI, expected: str) -> None:

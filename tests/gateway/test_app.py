@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import redis
 
 from flowspec.broker.connection import connect
 from flowspec.broker.keys import Keys
+from flowspec.broker.redis_control import RedisControl
 from flowspec.broker.server import PrivateBroker, find_server
 from flowspec.client import Client
 from flowspec.gateway.keys import ApiKeys
@@ -164,6 +165,29 @@ def test_stop_strings_cut_the_text_and_end_the_job(
     wait_until_idle(broker)
 
 
+def test_an_empty_stop_string_and_a_share_of_nothing_ask_for_nothing(web: httpx2.Client) -> None:
+    plain = chat(web)["choices"][0]["message"]["content"]
+    for stop in ("", [""], []):
+        assert chat(web, stop=stop)["choices"][0]["message"]["content"] == plain
+    best = chat(web, temperature=1, top_p=0, seed=3)["choices"][0]["message"]["content"]
+    assert best == plain, "the best token alone"
+
+
+def test_a_prompt_may_be_white_space_and_tokens_are_counted_beyond_the_context(
+    web: httpx2.Client,
+) -> None:
+    answer = web.post("/v1/completions", json=TEXT | {"prompt": "\n \n"})
+    assert answer.status_code == 200, answer.text
+    assert (
+        "empty" in error_of(web.post("/v1/completions", json=TEXT | {"prompt": ""}), 400)["message"]
+    )
+    long = "a" * (TARGET.context + 100)
+    found = web.post("/tokenize", json={"prompt": long}).json()
+    assert found["count"] == len(long) > found["max_model_len"]
+    assert web.post("/tokenize", json={"prompt": ""}).json()["count"] == 0
+    assert web.post("/tokenize", json={"prompt": "\n"}).json()["count"] == 1
+
+
 def test_the_model_and_its_context(web: httpx2.Client) -> None:
     listed = web.get("/v1/models").json()
     assert listed["object"] == "list"
@@ -177,6 +201,9 @@ def test_the_model_and_its_context(web: httpx2.Client) -> None:
 def test_health_readiness_and_figures(web: httpx2.Client) -> None:
     chat(web)
     assert web.get("/health").json() == {"status": "ok"}
+    for path in ("/health", "/ready"):
+        probed = web.head(path)
+        assert (probed.status_code, probed.content) == (200, b"")
     assert web.get("/ready").json() == {"status": "ready", "stages": 2}
     figures = web.get("/metrics")
     assert figures.headers["content-type"].startswith("text/plain; version=0.0.4")
@@ -194,6 +221,15 @@ def test_fields_without_effect_are_named(web: httpx2.Client) -> None:
     answer = web.post("/v1/chat/completions", json=CHAT | {"user": "me", "chat_id": "1"})
     assert answer.headers["x-flowspec-ignored"] == "user, chat_id"
     assert "x-flowspec-ignored" not in web.post("/v1/chat/completions", json=CHAT).headers
+    part = {"type": "text", "text": "hello", "cache_control": {"type": "ephemeral"}}
+    within = CHAT | {
+        "messages": [USER | {"name": "me", "content": [part]}],
+        "stream": True,
+        "stream_options": {"continuous_usage_stats": True},
+    }
+    answer = web.post("/v1/chat/completions", json=within)
+    named = "stream_options.continuous_usage_stats, messages.name, messages.content.cache_control"
+    assert answer.headers["x-flowspec-ignored"] == named
 
 
 # ---- errors --------------------------------------------------------------------------------------
@@ -210,12 +246,14 @@ def test_fields_without_effect_are_named(web: httpx2.Client) -> None:
         ({"max_tokens": "5"}, "max_tokens", "valid integer"),
         ({"n": 17}, "n", "less than or equal to 16"),
         ({"temperature": 2.5}, "temperature", "less than or equal to 2"),
-        ({"top_p": 0}, "top_p", "greater than 0"),
+        ({"top_p": -0.1}, "top_p", "greater than or equal to 0"),
         ({"seed": 2**64}, "seed", "less than or equal to"),
-        ({"stop": [""]}, "stop", "at least 1 character"),
+        ({"stop": ["a" * 257]}, "stop", "at most 256 characters"),
         ({"tools": [{"type": "function"}]}, "tools", "tools is not supported"),
-        ({"logprobs": True}, "logprobs", "returns no log-probabilities"),
-        ({"strategy": "fastest"}, None, "unknown strategy 'fastest'"),
+        ({"top_logprobs": 2}, "top_logprobs", "set logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs", "prompt_logprobs is not supported"),
+        ({"strategy": "fastest"}, "strategy", "unknown strategy 'fastest'"),
         ({"messages": [{"role": "user", "content": "a" * 600}]}, None, "the model's context is"),
     ],
 )
@@ -293,11 +331,15 @@ def test_keys_guard_everything_but_the_page_and_the_probes(
         asked = {
             "origin": "https://chat.example",
             "access-control-request-method": "POST",
-            "access-control-request-headers": "authorization,content-type",
+            # As the official client for browsers asks.
+            "access-control-request-headers": "authorization,content-type,x-stainless-lang",
         }
         allowed = web.options("/v1/chat/completions", headers=asked)
         assert allowed.status_code == 200
         assert allowed.headers["access-control-allow-origin"] == "https://chat.example"
+        assert "x-stainless-lang" in allowed.headers["access-control-allow-headers"]
+        counted = web.get("/metrics", headers=right).text
+        assert 'requests_failed_total{engine="0",model_name="toy",status="401"} 5' in counted
         other = web.options("/v1/chat/completions", headers=asked | {"origin": "https://evil"})
         assert "access-control-allow-origin" not in other.headers
 
@@ -367,7 +409,12 @@ def test_a_lost_pipeline_gets_503() -> None:
             assert "verify-2" in error_of(web.get("/ready"), 503)["message"]
         broker.stop()
         time.sleep(1.1)  # what was read is used again for a second
-        assert "cannot reach the broker" in error_of(web.get("/ready"), 503)["message"]
+        began = time.monotonic()
+        for path in ("/ready", "/v1/models"):
+            said = error_of(web.get(path), 503)["message"]
+            assert said == "the pipeline's broker cannot be used now; try again later"
+        assert error_of(web.post("/v1/completions", json=TEXT), 503)["message"] == said
+        assert time.monotonic() - began < 3.5, "an outage does not cost the retries of each request"
         assert 'flowspec:pipeline_ready{engine="0",model_name=""} 0' in web.get("/metrics").text
 
 
@@ -422,6 +469,19 @@ def test_a_worker_lost_during_a_stream_is_an_event_of_it(broker: PrivateBroker) 
         assert error["type"] == "service_unavailable_error"
 
 
+def test_a_job_that_another_program_cancels_is_an_answer_of_503(
+    web: httpx2.Client, broker: PrivateBroker
+) -> None:
+    control = RedisControl(broker.url, Keys())
+    with ThreadPoolExecutor(1) as pool, closing(control):
+        asked = pool.submit(web.post, "/v1/chat/completions", json=CHAT | {"max_tokens": 480})
+        assert eventually(lambda: bool(control.running()))
+        control.submit({"cancel": control.running()[0]})
+        answer = asked.result()
+    assert error_of(answer, 503)["code"] == "job_cancelled"
+    assert answer.headers["retry-after"] == "5"
+
+
 # ---- disconnects ---------------------------------------------------------------------------------
 
 
@@ -435,8 +495,8 @@ def leave(web: httpx2.Client, stream: bool, seconds: float) -> None:
     body = json.dumps(CHAT | {"max_tokens": 480, "stream": stream, "n": 2}).encode()
     url = web.base_url
     head = (
-        "POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\n\r\n"
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     with socket.create_connection((url.host, int(url.port or 80)), 10) as connection:
         connection.sendall(head.encode() + body)

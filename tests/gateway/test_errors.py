@@ -33,7 +33,6 @@ from tests.toy import limits
         (JobFailed("it did not begin in time", "late"), 503, "service_unavailable_error"),
         (JobFailed("a pass failed", "failed"), 500, "server_error"),
         (ClusterError("no scheduler"), 503, "service_unavailable_error"),
-        (BrokerUnreachable("no broker"), 503, "service_unavailable_error"),
         (JobError("messages is empty"), 400, "invalid_request_error"),
         (ProtocolError("a hole"), 500, "server_error"),
     ],
@@ -72,3 +71,11 @@ def test_what_does_not_fit_the_schema_is_named_without_its_value() -> None:
     assert found.param in ChatRequest.model_fields
     assert "(and 3 more)" in str(found)
     assert "secret" not in str(found)
+
+
+def test_the_brokers_address_is_not_told() -> None:
+    found = api_error(BrokerUnreachable("cannot reach the broker at redis://10.0.0.7:6379"))
+    assert found.status == 503
+    assert "10.0.0.7" not in str(found)
+    assert str(found) == "the pipeline's broker cannot be used now; try again later"
+    assert found.headers == {"Retry-After": "5"}

@@ -17,8 +17,6 @@ ASKS = {
     "logit_bias": {"50256": -100},
     "presence_penalty": 0.5,
     "frequency_penalty": -1,
-    "logprobs": True,
-    "top_logprobs": 2,
     "best_of": 3,
     "echo": True,
     "modalities": ["audio"],

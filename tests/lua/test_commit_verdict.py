@@ -23,6 +23,7 @@ def verdict(
     completes: tuple[str, ...] = (),
     stamp: str = "",
     holder: str = "",
+    logprobs: str = "",
 ) -> list[object]:
     return [
         epoch,
@@ -38,6 +39,7 @@ def verdict(
         stamp,
         len(seqs),
         holder,
+        logprobs,
         *seqs,
         *completes,
     ]
@@ -133,3 +135,11 @@ def test_a_stamp_reaches_every_prune_and_the_output(call: Call, running: redis.R
         assert fields[b"t"] == b"0.25 d0"
     ((_, entry),) = running.xrange(OUT)
     assert (entry[b"at"], entry[b"finish_reason"]) == (b"0.25", b"eos")
+
+
+def test_log_probabilities_go_with_the_tokens(call: Call, running: redis.Redis) -> None:
+    """They stand in the entry only if the job asked for them."""
+    assert call("commit_verdict", KEYS, *verdict(logprobs="[[1]]", stamp="0.25 d0")) is Code.OK
+    ((_, entry),) = running.xrange(OUT)
+    assert entry[b"logprobs"] == b"[[1]]"
+    assert (entry[b"ids"], entry[b"at"]) == (b"[7, 8]", b"0.25")

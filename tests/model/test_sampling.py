@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from random import Random
 
 import numpy as np
 import pytest
@@ -123,6 +124,19 @@ def test_log_probabilities_are_those_of_the_best_tokens(logits: torch.Tensor, co
         assert list(tokens) == ordered.tolist()
         assert np.allclose(values, row[ordered], rtol=1e-9, atol=1e-9)
         assert max(values) <= 0
+
+
+@given(tables(), st.integers(1, 20), st.randoms())
+def test_the_chosen_token_has_its_own_log_probability(
+    logits: torch.Tensor, count: int, random: Random
+) -> None:
+    whole = torch.log_softmax(logits.double(), dim=-1).numpy()
+    chosen = [random.randrange(logits.shape[1]) for _ in logits]
+    plain = top_logprobs(logits, count)
+    found = top_logprobs(logits, count, chosen)
+    for row, token, (best, _), (tokens, values) in zip(whole, chosen, plain, found, strict=True):
+        assert tokens == (best if token in best else (*best, token))
+        assert np.allclose(values, row[list(tokens)], rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -6,13 +6,17 @@ import shutil
 from pathlib import Path
 
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import decoders, models
+from transformers import PreTrainedTokenizerFast
 
+from flowspec.core.run.logprobs import TokenWritten
 from flowspec.core.run.turns import Turn
 from flowspec.errors import JobError
 from flowspec.model.directory import open_directory
-from flowspec.model.text import TextStream, Tokenizer
+from flowspec.model.text import TextStream, Tokenizer, TokenWriter
 from tests.marks import examples
 from tests.pair import TARGET
 
@@ -93,3 +97,43 @@ def test_a_broken_character_at_the_end_is_not_lost() -> None:
     stream = TextStream(TOKENIZER)
     assert stream.push(ids[:-1]) == ""
     assert stream.push((), last=True) == "\N{REPLACEMENT CHARACTER}"
+
+
+def sentence_piece() -> TokenWriter:
+    """A writer for a vocabulary of pieces with spaces, bytes and a first space, as Llama 2 has."""
+    pieces = {"<unk>": 0, "<s>": 1, "</s>": 2} | {
+        f"<0x{byte:02X}>": 3 + byte for byte in range(256)
+    }
+    pieces |= {"\N{LOWER ONE EIGHTH BLOCK}so": 259, "la": 260}
+    backend = tokenizers.Tokenizer(models.BPE(pieces, [], byte_fallback=True, unk_token="<unk>"))
+    backend.decoder = decoders.Sequence(
+        [
+            decoders.Replace("\N{LOWER ONE EIGHTH BLOCK}", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return TokenWriter(PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>"))
+
+
+@given(st.text(max_size=30))
+def test_the_bytes_of_a_texts_tokens_are_the_texts(text: str) -> None:
+    ids = TOKENIZER.encode(text, raw=True)
+    written = [TOKENIZER.token(token) for token in ids]
+    joined = b"".join(one.data for one in written if not one.special)
+    decoded = TOKENIZER.decode(list(ids))
+    assert joined.decode() == decoded
+
+
+def test_a_special_token_says_so_and_an_unknown_one_is_nothing() -> None:
+    assert TOKENIZER.token(1) == TokenWritten(b"</s>", special=True)
+    assert TOKENIZER.token(1 << 20) == TokenWritten(b"")
+
+
+def test_pieces_with_spaces_and_bytes() -> None:
+    writer = sentence_piece()
+    assert [writer.write(token).data for token in (259, 260, 3 + 0xF0, 3 + 0x20)] == [
+        *(b" so", b"la", b"\xf0", b" ")
+    ]
+    assert writer.write(2) == TokenWritten(b"</s>", special=True)

@@ -72,6 +72,7 @@ from flowspec.core.run.ended import EndedRuns
 from flowspec.core.run.history import History
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.limits import Limits
+from flowspec.core.run.logprobs import asked_pairs, check_pairs
 from flowspec.core.run.share import RunShare
 from flowspec.core.run.spec import JobSpec, parse
 from flowspec.errors import ConfigError, JobError, ProtocolError, StateError
@@ -233,6 +234,8 @@ class DraftMachine:
         match message:
             case Answer():
                 self._check_tokens(message)
+                if sender == self._last_stage and run.spec.logprobs is not None:
+                    self._check_logprobs(message, run.spec.logprobs)
                 if sender == self._last_stage:
                     self._governor.note(message)  # middle models have passes of their own
                 session.take_answer(sender, message, now)
@@ -252,6 +255,10 @@ class DraftMachine:
     def _check_tokens(self, answer: Answer) -> None:
         if any(not 0 <= token < self._limits.vocabulary for token in answer.tokens):
             raise ProtocolError("an answer names a token outside the vocabulary")
+
+    def _check_logprobs(self, answer: Answer, logprobs: int) -> None:
+        vocabulary = self._limits.vocabulary
+        check_pairs(answer.tokens, answer.top, asked_pairs(logprobs), vocabulary)
 
     def _collect(self, run: DraftRun, now: float) -> list[Output]:
         """What the session has to send, and the job's end if all stages have reported."""
@@ -295,6 +302,7 @@ class DraftMachine:
         try:
             spec = parse(dict(message.fields))
             strategy = self._build(spec.strategy, self._limits.stages)
+            _check_lossless(spec, strategy)
         except ConfigError as error:
             return [*outputs, _reject(message, str(error))]
         run = DraftRun(message, spec, now, strategy.pacing.has_barrier)
@@ -311,7 +319,7 @@ class DraftMachine:
         run.prompt = prompt
         if not run.spec.tokenize:
             run.rows = rows_of_run(len(prompt), run.spec.max_new_tokens, limits)
-        wrong = self._what_is_wrong_with(prompt)
+        wrong = "" if run.spec.tokenize else self._what_is_wrong_with(prompt)
         if not wrong and 0 < self._most_rows < run.rows:
             wrong = (
                 f"the job needs {run.rows} KV rows, {limits.tree_rows} of them for its tree; "
@@ -570,6 +578,15 @@ class DraftMachine:
     def _forget(self, run: DraftRun) -> None:
         del self._runs[run.key]
         self._ended.add(run.key)
+
+
+def _check_lossless(spec: JobSpec, strategy: Strategy) -> None:
+    """JobError if the job asks for log-probabilities and its tokens may not be the target's."""
+    if spec.logprobs is not None and strategy.lossy:
+        raise JobError(
+            f"the strategy {spec.strategy} returns no log-probabilities, as its tokens may not be "
+            "the target's own; name another one, or leave out logprobs"
+        )
 
 
 def _rows_held(runs: Iterable[DraftRun]) -> int:

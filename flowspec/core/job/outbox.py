@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from flowspec.core.job.pacing import DELIVERED, Route
 from flowspec.core.protocol.addresses import DRAFT, GRAPH, Address, stage_address
-from flowspec.core.protocol.machine import Commit, Complete, Output, Send
+from flowspec.core.protocol.machine import Commit, Complete, Output, ScoredCommit, Send
 from flowspec.core.protocol.messages import Envelope, Message, Prune, Segment
 from flowspec.core.protocol.sequence import SeqWriter
 from flowspec.core.run.key import RunKey
 from flowspec.core.tree.accept import Verdict
 from flowspec.core.tree.segments import prefill_chunks
-from flowspec.core.tree.tree import Node
+from flowspec.core.tree.tree import Node, Top
 
 
 class Outbox:
@@ -84,11 +85,23 @@ class Outbox:
         self._outputs.append(Send(to, Envelope(GRAPH, 0, message), task=task, after=tuple(after)))
 
     def commit(
-        self, prune: Prune, emitted: int, verdict: Verdict, completes: Sequence[str]
+        self,
+        prune: Prune,
+        emitted: int,
+        verdict: Verdict,
+        completes: Sequence[str],
+        top: Sequence[Top] = (),
+        alternatives: int | None = None,
     ) -> None:
-        """Append the verdict's tokens to the ``emitted`` ones and prune every stage, atomically."""
+        """Append the verdict's tokens to the ``emitted`` ones and prune every stage, atomically.
+
+        ``alternatives``, ``top``: as in ``ScoredCommit``; None: the job asked for none.
+        """
+        made: Callable[..., Commit] = Commit
+        if alternatives is not None:
+            made = partial(ScoredCommit, alternatives=alternatives, top=tuple(map(tuple, top)))
         self._outputs.append(
-            Commit(
+            made(
                 run=self._run,
                 offset=prune.offset,
                 emitted=emitted,

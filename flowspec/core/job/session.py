@@ -38,6 +38,7 @@ from flowspec.core.protocol.work import Draft, DraftDone
 from flowspec.core.run.history import History
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.limits import Limits
+from flowspec.core.run.logprobs import asked_pairs
 from flowspec.core.run.share import ALONE, RunShare
 from flowspec.core.run.spec import JobSpec
 from flowspec.core.tree.accept import Verdict, follow
@@ -100,7 +101,10 @@ class Session:
         prefix = self.text.prefix
         self.outbox = Outbox(run, limits.stages)
         drafters = strategy.eligible_drafters(limits.drafters)
-        self.returns = Returns(top=strategy.top, hidden=any(drafters) and strategy.draft_width > 0)
+        self.returns = Returns(
+            top=max(strategy.top, asked_pairs(spec.logprobs)),
+            hidden=any(drafters) and strategy.draft_width > 0,
+        )
         self._limits = limits
         self._generations = generations
         self._prefixes = prefixes
@@ -390,7 +394,8 @@ class Session:
             )
         retained = tuple(sorted(self.tree.nodes))
         prune = Prune(self.run, context, verdict.accepted, root, retained)
-        self.outbox.commit(prune, emitted, verdict, completed)
+        top = [node.top for node in accepted]
+        self.outbox.commit(prune, emitted, verdict, completed, top, self.spec.logprobs)
         self.drafting.commit(accepted, root, self.tree)
         if verdict.finish:
             self._close_complete()

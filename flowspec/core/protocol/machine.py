@@ -123,6 +123,17 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoredCommit(Commit):
+    """A commit of a job that asked for the log-probabilities of ``alternatives`` tokens.
+
+    ``top``: for each of ``tokens`` the pairs of its row, as in ``messages.Answer``.
+    """
+
+    alternatives: int = 0
+    top: tuple[tuple[tuple[int, float], ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Complete:
     """Complete tasks of the graph without sending anything."""
 

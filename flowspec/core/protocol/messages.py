@@ -26,7 +26,9 @@ class Hop:
 class Returns:
     """What a job needs per verified row besides the target's token."""
 
-    top: int = 0  # number of best (id, log-probability) pairs
+    #: Number of best (id, log-probability) pairs; the chosen token's is added if it is not among
+    #: them.
+    top: int = 0
     #: A row for the drafter beside the answer: the one after the final norm, or a sum of taps.
     hidden: bool = False
 
@@ -133,9 +135,10 @@ class Prune:
 class Answer:
     """Last stage or middle model to draft worker: its choice for each live row of a segment.
 
-    ``top``: per row the best (id, log-probability) pairs of the unprocessed distribution; empty
-    unless requested. ``seconds``: the slowest pass of any stage over the segment, which is the cost
-    of a pipeline step over ``rows`` rows, other runs' included.
+    ``top``: per row the best (id, log-probability) pairs of the unprocessed distribution, then the
+    chosen token's if it is not among them; empty unless requested. ``seconds``: the slowest pass of
+    any stage over the segment, which is the cost of a pipeline step over ``rows`` rows, other runs'
+    included.
     """
 
     run: RunKey

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeGuard, TypeVar
+from dataclasses import fields as fields_of
+from functools import partial
+from typing import Any, TypedDict, TypeGuard, TypeVar, Unpack
 
 import numpy as np
 
+from flowspec.core.run.logprobs import MOST_ALTERNATIVES
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.turns import (
     Messages,
@@ -58,6 +61,7 @@ FIELDS = (
     "wait_seconds",
     "reuse",
     "cache_salt",
+    "logprobs",
 )
 
 _MOST_BYTES = {
@@ -76,10 +80,13 @@ class JobSpec:
     ``raw``: do not apply the tokenizer's chat template to ``prompt``. ``messages``: a conversation,
     to which it is always applied. ``record``: keep a recording of the run. Generation ends at
     ``max_new_tokens``, at the end-of-sequence token or when the context is full. ``tokenize``: the
-    job ends without any, once the ids of its prompt are known. ``priority``: of the waiting jobs
+    job ends without any, once the ids of its prompt, which may be longer than the context or empty,
+    are known. ``priority``: of the waiting jobs
     those of the highest one begin first. ``wait_seconds``: the job ends with an error if it has not
     begun by then; 0: it waits as long as it has to. ``reuse``: begin with rows that are kept of
     earlier jobs, and keep this job's; only of and for those with this ``cache_salt``.
+    ``logprobs``: return each token's log-probability, and those of as many of the best tokens in
+    its place; None: none.
     """
 
     prompt: str | None = None
@@ -96,14 +103,12 @@ class JobSpec:
     wait_seconds: float = 0.0
     reuse: bool = True
     cache_salt: str = ""
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         self._check_types()
         self._check_source()
-        if self.prompt is not None and not self.prompt.strip():
-            raise JobError(
-                "the prompt is empty; give it at least one character that is not a space"
-            )
+        self._check_prompt()
         for name, text in (
             ("prompt", self.prompt),
             ("strategy", self.strategy),
@@ -120,6 +125,18 @@ class JobSpec:
                 f"max_new_tokens is {self.max_new_tokens}; expected 1 to {MAX_NEW_TOKENS}"
             )
         self._check_waiting()
+        if self.logprobs is not None and not 0 <= self.logprobs <= MOST_ALTERNATIVES:
+            raise JobError(f"logprobs is {self.logprobs}; expected 0 to {MOST_ALTERNATIVES}")
+
+    def _check_prompt(self) -> None:
+        """JobError for a prompt that says nothing; a raw one may be white space."""
+        if self.prompt is None or self.tokenize:
+            return
+        if not (self.prompt if self.raw else self.prompt.strip()):
+            raise JobError(
+                "the prompt is empty; give it at least one character"
+                + ("" if self.raw else " that is not a space")
+            )
 
     def _check_waiting(self) -> None:
         """JobError for a priority or a wait that is out of range."""
@@ -164,6 +181,8 @@ class JobSpec:
         _number("wait_seconds", self.wait_seconds)
         _expect("reuse", self.reuse, bool, "True or False")
         _expect("cache_salt", self.cache_salt, str, "text")
+        if self.logprobs is not None:
+            whole_number("logprobs", self.logprobs)
 
     def fields(self) -> dict[str, str]:
         """The spec as flat text fields for ``XADD``; most defaults are left out."""
@@ -191,45 +210,50 @@ class JobSpec:
             "wait_seconds": self.wait_seconds or None,
             "reuse": None if self.reuse else 0,
             "cache_salt": self.cache_salt or None,
+            "logprobs": self.logprobs,
         }
         return {name: str(value) for name, value in values.items() if value is not None}
 
 
-def job_spec(
-    prompt: str | None = None,
-    *,
-    prompt_ids: Iterable[int] | None = None,
-    messages: Messages | None = None,
-    max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
-    temperature: float = 0.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    seed: int = 0,
-    strategy: str = DEFAULT_STRATEGY,
-    raw: bool = False,
-    record: bool = False,
-    idempotency_key: str = "",
-    priority: int = 0,
-    wait_seconds: float = 0.0,
-    reuse: bool = True,
-    cache_salt: str = "",
-) -> JobSpec:
+class JobOptions(TypedDict, total=False):
+    """What a caller may say of a job beside its prompt, as in ``JobSpec`` and ``Sampling``."""
+
+    prompt_ids: Iterable[int] | None
+    messages: Messages | None
+    max_new_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+    strategy: str
+    raw: bool
+    record: bool
+    idempotency_key: str
+    priority: int
+    wait_seconds: float
+    reuse: bool
+    cache_salt: str
+    logprobs: int | None
+
+
+def job_spec(prompt: str | None = None, **options: Unpack[JobOptions]) -> JobSpec:
     """The job that a caller describes by values of any type; JobError names the first wrong one."""
-    return JobSpec(
-        prompt=prompt,
-        prompt_ids=token_ids(prompt_ids) if prompt_ids is not None else None,
-        messages=turns_of(messages) if messages is not None else None,
-        max_new_tokens=max_new_tokens,
-        sampling=checked_sampling(temperature, top_k, top_p, seed),
-        strategy=strategy,
-        idempotency_key=idempotency_key,
-        raw=raw,
-        record=record,
-        priority=whole_number("priority", priority),
-        wait_seconds=_number("wait_seconds", wait_seconds),
-        reuse=reuse,
-        cache_salt=cache_salt,
+    given: dict[str, Any] = dict(options)
+    plain = Sampling()
+    sampling = checked_sampling(
+        *(given.pop(field.name, getattr(plain, field.name)) for field in fields_of(Sampling))
     )
+    read: dict[str, Callable[[Any], object]] = {
+        "prompt_ids": token_ids,
+        "messages": turns_of,
+        "priority": partial(whole_number, "priority"),
+        "logprobs": partial(whole_number, "logprobs"),
+        "wait_seconds": partial(_number, "wait_seconds"),
+    }
+    for name, reader in read.items():
+        if given.get(name) is not None:
+            given[name] = reader(given[name])
+    return JobSpec(prompt=prompt, sampling=sampling, **given)
 
 
 def checked_sampling(temperature: object, top_k: object, top_p: object, seed: object) -> Sampling:
@@ -288,6 +312,7 @@ def parse(fields: Mapping[str, str]) -> JobSpec:
         wait_seconds=wait_seconds,
         reuse=_read(fields, "reuse", _flag, "0 or 1", True),
         cache_salt=fields.get("cache_salt", ""),
+        logprobs=_read(fields, "logprobs", int, "a whole number", None),
     )
 
 

@@ -64,8 +64,8 @@ class Expansion:
 class Node:
     """A node; ``position`` is absolute (prompt + output), ``depth`` counts from the planted root.
 
-    ``choice``: the target's token after it. ``top``, if requested: the target's best tokens with
-    their log-probabilities. Both are set with status ANSWERED.
+    ``choice``: the target's token after it. ``top``, if requested: the target's best tokens, and
+    its choice, with their log-probabilities. Both are set with status ANSWERED.
     """
 
     id: int

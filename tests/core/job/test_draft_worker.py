@@ -27,6 +27,7 @@ from flowspec.core.protocol.machine import (
     Received,
     Refused,
     Release,
+    ScoredCommit,
     Send,
     Tick,
 )
@@ -474,6 +475,31 @@ def test_a_token_outside_the_vocabulary_ends_the_job(token: int) -> None:
     finish = one(draft.receive(Answer(RUN, 0, (0,), (token,))), Finish)
     assert isinstance(finish, Finish)
     assert "outside the vocabulary" in finish.error
+
+
+@pytest.mark.parametrize(
+    "top",
+    [(), (((40, -0.5),),), (((5, -0.5), (6, -1.0)),), (((40, 0.5), (5, -1.0)),)],
+    ids=["none", "too few", "of other tokens", "above 0"],
+)
+def test_log_probabilities_that_are_not_those_asked_for_end_the_job(
+    top: tuple[tuple[tuple[int, float], ...], ...],
+) -> None:
+    draft = Draft()
+    draft.submit(prompt_ids="[2, 3]", max_new_tokens="1", logprobs="2")
+    finish = one(draft.receive(Answer(RUN, 0, (1,), (40,), top)), Finish)
+    assert isinstance(finish, Finish)
+    assert "log-probabilit" in finish.error
+
+
+def test_log_probabilities_of_a_verdict_go_with_its_commit() -> None:
+    draft = Draft()
+    sent = messages(draft.submit(prompt_ids="[2, 3]", max_new_tokens="1", logprobs="0"))
+    assert [message.returns.top for message in sent if isinstance(message, Open)] == [1]
+    top = (((5, -0.5), (40, -1.5)),)
+    commit = one(draft.receive(Answer(RUN, 0, (1,), (40,), top)), ScoredCommit)
+    assert isinstance(commit, ScoredCommit)
+    assert (commit.tokens, commit.alternatives, commit.top) == ((40,), 0, top)
 
 
 def test_a_message_that_arrives_twice_is_taken_once() -> None:

@@ -18,8 +18,8 @@ CLOSE_SECONDS = 5.0
 KEPT_SECONDS = 60.0
 
 
-class Leftovers:
-    """Ends jobs in the background."""
+class EndedRequests:
+    """Ends in the background the jobs of requests that are over."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -37,7 +37,7 @@ class Leftovers:
         self._start(self._end_submitted(submitting))
 
     def _start(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work, name="leftover")
+        task = asyncio.create_task(work, name="ending job")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

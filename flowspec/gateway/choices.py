@@ -12,14 +12,16 @@ from flowspec.async_client import AsyncClient, AsyncJob
 from flowspec.core.run.spec import JobSpec
 from flowspec.errors import FlowSpecError
 from flowspec.gateway.capacity import Capacity
-from flowspec.gateway.errors import ApiError
-from flowspec.gateway.leftovers import Leftovers
+from flowspec.gateway.ended_requests import EndedRequests
+from flowspec.gateway.errors import ApiError, unavailable
+from flowspec.gateway.logprobs import PlacedToken, TokensOfText
 from flowspec.gateway.metrics import Metrics, accepted_tokens
 from flowspec.gateway.stops import StopFilter
 from flowspec.observe import logger
-from flowspec.results import Chunk
+from flowspec.results import Chunk, Result, Stats
 
-#: Pieces that are held for a slow reader before its jobs' outputs are left unread.
+#: Pieces that are held for a slow reader. Further outputs wait in its jobs' feeds, whose bound is
+#: the length of the answer.
 _HELD = 256
 #: OpenAI's names of the reasons for which a job ends by itself.
 _FINISH = {"eos": "stop", "length": "length"}
@@ -27,10 +29,14 @@ _FINISH = {"eos": "stop", "length": "length"}
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """A piece of the text of choice ``index``; never empty."""
+    """A piece of the text of choice ``index``, and the tokens that go with it, if asked for.
+
+    One of the two may be empty.
+    """
 
     index: int
     text: str
+    tokens: tuple[PlacedToken, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +58,20 @@ class Finished:
 Output = TextPiece | Finished
 
 
-class Generator:
+def joined(index: int, pieces: Sequence[TextPiece]) -> TextPiece:
+    """All of a choice's ``pieces`` as one."""
+    tokens = tuple(token for piece in pieces for token in piece.tokens)
+    return TextPiece(index, "".join(piece.text for piece in pieces), tokens)
+
+
+class ChoiceRunner:
     """Runs the jobs of requests on the pipeline of ``client``."""
 
     def __init__(self, client: AsyncClient, metrics: Metrics, capacity: Capacity) -> None:
         self._client = client
         self._metrics = metrics
         self._capacity = capacity
-        self.leftovers = Leftovers()
+        self.ended = EndedRequests()
 
     async def outputs(
         self, specs: Sequence[JobSpec], stops: Sequence[str]
@@ -93,7 +105,7 @@ class Generator:
         try:
             return await asyncio.shield(submitting)
         except asyncio.CancelledError:
-            self.leftovers.end_submitted(submitting)
+            self.ended.end_submitted(submitting)
             raise
 
     async def token_ids(self, spec: JobSpec) -> tuple[int, ...]:
@@ -103,7 +115,7 @@ class Generator:
             try:
                 return (await job.result()).prompt_token_ids
             finally:
-                self.leftovers.end(job)
+                self.ended.end(job)
 
     def note_first(self, seconds: float) -> None:
         """Note the time to a first token."""
@@ -118,33 +130,49 @@ class Generator:
         result = await job.so_far()
         reason = "stop" if stopped else _FINISH.get(result.finish_reason)
         if reason is None:
-            raise ApiError(503, f"the job was {result.finish_reason}", code="job_cancelled")
+            raise unavailable(f"the job was {result.finish_reason}", "job_cancelled")
+        self._count(result, reason, seconds)
+        return Finished(
+            index,
+            reason,
+            len(result.prompt_token_ids),
+            len(result.token_ids),
+            accepted_tokens(result.stats),
+            _cached(result.stats),
+        )
+
+    def _count(self, result: Result, reason: str, seconds: float) -> None:
+        """Count an answer that has ended."""
         prompt, tokens = len(result.prompt_token_ids), len(result.token_ids)
         metrics = self._metrics
         metrics.count("vllm:prompt_tokens_total", prompt)
         metrics.count("vllm:generation_tokens_total", tokens)
         metrics.count("vllm:prefix_cache_queries_total", prompt)
-        metrics.count("vllm:prefix_cache_hits_total", result.stats.get("cached_tokens") or 0)
+        metrics.count("vllm:prefix_cache_hits_total", _cached(result.stats))
         metrics.count("vllm:request_success_total", finished_reason=reason)
         metrics.observe("vllm:request_prompt_tokens", prompt)
         metrics.observe("vllm:request_generation_tokens", tokens)
         metrics.observe("vllm:e2e_request_latency_seconds", seconds)
         metrics.count_stats(result.stats)
         self._capacity.note(seconds)
-        cached = result.stats.get("cached_tokens") or 0
-        return Finished(index, reason, prompt, tokens, accepted_tokens(result.stats), cached)
+
+
+def _cached(stats: Stats) -> int:
+    """Tokens of the prompt whose rows were kept of an earlier job, as far as is known."""
+    return stats.get("cached_tokens") or 0
 
 
 class _Choice:
     """One choice of a request: its job, and the stop strings in its text."""
 
     def __init__(
-        self, generator: Generator, index: int, spec: JobSpec, stops: Sequence[str]
+        self, runner: ChoiceRunner, index: int, spec: JobSpec, stops: Sequence[str]
     ) -> None:
-        self._generator = generator
+        self._runner = runner
         self._index = index
         self._spec = spec
         self._stops = StopFilter(stops)
+        self._tokens = TokensOfText()
         self._began = time.monotonic()
         self._last: float | None = None
 
@@ -160,29 +188,36 @@ class _Choice:
             await out.put(ApiError(500, f"the gateway failed: {kind}"))
 
     async def _run(self, out: asyncio.Queue[Output | FlowSpecError]) -> None:
-        job = await self._generator.submit(self._spec)
+        job = await self._runner.submit(self._spec)
         try:
             async with aclosing(job.stream()) as chunks:
                 async for chunk in chunks:
                     self._note(chunk)
+                    self._tokens.push(chunk.logprobs)
                     await self._pass_on(self._stops.push(chunk.text), out)
                     if self._stops.found is not None:
                         break
-            await self._pass_on(self._stops.finish(), out)
             stopped = self._stops.found is not None
+            if not stopped:
+                await self._pass_on(self._stops.finish(), out, is_last=True)
             seconds = time.monotonic() - self._began
-            await out.put(await self._generator.finished(job, self._index, stopped, seconds))
+            await out.put(await self._runner.finished(job, self._index, stopped, seconds))
         finally:
-            self._generator.leftovers.end(job)
+            self._runner.ended.end(job)
 
-    async def _pass_on(self, text: str, out: asyncio.Queue[Output | FlowSpecError]) -> None:
-        if text:
-            await out.put(TextPiece(self._index, text))
+    async def _pass_on(
+        self, text: str, out: asyncio.Queue[Output | FlowSpecError], *, is_last: bool = False
+    ) -> None:
+        tokens = self._tokens.passed(text)
+        if is_last:
+            tokens += self._tokens.rest()
+        if text or tokens:
+            await out.put(TextPiece(self._index, text, tokens))
 
     def _note(self, chunk: Chunk) -> None:
         now = time.monotonic()
         if self._last is None:
-            self._generator.note_first(now - self._began)
+            self._runner.note_first(now - self._began)
         elif chunk.token_ids:
-            self._generator.note_more(now - self._last, len(chunk.token_ids))
+            self._runner.note_more(now - self._last, len(chunk.token_ids))
         self._last = now

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from typing import TypedDict
 
 from flowspec.core.run.sampling import MAX_SEED, Sampling
 from flowspec.core.run.spec import DEFAULT_MAX_NEW_TOKENS, JobSpec
@@ -20,52 +21,61 @@ from flowspec.gateway.schema import (
     Sampled,
     TokenizeRequest,
 )
-from flowspec.gateway.serving import Order
+from flowspec.gateway.serving import WantedAnswer
 from flowspec.gateway.settings import Settings
+from flowspec.gateway.strategies import ClientStrategies, lossy_mode
 
 #: Tokens of a completion whose request does not say; OpenAI's.
 COMPLETION_TOKENS = 16
 
 
-class OrderTaker:
-    """Makes orders of requests, by ``settings``."""
+class SharedTerms(TypedDict):
+    """What all jobs of a request share, as in ``JobSpec``."""
+
+    strategy: str
+    cache_salt: str
+    priority: int
+    wait_seconds: float
+    logprobs: int | None
+
+
+class RequestReader:
+    """Reads requests, by ``settings``."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._strategies = ClientStrategies(settings.allowed_strategies, settings.strategy)
 
-    def chat(self, request: ChatRequest, state: PipelineState, salt: str) -> Order:
-        """The order of a chat; an error that names what is not served.
+    def chat(self, request: ChatRequest, state: PipelineState, salt: str) -> WantedAnswer:
+        """What a chat asks for; an error that names what is not served.
 
         ``salt``: of its jobs, as in ``JobSpec``.
         """
         check_refused(request)
         check_template(state)
         turns = checked_turns(tuple(turns_of_messages(request.messages)))
-        wanted = (
+        most = (
             request.max_completion_tokens
             or request.max_tokens
             or self._settings.default_tokens
             or state.context
             or DEFAULT_MAX_NEW_TOKENS
         )
+        terms = self._terms(request, salt, chat_alternatives(request))
         specs = [
-            JobSpec(
-                messages=turns,
-                max_new_tokens=wanted,
-                sampling=sampling,
-                strategy=self._strategy(request),
-                cache_salt=salt,
-                priority=-(request.priority or 0),
-                wait_seconds=request.wait_seconds or 0.0,
-            )
+            JobSpec(messages=turns, max_new_tokens=most, sampling=sampling, **terms)
             for sampling in samplings(request)
         ]
-        return self._order(request, specs, AnswerForm(request.model, state.fingerprint, chat=True))
+        return self._wanted(request, specs, _form(request, state, terms, chat=True))
 
-    def completion(self, request: CompletionRequest, state: PipelineState, salt: str) -> Order:
-        """The order of completions, as ``chat``."""
+    def completion(
+        self, request: CompletionRequest, state: PipelineState, salt: str
+    ) -> WantedAnswer:
+        """What a request for completions asks for, as ``chat``."""
         check_refused(request)
-        wanted = request.max_tokens or COMPLETION_TOKENS
+        most = request.max_tokens or COMPLETION_TOKENS
+        asked = request.logprobs
+        terms = self._terms(request, salt, None if asked is False else asked)
         seeded = samplings(request)
         if len(request.prompts) * len(seeded) > MAX_PROMPTS:
             raise refused(
@@ -77,29 +87,33 @@ class OrderTaker:
             JobSpec(
                 prompt=prompt if isinstance(prompt, str) else None,
                 prompt_ids=None if isinstance(prompt, str) else tuple(prompt),
-                max_new_tokens=wanted,
+                max_new_tokens=most,
                 sampling=sampling,
-                strategy=self._strategy(request),
-                cache_salt=salt,
-                priority=-(request.priority or 0),
-                wait_seconds=request.wait_seconds or 0.0,
                 raw=isinstance(prompt, str),
+                **terms,
             )
             for prompt in request.prompts
             for sampling in seeded
         ]
-        return self._order(request, specs, AnswerForm(request.model, state.fingerprint, chat=False))
+        return self._wanted(request, specs, _form(request, state, terms, chat=False))
 
-    def _strategy(self, request: Sampled) -> str:
-        return request.strategy or self._settings.strategy
+    def _terms(self, request: Sampled, salt: str, logprobs: int | None) -> SharedTerms:
+        return SharedTerms(
+            strategy=self._strategies.chosen(request.strategy),
+            cache_salt=salt,
+            # A job's highest priority begins first, a request's lowest.
+            priority=-(request.priority or 0),
+            wait_seconds=request.wait_seconds or 0.0,
+            logprobs=logprobs,
+        )
 
     @staticmethod
-    def _order(request: Sampled, specs: Sequence[JobSpec], form: AnswerForm) -> Order:
+    def _wanted(request: Sampled, specs: Sequence[JobSpec], form: AnswerForm) -> WantedAnswer:
         stream = bool(request.stream)
         if request.stream_options is not None and not stream:
             raise refused("stream_options are for streamed answers: set stream", "stream_options")
         options = request.stream_options
-        return Order(
+        return WantedAnswer(
             form=form,
             specs=specs,
             choices=request.n or 1,
@@ -108,6 +122,25 @@ class OrderTaker:
             include_usage=bool(options and options.include_usage),
             ignored=ignored_fields(request),
         )
+
+
+def _form(request: Sampled, state: PipelineState, terms: SharedTerms, *, chat: bool) -> AnswerForm:
+    return AnswerForm(
+        request.model,
+        state.fingerprint,
+        chat,
+        lossy=lossy_mode(terms["strategy"]),
+        logprobs=terms["logprobs"] is not None,
+    )
+
+
+def chat_alternatives(request: ChatRequest) -> int | None:
+    """How many alternatives to each token a chat asks for; None: no log-probabilities at all."""
+    if request.logprobs:
+        return request.top_logprobs or 0
+    if request.top_logprobs:
+        raise refused("top_logprobs are returned with logprobs: set logprobs", "top_logprobs")
+    return None
 
 
 def tokenizing(request: TokenizeRequest, state: PipelineState) -> JobSpec:
@@ -128,6 +161,8 @@ def samplings(request: Sampled) -> list[Sampling]:
     first = secrets.randbits(63) if request.seed is None else request.seed & MAX_SEED
     temperature = 1.0 if request.temperature is None else request.temperature
     top_p = 1.0 if request.top_p is None else request.top_p
+    if top_p == 0:  # the best token alone
+        temperature, top_p = 0.0, 1.0
     top_k = max(0, request.top_k or 0)
     return [
         Sampling(temperature, top_k, top_p, (first + choice) & MAX_SEED)
