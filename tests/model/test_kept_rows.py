@@ -24,7 +24,7 @@ from flowspec.errors import StateError
 from flowspec.model.directory import ModelDirectory, layer_ranges, open_directory
 from flowspec.model.drafter_choice import levels_of, wanting_hidden
 from flowspec.model.kept_rows import KeptRows
-from flowspec.model.kv import TreeCache
+from flowspec.model.kv import CopiedRows, TreeCache
 from flowspec.model.reference import Reference
 from flowspec.model.sources import load_sources, taps_of
 from flowspec.model.stage import load_stage
@@ -61,7 +61,7 @@ def test_what_is_kept_is_the_context_and_begins_another_cache(
     count = data.draw(st.integers(1, len(text)))
     wanted = run.keep(count)
     assert wanted is not None
-    kept = KeptRows()
+    kept: KeptRows[CopiedRows] = KeptRows()
     kept.keep(ENDED, cache, wanted)
     assert kept.nbytes == 2 * 4 * count
     held = data.draw(st.integers(1, count))
@@ -85,7 +85,7 @@ def _next_row(story: Story, position: int) -> Any:
 def test_more_rows_than_there_are_cannot_be_kept() -> None:
     cache = TreeCache.allocate(1, 1, 8, 1, torch.float32)
     with pytest.raises(StateError, match="3 rows are to be kept of 0"):
-        KeptRows().keep(ENDED, cache, Kept(3))
+        KeptRows[CopiedRows]().keep(ENDED, cache, Kept(3))
 
 
 class Talk:

@@ -8,6 +8,17 @@ from dataclasses import dataclass
 TREE_ROWS = 1536
 #: Most rows of ended jobs that a pipeline keeps unless it is told otherwise, whatever its context.
 MOST_KEPT_ROWS = 4096
+#: How a stage stores KV rows: a range for every job, or blocks of one pool (``model.paged``).
+CONTIGUOUS = "contiguous"
+PAGED = "paged"
+STORES = (CONTIGUOUS, PAGED)
+#: KV rows of a block of a stage's pool (``model.block_pool``).
+BLOCK_ROWS = 32
+
+
+def in_blocks(rows: int) -> int:
+    """``rows`` rounded up to whole blocks."""
+    return -(-rows // BLOCK_ROWS) * BLOCK_ROWS
 
 
 def default_kept_rows(context: int) -> int:
