@@ -79,6 +79,13 @@ class HasFacts(Protocol):
     def facts(self) -> dict[str, object]: ...
 
 
+@runtime_checkable
+class HasRoom(Protocol):
+    """An executor that tells how it stores KV rows, and what is free by now."""
+
+    def room(self) -> dict[str, object]: ...
+
+
 def placed(info: Mapping[str, Any]) -> str | None:
     """What runs where in a worker's facts, like ``bfloat16 on cpu by onednn``; None: no model."""
     if "precision" not in info:

@@ -52,7 +52,7 @@ class BlockPool:
         if blocks > self._free:
             raise StateError(
                 f"{blocks} blocks of {BLOCK_ROWS} KV rows are needed, and {self._free} of "
-                f"{len(self)} are free; run fewer jobs, or give the pipeline more by --kv-rows"
+                f"{len(self)} are free; run fewer jobs, or give the pipeline more by --most-rows"
             )
 
     def _is_free(self, block: int) -> bool:

@@ -12,7 +12,7 @@ from flowspec.core.job.draft_worker import DraftMachine
 from flowspec.core.protocol.addresses import DRAFT, Address, stage_address
 from flowspec.core.protocol.machine import Allocate, Input, OpenJob, Output, Release
 from flowspec.core.protocol.work import Encode, EncodeDone
-from flowspec.core.run.limits import TREE_ROWS
+from flowspec.core.run.limits import BLOCK_ROWS, TREE_ROWS, in_blocks
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_worker import StageMachine
@@ -46,10 +46,10 @@ class Rows:
         self.most = max(self.most, sum(self._held.values()))
 
 
-def run(specs: Sequence[JobSpec], most_rows: int) -> tuple[Rows, Simulation]:
-    """``specs``, submitted in turn to a pipeline of ``most_rows`` rows."""
+def run(specs: Sequence[JobSpec], most_rows: int, row_unit: int = 1) -> tuple[Rows, Simulation]:
+    """``specs``, submitted in turn to a pipeline of ``most_rows`` rows, of whole units."""
     rows = Rows()
-    machine = DraftMachine(limits(STAGES), build, most_rows=most_rows)
+    machine = DraftMachine(limits(STAGES), build, most_rows=most_rows, row_unit=row_unit)
     nodes: dict[Address, Any] = {DRAFT: (machine, ToyDrafter(TARGET, 0.8, (0, 0, 1)))}
     for stage in range(1, STAGES + 1):
         nodes[stage_address(stage)] = (StageMachine(stage, STAGES), ToyStage(TARGET, stage, STAGES))
@@ -106,3 +106,12 @@ def test_a_job_that_has_no_room_in_an_empty_pipeline_is_refused() -> None:
             f"the job needs {TREE_ROWS + len(PROMPT) + ANSWER} KV"
         )
         assert record.finish.error.endswith("shorten the prompt or the answer")
+
+
+def test_rows_are_counted_in_whole_blocks() -> None:
+    needs = TREE_ROWS + len(PROMPT) + ANSWER
+    assert needs % BLOCK_ROWS
+    rows, _ = run([job(text=False)] * 2, 2 * needs, BLOCK_ROWS)
+    assert rows.most == needs, "one after the other"
+    rows, _ = run([job(text=False)] * 2, 2 * in_blocks(needs), BLOCK_ROWS)
+    assert rows.most == 2 * needs

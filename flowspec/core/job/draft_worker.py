@@ -137,6 +137,7 @@ class DraftMachine:
     ``history``: what earlier jobs of this pipeline measured; updated in place. ``governor``: shares
     the pipeline among the jobs. ``most_rows``: of all runs at a stage, KV rows; 0: no limit.
     ``generation``: under which it holds its role; runs assigned to another holder are ignored.
+    ``row_unit``: stages have room for rows by so many at a time.
     """
 
     def __init__(
@@ -147,6 +148,7 @@ class DraftMachine:
         governor: Governor | None = None,
         most_rows: int = 0,
         generation: int = NO_LEASE,
+        row_unit: int = 1,
     ) -> None:
         self._generation = generation
         self._limits = limits
@@ -158,6 +160,7 @@ class DraftMachine:
         self._last_stage = stage_address(limits.stages)
         self._governor = governor if governor is not None else Governor(limits.stages)
         self._most_rows = most_rows
+        self._row_unit = row_unit
         self._working: DraftPass | Encode | EncodeTurns | None = None
         self._started_at = 0.0
 
@@ -310,7 +313,8 @@ class DraftMachine:
         limits = self._limits
         run.prompt = prompt
         if not run.spec.tokenize:
-            run.rows = rows_of_run(len(prompt), run.spec.max_new_tokens, limits)
+            rows = rows_of_run(len(prompt), run.spec.max_new_tokens, limits)
+            run.rows = -(-rows // self._row_unit) * self._row_unit
         wrong = self._what_is_wrong_with(prompt)
         if not wrong and 0 < self._most_rows < run.rows:
             wrong = (

@@ -15,11 +15,17 @@ from dataclasses import dataclass
 
 from flowspec.core.job.prefix_tree import PrefixTree
 from flowspec.core.run.key import RunKey
+from flowspec.core.run.limits import BLOCK_ROWS
 
 #: Fewest rows worth copying: below it a prompt's pass costs as much.
 LEAST_ROWS = 16
 #: Most runs kept, which bounds the list in a Close.
 MOST_RUNS = 64
+
+
+def most_blocks(rows: int) -> int:
+    """Blocks that ``rows`` kept rows take at most: each run may have one that is not full."""
+    return rows // BLOCK_ROWS + min(rows // LEAST_ROWS, MOST_RUNS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from flowspec.errors import ConfigError
+
 #: Most tree rows sent and live at once; bounds each stage's KV rows beyond the context.
 TREE_ROWS = 1536
 #: Most rows of ended jobs that a pipeline keeps unless it is told otherwise, whatever its context.
@@ -19,6 +21,13 @@ BLOCK_ROWS = 32
 def in_blocks(rows: int) -> int:
     """``rows`` rounded up to whole blocks."""
     return -(-rows // BLOCK_ROWS) * BLOCK_ROWS
+
+
+def check_store(store: str) -> str:
+    """``store``; ConfigError unless it is one of STORES."""
+    if store not in STORES:
+        raise ConfigError(f"kv is {store!r}; expected {' or '.join(STORES)}")
+    return store
 
 
 def default_kept_rows(context: int) -> int:

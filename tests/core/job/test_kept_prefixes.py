@@ -11,8 +11,10 @@ from flowspec.core.job.kept_prefixes import (
     DrafterKind,
     KeptPrefixes,
     Reuse,
+    most_blocks,
 )
 from flowspec.core.run.key import RunKey
+from flowspec.core.run.limits import BLOCK_ROWS, in_blocks
 
 MODEL = DrafterKind()
 HEAD = DrafterKind(refreshed=True)
@@ -126,4 +128,6 @@ def test_bounds_hold_and_finds_are_right(
                 assert known[: found.rows] == text[: found.rows]
         assert kept.rows <= most
         assert len(kept.runs) <= MOST_RUNS
+        blocks = sum(in_blocks(len(texts[run][1])) for run in kept.runs) // BLOCK_ROWS
+        assert blocks <= most_blocks(most)
         assert set(kept._trees) == {texts[run][0] for run in kept.runs}
