@@ -7,10 +7,11 @@ with it have the same ones. A block of several references is never written; who 
 
 from __future__ import annotations
 
-from itertools import groupby
-
 from flowspec.core.run.limits import BLOCK_ROWS
 from flowspec.errors import StateError
+
+#: Blocks that a text has a claim to, as long as there are others.
+RANGE = 8
 
 
 class BlockPool:
@@ -36,12 +37,12 @@ class BlockPool:
     def take(self, after: int | None) -> int:
         """A free block, now of one reference: the one behind ``after`` if possible.
 
-        Rows of neighbouring blocks are read without a copy. So another text begins in the middle of
-        the longest free range, or at the pool's first block: both it and its neighbour can grow.
-        StateError as from ``require``.
+        Rows of neighbouring blocks are read without a copy. So a text goes on at the first
+        ``RANGE`` free blocks in a row, where others leave it room to grow. The lowest ones come
+        first, as memory pages that were never written cost nothing. StateError as from ``require``.
         """
         self.require(1)
-        following = 0 if after is None else after + 1
+        following = len(self) if after is None else after + 1
         block = following if self._is_free(following) else self._roomy()
         self._references[block] = 1
         self._free -= 1
@@ -59,17 +60,12 @@ class BlockPool:
         return block < len(self._references) and not self._references[block]
 
     def _roomy(self) -> int:
-        """The middle of the longest free range."""
-        longest = 0
-        found = 0
-        begin = 0
-        for used, blocks in groupby(self._references, key=bool):
-            count = len(list(blocks))
-            if not used and count > longest:
-                longest = count
-                found = begin + count // 2
-            begin += count
-        return found
+        """The first free block of those that have only free ones behind them, or of all."""
+        counts = self._references
+        for first in range(0, len(counts), RANGE):
+            if not any(counts[first : first + RANGE]):
+                return first
+        return counts.index(0)
 
     def share(self, block: int) -> None:
         """Count another reference to ``block``, which has one."""

@@ -18,7 +18,7 @@ from flowspec.core.run.limits import BLOCK_ROWS
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.stage.stage_run import StageRun
 from flowspec.errors import ModelError, StateError
-from flowspec.model.block_pool import BlockPool
+from flowspec.model.block_pool import RANGE, BlockPool
 from flowspec.model.directory import ModelDirectory
 from flowspec.model.kept_rows import KeptRows
 from flowspec.model.kv import CopiedRows, TreeCache
@@ -294,18 +294,14 @@ def test_a_pool_serves_no_attention_with_a_store_of_its_own(family: Family) -> N
 
 
 def test_blocks_of_one_text_are_neighbours_while_there_is_room() -> None:
-    pool = BlockPool(16)
-    first = pool.take(None)
-    other = pool.take(None)
-    assert (first, other) == (0, 8), "in the middle of what is free"
-    assert [pool.take(first + at) for at in range(3)] == [1, 2, 3]
-    assert pool.take(other) == 9
-    for block in range(4, 8):
-        assert pool.take(block - 1) == block
-    assert pool.take(7) == 13, "behind it is another text"
-    for block in (1, 2):
-        pool.drop(block)
-    assert pool.take(0) == 1
+    pool = BlockPool(3 * RANGE)
+    texts = [pool.take(None) for _ in range(3)]
+    assert texts == [0, RANGE, 2 * RANGE], "each has room to grow"
+    assert [pool.take(at) for at in range(RANGE - 1)] == [*range(1, RANGE)]
+    assert pool.take(RANGE - 1) == RANGE + 1, "no range is free any more"
+    assert pool.take(RANGE) == RANGE + 2
+    pool.drop(3)
+    assert pool.take(None) == 3, "the lowest one that is free"
 
 
 def test_a_job_with_rows_cannot_begin_with_kept_ones() -> None:
