@@ -74,10 +74,10 @@ class Setup:
     emulate; None: none. ``places``: what the models run on. ``layers``: the target's layers by
     stage; None: near-equal blocks. ``context``: most tokens of a job's prompt and output; None: as
     many as the target takes. ``rows``: how rows travel, one of ``broker.ways.ROWS``. ``jobs``: how
-    many run at once. ``keep_rows``: most rows of ended jobs that are kept for later ones; None: as
+    many run at once. ``keep_rows``: most rows that are kept for jobs that begin alike; None: as
     many as the context suggests (``limits.default_kept_rows``). ``most_rows``: KV rows of all
-    running jobs at a stage; a job that would need more waits; 0: as
-    many as ``jobs`` of them can need. ``kv``: how stages store KV rows, one of ``limits.STORES``.
+    running jobs at a stage; a job that would need more waits; 0: as many as ``jobs`` of them can
+    need. ``kv``: how stages store KV rows, one of ``limits.STORES``.
     """
 
     target: str

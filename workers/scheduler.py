@@ -67,7 +67,7 @@ def _read_arguments() -> argparse.Namespace:
     arguments.add_argument(
         "--keep-rows",
         type=int,
-        help="most rows of ended jobs that are kept for later ones (default: twice the context, "
+        help="most rows of jobs that are kept for others (default: twice the context, "
         "at most 4096)",
     )
     arguments.add_argument(

@@ -121,7 +121,7 @@ KeepRows = Annotated[
     int | None,
     typer.Option(
         callback=in_range(0, inf, "0 or more"),
-        help="Most rows of ended jobs that are kept for jobs that begin as they did; 0: none "
+        help="Most rows of jobs that are kept for jobs that begin as they did; 0: none "
         "(default: twice the context, at most 4096).",
     ),
 ]

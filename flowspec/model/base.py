@@ -51,7 +51,7 @@ class StageExecutor(Protocol):
 
 @runtime_checkable
 class KeepsRows(Protocol):
-    """An executor that can keep rows of ended runs, for runs that begin as those did.
+    """An executor that can keep first rows of runs, for runs that begin as those did.
 
     It has one cache, or one for every drafter to choose from; the sequences are parallel to them.
     """
@@ -175,7 +175,7 @@ def drafted(drafter: DraftExecutor, work: DraftPass) -> DraftPassDone:
 def keeping(executor: object) -> KeepsRows:
     """``executor`` as one that can keep rows; StateError if it cannot."""
     if not isinstance(executor, KeepsRows):
-        raise StateError(f"a {type(executor).__name__} cannot keep rows of ended jobs")
+        raise StateError(f"a {type(executor).__name__} cannot keep rows of other jobs")
     return executor
 
 

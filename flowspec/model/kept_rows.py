@@ -1,4 +1,4 @@
-"""KV rows of ended runs, kept for runs that begin as those did."""
+"""KV rows of runs, which outlast them for runs that begin as those did."""
 
 from __future__ import annotations
 

@@ -28,6 +28,32 @@ def test_turns(clusters: Clusters, reference: Reference) -> None:
     _check_turns(clusters(2).url, reference)
 
 
+def test_answers_at_once_share_their_prompt(reference: Reference) -> None:
+    """And an answer that is cancelled leaves its prompt's rows."""
+    prompt = tuple(3 + at * 7 % 400 for at in range(120))
+    samplings = [Sampling(1.0, seed=seed) for seed in range(4)]
+    with (
+        Cluster(Setup(*default_pair(), 2, jobs=4)) as cluster,
+        Client(cluster.url) as client,
+    ):
+        jobs = [
+            client.submit(prompt_ids=prompt, max_new_tokens=24, temperature=1.0, seed=one.seed)
+            for one in samplings
+        ]
+        results = [job.result() for job in jobs]
+        for result, sampling in zip(results, samplings, strict=True):
+            assert result.token_ids == reference.decode(prompt, 24, sampling)
+        known = len(prompt) - 1
+        assert [one.stats["cached_tokens"] for one in results] == [0, known, known, known]
+        other = prompt[::-1]
+        long = client.submit(prompt_ids=other, max_new_tokens=600)
+        next(iter(long.stream()))
+        long.cancel()
+        later = client.submit(prompt_ids=(*other, 9), max_new_tokens=8).result()
+        assert later.token_ids == reference.decode((*other, 9), 8, Sampling())
+        assert later.stats["cached_tokens"] == known
+
+
 def test_turns_with_rows_in_blocks(reference: Reference) -> None:
     """Rows go straight, too. The pool has room for one job, so others wait for its end."""
     room = in_blocks(TREE_ROWS + 700)
