@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from flowspec.broker.base import RENEW_SECONDS
 from flowspec.client import Client
 from flowspec.cluster import Cluster, Setup
+from flowspec.core.protocol.lease import TERMS
 from flowspec.core.run.limits import TREE_ROWS, in_blocks
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import JobFailed
@@ -77,7 +77,7 @@ def test_turns_with_rows_in_blocks(reference: Reference) -> None:
 
 def _pools(client: Client) -> list[dict[str, Any]]:
     """What both stages say of their pools once their leases were renewed."""
-    time.sleep(RENEW_SECONDS * 1.5)
+    time.sleep(TERMS.renew_seconds * 1.5)
     workers = client.workers()
     return [workers[f"verify-{stage}"]["kv"] for stage in (1, 2)]
 

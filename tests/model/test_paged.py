@@ -104,6 +104,7 @@ class Twins:
         plain, paged = self.caches[part.run]
         assert plain.begin_pass(part) == paged.begin_pass(part)
         rows = len(part.ids)
+        assert len(paged.table) == -(-(paged.held + rows) // BLOCK_ROWS), "prunes free blocks"
         short = bool(torch.randint(2, (1,), generator=self._draw))
         for layer, (one, two) in enumerate(zip(plain.slots(rows), paged.slots(rows), strict=True)):
             assert one.added == two.added == rows

@@ -334,6 +334,16 @@ def test_equal_prompts_at_once_are_computed_once(strategy: str, drafter: str) ->
     pipeline.check_rows()
 
 
+def test_rows_that_would_not_be_kept_are_not_awaited() -> None:
+    pipeline = Conversations(ToyDrafter(TARGET, 0.8), kept_rows=0)
+    for job in ("first", "second"):
+        pipeline.submit(job, spec(PROMPT, "flowspec"), 0.0)
+    pipeline.run()
+    began = [pipeline.jobs[job].committed_at[0][0] for job in ("first", "second")]
+    assert began[0] == pytest.approx(began[1], abs=2.0), "they share the passes"
+    assert [cached(pipeline.jobs[job]) for job in ("first", "second")] == [0, 0]
+
+
 def test_who_awaits_rows_begins_in_full_if_they_do_not_come() -> None:
     pipeline = Conversations(ToyHead())
     for job in ("first", "second"):

@@ -379,7 +379,8 @@ class DraftMachine:
                 continue
             if not session.will_share(drafts=run.drafts and other.drafts):
                 continue
-            gain = min(session.common(prompt), len(prompt) - 1) - session.reused
+            most = min(len(prompt) - 1, self._prefixes.most_rows)
+            gain = min(session.common(prompt), most) - session.reused
             if gain >= LEAST_ROWS and 2 * gain >= session.computes:
                 return key
         return None

@@ -82,7 +82,7 @@ class KeptPrefixes:
     """
 
     def __init__(self, most_rows: int) -> None:
-        self._most_rows = most_rows
+        self.most_rows = most_rows
         self._kept: dict[RunKey, _Kept] = {}
         self._trees: dict[str, PrefixTree[RunKey]] = {}
         self._dropped: list[RunKey] = []
@@ -118,14 +118,15 @@ class KeptPrefixes:
     # ---- a run that goes on ----------------------------------------------------------------------
 
     def share(
-        self, run: RunKey, salt: str, prompt: Sequence[int]
+        self, run: RunKey, salt: str, prompt: Sequence[int], drafters: int = 0
     ) -> tuple[int, tuple[RunKey, ...]]:
         """Keep the rows of ``prompt``, which all stages have computed for ``run``.
 
-        Returns what ``close`` does. The rows are usable at once: who begins with them is opened
-        after that at every stage.
+        ``drafters``: that will have computed them, too, and whose rows others want. Returns what
+        ``close`` does. The rows are usable at once: who begins with them is opened after that at
+        every stage.
         """
-        found = self.close(run, salt, prompt, ())
+        found = self._keep(run, _Kept(salt, tuple(prompt), ()), drafters)
         self.confirm(run)
         return found
 
@@ -157,11 +158,20 @@ class KeptPrefixes:
         0: none, and all runs that are kept from then on. Rows become usable with ``confirm``; what
         was shared of the run stays so until then.
         """
-        rows = min(len(text), self._most_rows)
+        return self._keep(run, _Kept(salt, tuple(text), tuple(drafted)))
+
+    def _keep(self, run: RunKey, kept: _Kept, drafters: int = 0) -> tuple[int, tuple[RunKey, ...]]:
+        """Keep ``kept`` of ``run``, unless another one's text begins with it.
+
+        Unless that one lacks rows of one of the first ``drafters`` drafters.
+        """
+        rows = min(len(kept.tokens), self.most_rows)
         if rows < LEAST_ROWS:
             return 0, ()
-        tokens = tuple(text[:rows])
-        kept = _Kept(salt, tokens, tuple(min(count, rows) for count in drafted))
+        salt = kept.salt
+        tokens = kept.tokens = kept.tokens[:rows]
+        kept.drafted = tuple(min(count, rows) for count in kept.drafted)
+        wanted = _Kept(salt, tokens, (rows,) * drafters or kept.drafted)
         before = self._kept.pop(run, None)
         if before is not None:
             kept.usable = before.usable
@@ -169,14 +179,14 @@ class KeptPrefixes:
             self._leave_tree(run, salt)
         for other, shared in self._shared(salt, tokens).items():
             known = self._kept[other]
-            if known.ready and shared == rows and known.covers(kept):
+            if known.ready and shared == rows and known.covers(wanted):
                 self._touch(other)
                 if before is not None:
                     self._dropped.append(run)
                 return 0, ()
             if shared == len(known.tokens) and kept.covers(known):
                 self.drop(other)
-        while self._kept and (self.rows + rows > self._most_rows or len(self._kept) >= MOST_RUNS):
+        while self._kept and (self.rows + rows > self.most_rows or len(self._kept) >= MOST_RUNS):
             self.drop(next(iter(self._kept)))
         self._kept[run] = kept
         self._trees.setdefault(salt, PrefixTree()).insert(run, tokens)

@@ -297,7 +297,9 @@ class Session:
         if self._prefixes is None:
             return
         prompt = self.text.prefix[: self._prompt_rows]
-        rows, kept = self._prefixes.share(self.run, self.spec.cache_salt, prompt)
+        # A run that computed all of it found no drafter's rows, where it has any.
+        drafters = 0 if self.reused else len(self.drafting.computed)
+        rows, kept = self._prefixes.share(self.run, self.spec.cache_salt, prompt, drafters)
         if rows:
             self.outbox.tell(self.outbox.stages, Retain(self.run, rows, kept))
 

@@ -80,6 +80,16 @@ def test_rows_of_a_run_that_goes_on_are_usable_at_once() -> None:
     assert kept.share(key(3), "other", TEXT) == (40, (key(1), key(3)))
 
 
+def test_a_text_without_a_drafters_rows_gives_way_to_one_that_will_have_them() -> None:
+    kept = KeptPrefixes(100)
+    kept.share(key(1), "", TEXT)
+    assert kept.share(key(2), "", TEXT, drafters=1) == (40, (key(2),))
+    assert kept.share(key(3), "", TEXT) == (0, ()), "it began with these"
+    kept.share_drafted(key(2), (40,))
+    assert kept.share(key(4), "", TEXT, drafters=1) == (0, ())
+    assert kept.share(key(5), "", TEXT, drafters=2) == (40, (key(2), key(5)))
+
+
 def test_a_run_that_ends_leaves_the_rest_of_its_text_too() -> None:
     kept = KeptPrefixes(100)
     kept.share(key(1), "", TEXT)
