@@ -20,6 +20,7 @@ from flowspec.broker.keys import Keys
 from flowspec.broker.redis_control import RedisControl
 from flowspec.broker.server import PrivateBroker
 from flowspec.broker.ways import AUTO as AUTO_ROWS
+from flowspec.core.run.limits import CONTIGUOUS
 from flowspec.emulation.setup import Emulation
 from flowspec.errors import ClusterError
 from flowspec.forks import StartedProcess, spawn, start
@@ -73,9 +74,10 @@ class Setup:
     emulate; None: none. ``places``: what the models run on. ``layers``: the target's layers by
     stage; None: near-equal blocks. ``context``: most tokens of a job's prompt and output; None: as
     many as the target takes. ``rows``: how rows travel, one of ``broker.ways.ROWS``. ``jobs``: how
-    many run at once. ``keep_rows``: most rows of ended jobs that are kept for later ones; None: as
+    many run at once. ``keep_rows``: most rows that are kept for jobs that begin alike; None: as
     many as the context suggests (``limits.default_kept_rows``). ``most_rows``: KV rows of all
-    running jobs at a stage; a job that would need more waits; 0: no limit.
+    running jobs at a stage; a job that would need more waits; 0: as many as ``jobs`` of them can
+    need. ``kv``: how stages store KV rows, one of ``limits.STORES``.
     """
 
     target: str
@@ -90,6 +92,7 @@ class Setup:
     jobs: int = 1
     keep_rows: int | None = None
     most_rows: int = 0
+    kv: str = CONTIGUOUS
 
     def check(self) -> None:
         """ConfigError for anything that would make a worker fail, before one is started."""
@@ -120,16 +123,12 @@ class Setup:
             *chain,
             *emulated,
             *self.places.arguments,
-            *("--rows", self.rows, "--jobs", str(self.jobs)),
+            *("--rows", self.rows, "--jobs", str(self.jobs), "--kv", self.kv),
+            *("--most-rows", str(self.most_rows)),
             *layers,
             *context,
             *keep,
         ]
-
-    @property
-    def drafts_arguments(self) -> list[str]:
-        """The draft worker's arguments for this setup."""
-        return ["--most-rows", str(self.most_rows)]
 
 
 class Cluster:
@@ -174,7 +173,7 @@ class Cluster:
             place = self._broker.directory if self._broker is not None else None
             self._logs = Path(tempfile.mkdtemp(prefix="flowspec-logs-", dir=place))
             self._spawn("scheduler", "workers.scheduler", *self.setup.arguments)
-            self._spawn("draft", "workers.draft", *self.setup.drafts_arguments)
+            self._spawn("draft", "workers.draft")
             for stage in range(1, self.setup.stages + 1):
                 self._spawn(f"verify-{stage}", "workers.verify", "--stage", str(stage))
             for model in range(1, len(self.setup.middles) + 1):

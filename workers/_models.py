@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 
+from flowspec.core.run.limits import default_kept_rows
 from flowspec.errors import ConfigError
 from flowspec.model.directory import ModelDirectory, fetch_weights, open_directory
 from flowspec.model.taps import Taps
@@ -50,6 +51,16 @@ def open_tapping(taps: Taps, name: str) -> ModelDirectory:
     directory = fetch_weights(name, lambda found: ("",))
     check_fingerprint(directory.fingerprint, taps.fingerprint, name)
     return directory
+
+
+def context_of(record: Mapping[str, str], target: ModelDirectory) -> int:
+    """Most tokens of a job of the pipeline."""
+    return min(target.context, int(record.get("context", target.context)))
+
+
+def kept_rows_of(record: Mapping[str, str], target: ModelDirectory) -> int:
+    """Most rows that the pipeline keeps for later jobs."""
+    return int(record.get("kept_rows", default_kept_rows(context_of(record, target))))
 
 
 def check_fingerprint(found: str, expected: str, name: str) -> None:

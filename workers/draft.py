@@ -22,7 +22,7 @@ from flowspec.core.protocol.addresses import DRAFT
 from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.machine import Finish
 from flowspec.core.protocol.stamps import Stamp
-from flowspec.core.run.limits import Limits, default_kept_rows
+from flowspec.core.run.limits import BLOCK_ROWS, Limits
 from flowspec.drivers.performers import DraftPerformer
 from flowspec.drivers.replay import header
 from flowspec.errors import ConfigError
@@ -35,7 +35,7 @@ from flowspec.observe import logger
 from flowspec.strategies import build
 from flowspec.strategies.auto.decisions import with_drafter_names
 from workers._boot import Facts, Process, add_placing, make_worker, parser, run
-from workers._models import check_fingerprint, open_target
+from workers._models import check_fingerprint, context_of, kept_rows_of, open_target
 from workers._wiring import add_rows, wired
 
 #: Loads the drafter of a name for a target, in a precision and on a device.
@@ -132,7 +132,11 @@ def main(load: Load = load_named, given_arguments: Sequence[str] | None = None) 
         limits = _limits(record, target, drafter)
         facts.know({CONTEXT: limits.context, CHAT_TEMPLATE: tokenizer.has_chat_template})
         machine = DraftMachine(
-            limits, build, most_rows=given.most_rows, generation=lease.holder.generation
+            limits,
+            build,
+            most_rows=given.most_rows or int(record.get("most_rows", 0)),
+            row_unit=BLOCK_ROWS,
+            generation=lease.holder.generation,
         )
         worker = make_worker(record, machine, link, role, lease, header=header(limits))
         facts.ask(worker.facts)
@@ -157,7 +161,7 @@ def _read_arguments(given: Sequence[str] | None) -> argparse.Namespace:
         type=int,
         default=0,
         help="KV rows that a stage has for all jobs at once; one without room waits "
-        "(default: no limit but the scheduler's --jobs)",
+        "(default: as the record says)",
     )
     add_placing(arguments)
     add_rows(arguments)
@@ -181,17 +185,16 @@ def _load_models(
 
 def _limits(record: Mapping[str, str], target: ModelDirectory, drafter: DraftExecutor) -> Limits:
     wanting = wanting_hidden(drafter)
-    context = min(target.context, int(record.get("context", target.context)))
     return Limits(
         int(record["stages"]),
-        context,
+        context_of(record, target),
         target.vocabulary,
         target.eos,
         middles=len(middles_of(record)),
         hidden=wanting[0],
         others=wanting[1:],
         levels=levels_of(drafter),
-        kept_rows=int(record.get("kept_rows", default_kept_rows(context))),
+        kept_rows=kept_rows_of(record, target),
     )
 
 

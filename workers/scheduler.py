@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from flowspec.broker.ways import ROWS
+from flowspec.core.run.limits import CONTIGUOUS, STORES, TREE_ROWS, in_blocks
 from flowspec.drivers.scheduler import Scheduler
 from flowspec.emulation.setup import EMULATED, Emulation
 from flowspec.errors import ConfigError
@@ -34,7 +35,7 @@ def main() -> None:
     given = _read_arguments()
     target, middles = open_models(given.target, given.draft, given.middle)
     ranges = _ranges(target, given)
-    record = _model_record(given, target, middles) | _run_record(given, ranges)
+    record = _model_record(given, target, middles) | _run_record(given, target, ranges)
     emulation = Emulation.read(given.emulate) if given.emulate else None
     if emulation and given.layers:
         emulation = emulation.following([len(block) for block in ranges])
@@ -66,8 +67,21 @@ def _read_arguments() -> argparse.Namespace:
     arguments.add_argument(
         "--keep-rows",
         type=int,
-        help="most rows of ended jobs that are kept for later ones (default: twice the context, "
+        help="most rows of jobs that are kept for others (default: twice the context, "
         "at most 4096)",
+    )
+    arguments.add_argument(
+        "--kv",
+        choices=STORES,
+        default=CONTIGUOUS,
+        help="how stages that are not told otherwise store KV rows (default: %(default)s)",
+    )
+    arguments.add_argument(
+        "--most-rows",
+        type=int,
+        default=0,
+        help="KV rows that a stage has for all jobs at once; one without room waits "
+        "(default: as many as --jobs of them can need)",
     )
     arguments.add_argument("--emulate", default="", help="devices and links to emulate, as JSON")
     for flag, what in PLACINGS.items():
@@ -92,6 +106,8 @@ def _read_arguments() -> argparse.Namespace:
         raise ConfigError(f"--jobs is {given.jobs}; expected 1 or more")
     if given.keep_rows is not None and given.keep_rows < 0:
         raise ConfigError(f"--keep-rows is {given.keep_rows}; expected 0 or more")
+    if given.most_rows < 0:
+        raise ConfigError(f"--most-rows is {given.most_rows}; expected 0 or more")
     if given.cluster is not None:
         _check_alone(arguments, given)
         _use_cluster(given)
@@ -135,8 +151,11 @@ def _model_record(
     }
 
 
-def _run_record(given: argparse.Namespace, ranges: Sequence[range]) -> dict[str, str]:
+def _run_record(
+    given: argparse.Namespace, target: ModelDirectory, ranges: Sequence[range]
+) -> dict[str, str]:
     """What the record says of how they run; ConfigError for a precision or device unknown."""
+    most = in_blocks((given.context or target.context) + TREE_ROWS) * given.jobs
     return {
         "stages": str(given.stages),
         "dtype": by_stage(given.dtype, given.stages, check_dtype),
@@ -145,6 +164,8 @@ def _run_record(given: argparse.Namespace, ranges: Sequence[range]) -> dict[str,
         "draft_device": check_device(given.draft_device),
         "layers": ranges_text(ranges),
         "rows": given.rows,
+        "kv": given.kv,
+        "most_rows": str(given.most_rows or most),
         **({"context": str(given.context)} if given.context is not None else {}),
         **({"kept_rows": str(given.keep_rows)} if given.keep_rows is not None else {}),
     }

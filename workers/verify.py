@@ -6,10 +6,12 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 
 from flowspec.broker.base import role_of
+from flowspec.core.job.kept_prefixes import most_blocks
 from flowspec.core.protocol.addresses import stage_address
+from flowspec.core.run.limits import BLOCK_ROWS, CONTIGUOUS, PAGED, STORES
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.performers import VerifyPerformer
-from flowspec.model.base import HasFacts, StageExecutor, placed
+from flowspec.model.base import HasFacts, HasRoom, StageExecutor, placed
 from flowspec.model.directory import ModelDirectory, layer_range, open_directory
 from flowspec.model.empty_stage import PassingStage
 from flowspec.model.precision import of_stage
@@ -24,7 +26,7 @@ from workers._boot import (
     run,
     stage_number,
 )
-from workers._models import open_stage, open_tapping
+from workers._models import kept_rows_of, open_stage, open_tapping
 from workers._wiring import add_rows, wired
 
 #: Attention paths of ``flowspec.model``, which imports torch and so is imported after the lease.
@@ -39,6 +41,7 @@ Load = Callable[
         str,
         tuple[str, str],
         tuple[Taps | None, ModelDirectory | None],
+        int,
     ],
     tuple[StageExecutor, Callable[[], float] | None],
 ]
@@ -50,17 +53,20 @@ def load_layers(
     attention: str,
     wanted: tuple[str, str],
     tapped: tuple[Taps | None, ModelDirectory | None],
+    blocks: int,
 ) -> tuple[StageExecutor, Callable[[], float] | None]:
     """The executor of ``layers``, and its CPU seconds in the model so far; None: not measured.
 
-    ``wanted``: the names of its precision and its device. ``tapped``: as in ``load_stage``.
+    ``wanted``: the names of its precision and its device. ``tapped``, ``blocks``: as in
+    ``load_stage``.
     """
     if not layers:
         return PassingStage(), None
     from flowspec.model.placing import place
     from flowspec.model.stage import load_stage
 
-    executor = load_stage(target, layers, attention, place(*wanted, target.config), *tapped)
+    placing = place(*wanted, target.config)
+    executor = load_stage(target, layers, attention, placing, *tapped, blocks=blocks)
     return executor, lambda: executor.model_seconds
 
 
@@ -80,6 +86,8 @@ def main(load: Load = load_layers, given_arguments: Sequence[str] | None = None)
         layers = layer_range(record["layers"], stage)
         taps = Taps.read(record["taps"]) if "taps" in record else None
         target, executor, model_seconds = _load_stage(load, given, record, stage, taps)
+        if isinstance(executor, HasRoom):
+            facts.ask(executor.room)
         if isinstance(executor, HasFacts):
             loaded = executor.facts()
             facts.know(loaded)
@@ -119,6 +127,12 @@ def _read_arguments(given: Sequence[str] | None) -> argparse.Namespace:
         help="where the head is on this machine that reads hidden rows inside the target "
         "(default: as the record says)",
     )
+    arguments.add_argument(
+        "--kv",
+        choices=STORES,
+        help="how KV rows are stored: a range for every job, or blocks of one pool, which kept "
+        "rows and the jobs that begin with them share (default: as the record says)",
+    )
     add_placing(arguments)
     add_rows(arguments)
     return arguments.parse_args(given)
@@ -141,7 +155,10 @@ def _load_stage(
         name, stage, layers, record, asked, lambda found: _needs(found, layers)
     )
     tapping = _tapping(taps, target, layers, given.draft)
-    loaded = load(target, layers, given.attention, (dtype, device), (taps, tapping))
+    blocks = 0
+    if (given.kv or record.get("kv", CONTIGUOUS)) == PAGED:
+        blocks = int(record["most_rows"]) // BLOCK_ROWS + most_blocks(kept_rows_of(record, target))
+    loaded = load(target, layers, given.attention, (dtype, device), (taps, tapping), blocks)
     return target, *loaded
 
 

@@ -26,7 +26,7 @@ from flowspec.core.protocol.row_types import BFLOAT16
 from flowspec.errors import FlowSpecError, WireError
 
 #: Version of the wire format; a reader refuses any other.
-VERSION = 7
+VERSION = 8
 #: Largest envelope accepted, bytes.
 MAX_ENVELOPE = 8 << 20
 #: Largest payload of rows accepted, bytes.

@@ -34,6 +34,7 @@ from flowspec.cli.flags import (
     JobsAtOnce,
     Json,
     KeepRows,
+    Kv,
     Latency,
     LinkMs,
     Logprobs,
@@ -78,6 +79,7 @@ from flowspec.cli.flags import (
 )
 from flowspec.cli.outputs import checked_stdout
 from flowspec.cli.parser import Command, UsageError, check_beside, in_range
+from flowspec.core.run.limits import CONTIGUOUS
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import DEFAULT_MAX_NEW_TOKENS, DEFAULT_STRATEGY, JobSpec
 from flowspec.errors import BrokerUnreachable, FlowSpecError
@@ -138,6 +140,7 @@ def generate(
     cluster: Planned = None,
     rows: RowsWay = "auto",
     jobs: PromptsAtOnce = 1,
+    kv: Kv = CONTIGUOUS,
     strategy: Strategy = DEFAULT_STRATEGY,
     max_new_tokens: MaxNewTokens = DEFAULT_MAX_NEW_TOKENS,
     temperature: Temperature = 0.0,
@@ -164,7 +167,7 @@ def generate(
     setup = setup_of(target, draft, models, stages, run_on, cluster)
     run(
         Request(
-            setup=replace(setup, rows=rows, jobs=jobs),
+            setup=replace(setup, rows=rows, jobs=jobs, kv=kv),
             sampling=Sampling(temperature, top_k, top_p, seed),
             strategy=strategy,
             max_new_tokens=max_new_tokens,
@@ -193,6 +196,7 @@ def up(
     jobs: JobsAtOnce = 1,
     keep_rows: KeepRows = None,
     most_rows: MostRows = 0,
+    kv: Kv = CONTIGUOUS,
     redis_url: OwnUrl = None,
 ) -> None:
     """Start a pipeline that keeps running, and print how to reach it."""
@@ -201,7 +205,8 @@ def up(
 
     run_on = (dtype, device, draft_dtype, draft_device)
     setup = setup_of(target, draft, models, stages, run_on, cluster)
-    up(replace(setup, rows=rows, jobs=jobs, keep_rows=keep_rows, most_rows=most_rows), redis_url)
+    setup = replace(setup, rows=rows, jobs=jobs, keep_rows=keep_rows)
+    up(replace(setup, most_rows=most_rows, kv=kv), redis_url)
 
 
 @app.command()
@@ -222,6 +227,7 @@ def serve(
     jobs: ServedAtOnce = 8,
     keep_rows: KeepRows = None,
     most_rows: MostRows = 0,
+    kv: Kv = CONTIGUOUS,
     strategy: ServedStrategy = DEFAULT_STRATEGY,
     model_name: ModelName = "",
     cors_origin: CorsOrigin = None,
@@ -255,8 +261,8 @@ def serve(
         default_tokens=default_tokens,
     )
     request = ServeRequest(host, port, api_key_file, settings)
-    shared = replace(setup, rows=rows, jobs=jobs, keep_rows=keep_rows, most_rows=most_rows)
-    serve(shared, request, redis_url or None)
+    shared = replace(setup, rows=rows, jobs=jobs, keep_rows=keep_rows)
+    serve(replace(shared, most_rows=most_rows, kv=kv), request, redis_url or None)
 
 
 @app.command()

@@ -11,6 +11,7 @@ import typer
 
 from flowspec.broker.ways import check_rows
 from flowspec.cli.parser import checked_by, in_range, not_empty, taken_by
+from flowspec.core.run.limits import check_store
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import MAX_NEW_TOKENS, JobSpec
 from flowspec.emulation.way import Way
@@ -120,7 +121,7 @@ KeepRows = Annotated[
     int | None,
     typer.Option(
         callback=in_range(0, inf, "0 or more"),
-        help="Most rows of ended jobs that are kept for jobs that begin as they did; 0: none "
+        help="Most rows of jobs that are kept for jobs that begin as they did; 0: none "
         "(default: twice the context, at most 4096).",
     ),
 ]
@@ -128,7 +129,16 @@ MostRows = Annotated[
     int,
     typer.Option(
         callback=in_range(0, inf, "0 or more"),
-        help="KV rows that the running jobs may need at a stage; further jobs wait; 0: no limit.",
+        help="KV rows that the running jobs may need at a stage; further jobs wait; 0: as many as "
+        "--jobs of them can need.",
+    ),
+]
+Kv = Annotated[
+    str,
+    typer.Option(
+        callback=checked_by(check_store),
+        help="How stages store KV rows: contiguous, a range for every job, or paged, blocks of one "
+        "pool, which kept rows and the jobs that begin with them share.",
     ),
 ]
 Priority = Annotated[

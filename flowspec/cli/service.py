@@ -52,10 +52,7 @@ def up(setup: Setup, url: str | None) -> None:
         state_file().unlink(missing_ok=True)
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "flowspec.cli.service", *setup.arguments),
-                    *setup.drafts_arguments,
-                ],
+                [sys.executable, "-m", "flowspec.cli.service", *setup.arguments],
                 # The URL may contain a password, so it must not be an argument that `ps` shows.
                 env=surroundings | ({"FLOWSPEC_REDIS_URL": url} if url else {}),
                 stdin=subprocess.DEVNULL,
@@ -156,7 +153,7 @@ def status(url: str | None, *, as_json: bool) -> None:
         f"{running_jobs} running, {waiting} waiting"
     )
     table = Table(
-        *("worker", "state", "host", "process", "passes", "refused", "runs on"),
+        *("worker", "state", "host", "process", "passes", "refused", "KV blocks", "runs on"),
         box=None,
         pad_edge=False,
     )
@@ -170,6 +167,7 @@ def status(url: str | None, *, as_json: bool) -> None:
             info.get("pid"),
             info.get("passes"),
             info.get("refused"),
+            _blocks(info),
             placed(info),
         )
         table.add_row(role, *("-" if cell is None else str(cell) for cell in cells))
@@ -180,6 +178,15 @@ def status(url: str | None, *, as_json: bool) -> None:
     missing = notes.missing_roles(pipeline, workers)
     if missing:
         raise ClusterError(notes.without(missing))
+
+
+def _blocks(info: Mapping[str, Any]) -> str | None:
+    """Blocks in use of a worker's pool, how many there are, and are shared; None: no pool."""
+    found = info.get("kv", {})
+    if "blocks" not in found:
+        return None
+    used = found["blocks"] - found["free"]
+    return f"{used} of {found['blocks']}, {found['shared']} shared"
 
 
 def _links(roles: Sequence[str], workers: Mapping[str, Mapping[str, Any]]) -> Table:
@@ -257,7 +264,7 @@ class _Supervisor:
 def _main() -> None:
     parser = argparse.ArgumentParser()
     places = ("--dtype", "--device", "--draft-dtype", "--draft-device")
-    for flag in ("--target", "--draft", "--rows", *places):
+    for flag in ("--target", "--draft", "--rows", "--kv", *places):
         parser.add_argument(flag)
     for flag in ("--stages", "--jobs"):
         parser.add_argument(flag, type=int)
@@ -278,6 +285,7 @@ def _main() -> None:
         jobs=given.jobs,
         keep_rows=given.keep_rows,
         most_rows=given.most_rows,
+        kv=given.kv,
     )
     try:
         _Supervisor(setup, os.environ.get("FLOWSPEC_REDIS_URL")).run()

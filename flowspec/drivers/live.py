@@ -207,7 +207,9 @@ class Worker:
                 self._log.error("output failed", kind=type(output).__name__, exc_info=True)
                 run = _run_of(output)
                 reason = f"{self._link.address}: {_one_line(error)}"
-                refusals[run] = Refused(run, False, reason, isinstance(output, Commit))
+                refusals[run] = Refused(
+                    run, False, reason, isinstance(output, Commit), isinstance(output, Keep)
+                )
         entries = bundled(ops, _run_of)
         codes = self._put(entries) if entries else []
         for op, code in zip(unbundled(entries), codes, strict=True):

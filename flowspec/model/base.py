@@ -51,7 +51,7 @@ class StageExecutor(Protocol):
 
 @runtime_checkable
 class KeepsRows(Protocol):
-    """An executor that can keep rows of ended runs, for runs that begin as those did.
+    """An executor that can keep first rows of runs, for runs that begin as those did.
 
     It has one cache, or one for every drafter to choose from; the sequences are parallel to them.
     """
@@ -77,6 +77,13 @@ class HasFacts(Protocol):
     """An executor that tells its precision, device and kernels."""
 
     def facts(self) -> dict[str, object]: ...
+
+
+@runtime_checkable
+class HasRoom(Protocol):
+    """An executor that tells how it stores KV rows, and what is free by now."""
+
+    def room(self) -> dict[str, object]: ...
 
 
 def placed(info: Mapping[str, Any]) -> str | None:
@@ -168,7 +175,7 @@ def drafted(drafter: DraftExecutor, work: DraftPass) -> DraftPassDone:
 def keeping(executor: object) -> KeepsRows:
     """``executor`` as one that can keep rows; StateError if it cannot."""
     if not isinstance(executor, KeepsRows):
-        raise StateError(f"a {type(executor).__name__} cannot keep rows of ended jobs")
+        raise StateError(f"a {type(executor).__name__} cannot keep rows of other jobs")
     return executor
 
 

@@ -29,6 +29,7 @@ from flowspec.model.lean import LEAN, LIBRARY, LeanLayers, has_short_path, lean_
 from flowspec.model.linear import KernelLinear, rows_are_independent
 from flowspec.model.loading import HEAD, Loader
 from flowspec.model.masks import full_mask, tree_mask, windowed
+from flowspec.model.paged import PagedStore
 from flowspec.model.placing import Placing
 from flowspec.model.ragged import RaggedCache, hands_through, joined
 from flowspec.model.rows import Placement
@@ -113,6 +114,7 @@ class LayerBlock(torch.nn.Module):
         self.head = found.head
         self._heads = int(self.config.num_attention_heads)
         self._key_heads = _key_heads(self.config)
+        self._head_dim = _head_dim(self.config)
         short = self.short_path and has_short_path(self.body, self.device)
         Loader(self, directory, layers, self.placing, join=short).load()
         self.eval()
@@ -181,14 +183,28 @@ class LayerBlock(torch.nn.Module):
         return self.placing.head_rows if name == HEAD else self.dtype
 
     def new_cache(self, capacity: int) -> RowCache:
-        """KV rows for one job."""
-        config = self.config
-        head_dim = (
-            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        )
+        """KV rows for one job, in a store of its own."""
         kind = TwoLevelCache if self.two_level else TreeCache
         return kind.allocate(
-            config.num_hidden_layers, self._key_heads, capacity, head_dim, self.dtype, self.device
+            self.config.num_hidden_layers,
+            self._key_heads,
+            capacity,
+            self._head_dim,
+            self.dtype,
+            self.device,
+        )
+
+    def new_store(self, blocks: int) -> PagedStore:
+        """A pool of ``blocks`` blocks for the KV rows of all jobs; ModelError if it has no use."""
+        if self.two_level:
+            raise ModelError(f"{TWO_LEVEL} attention has a store of its own; use {PLAIN} with one")
+        return PagedStore.allocate(
+            self.config.num_hidden_layers,
+            self._key_heads,
+            blocks,
+            self._head_dim,
+            self.dtype,
+            self.device,
         )
 
     @torch.inference_mode()
@@ -202,7 +218,7 @@ class LayerBlock(torch.nn.Module):
         given = self._given(part, rows)
         mask = self._mask(placement, len(part.ids))
         began = time.thread_time()
-        if self.lean is not None and isinstance(cache, TreeCache):
+        if self.lean is not None and not isinstance(cache, TwoLevelCache):
             whole = mask["full_attention"] if isinstance(mask, dict) else mask
             embedded = self.body.embed_tokens(given) if rows is None else given
             hidden = self.lean.run(embedded, part.positions, whole, cache)
@@ -318,3 +334,9 @@ def _joined_masks(masks: Sequence[Masks]) -> Masks:
 
 def _key_heads(config: PretrainedConfig) -> int:
     return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+
+
+def _head_dim(config: PretrainedConfig) -> int:
+    return int(
+        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    )

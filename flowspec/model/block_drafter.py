@@ -56,7 +56,7 @@ from flowspec.model.drafter_weights import (
     read_lm_head,
 )
 from flowspec.model.kept_rows import KeptRows
-from flowspec.model.kv import TreeCache
+from flowspec.model.kv import CopiedRows, TreeCache
 from flowspec.model.linear import KernelLinear
 from flowspec.model.placing import Placing
 from flowspec.model.ragged import RaggedCache, joined
@@ -224,7 +224,7 @@ class BlockDrafter:
         self._lm_head = lm_head
         self._placing = placing
         self._runs: dict[RunKey, _DrafterContext] = {}
-        self._kept = KeptRows()
+        self._kept: KeptRows[CopiedRows] = KeptRows()
         self.evict = self._kept.evict
 
     @property

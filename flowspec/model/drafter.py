@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -54,7 +54,7 @@ class ModelDrafter:
         self._own = int(block.config.vocab_size)
         self._shared = min(self._own, vocabulary or self._own)
         self._runs: dict[RunKey, tuple[RowCache, Sampling]] = {}
-        self._kept = KeptRows()
+        self._kept: KeptRows[Any] = KeptRows()
         self.evict = self._kept.evict
 
     def allocate(self, run: RunKey, capacity: int, sampling: Sampling, returns: Returns) -> None:

@@ -37,7 +37,7 @@ from flowspec.model.drafter_weights import checked_entry, read_checked
 from flowspec.model.head_layout import check_head
 from flowspec.model.joined import Stack, grouped, parts_of
 from flowspec.model.kept_rows import KeptRows
-from flowspec.model.kv import TreeCache
+from flowspec.model.kv import CopiedRows, TreeCache
 from flowspec.model.lean import LeanLayers
 from flowspec.model.linear import KernelLinear, load_linear
 from flowspec.model.masks import full_mask
@@ -261,7 +261,7 @@ class EagleDrafter:
         self._placing = placing
         self._zero = torch.zeros(head.config.hidden_size, dtype=placing.rows, device=placing.device)
         self._runs: dict[RunKey, _HeadState] = {}
-        self._kept = KeptRows()
+        self._kept: KeptRows[CopiedRows] = KeptRows()
         self.evict = self._kept.evict
 
     def allocate(self, run: RunKey, capacity: int, sampling: Sampling, returns: Returns) -> None:

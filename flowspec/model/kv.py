@@ -8,6 +8,8 @@ cache.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -18,14 +20,57 @@ from flowspec.model.rows import Moves, Placement, row_store
 
 
 class Slots(NamedTuple):
-    """One layer's rows in a pass, keys before values.
+    """One layer's rows in a pass, keys before values, as they lie in one or several pieces.
 
-    ``new``: where those of the pass go, ``[2, heads, new rows, head_dim]``. ``kept``: all up to
-    them, ``[2, heads, rows, head_dim]``.
+    ``new``: where those of the pass go. ``kept``: all up to them. A piece is ``[2, heads, rows,
+    head_dim]``.
     """
 
-    new: torch.Tensor
-    kept: torch.Tensor
+    new: tuple[torch.Tensor, ...]
+    kept: tuple[torch.Tensor, ...]
+
+    @property
+    def added(self) -> int:
+        """Rows of the pass."""
+        return sum(piece.shape[-2] for piece in self.new)
+
+    def write(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Keep ``keys`` and ``values`` of the pass's rows, ``[heads, rows, head_dim]``."""
+        begin = 0
+        for piece in self.new:
+            end = begin + piece.shape[-2]
+            piece[0].copy_(keys[:, begin:end])
+            piece[1].copy_(values[:, begin:end])
+            begin = end
+
+    def wide(self, dtype: torch.dtype) -> torch.Tensor:
+        """All rows in ``dtype``, ``[2, heads, rows, head_dim]``."""
+        first = self.kept[0]
+        if len(self.kept) == 1:
+            return first.to(dtype)
+        ends = [*accumulate(piece.shape[-2] for piece in self.kept)]
+        rows = first.new_empty((*first.shape[:2], ends[-1], first.shape[-1]), dtype=dtype)
+        for piece, end in zip(self.kept, ends, strict=True):
+            rows[:, :, end - piece.shape[-2] : end].copy_(piece)
+        return rows
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedRows:
+    """Copies of a job's first context rows, ``[layers, 2, 1, heads, rows, head_dim]``."""
+
+    rows: torch.Tensor
+
+    @property
+    def count(self) -> int:
+        return int(self.rows.shape[-2])
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows.nbytes
+
+    def free(self) -> None:
+        """Do nothing: the memory goes with the tensor."""
 
 
 class TreeCacheLayer(CacheLayerMixin):
@@ -94,14 +139,13 @@ class TreeCache(Cache):
         self.carry_out(placement.moves, placement.held)
         return placement
 
-    def kept(self, rows: int) -> torch.Tensor:
-        """A copy of the first ``rows`` rows, ``[layers, 2, 1, heads, rows, head_dim]``."""
-        return self.storage[..., :rows, :].clone()
+    def kept(self, rows: int) -> CopiedRows:
+        """A copy of the first ``rows`` rows."""
+        return CopiedRows(self.storage[..., :rows, :].clone())
 
-    def resume(self, rows: torch.Tensor) -> None:
-        """Begin with context ``rows``, which ``kept`` has returned."""
-        held = rows.shape[-2]
-        self.storage[..., :held, :] = rows
+    def resume(self, rows: CopiedRows, held: int) -> None:
+        """Begin with the first ``held`` context rows of what ``kept`` has returned."""
+        self.storage[..., :held, :] = rows.rows[..., :held, :]
         self._rows = row_store(held)
         self.carry_out(None, held)
 
@@ -109,7 +153,7 @@ class TreeCache(Cache):
         """The rows of every layer in a pass over ``new`` rows, for who appends them himself."""
         held = self._held
         rows = self.storage[:, :, 0, :, : held + new]
-        return [Slots(*pair) for pair in zip(rows[..., held:, :], rows, strict=True)]
+        return [Slots((own,), (all_,)) for own, all_ in zip(rows[..., held:, :], rows, strict=True)]
 
     def carry_out(self, moves: Moves | None, held: int) -> None:
         """Make ``moves``; the next rows go to slot ``held``."""

@@ -20,8 +20,9 @@ from flowspec.core.run.key import RunKey
 from flowspec.errors import ConfigError
 from flowspec.model.attention import EXACT, EXACT_DEVICES, weighted
 from flowspec.model.joined import JoinedPart
-from flowspec.model.kv import Slots, TreeCache
+from flowspec.model.kv import Slots
 from flowspec.model.linear import KernelLinear
+from flowspec.model.paged import OneLevelCache
 from flowspec.model.ragged import RaggedCache, joined
 
 #: The environment variable with which a user turns the short path off, and its values.
@@ -88,9 +89,9 @@ class LeanLayer:
         found = rows.new_empty((rows.shape[0], self._heads, self._size))
         begin = 0
         for own, bias in zip(slots, biases, strict=True):
-            end = begin + own.new.shape[-2]
-            own.new.copy_(new[:, :, begin:end])
-            wide = attend(queries[:, begin:end], own.kept, bias[0], self._scale)
+            end = begin + own.added
+            own.write(*new[:, :, begin:end])
+            wide = attend(queries[:, begin:end], own, bias[0], self._scale)
             found[begin:end].copy_(wide)
             begin = end
         return self._after(hidden, found.view(rows.shape[0], -1))
@@ -107,11 +108,10 @@ class LeanLayer:
     ) -> torch.Tensor:
         """Attention of ``rows`` to the kept ones, ``[rows, heads x head_dim]``."""
         given = rows.shape[0]
-        count = slots.new.shape[-2]
+        count = slots.added
         heads, turning = self._heads_of(rows, count, turn)
-        slots.new[0].copy_(turning[self._heads :])
-        slots.new[1].copy_(heads[:, self._turning :].transpose(0, 1))
-        wide = attend(turning[: self._heads], slots.kept, bias[0], self._scale)
+        slots.write(turning[self._heads :], heads[:, self._turning :].transpose(0, 1))
+        wide = attend(turning[: self._heads], slots, bias[0], self._scale)
         found = wide.to(rows.dtype, memory_format=torch.contiguous_format).view(count, -1)
         return found if given == count else found.expand(given, -1).contiguous()
 
@@ -152,7 +152,7 @@ class LeanLayers:
         embedded: torch.Tensor,
         positions: Sequence[int],
         mask: torch.Tensor,
-        cache: TreeCache,
+        cache: OneLevelCache,
     ) -> torch.Tensor:
         """The rows after the final norm, ``[rows, hidden]``.
 
@@ -198,7 +198,7 @@ class LeanLayers:
         at: int,
         hidden: torch.Tensor,
         mask: torch.Tensor,
-        cache: TreeCache | RaggedCache,
+        cache: OneLevelCache | RaggedCache,
         positions: Sequence[int],
         **more: Any,
     ) -> torch.Tensor:
@@ -254,18 +254,15 @@ class Turns:
         return signed(*self._rotary(rows, position_ids=places.unsqueeze(0)))
 
 
-def attend(
-    queries: torch.Tensor, kept: torch.Tensor, bias: torch.Tensor, scale: float
-) -> torch.Tensor:
-    """``exact_attention`` over rows as they lie in a ``TreeCache``, before it is rounded.
+def attend(queries: torch.Tensor, slots: Slots, bias: torch.Tensor, scale: float) -> torch.Tensor:
+    """``exact_attention`` over rows as they lie in a job's cache, before it is rounded.
 
-    Returns ``[rows, heads, head_dim]``. ``queries`` is ``[heads, rows, head_dim]``; ``kept`` is
-    ``[2, key heads, slots, head_dim]``, keys before values; ``bias`` is ``[1, shared x rows,
-    slots]``.
+    Returns ``[rows, heads, head_dim]``. ``queries`` is ``[heads, rows, head_dim]``; ``bias`` is
+    ``[1, shared x rows, slots]``.
     """
     heads, count, size = queries.shape
     wide = queries.to(bias.dtype, memory_format=torch.contiguous_format)
-    keys, values = kept.to(bias.dtype)
+    keys, values = slots.wide(bias.dtype)
     found = weighted(wide.view(keys.shape[0], -1, size), keys, values, bias, scale)
     return found.view(heads, count, size).transpose(0, 1)
 

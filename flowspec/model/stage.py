@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ import torch
 from flowspec.core.protocol.messages import Returns
 from flowspec.core.protocol.work import Choice, Kept, Part, Pass, PassDone, WorkFailed
 from flowspec.core.run.key import RunKey
+from flowspec.core.run.limits import CONTIGUOUS, PAGED
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import ModelError, StateError
 from flowspec.model.arrays import to_array
@@ -19,6 +20,7 @@ from flowspec.model.base import RowArray
 from flowspec.model.block import LayerBlock
 from flowspec.model.directory import ModelDirectory
 from flowspec.model.kept_rows import KeptRows
+from flowspec.model.paged import PagedCache, PagedStore
 from flowspec.model.placing import Placing
 from flowspec.model.rows import Placement
 from flowspec.model.sampling import choose_rows, top_logprobs
@@ -47,14 +49,21 @@ class ModelStage:
     """A verify stage's executor: one block and the KV rows of its jobs.
 
     ``taps``: the block's share of a drafter's sum. Runs that return hidden rows then carry the sum,
-    and the last stage returns it in their place.
+    and the last stage returns it in their place. ``store``: the pool that all runs' rows lie in;
+    None: every run has a store of its own.
     """
 
-    def __init__(self, block: LayerBlock, taps: TapShares | None = None) -> None:
+    def __init__(
+        self,
+        block: LayerBlock,
+        taps: TapShares | None = None,
+        store: PagedStore | None = None,
+    ) -> None:
         self._block = block
         self._taps = taps
+        self._store = store
         self._runs: dict[RunKey, tuple[RowCache, Sampling, Returns]] = {}
-        self._kept = KeptRows()
+        self._kept: KeptRows[Any] = KeptRows()
         self.evict = self._kept.evict
 
     @property
@@ -66,16 +75,26 @@ class ModelStage:
         """See ``LayerBlock.facts``."""
         return self._block.facts()
 
+    def room(self) -> dict[str, object]:
+        """The store, and its blocks by now if there is a pool, for ``status``."""
+        if self._store is None:
+            return {"kv": {"store": CONTIGUOUS}}
+        return {"kv": {"store": PAGED, **self._store.facts()}}
+
     @property
     def model_seconds(self) -> float:
         """CPU seconds spent in the model itself so far; the rest of the passes is overhead."""
         return self._block.seconds
 
     def allocate(self, run: RunKey, capacity: int, sampling: Sampling, returns: Returns) -> None:
-        self._runs[run] = (self._block.new_cache(capacity), sampling, returns)
+        store = self._store
+        cache = self._block.new_cache(capacity) if store is None else store.new_cache()
+        self._runs[run] = (cache, sampling, returns)
 
     def release(self, run: RunKey) -> None:
-        self._runs.pop(run, None)
+        cache, *_ = self._runs.pop(run, (None,))
+        if isinstance(cache, PagedCache):
+            cache.free()
 
     def keep(self, run: RunKey, caches: Sequence[Kept]) -> None:
         """See ``KeepsRows``; so too below."""
@@ -171,11 +190,12 @@ def load_stage(
     placing: Placing | None = None,
     taps: Taps | None = None,
     drafter: ModelDirectory | None = None,
+    blocks: int = 0,
 ) -> ModelStage:
     """The executor of the verify stage with ``layers``; the rest as in ``LayerBlock``.
 
     ``taps`` and ``drafter``: what the pipeline's drafter reads inside the target, as in
-    ``TapShares``.
+    ``TapShares``. ``blocks``: of a pool for the KV rows of all runs; 0: every run has its own.
     ModelError if the model's family is not tested and stages of it are not what the whole is.
     """
     check_family(directory)
@@ -185,4 +205,4 @@ def load_stage(
         directory, layers, first=first, last=last, attention=attention, placing=placing
     )
     shares = TapShares(block, layers, taps, drafter) if taps is not None else None
-    return ModelStage(block, shares)
+    return ModelStage(block, shares, block.new_store(blocks) if blocks else None)

@@ -19,7 +19,8 @@ from flowspec.core.protocol.work import Part
 from flowspec.core.run import limits
 from flowspec.errors import ModelError, StateError
 from flowspec.model.attention import EXACT, grouped, ungrouped
-from flowspec.model.kv import TreeCache, copies
+from flowspec.model.kv import CopiedRows, TreeCache, copies
+from flowspec.model.paged import OneLevelCache
 from flowspec.model.ragged import RaggedCache
 from flowspec.model.rows import Moves, Placement, row_store
 
@@ -109,14 +110,13 @@ class TwoLevelCache:
         self.tree.carry_out(tree_moves, held - context)
         self.context = context
 
-    def kept(self, rows: int) -> torch.Tensor:
-        """A copy of the first ``rows`` context rows, ``[layers, 2, 1, heads, rows, head_dim]``."""
-        return self.model[..., :rows, :].clone()
+    def kept(self, rows: int) -> CopiedRows:
+        """A copy of the first ``rows`` context rows."""
+        return CopiedRows(self.model[..., :rows, :].clone())
 
-    def resume(self, rows: torch.Tensor) -> None:
-        """Begin with context ``rows``, which ``kept`` has returned."""
-        held = rows.shape[-2]
-        self.model[..., :held, :] = rows
+    def resume(self, rows: CopiedRows, held: int) -> None:
+        """Begin with the first ``held`` context rows of what ``kept`` has returned."""
+        self.model[..., :held, :] = rows.rows[..., :held, :]
         self._rows = row_store(held)
         self.context = held
 
@@ -129,8 +129,8 @@ class TwoLevelCache:
         return keys, values
 
 
-#: A job's rows at one block, under either attention.
-RowCache = TreeCache | TwoLevelCache
+#: A job's rows at one block, in any store and under either attention.
+RowCache = OneLevelCache | TwoLevelCache
 
 
 def two_level_attention(

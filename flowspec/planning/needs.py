@@ -71,7 +71,7 @@ class StageNeeds:
     def rows(self, layers: range) -> int:
         """Bytes of its KV rows: the context and the largest token tree, for every job.
 
-        And of the rows of ended jobs that are kept.
+        And of the rows that are kept for other jobs.
         """
         rows = (self.context + TREE_ROWS) * self.jobs + default_kept_rows(self.context)
         return len(layers) * rows * self.shapes.kv_values * self.precision.row_bytes("cpu")

@@ -2,6 +2,7 @@
 
     python -m ops.bench.prefix [--drafts slm,head] [--strategies a,b,...] [--stages 4]
                                [--before 600] [--new 24] [--rounds 5]
+                               [--at-once 4]
                                [--emulated jetson-7b,...] [--emulated-rounds 1] [--stretch 3]
 
 A first turn of ``--before`` tokens, the last 24 of them its answer; a second one that adds
@@ -9,7 +10,10 @@ A first turn of ``--before`` tokens, the last 24 of them its answer; a second on
 alone, the turns of other texts each time. Median milliseconds of time to first token by the draft
 worker's clock, without the wait in the queue: *measured* on a private pipeline of real processes
 with the packaged models, *emulated* in nominal time on each of ``--emulated`` with the first draft.
-Prints Markdown.
+
+``--at-once`` answers, at T = 1 with seeds of their own, to a prompt of ``--before`` tokens, on real
+processes that run as many: the first's and the last's time to first token, and the time until all
+have ended, with the prompt's rows shared and without. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ import itertools
 import os
 import statistics
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -119,6 +124,67 @@ def measured(plan: TurnsPlan, draft: str) -> dict[str, SecondTurn]:
         return rounds(ask, plan, plan.rounds, WARM)
 
 
+@dataclass(frozen=True, slots=True)
+class AtOnce:
+    """Seconds of several answers to one prompt: to the first's and the last's token, to the end."""
+
+    first: float
+    last: float
+    all: float
+
+
+def at_once(plan: TurnsPlan, draft: str, number: int) -> dict[str, tuple[AtOnce, AtOnce]]:
+    """Medians by strategy of ``number`` answers at once, with shared rows and without."""
+    texts = itertools.cycle(plan.prompts)
+    found: dict[str, tuple[AtOnce, AtOnce]] = {}
+    setup = Setup(default_pair()[0], _folder(draft), plan.stages, jobs=number)
+    with Cluster(setup) as cluster, Client(cluster.url) as client:
+        for strategy in plan.strategies:
+            seen: tuple[list[AtOnce], list[AtOnce]] = ([], [])
+            for at in range(WARM + plan.rounds):
+                prompt = (2 + at, *next(texts)[: plan.before - 1])
+                for reuse, times in zip((True, False), seen, strict=True):
+                    times.append(_answers(client, prompt, strategy, number, reuse=reuse))
+            found[strategy] = (_median_answers(seen[0]), _median_answers(seen[1]))
+    return found
+
+
+def _answers(
+    client: Client, prompt: tuple[int, ...], strategy: str, number: int, *, reuse: bool
+) -> AtOnce:
+    began = time.monotonic()
+    jobs = [
+        client.submit(
+            prompt_ids=prompt,
+            max_new_tokens=ANSWER,
+            strategy=strategy,
+            temperature=1.0,
+            seed=seed,
+            reuse=reuse,
+            cache_salt=f"{strategy} {began}",
+        )
+        for seed in range(number)
+    ]
+    results = [job.result() for job in jobs]
+    seconds = [reported(result.stats["ttft_seconds"]) for result in results]
+    return AtOnce(min(seconds), max(seconds), time.monotonic() - began)
+
+
+def _median_answers(seen: Sequence[AtOnce]) -> AtOnce:
+    columns = [[getattr(one, name) for one in seen[WARM:]] for name in ("first", "last", "all")]
+    return AtOnce(*map(statistics.median, columns))
+
+
+def at_once_table(draft: str, found: dict[str, tuple[AtOnce, AtOnce]]) -> list[str]:
+    """The rows of one draft: shared and apart, by turns."""
+    lines = []
+    for strategy, (shared, apart) in found.items():
+        pairs = ((shared.first, apart.first), (shared.last, apart.last), (shared.all, apart.all))
+        times = " | ".join(f"{one * 1e3:.0f} | {other * 1e3:.0f}" for one, other in pairs)
+        lines.append(f"| {draft} | {strategy} | {times} | {shared.last / apart.last:.2f} |")
+    return lines
+
+
 def emulated(plan: TurnsPlan, draft: str, profile: str, stretch: float) -> dict[str, SecondTurn]:
     """On emulated devices, in nominal seconds."""
     cluster = EmulatedCluster(
@@ -194,6 +260,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--before", type=count, default=600)
     parser.add_argument("--new", type=count, default=24)
     parser.add_argument("--rounds", type=count, default=5)
+    parser.add_argument("--at-once", type=count, default=4)
     parser.add_argument("--emulated", type=_names, default=())
     parser.add_argument("--emulated-rounds", type=count, default=1)
     parser.add_argument("--stretch", type=float, default=3.0)
@@ -207,6 +274,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             draft = given.drafts[0]
             found = emulated(plan, draft, profile, given.stretch)
             lines += table(f"{profile}, emulated | {draft}", found)
+        answers = []
+        for draft in given.drafts:
+            answers += at_once_table(draft, at_once(plan, draft, given.at_once))
     except FlowSpecError as error:
         sys.exit(f"ops.bench.prefix: {error}")
     print(f"Measured on {machine_line()}: differs from run to run.\n")
@@ -217,6 +287,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print("| place | draft | strategy | reuse | without | new alone | of without | of new alone |")
     print("|---|---|---|---|---|---|---|---|")
     print("\n".join(lines))
+    print(f"\n{given.at_once} answers at once to a prompt of {plan.before} tokens; ms\n")
+    print(
+        "| draft | strategy | first token, shared | apart | last one's, shared | apart "
+        "| all ended, shared | apart | last one's of apart |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
+    print("\n".join(answers))
 
 
 if __name__ == "__main__":

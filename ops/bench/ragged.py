@@ -44,9 +44,19 @@ WARM = 3
 
 
 class Jobs:
-    """``number`` jobs at ``stage``, each with its context, which give ``rows`` rows to a pass."""
+    """``number`` jobs at ``stage``, which give ``rows`` rows to a pass.
 
-    def __init__(self, stage: ModelStage, name: str, number: int, rows: int) -> None:
+    Their contexts have from ``contexts[0]`` to ``contexts[1]`` rows.
+    """
+
+    def __init__(
+        self,
+        stage: ModelStage,
+        name: str,
+        number: int,
+        rows: int,
+        contexts: tuple[int, int] = CONTEXTS,
+    ) -> None:
         self._stage = stage
         self._rows = rows
         self._draw = np.random.default_rng(0)
@@ -55,7 +65,7 @@ class Jobs:
         self._context: dict[RunKey, int] = {}
         for at in range(number):
             run = RunKey(f"{name}-{at}", 1)
-            length = CONTEXTS[0] + (CONTEXTS[1] - CONTEXTS[0]) * at // max(1, number - 1)
+            length = contexts[0] + (contexts[1] - contexts[0]) * at // max(1, number - 1)
             stage.allocate(run, length + 2 * rows, Sampling(), Returns())
             ids = tuple(range(length))
             parents = tuple(node - 1 for node in ids)

@@ -56,9 +56,10 @@ def load(
     attention: str,
     wanted: tuple[str, str],
     tapped: tuple[Taps | None, ModelDirectory | None],
+    blocks: int,
 ) -> tuple[RestingStage, Callable[[], float] | None]:
     """As ``workers.verify.load_layers``, resting."""
-    stage, model_seconds = verify.load_layers(target, layers, attention, wanted, tapped)
+    stage, model_seconds = verify.load_layers(target, layers, attention, wanted, tapped, blocks)
     return RestingStage(stage, file), model_seconds
 
 

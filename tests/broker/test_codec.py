@@ -99,6 +99,7 @@ MESSAGES = st.one_of(
     st.builds(m.Fault, run=RUNS, reason=TEXT),
     st.builds(m.Synced, run=RUNS, task=TEXT),
     st.builds(m.PrefixLost, run=RUNS, stage=INTS),
+    st.builds(m.Retain, run=RUNS, keep=INTS, kept=st.lists(RUNS, max_size=3).map(tuple)),
 )
 
 

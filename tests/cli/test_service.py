@@ -37,6 +37,7 @@ class Pipeline:
         facts = {"state": "ready", "host": HOST, "pid": 4194304, "passes": 10**9, "refused": 0}
         placed = {"precision": "nf4", "device": "cpu", "kernels": ["bitsandbytes", "onednn-w8a8"]}
         stages = {f"verify-{stage}": facts | placed for stage in (1, 2)}
+        stages["verify-2"]["kv"] = {"store": "paged", "blocks": 90, "free": 71, "shared": 4}
         return dict.fromkeys(("scheduler", "draft"), facts) | stages
 
     def load(self) -> tuple[int, int]:
@@ -54,12 +55,14 @@ def test_piped_output_is_not_wrapped(
     assert status == 0
     first, head, *rows = out.splitlines()
     assert first == f"/models/{HOST} on 2 stages; 1 running, 2 waiting"
-    assert head.split() == ["worker", "state", "host", "process", "passes", "refused", "runs", "on"]
+    names = ["worker", "state", "host", "process", "passes", "refused"]
+    assert head.split() == [*names, "KV", "blocks", "runs", "on"]
     counts = ["ready", HOST, "4194304", "1000000000", "0"]
     runs_on = ["nf4", "on", "cpu", "by", "bitsandbytes+onednn-w8a8"]
     assert [row.split() for row in rows] == [
-        *([role, *counts, "-"] for role in ("scheduler", "draft")),
-        *([role, *counts, *runs_on] for role in ("verify-1", "verify-2")),
+        *([role, *counts, "-", "-"] for role in ("scheduler", "draft")),
+        ["verify-1", *counts, "-", *runs_on],
+        ["verify-2", *counts, "19", "of", "90,", "4", "shared", *runs_on],
     ]
     assert max(map(len, out.splitlines())) < 200
 

@@ -135,6 +135,36 @@ def test_rows_that_cannot_be_kept_are_not_missed(start: Start) -> None:
         prompt = (*prompt, 9)
 
 
+def test_equal_prompts_at_once_share_their_rows(start: Start) -> None:
+    """Only those of one salt; and a cancelled job leaves its prompt's rows."""
+    cluster = start(2, kept_rows=600, endless=True, jobs=6)
+    prompt = tuple(ids_of(PROMPT)) * 4
+    specs = [
+        JobSpec(
+            prompt_ids=prompt,
+            max_new_tokens=16,
+            sampling=Sampling(1.0, seed=seed),
+            cache_salt="a" if seed < 4 else "b",
+        )
+        for seed in range(6)
+    ]
+    jobs = [cluster.submit(spec) for spec in specs]
+    ended = [cluster.wait(job) for job in jobs]
+    cached = []
+    for (ids, end, error), spec in zip(ended, specs, strict=True):
+        assert (ids, error) == (cluster.run(replace(spec, reuse=False))[0], "")
+        cached.append(json.loads(end["stats"])["cached_tokens"])
+    known = len(prompt) - 1
+    assert cached == [0, known, known, known, 0, known]
+    other = tuple(reversed(prompt))
+    long = cluster.submit(JobSpec(prompt_ids=other, max_new_tokens=200))
+    assert cluster.control.read_output(long, "0", 5.0)
+    cluster.control.submit({CANCEL: long})
+    cluster.wait(long)
+    _, end, _ = cluster.run(JobSpec(prompt_ids=(*other, 5), max_new_tokens=4))
+    assert json.loads(end["stats"])["cached_tokens"] == len(other) - 1
+
+
 @pytest.mark.parametrize("middles", [(0.8,), (0.7, 0.9)])
 def test_a_chain_of_models_gives_the_targets_text(start: Start, middles: tuple[float, ...]) -> None:
     cluster = start(2, middles=middles)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
 import pytest
 
 from flowspec.client import Client
 from flowspec.cluster import Cluster, Setup
+from flowspec.core.protocol.lease import TERMS
+from flowspec.core.run.limits import TREE_ROWS, in_blocks
+from flowspec.core.run.sampling import Sampling
+from flowspec.errors import JobFailed
 from flowspec.model.directory import default_pair
 from flowspec.model.reference import Reference
 from tests.e2e.conftest import Clusters
@@ -17,13 +24,62 @@ FIRST = "Tell me about the sea, and about ships. "
 STRATEGIES = ("flowspec", "auto", "specpipe", "autoregressive")
 
 
-@pytest.mark.parametrize("straight", [False, True])
-def test_turns(clusters: Clusters, reference: Reference, straight: bool) -> None:
-    if straight:
-        with Cluster(Setup(*default_pair(), 2, rows="straight")) as cluster:
-            _check_turns(cluster.url, reference)
-    else:
-        _check_turns(clusters(2).url, reference)
+def test_turns(clusters: Clusters, reference: Reference) -> None:
+    _check_turns(clusters(2).url, reference)
+
+
+def test_answers_at_once_share_their_prompt(reference: Reference) -> None:
+    """And an answer that is cancelled leaves its prompt's rows."""
+    prompt = tuple(3 + at * 7 % 400 for at in range(120))
+    samplings = [Sampling(1.0, seed=seed) for seed in range(4)]
+    with (
+        Cluster(Setup(*default_pair(), 2, jobs=4)) as cluster,
+        Client(cluster.url) as client,
+    ):
+        jobs = [
+            client.submit(prompt_ids=prompt, max_new_tokens=24, temperature=1.0, seed=one.seed)
+            for one in samplings
+        ]
+        results = [job.result() for job in jobs]
+        for result, sampling in zip(results, samplings, strict=True):
+            assert result.token_ids == reference.decode(prompt, 24, sampling)
+        known = len(prompt) - 1
+        assert [one.stats["cached_tokens"] for one in results] == [0, known, known, known]
+        other = prompt[::-1]
+        long = client.submit(prompt_ids=other, max_new_tokens=600)
+        next(iter(long.stream()))
+        long.cancel()
+        later = client.submit(prompt_ids=(*other, 9), max_new_tokens=8).result()
+        assert later.token_ids == reference.decode((*other, 9), 8, Sampling())
+        assert later.stats["cached_tokens"] == known
+
+
+def test_turns_with_rows_in_blocks(reference: Reference) -> None:
+    """Rows go straight, too. The pool has room for one job, so others wait for its end."""
+    room = in_blocks(TREE_ROWS + 700)
+    setup = Setup(*default_pair(), 2, rows="straight", jobs=3, kv="paged", most_rows=room)
+    with Cluster(setup) as cluster:
+        _check_turns(cluster.url, reference)
+        with Client(cluster.url) as client:
+            jobs = [client.submit(FIRST * (at + 1), max_new_tokens=16) for at in range(3)]
+            for job in jobs:
+                result = job.result()
+                prompt = result.prompt_token_ids
+                assert result.token_ids == reference.decode(prompt, 16, Sampling())
+            with pytest.raises(JobFailed, match=f"KV rows, .* the pipeline has {room}"):
+                client.submit(FIRST, max_new_tokens=900).result()
+            found = _pools(client)
+            assert [set(pool) for pool in found] == [
+                {"store", "blocks", "free", "shared", "block_rows"}
+            ] * 2
+            assert all(0 < pool["free"] < pool["blocks"] for pool in found), "some rows are kept"
+
+
+def _pools(client: Client) -> list[dict[str, Any]]:
+    """What both stages say of their pools once their leases were renewed."""
+    time.sleep(TERMS.renew_seconds * 1.5)
+    workers = client.workers()
+    return [workers[f"verify-{stage}"]["kv"] for stage in (1, 2)]
 
 
 def _check_turns(url: str, reference: Reference) -> None:

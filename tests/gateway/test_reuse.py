@@ -54,6 +54,25 @@ def test_a_prompt_of_several_answers_counts_once(web: httpx2.Client) -> None:
     assert known(web, [*prompt, 4], n=2) == len(prompt)
 
 
+def test_answers_at_once_compute_their_prompt_once(web: httpx2.Client) -> None:
+    prompt = [3, *PROMPT[::-1]]
+    assert known(web, prompt, n=3) == 0, "the first one computes it"
+    figures = web.get("/metrics", headers={"Authorization": f"Bearer {KEYS[0]}"}).text
+    hits = "vllm:prefix_cache_hits_total"
+    (before,) = (line for line in figures.splitlines() if line.startswith(hits))
+    assert known(web, [4, *prompt], n=3) == 0
+    figures = web.get("/metrics", headers={"Authorization": f"Bearer {KEYS[0]}"}).text
+    (after,) = (line for line in figures.splitlines() if line.startswith(hits))
+    assert float(after.split()[-1]) - float(before.split()[-1]) == 2 * len(prompt)
+
+
+def test_an_answer_cut_at_a_stop_string_leaves_its_prompt(web: httpx2.Client) -> None:
+    prompt = [6, *PROMPT[::-1]]
+    letters = list("abcdefghijklmnopqrstuvwxyz")
+    assert known(web, prompt, max_tokens=200, stop=letters[:4]) == 0
+    assert known(web, [*prompt, 4]) >= len(prompt) - 1
+
+
 def test_keys_and_salts_are_kept_apart(web: httpx2.Client) -> None:
     prompt = [7, *PROMPT]
     assert known(web, prompt) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,14 @@ from flowspec.errors import StateError
 from flowspec.model.directory import ModelDirectory, layer_ranges, open_directory
 from flowspec.model.drafter_choice import levels_of, wanting_hidden
 from flowspec.model.kept_rows import KeptRows
-from flowspec.model.kv import TreeCache
+from flowspec.model.kv import CopiedRows, TreeCache
 from flowspec.model.reference import Reference
 from flowspec.model.sources import load_sources, taps_of
-from flowspec.model.stage import load_stage
+from flowspec.model.stage import ModelStage, load_stage
 from flowspec.model.two_level import PLAIN, TWO_LEVEL, TwoLevelCache
 from flowspec.strategies import build
 from tests.marks import examples
+from tests.model.paged_checks import check_pool
 from tests.model.test_drafts_together import SOURCES, Family, folders, with_tokenizer
 from tests.model.test_two_level import CAPACITY, Story, next_part
 
@@ -61,7 +63,7 @@ def test_what_is_kept_is_the_context_and_begins_another_cache(
     count = data.draw(st.integers(1, len(text)))
     wanted = run.keep(count)
     assert wanted is not None
-    kept = KeptRows()
+    kept: KeptRows[CopiedRows] = KeptRows()
     kept.keep(ENDED, cache, wanted)
     assert kept.nbytes == 2 * 4 * count
     held = data.draw(st.integers(1, count))
@@ -85,13 +87,15 @@ def _next_row(story: Story, position: int) -> Any:
 def test_more_rows_than_there_are_cannot_be_kept() -> None:
     cache = TreeCache.allocate(1, 1, 8, 1, torch.float32)
     with pytest.raises(StateError, match="3 rows are to be kept of 0"):
-        KeptRows().keep(ENDED, cache, Kept(3))
+        KeptRows[CopiedRows]().keep(ENDED, cache, Kept(3))
 
 
 class Talk:
     """A pipeline of real layers with the drafter ``draft``, which keeps rows."""
 
-    def __init__(self, target: ModelDirectory, draft: str, attention: str = PLAIN) -> None:
+    def __init__(
+        self, target: ModelDirectory, draft: str, attention: str = PLAIN, blocks: int = 0
+    ) -> None:
         drafter = load_sources(draft, target, dtype="float32")
         wanting = wanting_hidden(drafter)
         taps = taps_of(draft, target)
@@ -107,8 +111,10 @@ class Talk:
             kept_rows=1000,
         )
         nodes: dict[Address, Any] = {DRAFT: (DraftMachine(limits, build), drafter)}
+        self.stages: list[ModelStage] = []
         for stage, layers in enumerate(layer_ranges(target.layers, STAGES), start=1):
-            executor = load_stage(target, layers, attention, taps=taps, drafter=head)
+            executor = load_stage(target, layers, attention, taps=taps, drafter=head, blocks=blocks)
+            self.stages.append(executor)
             nodes[stage_address(stage)] = (StageMachine(stage, STAGES), executor)
         self._simulation = Simulation(nodes)
         self._reference = Reference(target)
@@ -116,11 +122,29 @@ class Talk:
 
     def ask(self, prompt: tuple[int, ...], strategy: str, sampling: Sampling) -> tuple[int, Any]:
         """Rows that were known, and the text after ``prompt``, which is the target's own."""
-        self._jobs += 1
-        job = f"job {self._jobs}"
-        spec = JobSpec(prompt_ids=prompt, max_new_tokens=20, strategy=strategy, sampling=sampling)
-        self._simulation.submit(job, spec, self._simulation.now)
+        (found,) = self.ask_at_once([prompt], strategy, [sampling])
+        return found
+
+    def ask_at_once(
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        strategy: str,
+        samplings: Sequence[Sampling],
+    ) -> list[tuple[int, Any]]:
+        """``ask`` for jobs that come at one moment."""
+        asked = []
+        for prompt, sampling in zip(prompts, samplings, strict=True):
+            self._jobs += 1
+            job = f"job {self._jobs}"
+            spec = JobSpec(
+                prompt_ids=prompt, max_new_tokens=20, strategy=strategy, sampling=sampling
+            )
+            self._simulation.submit(job, spec, self._simulation.now)
+            asked.append((job, prompt, sampling))
         self._simulation.run()
+        return [self._answer(*one) for one in asked]
+
+    def _answer(self, job: str, prompt: tuple[int, ...], sampling: Sampling) -> tuple[int, Any]:
         record = self._simulation.jobs[job]
         assert record.finish is not None
         assert record.finish.error == ""
@@ -149,6 +173,31 @@ def test_turns_with_any_drafter(source: str, family: Family, tmp_path: Path) -> 
         assert (cached > 20) == (turn > 0 and not unused)
         # What is known of an answer may differ from what is said of it in the next turn.
         prompt = (*prompt, *tokens[: 12 + turn], 7, 8, 9 + turn)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_equal_prompts_at_once_with_any_drafter(
+    source: str, family: Family, tmp_path: Path
+) -> None:
+    """One computes the prompt, with rows in blocks, and the others begin with them."""
+    target = with_tokenizer(family("llama"), tmp_path / "target")
+    talk = Talk(target, folders(source, family, tmp_path), blocks=60)
+    prompts = [PROMPT, PROMPT, (*PROMPT, 9)]
+    samplings = [Sampling(), Sampling(1.0, seed=4), Sampling(0.7, seed=5)]
+    found = talk.ask_at_once(prompts, "flowspec", samplings)
+    cached = [rows for rows, _ in found]
+    assert cached[0] == 0
+    assert all(rows in (len(PROMPT) - 2, len(PROMPT) - 1) for rows in cached[1:])
+    for stage in talk.stages:
+        assert stage._store is not None
+        assert not stage._runs
+        check_pool(stage._store, (), stage._kept._rows.values())
+
+
+def test_equal_prompts_at_once_with_a_two_level_cache(family: Family) -> None:
+    talk = Talk(family("llama"), "ngram", TWO_LEVEL)
+    found = talk.ask_at_once([PROMPT] * 2, "flowspec", [Sampling(), Sampling(1.0, seed=1)])
+    assert [cached for cached, _ in found] == [0, len(PROMPT) - 1]
 
 
 @pytest.mark.parametrize("name", ["gemma2", "mistral-sliding", "qwen3-moe"])

@@ -120,6 +120,18 @@ def test_ragged_passes_are_measured_and_checked(tmp_path: Path) -> None:
     assert all(float(cell) > 0 for row in found for cell in row)
 
 
+def test_stores_of_rows_are_measured_and_checked(tmp_path: Path) -> None:
+    shape = Shape(64, 96, layers=2, heads=4, key_heads=2, head_dim=16, vocabulary=4200, context=256)
+    model = random_model(shape, tmp_path / "tiny")
+    words = ("--contexts", "40", "--jobs", "1,2", "--rounds", "2", "--shared", "90", "--mixed", "9")
+    rows = printed("ops.bench.kv", *words, "--rows", "3", "--model", str(model))
+    figures = [row for row in rows if row[0] in ("40", "keep", "begin")]
+    assert len(figures) == 4
+    assert all(float(cell) > 0 for row in figures for cell in row[1:])
+    (shared,) = (row for row in rows if row[0] == "8 jobs share 90 rows")
+    assert float(shared[3]) < float(shared[1])
+
+
 def test_shared_passes_of_drafters_are_measured_and_checked() -> None:
     words = ("--jobs", "3", "--nodes", "1,4", "--rounds", "1", "--sources", "head,ngram")
     found = [row for row in printed("ops.bench.ragged_drafts", *words) if row[1] in ("1", "4")]

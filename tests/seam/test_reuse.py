@@ -296,14 +296,103 @@ def test_rows_that_could_not_be_kept_are_lost_ones() -> None:
     pipeline = Conversations(ToyDrafter(TARGET, 0.8))
     first = pipeline.ask("one", PROMPT, "flowspec")
     machine = pipeline.machines[1]
-    (freed,) = machine.step(Refused(RunKey("one", 1), False, "no memory"), pipeline.now)
+    (freed,) = machine.step(
+        Refused(RunKey("one", 1), False, "no memory", is_keep=True), pipeline.now
+    )
     assert freed == Evict(RunKey("one", 1))
-    assert machine.step(Refused(RunKey("one", 1), False, "no memory"), pipeline.now) == []
+    assert (
+        machine.step(Refused(RunKey("one", 1), False, "no memory", is_keep=True), pipeline.now)
+        == []
+    )
     pipeline.executors[1].evict(RunKey("one", 1))
     turn = (*text_of(PROMPT, first), 7)
     second = pipeline.ask("two", turn, "flowspec")
     assert tuple(second.tokens) == TARGET.decode(turn, 24, Sampling())
     assert pipeline.lost == ["two"]
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("strategy", ["autoregressive", "flowspec", "auto", "specpipe"])
+def test_equal_prompts_at_once_are_computed_once(strategy: str, drafter: str) -> None:
+    """The others begin with the rows of the first as soon as it has its first token."""
+    pipeline = Conversations(DRAFTERS[drafter]())
+    begun = pipeline.now
+    asked = {
+        f"seed {seed}": spec(PROMPT, strategy, sampling=Sampling(1.0, seed=seed))
+        for seed in range(4)
+    }
+    for job, wanted in asked.items():
+        pipeline.submit(job, wanted, begun)
+    pipeline.run()
+    for job, wanted in asked.items():
+        assert tuple(pipeline.jobs[job].tokens) == TARGET.decode(PROMPT, 24, wanted.sampling)
+    first, *others = (int(str(cached(pipeline.jobs[job]))) for job in asked)
+    assert first == 0
+    # A head lets the stages compute one row for it, a drafter that another one was chosen for all.
+    expected = {len(PROMPT) - 1, len(PROMPT) - 2}
+    assert set(others) <= (expected | {0} if drafter == "choice" else expected)
+    pipeline.check_rows()
+
+
+def test_rows_that_would_not_be_kept_are_not_awaited() -> None:
+    pipeline = Conversations(ToyDrafter(TARGET, 0.8), kept_rows=0)
+    for job in ("first", "second"):
+        pipeline.submit(job, spec(PROMPT, "flowspec"), 0.0)
+    pipeline.run()
+    began = [pipeline.jobs[job].committed_at[0][0] for job in ("first", "second")]
+    assert began[0] == pytest.approx(began[1], abs=2.0), "they share the passes"
+    assert [cached(pipeline.jobs[job]) for job in ("first", "second")] == [0, 0]
+
+
+def test_who_awaits_rows_begins_in_full_if_they_do_not_come() -> None:
+    pipeline = Conversations(ToyHead())
+    for job in ("first", "second"):
+        pipeline.submit(job, spec(PROMPT, "flowspec"), 0.0)
+    pipeline.at(1.5, partial(pipeline.cancel, "first"))
+    pipeline.run()
+    assert pipeline.jobs["first"].tokens == []
+    assert tuple(pipeline.jobs["second"].tokens) == TARGET.decode(PROMPT, 24, Sampling())
+    assert cached(pipeline.jobs["second"]) == 0
+    pipeline.check_rows()
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_a_cancelled_job_leaves_its_prompts_rows(drafter: str) -> None:
+    pipeline = Conversations(DRAFTERS[drafter]())
+    pipeline.submit("one", spec(PROMPT, "flowspec", count=200), 0.0)
+    pipeline.at(12.0, partial(pipeline.cancel, "one"))
+    pipeline.run()
+    assert pipeline.jobs["one"].finish is None
+    text = (*PROMPT, *pipeline.jobs["one"].tokens, 7)
+    assert len(text) > len(PROMPT) + 1
+    second = pipeline.ask("two", text, "flowspec")
+    assert tuple(second.tokens) == TARGET.decode(text, 24, Sampling())
+    # A head lets the stages compute one row more.
+    assert cached(second) == len(PROMPT) - (2 if drafter in ("head", "choice") else 1)
+    pipeline.check_rows()
+
+
+def test_other_prompts_other_salts_and_little_in_common_are_not_waited_for() -> None:
+    pipeline = Conversations(ToyDrafter(TARGET, 0.8))
+    long = tuple((3 + at * 11) % 60 + 2 for at in range(120))
+    jobs = {
+        "long": spec(long, "flowspec"),
+        "other": spec(PROMPT, "flowspec"),
+        "salted": spec(long, "flowspec", cache_salt="mine"),
+        "alone": spec(long, "flowspec", reuse=False),
+        "little": spec((*long[:40], *PROMPT), "flowspec"),
+        "same": spec((*long, 5), "flowspec"),
+    }
+    for job, wanted in jobs.items():
+        pipeline.submit(job, wanted, 0.0)
+    pipeline.run()
+    found = {job: cached(pipeline.jobs[job]) for job in jobs}
+    assert found == dict.fromkeys(jobs, 0) | {"same": len(long) - 1}
+    for job, wanted in jobs.items():
+        assert wanted.prompt_ids is not None
+        right = TARGET.decode(wanted.prompt_ids, 24, Sampling())
+        assert tuple(pipeline.jobs[job].tokens) == right
+    pipeline.check_rows()
 
 
 @pytest.mark.parametrize("field", [{"reuse": False}, {"cache_salt": "other"}, {"record": True}])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from flowspec.core.job.draft_worker import DraftMachine
 from flowspec.core.protocol.addresses import DRAFT, Address, stage_address
 from flowspec.core.protocol.machine import Allocate, Input, OpenJob, Output, Release
 from flowspec.core.protocol.work import Encode, EncodeDone
-from flowspec.core.run.limits import TREE_ROWS
+from flowspec.core.run.limits import BLOCK_ROWS, TREE_ROWS, in_blocks
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_worker import StageMachine
@@ -46,10 +47,13 @@ class Rows:
         self.most = max(self.most, sum(self._held.values()))
 
 
-def run(specs: Sequence[JobSpec], most_rows: int) -> tuple[Rows, Simulation]:
-    """``specs``, submitted in turn to a pipeline of ``most_rows`` rows."""
+def run(
+    specs: Sequence[JobSpec], most_rows: int, row_unit: int = 1, kept_rows: int = 0
+) -> tuple[Rows, Simulation]:
+    """``specs``, submitted in turn to a pipeline of ``most_rows`` rows, of whole units."""
     rows = Rows()
-    machine = DraftMachine(limits(STAGES), build, most_rows=most_rows)
+    bounds = replace(limits(STAGES), kept_rows=kept_rows)
+    machine = DraftMachine(bounds, build, most_rows=most_rows, row_unit=row_unit)
     nodes: dict[Address, Any] = {DRAFT: (machine, ToyDrafter(TARGET, 0.8, (0, 0, 1)))}
     for stage in range(1, STAGES + 1):
         nodes[stage_address(stage)] = (StageMachine(stage, STAGES), ToyStage(TARGET, stage, STAGES))
@@ -106,3 +110,26 @@ def test_a_job_that_has_no_room_in_an_empty_pipeline_is_refused() -> None:
             f"the job needs {TREE_ROWS + len(PROMPT) + ANSWER} KV"
         )
         assert record.finish.error.endswith("shorten the prompt or the answer")
+
+
+def test_rows_are_counted_in_whole_blocks() -> None:
+    needs = TREE_ROWS + len(PROMPT) + ANSWER
+    assert needs % BLOCK_ROWS
+    rows, _ = run([job(text=False)] * 2, 2 * needs, BLOCK_ROWS)
+    assert rows.most == needs, "one after the other"
+    rows, _ = run([job(text=False)] * 2, 2 * in_blocks(needs), BLOCK_ROWS)
+    assert rows.most == 2 * needs
+
+
+def test_a_job_that_awaits_another_ones_rows_has_its_room() -> None:
+    long = tuple(2 + at % 50 for at in range(40))
+    same = [
+        JobSpec(prompt_ids=long, max_new_tokens=ANSWER, sampling=Sampling(1.0, seed=seed))
+        for seed in range(2)
+    ]
+    most = 2 * (TREE_ROWS + len(long) + ANSWER)
+    rows, simulation = run([*same, job(text=False)], most, kept_rows=200)
+    assert rows.opened == ["j0", "j1", "j2"]
+    assert rows.most <= most
+    stats = [record.finish.stats for record in simulation.jobs.values() if record.finish]
+    assert [found["cached_tokens"] for found in stats] == [0, len(long) - 1, 0]

@@ -91,6 +91,10 @@ class DrafterCache:
         """Its rows of the text to keep, at most ``most``; for the end of the run."""
         return Kept(min(self._rows.context, most), self._rows.begin_pass((), ()))
 
+    def share(self, most: int) -> Kept:
+        """Its first rows of the text, at most ``most``, to keep while the run goes on."""
+        return Kept(min(self._rows.context, most))
+
     def with_ancestors(self, tree: Tree, nodes: Sequence[int]) -> list[int]:
         """``nodes`` and those ancestors in the tree that are not held, parents first."""
         missing: set[int] = set()

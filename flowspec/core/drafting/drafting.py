@@ -126,9 +126,21 @@ class Drafting:
         """Rows of the text that each drafter has computed."""
         return tuple(cache.computed for cache in self._caches)
 
+    def catches_up(self, rows: int) -> bool:
+        """Whether the active drafter has yet to compute some of the text's first ``rows`` rows.
+
+        Only one that drafts from the target's hidden rows: others need no one else's rows.
+        """
+        cache = self._caches[self._active] if self._caches else None
+        return cache is not None and cache.refreshed and cache.computed < rows
+
     def keep(self, most: int) -> tuple[Kept, ...]:
         """Each drafter's rows of the text to keep, at most ``most``; for the end of the run."""
         return tuple(cache.keep(most) for cache in self._caches)
+
+    def share(self, most: int) -> tuple[Kept, ...]:
+        """Each drafter's first rows of the text, at most ``most``, while the run goes on."""
+        return tuple(cache.share(most) for cache in self._caches)
 
     @property
     def waiting_rows(self) -> int:

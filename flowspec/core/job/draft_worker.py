@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from flowspec.core.job.kept_prefixes import KeptPrefixes
+from flowspec.core.job.kept_prefixes import LEAST_ROWS, KeptPrefixes
 from flowspec.core.job.lifecycle import Event, Lifecycle, State
 from flowspec.core.job.load import Governor
 from flowspec.core.job.session import Session, rows_of_run
@@ -87,9 +87,11 @@ class DraftRun:
     """A run at the draft worker, from its Submit to its end.
 
     ``submitted_at`` is on this worker's clock. ``alone``: it runs behind a barrier. ``waits``: for
-    other runs, or for room. ``prompt``: its ids; None: to be encoded. ``rows``: that each stage
-    allocates for it; 0 until the ids are known. ``session``: None until it has begun.
-    ``closing_since``: when the text was complete.
+    other runs, or for room. ``awaits``: the run whose prompt's rows it will begin with.
+    ``reuses``: it may begin with another run's rows; ``drafts``: its strategy grows a tree.
+    ``prompt``: its ids; None: to be encoded. ``rows``: that each stage allocates for it; 0 until
+    the ids are known. ``session``: None until it has begun. ``closing_since``: when the text was
+    complete.
     """
 
     submit: Submit
@@ -97,6 +99,9 @@ class DraftRun:
     submitted_at: float
     alone: bool = False
     waits: bool = False
+    awaits: RunKey | None = None
+    reuses: bool = False
+    drafts: bool = False
     prompt: tuple[int, ...] | None = None
     rows: int = 0
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
@@ -115,13 +120,13 @@ class DraftRun:
         return None if self.lifecycle.state is State.CLOSING else self.session
 
     @property
-    def is_decoding(self) -> bool:
-        return self.lifecycle.state is State.DECODE
+    def is_to_encode(self) -> bool:
+        """Whether it has begun with a text whose ids are not known."""
+        return self.lifecycle.state is State.ENCODING and not self.waits and self.prompt is None
 
     @property
-    def drafts(self) -> bool:
-        """Whether the run's strategy grows a tree."""
-        return self.session is not None and self.session.strategy.draft_width > 0
+    def is_decoding(self) -> bool:
+        return self.lifecycle.state is State.DECODE
 
     @property
     def due(self) -> float | None:
@@ -138,6 +143,7 @@ class DraftMachine:
     ``history``: what earlier jobs of this pipeline measured; updated in place. ``governor``: shares
     the pipeline among the jobs. ``most_rows``: of all runs at a stage, KV rows; 0: no limit.
     ``generation``: under which it holds its role; runs assigned to another holder are ignored.
+    ``row_unit``: stages have room for rows by so many at a time.
     """
 
     def __init__(
@@ -148,6 +154,7 @@ class DraftMachine:
         governor: Governor | None = None,
         most_rows: int = 0,
         generation: int = NO_LEASE,
+        row_unit: int = 1,
     ) -> None:
         self._generation = generation
         self._limits = limits
@@ -159,6 +166,7 @@ class DraftMachine:
         self._last_stage = stage_address(limits.stages)
         self._governor = governor if governor is not None else Governor(limits.stages)
         self._most_rows = most_rows
+        self._row_unit = row_unit
         self._working: DraftPass | Encode | EncodeTurns | None = None
         self._started_at = 0.0
 
@@ -265,6 +273,9 @@ class DraftMachine:
         session = run.session
         assert session is not None
         outputs = [*session.outbox.take(), *self._evict()]
+        drafts = session.take_drafts_to_share()
+        if drafts:
+            outputs.append(Keep(run.key, drafts))
         if run.lifecycle.state is State.CLOSING:
             if run.closing_since is None:
                 run.closing_since = now
@@ -306,6 +317,9 @@ class DraftMachine:
         except ConfigError as error:
             return [*outputs, _reject(message, str(error))]
         run = DraftRun(message, spec, now, strategy.pacing.has_barrier)
+        chained = strategy.uses_middles and self._limits.middles > 0
+        run.reuses = spec.reuse and not spec.record and not chained
+        run.drafts = strategy.draft_width > 0
         others = list(self._runs.values())
         self._runs[message.run] = run
         if spec.prompt_ids is None:
@@ -318,7 +332,8 @@ class DraftMachine:
         limits = self._limits
         run.prompt = prompt
         if not run.spec.tokenize:
-            run.rows = rows_of_run(len(prompt), run.spec.max_new_tokens, limits)
+            rows = rows_of_run(len(prompt), run.spec.max_new_tokens, limits)
+            run.rows = -(-rows // self._row_unit) * self._row_unit
         wrong = "" if run.spec.tokenize else self._what_is_wrong_with(prompt)
         if not wrong and 0 < self._most_rows < run.rows:
             wrong = (
@@ -328,7 +343,7 @@ class DraftMachine:
         if wrong:
             return self._reject_run(run, wrong)
         run.waits = self._has_to_wait(run, [one for one in self._runs.values() if one is not run])
-        return [] if run.waits else self._start(run, prompt, now)
+        return [] if run.waits else self._start_or_await(run, prompt, now)
 
     def _has_to_wait(self, run: DraftRun, others: Sequence[DraftRun]) -> bool:
         """Whether ``run`` begins later than now."""
@@ -344,15 +359,49 @@ class DraftMachine:
 
     @property
     def _next_to_begin(self) -> DraftRun | None:
-        """The first of the runs that wait, if it may begin now."""
+        """The first of the runs that wait, if it may begin now, or one that awaits no more rows."""
         first = next((run for run in self._runs.values() if run.waits), None)
         begun = [run for run in self._runs.values() if not run.waits]
-        return first if first is not None and self._may_begin(first, begun) else None
+        if first is not None and self._may_begin(first, begun):
+            return first
+        return next((run for run in begun if run.awaits and not self._will_share(run)), None)
 
     def _begin(self, run: DraftRun, now: float) -> list[Output]:
-        """Begin ``run``; nothing to put out if its prompt is to be encoded first."""
+        """Begin ``run``; nothing to put out if its prompt is to be encoded, or rows awaited."""
         run.waits = False
-        return [] if run.prompt is None else self._start(run, run.prompt, now)
+        return [] if run.prompt is None else self._start_or_await(run, run.prompt, now)
+
+    def _start_or_await(self, run: DraftRun, prompt: tuple[int, ...], now: float) -> list[Output]:
+        run.awaits = self._worth_awaiting(run, prompt) if run.reuses else None
+        return [] if run.awaits else self._start(run, prompt, now)
+
+    def _worth_awaiting(self, run: DraftRun, prompt: Sequence[int]) -> RunKey | None:
+        """A run that computes rows now with which ``run`` can begin soon.
+
+        Prompts at once cost as much as one after the other, so nothing is lost by waiting if at
+        least half of what the other one computes is of use.
+        """
+        for key, other in self._runs.items():
+            session = other.session
+            if session is None or other.spec.cache_salt != run.spec.cache_salt:
+                continue
+            if not session.will_share(drafts=run.drafts and other.drafts):
+                continue
+            most = min(len(prompt) - 1, self._prefixes.most_rows)
+            gain = min(session.common(prompt), most) - session.reused
+            if gain >= LEAST_ROWS and 2 * gain >= session.computes:
+                return key
+        return None
+
+    def _will_share(self, run: DraftRun) -> bool:
+        """Whether the run that ``run`` awaits still computes rows for it."""
+        other = self._runs.get(run.awaits) if run.awaits else None
+        session = other.session if other is not None else None
+        return (
+            other is not None
+            and session is not None
+            and session.will_share(drafts=run.drafts and other.drafts)
+        )
 
     def _start(self, run: DraftRun, prompt: tuple[int, ...], now: float) -> list[Output]:
         if run.spec.tokenize:
@@ -363,7 +412,7 @@ class DraftMachine:
         tally = Tally(run.submitted_at - queued, now, queued, lossy=strategy.lossy)
         # A recording contains one job, so its choices must not depend on earlier ones.
         history = History() if run.spec.record else self._history
-        reuses = run.spec.reuse and not run.spec.record
+        keeps = run.spec.reuse and not run.spec.record
         session = Session(
             run.key,
             run.spec,
@@ -373,7 +422,7 @@ class DraftMachine:
             run.lifecycle,
             tally,
             history,
-            prefixes=self._prefixes if reuses else None,
+            prefixes=self._prefixes if keeps else None,
             generations=run.submit.generations,
         )
         run.session = session
@@ -427,7 +476,7 @@ class DraftMachine:
 
     def _next_work(self) -> DraftPass | Encode | EncodeTurns | None:
         for run in self._runs.values():
-            if run.lifecycle.state is State.ENCODING and not run.waits:
+            if run.is_to_encode:
                 return _encoding(run)
         drafts = self._next_drafts()
         return DraftPass(tuple(drafts)) if drafts else None
@@ -504,10 +553,12 @@ class DraftMachine:
         return outputs
 
     def _refused(self, event: Refused) -> list[Output]:
-        run = self._runs.get(event.run)
-        if run is None:
+        if event.is_keep:
             self._prefixes.drop(event.run)
             return self._evict()
+        run = self._runs.get(event.run)
+        if run is None:
+            return []
         if event.stale:
             return self._drop(run)
         cause = Event.UNCOMMITTED if event.is_commit else Event.FAILED
@@ -572,7 +623,7 @@ class DraftMachine:
     def _drop(self, run: DraftRun) -> list[Output]:
         run.lifecycle.fire(Event.REVOKED)
         self._forget(run)
-        self._prefixes.drop(run.key)
+        self._prefixes.revert(run.key)
         return [*self._evict(), Release(run.key)]
 
     def _forget(self, run: DraftRun) -> None:
@@ -591,7 +642,7 @@ def _check_lossless(spec: JobSpec, strategy: Strategy) -> None:
 
 def _rows_held(runs: Iterable[DraftRun]) -> int:
     """Rows that each stage has allocated for ``runs``."""
-    return sum(run.rows for run in runs if run.session is not None)
+    return sum(run.rows for run in runs if run.session is not None or run.awaits)
 
 
 def _encoding(run: DraftRun) -> Encode | EncodeTurns:
@@ -602,8 +653,8 @@ def _encoding(run: DraftRun) -> Encode | EncodeTurns:
 
 
 def _has_work(run: DraftRun) -> bool:
-    if run.lifecycle.state is State.ENCODING:
-        return not run.waits
+    if run.is_to_encode:
+        return True
     return run.drafting_session is not None and run.drafting_session.drafting.has_work
 
 

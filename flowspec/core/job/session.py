@@ -33,8 +33,17 @@ from flowspec.core.job.strategy import Occasion, Strategy, View
 from flowspec.core.job.text import RunText
 from flowspec.core.protocol.addresses import DRAFT, Address
 from flowspec.core.protocol.machine import Allocate
-from flowspec.core.protocol.messages import Answer, Close, Open, Prefix, Prune, Returns, Synced
-from flowspec.core.protocol.work import Draft, DraftDone
+from flowspec.core.protocol.messages import (
+    Answer,
+    Close,
+    Open,
+    Prefix,
+    Prune,
+    Retain,
+    Returns,
+    Synced,
+)
+from flowspec.core.protocol.work import Draft, DraftDone, Kept
 from flowspec.core.run.history import History
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.limits import Limits
@@ -73,7 +82,7 @@ class Session:
     """A run from its prompt to its end; what it sends is collected in ``outbox``.
 
     ``committed``: output tokens that an earlier run of the job has committed. ``tally``: new.
-    ``prefixes``: what the pipeline keeps of ended runs; None: nothing for this one, nor of it.
+    ``prefixes``: what the pipeline keeps of runs; None: nothing for this one, nor of it.
     ``generations``: of the workers that it is assigned to.
     """
 
@@ -109,6 +118,8 @@ class Session:
         self._generations = generations
         self._prefixes = prefixes
         self._reuse = self._find_prefix(drafters)
+        self._prompt_rows = len(prefix) - 1  # of the text at the start, without its last token
+        self._shared_drafts = 0  # drafters whose rows of all of these are shared
         held = self._reuse.drafted if self._reuse is not None else ()
         options = self._drafting_options(drafters, limits, history)
         self.drafting = Drafting(run, prefix, options, held)
@@ -183,7 +194,7 @@ class Session:
         return replace(found, source=reuse.source, held=reuse.drafted)
 
     @property
-    def _reused(self) -> int:
+    def reused(self) -> int:
         """Rows of the text that the stages have from the start."""
         return self._reuse.rows if self._reuse is not None else 0
 
@@ -229,10 +240,10 @@ class Session:
     def _prefill(self) -> None:
         """Send stage 1 the text from the first row on that the stages do not have."""
         prefix = self.text.prefix
-        self.tally.cached = self._reused
-        self.outbox.prefill(self.outbox.stages[0], prefix, self._reused)
+        self.tally.cached = self.reused
+        self.outbox.prefill(self.outbox.stages[0], prefix, self.reused)
         # Without hidden rows only the last chunk is answered, so the first wait covers them all.
-        chunks = len(prefill_chunks(len(prefix), self._reused))
+        chunks = len(prefill_chunks(len(prefix), self.reused))
         self.answer_deadline.seconds = self._limits.stall_seconds * chunks
 
     def lose_prefix(self, now: float) -> None:
@@ -263,6 +274,51 @@ class Session:
         self.outbox.tell(self.outbox.stages, closing)
         self.outbox.tell(self._chain.addresses, Close(self.run))
 
+    # ---- sharing ---------------------------------------------------------------------------------
+
+    def common(self, text: Sequence[int]) -> int:
+        """How many tokens ``text`` and the prompt's shared rows begin with alike."""
+        own = self.text.prefix[: self._prompt_rows]
+        pairs = zip(own, text, strict=False)
+        differs = (at for at, (one, other) in enumerate(pairs) if one != other)
+        return next(differs, min(len(own), len(text)))
+
+    @property
+    def computes(self) -> int:
+        """Rows of the prompt that are not kept of another run."""
+        return self._prompt_rows - self.reused
+
+    def will_share(self, *, drafts: bool) -> bool:
+        """Whether more rows of the prompt are soon there for others, drafters' if it ``drafts``."""
+        if self._prefixes is None:
+            return False
+        if self.lifecycle.state is State.PREFILL:
+            return True
+        return drafts and self.decoding and self.drafting.catches_up(self._prompt_rows)
+
+    def _share_prompt(self) -> None:
+        """Have the stages, which have computed the prompt, keep its rows for others from now on."""
+        if self._prefixes is None:
+            return
+        prompt = self.text.prefix[: self._prompt_rows]
+        # A run that computed all of it found no drafter's rows, where it has any.
+        drafters = 0 if self.reused else len(self.drafting.computed)
+        rows, kept = self._prefixes.share(self.run, self.spec.cache_salt, prompt, drafters)
+        if rows:
+            self.outbox.tell(self.outbox.stages, Retain(self.run, rows, kept))
+
+    def take_drafts_to_share(self) -> tuple[Kept, ...]:
+        """Each drafter's rows to keep, once another one has computed the prompt; else empty."""
+        if self._prefixes is None or not self.decoding or self.run not in self._prefixes:
+            return ()
+        whole = sum(rows >= self._prompt_rows for rows in self.drafting.computed)
+        if whole <= self._shared_drafts:
+            return ()
+        self._shared_drafts = whole
+        caches = self.drafting.share(self._prompt_rows)
+        self._prefixes.share_drafted(self.run, [cache.rows for cache in caches])
+        return caches
+
     # ---- take ------------------------------------------------------------------------------------
 
     def take_answer(self, sender: Address, answer: Answer, now: float) -> None:
@@ -285,7 +341,7 @@ class Session:
             trip = segment.round_trip(self._now)
         elif completes_prefill:
             prefill_seconds = self._now - self.tally.started_at
-            sent = len(self.text.prefix) - self._reused
+            sent = len(self.text.prefix) - self.reused
             trip = RoundTrip(sent, prefill_seconds, alone=True)
         self.strategy.observe_answer(self._view, answer, trip)
         self._turn(TurnCause.ANSWER, of_segment=segment is not None)
@@ -379,6 +435,7 @@ class Session:
         self.tally.count(len(verdict.tokens), verdict.hits, self._now)
         self.drafting.observe(self.tree, verdict)
         accepted = [self.tree[node] for node in verdict.accepted]
+        begins = not self.decoding
         context = self.text.context
         emitted = len(self.text.output)
         self.text.output += verdict.tokens
@@ -400,6 +457,8 @@ class Session:
         if verdict.finish:
             self._close_complete()
             return
+        if begins:
+            self._share_prompt()
         self._chain.commit(accepted, self.tree)
         self.strategy.middles_advanced(self._view, self._chain.tips)
 

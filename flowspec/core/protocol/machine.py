@@ -52,13 +52,14 @@ class Refused:
     """The broker refused a write for a run, or an output of it could not be carried out.
 
     ``stale``: the run is over. ``is_commit``: the write was a commit, so its tokens are not in the
-    output.
+    output. ``is_keep``: rows could not be kept; the run itself goes on.
     """
 
     run: RunKey
     stale: bool
     reason: str
     is_commit: bool = False
+    is_keep: bool = False
 
 
 @dataclass(frozen=True, slots=True)

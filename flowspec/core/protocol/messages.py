@@ -35,7 +35,7 @@ class Returns:
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """The first ``rows`` kept rows of the ended run ``run`` (``core.job.kept_prefixes``)."""
+    """The first ``rows`` kept rows of the run ``run`` (``core.job.kept_prefixes``)."""
 
     run: RunKey
     rows: int
@@ -171,6 +171,18 @@ class Close:
 
 
 @dataclass(frozen=True, slots=True)
+class Retain:
+    """Draft worker to every stage: keep the first ``keep`` rows of a run that goes on.
+
+    They are rows of its prompt, which the stage has computed. ``kept``: as in ``Close``.
+    """
+
+    run: RunKey
+    keep: int
+    kept: tuple[RunKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Revoke:
     """Scheduler to every worker: drop all runs of the job that are earlier than ``run``."""
 
@@ -230,6 +242,7 @@ Message = (
     | Fault
     | Synced
     | PrefixLost
+    | Retain
 )
 #: In the order of their numbers on the wire.
 MESSAGES: tuple[type[Message], ...] = (
@@ -244,6 +257,7 @@ MESSAGES: tuple[type[Message], ...] = (
     Fault,
     Synced,
     PrefixLost,
+    Retain,
 )
 
 

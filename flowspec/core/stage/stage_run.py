@@ -88,6 +88,15 @@ class StageRun:
             return None
         return Kept(rows, self._rows.begin_pass((), ()))
 
+    def share(self, rows: int) -> Kept | None:
+        """The first ``rows`` rows, to keep while the run goes on; None: not all of them are here.
+
+        StateError if they are not rows of the prompt alone: only these are in place for good.
+        """
+        if rows > self.first_tree_id:
+            raise StateError(f"stage {self._stage} is to keep {rows} rows of a run that goes on")
+        return Kept(rows) if self._rows.context >= rows else None
+
     def live_part(self, segment: Segment) -> list[int]:
         """Offsets of the segment's live rows, which are to be computed; the others are void."""
         kept = self._rows.live(segment.ids, segment.parents)

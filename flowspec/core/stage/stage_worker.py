@@ -9,6 +9,7 @@ stage never waits for a prune and does not depend on the strategy.
                this holder's
     Segment    keep for its Open   wait for a pass                   ignore           ignore
     Prune      keep for its Open   drop rows before the next pass    ignore           ignore
+    Retain     keep for its Open   keep rows                         ignore           ignore
     Close      keep for its Open   keep rows, report, free, end      report, free     ignore
     Revoke     end earlier runs    free and end earlier runs of its job
 
@@ -54,11 +55,12 @@ from flowspec.core.protocol.messages import (
     Open,
     PrefixLost,
     Prune,
+    Retain,
     Revoke,
     Segment,
     StageReport,
 )
-from flowspec.core.protocol.work import Choice, Part, Pass, PassDone, WorkFailed
+from flowspec.core.protocol.work import Choice, Kept, Part, Pass, PassDone, WorkFailed
 from flowspec.core.run.ended import EndedRuns
 from flowspec.core.run.key import RunKey
 from flowspec.core.stage.prompt_turns import PromptTurns
@@ -111,7 +113,7 @@ class StageMachine:
         self._early: dict[RunKey, list[Envelope]] = {}
         self._ended = EndedRuns()
         self._waiting = WaitingSegments()
-        self._kept: dict[RunKey, int] = {}  # rows of ended runs that are kept for later ones
+        self._kept: dict[RunKey, int] = {}  # rows that are kept for later runs
         self._computing: tuple[_Computing, ...] = ()  # the parts of the current pass
         self._started_at = 0.0
         self._prompt_turns = PromptTurns()
@@ -217,6 +219,8 @@ class StageMachine:
             case Prune():
                 run.prune(message)
                 return []
+            case Retain():
+                return self._keep(message, run.share(message.keep))
             case Close():
                 return self._close(run, message)
             case _:
@@ -226,17 +230,16 @@ class StageMachine:
 
     def _close(self, run: StageRun, message: Close) -> list[Output]:
         key = run.opened.run
-        kept = self._keep(run, message) if message.keep else []
+        kept = self._keep(message, run.keep(message.keep)) if message.keep else []
         report = StageReport(key, self.stage, run.close(self._waiting.rows(key)))
         return [*kept, self._send(run, DRAFT, report), *self._end(key)]
 
-    def _keep(self, run: StageRun, message: Close) -> list[Output]:
-        """Keep the run's rows, and drop those of runs that are kept no longer."""
+    def _keep(self, message: Close | Retain, rows: Kept | None) -> list[Output]:
+        """Keep ``rows``, if all are here, and drop those of runs that are kept no longer."""
         gone = [key for key in self._kept if key not in message.kept]
         for key in gone:
             del self._kept[key]
         outputs: list[Output] = [Evict(key) for key in gone]
-        rows = run.keep(message.keep)
         if rows is not None:
             self._kept[message.run] = message.keep
             outputs.append(Keep(message.run, (rows,)))
@@ -247,11 +250,11 @@ class StageMachine:
         return [self._send(run, DRAFT, Fault(run.opened.run, reason))]
 
     def _refused(self, event: Refused) -> list[Output]:
-        run = self._runs.get(event.run)
-        if run is None:
+        if event.is_keep:
             kept = self._kept.pop(event.run, 0)
             return [Evict(event.run)] if kept else []
-        if run.failed:
+        run = self._runs.get(event.run)
+        if run is None or run.failed:
             return []
         return self._end(event.run) if event.stale else self._fail(run, event.reason)
 

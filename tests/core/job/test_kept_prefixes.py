@@ -11,8 +11,10 @@ from flowspec.core.job.kept_prefixes import (
     DrafterKind,
     KeptPrefixes,
     Reuse,
+    most_blocks,
 )
 from flowspec.core.run.key import RunKey
+from flowspec.core.run.limits import BLOCK_ROWS, in_blocks
 
 MODEL = DrafterKind()
 HEAD = DrafterKind(refreshed=True)
@@ -67,6 +69,69 @@ def test_a_longer_text_takes_the_place_of_what_it_begins_with() -> None:
     assert kept.runs == (key(3),)
 
 
+def test_rows_of_a_run_that_goes_on_are_usable_at_once() -> None:
+    kept = KeptPrefixes(100)
+    assert kept.share(key(1), "", TEXT) == (40, (key(1),))
+    assert kept.find("", (*TEXT, 1), [MODEL]) == Reuse(key(1), 40, (0,)), "no drafter's so far"
+    assert kept.find("", (*TEXT, 1), [HEAD]) is None
+    kept.share_drafted(key(1), (40,))
+    assert kept.find("", (*TEXT, 1), [HEAD]) == Reuse(key(1), 39, (40,))
+    assert kept.share(key(2), "", TEXT) == (0, ()), "they are known"
+    assert kept.share(key(3), "other", TEXT) == (40, (key(1), key(3)))
+
+
+def test_a_text_without_a_drafters_rows_gives_way_to_one_that_will_have_them() -> None:
+    kept = KeptPrefixes(100)
+    kept.share(key(1), "", TEXT)
+    assert kept.share(key(2), "", TEXT, drafters=1) == (40, (key(2),))
+    assert kept.share(key(3), "", TEXT) == (0, ()), "it began with these"
+    kept.share_drafted(key(2), (40,))
+    assert kept.share(key(4), "", TEXT, drafters=1) == (0, ())
+    assert kept.share(key(5), "", TEXT, drafters=2) == (40, (key(2), key(5)))
+
+
+def test_a_run_that_ends_leaves_the_rest_of_its_text_too() -> None:
+    kept = KeptPrefixes(100)
+    kept.share(key(1), "", TEXT)
+    kept.share_drafted(key(1), (40,))
+    longer = (*TEXT, *range(20))
+    assert kept.close(key(1), "", longer, (55,)) == (60, (key(1),))
+    assert kept.find("", (*longer, 1), [MODEL]) == Reuse(key(1), 40, (40,)), "as long as it closes"
+    kept.confirm(key(1))
+    assert kept.find("", (*longer, 1), [MODEL]) == Reuse(key(1), 60, (55,))
+    assert kept.take_dropped() == ()
+
+
+def test_a_run_that_is_cancelled_leaves_what_it_shared() -> None:
+    kept = KeptPrefixes(100)
+    kept.share(key(1), "", TEXT)
+    kept.revert(key(1))
+    assert kept.runs == (key(1),)
+    kept.close(key(1), "", (*TEXT, *range(20)), ())
+    kept.revert(key(1))
+    assert kept.rows == 40
+    assert kept.find("", (*TEXT, *range(20), 1), ()) == Reuse(key(1), 40)
+    kept.close(key(2), "", TEXT[::-1], ())
+    kept.revert(key(2))
+    kept.revert(key(3))
+    assert kept.runs == (key(1),)
+    assert kept.take_dropped() == (key(2),)
+
+
+def test_a_run_whose_text_is_known_by_its_end_leaves_nothing_of_its_own() -> None:
+    kept = KeptPrefixes(200)
+    kept.share(key(1), "", TEXT)
+    longer = (*TEXT, *range(20))
+    kept.close(key(2), "", longer, ())
+    assert kept.runs == (key(2),), "the longer text begins with the shared one"
+    kept.share(key(1), "", TEXT)
+    kept.confirm(key(2))
+    assert kept.close(key(1), "", longer, ()) == (0, ())
+    assert kept.runs == (key(2),)
+    assert kept.confirm(key(1)) == 0
+    assert kept.take_dropped() == (key(1), key(1))
+
+
 def test_what_was_not_used_for_longest_goes_first() -> None:
     kept = KeptPrefixes(100)
     keep(kept, 1, TEXT)
@@ -89,7 +154,7 @@ def test_a_pipeline_may_keep_nothing() -> None:
 @given(
     st.lists(
         st.tuples(
-            st.integers(0, 3),  # what is done
+            st.integers(0, 5),  # what is done
             st.integers(0, 90),
             st.lists(st.integers(0, 1), min_size=1, max_size=40),
             st.sampled_from(["", "a"]),
@@ -112,6 +177,12 @@ def test_bounds_hold_and_finds_are_right(
             if rows:
                 texts[key(closed + 1000)] = (salt, text[:rows])
                 assert runs == kept.runs
+        elif what == 4:
+            closed += 1
+            if kept.share(key(closed + 1000), salt, text)[0]:
+                texts[key(closed + 1000)] = (salt, text[:most])
+        elif what == 5 and kept.runs:
+            kept.revert(kept.runs[number % len(kept.runs)])
         elif what == 1 and kept.runs:
             kept.confirm(kept.runs[number % len(kept.runs)])
         elif what == 2 and kept.runs:
@@ -126,4 +197,6 @@ def test_bounds_hold_and_finds_are_right(
                 assert known[: found.rows] == text[: found.rows]
         assert kept.rows <= most
         assert len(kept.runs) <= MOST_RUNS
+        blocks = sum(in_blocks(len(texts[run][1])) for run in kept.runs) // BLOCK_ROWS
+        assert blocks <= most_blocks(most)
         assert set(kept._trees) == {texts[run][0] for run in kept.runs}

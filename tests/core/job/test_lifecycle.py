@@ -21,6 +21,7 @@ from flowspec.core.protocol.messages import (
     Open,
     PrefixLost,
     Prune,
+    Retain,
     Revoke,
     Segment,
     StageReport,
@@ -45,6 +46,7 @@ SAMPLES: list[Message] = [
     Fault(RUN, "why"),
     Synced(RUN, "task"),
     PrefixLost(RUN, 1),
+    Retain(RUN, 20, (RUN,)),
 ]
 PAIRS = list(itertools.product(State, Event))
 

@@ -14,6 +14,8 @@ from flowspec.core.protocol.machine import (
     Compute,
     Discard,
     Done,
+    Evict,
+    Keep,
     Output,
     PassRows,
     Poll,
@@ -31,14 +33,16 @@ from flowspec.core.protocol.messages import (
     Hop,
     Message,
     Open,
+    Prefix,
     Prune,
+    Retain,
     Returns,
     Revoke,
     Segment,
     StageReport,
     Submit,
 )
-from flowspec.core.protocol.work import Choice, Part, Pass, PassDone, Pruned, WorkFailed
+from flowspec.core.protocol.work import Choice, Kept, Part, Pass, PassDone, Pruned, WorkFailed
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.stage.stage_worker import StageMachine
@@ -513,6 +517,37 @@ def test_a_refused_write_fails_the_job_or_ends_it_here() -> None:
     stage = Stage().prefilled()
     assert stage.machine.step(Refused(RunKey("j", 0), True, ""), 0.0) == []
     assert stage.machine.step(Refused(RUN, True, ""), 0.0) == [Release(RUN)]
+
+
+def test_a_run_that_goes_on_shares_its_prompts_rows() -> None:
+    stage = Stage().prefilled()
+    assert stage.receive(Retain(RUN, 1, (RUN,))) == [Keep(RUN, (Kept(1),))]
+    assert stage.receive(segment(1, {2: 1})) == []
+    assert stage.work().parts[0].pruned == Pruned((1,), ()), "which keeping has not applied"
+    stage.done((9,))
+    refused = Refused(RUN, False, "no room", is_keep=True)
+    assert stage.machine.step(refused, 0.0) == [Evict(RUN)]
+    assert stage.machine.step(refused, 0.0) == []
+    assert RUN in stage.machine.open_runs, "it goes on"
+    other = RunKey("other", 1)
+    stage.receive(Open(other, 2, 64, Sampling(), prefix=Prefix(RUN, 1)))
+    (fault,) = sent(stage.receive(Retain(RUN, 2, (RUN,))))
+    assert fault == Fault(RUN, "stage 1 is to keep 2 rows of a run that goes on")
+
+
+def test_shared_rows_outlast_a_run_that_is_revoked() -> None:
+    stage = Stage().prefilled()
+    stage.receive(Retain(RUN, 1, (RUN,)))
+    assert stage.receive(Revoke(RunKey("j", 2))) == [Release(RUN)]
+    other = RunKey("other", 1)
+    (allocation,) = stage.receive(Open(other, 2, 64, Sampling(), prefix=Prefix(RUN, 1)))
+    assert isinstance(allocation, Allocate)
+    assert (allocation.source, allocation.held) == (RUN, (1,))
+    third = RunKey("third", 1)
+    assert stage.receive(Open(third, 2, 64, Sampling()), Retain(third, 1, (third,))) == [
+        Allocate(third, 64, Sampling(), Returns()),
+        Evict(RUN),
+    ], "nothing is computed that could be kept"
 
 
 def test_what_a_stage_does_not_take_is_a_fault_or_our_bug() -> None:
