@@ -318,7 +318,7 @@ class DraftMachine:
             return [*outputs, _reject(message, str(error))]
         run = DraftRun(message, spec, now, strategy.pacing.has_barrier)
         chained = strategy.uses_middles and self._limits.middles > 0
-        run.reuses = spec.reuse and not spec.record and not chained
+        run.reuses = spec.reuse and not (spec.record or spec.tokenize or chained)
         run.drafts = strategy.draft_width > 0
         others = list(self._runs.values())
         self._runs[message.run] = run

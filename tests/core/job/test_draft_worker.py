@@ -129,7 +129,7 @@ def test_a_job_that_asks_for_ids_alone_ends_with_them(fields: dict[str, str]) ->
         draft.machine.step(Poll(), 0.0)
         outputs = list(draft.machine.step(Done(EncodeDone((5, 6))), 0.0))
     opened, finish = outputs
-    assert opened == OpenJob(RUN, (5, 6), "flowspec")
+    assert opened == OpenJob(RUN, (5, 6), "auto")
     assert isinstance(finish, Finish)
     assert (finish.reason, finish.error, finish.stats["tokens"]) == ("length", "", 0)
     assert not draft.machine.sessions
