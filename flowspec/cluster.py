@@ -2,15 +2,19 @@
 
 Each worker is ``python -m workers...``, forked where that is safe (``forks``). It has a session of
 its own, so that Ctrl-C reaches only the parent, and is killed when the parent exits, whatever the
-reason. Its stderr is kept and shown if it fails.
+reason. Its stderr is kept and shown if it fails. One that stops is started again (``restarts``);
+the jobs that it had go on behind what they have committed.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
+import socket
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,17 +26,20 @@ from flowspec.broker.server import PrivateBroker
 from flowspec.broker.ways import AUTO as AUTO_ROWS
 from flowspec.core.run.limits import CONTIGUOUS
 from flowspec.emulation.setup import Emulation
-from flowspec.errors import ClusterError
+from flowspec.errors import ClusterError, FlowSpecError
 from flowspec.forks import StartedProcess, spawn, start
 from flowspec.model.directory import layer_ranges, local_path
 from flowspec.model.precision import AUTO, check_device, check_dtype
 from flowspec.model.sources import open_models
 from flowspec.observe import NOTE
 from flowspec.planning.cluster_file import check_ranges, ranges_text
+from flowspec.restarts import Restarts
 
 #: How long all workers together may take to be ready, seconds.
 READY_SECONDS = 300.0
 _STOP_SECONDS = 5.0
+#: Interval between two looks at the processes, seconds.
+_WATCH_SECONDS = 0.1
 
 Progress = Callable[[int, int], None]
 
@@ -138,6 +145,7 @@ class Cluster:
     ``programs``: by role, module and first arguments of another program than the role's own.
     ``more``: further arguments, by role. ``before``: what stands before a worker's command, by
     role, like ``("nsenter", "--net=...")``; it must become the command, with the same process id.
+    ``say``: takes a line for the user when a process has stopped.
     """
 
     def __init__(
@@ -149,8 +157,10 @@ class Cluster:
         programs: Mapping[str, Sequence[str]] | None = None,
         more: Mapping[str, Sequence[str]] | None = None,
         before: Mapping[str, Sequence[str]] | None = None,
+        say: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.setup = setup
+        self._say = say
         self._urls = urls or {}
         self._more = more or {}
         self._before = before or {}
@@ -158,6 +168,11 @@ class Cluster:
         self._given_url = url
         self._broker: PrivateBroker | None = None
         self._processes: dict[str, StartedProcess] = {}
+        self._commands: dict[str, tuple[str, ...]] = {}  # module and arguments, by role
+        self._restarts: dict[str, Restarts] = {}
+        self._ended: dict[str, str] = {}  # by role, why it is not started again
+        self._stopping = threading.Event()
+        self._watcher: threading.Thread | None = None
         self._logs: Path | None = None
         self.url = url or ""
 
@@ -182,6 +197,8 @@ class Cluster:
         except BaseException:
             self.stop()
             raise
+        self._watcher = threading.Thread(target=self._watch, name="restarts", daemon=True)
+        self._watcher.start()
 
     def _drop_record(self) -> None:
         """Delete the record of an earlier pipeline, which the workers might take for theirs."""
@@ -193,6 +210,8 @@ class Cluster:
 
     def _spawn(self, role: str, module: str, *arguments: str) -> None:
         assert self._logs is not None
+        self._commands[role] = (module, *arguments)
+        self._restarts.setdefault(role, Restarts())
         environment = {
             **os.environ,
             "FLOWSPEC_REDIS_URL": self._urls.get(role, self.url),
@@ -235,13 +254,76 @@ class Cluster:
             control.close()
 
     def check(self) -> None:
-        """ClusterError if the broker or a worker has stopped, with the last line of its log."""
+        """ClusterError if the broker or a worker has stopped, with the last line of its log.
+
+        Not for a worker that is started again.
+        """
         if self._broker is not None and self._broker.exited is not None:
             raise ClusterError(f"the private broker stopped: {self._broker.log_tail()}")
-        for role, process in self._processes.items():
-            status = process.poll()
-            if status is not None:
-                raise ClusterError(f"{role} stopped with status {status}: {self._said(role)}")
+        for why in tuple(self._ended.values()):
+            raise ClusterError(why)
+        if self._watcher is None:
+            for role, process in self._processes.items():
+                if process.poll() is not None:
+                    raise ClusterError(self._end_of(role, process))
+
+    def _end_of(self, role: str, process: StartedProcess) -> str:
+        return f"{role} stopped with status {process.poll()}: {self._said(role)}"
+
+    # ---- starting again --------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Start again what has stopped, until the cluster is stopped."""
+        while not self._stopping.wait(_WATCH_SECONDS):
+            if self._broker is not None and self._broker.exited is not None:
+                self._interrupt()  # nothing can run without it, and what it held is gone
+                return
+            for role in self._commands:
+                if role not in self._ended:
+                    self._look_after(role)
+
+    def _look_after(self, role: str) -> None:
+        """Start ``role`` again if it has stopped and its time has come."""
+        process = self._processes[role]
+        if process.poll() is None:
+            return
+        restarts = self._restarts[role]
+        now = time.monotonic()
+        try:
+            if not restarts.waits:
+                end = self._end_of(role, process)
+                if not restarts.stopped(now):
+                    self._ended[role] = end
+                    self._say(f"{end}; it has stopped too often to be started again")
+                    return
+                self._say(f"{end}; it is started again")
+            if (
+                restarts.is_due(now)
+                and self._free(role, process.pid)
+                and not self._stopping.is_set()
+            ):
+                self._spawn(role, *self._commands[role])
+                restarts.started()
+        except FlowSpecError as error:
+            self._say(f"{role} cannot be started again yet: {error}")
+            self._stopping.wait(1.0)
+
+    def _free(self, role: str, pid: int) -> bool:
+        """Free the role of a process that is gone; whether it may be taken.
+
+        A worker that was started elsewhere may have it: that one serves as well.
+        """
+        control = RedisControl(self._urls.get(role, self.url), Keys())
+        try:
+            claim = control.claims().get(role)
+            if claim is None:
+                return True
+            if (claim.facts.get("host"), claim.facts.get("pid")) != (socket.gethostname(), pid):
+                return False
+            control.release(role, claim.token)
+            return True
+        finally:
+            control.close()
 
     @property
     def alive(self) -> bool:
@@ -264,10 +346,15 @@ class Cluster:
         return found | ({"broker": self._broker.pid} if self._broker is not None else {})
 
     def stop(self) -> None:
-        """Stop all workers and the private broker, and remove their files."""
-        for process in self._processes.values():
-            if process.poll() is None:
-                process.terminate()
+        """Stop all workers and the private broker, and remove their files.
+
+        At once: SIGTERM would let their jobs end first.
+        """
+        self._stopping.set()
+        if self._watcher is not None:
+            self._watcher.join()
+            self._watcher = None
+        self._interrupt()
         deadline = time.monotonic() + _STOP_SECONDS
         for process in self._processes.values():
             try:
@@ -276,12 +363,18 @@ class Cluster:
                 process.kill()
                 process.wait()
         self._processes.clear()
+        self._commands.clear()
         if self._broker is not None:
             self._broker.stop()
             self._broker = None
         if self._logs is not None:
             shutil.rmtree(self._logs, ignore_errors=True)
             self._logs = None
+
+    def _interrupt(self) -> None:
+        for process in self._processes.values():
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
 
     def __enter__(self) -> Cluster:
         self.start()

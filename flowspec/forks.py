@@ -53,6 +53,8 @@ class StartedProcess(Protocol):
 
     def kill(self) -> None: ...
 
+    def send_signal(self, number: int) -> None: ...
+
     def wait(self, timeout: float | None = None) -> int:
         """The exit status; ``subprocess.TimeoutExpired`` after ``timeout`` seconds."""
         ...
@@ -235,6 +237,9 @@ class ForkedProcess:
 
     def kill(self) -> None:
         self._server.signal(self.pid, signal.SIGKILL)
+
+    def send_signal(self, number: int) -> None:
+        self._server.signal(self.pid, number)
 
     def wait(self, timeout: float | None = None) -> int:
         status = self._server.status(self.pid, float("inf") if timeout is None else timeout)

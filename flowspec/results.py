@@ -47,6 +47,7 @@ class Stats(TypedDict, total=False):
     runs_on: list[dict[str, Any]]
     decisions: dict[str, Any]
     lossy: str
+    resumed_tokens: int
 
 
 def reported(value: T | None) -> T:

@@ -58,5 +58,6 @@ if stamp ~= '' then
 end
 redis.call('XADD', out, '*', unpack(entry))
 redis.call('HSET', job, 'offset', offset + tonumber(ARGV[4]), 'emitted', tonumber(ARGV[5]) + tonumber(ARGV[6]))
+if ARGV[9] ~= '' then redis.call('HSET', job, 'text_end', ARGV[9]) end
 for at = 15 + stages, #ARGV do graph_complete(run, logs, ARGV[at], stamp) end
 return 0

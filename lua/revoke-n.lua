@@ -1,5 +1,7 @@
--- revoke: end a job on behalf of the scheduler: it was cancelled, waited too long, or lost a worker.
--- Raises the epoch, so that later writes of its owners are refused, and sends them the revoke envelope.
+-- revoke: take a job from its workers on behalf of the scheduler: it was cancelled, waited too long, or lost a worker.
+-- Ends it; or puts it back in front of the queue, to go on behind what is committed, unless that was done too often or
+-- its text is complete. Raises the epoch, so that later writes of its owners are refused, and sends them the revoke
+-- envelope.
 --
 -- KEYS[1]   job hash
 -- KEYS[2]   run hash: sequence numbers and task graph
@@ -20,16 +22,27 @@
 -- ARGV[7]   cause of the error: lost or late
 -- ARGV[8]   the scheduler as a holder; '' if it is not the scheduler that decides
 -- ARGV[9]   the lost worker as a holder; '' if that is not why
+-- ARGV[10]  how many times a running job may be put back; 0: it ends. A worker that left its role does not count.
 -- returns   OK, DUP (the job has ended), STALE (its epoch has changed, the scheduler is not
 --           the latest, or the worker is not lost: it is the latest, and its lease is in force)
 
 -- include generations
 -- include wake
 
-local found = redis.call('HMGET', KEYS[1], 'state', 'epoch')
+local found = redis.call('HMGET', KEYS[1], 'state', 'epoch', 'again', 'text_end')
 if not found[1] or found[1] == 'done' then return 1 end
 if found[2] ~= ARGV[2] or not current(KEYS[8], ARGV[8]) then return 3 end
 if ARGV[9] ~= '' and redis.call('EXISTS', KEYS[9]) == 1 and current(KEYS[8], ARGV[9]) then return 3 end
+
+local reason, text, goes_on = ARGV[3], ARGV[4], false
+local counts = not has_left(KEYS[8], ARGV[9])
+if found[1] == 'running' and tonumber(ARGV[10]) > 0 then
+    if found[4] then
+        reason, text = found[4], ''
+    else
+        goes_on = not counts or tonumber(found[3] or '0') < tonumber(ARGV[10])
+    end
+end
 
 redis.call('HINCRBY', KEYS[1], 'epoch', 1)
 if found[1] == 'running' then
@@ -38,12 +51,19 @@ if found[1] == 'running' then
 else
     redis.call('LREM', KEYS[6], 0, ARGV[1])
 end
-if ARGV[4] ~= '' then redis.call('XADD', KEYS[3], '*', 'kind', 'error', 'text', ARGV[4], 'cause', ARGV[7]) end
-redis.call('XADD', KEYS[3], '*', 'kind', 'end', 'finish_reason', ARGV[3])
-redis.call('HSET', KEYS[1], 'state', 'done', 'finish_reason', ARGV[3])
 redis.call('DEL', KEYS[2])
-for at = 1, 4 do
-    if at ~= 2 then redis.call('PEXPIRE', KEYS[at], ARGV[5]) end
+redis.call('PEXPIRE', KEYS[4], ARGV[5])
+if goes_on then
+    redis.call('HSET', KEYS[1], 'state', 'queued', 'holders', ' ')
+    if counts then redis.call('HINCRBY', KEYS[1], 'again', 1) end
+    redis.call('LPUSH', KEYS[6], ARGV[1])
+    wake(KEYS[7], 'admitted', ARGV[1])
+else
+    if text ~= '' then redis.call('XADD', KEYS[3], '*', 'kind', 'error', 'text', text, 'cause', ARGV[7]) end
+    redis.call('XADD', KEYS[3], '*', 'kind', 'end', 'finish_reason', reason)
+    redis.call('HSET', KEYS[1], 'state', 'done', 'finish_reason', reason)
+    redis.call('PEXPIRE', KEYS[1], ARGV[5])
+    redis.call('PEXPIRE', KEYS[3], ARGV[5])
+    wake(KEYS[7], 'ended', ARGV[1])
 end
-wake(KEYS[7], 'ended', ARGV[1])
 return 0

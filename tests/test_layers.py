@@ -38,7 +38,8 @@ ALLOWED = {
 }
 ALLOWED["workers"] = ALLOWED["drivers"] | {"drivers", "planning", "gateway"}
 ALLOWED["forks"] = {"broker", "errors"}
-ALLOWED["cluster"] = ALLOWED["drivers"] | {"drivers", "planning", "forks"}
+ALLOWED["restarts"] = set()
+ALLOWED["cluster"] = ALLOWED["drivers"] | {"drivers", "planning", "forks", "restarts"}
 ALLOWED["testbed"] = ALLOWED["cluster"] | {"cluster"}
 ALLOWED["cli"] = ALLOWED["testbed"] | {
     *("testbed", "doctor"),

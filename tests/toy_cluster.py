@@ -100,6 +100,7 @@ class ToyCluster:
         endless: bool = False,
         template: bool = True,
         kept_rows: int = 0,
+        incomplete_seconds: float = 60.0,
     ) -> None:
         """``endless``: no token ends a text, so that jobs end by length alone.
 
@@ -136,7 +137,13 @@ class ToyCluster:
             executor = VerifyPerformer(ToyMiddle(TARGET, agreement), (), ("<u8",))
             make = partial(StageMachine, 1, stages, middle=model)
             self._add(middle_address(model), make, executor)
-        self.scheduler = Scheduler(control(), stages, most_running=jobs, late_seconds=0.5)
+        self.scheduler = Scheduler(
+            control(),
+            stages,
+            most_running=jobs,
+            late_seconds=0.5,
+            incomplete_seconds=incomplete_seconds,
+        )
         self._start("scheduler", lambda: self.scheduler.run(self._stopped.is_set))
 
     def take_over(self, role: str) -> None:
@@ -147,6 +154,19 @@ class ToyCluster:
         before._control.release(role, before.token)
         before.check = lambda: None  # type: ignore[method-assign]
         self.workers[role]._performer = Mock(Performer)  # its rows are its own process'
+        self._again[role]()
+
+    def kill(self, role: str) -> None:
+        """End the worker of ``role`` as if its process were killed, and free its role."""
+        lease = self.leases[role]
+        lease._stop.set()
+        lease._thread.join()
+        lease.lost = "killed"
+        self.workers[role]._performer = Mock(Performer)
+        lease._control.release(role, lease.token)
+
+    def start_again(self, role: str) -> None:
+        """Start a worker of ``role`` anew."""
         self._again[role]()
 
     def _add(
@@ -165,7 +185,8 @@ class ToyCluster:
             machine, link, performer, header=head, check_lease=lambda: lease.check()
         )
         lease.passing = worker.passing
-        self._start(role, lambda: worker.run(self._stopped.is_set))
+        performer.drop()  # of the worker before, whose process is gone
+        self._start(role, lambda: worker.run(lambda: self._stopped.is_set() or bool(lease.lost)))
         return machine
 
     def _start(self, name: str, body: Callable[[], None]) -> None:

@@ -8,8 +8,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager
 from typing import NoReturn
 
 from flowspec import observe
@@ -22,12 +22,28 @@ from flowspec.drivers.emulated import EmulatedWorker
 from flowspec.drivers.lease import LOADING, STATE, Lease
 from flowspec.drivers.live import Performer, Worker
 from flowspec.emulation.setup import EMULATED, Emulation
-from flowspec.errors import ClusterError, ConfigError, FlowSpecError, LeaseLost
+from flowspec.errors import BrokerError, ClusterError, ConfigError, FlowSpecError, LeaseLost
 from flowspec.model.precision import DTYPES
 from flowspec.observe import NOTE
 
 #: How long a worker waits for the pipeline's record, seconds.
 RECORD_SECONDS = 60.0
+#: How long a worker that has lost the broker tries to join again, seconds, and between two tries.
+JOIN_SECONDS = 120.0
+_JOIN_LOOK_SECONDS = 0.2
+#: How long a worker that drains lets its jobs go on, seconds: what still runs is put back. And how
+#: long it takes until a scheduler has seen that it drains.
+DRAIN_SECONDS = 30.0
+_SEEN_SECONDS = 1.5
+#: The states of a worker that serves, lets its jobs end, or joins again.
+READY = "ready"
+DRAINING = "draining"
+JOINING = "joining"
+#: The state of a spare before it serves, and the interval between its looks at the roles, seconds.
+SPARE = "spare"
+_SPARE_LOOK_SECONDS = 0.5
+#: Begins to serve a role: what it yields serves under a lease, until the worker is to stop.
+Begin = Callable[[], AbstractContextManager[Callable[[Lease], None]]]
 #: When it says that it waits for it, seconds.
 _PATIENT_SECONDS = 2.0
 
@@ -54,9 +70,13 @@ def add_placing(arguments: argparse.ArgumentParser) -> None:
 class Facts:
     """What a worker's lease tells; it grows while the worker starts."""
 
-    def __init__(self, *sources: Callable[[], dict[str, object]]) -> None:
+    def __init__(self) -> None:
         self._known: dict[str, object] = {}
-        self._sources = list(sources)
+        self._sources: list[Callable[[], dict[str, object]]] = []
+
+    def begin(self, source: Callable[[], dict[str, object]]) -> None:
+        """Ask ``source`` from now on, and no longer those before it; what is known stays."""
+        self._sources = [source]
 
     def __call__(self) -> dict[str, object]:
         found = dict(self._known)
@@ -82,20 +102,31 @@ class Process:
         self.state = LOADING
         self._setup = ""  # digest of the record this worker was built from
         self._stopped = False
+        self._drains_since: float | None = None
+        self._has_served = False
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
 
     def _stop(self, number: int, frame: object) -> None:
-        self._stopped = True
+        """SIGTERM lets the jobs of a serving worker end; any other signal, or a second one, not."""
+        if number == signal.SIGTERM and self.state == READY and self._drains_since is None:
+            self._drains_since = time.monotonic()
+            self.state = DRAINING
+        else:
+            self._stopped = True
 
     @property
     def stopped(self) -> bool:
         """Whether a signal has asked the process to stop."""
         return self._stopped
 
+    def built_for(self, record: Mapping[str, str]) -> None:
+        """Note that this worker is built for the pipeline of ``record``."""
+        self._setup = setup_of(record)
+
     def ready(self, what: str) -> None:
         """Be ready, and say so: ``what`` is served."""
-        self.state = "ready"
+        self.state = READY
         note(f"ready: {what}")
 
     def control(self) -> RedisControl:
@@ -110,7 +141,7 @@ class Process:
         while not self._stopped:
             record = control.pipeline()
             if record:
-                self._setup = setup_of(record)
+                self.built_for(record)
                 return record
             if "scheduler" in control.claims():
                 # It computes the digests of a large model's weights.
@@ -136,18 +167,109 @@ class Process:
             lambda: {STATE: self.state, "setup": self._setup, **facts()},
             on_hung=lambda reason: _give_up(role, reason),
         )
+        leaves = False
         lease.take()
         try:
             yield lease
             if lease.lost:
                 raise LeaseLost(lease.lost)
+            leaves = True
         finally:
-            lease.release()
+            lease.release(leaves=leaves)
             control.close()
 
-    def stop(self, lease: Lease) -> Callable[[], bool]:
-        """Whether the worker under ``lease`` is to stop."""
-        return lambda: self._stopped or bool(lease.lost)
+    def free_role(self, roles: Iterable[str]) -> str | None:
+        """Wait until one of ``roles`` has no holder at two looks; None: a signal asks to stop.
+
+        The pipeline's own workers, which are only starting, come first that way.
+        """
+        wanted = tuple(roles)
+        before: set[str] = set()
+        while not self._stopped:
+            time.sleep(_SPARE_LOOK_SECONDS)
+            try:
+                with closing(self.control()) as control:
+                    held = control.claims()
+                    served = "scheduler" in held
+            except BrokerError:
+                before = set()
+                continue
+            free = {role for role in wanted if role not in held}
+            found = [role for role in wanted if role in free & before]
+            if found and served:
+                return found[0]
+            before = free
+        return None
+
+    def serve(self, role: str, facts: Facts, begin: Begin, *, writes_record: bool = False) -> None:
+        """Serve ``role`` until a signal asks to stop, under one lease after another.
+
+        A lost lease or broker is not the end: the worker drops its rows, keeps its weights, and
+        takes the role again. ClaimError if another worker has it then. ``writes_record``: it needs
+        no record of the pipeline, as it writes it.
+        """
+        given_up = ""  # the token of a lease that the broker may still hold for this process
+        while True:
+            try:
+                with begin() as serving, self._held(role, facts, given_up) as lease:
+                    given_up = lease.token
+                    serving(lease)
+                return
+            except (LeaseLost, BrokerError) as lost:
+                if self._stopped or self.state == DRAINING:
+                    return
+                if not self._has_served:
+                    raise
+                self.state = JOINING
+                note(f"{lost}; joins again")
+                self._wait_for_pipeline(needs_record=not writes_record)
+
+    @contextmanager
+    def _held(self, role: str, facts: Facts, given_up: str) -> Iterator[Lease]:
+        """Hold ``role``; what an earlier lease of this process holds of it is given back first."""
+        if given_up:
+            with closing(self.control()) as control:
+                control.release(role, given_up)
+        with self.leased(role, facts) as lease:
+            yield lease
+
+    def _wait_for_pipeline(self, *, needs_record: bool) -> None:
+        """Wait until the broker is there, and the pipeline's record; a bounded time.
+
+        ClusterError if the pipeline has been set up anew: this worker was built for another one.
+        """
+        deadline = time.monotonic() + JOIN_SECONDS
+        while not self._stopped:
+            time.sleep(_JOIN_LOOK_SECONDS)
+            try:
+                with closing(self.control()) as control:
+                    record = control.pipeline()
+            except BrokerError:
+                if time.monotonic() > deadline:
+                    raise
+                continue
+            if not needs_record:
+                return
+            if record and setup_of(record) != self._setup:
+                raise ClusterError("the pipeline was set up anew; start this worker again")
+            if record:
+                return
+            if time.monotonic() > deadline:
+                raise ClusterError(f"the pipeline has no record after {JOIN_SECONDS:g} s")
+
+    def stop(self, lease: Lease, worker: Worker | None = None) -> Callable[[], bool]:
+        """Whether the worker under ``lease`` is to stop; if it drains, once its jobs have ended."""
+        self._has_served = True
+        return lambda: self._stopped or bool(lease.lost) or self._is_drained(worker)
+
+    def _is_drained(self, worker: Worker | None) -> bool:
+        """Whether a worker that was asked to drain has nothing more to do, or has had its time."""
+        if self._drains_since is None:
+            return False
+        seconds = time.monotonic() - self._drains_since
+        # A job may have been assigned before the scheduler has seen that this worker drains.
+        idle = worker is None or (worker.idle and seconds > _SEEN_SECONDS)
+        return idle or seconds > DRAIN_SECONDS
 
 
 def note(text: str) -> None:

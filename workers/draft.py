@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from flowspec.broker.base import (
     CHAT_TEMPLATE,
@@ -23,6 +24,7 @@ from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.machine import Finish
 from flowspec.core.protocol.stamps import Stamp
 from flowspec.core.run.limits import BLOCK_ROWS, Limits
+from flowspec.drivers.lease import Lease
 from flowspec.drivers.performers import DraftPerformer
 from flowspec.drivers.replay import header
 from flowspec.errors import ConfigError
@@ -36,7 +38,7 @@ from flowspec.strategies import build
 from flowspec.strategies.auto.decisions import with_drafter_names
 from workers._boot import Facts, Process, add_placing, make_worker, parser, run
 from workers._models import check_fingerprint, context_of, kept_rows_of, open_target
-from workers._wiring import add_rows, wired
+from workers._wiring import Wiring, add_rows, wired
 
 #: Loads the drafter of a name for a target, in a precision and on a device.
 Load = Callable[[str, ModelDirectory, str, str], DraftExecutor]
@@ -95,6 +97,13 @@ class _NamingLink:
         return [claim.facts if claim is not None else {} for claim in held]
 
 
+class _LoadedDrafter(NamedTuple):
+    """A loaded drafter, and the limits of the pipeline's models."""
+
+    performer: DraftPerformer
+    limits: Limits
+
+
 def load_named(draft: str, target: ModelDirectory, dtype: str, device: str) -> DraftExecutor:
     """The drafter that the pipeline's record names."""
     return load_sources(draft, target, dtype=dtype, device=device)
@@ -106,44 +115,61 @@ def main(load: Load = load_named, given_arguments: Sequence[str] | None = None) 
     process = Process(given.redis_url)
     control = process.control()
     record = process.pipeline_record(control)
-    with (
-        wired(process, record, DRAFT, given) as wiring,
-        process.leased(role_of(DRAFT), facts := Facts(wiring.facts)) as lease,
-    ):
-        from flowspec.model.text import Tokenizer
+    facts = Facts()
+    loaded: list[_LoadedDrafter] = []  # once
 
-        target, drafter = _load_models(load, given, record)
-        if isinstance(drafter, HasFacts):
-            loaded = drafter.facts()
-            facts.know(loaded)
-            logger().info("drafter loaded", **loaded)
+    @contextmanager
+    def begin() -> Iterator[Callable[[Lease], None]]:
+        with wired(process, record, DRAFT, given) as wiring:
+            facts.begin(wiring.facts)
+            yield lambda lease: serve(wiring, lease)
+
+    def serve(wiring: Wiring, lease: Lease) -> None:
+        if not loaded:
+            loaded.append(_load(load, given, record, facts))
+        performer, limits = loaded[0]
+        performer.drop()
         peers = wiring.peers
-        kept = control.claims if peers is None else lambda: peers.claims
-        link = _NamingLink(
-            wiring.link(lease.holder),
-            int(record["stages"]),
-            drafts_of(record),
-            kept,
-            control.claims,
-        )
-        returned = Taps.read(record["taps"]).width if "taps" in record else target.hidden_size
-        tokenizer = Tokenizer(target)
-        role = DraftPerformer(drafter, tokenizer, returned)
-        limits = _limits(record, target, drafter)
-        facts.know({CONTEXT: limits.context, CHAT_TEMPLATE: tokenizer.has_chat_template})
-        machine = DraftMachine(
-            limits,
-            build,
-            most_rows=given.most_rows or int(record.get("most_rows", 0)),
-            row_unit=BLOCK_ROWS,
-            generation=lease.holder.generation,
-        )
-        worker = make_worker(record, machine, link, role, lease, header=header(limits))
-        facts.ask(worker.facts)
-        process.ready(f"drafts by {record['draft'] if given.draft is None else given.draft}")
-        worker.run(process.stop(lease))
-        link.close()
+        with closing(process.control()) as asking, closing(wiring.link(lease.holder)) as link:
+            named = _NamingLink(
+                link,
+                int(record["stages"]),
+                drafts_of(record),
+                asking.claims if peers is None else lambda: peers.claims,
+                asking.claims,
+            )
+            machine = DraftMachine(
+                limits,
+                build,
+                most_rows=given.most_rows or int(record.get("most_rows", 0)),
+                row_unit=BLOCK_ROWS,
+                generation=lease.holder.generation,
+            )
+            worker = make_worker(record, machine, named, performer, lease, header=header(limits))
+            facts.ask(worker.facts)
+            process.ready(f"drafts by {record['draft'] if given.draft is None else given.draft}")
+            worker.run(process.stop(lease, worker))
+
+    process.serve(role_of(DRAFT), facts, begin)
     control.close()
+
+
+def _load(
+    load: Load, given: argparse.Namespace, record: Mapping[str, str], facts: Facts
+) -> _LoadedDrafter:
+    """The performer and the limits of its models; ``facts`` learns what they are."""
+    from flowspec.model.text import Tokenizer
+
+    target, drafter = _load_models(load, given, record)
+    if isinstance(drafter, HasFacts):
+        known = drafter.facts()
+        facts.know(known)
+        logger().info("drafter loaded", **known)
+    returned = Taps.read(record["taps"]).width if "taps" in record else target.hidden_size
+    tokenizer = Tokenizer(target)
+    limits = _limits(record, target, drafter)
+    facts.know({CONTEXT: limits.context, CHAT_TEMPLATE: tokenizer.has_chat_template})
+    return _LoadedDrafter(DraftPerformer(drafter, tokenizer, returned), limits)
 
 
 def _read_arguments(given: Sequence[str] | None) -> argparse.Namespace:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+
 from flowspec.broker.base import middles_of, role_of
 from flowspec.core.protocol.addresses import middle_address
 from flowspec.core.stage.stage_worker import StageMachine
+from flowspec.drivers.lease import Lease
 from flowspec.drivers.performers import VerifyPerformer
 from flowspec.errors import ConfigError
 from flowspec.model.base import placed
@@ -12,7 +17,7 @@ from flowspec.model.precision import of_all
 from flowspec.observe import logger
 from workers._boot import Facts, Process, add_placing, make_worker, parser, run
 from workers._models import open_middle
-from workers._wiring import add_rows, wired
+from workers._wiring import Wiring, add_rows, wired
 
 
 def main() -> None:
@@ -33,35 +38,52 @@ def main() -> None:
     middles = middles_of(record)
     model = _number(given.model, len(middles))
     address = middle_address(model)
-    with (
-        wired(process, record, address, given) as wiring,
-        process.leased(role_of(address), facts := Facts(wiring.facts)) as lease,
-    ):
-        from flowspec.model.placing import place
-        from flowspec.model.stage import load_stage
+    facts = Facts()
+    loaded: list[tuple[VerifyPerformer, Callable[[], float]]] = []  # once
 
-        name = given.path or middles[model - 1]
-        directory = open_middle(name, model, record)
-        placing = place(
-            given.dtype or of_all(record["dtype"]),
-            given.device or of_all(record["device"]),
-            directory.config,
-        )
-        executor = load_stage(directory, range(directory.layers), placing=placing)
-        loaded = executor.facts()
-        facts.know(loaded)
-        logger(middle=model).info("middle model loaded", **loaded)
-        role = VerifyPerformer(executor, (directory.hidden_size,))
-        link = wiring.link(lease.holder)
+    @contextmanager
+    def begin() -> Iterator[Callable[[Lease], None]]:
+        with wired(process, record, address, given) as wiring:
+            facts.begin(wiring.facts)
+            yield lambda lease: serve(wiring, lease)
+
+    def serve(wiring: Wiring, lease: Lease) -> None:
+        if not loaded:
+            loaded.append(_load(given, record, model, facts))
+        performer, model_seconds = loaded[0]
+        performer.drop()
         machine = StageMachine(1, stages, middle=model, generation=lease.holder.generation)
-        worker = make_worker(
-            record, machine, link, role, lease, model_seconds=lambda: executor.model_seconds
-        )
-        facts.ask(worker.facts)
-        process.ready(f"middle model {model} of {len(middles)}, {placed(loaded)}")
-        worker.run(process.stop(lease))
-        link.close()
+        with closing(wiring.link(lease.holder)) as link:
+            worker = make_worker(
+                record, machine, link, performer, lease, model_seconds=model_seconds
+            )
+            facts.ask(worker.facts)
+            process.ready(f"middle model {model} of {len(middles)}, {placed(facts())}")
+            worker.run(process.stop(lease, worker))
+
+    process.serve(role_of(address), facts, begin)
     control.close()
+
+
+def _load(
+    given: argparse.Namespace, record: Mapping[str, str], model: int, facts: Facts
+) -> tuple[VerifyPerformer, Callable[[], float]]:
+    """The model's performer, and its CPU seconds so far; ``facts`` learns what it runs on."""
+    from flowspec.model.placing import place
+    from flowspec.model.stage import load_stage
+
+    directory = open_middle(given.path or middles_of(record)[model - 1], model, record)
+    placing = place(
+        given.dtype or of_all(record["dtype"]),
+        given.device or of_all(record["device"]),
+        directory.config,
+    )
+    executor = load_stage(directory, range(directory.layers), placing=placing)
+    known = executor.facts()
+    facts.know(known)
+    logger(middle=model).info("middle model loaded", **known)
+    performer = VerifyPerformer(executor, (directory.hidden_size,))
+    return performer, lambda: executor.model_seconds
 
 
 def _number(text: str, models: int) -> int:

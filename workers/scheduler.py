@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from flowspec.broker.redis_control import RedisControl
 from flowspec.broker.ways import ROWS
 from flowspec.core.run.limits import CONTIGUOUS, STORES, TREE_ROWS, in_blocks
+from flowspec.drivers.lease import Lease
 from flowspec.drivers.scheduler import Scheduler
 from flowspec.emulation.setup import EMULATED, Emulation
 from flowspec.errors import ConfigError
@@ -18,7 +21,7 @@ from flowspec.model.directory import ModelDirectory, default_pair, layer_ranges
 from flowspec.model.precision import AUTO, by_stage, check_device, check_dtype
 from flowspec.model.sources import fingerprint, labels, open_models, recorded_taps
 from flowspec.planning.cluster_file import check_ranges, parse_ranges, ranges_text, read_cluster
-from workers._boot import Process, note, parser, run
+from workers._boot import Facts, Process, note, parser, run
 
 #: Flags that the pipeline's record keeps for workers that are not told otherwise.
 PLACINGS = {
@@ -39,19 +42,27 @@ def main() -> None:
     emulation = Emulation.read(given.emulate) if given.emulate else None
     if emulation and given.layers:
         emulation = emulation.following([len(block) for block in ranges])
+    if emulation:
+        record[EMULATED] = replace(emulation, began=time.monotonic()).text()
     process = Process(given.redis_url)
-    control = process.control()
+    process.built_for(record)
     process.state = "ready"
-    with process.leased("scheduler", dict) as lease:
-        if emulation:
-            record[EMULATED] = replace(emulation, began=time.monotonic()).text()
-        control.set_pipeline(record)
+
+    @contextmanager
+    def begin() -> Iterator[Callable[[Lease], None]]:
+        with closing(process.control()) as control:
+            yield lambda lease: serve(control, lease)
+
+    def serve(control: RedisControl, lease: Lease) -> None:
+        if control.pipeline() != record:
+            control.set_pipeline(record)
         note(f"ready: a pipeline of {given.stages} stages of {given.target}")
         scheduler = Scheduler(
             control, given.stages, most_running=given.jobs, generation=lease.holder.generation
         )
         scheduler.run(process.stop(lease))
-    control.close()
+
+    process.serve("scheduler", Facts(), begin, writes_record=True)
 
 
 def _read_arguments() -> argparse.Namespace:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from flowspec.broker.base import role_of
 from flowspec.core.job.kept_prefixes import most_blocks
 from flowspec.core.protocol.addresses import stage_address
 from flowspec.core.run.limits import BLOCK_ROWS, CONTIGUOUS, PAGED, STORES
 from flowspec.core.stage.stage_worker import StageMachine
+from flowspec.drivers.lease import Lease
 from flowspec.drivers.performers import VerifyPerformer
+from flowspec.errors import ClaimError, ConfigError
 from flowspec.model.base import HasFacts, HasRoom, StageExecutor, placed
 from flowspec.model.directory import ModelDirectory, layer_range, open_directory
 from flowspec.model.empty_stage import PassingStage
@@ -18,16 +23,18 @@ from flowspec.model.precision import of_stage
 from flowspec.model.taps import Taps
 from flowspec.observe import logger
 from workers._boot import (
+    SPARE,
     Facts,
     Process,
     add_placing,
     make_worker,
+    note,
     parser,
     run,
     stage_number,
 )
 from workers._models import kept_rows_of, open_stage, open_tapping
-from workers._wiring import add_rows, wired
+from workers._wiring import Wiring, add_rows, wired
 
 #: Attention paths of ``flowspec.model``, which imports torch and so is imported after the lease.
 ATTENTIONS = ("plain", "two-level")
@@ -45,6 +52,23 @@ Load = Callable[
     ],
     tuple[StageExecutor, Callable[[], float] | None],
 ]
+
+
+class _Stage(NamedTuple):
+    """A loaded stage. ``model_seconds``: CPU seconds in its model so far; None: not measured."""
+
+    performer: VerifyPerformer
+    model_seconds: Callable[[], float] | None
+    executor: StageExecutor
+
+
+@dataclass(slots=True)
+class _Spare:
+    """A stage that this process serves, or would. ``loaded``: None: its weights are not read."""
+
+    stage: int
+    facts: Facts
+    loaded: _Stage | None = None
 
 
 def load_layers(
@@ -74,44 +98,104 @@ def main(load: Load = load_layers, given_arguments: Sequence[str] | None = None)
     """Serve a stage with the executor of ``load``; the arguments are the process's by default."""
     given = _read_arguments(given_arguments)
     process = Process(given.redis_url)
-    control = process.control()
-    record = process.pipeline_record(control)
+    with closing(process.control()) as control:
+        record = process.pipeline_record(control)
     stages = int(record["stages"])
-    stage = stage_number(given.stage, stages)
+    numbers = [stage_number(text, stages) for text in given.stage]
+    if not given.spare:
+        if len(numbers) > 1:
+            raise ConfigError("--stage is given several times; only a --spare takes several")
+        _serve(process, record, numbers[0], given, load)
+        return
+    waiting = {number: _Spare(number, Facts()) for number in numbers}
+    for number, spare in waiting.items():
+        spare.loaded = _load(load, given, record, number, spare.facts)
+    note(f"ready: a spare of {', '.join(f'stage {number}' for number in numbers)}")
+    while (free := process.free_role(map(_role, numbers))) is not None:
+        number = numbers[[*map(_role, numbers)].index(free)]
+        try:
+            _serve(process, record, number, given, load, waiting[number])
+            return
+        except ClaimError as error:
+            note(f"{error}; waits again")
+            process.state = SPARE
+
+
+def _role(stage: int) -> str:
+    return role_of(stage_address(stage))
+
+
+def _serve(
+    process: Process,
+    record: Mapping[str, str],
+    stage: int,
+    given: argparse.Namespace,
+    load: Load,
+    spare: _Spare | None = None,
+) -> None:
+    """Serve ``stage``, with the weights of ``spare`` if there is one."""
+    stages = int(record["stages"])
     address = stage_address(stage)
-    with (
-        wired(process, record, address, given) as wiring,
-        process.leased(role_of(address), facts := Facts(wiring.facts)) as lease,
-    ):
-        layers = layer_range(record["layers"], stage)
-        taps = Taps.read(record["taps"]) if "taps" in record else None
-        target, executor, model_seconds = _load_stage(load, given, record, stage, taps)
+    known = spare if spare is not None else _Spare(stage, Facts())
+    facts = known.facts
+
+    @contextmanager
+    def begin() -> Iterator[Callable[[Lease], None]]:
+        with wired(process, record, address, given) as wiring:
+            facts.begin(wiring.facts)
+            yield lambda lease: serve(wiring, lease)
+
+    def serve(wiring: Wiring, lease: Lease) -> None:
+        if known.loaded is None:
+            known.loaded = _load(load, given, record, stage, facts)
+        performer, model_seconds, executor = known.loaded
+        performer.drop()
         if isinstance(executor, HasRoom):
             facts.ask(executor.room)
-        if isinstance(executor, HasFacts):
-            loaded = executor.facts()
-            facts.know(loaded)
-            logger(stage=stage).info("stage loaded", **loaded)
-        beside = taps.width if taps is not None and taps.reach(layers.start) else 0
-        role = VerifyPerformer(executor, (target.hidden_size,), beside=beside)
-        link = wiring.link(lease.holder)
         machine = StageMachine(stage, stages, generation=lease.holder.generation)
-        worker = make_worker(record, machine, link, role, lease, model_seconds=model_seconds)
-        facts.ask(worker.facts)
-        layers = layer_range(record["layers"], stage)
-        runs_on = placed(facts()) or "no weights"
-        process.ready(
-            f"stage {stage} of {stages}, layers {layers.start} to {layers.stop - 1}, {runs_on}"
-        )
-        worker.run(process.stop(lease))
-        link.close()
-    control.close()
+        with closing(wiring.link(lease.holder)) as link:
+            worker = make_worker(
+                record, machine, link, performer, lease, model_seconds=model_seconds
+            )
+            facts.ask(worker.facts)
+            layers = layer_range(record["layers"], stage)
+            runs_on = placed(facts()) or "no weights"
+            process.ready(
+                f"stage {stage} of {stages}, layers {layers.start} to {layers.stop - 1}, {runs_on}"
+            )
+            worker.run(process.stop(lease, worker))
+
+    process.serve(role_of(address), facts, begin)
+
+
+def _load(
+    load: Load, given: argparse.Namespace, record: Mapping[str, str], stage: int, facts: Facts
+) -> _Stage:
+    """The stage's performer and the CPU seconds in its model; ``facts`` learns what it runs on."""
+    layers = layer_range(record["layers"], stage)
+    taps = Taps.read(record["taps"]) if "taps" in record else None
+    target, executor, model_seconds = _load_stage(load, given, record, stage, taps)
+    if isinstance(executor, HasFacts):
+        known = executor.facts()
+        facts.know(known)
+        logger(stage=stage).info("stage loaded", **known)
+    beside = taps.width if taps is not None and taps.reach(layers.start) else 0
+    performer = VerifyPerformer(executor, (target.hidden_size,), beside=beside)
+    return _Stage(performer, model_seconds, executor)
 
 
 def _read_arguments(given: Sequence[str] | None) -> argparse.Namespace:
     arguments = parser("verify")
     arguments.add_argument(
-        "--stage", required=True, help="which block of the target's layers to serve, from 1"
+        "--stage",
+        required=True,
+        action="append",
+        help="which block of the target's layers to serve, from 1; a spare takes several",
+    )
+    arguments.add_argument(
+        "--spare",
+        action="store_true",
+        help="load the weights, and serve a stage only once its worker is lost",
     )
     arguments.add_argument(
         "--target", help="where the target is on this machine (default: as the record says)"

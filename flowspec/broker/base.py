@@ -20,7 +20,7 @@ from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.holders import Holder
 from flowspec.core.protocol.lease import TERMS
 from flowspec.core.protocol.machine import Commit, Complete, Finish, OpenJob, Send
-from flowspec.core.protocol.messages import Envelope
+from flowspec.core.protocol.messages import Earlier, Envelope
 from flowspec.core.protocol.stamps import Stamp
 from flowspec.core.run.key import RunKey
 
@@ -213,6 +213,25 @@ class Claim(NamedTuple):
     generation: int
 
 
+def earlier_of(job: str, known: Mapping[str, str], output: Sequence[OutputEntry]) -> Earlier | None:
+    """What the runs of ``job`` have left; None: it was never opened.
+
+    ``known``: its stored facts.
+    """
+    if "prompt_token_ids" not in known:
+        return None
+    prompt = tuple(json.loads(known["prompt_token_ids"]))
+    commits = [entry for entry in output if entry.fields.get("kind") == "tokens"]
+    groups = tuple(tuple(json.loads(entry.fields["ids"])) for entry in commits)
+    first = (_milliseconds(commits[0].cursor) - _milliseconds(job)) / 1e3 if commits else 0.0
+    return Earlier(prompt, groups, max(0.0, first))
+
+
+def _milliseconds(entry: str) -> int:
+    """When a stream's entry was made."""
+    return int(entry.partition("-")[0])
+
+
 class Control(Protocol):
     """Jobs, leases and the pipeline's record.
 
@@ -279,10 +298,12 @@ class Control(Protocol):
         *,
         by: int | None = None,
         lost: Holder | None = None,
+        again: int = 0,
     ) -> Code:
         """End a job from outside; ``cause``: of the error, LOST or LATE.
 
-        ``lost``: the worker for whose loss it ends. STALE: that one is there.
+        ``lost``: the worker for whose loss it ends. STALE: that one is there. ``again``: how many
+        times a running job is put back in front of the queue before that.
         """
         ...
 
@@ -317,8 +338,11 @@ class Control(Protocol):
         """
         ...
 
-    def release(self, role: str, token: str) -> None:
-        """Release the lease on ``role`` if ``token`` holds it."""
+    def release(self, role: str, token: str, *, leaves: bool = False) -> None:
+        """Release the lease on ``role`` if ``token`` holds it.
+
+        ``leaves``: on purpose, so that its jobs go on elsewhere as if they had not lost a worker.
+        """
         ...
 
     def claims(self) -> dict[str, Claim]:

@@ -14,6 +14,7 @@ from flowspec.broker.base import (
     Claim,
     Intake,
     OutputEntry,
+    earlier_of,
     role_of,
     workers_of,
 )
@@ -22,6 +23,7 @@ from flowspec.core.protocol.addresses import SCHEDULER
 from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.holders import Holder, holders_text
 from flowspec.core.protocol.lease import TERMS
+from flowspec.core.protocol.ledger import JobState
 from flowspec.core.run.key import RunKey
 
 
@@ -108,7 +110,13 @@ class MemoryControl:
         broker = self._broker
         with broker.changed:
             waited = broker.queued_seconds(job)
-            change = broker.ledger.assign(job, most, waited, holders=holders, by=_scheduler(by))
+            known = broker.jobs.get(job)
+            earlier = None
+            if known is not None:
+                earlier = earlier_of(job, known.facts, self._output(job, "0"))
+            change = broker.ledger.assign(
+                job, most, waited, holders=holders, earlier=earlier, by=_scheduler(by)
+            )
             if change.code is Code.OK:
                 broker.jobs[job].facts["holders"] = holders_text(holders)
             broker.carry_out(change)
@@ -124,15 +132,25 @@ class MemoryControl:
         *,
         by: int | None = None,
         lost: Holder | None = None,
+        again: int = 0,
     ) -> Code:
         broker = self._broker
         with broker.changed:
             leased = lost is not None and lost.role in self._leases()
             change = broker.ledger.revoke(
-                job, workers_of(broker.record), by=_scheduler(by), lost=lost, leased=leased
+                job,
+                workers_of(broker.record),
+                by=_scheduler(by),
+                lost=lost,
+                leased=leased,
+                again=again,
             )
             if change.code is Code.OK:
-                broker.note_end(job, reason, error, None, cause)
+                entry = broker.ledger.jobs[job]
+                if again and entry.text_end:
+                    reason, error = entry.text_end, ""
+                if entry.state is JobState.DONE:
+                    broker.note_end(job, reason, error, None, cause)
                 broker.wakes += 1
             broker.carry_out(change)
             broker.changed.notify_all()
@@ -189,8 +207,10 @@ class MemoryControl:
             broker.leases[role] = (token, json.dumps(info), until)
             return broker.ledger.claim(role, token)
 
-    def release(self, role: str, token: str) -> None:
+    def release(self, role: str, token: str, *, leaves: bool = False) -> None:
         with self._broker.changed:
+            if leaves:
+                self._broker.ledger.leave(role, token)
             if self._broker.leases.get(role, ("", "", 0.0))[0] == token:
                 del self._broker.leases[role]
 

@@ -15,6 +15,7 @@ from flowspec.broker.base import (
     RETENTION_MS,
     Intake,
     OutputEntry,
+    earlier_of,
     role_of,
     roles_of,
     workers_of,
@@ -34,7 +35,7 @@ from flowspec.core.protocol.addresses import DRAFT, SCHEDULER
 from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.holders import Holder, holders_text, read_holders
 from flowspec.core.protocol.lease import TERMS
-from flowspec.core.protocol.messages import Revoke, Submit
+from flowspec.core.protocol.messages import Earlier, Revoke, Submit
 from flowspec.core.run.key import RunKey
 from flowspec.errors import BrokerUnreachable
 
@@ -159,10 +160,17 @@ class RedisControl:
             if name.startswith(_FIELD)
         )
         generations = tuple(holders.values())
-        envelope = codec.encode(Submit(run, fields, self._queued_seconds(job), generations))
+        earlier = self._earlier(job, known) if run.epoch > 1 else None
+        waited = self._queued_seconds(job)
+        envelope = codec.encode(Submit(run, fields, waited, generations, earlier))
         named = [keys.job(job), keys.queue, keys.running, keys.log(DRAFT), keys.generations]
         arguments = [job, most, run.epoch, envelope, holders_text(holders), _scheduler(by)]
         return Code(self._client.script("assign", named, arguments))
+
+    def _earlier(self, job: str, known: Mapping[str, str]) -> Earlier | None:
+        """What the job's runs have left. It waits, so that none of them writes meanwhile."""
+        entries = self._client.run([("XRANGE", self._keys.out(job), "-", "+")])[0]
+        return earlier_of(job, known, output_entries(entries))
 
     def _queued_seconds(self, job: str) -> float:
         """Seconds since ``job`` was submitted; its id holds that time."""
@@ -179,6 +187,7 @@ class RedisControl:
         *,
         by: int | None = None,
         lost: Holder | None = None,
+        again: int = 0,
     ) -> Code:
         keys = self._keys
         known = self.job(job)
@@ -197,7 +206,7 @@ class RedisControl:
             *map(keys.log, workers),
         ]
         envelope = codec.encode(Revoke(RunKey(job, run.epoch + 1)))
-        whose = [_scheduler(by), str(lost) if lost is not None else ""]
+        whose = [_scheduler(by), str(lost) if lost is not None else "", again]
         arguments = [job, run.epoch, reason, error, RETENTION_MS, envelope, cause, *whose]
         return Code(self._client.script("revoke", named, arguments))
 
@@ -253,8 +262,9 @@ class RedisControl:
         number, latest = (part.decode() for part in found)
         return generation_of(role, token, {role: number, f"by:{role}": latest})
 
-    def release(self, role: str, token: str) -> None:
-        self._client.script("release", [self._keys.claim(role)], [token])
+    def release(self, role: str, token: str, *, leaves: bool = False) -> None:
+        named = [self._keys.claim(role), self._keys.generations]
+        self._client.script("release", named, [token, role, int(leaves)])
 
     def claims(self) -> Claims:
         roles = ["scheduler", *roles_of(self.pipeline())]

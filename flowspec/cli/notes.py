@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from flowspec.testbed.grid import BenchPlan
 
 
+def say(line: str) -> None:
+    """A note of one line."""
+    sys.stderr.write(f"note: {line}\n")
+
+
 def of_plan(plan: BenchPlan) -> None:
     """All notes on a simulated comparison."""
     from flowspec.testbed.naming import canonical, choices_of

@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from flowspec.cli import notes
 from flowspec.cli.service import counted
 from flowspec.cli.show import Screen
 from flowspec.cluster import Cluster, Setup
@@ -51,7 +52,7 @@ class _Service:
         self._setup = setup
         self._settings = settings
         self._listening = listening
-        self._cluster = Cluster(setup, url=url)
+        self._cluster = Cluster(setup, url=url, say=notes.say)
         self._is_serving = False
         self._is_stopped = False
         self._said = ""

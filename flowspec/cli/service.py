@@ -218,7 +218,7 @@ class _Supervisor:
     """The process behind ``flowspec up``, which has locked the lock file for it."""
 
     def __init__(self, setup: Setup, url: str | None) -> None:
-        self._cluster = Cluster(setup, url=url)
+        self._cluster = Cluster(setup, url=url, say=notes.say)
         self._stopped = False
         self._said = ""
         for number in (signal.SIGTERM, signal.SIGINT):

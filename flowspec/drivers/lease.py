@@ -100,16 +100,19 @@ class Lease:
         if self.lost:
             raise LeaseLost(self.lost)
 
-    def release(self) -> None:
-        """Stop renewing and release the lease, if the broker can be reached."""
+    def release(self, *, leaves: bool = False) -> None:
+        """Stop renewing and release the lease, if the broker can be reached.
+
+        ``leaves``: on purpose; its jobs go on elsewhere as if they had not lost a worker.
+        """
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(self._terms.renew_seconds * 2)
-        self._give_back()
+        self._give_back(leaves=leaves)
 
-    def _give_back(self) -> None:
+    def _give_back(self, *, leaves: bool = False) -> None:
         try:
-            self._control.release(self.role, self.token)
+            self._control.release(self.role, self.token, leaves=leaves)
         except BrokerError as error:
             self._log.info("lease not given back", reason=str(error))
 

@@ -74,6 +74,10 @@ class Performer(Protocol):
 
     def release(self, run: RunKey) -> None: ...
 
+    def drop(self) -> None:
+        """Free the rows of all runs, and all that is kept: the worker begins anew."""
+        ...
+
     def rows(self, part: int, offsets: Sequence[int]) -> RowArray:
         """Rows of the last pass."""
         ...
@@ -126,6 +130,11 @@ class Worker:
             "refused": self.refused,
         }
         return {"at": round(self._clock(), 3), **counters}
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has no run."""
+        return self._machine.idle
 
     def passing(self) -> PassInHand:
         """The pass that is computed now; for another thread, which looks whether it hangs."""

@@ -84,6 +84,8 @@ class VerifyPerformer:
         self._beside = beside
         self._returning: set[RunKey] = set()  # runs that return hidden rows
         self._outputs: list[RowArray] = []
+        self._held: set[RunKey] = set()  # runs with rows
+        self._kept: set[RunKey] = set()  # runs of which rows are kept
 
     def compute(self, work: Work, link: Link) -> WorkResult:
         if not isinstance(work, Pass):
@@ -143,12 +145,19 @@ class VerifyPerformer:
         if output.returns.hidden:
             self._returning.add(output.run)
         allocate(self._executor, output)
+        self._held.add(output.run)
 
     def keep(self, output: Keep) -> None:
         keeping(self._executor).keep(output.run, output.caches)
+        self._kept.add(output.run)
 
     def evict(self, run: RunKey) -> None:
         evict(self._executor, run)
+        self._kept.discard(run)
+
+    def drop(self) -> None:
+        """Free the rows of all runs, and all that is kept."""
+        _drop(self, self._held, self._kept)
 
     def learn(self, output: Learn, link: Link) -> None:
         raise StateError("a verify stage learns nothing")
@@ -156,6 +165,7 @@ class VerifyPerformer:
     def release(self, run: RunKey) -> None:
         self._executor.release(run)
         self._returning.discard(run)
+        self._held.discard(run)
 
     def rows(self, part: int, offsets: Sequence[int]) -> RowArray:
         rows = self._outputs[part]
@@ -176,6 +186,8 @@ class DraftPerformer:
         self._encoder = encoder
         self._hidden_size = hidden_size
         self._texts: dict[RunKey, TextPieces] = {}
+        self._held: set[RunKey] = set()  # runs with rows
+        self._kept: set[RunKey] = set()  # runs of which rows are kept
 
     def compute(self, work: Work, link: Link) -> WorkResult:
         match work:
@@ -190,13 +202,22 @@ class DraftPerformer:
 
     def allocate(self, output: Allocate) -> None:
         allocate(self._executor, output)
-        self._texts[output.run] = self._encoder.stream()
+        pieces = self._texts[output.run] = self._encoder.stream()
+        for tokens in output.committed:
+            pieces.push(tokens)  # as they were: what a commit ended in may be half a character
+        self._held.add(output.run)
 
     def keep(self, output: Keep) -> None:
         keeping(self._executor).keep(output.run, output.caches)
+        self._kept.add(output.run)
 
     def evict(self, run: RunKey) -> None:
         evict(self._executor, run)
+        self._kept.discard(run)
+
+    def drop(self) -> None:
+        """Free the rows of all runs, and all that is kept."""
+        _drop(self, self._held, self._kept)
 
     def learn(self, output: Learn, link: Link) -> None:
         rows = link.take_rows(output.run, output.segment)
@@ -214,6 +235,7 @@ class DraftPerformer:
     def release(self, run: RunKey) -> None:
         self._executor.release(run)
         self._texts.pop(run, None)
+        self._held.discard(run)
 
     def rows(self, part: int, offsets: Sequence[int]) -> RowArray:
         raise StateError("the draft worker sends no rows")
@@ -232,3 +254,13 @@ class DraftPerformer:
             for token, pairs, piece in zip(commit.tokens, commit.top, pieces, strict=True)
         ]
         return CommitText(commit, "".join(pieces), logprobs_text(found))
+
+
+def _drop(
+    performer: VerifyPerformer | DraftPerformer, held: set[RunKey], kept: set[RunKey]
+) -> None:
+    """Free all rows of ``performer``: of the runs ``held``, and those ``kept`` of ended ones."""
+    for run in tuple(held):
+        performer.release(run)
+    for run in tuple(kept):
+        performer.evict(run)

@@ -39,6 +39,8 @@ INCOMPLETE_SECONDS = 60.0
 LATE_SECONDS = 2.0
 #: Tries to cancel a job; it can be assigned only once, so a second try finds no further change.
 _CANCEL_TRIES = 3
+#: How many times a job that has lost a worker begins again: three attempts in all.
+MOST_AGAIN = 2
 
 #: Most time between two turns that counts as waiting, seconds: not a pause of the scheduler.
 _LONGEST_TURN = 1.0
@@ -109,11 +111,11 @@ class Scheduler:
         """Check the workers once: end jobs that lost one; if all are ready, assign jobs."""
         self._clock.tick()
         claims = self._control.claims()
-        self._end_lost(claims)
+        self._take_back(claims)
         self._look_at_queue()
         missing = self._missing(claims)
         if missing:
-            self._end_waiting(missing)
+            self._end_waiting([role for role in missing if not self._is_loading(claims, role)])
             return
         self._incomplete_since = None
         for job in self._queue.in_turn:
@@ -134,9 +136,15 @@ class Scheduler:
             self._revoke(job, "the job did not begin within its wait_seconds", LATE)
 
     def _fields(self, job: str) -> dict[str, str]:
-        """The fields that ``job`` was submitted with; none: it has ended."""
+        """The fields that ``job`` was submitted with; none: it has ended.
+
+        Without ``wait_seconds`` if it had begun before.
+        """
         known = self._control.job(job)
-        return {name[2:]: value for name, value in known.items() if name.startswith("f:")}
+        fields = {name[2:]: value for name, value in known.items() if name.startswith("f:")}
+        if int(known.get("epoch", "0")):
+            fields.pop("wait_seconds", None)
+        return fields
 
     # ---- intake ----------------------------------------------------------------------------------
 
@@ -201,8 +209,13 @@ class Scheduler:
             if role not in claims or not wanted.items() <= claims[role].facts.items()
         ]
 
-    def _end_lost(self, claims: Claims) -> None:
-        """End the running jobs that have lost a worker, or whose worker was replaced."""
+    def _is_loading(self, claims: Claims, role: str) -> bool:
+        """Whether a worker of ``role`` that was built from the pipeline's record will be ready."""
+        known = claims[role].facts if role in claims else {}
+        return known.get("state") != "ready" and known.get("setup") == self._setup
+
+    def _take_back(self, claims: Claims) -> None:
+        """Put the running jobs back that have lost a worker, or whose worker was replaced."""
         gone = self._gone(claims)
         running = self._control.running()
         for job in list(self._holders):
@@ -217,11 +230,7 @@ class Scheduler:
             }
             lost = [role for role in self._workers if role in gone | replaced]
             if lost:
-                self._revoke(
-                    job,
-                    f"the {self._worker_name(lost[0])} was lost; submit the job again",
-                    lost=Holder(lost[0], holders.get(lost[0], 0)),
-                )
+                self._put_back(job, Holder(lost[0], holders.get(lost[0], 0)))
 
     def _gone(self, claims: Claims) -> set[str]:
         """Roles whose lease expired ``late_seconds`` ago: their workers are lost, not just late."""
@@ -234,6 +243,9 @@ class Scheduler:
 
     def _end_waiting(self, missing: list[str]) -> None:
         """End the jobs that have waited for missing workers for too long."""
+        if not missing:
+            self._incomplete_since = None
+            return
         now = self._clock.now
         if self._incomplete_since is None:
             self._incomplete_since = now
@@ -247,11 +259,22 @@ class Scheduler:
                 f"start one with `{command_of(missing[0])}`",
             )
 
-    def _revoke(
-        self, job: str, error: str, cause: str = LOST, *, lost: Holder | None = None
-    ) -> None:
+    def _put_back(self, job: str, lost: Holder) -> None:
+        """Let ``job`` begin again behind what is committed, with another worker for ``lost``."""
         self._holders.pop(job, None)
-        code = self._control.revoke(job, "error", error, cause, by=self._generation, lost=lost)
+        error = (
+            f"the {self._worker_name(lost.role)} was lost, and the job had lost {MOST_AGAIN} "
+            "workers before; submit the job again"
+        )
+        code = self._control.revoke(
+            job, "error", error, LOST, by=self._generation, lost=lost, again=MOST_AGAIN
+        )
+        state = self._control.job(job).get("state", "unknown")
+        self._log.warning("worker lost", job=job, role=lost.role, code=code.name, state=state)
+
+    def _revoke(self, job: str, error: str, cause: str = LOST) -> None:
+        self._holders.pop(job, None)
+        code = self._control.revoke(job, "error", error, cause, by=self._generation)
         self._log.warning("job ended", job=job, error=error, code=code.name)
 
     def _worker_name(self, role: str) -> str:

@@ -100,6 +100,9 @@ class Stopwatch:
     def learn(self, output: Any, link: Link) -> None:
         raise NotImplementedError
 
+    def drop(self) -> None:
+        """It has no rows."""
+
     def release(self, run: RunKey) -> None: ...
 
     def rows(self, part: int, offsets: Sequence[int]) -> Any:

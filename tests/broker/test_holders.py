@@ -10,7 +10,7 @@ from flowspec.broker.base import Control
 from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.holders import Holder
 from flowspec.core.protocol.machine import Complete, Finish, OpenJob
-from flowspec.core.protocol.messages import Segment, Submit
+from flowspec.core.protocol.messages import Earlier, Revoke, Segment, Submit
 from flowspec.core.run.key import RunKey
 from tests.addresses import D0, S1
 from tests.broker.conftest import Rig, bundle, commit, send
@@ -114,3 +114,64 @@ def test_only_the_holders_of_a_run_are_heard(rig: Rig, generation: int) -> None:
     assert draft.write(ops) == [Code.OK if heard else Code.STALE] * len(ops)
     assert len(stage.read(0.2).envelopes) == (3 if heard else 0)
     assert control.running() == ([] if heard else [job])
+
+
+def test_a_job_that_goes_on_takes_along_what_it_has_committed(rig: Rig) -> None:
+    control = rig.control()
+    draft = rig.link(D0)
+    job = rig.start(control, draft)
+    draft.write([commit(job, seq=1), commit(job, 2, seq=2)])
+    assert control.revoke(job, "error", "lost", again=2) is Code.OK
+    assert control.queued() == [job]
+    assert control.running() == []
+    assert draft.write([commit(job, 3, seq=3)]) == [Code.STALE]
+    assert control.assign(job, 1, {}) is Code.OK
+    *_, revoke, submit = (envelope.message for envelope in draft.read(1.0).envelopes)
+    assert revoke == Revoke(RunKey(job, 2))
+    assert isinstance(submit, Submit)
+    assert submit.run == RunKey(job, 3)
+    assert submit.earlier is not None
+    earlier = replace(submit.earlier, first_token_seconds=0.0)
+    assert earlier == Earlier((5, 6), ((41,), (42,)))
+    assert 0 <= submit.earlier.first_token_seconds < 60
+    assert draft.write([OpenJob(RunKey(job, 3), (5, 6), "flowspec")]) == [Code.DUP]
+    assert draft.write([commit(job, 3, seq=1, epoch=3)]) == [Code.OK]
+    tokens = [entry.fields["ids"] for entry in control.read_output(job, "0", 0.1)]
+    assert tokens == ["[41]", "[42]", "[43]"]
+
+
+def test_a_job_that_was_never_opened_begins_from_its_fields(rig: Rig) -> None:
+    control = rig.control()
+    draft = rig.link(D0)
+    job = waiting(control)
+    control.assign(job, 1, {})
+    control.revoke(job, "error", "lost", again=2)
+    control.assign(job, 1, {})
+    *_, submit = (envelope.message for envelope in draft.read(1.0).envelopes)
+    assert isinstance(submit, Submit)
+    assert (submit.earlier, submit.fields) == (None, (("prompt", "p"),))
+
+
+def test_a_job_whose_text_is_complete_ends_with_it(rig: Rig) -> None:
+    control = rig.control()
+    draft = rig.link(D0)
+    job = rig.start(control, draft)
+    draft.write([commit(job, seq=1, finish="eos")])
+    assert control.revoke(job, "error", "lost", again=2) is Code.OK
+    assert control.queued() == []
+    tokens, end = (entry.fields for entry in control.read_output(job, "0", 0.1))
+    assert (tokens["kind"], end["kind"], end["finish_reason"]) == ("tokens", "end", "eos")
+
+
+def test_a_job_is_put_back_only_so_often(rig: Rig) -> None:
+    control = rig.control()
+    draft = rig.link(D0)
+    job = rig.start(control, draft)
+    for _ in range(2):
+        assert control.revoke(job, "error", "lost", again=2) is Code.OK
+        assert control.queued() == [job]
+        control.assign(job, 1, {})
+    assert control.revoke(job, "error", "lost", again=2) is Code.OK
+    assert control.queued() == []
+    kinds = [entry.fields["kind"] for entry in control.read_output(job, "0", 0.1)]
+    assert kinds == ["error", "end"]

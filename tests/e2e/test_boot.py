@@ -28,6 +28,7 @@ def test_a_worker_without_a_pipeline_waits_a_bounded_time_and_says_so(
         process.url = broker.url
         process.keys = boot.Keys()
         process._stopped = False
+        process._drains_since = None
         control = process.control()
         with pytest.raises(
             ClusterError, match=r"pipeline p0 has no record after 0.3 s; start its scheduler"
@@ -55,6 +56,7 @@ def test_a_lease_is_renewed_over_a_connection_of_its_own(monkeypatch: pytest.Mon
         process.state = "ready"
         process._setup = ""
         process._stopped = False
+        process._drains_since = None
         own = process.control()
         with process.leased("draft", dict) as held, process.leased("scheduler", dict):
             deadline = time.monotonic() + 20

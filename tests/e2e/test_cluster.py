@@ -20,8 +20,6 @@ from flowspec.broker.redis_control import RedisControl
 from flowspec.broker.server import PrivateBroker
 from flowspec.client import Client
 from flowspec.cluster import Cluster, Setup
-from flowspec.core.protocol.lease import TERMS
-from flowspec.drivers.lease import load_per_core
 from flowspec.errors import (
     BrokerUnreachable,
     ClusterError,
@@ -234,30 +232,6 @@ def start_slow_job(client: Client) -> tuple[object, list[int]]:
     return stream, ids
 
 
-def seconds_to_notice() -> float:
-    """Bound of the time to notice a dead worker; on a busy machine leases are longer."""
-    extra_ms = TERMS.longest_ms - TERMS.shortest_ms if load_per_core() > 1 else 0
-    return 10 + extra_ms / 1000
-
-
-@pytest.mark.parametrize("role", ["verify-2", "draft"])
-def test_a_dead_worker_ends_its_job_within_ten_seconds_with_one_line(
-    doomed: Cluster, role: str
-) -> None:
-    with Client(doomed.url) as client:
-        stream, ids = start_slow_job(client)
-        os.kill(doomed.pids[role], signal.SIGKILL)
-        began = time.monotonic()
-        with pytest.raises(JobFailed) as raised:
-            for chunk in stream:  # type: ignore[attr-defined]
-                ids += chunk.token_ids
-        assert time.monotonic() - began < seconds_to_notice()
-        name = "draft worker" if role == "draft" else "worker of verify stage 2"
-        assert str(raised.value) == f"the {name} was lost; submit the job again"
-    with pytest.raises(ClusterError, match=f"{role} stopped with status -9"):
-        doomed.check()
-
-
 def test_a_broker_lost_mid_run_ends_everything_with_a_line(doomed: Cluster) -> None:
     url = doomed.url
     workers = workers_of(url)
@@ -274,10 +248,14 @@ def test_a_broker_lost_mid_run_ends_everything_with_a_line(doomed: Cluster) -> N
     while workers_of(url) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert workers_of(url) == [], "a worker outlived its broker"
-    assert doomed._said("verify-1").startswith("cannot reach the broker")
+    with pytest.raises(ClusterError, match="the private broker stopped"):
+        doomed.check()
 
 
-def test_a_stopped_scheduler_is_noticed_by_the_client(doomed: Cluster) -> None:
+def test_a_stopped_scheduler_is_noticed_by_the_client(
+    doomed: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doomed, "_free", lambda role, pid: False)  # it is not started again
     os.kill(doomed.pids["scheduler"], signal.SIGKILL)
     with (
         Client(doomed.url) as client,

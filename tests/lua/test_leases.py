@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import redis
 
 from flowspec.core.protocol.codes import Code
@@ -24,10 +25,10 @@ def test_claim_takes_renews_and_is_held(call: Call, client: redis.Redis) -> None
 
 def test_release_is_for_the_holder(call: Call, client: redis.Redis) -> None:
     call("claim", KEYS, "me", 60_000, "{}", "verify-1")
-    assert call("release", [CLAIM], "you") is Code.HELD
+    assert call("release", KEYS, "you", "verify-1", 0) is Code.HELD
     assert client.exists(CLAIM)
-    assert call("release", [CLAIM], "me") is Code.OK
-    assert call("release", [CLAIM], "me") is Code.OK
+    assert call("release", KEYS, "me", "verify-1", 0) is Code.OK
+    assert call("release", KEYS, "me", "verify-1", 0) is Code.OK
     assert not client.exists(CLAIM)
 
 
@@ -45,3 +46,13 @@ def test_a_claim_by_another_raises_the_generation_and_a_late_renewal_keeps_it(
     before = client.hgetall(GENERATIONS)
     assert call("claim", KEYS, "you", 60_000, "{}", "verify-1") is Code.HELD
     assert client.hgetall(GENERATIONS) == before
+
+
+@pytest.mark.parametrize(("leaves", "left"), [(1, b"1"), (0, None)])
+def test_a_holder_that_leaves_is_told_from_one_that_stopped(
+    call: Call, client: redis.Redis, leaves: int, left: bytes | None
+) -> None:
+    call("claim", KEYS, "me", 60_000, "{}", "verify-1")
+    assert call("release", KEYS, "you", "verify-1", 1) is Code.HELD
+    assert call("release", KEYS, "me", "verify-1", leaves) is Code.OK
+    assert client.hget(GENERATIONS, "left:verify-1") == left

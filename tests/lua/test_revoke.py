@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import redis
 
 from flowspec.core.protocol.codes import Code
@@ -19,6 +20,7 @@ from tests.lua.conftest import (
     Call,
     snapshot,
 )
+from tests.lua.test_commit_verdict import verdict
 
 KEYS = [JOB, RUN, OUT, RECORDING, RUNNING, QUEUE, WAKE, GENERATIONS, CLAIM, *LOGS]
 
@@ -27,7 +29,18 @@ def test_ok_raises_the_epoch_and_tells_every_worker(call: Call, running: redis.R
     running.hset(RUN, "q:d0:2", 1)
     assert (
         call(
-            "revoke", KEYS, "j", 3, "error", "a worker was lost", 60_000, b"revoke", "lost", "", ""
+            "revoke",
+            KEYS,
+            "j",
+            3,
+            "error",
+            "a worker was lost",
+            60_000,
+            b"revoke",
+            "lost",
+            "",
+            "",
+            0,
         )
         is Code.OK
     )
@@ -47,7 +60,8 @@ def test_a_waiting_job_leaves_the_queue_and_nobody_is_told(call: Call, client: r
     client.hset(JOB, mapping={"state": "queued", "epoch": 0})
     client.rpush(QUEUE, "i", "j")
     assert (
-        call("revoke", KEYS, "j", 0, "cancelled", "", 60_000, b"revoke", "lost", "", "") is Code.OK
+        call("revoke", KEYS, "j", 0, "cancelled", "", 60_000, b"revoke", "lost", "", "", 0)
+        is Code.OK
     )
     assert client.lrange(QUEUE, 0, -1) == [b"i"]
     assert all(client.xlen(log) == 0 for log in LOGS)
@@ -59,19 +73,22 @@ def test_a_waiting_job_leaves_the_queue_and_nobody_is_told(call: Call, client: r
 def test_repeating_it_is_dup_and_another_epoch_is_stale(call: Call, running: redis.Redis) -> None:
     before = snapshot(running)
     assert (
-        call("revoke", KEYS, "j", 2, "cancelled", "", 1000, b"revoke", "lost", "", "") is Code.STALE
+        call("revoke", KEYS, "j", 2, "cancelled", "", 1000, b"revoke", "lost", "", "", 0)
+        is Code.STALE
     )
     assert snapshot(running) == before
-    call("revoke", KEYS, "j", 3, "cancelled", "", 60_000, b"revoke", "lost", "", "")
+    call("revoke", KEYS, "j", 3, "cancelled", "", 60_000, b"revoke", "lost", "", "", 0)
     assert (
-        call("revoke", KEYS, "j", 3, "cancelled", "", 60_000, b"revoke", "lost", "", "") is Code.DUP
+        call("revoke", KEYS, "j", 3, "cancelled", "", 60_000, b"revoke", "lost", "", "", 0)
+        is Code.DUP
     )
     assert running.xlen(OUT) == 1
 
 
 def test_a_job_nobody_knows_is_dup(call: Call, client: redis.Redis) -> None:
     assert (
-        call("revoke", KEYS, "j", 0, "cancelled", "", 1000, b"revoke", "lost", "", "") is Code.DUP
+        call("revoke", KEYS, "j", 0, "cancelled", "", 1000, b"revoke", "lost", "", "", 0)
+        is Code.DUP
     )
     assert snapshot(client) == {}
 
@@ -82,13 +99,62 @@ def test_a_worker_that_is_there_is_not_lost(call: Call, running: redis.Redis) ->
     running.set(CLAIM, "token {}")
     why = ("j", 3, "error", "a worker was lost", 60_000, b"revoke", "lost")
     before = snapshot(running)
-    assert call("revoke", KEYS, *why, "scheduler:4", "verify-2:3") is Code.STALE
-    assert call("revoke", KEYS, *why, "scheduler:3", "verify-2:2") is Code.STALE
+    assert call("revoke", KEYS, *why, "scheduler:4", "verify-2:3", 0) is Code.STALE
+    assert call("revoke", KEYS, *why, "scheduler:3", "verify-2:2", 0) is Code.STALE
     assert snapshot(running) == before
-    assert call("revoke", KEYS, *why, "scheduler:4", "verify-2:2") is Code.OK, "it was replaced"
+    assert call("revoke", KEYS, *why, "scheduler:4", "verify-2:2", 0) is Code.OK, "it was replaced"
 
 
 def test_a_worker_whose_lease_has_expired_is_lost(call: Call, running: redis.Redis) -> None:
     running.hset(GENERATIONS, mapping={"verify-2": 3})
     why = ("j", 3, "error", "a worker was lost", 60_000, b"revoke", "lost")
-    assert call("revoke", KEYS, *why, "", "verify-2:3") is Code.OK
+    assert call("revoke", KEYS, *why, "", "verify-2:3", 0) is Code.OK
+
+
+WHY = ("error", "a worker was lost", 60_000, b"revoke", "lost", "", "verify-2:3")
+
+
+def put_back(call: Call, epoch: int, most: int = 2) -> Code:
+    return call("revoke", KEYS, "j", epoch, *WHY, most)
+
+
+def test_a_job_is_put_back_in_front_of_the_queue(call: Call, running: redis.Redis) -> None:
+    running.rpush(QUEUE, "k")
+    running.hset(RUN, "q:d0:2", 1)
+    running.xadd(OUT, {"kind": "tokens"})
+    assert put_back(call, 3) is Code.OK
+    assert running.hmget(JOB, "epoch", "state", "again", "offset") == [b"4", b"queued", b"1", b"5"]
+    assert running.lrange(QUEUE, 0, -1) == [b"j", b"k"]
+    assert running.smembers(RUNNING) == set()
+    assert running.exists(RUN) == 0
+    assert [running.xrange(log)[0][1][b"m"] for log in LOGS] == [b"revoke"] * 3
+    assert running.xlen(OUT) == 1, "nothing is said in its output"
+    assert running.pttl(JOB) == running.pttl(OUT) == -1
+    ((_, woken),) = running.xrange(WAKE)
+    assert woken == {b"admitted": b"j"}
+
+
+@pytest.mark.parametrize(("left", "runs"), [(None, 3), ("3", 5), ("2", 3)])
+def test_it_ends_once_it_was_put_back_too_often(
+    call: Call, running: redis.Redis, left: str | None, runs: int
+) -> None:
+    """A worker that has left its role on purpose, as in a rolling restart, does not count."""
+    if left is not None:
+        running.hset(GENERATIONS, "left:verify-2", left)
+    states = []
+    for at in range(runs):
+        assert put_back(call, 3 + at) is Code.OK
+        states.append(running.hget(JOB, "state"))
+        if states[-1] == b"queued":
+            running.lpop(QUEUE)
+            running.hset(JOB, "state", "running")
+    assert states == [b"queued"] * (runs - 1) + [b"queued" if left == "3" else b"done"]
+
+
+def test_a_job_whose_text_is_complete_ends_with_it(call: Call, running: redis.Redis) -> None:
+    assert call("commit_verdict", [JOB, RUN, OUT, *LOGS], *verdict(finish="eos")) is Code.OK
+    assert put_back(call, 3) is Code.OK
+    assert running.hmget(JOB, "state", "finish_reason") == [b"done", b"eos"]
+    kinds = [fields[b"kind"] for _, fields in running.xrange(OUT)]
+    assert kinds == [b"tokens", b"end"]
+    assert running.llen(QUEUE) == 0

@@ -192,6 +192,10 @@ class DraftMachine:
         due = (run.due for run in self._runs.values())
         return min((at for at in due if at is not None), default=None)
 
+    @property
+    def idle(self) -> bool:
+        return not self._runs
+
     def serves(self, message: Message) -> bool:
         """See ``Machine``."""
         return not isinstance(message, Submit) or names(message.generations, 0, self._generation)
@@ -322,10 +326,12 @@ class DraftMachine:
         run.drafts = strategy.draft_width > 0
         others = list(self._runs.values())
         self._runs[message.run] = run
-        if spec.prompt_ids is None:
+        # A chat template may say the date, so a job that goes on has the prompt it was opened with.
+        prompt = message.earlier.prompt_ids if message.earlier is not None else spec.prompt_ids
+        if prompt is None:
             run.waits = self._has_to_wait(run, others)
             return outputs
-        return [*outputs, *self._take_prompt(run, spec.prompt_ids, now)]
+        return [*outputs, *self._take_prompt(run, prompt, now)]
 
     def _take_prompt(self, run: DraftRun, prompt: tuple[int, ...], now: float) -> list[Output]:
         """Begin ``run``, whose prompt has the ids ``prompt``, or let it wait."""
@@ -410,6 +416,10 @@ class DraftMachine:
         strategy = self._build(run.spec.strategy, self._limits.stages)
         queued = run.submit.queued_seconds
         tally = Tally(run.submitted_at - queued, now, queued, lossy=strategy.lossy)
+        earlier = run.submit.earlier
+        if earlier is not None and earlier.committed:
+            tally.resumed = len(earlier.output)
+            tally.resumed_first_seconds = earlier.first_token_seconds
         # A recording contains one job, so its choices must not depend on earlier ones.
         history = History() if run.spec.record else self._history
         keeps = run.spec.reuse and not run.spec.record
@@ -422,6 +432,7 @@ class DraftMachine:
             run.lifecycle,
             tally,
             history,
+            committed=earlier.committed if earlier is not None else (),
             prefixes=self._prefixes if keeps else None,
             generations=run.submit.generations,
         )

@@ -81,8 +81,8 @@ def rows_of_run(prompt: int, max_new_tokens: int, limits: Limits) -> int:
 class Session:
     """A run from its prompt to its end; what it sends is collected in ``outbox``.
 
-    ``committed``: output tokens that an earlier run of the job has committed. ``tally``: new.
-    ``prefixes``: what the pipeline keeps of runs; None: nothing for this one, nor of it.
+    ``committed``: output tokens that earlier runs of the job have committed, by commit. ``tally``:
+    new. ``prefixes``: what the pipeline keeps of runs; None: nothing for this one, nor of it.
     ``generations``: of the workers that it is assigned to.
     """
 
@@ -96,7 +96,7 @@ class Session:
         lifecycle: Lifecycle,
         tally: Tally,
         history: History,
-        committed: Sequence[int] = (),
+        committed: tuple[tuple[int, ...], ...] = (),
         prefixes: KeptPrefixes | None = None,
         generations: tuple[int, ...] = (),
     ) -> None:
@@ -106,7 +106,11 @@ class Session:
         self.lifecycle = lifecycle
         self.tally = tally
         budget = answer_budget(len(prompt), spec.max_new_tokens, limits)
-        self.text = RunText(prompt, budget, committed)
+        output = [token for group in committed for token in group]
+        self.text = RunText(prompt, budget, output)
+        # With log-probabilities a commit's text is written token by token.
+        scored = spec.logprobs is not None
+        self._committed = tuple((token,) for token in output) if scored else committed
         prefix = self.text.prefix
         self.outbox = Outbox(run, limits.stages)
         drafters = strategy.eligible_drafters(limits.drafters)
@@ -187,7 +191,9 @@ class Session:
     def drafter_allocation(self) -> Allocate:
         """The rows to allocate in the drafter's KV cache."""
         capacity = len(self.text.prompt) + self.text.budget + DRAFT_TREE_ROWS
-        found = Allocate(self.run, capacity, self.spec.sampling, self.returns)
+        found = Allocate(
+            self.run, capacity, self.spec.sampling, self.returns, committed=self._committed
+        )
         reuse = self._reuse
         if reuse is None or not any(reuse.drafted):
             return found

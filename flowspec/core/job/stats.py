@@ -30,7 +30,8 @@ class Tally:
     ``choices``: target tokens chosen during decode; ``hits``: those that had a node in the tree.
     ``cached``: rows of the prompt that were kept of an earlier job. ``lossy``: the mode, if the
     text may differ from the target's own. ``shares``: changes of what the run may use beside
-    others, the first ``MOST_SHARES`` of them.
+    others, the first ``MOST_SHARES`` of them. ``resumed``: output tokens of earlier runs of the
+    job, the first of which came ``resumed_first_seconds`` after its submission.
     """
 
     submitted_at: float
@@ -47,6 +48,8 @@ class Tally:
     cached: int = 0
     lossy: str = ""
     shares: list[dict[str, int]] = field(default_factory=list)
+    resumed: int = 0
+    resumed_first_seconds: float = 0.0
 
     @property
     def decode_seconds(self) -> float:
@@ -79,10 +82,13 @@ class Tally:
         of it before the job was assigned. ``tokens_per_second`` is decode only: the tokens after
         the first per second after the first. A step is one mean pass of the slowest stage;
         ``steps`` is the decode time in steps. ``rows`` are summed over the stages. A value that
-        needs a stage which did not report is None.
+        needs a stage which did not report is None. Rates of a job that was resumed are those of its
+        last run.
         """
         meters = {stage: meter for stage, meter in meters.items() if stage <= stages}
         tokens = len(output)
+        decoded = tokens - self.resumed - 1
+        ttft = _since(self.first_token_at, self.submitted_at)
         decode = self.decode_seconds if tokens else 0.0
         passes = [meter.busy_seconds / meter.passes for meter in meters.values() if meter.passes]
         steps = decode / max(passes) if passes and max(passes) > 0 else None
@@ -90,14 +96,14 @@ class Tally:
             "tokens": tokens,
             "cached_tokens": self.cached,
             "queue_seconds": self.queued_seconds,
-            "ttft_seconds": _since(self.first_token_at, self.submitted_at),
+            "ttft_seconds": self.resumed_first_seconds if self.resumed else ttft,
             "decode_seconds": decode,
-            "tokens_per_second": _ratio(tokens - 1, decode),
+            "tokens_per_second": _ratio(decoded, decode),
             "rounds": self.rounds,
             "segments": self.segments,
             "steps": steps,
-            "tokens_per_step": _ratio(tokens - 1, steps),
-            "tokens_per_round": _ratio(tokens - 1, self.rounds),
+            "tokens_per_step": _ratio(decoded, steps),
+            "tokens_per_round": _ratio(decoded, self.rounds),
             "hit_rate": _ratio(self.hits, self.choices),
             "rows": _rows_by_fate(meters, complete=len(meters) == stages),
             "stage_busy": [
@@ -112,6 +118,7 @@ class Tally:
             "repeated_4grams": repeated_4grams(output),
             **({"shares": self.shares} if self.shares else {}),
             **({"lossy": self.lossy} if self.lossy else {}),
+            **({"resumed_tokens": self.resumed} if self.resumed else {}),
         }
 
 

@@ -24,7 +24,7 @@ from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.graph import Task, TaskGraph
 from flowspec.core.protocol.holders import Holder
 from flowspec.core.protocol.machine import Commit, Complete, OpenJob, Send
-from flowspec.core.protocol.messages import Envelope, Revoke, Submit
+from flowspec.core.protocol.messages import Earlier, Envelope, Revoke, Submit
 from flowspec.core.protocol.sequence import SeqWriter
 from flowspec.core.protocol.stamps import Stamp
 from flowspec.core.run.key import RunKey
@@ -93,7 +93,8 @@ class JobEntry:
 
     ``offset``: context length after the last commit; None before the job was opened. ``emitted``:
     tokens in its output. ``entries``: entries of its output. ``holders``: generations by role of
-    the workers that it was assigned to.
+    the workers that it was assigned to. ``again``: how often it was put back. ``text_end``: why its
+    text is complete; empty: it is not.
     """
 
     fields: tuple[tuple[str, str], ...]
@@ -103,6 +104,8 @@ class JobEntry:
     emitted: int = 0
     entries: int = 0
     holders: Mapping[str, int] = field(default_factory=dict)
+    again: int = 0
+    text_end: str = ""
     run: _RunState = field(default_factory=_RunState)
 
     @property
@@ -126,6 +129,7 @@ class Ledger:
         self.running: set[str] = set()
         self._idempotency: dict[str, str] = {}
         self._claims: dict[str, tuple[int, str]] = {}  # role -> generation and token of the latest
+        self._left: dict[str, int] = {}  # role -> generation of the latest holder that has left it
 
     # ---- roles -----------------------------------------------------------------------------------
 
@@ -136,6 +140,11 @@ class Ledger:
             generation += 1
             self._claims[role] = (generation, token)
         return generation
+
+    def leave(self, role: str, token: str) -> None:
+        """Note that ``token`` has left ``role`` on purpose, if it was the latest to claim it."""
+        if generation := self.generation(role, token):
+            self._left[role] = generation
 
     def generation(self, role: str, token: str) -> int:
         """The generation of ``token`` if it is the latest to have claimed ``role``; else 0."""
@@ -186,11 +195,13 @@ class Ledger:
         queued_seconds: float = 0.0,
         *,
         holders: Mapping[str, int] | None = None,
+        earlier: Earlier | None = None,
         by: Holder | None = None,
     ) -> Change:
         """Assign a waiting job to the workers ``holders``, as a new run.
 
-        ``holders``: generations by role, in the order of the pipeline's workers. GAP: ``job`` does
+        ``holders``: generations by role, in the order of the pipeline's workers. ``earlier``: what
+        its earlier runs have left. GAP: ``job`` does
         not wait. STALE: one of them, or the scheduler, is not the latest that has claimed its role.
         FULL: ``most_running`` jobs run already.
         """
@@ -209,7 +220,9 @@ class Ledger:
         entry.holders = dict(holders)
         entry.run = _RunState()
         generations = tuple(holders.values())
-        message = Submit(RunKey(job, entry.epoch), entry.fields, queued_seconds, generations)
+        message = Submit(
+            RunKey(job, entry.epoch), entry.fields, queued_seconds, generations, earlier
+        )
         return Change(Code.OK, (Delivery(DRAFT, Envelope(SCHEDULER, 1, message)),))
 
     def finish(self, run: RunKey, by: Holder | None = None) -> Code:
@@ -228,11 +241,14 @@ class Ledger:
         by: Holder | None = None,
         lost: Holder | None = None,
         leased: bool = False,
+        again: int = 0,
     ) -> Change:
-        """End a job from outside; if it runs, send Revoke to ``workers``.
+        """End a job from outside, or put it back; if it runs, send Revoke to ``workers``.
 
         Raises the epoch, so that later writes of its owners are refused. ``lost``: the worker for
-        whose loss it ends; ``leased``: a lease on its role is in force. DUP: it has ended, or is
+        whose loss it ends; ``leased``: a lease on its role is in force. ``again``: how many times a
+        running job may be put back in front of the queue; a worker that has left its role does not
+        count. A job whose text is complete ends in any case. DUP: it has ended, or is
         unknown. STALE: the scheduler is not the latest, or the worker is not lost.
         """
         entry = self.jobs.get(job)
@@ -240,13 +256,21 @@ class Ledger:
             return Change(Code.DUP)
         if not self.is_latest(by) or (lost is not None and leased and self.is_latest(lost)):
             return Change(Code.STALE)
-        told: Sequence[Address] = workers if entry.state is JobState.RUNNING else ()
-        if entry.state is JobState.QUEUED:
+        is_running = entry.state is JobState.RUNNING
+        counts = lost is None or self._left.get(lost.role) != lost.generation
+        may_go_on = is_running and again > 0 and not entry.text_end
+        told: Sequence[Address] = workers if is_running else ()
+        if not is_running:
             self.queue.remove(job)
         entry.epoch += 1
         message = Revoke(RunKey(job, entry.epoch))
         deliveries = tuple(Delivery(to, Envelope(SCHEDULER, 0, message)) for to in told)
         self._end(job, entry)
+        if may_go_on and (not counts or entry.again < again):
+            entry.state = JobState.QUEUED
+            entry.holders = {}
+            entry.again += counts
+            self.queue.insert(0, job)
         return Change(Code.OK, deliveries)
 
     def _end(self, job: str, entry: JobEntry) -> None:
@@ -353,6 +377,7 @@ class Ledger:
         entry.offset += commit.advance
         entry.emitted = commit.emitted + len(commit.tokens)
         entry.entries += 1
+        entry.text_end = commit.finish
         if commit.completes:
             deliveries += self._advance(entry.run, commit.completes, (), stamp)
         return Change(Code.OK, tuple(deliveries))

@@ -167,6 +167,7 @@ class Allocate:
 
     Room that the run had before is given up. ``source``: the kept run with whose first rows it
     begins, as many of each cache as ``held`` says: a stage has one, the draft worker one a drafter.
+    ``committed``: output of earlier runs of the job by commit, behind which its text goes on.
     """
 
     run: RunKey
@@ -175,6 +176,7 @@ class Allocate:
     returns: Returns
     source: RunKey | None = None
     held: tuple[int, ...] = ()
+    committed: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +256,11 @@ class Machine(Protocol):
     @property
     def continuing(self) -> bool:
         """Whether ``Poll`` would start the next pass of the growth whose pass has just ended."""
+        ...
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has no run: nothing is lost if its worker leaves."""
         ...
 
     def serves(self, message: Message) -> bool:

@@ -42,17 +42,36 @@ class Prefix:
 
 
 @dataclass(frozen=True, slots=True)
+class Earlier:
+    """What earlier runs of a job have left: its run goes on behind it.
+
+    ``prompt_ids``: as the job was opened with. ``committed``: output tokens, by commit.
+    ``first_token_seconds``: from the job's submission to the first of them, on the broker's clock.
+    """
+
+    prompt_ids: tuple[int, ...]
+    committed: tuple[tuple[int, ...], ...] = ()
+    first_token_seconds: float = 0.0
+
+    @property
+    def output(self) -> tuple[int, ...]:
+        """The committed tokens."""
+        return tuple(token for group in self.committed for token in group)
+
+
+@dataclass(frozen=True, slots=True)
 class Submit:
     """Scheduler to draft worker: start this run. ``fields``: the job's, as submitted.
 
     ``queued_seconds``: time since the job was submitted, on the broker's clock. ``generations``: of
-    the workers that it is assigned to (``holders``).
+    the workers that it is assigned to (``holders``). ``earlier``: None: no run was opened before.
     """
 
     run: RunKey
     fields: tuple[tuple[str, str], ...]
     queued_seconds: float = 0.0
     generations: tuple[int, ...] = ()
+    earlier: Earlier | None = None
 
 
 @dataclass(frozen=True, slots=True)

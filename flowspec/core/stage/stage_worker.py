@@ -135,6 +135,10 @@ class StageMachine:
         known = self._runs.get(run)
         return known is not None and known.opened.returns.hidden
 
+    @property
+    def idle(self) -> bool:
+        return not self._runs
+
     def serves(self, message: Message) -> bool:
         """See ``Machine``."""
         return not isinstance(message, Open) or names(

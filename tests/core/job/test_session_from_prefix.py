@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from flowspec.core.job import draft_worker
-from flowspec.core.job.session import Session
+from flowspec.core.protocol.messages import Earlier
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
 from flowspec.drivers.sim import RunRecord
@@ -42,9 +41,11 @@ def continued(
 
     ``drafter``: ``hit_rate`` and ``ranks`` of the toy drafter.
     """
-    monkeypatch.setattr(draft_worker, "Session", partial(Session, committed=committed))
     simulation = pipeline(2, middles=middles, **drafter)
     spec = JobSpec(prompt_ids=PROMPT, max_new_tokens=COUNT, strategy=strategy, sampling=sampling)
+    earlier = Earlier(PROMPT, (committed[:2], committed[2:]))
+    assign = partial(simulation.ledger.assign, earlier=earlier)
+    monkeypatch.setattr(simulation.ledger, "assign", assign)
     simulation.submit("job", spec)
     entry = simulation.ledger.jobs["job"]
     entry.offset = len(PROMPT) + len(committed) - 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from flowspec.core.protocol.addresses import DRAFT, GRAPH, SCHEDULER
 from flowspec.core.protocol.codes import Code
+from flowspec.core.protocol.holders import Holder
 from flowspec.core.protocol.ledger import Admission, Change, Delivery, JobEntry, JobState, Ledger
 from flowspec.core.protocol.machine import Complete, OpenJob, Send
 from flowspec.core.protocol.messages import Envelope, Revoke, Submit, Synced
@@ -424,3 +426,71 @@ def test_nothing_late_of_the_first_run_touches_the_second(
     assert not order
     assert answers == expected
     assert picture(disturbed) == picture(alone)
+
+
+# ---- holders -------------------------------------------------------------------------------------
+
+
+def held_by(**tokens: str) -> tuple[Ledger, dict[str, int]]:
+    """A ledger with a waiting job, and the generations of roles claimed by ``tokens``."""
+    ledger = queued()
+    return ledger, {role: ledger.claim(role, token) for role, token in tokens.items()}
+
+
+def test_only_the_holders_of_a_run_change_it() -> None:
+    ledger, holders = held_by(draft="a", verify="b")
+    assert ledger.claim("draft", "a") == 1
+    holders["draft"] = ledger.claim("draft", "c")
+    assert holders == {"draft": 2, "verify": 1}
+    assert ledger.assign(JOB, MANY, holders=holders).code is Code.OK
+    before = picture(ledger)
+    for other in (Holder("draft", 1), Holder("draft", 3), Holder("verify", 2), Holder("x", 1)):
+        assert ledger.open(accepted(FIRST), other) is Code.STALE
+        assert ledger.publish(send(FIRST, 1), by=other) == Change(Code.STALE)
+        assert ledger.complete(Complete(FIRST, ("t",)), by=other) == Change(Code.STALE)
+        assert ledger.commit(commit(FIRST, CONTEXT, 1, 1), by=other) == Change(Code.STALE)
+        assert ledger.finish(FIRST, other) is Code.STALE
+    assert picture(ledger) == before
+    assert ledger.open(accepted(FIRST), Holder("draft", 2)) is Code.OK
+    assert ledger.publish(send(FIRST, 1), by=Holder("verify", 1)).code is Code.OK
+
+
+def test_a_job_is_assigned_to_the_latest_holders_by_the_latest_scheduler() -> None:
+    ledger, holders = held_by(draft="a", scheduler="s")
+    scheduler = Holder("scheduler", holders.pop("scheduler"))
+    ledger.claim("draft", "b")
+    assert ledger.assign(JOB, MANY, holders=holders, by=scheduler) == Change(Code.STALE)
+    holders["draft"] = 2
+    ledger.claim("scheduler", "t")
+    assert ledger.assign(JOB, MANY, holders=holders, by=scheduler) == Change(Code.STALE)
+    assert ledger.queue == [JOB]
+
+
+def test_a_job_is_put_back_until_it_has_lost_too_many_workers() -> None:
+    ledger, holders = held_by(draft="a")
+    ledger.admit("2-0", FIELDS, MANY)
+    lost = Holder("draft", 1)
+    for again in range(3):
+        assert ledger.assign(JOB, MANY, holders=holders).code is Code.OK
+        assert ledger.revoke(JOB, WORKERS, lost=lost, leased=True, again=2) == Change(Code.STALE)
+        assert ledger.revoke(JOB, WORKERS, lost=lost, again=2).code is Code.OK
+        assert ledger.queue == ([JOB, "2-0"] if again < 2 else ["2-0"])
+        assert ledger.running == set()
+    assert ledger.jobs[JOB].state is JobState.DONE
+
+
+def test_a_worker_that_leaves_is_no_loss_and_a_complete_text_ends_the_job() -> None:
+    ledger, holders = held_by(draft="a")
+    ledger.leave("draft", "b")
+    ledger.leave("draft", "a")
+    for _ in range(5):
+        ledger.assign(JOB, MANY, holders=holders)
+        ledger.revoke(JOB, WORKERS, lost=Holder("draft", 1), again=2)
+        assert ledger.queue == [JOB]
+    ledger.assign(JOB, MANY, holders=holders)
+    run = RunKey(JOB, ledger.jobs[JOB].epoch)
+    ledger.open(accepted(run))
+    ledger.commit(dataclasses.replace(commit(run, CONTEXT, 1, 1), finish="eos"))
+    ledger.revoke(JOB, WORKERS, lost=Holder("draft", 1), again=2)
+    assert ledger.queue == []
+    assert ledger.jobs[JOB].state is JobState.DONE
