@@ -169,10 +169,13 @@ def test_a_process_that_stops_again_and_again_is_given_up(monkeypatch: pytest.Mo
     monkeypatch.setattr("flowspec.restarts.MOST", 1)
     said: list[str] = []
     with Cluster(Setup(*default_pair(), 1), say=said.append) as doomed:
+        before = 0
         for _ in range(2):
+            wait_until(lambda was=before: doomed.pids["verify-1"] != was)  # type: ignore[misc]
             wait_until(lambda: ready(doomed), 60)
-            os.kill(doomed.pids["verify-1"], signal.SIGKILL)
+            before = doomed.pids["verify-1"]
             count = len(said)
+            os.kill(before, signal.SIGKILL)
             wait_until(lambda known=count: len(said) > known)  # type: ignore[misc]
     assert said == [
         "verify-1 stopped with status -9: it printed nothing; it is started again",
