@@ -8,11 +8,11 @@ from collections.abc import AsyncGenerator
 from typing import Any, Unpack
 
 from flowspec.broker.async_control import AsyncRedisControl
-from flowspec.broker.base import LOST
 from flowspec.broker.connection import DEFAULT_URL
 from flowspec.broker.inbox import FACT
 from flowspec.broker.keys import DEFAULT_PIPELINE, Keys
 from flowspec.client import SILENCE_SECONDS, no_job, no_scheduler
+from flowspec.core.protocol.causes import LOST
 from flowspec.core.run.spec import (
     CANCEL,
     JobOptions,

@@ -7,11 +7,12 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Unpack
 
-from flowspec.broker.base import LOST, OutputEntry
+from flowspec.broker.base import OutputEntry
 from flowspec.broker.connection import DEFAULT_URL
 from flowspec.broker.inbox import FACT
 from flowspec.broker.keys import DEFAULT_PIPELINE, Keys
 from flowspec.broker.redis_control import RedisControl
+from flowspec.core.protocol.causes import LOST
 from flowspec.core.run.spec import (
     CANCEL,
     JobOptions,

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypedDict, TypeVar, cast
 
-from flowspec.broker.base import FAILED
 from flowspec.core.job.stats import unmeasured
+from flowspec.core.protocol.causes import FAILED
 from flowspec.core.run.logprobs import TokenLogprobs, read_logprobs
 from flowspec.errors import GapError, JobFailed, StateError
 

@@ -1,5 +1,4 @@
--- finish: end a running job, on behalf of its owner. Its data is kept for the retention time. An error of a job
--- that was never opened is a refusal of it.
+-- finish: end a running job, on behalf of its owner. Its data is kept for the retention time.
 --
 -- KEYS[1]   job hash
 -- KEYS[2]   run hash: sequence numbers and task graph
@@ -14,17 +13,14 @@
 -- ARGV[5]   stats, JSON
 -- ARGV[6]   retention, ms
 -- ARGV[7]   the caller as a holder
+-- ARGV[8]   cause of the error
 -- returns   OK, STALE
 
 -- include fence
 -- include wake
 
 if not fenced(KEYS[1], ARGV[1], ARGV[7]) then return 3 end
-if ARGV[4] ~= '' then
-    local opened = redis.call('HEXISTS', KEYS[1], 'offset') == 1
-    local cause = opened and 'failed' or 'refused'
-    redis.call('XADD', KEYS[3], '*', 'kind', 'error', 'text', ARGV[4], 'cause', cause)
-end
+if ARGV[4] ~= '' then redis.call('XADD', KEYS[3], '*', 'kind', 'error', 'text', ARGV[4], 'cause', ARGV[8]) end
 redis.call('XADD', KEYS[3], '*', 'kind', 'end', 'finish_reason', ARGV[3], 'stats', ARGV[5])
 redis.call('HSET', KEYS[1], 'state', 'done', 'finish_reason', ARGV[3])
 redis.call('SREM', KEYS[5], ARGV[2])

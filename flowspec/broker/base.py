@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from flowspec.core.protocol.addresses import Address, Role, worker_addresses
 from flowspec.core.protocol.bundles import Bundle
+from flowspec.core.protocol.causes import LOST
 from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.holders import Holder
 from flowspec.core.protocol.lease import TERMS
@@ -45,14 +46,6 @@ RETENTION_MS = 3_600_000
 #: model has a chat template.
 CONTEXT = "context"
 CHAT_TEMPLATE = "chat_template"
-
-#: Causes of an error in a job's output: the job cannot be served as it is, the queue is full, a
-#: worker was lost, the job did not begin in time, or something failed on the way.
-REFUSED = "refused"
-FULL = "full"
-LOST = "lost"
-LATE = "late"
-FAILED = "failed"
 
 
 def setup_of(record: Mapping[str, str]) -> str:

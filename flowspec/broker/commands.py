@@ -180,6 +180,7 @@ class Commands:
             stats,
             RETENTION_MS,
             self._holder,
+            op.cause,
         ]
         return self._call("finish", named, arguments)
 

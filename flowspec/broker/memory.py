@@ -16,10 +16,8 @@ from typing import Generic, TypeVar
 
 from flowspec.broker import codec
 from flowspec.broker.base import (
-    FAILED,
     LOG_CAP,
     RECORDING_CAP,
-    REFUSED,
     ROWS_CAP,
     CommitText,
     Intake,
@@ -174,9 +172,7 @@ class MemoryBroker:
     def finish(self, op: Finish, by: Holder | None) -> Code:
         code = self.ledger.finish(op.run, by)
         if code is Code.OK:
-            opened = self.ledger.jobs[op.run.job].offset is not None
-            cause = FAILED if opened else REFUSED
-            self.note_end(op.run.job, op.reason, op.error, op.stats, cause)
+            self.note_end(op.run.job, op.reason, op.error, op.stats, op.cause)
             self.wakes += 1
         return code
 

@@ -7,10 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from flowspec.broker.base import (
-    FULL,
-    LOST,
     QUEUE_CAP,
-    REFUSED,
     Claim,
     Intake,
     OutputEntry,
@@ -20,6 +17,7 @@ from flowspec.broker.base import (
 )
 from flowspec.broker.memory import MemoryBroker, MemoryJob
 from flowspec.core.protocol.addresses import SCHEDULER
+from flowspec.core.protocol.causes import FULL, LOST, REFUSED
 from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.holders import Holder, holders_text
 from flowspec.core.protocol.lease import TERMS

@@ -10,7 +10,6 @@ import redis
 
 from flowspec.broker import codec
 from flowspec.broker.base import (
-    LOST,
     QUEUE_CAP,
     RETENTION_MS,
     Intake,
@@ -32,6 +31,7 @@ from flowspec.broker.replies import (
     texts,
 )
 from flowspec.core.protocol.addresses import DRAFT, SCHEDULER
+from flowspec.core.protocol.causes import LOST
 from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.holders import Holder, holders_text, read_holders
 from flowspec.core.protocol.lease import TERMS

@@ -41,7 +41,7 @@ from flowspec.core.protocol.work import Work, WorkFailed, WorkResult
 from flowspec.core.run.key import RunKey
 from flowspec.drivers.lease import PassInHand
 from flowspec.drivers.record import Recorder
-from flowspec.errors import FlowSpecError, StateError
+from flowspec.errors import FlowSpecError, JobError, StateError
 from flowspec.model.base import RowArray
 from flowspec.observe import logger
 
@@ -287,7 +287,7 @@ class Worker:
         try:
             result = self._performer.compute(work, self._link)
         except FlowSpecError as error:
-            result = WorkFailed(str(error))
+            result = WorkFailed(str(error), refused=isinstance(error, JobError))
         except Exception as error:  # noqa: BLE001 - a failing executor ends its job, never the worker
             self._log.error("work failed", exc_info=True)
             result = WorkFailed(_one_line(error))

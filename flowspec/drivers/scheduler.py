@@ -11,18 +11,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from flowspec.broker.base import (
-    LATE,
-    LOST,
-    Claim,
-    Control,
-    Intake,
-    command_of,
-    roles_of,
-    setup_of,
-    workers_of,
-)
+from flowspec.broker.base import Claim, Control, Intake, command_of, roles_of, setup_of, workers_of
 from flowspec.core.protocol.addresses import Role
+from flowspec.core.protocol.causes import LATE, LOST, NOT_BEGUN
 from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.holders import Holder
 from flowspec.core.run.spec import CANCEL, parse
@@ -133,7 +124,7 @@ class Scheduler:
         self._queue.look(self._control.queued(), now)
         for job in self._queue.overdue(now):
             self._queue.drop(job)
-            self._revoke(job, "the job did not begin within its wait_seconds", LATE)
+            self._revoke(job, NOT_BEGUN, LATE)
 
     def _fields(self, job: str) -> dict[str, str]:
         """The fields that ``job`` was submitted with; none: it has ended.

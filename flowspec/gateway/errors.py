@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flowspec.broker import base
+from flowspec.core.protocol import causes
 from flowspec.errors import (
     BrokerError,
     ClusterError,
@@ -93,18 +93,18 @@ def api_error(error: FlowSpecError, retry_seconds: int = RETRY_SECONDS) -> ApiEr
     match error:
         case ApiError():
             return error
-        case JobFailed(cause=base.FULL):
+        case JobFailed(cause=causes.FULL):
             return busy(text, retry_seconds)
-        case JobFailed(cause=base.LATE):
+        case JobFailed(cause=causes.LATE):
             return unavailable(text, "late", retry_seconds)
-        case JobFailed(cause=base.REFUSED):
+        case JobFailed(cause=causes.REFUSED):
             code = "context_length_exceeded" if _TOO_LONG.search(text) else "job_refused"
             return refused(text, code=code)
         case BrokerError():
             # Its address is the operator's matter, not a client's.
             logger(role="gateway").warning("broker not usable", reason=text)
             return unavailable("the pipeline's broker cannot be used now; try again later")
-        case JobFailed(cause=base.LOST) | ClusterError():
+        case JobFailed(cause=causes.LOST) | ClusterError():
             return unavailable(text)
         case ConfigError():
             return refused(text)

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from flowspec.broker.base import LATE, Control, Intake, setup_of
+from flowspec.broker.base import Control, Intake, setup_of
+from flowspec.core.protocol.causes import LATE
 from flowspec.core.protocol.codes import Code
 from flowspec.drivers.scheduler import Scheduler
 from flowspec.errors import BrokerError

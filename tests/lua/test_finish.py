@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import redis
 
 from flowspec.core.protocol.codes import Code
@@ -14,7 +13,9 @@ KEYS = [JOB, RUN, OUT, RECORDING, RUNNING, WAKE]
 def test_ok_ends_the_job_and_lets_it_expire(call: Call, running: redis.Redis) -> None:
     running.hset(RUN, "d:x", 1)
     running.xadd(RECORDING, {"l": "line"})
-    assert call("finish", KEYS, 3, "j", "length", "", '{"tokens": 2}', 60_000, "") is Code.OK
+    assert (
+        call("finish", KEYS, 3, "j", "length", "", '{"tokens": 2}', 60_000, "", "failed") is Code.OK
+    )
     ((_, end),) = running.xrange(OUT)
     assert end == {b"kind": b"end", b"finish_reason": b"length", b"stats": b'{"tokens": 2}'}
     assert running.hget(JOB, "state") == b"done"
@@ -26,25 +27,16 @@ def test_ok_ends_the_job_and_lets_it_expire(call: Call, running: redis.Redis) ->
 
 
 def test_an_error_comes_before_the_end(call: Call, running: redis.Redis) -> None:
-    call("finish", KEYS, 3, "j", "error", "stage 2 is gone", "{}", 60_000, "")
-    entries = [(fields[b"kind"], fields.get(b"text")) for _, fields in running.xrange(OUT)]
-    assert entries == [(b"error", b"stage 2 is gone"), (b"end", None)]
-
-
-@pytest.mark.parametrize(("opened", "cause"), [(True, b"failed"), (False, b"refused")])
-def test_an_error_of_a_job_that_was_never_opened_refuses_it(
-    call: Call, running: redis.Redis, opened: bool, cause: bytes
-) -> None:
-    if not opened:
-        running.hdel(JOB, "offset")
-    call("finish", KEYS, 3, "j", "error", "no", "{}", 60_000, "")
-    assert running.xrange(OUT)[0][1][b"cause"] == cause
+    call("finish", KEYS, 3, "j", "error", "stage 2 is gone", "{}", 60_000, "", "failed")
+    (_, error), (_, end) = running.xrange(OUT)
+    assert error == {b"kind": b"error", b"text": b"stage 2 is gone", b"cause": b"failed"}
+    assert end[b"kind"] == b"end"
 
 
 def test_only_the_owner_may_and_only_once(call: Call, running: redis.Redis) -> None:
     before = snapshot(running)
-    assert call("finish", KEYS, 2, "j", "length", "", "{}", 1000, "") is Code.STALE
+    assert call("finish", KEYS, 2, "j", "length", "", "{}", 1000, "", "failed") is Code.STALE
     assert snapshot(running) == before
-    call("finish", KEYS, 3, "j", "length", "", "{}", 60_000, "")
-    assert call("finish", KEYS, 3, "j", "length", "", "{}", 60_000, "") is Code.STALE
+    call("finish", KEYS, 3, "j", "length", "", "{}", 60_000, "", "failed")
+    assert call("finish", KEYS, 3, "j", "length", "", "{}", 60_000, "", "failed") is Code.STALE
     assert running.xlen(OUT) == 1

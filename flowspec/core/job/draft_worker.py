@@ -27,6 +27,7 @@ from flowspec.core.job.stats import Tally, unmeasured
 from flowspec.core.job.strategy import Strategy
 from flowspec.core.protocol.addresses import Address, stage_address
 from flowspec.core.protocol.bundles import MOST_ROWS
+from flowspec.core.protocol.causes import FAILED, LATE, NOT_BEGUN, REFUSED
 from flowspec.core.protocol.holders import NO_LEASE, names
 from flowspec.core.protocol.machine import (
     Compute,
@@ -130,10 +131,19 @@ class DraftRun:
 
     @property
     def due(self) -> float | None:
-        """When the run's wait for an answer, or for the stages' reports, ends."""
+        """When the run's wait for its beginning, an answer or the stages' reports ends."""
         if self.closing_since is not None:
             return self.closing_since + REPORT_SECONDS
-        return None if self.session is None else self.session.answer_deadline.until
+        return self._begins_by if self.session is None else self.session.answer_deadline.until
+
+    @property
+    def _begins_by(self) -> float | None:
+        """When the run ends if it still waits; None: never, or a run of its job has begun."""
+        may_wait = self.spec.wait_seconds
+        waits = self.waits or self.awaits is not None
+        if not waits or not may_wait or self.submit.earlier is not None:
+            return None
+        return self.submitted_at - self.submit.queued_seconds + may_wait
 
 
 class DraftMachine:
@@ -319,7 +329,7 @@ class DraftMachine:
             strategy = self._build(spec.strategy, self._limits.stages)
             _check_lossless(spec, strategy)
         except ConfigError as error:
-            return [*outputs, _reject(message, str(error))]
+            return [*outputs, _reject(message, str(error), REFUSED)]
         run = DraftRun(message, spec, now, strategy.pacing.has_barrier)
         chained = strategy.uses_middles and self._limits.middles > 0
         run.reuses = spec.reuse and not (spec.record or spec.tokenize or chained)
@@ -347,14 +357,15 @@ class DraftMachine:
                 f"the pipeline has {self._most_rows}: shorten the prompt or the answer"
             )
         if wrong:
-            return self._reject_run(run, wrong)
+            return self._reject_run(run, wrong, REFUSED)
         run.waits = self._has_to_wait(run, [one for one in self._runs.values() if one is not run])
         return [] if run.waits else self._start_or_await(run, prompt, now)
 
     def _has_to_wait(self, run: DraftRun, others: Sequence[DraftRun]) -> bool:
         """Whether ``run`` begins later than now."""
         # The recording of a run that waits has its beginning in a later step: so have all others.
-        is_behind = any(other.waits for other in others)
+        priority = run.spec.priority
+        is_behind = any(other.waits and other.spec.priority >= priority for other in others)
         return run.spec.record or is_behind or not self._may_begin(run, others)
 
     def _may_begin(self, run: DraftRun, others: Sequence[DraftRun]) -> bool:
@@ -366,7 +377,8 @@ class DraftMachine:
     @property
     def _next_to_begin(self) -> DraftRun | None:
         """The first of the runs that wait, if it may begin now, or one that awaits no more rows."""
-        first = next((run for run in self._runs.values() if run.waits), None)
+        waiting = [run for run in self._runs.values() if run.waits]
+        first = max(waiting, key=lambda run: run.spec.priority, default=None)
         begun = [run for run in self._runs.values() if not run.waits]
         if first is not None and self._may_begin(first, begun):
             return first
@@ -522,7 +534,7 @@ class DraftMachine:
             return []
         if isinstance(result, EncodeDone):
             return self._take_prompt(run, result.ids, now)
-        return self._reject_run(run, _why(result))
+        return self._reject_run(run, _why(result), _cause(result))
 
     def _end_drafts(self, work: DraftPass, result: object, now: float) -> list[Output]:
         seconds = now - self._started_at
@@ -552,9 +564,11 @@ class DraftMachine:
         outputs: list[Output] = []
         for run in list(self._runs.values()):
             session = run.session
-            if session is None or run.due is None or now < run.due:
+            if run.due is None or now < run.due:
                 continue
-            if run.lifecycle.state is State.CLOSING:
+            if session is None:
+                outputs += self._reject_run(run, NOT_BEGUN, LATE)
+            elif run.lifecycle.state is State.CLOSING:
                 outputs += self._end(run, session, Event.REPORTED)
             else:
                 waited = session.answer_deadline.seconds
@@ -580,7 +594,7 @@ class DraftMachine:
         if not run.lifecycle.can(cause):
             return []
         if run.session is None:
-            return self._reject_run(run, reason)
+            return self._reject_run(run, reason, FAILED)
         if run.lifecycle.state is not State.CLOSING:
             run.session.close()
         return self._end(run, run.session, cause, reason)
@@ -613,11 +627,11 @@ class DraftMachine:
         """Free the drafters' rows of runs that are kept no longer."""
         return [Evict(run) for run in self._prefixes.take_dropped()]
 
-    def _reject_run(self, run: DraftRun, reason: str) -> list[Output]:
+    def _reject_run(self, run: DraftRun, reason: str, cause: str) -> list[Output]:
         """End a job that did not begin."""
         run.lifecycle.fire(Event.FAILED)
         self._forget(run)
-        return [_reject(run.submit, reason)]
+        return [_reject(run.submit, reason, cause)]
 
     def _drop_before(self, run: RunKey) -> list[Output]:
         """Forget all runs of the job that are earlier than ``run``."""
@@ -669,8 +683,13 @@ def _has_work(run: DraftRun) -> bool:
     return run.drafting_session is not None and run.drafting_session.drafting.has_work
 
 
-def _reject(message: Submit, reason: str) -> Finish:
-    return Finish(message.run, "error", reason, {})
+def _reject(message: Submit, reason: str, cause: str) -> Finish:
+    return Finish(message.run, "error", reason, {}, cause)
+
+
+def _cause(result: object) -> str:
+    """The cause of the error of a job whose prompt could not be encoded."""
+    return REFUSED if isinstance(result, WorkFailed) and result.refused else FAILED
 
 
 def _why(result: object) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from flowspec.core.protocol.addresses import Address
+from flowspec.core.protocol.causes import FAILED
 from flowspec.core.protocol.messages import Envelope, Message, Returns
 from flowspec.core.protocol.work import Kept, Work, WorkResult
 from flowspec.core.run.key import RunKey
@@ -144,12 +145,16 @@ class Complete:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """End the job. ``reason``: eos, length, cancelled or error; ``error``: one line, or empty."""
+    """End the job. ``reason``: eos, length, cancelled or error; ``error``: one line, or empty.
+
+    ``cause``: of the error, one of ``causes``.
+    """
 
     run: RunKey
     reason: str
     error: str
     stats: dict[str, object]
+    cause: str = FAILED
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,9 +74,13 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class WorkFailed:
-    """The executor could not do the work; ``reason`` is one line."""
+    """The executor could not do the work; ``reason`` is one line.
+
+    ``refused``: because of what the job asks for.
+    """
 
     reason: str
+    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from flowspec.core.protocol.machine import (
 from flowspec.core.protocol.messages import (
     Answer,
     Close,
+    Earlier,
     Envelope,
     Fault,
     Message,
@@ -109,6 +110,55 @@ def test_text_is_encoded_first() -> None:
     assert run == Compute(Encode(RUN, "hello", raw=False))
     outputs = draft.machine.step(Done(EncodeDone((5, 6))), 0.0)
     assert isinstance(one(outputs, Allocate), Allocate)
+
+
+@pytest.mark.parametrize(("refused", "cause"), [(True, "refused"), (False, "failed")])
+def test_a_text_that_cannot_be_encoded_is_refused_unless_the_encoder_failed(
+    refused: bool, cause: str
+) -> None:
+    draft = Draft()
+    draft.submit(prompt="hello", strategy="autoregressive")
+    draft.poll()
+    finish = one(draft.machine.step(Done(WorkFailed("why", refused)), 0.0), Finish)
+    assert finish == Finish(RUN, "error", "why", {}, cause)
+
+
+WAITING = {"prompt_ids": "[5, 6]", "strategy": "pipedec"}
+
+
+def test_a_job_that_waits_behind_a_barrier_ends_when_its_time_is_over() -> None:
+    draft = Draft()
+    draft.submit("a", prompt_ids="[5, 6]", strategy="autoregressive")
+    late = Submit(RunKey("b", 1), tuple((WAITING | {"wait_seconds": "2"}).items()), 0.5)
+    assert draft.receive(late, SCHEDULER, now=1.0) == []
+    assert draft.machine.deadline == 1.0 + 2 - 0.5
+    assert draft.machine.step(Tick(), 2.4) == []
+    finish = one(draft.machine.step(Tick(), 2.5), Finish)
+    assert finish == Finish(
+        late.run, "error", "the job did not begin within its wait_seconds", {}, "late"
+    )
+
+
+def test_a_job_that_had_begun_waits_for_its_next_run_as_long_as_it_takes() -> None:
+    draft = Draft()
+    draft.submit("a", prompt_ids="[5, 6]", strategy="autoregressive")
+    fields = tuple((WAITING | {"wait_seconds": "2"}).items())
+    draft.receive(Submit(RunKey("b", 2), fields, 0.5, (), Earlier((5, 6))), SCHEDULER)
+    assert draft.machine.step(Tick(), 2.5) == []
+
+
+def test_of_the_jobs_that_wait_the_highest_priority_begins_first() -> None:
+    draft = Draft()
+    draft.submit("a", **WAITING)
+    for job, priority in (("b", "0"), ("c", "7"), ("d", "7")):
+        assert draft.submit(job, **WAITING, priority=priority) == []
+    begun = []
+    for job in "acd":
+        draft.receive(Revoke(RunKey(job, 2)), SCHEDULER)
+        opened = one(draft.poll(), OpenJob)
+        assert isinstance(opened, OpenJob)
+        begun.append(opened.run.job)
+    assert begun == ["c", "d", "b"]
 
 
 def test_a_conversation_is_encoded_by_the_template() -> None:

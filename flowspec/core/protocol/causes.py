@@ -1,0 +1,17 @@
+"""Causes of an error in a job's output, for programs."""
+
+from __future__ import annotations
+
+#: The job cannot be served as it is.
+REFUSED = "refused"
+#: The queue is full.
+FULL = "full"
+#: A worker was lost.
+LOST = "lost"
+#: The job did not begin within its ``wait_seconds``.
+LATE = "late"
+#: Something failed on the way.
+FAILED = "failed"
+
+#: The error of a job that is ``LATE``.
+NOT_BEGUN = "the job did not begin within its wait_seconds"
