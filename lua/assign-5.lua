@@ -11,12 +11,13 @@
 -- ARGV[4]   submit envelope, naming that epoch and the holders' generations
 -- ARGV[5]   holders: roles and generations of the workers that serve it, like ' draft:2 verify-1:1 '
 -- ARGV[6]   the scheduler as a holder; '' if no scheduler asks
--- returns   OK, GAP (the job does not wait), STALE (its epoch has changed, or a holder is not the latest), FULL
---           (ARGV[2] jobs run already)
+-- returns   OK, GAP (the job does not wait), STALE (its hash is gone, its epoch has changed, or a holder is not the
+--           latest), FULL (ARGV[2] jobs run already)
 
 -- include generations
 
 if not redis.call('LPOS', KEYS[2], ARGV[1]) then return 2 end
+if redis.call('TYPE', KEYS[1]).ok ~= 'hash' then return 3 end
 local found = redis.call('HMGET', KEYS[1], 'state', 'epoch')
 if found[1] ~= 'queued' or tonumber(found[2]) + 1 ~= tonumber(ARGV[3]) then return 3 end
 if not current(KEYS[5], ARGV[5] .. ARGV[6]) then return 3 end

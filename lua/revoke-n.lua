@@ -23,16 +23,37 @@
 -- ARGV[8]   the scheduler as a holder; '' if it is not the scheduler that decides
 -- ARGV[9]   the lost worker as a holder; '' if that is not why
 -- ARGV[10]  how many times a running job may be put back; 0: it ends. A worker that left its role does not count.
+-- A job that waits or runs without a hash, which was deleted or is of another type, leaves both and ends with an error.
 -- returns   OK, DUP (the job has ended), STALE (its epoch has changed, the scheduler is not
 --           the latest, or the worker is not lost: it is the latest, and its lease is in force)
 
 -- include generations
 -- include wake
 
-local found = redis.call('HMGET', KEYS[1], 'state', 'epoch', 'again', 'text_end')
-if not found[1] or found[1] == 'done' then return 1 end
-if found[2] ~= ARGV[2] or not current(KEYS[8], ARGV[8]) then return 3 end
+local known = redis.call('TYPE', KEYS[1]).ok == 'hash'
+local placed = redis.call('SISMEMBER', KEYS[5], ARGV[1]) == 1 or redis.call('LPOS', KEYS[6], ARGV[1])
+if not known and not placed then return 1 end
+local found = known and redis.call('HMGET', KEYS[1], 'state', 'epoch', 'again', 'text_end') or {}
+if found[1] == 'done' then return 1 end
+if known and found[2] ~= ARGV[2] or not current(KEYS[8], ARGV[8]) then return 3 end
 if ARGV[9] ~= '' and redis.call('EXISTS', KEYS[9]) == 1 and current(KEYS[8], ARGV[9]) then return 3 end
+
+local function tell_workers()
+    for at = 10, #KEYS do redis.call('XADD', KEYS[at], '*', 'f', 'scheduler', 'q', 0, 'm', ARGV[6]) end
+end
+
+if not known then
+    local text = 'the record of the job was deleted at the broker; submit the job again'
+    redis.call('SREM', KEYS[5], ARGV[1])
+    redis.call('LREM', KEYS[6], 0, ARGV[1])
+    redis.call('DEL', KEYS[1], KEYS[2])
+    tell_workers()
+    redis.call('XADD', KEYS[3], '*', 'kind', 'error', 'text', text, 'cause', 'lost')
+    redis.call('XADD', KEYS[3], '*', 'kind', 'end', 'finish_reason', 'error')
+    redis.call('PEXPIRE', KEYS[3], ARGV[5])
+    wake(KEYS[7], 'ended', ARGV[1])
+    return 0
+end
 
 local reason, text, goes_on = ARGV[3], ARGV[4], false
 local counts = not has_left(KEYS[8], ARGV[9])
@@ -46,7 +67,7 @@ end
 
 redis.call('HINCRBY', KEYS[1], 'epoch', 1)
 if found[1] == 'running' then
-    for at = 10, #KEYS do redis.call('XADD', KEYS[at], '*', 'f', 'scheduler', 'q', 0, 'm', ARGV[6]) end
+    tell_workers()
     redis.call('SREM', KEYS[5], ARGV[1])
 else
     redis.call('LREM', KEYS[6], 0, ARGV[1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import redis
@@ -37,11 +37,14 @@ from flowspec.core.protocol.holders import Holder, holders_text, read_holders
 from flowspec.core.protocol.lease import TERMS
 from flowspec.core.protocol.messages import Earlier, Revoke, Submit
 from flowspec.core.run.key import RunKey
-from flowspec.errors import BrokerUnreachable
+from flowspec.errors import BrokerError, BrokerUnreachable
 
 _GROUP = "flowspec"
 _FIELD = "f:"
 _BATCH = 64
+
+#: Later than every run of a job whose epoch is not known any more.
+LAST_EPOCH = 1 << 31
 
 
 class RedisControl:
@@ -82,7 +85,13 @@ class RedisControl:
         Entries whose reply was lost are among the unacknowledged ones, so a read of new entries is
         not retried.
         """
-        pending = self._intakes(self._blocker().run([self._group_read(1, "0")])[0])
+        try:
+            pending = self._intakes(self._blocker().run([self._group_read(1, "0")])[0])
+        except BrokerError as error:
+            if "NOGROUP" not in str(error):
+                raise
+            self.join_intake()  # it was deleted, with or without the stream
+            return []
         if pending:
             return pending
         block = max(1, int(min(block_seconds, MAX_BLOCK_SECONDS) * 1000))
@@ -145,7 +154,8 @@ class RedisControl:
         return self._hash(self._keys.job(job))
 
     def holders(self, job: str) -> dict[str, int]:
-        found: Any = self._client.call(lambda client: client.hget(self._keys.job(job), "holders"))
+        key = self._keys.job(job)
+        found = self._of_hash(lambda client: client.hget(key, "holders"))
         return read_holders(found.decode()) if found else {}
 
     def assign(
@@ -205,7 +215,8 @@ class RedisControl:
             keys.claim(lost.role if lost is not None else role_of(DRAFT)),
             *map(keys.log, workers),
         ]
-        envelope = codec.encode(Revoke(RunKey(job, run.epoch + 1)))
+        later = run.epoch + 1 if known else LAST_EPOCH
+        envelope = codec.encode(Revoke(RunKey(job, later)))
         whose = [_scheduler(by), str(lost) if lost is not None else "", again]
         arguments = [job, run.epoch, reason, error, RETENTION_MS, envelope, cause, *whose]
         return Code(self._client.script("revoke", named, arguments))
@@ -286,8 +297,16 @@ class RedisControl:
         return self._hash(self._keys.record)
 
     def _hash(self, key: str) -> dict[str, str]:
-        found: Any = self._client.call(lambda client: client.hgetall(key))
-        return texts(found)
+        return texts(self._of_hash(lambda client: client.hgetall(key)) or {})
+
+    def _of_hash(self, command: Callable[[redis.Redis], Any]) -> Any:
+        """The answer to ``command``; None if its key is no hash: that was deleted."""
+        try:
+            return self._client.call(command)
+        except BrokerError as error:
+            if "WRONGTYPE" not in str(error):
+                raise
+            return None
 
     def close(self) -> None:
         self._client.close()

@@ -79,7 +79,6 @@ class Scheduler:
         self._incomplete_seconds = incomplete_seconds
         self._late_seconds = late_seconds
         self._generation = generation
-        self._holders: dict[str, dict[str, int]] = {}  # job -> role -> generation of its worker
         self._clock = TurnClock()
         self._absent_since: dict[str, float] = {}  # roles whose lease has expired
         self._incomplete_since: float | None = None
@@ -112,10 +111,12 @@ class Scheduler:
         for job in self._queue.in_turn:
             holders = {role: claims[role].generation for role in self._workers}
             code = self._control.assign(job, self._most_running, holders, self._generation)
+            if code is Code.STALE and not self._control.job(job):
+                self._end_unrecorded(job)
+                continue
             if code is not Code.OK:
                 break
             self._queue.drop(job)
-            self._holders[job] = holders
             self._log.info("job assigned", job=job)
 
     def _look_at_queue(self) -> None:
@@ -178,7 +179,6 @@ class Scheduler:
             code = self._control.revoke(job, "cancelled")
             if code is not Code.STALE:  # STALE: it has just been assigned
                 break
-        self._holders.pop(job, None)
         self._log.info("job cancelled", job=job, code=code.name)
 
     def _fault_of(self, fields: Mapping[str, str]) -> str:
@@ -208,14 +208,11 @@ class Scheduler:
     def _take_back(self, claims: Claims) -> None:
         """Put the running jobs back that have lost a worker, or whose worker was replaced."""
         gone = self._gone(claims)
-        running = self._control.running()
-        for job in list(self._holders):
-            if job not in running:
-                self._holders.pop(job, None)  # it may have been cancelled since
-        for job in running:
-            holders = self._holders.get(job) or self._holders.setdefault(
-                job, self._control.holders(job)
-            )
+        for job in self._control.running():
+            holders = self._control.holders(job)
+            if not holders and not self._control.job(job):
+                self._end_unrecorded(job)
+                continue
             replaced = {
                 role for role, claim in claims.items() if claim.generation != holders.get(role)
             }
@@ -250,9 +247,13 @@ class Scheduler:
                 f"start one with `{command_of(missing[0])}`",
             )
 
+    def _end_unrecorded(self, job: str) -> None:
+        """End a job whose record is gone from the broker; nobody else takes it from its place."""
+        code = self._control.revoke(job, "error", by=self._generation)
+        self._log.error("job has no record", job=job, code=code.name)
+
     def _put_back(self, job: str, lost: Holder) -> None:
         """Let ``job`` begin again behind what is committed, with another worker for ``lost``."""
-        self._holders.pop(job, None)
         error = (
             f"the {self._worker_name(lost.role)} was lost, and the job had lost {MOST_AGAIN} "
             "workers before; submit the job again"
@@ -264,7 +265,6 @@ class Scheduler:
         self._log.warning("worker lost", job=job, role=lost.role, code=code.name, state=state)
 
     def _revoke(self, job: str, error: str, cause: str = LOST) -> None:
-        self._holders.pop(job, None)
         code = self._control.revoke(job, "error", error, cause, by=self._generation)
         self._log.warning("job ended", job=job, error=error, code=code.name)
 

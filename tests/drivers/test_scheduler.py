@@ -6,8 +6,11 @@ import time
 from typing import Any
 
 import pytest
+import redis
 
 from flowspec.broker.base import Control, Intake, setup_of
+from flowspec.broker.keys import JOBS
+from flowspec.broker.server import PrivateBroker
 from flowspec.core.protocol.causes import LATE
 from flowspec.core.protocol.codes import Code
 from flowspec.drivers.scheduler import Scheduler
@@ -420,3 +423,41 @@ def test_a_run_names_the_workers_that_it_is_assigned_to(rig: Rig) -> None:
     job = submit(scheduler, control)
     scheduler.turn()
     assert control.holders(job) == {"draft": 1, "verify-1": 2, "verify-2": 1}
+
+
+@pytest.mark.parametrize("value", [None, "text"])
+@pytest.mark.parametrize("state", ["running", "queued"])
+def test_a_job_whose_record_was_deleted_ends_and_the_next_one_begins(
+    server: PrivateBroker, client: redis.Redis, value: str | None, state: str
+) -> None:
+    """By an operator, or by a broker that evicts."""
+    rig = Rig(url=server.url)
+    control = rig.control()
+    scheduler = Scheduler(control, 2)
+    lease(control, *ROLES)
+    first, second = (submit(scheduler, control) for _ in range(2))
+    if state == "running":
+        scheduler.turn()
+        assert control.running() == [first]
+    key = rig.keys.job(first)
+    client.delete(key)
+    if value is not None:
+        client.set(key, value)
+    scheduler.turn()
+    scheduler.turn()
+    assert last(control, first) == (
+        "the record of the job was deleted at the broker; submit the job again",
+        "error",
+    )
+    assert (control.running(), control.queued()) == ([second], [])
+    rig.close()
+
+
+def test_a_deleted_intake_is_joined_again(server: PrivateBroker, client: redis.Redis) -> None:
+    rig = Rig(url=server.url)
+    control = rig.control()
+    scheduler = Scheduler(control, 2)
+    client.delete(JOBS)
+    assert control.read_intake(0.01) == []
+    assert submit(scheduler, control) in control.queued()
+    rig.close()

@@ -70,6 +70,30 @@ def test_a_waiting_job_leaves_the_queue_and_nobody_is_told(call: Call, client: r
     assert woken == {b"ended": b"j"}
 
 
+@pytest.mark.parametrize("was", ["deleted", "another type"])
+@pytest.mark.parametrize("place", [RUNNING, QUEUE])
+def test_a_job_without_its_hash_leaves_its_place(
+    call: Call, running: redis.Redis, was: str, place: str
+) -> None:
+    running.delete(JOB)
+    if was == "another type":
+        running.set(JOB, "text")
+    if place == QUEUE:
+        running.delete(RUNNING)
+        running.rpush(QUEUE, "i", "j")
+    end = ("revoke", KEYS, "j", 0, "error", "", 60_000, b"revoke", "lost", "", "", 2)
+    assert call(*end) is Code.OK
+    assert running.smembers(RUNNING) == set()
+    assert running.lrange(QUEUE, 0, -1) == ([b"i"] if place == QUEUE else [])
+    assert running.exists(JOB) == 0
+    (_, error), (_, last) = running.xrange(OUT)
+    assert error[b"text"].startswith(b"the record of the job was deleted")
+    assert (error[b"cause"], last[b"finish_reason"]) == (b"lost", b"error")
+    assert 0 < running.pttl(OUT) <= 60_000
+    assert [running.xrange(log)[0][1][b"m"] for log in LOGS] == [b"revoke"] * 3
+    assert call(*end) is Code.DUP
+
+
 def test_repeating_it_is_dup_and_another_epoch_is_stale(call: Call, running: redis.Redis) -> None:
     before = snapshot(running)
     assert (

@@ -24,11 +24,23 @@ def test_every_file_is_loaded_and_has_tests() -> None:
 
 
 #: The commands that only read; every other one counts as a write.
-READS = {"EXISTS", "GET", "HEXISTS", "HGET", "HMGET", "LLEN", "LPOS", "SCARD", "XLEN"}
+READS = {
+    "EXISTS",
+    "GET",
+    "HEXISTS",
+    "HGET",
+    "HMGET",
+    "LLEN",
+    "LPOS",
+    "SCARD",
+    "SISMEMBER",
+    "TYPE",
+    "XLEN",
+}
 #: Refusals in each script's main part.
 REFUSALS = {
     "admit": 1,
-    "assign": 4,
+    "assign": 5,
     "claim": 1,
     "commit_verdict": 6,
     "finish": 1,
@@ -37,7 +49,7 @@ REFUSALS = {
     "publish_together": 3,
     "record": 0,
     "release": 1,
-    "revoke": 3,
+    "revoke": 4,
     "trim": 1,
 }
 #: Codes that are returned after writes, as the script's header says: admit ends a refused job,
