@@ -164,6 +164,10 @@ class AsyncClient:
         """The number of jobs whose outputs are being read."""
         return self._control.outputs.following
 
+    def end_waits(self, why: str) -> None:
+        """End all streams and results that are waited for now, with WaitsEnded."""
+        self._control.outputs.end_waits(why)
+
     async def reopen(self) -> None:
         """Connect to another server at the same URL, where nothing of the earlier one is left."""
         await self._control.reopen()

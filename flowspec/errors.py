@@ -57,6 +57,10 @@ class BrokerError(FlowSpecError):
     """The broker cannot be used."""
 
 
+class WaitsEnded(BrokerError):
+    """The program has ended its own waits for output."""
+
+
 class BrokerUnreachable(BrokerError):
     """No connection to the broker, a lost one, or a refused password."""
 

@@ -18,7 +18,7 @@ from flowspec.broker.connection import MAX_BLOCK_SECONDS
 from flowspec.broker.entries import order, xread
 from flowspec.broker.keys import Keys
 from flowspec.broker.replies import output_entries
-from flowspec.errors import BrokerError
+from flowspec.errors import BrokerError, WaitsEnded
 from flowspec.observe import logger
 
 #: Most entries of one job per read.
@@ -151,6 +151,13 @@ class OutputReader:
         blocking, self._blocking = self._blocking, None
         if blocking is not None:
             await blocking.close()
+
+    def end_waits(self, why: str) -> None:
+        """End what waits for output now with WaitsEnded; what is asked later begins anew."""
+        feeds = [feed for feeds in self._feeds.values() for feed in feeds]
+        self._feeds.clear()
+        for feed in feeds:
+            feed.put(WaitsEnded(why))
 
     async def close(self) -> None:
         """Stop reading, and leave nothing on the server."""

@@ -13,6 +13,7 @@ from flowspec.errors import (
     ConfigError,
     FlowSpecError,
     JobFailed,
+    WaitsEnded,
 )
 from flowspec.observe import logger
 
@@ -100,6 +101,8 @@ def api_error(error: FlowSpecError, retry_seconds: int = RETRY_SECONDS) -> ApiEr
         case JobFailed(cause=causes.REFUSED):
             code = "context_length_exceeded" if _TOO_LONG.search(text) else "job_refused"
             return refused(text, code=code)
+        case WaitsEnded():
+            return unavailable(text, "stopping")
         case BrokerError():
             # Its address is the operator's matter, not a client's.
             logger(role="gateway").warning("broker not usable", reason=text)

@@ -78,6 +78,10 @@ class Gateway:
         self.answering = Answering(self.runner, self.metrics)
         self.requests = RequestReader(settings)
 
+    def end_answers(self) -> None:
+        """Answer all that is under way with an error: the gateway stops."""
+        self.client.end_waits("the gateway is stopping; send the request again")
+
     async def close(self) -> None:
         """End what is left, and close the connections."""
         await self.answering.close()

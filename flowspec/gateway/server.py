@@ -13,6 +13,8 @@ from flowspec.gateway.settings import Settings
 
 #: How long requests under way may take to end once the server is asked to stop, seconds.
 STOP_SECONDS = 5
+#: How long of that they may take to end of themselves; then they are answered with an error.
+FINISH_SECONDS = 3.0
 #: How often it is asked whether to stop, seconds.
 WATCH_SECONDS = 0.2
 _STARTED_SECONDS = 0.01
@@ -89,8 +91,9 @@ def serve(
     from flowspec.gateway.app import create_app
     from flowspec.gateway.connections import bounded
 
+    app = create_app(settings, is_local=is_local(listening))
     config = uvicorn.Config(
-        create_app(settings, is_local=is_local(listening)),
+        app,
         http=bounded(settings.most_connections),
         ws="none",
         log_config=None,
@@ -105,9 +108,11 @@ def serve(
         while not server.started:
             await asyncio.sleep(_STARTED_SECONDS)
         ready()
-        while not stop():
+        while not (stop() or server.should_exit):
             await asyncio.sleep(WATCH_SECONDS)
         server.should_exit = True
+        await asyncio.sleep(FINISH_SECONDS)
+        app.state.gateway.end_answers()
 
     async def run() -> None:
         watching = asyncio.create_task(watch())

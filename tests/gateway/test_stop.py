@@ -1,0 +1,66 @@
+"""A gateway that is stopped ends the answers under way as its documentation says: with an error."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx2
+import pytest
+
+from flowspec.broker.keys import Keys
+from flowspec.broker.redis_control import RedisControl
+from flowspec.broker.server import PrivateBroker
+from flowspec.gateway.server import address_of, listen, serve
+from flowspec.gateway.settings import Settings
+from tests.gateway.conftest import MODEL, SECONDS
+from tests.served import toy_pipeline
+
+
+@pytest.fixture
+def broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[PrivateBroker]:
+    """Of a pipeline that runs one job at a time, whose texts end by length alone."""
+    monkeypatch.setattr("flowspec.gateway.server.FINISH_SECONDS", 0.1)
+    with PrivateBroker() as broker, toy_pipeline(broker.url, jobs=1, endless=True):
+        yield broker
+
+
+def ask(address: str, stream: bool) -> httpx2.Response:
+    body = {"model": MODEL, "prompt": [5, 6, 7], "max_tokens": 400, "stream": stream}
+    return httpx2.post(f"{address}/v1/completions", json=body, timeout=SECONDS)
+
+
+def until(found: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not found():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.002)
+
+
+def test_answers_under_way_end_with_an_error_and_leave_no_job(broker: PrivateBroker) -> None:
+    control = RedisControl(broker.url, Keys())
+    stopped = threading.Event()
+    listening = listen("127.0.0.1", 0)
+    arguments = (Settings(broker.url, name=MODEL), listening, stopped.is_set)
+    server = threading.Thread(target=serve, args=arguments)
+    server.start()
+    with ThreadPoolExecutor(2) as pool:
+        begun = pool.submit(ask, address_of(listening), True)
+        until(lambda: len(control.running()) == 1)
+        waiting = pool.submit(ask, address_of(listening), False)
+        until(lambda: len(control.queued()) == 1)
+        stopped.set()
+        streamed, whole = begun.result(SECONDS), waiting.result(SECONDS)
+    server.join(SECONDS)
+    listening.close()
+    assert whole.status_code == 503
+    assert whole.json()["error"]["code"] == "stopping"
+    assert whole.json()["error"]["message"] == "the gateway is stopping; send the request again"
+    *_, last, done = [line for line in streamed.text.splitlines() if line.startswith("data: ")]
+    assert json.loads(last.removeprefix("data: ")) == whole.json()
+    assert done == "data: [DONE]"
+    until(lambda: not control.running() and not control.queued())
+    control.close()
