@@ -24,9 +24,9 @@ from flowspec.broker.keys import Keys
 from flowspec.broker.redis_control import RedisControl
 from flowspec.broker.server import PrivateBroker
 from flowspec.broker.ways import AUTO as AUTO_ROWS
-from flowspec.core.run.limits import CONTIGUOUS
+from flowspec.core.run.limits import CONTIGUOUS, TREE_ROWS
 from flowspec.emulation.setup import Emulation
-from flowspec.errors import ClusterError, FlowSpecError
+from flowspec.errors import ClusterError, ConfigError, FlowSpecError
 from flowspec.forks import StartedProcess, spawn, start
 from flowspec.model.directory import layer_ranges, local_path
 from flowspec.model.precision import AUTO, check_device, check_dtype
@@ -103,6 +103,11 @@ class Setup:
 
     def check(self) -> None:
         """ConfigError for anything that would make a worker fail, before one is started."""
+        if 0 < self.most_rows <= TREE_ROWS:
+            raise ConfigError(
+                f"--most-rows is {self.most_rows}; expected 0 (no limit), or more than the "
+                f"{TREE_ROWS} that every job needs for its tree, by those of its text"
+            )
         target, middles = open_models(self.target, self.draft, self.middles)
         if self.layers is None:
             layer_ranges(target.layers, self.stages, surplus=self.emulated is not None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from dataclasses import replace
 from importlib.metadata import version
@@ -685,6 +684,5 @@ def _main() -> None:
     except FlowSpecError as error:
         sys.stderr.write(f"flowspec: {error}\n")
         sys.exit(1)
-    except (KeyboardInterrupt, typer.Abort) as interrupt:
-        number = interrupt.args[0] if interrupt.args else signal.SIGINT
-        sys.exit(128 + number)
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(130)

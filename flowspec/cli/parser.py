@@ -18,7 +18,10 @@ N = TypeVar("N", int, float, None)
 
 
 class Command(TyperCommand):
-    """A command that takes a flag with a value once, unless the flag is meant to be repeated."""
+    """A command that takes a flag with a value once, unless the flag is meant to be repeated.
+
+    Ended by a signal, it has that signal's exit status.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As click's, but a flag given twice is a usage error; click would keep the last value."""
@@ -36,6 +39,15 @@ class Command(TyperCommand):
             ):
                 ctx.fail(f"{param.opts[0]} is given {times} times; give it once")
         return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """As click's, but an interrupt that names a signal gives that signal's exit status."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as interrupt:
+            if not interrupt.args:
+                raise
+            raise typer.Exit(128 + interrupt.args[0]) from None
 
 
 def in_range(low: float, high: float, expected: str) -> Callable[[typer.CallbackParam, N], N]:

@@ -94,7 +94,7 @@ class Guard:
         if not is_open and not self._keys.allow(headers.get("authorization", "")):
             raise ApiError(
                 401,
-                "this gateway needs an API key; send it as `Authorization: Bearer KEY`",
+                "this gateway needs an API key that it knows, as `Authorization: Bearer KEY`",
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )

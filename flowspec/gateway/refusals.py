@@ -32,7 +32,7 @@ REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "guided_choice": (([],), _NO_SHAPE),
     "guided_grammar": ((), _NO_SHAPE),
     "structured_outputs": (({},), _NO_SHAPE),
-    "logit_bias": (({},), _NO_PENALTIES),
+    "logit_bias": (({},), "the target's logits are not changed here"),
     "presence_penalty": ((0,), _NO_PENALTIES),
     "frequency_penalty": ((0,), _NO_PENALTIES),
     "repetition_penalty": ((1,), _NO_PENALTIES),

@@ -33,6 +33,10 @@ def test_a_port_in_use_is_one_line(command: Command, busy_port: int) -> None:
         (("--jobs", "0"), "--jobs is 0; expected 1 or more"),
         (("--keep-rows", "-1"), "--keep-rows is -1; expected 0 or more"),
         (("--most-rows", "-1"), "--most-rows is -1; expected 0 or more"),
+        (
+            ("--most-rows", "1536"),
+            "--most-rows is 1536; expected 0 (no limit), or more than the 1536",
+        ),
         (("--kv", "packed"), "--kv is 'packed'; expected contiguous or paged"),
         (("--most-answers", "0"), "--most-answers is 0; expected 1 or more"),
         (("--default-tokens", "0"), "--default-tokens is 0; expected 1 or more"),
