@@ -50,13 +50,16 @@ COMMANDS = (
     ("HINCRBY", _KEY, "field", "1"),
     ("LLEN", _KEY),
     ("LPOS", _KEY, "value"),
+    ("LPUSH", _KEY, "value"),
     ("LRANGE", _KEY, "0", "-1"),
     ("LREM", _KEY, "1", "value"),
     ("RPUSH", _KEY, "value"),
     ("SADD", _KEY, "member"),
     ("SCARD", _KEY),
+    ("SISMEMBER", _KEY, "member"),
     ("SMEMBERS", _KEY),
     ("SREM", _KEY, "member"),
+    ("TYPE", _KEY),
 )
 
 

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
-from flowspec.broker.base import FAILED, FULL, LOST, REFUSED, CommitText, Control, Link
+from flowspec.broker.base import CommitText, Control, Link
 from flowspec.broker.keys import Keys
 from flowspec.broker.memory import MemoryBroker
 from flowspec.core.protocol.addresses import DRAFT, GRAPH, Address, worker_addresses
 from flowspec.core.protocol.bundles import Bundle
+from flowspec.core.protocol.causes import FULL, LOST, REFUSED
 from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.ledger import Admission, Change, JobState, Ledger
 from flowspec.core.protocol.machine import Commit, Complete, Finish, OpenJob, Send
@@ -167,7 +168,7 @@ class Pair:
         code = self.ledger.finish(run)
         self.agree(finish, code, *self.links[DRAFT].write([finish]))
         if code is Code.OK:
-            cause = REFUSED if self.ledger.jobs[run.job].offset is None else FAILED
+            cause = finish.cause
             self._say_end(run.job, finish.reason, error, cause, json.dumps(finish.stats))
 
     def _say_end(self, job: str, reason: str, error: str, cause: str, stats: str = "") -> None:
