@@ -126,7 +126,7 @@ def _check_finite(values: torch.Tensor, name: str) -> None:
         return
     # A sum is several times as fast as a look at each value, and neither is lost in it.
     wide = torch.promote_types(values.dtype, torch.float32)
-    for part in values.view(-1).split(_SLICE):  # a sum in another type takes a copy
+    for part in torch.split(values.view(-1), _SLICE):  # a sum in another type takes a copy
         if not math.isfinite(part.sum(dtype=wide).item()):
             raise ModelError(
                 f"tensor {name} has values that are NaN or infinite: the file is damaged; "
