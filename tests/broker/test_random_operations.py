@@ -20,7 +20,15 @@ from flowspec.core.protocol.causes import FULL, LOST, REFUSED
 from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.ledger import Admission, Change, JobState, Ledger
 from flowspec.core.protocol.machine import Commit, Complete, Finish, OpenJob, Send
-from flowspec.core.protocol.messages import Envelope, Message, Prune, Segment, Submit, Synced
+from flowspec.core.protocol.messages import (
+    Earlier,
+    Envelope,
+    Message,
+    Prune,
+    Segment,
+    Submit,
+    Synced,
+)
 from flowspec.core.protocol.stamps import Stamp
 from flowspec.core.run.key import RunKey
 from tests.broker.conftest import STAGES, Rig
@@ -48,6 +56,7 @@ class Pair:
     jobs: list[str]
     logs: dict[Address, list[Entry]] = field(default_factory=dict)
     outputs: dict[str, list[dict[str, str]]] = field(default_factory=dict)
+    prompts: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def running(self, number: int) -> str:
         """A running job; any job, if none runs."""
@@ -102,9 +111,16 @@ class Pair:
         self.say(job, kind="end", finish_reason="error")
 
     def assign(self, job: str, most_running: int) -> None:
-        code = self.note(self.ledger.assign(job, most_running))
+        code = self.note(self.ledger.assign(job, most_running, earlier=self._earlier(job)))
         what = f"assign {job}, at most {most_running}"
         self.agree(what, code, self.control.assign(job, most_running, {}))
+
+    def _earlier(self, job: str) -> Earlier | None:
+        """What earlier runs of ``job`` have left, if one was opened."""
+        if job not in self.prompts:
+            return None
+        entries = [one for one in self.outputs.get(job, ()) if one["kind"] == "tokens"]
+        return Earlier(self.prompts[job], tuple(tuple(json.loads(one["ids"])) for one in entries))
 
     def revoke(self, job: str, error: str) -> None:
         code = self.note(self.ledger.revoke(job, WORKERS))
@@ -126,6 +142,8 @@ class Pair:
         accepted = OpenJob(run, tuple(range(prompt_length)), "flowspec")
         code = self.ledger.open(accepted)
         self.agree(accepted, code, *self.links[DRAFT].write([accepted]))
+        if code is Code.OK:
+            self.prompts[run.job] = accepted.prompt_ids
 
     def publish(self, writer: Address, send: Send, at: float | None) -> None:
         stamp = stamp_of(at, writer)
@@ -223,7 +241,8 @@ def delivered(link: Link) -> list[Entry]:
         message = envelope.message
         if isinstance(message, Submit):
             assert message.queued_seconds >= 0.0
-            message = replace(message, queued_seconds=0.0)
+            earlier = message.earlier and replace(message.earlier, first_token_seconds=0.0)
+            message = replace(message, queued_seconds=0.0, earlier=earlier)
         entries.append((envelope.sender, envelope.seq, message, stamp))
     return entries
 

@@ -93,7 +93,7 @@ def test_a_broker_that_is_gone_ends_it_and_releasing_does_not_fail(
     lease = lease_of(control)
     lease.take()
 
-    def gone(*_: object) -> bool:
+    def gone(*_: object, **__: object) -> bool:
         raise BrokerUnreachable("cannot reach the broker")
 
     monkeypatch.setattr(control, "claim", gone)
