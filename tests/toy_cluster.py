@@ -176,11 +176,14 @@ class ToyCluster:
         role = role_of(address)
         self._again[role] = partial(self._add, address, make, performer, head)
         setup = setup_of(self.control.pipeline())
-        facts = {"state": "ready", "setup": setup} | (self._draft_facts if role == "draft" else {})
+        facts = {"state": "loading", "setup": setup}
+        facts |= self._draft_facts if role == "draft" else {}
         lease = self.leases[role] = Lease(self._new_control(), role, lambda: facts, terms=TERMS)
         lease.take()
         machine = make(generation=lease.holder.generation)
         link = self._wrap(self._link(address, lease.holder))
+        facts["state"] = "ready"  # what is sent from now on is read
+        self.control.claim(role, lease.token, facts, TERMS.shortest_ms)
         worker = self.workers[role] = Worker(
             machine, link, performer, header=head, check_lease=lambda: lease.check()
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import redis
@@ -109,10 +109,10 @@ class AsyncBrokerClient:
         pipeline = self._redis.pipeline(transaction=False)
         for command in commands:
             pipeline.execute_command(*command)
-        return list(await pipeline.execute())
+        return list(await cancellable(pipeline.execute()))
 
     async def _ask_server(self) -> str:
-        info: Any = await self._redis.info("server")
+        info: Any = await cancellable(self._redis.info("server"))
         return str(info["run_id"])
 
     async def forget_server(self) -> None:
@@ -125,3 +125,17 @@ class AsyncBrokerClient:
         """Close the connections."""
         await self._redis.aclose()
         await self._redis.connection_pool.disconnect()
+
+
+async def cancellable(call: Awaitable[T]) -> T:
+    """The result of ``call``; CancelledError if the task was cancelled meanwhile.
+
+    redis-py writes with ``asyncio.wait_for``, which in Python 3.11 loses a cancellation that comes
+    together with the result: the task would go on, and whoever cancelled it wait for ever.
+    """
+    task = asyncio.current_task()
+    before = task.cancelling() if task is not None else 0
+    result = await call
+    if task is not None and task.cancelling() > before:
+        raise asyncio.CancelledError
+    return result

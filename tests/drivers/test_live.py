@@ -14,6 +14,7 @@ import pytest
 from flowspec.broker.base import CommitText, Link, Op, PutRows, ReadResult
 from flowspec.broker.connection import connect
 from flowspec.broker.keys import Keys
+from flowspec.broker.live_link import LiveLink
 from flowspec.broker.redis_link import RedisLink
 from flowspec.core.protocol.addresses import Address
 from flowspec.core.protocol.codes import Code
@@ -45,7 +46,8 @@ def start(rig: Rig) -> Iterator[Start]:
         def link(address: Address, holder: Holder) -> Link:
             if rig.memory is not None:
                 return rig.link(address, holder)
-            made = RedisLink(rig.url, Keys(), address, stages, middles=middles, holder=holder)
+            kind = LiveLink if rig.live else RedisLink
+            made = kind(rig.url, Keys(), address, stages, middles=middles, holder=holder)
             rig.given.append(made)
             return made
 

@@ -550,7 +550,6 @@ def long_kept(server: redis.Redis) -> set[bytes]:
     return {key for key in found if not 0 <= int(server.pttl(key)) <= 60_000}  # type: ignore[arg-type]
 
 
-@pytest.mark.heavy
 def test_abrupt_disconnects_leave_nothing(web: httpx2.Client, broker: PrivateBroker) -> None:
     disconnects(web, broker, 30)
 
