@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from flowspec.errors import FlowSpecError
+from flowspec.errors import FlowSpecError, JobError, JobFailed, JobTimeout
 
 if TYPE_CHECKING:
     from flowspec.async_client import AsyncClient, AsyncJob
@@ -17,6 +17,9 @@ __all__ = [
     "Client",
     "FlowSpecError",
     "Job",
+    "JobError",
+    "JobFailed",
+    "JobTimeout",
     "Result",
     "Stats",
     "__version__",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import AsyncGenerator
@@ -11,7 +12,7 @@ from flowspec.broker.async_control import AsyncRedisControl
 from flowspec.broker.connection import DEFAULT_URL
 from flowspec.broker.inbox import FACT
 from flowspec.broker.keys import DEFAULT_PIPELINE, Keys
-from flowspec.client import SILENCE_SECONDS, no_job, no_scheduler
+from flowspec.client import SILENCE_SECONDS, no_job, no_scheduler, not_ended
 from flowspec.core.protocol.causes import LOST
 from flowspec.core.run.spec import (
     CANCEL,
@@ -19,7 +20,7 @@ from flowspec.core.run.spec import (
     JobSpec,
     job_spec,
 )
-from flowspec.errors import ClusterError, JobFailed
+from flowspec.errors import ClusterError, JobError, JobFailed, JobTimeout
 from flowspec.results import Chunk, OutputSoFar, Result
 
 
@@ -45,27 +46,34 @@ class AsyncJob:
         """Why the job failed, one line; empty: it has not."""
         return self._output.error
 
-    async def stream(self) -> AsyncGenerator[Chunk, None]:
+    async def stream(self, timeout: float | None = None) -> AsyncGenerator[Chunk, None]:
         """Pieces of the output from its start, as they are committed.
 
-        JobFailed if the job ends with an error; ClusterError if no scheduler serves the pipeline.
+        JobFailed if the job ends with an error; ClusterError if no scheduler serves the pipeline;
+        JobTimeout if it has not ended ``timeout`` seconds after the first piece is asked for.
         Leaving the iteration early does not cancel the job.
         """
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
         if (chunk := self._output.chunk) is not None:
             yield chunk
         while not self.ended:
-            async for chunk in self._follow():
+            async for chunk in self._follow(deadline):
                 yield chunk
+            if not self.ended and time.monotonic() >= deadline:
+                raise JobTimeout(not_ended(self.id, timeout or 0.0))
         self._output.check()
 
-    async def _follow(self) -> AsyncGenerator[Chunk, None]:
-        """Pieces of the output of ``id``, until it ends or turns out to be another job's."""
+    async def _follow(self, deadline: float) -> AsyncGenerator[Chunk, None]:
+        """Pieces of the output of ``id``, until it ends or turns out to be another job's.
+
+        Or until ``deadline`` on the monotonic clock.
+        """
         reading = self.id
         feed = await self._control.outputs.follow(reading, self._output.cursor)
         silent_since = time.monotonic()
         try:
-            while not self.ended:
-                entries = await feed.take(SILENCE_SECONDS)
+            while not self.ended and (left := deadline - time.monotonic()) > 0:
+                entries = await feed.take(min(SILENCE_SECONDS, left))
                 if entries:
                     silent_since = time.monotonic()
                 else:
@@ -88,9 +96,9 @@ class AsyncJob:
         if not await self._control.submitted(self.id) and not await self._control.job(self.id):
             raise JobFailed(no_job(self.id), LOST)
 
-    async def result(self) -> Result:
-        """Wait for the end; JobFailed and ClusterError as in ``stream``."""
-        async for _ in self.stream():
+    async def result(self, timeout: float | None = None) -> Result:
+        """Wait for the end, ``timeout`` seconds at most; errors as in ``stream``."""
+        async for _ in self.stream(timeout):
             continue
         return await self.so_far()
 
@@ -100,7 +108,12 @@ class AsyncJob:
         return self._output.result(await self._control.job(self.id), stages)
 
     async def cancel(self) -> None:
-        """Request the job's end; committed text stays. Harmless if it has ended."""
+        """Request the job's end; committed text stays. Harmless if it has ended.
+
+        JobError if there is no such job.
+        """
+        if not await self._control.submitted(self.id) and not await self._control.job(self.id):
+            raise JobError(no_job(self.id))
         await self._control.submit({CANCEL: self.id})
 
     async def expire(self, seconds: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,7 @@ from flowspec.core.run.spec import (
     JobSpec,
     job_spec,
 )
-from flowspec.errors import ClusterError, JobFailed
+from flowspec.errors import ClientClosed, ClusterError, JobError, JobFailed, JobTimeout
 from flowspec.results import Chunk, OutputSoFar, Result
 
 #: Silence of a job after which its client checks that a scheduler serves it, seconds. Longer than
@@ -34,6 +35,11 @@ def no_scheduler(job_id: str) -> str:
         f"job {job_id} waits and no scheduler serves the pipeline; start one, or look with "
         "`flowspec status`"
     )
+
+
+def not_ended(job_id: str, seconds: float) -> str:
+    """The error for a job whose caller has waited ``seconds`` for its end."""
+    return f"job {job_id} has not ended within {seconds:g} s; it goes on: wait again, or cancel it"
 
 
 def no_job(job_id: str) -> str:
@@ -69,16 +75,22 @@ class Job:
         """Why the job failed, one line; empty: it has not."""
         return self._output.error
 
-    def stream(self) -> Iterator[Chunk]:
+    def stream(self, timeout: float | None = None) -> Iterator[Chunk]:
         """Pieces of the output from its start, as they are committed.
 
-        JobFailed if the job ends with an error; ClusterError if no scheduler serves the pipeline.
+        JobFailed if the job ends with an error; ClusterError if no scheduler serves the pipeline;
+        JobTimeout if it has not ended ``timeout`` seconds after the first piece is asked for.
         """
         if (chunk := self._output.chunk) is not None:
             yield chunk
         self._silent_since = time.monotonic()
+        deadline = math.inf if timeout is None else self._silent_since + timeout
         while not self.ended:
-            yield from self.take_all(self._control.read_output(self.id, self.cursor, 1.0))
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise JobTimeout(not_ended(self.id, timeout or 0.0))
+            waits = min(1.0, left)
+            yield from self.take_all(self._control.read_output(self.id, self.cursor, waits))
         self._output.check()
 
     def take_all(self, entries: Sequence[OutputEntry]) -> list[Chunk]:
@@ -107,9 +119,9 @@ class Job:
         if not self._control.submitted(self.id) and not self._control.job(self.id):
             raise JobFailed(no_job(self.id), LOST)
 
-    def result(self) -> Result:
-        """Wait for the end; JobFailed and ClusterError as in ``stream``."""
-        for _ in self.stream():
+    def result(self, timeout: float | None = None) -> Result:
+        """Wait for the end, ``timeout`` seconds at most; errors as in ``stream``."""
+        for _ in self.stream(timeout):
             continue
         return self.so_far()
 
@@ -119,7 +131,12 @@ class Job:
         return self._output.result(self._control.job(self.id), stages)
 
     def cancel(self) -> None:
-        """Request the job's end; committed text stays. Harmless if it has ended."""
+        """Request the job's end; committed text stays. Harmless if it has ended.
+
+        JobError if there is no such job.
+        """
+        if not self._control.submitted(self.id) and not self._control.job(self.id):
+            raise JobError(no_job(self.id))
         self._control.submit({CANCEL: self.id})
 
     def recording(self) -> list[str]:

@@ -10,11 +10,13 @@
     │   └── StateError         an input that a machine cannot take in its state
     ├── BrokerError            the broker cannot be used
     │   ├── BrokerUnreachable  no connection, a lost one, or a refused password
-    │   └── BrokerFull         the broker's memory is full
+    │   ├── BrokerFull         the broker's memory is full
+    │   └── ClientClosed       a client is used after it was closed
     ├── ClusterError           a worker process could not start, or died
     │   ├── ClaimError         another worker already holds the lease on the role
     │   └── LeaseLost          the lease on the role is lost; the worker may take it again
     ├── JobFailed              a job ended with an error; the message is the one in its output
+    ├── JobTimeout             a job has not ended in the time its caller waits; it goes on
     └── ReplayMismatch         a recording and the machines disagree
 
 The text of an error is one line for the user: what was wrong, what was expected, what to do.
@@ -69,6 +71,10 @@ class BrokerFull(BrokerError):
     """The broker's memory is full."""
 
 
+class ClientClosed(BrokerError):
+    """A client is used after it was closed."""
+
+
 class ClusterError(FlowSpecError):
     """A worker process could not start, or died."""
 
@@ -91,6 +97,10 @@ class JobFailed(FlowSpecError):
     def __init__(self, text: str, cause: str = "failed") -> None:
         super().__init__(text)
         self.cause = cause
+
+
+class JobTimeout(FlowSpecError, TimeoutError):
+    """A job has not ended in the time that its caller waits for it; the job goes on."""
 
 
 class ReplayMismatch(FlowSpecError):

@@ -13,7 +13,15 @@ import redis
 
 from flowspec import AsyncClient, AsyncJob, Client, Job
 from flowspec.broker.server import PrivateBroker
-from flowspec.errors import BrokerError, BrokerUnreachable, ClusterError, JobError, JobFailed
+from flowspec.errors import (
+    BrokerError,
+    BrokerUnreachable,
+    ClientClosed,
+    ClusterError,
+    JobError,
+    JobFailed,
+    JobTimeout,
+)
 from tests.served import toy_pipeline
 from tests.toy_cluster import ToyCluster
 
@@ -117,6 +125,55 @@ def test_a_job_ends_early_by_cancel(cluster: ToyCluster, server: PrivateBroker) 
         assert result.stats["tokens"] == len(result.token_ids)
 
     with_client(server.url, use)
+
+
+def test_a_wait_has_a_bound_and_the_job_goes_on(
+    cluster: ToyCluster, server: PrivateBroker
+) -> None:
+    async def use(client: AsyncClient) -> None:
+        job = await client.submit("hello", max_new_tokens=480)
+        with pytest.raises(JobTimeout, match="has not ended within 0.05 s; it goes on"):
+            await job.result(timeout=0.05)
+        assert len((await job.result(timeout=30)).token_ids) == 480
+
+    with_client(server.url, use)
+    with Client(server.url) as client:
+        job = client.submit("hello", max_new_tokens=480)
+        with pytest.raises(TimeoutError, match=f"job {job.id} has not ended within 0.05 s"):
+            job.result(timeout=0.05)
+        assert len(job.result(timeout=30).token_ids) == 480
+
+
+def test_a_job_that_never_was_is_not_cancelled(cluster: ToyCluster, server: PrivateBroker) -> None:
+    async def use(client: AsyncClient) -> None:
+        with pytest.raises(JobError, match="there is no job 5-0"):
+            await client.job("5-0").cancel()
+
+    with_client(server.url, use)
+    with Client(server.url) as client:
+        with pytest.raises(JobError, match="there is no job 5-0"):
+            client.job("5-0").cancel()
+        ended = client.submit("hello", max_new_tokens=4)
+        ended.result()
+        ended.cancel()
+
+
+def test_a_closed_client_refuses(cluster: ToyCluster, server: PrivateBroker) -> None:
+    async def use(client: AsyncClient) -> None:
+        job = await client.submit("hello", max_new_tokens=4)
+        await client.close()
+        for asked in (client.submit("hello"), job.result(), client.load()):
+            with pytest.raises(ClientClosed, match="closed; make another one"):
+                await asked
+
+    with_client(server.url, use)
+    client = Client(server.url)
+    job = client.submit("hello", max_new_tokens=4)
+    client.close()
+    asks: list[Callable[[], object]] = [lambda: client.submit("hello"), job.result, client.load]
+    for ask in asks:
+        with pytest.raises(ClientClosed, match="closed; make another one"):
+            ask()
 
 
 def test_a_repeated_submission_gives_the_first_ones_output(

@@ -21,8 +21,8 @@ from flowspec.broker.connection import (
     redact,
     translate,
 )
-from flowspec.broker.redis_client import Command
-from flowspec.errors import BrokerUnreachable
+from flowspec.broker.redis_client import CLOSED, Command
+from flowspec.errors import BrokerUnreachable, ClientClosed
 
 T = TypeVar("T")
 
@@ -49,6 +49,7 @@ class AsyncBrokerClient:
             )
         self._redis = aio.Redis(connection_pool=pool)
         self._broken = False
+        self._closed = False
         self._server = ""
         self._opening = asyncio.Lock()
 
@@ -93,6 +94,8 @@ class AsyncBrokerClient:
             raise translate(error, self.url) from None
 
     async def _guarded(self, commands: Sequence[Command]) -> list[Any]:
+        if self._closed:
+            raise ClientClosed(CLOSED)
         if self._broken:
             if await self._ask_server() != self._server:
                 raise BrokerUnreachable(
@@ -122,7 +125,8 @@ class AsyncBrokerClient:
         await self._redis.connection_pool.disconnect()
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections; every later call raises ClientClosed."""
+        self._closed = True
         await self._redis.aclose()
         await self._redis.connection_pool.disconnect()
 

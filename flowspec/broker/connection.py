@@ -128,8 +128,13 @@ def translate(error: redis.RedisError, url: str) -> BrokerError:
             f"the broker at {where} is out of memory; raise maxmemory or wait for jobs to end"
         )
     if isinstance(error, redis.ConnectionError | redis.TimeoutError):
-        return BrokerUnreachable(f"cannot reach the broker at {where}: {reason}")
+        return BrokerUnreachable(f"cannot reach the broker at {where}: {_cause_of(reason)}")
     return BrokerError(f"the broker at {where} refused a command: {reason}")
+
+
+def _cause_of(reason: str) -> str:
+    """What redis-py says of a failed connection, without the address that it repeats."""
+    return re.sub(r"^Error \d+ connecting to \S+ ", "", reason).rstrip(".")
 
 
 def retrying(call: Callable[[], T], url: str, *, seconds: float = RETRY_SECONDS) -> T:

@@ -9,10 +9,13 @@ import redis
 
 from flowspec.broker.connection import FIRST_SECONDS, connect, redact, retrying, translate
 from flowspec.broker.scripts import load
-from flowspec.errors import BrokerUnreachable
+from flowspec.errors import BrokerUnreachable, ClientClosed
 
 T = TypeVar("T")
 Command = tuple[Any, ...]
+
+#: The error of a call behind ``close``.
+CLOSED = "this client is closed; make another one"
 
 
 class BrokerClient:
@@ -26,6 +29,7 @@ class BrokerClient:
         self.url = url
         self._redis = connect(url)
         self._broken = False
+        self._closed = False
         self._server = retrying(self._ask_server, url, seconds=FIRST_SECONDS)
 
     def call(self, command: Callable[[redis.Redis], T]) -> T:
@@ -33,6 +37,8 @@ class BrokerClient:
         return retrying(lambda: self._guarded(lambda: command(self._redis)), self.url)
 
     def _guarded(self, call: Callable[[], T]) -> T:
+        if self._closed:
+            raise ClientClosed(CLOSED)
         if self._broken:
             if self._ask_server() != self._server:
                 raise BrokerUnreachable(
@@ -97,6 +103,8 @@ class BrokerClient:
         return str(info["run_id"])
 
     def close(self) -> None:
+        """Close the connections; every later call raises ClientClosed."""
+        self._closed = True
         self._redis.close()
 
 
