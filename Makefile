@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# What answers a prompt, and what develops.
+RUNS := $(VENV)/.runs
 STAMP := $(VENV)/.installed
 # A folder of .jsonl prompt files: make test-all PROMPTS=dir, make bench-ablation PROMPTS=dir
 PROMPTS ?=
@@ -36,12 +38,19 @@ help:
 
 venv: $(STAMP)
 
-$(STAMP): pyproject.toml ops/constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint ops/constraints.txt --editable '.[broker,quantised,gateway,dev]'
+$(RUNS): pyproject.toml ops/constraints.txt
+	@echo "installing into $(VENV), once: torch, transformers and some small packages; 0.4 GB to download," \
+		"or several GB where pip finds only torch for CUDA" >&2
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --constraint ops/constraints.txt --editable '.[worker,broker,quantised]'
 	@touch $@
 
-demo: $(STAMP)
+$(STAMP): $(RUNS)
+	@echo "installing what the tests need into $(VENV), once" >&2
+	@$(BIN)/python -m pip install --quiet --constraint ops/constraints.txt --editable '.[worker,broker,quantised,gateway,dev]'
+	@touch $@
+
+demo: $(RUNS)
 	$(BIN)/flowspec generate "$(QUESTION)" --max-new-tokens 64 $(PAIR)
 
 check: lint

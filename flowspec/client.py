@@ -20,7 +20,7 @@ from flowspec.core.run.spec import (
     JobSpec,
     job_spec,
 )
-from flowspec.errors import ClientClosed, ClusterError, JobError, JobFailed, JobTimeout
+from flowspec.errors import ClusterError, JobError, JobFailed, JobTimeout
 from flowspec.results import Chunk, OutputSoFar, Result
 
 #: Silence of a job after which its client checks that a scheduler serves it, seconds. Longer than

@@ -3,6 +3,7 @@
     FlowSpecError
     ├── ConfigError            a value the user gave is wrong
     │   ├── ModelError         a model directory cannot be used
+    │   ├── NotInstalled       a package is missing that models need
     │   └── JobError           a job's fields or prompt cannot be served
     ├── ProtocolError          a rule of the wire was broken
     │   ├── WireError          bytes that are not a message (truncated, oversized, wrong type)
@@ -22,6 +23,9 @@
 The text of an error is one line for the user: what was wrong, what was expected, what to do.
 """
 
+#: Packages of the extra ``worker``: a machine that only submits jobs needs none of them.
+WORKER_PACKAGES = frozenset({"jinja2", "safetensors", "tokenizers", "torch", "transformers"})
+
 
 class FlowSpecError(Exception):
     """Root of all errors raised on purpose."""
@@ -29,6 +33,16 @@ class FlowSpecError(Exception):
 
 class ConfigError(FlowSpecError):
     """A value the user gave is wrong."""
+
+
+class NotInstalled(ConfigError):
+    """A package is missing that only a machine with models needs."""
+
+    def __init__(self, package: str) -> None:
+        super().__init__(
+            f"the package {package} is not installed, which a machine that runs models needs; "
+            "install it with `pip install 'flowspec[worker]'`"
+        )
 
 
 class ModelError(ConfigError):

@@ -127,12 +127,10 @@ def test_a_job_ends_early_by_cancel(cluster: ToyCluster, server: PrivateBroker) 
     with_client(server.url, use)
 
 
-def test_a_wait_has_a_bound_and_the_job_goes_on(
-    cluster: ToyCluster, server: PrivateBroker
-) -> None:
+def test_a_wait_has_a_bound_and_the_job_goes_on(cluster: ToyCluster, server: PrivateBroker) -> None:
     async def use(client: AsyncClient) -> None:
         job = await client.submit("hello", max_new_tokens=480)
-        with pytest.raises(JobTimeout, match="has not ended within 0.05 s; it goes on"):
+        with pytest.raises(JobTimeout, match=r"has not ended within 0.05 s; it goes on"):
             await job.result(timeout=0.05)
         assert len((await job.result(timeout=30)).token_ids) == 480
 

@@ -57,6 +57,53 @@ def test_the_wheel_has_scripts_models_and_workers(wheel: Path) -> None:
     assert not any(name.startswith("tests/") for name in names)
 
 
+#: Makes an interpreter one without the packages of the extra ``worker``, then runs a module.
+WITHOUT_MODELS = """
+import runpy, sys
+from flowspec.errors import WORKER_PACKAGES
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name in WORKER_PACKAGES:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Missing())
+sys.argv = sys.argv[1:]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+
+
+def without_models(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT_MODELS, *command],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_a_client_needs_no_torch(tmp_path: Path) -> None:
+    used = "from flowspec import AsyncClient, Client, JobFailed; import flowspec.gateway.app"
+    script = WITHOUT_MODELS.replace("runpy.run_module", f"{used}\nrunpy.run_module")
+    done = subprocess.run(
+        [sys.executable, "-c", script, "flowspec", "strategies"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "autoregressive" in done.stdout
+
+
+@pytest.mark.parametrize("command", [("flowspec", "simulate", "hi"), ("flowspec", "verify")])
+def test_what_runs_models_says_what_to_install(command: tuple[str, ...]) -> None:
+    done = without_models(*command)
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert "is not installed, which a machine that runs models needs" in line
+    assert "pip install 'flowspec[worker]'" in line
+
+
 def test_an_installed_wheel_finds_its_own_scripts(wheel: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path)
     code = (
@@ -99,6 +146,9 @@ def test_public_names_are_what_all_says() -> None:
         "Client",
         "FlowSpecError",
         "Job",
+        "JobError",
+        "JobFailed",
+        "JobTimeout",
         "Result",
         "Stats",
         "__version__",

@@ -22,7 +22,15 @@ from flowspec.drivers.emulated import EmulatedWorker
 from flowspec.drivers.lease import LOADING, STATE, Lease
 from flowspec.drivers.live import Performer, Worker
 from flowspec.emulation.setup import EMULATED, Emulation
-from flowspec.errors import BrokerError, ClusterError, ConfigError, FlowSpecError, LeaseLost
+from flowspec.errors import (
+    WORKER_PACKAGES,
+    BrokerError,
+    ClusterError,
+    ConfigError,
+    FlowSpecError,
+    LeaseLost,
+    NotInstalled,
+)
 from flowspec.model.precision import DTYPES
 from flowspec.observe import NOTE
 
@@ -295,6 +303,11 @@ def run(main: Callable[[], None], role: str) -> None:
     except FlowSpecError as error:
         sys.stderr.write(f"flowspec {role}: {error}\n")
         sys.exit(1)
+    except ModuleNotFoundError as error:
+        if error.name not in WORKER_PACKAGES:
+            raise
+        sys.stderr.write(f"flowspec {role}: {NotInstalled(error.name)}\n")
+        sys.exit(1)
 
 
 def make_worker(
@@ -332,8 +345,11 @@ def make_worker(
     return worker
 
 
-def stage_number(text: str | None, stages: int) -> int:
-    """``--stage`` as a number from 1 to ``stages``; ConfigError otherwise."""
-    if text is None or not text.isascii() or not text.isdigit() or not 1 <= int(text) <= stages:
+def stage_number(text: str, stages: int | None = None) -> int:
+    """``--stage`` as a number from 1 to ``stages``, if they are known; ConfigError otherwise."""
+    number = int(text) if text.isascii() and text.isdigit() else 0
+    if number < 1:
+        raise ConfigError(f"--stage is {text}; expected the number of a stage, 1 or more")
+    if stages is not None and number > stages:
         raise ConfigError(f"stage {text} is not in the pipeline; its stages are 1 to {stages}")
-    return int(text)
+    return number

@@ -62,7 +62,9 @@ def main() -> None:
         )
         scheduler.run(process.stop(lease))
 
-    process.serve("scheduler", Facts(), begin, writes_record=True)
+    facts = Facts()
+    facts.know({"jobs": given.jobs})
+    process.serve("scheduler", facts, begin, writes_record=True)
 
 
 def _read_arguments() -> argparse.Namespace:

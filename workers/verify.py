@@ -97,6 +97,8 @@ def load_layers(
 def main(load: Load = load_layers, given_arguments: Sequence[str] | None = None) -> None:
     """Serve a stage with the executor of ``load``; the arguments are the process's by default."""
     given = _read_arguments(given_arguments)
+    for text in given.stage:
+        stage_number(text)
     process = Process(given.redis_url)
     with closing(process.control()) as control:
         record = process.pipeline_record(control)

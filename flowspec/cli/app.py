@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
 from importlib.metadata import version
@@ -28,6 +29,7 @@ from flowspec.cli.flags import (
     Drafter,
     Drafters,
     Dtype,
+    GivenPrompt,
     Host,
     Jobs,
     JobsAtOnce,
@@ -52,6 +54,7 @@ from flowspec.cli.flags import (
     Pretended,
     Priority,
     ProbesUrl,
+    Prompt,
     PromptFile,
     PromptsAtOnce,
     Raw,
@@ -75,13 +78,14 @@ from flowspec.cli.flags import (
     TopP,
     Url,
     WaitSeconds,
+    WithStats,
 )
 from flowspec.cli.outputs import checked_stdout
 from flowspec.cli.parser import Command, UsageError, check_beside, in_range
 from flowspec.core.run.limits import CONTIGUOUS
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import DEFAULT_MAX_NEW_TOKENS, DEFAULT_STRATEGY, JobSpec
-from flowspec.errors import BrokerUnreachable, FlowSpecError
+from flowspec.errors import WORKER_PACKAGES, BrokerUnreachable, FlowSpecError, NotInstalled
 from flowspec.gateway.settings import MOST_CONNECTIONS, MOST_OPEN, Settings
 
 app = typer.Typer(
@@ -98,10 +102,9 @@ VerifiedTarget = Annotated[
 
 #: Most tokens of an answer in a conversation.
 CHAT_TOKENS = 512
-_WHERE = (
-    "start a pipeline with `flowspec up`, "
-    "or name a running one by --redis-url or FLOWSPEC_REDIS_URL"
-)
+_URL = "FLOWSPEC_REDIS_URL"
+_WHERE = f"start a pipeline with `flowspec up`, or name a running one by --redis-url or {_URL}"
+_STALE = f"{_URL} names it: unset that if this pipeline is gone"
 
 
 def _print_version(*, wanted: bool) -> None:
@@ -127,7 +130,7 @@ def _of_all_commands(
 
 @app.command()
 def generate(
-    prompt: Annotated[str | None, typer.Argument(help="The prompt.", show_default=False)] = None,
+    prompt: Prompt = None,
     target: Target = None,
     draft: Draft = None,
     models: Models = None,
@@ -151,6 +154,7 @@ def generate(
         typer.Option(help="JSON lines with `prompt`, or `turns` of which the first is used."),
     ] = None,
     raw: Raw = False,
+    with_stats: WithStats = False,
     as_json: Json = False,
     record: Annotated[
         Path | None, typer.Option(help="Write a recording of the run to this file.")
@@ -159,10 +163,12 @@ def generate(
 ) -> None:
     """Start a private pipeline (or use a running one), answer, report, and stop it."""
     from flowspec.cli.generate import Request, run
-    from flowspec.cli.places import check_alone, setup_of
+    from flowspec.cli.places import check_alone, setup_of, url_for_prompts
 
     run_on = (dtype, device, draft_dtype, draft_device)
-    check_alone(redis_url, target, draft, models, stages, cluster, *run_on)
+    flags = (target, draft, models, stages, cluster, *run_on)
+    check_alone(redis_url, *flags)
+    private = any(flag is not None for flag in flags) or (rows, kv) != ("auto", CONTIGUOUS)
     setup = setup_of(target, draft, models, stages, run_on, cluster)
     run(
         Request(
@@ -172,8 +178,9 @@ def generate(
             max_new_tokens=max_new_tokens,
             raw=raw,
             as_json=as_json,
+            with_stats=with_stats,
             record=record,
-            url=redis_url or None,
+            url=url_for_prompts(redis_url, private=private),
         ),
         prompt,
         prompts,
@@ -286,11 +293,12 @@ def chat(
 ) -> None:
     """Converse in the terminal; Ctrl-C stops an answer, Ctrl-D ends."""
     from flowspec.cli.chat import ChatFlags, chat
-    from flowspec.cli.places import check_alone, setup_of
+    from flowspec.cli.places import check_alone, setup_of, url_for_prompts
 
     run_on = (dtype, device, draft_dtype, draft_device)
-    private = (target, draft, models, stages, cluster, *run_on)
-    check_alone(redis_url, *private)
+    flags = (target, draft, models, stages, cluster, *run_on)
+    check_alone(redis_url, *flags)
+    private = any(flag is not None for flag in flags)
     chat(
         ChatFlags(
             setup_of(target, draft, models, stages, run_on, cluster),
@@ -298,8 +306,7 @@ def chat(
             strategy,
             max_new_tokens,
             system,
-            redis_url or None,
-            any(flag is not None for flag in private),
+            url_for_prompts(redis_url, private=private),
         )
     )
 
@@ -322,7 +329,7 @@ def status(redis_url: Url = None, as_json: Json = False) -> None:
 
 @app.command()
 def submit(
-    prompt: Annotated[str, typer.Argument(help="The prompt.")],
+    prompt: GivenPrompt,
     strategy: Strategy = DEFAULT_STRATEGY,
     max_new_tokens: MaxNewTokens = DEFAULT_MAX_NEW_TOKENS,
     temperature: Temperature = 0.0,
@@ -355,13 +362,14 @@ def submit(
 @app.command()
 def watch(
     job: Annotated[str, typer.Argument(help="A job's id.")],
+    with_stats: WithStats = False,
     as_json: Json = False,
     redis_url: Url = None,
 ) -> None:
     """Stream a job's output from its start to its end."""
     from flowspec.cli.jobs import watch
 
-    watch(job, redis_url, as_json=as_json)
+    watch(job, redis_url, as_json=as_json, with_stats=with_stats)
 
 
 @app.command()
@@ -492,7 +500,7 @@ def plan(
 
 @app.command()
 def simulate(
-    prompt: Annotated[str | None, typer.Argument(help="The prompt.", show_default=False)] = None,
+    prompt: Prompt = None,
     prompts: PromptFile = None,
     profile: Cluster = "jetson-7b",
     broker: Broker = None,
@@ -679,10 +687,19 @@ def _main() -> None:
         sys.stderr.write(f"flowspec: {said}; see `flowspec{command} --help`\n")
         sys.exit(2)
     except BrokerUnreachable as error:
-        sys.stderr.write(f"flowspec: {error}; {_WHERE}\n")
+        from flowspec.broker.connection import redact
+
+        named = os.environ.get(_URL)
+        where = _STALE if named and redact(named) in str(error) else _WHERE
+        sys.stderr.write(f"flowspec: {error}; {where}\n")
         sys.exit(1)
     except FlowSpecError as error:
         sys.stderr.write(f"flowspec: {error}\n")
+        sys.exit(1)
+    except ModuleNotFoundError as error:
+        if error.name not in WORKER_PACKAGES:
+            raise
+        sys.stderr.write(f"flowspec: {NotInstalled(error.name)}\n")
         sys.exit(1)
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)

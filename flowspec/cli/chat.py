@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from flowspec.cli.places import running
 from flowspec.cli.private import check_after, pipeline_at
 from flowspec.cli.show import Screen
 from flowspec.client import Client, Job
@@ -28,10 +27,7 @@ _HINT = f"Ctrl-C stops an answer, {NEW} begins anew, {QUIT} or Ctrl-D ends"
 
 @dataclass(frozen=True, slots=True)
 class ChatFlags:
-    """The flags of ``chat``.
-
-    ``url``: of a running pipeline. ``private``: whether flags describe a private one.
-    """
+    """The flags of ``chat``; ``url``: of a running pipeline, None: a private one."""
 
     setup: Setup
     sampling: Sampling
@@ -39,21 +35,21 @@ class ChatFlags:
     max_new_tokens: int
     system: str
     url: str | None
-    private: bool
 
 
 def chat(request: ChatFlags) -> None:
-    """Converse until the input ends, with the pipeline of ``flowspec up`` if nothing else is said.
+    """Converse until the input ends.
 
     Without a terminal each line of stdin is a message, and only the answers are on stdout.
     """
     build(request.strategy, request.setup.stages)
-    found = None if request.private or request.url else running()
-    url = request.url or (found.url if found is not None else None)
     screen = Screen(as_json=True)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _end)
-    with pipeline_at(url, request.setup, screen) as pipeline, Client(pipeline.url) as client:
+    with (
+        pipeline_at(request.url, request.setup, screen) as pipeline,
+        Client(pipeline.url) as client,
+    ):
         if sys.stdin.isatty():
             sys.stderr.write(f"{_HINT}\n")
         Conversation(client, request, pipeline.check).run(_messages())

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from flowspec.broker.ways import check_rows
-from flowspec.cli.parser import checked_by, in_range, not_empty, taken_by
+from flowspec.cli.parser import checked_by, in_range, not_empty, or_standard_input, taken_by
 from flowspec.core.run.limits import check_store
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import MAX_NEW_TOKENS, JobSpec
@@ -240,6 +240,21 @@ DefaultTokens = Annotated[
         callback=_POSITIVE,
         help="Most tokens of a chat answer whose request does not say; default: what fits.",
     ),
+]
+Prompt = Annotated[
+    str | None,
+    typer.Argument(
+        help="The prompt; - reads it from standard input.",
+        show_default=False,
+        callback=or_standard_input,
+    ),
+]
+GivenPrompt = Annotated[
+    str,
+    typer.Argument(help="The prompt; - reads it from standard input.", callback=or_standard_input),
+]
+WithStats = Annotated[
+    bool, typer.Option("--stats", help="After an answer, show all that was measured.")
 ]
 Raw = Annotated[bool, typer.Option("--raw", help="Do not apply the chat template.")]
 Json = Annotated[

@@ -36,6 +36,7 @@ class Request:
     max_new_tokens: int
     raw: bool
     as_json: bool
+    with_stats: bool
     record: Path | None
     url: str | None
 
@@ -61,7 +62,7 @@ def run(request: Request, prompt: str | None, prompts: Path | None) -> None:
     if request.record is not None:
         _check_record(request.record, len(specs))
     request = _without_unused_middles(request)
-    screen = Screen(as_json=request.as_json)
+    screen = Screen(as_json=request.as_json, with_stats=request.with_stats)
     failed = False
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
@@ -126,7 +127,7 @@ def _answer(
         with contextlib.suppress(FlowSpecError):
             job.cancel()
         raise
-    screen.result(job.so_far())
+    screen.result(job.so_far(), asked=request.max_new_tokens)
     if request.record is not None:
         _save(request.record, job.recording())
     return True
@@ -140,6 +141,7 @@ class _Together:
     ) -> None:
         self._client = client
         self._most = request.setup.jobs
+        self._asked = request.max_new_tokens
         self._screen = screen
         self._check = check
         self._unshown: deque[Job] = deque()  # in the order of their prompts
@@ -176,7 +178,8 @@ class _Together:
         while self._unshown and self._unshown[0].ended:
             job = self._unshown.popleft()
             if not job.error:
-                self._screen.result(job.so_far(), streamed=False)
+                asked = self._asked
+                self._screen.result(job.so_far(), streamed=False, asked=asked)
                 continue
             check_after(JobFailed(job.error), self._check)
             self._screen.error(job.error)

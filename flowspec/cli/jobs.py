@@ -29,9 +29,9 @@ def submit(spec: JobSpec, url: str | None) -> None:
         notes.waits(client)
 
 
-def watch(job_id: str, url: str | None, *, as_json: bool) -> None:
+def watch(job_id: str, url: str | None, *, as_json: bool, with_stats: bool) -> None:
     """Stream a job's output; interrupting does not end the job."""
-    screen = Screen(as_json=as_json)
+    screen = Screen(as_json=as_json, with_stats=with_stats)
     with Client(url_or_running(url)) as client:
         job = _known(client, job_id)
         notes.waits(client)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -48,6 +49,22 @@ class Command(TyperCommand):
             if not interrupt.args:
                 raise
             raise typer.Exit(128 + interrupt.args[0]) from None
+
+
+def or_standard_input(value: str | None) -> str | None:
+    """A prompt as given; ``-``: what standard input has. ConfigError if that is no text, or empty.
+
+    The line end behind the last line is left out.
+    """
+    if value != "-":
+        return value
+    try:
+        said = sys.stdin.buffer.read().decode().removesuffix("\n")
+    except ValueError:
+        raise ConfigError("the prompt on standard input is not UTF-8 text") from None
+    if not said:
+        raise ConfigError("the prompt is -, but standard input is empty")
+    return said
 
 
 def in_range(low: float, high: float, expected: str) -> Callable[[typer.CallbackParam, N], N]:

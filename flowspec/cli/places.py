@@ -145,6 +145,21 @@ def running() -> Running | None:
     return found if found.alive else None
 
 
+def url_for_prompts(url: str | None, *, private: bool) -> str | None:
+    """The pipeline that answers prompts: ``url``, else the one started here; None: a private one.
+
+    ``private``: flags describe a private one. A note says which it is where one is started here.
+    """
+    found = None if url else running()
+    if found is None:
+        return url or None
+    if private:
+        notes.say("starts a private pipeline, as flags describe one; the running one goes on")
+        return None
+    notes.say("the pipeline that `flowspec up` started answers")
+    return found.url
+
+
 def url_or_running(url: str | None) -> str | None:
     """``url``, else that of the pipeline started here, else None: the client's default."""
     if url is not None:

@@ -33,6 +33,8 @@ from flowspec.model.base import placed
 from flowspec.planning.cluster_file import parse_ranges
 
 _STOP_SECONDS = 15.0
+#: The numbers in a pipeline's record.
+_COUNTS = frozenset({"stages", "context", "most_rows", "kept_rows"})
 
 
 def up(setup: Setup, url: str | None) -> None:
@@ -136,7 +138,7 @@ def status(url: str | None, *, as_json: bool) -> None:
         (running_jobs, waiting) = client.load()
     if as_json:
         shown = {
-            "pipeline": pipeline,
+            "pipeline": _values(pipeline),
             "workers": workers,
             "running": running_jobs,
             "waiting": waiting,
@@ -148,9 +150,11 @@ def status(url: str | None, *, as_json: bool) -> None:
             "no pipeline here: no scheduler has announced one; start it with `flowspec up`"
         )
     screen = console()
+    most = workers.get("scheduler", {}).get("jobs")
+    of = f" of at most {most}" if most else ""
     screen.print(
         f"{pipeline['target']} on {counted(int(pipeline['stages']), 'stage')}; "
-        f"{running_jobs} running, {waiting} waiting"
+        f"{running_jobs} running{of}, {waiting} waiting; room for {pipeline['most_rows']} KV rows"
     )
     table = Table(
         *("worker", "state", "host", "process", "passes", "refused", "KV blocks", "runs on"),
@@ -178,6 +182,14 @@ def status(url: str | None, *, as_json: bool) -> None:
     missing = notes.missing_roles(pipeline, workers)
     if missing:
         raise ClusterError(notes.without(missing))
+
+
+def _values(record: Mapping[str, str]) -> dict[str, Any]:
+    """The pipeline's record with lists, objects and numbers as such, not as their text."""
+    return {
+        name: json.loads(text) if name in _COUNTS or text.startswith(("[", "{")) else text
+        for name, text in record.items()
+    }
 
 
 def _blocks(info: Mapping[str, Any]) -> str | None:

@@ -40,10 +40,14 @@ def console(*, stderr: bool = False) -> Console:
 
 
 class Screen:
-    """Text goes to stdout, all else to stderr; with ``as_json`` stdout has only JSON lines."""
+    """Text goes to stdout, all else to stderr; with ``as_json`` stdout has only JSON lines.
 
-    def __init__(self, *, as_json: bool) -> None:
+    ``with_stats``: an answer is followed by all that was measured, not by one line.
+    """
+
+    def __init__(self, *, as_json: bool, with_stats: bool = False) -> None:
         self._json = as_json
+        self._with_stats = with_stats
         self._errors = console(stderr=True)
         self._text: list[str] = []  # of the job shown last
 
@@ -108,10 +112,10 @@ class Screen:
         sys.stdout.write(chunk.text)
         sys.stdout.flush()
 
-    def result(self, result: Result, *, streamed: bool = True) -> None:
-        """Print a job's end: one JSON object, or the text (unless printed) and the table.
+    def result(self, result: Result, *, streamed: bool = True, asked: int | None = None) -> None:
+        """Print a job's end: one JSON object, or the text (unless printed) and how fast it came.
 
-        ``streamed``: whether its output went through ``streaming``.
+        ``streamed``: whether its output went through ``streaming``. ``asked``: as in ``summary``.
         """
         if self._json:
             sys.stdout.write(json.dumps(as_object(result)) + "\n")
@@ -120,7 +124,9 @@ class Screen:
         shown = streamed and not (self._live and sys.stdout.isatty())
         sys.stdout.write(("" if shown else result.text) + "\n")
         sys.stdout.flush()
-        self._errors.print(table(result))
+        self._errors.print(summary(result, asked), markup=False, soft_wrap=True)
+        if self._with_stats:
+            self._errors.print(table(result))
 
     def error(self, text: str) -> None:
         """Print a job's error as one line."""
@@ -205,6 +211,26 @@ def as_object(result: Result) -> dict[str, object]:
 def _scores(one: TokenLogprobs) -> dict[str, object]:
     top = [[other.id, other.logprob] for other in one.top]
     return {"id": one.chosen.id, "logprob": one.chosen.logprob, "top": top}
+
+
+def summary(result: Result, asked: int | None = None) -> str:
+    """How a job ended and how fast it was, in one line.
+
+    ``asked``: the most tokens that were asked for; None: not known.
+    """
+    tokens = len(result.token_ids)
+    ended = {"length": ", as many as asked for", "cancelled": " until it was cancelled"}
+    why = ended.get(result.finish_reason, "")
+    if result.finish_reason == "length" and asked is not None and tokens < asked:
+        why = f" of the {asked} asked for: the context is full"
+    noun = "token" if tokens == 1 else "tokens"
+    speed = result.stats.get("tokens_per_second")
+    hits = result.stats.get("hit_rate")
+    figures = [
+        f"{speed:.1f} tokens/s" if speed is not None else "",
+        f"hit rate {hits:.2f}" if hits is not None else "",
+    ]
+    return "; ".join(filter(None, [f"{tokens} {noun}{why}", ", ".join(filter(None, figures))]))
 
 
 def table(result: Result) -> Table:

@@ -15,6 +15,8 @@ from flowspec.doctor.finding import Finding, error, ok, warning
 SUBJECT = "versions"
 #: Extras whose packages only a developer of FlowSpec needs.
 _NOT_FOR_RUNS = ("dev", "plots")
+#: The extra whose packages run models: what is examined is a machine for these.
+_TO_RUN = "worker"
 #: Packages that kernels use when they are installed, whether or not an extra names them.
 _USED_IF_THERE = ("bitsandbytes",)
 #: Specifiers that an old version violates; the others are violated by a new one.
@@ -66,7 +68,8 @@ def _installed(lines: Iterable[str]) -> Iterator[Installed]:
 
 
 def _needed(requirement: Requirement) -> bool:
-    return requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+    marker = requirement.marker
+    return marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", _TO_RUN))
 
 
 def _optional(requirement: Requirement) -> bool:
@@ -87,7 +90,7 @@ def check(versions: VersionFacts, broken: Mapping[str, str]) -> Iterator[Finding
         yield warning(
             SUBJECT,
             f"Python {versions.python}; flowspec is not installed, so what it needs is unknown",
-            "run `pip install .` in its folder",
+            "run `pip install '.[worker]'` in its folder",
         )
     else:
         yield ok(SUBJECT, f"Python {versions.python}, flowspec {versions.flowspec}")

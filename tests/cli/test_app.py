@@ -32,6 +32,22 @@ def test_wrong_usage_points_to_the_help_of_its_command(
     assert said in err and err.endswith(f"; see `{help_of} --help`\n") and err.count("\n") == 1
 
 
+@pytest.mark.parametrize("name", [("status",), ("generate", "hi"), ("submit", "hi")])
+def test_a_pipeline_that_is_gone_is_named_with_what_names_it(
+    command: Command, monkeypatch: pytest.MonkeyPatch, name: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr("flowspec.broker.redis_client.FIRST_SECONDS", 0.1)
+    where = ("--redis-url", "redis://localhost:1")
+    status, out, err = command(*name, *where)
+    assert (status, out) == (1, "")
+    why = "flowspec: cannot reach the broker at redis://localhost:1: Connection refused; "
+    assert err.startswith(why + "start a pipeline with `flowspec up`, or name a running one")
+    monkeypatch.setenv("FLOWSPEC_REDIS_URL", "redis://:secret@localhost:1")
+    status, out, err = command(*name)
+    stale = "flowspec: cannot reach the broker at redis://:***@localhost:1: Connection refused; "
+    assert err == stale + "FLOWSPEC_REDIS_URL names it: unset that if this pipeline is gone\n"
+
+
 def test_the_version_is_the_packages(command: Command) -> None:
     assert command("--version") == (0, f"flowspec {version('flowspec')}\n", "")
 

@@ -58,7 +58,7 @@ class Client:
 
 
 def converse(client: Client, *messages: str, system: str = "") -> Conversation:
-    flags = ChatFlags(Setup("t", "d", 2), Sampling(), "flowspec", 9, system, None, False)
+    flags = ChatFlags(Setup("t", "d", 2), Sampling(), "flowspec", 9, system, None)
     conversation = Conversation(client, flags, lambda: None)  # type: ignore[arg-type]
     conversation.run(iter(messages))
     return conversation

@@ -60,7 +60,15 @@ def answer(job: Job, record: Path | None = None) -> bool:
     """Answer one prompt by ``job``; whether that succeeded."""
     setup = Setup("target", "draft", 2)
     request = generate.Request(
-        setup, Sampling(), "flowspec", 8, raw=False, as_json=False, record=record, url="unix:///x"
+        setup,
+        Sampling(),
+        "flowspec",
+        8,
+        raw=False,
+        as_json=False,
+        with_stats=False,
+        record=record,
+        url="unix:///x",
     )
     screen = Screen(as_json=False)
     client: object = Client(job)
@@ -141,7 +149,15 @@ class Pool:
 def together(pool: Pool, most: int) -> bool:
     setup = Setup("target", "draft", 2, jobs=most)
     request = generate.Request(
-        setup, Sampling(), "flowspec", 8, raw=False, as_json=False, record=None, url="unix:///x"
+        setup,
+        Sampling(),
+        "flowspec",
+        8,
+        raw=False,
+        as_json=False,
+        with_stats=False,
+        record=None,
+        url="unix:///x",
     )
     client: object = pool
     answering = generate._Together(client, request, Screen(as_json=False), lambda: None)  # type: ignore[arg-type]

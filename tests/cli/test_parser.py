@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowspec.cli.app import app
-from flowspec.cli.parser import in_range, not_empty, positive
+from flowspec.cli.parser import in_range, not_empty, or_standard_input, positive
 from flowspec.errors import ConfigError
 from tests.cli.conftest import Command
 from tests.marks import crossed
@@ -25,6 +26,32 @@ VALUED = [
     if option.param_type_name == "option" and not option.is_flag and option.nargs == 1
     for flag in option.opts
 ]
+
+
+@pytest.mark.parametrize(
+    ("said", "prompt"),
+    [(b"why\n", "why"), (b"two\nlines\n\n", "two\nlines\n"), ("größe".encode(), "größe")],
+)
+def test_a_dash_reads_the_prompt_from_standard_input(
+    monkeypatch: pytest.MonkeyPatch, said: bytes, prompt: str
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(said)))
+    assert or_standard_input("-") == prompt
+    assert or_standard_input("a - b") == "a - b"
+    assert or_standard_input(None) is None
+
+
+@pytest.mark.parametrize("name", ["generate", "submit", "simulate"])
+@pytest.mark.parametrize(
+    ("said", "why"), [(b"", "but standard input is empty"), (b"\xff\xfe", "is not UTF-8 text")]
+)
+def test_standard_input_without_a_prompt_is_refused(
+    command: Command, monkeypatch: pytest.MonkeyPatch, name: str, said: bytes, why: str
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(said)))
+    status, out, err = command(name, "-")
+    assert (status, out) == (1, "")
+    assert err.startswith("flowspec: the prompt ") and why in err
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ class Pipeline:
         return None
 
     def pipeline(self) -> dict[str, str]:
-        return {"target": f"/models/{HOST}", "draft": "d", "stages": "2"}
+        return {"target": f"/models/{HOST}", "draft": "d", "stages": "2", "most_rows": "900"}
 
     def workers(self) -> dict[str, dict[str, Any]]:
         facts = {"state": "ready", "host": HOST, "pid": 4194304, "passes": 10**9, "refused": 0}
@@ -54,7 +54,7 @@ def test_piped_output_is_not_wrapped(
     status, out, _ = command("status", "--redis-url", "unix:///x")
     assert status == 0
     first, head, *rows = out.splitlines()
-    assert first == f"/models/{HOST} on 2 stages; 1 running, 2 waiting"
+    assert first == f"/models/{HOST} on 2 stages; 1 running, 2 waiting; room for 900 KV rows"
     names = ["worker", "state", "host", "process", "passes", "refused"]
     assert head.split() == [*names, "KV", "blocks", "runs", "on"]
     counts = ["ready", HOST, "4194304", "1000000000", "0"]

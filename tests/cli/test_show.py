@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from flowspec.cli.show import table
+from flowspec.cli.show import summary, table
 from flowspec.core.job.stats import Tally
 from flowspec.results import Result
 
@@ -33,6 +33,19 @@ def test_it_says_which_draft_was_used_for_how_many_tokens() -> None:
     ]
     assert shown(took_turns)["tokens by draft"] == "head 36  small 24"
     assert "tokens by draft" not in shown([sizes])
+
+
+def test_one_line_says_how_a_job_ended_and_how_fast_it_was() -> None:
+    def said(tokens: int, reason: str, asked: int | None = None, **stats: Any) -> str:
+        ids = tuple(range(tokens))
+        return summary(Result("j", (), ids, "", "auto", reason, {**stats}), asked)  # type: ignore[typeddict-item]
+
+    fast = {"tokens_per_second": 51.64, "hit_rate": 0.916}
+    assert said(38, "eos", **fast) == "38 tokens; 51.6 tokens/s, hit rate 0.92"
+    assert said(64, "length", 64, **fast).startswith("64 tokens, as many as asked for; 51.6")
+    cut = said(1016, "length", 5000, tokens_per_second=30.0)
+    assert cut == "1016 tokens of the 5000 asked for: the context is full; 30.0 tokens/s"
+    assert said(1, "cancelled") == "1 token until it was cancelled"
 
 
 def test_the_time_to_the_first_token_says_how_much_of_it_was_queued() -> None:

@@ -51,7 +51,7 @@ def test_a_broken_import() -> None:
 def test_a_checkout_that_is_not_installed() -> None:
     (found,) = check(VersionFacts("3.11.2", None, ()), {})
     assert found.level is Severity.WARNING
-    assert "pip install ." in found.remedy
+    assert "pip install '.[worker]'" in found.remedy
 
 
 def test_what_is_installed_here_is_found_with_its_range() -> None:

@@ -53,16 +53,22 @@ def said(done: subprocess.CompletedProcess[str]) -> str:
     return line
 
 
-@pytest.mark.parametrize("stage", ["0", "3", "-1", "two", "", None, "²"])
-def test_a_stage_is_a_number_of_the_pipeline(stage: str | None) -> None:
+@pytest.mark.parametrize("stage", ["0", "-1", "two", "", "²"])
+def test_a_stage_is_a_number(stage: str) -> None:
+    with pytest.raises(ConfigError, match=r"expected the number of a stage, 1 or more"):
+        stage_number(stage)
+
+
+def test_a_stage_that_is_no_number_is_refused_before_the_broker_is_asked() -> None:
+    line = said(worker("workers.verify", "--stage=0", url="redis://localhost:1"))
+    assert line == "flowspec verify: --stage is 0; expected the number of a stage, 1 or more"
+
+
+def test_a_stage_outside_the_pipeline_is_refused(clusters: Clusters) -> None:
     with pytest.raises(ConfigError, match=r"is not in the pipeline; its stages are 1 to 2"):
-        stage_number(stage, 2)
-
-
-@pytest.mark.parametrize("stage", ["3", "two"])
-def test_a_stage_outside_the_pipeline_is_refused(clusters: Clusters, stage: str) -> None:
-    line = said(worker("workers.verify", f"--stage={stage}", url=clusters(2).url))
-    assert "is not in the pipeline; its stages are 1 to 2" in line
+        stage_number("3", 2)
+    line = said(worker("workers.verify", "--stage=3", url=clusters(2).url))
+    assert "stage 3 is not in the pipeline; its stages are 1 to 2" in line
 
 
 @pytest.mark.parametrize("serving", [False, True])
@@ -276,6 +282,15 @@ def test_up_status_submit_watch_cancel_down(flowspec: Run) -> None:
         status = flowspec("status")
         assert status.returncode == 0
         assert status.stdout.count("ready") == 4
+        assert "0 running of at most 2, 0 waiting; room for 2500 KV rows" in status.stdout
+        told = json.loads(flowspec("status", "--json").stdout)["pipeline"]
+        assert (told["stages"], told["most_rows"], told["drafts"]) == (2, 2500, ["draft"])
+        answered = flowspec("generate", PROMPT, "--max-new-tokens", "4")
+        note = "note: the pipeline that `flowspec up` started answers"
+        assert answered.stderr.splitlines()[0] == note
+        private = flowspec("generate", PROMPT, "--max-new-tokens", "4", "--stages", "1")
+        assert private.stderr.startswith("note: starts a private pipeline, as flags describe one")
+        assert private.stdout == answered.stdout
         job = flowspec("submit", PROMPT, "--max-new-tokens", "8").stdout.strip()
         watched = flowspec("watch", job, "--json")
         assert '"finish_reason": "length"' in watched.stdout

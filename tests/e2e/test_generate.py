@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -87,8 +88,15 @@ def test_a_private_pipeline_answers_in_json_and_leaves_nothing(
 
 
 def test_text_goes_to_stdout_and_the_report_to_stderr(flowspec: Run, clusters: Clusters) -> None:
-    done = flowspec("generate", PROMPT, "--max-new-tokens", "12", url=clusters(2).url)
+    ask = ("generate", PROMPT, "--max-new-tokens", "12")
+    done = flowspec(*ask, url=clusters(2).url)
     assert done.returncode == 0
+    assert done.stdout.startswith(" Tom has")
+    (line,) = done.stderr.splitlines()
+    assert re.fullmatch(
+        r"12 tokens, as many as asked for; \d+\.\d tokens/s, hit rate \d\.\d\d", line
+    )
+    done = flowspec(*ask, "--stats", url=clusters(2).url)
     assert done.stdout.startswith(" Tom has")
     assert "tokens per step / round" in done.stderr
     assert "stage busy" in done.stderr
@@ -191,7 +199,8 @@ def test_drafts_to_choose_from_are_named_as_they_were_given(flowspec: Run, tmp_p
             "generate", PROMPT, "--max-new-tokens", "4", "--strategy", "chain", url=cluster.url
         )
         chosen = flowspec(
-            "generate", PROMPT, "--max-new-tokens", "60", "--strategy", "auto", url=cluster.url
+            *("generate", PROMPT, "--max-new-tokens", "60", "--strategy", "auto", "--stats"),
+            url=cluster.url,
         )
         auto = ("--strategy", "auto", "--json", "--record", str(file))
         again = flowspec("generate", PROMPT, "--max-new-tokens", "60", *auto, url=cluster.url)
