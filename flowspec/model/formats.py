@@ -16,6 +16,35 @@ from typing import Any
 _READ = ("mxfp4",)
 #: The config of a language model inside that of one with images or sound.
 _TEXT_CONFIG = "text_config"
+#: Types that encode texts, or encode one and decode another; none of them continues its input.
+_NO_DECODERS = frozenset(
+    [
+        "albert",
+        "bart",
+        "bert",
+        "camembert",
+        "deberta",
+        "deberta-v2",
+        "distilbert",
+        "electra",
+        "longformer",
+        "longt5",
+        "marian",
+        "mbart",
+        "modernbert",
+        "mpnet",
+        "mt5",
+        "nllb-moe",
+        "pegasus",
+        "roberta",
+        "switch_transformers",
+        "t5",
+        "umt5",
+        "whisper",
+        "xlm-roberta",
+        "xlm-roberta-xl",
+    ]
+)
 _TORCH_FILE = "pytorch_model.bin"
 _SAFE_FILE = "model.safetensors"
 
@@ -62,6 +91,11 @@ def of_folder(folder: Path) -> Unreadable | None:
 
 def of_config(folder: Path, config: Mapping[str, Any]) -> Unreadable | None:
     """What is wrong with the model that ``config`` describes; None: nothing of this kind."""
+    if config.get("is_encoder_decoder") or config.get("model_type") in _NO_DECODERS:
+        return Unreadable(
+            f"{folder} is a model of type {config.get('model_type')}, which has an encoder",
+            "take a decoder-only language model, such as Llama, Qwen or Mistral",
+        )
     quantised = config.get("quantization_config")
     if isinstance(quantised, Mapping):
         return _quantised(folder, str(quantised.get("quant_method") or "unnamed"))

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, TemplateSyntaxError
 
 from flowspec.core.run.logprobs import TokenWritten
 from flowspec.core.run.turns import Turn
@@ -37,6 +37,11 @@ class Tokenizer:
             raise ModelError(
                 f"the tokenizer in {directory.path} cannot be loaded: {error}"
             ) from None
+        self._template_file = (
+            "chat_template.jinja"
+            if directory.has("chat_template.jinja")
+            else "tokenizer_config.json"
+        )
         self._writer = TokenWriter(self._tokenizer)
 
     def encode(self, prompt: str, *, raw: bool) -> tuple[int, ...]:
@@ -66,6 +71,10 @@ class Tokenizer:
             )
         except TemplateError as error:
             why = " ".join(str(error).split()) or type(error).__name__
+            if isinstance(error, TemplateSyntaxError):
+                raise JobError(
+                    f"the model's chat template, in its {self._template_file}, is broken: {why}"
+                ) from None
             raise JobError(f"the model's chat template refuses the messages: {why}") from None
         if len(text) > MAX_TEMPLATED:
             raise JobError(

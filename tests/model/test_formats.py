@@ -36,6 +36,17 @@ def converted(message: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Mo
     return directory
 
 
+@pytest.mark.parametrize("wrong", [{"model_type": "bert"}, {"is_encoder_decoder": True}])
+def test_a_model_with_an_encoder_is_none_that_continues_a_text(
+    llama_copy: Path, wrong: dict[str, object]
+) -> None:
+    file = llama_copy / "config.json"
+    config = json.loads(file.read_text()) | wrong
+    file.write_text(json.dumps(config))
+    said = f"is a model of type {config['model_type']}, which has an encoder; take a decoder-only"
+    assert said in refused(llama_copy)
+
+
 @pytest.mark.parametrize("method", ["gptq", "awq", "fp8", "compressed-tensors", "bitsandbytes"])
 def test_a_quantised_checkpoint_names_its_method(llama_copy: Path, method: str) -> None:
     config = json.loads((llama_copy / "config.json").read_text())

@@ -57,6 +57,7 @@ def with_template(folder: Path, template: str | None) -> Tokenizer:
         ("{{ raise_exception('roles must\nalternate') }}", "refuses the messages: roles must alt"),
         ("{{ messages[0]['content'] * 5000000 }}", "makes 5000000 characters"),
         ("{{ nothing.at.all }}", "refuses the messages: 'nothing' is undefined"),
+        ("{% for x in %}", "chat template, in its chat_template.jinja, is broken: Expected an"),
     ],
 )
 def test_a_template_that_cannot_serve_says_so_in_one_line(
