@@ -15,6 +15,7 @@ import pytest
 from flowspec import forks
 from flowspec.errors import ClusterError
 from flowspec.forks import ForkServer, StartedProcess, can_fork, spawn
+from workers._fork_server import role_of
 
 pytestmark = pytest.mark.skipif(not can_fork(), reason="processes cannot be forked here")
 SECONDS = 30.0
@@ -104,6 +105,21 @@ def test_a_signal_ends_it_with_its_number(
         getattr(process, end)()
         assert process.wait(SECONDS) == -number
         getattr(process, end)()  # of a process that has ended: nothing happens
+
+
+def test_a_forked_process_is_named_after_its_role(
+    server: ForkServer, environment: dict[str, str], tmp_path: Path
+) -> None:
+    told = tmp_path / "told"
+    process = server.start(
+        "waiting_module", [str(told), "--stage", "3"], environment, tmp_path / "log"
+    )
+    name = Path(f"/proc/{written(told)}/comm").read_text()
+    process.kill()
+    assert name == "waiting_module-"[:15] + "\n"
+    assert role_of("workers.verify", ["--stage", "12", "--kv", "paged"]) == "verify-12"
+    assert role_of("workers.middle", ["--model", "1"]) == "middle-1"
+    assert role_of("workers.draft", []) == "draft"
 
 
 def test_several_that_end_at_once_have_each_its_status(

@@ -18,7 +18,8 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from flowspec.broker.server import die_with_parent
@@ -33,6 +34,8 @@ SHARED = (
     "workers._models",
     "workers._wiring",
 )
+#: Flags that say which of several equal workers one is.
+_NUMBERED = ("--stage", "--model")
 _MOST_BYTES = 1 << 20
 _PR_SET_NAME = 15
 #: Bytes of a process' name that Linux keeps.
@@ -141,13 +144,20 @@ def run(request: Mapping[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    _name_process(request["module"])
+    _name_process(role_of(request["module"], request["arguments"]))
     sys.argv = [request["module"], *request["arguments"]]
     runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
 
 
+def role_of(module: str, arguments: Sequence[str]) -> str:
+    """The role of a worker by its command, like ``draft`` or ``verify-2``."""
+    role = module.rpartition(".")[2]
+    number = next((at for flag, at in pairwise(arguments) if flag in _NUMBERED), "")
+    return f"{role}-{number}" if number else role
+
+
 def _name_process(name: str) -> None:
-    """Have ``top`` and ``ps`` show the worker's module, not the fork server's."""
+    """Have ``top`` and ``ps`` show the worker's role, not the fork server's module."""
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_NAME, name.encode()[:_LONGEST_NAME], 0, 0, 0)
 
