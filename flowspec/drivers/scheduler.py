@@ -16,6 +16,7 @@ from flowspec.core.protocol.addresses import Role
 from flowspec.core.protocol.causes import LATE, LOST, NOT_BEGUN
 from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.holders import Holder
+from flowspec.core.run.key import may_be_id
 from flowspec.core.run.spec import CANCEL, parse
 from flowspec.drivers.queue_order import QueueOrder
 from flowspec.errors import BrokerError, ConfigError
@@ -169,11 +170,15 @@ class Scheduler:
             self._cancel(intake.fields[CANCEL])
         else:
             error = intake.error or self._fault_of(intake.fields)
-            code = self._control.admit(intake.job, intake.fields, error)
+            # Of a refused job nothing is used: a key of any length would name one of the broker's.
+            code = self._control.admit(intake.job, {} if error else intake.fields, error)
             self._log.info("job admitted", job=intake.job, code=code.name, refused=bool(error))
         self._control.acknowledge([intake.job])
 
     def _cancel(self, job: str) -> None:
+        if not may_be_id(job):
+            self._log.warning("cancel ignored", characters=len(job))
+            return
         code = Code.STALE
         for _ in range(_CANCEL_TRIES):
             code = self._control.revoke(job, "cancelled")
