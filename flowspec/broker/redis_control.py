@@ -111,7 +111,11 @@ class RedisControl:
         return [_intake(entry, fields) for entry, fields in entries if fields]
 
     def join_intake(self) -> None:
-        """Create the consumer group unless it exists."""
+        """Create the consumer group unless it exists, and load the scripts.
+
+        Workers may not be allowed to load them.
+        """
+        self._client.call(lambda client: self._client.load_scripts())
 
         def create(client: redis.Redis) -> None:
             try:

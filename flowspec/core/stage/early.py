@@ -6,9 +6,8 @@ gap if the run's ``Open`` arrives after all.
 
 from __future__ import annotations
 
-from collections.abc import Container
-
 from flowspec.core.protocol.messages import Envelope, Prune, Segment
+from flowspec.core.run.ended import EndedRuns
 from flowspec.core.run.key import RunKey
 
 #: Most messages kept, and most rows that they name.
@@ -53,7 +52,7 @@ class EarlyMessages:
         while self._since and now - next(iter(self._since.values())) >= EARLY_SECONDS:
             self.take(next(iter(self._since)))
 
-    def drop(self, ended: Container[RunKey]) -> None:
+    def drop(self, ended: EndedRuns) -> None:
         """Drop the messages of the runs in ``ended``."""
         for run in [run for run in self._kept if run in ended]:
             self.take(run)
