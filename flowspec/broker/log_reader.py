@@ -125,14 +125,14 @@ class LogReader:
         If too much is kept of runs that no message has named, the oldest of these are dropped: with
         a run's rows comes its segment, and before that its ``Open``.
         """
-        if run in self.ended:
-            return
-        self._rows[run, segment] = codec.decode_rows(data)
-        if run not in self._read:
-            self._early[run, segment] = len(data)
-            self._bound_early()
+        if run not in self.ended:
+            self._rows[run, segment] = codec.decode_rows(data)
+            self._note_early(run, segment, len(data))
 
-    def _bound_early(self) -> None:
+    def _note_early(self, run: RunKey, segment: int, size: int) -> None:
+        if run in self._read:
+            return
+        self._early[run, segment] = size
         # Runs that were named since, and rows that were taken, count no longer.
         if len(self._early) <= EARLY_ROWS and sum(self._early.values()) <= EARLY_BYTES:
             return
