@@ -11,7 +11,15 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from flowspec.broker.base import Claim, Control, Intake, command_of, roles_of, setup_of, workers_of
+from flowspec.broker.base import (
+    Claim,
+    Control,
+    Intake,
+    command_of,
+    roles_of,
+    setup_of,
+    workers_of,
+)
 from flowspec.core.protocol.addresses import Role
 from flowspec.core.protocol.causes import LATE, LOST, NOT_BEGUN
 from flowspec.core.protocol.codes import Code
@@ -58,7 +66,8 @@ class TurnClock:
 class Scheduler:
     """Serves one pipeline of ``stages`` verify stages, at most ``most_running`` jobs at a time.
 
-    ``generation``: under which it holds its role; None: without a lease.
+    ``most_waiting``: jobs in the queue (None: QUEUE_CAP); one more is refused. ``generation``:
+    under which it holds its role; None: without a lease.
     """
 
     def __init__(
@@ -70,6 +79,7 @@ class Scheduler:
         incomplete_seconds: float = INCOMPLETE_SECONDS,
         late_seconds: float = LATE_SECONDS,
         generation: int | None = None,
+        most_waiting: int | None = None,
     ) -> None:
         self._control = control
         self._stages = stages
@@ -77,6 +87,7 @@ class Scheduler:
         record = control.pipeline()
         self._workers = dict(zip(roles_of(record), workers_of(record), strict=True))
         self._most_running = most_running
+        self._most_waiting = most_waiting
         self._incomplete_seconds = incomplete_seconds
         self._late_seconds = late_seconds
         self._generation = generation
@@ -171,7 +182,8 @@ class Scheduler:
         else:
             error = intake.error or self._fault_of(intake.fields)
             # Of a refused job nothing is used: a key of any length would name one of the broker's.
-            code = self._control.admit(intake.job, {} if error else intake.fields, error)
+            fields = {} if error else intake.fields
+            code = self._control.admit(intake.job, fields, error, most=self._most_waiting)
             self._log.info("job admitted", job=intake.job, code=code.name, refused=bool(error))
         self._control.acknowledge([intake.job])
 
