@@ -12,7 +12,10 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("flowspec", "workers", "ops", "tests", "lua")
 DOCUMENTS = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "lua/README.md")),
+    *(
+        ROOT / name
+        for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "lua/README.md")
+    ),
     *sorted(ROOT.glob("docs/*.md")),
     ROOT / "ops/bench/RESULTS.md",
     *sorted(ROOT.glob("ops/bench/results/*.md")),

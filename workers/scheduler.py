@@ -10,6 +10,7 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from flowspec.broker.base import QUEUE_CAP
 from flowspec.broker.redis_control import RedisControl
 from flowspec.broker.ways import ROWS
 from flowspec.core.run.limits import CONTIGUOUS, STORES, TREE_ROWS, in_blocks
@@ -58,7 +59,11 @@ def main() -> None:
             control.set_pipeline(record)
         note(f"ready: a pipeline of {given.stages} stages of {given.target}")
         scheduler = Scheduler(
-            control, given.stages, most_running=given.jobs, generation=lease.holder.generation
+            control,
+            given.stages,
+            most_running=given.jobs,
+            most_waiting=given.most_waiting,
+            generation=lease.holder.generation,
         )
         scheduler.run(process.stop(lease))
 
@@ -76,6 +81,12 @@ def _read_arguments() -> argparse.Namespace:
     )
     arguments.add_argument(
         "--jobs", type=int, default=1, help="jobs that run at once (default: %(default)s)"
+    )
+    arguments.add_argument(
+        "--most-waiting",
+        type=int,
+        default=QUEUE_CAP,
+        help="jobs that may wait; one more is refused (default: %(default)s)",
     )
     arguments.add_argument(
         "--keep-rows",
@@ -117,6 +128,8 @@ def _read_arguments() -> argparse.Namespace:
     given = arguments.parse_args()
     if given.jobs < 1:
         raise ConfigError(f"--jobs is {given.jobs}; expected 1 or more")
+    if given.most_waiting < 1:
+        raise ConfigError(f"--most-waiting is {given.most_waiting}; expected 1 or more")
     if given.keep_rows is not None and given.keep_rows < 0:
         raise ConfigError(f"--keep-rows is {given.keep_rows}; expected 0 or more")
     if given.most_rows < 0:

@@ -252,8 +252,13 @@ class Control(Protocol):
         """Mark submissions as handled."""
         ...
 
-    def admit(self, job: str, fields: Mapping[str, str], error: str = "") -> Code:
-        """Put a submission into the queue, or end it with ``error``; idempotent."""
+    def admit(
+        self, job: str, fields: Mapping[str, str], error: str = "", *, most: int | None = None
+    ) -> Code:
+        """Put a submission into the queue, or end it with ``error``; idempotent.
+
+        FULL: ``most`` jobs (None: QUEUE_CAP) wait already; the submission ends with an error.
+        """
         ...
 
     def queued(self) -> list[str]:

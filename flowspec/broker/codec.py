@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 import types
 import typing
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgpack
@@ -21,14 +23,18 @@ import msgpack_numpy
 import numpy as np
 import numpy.typing as npt
 
-from flowspec.core.protocol.messages import MESSAGES, Message
+from flowspec.broker.declared import Bounds, check_declared
+from flowspec.core.protocol.messages import MESSAGES, MOST_REASON, Answer, Fault, Message, Submit
 from flowspec.core.protocol.row_types import BFLOAT16
+from flowspec.core.run.key import MAX_ID_BYTES, RunKey, may_be_id
+from flowspec.core.run.spec import MAX_MESSAGES_BYTES
 from flowspec.errors import FlowSpecError, WireError
 
 #: Version of the wire format; a reader refuses any other.
 VERSION = 8
-#: Largest envelope accepted, bytes.
-MAX_ENVELOPE = 8 << 20
+#: Largest envelope accepted, bytes; of a ``Submit``, which holds its job's prompt, ``MAX_SUBMIT``.
+MAX_ENVELOPE = 1 << 20
+MAX_SUBMIT = 16 << 20
 #: Largest payload of rows accepted, bytes.
 MAX_ROWS = 256 << 20
 #: Element types rows may have, as numpy writes them; bfloat16 is a record with its own tag.
@@ -41,6 +47,16 @@ _MAX_INT = (1 << 63) - 1
 Checker = Callable[[Any], Any]
 
 _KINDS: dict[type, int] = {kind: number for number, kind in enumerate(MESSAGES)}
+#: Bytes of a list of 16 parts or more before its length is given.
+_WIDE_LIST = 0xDC
+_PLAIN = Bounds(MAX_ENVELOPE, parts=1 << 13, text=MAX_ID_BYTES, lists=1 << 16, list_bytes=16)
+#: Bounds of the kinds that need others. An answer has a list for each pair of ``top``, and what
+#: earlier runs of a job have committed are often lists of one token.
+_BOUNDS: dict[type, Bounds] = {
+    Answer: replace(_PLAIN, list_bytes=7),
+    Fault: replace(_PLAIN, text=4 * MOST_REASON),
+    Submit: Bounds(MAX_SUBMIT, parts=3 << 18, text=MAX_MESSAGES_BYTES, lists=1 << 17, list_bytes=2),
+}
 
 
 def encode(message: Message) -> bytes:
@@ -51,28 +67,44 @@ def encode(message: Message) -> bytes:
         packed: bytes = msgpack.packb([VERSION, _KINDS[type(message)], *fields], default=_as_list)
     except (TypeError, ValueError, OverflowError) as error:
         raise WireError(f"a {type(message).__name__} cannot travel: {error}") from None
-    if len(packed) > MAX_ENVELOPE:
+    most = _BOUNDS.get(type(message), _PLAIN).size
+    if len(packed) > most:
         raise WireError(
             f"a {type(message).__name__} of {len(packed)} bytes cannot travel; at most "
-            f"{MAX_ENVELOPE} are accepted"
+            f"{most} are accepted"
         )
     return packed
 
 
 def decode(data: bytes) -> Message:
-    """The message in ``data``; WireError unless it is exactly one, well-formed, of this version."""
-    if len(data) > MAX_ENVELOPE:
-        raise WireError(f"envelope of {len(data)} bytes; at most {MAX_ENVELOPE} are accepted")
+    """The message in ``data``; WireError unless it is exactly one, well-formed, of this version.
+
+    What it declares is checked against its kind's bounds before anything is built from it.
+    """
+    kind = _kind_of(data)
+    bounds = _BOUNDS.get(kind, _PLAIN)
+    if len(data) > bounds.size:
+        raise WireError(f"envelope of {len(data)} bytes; at most {bounds.size} are accepted")
+    check_declared(data, bounds)
     try:
-        parts = msgpack.unpackb(data, raw=False, max_ext_len=0, max_map_len=0, max_bin_len=0)
+        parts = msgpack.unpackb(
+            data, raw=False, use_list=False, max_ext_len=0, max_map_len=0, max_bin_len=0
+        )
     except (ValueError, msgpack.UnpackException, RecursionError) as error:
         raise WireError(f"envelope is not msgpack: {type(error).__name__}") from None
-    if not isinstance(parts, list) or len(parts) < 2 or parts[0] != VERSION:
-        raise WireError(f"envelope is not of version {VERSION}")
-    if type(parts[1]) is not int or not 0 <= parts[1] < len(MESSAGES):
-        raise WireError(f"envelope has unknown kind {str(parts[1])[:20]}")
-    message: Message = _checker(MESSAGES[parts[1]])(parts[2:])
+    message: Message = _checker(kind)(parts[2:])
     return message
+
+
+def _kind_of(data: bytes) -> type[Message]:
+    """The kind of the message in ``data``, of which only the first bytes are looked at."""
+    head = 3 if data[:1] == bytes([_WIDE_LIST]) else 1
+    if len(data) < head + 2 or (head == 1 and data[0] & 0xF0 != 0x90) or data[head] != VERSION:
+        raise WireError(f"envelope is not of version {VERSION}")
+    number = data[head + 1]
+    if number >= len(MESSAGES):
+        raise WireError(f"envelope has unknown kind {number}")
+    return MESSAGES[number]
 
 
 def encode_rows(rows: npt.NDArray[Any]) -> bytes:
@@ -157,6 +189,8 @@ def _checker(kind: Any) -> Checker:
         return known
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         checker = _dataclass_checker(kind)
+        if kind is RunKey:
+            checker = _run_checker(checker)
     elif typing.get_origin(kind) is tuple:
         checker = _tuple_checker(typing.get_args(kind))
     elif typing.get_origin(kind) in (typing.Union, types.UnionType):
@@ -172,7 +206,7 @@ def _dataclass_checker(kind: type) -> Checker:
     checkers = [_checker(hints[name]) for name in _field_names(kind)]
 
     def check(value: Any) -> Any:
-        if type(value) is not list or len(value) != len(checkers):
+        if type(value) is not tuple or len(value) != len(checkers):
             raise WireError(f"{kind.__name__} does not have its {len(checkers)} fields")
         try:
             return kind(*[checker(part) for checker, part in zip(checkers, value, strict=True)])
@@ -180,6 +214,18 @@ def _dataclass_checker(kind: type) -> Checker:
             raise WireError(f"{kind.__name__}: {error}") from None
         except FlowSpecError as error:
             raise WireError(f"{kind.__name__}: {error}") from None
+
+    return check
+
+
+def _run_checker(fields: Checker) -> Checker:
+    """Of a run, whose job has a short name: names of keys are made from it."""
+
+    def check(value: Any) -> RunKey:
+        run: RunKey = fields(value)
+        if not may_be_id(run.job):
+            raise WireError(f"RunKey: an id of {len(run.job)} characters; {MAX_ID_BYTES} bytes fit")
+        return run
 
     return check
 
@@ -196,29 +242,34 @@ def _tuple_checker(args: tuple[Any, ...]) -> Checker:
         return _check_ints
     if len(args) == 2 and args[1] is ...:
         item = _checker(args[0])
-        return lambda value: tuple(item(part) for part in _check_list(value))
+        return lambda value: _kept(value, [item(part) for part in _check_list(value)])
     items = [_checker(arg) for arg in args]
 
     def check(value: Any) -> Any:
         if len(_check_list(value)) != len(items):
             raise WireError(f"a group of {len(items)} has {len(value)} parts")
-        return tuple(item(part) for item, part in zip(items, value, strict=True))
+        return _kept(value, [item(part) for item, part in zip(items, value, strict=True)])
 
     return check
 
 
-def _check_list(value: Any) -> list[Any]:
-    if type(value) is not list:
+def _kept(value: tuple[Any, ...], checked: Sequence[Any]) -> tuple[Any, ...]:
+    """``checked`` as a tuple: ``value`` itself if no part changed, so that none is held twice."""
+    return value if all(map(operator.is_, value, checked)) else tuple(checked)
+
+
+def _check_list(value: Any) -> tuple[Any, ...]:
+    if type(value) is not tuple:
         raise WireError(f"expected a list, got {type(value).__name__}")
     return value
 
 
 def _check_ints(value: Any) -> tuple[int, ...]:
-    if type(value) is not list or not all(type(part) is int for part in value):
+    if type(value) is not tuple or not set(map(type, value)) <= {int}:
         raise WireError("expected a list of integers")
     if value and (min(value) < -1 or max(value) > _MAX_INT):
         raise WireError("an integer is out of range")
-    return tuple(value)
+    return value
 
 
 def _check_int(value: Any) -> int:

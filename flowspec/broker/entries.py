@@ -8,10 +8,15 @@ from typing import Any
 from flowspec.broker import codec
 from flowspec.core.protocol.addresses import Address
 from flowspec.core.protocol.messages import Envelope
-from flowspec.core.run.key import RunKey
+from flowspec.core.run.key import RunKey, may_be_id
 from flowspec.errors import WireError
 
 Fields = Mapping[bytes, bytes]
+
+#: Most names and values in an entry: of messages of as many runs as travel together, with rows.
+MOST_FIELDS = 4096
+#: Most of them that all messages of an entry have.
+_MOST_SHARED = 16
 
 
 def fields(flat: Sequence[bytes]) -> Fields:
@@ -20,10 +25,17 @@ def fields(flat: Sequence[bytes]) -> Fields:
 
 
 def parts(flat: Sequence[bytes]) -> list[Fields]:
-    """The messages in an entry, each with the fields that all have: a ``q`` begins a message."""
+    """The messages in an entry, each with the fields that all have: a ``q`` begins a message.
+
+    WireError if there are more than any worker sends.
+    """
+    if len(flat) > MOST_FIELDS:
+        raise WireError(f"an entry of {len(flat) // 2} fields; at most {MOST_FIELDS // 2} fit")
     begins = [at for at in range(0, len(flat), 2) if flat[at] == b"q"]
     if len(begins) < 2:
         return [fields(flat)]
+    if begins[0] > _MOST_SHARED:
+        raise WireError(f"{begins[0] // 2} fields before an entry's messages")
     shared = fields(flat[: begins[0]])
     spans = zip(begins, [*begins[1:], len(flat)], strict=True)
     return [{**shared, **fields(flat[first:end])} for first, end in spans]
@@ -41,6 +53,8 @@ def envelope(entry: Fields, bundle: int = 0) -> Envelope:
 def rows(entry: Fields) -> tuple[RunKey, int, bytes]:
     """Run, segment and payload of an entry with rows: ``j``, ``e``, ``s``, and its payload's."""
     run = RunKey(text(entry, b"j"), number(entry, b"e"))
+    if not may_be_id(run.job):
+        raise WireError(f"rows of a job whose name has {len(run.job)} characters")
     return run, number(entry, b"s"), payload(entry)
 
 

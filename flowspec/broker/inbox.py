@@ -144,7 +144,11 @@ class Inbox:
             for entry, flat in arrived:
                 self._cursor = entry.decode()
                 self._count(flat)
-                parts = entries.parts(flat)
+                try:
+                    parts = entries.parts(flat)
+                except WireError as error:
+                    refused.append(f"{self.announced.stream} {self._cursor}: {error}")
+                    continue
                 bundle = reader.bundle_of(parts)
                 for part in parts:
                     try:

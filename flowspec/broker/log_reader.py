@@ -17,6 +17,10 @@ from flowspec.core.run.ended import EndedRuns
 from flowspec.core.run.key import RunKey
 from flowspec.errors import WireError
 
+#: Most rows, and bytes of them, that are kept of runs of which no message has come yet.
+EARLY_ROWS = 1024
+EARLY_BYTES = 256 << 20
+
 
 class LogReader:
     """The reader of ``address``'s two streams, from the cursors ``log_at`` and ``rows_at`` on.
@@ -35,6 +39,7 @@ class LogReader:
         self.rows_at = rows_at
         self.ended = EndedRuns()  # runs whose late rows are dropped
         self._rows: dict[tuple[RunKey, int], Rows] = {}
+        self._early: dict[tuple[RunKey, int], int] = {}  # bytes of rows whose run is not named yet
         self._commands = commands
         self._read: dict[RunKey, int] = {}  # entries read of each run that has begun, not ended
         self._untrimmed = 0  # entries read and not removed
@@ -65,7 +70,11 @@ class LogReader:
         for entry, flat in found:
             self.log_at = entry.decode()
             self._untrimmed += 1
-            parts = entries.parts(flat)
+            try:
+                parts = entries.parts(flat)
+            except WireError as error:
+                refused.append(f"{self.log} {self.log_at}: {error}")
+                continue
             bundle = self.bundle_of(parts)
             for part in parts:
                 try:
@@ -111,9 +120,30 @@ class LogReader:
     # ---- rows ------------------------------------------------------------------------------------
 
     def keep(self, run: RunKey, segment: int, data: bytes) -> None:
-        """Keep the rows in ``data`` until they are taken, unless the run has ended."""
+        """Keep the rows in ``data`` until they are taken, unless the run has ended.
+
+        If too much is kept of runs that no message has named, the oldest of these are dropped: with
+        a run's rows comes its segment, and before that its ``Open``.
+        """
         if run not in self.ended:
             self._rows[run, segment] = codec.decode_rows(data)
+            self._note_early(run, segment, len(data))
+
+    def _note_early(self, run: RunKey, segment: int, size: int) -> None:
+        if run in self._read:
+            return
+        self._early[run, segment] = size
+        # Runs that were named since, and rows that were taken, count no longer.
+        if len(self._early) <= EARLY_ROWS and sum(self._early.values()) <= EARLY_BYTES:
+            return
+        self._early = {
+            name: size
+            for name, size in self._early.items()
+            if name in self._rows and name[0] not in self._read
+        }
+        while len(self._early) > EARLY_ROWS or sum(self._early.values()) > EARLY_BYTES:
+            name = next(iter(self._early))
+            del self._early[name], self._rows[name]
 
     def take(self, run: RunKey, segment: int) -> Rows | None:
         """Remove and return a segment's rows; None: they have not arrived."""

@@ -61,10 +61,12 @@ class MemoryControl:
             left = [intake for intake in broker.unacknowledged if intake.job not in jobs]
             broker.unacknowledged = left
 
-    def admit(self, job: str, fields: Mapping[str, str], error: str = "") -> Code:
+    def admit(
+        self, job: str, fields: Mapping[str, str], error: str = "", *, most: int | None = None
+    ) -> Code:
         broker = self._broker
         with broker.changed:
-            admission = broker.ledger.admit(job, fields, QUEUE_CAP, error)
+            admission = broker.ledger.admit(job, fields, QUEUE_CAP if most is None else most, error)
             if job in broker.jobs:
                 return admission.code
             known = broker.jobs[job] = MemoryJob()

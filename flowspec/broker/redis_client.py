@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -9,7 +10,11 @@ import redis
 
 from flowspec.broker.connection import FIRST_SECONDS, connect, redact, retrying, translate
 from flowspec.broker.scripts import load
-from flowspec.errors import BrokerUnreachable, ClientClosed
+from flowspec.errors import BrokerError, BrokerUnreachable, ClientClosed
+
+#: How long a user who may not load scripts waits for them, and how often it looks, seconds.
+SCRIPTS_SECONDS = 6.0
+_SCRIPTS_TURN = 0.05
 
 T = TypeVar("T")
 Command = tuple[Any, ...]
@@ -88,9 +93,24 @@ class BrokerClient:
             return self._send(commands, atomic)
 
     def load_scripts(self) -> None:
-        """Load all scripts into the server."""
-        for script in load().values():
-            self._redis.script_load(script.text)
+        """Load all scripts into the server; if this user may not, wait until the scheduler has."""
+        try:
+            for script in load().values():
+                self._redis.script_load(script.text)
+        except redis.exceptions.NoPermissionError:
+            self._await_scripts()
+
+    def _await_scripts(self) -> None:
+        """Wait for the scripts, which the scheduler loads as soon as it misses one of its own."""
+        wanted = [script.sha for script in load().values()]
+        until = time.monotonic() + SCRIPTS_SECONDS
+        while not all(self._redis.script_exists(*wanted)):
+            if time.monotonic() > until:
+                raise BrokerError(
+                    f"the broker at {redact(self.url)} lacks FlowSpec's scripts, which this user "
+                    "may not load; start the pipeline's scheduler, of the same version"
+                )
+            time.sleep(_SCRIPTS_TURN)
 
     def _send(self, commands: Sequence[Command], atomic: bool) -> list[Any]:
         pipeline = self._redis.pipeline(transaction=atomic)

@@ -111,7 +111,11 @@ class RedisControl:
         return [_intake(entry, fields) for entry, fields in entries if fields]
 
     def join_intake(self) -> None:
-        """Create the consumer group unless it exists."""
+        """Create the consumer group unless it exists, and load the scripts.
+
+        Workers may not be allowed to load them.
+        """
+        self._client.call(lambda client: self._client.load_scripts())
 
         def create(client: redis.Redis) -> None:
             try:
@@ -128,7 +132,9 @@ class RedisControl:
 
     # ---- jobs ------------------------------------------------------------------------------------
 
-    def admit(self, job: str, fields: Mapping[str, str], error: str = "") -> Code:
+    def admit(
+        self, job: str, fields: Mapping[str, str], error: str = "", *, most: int | None = None
+    ) -> Code:
         keys = self._keys
         key = fields.get("idempotency_key", "")
         named = [
@@ -139,7 +145,14 @@ class RedisControl:
             keys.log(SCHEDULER),
         ]
         flat = [part for pair in fields.items() for part in pair] if not error else []
-        arguments = [job, QUEUE_CAP, RETENTION_MS, int(bool(key)), error, *flat]
+        arguments = [
+            job,
+            QUEUE_CAP if most is None else most,
+            RETENTION_MS,
+            int(bool(key)),
+            error,
+            *flat,
+        ]
         return Code(self._client.script("admit", named, arguments))
 
     def queued(self) -> list[str]:

@@ -652,6 +652,21 @@ def shard(
 
 
 @app.command()
+def acl(
+    out: Annotated[Path, typer.Option("--out", help="A new folder for the files.")],
+    stages: Stages = None,
+    middles: Annotated[int, typer.Option("--middles", help="Middle models, if any.")] = 0,
+    redis_url: Annotated[
+        str, typer.Option("--redis-url", help="The broker, without a user.")
+    ] = "redis://localhost:6379/0",
+) -> None:
+    """Write an ACL file for a broker, with a user and a password for each role of a pipeline."""
+    from flowspec.cli.acl import acl
+
+    acl(out, stages or 4, middles, redis_url)
+
+
+@app.command()
 def replay(
     recording: Annotated[Path, typer.Argument(help="A file made with `generate --record`.")],
 ) -> None:

@@ -11,11 +11,20 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from flowspec.broker.base import Claim, Control, Intake, command_of, roles_of, setup_of, workers_of
+from flowspec.broker.base import (
+    Claim,
+    Control,
+    Intake,
+    command_of,
+    roles_of,
+    setup_of,
+    workers_of,
+)
 from flowspec.core.protocol.addresses import Role
 from flowspec.core.protocol.causes import LATE, LOST, NOT_BEGUN
 from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.holders import Holder
+from flowspec.core.run.key import may_be_id
 from flowspec.core.run.spec import CANCEL, parse
 from flowspec.drivers.queue_order import QueueOrder
 from flowspec.errors import BrokerError, ConfigError
@@ -57,7 +66,8 @@ class TurnClock:
 class Scheduler:
     """Serves one pipeline of ``stages`` verify stages, at most ``most_running`` jobs at a time.
 
-    ``generation``: under which it holds its role; None: without a lease.
+    ``most_waiting``: jobs in the queue (None: QUEUE_CAP); one more is refused. ``generation``:
+    under which it holds its role; None: without a lease.
     """
 
     def __init__(
@@ -69,6 +79,7 @@ class Scheduler:
         incomplete_seconds: float = INCOMPLETE_SECONDS,
         late_seconds: float = LATE_SECONDS,
         generation: int | None = None,
+        most_waiting: int | None = None,
     ) -> None:
         self._control = control
         self._stages = stages
@@ -76,6 +87,7 @@ class Scheduler:
         record = control.pipeline()
         self._workers = dict(zip(roles_of(record), workers_of(record), strict=True))
         self._most_running = most_running
+        self._most_waiting = most_waiting
         self._incomplete_seconds = incomplete_seconds
         self._late_seconds = late_seconds
         self._generation = generation
@@ -169,11 +181,16 @@ class Scheduler:
             self._cancel(intake.fields[CANCEL])
         else:
             error = intake.error or self._fault_of(intake.fields)
-            code = self._control.admit(intake.job, intake.fields, error)
+            # Of a refused job nothing is used: a key of any length would name one of the broker's.
+            fields = {} if error else intake.fields
+            code = self._control.admit(intake.job, fields, error, most=self._most_waiting)
             self._log.info("job admitted", job=intake.job, code=code.name, refused=bool(error))
         self._control.acknowledge([intake.job])
 
     def _cancel(self, job: str) -> None:
+        if not may_be_id(job):
+            self._log.warning("cancel ignored", characters=len(job))
+            return
         code = Code.STALE
         for _ in range(_CANCEL_TRIES):
             code = self._control.revoke(job, "cancelled")

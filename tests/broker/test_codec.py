@@ -24,7 +24,7 @@ from tests.marks import examples
 
 INTS = st.integers(0, (1 << 63) - 1)
 IDS = st.lists(st.integers(-1, 1 << 40), max_size=20).map(tuple)
-TEXT = st.text(max_size=20)
+TEXT = st.text(max_size=16)
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 RUNS = st.builds(RunKey, TEXT, INTS)
 HOPS = st.lists(st.builds(m.Hop, TEXT, st.lists(TEXT, max_size=3).map(tuple)), max_size=3).map(
@@ -171,6 +171,9 @@ RUN = ["j", 1]
         (packed(77, RUN), "unknown kind"),
         (packed(True, RUN), "unknown kind"),
         (packed(-1, RUN), "unknown kind"),
+        (packed(6, ["j" * 65, 1]), "at most 64"),
+        (packed(8, ["j" * 65, 1], "why"), "65 characters; 64 bytes fit"),
+        (packed(8, ["é" * 33, 1], "why"), "64 bytes fit"),
         (packed(6), "1 fields"),
         (packed(6, RUN, 2), "1 fields"),
         (packed(6, "j"), "RunKey does not have its 2 fields"),
@@ -179,7 +182,9 @@ RUN = ["j", 1]
         (packed(6, [1, "j"]), "expected text"),
         (packed(6, ["j", "1"]), "expected an integer"),
         (packed(6, ["j", True]), "expected an integer"),
-        (packed(6, ["j", -2]), "expected an integer"),
+        (packed(6, ["j", -2]), "out of range"),
+        (packed(6, ["j", -200]), "out of range"),
+        (packed(6, ["j", 1 << 63]), "expected an integer"),
         (packed(6, [b"j", 1]), "not msgpack"),
         (packed(6, [{"a": 1}, 1]), "not msgpack"),
         (packed(3, RUN, 1, [1.5], 1, []), "list of integers"),
@@ -189,9 +194,13 @@ RUN = ["j", 1]
         (packed(1, RUN, 1, 1, [-1.0, 0, 1.0, 0], [0, False], False, None, []), "temperature"),
         (packed(1, RUN, 1, 1, [0.0, 0, 1.0, 0], [0, False], False, [RUN], []), "Prefix does not"),
         (packed(1, RUN, 1, 1, [0.0, 0, 1.0, 0], [0, False], False, 5, []), "Prefix does not"),
-        (msgpack.packb({"a": 1}), "not msgpack"),
-        (b"\xc1", "not msgpack"),
-        (b"\x91" * 3000, "not msgpack"),
+        (packed(1, RUN, -1, 1, [0.0, 0, 1.0, 0], [0, False], False, None, []), "negative"),
+        (packed(1, RUN, 1, 1, [0.0, 0, 1.0, 0], [0, False], False, [RUN, -1], []), "negative"),
+        (msgpack.packb({"a": 1}), "not of version"),
+        (b"\xc1", "not of version"),
+        (packed(5, b"")[:3] + b"\xc1", "not msgpack"),
+        (b"\x91" * 3000, "not of version"),
+        (packed(5, b"\x91" * 3000)[:3] + b"\x91" * 3000, "too many lists"),
     ],
 )
 def test_malformed_envelopes_get_one_reason(data: bytes, says: str) -> None:
@@ -200,8 +209,9 @@ def test_malformed_envelopes_get_one_reason(data: bytes, says: str) -> None:
 
 
 def test_oversized_envelopes_are_refused_unread() -> None:
-    with pytest.raises(WireError, match="at most"):
-        codec.decode(b"\x00" * (codec.MAX_ENVELOPE + 1))
+    empty = codec.encode(m.Revoke(RunKey("j", 1)))
+    with pytest.raises(WireError, match="at most 1048576 are accepted"):
+        codec.decode(empty + b"\x00" * codec.MAX_ENVELOPE)
 
 
 # ---- rows ----------------------------------------------------------------------------------------

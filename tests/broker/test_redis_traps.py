@@ -26,7 +26,7 @@ from flowspec.broker.server import PrivateBroker
 from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.messages import Close
 from flowspec.core.run.key import RunKey
-from flowspec.errors import BrokerError, BrokerUnreachable, ConfigError, FlowSpecError
+from flowspec.errors import BrokerError, BrokerUnreachable, ConfigError, FlowSpecError, GapError
 from tests.addresses import D0, S1, S2
 from tests.broker.conftest import Rig, commit, send
 from tests.broker.proxy import Proxy
@@ -300,10 +300,42 @@ def test_malformed_entries_are_refused_counted_and_survived(
     pickled = b"\x80\x04pickle"
     client.xadd(rows, {"j": job, "e": 1, "s": 1, "d": pickled, "c": zlib.crc32(pickled)})
     client.xadd(rows, {"j": job, "e": 1, "s": 1, "d": codec.encode_rows(np.ones(2)), "c": 5})
+    client.execute_command("XADD", log, "*", *["q", "1"] * 3000)
+    client.xadd(log, {"f": "d0", "q": "1", "m": codec.encode(Close(RunKey("j" * 65, 1)))})
     draft.write([send(S1, job, 1)])
     delivery = stage.read(1.0)
-    assert len(delivery.refused) == 8
+    assert len(delivery.refused) == 10
     assert len(delivery.envelopes) == 1
+    stage.close()
+
+
+def test_rows_of_runs_that_nobody_names_are_bounded(
+    server: PrivateBroker, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oldest are dropped; those of a run that a message has named are not."""
+    monkeypatch.setattr("flowspec.broker.log_reader.EARLY_ROWS", 3)
+    _, draft, job = started(server.url)
+    stage = RedisLink(server.url, Keys(), S1, 2)
+    draft.write([send(S1, job, 1)])
+    stage.read(1.0)
+    ours = RunKey(job, 1)
+    rows = np.ones((1, 2), np.float32)
+    draft.write([PutRows(S1, ours, number, rows) for number in range(5)])
+    draft.write([PutRows(S1, RunKey("9-9", 1), number, rows) for number in range(5)])
+    stage.read(1.0)
+    for number in range(5):
+        assert stage.take_rows(ours, number).shape == (1, 2)
+    for number in (0, 1):
+        with pytest.raises(GapError):
+            stage.take_rows(RunKey("9-9", 1), number)
+    for number in (2, 3, 4):
+        stage.take_rows(RunKey("9-9", 1), number)
+    monkeypatch.setattr("flowspec.broker.log_reader.EARLY_BYTES", 100)
+    draft.write([PutRows(S1, RunKey("9-8", 1), number, rows) for number in range(3)])
+    stage.read(1.0)
+    with pytest.raises(GapError):
+        stage.take_rows(RunKey("9-8", 1), 0)
+    stage.take_rows(RunKey("9-8", 1), 2)
     stage.close()
 
 

@@ -163,7 +163,7 @@ def test_of_a_bundle_a_part_that_has_ended_or_is_broken_is_dropped_alone(pair: P
     read = pair.stage.read(2.0)
     assert [envelope.message for envelope in read.envelopes] == [segment(pair.job, 3)]
     (refused,) = read.refused
-    assert "not msgpack" in refused
+    assert "not of version" in refused
     pair.stage.forget(RunKey(other, 1))
     messages = [segment(job, 4) for job in (pair.job, other)]
     pair.draft.write([*(put(job, 4) for job in (pair.job, other)), bundle(S1, *messages, seq=3)])
@@ -228,7 +228,7 @@ def entry(pair: Pair, **changed: object) -> dict[str, object]:
     [
         ({"p": "0123456789abcdef"}, "an entry for another inbox"),
         ({"p": None}, "an entry without field p"),
-        ({"m": b"\xff\xfe"}, "not msgpack"),
+        ({"m": b"\xff\xfe"}, "not of version"),
         ({"f": "nobody"}, "an address is 'nobody'"),
         ({"q": "-1"}, "field q is not a number"),
         ({"m": codec.encode(Close(RunKey("1-0", 1)))}, "a Close does not go straight"),

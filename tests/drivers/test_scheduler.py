@@ -461,3 +461,40 @@ def test_a_deleted_intake_is_joined_again(server: PrivateBroker, client: redis.R
     assert control.read_intake(0.01) == []
     assert submit(scheduler, control) in control.queued()
     rig.close()
+
+
+def test_no_name_of_any_length_becomes_a_key(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names of jobs to cancel, and idempotency keys of jobs that are refused."""
+    control = rig.control()
+    scheduler = Scheduler(control, 2)
+    asked: list[str] = []
+    monkeypatch.setattr(control, "revoke", lambda job, reason: asked.append(job) or Code.DUP)
+    job = submit(scheduler, control, cancel="9" * 65)
+    assert asked == []
+    assert not control.submitted(job), "it was taken in"
+    submit(scheduler, control, cancel="9" * 64)
+    assert asked == ["9" * 64]
+    admitted: list[Any] = []
+    admit = control.admit
+
+    def noted(*given: Any, most: int | None) -> Code:
+        admitted.append(given)
+        return admit(*given, most=most)
+
+    monkeypatch.setattr(control, "admit", noted)
+    job = submit(scheduler, control, prompt="p", idempotency_key="k" * 2000)
+    assert admitted == [(job, {}, "idempotency_key is longer than 1024 bytes: it has 2000")]
+    assert last(control, job) == (admitted[0][2], "error")
+
+
+def test_a_job_beyond_the_most_that_may_wait_is_refused_with_one_line(rig: Rig) -> None:
+    control = rig.control()
+    scheduler = Scheduler(control, 2, most_waiting=2)
+    first, second = submit(scheduler, control), submit(scheduler, control)
+    third = submit(scheduler, control)
+    assert control.queued() == [first, second]
+    full = "the queue is full: 2 jobs wait already; submit again later"
+    assert last(control, third) == (full, "error")
+    assert control.revoke(first, "cancelled") is Code.OK
+    fourth = submit(scheduler, control)
+    assert control.queued() == [second, fourth]

@@ -27,7 +27,7 @@ from flowspec.core.job.stats import Tally, unmeasured
 from flowspec.core.job.strategy import Strategy
 from flowspec.core.protocol.addresses import Address, stage_address
 from flowspec.core.protocol.bundles import MOST_ROWS
-from flowspec.core.protocol.causes import FAILED, LATE, NOT_BEGUN, REFUSED
+from flowspec.core.protocol.causes import FAILED, FULL, LATE, NOT_BEGUN, REFUSED
 from flowspec.core.protocol.holders import NO_LEASE, names
 from flowspec.core.protocol.machine import (
     Compute,
@@ -80,6 +80,8 @@ from flowspec.errors import ConfigError, JobError, ProtocolError, StateError
 
 #: How long a complete job waits for the stages' reports before it ends without them, seconds.
 REPORT_SECONDS = 2.0
+#: Most jobs here at once, those that wait included: more than a scheduler assigns.
+MOST_RUNS = 1024
 Build = Callable[[str, int], Strategy]
 
 
@@ -324,6 +326,9 @@ class DraftMachine:
         if not self.serves(message):
             self._ended.add(message.run)
             return outputs
+        if len(self._runs) >= MOST_RUNS:
+            full = f"the draft worker has {MOST_RUNS} jobs already; submit the job again later"
+            return [*outputs, _reject(message, full, FULL)]
         try:
             spec = parse(dict(message.fields))
             strategy = self._build(spec.strategy, self._limits.stages)

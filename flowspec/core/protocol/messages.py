@@ -13,6 +13,9 @@ from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import ProtocolError
 
+#: Longest reason of a ``Fault``, characters.
+MOST_REASON = 1000
+
 
 @dataclass(frozen=True, slots=True)
 class Hop:
@@ -93,6 +96,11 @@ class Open:
     record: bool = False
     prefix: Prefix | None = None
     generations: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        held = self.prefix.rows if self.prefix is not None else 0
+        if self.prompt_length < 0 or self.capacity < 0 or held < 0:
+            raise ProtocolError("a run is opened with a negative number of rows")
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +243,7 @@ class StageReport:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Stage to draft worker: the run has failed. ``reason``: one line for the user."""
+    """Stage to draft worker: the run has failed. ``reason``: one line for the user, cut if long."""
 
     run: RunKey
     reason: str

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from flowspec.core.protocol.addresses import Address
-from flowspec.errors import GapError
+from flowspec.errors import GapError, StateError
+
+#: Most senders of a run: a pipeline has fewer workers.
+MOST_SENDERS = 1024
 
 
 class SeqReader:
@@ -13,13 +16,20 @@ class SeqReader:
         self._last: dict[Address, int] = {}
 
     def accept(self, sender: Address, seq: int) -> bool:
-        """Whether the message is new; False: a duplicate. GapError if one before it is missing."""
+        """Whether the message is new; False: a duplicate. GapError if one before it is missing.
+
+        StateError for one sender too many.
+        """
         last = self._last.get(sender, 0)
         if seq <= last:
             return False
         if seq != last + 1:
             raise GapError(
                 f"message {seq} from {sender} arrived where {last + 1} was due: one was lost"
+            )
+        if seq == 1 and len(self._last) >= MOST_SENDERS:
+            raise StateError(
+                f"a message from {sender}, and there are {MOST_SENDERS} senders already"
             )
         self._last[sender] = seq
         return True

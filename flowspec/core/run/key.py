@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+#: Longest id of a job or a task, bytes of UTF-8: names of the broker's keys are made from them.
+MAX_ID_BYTES = 64
+
+
+def may_be_id(text: str) -> bool:
+    """Whether ``text`` is short enough for an id."""
+    return len(text) <= MAX_ID_BYTES and len(text.encode(errors="replace")) <= MAX_ID_BYTES
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class RunKey:

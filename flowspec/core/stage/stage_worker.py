@@ -47,6 +47,7 @@ from flowspec.core.protocol.machine import (
     Send,
 )
 from flowspec.core.protocol.messages import (
+    MOST_REASON,
     Answer,
     Close,
     Envelope,
@@ -63,14 +64,15 @@ from flowspec.core.protocol.messages import (
 from flowspec.core.protocol.work import Choice, Kept, Part, Pass, PassDone, WorkFailed
 from flowspec.core.run.ended import EndedRuns
 from flowspec.core.run.key import RunKey
+from flowspec.core.stage.early import EarlyMessages
 from flowspec.core.stage.prompt_turns import PromptTurns
 from flowspec.core.stage.stage_run import Slowest, StageRun, onward, rows_of
 from flowspec.core.stage.waiting import WaitingSegments, is_of_prompt
 from flowspec.errors import GapError, ProtocolError, StateError
 
-#: Most messages kept for runs whose Open has not arrived. Beyond it those of the oldest run are
-#: dropped, and found missing as a gap if its Open arrives after all.
-EARLY_MESSAGES = 1024
+#: Most runs open at once, and most segments that wait: more than any draft worker opens or sends.
+MOST_RUNS = 1024
+MOST_WAITING = 1 << 16
 
 
 @dataclass(slots=True)
@@ -110,7 +112,7 @@ class StageMachine:
         self._generation = generation
         self._next: Address = DRAFT if self.last else stage_address(stage + 1)
         self._runs: dict[RunKey, StageRun] = {}
-        self._early: dict[RunKey, list[Envelope]] = {}
+        self._early = EarlyMessages()
         self._ended = EndedRuns()
         self._waiting = WaitingSegments()
         self._kept: dict[RunKey, int] = {}  # rows that are kept for later runs
@@ -148,7 +150,8 @@ class StageMachine:
     def step(self, event: Input, now: float) -> Sequence[Output]:
         match event:
             case Received(envelopes):
-                return [output for envelope in envelopes for output in self._receive(envelope)]
+                self._early.drop_old(now)
+                return [output for envelope in envelopes for output in self._receive(envelope, now)]
             case Poll():
                 return self._start_pass(now) if self.runnable else []
             case Done(result) if self._computing:
@@ -160,17 +163,17 @@ class StageMachine:
 
     # ---- messages --------------------------------------------------------------------------------
 
-    def _receive(self, envelope: Envelope) -> list[Output]:
+    def _receive(self, envelope: Envelope, now: float) -> list[Output]:
         message = envelope.message
         if isinstance(message, Revoke):
             return self._end_before(message.run)
         if message.run in self._ended:
             return []
         if isinstance(message, Open):
-            return self._open(envelope, message)
+            return self._open(envelope, message, now)
         run = self._runs.get(message.run)
         if run is None:
-            self._keep_early(envelope)
+            self._early.keep(envelope, now)
             return []
         if run.failed:
             return self._close(run, message) if isinstance(message, Close) else []
@@ -180,7 +183,7 @@ class StageMachine:
         except ProtocolError as error:
             return self._fail(run, str(error))
 
-    def _open(self, envelope: Envelope, message: Open) -> list[Output]:
+    def _open(self, envelope: Envelope, message: Open, now: float) -> list[Output]:
         if message.run in self._runs:
             return []
         outputs = self._end_before(message.run) if message.run.epoch > 1 else []
@@ -188,6 +191,11 @@ class StageMachine:
             self._forget(message.run)
             # What has come for it beside the log is dropped with its rows.
             return [*outputs, Release(message.run)]
+        if len(self._runs) >= MOST_RUNS:
+            self._forget(message.run)
+            reason = f"stage {self.stage} has {MOST_RUNS} open runs already"
+            fault = Envelope(self.address, 1, Fault(message.run, reason))
+            return [*outputs, Release(message.run), Send(DRAFT, fault)]
         held = self._held(message)
         run = StageRun(self.stage, message, last=self.last, held=held)
         self._runs[message.run] = run
@@ -198,8 +206,8 @@ class StageMachine:
             run.seen.accept(envelope.sender, envelope.seq)
         except GapError as error:
             return [*outputs, *self._fail(run, str(error))]
-        for early in self._early.pop(message.run, []):
-            outputs += self._receive(early)
+        for early in self._early.take(message.run):
+            outputs += self._receive(early, now)
         return outputs
 
     def _held(self, message: Open) -> int:
@@ -209,15 +217,11 @@ class StageMachine:
             return 0
         return prefix.rows
 
-    def _keep_early(self, envelope: Envelope) -> None:
-        """Keep a message until its run is opened; if too many are kept, drop the oldest run's."""
-        self._early.setdefault(envelope.message.run, []).append(envelope)
-        if sum(map(len, self._early.values())) > EARLY_MESSAGES:
-            del self._early[next(iter(self._early))]
-
     def _take(self, run: StageRun, message: Message) -> list[Output]:
         match message:
             case Segment():
+                if len(self._waiting) >= MOST_WAITING:
+                    raise StateError(f"{MOST_WAITING} segments wait at stage {self.stage} already")
                 self._waiting.add(message)
                 return []
             case Prune():
@@ -251,7 +255,7 @@ class StageMachine:
 
     def _fail(self, run: StageRun, reason: str) -> list[Output]:
         run.failed = True
-        return [self._send(run, DRAFT, Fault(run.opened.run, reason))]
+        return [self._send(run, DRAFT, Fault(run.opened.run, reason[:MOST_REASON]))]
 
     def _refused(self, event: Refused) -> list[Output]:
         if event.is_keep:
@@ -279,7 +283,7 @@ class StageMachine:
 
     def _forget(self, run: RunKey) -> None:
         self._ended.add(run)
-        self._early = {key: kept for key, kept in self._early.items() if key not in self._ended}
+        self._early.drop(self._ended)
 
     # ---- passes ----------------------------------------------------------------------------------
 

@@ -29,8 +29,8 @@ class WaitingSegments:
         self._segments: list[Segment] = []
         self._shortest_leads = True  # of several prompts, at the next pass
 
-    def __bool__(self) -> bool:
-        return bool(self._segments)
+    def __len__(self) -> int:
+        return len(self._segments)
 
     def add(self, segment: Segment) -> None:
         """Append ``segment``."""

@@ -285,7 +285,7 @@ def test_of_too_many_early_messages_the_oldest_runs_are_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Messages of a run that is never opened must not crowd out those of later runs."""
-    monkeypatch.setattr("flowspec.core.stage.stage_worker.EARLY_MESSAGES", 2)
+    monkeypatch.setattr("flowspec.core.stage.early.EARLY_MESSAGES", 2)
     stage = Stage(2, 2)
     for job in ("lost", "also lost"):
         key = RunKey(job, 1)
@@ -302,7 +302,7 @@ def test_of_too_many_early_messages_the_oldest_runs_are_dropped(
 def test_a_run_that_has_ended_leaves_its_room_for_early_messages_to_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("flowspec.core.stage.stage_worker.EARLY_MESSAGES", 2)
+    monkeypatch.setattr("flowspec.core.stage.early.EARLY_MESSAGES", 2)
     stage = Stage(2, 2)
     stage.receive(PREFILL, sender=S1)
     for job in ("revoked", "other"):
