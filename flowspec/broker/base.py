@@ -342,8 +342,8 @@ class Control(Protocol):
         """Leases in force, by role."""
         ...
 
-    def set_pipeline(self, record: Mapping[str, str]) -> None:
-        """Store the pipeline's record."""
+    def set_pipeline(self, record: Mapping[str, str], by: int | None = None) -> Code:
+        """Store the pipeline's record, in place of whatever is there; STALE as of ``by``."""
         ...
 
     def pipeline(self) -> dict[str, str]:

@@ -226,9 +226,12 @@ class MemoryControl:
         held = self._broker.leases.items()
         return {role: (token, info) for role, (token, info, until) in held if until > now}
 
-    def set_pipeline(self, record: Mapping[str, str]) -> None:
+    def set_pipeline(self, record: Mapping[str, str], by: int | None = None) -> Code:
         with self._broker.changed:
+            if not self._broker.ledger.is_latest(_scheduler(by)):
+                return Code.STALE
             self._broker.record = dict(record)
+        return Code.OK
 
     def pipeline(self) -> dict[str, str]:
         with self._broker.changed:

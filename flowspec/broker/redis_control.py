@@ -284,9 +284,10 @@ class RedisControl:
         )
         return claims_of(roles, values, generations)
 
-    def set_pipeline(self, record: Mapping[str, str]) -> None:
+    def set_pipeline(self, record: Mapping[str, str], by: int | None = None) -> Code:
         flat = [part for pair in record.items() for part in pair]
-        self._client.run([("DEL", self._keys.record), ("HSET", self._keys.record, *flat)])
+        named = [self._keys.record, self._keys.generations]
+        return Code(self._client.script("set_pipeline", named, [_scheduler(by), *flat]))
 
     def drop_pipeline(self) -> None:
         """Delete the record, unless a scheduler holds its lease: workers wait for the next one."""

@@ -72,8 +72,8 @@ class Scheduler:
     ) -> None:
         self._control = control
         self._stages = stages
-        self._setup = setup_of(control.pipeline())
-        record = control.pipeline()
+        record = self._record = control.pipeline()
+        self._setup = setup_of(record)
         self._workers = dict(zip(roles_of(record), workers_of(record), strict=True))
         self._most_running = most_running
         self._incomplete_seconds = incomplete_seconds
@@ -100,6 +100,7 @@ class Scheduler:
     def turn(self) -> None:
         """Check the workers once: end jobs that lost one; if all are ready, assign jobs."""
         self._clock.tick()
+        self._keep_record()
         claims = self._control.claims()
         self._take_back(claims)
         self._look_at_queue()
@@ -118,6 +119,13 @@ class Scheduler:
                 break
             self._queue.drop(job)
             self._log.info("job assigned", job=job)
+
+    def _keep_record(self) -> None:
+        """Write the pipeline's record again if it is gone: without it no worker is known."""
+        if self._control.pipeline():
+            return
+        if self._control.set_pipeline(self._record, self._generation) is Code.OK:
+            self._log.warning("the pipeline's record was gone; written again")
 
     def _look_at_queue(self) -> None:
         """Learn which jobs wait; end those that have not begun in time."""

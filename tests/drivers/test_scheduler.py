@@ -461,3 +461,37 @@ def test_a_deleted_intake_is_joined_again(server: PrivateBroker, client: redis.R
     assert control.read_intake(0.01) == []
     assert submit(scheduler, control) in control.queued()
     rig.close()
+
+
+@pytest.mark.parametrize("value", [None, "text"])
+def test_a_record_that_was_deleted_is_written_again_and_running_jobs_go_on(
+    server: PrivateBroker, client: redis.Redis, value: str | None
+) -> None:
+    """By an operator, or by a broker that evicts."""
+    rig = Rig(url=server.url)
+    control = rig.control()
+    scheduler = Scheduler(control, 2, most_running=2, late_seconds=0.0)
+    lease(control, *ROLES)
+    first = submit(scheduler, control)
+    scheduler.turn()
+    record = control.pipeline()
+    client.delete(rig.keys.record)
+    if value is not None:
+        client.set(rig.keys.record, value)
+    scheduler.turn()
+    assert control.pipeline() == record
+    assert control.running() == [first]
+    second = submit(scheduler, control)
+    scheduler.turn()
+    assert control.running() == sorted([first, second])
+    rig.close()
+
+
+def test_a_scheduler_that_was_replaced_writes_no_record(rig: Rig) -> None:
+    control = rig.control()
+    old = Scheduler(control, 2, generation=control.claim("scheduler", "first", {}))
+    control.release("scheduler", "first")
+    control.claim("scheduler", "second", {})
+    control.set_pipeline({})
+    old.turn()
+    assert control.pipeline() == {}

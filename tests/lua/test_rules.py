@@ -50,6 +50,7 @@ REFUSALS = {
     "record": 0,
     "release": 1,
     "revoke": 4,
+    "set_pipeline": 1,
     "trim": 1,
 }
 #: Codes that are returned after writes, as the script's header says: admit ends a refused job,
