@@ -50,7 +50,12 @@ CHAT_TEMPLATE = "chat_template"
 
 def setup_of(record: Mapping[str, str]) -> str:
     """Digest of a pipeline's record: a worker built from another record must not serve it."""
-    return hashlib.sha256(json.dumps(dict(record), sort_keys=True).encode()).hexdigest()[:16]
+    return digest_of(record)[:16]
+
+
+def digest_of(fields: Mapping[str, str]) -> str:
+    """Digest of named texts in any order, 64 hexadecimal digits."""
+    return hashlib.sha256(json.dumps(dict(fields), sort_keys=True).encode()).hexdigest()
 
 
 def middles_of(record: Mapping[str, str]) -> tuple[str, ...]:

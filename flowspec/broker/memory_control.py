@@ -142,6 +142,7 @@ class MemoryControl:
                 lost=lost,
                 leased=leased,
                 again=again,
+                failed=reason == "error",
             )
             if change.code is Code.OK:
                 entry = broker.ledger.jobs[job]

@@ -106,6 +106,7 @@ class BrokerClient:
         """Close the connections; every later call raises ClientClosed."""
         self._closed = True
         self._redis.close()
+        self._redis.connection_pool.disconnect(inuse_connections=False)
 
 
 class ConnectedClient(BrokerClient):

@@ -14,6 +14,7 @@ from flowspec.broker.base import (
     RETENTION_MS,
     Intake,
     OutputEntry,
+    digest_of,
     earlier_of,
     role_of,
     roles_of,
@@ -43,6 +44,8 @@ _GROUP = "flowspec"
 _FIELD = "f:"
 _BATCH = 64
 
+#: Tries to admit a job while its idempotency key changes hands; only schedulers admit jobs.
+_ADMIT_TRIES = 3
 #: Later than every run of a job whose epoch is not known any more.
 LAST_EPOCH = 1 << 31
 
@@ -129,18 +132,35 @@ class RedisControl:
     # ---- jobs ------------------------------------------------------------------------------------
 
     def admit(self, job: str, fields: Mapping[str, str], error: str = "") -> Code:
+        for _ in range(_ADMIT_TRIES):
+            code = self._admit(job, fields, error)
+            if code is not Code.STALE:
+                return code
+        raise BrokerError(f"the idempotency key of job {job} changes hands all the time")
+
+    def _admit(self, job: str, fields: Mapping[str, str], error: str) -> Code:
+        """Admit ``job``; STALE: its idempotency key has just got another owner."""
         keys = self._keys
         key = fields.get("idempotency_key", "")
+        held = self._key_holder(key)
         named = [
             keys.job(job),
             keys.queue,
             keys.out(job),
             keys.idempotency(key),
             keys.log(SCHEDULER),
+            keys.job(held.partition(" ")[0]),
         ]
         flat = [part for pair in fields.items() for part in pair] if not error else []
-        arguments = [job, QUEUE_CAP, RETENTION_MS, int(bool(key)), error, *flat]
+        digest = digest_of(fields) if key else ""
+        arguments = [job, QUEUE_CAP, RETENTION_MS, digest, error, held, *flat]
         return Code(self._client.script("admit", named, arguments))
+
+    def _key_holder(self, key: str) -> str:
+        """The job that has the idempotency key ``key``, and the digest of its fields; or ''."""
+        stored = self._keys.idempotency(key)
+        found = self._typed(lambda client: client.get(stored)) if key else None
+        return found.decode() if found else ""
 
     def queued(self) -> list[str]:
         found: Any = self._client.call(lambda client: client.lrange(self._keys.queue, 0, -1))
@@ -155,7 +175,7 @@ class RedisControl:
 
     def holders(self, job: str) -> dict[str, int]:
         key = self._keys.job(job)
-        found = self._of_hash(lambda client: client.hget(key, "holders"))
+        found = self._typed(lambda client: client.hget(key, "holders"))
         return read_holders(found.decode()) if found else {}
 
     def assign(
@@ -298,10 +318,10 @@ class RedisControl:
         return self._hash(self._keys.record)
 
     def _hash(self, key: str) -> dict[str, str]:
-        return texts(self._of_hash(lambda client: client.hgetall(key)) or {})
+        return texts(self._typed(lambda client: client.hgetall(key)) or {})
 
-    def _of_hash(self, command: Callable[[redis.Redis], Any]) -> Any:
-        """The answer to ``command``; None if its key is no hash: that was deleted."""
+    def _typed(self, command: Callable[[redis.Redis], Any]) -> Any:
+        """The answer to ``command``; None if its key is of another type: its own was deleted."""
         try:
             return self._client.call(command)
         except BrokerError as error:

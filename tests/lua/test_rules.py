@@ -39,7 +39,7 @@ READS = {
 }
 #: Refusals in each script's main part.
 REFUSALS = {
-    "admit": 1,
+    "admit": 2,
     "assign": 5,
     "claim": 1,
     "commit_verdict": 6,
