@@ -39,10 +39,16 @@ from flowspec.core.protocol.lease import TERMS
 from flowspec.core.protocol.messages import Earlier, Revoke, Submit
 from flowspec.core.run.key import RunKey
 from flowspec.errors import BrokerError, BrokerUnreachable
+from flowspec.observe import logger
 
 _GROUP = "flowspec"
 _FIELD = "f:"
 _BATCH = 64
+#: Answers to readers of an intake that was deleted, with or without its group, or replaced.
+_INTAKE_GONE = ("NOGROUP", "UNBLOCKED", "WRONGTYPE")
+#: Most entries of an intake that is made anew, and how far an id may be ahead of the clock, ms.
+_INTAKE_MOST = 100_000
+_FUTURE_MS = 86_400_000
 
 #: Tries to admit a job while its idempotency key changes hands; only schedulers admit jobs.
 _ADMIT_TRIES = 3
@@ -86,24 +92,36 @@ class RedisControl:
         """Read this consumer's unacknowledged entries, or new ones if there are none.
 
         Entries whose reply was lost are among the unacknowledged ones, so a read of new entries is
-        not retried.
+        not retried. A deleted intake, or one with no id left, is made anew.
         """
-        try:
-            pending = self._intakes(self._blocker().run([self._group_read(1, "0")])[0])
-        except BrokerError as error:
-            if "NOGROUP" not in str(error):
-                raise
-            self.join_intake()  # it was deleted, with or without the stream
-            return []
-        if pending:
-            return pending
         block = max(1, int(min(block_seconds, MAX_BLOCK_SECONDS) * 1000))
         try:
-            return self._intakes(self._blocker().once(self._group_read(block, ">")))
+            pending = self._intakes(self._blocker().run([self._group_read(1, "0")])[0])
+            found = pending or self._read_new(block)
+        except BrokerError as error:
+            if not any(sign in str(error) for sign in _INTAKE_GONE):
+                raise
+            found = []
+        if not found:
+            self._renew_intake()
+        return found
+
+    def _read_new(self, block_ms: int) -> list[Intake]:
+        try:
+            return self._intakes(self._blocker().once(self._group_read(block_ms, ">")))
         except BrokerUnreachable:
             # The next call reads entries that this one may have claimed, or raises if the broker
             # stays unreachable.
             return []
+
+    def _renew_intake(self) -> None:
+        """Let jobs be submitted again if the intake was deleted, replaced or has no id left."""
+        self.join_intake()
+        code = Code(self._client.script("renew_intake", [JOBS], [_INTAKE_MOST, _GROUP, _FUTURE_MS]))
+        if code is Code.OK:
+            logger(role="scheduler").warning(
+                "the intake could take no more jobs: made anew", intake=JOBS
+            )
 
     def _group_read(self, block_ms: int, start: str) -> tuple[Any, ...]:
         count = ("COUNT", _BATCH, "BLOCK", block_ms)
@@ -120,7 +138,8 @@ class RedisControl:
             try:
                 client.xgroup_create(JOBS, _GROUP, id="0", mkstream=True)
             except redis.ResponseError as error:
-                if "BUSYGROUP" not in str(error):
+                # A key of another type gives way at the first read.
+                if not str(error).startswith(("BUSYGROUP", "WRONGTYPE")):
                     raise
 
         self._client.call(create)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -460,6 +461,49 @@ def test_a_deleted_intake_is_joined_again(server: PrivateBroker, client: redis.R
     client.delete(JOBS)
     assert control.read_intake(0.01) == []
     assert submit(scheduler, control) in control.queued()
+    rig.close()
+
+
+@pytest.mark.parametrize("how", ["deleted", "replaced", "its group deleted"])
+def test_an_intake_that_is_lost_while_it_is_read_is_made_anew(
+    server: PrivateBroker, client: redis.Redis, how: str
+) -> None:
+    rig = Rig(url=server.url)
+    control = rig.control()
+    scheduler = Scheduler(control, 2)
+    break_it = {
+        "deleted": lambda: client.delete(JOBS),
+        "replaced": lambda: client.delete(JOBS) and client.set(JOBS, "text"),
+        "its group deleted": lambda: client.xgroup_destroy(JOBS, "flowspec"),
+    }[how]
+    control.submit({"prompt": "p"})
+    for intake in control.read_intake(1.0):
+        scheduler.admit(intake)
+    timer = threading.Timer(0.2, break_it)
+    timer.start()
+    assert control.read_intake(1.0) == []
+    timer.join()
+    control.read_intake(0.01)
+    assert submit(scheduler, control) in control.queued()
+    rig.close()
+
+
+def test_an_entry_with_the_largest_id_does_not_end_submissions(
+    server: PrivateBroker, client: redis.Redis
+) -> None:
+    rig = Rig(url=server.url)
+    control = rig.control()
+    scheduler = Scheduler(control, 2)
+    before = submit(scheduler, control)
+    last = "18446744073709551615-18446744073709551615"
+    client.xadd(JOBS, {"prompt": "p"}, id=last)
+    with pytest.raises(BrokerError, match="exhausted"):
+        control.submit({"prompt": "p"})
+    for intake in control.read_intake(0.01):
+        scheduler.admit(intake)
+    assert control.read_intake(0.01) == []
+    after = submit(scheduler, control)
+    assert control.queued() == [before, last, after]
     rig.close()
 
 

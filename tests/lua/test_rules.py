@@ -34,8 +34,11 @@ READS = {
     "LPOS",
     "SCARD",
     "SISMEMBER",
+    "TIME",
     "TYPE",
+    "XINFO",
     "XLEN",
+    "XRANGE",
 }
 #: Refusals in each script's main part.
 REFUSALS = {
@@ -49,6 +52,7 @@ REFUSALS = {
     "publish_together": 3,
     "record": 0,
     "release": 1,
+    "renew_intake": 3,
     "revoke": 4,
     "set_pipeline": 1,
     "trim": 1,
