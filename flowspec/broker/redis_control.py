@@ -80,6 +80,7 @@ class RedisControl:
         submit again.
         """
         flat: list[object] = [part for pair in fields.items() for part in pair]
+        self._client.run([("PING",)])  # a broker that is away is waited for
         entry: bytes = self._client.once(("XADD", JOBS, "*", *flat))
         return entry.decode()
 
