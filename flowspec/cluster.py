@@ -194,8 +194,7 @@ class Cluster:
             if self._given_url is None:
                 self._broker = PrivateBroker(persist=self.setup.persist)
                 self.url = self._broker.start()
-            else:
-                self._drop_record()
+            self._drop_record()
             place = self._broker.directory if self._broker is not None else None
             self._logs = Path(tempfile.mkdtemp(prefix="flowspec-logs-", dir=place))
             self._spawn("scheduler", "workers.scheduler", *self.setup.arguments)
@@ -212,9 +211,15 @@ class Cluster:
         self._watcher.start()
 
     def _drop_record(self) -> None:
-        """Delete the record of an earlier pipeline, which the workers might take for theirs."""
+        """Delete the record of an earlier pipeline, which the workers might take for theirs.
+
+        A private broker's data have no other users: leases in them are of processes that are gone.
+        """
         control = RedisControl(self.url, Keys())
         try:
+            if self._broker is not None:
+                for role, claim in control.claims().items():
+                    control.release(role, claim.token)
             control.drop_pipeline()
         finally:
             control.close()

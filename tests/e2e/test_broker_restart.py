@@ -51,7 +51,7 @@ def test_with_its_data_running_and_waiting_jobs_go_on(persistent: Cluster) -> No
     pids = others(persistent)
     with Client(persistent.url) as client:
         wanted = plain(client)
-        for strategy in ("flowspec", "autoregressive", "auto"):
+        for strategy in ("flowspec", "auto"):
             wait_until(lambda: ready(persistent), 60)
             job = begun(client, strategy, 0.0)
             waiting = client.submit(PROMPT, max_new_tokens=COUNT, strategy=strategy)
