@@ -56,10 +56,11 @@ def main() -> None:
     def serve(control: RedisControl, lease: Lease) -> None:
         if control.pipeline() != record:
             control.set_pipeline(record, lease.holder.generation)
-        note(f"ready: a pipeline of {given.stages} stages of {given.target}")
         scheduler = Scheduler(
             control, given.stages, most_running=given.jobs, generation=lease.holder.generation
         )
+        scheduler.check_eviction()
+        note(f"ready: a pipeline of {given.stages} stages of {given.target}")
         scheduler.run(process.stop(lease))
 
     facts = Facts()

@@ -355,6 +355,10 @@ class Control(Protocol):
         """The pipeline's record; empty before a scheduler has stored it."""
         ...
 
+    def eviction(self) -> str:
+        """The policy by which a full broker deletes keys; empty: it deletes none."""
+        ...
+
     def wait_for_change(self, block_seconds: float) -> None:
         """Block until a job is admitted or ends, at most ``block_seconds``.
 

@@ -238,6 +238,9 @@ class MemoryControl:
         with self._broker.changed:
             return dict(self._broker.record)
 
+    def eviction(self) -> str:
+        return ""
+
     def close(self) -> None:
         """Nothing to close."""
 

@@ -337,6 +337,11 @@ class RedisControl:
     def pipeline(self) -> dict[str, str]:
         return self._hash(self._keys.record)
 
+    def eviction(self) -> str:
+        facts: Any = self._client.call(lambda client: client.info("memory"))
+        policy = str(facts.get("maxmemory_policy", "noeviction"))
+        return policy if int(facts.get("maxmemory", 0)) and policy != "noeviction" else ""
+
     def _hash(self, key: str) -> dict[str, str]:
         return texts(self._typed(lambda client: client.hgetall(key)) or {})
 

@@ -15,7 +15,7 @@ from flowspec.broker.server import PrivateBroker
 from flowspec.core.protocol.causes import LATE
 from flowspec.core.protocol.codes import Code
 from flowspec.drivers.scheduler import Scheduler
-from flowspec.errors import BrokerError
+from flowspec.errors import BrokerError, ConfigError
 from tests.broker.conftest import Rig
 
 ROLES = ("draft", "verify-1", "verify-2")
@@ -539,3 +539,26 @@ def test_a_scheduler_that_was_replaced_writes_no_record(rig: Rig) -> None:
     control.set_pipeline({})
     old.turn()
     assert control.pipeline() == {}
+
+
+def test_a_broker_that_evicts_is_refused_at_first_and_noticed_later(
+    server: PrivateBroker,
+    client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("flowspec.drivers.scheduler.EVICTION_LOOK_SECONDS", 0.0)
+    rig = Rig(url=server.url)
+    scheduler = Scheduler(rig.control(), 2)
+    scheduler.check_eviction()
+    scheduler.turn()
+    assert "deletes jobs" not in capsys.readouterr().err
+    client.config_set("maxmemory-policy", "allkeys-lru")
+    try:
+        with pytest.raises(ConfigError, match="maxmemory-policy is allkeys-lru, by which"):
+            scheduler.check_eviction()
+        scheduler.turn()
+    finally:
+        client.config_set("maxmemory-policy", "noeviction")
+    assert "a full broker deletes jobs and leases" in capsys.readouterr().err
+    rig.close()
