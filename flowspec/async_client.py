@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import time
@@ -12,15 +13,22 @@ from flowspec.broker.async_control import AsyncRedisControl
 from flowspec.broker.connection import DEFAULT_URL
 from flowspec.broker.inbox import FACT
 from flowspec.broker.keys import DEFAULT_PIPELINE, Keys
-from flowspec.client import SILENCE_SECONDS, no_job, no_scheduler, not_ended
-from flowspec.core.protocol.causes import LOST
+from flowspec.client import (
+    RECONNECT_LOOK_SECONDS,
+    RECONNECT_SECONDS,
+    SILENCE_SECONDS,
+    no_job,
+    no_scheduler,
+    not_ended,
+)
+from flowspec.core.protocol.causes import JOB_LOST
 from flowspec.core.run.spec import (
     CANCEL,
     JobOptions,
     JobSpec,
     job_spec,
 )
-from flowspec.errors import ClusterError, JobError, JobFailed, JobTimeout
+from flowspec.errors import BrokerUnreachable, ClusterError, JobError, JobFailed, JobTimeout
 from flowspec.results import Chunk, OutputSoFar, Result
 
 
@@ -50,15 +58,25 @@ class AsyncJob:
         """Pieces of the output from its start, as they are committed.
 
         JobFailed if the job ends with an error; ClusterError if no scheduler serves the pipeline;
-        JobTimeout if it has not ended ``timeout`` seconds after the first piece is asked for.
-        Leaving the iteration early does not cancel the job.
+        JobTimeout if it has not ended ``timeout`` seconds after the first piece is asked for;
+        BrokerUnreachable if the broker is away for ``client.RECONNECT_SECONDS``. Leaving the
+        iteration early does not cancel the job.
         """
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         if (chunk := self._output.chunk) is not None:
             yield chunk
+        away_since: float | None = None
         while not self.ended:
-            async for chunk in self._follow(deadline):
-                yield chunk
+            try:
+                async for chunk in self._follow(deadline):
+                    away_since = None
+                    yield chunk
+            except BrokerUnreachable:
+                now = time.monotonic()
+                away_since = now if away_since is None else away_since
+                if now - away_since > RECONNECT_SECONDS:
+                    raise
+                await asyncio.sleep(RECONNECT_LOOK_SECONDS)
             if not self.ended and time.monotonic() >= deadline:
                 raise JobTimeout(not_ended(self.id, timeout or 0.0))
         self._output.check()
@@ -94,7 +112,7 @@ class AsyncJob:
         if "scheduler" not in await self._control.claims():
             raise ClusterError(no_scheduler(self.id))
         if not await self._control.submitted(self.id) and not await self._control.job(self.id):
-            raise JobFailed(no_job(self.id), LOST)
+            raise JobFailed(no_job(self.id), JOB_LOST)
 
     async def result(self, timeout: float | None = None) -> Result:
         """Wait for the end, ``timeout`` seconds at most; errors as in ``stream``."""
@@ -180,10 +198,6 @@ class AsyncClient:
     def end_waits(self, why: str) -> None:
         """End all streams and results that are waited for now, with WaitsEnded."""
         self._control.outputs.end_waits(why)
-
-    async def reopen(self) -> None:
-        """Connect to another server at the same URL, where nothing of the earlier one is left."""
-        await self._control.reopen()
 
     async def close(self) -> None:
         """Close the connections."""

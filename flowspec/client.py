@@ -13,20 +13,24 @@ from flowspec.broker.connection import DEFAULT_URL
 from flowspec.broker.inbox import FACT
 from flowspec.broker.keys import DEFAULT_PIPELINE, Keys
 from flowspec.broker.redis_control import RedisControl
-from flowspec.core.protocol.causes import LOST
+from flowspec.core.protocol.causes import JOB_LOST
 from flowspec.core.run.spec import (
     CANCEL,
     JobOptions,
     JobSpec,
     job_spec,
 )
-from flowspec.errors import ClusterError, JobError, JobFailed, JobTimeout
+from flowspec.errors import BrokerUnreachable, ClusterError, JobError, JobFailed, JobTimeout
 from flowspec.results import Chunk, OutputSoFar, Result
 
 #: Silence of a job after which its client checks that a scheduler serves it, seconds. Longer than
 #: the shortest lease, so that the first check notices a scheduler that has just died; on a busy
 #: machine, where leases are longer, a later one does.
 SILENCE_SECONDS = 8.0
+#: How long a stream waits for a broker that cannot be reached, seconds; then it reads on where it
+#: was. And the shortest time between two tries.
+RECONNECT_SECONDS = 60.0
+RECONNECT_LOOK_SECONDS = 0.2
 
 
 def no_scheduler(job_id: str) -> str:
@@ -44,7 +48,10 @@ def not_ended(job_id: str, seconds: float) -> str:
 
 def no_job(job_id: str) -> str:
     """The error for a job that the pipeline does not have."""
-    return f"there is no job {job_id}: it never existed, or ended too long ago"
+    return (
+        f"there is no job {job_id}: it never existed, ended too long ago, or was lost when the "
+        "broker was restarted without its data"
+    )
 
 
 class Job:
@@ -53,7 +60,7 @@ class Job:
     def __init__(self, job_id: str, control: RedisControl) -> None:
         self._control = control
         self._output = OutputSoFar(job_id)
-        self._silent_since = time.monotonic()
+        self._silent_since = self._answered_at = time.monotonic()
 
     @property
     def id(self) -> str:
@@ -79,19 +86,32 @@ class Job:
         """Pieces of the output from its start, as they are committed.
 
         JobFailed if the job ends with an error; ClusterError if no scheduler serves the pipeline;
-        JobTimeout if it has not ended ``timeout`` seconds after the first piece is asked for.
+        JobTimeout if it has not ended ``timeout`` seconds after the first piece is asked for;
+        BrokerUnreachable if the broker is away for RECONNECT_SECONDS.
         """
         if (chunk := self._output.chunk) is not None:
             yield chunk
-        self._silent_since = time.monotonic()
+        self._silent_since = self._answered_at = time.monotonic()
         deadline = math.inf if timeout is None else self._silent_since + timeout
         while not self.ended:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise JobTimeout(not_ended(self.id, timeout or 0.0))
-            waits = min(1.0, left)
-            yield from self.take_all(self._control.read_output(self.id, self.cursor, waits))
+            yield from self._next(min(1.0, left))
         self._output.check()
+
+    def _next(self, seconds: float) -> list[Chunk]:
+        """What comes within ``seconds``; nothing while the broker is away for a while."""
+        try:
+            chunks = self.take_all(self._control.read_output(self.id, self.cursor, seconds))
+        except BrokerUnreachable:
+            self._silent_since = time.monotonic()
+            if self._silent_since - self._answered_at > RECONNECT_SECONDS:
+                raise
+            time.sleep(RECONNECT_LOOK_SECONDS)
+            return []
+        self._answered_at = time.monotonic()
+        return chunks
 
     def take_all(self, entries: Sequence[OutputEntry]) -> list[Chunk]:
         """The pieces of output in ``entries``, the result of a read; errors as in ``stream``."""
@@ -117,7 +137,7 @@ class Job:
         if "scheduler" not in self._control.claims():
             raise ClusterError(no_scheduler(self.id))
         if not self._control.submitted(self.id) and not self._control.job(self.id):
-            raise JobFailed(no_job(self.id), LOST)
+            raise JobFailed(no_job(self.id), JOB_LOST)
 
     def result(self, timeout: float | None = None) -> Result:
         """Wait for the end, ``timeout`` seconds at most; errors as in ``stream``."""

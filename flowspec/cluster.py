@@ -26,7 +26,7 @@ from flowspec.broker.server import PrivateBroker
 from flowspec.broker.ways import AUTO as AUTO_ROWS
 from flowspec.core.run.limits import CONTIGUOUS, TREE_ROWS
 from flowspec.emulation.setup import Emulation
-from flowspec.errors import ClusterError, ConfigError, FlowSpecError
+from flowspec.errors import BrokerError, ClusterError, ConfigError, FlowSpecError
 from flowspec.forks import StartedProcess, spawn, start
 from flowspec.model.directory import layer_ranges, local_path
 from flowspec.model.precision import AUTO, check_device, check_dtype
@@ -38,6 +38,8 @@ from flowspec.restarts import Restarts
 #: How long all workers together may take to be ready, seconds.
 READY_SECONDS = 300.0
 _STOP_SECONDS = 5.0
+#: The name of the private broker among the processes.
+BROKER = "broker"
 #: Interval between two looks at the processes, seconds.
 _WATCH_SECONDS = 0.1
 
@@ -81,7 +83,8 @@ class Setup:
     emulate; None: none. ``places``: what the models run on. ``layers``: the target's layers by
     stage; None: near-equal blocks. ``context``: most tokens of a job's prompt and output; None: as
     many as the target takes. ``rows``: how rows travel, one of ``broker.ways.ROWS``. ``jobs``: how
-    many run at once. ``keep_rows``: most rows that are kept for jobs that begin alike; None: as
+    many run at once. ``persist``: folder where a private broker keeps jobs and outputs; None: it
+    keeps nothing. ``keep_rows``: most rows that are kept for jobs that begin alike; None: as
     many as the context suggests (``limits.default_kept_rows``). ``most_rows``: KV rows of all
     running jobs at a stage; a job that would need more waits; 0: as many as ``jobs`` of them can
     need. ``kv``: how stages store KV rows, one of ``limits.STORES``.
@@ -100,6 +103,7 @@ class Setup:
     keep_rows: int | None = None
     most_rows: int = 0
     kv: str = CONTIGUOUS
+    persist: Path | None = None
 
     def check(self) -> None:
         """ConfigError for anything that would make a worker fail, before one is started."""
@@ -177,6 +181,8 @@ class Cluster:
         self._restarts: dict[str, Restarts] = {}
         self._ended: dict[str, str] = {}  # by role, why it is not started again
         self._stopping = threading.Event()
+        self._watched = threading.Event()  # the watcher starts nothing any more
+        self._stopped = threading.Event()  # and may end, with which its processes end
         self._watcher: threading.Thread | None = None
         self._logs: Path | None = None
         self.url = url or ""
@@ -186,10 +192,9 @@ class Cluster:
         self.setup.check()
         try:
             if self._given_url is None:
-                self._broker = PrivateBroker()
+                self._broker = PrivateBroker(persist=self.setup.persist)
                 self.url = self._broker.start()
-            else:
-                self._drop_record()
+            self._drop_record()
             place = self._broker.directory if self._broker is not None else None
             self._logs = Path(tempfile.mkdtemp(prefix="flowspec-logs-", dir=place))
             self._spawn("scheduler", "workers.scheduler", *self.setup.arguments)
@@ -206,9 +211,15 @@ class Cluster:
         self._watcher.start()
 
     def _drop_record(self) -> None:
-        """Delete the record of an earlier pipeline, which the workers might take for theirs."""
+        """Delete the record of an earlier pipeline, which the workers might take for theirs.
+
+        A private broker's data have no other users: leases in them are of processes that are gone.
+        """
         control = RedisControl(self.url, Keys())
         try:
+            if self._broker is not None:
+                for role, claim in control.claims().items():
+                    control.release(role, claim.token)
             control.drop_pipeline()
         finally:
             control.close()
@@ -263,8 +274,9 @@ class Cluster:
 
         Not for a worker that is started again.
         """
-        if self._broker is not None and self._broker.exited is not None:
-            raise ClusterError(f"the private broker stopped: {self._broker.log_tail()}")
+        broker = self._broker
+        if broker is not None and broker.exited is not None and self._watcher is None:
+            raise ClusterError(f"the private broker stopped: {broker.log_tail()}")
         for why in tuple(self._ended.values()):
             raise ClusterError(why)
         if self._watcher is None:
@@ -278,14 +290,50 @@ class Cluster:
     # ---- starting again --------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Start again what has stopped, until the cluster is stopped."""
+        """Start again what has stopped, until the cluster is stopped.
+
+        A process ends with the thread that has started it, so this one waits for the others' end.
+        """
+        self._start_again()
+        self._watched.set()
+        self._stopped.wait()
+
+    def _start_again(self) -> None:
         while not self._stopping.wait(_WATCH_SECONDS):
-            if self._broker is not None and self._broker.exited is not None:
-                self._interrupt()  # nothing can run without it, and what it held is gone
-                return
+            if self._broker is not None and not self._look_after_broker(self._broker):
+                continue  # nobody can be started without it
             for role in self._commands:
                 if role not in self._ended:
                     self._look_after(role)
+
+    def _look_after_broker(self, broker: PrivateBroker) -> bool:
+        """Start the private broker again if it has stopped; whether it runs.
+
+        If it stops too often, all workers are stopped.
+        """
+        if broker.exited is None:
+            return True
+        if BROKER in self._ended:
+            return False
+        now = time.monotonic()
+        restarts = self._restarts.setdefault(BROKER, Restarts())
+        if not restarts.waits:
+            end = f"the private broker stopped with status {broker.exited}: {broker.log_tail()}"
+            if not restarts.stopped(now):
+                self._ended[BROKER] = end
+                self._say(f"{end}; it has stopped too often to be started again")
+                self._interrupt()
+                return False
+            self._say(f"{end}; it is started again")
+        if not restarts.is_due(now):
+            return False
+        restarts.started()
+        try:
+            broker.start_again()
+        except BrokerError as error:
+            self._say(str(error))
+            return False
+        return True
 
     def _look_after(self, role: str) -> None:
         """Start ``role`` again if it has stopped and its time has come."""
@@ -332,9 +380,10 @@ class Cluster:
 
     @property
     def alive(self) -> bool:
-        """Whether the private broker, if there is one, and any worker still run."""
-        broker = self._broker is None or self._broker.exited is None
-        return broker and any(process.poll() is None for process in self._processes.values())
+        """Whether any worker still runs, and the private broker, if there is one, or will."""
+        return BROKER not in self._ended and any(
+            process.poll() is None for process in self._processes.values()
+        )
 
     def _said(self, role: str) -> str:
         assert self._logs is not None
@@ -348,7 +397,7 @@ class Cluster:
     def pids(self) -> dict[str, int]:
         """Process ids by role, the private broker's as ``broker``."""
         found = {role: process.pid for role, process in self._processes.items()}
-        return found | ({"broker": self._broker.pid} if self._broker is not None else {})
+        return found | ({BROKER: self._broker.pid} if self._broker is not None else {})
 
     def stop(self) -> None:
         """Stop all workers and the private broker, and remove their files.
@@ -357,8 +406,7 @@ class Cluster:
         """
         self._stopping.set()
         if self._watcher is not None:
-            self._watcher.join()
-            self._watcher = None
+            self._watched.wait()
         self._interrupt()
         deadline = time.monotonic() + _STOP_SECONDS
         for process in self._processes.values():
@@ -372,6 +420,10 @@ class Cluster:
         if self._broker is not None:
             self._broker.stop()
             self._broker = None
+        self._stopped.set()
+        if self._watcher is not None:
+            self._watcher.join()
+            self._watcher = None
         if self._logs is not None:
             shutil.rmtree(self._logs, ignore_errors=True)
             self._logs = None

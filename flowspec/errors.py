@@ -105,7 +105,8 @@ class JobFailed(FlowSpecError):
     """A job ended with an error; the message is the one in the job's output.
 
     ``cause``: ``refused`` (the job cannot be served), ``full`` (the queue is), ``lost`` (a worker
-    was), ``late`` (it did not begin within its ``wait_seconds``) or ``failed``.
+    was), ``job_lost`` (the broker has it no more), ``late`` (it did not begin within its
+    ``wait_seconds``) or ``failed``.
     """
 
     def __init__(self, text: str, cause: str = "failed") -> None:

@@ -182,8 +182,12 @@ class Process:
             if lease.lost:
                 raise LeaseLost(lease.lost)
             leaves = True
+        except BrokerError:
+            lease.by_broker = True
+            raise
         finally:
-            lease.release(leaves=leaves)
+            # A lost broker is not the loss of a worker, which its jobs may be to blame for.
+            lease.release(leaves=leaves or lease.by_broker)
             control.close()
 
     def free_role(self, roles: Iterable[str]) -> str | None:
@@ -216,11 +220,11 @@ class Process:
         takes the role again. ClaimError if another worker has it then. ``writes_record``: it needs
         no record of the pipeline, as it writes it.
         """
-        given_up = ""  # the token of a lease that the broker may still hold for this process
+        before: Lease | None = None  # which the broker may still hold for this process
         while True:
             try:
-                with begin() as serving, self._held(role, facts, given_up) as lease:
-                    given_up = lease.token
+                with begin() as serving, self._held(role, facts, before) as lease:
+                    before = lease
                     serving(lease)
                 return
             except (LeaseLost, BrokerError) as lost:
@@ -233,11 +237,11 @@ class Process:
                 self._wait_for_pipeline(needs_record=not writes_record)
 
     @contextmanager
-    def _held(self, role: str, facts: Facts, given_up: str) -> Iterator[Lease]:
-        """Hold ``role``; what an earlier lease of this process holds of it is given back first."""
-        if given_up:
+    def _held(self, role: str, facts: Facts, before: Lease | None) -> Iterator[Lease]:
+        """Hold ``role``; what this process' lease ``before`` holds of it is given back first."""
+        if before is not None:
             with closing(self.control()) as control:
-                control.release(role, given_up)
+                control.release(role, before.token, leaves=before.by_broker)
         with self.leased(role, facts) as lease:
             yield lease
 

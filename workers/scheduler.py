@@ -56,8 +56,7 @@ def main() -> None:
 
     def serve(control: RedisControl, lease: Lease) -> None:
         if control.pipeline() != record:
-            control.set_pipeline(record)
-        note(f"ready: a pipeline of {given.stages} stages of {given.target}")
+            control.set_pipeline(record, lease.holder.generation)
         scheduler = Scheduler(
             control,
             given.stages,
@@ -65,6 +64,8 @@ def main() -> None:
             most_waiting=given.most_waiting,
             generation=lease.holder.generation,
         )
+        scheduler.check_eviction()
+        note(f"ready: a pipeline of {given.stages} stages of {given.target}")
         scheduler.run(process.stop(lease))
 
     facts = Facts()

@@ -29,7 +29,7 @@ _WORKER = (
 _STAGE_SCRIPTS = ("publish", "publish_together", "record", "trim", "claim", "release")
 _DRAFT_SCRIPTS = (*_STAGE_SCRIPTS, "open_job", "commit_verdict", "finish")
 _SCHEDULER = (
-    *("script|load", "xgroup|create", "xreadgroup", "xack", "xdel", "xrange"),
+    *("script|load", "xgroup|create", "xreadgroup", "xack", "xdel", "xrange", "type"),
     *("hget", "hset", "lrange", "smembers"),
 )
 _CLIENT = (

@@ -16,13 +16,13 @@ from flowspec.broker.connection import (
     FIRST_SECONDS,
     OPTIONS,
     RETRY_SECONDS,
+    Jittered,
     checked_url,
     passes,
-    redact,
     translate,
 )
 from flowspec.broker.redis_client import CLOSED, Command
-from flowspec.errors import BrokerUnreachable, ClientClosed
+from flowspec.errors import ClientClosed
 
 T = TypeVar("T")
 
@@ -33,8 +33,7 @@ MOST_CONNECTIONS = 8
 class AsyncBrokerClient:
     """A client with retries, for one event loop.
 
-    After a lost connection it compares the server's run id: a restarted server has lost its data,
-    and the cursors held here do not apply to it.
+    A server that was restarted is used on, with whatever it has kept.
     """
 
     def __init__(self, url: str, *, connections: int = MOST_CONNECTIONS) -> None:
@@ -48,24 +47,24 @@ class AsyncBrokerClient:
                 **OPTIONS,
             )
         self._redis = aio.Redis(connection_pool=pool)
-        self._broken = False
         self._closed = False
-        self._server = ""
+        self._is_open = False
         self._opening = asyncio.Lock()
 
     async def open(self) -> None:
         """Connect; BrokerUnreachable if that fails. Every call does so if it was not done."""
         async with self._opening:
-            if not self._server:
-                self._server = await self._retried(self._ask_server, FIRST_SECONDS)
+            if not self._is_open:
+                await self._retried(self._ping, FIRST_SECONDS)
+                self._is_open = True
 
     async def run(self, *commands: Command) -> list[Any]:
         """The replies to ``commands``, sent in order in one round trip; they may be sent twice."""
-        if not self._server:
+        if not self._is_open:
             await self.open()
 
         async def send() -> list[Any]:
-            return await self._guarded(commands)
+            return await self._send(commands)
 
         return await self._retried(send, RETRY_SECONDS)
 
@@ -74,17 +73,17 @@ class AsyncBrokerClient:
 
         After BrokerUnreachable it is unknown whether the command was carried out.
         """
-        if not self._server:
+        if not self._is_open:
             await self.open()
         try:
-            return (await self._guarded([command]))[0]
+            return (await self._send([command]))[0]
         except redis.RedisError as error:
             raise translate(error, self.url) from None
 
     async def _retried(self, call: Callable[[], Coroutine[Any, Any, T]], seconds: float) -> T:
         policy = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception(passes),
-            wait=tenacity.wait_random_exponential(multiplier=0.05, max=0.5),
+            wait=Jittered(),
             stop=tenacity.stop_after_delay(seconds),
             reraise=True,
         )
@@ -93,36 +92,16 @@ class AsyncBrokerClient:
         except redis.RedisError as error:
             raise translate(error, self.url) from None
 
-    async def _guarded(self, commands: Sequence[Command]) -> list[Any]:
+    async def _send(self, commands: Sequence[Command]) -> list[Any]:
         if self._closed:
             raise ClientClosed(CLOSED)
-        if self._broken:
-            if await self._ask_server() != self._server:
-                raise BrokerUnreachable(
-                    f"the broker at {redact(self.url)} was restarted; what ran on it is lost"
-                )
-            self._broken = False
-        try:
-            return await self._send(commands)
-        except (redis.ConnectionError, redis.TimeoutError):
-            self._broken = True
-            raise
-
-    async def _send(self, commands: Sequence[Command]) -> list[Any]:
         pipeline = self._redis.pipeline(transaction=False)
         for command in commands:
             pipeline.execute_command(*command)
         return list(await cancellable(pipeline.execute()))
 
-    async def _ask_server(self) -> str:
-        info: Any = await cancellable(self._redis.info("server"))
-        return str(info["run_id"])
-
-    async def forget_server(self) -> None:
-        """Take the next server that answers as a new one, with nothing known of it."""
-        self._server = ""
-        self._broken = False
-        await self._redis.connection_pool.disconnect()
+    async def _ping(self) -> None:
+        await cancellable(self._redis.ping())
 
     async def close(self) -> None:
         """Close the connections; every later call raises ClientClosed."""

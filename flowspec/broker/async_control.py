@@ -24,14 +24,10 @@ class AsyncRedisControl:
         """Connect; BrokerUnreachable if that fails."""
         await self._client.open()
 
-    async def reopen(self) -> None:
-        """Connect to what may be another server at the same URL; BrokerUnreachable if none is."""
-        await self._client.forget_server()
-        await self._client.open()
-
     async def submit(self, fields: Mapping[str, str]) -> str:
         """As ``RedisControl.submit``."""
         flat = [part for pair in fields.items() for part in pair]
+        await self._client.run(("PING",))  # a broker that is away is waited for
         entry: bytes = await self._client.once(("XADD", JOBS, "*", *flat))
         return entry.decode()
 

@@ -50,7 +50,12 @@ CHAT_TEMPLATE = "chat_template"
 
 def setup_of(record: Mapping[str, str]) -> str:
     """Digest of a pipeline's record: a worker built from another record must not serve it."""
-    return hashlib.sha256(json.dumps(dict(record), sort_keys=True).encode()).hexdigest()[:16]
+    return digest_of(record)[:16]
+
+
+def digest_of(fields: Mapping[str, str]) -> str:
+    """Digest of named texts in any order, 64 hexadecimal digits."""
+    return hashlib.sha256(json.dumps(dict(fields), sort_keys=True).encode()).hexdigest()
 
 
 def middles_of(record: Mapping[str, str]) -> tuple[str, ...]:
@@ -347,12 +352,16 @@ class Control(Protocol):
         """Leases in force, by role."""
         ...
 
-    def set_pipeline(self, record: Mapping[str, str]) -> None:
-        """Store the pipeline's record."""
+    def set_pipeline(self, record: Mapping[str, str], by: int | None = None) -> Code:
+        """Store the pipeline's record, in place of whatever is there; STALE as of ``by``."""
         ...
 
     def pipeline(self) -> dict[str, str]:
         """The pipeline's record; empty before a scheduler has stored it."""
+        ...
+
+    def eviction(self) -> str:
+        """The policy by which a full broker deletes keys; empty: it deletes none."""
         ...
 
     def wait_for_change(self, block_seconds: float) -> None:

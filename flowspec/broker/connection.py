@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -45,6 +46,10 @@ OPTIONS: Mapping[str, Any] = {
     "socket_connect_timeout": _CONNECT_TIMEOUT,
     "socket_read_size": 1 << 20,
 }
+
+#: Bounds of the waits between attempts, seconds.
+_FIRST_WAIT = 0.05
+_LAST_WAIT = 0.5
 
 T = TypeVar("T")
 
@@ -137,6 +142,20 @@ def _cause_of(reason: str) -> str:
     return re.sub(r"^Error \d+ connecting to \S+ ", "", reason).rstrip(".")
 
 
+class Jittered(tenacity.wait.wait_base):
+    """Waits up to a bound that doubles with every attempt, from ``_FIRST_WAIT`` to ``_LAST_WAIT``.
+
+    As tenacity's own, but with draws of its own: a program's seeded ``random`` stays as it is.
+    """
+
+    def __init__(self) -> None:
+        self._random = random.Random()
+
+    def __call__(self, retry_state: tenacity.RetryCallState) -> float:
+        bound = min(_LAST_WAIT, _FIRST_WAIT * 2.0 ** (retry_state.attempt_number - 1))
+        return self._random.uniform(0.0, bound)
+
+
 def retrying(call: Callable[[], T], url: str, *, seconds: float = RETRY_SECONDS) -> T:
     """``call()``, retried for at most ``seconds`` while the broker is unreachable.
 
@@ -149,7 +168,7 @@ def retrying(call: Callable[[], T], url: str, *, seconds: float = RETRY_SECONDS)
             raise translate(error, url) from None
     policy = tenacity.Retrying(
         retry=tenacity.retry_if_exception(passes),
-        wait=tenacity.wait_random_exponential(multiplier=0.05, max=0.5),
+        wait=Jittered(),
         stop=tenacity.stop_after_delay(seconds),
         reraise=True,
     )

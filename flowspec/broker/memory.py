@@ -170,7 +170,7 @@ class MemoryBroker:
         return code
 
     def finish(self, op: Finish, by: Holder | None) -> Code:
-        code = self.ledger.finish(op.run, by)
+        code = self.ledger.finish(op.run, by, failed=op.reason == "error")
         if code is Code.OK:
             self.note_end(op.run.job, op.reason, op.error, op.stats, op.cause)
             self.wakes += 1

@@ -144,6 +144,7 @@ class MemoryControl:
                 lost=lost,
                 leased=leased,
                 again=again,
+                failed=reason == "error",
             )
             if change.code is Code.OK:
                 entry = broker.ledger.jobs[job]
@@ -228,13 +229,19 @@ class MemoryControl:
         held = self._broker.leases.items()
         return {role: (token, info) for role, (token, info, until) in held if until > now}
 
-    def set_pipeline(self, record: Mapping[str, str]) -> None:
+    def set_pipeline(self, record: Mapping[str, str], by: int | None = None) -> Code:
         with self._broker.changed:
+            if not self._broker.ledger.is_latest(_scheduler(by)):
+                return Code.STALE
             self._broker.record = dict(record)
+        return Code.OK
 
     def pipeline(self) -> dict[str, str]:
         with self._broker.changed:
             return dict(self._broker.record)
+
+    def eviction(self) -> str:
+        return ""
 
     def close(self) -> None:
         """Nothing to close."""

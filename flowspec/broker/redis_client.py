@@ -1,4 +1,4 @@
-"""Connections to one server: scripts by hash, and no command after the server was restarted."""
+"""Connections to one server: scripts by hash, and what becomes of them when it is restarted."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import redis
 from flowspec.broker.connection import FIRST_SECONDS, connect, redact, retrying, translate
 from flowspec.broker.scripts import load
 from flowspec.errors import BrokerError, BrokerUnreachable, ClientClosed
+from flowspec.observe import logger
 
 #: How long a user who may not load scripts waits for them, and how often it looks, seconds.
 SCRIPTS_SECONDS = 6.0
@@ -26,9 +27,13 @@ CLOSED = "this client is closed; make another one"
 class BrokerClient:
     """A client with retries and scripts, for several threads.
 
-    After a lost connection it compares the server's run id: a restarted server has lost its data,
-    and the cursors and sequence numbers held here do not apply to it.
+    After a lost connection it compares the server's run id. A restarted server may have lost its
+    data, or the end of it. Whoever asks for what is stored goes on with what there is; whoever has
+    written and read in step with others begins anew (``_in_step``).
     """
+
+    #: Whether what this client has read and written holds for one run of the server alone.
+    _in_step = False
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -45,16 +50,22 @@ class BrokerClient:
         if self._closed:
             raise ClientClosed(CLOSED)
         if self._broken:
-            if self._ask_server() != self._server:
-                raise BrokerUnreachable(
-                    f"the broker at {redact(self.url)} was restarted; what ran on it is lost"
-                )
+            server = self._ask_server()
+            if server != self._server:
+                self._note_restart(server)
             self._broken = False
         try:
             return call()
         except (redis.ConnectionError, redis.TimeoutError):
             self._broken = True
             raise
+
+    def _note_restart(self, server: str) -> None:
+        where = redact(self.url)
+        if self._in_step:
+            raise BrokerUnreachable(f"the broker at {where} was restarted; what ran on it is lost")
+        self._server = server
+        logger().info("broker restarted", url=where)
 
     def once(self, command: Command) -> Any:
         """The reply to one command that must not be sent twice.
@@ -126,6 +137,7 @@ class BrokerClient:
         """Close the connections; every later call raises ClientClosed."""
         self._closed = True
         self._redis.close()
+        self._redis.connection_pool.disconnect(inuse_connections=False)
 
 
 class ConnectedClient(BrokerClient):
@@ -133,6 +145,8 @@ class ConnectedClient(BrokerClient):
 
     Its replies are as the server sends them (bytes, lists, integers).
     """
+
+    _in_step = True
 
     def __init__(self, url: str) -> None:
         super().__init__(url)

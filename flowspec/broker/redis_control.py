@@ -14,6 +14,7 @@ from flowspec.broker.base import (
     RETENTION_MS,
     Intake,
     OutputEntry,
+    digest_of,
     earlier_of,
     role_of,
     roles_of,
@@ -38,11 +39,19 @@ from flowspec.core.protocol.lease import TERMS
 from flowspec.core.protocol.messages import Earlier, Revoke, Submit
 from flowspec.core.run.key import RunKey
 from flowspec.errors import BrokerError, BrokerUnreachable
+from flowspec.observe import logger
 
 _GROUP = "flowspec"
 _FIELD = "f:"
 _BATCH = 64
+#: Answers to readers of an intake that was deleted, with or without its group, or replaced.
+_INTAKE_GONE = ("NOGROUP", "UNBLOCKED", "WRONGTYPE")
+#: Most entries of an intake that is made anew, and how far an id may be ahead of the clock, ms.
+_INTAKE_MOST = 100_000
+_FUTURE_MS = 86_400_000
 
+#: Tries to admit a job while its idempotency key changes hands; only schedulers admit jobs.
+_ADMIT_TRIES = 3
 #: Later than every run of a job whose epoch is not known any more.
 LAST_EPOCH = 1 << 31
 
@@ -71,6 +80,7 @@ class RedisControl:
         submit again.
         """
         flat: list[object] = [part for pair in fields.items() for part in pair]
+        self._client.run([("PING",)])  # a broker that is away is waited for
         entry: bytes = self._client.once(("XADD", JOBS, "*", *flat))
         return entry.decode()
 
@@ -83,24 +93,34 @@ class RedisControl:
         """Read this consumer's unacknowledged entries, or new ones if there are none.
 
         Entries whose reply was lost are among the unacknowledged ones, so a read of new entries is
-        not retried.
+        not retried. A deleted intake, or one with no id left, is made anew.
         """
-        try:
-            pending = self._intakes(self._blocker().run([self._group_read(1, "0")])[0])
-        except BrokerError as error:
-            if "NOGROUP" not in str(error):
-                raise
-            self.join_intake()  # it was deleted, with or without the stream
-            return []
-        if pending:
-            return pending
         block = max(1, int(min(block_seconds, MAX_BLOCK_SECONDS) * 1000))
         try:
-            return self._intakes(self._blocker().once(self._group_read(block, ">")))
+            pending = self._intakes(self._blocker().run([self._group_read(1, "0")])[0])
+            found = pending or self._read_new(block)
+        except BrokerError as error:
+            if not any(sign in str(error) for sign in _INTAKE_GONE):
+                raise
+            found = []
+        if not found:
+            self._renew_intake()
+        return found
+
+    def _read_new(self, block_ms: int) -> list[Intake]:
+        try:
+            return self._intakes(self._blocker().once(self._group_read(block_ms, ">")))
         except BrokerUnreachable:
             # The next call reads entries that this one may have claimed, or raises if the broker
             # stays unreachable.
             return []
+
+    def _renew_intake(self) -> None:
+        """Let jobs be submitted again if the intake was deleted, replaced or has no id left."""
+        self.join_intake()
+        code = Code(self._client.script("renew_intake", [JOBS], [_INTAKE_MOST, _GROUP, _FUTURE_MS]))
+        if code is Code.OK:
+            logger(role="scheduler").warning("intake made anew", intake=JOBS)
 
     def _group_read(self, block_ms: int, start: str) -> tuple[Any, ...]:
         count = ("COUNT", _BATCH, "BLOCK", block_ms)
@@ -121,7 +141,8 @@ class RedisControl:
             try:
                 client.xgroup_create(JOBS, _GROUP, id="0", mkstream=True)
             except redis.ResponseError as error:
-                if "BUSYGROUP" not in str(error):
+                # A key of another type gives way at the first read.
+                if not str(error).startswith(("BUSYGROUP", "WRONGTYPE")):
                     raise
 
         self._client.call(create)
@@ -135,25 +156,35 @@ class RedisControl:
     def admit(
         self, job: str, fields: Mapping[str, str], error: str = "", *, most: int | None = None
     ) -> Code:
+        for _ in range(_ADMIT_TRIES):
+            code = self._admit(job, fields, error, QUEUE_CAP if most is None else most)
+            if code is not Code.STALE:
+                return code
+        raise BrokerError(f"the idempotency key of job {job} changes hands all the time")
+
+    def _admit(self, job: str, fields: Mapping[str, str], error: str, most: int) -> Code:
+        """Admit ``job``; STALE: its idempotency key has just got another owner."""
         keys = self._keys
         key = fields.get("idempotency_key", "")
+        held = self._key_holder(key)
         named = [
             keys.job(job),
             keys.queue,
             keys.out(job),
             keys.idempotency(key),
             keys.log(SCHEDULER),
+            keys.job(held.partition(" ")[0]),
         ]
         flat = [part for pair in fields.items() for part in pair] if not error else []
-        arguments = [
-            job,
-            QUEUE_CAP if most is None else most,
-            RETENTION_MS,
-            int(bool(key)),
-            error,
-            *flat,
-        ]
+        digest = digest_of(fields) if key else ""
+        arguments = [job, most, RETENTION_MS, digest, error, held, *flat]
         return Code(self._client.script("admit", named, arguments))
+
+    def _key_holder(self, key: str) -> str:
+        """The job that has the idempotency key ``key``, and the digest of its fields; or ''."""
+        stored = self._keys.idempotency(key)
+        found = self._typed(lambda client: client.get(stored)) if key else None
+        return found.decode() if found else ""
 
     def queued(self) -> list[str]:
         found: Any = self._client.call(lambda client: client.lrange(self._keys.queue, 0, -1))
@@ -168,7 +199,7 @@ class RedisControl:
 
     def holders(self, job: str) -> dict[str, int]:
         key = self._keys.job(job)
-        found = self._of_hash(lambda client: client.hget(key, "holders"))
+        found = self._typed(lambda client: client.hget(key, "holders"))
         return read_holders(found.decode()) if found else {}
 
     def assign(
@@ -297,9 +328,10 @@ class RedisControl:
         )
         return claims_of(roles, values, generations)
 
-    def set_pipeline(self, record: Mapping[str, str]) -> None:
+    def set_pipeline(self, record: Mapping[str, str], by: int | None = None) -> Code:
         flat = [part for pair in record.items() for part in pair]
-        self._client.run([("DEL", self._keys.record), ("HSET", self._keys.record, *flat)])
+        named = [self._keys.record, self._keys.generations]
+        return Code(self._client.script("set_pipeline", named, [_scheduler(by), *flat]))
 
     def drop_pipeline(self) -> None:
         """Delete the record, unless a scheduler holds its lease: workers wait for the next one."""
@@ -309,11 +341,16 @@ class RedisControl:
     def pipeline(self) -> dict[str, str]:
         return self._hash(self._keys.record)
 
-    def _hash(self, key: str) -> dict[str, str]:
-        return texts(self._of_hash(lambda client: client.hgetall(key)) or {})
+    def eviction(self) -> str:
+        facts: Any = self._client.call(lambda client: client.info("memory"))
+        policy = str(facts.get("maxmemory_policy", "noeviction"))
+        return policy if int(facts.get("maxmemory", 0)) and policy != "noeviction" else ""
 
-    def _of_hash(self, command: Callable[[redis.Redis], Any]) -> Any:
-        """The answer to ``command``; None if its key is no hash: that was deleted."""
+    def _hash(self, key: str) -> dict[str, str]:
+        return texts(self._typed(lambda client: client.hgetall(key)) or {})
+
+    def _typed(self, command: Callable[[redis.Redis], Any]) -> Any:
+        """The answer to ``command``; None if its key is of another type: its own was deleted."""
         try:
             return self._client.call(command)
         except BrokerError as error:

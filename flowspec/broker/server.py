@@ -1,12 +1,13 @@
 """A private server in a private directory, killed when its parent exits: a broker, or an inbox.
 
-It requires a random password, saves no data to disk and never evicts. It listens on a unix socket,
-or, if others are to reach it, on a TCP port.
+It requires a random password and never evicts. It saves no data to disk unless it is given a folder
+for that. It listens on a unix socket, or, if others are to reach it, on a TCP port.
 """
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import re
 import secrets
@@ -17,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import redis
 
@@ -49,12 +50,13 @@ bind {host}
 _CONFIG = """\
 {listen}
 {users}
-dir "{directory}"
+dir "{data}"
 logfile "{log}"
 daemonize no
 databases 1
 save ""
-appendonly no
+appendonly {append}
+appendfsync everysec
 maxmemory {maxmemory}
 maxmemory-policy noeviction
 slowlog-max-len 0
@@ -80,6 +82,8 @@ class PrivateBroker:
     ``ticks``: how many times per second an idle server checks the timeouts of blocked readers, 1 to
     500: a read that times out ends up to one tick late. ``listen``: where it listens; None: on a
     unix socket in its directory. ``users``: further users, each the arguments of ``ACL SETUSER``.
+    ``persist``: folder where it keeps its data in an append-only file, synced every second, for a
+    later server; one server at a time may use it. None: it keeps nothing.
     """
 
     def __init__(
@@ -90,7 +94,10 @@ class PrivateBroker:
         ticks: int = 10,
         listen: Listen | None = None,
         users: Sequence[str] = (),
+        persist: Path | None = None,
     ) -> None:
+        self._persist = persist
+        self._lock: IO[bytes] | None = None
         self._binary = binary
         self._listen = listen
         self._users = users
@@ -120,7 +127,8 @@ class PrivateBroker:
                     *(f"user {user}" for user in self._users),
                 ]
             ),
-            directory=directory,
+            data=self._persist.resolve() if self._persist is not None else directory,
+            append="yes" if self._persist is not None else "no",
             log=log,
             maxmemory=self._maxmemory,
             ticks=self._ticks,
@@ -134,22 +142,54 @@ class PrivateBroker:
             else f"unix://:{password}@{socket}"
         )
         try:
-            self._process = subprocess.Popen(
-                [str(binary), str(config)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                preexec_fn=die_with_parent(),
-                start_new_session=True,
-            )
-            self._wait_until_ready(log)
+            self._take_data()
+            self._run(binary, config)
         except OSError as error:
             self.stop()
             raise BrokerError(f"the private server cannot be started: {error}") from None
         except BaseException:
             self.stop()
             raise
+        self._binary = binary
         return self.url
+
+    def _take_data(self) -> None:
+        """Take the folder for data; BrokerError if another server has it."""
+        if self._persist is None:
+            return
+        self._persist.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = (self._persist / "lock").open("wb")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BrokerError(
+                f"{self._persist} is in use by another broker; stop that one, or give another "
+                "folder"
+            ) from None
+
+    def _run(self, binary: Path, config: Path) -> None:
+        """Run the server and wait until it answers."""
+        self._process = subprocess.Popen(
+            [str(binary), str(config)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            preexec_fn=die_with_parent(),
+            start_new_session=True,
+        )
+        self._wait_until_ready(config.with_name("log"))
+
+    def start_again(self) -> None:
+        """Start a server that has stopped again, at the same URL; BrokerError as of ``start``.
+
+        It has what was kept, or nothing.
+        """
+        if self.directory is None or self._binary is None:
+            raise BrokerError("the private server was stopped on purpose")
+        try:
+            self._run(self._binary, self.directory / "conf")
+        except OSError as error:
+            raise BrokerError(f"the private server cannot be started again: {error}") from None
 
     def _wait_until_ready(self, log: Path) -> None:
         deadline = time.monotonic() + START_SECONDS
@@ -187,7 +227,7 @@ class PrivateBroker:
         return _tail(self.directory / "log") if self.directory is not None else ""
 
     def stop(self) -> None:
-        """Stop the server and remove its directory; harmless when it is not running."""
+        """Stop the server and remove its directory, not its data; harmless if it is stopped."""
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
             try:
@@ -199,6 +239,9 @@ class PrivateBroker:
         if self.directory is not None:
             shutil.rmtree(self.directory, ignore_errors=True)
             self.directory = None
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     def __enter__(self) -> PrivateBroker:
         self.start()

@@ -48,6 +48,7 @@ from flowspec.cli.flags import (
     MostRows,
     OwnUrl,
     Pair,
+    Persist,
     Planned,
     PlannedDtype,
     Port,
@@ -203,6 +204,7 @@ def up(
     keep_rows: KeepRows = None,
     most_rows: MostRows = 0,
     kv: Kv = CONTIGUOUS,
+    persist: Persist = None,
     redis_url: OwnUrl = None,
 ) -> None:
     """Start a pipeline that keeps running, and print how to reach it."""
@@ -212,7 +214,7 @@ def up(
     run_on = (dtype, device, draft_dtype, draft_device)
     setup = setup_of(target, draft, models, stages, run_on, cluster)
     setup = replace(setup, rows=rows, jobs=jobs, keep_rows=keep_rows)
-    up(replace(setup, most_rows=most_rows, kv=kv), redis_url)
+    up(replace(setup, most_rows=most_rows, kv=kv, persist=persist), redis_url)
 
 
 @app.command()

@@ -133,6 +133,13 @@ MostRows = Annotated[
         "--jobs of them can need.",
     ),
 ]
+Persist = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder where the pipeline's own broker keeps jobs and outputs, for its next start; "
+        "without it they are lost when the broker stops.",
+    ),
+]
 Kv = Annotated[
     str,
     typer.Option(

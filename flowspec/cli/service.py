@@ -28,7 +28,7 @@ from flowspec.cli.show import console
 from flowspec.client import Client
 from flowspec.cluster import READY_SECONDS, Cluster, Places, Setup
 from flowspec.core.protocol.addresses import Address
-from flowspec.errors import ClusterError, FlowSpecError, WireError
+from flowspec.errors import ClusterError, ConfigError, FlowSpecError, WireError
 from flowspec.model.base import placed
 from flowspec.planning.cluster_file import parse_ranges
 
@@ -44,7 +44,13 @@ def up(setup: Setup, url: str | None) -> None:
         raise ClusterError(
             f"a pipeline is up already (process {found.pid}); stop it with `flowspec down`"
         )
+    if setup.persist is not None and url:
+        raise ConfigError(
+            "--persist is for a broker of the pipeline's own; leave it out, and set `appendonly "
+            "yes` where the given broker is configured"
+        )
     setup.check()
+    kept = ["--persist", str(setup.persist.resolve())] if setup.persist is not None else []
     log = state_file().with_suffix(".log")
     log.parent.mkdir(parents=True, exist_ok=True)
     surroundings = {
@@ -54,7 +60,7 @@ def up(setup: Setup, url: str | None) -> None:
         state_file().unlink(missing_ok=True)
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "flowspec.cli.service", *setup.arguments],
+                [sys.executable, "-m", "flowspec.cli.service", *setup.arguments, *kept],
                 # The URL may contain a password, so it must not be an argument that `ps` shows.
                 env=surroundings | ({"FLOWSPEC_REDIS_URL": url} if url else {}),
                 stdin=subprocess.DEVNULL,
@@ -284,6 +290,7 @@ def _main() -> None:
     parser.add_argument("--layers", type=parse_ranges)
     for flag in ("--context", "--keep-rows", "--most-rows"):
         parser.add_argument(flag, type=int)
+    parser.add_argument("--persist", type=Path)
     given = parser.parse_args()
     setup = Setup(
         given.target,
@@ -298,6 +305,7 @@ def _main() -> None:
         keep_rows=given.keep_rows,
         most_rows=given.most_rows,
         kv=given.kv,
+        persist=given.persist,
     )
     try:
         _Supervisor(setup, os.environ.get("FLOWSPEC_REDIS_URL")).run()

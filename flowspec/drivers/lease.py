@@ -61,6 +61,7 @@ class Lease:
         self.role = role
         self.token = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self.lost = ""  # why the lease is lost, one line; "" while it is held
+        self.by_broker = False  # whether that is because the broker could not be reached
         self.passing: Callable[[], PassInHand] = PassInHand  # what the worker computes
         self._control = control
         self._facts = facts
@@ -146,6 +147,7 @@ class Lease:
                 self._log.warning("lease not renewed", reason=str(error))
                 continue
             except BrokerError as error:
+                self.by_broker = True
                 self.lost = str(error)
                 return
             except Exception as error:  # noqa: BLE001 - a lease nobody renews must not look held

@@ -42,6 +42,8 @@ _CANCEL_TRIES = 3
 #: How many times a job that has lost a worker begins again: three attempts in all.
 MOST_AGAIN = 2
 
+#: Interval between two looks at the broker's policy for a full memory, seconds.
+EVICTION_LOOK_SECONDS = 30.0
 #: Most time between two turns that counts as waiting, seconds: not a pause of the scheduler.
 _LONGEST_TURN = 1.0
 
@@ -83,8 +85,8 @@ class Scheduler:
     ) -> None:
         self._control = control
         self._stages = stages
-        self._setup = setup_of(control.pipeline())
-        record = control.pipeline()
+        record = self._record = control.pipeline()
+        self._setup = setup_of(record)
         self._workers = dict(zip(roles_of(record), workers_of(record), strict=True))
         self._most_running = most_running
         self._most_waiting = most_waiting
@@ -97,6 +99,15 @@ class Scheduler:
         self._queue = QueueOrder(self._fields)
         self._log = logger(role="scheduler")
         self._intake_error = ""
+        self._eviction_looked_at = 0.0
+
+    def check_eviction(self) -> None:
+        """ConfigError if the broker, once it is full, deletes jobs and leases."""
+        if policy := self._control.eviction():
+            raise ConfigError(
+                f"the broker's maxmemory-policy is {policy}, by which it deletes jobs and leases "
+                "once it is full; set `maxmemory-policy noeviction` in its configuration"
+            )
 
     def run(self, stop: Callable[[], bool]) -> None:
         """Run until ``stop()`` is true; BrokerUnreachable if the broker stays unreachable."""
@@ -112,6 +123,8 @@ class Scheduler:
     def turn(self) -> None:
         """Check the workers once: end jobs that lost one; if all are ready, assign jobs."""
         self._clock.tick()
+        self._look_at_eviction()
+        self._keep_record()
         claims = self._control.claims()
         self._take_back(claims)
         self._look_at_queue()
@@ -130,6 +143,21 @@ class Scheduler:
                 break
             self._queue.drop(job)
             self._log.info("job assigned", job=job)
+
+    def _look_at_eviction(self) -> None:
+        """Say now and then that the broker's policy was changed meanwhile; jobs go on."""
+        if self._clock.now - self._eviction_looked_at < EVICTION_LOOK_SECONDS:
+            return
+        self._eviction_looked_at = self._clock.now
+        if policy := self._control.eviction():
+            self._log.warning("broker evicts", policy=policy)
+
+    def _keep_record(self) -> None:
+        """Write the pipeline's record again if it is gone: without it no worker is known."""
+        if self._control.pipeline():
+            return
+        if self._control.set_pipeline(self._record, self._generation) is Code.OK:
+            self._log.warning("record written again")
 
     def _look_at_queue(self) -> None:
         """Learn which jobs wait; end those that have not begun in time."""

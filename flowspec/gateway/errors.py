@@ -107,7 +107,7 @@ def api_error(error: FlowSpecError, retry_seconds: int = RETRY_SECONDS) -> ApiEr
             # Its address is the operator's matter, not a client's.
             logger(role="gateway").warning("broker not usable", reason=text)
             return unavailable("the pipeline's broker cannot be used now; try again later")
-        case JobFailed(cause=causes.LOST) | ClusterError():
+        case JobFailed(cause=causes.LOST | causes.JOB_LOST) | ClusterError():
             return unavailable(text)
         case ConfigError():
             return refused(text)

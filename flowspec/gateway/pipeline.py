@@ -114,7 +114,7 @@ class PipelineWatch:
             self._ended = time.monotonic()
 
     async def _look(self) -> PipelineState:
-        record = await self._read_record()
+        record = await self._client.pipeline()
         if not record:
             raise unavailable("no pipeline here: no scheduler has announced one")
         workers = await self._client.workers()
@@ -130,14 +130,6 @@ class PipelineWatch:
             has_chat_template=bool(draft.get(CHAT_TEMPLATE, True)),
             missing=tuple(missing),
         )
-
-    async def _read_record(self) -> dict[str, str]:
-        try:
-            return await self._client.pipeline()
-        except BrokerUnreachable:
-            # It may be another server now, with a pipeline of its own.
-            await self._client.reopen()
-            return await self._client.pipeline()
 
 
 def _is_ready(facts: Mapping[str, Any] | None, setup: str) -> bool:

@@ -616,6 +616,44 @@ def test_an_idempotency_key_names_one_job(rig: Rig) -> None:
     )
 
 
+def test_an_idempotency_key_with_other_fields_is_refused(rig: Rig) -> None:
+    control = rig.control()
+    fields = {"prompt": "p", "idempotency_key": "mine"}
+    first, second = (control.submit(fields) for _ in range(2))
+    assert control.admit(first, fields) is Code.OK
+    assert control.admit(second, fields | {"prompt": "q"}) is Code.DUP
+    assert control.queued() == [first]
+    assert [entry.fields for entry in control.read_output(second, "0", 1.0)] == [
+        {
+            "kind": "error",
+            "text": f"the idempotency key belongs to job {first} with other fields; "
+            "use another key",
+            "cause": "refused",
+        },
+        {"kind": "end", "finish_reason": "error"},
+    ]
+
+
+@pytest.mark.parametrize("how", ["finished", "revoked", "cancelled"])
+def test_a_failed_job_gives_its_idempotency_key_up(rig: Rig, how: str) -> None:
+    control = rig.control()
+    draft = rig.link(D0)
+    fields = {"prompt": "p", "idempotency_key": "mine"}
+    first = rig.start(control, draft, idempotency_key="mine")
+    if how == "finished":
+        assert draft.write([Finish(RunKey(first, 1), "error", "no", {})]) == [Code.OK]
+    else:
+        reason = "cancelled" if how == "cancelled" else "error"
+        assert control.revoke(first, reason, "no") is Code.OK
+    second = control.submit(fields)
+    wanted = Code.DUP if how == "cancelled" else Code.OK
+    assert control.admit(second, fields) is wanted
+    third = control.submit(fields)
+    assert control.admit(third, fields) is Code.DUP
+    known = control.read_output(third, "0", 1.0)[0].fields
+    assert known["duplicate_of"] == (first if how == "cancelled" else second)
+
+
 def test_waiting_jobs_are_assigned_while_there_is_room(rig: Rig) -> None:
     control = rig.control()
     draft = rig.link(D0)

@@ -93,8 +93,8 @@ class Pair:
 
     # ---- operations ------------------------------------------------------------------------------
 
-    def admit(self, job: str, key: str, error: str) -> None:
-        fields = {"prompt": f"of {job}"} | ({"idempotency_key": key} if key else {})
+    def admit(self, job: str, key: str, error: str, prompt: str = "p") -> None:
+        fields = {"prompt": prompt} | ({"idempotency_key": key} if key else {})
         known = job in self.ledger.jobs
         admission = self.ledger.admit(job, fields, MOST_QUEUED, error)
         what = f"admit {job} {fields} {error!r}"
@@ -123,10 +123,11 @@ class Pair:
         return Earlier(self.prompts[job], tuple(tuple(json.loads(one["ids"])) for one in entries))
 
     def revoke(self, job: str, error: str) -> None:
-        code = self.note(self.ledger.revoke(job, WORKERS))
-        self.agree(f"revoke {job}", code, self.control.revoke(job, "cancelled", error))
+        reason = "error" if error else "cancelled"
+        code = self.note(self.ledger.revoke(job, WORKERS, failed=bool(error)))
+        self.agree(f"revoke {job}", code, self.control.revoke(job, reason, error))
         if code is Code.OK:
-            self._say_end(job, "cancelled", error, LOST)
+            self._say_end(job, reason, error, LOST)
 
     def put_back(self, job: str) -> None:
         """Put a running job back into the queue."""
@@ -183,7 +184,7 @@ class Pair:
 
     def finish(self, run: RunKey, error: str) -> None:
         finish = Finish(run, "error" if error else "eos", error, {"rows": 3})
-        code = self.ledger.finish(run)
+        code = self.ledger.finish(run, failed=bool(error))
         self.agree(finish, code, *self.links[DRAFT].write([finish]))
         if code is Code.OK:
             cause = finish.cause
@@ -274,11 +275,12 @@ def admissions(draw: st.DrawFn) -> Step:
     any_job = draw(st.one_of(st.none(), st.none(), JOB))
     key = draw(st.sampled_from(("", "", "", "mine", "yours")))
     error = draw(st.sampled_from(("", "", "", "", "", "no such strategy")))
+    prompt = draw(st.sampled_from(("p", "p", "q")))
 
     def step(pair: Pair) -> None:
         unknown = [job for job in pair.jobs if job not in pair.ledger.jobs]
         new = unknown[0] if unknown else pair.jobs[0]
-        pair.admit(new if any_job is None else any_job(pair), key, error)
+        pair.admit(new if any_job is None else any_job(pair), key, error, prompt)
 
     return step
 

@@ -84,3 +84,12 @@ def test_a_second_up_says_that_one_is_starting_and_touches_nothing(
         "wait until it serves\n"
     )
     assert [file.read_text() for file in kept] == ["the first one's"] * 2
+
+
+def test_data_are_kept_by_a_broker_of_ones_own_alone(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    status, _, err = command("up", "--persist", str(tmp_path), "--redis-url", "unix:///none")
+    assert status != 0
+    assert "--persist is for a broker of the pipeline's own" in err

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent.parent
 #: Words in the broker's sources that are parts of commands, or of answers.
 PARTS = {
     *("BLOCK", "BUSYGROUP", "COUNT", "GROUP", "MINID", "NOAUTH", "NOGROUP", "STREAMS", "WRONGPASS"),
-    "WRONGTYPE",
+    *("UNBLOCKED", "WRONGTYPE"),
 }
 #: Commands of transactions; whoever may not begin one is refused as a whole.
 AROUND = {"MULTI", "EXEC", "DISCARD"}

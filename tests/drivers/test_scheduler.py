@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -14,7 +15,7 @@ from flowspec.broker.server import PrivateBroker
 from flowspec.core.protocol.causes import LATE
 from flowspec.core.protocol.codes import Code
 from flowspec.drivers.scheduler import Scheduler
-from flowspec.errors import BrokerError
+from flowspec.errors import BrokerError, ConfigError
 from tests.broker.conftest import Rig
 
 ROLES = ("draft", "verify-1", "verify-2")
@@ -498,3 +499,103 @@ def test_a_job_beyond_the_most_that_may_wait_is_refused_with_one_line(rig: Rig) 
     assert control.revoke(first, "cancelled") is Code.OK
     fourth = submit(scheduler, control)
     assert control.queued() == [second, fourth]
+
+
+@pytest.mark.parametrize("how", ["deleted", "replaced", "its group deleted"])
+def test_an_intake_that_is_lost_while_it_is_read_is_made_anew(
+    server: PrivateBroker, client: redis.Redis, how: str
+) -> None:
+    rig = Rig(url=server.url)
+    control = rig.control()
+    scheduler = Scheduler(control, 2)
+    break_it = {
+        "deleted": lambda: client.delete(JOBS),
+        "replaced": lambda: client.delete(JOBS) and client.set(JOBS, "text"),
+        "its group deleted": lambda: client.xgroup_destroy(JOBS, "flowspec"),
+    }[how]
+    control.submit({"prompt": "p"})
+    for intake in control.read_intake(1.0):
+        scheduler.admit(intake)
+    timer = threading.Timer(0.2, break_it)
+    timer.start()
+    assert control.read_intake(1.0) == []
+    timer.join()
+    control.read_intake(0.01)
+    assert submit(scheduler, control) in control.queued()
+    rig.close()
+
+
+def test_an_entry_with_the_largest_id_does_not_end_submissions(
+    server: PrivateBroker, client: redis.Redis
+) -> None:
+    rig = Rig(url=server.url)
+    control = rig.control()
+    scheduler = Scheduler(control, 2)
+    before = submit(scheduler, control)
+    last = "18446744073709551615-18446744073709551615"
+    client.xadd(JOBS, {"prompt": "p"}, id=last)
+    with pytest.raises(BrokerError, match="exhausted"):
+        control.submit({"prompt": "p"})
+    for intake in control.read_intake(0.01):
+        scheduler.admit(intake)
+    assert control.read_intake(0.01) == []
+    after = submit(scheduler, control)
+    assert control.queued() == [before, last, after]
+    rig.close()
+
+
+@pytest.mark.parametrize("value", [None, "text"])
+def test_a_record_that_was_deleted_is_written_again_and_running_jobs_go_on(
+    server: PrivateBroker, client: redis.Redis, value: str | None
+) -> None:
+    """By an operator, or by a broker that evicts."""
+    rig = Rig(url=server.url)
+    control = rig.control()
+    scheduler = Scheduler(control, 2, most_running=2, late_seconds=0.0)
+    lease(control, *ROLES)
+    first = submit(scheduler, control)
+    scheduler.turn()
+    record = control.pipeline()
+    client.delete(rig.keys.record)
+    if value is not None:
+        client.set(rig.keys.record, value)
+    scheduler.turn()
+    assert control.pipeline() == record
+    assert control.running() == [first]
+    second = submit(scheduler, control)
+    scheduler.turn()
+    assert control.running() == sorted([first, second])
+    rig.close()
+
+
+def test_a_scheduler_that_was_replaced_writes_no_record(rig: Rig) -> None:
+    control = rig.control()
+    old = Scheduler(control, 2, generation=control.claim("scheduler", "first", {}))
+    control.release("scheduler", "first")
+    control.claim("scheduler", "second", {})
+    control.set_pipeline({})
+    old.turn()
+    assert control.pipeline() == {}
+
+
+def test_a_broker_that_evicts_is_refused_at_first_and_noticed_later(
+    server: PrivateBroker,
+    client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("flowspec.drivers.scheduler.EVICTION_LOOK_SECONDS", 0.0)
+    rig = Rig(url=server.url)
+    scheduler = Scheduler(rig.control(), 2)
+    scheduler.check_eviction()
+    scheduler.turn()
+    assert "broker evicts" not in capsys.readouterr().err
+    client.config_set("maxmemory-policy", "allkeys-lru")
+    try:
+        with pytest.raises(ConfigError, match="maxmemory-policy is allkeys-lru, by which"):
+            scheduler.check_eviction()
+        scheduler.turn()
+    finally:
+        client.config_set("maxmemory-policy", "noeviction")
+    assert "broker evicts" in capsys.readouterr().err
+    rig.close()

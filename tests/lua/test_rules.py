@@ -34,12 +34,15 @@ READS = {
     "LPOS",
     "SCARD",
     "SISMEMBER",
+    "TIME",
     "TYPE",
+    "XINFO",
     "XLEN",
+    "XRANGE",
 }
 #: Refusals in each script's main part.
 REFUSALS = {
-    "admit": 1,
+    "admit": 2,
     "assign": 5,
     "claim": 1,
     "commit_verdict": 6,
@@ -49,7 +52,9 @@ REFUSALS = {
     "publish_together": 3,
     "record": 0,
     "release": 1,
+    "renew_intake": 3,
     "revoke": 4,
+    "set_pipeline": 1,
     "trim": 1,
 }
 #: Codes that are returned after writes, as the script's header says: admit ends a refused job,

@@ -8,6 +8,8 @@ REFUSED = "refused"
 FULL = "full"
 #: A worker was lost.
 LOST = "lost"
+#: The broker has the job no more: it was restarted without its data, or the job expired.
+JOB_LOST = "job_lost"
 #: The job did not begin within its ``wait_seconds``.
 LATE = "late"
 #: Something failed on the way.

@@ -64,8 +64,8 @@ class Change(NamedTuple):
 class Admission:
     """The result of admitting a job.
 
-    ``refused``: why it was refused, one line; empty: it was not. ``duplicate_of``: the job that has
-    the idempotency key.
+    ``refused``: why it was refused, one line; empty: it was not. ``duplicate_of``: the job with the
+    same idempotency key and fields.
     """
 
     code: Code
@@ -94,7 +94,7 @@ class JobEntry:
     ``offset``: context length after the last commit; None before the job was opened. ``emitted``:
     tokens in its output. ``entries``: entries of its output. ``holders``: generations by role of
     the workers that it was assigned to. ``again``: how often it was put back. ``text_end``: why its
-    text is complete; empty: it is not.
+    text is complete; empty: it is not. ``failed``: whether it ended with an error.
     """
 
     fields: tuple[tuple[str, str], ...]
@@ -106,6 +106,7 @@ class JobEntry:
     holders: Mapping[str, int] = field(default_factory=dict)
     again: int = 0
     text_end: str = ""
+    failed: bool = False
     run: _RunState = field(default_factory=_RunState)
 
     @property
@@ -165,15 +166,18 @@ class Ledger:
         The fields of a job that is ended are not kept: they are not used again, and may be large.
 
         ``refused``: why the job cannot be served, one line; it is ended. DUP: it was admitted
-        before; or another job has its idempotency key, and it is ended. FULL: the queue is full,
-        and it is ended.
+        before; or another job that has not failed has its idempotency key, and it is ended. FULL:
+        the queue is full, and it is ended.
         """
         if job in self.jobs:
             return Admission(Code.DUP)
         admission = Admission(Code.OK, refused)
         key = fields.get("idempotency_key", "")
-        earlier = self._idempotency.get(key, "") if key else ""
-        if not refused and earlier:
+        earlier = self._holder_of(key)
+        if not refused and earlier and dict(self.jobs[earlier].fields) != dict(fields):
+            why = f"the idempotency key belongs to job {earlier} with other fields; use another key"
+            admission = Admission(Code.DUP, why)
+        elif not refused and earlier:
             why = f"the idempotency key belongs to job {earlier}"
             admission = Admission(Code.DUP, why, earlier)
         elif not refused and len(self.queue) >= most_queued:
@@ -187,6 +191,11 @@ class Ledger:
         if key:
             self._idempotency[key] = job
         return admission
+
+    def _holder_of(self, key: str) -> str:
+        """The job that has the idempotency key ``key``; empty: none, or it has failed."""
+        job = self._idempotency.get(key, "") if key else ""
+        return job if job and not self.jobs[job].failed else ""
 
     def assign(
         self,
@@ -225,11 +234,12 @@ class Ledger:
         )
         return Change(Code.OK, (Delivery(DRAFT, Envelope(SCHEDULER, 1, message)),))
 
-    def finish(self, run: RunKey, by: Holder | None = None) -> Code:
-        """End a run and its job, on behalf of its owner."""
+    def finish(self, run: RunKey, by: Holder | None = None, *, failed: bool = False) -> Code:
+        """End a run and its job, on behalf of its owner; ``failed``: with an error."""
         entry = self._fenced(run, by)
         if entry is None:
             return Code.STALE
+        entry.failed = failed
         self._end(run.job, entry)
         return Code.OK
 
@@ -242,14 +252,16 @@ class Ledger:
         lost: Holder | None = None,
         leased: bool = False,
         again: int = 0,
+        failed: bool = False,
     ) -> Change:
         """End a job from outside, or put it back; if it runs, send Revoke to ``workers``.
 
         Raises the epoch, so that later writes of its owners are refused. ``lost``: the worker for
         whose loss it ends; ``leased``: a lease on its role is in force. ``again``: how many times a
         running job may be put back in front of the queue; a worker that has left its role does not
-        count. A job whose text is complete ends in any case. DUP: it has ended, or is
-        unknown. STALE: the scheduler is not the latest, or the worker is not lost.
+        count. A job whose text is complete ends in any case. ``failed``: it ends with an error.
+        DUP: it has ended, or is unknown. STALE: the scheduler is not the latest, or the worker is
+        not lost.
         """
         entry = self.jobs.get(job)
         if entry is None or entry.state is JobState.DONE:
@@ -271,6 +283,8 @@ class Ledger:
             entry.holders = {}
             entry.again += counts
             self.queue.insert(0, job)
+        else:
+            entry.failed = failed and not (is_running and again > 0 and entry.text_end)
         return Change(Code.OK, deliveries)
 
     def _end(self, job: str, entry: JobEntry) -> None:

@@ -81,6 +81,37 @@ def test_a_job_with_the_key_of_another_is_ended() -> None:
     assert ledger.admit("3-0", {**FIELDS, "idempotency_key": "other"}, MANY).code is Code.OK
 
 
+def test_a_job_with_the_key_of_another_and_other_fields_is_refused() -> None:
+    ledger = Ledger()
+    ledger.admit(JOB, {**FIELDS, "idempotency_key": "mine"}, MANY)
+    before = picture(ledger)
+    admission = ledger.admit("2-0", {**FIELDS, "seed": "9", "idempotency_key": "mine"}, MANY)
+    why = f"the idempotency key belongs to job {JOB} with other fields; use another key"
+    assert admission == Admission(Code.DUP, why)
+    ended_at_once(ledger, "2-0", before)
+
+
+@pytest.mark.parametrize("failed", [False, True])
+@pytest.mark.parametrize("how", ["finish", "revoke", "revoke a complete one"])
+def test_a_job_that_has_failed_loses_its_key(failed: bool, how: str) -> None:
+    ledger = Ledger()
+    fields = {**FIELDS, "idempotency_key": "mine"}
+    ledger.admit(JOB, fields, MANY)
+    ledger.assign(JOB, MANY)
+    if how == "finish":
+        ledger.finish(FIRST, failed=failed)
+    else:
+        ledger.jobs[JOB].text_end = "eos" if how == "revoke a complete one" else ""
+        again = int(how == "revoke a complete one")
+        ledger.revoke(JOB, WORKERS, again=again, failed=failed)
+    admission = ledger.admit("2-0", fields, MANY)
+    if failed and how != "revoke a complete one":
+        assert admission == Admission(Code.OK)
+        assert ledger.admit("3-0", fields, MANY).duplicate_of == "2-0"
+    else:
+        assert admission.duplicate_of == JOB
+
+
 def test_a_refused_job_is_ended_and_takes_no_key_and_no_place() -> None:
     ledger = queued()
     before = picture(ledger)

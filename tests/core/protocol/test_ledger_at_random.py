@@ -197,23 +197,23 @@ class LedgerAgainstAccounts(RuleBasedStateMachine):
         put_back(self.ledger, job)
         self.ledger.running.discard(job)
 
-    @rule(data=st.data())
-    def finish(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), failed=st.booleans())
+    def finish(self, data: st.DataObject, failed: bool) -> None:
         run = self.draw_run(data, stale=6)
         account = self.owned(run)
         self.watch()
-        code = self.ledger.finish(run)
+        code = self.ledger.finish(run, failed=failed)
         assert code is (Code.OK if account else Code.STALE)
         if account is None:
             self.unchanged()
         else:
-            self.end(run.job, account)
+            self.end(run.job, account, failed)
 
-    @rule(job=st.sampled_from([*JOBS, *("9-0",) * 9]))
-    def revoke(self, job: str) -> None:
+    @rule(job=st.sampled_from([*JOBS, *("9-0",) * 9]), failed=st.booleans())
+    def revoke(self, job: str, failed: bool) -> None:
         account = self.accounts.get(job)
         self.watch()
-        change = self.ledger.revoke(job, WORKERS)
+        change = self.ledger.revoke(job, WORKERS, failed=failed)
         if account is None or account.state == "done":
             assert change == Change(Code.DUP)
             self.unchanged()
@@ -223,9 +223,11 @@ class LedgerAgainstAccounts(RuleBasedStateMachine):
         envelope = Envelope(SCHEDULER, 0, Revoke(RunKey(job, account.epoch)))
         told = [(to, envelope) for to in WORKERS] if account.state == "running" else []
         self.note(change.deliveries, *told)
-        self.end(job, account)
+        self.end(job, account, failed)
 
-    def end(self, job: str, account: Account) -> None:
+    def end(self, job: str, account: Account, failed: bool) -> None:
+        if failed:
+            self.keys = {key: other for key, other in self.keys.items() if other != job}
         account.state = "done"
         account.forget_run()
         self.running.discard(job)

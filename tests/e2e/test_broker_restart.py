@@ -1,0 +1,133 @@
+"""The broker's process is killed and started again: nobody exits, and the next job is served."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flowspec.async_client import AsyncClient
+from flowspec.client import SILENCE_SECONDS, Client
+from flowspec.cluster import Cluster, Setup
+from flowspec.core.protocol.causes import JOB_LOST
+from flowspec.errors import JobFailed
+from flowspec.model.directory import default_pair
+from tests.e2e.test_resume import COUNT, PROMPT, begun, ready, wait_until
+
+#: Longest until a lost job is reported, seconds after the broker is back.
+LOST_SECONDS = SILENCE_SECONDS + 4
+
+
+@pytest.fixture(scope="module")
+def persistent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    place = tmp_path_factory.mktemp("broker")
+    with Cluster(Setup(*default_pair(), 2, persist=place)) as running:
+        yield running
+
+
+def plain(client: Client) -> tuple[int, ...]:
+    job = client.submit(PROMPT, max_new_tokens=COUNT, strategy="autoregressive", seed=3)
+    return job.result().token_ids
+
+
+def kill_broker(cluster: Cluster) -> None:
+    before = cluster.pids["broker"]
+    os.kill(before, signal.SIGKILL)
+    wait_until(lambda: cluster.pids["broker"] != before)
+    cluster._restarts["broker"]._stops.clear()  # the limit is for brokers that do not work
+
+
+def others(cluster: Cluster) -> dict[str, int]:
+    return {role: pid for role, pid in cluster.pids.items() if role != "broker"}
+
+
+def test_with_its_data_running_and_waiting_jobs_go_on(persistent: Cluster) -> None:
+    pids = others(persistent)
+    with Client(persistent.url) as client:
+        wanted = plain(client)
+        for strategy in ("flowspec", "auto"):
+            wait_until(lambda: ready(persistent), 60)
+            job = begun(client, strategy, 0.0)
+            waiting = client.submit(PROMPT, max_new_tokens=COUNT, strategy=strategy)
+            kill_broker(persistent)
+            began = time.monotonic()
+            result = job.result()
+            assert result.token_ids == wanted, strategy
+            assert result.stats["resumed_tokens"] >= 10
+            assert time.monotonic() - began < 20
+            assert waiting.result().token_ids == wanted
+    assert others(persistent) == pids, "a process has stopped"
+
+
+def test_a_client_reads_on_where_it_was(persistent: Cluster) -> None:
+    with Client(persistent.url) as client:
+        wanted = plain(client)
+        wait_until(lambda: ready(persistent), 60)
+        job = client.submit(PROMPT, max_new_tokens=COUNT)
+        ids: list[int] = []
+        killed = threading.Timer(0.0, kill_broker, (persistent,))
+        for chunk in job.stream():
+            ids += chunk.token_ids
+            if len(ids) > 20 and killed.ident is None:
+                killed.start()
+        killed.join()
+        assert tuple(ids) == wanted
+
+
+def test_an_asynchronous_client_reads_on_where_it_was(persistent: Cluster) -> None:
+    with Client(persistent.url) as client:
+        wanted = plain(client)
+    wait_until(lambda: ready(persistent), 60)
+
+    async def use() -> tuple[int, ...]:
+        ids: list[int] = []
+        killed = threading.Timer(0.0, kill_broker, (persistent,))
+        async with asyncio.timeout(60), AsyncClient(persistent.url) as client:
+            job = await client.submit(PROMPT, max_new_tokens=COUNT)
+            async for chunk in job.stream():
+                ids += chunk.token_ids
+                if len(ids) > 20 and killed.ident is None:
+                    killed.start()
+        killed.join()
+        return tuple(ids)
+
+    assert asyncio.run(use()) == wanted
+
+
+def test_without_its_data_jobs_are_lost_in_time_and_the_next_one_is_served() -> None:
+    said: list[str] = []
+    with (
+        Cluster(Setup(*default_pair(), 2), say=said.append) as cluster,
+        Client(cluster.url) as client,
+    ):
+        wanted = plain(client)
+        pids = others(cluster)
+        job = begun(client, "flowspec", 0.0)
+        waiting = client.submit(PROMPT, max_new_tokens=COUNT)
+        wait_until(lambda: client.knows(waiting.id))  # the scheduler holds what it has just read
+        kill_broker(cluster)
+        began = time.monotonic()
+        for lost in (job, waiting):
+            with pytest.raises(JobFailed, match=f"there is no job {lost.id}: ") as raised:
+                lost.result()
+            assert raised.value.cause == JOB_LOST
+        assert time.monotonic() - began < 2 * LOST_SECONDS
+        assert client.submit(PROMPT, max_new_tokens=COUNT).result().token_ids == wanted
+        assert others(cluster) == pids, "a process has stopped"
+        assert said[0].startswith("the private broker stopped with status -9")
+
+
+def test_data_are_there_for_the_next_pipeline_and_for_one_at_a_time(tmp_path: Path) -> None:
+    setup = Setup(*default_pair(), 1, persist=tmp_path / "data")
+    with Cluster(setup) as cluster, Client(cluster.url) as client:
+        job = client.submit(PROMPT, max_new_tokens=5)
+        text = job.result().text
+    with Cluster(setup) as cluster, Client(cluster.url) as client:
+        assert client.job(job.id).result().text == text
+        assert client.submit(PROMPT, max_new_tokens=5).result().text == text
