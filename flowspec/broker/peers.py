@@ -243,10 +243,13 @@ class Peers:
             return
         for to in self._receivers:
             claim = self._claims.get(role_of(to))
-            facts = claim.facts if claim is not None else {}
-            announced = Announced.read(facts.get(FACT))
+            if claim is None:
+                # Perhaps only its lease is late, and it still reads; a link that is dead breaks.
+                self._reasons[to] = "its worker is not there"
+                continue
+            announced = Announced.read(claim.facts.get(FACT))
             if announced is None:
-                self._reasons[to] = why_none_of(facts) if facts else "its worker is not there"
+                self._reasons[to] = why_none_of(claim.facts)
                 if self._offered.pop(to, None) is not None:
                     self._offers[to] = None
             elif self._offered.get(to) != announced and not self._resting(to, announced):

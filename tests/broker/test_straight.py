@@ -468,6 +468,23 @@ def test_a_link_whose_lease_announces_another_inbox_goes_there(
     other.close()
 
 
+def test_a_lease_that_is_only_late_costs_no_message(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its worker reads on, and keeps its jobs for a while: what was not confirmed must reach it."""
+    monkeypatch.setattr("flowspec.broker.peers.LOOK_SECONDS", 0.05)
+    pair.open()
+    inbox = lose_writes(pair)
+    pair.draft.write([send(S1, pair.job, 2, segment(pair.job, 1))])
+    pair.control.release(role_of(S1), "token")
+    until(lambda: role_of(S1) not in pair.peers.claims)
+    time.sleep(0.2)  # some looks more
+    assert pair.peers.get(S1) is inbox
+    inbox.client._connection.disconnect()
+    pair.draft.write([send(S1, pair.job, 3, segment(pair.job, 2))])
+    assert delivered(pair, 2) == [2, 3]
+
+
 def test_a_link_through_the_broker_tells_the_way_there(server: PrivateBroker) -> None:
     peers = Peers(RedisControl(server.url, Keys()), [S1], straight=False, url=server.url)
     peers.start()

@@ -55,7 +55,8 @@ def test_experts_are_matrices_of_three_dimensions(tmp_path: Path) -> None:
     [
         ({"model_type": "no-such-family"}, "cannot be read as a no-such-family model"),
         ({"model_type": "llama", "hidden_size": "wide"}, "expected a whole number"),
-        ({"model_type": "bert"}, "whose layers cannot be split here"),
+        ({"model_type": "bert"}, "is a model of type bert, which has an encoder"),
+        ({"model_type": "mamba"}, "whose layers cannot be split here"),
     ],
 )
 def test_a_config_of_no_such_model_is_refused(
