@@ -38,6 +38,7 @@ class AsyncJob:
     def __init__(self, job_id: str, control: AsyncRedisControl) -> None:
         self._control = control
         self._output = OutputSoFar(job_id)
+        self._answered_at = time.monotonic()  # when the broker was last there
 
     @property
     def id(self) -> str:
@@ -65,16 +66,13 @@ class AsyncJob:
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         if (chunk := self._output.chunk) is not None:
             yield chunk
-        away_since: float | None = None
+        self._answered_at = time.monotonic()
         while not self.ended:
             try:
                 async for chunk in self._follow(deadline):
-                    away_since = None
                     yield chunk
             except BrokerUnreachable:
-                now = time.monotonic()
-                away_since = now if away_since is None else away_since
-                if now - away_since > RECONNECT_SECONDS:
+                if time.monotonic() - self._answered_at > RECONNECT_SECONDS:
                     raise
                 await asyncio.sleep(RECONNECT_LOOK_SECONDS)
             if not self.ended and time.monotonic() >= deadline:
@@ -92,6 +90,7 @@ class AsyncJob:
         try:
             while not self.ended and (left := deadline - time.monotonic()) > 0:
                 entries = await feed.take(min(SILENCE_SECONDS, left))
+                self._answered_at = time.monotonic()
                 if entries:
                     silent_since = time.monotonic()
                 else:

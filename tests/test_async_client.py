@@ -113,6 +113,32 @@ def test_a_new_job_joins_a_read_that_waits(cluster: ToyCluster, server: PrivateB
     assert with_client(server.url, use) < 1.5
 
 
+def test_who_reads_an_output_again_from_further_back_misses_nothing(
+    cluster: ToyCluster, server: PrivateBroker
+) -> None:
+    """While a read is under way that begins further on."""
+
+    async def use(client: AsyncClient) -> None:
+        outputs = client._control.outputs
+        job = await client.submit("hello", max_new_tokens=4)
+        await job.result()
+        (entries,) = [await (await outputs.follow(job.id, "0")).take(5)]
+        first, *_, last = [entry.cursor for entry in entries]
+        outputs._feeds.clear()
+        ahead = await outputs.follow(job.id, last)
+        asked = dict.fromkeys(outputs._feeds, last)
+        outputs.leave(ahead)
+        back = await outputs.follow(job.id, first)
+        (stream,) = outputs._feeds
+        late = [stream.encode(), [[b"9999999999999-0", {b"kind": b"end"}]]]
+        outputs._deliver(asked, [late])
+        again = [entry.cursor for entry in await back.take(5)]
+        assert again == [entry.cursor for entry in entries[1:]]
+        outputs.leave(back)
+
+    with_client(server.url, use)
+
+
 def test_a_job_ends_early_by_cancel(cluster: ToyCluster, server: PrivateBroker) -> None:
     async def use(client: AsyncClient) -> None:
         job = await client.submit("hello", max_new_tokens=480)

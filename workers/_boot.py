@@ -25,6 +25,8 @@ from flowspec.emulation.setup import EMULATED, Emulation
 from flowspec.errors import (
     WORKER_PACKAGES,
     BrokerError,
+    BrokerFull,
+    BrokerUnreachable,
     ClusterError,
     ConfigError,
     FlowSpecError,
@@ -182,7 +184,7 @@ class Process:
             if lease.lost:
                 raise LeaseLost(lease.lost)
             leaves = True
-        except BrokerError:
+        except (BrokerUnreachable, BrokerFull):
             lease.by_broker = True
             raise
         finally:

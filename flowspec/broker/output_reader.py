@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+from collections.abc import Mapping
 from typing import Any
 
 from flowspec.broker.async_client import AsyncBrokerClient
@@ -107,14 +108,15 @@ class OutputReader:
     async def _keep(self) -> None:
         try:
             while self._feeds:
-                self._deliver(await self._read())
+                self._deliver(*await self._read())
         except BrokerError as error:
             await self._end(error)
         except Exception as error:  # noqa: BLE001 - or the feeds would wait for ever
             logger(role="client").error("outputs not read", kind=type(error).__name__)
             await self._end(BrokerError(f"the outputs cannot be read: {type(error).__name__}"))
 
-    async def _read(self) -> Any:
+    async def _read(self) -> tuple[Mapping[str, str], Any]:
+        """The cursors that were read behind, by stream, and what was found."""
         self._is_woken = False
         if self._blocking is None:
             self._blocking = AsyncBrokerClient(self._client.url, connections=1)
@@ -123,15 +125,22 @@ class OutputReader:
             for stream, feeds in self._feeds.items()
         }
         streams = {self._wake: self._wake_cursor, **cursors}
-        return (await self._blocking.run(xread(streams, MAX_BLOCK_SECONDS, BATCH)))[0]
+        (found,) = await self._blocking.run(xread(streams, MAX_BLOCK_SECONDS, BATCH))
+        return streams, found
 
-    def _deliver(self, found: Any) -> None:
+    def _deliver(self, cursors: Mapping[str, str], found: Any) -> None:
+        """Hand out what was ``found`` behind ``cursors``.
+
+        A feed that joined meanwhile, further back, would have a hole: the next read is for it.
+        """
         for stream, entries in found or ():
             name = stream.decode()
             arrived = output_entries(entries)
             if name == self._wake:
                 self._wake_cursor = arrived[-1].cursor
             for feed in self._feeds.get(name, ()):
+                if order(feed.cursor) < order(cursors[name]):
+                    continue
                 new = [entry for entry in arrived if order(entry.cursor) > order(feed.cursor)]
                 if new:
                     feed.put(new)
