@@ -56,10 +56,9 @@ class Full(io.StringIO):
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def answer(job: Job, record: Path | None = None) -> bool:
-    """Answer one prompt by ``job``; whether that succeeded."""
-    setup = Setup("target", "draft", 2)
-    request = generate.Request(
+def request_of(setup: Setup, record: Path | None = None) -> generate.Request:
+    """A request for eight tokens of a running pipeline."""
+    return generate.Request(
         setup,
         Sampling(),
         "flowspec",
@@ -70,6 +69,11 @@ def answer(job: Job, record: Path | None = None) -> bool:
         record=record,
         url="unix:///x",
     )
+
+
+def answer(job: Job, record: Path | None = None) -> bool:
+    """Answer one prompt by ``job``; whether that succeeded."""
+    request = request_of(Setup("target", "draft", 2), record)
     screen = Screen(as_json=False)
     client: object = Client(job)
     return generate._answer(client, request.spec("hi"), request, screen, lambda: None)  # type: ignore[arg-type]
@@ -147,18 +151,7 @@ class Pool:
 
 
 def together(pool: Pool, most: int) -> bool:
-    setup = Setup("target", "draft", 2, jobs=most)
-    request = generate.Request(
-        setup,
-        Sampling(),
-        "flowspec",
-        8,
-        raw=False,
-        as_json=False,
-        with_stats=False,
-        record=None,
-        url="unix:///x",
-    )
+    request = request_of(Setup("target", "draft", 2, jobs=most))
     client: object = pool
     answering = generate._Together(client, request, Screen(as_json=False), lambda: None)  # type: ignore[arg-type]
     return answering.answer([request.spec("hi")] * len(pool.jobs))
