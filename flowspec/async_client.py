@@ -110,8 +110,13 @@ class AsyncJob:
             return
         if "scheduler" not in await self._control.claims():
             raise ClusterError(no_scheduler(self.id))
-        if not await self._control.submitted(self.id) and not await self._control.job(self.id):
+        if not await self._is_known():
             raise JobFailed(no_job(self.id), JOB_LOST)
+
+    async def _is_known(self) -> bool:
+        """Whether the pipeline has the job, or it waits to be taken in."""
+        # In this order: a job has its record before it leaves the intake.
+        return await self._control.submitted(self.id) or bool(await self._control.job(self.id))
 
     async def result(self, timeout: float | None = None) -> Result:
         """Wait for the end, ``timeout`` seconds at most; errors as in ``stream``."""
@@ -129,7 +134,7 @@ class AsyncJob:
 
         JobError if there is no such job.
         """
-        if not await self._control.submitted(self.id) and not await self._control.job(self.id):
+        if not await self._is_known():
             raise JobError(no_job(self.id))
         await self._control.submit({CANCEL: self.id})
 

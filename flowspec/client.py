@@ -136,8 +136,13 @@ class Job:
             return
         if "scheduler" not in self._control.claims():
             raise ClusterError(no_scheduler(self.id))
-        if not self._control.submitted(self.id) and not self._control.job(self.id):
+        if not self._is_known():
             raise JobFailed(no_job(self.id), JOB_LOST)
+
+    def _is_known(self) -> bool:
+        """Whether the pipeline has the job, or it waits to be taken in."""
+        # In this order: a job has its record before it leaves the intake.
+        return self._control.submitted(self.id) or bool(self._control.job(self.id))
 
     def result(self, timeout: float | None = None) -> Result:
         """Wait for the end, ``timeout`` seconds at most; errors as in ``stream``."""
@@ -155,7 +160,7 @@ class Job:
 
         JobError if there is no such job.
         """
-        if not self._control.submitted(self.id) and not self._control.job(self.id):
+        if not self._is_known():
             raise JobError(no_job(self.id))
         self._control.submit({CANCEL: self.id})
 

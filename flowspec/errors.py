@@ -23,6 +23,9 @@
 The text of an error is one line for the user: what was wrong, what was expected, what to do.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 #: Packages of the extra ``worker``: a machine that only submits jobs needs none of them.
 WORKER_PACKAGES = frozenset({"jinja2", "safetensors", "tokenizers", "torch", "transformers"})
 
@@ -43,6 +46,17 @@ class NotInstalled(ConfigError):
             f"the package {package} is not installed, which a machine that runs models needs; "
             "install it with `pip install 'flowspec[worker]'`"
         )
+
+
+@contextmanager
+def naming_what_is_missing() -> Iterator[None]:
+    """NotInstalled for a package of the extra ``worker`` that the body cannot import."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name not in WORKER_PACKAGES:
+            raise
+        raise NotInstalled(error.name) from None
 
 
 class ModelError(ConfigError):

@@ -23,7 +23,6 @@ from flowspec.drivers.lease import LOADING, STATE, Lease
 from flowspec.drivers.live import Performer, Worker
 from flowspec.emulation.setup import EMULATED, Emulation
 from flowspec.errors import (
-    WORKER_PACKAGES,
     BrokerError,
     BrokerFull,
     BrokerUnreachable,
@@ -31,7 +30,7 @@ from flowspec.errors import (
     ConfigError,
     FlowSpecError,
     LeaseLost,
-    NotInstalled,
+    naming_what_is_missing,
 )
 from flowspec.model.precision import DTYPES
 from flowspec.observe import NOTE
@@ -113,7 +112,7 @@ class Process:
         self._setup = ""  # digest of the record this worker was built from
         self._stopped = False
         self._drains_since: float | None = None
-        self._has_served = False
+        self.has_served = False  # under any lease
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
 
@@ -232,7 +231,7 @@ class Process:
             except (LeaseLost, BrokerError) as lost:
                 if self._stopped or self.state == DRAINING:
                     return
-                if not self._has_served:
+                if not self.has_served:
                     raise
                 self.state = JOINING
                 note(f"{lost}; joins again")
@@ -273,7 +272,7 @@ class Process:
 
     def stop(self, lease: Lease, worker: Worker | None = None) -> Callable[[], bool]:
         """Whether the worker under ``lease`` is to stop; if it drains, once its jobs have ended."""
-        self._has_served = True
+        self.has_served = True
         return lambda: self._stopped or bool(lease.lost) or self._is_drained(worker)
 
     def _is_drained(self, worker: Worker | None) -> bool:
@@ -305,14 +304,10 @@ def run(main: Callable[[], None], role: str) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     try:
         observe.configure()
-        main()
+        with naming_what_is_missing():
+            main()
     except FlowSpecError as error:
         sys.stderr.write(f"flowspec {role}: {error}\n")
-        sys.exit(1)
-    except ModuleNotFoundError as error:
-        if error.name not in WORKER_PACKAGES:
-            raise
-        sys.stderr.write(f"flowspec {role}: {NotInstalled(error.name)}\n")
         sys.exit(1)
 
 

@@ -49,15 +49,12 @@ def main() -> None:
     process.built_for(record)
     process.state = "ready"
 
-    has_served = False
-
     @contextmanager
     def begin() -> Iterator[Callable[[Lease], None]]:
         with closing(process.control()) as control:
             yield lambda lease: serve(control, lease)
 
     def serve(control: RedisControl, lease: Lease) -> None:
-        nonlocal has_served
         if control.pipeline() != record:
             control.set_pipeline(record, lease.holder.generation)
         scheduler = Scheduler(
@@ -67,9 +64,8 @@ def main() -> None:
             most_waiting=given.most_waiting,
             generation=lease.holder.generation,
         )
-        if not has_served:  # later it is a warning: what runs goes on
+        if not process.has_served:  # later it is a warning: what runs goes on
             scheduler.check_eviction()
-        has_served = True
         process.state = "ready"
         note(f"ready: a pipeline of {given.stages} stages of {given.target}")
         scheduler.run(process.stop(lease))

@@ -86,7 +86,7 @@ from flowspec.cli.parser import Command, UsageError, check_beside, in_range
 from flowspec.core.run.limits import CONTIGUOUS
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import DEFAULT_MAX_NEW_TOKENS, DEFAULT_STRATEGY, JobSpec
-from flowspec.errors import WORKER_PACKAGES, BrokerUnreachable, FlowSpecError, NotInstalled
+from flowspec.errors import BrokerUnreachable, FlowSpecError, naming_what_is_missing
 from flowspec.gateway.settings import MOST_CONNECTIONS, MOST_OPEN, Settings
 
 app = typer.Typer(
@@ -693,7 +693,8 @@ def _main() -> None:
 
     try:
         observe.configure()
-        sys.exit(app(sys.argv[1:] or ["--help"], standalone_mode=False))
+        with naming_what_is_missing():
+            sys.exit(app(sys.argv[1:] or ["--help"], standalone_mode=False))
     except UsageError as error:
         command = (
             f" {error.ctx.info_name}"
@@ -712,11 +713,6 @@ def _main() -> None:
         sys.exit(1)
     except FlowSpecError as error:
         sys.stderr.write(f"flowspec: {error}\n")
-        sys.exit(1)
-    except ModuleNotFoundError as error:
-        if error.name not in WORKER_PACKAGES:
-            raise
-        sys.stderr.write(f"flowspec: {NotInstalled(error.name)}\n")
         sys.exit(1)
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
