@@ -53,13 +53,14 @@ Claims = Mapping[str, Claim]
 class TurnClock:
     """Seconds that the scheduler has watched: a pause of its own does not count."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
         self.now = 0.0
         self._ticked_at: float | None = None
 
     def tick(self) -> None:
         """A turn begins."""
-        at = time.monotonic()
+        at = self._clock()
         if self._ticked_at is not None:
             self.now += min(at - self._ticked_at, _LONGEST_TURN)
         self._ticked_at = at
@@ -69,7 +70,7 @@ class Scheduler:
     """Serves one pipeline of ``stages`` verify stages, at most ``most_running`` jobs at a time.
 
     ``most_waiting``: jobs in the queue (None: QUEUE_CAP); one more is refused. ``generation``:
-    under which it holds its role; None: without a lease.
+    under which it holds its role; None: without a lease. ``clock`` gives seconds.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Scheduler:
         late_seconds: float = LATE_SECONDS,
         generation: int | None = None,
         most_waiting: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._control = control
         self._stages = stages
@@ -93,7 +95,7 @@ class Scheduler:
         self._incomplete_seconds = incomplete_seconds
         self._late_seconds = late_seconds
         self._generation = generation
-        self._clock = TurnClock()
+        self._clock = TurnClock(clock)
         self._absent_since: dict[str, float] = {}  # roles whose lease has expired
         self._incomplete_since: float | None = None
         self._queue = QueueOrder(self._fields)

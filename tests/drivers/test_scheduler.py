@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -21,10 +20,26 @@ from tests.broker.conftest import Rig
 ROLES = ("draft", "verify-1", "verify-2")
 
 
+class Clock:
+    """Passes as a test says."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
 def lease(control: Control, *roles: str, token: str = "t", state: str = "ready") -> None:
     for role in roles:
         setup = setup_of(control.pipeline())
-        assert control.claim(role, f"{token}-{role}", {"state": state, "setup": setup})
+        facts = {"state": state, "setup": setup}
+        assert control.claim(role, f"{token}-{role}", facts, 3_600_000)
 
 
 def submit(scheduler: Scheduler, control: Control, **fields: str) -> str:
@@ -71,15 +86,15 @@ def test_the_highest_priority_begins_first_and_of_equal_ones_the_oldest(rig: Rig
     assert begun == [jobs[2], jobs[3], jobs[1], jobs[0]]
 
 
-def test_a_job_that_has_not_begun_in_time_ends(rig: Rig) -> None:
+def test_a_job_that_has_not_begun_in_time_ends(rig: Rig, clock: Clock) -> None:
     control = rig.control()
-    scheduler = Scheduler(control, 2, most_running=1)
+    scheduler = Scheduler(control, 2, most_running=1, clock=clock)
     lease(control, *ROLES)
     first = submit(scheduler, control, prompt="p", wait_seconds="0.05")
     late = submit(scheduler, control, prompt="p", wait_seconds="0.05")
     patient = submit(scheduler, control)
     scheduler.turn()
-    time.sleep(0.1)
+    clock.now += 0.1
     scheduler.turn()
     assert control.running() == [first], "it had begun"
     assert control.queued() == [patient]
@@ -141,35 +156,35 @@ def test_workers_that_leave_on_purpose_are_no_attempts(rig: Rig) -> None:
         lease(control, "verify-2", token=str(attempt + 1))
 
 
-def test_a_job_that_goes_on_does_not_end_for_having_begun_late(rig: Rig) -> None:
+def test_a_job_that_goes_on_does_not_end_for_having_begun_late(rig: Rig, clock: Clock) -> None:
     control = rig.control()
-    scheduler = Scheduler(control, 2, late_seconds=0.0)
+    scheduler = Scheduler(control, 2, late_seconds=0.0, clock=clock)
     lease(control, *ROLES)
     job = submit(scheduler, control, prompt="p", wait_seconds="0.05")
     scheduler.turn()
     control.release("verify-2", "t-verify-2")
     scheduler.turn()
-    time.sleep(0.1)
+    clock.now += 0.1
     scheduler.turn()
     assert control.queued() == [job]
 
 
-def test_a_job_waits_for_a_worker_that_loads(rig: Rig) -> None:
+def test_a_job_waits_for_a_worker_that_loads(rig: Rig, clock: Clock) -> None:
     control = rig.control()
-    scheduler = Scheduler(control, 2, incomplete_seconds=0.1)
+    scheduler = Scheduler(control, 2, incomplete_seconds=0.1, clock=clock)
     lease(control, "draft", "verify-1")
     lease(control, "verify-2", state="loading")
     job = submit(scheduler, control)
     for _ in range(3):
         scheduler.turn()
-        time.sleep(0.1)
+        clock.now += 0.1
     assert control.queued() == [job]
 
 
-def test_a_worker_whose_lease_expired_may_be_late_before_it_is_lost(rig: Rig) -> None:
+def test_a_worker_whose_lease_expired_may_be_late_before_it_is_lost(rig: Rig, clock: Clock) -> None:
     """A starved worker that renews in time keeps its job; one that stays away is lost."""
     control = rig.control()
-    scheduler = Scheduler(control, 2, late_seconds=0.2)
+    scheduler = Scheduler(control, 2, late_seconds=0.2, clock=clock)
     lease(control, *ROLES)
     job = submit(scheduler, control)
     scheduler.turn()
@@ -178,24 +193,24 @@ def test_a_worker_whose_lease_expired_may_be_late_before_it_is_lost(rig: Rig) ->
         scheduler.turn()
         lease(control, "verify-2")
         scheduler.turn()
-        time.sleep(0.25)
+        clock.now += 0.25
     assert control.running() == [job]
     control.release("verify-2", "t-verify-2")
     scheduler.turn()
     assert control.running() == [job]
-    time.sleep(0.25)
+    clock.now += 0.25
     scheduler.turn()
     assert control.running() == []
 
 
-def test_jobs_do_not_wait_for_ever_for_workers_nobody_starts(rig: Rig) -> None:
+def test_jobs_do_not_wait_for_ever_for_workers_nobody_starts(rig: Rig, clock: Clock) -> None:
     control = rig.control()
-    scheduler = Scheduler(control, 2, incomplete_seconds=0.1)
+    scheduler = Scheduler(control, 2, incomplete_seconds=0.1, clock=clock)
     lease(control, "draft", "verify-1")
     job = submit(scheduler, control)
     scheduler.turn()
     assert control.queued() == [job]
-    time.sleep(0.15)
+    clock.now += 0.15
     scheduler.turn()
     error, reason = last(control, job)
     assert error == (
@@ -204,11 +219,13 @@ def test_jobs_do_not_wait_for_ever_for_workers_nobody_starts(rig: Rig) -> None:
     assert reason == "error"
 
 
-def test_a_pipeline_that_was_complete_meanwhile_starts_the_wait_anew(rig: Rig) -> None:
+def test_a_pipeline_that_was_complete_meanwhile_starts_the_wait_anew(
+    rig: Rig, clock: Clock
+) -> None:
     control = rig.control()
-    scheduler = Scheduler(control, 2, incomplete_seconds=0.2)
+    scheduler = Scheduler(control, 2, incomplete_seconds=0.2, clock=clock)
     scheduler.turn()
-    time.sleep(0.25)
+    clock.now += 0.25
     lease(control, *ROLES)
     scheduler.turn()
     control.release("draft", "t-draft")
@@ -332,42 +349,46 @@ def test_workers_of_another_setup_serve_nothing(rig: Rig) -> None:
     assert control.running() == []
 
 
-def test_a_later_job_has_a_patience_of_its_own(rig: Rig) -> None:
+def test_a_later_job_has_a_patience_of_its_own(rig: Rig, clock: Clock) -> None:
     """Its wait begins when it comes, however long the pipeline has been without a worker."""
     control = rig.control()
-    scheduler = Scheduler(control, 2, incomplete_seconds=0.4)
+    scheduler = Scheduler(control, 2, incomplete_seconds=0.4, clock=clock)
     first = submit(scheduler, control)
     scheduler.turn()
-    time.sleep(0.25)
+    clock.now += 0.25
     scheduler.turn()
     later = submit(scheduler, control)
     scheduler.turn()
-    time.sleep(0.25)
+    clock.now += 0.25
     scheduler.turn()
     assert control.queued() == [later]
     assert last(control, first)[1] == "error"
-    time.sleep(0.25)
+    clock.now += 0.25
     scheduler.turn()
     assert control.queued() == []
 
 
-def test_a_job_does_not_pay_for_the_time_in_which_the_pipeline_was_complete(rig: Rig) -> None:
+def test_a_job_does_not_pay_for_the_time_in_which_the_pipeline_was_complete(
+    rig: Rig, clock: Clock
+) -> None:
     control = rig.control()
-    scheduler = Scheduler(control, 2, most_running=1, incomplete_seconds=0.2)
+    scheduler = Scheduler(control, 2, most_running=1, incomplete_seconds=0.2, clock=clock)
     lease(control, *ROLES)
     submit(scheduler, control)
     waits = submit(scheduler, control)
     scheduler.turn()
-    time.sleep(0.25)
+    clock.now += 0.25
     control.release("draft", "t-draft")
     scheduler.turn()
     assert control.queued() == [waits]
 
 
-def test_a_pause_of_the_scheduler_ends_no_job(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pause_of_the_scheduler_ends_no_job(
+    rig: Rig, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It has read the leases, is paused, and goes on with what it read."""
     control = rig.control()
-    scheduler = Scheduler(control, 2, late_seconds=0.2, incomplete_seconds=0.2)
+    scheduler = Scheduler(control, 2, late_seconds=0.2, incomplete_seconds=0.2, clock=clock)
     lease(control, *ROLES)
     running = submit(scheduler, control)
     scheduler.turn()
@@ -375,7 +396,7 @@ def test_a_pause_of_the_scheduler_ends_no_job(rig: Rig, monkeypatch: pytest.Monk
     scheduler.turn()
     stale = control.claims()
     lease(control, "verify-2")
-    time.sleep(0.25)
+    clock.now += 0.25
     with monkeypatch.context() as paused:
         paused.setattr(control, "claims", lambda: stale)
         scheduler.turn()
@@ -385,14 +406,12 @@ def test_a_pause_of_the_scheduler_ends_no_job(rig: Rig, monkeypatch: pytest.Monk
     assert control.running() == [running]
 
 
-def test_the_time_of_a_pause_does_not_count(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.0
-    monkeypatch.setattr("flowspec.drivers.scheduler.time.monotonic", lambda: now)
+def test_the_time_of_a_pause_does_not_count(rig: Rig, clock: Clock) -> None:
     control = rig.control()
-    scheduler = Scheduler(control, 2, incomplete_seconds=10.0)
+    scheduler = Scheduler(control, 2, incomplete_seconds=10.0, clock=clock)
     job = submit(scheduler, control)
     scheduler.turn()
-    now += 3600.0
+    clock.now += 3600.0
     scheduler.turn()
     assert control.queued() == [job]
 
