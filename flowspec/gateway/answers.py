@@ -89,8 +89,14 @@ def _part(index: int, said: Body, reason: str | None = None, logprobs: Body | No
 
 
 def usage_of(ends: Sequence[Finished], choices: int) -> Body:
-    """The usage of an answer; ``choices``: how many there are of each prompt, which counts once."""
+    """The usage of an answer; ``choices``: how many there are of each prompt, which counts once.
+
+    The choices of a prompt run at once, in any order: the one with the fewest rows kept is the one
+    that computed the prompt for the others.
+    """
     prompt = sum(end.prompt_tokens for end in ends[::choices])
+    by_prompt = [ends[first : first + choices] for first in range(0, len(ends), choices)]
+    cached = sum(min(end.cached for end in same) for same in by_prompt)
     tokens = sum(end.tokens for end in ends)
     accepted = [end.accepted for end in ends]
     known = None if None in accepted else sum(filter(None, accepted))
@@ -98,7 +104,7 @@ def usage_of(ends: Sequence[Finished], choices: int) -> Body:
         "prompt_tokens": prompt,
         "completion_tokens": tokens,
         "total_tokens": prompt + tokens,
-        "prompt_tokens_details": {"cached_tokens": sum(end.cached for end in ends[::choices])},
+        "prompt_tokens_details": {"cached_tokens": cached},
         "completion_tokens_details": {
             "accepted_prediction_tokens": known,
             "reasoning_tokens": 0,
