@@ -9,8 +9,9 @@ leaves it out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -29,10 +30,16 @@ State = npt.NDArray[np.uint64]
 _MASK = (1 << 64) - 1
 
 
+_SHIFT = np.uint64(33)
+_FACTORS = (np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53))
+
+
 def _mix(x: State) -> State:
-    x = (x ^ (x >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
-    x = (x ^ (x >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
-    return x ^ (x >> np.uint64(33))
+    x = x ^ (x >> _SHIFT)
+    for factor in _FACTORS:
+        x *= factor
+        x ^= x >> _SHIFT
+    return x
 
 
 def _unsigned(values: Sequence[int]) -> State:
@@ -55,29 +62,39 @@ class ToyTarget:
         """States of token ids before the first layer, ``[rows]``."""
         return _mix(_unsigned(tokens) + np.uint64(0x51ED))
 
-    def entries(self, layer: int, states: State, positions: Sequence[int]) -> State:
-        """The toy's keys and values in ``layer``: what other rows read of rows with ``states``."""
-        salt = np.uint64((layer * 0x9E3779B97F4A7C15 + 1) & _MASK)
-        return _mix(states ^ _mix(_unsigned(positions) + salt))
+    def places(self, layers: Iterable[int], positions: Sequence[int]) -> State:
+        """What ``positions`` add to rows in ``layers``, ``[layers, rows]``."""
+        salts = _unsigned([layer * 0x9E3779B97F4A7C15 + 1 for layer in layers])
+        return _mix(_unsigned(positions) + salts[:, np.newaxis])
 
+    @staticmethod
+    def entries(states: State, places: State) -> State:
+        """The toy's keys and values in a layer: what other rows read of rows with ``states``."""
+        return _mix(states ^ places)
+
+    @lru_cache(maxsize=1 << 14)  # noqa: B019 - a value; a target and a draft ask for the same ones
     def logits(self, state: int) -> npt.NDArray[np.float64]:
         """One row of logits, ``[vocabulary]``, from a final state."""
         bits = _mix(
             np.uint64(state)
             + np.arange(self.vocabulary, dtype=np.uint64) * np.uint64(0x2545F4914F6CDD1D)
         )
-        return 6.0 * (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        row = 6.0 * (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        row.flags.writeable = False
+        return row
 
     def decode(self, prompt: Sequence[int], count: int, sampling: Sampling) -> tuple[int, ...]:
         """The oracle: plain decoding in one process, over the whole sequence for each token."""
+        return self._decode(tuple(prompt), count, sampling)
+
+    @lru_cache(maxsize=1 << 12)  # noqa: B019 - a value
+    def _decode(self, prompt: tuple[int, ...], count: int, sampling: Sampling) -> tuple[int, ...]:
         tokens = list(prompt)
         with np.errstate(over="ignore"):
             while len(tokens) - len(prompt) < count and len(tokens) < self.context:
                 states = self.embed(tokens)
-                for layer in range(self.layers):
-                    seen = np.cumsum(
-                        self.entries(layer, states, range(len(tokens))), dtype=np.uint64
-                    )
+                for places in self.places(range(self.layers), range(len(tokens))):
+                    seen = np.cumsum(self.entries(states, places), dtype=np.uint64)
                     states = _mix(states ^ seen)
                 tokens.append(choose(self.logits(int(states[-1])), sampling, len(tokens)))
                 if tokens[-1] in self.eos:
@@ -166,14 +183,12 @@ class ToyLayers:
             states = self._target.embed(part.tokens)
         else:
             states = np.asarray(rows, dtype=np.uint64)[list(part.offsets)]
-        mask = tree_mask(placement.parents, len(part.ids))
+        mask = tree_mask(placement.parents, len(part.ids)).astype(np.uint64)
+        sums = kept[:, :context].sum(axis=1, dtype=np.uint64)
         with np.errstate(over="ignore"):
-            for at, layer in enumerate(self._range):
-                entries = self._target.entries(layer, states, part.positions)
-                kept[at, placement.held : end] = entries
-                seen = np.where(mask, kept[at, context:end], np.uint64(0))
-                tree = seen.sum(axis=1, dtype=np.uint64)
-                states = _mix(states ^ (kept[at, :context].sum(dtype=np.uint64) + tree))
+            for at, places in enumerate(self._target.places(self._range, part.positions)):
+                kept[at, placement.held : end] = self._target.entries(states, places)
+                states = _mix(states ^ (sums[at] + mask @ kept[at, context:end]))
         return states
 
     def choose(self, part: Part, states: State) -> Choice:
@@ -255,6 +270,7 @@ class ToyDrafter(DraftsAlone):
     def learn(self, run: RunKey, ids: Sequence[int], rows: RowArray) -> None:
         raise StateError("the toy drafter drafts from tokens alone")
 
+    @lru_cache(maxsize=1 << 16)  # noqa: B019 - few drafters, and many tests with one text
     def _propose(self, state: int, choice: int, width: int) -> tuple[int, ...]:
         bits = int(_mix(_unsigned([state ^ 0xD1B54A32D192ED03]))[0])
         others = [
