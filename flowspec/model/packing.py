@@ -19,6 +19,8 @@ from flowspec.model.quantise import Weight
 
 #: Most weights of a piece.
 PIECE = 1 << 25
+#: Fewest weights of a matrix whose slices are worth giving back: the next one uses those of less.
+_WORTH_A_TRIM = 1 << 20
 #: Rows of the matrix that some kernel packs together; a piece but the last has a multiple of it.
 _TOGETHER = 32
 
@@ -43,7 +45,8 @@ def pack(
         weight = read(range(at, min(at + step, outputs)))
         pieces.append(kernel.pack(weight, rows, device))
         del weight
-        give_back()
+        if outputs * inputs >= _WORTH_A_TRIM:
+            give_back()
     if len(pieces) == 1:
         return pieces[0]
     multiply = _joined([part.multiply for part in pieces])
