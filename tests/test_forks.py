@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,9 +14,13 @@ import pytest
 from flowspec import forks
 from flowspec.errors import ClusterError
 from flowspec.forks import ForkServer, StartedProcess, can_fork, spawn
+from tests.waiting import until
 from workers._fork_server import role_of
 
-pytestmark = pytest.mark.skipif(not can_fork(), reason="processes cannot be forked here")
+pytestmark = [
+    pytest.mark.skipif(not can_fork(), reason="processes cannot be forked here"),
+    pytest.mark.live,
+]
 SECONDS = 30.0
 Start = Callable[..., StartedProcess]
 
@@ -59,11 +62,7 @@ def start(request: pytest.FixtureRequest) -> Start:
 
 def written(path: Path) -> int:
     """The pid in ``path``, once a module has written it."""
-    deadline = time.monotonic() + SECONDS
-    while not path.exists() or not path.read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return int(path.read_text())
+    return int(until(lambda: path.exists() and path.read_text()))
 
 
 def runs(pid: int) -> bool:
@@ -72,13 +71,6 @@ def runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
-
-
-def until_ended(pid: int) -> None:
-    deadline = time.monotonic() + SECONDS
-    while runs(pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("status", [0, 3])
@@ -155,7 +147,7 @@ time.sleep(600)
     assert runs(child)
     parent.kill()
     parent.wait()
-    until_ended(child)
+    until(lambda: not runs(child))
 
 
 def test_a_lost_server_is_a_lost_child_and_starts_nothing(
@@ -167,7 +159,7 @@ def test_a_lost_server_is_a_lost_child_and_starts_nothing(
     written(told)
     server._process.kill()
     assert process.wait(SECONDS) == -signal.SIGKILL
-    until_ended(process.pid)
+    until(lambda: not runs(process.pid))
     process.kill()
     with pytest.raises(ClusterError, match="the workers has stopped; it printed: nothing"):
         server.start("telling_module", ["0"], environment, tmp_path / "log")
@@ -192,7 +184,7 @@ def test_an_interrupted_start_leaves_nothing_behind(
     lost = written(told)
     process = server.start("waiting_module", [str(other)], environment, tmp_path / "log")
     assert written(other) == process.pid != lost
-    until_ended(lost)
+    until(lambda: not runs(lost))
     process.kill()
     assert process.wait(SECONDS) == -signal.SIGKILL
 

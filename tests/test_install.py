@@ -15,6 +15,8 @@ import pytest
 import flowspec
 from flowspec.broker.scripts import _folder, load
 
+pytestmark = pytest.mark.live
+
 ROOT = Path(__file__).parent.parent
 SCRIPTS = sorted(file.name for file in (ROOT / "lua").glob("*.lua"))
 
@@ -81,6 +83,7 @@ def without_models(*command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.gate
 def test_a_client_needs_no_torch(tmp_path: Path) -> None:
     used = "from flowspec import AsyncClient, Client, JobFailed; import flowspec.gateway.app"
     script = WITHOUT_MODELS.replace("runpy.run_module", f"{used}\nrunpy.run_module")

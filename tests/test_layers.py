@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -55,18 +56,26 @@ PURE = ("core", "strategies")
 WITH_TORCH = ("doctor", "model", "testbed", "workers")
 
 
-def imports(path: Path) -> Iterator[str]:
+@functools.cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@functools.cache
+def imports(path: Path) -> tuple[str, ...]:
     """Every module that a file imports, at its top or inside a function."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    found: list[str] = []
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             module = node.module or ""
-            yield from (
+            found += [
                 f"{module}.{alias.name}" if is_package(module, alias.name) else module
                 for alias in node.names
-            )
+            ]
+    return tuple(found)
 
 
 def is_package(module: str, name: str) -> bool:
@@ -99,25 +108,37 @@ def of_layers(*layers: str) -> list[Path]:
     return [path for path in SOURCES if layer(module_name(path)) in layers]
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=module_name)
-def test_imports_go_one_way(path: Path) -> None:
-    own = layer(module_name(path))
-    assert own is not None
-    for module in imports(path):
-        other = layer(module)
-        assert other in (None, own) or other in ALLOWED[own], f"{own} imports {module}"
+def may_import(own: str, module: str) -> bool:
+    """Whether a module of layer ``own`` may import ``module``."""
+    other = layer(module)
+    return other in (None, own) or other in ALLOWED[own]
 
 
-@pytest.mark.parametrize("path", of_layers("core"), ids=module_name)
-def test_rooms_of_the_core_import_those_below_them(path: Path) -> None:
-    own = room(module_name(path))
-    if own is None:
-        assert path.name == "__init__.py", f"{path} is in no folder of the core"
-        return
-    for module in imports(path):
-        other = room(module)
-        if other is not None:
-            assert ROOMS.index(other) <= ROOMS.index(own), f"core/{own} imports {module}"
+def test_imports_go_one_way() -> None:
+    assert {layer(module_name(path)) for path in SOURCES} == ALLOWED.keys()
+    wrong = [
+        f"{module_name(path)} imports {module}"
+        for path in SOURCES
+        for module in imports(path)
+        if not may_import(str(layer(module_name(path))), module)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_rooms_of_the_core_import_those_below_them() -> None:
+    wrong = []
+    for path in of_layers("core"):
+        own = room(module_name(path))
+        if own is None:
+            assert path.name == "__init__.py", f"{path} is in no folder of the core"
+            continue
+        others = [(room(module), module) for module in imports(path)]
+        wrong += [
+            f"{module_name(path)} imports {module}"
+            for other, module in others
+            if other is not None and ROOMS.index(other) > ROOMS.index(own)
+        ]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_no_module_imports_itself_through_others() -> None:
@@ -157,25 +178,32 @@ def test_a_cycle_is_found() -> None:
     assert cycle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
 
 
-@pytest.mark.parametrize("path", of_layers(*PURE), ids=module_name)
-def test_the_core_is_pure(path: Path) -> None:
+def effects(path: Path) -> Iterator[str]:
+    """What a file of the pure layers does that is not a function of its inputs."""
     for module in imports(path):
-        assert layer(module) is not None or module in PURE_IMPORTS, f"{path} imports {module}"
-    for node in ast.walk(ast.parse(path.read_text())):
-        if (
-            isinstance(node, ast.Attribute)
-            and isinstance(node.value, ast.Name)
-            and node.value.id in ("np", "numpy")
-        ):
-            assert node.attr != "random", f"{path} draws random numbers"
-        if isinstance(node, ast.Name):
-            assert node.id not in ("open", "print", "input"), f"{path} calls {node.id}"
+        if layer(module) is None and module not in PURE_IMPORTS:
+            yield f"imports {module}"
+    for node in ast.walk(tree(path)):
+        match node:
+            case ast.Attribute(value=ast.Name(id="np" | "numpy"), attr="random"):
+                yield "draws random numbers"
+            case ast.Name(id="open" | "print" | "input" as called):
+                yield f"calls {called}"
 
 
-@pytest.mark.parametrize("path", of_layers(*(set(ALLOWED) - set(WITH_TORCH))), ids=module_name)
-def test_only_the_model_imports_torch(path: Path) -> None:
-    for module in imports(path):
-        assert module.split(".")[0] not in ("torch", "transformers"), f"{path} imports {module}"
+def test_the_core_is_pure() -> None:
+    wrong = [f"{path} {effect}" for path in of_layers(*PURE) for effect in effects(path)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_only_the_model_imports_torch() -> None:
+    wrong = [
+        f"{path} imports {module}"
+        for path in of_layers(*(set(ALLOWED) - set(WITH_TORCH)))
+        for module in imports(path)
+        if module.split(".")[0] in ("torch", "transformers")
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize("name", ["sim", "replay"])
@@ -216,7 +244,7 @@ def test_no_two_classes_share_a_name() -> None:
     """A search for a class by name finds exactly one."""
     places: dict[str, list[str]] = {}
     for path in [*SOURCES, *PROGRAMS]:
-        for node in ast.parse(path.read_text()).body:
+        for node in tree(path).body:
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(module_name(path))
     shared = {name: found for name, found in places.items() if len(found) > 1}

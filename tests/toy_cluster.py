@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -32,6 +31,7 @@ from flowspec.errors import JobError, LeaseLost
 from flowspec.model.toy import ToyDrafter, ToyMiddle, ToyStage
 from flowspec.strategies import build
 from tests.toy import TARGET, limits
+from tests.waiting import until
 
 M = TypeVar("M", bound=Machine)
 
@@ -208,23 +208,29 @@ class ToyCluster:
     def submit(self, spec: JobSpec) -> str:
         return self.control.submit(spec.fields())
 
-    def wait(self, job: str, seconds: float = 20.0) -> tuple[tuple[int, ...], dict[str, str], str]:
+    def wait(self, job: str) -> tuple[tuple[int, ...], dict[str, str], str]:
         """Wait for a job's end; its token ids, last output entry and error."""
         ids: list[int] = []
         error = ""
         cursor = "0"
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
+        end: dict[str, str] = {}
+
+        def has_ended() -> bool:
+            nonlocal error, cursor, end
+            assert not self.failures, self.failures
             for entry in self.control.read_output(job, cursor, 0.2):
                 cursor = entry.cursor
                 if entry.fields["kind"] == "tokens":
                     assert int(entry.fields["offset"]) == len(ids)
-                    ids += json.loads(entry.fields["ids"])
+                    ids.extend(json.loads(entry.fields["ids"]))
                 elif entry.fields["kind"] == "error":
                     error = entry.fields["text"]
                 else:
-                    return tuple(ids), dict(entry.fields), error
-        raise AssertionError(f"job {job} did not end; failures: {self.failures}")
+                    end = dict(entry.fields)
+            return bool(end)
+
+        until(has_ended, pause=0.0)
+        return tuple(ids), end, error
 
     def run(self, spec: JobSpec) -> tuple[tuple[int, ...], dict[str, str], str]:
         return self.wait(self.submit(spec))

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-import redis
 
 from flowspec.broker.base import CommitText, Control, Link, Op, PutRows, ReadResult
 from flowspec.broker.commands import codes_of
@@ -207,14 +207,20 @@ def commit(
     return CommitText(made, f"t{offset}")
 
 
-@pytest.fixture(params=["memory", "redis", "live"])
-def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
-    if request.param == "memory":
+@contextmanager
+def rig_over(kind: str, request: pytest.FixtureRequest) -> Iterator[Rig]:
+    """A rig over an empty broker: ``memory``, ``redis``, or ``live`` with live links to it."""
+    if kind == "memory":
         rig = Rig(memory=MemoryBroker())
     else:
         broker: PrivateBroker = request.getfixturevalue("server")
-        client: redis.Redis = request.getfixturevalue("client")
-        client.ping()
-        rig = Rig(url=broker.url, live=request.param == "live")
+        request.getfixturevalue("client")
+        rig = Rig(url=broker.url, live=kind == "live")
     yield rig
     rig.close()
+
+
+@pytest.fixture(params=["memory", "redis", "live"])
+def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
+    with rig_over(request.param, request) as rig:
+        yield rig

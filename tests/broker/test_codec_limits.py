@@ -79,9 +79,9 @@ def decoded(data: bytes) -> tuple[float, int]:
         except WireError as error:
             assert "\n" not in str(error)
 
-    began = time.perf_counter()
+    began = time.thread_time()
     decode()
-    seconds = time.perf_counter() - began
+    seconds = time.thread_time() - began
     tracemalloc.start()  # it makes everything slower
     decode()
     _, peak = tracemalloc.get_traced_memory()

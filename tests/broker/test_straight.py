@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,7 @@ from flowspec.core.run.sampling import Sampling
 from flowspec.errors import BrokerError, ConfigError, GapError
 from tests.addresses import D0, S1, S2
 from tests.broker.conftest import Rig, bundle, commit, send
+from tests.waiting import until
 
 TCP = InboxPlace(host="127.0.0.1")
 ROWS = np.arange(8, dtype=np.float32).reshape(2, 4)
@@ -42,13 +43,6 @@ def segment(job: str, number: int, **more: object) -> Segment:
 
 def opening(job: str) -> Open:
     return Open(RunKey(job, 1), 2, 100, Sampling())
-
-
-def until(found: Callable[[], object], seconds: float = 5.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not found():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
 
 
 @dataclass
@@ -468,6 +462,7 @@ def test_a_link_whose_lease_announces_another_inbox_goes_there(
     other.close()
 
 
+@pytest.mark.live
 def test_a_lease_that_is_only_late_costs_no_message(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:

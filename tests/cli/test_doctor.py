@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -13,6 +11,7 @@ from flowspec.doctor import examine
 from flowspec.doctor.finding import error, note, ok
 from flowspec.doctor.probe import Probed
 from tests.cli.conftest import Command
+from tests.commands import run
 
 
 @pytest.fixture(autouse=True)
@@ -71,12 +70,7 @@ def test_wrong_flags(command: Command, flags: tuple[str, str], said: str) -> Non
 
 
 def test_all_of_it_on_this_machine() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "flowspec", "doctor", "--json"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = run("flowspec", "doctor", "--json")
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == 0, done.stdout + done.stderr
     subjects = {each["subject"] for each in found}

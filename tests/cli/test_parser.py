@@ -15,7 +15,6 @@ from flowspec.cli.app import app
 from flowspec.cli.parser import in_range, not_empty, or_standard_input, positive
 from flowspec.errors import ConfigError
 from tests.cli.conftest import Command
-from tests.marks import crossed
 
 GROUP = typer.main.get_command(app)
 #: Every flag with a value, and whether it may be repeated.
@@ -54,18 +53,14 @@ def test_standard_input_without_a_prompt_is_refused(
     assert err.startswith("flowspec: the prompt ") and why in err
 
 
-@pytest.mark.parametrize(
-    ("named", "joined"),
-    crossed([(name, flag) for name, flag, multiple in VALUED if not multiple], (False, True)),
-)
-def test_a_flag_given_twice_is_refused(
-    command: Command, named: tuple[str, str], joined: bool
-) -> None:
-    name, flag = named
-    second = [f"{flag}=2"] if joined else [flag, "2"]
-    status, out, err = command(name, flag, "1", *second)
-    assert (status, out) == (2, "")
-    assert err == f"flowspec: {flag} is given 2 times; give it once; see `flowspec {name} --help`\n"
+def test_a_flag_given_twice_is_refused(command: Command) -> None:
+    taken = []
+    for at, (name, flag, multiple) in enumerate(VALUED):
+        second = [f"{flag}=2"] if at % 2 else [flag, "2"]
+        said = f"flowspec: {flag} is given 2 times; give it once; see `flowspec {name} --help`\n"
+        if not multiple and command(name, flag, "1", *second) != (2, "", said):
+            taken.append(f"{name} {flag}")
+    assert taken == []
 
 
 def test_flags_meant_to_be_repeated_are_taken(command: Command) -> None:

@@ -1,3 +1,14 @@
-from tests.broker.conftest import rig
+from __future__ import annotations
 
-__all__ = ["rig"]
+from collections.abc import Iterator
+
+import pytest
+
+from tests.broker.conftest import Rig, rig_over
+
+
+@pytest.fixture(params=["memory", "redis"])
+def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
+    """Either broker; their links are the subject of ``tests/broker``."""
+    with rig_over(request.param, request) as rig:
+        yield rig

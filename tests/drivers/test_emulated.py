@@ -49,6 +49,7 @@ from flowspec.strategies import build
 from tests.addresses import S1
 from tests.toy import PROMPT, TARGET, limits, pipeline
 from tests.toy_cluster import Characters
+from tests.waiting import until
 
 MS = 2.0**-10  # seconds; costs are sums of powers of two, so that no sum is rounded
 #: A small machine on a fast network: stages of 12 to 24 ms, a drafter of 2 ms.
@@ -146,10 +147,13 @@ class Emulated:
         self.control.admit(job, intake.fields)
         self.control.acknowledge([job])
         assert self.control.assign(job, 1, {}) is Code.OK
-        deadline = time.monotonic() + 60
-        while not self.broker.jobs[job].output or self.broker.jobs[job].output[-1]["kind"] != "end":
-            assert time.monotonic() < deadline and not self.failures, self.failures
-            time.sleep(0.01)
+
+        def has_ended() -> bool:
+            assert not self.failures, self.failures
+            output = self.broker.jobs[job].output
+            return bool(output) and output[-1]["kind"] == "end"
+
+        until(has_ended)
         *texts, end = self.broker.jobs[job].output
         counts = []
         stats = json.loads(end["stats"])
@@ -240,6 +244,7 @@ def emulation(stages: int, profile: Profile = PROFILE, **more: object) -> Emulat
     return Emulation(profile, stages, "slm", began=time.monotonic(), **more)  # type: ignore[arg-type]
 
 
+@pytest.mark.live
 @pytest.mark.parametrize(
     ("strategy", "stages"),
     [
@@ -260,6 +265,7 @@ def test_free_software_gives_the_trace_of_the_simulation(strategy: str, stages: 
     assert_the_same_trace(strategy, stages, PROFILE)
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: f"{way.at}, {way.rows}")
 @pytest.mark.parametrize(
     "strategy", ["flowspec", "flowspec:lockstep=on", "pipedec:width=8,children=4"]
@@ -271,12 +277,14 @@ def test_free_software_gives_the_trace_of_the_simulation_on_every_way(
     assert_the_same_trace(strategy, 3, replace(PROFILE, way=way))
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("way", WAYS[:2], ids=lambda way: f"{way.at}, {way.rows}")
 @pytest.mark.parametrize("strategy", ["flowspec", "pipedec:width=8,children=4"])
 def test_a_profile_s_own_software_is_charged_as_in_the_simulation(strategy: str, way: Way) -> None:
     assert_the_same_trace(strategy, 3, replace(PROFILE, way=way, hop=0.125 * MS))
 
 
+@pytest.mark.live
 def test_software_that_is_charged_as_it_runs_replaces_the_profile_s() -> None:
     profile = replace(PROFILE, hop=1.0)
     run = first_whole(
@@ -300,6 +308,7 @@ def assert_the_same_trace(strategy: str, stages: int, profile: Profile) -> None:
     assert flat(run[1]) == pytest.approx(flat(stats))
 
 
+@pytest.mark.live
 def test_a_later_job_has_the_same_trace() -> None:
     expected = pytest.approx([at for at, _ in simulated("flowspec", 2)[0]], abs=1e-9)
     runs = whole_runs(
@@ -309,6 +318,7 @@ def test_a_later_job_has_the_same_trace() -> None:
         assert [at for at, _ in trace] == expected
 
 
+@pytest.mark.live
 def test_software_is_charged_once_a_hop_and_with_its_cpu_time() -> None:
     stages = 2
     hop = 4 * MS
@@ -323,6 +333,7 @@ def test_software_is_charged_once_a_hop_and_with_its_cpu_time() -> None:
     assert hops < extra < hops + software
 
 
+@pytest.mark.live
 def test_an_input_behind_what_it_might_have_changed_is_counted() -> None:
     slow = 40 * MS
     with Emulated(emulation(3, free_software=True), delay=slow).running() as emulated:

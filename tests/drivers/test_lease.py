@@ -15,13 +15,7 @@ from flowspec.drivers import lease as module
 from flowspec.drivers.lease import Facts, Lease, PassInHand
 from flowspec.errors import BrokerFull, BrokerUnreachable, ClaimError, LeaseLost
 from tests.broker.conftest import Rig
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 5
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert condition()
+from tests.waiting import SECONDS, seconds_of, until
 
 
 class Watched:
@@ -71,7 +65,7 @@ def test_it_is_exclusive_renewed_with_fresh_facts_and_given_back(rig: Rig) -> No
     with pytest.raises(ClaimError, match=r"verify-1 is taken by .*stop that worker first"):
         lease_of(control, "verify-1").take()
     facts["state"] = "ready"
-    wait_for(lambda: control.claims()["verify-1"].facts["state"] == "ready")
+    until(lambda: control.claims()["verify-1"].facts["state"] == "ready")
     assert lease.lost == ""
     lease.release()
     assert control.claims() == {}
@@ -82,7 +76,7 @@ def test_one_that_was_taken_over_is_lost(rig: Rig, monkeypatch: pytest.MonkeyPat
     lease = lease_of(control)
     lease.take()
     monkeypatch.setattr(lease, "token", "another-process")
-    wait_for(lambda: lease.lost == "draft was taken over by another worker")
+    until(lambda: lease.lost == "draft was taken over by another worker")
     lease.release()
 
 
@@ -98,7 +92,7 @@ def test_a_broker_that_is_gone_ends_it_and_releasing_does_not_fail(
 
     monkeypatch.setattr(control, "claim", gone)
     monkeypatch.setattr(control, "release", gone)
-    wait_for(lambda: lease.lost == "cannot reach the broker")
+    until(lambda: lease.lost == "cannot reach the broker")
     lease.release()
 
 
@@ -117,7 +111,7 @@ def test_a_late_renewal_of_a_lease_that_nobody_else_holds_is_a_renewal(
 
     lease.take()
     watched.before = starve
-    wait_for(lambda: len(watched.lifetimes) >= 4)
+    until(lambda: len(watched.lifetimes) >= 4)
     assert any(absent), "the lease ran out"
     assert lease.lost == ""
     lease.release()
@@ -138,7 +132,7 @@ def test_a_late_renewal_of_a_lease_that_was_taken_meanwhile_stops_the_worker(
         assert other.claim("draft", "another-process", {})
 
     watched.before = starve
-    wait_for(lambda: lease.lost == "draft was taken over by another worker")
+    until(lambda: lease.lost == "draft was taken over by another worker")
     assert control.claims()["draft"].token == "another-process"
     lease.release()
     assert control.claims()["draft"].token == "another-process"
@@ -152,7 +146,7 @@ def test_a_worker_whose_renewals_come_late_asks_for_a_longer_lease(
     lease = lease_of(control, terms=LeaseTerms(300, renew_seconds=0.5))
     lease.take()
     assert watched.lifetimes == [300]
-    wait_for(lambda: watched.lifetimes[-1] >= MARGIN * 500)
+    until(lambda: watched.lifetimes[-1] >= MARGIN * 500)
     assert lease.lost == ""
     lease.release()
 
@@ -184,11 +178,11 @@ def test_a_full_broker_does_not_end_it(rig: Rig, monkeypatch: pytest.MonkeyPatch
 
     watched.before = refuse
     renewed = len(watched.lifetimes)
-    wait_for(lambda: len(watched.lifetimes) >= renewed + 3)
+    until(lambda: len(watched.lifetimes) >= renewed + 3)
     assert lease.lost == ""
     full = False
     renewed = len(watched.lifetimes)
-    wait_for(lambda: len(watched.lifetimes) >= renewed + 2)
+    until(lambda: len(watched.lifetimes) >= renewed + 2)
     assert lease.lost == ""
     lease.release()
 
@@ -198,7 +192,7 @@ def test_a_lease_whose_renewal_fails_unforeseen_is_lost_and_says_so(rig: Rig) ->
     lease = lease_of(rig.control(), "draft", lambda: facts[0])
     lease.take()
     facts.clear()
-    wait_for(lambda: lease.lost != "")
+    until(lambda: lease.lost != "")
     assert "renewing the lease on draft failed" in lease.lost
     lease.release()
 
@@ -224,15 +218,13 @@ def test_a_write_waits_for_a_late_renewal_and_goes_on_with_it(
 
     def hang() -> None:
         hung.set()
-        answered.wait(5)
+        answered.wait(SECONDS)
 
     watched.before = hang
-    assert hung.wait(5)
+    assert hung.wait(SECONDS)
     time.sleep(0.4)
     threading.Timer(0.3, answered.set).start()
-    began = time.monotonic()
-    lease.check()
-    assert time.monotonic() - began > 0.2
+    assert seconds_of(lease.check) > 0.2
     lease.release()
 
 
@@ -250,7 +242,7 @@ def test_a_worker_that_was_replaced_meanwhile_writes_no_more(
         other.claim("draft", "another-process", {})
 
     watched.before = taken_over
-    wait_for(lambda: lease.lost != "")
+    until(lambda: lease.lost != "")
     with pytest.raises(LeaseLost, match="draft was taken over by another worker"):
         lease.check()
     lease.release()
@@ -272,7 +264,7 @@ def test_a_role_that_another_has_held_meanwhile_is_lost_although_it_is_free_agai
         other.release("draft", "another-process")
 
     watched.before = held_meanwhile
-    wait_for(lambda: lease.lost == "draft was taken over by another worker")
+    until(lambda: lease.lost == "draft was taken over by another worker")
     lease.release()
 
 
@@ -285,7 +277,7 @@ def test_a_worker_that_loads_asks_for_a_long_lease(
     lease = lease_of(control, facts=lambda: dict(state))
     lease.take()
     state["state"] = "ready"
-    wait_for(lambda: watched.lifetimes[-1] == TERMS.shortest_ms)
+    until(lambda: watched.lifetimes[-1] == TERMS.shortest_ms)
     assert watched.lifetimes[0] == TERMS.loading_ms
     lease.release()
 
@@ -299,7 +291,7 @@ def test_a_worker_whose_pass_hangs_gives_its_role_up(
     lease = lease_of(control, "verify-1", on_hung=told.append)
     lease.passing = lambda: PassInHand(7, 0.01)
     lease.take()
-    wait_for(lambda: bool(told))
+    until(lambda: bool(told))
     assert told == [lease.lost]
     assert lease.lost.startswith("a pass of verify-1 has hung for")
     assert control.claims() == {}

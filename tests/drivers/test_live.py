@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -28,11 +30,24 @@ from flowspec.drivers.replay import merge, replay
 from flowspec.errors import ReplayMismatch
 from flowspec.strategies import EXACT
 from tests.addresses import D0, S1, S2
-from tests.broker.conftest import Rig
+from tests.broker.conftest import Rig, rig_over
 from tests.toy import TARGET
 from tests.toy_cluster import ToyCluster, ids_of
+from tests.waiting import SECONDS, seconds_of, until
 
 Start = Callable[..., ToyCluster]
+
+
+@pytest.fixture(
+    params=[
+        "memory",
+        pytest.param("redis", marks=pytest.mark.live),
+        pytest.param("live", marks=pytest.mark.live),
+    ]
+)
+def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
+    with rig_over(request.param, request) as rig:
+        yield rig
 
 
 @pytest.fixture
@@ -75,20 +90,20 @@ def shorten_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flowspec.drivers.lease.load_per_core", lambda: 0.0)
 
 
+@pytest.mark.live
+@pytest.mark.parametrize("rig", ["memory"], indirect=True)
 def test_an_idle_pipelines_first_token_waits_for_no_poll(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every step from the submission to the first token wakes the next one's process."""
-    poll = 2.0
+    poll = SECONDS
     monkeypatch.setattr("flowspec.drivers.scheduler.WATCH_SECONDS", poll)
     monkeypatch.setattr("flowspec.drivers.live.IDLE_SECONDS", poll)
     cluster = start(2)
     for _ in range(4):
         time.sleep(0.2)  # everyone waits
-        began = time.monotonic()
         job = cluster.submit(JobSpec(prompt=PROMPT, max_new_tokens=4))
-        assert cluster.control.read_output(job, "0", poll)
-        assert time.monotonic() - began < poll / 2
+        assert seconds_of(lambda at=job: cluster.control.read_output(at, "0", poll)) < poll / 2  # type: ignore[misc]
         cluster.wait(job)
 
 
@@ -186,6 +201,7 @@ def test_jobs_run_side_by_side_and_in_turn(start: Start) -> None:
         assert cluster.wait(job)[0] == expected(30, prompt=spec.prompt or "")
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("rig", ["redis"], indirect=True)  # the in-memory broker trims nothing
 def test_after_a_job_the_streams_are_empty(start: Start, rig: Rig) -> None:
     cluster = start(2)
@@ -193,10 +209,8 @@ def test_after_a_job_the_streams_are_empty(start: Start, rig: Rig) -> None:
     client = connect(rig.url)
     keys = Keys()
     streams = [keys.log(address) for address in (D0, S1, S2)] + [keys.rows(S2)]
-    deadline = time.monotonic() + 20
-    while any(client.xlen(stream) for stream in streams) and time.monotonic() < deadline:
-        time.sleep(0.1)  # idle reads perform the last trims
-    assert [client.xlen(stream) for stream in streams] == [0] * 4
+    # Idle reads perform the last trims.
+    until(lambda: [client.xlen(stream) for stream in streams] == [0] * 4)
     lives = {key.decode(): client.pttl(key) for key in client.scan_iter("flowspec:*")}
     client.close()
     mortal = [key for key in lives if ":job:" in key or ":out:" in key or ":recording:" in key]
@@ -243,17 +257,20 @@ def test_cancelling_keeps_what_was_committed_and_frees_the_pipeline(start: Start
     cluster = start(2)
     slow = cluster.workers["verify-2"]._performer
     real = slow.compute
+    passes = itertools.count()
+    ended = threading.Event()
 
-    def slowly(*arguments: object) -> object:
-        time.sleep(0.05)
+    def held(*arguments: object) -> object:
+        """The first passes are computed, and the others once the job has ended."""
+        assert next(passes) < 4 or ended.wait(SECONDS)
         return real(*arguments)  # type: ignore[arg-type]
 
-    slow.compute = slowly  # type: ignore[method-assign, assignment]
+    slow.compute = held  # type: ignore[method-assign, assignment]
     job = cluster.submit(JobSpec(prompt=PROMPT, max_new_tokens=60))
-    while not cluster.control.read_output(job, "0", 0.5):
-        pass
+    until(lambda: cluster.control.read_output(job, "0", 0.5))
     cluster.control.submit({"cancel": job})
     ids, end, error = cluster.wait(job)
+    ended.set()
     assert (end["finish_reason"], error) == ("cancelled", "")
     assert 0 < len(ids) < 60
     assert ids == expected(60)[: len(ids)]
@@ -261,6 +278,7 @@ def test_cancelling_keeps_what_was_committed_and_frees_the_pipeline(start: Start
     assert cluster.run(JobSpec(prompt=PROMPT, max_new_tokens=5))[0] == expected(5)
 
 
+@pytest.mark.live
 def test_a_job_waits_for_a_lost_worker_and_ends_with_one_line_if_none_comes(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,7 +288,7 @@ def test_a_job_waits_for_a_lost_worker_and_ends_with_one_line_if_none_comes(
     job = cluster.submit(JobSpec(prompt=PROMPT, max_new_tokens=60))
     time.sleep(0.3)
     cluster.leases["verify-2"]._stop.set()  # as if its process were gone
-    _, end, error = cluster.wait(job, 10)
+    _, end, error = cluster.wait(job)
     assert end["finish_reason"] == "error"
     assert error == (
         "no worker of verify stage 2 for 1 s; start one with `python -m workers.verify --stage 2`"
@@ -338,18 +356,14 @@ def test_a_cancelled_jobs_recording_replays_exactly(start: Start) -> None:
     """It ends with the Revoke, which names the epoch after the recorded run's."""
     cluster = start(2)
     job = cluster.submit(JobSpec(prompt=PROMPT, max_new_tokens=900, record=True))
-    cursor = "0"
-    while cursor == "0":  # until it has begun
-        cursor = next((entry.cursor for entry in cluster.control.read_output(job, "0", 0.2)), "0")
+    until(lambda: cluster.control.read_output(job, "0", 0.2))
     cluster.control.submit({CANCEL: job})
     ids, end, _ = cluster.wait(job)
     assert end["finish_reason"] == "cancelled"
-    deadline = time.monotonic() + 20
-    while True:  # the workers' last lines follow the job's end
-        lines = merge(cluster.control.read_recording(job))
-        if sum('"Release"' in line for line in lines) == 3 or time.monotonic() > deadline:
-            break
-    result = replay(lines)
+    # The workers' last lines follow the job's end.
+    recording = cluster.control.read_recording
+    until(lambda: sum('"Release"' in line for line in merge(recording(job))) == 3)
+    result = replay(merge(recording(job)))
     assert result.nodes == ("d0", "s1", "s2")
     assert result.tokens[: len(ids)] == ids
 

@@ -13,6 +13,7 @@ from flowspec.drivers.replay import merge, replay
 from flowspec.errors import JobError, JobFailed
 from flowspec.results import Result
 from flowspec.strategies import EXACT, STRATEGIES
+from tests.marks import crossed
 from tests.served import toy_pipeline
 from tests.toy import PROMPT
 
@@ -37,13 +38,13 @@ def answer(client: Client, strategy: str, logprobs: int | None, temperature: flo
     return job.result()
 
 
-@pytest.mark.parametrize("strategy", EXACT)
 @pytest.mark.parametrize(
-    ("logprobs", "temperature"), [(3, 0.0), (0, 1.0), (MOST_ALTERNATIVES, 1.0)]
+    ("strategy", "asked"), crossed(EXACT, ((3, 0.0), (0, 1.0), (MOST_ALTERNATIVES, 1.0)), keep=3)
 )
 def test_they_are_those_of_plain_decoding(
-    client: Client, strategy: str, logprobs: int, temperature: float
+    client: Client, strategy: str, asked: tuple[int, float]
 ) -> None:
+    logprobs, temperature = asked
     plain = answer(client, "autoregressive", logprobs, temperature)
     found = answer(client, strategy, logprobs, temperature)
     assert found.token_ids == plain.token_ids

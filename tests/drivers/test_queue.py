@@ -39,7 +39,7 @@ def test_waiting_jobs_are_answered_and_leave_nothing(waiting: int) -> None:
                 for number in range(waiting)
             ]
             for number, job in enumerate(jobs):
-                ids, end, _ = pipeline.wait(job, 120)
+                ids, end, _ = pipeline.wait(job)
                 assert end["finish_reason"] == "length"
                 assert ids == TARGET.decode(prompt(number), TOKENS, Sampling())
             assert control.running() == []

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
-from tests.drivers.test_live import PROMPT, Start, start
+from tests.drivers.test_live import PROMPT, Start, rig, start
 from tests.toy import TARGET
 from tests.toy_cluster import ToyCluster, ids_of
+from tests.waiting import until
 
-__all__ = ["start"]  # a fixture
+pytestmark = pytest.mark.live
+
+__all__ = ["rig", "start"]  # fixtures
 
 COUNT = 60
 SAMPLED = Sampling(1.0, seed=5)
@@ -57,17 +59,7 @@ def committed(cluster: ToyCluster, job: str) -> int:
 
 def met_at_work(cluster: ToyCluster, job: str, tokens: int) -> None:
     """Wait until ``job`` has committed ``tokens``."""
-    deadline = time.monotonic() + 10
-    while committed(cluster, job) < tokens:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: committed(cluster, job) >= tokens, pause=0.005)
 
 
 @pytest.mark.parametrize("role", ["draft", "verify-1", "verify-2"])
@@ -114,7 +106,7 @@ def test_jobs_beside_it_go_on_as_well(start: Start) -> None:
     jobs = [cluster.submit(spec) for spec in specs]
     met_at_work(cluster, jobs[0], 5)
     cluster.kill("verify-2")
-    wait_until(lambda: not cluster.control.running())
+    until(lambda: not cluster.control.running())
     cluster.start_again("verify-2")
     for letter, job in zip("abcde", jobs, strict=True):
         ids, _, error = cluster.wait(job)

@@ -68,7 +68,7 @@ def run(strategy: str, costs: Costs, tap: Tap | None = None) -> Simulation:
         (Way("stage-1", "broker"), lambda stages: 2 * stages),
         (Way("own", "broker"), lambda stages: 2 * stages + 2),
     ],
-    ids=str,
+    ids=lambda value: "" if callable(value) else str(value),
 )
 def test_plain_decoding_pays_the_passes_and_every_link_of_its_way(
     way: Way, links: object, stages: int

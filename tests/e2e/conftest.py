@@ -2,9 +2,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,20 +14,12 @@ from flowspec.client import Client
 from flowspec.cluster import Cluster, Setup
 from flowspec.model.directory import default_pair, open_directory
 from flowspec.model.reference import Reference
-
-#: Lines printed at the end of the test run: comparisons and excused ties.
-NOTES: list[str] = []
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if NOTES:
-        terminalreporter.section("equality with plain decoding")
-        for note in NOTES:
-            terminalreporter.write_line(note)
-
+from tests.commands import run
 
 Clusters = Callable[[int], Cluster]
 Run = Callable[..., subprocess.CompletedProcess[str]]
+#: ``record_property``: ``note("equality", text)`` is shown behind the tests.
+Note = Callable[[str, object], None]
 
 
 @pytest.fixture(scope="session")
@@ -93,29 +83,15 @@ def left_in(place: Path) -> list[str]:
     return found
 
 
-def heed_interrupts() -> None:
-    """Restore SIGINT as in a terminal: background processes inherit an ignored SIGINT."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 @pytest.fixture
 def flowspec(place: Path) -> Run:
-    """``flowspec(*arguments)`` runs the installed command line in its own folder."""
+    """``flowspec(*arguments)`` runs the command line in its own folder."""
 
-    def run(
-        *arguments: str, url: str | None = None, timeout: float = 120
-    ) -> subprocess.CompletedProcess[str]:
+    def call(*arguments: str, url: str | None = None) -> subprocess.CompletedProcess[str]:
         environment = surroundings(place) | ({"FLOWSPEC_REDIS_URL": url} if url else {})
-        return subprocess.run(
-            [str(Path(sys.executable).parent / "flowspec"), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            env=environment,
-            check=False,
-        )
+        return run("flowspec", *arguments, environment=environment)
 
-    return run
+    return call
 
 
 def one_line(done: subprocess.CompletedProcess[str]) -> str:

@@ -7,7 +7,6 @@ import os
 import signal
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,22 +28,19 @@ from flowspec.errors import (
     ModelError,
 )
 from flowspec.model.directory import default_pair
-from tests.e2e.conftest import Clusters, Run, heed_interrupts, left_in, surroundings, workers_of
+from tests.commands import run, start
+from tests.e2e.conftest import Clusters, Run, left_in, surroundings, workers_of
+from tests.waiting import seconds_of, until
 from workers._boot import stage_number
+
+pytestmark = pytest.mark.live
 
 PROMPT = "Describe how to open a text file in Python."
 
 
-def worker(*arguments: str, url: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+def worker(*words: str, url: str) -> subprocess.CompletedProcess[str]:
     """Run one worker process to its end."""
-    return subprocess.run(
-        [sys.executable, "-m", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-        env={**os.environ, "FLOWSPEC_REDIS_URL": url},
-    )
+    return run(*words, environment={**os.environ, "FLOWSPEC_REDIS_URL": url})
 
 
 def said(done: subprocess.CompletedProcess[str]) -> str:
@@ -112,23 +108,11 @@ def test_a_stage_may_keep_its_rows_in_two_levels() -> None:
         stage = cluster._processes["verify-1"]
         stage.terminate()
         stage.wait(10)
-        command = [
-            sys.executable,
-            "-m",
-            "workers.verify",
-            "--stage",
-            "1",
-            "--attention",
-            "two-level",
-        ]
-        other = subprocess.Popen(command, env={**os.environ, "FLOWSPEC_REDIS_URL": cluster.url})
-        try:
+        words = ("workers.verify", "--stage", "1", "--attention", "two-level")
+        with start(*words, environment={**os.environ, "FLOWSPEC_REDIS_URL": cluster.url}):
             found = client.submit(
                 "Why is the sky blue?", max_new_tokens=16, strategy="pipedec"
             ).result()
-        finally:
-            other.terminate()
-            other.wait(10)
     assert found.token_ids == expected
 
 
@@ -147,17 +131,14 @@ def test_two_workers_cannot_claim_one_stage(clusters: Clusters) -> None:
 
 def test_another_model_under_the_same_name_is_refused(clusters: Clusters, tmp_path: Path) -> None:
     with PrivateBroker() as broker:
-        scheduler = subprocess.Popen(
-            [sys.executable, "-m", "workers.scheduler", "--stages", "2"],
-            env={**os.environ, "FLOWSPEC_REDIS_URL": broker.url},
-        )
-        draft = default_pair()[1]
-        line = said(worker("workers.verify", "--stage", "1", "--target", draft, url=broker.url))
-        scheduler.terminate()
-        scheduler.wait()
+        environment = {**os.environ, "FLOWSPEC_REDIS_URL": broker.url}
+        with start("workers.scheduler", "--stages", "2", environment=environment):
+            draft = default_pair()[1]
+            line = said(worker("workers.verify", "--stage", "1", "--target", draft, url=broker.url))
     assert "is not the one the pipeline was set up with" in line
 
 
+@pytest.mark.gate
 def test_workers_without_a_broker_say_so(tmp_path: Path) -> None:
     for arguments in (
         ("workers.verify", "--stage", "1"),
@@ -249,15 +230,10 @@ def test_a_broker_that_stops_again_and_again_ends_everything_with_a_line(
     with Client(url) as client:
         stream, _ = start_slow_job(client)
         os.kill(doomed.pids["broker"], signal.SIGKILL)
-        began = time.monotonic()
         with pytest.raises(BrokerUnreachable, match="cannot reach the broker"):
             for _ in stream:  # type: ignore[attr-defined]
                 continue
-        assert time.monotonic() - began < 20
-    deadline = time.monotonic() + 20
-    while workers_of(url) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert workers_of(url) == [], "a worker outlived its broker"
+    until(lambda: workers_of(url) == [])
     with pytest.raises(ClusterError, match="the private broker stopped with status -9"):
         doomed.check()
 
@@ -274,6 +250,7 @@ def test_a_stopped_scheduler_is_noticed_by_the_client(
         client.submit("anyone?").result()
 
 
+@pytest.mark.gate
 def test_up_status_submit_watch_cancel_down(flowspec: Run) -> None:
     shares = ("--keep-rows", "30", "--most-rows", "2500")
     up = flowspec("up", "--stages", "2", "--jobs", "2", *shares)
@@ -292,9 +269,6 @@ def test_up_status_submit_watch_cancel_down(flowspec: Run) -> None:
         answered = flowspec("generate", PROMPT, "--max-new-tokens", "4")
         note = "note: the pipeline that `flowspec up` started answers"
         assert answered.stderr.splitlines()[0] == note
-        private = flowspec("generate", PROMPT, "--max-new-tokens", "4", "--stages", "1")
-        assert private.stderr.startswith("note: starts a private pipeline, as flags describe one")
-        assert private.stdout == answered.stdout
         job = flowspec("submit", PROMPT, "--max-new-tokens", "8").stdout.strip()
         watched = flowspec("watch", job, "--json")
         assert '"finish_reason": "length"' in watched.stdout
@@ -313,15 +287,28 @@ def test_up_status_submit_watch_cancel_down(flowspec: Run) -> None:
         ended = [flowspec("cancel", job) for job in reversed(long)]
         assert [each.returncode for each in ended] == [0] * 4, ended
         assert "tokens (cancelled)" in ended[0].stdout
-        unknown = flowspec("cancel", "1-0")
-        assert "there is no job 1-0" in unknown.stderr
-        assert "there is no job 1-0" in flowspec("watch", "1-0").stderr
     finally:
         down = flowspec("down")
     assert down.returncode == 0, down.stderr
     url = up.stdout.split("'")[1]
     assert workers_of(url) == []
+
+
+def test_flags_of_a_private_pipeline_start_one_beside_the_one_that_is_up(flowspec: Run) -> None:
+    assert flowspec("up", "--stages", "2").returncode == 0
+    try:
+        ask = ("generate", PROMPT, "--max-new-tokens", "4")
+        private = flowspec(*ask, "--stages", "1")
+        assert private.stderr.startswith("note: starts a private pipeline, as flags describe one")
+        assert private.stdout == flowspec(*ask).stdout
+    finally:
+        assert flowspec("down").returncode == 0
     assert flowspec("status").returncode == 1
+
+
+def test_a_job_that_nobody_knows_is_said(flowspec: Run, clusters: Clusters) -> None:
+    for name in ("cancel", "watch"):
+        assert "there is no job 1-0" in flowspec(name, "1-0", url=clusters(2).url).stderr
 
 
 def test_down_never_ends_a_process_that_is_not_ours(flowspec: Run, place: Path) -> None:
@@ -336,20 +323,10 @@ def test_down_never_ends_a_process_that_is_not_ours(flowspec: Run, place: Path) 
 
 
 def test_ctrl_c_during_up_stops_what_was_started(place: Path) -> None:
-    command = [str(Path(sys.executable).parent / "flowspec"), "up", "--stages", "2"]
-    with subprocess.Popen(
-        command,
-        env=surroundings(place),
-        preexec_fn=heed_interrupts,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as process:
-        deadline = time.monotonic() + 30
-        while not list(place.glob("flowspec-broker-*/s")) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=20)
-    assert process.returncode == 130
+    with start("flowspec", "up", "--stages", "2", environment=surroundings(place)) as up:
+        until(lambda: list(place.glob("flowspec-broker-*/s")))
+        up.process.send_signal(signal.SIGINT)
+        assert up.ended().returncode == 130
     assert left_in(place) == []
 
 
@@ -363,6 +340,7 @@ def test_up_says_why_it_cannot(flowspec: Run, tmp_path: Path) -> None:
 # ---- the Python client ---------------------------------------------------------------------------
 
 
+@pytest.mark.gate
 def test_the_client_streams_what_the_result_holds(client: Client) -> None:
     job = client.submit(PROMPT, max_new_tokens=24)
     chunks = list(job.stream())
@@ -404,16 +382,16 @@ def test_values_that_cannot_be_right_never_leave_the_client(client: Client) -> N
         client.submit(" ")
 
 
+def answer(client: Client) -> None:
+    next(iter(client.submit(PROMPT, max_new_tokens=4, reuse=False).stream()))
+
+
 @pytest.mark.heavy
 def test_the_first_token_of_an_idle_pipeline_waits_for_no_poll(client: Client) -> None:
     """Needs a machine without other work: its 95th percentile is within 30 ms of its median."""
     seconds = []
     for pause in Random(1).choices((0.05, 0.15, 0.35, 0.6), k=60):
         time.sleep(pause)
-        began = time.monotonic()
-        job = client.submit(PROMPT, max_new_tokens=4, reuse=False)
-        next(iter(job.stream()))
-        seconds.append(time.monotonic() - began)
-        job.result()
+        seconds.append(seconds_of(lambda: answer(client)))
     median, *_, late = statistics.quantiles(seconds[1:], n=20)[9:19]
     assert late <= median + 0.03

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,11 @@ from flowspec.model.directory import default_pair, open_directory
 from flowspec.model.reference import Reference
 from flowspec.model.text import Tokenizer
 from flowspec.planning.cluster_file import ClusterFile, ClusterStage, read_cluster, write_cluster
+from tests.commands import run, start
 from tests.e2e.conftest import Run, one_line
+from tests.waiting import until
+
+pytestmark = pytest.mark.live
 
 RANGES = (range(2), range(2, 11), range(11, 12))
 PROMPT = "What is the sea?"
@@ -80,12 +82,7 @@ def heavy(*values: object) -> Any:
     ],
 )
 def test_a_scheduler_refuses_what_cannot_be(flags: list[str], message: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "workers.scheduler", *flags],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run("workers.scheduler", *flags)
     assert done.returncode == 1, done
     (line,) = done.stderr.splitlines()
     assert message in line
@@ -97,19 +94,14 @@ def test_probed_boxes_are_planned(flowspec: Run, tmp_path: Path) -> None:
     with PrivateBroker() as broker:
         nobody = flowspec("plan", "--redis-url", broker.url, "--out", str(out))
         assert "start `python -m workers.probe --name NAME` on each" in one_line(nobody)
-        command = [sys.executable, "-m", "workers.probe", "--redis-url", broker.url, "--name"]
-        probes = [subprocess.Popen([*command, name]) for name in ("east", "west")]
-        client = BrokerClient(broker.url)
-        try:
-            deadline = time.monotonic() + 60
-            while announced(client) != ["east", "west"] and time.monotonic() < deadline:
-                time.sleep(0.1)
+        words = ("workers.probe", "--redis-url", broker.url, "--name")
+        with start(*words, "east") as east, start(*words, "west") as west:
+            with closing(BrokerClient(broker.url)) as client:
+                until(lambda: announced(client) == ["east", "west"])
             done = flowspec("plan", "--redis-url", broker.url, "--out", str(out))
-        finally:
-            client.close()
-            for probe in probes:
-                probe.terminate()
-            statuses = [probe.wait(30) for probe in probes]
+            for probe in (east, west):
+                probe.process.terminate()
+            statuses = [probe.ended().returncode for probe in (east, west)]
     assert done.returncode == 0, done
     assert statuses == [0, 0]
     assert "Times are measured on 2 boxes" in done.stdout
@@ -119,17 +111,11 @@ def test_probed_boxes_are_planned(flowspec: Run, tmp_path: Path) -> None:
 
 def test_a_scheduler_takes_the_file(plan: Path) -> None:
     with PrivateBroker() as broker:
-        command = [sys.executable, "-m", "workers.scheduler", "--redis-url", broker.url]
-        process = subprocess.Popen([*command, "--cluster", str(plan)])
-        control = RedisControl(broker.url, Keys())
-        try:
-            deadline = time.monotonic() + 60
-            while not control.pipeline() and time.monotonic() < deadline:
-                time.sleep(0.05)
-            record = control.pipeline()
-        finally:
-            control.close()
-            process.terminate()
-            assert process.wait(30) == 0
+        words = ("workers.scheduler", "--redis-url", broker.url, "--cluster", str(plan))
+        with start(*words) as scheduler:
+            with closing(RedisControl(broker.url, Keys())) as control:
+                record = until(control.pipeline)
+            scheduler.process.terminate()
+            assert scheduler.ended().returncode == 0
     assert record["layers"] == "0-2 2-11 11-12"
     assert (record["stages"], record["context"], record["draft"]) == ("3", "64", default_pair()[1])

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
 
 from flowspec.client import Client
 from flowspec.cluster import Cluster, Setup
-from flowspec.core.protocol.lease import TERMS
 from flowspec.core.run.limits import TREE_ROWS, in_blocks
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import JobFailed
@@ -17,6 +15,9 @@ from flowspec.model.directory import default_pair
 from flowspec.model.reference import Reference
 from tests.e2e.conftest import Clusters
 from tests.e2e.test_equality import SAMPLED
+from tests.waiting import until
+
+pytestmark = pytest.mark.live
 
 FIRST = "Tell me about the sea, and about ships. "
 #: The packaged model's text may differ from the reference's at a near tie of two tokens only, which
@@ -24,6 +25,7 @@ FIRST = "Tell me about the sea, and about ships. "
 STRATEGIES = ("flowspec", "auto", "specpipe", "autoregressive")
 
 
+@pytest.mark.gate
 def test_turns(clusters: Clusters, reference: Reference) -> None:
     _check_turns(clusters(2).url, reference)
 
@@ -72,14 +74,16 @@ def test_turns_with_rows_in_blocks(reference: Reference) -> None:
             assert [set(pool) for pool in found] == [
                 {"store", "blocks", "free", "shared", "block_rows"}
             ] * 2
-            assert all(0 < pool["free"] < pool["blocks"] for pool in found), "some rows are kept"
 
 
 def _pools(client: Client) -> list[dict[str, Any]]:
-    """What both stages say of their pools once their leases were renewed."""
-    time.sleep(TERMS.renew_seconds * 1.5)
-    workers = client.workers()
-    return [workers[f"verify-{stage}"]["kv"] for stage in (1, 2)]
+    """What both stages say of their pools at the next renewal of their leases."""
+
+    def said() -> list[dict[str, Any]]:
+        workers = client.workers()
+        return [workers[f"verify-{stage}"]["kv"] for stage in (1, 2)]
+
+    return until(lambda: all(0 < pool["free"] < pool["blocks"] for pool in said()) and said())
 
 
 def _check_turns(url: str, reference: Reference) -> None:

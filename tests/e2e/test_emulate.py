@@ -16,6 +16,8 @@ from flowspec.testbed.emulate import EmulatedCluster
 from flowspec.testbed.simulate import profile_costs, simulate
 from flowspec.testbed.texts import Text, texts
 
+pytestmark = pytest.mark.live
+
 #: Devices ten times as fast, links unchanged.
 PROFILE = replace(
     load("jetson-7b"),

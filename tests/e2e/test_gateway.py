@@ -24,6 +24,8 @@ from flowspec.model.text import Tokenizer
 from tests.e2e.conftest import Clusters
 from tests.gateway.conftest import gateway_at
 
+pytestmark = pytest.mark.live
+
 KEY = "sk-for-the-tests"
 MODEL = "target"
 QUESTION = "Tom has 5 apples and buys 7 more. How many apples does he have?"
@@ -136,6 +138,7 @@ def test_log_probabilities_are_those_of_the_librarys_model(
             assert [other.logprob for other in one.top_logprobs] == pytest.approx(best, abs=1e-4)
 
 
+@pytest.mark.gate
 def test_the_official_client(client: openai.OpenAI, expected: str) -> None:
     (model,) = client.models.list().data
     assert model.id == MODEL
@@ -183,6 +186,7 @@ def test_the_official_clients_errors(web: httpx2.Client, client: openai.OpenAI) 
         other.models.list()
 
 
+@pytest.mark.gate
 def test_the_official_asynchronous_client(web: httpx2.Client, expected: str) -> None:
     async def run() -> list[str]:
         base = f"{web.base_url}/v1"

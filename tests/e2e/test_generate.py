@@ -9,27 +9,31 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from flowspec.broker.keys import Keys
+from flowspec.broker.redis_control import RedisControl
 from flowspec.client import Client
 from flowspec.cluster import Cluster, Setup
 from flowspec.core.run.sampling import Sampling
 from flowspec.model.directory import default_pair
 from flowspec.model.reference import Reference
+from tests.commands import Command, start
 from tests.e2e.conftest import (
     Clusters,
     Run,
-    heed_interrupts,
     left_in,
     one_line,
     surroundings,
     workers_of,
 )
 from tests.marks import every, heavy
+from tests.waiting import until
+
+pytestmark = pytest.mark.live
 
 FLOWSPEC = str(Path(sys.executable).parent / "flowspec")
 PROMPT = "Tom has 5 apples and buys 7 more. How many apples does he have?"
@@ -50,6 +54,7 @@ STATS = {
 }
 
 
+@pytest.mark.gate
 def test_a_private_pipeline_answers_in_json_and_leaves_nothing(
     flowspec: Run, reference: Reference, place: Path
 ) -> None:
@@ -87,6 +92,7 @@ def test_a_private_pipeline_answers_in_json_and_leaves_nothing(
     assert left_in(place) == []
 
 
+@pytest.mark.gate
 def test_text_goes_to_stdout_and_the_report_to_stderr(flowspec: Run, clusters: Clusters) -> None:
     ask = ("generate", PROMPT, "--max-new-tokens", "12")
     done = flowspec(*ask, url=clusters(2).url)
@@ -171,6 +177,7 @@ def test_one_prompt_that_fails_does_not_stop_the_others(
     assert "the model's context is 1024: shorten it" in done.stderr
 
 
+@pytest.mark.gate
 def test_a_target_alone_is_drafted_for_by_ngrams(flowspec: Run) -> None:
     done = flowspec("generate", PROMPT, "--target", "medium", "--max-new-tokens", "4")
     assert done.returncode == 0, done.stderr
@@ -217,6 +224,7 @@ def test_drafts_to_choose_from_are_named_as_they_were_given(flowspec: Run, tmp_p
     assert flowspec("replay", str(file)).returncode == 0
 
 
+@pytest.mark.gate
 def test_a_recording_replays_and_an_edited_one_does_not(
     flowspec: Run, clusters: Clusters, tmp_path: Path
 ) -> None:
@@ -378,25 +386,25 @@ def test_a_cancelled_job_has_every_key_of_the_stats(flowspec: Run, clusters: Clu
     assert result["stats"]["tokens"] == len(result["token_ids"])
 
 
+@pytest.mark.gate
 def test_a_dead_worker_is_started_again_and_the_text_goes_on(
-    generating: subprocess.Popen[str], reference: Reference, place: Path
+    generating: Command, reference: Reference, place: Path
 ) -> None:
     url = private_url(place)
     with Client(url) as client:
-        deadline = time.monotonic() + 60
-        while client.load()[0] == 0 and time.monotonic() < deadline:
-            time.sleep(0.05)
+        until(lambda: client.load()[0])
         os.kill(int(client.workers()["verify-2"]["pid"]), signal.SIGKILL)
-    out, err = generating.communicate(timeout=120)
-    assert generating.returncode == 0, err
-    (line,) = err.splitlines()
+    done = generating.ended()
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stderr.splitlines()
     assert line.startswith("note: verify-2 stopped with status -9")
-    result = json.loads(out)
+    result = json.loads(done.stdout)
     expected = reference.generate(result["prompt_token_ids"], len(result["token_ids"]))
     assert tuple(result["token_ids"]) == expected
     assert left_in(place) == []
 
 
+@pytest.mark.gate
 def test_help_is_instant_and_imports_no_torch() -> None:
     code = "import sys; sys.argv = ['flowspec', 'generate', '--help']\n"
     code += "from flowspec.cli import main\ntry: main()\n"
@@ -412,53 +420,46 @@ def test_help_is_instant_and_imports_no_torch() -> None:
 
 
 @pytest.fixture
-def generating(place: Path) -> Iterator[subprocess.Popen[str]]:
+def generating(place: Path) -> Iterator[Command]:
     """``flowspec generate`` of a long text on its own cluster; stopped after the test."""
-    command = [FLOWSPEC, "generate", PROMPT, "--json", "--stages", "2", "--max-new-tokens", "800"]
-    with subprocess.Popen(
-        [*command, "--strategy", "autoregressive"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=heed_interrupts,
-        env=surroundings(place),
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.terminate()
+    words = ("flowspec", "generate", PROMPT, "--json", "--stages", "2", "--max-new-tokens", "240")
+    flags = ("--strategy", "autoregressive")
+    with start(*words, *flags, environment=surroundings(place)) as command:
+        yield command
 
 
 def private_url(place: Path) -> str:
     """Wait for the private broker in ``place`` to write its configuration; its URL."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
+
+    def found() -> str:
         for config in place.glob("flowspec-broker-*/conf"):
             text = config.read_text()
             if text and config.with_name("s").exists():
                 password = text.split("requirepass ")[1].split()[0]
                 return f"unix://:{password}@{config.with_name('s')}"
-        time.sleep(0.05)
-    raise AssertionError("no private broker was started")
+        return ""
+
+    return until(found)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, heavy(signal.SIGINT)])
 def test_a_signal_stops_every_process_and_loses_no_committed_token(
-    reference: Reference, generating: subprocess.Popen[str], place: Path, number: int
+    reference: Reference, generating: Command, place: Path, number: int
 ) -> None:
     url = private_url(place)
-    deadline = time.monotonic() + 60
     with Client(url) as client:
-        while client.load()[0] == 0 and time.monotonic() < deadline:
-            time.sleep(0.05)
-        time.sleep(0.7)
+        until(lambda: client.load()[0])
+        control = RedisControl(url, Keys())
+        (job,) = until(control.running)
+        until(lambda: control.read_output(job, "0", 0.1))
+        control.close()
     assert len(workers_of(url)) == 4
-    generating.send_signal(number)
-    out, _ = generating.communicate(timeout=20)
-    assert generating.returncode == 128 + number
-    result = json.loads(out)
+    generating.process.send_signal(number)
+    done = generating.ended()
+    assert done.returncode == 128 + number
+    result = json.loads(done.stdout)
     assert result["finish_reason"] == "cancelled"
     count = len(result["token_ids"])
-    assert 0 < count < 800
+    assert 0 < count < 240
     assert tuple(result["token_ids"]) == reference.generate(result["prompt_token_ids"], count)
     assert left_in(place) == []

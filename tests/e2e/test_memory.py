@@ -15,6 +15,8 @@ from flowspec.cluster import Cluster, Setup
 from flowspec.model.block import tensor_prefixes
 from flowspec.model.directory import default_pair, layer_ranges, open_directory
 
+pytestmark = pytest.mark.live
+
 STAGES = 4
 #: Modules that a worker imports before it reads its first weight.
 IMPORTS = (

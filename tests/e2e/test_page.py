@@ -36,7 +36,10 @@ CHROMIUM = next(
 SECONDS = 30_000.0  # in ms, as playwright counts
 QUESTION = "Tom has 5 apples and buys 7 more. How many apples does he have?"
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here"),
+    pytest.mark.live,
+]
 
 
 @pytest.fixture(scope="module")

@@ -43,6 +43,8 @@ def test_the_transcript_is_what_the_demo_says(reference: Reference) -> None:
     assert re.search(line, transcript, re.MULTILINE)
 
 
+@pytest.mark.gate
+@pytest.mark.live
 def test_the_python_of_the_readme_runs(
     clusters: Clusters, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

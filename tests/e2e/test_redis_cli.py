@@ -12,10 +12,14 @@ import subprocess
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import pytest
+
 from flowspec.broker.connection import connect
 from flowspec.client import Client
 from flowspec.model.reference import Reference
 from tests.e2e.conftest import Clusters
+
+pytestmark = pytest.mark.live
 
 JOBS = Path(__file__).parent.parent.parent / "docs/jobs.md"
 
@@ -54,6 +58,7 @@ def readme_commands() -> list[list[str]]:
     return [shlex.split(line)[1:] for line in lines if line.startswith("redis-cli ")]
 
 
+@pytest.mark.gate
 def test_the_two_commands_of_the_readme(clusters: Clusters, reference: Reference) -> None:
     url = clusters(2).url
     submit, read = readme_commands()

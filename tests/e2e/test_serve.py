@@ -5,46 +5,37 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import httpx2
 import pytest
 
 from flowspec.client import Client
-from tests.e2e.conftest import Clusters, heed_interrupts, left_in, surroundings
+from tests.commands import Command, run, start
+from tests.e2e.conftest import Clusters, left_in, surroundings
 from tests.marks import heavy
+from tests.waiting import SECONDS, until
 
-SECONDS = 60.0
+pytestmark = pytest.mark.live
 
 
 @contextmanager
-def started(
-    command: Sequence[str], environment: Mapping[str, str]
-) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def started(*words: str, environment: Mapping[str, str]) -> Iterator[tuple[Command, str]]:
     """A process that serves, and the address in the one line that it prints."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", *command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=dict(environment),
-        preexec_fn=heed_interrupts,
+    with start(*words, environment=environment) as command:
+        found = re.search(r" at (http://\S+)/v1", command.line())
+        assert found is not None, command.out
+        yield command, found[1]
+
+
+def serve(place: Path, *flags: str) -> AbstractContextManager[tuple[Command, str]]:
+    """A private pipeline and its gateway."""
+    return started(
+        *("flowspec", "serve", "--port", "0", "--stages", "2", *flags),
+        environment=surroundings(place),
     )
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        found = re.search(r" at (http://\S+)/v1", line)
-        assert found is not None, process.communicate(timeout=SECONDS)
-        yield process, found[1]
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
 
 
 def ask(address: str, **headers: str) -> httpx2.Response:
@@ -57,86 +48,69 @@ def ask(address: str, **headers: str) -> httpx2.Response:
     return httpx2.post(url, json=request, headers=headers, timeout=SECONDS)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("number", [heavy(signal.SIGINT), signal.SIGTERM])
 def test_serve_answers_and_ends_with_everything_it_started(
     place: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     (tmp_path / "keys").write_text("sk-of-the-test\n")
-    flags = ("--port", "0", "--stages", "2", "--api-key-file", str(tmp_path / "keys"))
-    with started(("flowspec", "serve", *flags), surroundings(place)) as (process, address):
+    with serve(place, "--api-key-file", str(tmp_path / "keys")) as (serving, address):
         assert httpx2.get(f"{address}/ready", timeout=SECONDS).status_code == 200
         assert ask(address).status_code == 401
         answer = ask(address, authorization="Bearer sk-of-the-test")
         assert answer.status_code == 200, answer.text
         assert answer.json()["usage"]["completion_tokens"] == 8
-        process.send_signal(number)
-        out, err = process.communicate(timeout=SECONDS)
-    assert (process.returncode, out, err) == (0, "", "")
+        serving.process.send_signal(number)
+        done = serving.ended()
+    assert (done.returncode, done.stdout.count("\n"), done.stderr) == (0, 1, "")
     assert left_in(place) == []
 
 
-def test_a_lost_worker_is_said_answered_with_503_and_started_again(place: Path) -> None:
-    flags = ("--port", "0", "--stages", "2")
-    with started(("flowspec", "serve", *flags), surroundings(place)) as (process, address):
-
-        def ready() -> bool:
-            return httpx2.get(f"{address}/ready", timeout=SECONDS).status_code == 200
-
-        os.kill(worker_of(place, "verify-2"), signal.SIGKILL)
-        deadline = time.monotonic() + SECONDS
-        while ready():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        while not ready():
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+def test_a_lost_worker_is_said_and_started_again(place: Path) -> None:
+    with serve(place) as (serving, address):
+        lost = worker_of(place, "verify-2")
+        assert lost is not None
+        os.kill(lost, signal.SIGKILL)
+        until(lambda: worker_of(place, "verify-2") not in (None, lost))
+        until(lambda: httpx2.get(f"{address}/ready", timeout=SECONDS).status_code == 200)
         assert ask(address).status_code == 200
-        process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=SECONDS)
-    assert process.returncode == 0
-    (line,) = err.splitlines()
+        serving.process.send_signal(signal.SIGTERM)
+        done = serving.ended()
+    assert done.returncode == 0
+    (line,) = done.stderr.splitlines()
     assert line.startswith("note: verify-2 stopped with status -9")
     assert left_in(place) == []
 
 
 def test_a_gateway_joins_a_pipeline_that_runs(clusters: Clusters) -> None:
     environment = {**os.environ, "FLOWSPEC_REDIS_URL": clusters(2).url}
-    command = ("workers.gateway", "--port", "0", "--model-name", "mine")
-    with started(command, environment) as (process, address):
+    words = ("workers.gateway", "--port", "0", "--model-name", "mine")
+    with started(*words, environment=environment) as (serving, address):
         listed = httpx2.get(f"{address}/v1/models", timeout=SECONDS).json()
         assert listed["data"][0]["id"] == "mine"
         assert listed["data"][0]["max_model_len"] == 1024
-        process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=SECONDS)
-    assert (process.returncode, out, err) == (0, "", "")
+        serving.process.send_signal(signal.SIGTERM)
+        done = serving.ended()
+    assert (done.returncode, done.stdout.count("\n"), done.stderr) == (0, 1, "")
 
 
 def test_a_gateway_without_broker_says_so_in_one_line() -> None:
     environment = {**os.environ, "FLOWSPEC_REDIS_URL": "redis://localhost:1/0"}
-    done = subprocess.run(
-        [sys.executable, "-m", "workers.gateway", "--port", "0"],
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        env=environment,
-        check=False,
-    )
+    done = run("workers.gateway", "--port", "0", environment=environment)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith("flowspec gateway: cannot reach the broker at redis://localhost:1/0")
 
 
+@pytest.mark.gate
 def test_a_conversation_in_the_terminal(clusters: Clusters) -> None:
     url = clusters(2).url
-    done = subprocess.run(
-        [sys.executable, "-m", "flowspec", "chat", "--max-new-tokens", "12"],
-        input="Tom has 5 apples. How many?\nAnd now?\n",
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        env={**os.environ, "FLOWSPEC_REDIS_URL": url},
-        check=True,
+    done = run(
+        *("flowspec", "chat", "--max-new-tokens", "12"),
+        environment={**os.environ, "FLOWSPEC_REDIS_URL": url},
+        said="Tom has 5 apples. How many?\nAnd now?\n",
     )
+    assert done.returncode == 0, done
     figures = done.stderr.splitlines()
     assert len(figures) == 2
     assert re.fullmatch(r"\[\d+ tokens, .* tokens/s, \d+% guessed\]", figures[0])
@@ -152,8 +126,8 @@ def test_a_conversation_in_the_terminal(clusters: Clusters) -> None:
     assert done.stdout == f"{first}\n{second}\n"
 
 
-def worker_of(place: Path, role: str) -> int:
-    """The process that serves ``role`` in ``place``; its output is the log of that name."""
+def worker_of(place: Path, role: str) -> int | None:
+    """The process of ``role`` in ``place``, if one runs; its output is the log of that name."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             output = (folder / "fd" / "1").readlink()
@@ -161,4 +135,4 @@ def worker_of(place: Path, role: str) -> int:
             continue
         if output.name == role and output.is_relative_to(place):
             return int(folder.name)
-    raise AssertionError(f"no process serves {role}")
+    return None

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -19,7 +17,11 @@ from flowspec.model.directory import default_pair, layer_ranges, open_directory
 from flowspec.model.reference import Reference
 from flowspec.model.shards import ShardPlan, write_shards
 from flowspec.model.text import Tokenizer
+from tests.commands import start
 from tests.e2e.test_cluster import said, worker
+from tests.waiting import until
+
+pytestmark = pytest.mark.live
 
 PROMPT = "Why is the sky blue?"
 
@@ -37,12 +39,13 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def broker(shards: Path) -> Iterator[PrivateBroker]:
     """A broker with a scheduler of a pipeline in float32, which has no weights itself."""
     with PrivateBroker() as broker:
-        command = [sys.executable, "-m", "workers.scheduler", "--stages", "2"]
-        command += ["--target", str(shards / "draft"), "--draft", "head", "--dtype", "float32"]
-        scheduler = subprocess.Popen(command, env={**os.environ, "FLOWSPEC_REDIS_URL": broker.url})
-        yield broker
-        scheduler.terminate()
-        scheduler.wait(10)
+        flags = ["--target", str(shards / "draft"), "--draft", "head", "--dtype", "float32"]
+        with start("workers.scheduler", "--stages", "2", *flags, environment=at(broker)):
+            yield broker
+
+
+def at(broker: PrivateBroker) -> dict[str, str]:
+    return {**os.environ, "FLOWSPEC_REDIS_URL": broker.url}
 
 
 def refused(broker: PrivateBroker, folder: Path, stage: int = 1) -> str:
@@ -98,17 +101,17 @@ def test_a_shard_of_the_same_model_with_other_values_is_refused(
 
 def wait_until_ready(broker: PrivateBroker, roles: set[str]) -> None:
     control = RedisControl(broker.url, Keys())
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        claims = control.claims()
-        if roles <= {role for role, claim in claims.items() if claim.facts["state"] == "ready"}:
-            break
-        time.sleep(0.1)
+
+    def ready() -> set[str]:
+        claims = control.claims().items()
+        return {role for role, claim in claims if claim.facts["state"] == "ready"}
+
+    until(lambda: roles <= ready())
     control.close()
 
 
+@pytest.mark.gate
 def test_a_pipeline_of_shards_says_what_the_model_says(broker: PrivateBroker, shards: Path) -> None:
-    environment = {**os.environ, "FLOWSPEC_REDIS_URL": broker.url}
     workers = [
         ["workers.draft"],
         *(
@@ -116,19 +119,12 @@ def test_a_pipeline_of_shards_says_what_the_model_says(broker: PrivateBroker, sh
             for stage in (1, 2)
         ),
     ]
-    running = [
-        subprocess.Popen([sys.executable, "-m", *arguments], env=environment)
-        for arguments in workers
-    ]
-    try:
+    with ExitStack() as running:
+        for words in workers:
+            running.enter_context(start(*words, environment=at(broker)))
         wait_until_ready(broker, {"draft", "verify-1", "verify-2"})
         with Client(broker.url) as client:
             found = client.submit(PROMPT, max_new_tokens=24).result()
-    finally:
-        for process in running:
-            process.terminate()
-        for process in running:
-            process.wait(20)
     target = open_directory(default_pair()[0])
     prompt = Tokenizer(target).encode(PROMPT, raw=False)
     assert list(found.token_ids) == list(Reference(target).generate(prompt, 24))

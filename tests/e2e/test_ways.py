@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,7 +17,11 @@ from flowspec.errors import JobFailed
 from flowspec.model.directory import default_pair
 from flowspec.model.reference import Reference
 from flowspec.strategies import EXACT
+from tests.e2e.conftest import Note
 from tests.e2e.test_equality import SAMPLED, Checker, rows
+from tests.waiting import until
+
+pytestmark = pytest.mark.live
 
 #: A worker without an inbox, which sends through the broker, too.
 MIXED = {"verify-2": ("--rows", "broker")}
@@ -50,39 +52,35 @@ def all_straight(client: Client, count: int) -> bool:
     return len(found) == count and set(found.values()) == {"straight"}
 
 
-def wait_for(found: Any, seconds: float = 15.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not found():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.1)
-
-
-def test_every_strategy_with_all_rows_straight(checker: Checker, straight: Cluster) -> None:
+@pytest.mark.gate
+def test_every_strategy_with_all_rows_straight(
+    checker: Checker, straight: Cluster, record_property: Note
+) -> None:
     with Client(straight.url) as client:
-        wait_for(lambda: all_straight(client, 4))
+        until(lambda: all_straight(client, 4))
         assert "inbox" not in str(client.workers()), "its password is not shown"
         for at, strategy in enumerate((*EXACT, "flowspec:lockstep=on")):
             sampling = (Sampling(), SAMPLED[0], SAMPLED[-1])[at % 3]
             prompt = rows()[at % 24]["prompt"]
-            checker.check(client, prompt, strategy, 16, sampling)
-    checker.report()
+            checker.check(client, prompt, strategy, 12, sampling)
+    checker.report(record_property)
 
 
 @pytest.mark.heavy
-def test_links_may_differ(checker: Checker) -> None:
+def test_links_may_differ(checker: Checker, record_property: Note) -> None:
     setup = Setup(*default_pair(), 3, rows="straight")
     with Cluster(setup, more=MIXED) as cluster, Client(cluster.url) as client:
         through = dict.fromkeys(("verify-1 s2", "verify-2 s3"), "broker")
         straight = dict.fromkeys(("draft s1", "verify-3 d0"), "straight")
-        wait_for(lambda: links(client) == through | straight)
+        until(lambda: links(client) == through | straight)
         for strategy in ("flowspec", "specpipe", "auto", "pipedec"):
             checker.check(client, rows()[4]["prompt"], strategy, 16, Sampling())
-    checker.report()
+    checker.report(record_property)
 
 
 def test_a_recording_of_straight_rows_replays(straight: Cluster, tmp_path: Path) -> None:
     with Client(straight.url) as client:
-        wait_for(lambda: all_straight(client, 4))
+        until(lambda: all_straight(client, 4))
         job = client.submit("Count to ten.", max_new_tokens=24, record=True)
         text = job.result().token_ids
         lines = job.recording()
@@ -114,7 +112,7 @@ def test_a_lost_inbox_ends_the_job_with_one_line_and_its_link_falls_back(
 ) -> None:
     with Cluster(Setup(*default_pair(), 2, rows="straight")) as cluster:
         client = Client(cluster.url)
-        wait_for(lambda: all_straight(client, 3))
+        until(lambda: all_straight(client, 3))
         job = client.submit("Tell me a long story.", strategy="autoregressive", max_new_tokens=400)
         stream = job.stream()
         next(stream)
@@ -123,7 +121,7 @@ def test_a_lost_inbox_ends_the_job_with_one_line_and_its_link_falls_back(
             list(stream)
         assert str(failed.value) == "verify-2 has lost its inbox; submit the job again"
         checker.check(client, rows()[0]["prompt"], "flowspec", 16, Sampling())
-        wait_for(lambda: links(client)["verify-1 s2"] == "broker")
+        until(lambda: links(client)["verify-1 s2"] == "broker")
         assert links(client)["verify-2 d0"] == "straight"
         cluster.check()
         client.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import subprocess
@@ -12,6 +13,7 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx2
 import pytest
@@ -22,11 +24,14 @@ from flowspec.broker.keys import Keys
 from flowspec.broker.redis_control import RedisControl
 from flowspec.broker.server import PrivateBroker, find_server
 from flowspec.client import Client
+from flowspec.errors import BrokerUnreachable
 from flowspec.gateway.keys import ApiKeys
+from flowspec.gateway.pipeline import PipelineWatch
 from flowspec.gateway.settings import Settings
 from tests.gateway.conftest import MODEL, gateway_at
 from tests.served import toy_pipeline
 from tests.toy import TARGET
+from tests.waiting import until
 
 USER = {"role": "user", "content": "hello"}
 CHAT = {"model": MODEL, "messages": [USER], "max_tokens": 24, "temperature": 0}
@@ -403,19 +408,38 @@ def test_a_lost_pipeline_gets_503() -> None:
         assert error_of(refused, 503)["code"] == "pipeline_unavailable"
         assert refused.headers["retry-after"] == "5"
         with toy_pipeline(broker.url) as cluster:
-            assert eventually(lambda: web.get("/ready").status_code == 200)
+            until(lambda: web.get("/ready").status_code == 200)
             cluster.leases["verify-2"].release()
-            assert eventually(lambda: web.get("/ready").status_code == 503)
+            until(lambda: web.get("/ready").status_code == 503)
             assert "verify-2" in error_of(web.get("/ready"), 503)["message"]
         broker.stop()
-        time.sleep(1.1)  # what was read is used again for a second
-        began = time.monotonic()
-        for path in ("/ready", "/v1/models"):
-            said = error_of(web.get(path), 503)["message"]
-            assert said == "the pipeline's broker cannot be used now; try again later"
+        said = "the pipeline's broker cannot be used now; try again later"
+        # What was read is used again for a second.
+        until(lambda: error_of(web.get("/ready"), 503)["message"] == said)
+        assert error_of(web.get("/v1/models"), 503)["message"] == said
         assert error_of(web.post("/v1/completions", json=TEXT), 503)["message"] == said
-        assert time.monotonic() - began < 3.5, "an outage does not cost the retries of each request"
         assert 'flowspec:pipeline_ready{engine="0",model_name=""} 0' in web.get("/metrics").text
+
+
+def test_an_outage_does_not_cost_the_retries_of_each_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("LOOK_SECONDS", "LOST_LOOK_SECONDS"):
+        monkeypatch.setattr(f"flowspec.gateway.pipeline.{name}", 0.0)
+
+    async def hang() -> None:
+        await asyncio.Event().wait()
+
+    async def ask() -> Mock:
+        client = Mock(pipeline=Mock(side_effect=hang))
+        watch = PipelineWatch(client, "")
+        for _ in range(3):
+            with pytest.raises(BrokerUnreachable, match="has not answered yet"):
+                await watch.state()
+        await watch.close()
+        return client
+
+    assert asyncio.run(ask()).pipeline.call_count == 1, "they share one look"
 
 
 @contextmanager
@@ -427,6 +451,7 @@ def plain_server(port: int) -> Iterator[None]:
         process.terminate()
 
 
+@pytest.mark.live
 def test_a_broker_in_the_place_of_another_is_found() -> None:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
@@ -435,19 +460,10 @@ def test_a_broker_in_the_place_of_another_is_found() -> None:
     with gateway_at(Settings(url, name=MODEL)) as web:
         for _ in range(2):
             with plain_server(port):
-                assert eventually(lambda: web.get("/ready").status_code == 503)
+                until(lambda: web.get("/ready").status_code == 503)
                 with toy_pipeline(url):
-                    assert eventually(lambda: web.get("/ready").status_code == 200)
+                    until(lambda: web.get("/ready").status_code == 200)
                     chat(web)
-
-
-def eventually(check: Any, seconds: float = 10.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not check():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def test_a_worker_lost_during_a_stream_is_an_event_of_it(broker: PrivateBroker) -> None:
@@ -475,7 +491,7 @@ def test_a_job_that_another_program_cancels_is_an_answer_of_503(
     control = RedisControl(broker.url, Keys())
     with ThreadPoolExecutor(1) as pool, closing(control):
         asked = pool.submit(web.post, "/v1/chat/completions", json=CHAT | {"max_tokens": 480})
-        assert eventually(lambda: bool(control.running()))
+        until(lambda: bool(control.running()))
         control.submit({"cancel": control.running()[0]})
         answer = asked.result()
     assert error_of(answer, 503)["code"] == "job_cancelled"
@@ -487,7 +503,7 @@ def test_a_job_that_another_program_cancels_is_an_answer_of_503(
 
 def wait_until_idle(broker: PrivateBroker) -> None:
     with Client(broker.url) as client:
-        assert eventually(lambda: client.load() == (0, 0), 60), client.load()
+        until(lambda: client.load() == (0, 0))
 
 
 def leave(web: httpx2.Client, stream: bool, seconds: float) -> None:
@@ -532,11 +548,9 @@ def disconnects(web: httpx2.Client, broker: PrivateBroker, times: int) -> None:
         leave_at_once(web, 10)
     wait_until_idle(broker)
     keys = Keys()
-    assert eventually(lambda: long_kept(server) <= kept, 30), "outputs that stay for an hour"
-    assert eventually(lambda: descriptors() <= before + 2), (before, descriptors())
-    assert eventually(
-        lambda: int(server.info("clients")["connected_clients"]) <= connections + 2  # type: ignore[index]
-    )
+    until(lambda: long_kept(server) <= kept)
+    until(lambda: descriptors() <= before + 2)
+    until(lambda: int(server.info("clients")["connected_clients"]) <= connections + 2)  # type: ignore[index]
     assert server.xlen("flowspec:jobs") == 0
     assert not list(server.scan_iter(f"{keys.tag}:run:*"))
     assert 'flowspec:open_answers{engine="0",model_name="toy"} 0' in web.get("/metrics").text
@@ -550,6 +564,7 @@ def long_kept(server: redis.Redis) -> set[bytes]:
     return {key for key in found if not 0 <= int(server.pttl(key)) <= 60_000}  # type: ignore[arg-type]
 
 
+@pytest.mark.live
 def test_abrupt_disconnects_leave_nothing(web: httpx2.Client, broker: PrivateBroker) -> None:
     disconnects(web, broker, 30)
 

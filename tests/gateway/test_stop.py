@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
@@ -18,6 +17,9 @@ from flowspec.gateway.server import address_of, listen, serve
 from flowspec.gateway.settings import Settings
 from tests.gateway.conftest import MODEL, SECONDS
 from tests.served import toy_pipeline
+from tests.waiting import until
+
+pytestmark = pytest.mark.live
 
 
 @pytest.fixture
@@ -31,13 +33,6 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[PrivateBroker]:
 def ask(address: str, stream: bool) -> httpx2.Response:
     body = {"model": MODEL, "prompt": [5, 6, 7], "max_tokens": 400, "stream": stream}
     return httpx2.post(f"{address}/v1/completions", json=body, timeout=SECONDS)
-
-
-def until(found: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not found():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.002)
 
 
 def test_answers_under_way_end_with_an_error_and_leave_no_job(broker: PrivateBroker) -> None:

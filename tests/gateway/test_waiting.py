@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,6 +14,7 @@ from flowspec.broker.server import PrivateBroker
 from flowspec.gateway.settings import Settings
 from tests.gateway.conftest import MODEL, SECONDS, gateway_at
 from tests.served import toy_pipeline
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -36,10 +36,7 @@ def ask(web: httpx2.Client, tokens: int, **more: object) -> httpx2.Response:
 
 def until_queued(broker: PrivateBroker, jobs: int) -> None:
     control = RedisControl(broker.url, Keys())
-    deadline = time.monotonic() + SECONDS
-    while not (control.running() and len(control.queued()) == jobs):
-        assert time.monotonic() < deadline, f"{jobs} jobs were never queued"
-        time.sleep(0.01)
+    until(lambda: control.running() and len(control.queued()) == jobs)
     control.close()
 
 

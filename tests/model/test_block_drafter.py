@@ -177,7 +177,7 @@ def test_what_is_remembered_is_what_later_passes_need(family: Family, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("strategy", "sampling"), crossed(EXACT, (Sampling(), Sampling(1.0, seed=4)))
+    ("strategy", "sampling"), crossed(EXACT, (Sampling(), Sampling(1.0, seed=4)), keep=4)
 )
 def test_texts_are_those_of_plain_decoding(
     family: Family, tmp_path: Path, strategy: str, sampling: Sampling

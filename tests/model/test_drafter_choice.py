@@ -94,7 +94,7 @@ def test_a_drafter_that_has_caught_up_proposes_what_it_would_have_proposed_anywa
     target = open_directory(default_pair()[0])
     profile = load("jetson-7b")
     (text,) = texts(
-        ["Why is the sky blue?"], [Sampling(temperature, seed=1)], 72, target, hidden=True
+        ["Why is the sky blue?"], [Sampling(temperature, seed=1)], 48, target, hidden=True
     )
     costs = profile_costs(profile, 4, "slm:head", hidden=True)
     rows = Watched()
@@ -114,7 +114,7 @@ def test_what_a_head_keeps_while_another_drafts_is_bounded(monkeypatch: pytest.M
     monkeypatch.setattr(drafter_cache, "CATCH_UP_ROWS", 16)
     monkeypatch.setattr(DrafterBandit, "update", lambda bandit, tokens, seconds: 0)
     target = open_directory(default_pair()[0])
-    (text,) = texts(["Why is the sky blue?"], [Sampling()], 144, target, hidden=True)
+    (text,) = texts(["Why is the sky blue?"], [Sampling()], 96, target, hidden=True)
     choice = load_sources("ngram:head", target)
     assert isinstance(choice, ChoiceDrafter)
     head = Measured(choice.drafters[1])  # type: ignore[arg-type]

@@ -28,6 +28,7 @@ from flowspec.model.reference import Reference
 from flowspec.model.sources import check_sources, target_needs
 from flowspec.model.stage import load_stage
 from flowspec.strategies import build
+from tests.marks import crossed
 from tests.model.heads import RUN, VOCABULARY, Bench, feed, random_tree
 
 Family = Callable[..., ModelDirectory]
@@ -237,8 +238,10 @@ def test_one_pass_equals_one_row_at_a_time(make: Callable[..., Bench]) -> None:
     assert np.abs(values[0] - values[1]).max() < 1e-4
 
 
-@pytest.mark.parametrize("strategy", ["flowspec", "static_tree", "naive_pp"])
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0, seed=4)], ids=["greedy", "T=1"])
+@pytest.mark.parametrize(
+    ("strategy", "sampling"),
+    crossed(["flowspec", "static_tree", "naive_pp"], [Sampling(), Sampling(1.0, seed=4)]),
+)
 def test_text_drafted_by_a_head_is_that_of_plain_decoding(
     family: Family, tmp_path: Path, strategy: str, sampling: Sampling
 ) -> None:

@@ -26,6 +26,7 @@ from flowspec.model.reference import Reference
 from flowspec.model.sources import check_sources, load_sources, taps_of, target_needs
 from flowspec.model.stage import load_stage
 from flowspec.strategies import build
+from tests.marks import crossed
 from tests.model.eagle3_heads import Published, Shape, save_eagle3
 from tests.model.heads import RUN, Bench, feed, random_tree
 
@@ -117,8 +118,10 @@ def test_only_the_embedding_of_the_target_is_needed(llama_copy: Path, tmp_path: 
     assert load_sources(str(head.path), target).wants_hidden
 
 
-@pytest.mark.parametrize("strategy", ["flowspec", "naive_pp", "auto"])
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0, seed=4)], ids=["greedy", "T=1"])
+@pytest.mark.parametrize(
+    ("strategy", "sampling"),
+    crossed(["flowspec", "naive_pp", "auto"], [Sampling(), Sampling(1.0, seed=4)]),
+)
 def test_text_drafted_by_a_head_is_that_of_plain_decoding(
     family: Family, tmp_path: Path, strategy: str, sampling: Sampling
 ) -> None:

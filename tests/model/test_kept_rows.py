@@ -31,7 +31,7 @@ from flowspec.model.sources import load_sources, taps_of
 from flowspec.model.stage import ModelStage, load_stage
 from flowspec.model.two_level import PLAIN, TWO_LEVEL, TwoLevelCache
 from flowspec.strategies import build
-from tests.marks import examples
+from tests.marks import examples, heavy
 from tests.model.paged_checks import check_pool
 from tests.model.test_drafts_together import SOURCES, Family, folders, with_tokenizer
 from tests.model.test_two_level import CAPACITY, Story, next_part
@@ -175,7 +175,7 @@ def test_turns_with_any_drafter(source: str, family: Family, tmp_path: Path) -> 
         prompt = (*prompt, *tokens[: 12 + turn], 7, 8, 9 + turn)
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("source", ["eagle3", *map(heavy, ("ngram", "head", "block", "head+slm"))])
 def test_equal_prompts_at_once_with_any_drafter(
     source: str, family: Family, tmp_path: Path
 ) -> None:

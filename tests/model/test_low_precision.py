@@ -20,6 +20,7 @@ from flowspec.model.sources import load_sources
 from flowspec.model.text import Tokenizer
 from flowspec.model.two_level import TWO_LEVEL
 from flowspec.testbed.proof import plain
+from tests.marks import crossed
 
 TARGET = open_directory(default_pair()[0])
 RUN = RunKey("j", 1)
@@ -75,8 +76,7 @@ def proposals(drafter: DraftExecutor) -> list[tuple[int, ...]]:
     return [tokens for one in done for tokens in one.tokens]
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("source", ["draft", "head"])
+@pytest.mark.parametrize(("source", "precision"), crossed(["draft", "head"], PRECISIONS))
 def test_drafters_propose_nearly_what_they_do_in_float32(source: str, precision: str) -> None:
     exact = proposals(load_sources(source, TARGET))
     found = proposals(load_sources(source, TARGET, dtype=precision))

@@ -276,7 +276,7 @@ def simulate(
     return simulation.jobs["j"]
 
 
-@pytest.mark.parametrize(("strategy", "sampling"), crossed(EXACT, (Sampling(), SAMPLED)))
+@pytest.mark.parametrize(("strategy", "sampling"), crossed(EXACT, (Sampling(), SAMPLED), keep=4))
 def test_every_strategy_lives_with_few_proposals_or_none(strategy: str, sampling: Sampling) -> None:
     prompt = (3, 4, 5, 6, 3, 4)
     for drafter in (NgramDrafter(20), NgramDrafter(20, longest=1)):

@@ -41,7 +41,9 @@ def answers(stages: StageByStage, sizes: list[int]) -> torch.Tensor:
     return torch.cat(rows)
 
 
-@pytest.mark.parametrize(("name", "precision"), crossed(FAMILIES, ("float32", "bfloat16", "nf4")))
+@pytest.mark.parametrize(
+    ("name", "precision"), crossed(FAMILIES, ("float32", "bfloat16", "nf4"), keep=3)
+)
 def test_rows_do_not_depend_on_their_company(family: Family, name: str, precision: str) -> None:
     if not served(precision, "cpu"):
         pytest.skip(f"there is no {precision} kernel here")

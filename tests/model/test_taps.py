@@ -25,6 +25,7 @@ from flowspec.model.reference import Reference
 from flowspec.model.sources import recorded_taps, taps_of
 from flowspec.model.stage import ModelStage, load_stage
 from flowspec.model.taps import Taps, beside, elements, parted
+from tests.marks import crossed
 from tests.model.eagle3_heads import Shape, save_eagle3
 from workers._models import open_tapping
 
@@ -96,9 +97,10 @@ def sums_of(reference: Reference, taps: Taps, tokens: Sequence[int]) -> np.ndarr
         return (joined @ matrix.T).numpy()
 
 
-@pytest.mark.parametrize("layers", [(1, 3, 5), (0, 2, 3), (2, 4), (1, 2, 3, 4, 5)], ids=str)
-@pytest.mark.parametrize("stages", [1, 2, 4])
-@pytest.mark.parametrize("name", ["llama", "gemma2"])
+@pytest.mark.parametrize(
+    ("name", "stages", "layers"),
+    crossed(["llama", "gemma2"], [1, 2, 4], [(1, 3, 5), (0, 2, 3), (2, 4), (1, 2, 3, 4, 5)]),
+)
 def test_stages_return_the_sums_of_the_whole_model(
     family: Family, tmp_path: Path, name: str, stages: int, layers: tuple[int, ...]
 ) -> None:

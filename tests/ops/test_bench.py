@@ -39,6 +39,7 @@ def printed(*words: str) -> list[list[str]]:
     ]
 
 
+@pytest.mark.heavy
 def test_hop_prints_every_row_with_its_medians() -> None:
     rows = {row[0]: row[1:] for row in printed("ops.bench.hop", "--rounds", "60")}
     places = [f"{size}, {by}" for size in ("16 KB", "128 KB") for by in ("unix socket", "TCP")]
@@ -72,6 +73,7 @@ def test_emulated_ratios_have_a_column_per_cluster_and_temperature() -> None:
     ]
 
 
+@pytest.mark.heavy
 def test_rows_through_the_broker_pay_three_more_latencies_a_token_on_four_stages() -> None:
     head, _, *rows = printed(
         *("ops.bench.way", "--profiles", "wan-25ms,jetson-7b", "--temperatures", "0"),
@@ -111,6 +113,7 @@ def test_the_account_of_a_pass_has_a_row_per_part_and_adds_up(tmp_path: Path) ->
             assert min(found[part]) > 0, (number, part)
 
 
+@pytest.mark.heavy
 def test_ragged_passes_are_measured_and_checked(tmp_path: Path) -> None:
     shape = Shape(64, 96, layers=2, heads=4, key_heads=2, head_dim=16, vocabulary=4200, context=256)
     model = random_model(shape, tmp_path / "tiny")
@@ -120,6 +123,7 @@ def test_ragged_passes_are_measured_and_checked(tmp_path: Path) -> None:
     assert all(float(cell) > 0 for row in found for cell in row)
 
 
+@pytest.mark.heavy
 def test_stores_of_rows_are_measured_and_checked(tmp_path: Path) -> None:
     shape = Shape(64, 96, layers=2, heads=4, key_heads=2, head_dim=16, vocabulary=4200, context=256)
     model = random_model(shape, tmp_path / "tiny")
@@ -132,6 +136,7 @@ def test_stores_of_rows_are_measured_and_checked(tmp_path: Path) -> None:
     assert float(shared[3]) < float(shared[1])
 
 
+@pytest.mark.heavy
 def test_shared_passes_of_drafters_are_measured_and_checked() -> None:
     words = ("--jobs", "3", "--nodes", "1,4", "--rounds", "1", "--sources", "head,ngram")
     found = [row for row in printed("ops.bench.ragged_drafts", *words) if row[1] in ("1", "4")]

@@ -94,6 +94,7 @@ def test_a_drafter_that_has_the_targets_rows_agrees_with_it(
     assert max(script.agreement(trainee, teacher, ids, 8, 2)) < 0.5
 
 
+@pytest.mark.heavy
 def test_a_drafter_is_trained_saved_and_resumed(
     target: ModelDirectory,
     tmp_path: Path,

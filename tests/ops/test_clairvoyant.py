@@ -27,6 +27,7 @@ def grid_of(draft: str, temperature: float, prompts: list[Prompt]) -> Grid:
     return Grid(plan, prompts)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("profile", "draft", "temperature"),
     [
@@ -44,6 +45,7 @@ def test_it_is_never_slower_than_a_registered_strategy(
         assert bound <= row.tbt["mean"] * (1 + 1e-9), row.strategy
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("options", ["", "in_flight=1,holds=on,least=4", "most=1,redrafts=off"])
 @pytest.mark.parametrize("draft", ["slm", "head"])
 def test_every_row_it_sends_is_of_the_text(options: str, draft: str) -> None:

@@ -131,6 +131,7 @@ def test_positions_of_tokens_that_the_head_lacks_do_not_count(teacher: Teacher) 
         assert float(form.loss(head, teacher, ids, 2)) == 0.0
 
 
+@pytest.mark.heavy
 def test_a_head_is_trained_saved_and_resumed(
     target: ModelDirectory,
     tmp_path: Path,
@@ -181,6 +182,7 @@ def test_a_head_is_trained_saved_and_resumed(
     assert not list(out.glob("*.part"))
 
 
+@pytest.mark.heavy
 def test_an_eagle3_head_is_trained_saved_and_resumed(
     target: ModelDirectory,
     tmp_path: Path,

@@ -63,6 +63,7 @@ def test_every_profile_has_goals_and_only_these() -> None:
     assert goals("jetson-7b", 1) == {}
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("long", [1, 2])
 def test_long_prompts_have_figures_for_every_moment(long: int) -> None:
     scene = Scene(PROFILE, [*texts(3, 40), *random_texts([200], 3, long)], KINDS, long)

@@ -69,6 +69,7 @@ def test_a_text_that_differs_is_an_error() -> None:
         loop(SteadyCluster(frozenset({6}))).closed(4)
 
 
+@pytest.mark.heavy
 def test_the_pair_itself_is_faster_than_plain_decoding(tmp_path: Any) -> None:
     (tmp_path / "some.jsonl").write_bytes(PROMPTS.read_bytes())
     found = own_texts(tmp_path, 4, 12, 0.0)

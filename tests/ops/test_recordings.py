@@ -31,6 +31,7 @@ def test_the_named_recordings_are_written(tmp_path: Path) -> None:
     assert replay_file(file).tokens
 
 
+@pytest.mark.heavy
 def test_real_workers_are_recorded(tmp_path: Path) -> None:
     recordings.main(["--only", recordings.LIVE, "--into", str(tmp_path)])
     (file,) = tmp_path.iterdir()

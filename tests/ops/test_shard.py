@@ -47,6 +47,7 @@ def test_a_pass_can_be_repeated_and_gives_logits_of_every_row(small: ModelDirect
     assert torch.equal(first, run())
 
 
+@pytest.mark.heavy
 def test_a_process_tells_its_load_and_takes_turns(small: ModelDirectory) -> None:
     with ShardProcess(small.path, "int8", 4, [1, 3]) as shard:
         block = load_shard(small, "int8")
@@ -57,6 +58,7 @@ def test_a_process_tells_its_load_and_takes_turns(small: ModelDirectory) -> None
         assert set(shard.turn()) == {1, 3}
 
 
+@pytest.mark.heavy
 def test_a_process_that_cannot_load_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="ended"):
         ShardProcess(tmp_path / "nothing", "float32", 4, [1])

@@ -26,7 +26,7 @@ from flowspec.model.drafter_choice import ChoiceDrafter, levels_of, wanting_hidd
 from flowspec.model.toy import ToyDrafter, ToyStage
 from flowspec.strategies import EXACT, build
 from tests.addresses import D0, S1, S2, S3
-from tests.marks import examples
+from tests.marks import crossed, examples
 from tests.toy import TARGET
 from tests.toy_blocks import ToyBlocks
 
@@ -190,8 +190,9 @@ DRAFTERS = {
 }
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("strategy", [name for name in EXACT if name != "pipespec"])
+@pytest.mark.parametrize(
+    ("strategy", "drafter"), crossed([name for name in EXACT if name != "pipespec"], DRAFTERS)
+)
 def test_a_second_turn_computes_what_is_new(strategy: str, drafter: str) -> None:
     pipeline = Conversations(DRAFTERS[drafter]())
     first = pipeline.ask("one", PROMPT, strategy)
@@ -264,8 +265,7 @@ def test_any_conversations_give_the_texts_they_give_alone(
     event(f"lost {len(pipeline.lost)}")
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2])
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize(("stage", "drafter"), crossed([0, 1, 2], DRAFTERS))
 def test_a_stage_that_lost_the_rows_gets_the_whole_prompt(stage: int, drafter: str) -> None:
     pipeline = Conversations(DRAFTERS[drafter]())
     turn = (*text_of(PROMPT, pipeline.ask("one", PROMPT, "flowspec")), 7, 8)
@@ -311,8 +311,9 @@ def test_rows_that_could_not_be_kept_are_lost_ones() -> None:
     assert pipeline.lost == ["two"]
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("strategy", ["autoregressive", "flowspec", "auto", "specpipe"])
+@pytest.mark.parametrize(
+    ("strategy", "drafter"), crossed(["autoregressive", "flowspec", "auto", "specpipe"], DRAFTERS)
+)
 def test_equal_prompts_at_once_are_computed_once(strategy: str, drafter: str) -> None:
     """The others begin with the rows of the first as soon as it has its first token."""
     pipeline = Conversations(DRAFTERS[drafter]())

@@ -15,6 +15,7 @@ from flowspec.drivers.sim import Costs
 from flowspec.errors import ConfigError
 from flowspec.strategies import build
 from tests.addresses import D0, M1, S1
+from tests.marks import crossed
 from tests.strategies.scripted import ScriptedMiddle, pipeline
 from tests.toy import PROMPT, TARGET, generate
 
@@ -225,18 +226,18 @@ def test_the_synchronous_chain_runs_one_model_at_a_time() -> None:
 
 
 @pytest.mark.parametrize(
-    "sampling", [Sampling(), Sampling(temperature=1.0, seed=4)], ids=["greedy", "sampled"]
-)
-@pytest.mark.parametrize("middles", [(), (0.0,), (0.8,), (1.0,), (0.9, 0.5, 0.7)])
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        "pipespec:window=30",
-        "pipespec:window=5,lookahead=4",
-        "pipespec:window=8,lookahead=8",
-        "pipespec:window=2,lookahead=2",
-        "speculative",
-    ],
+    ("strategy", "middles", "sampling"),
+    crossed(
+        [
+            "pipespec:window=30",
+            "pipespec:window=5,lookahead=4",
+            "pipespec:window=8,lookahead=8",
+            "pipespec:window=2,lookahead=2",
+            "speculative",
+        ],
+        [(), (0.0,), (0.8,), (1.0,), (0.9, 0.5, 0.7)],
+        [Sampling(), Sampling(temperature=1.0, seed=4)],
+    ),
 )
 def test_any_chain_gives_the_targets_text(
     strategy: str, middles: tuple[float, ...], sampling: Sampling

@@ -20,6 +20,7 @@ from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.sim import Simulation
 from flowspec.model.toy import ToyDrafter, ToyStage
 from flowspec.strategies import EXACT, build
+from tests.marks import crossed
 from tests.toy import PROMPT, TARGET, limits
 
 #: Strategies whose segments have the shape that they name.
@@ -82,8 +83,7 @@ def run(strategy: str, share: RunShare, sampling: Sampling = Sampling()) -> Watc
     return watch
 
 
-@pytest.mark.parametrize("strategy", GOVERNED)
-@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize(("strategy", "rows"), crossed(GOVERNED, [1, 5]))
 def test_no_segment_has_more_rows_than_are_left_to_the_job(strategy: str, rows: int) -> None:
     watch = run(strategy, RunShare(rows, 0, 7, jobs=2))
     # The remainder of a cut does not count against a segment's limit (``core.tree.segments``).

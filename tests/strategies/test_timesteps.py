@@ -21,6 +21,7 @@ from flowspec.drivers.sim import Costs
 from flowspec.errors import ConfigError
 from flowspec.strategies import build
 from tests.addresses import D0, S1, S2, S3
+from tests.marks import crossed
 from tests.strategies.scripted import commits, pipeline
 from tests.toy import PROMPT, generate
 from tests.toy import pipeline as toy_pipeline
@@ -41,8 +42,7 @@ def test_at_hit_rate_one_there_is_one_token_per_timestep_after_the_fill(
     assert gaps(strategy, stages, 1.0) == [stages] + [1.0] * 22
 
 
-@pytest.mark.parametrize("stages", [1, 3, 4, 7])
-@pytest.mark.parametrize("strategy", LAYERED)
+@pytest.mark.parametrize(("strategy", "stages"), crossed(LAYERED, [1, 3, 4, 7]))
 def test_a_miss_costs_a_refill_of_all_groups(strategy: str, stages: int) -> None:
     assert gaps(strategy, stages, 0.0) == [stages] * 23
 

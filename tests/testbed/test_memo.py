@@ -128,6 +128,7 @@ def toy_trace(strategy: str, drafter: DraftExecutor, sampling: Sampling) -> list
     return [*trace, simulation.jobs["j"].committed_at, simulation.jobs["j"].finish.stats]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "T=1"])
 def test_strategies_that_share_a_memo_run_as_without_it(sampling: Sampling) -> None:
     memo = MemoDrafter(Toy(TARGET, 0.7))
@@ -149,6 +150,7 @@ def text() -> Callable[[Sampling], Text]:
     return dict(zip(SAMPLINGS, found, strict=True)).__getitem__
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("source", "sampling"), crossed(("draft", "head", "ngram", "head+ngram"), SAMPLINGS)
 )

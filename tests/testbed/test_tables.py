@@ -130,6 +130,7 @@ def test_plain_decoding_takes_the_time_the_papers_print() -> None:
         assert figure.hit_rate == 0
 
 
+@pytest.mark.heavy
 def test_every_system_is_faster_than_the_one_it_was_compared_with() -> None:
     for name, of, over in (
         ("flowspec-1", "FlowSpec", "Naive PP"),
@@ -152,6 +153,7 @@ def test_a_table_is_told_as_markdown_with_its_reasons(monkeypatch: pytest.Monkey
     assert lines[-1].startswith("Why they differ.")
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", crossed(names(), keep=3))
 def test_every_table_can_be_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     small = replace(load(name), prompt_tokens=6, output_tokens=8, texts=1)

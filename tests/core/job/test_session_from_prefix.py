@@ -12,6 +12,7 @@ from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
 from flowspec.drivers.sim import RunRecord
 from flowspec.strategies import EXACT, STRATEGIES
+from tests.marks import crossed
 from tests.toy import PROMPT, TARGET, pipeline
 
 COUNT = 12
@@ -55,14 +56,13 @@ def continued(
     return simulation.jobs["job"]
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled"])
-@pytest.mark.parametrize(("strategy", "middles"), PIPELINES)
+@pytest.mark.parametrize(("pipeline", "sampling"), crossed(PIPELINES, SAMPLINGS))
 def test_the_text_continues_the_prefix(
     monkeypatch: pytest.MonkeyPatch,
-    strategy: str,
+    pipeline: tuple[str, tuple[float, ...]],
     sampling: Sampling,
-    middles: tuple[float, ...],
 ) -> None:
+    strategy, middles = pipeline
     expected = plain(sampling)
     for k in (0, 1, 5, len(expected) - 1):
         record = continued(monkeypatch, strategy, sampling, expected[:k], middles)

@@ -31,6 +31,7 @@ from flowspec.testbed.hits import HitDrafter, Kind
 from flowspec.testbed.simulate import JOB, profile_costs, simulate
 from flowspec.testbed.texts import Text
 from tests.addresses import D0
+from tests.marks import crossed
 from tests.toy import PROMPT, TARGET, pipeline
 
 PROMPTS = (PROMPT, *(tuple((first + at * 3) % 60 + 2 for at in range(10)) for first in (7, 21)))
@@ -193,7 +194,7 @@ def test_the_slower_the_link_the_narrower_the_segments() -> None:
     assert max(two("a slow link")[1].rows) <= 4
 
 
-@pytest.mark.parametrize("costs", COSTS)
+@pytest.mark.parametrize("costs", crossed(COSTS))
 def test_a_second_job_is_not_slower_than_the_first(costs: str) -> None:
     first, second = (sum(two(costs, prompt)[at].seconds for prompt in PROMPTS) for at in (0, 1))
     assert second <= first
@@ -221,7 +222,7 @@ def test_a_job_with_experience_is_nearly_as_fast_as_with_the_best_given_rows(cos
     ), seconds
 
 
-@pytest.mark.parametrize("costs", COSTS)
+@pytest.mark.parametrize("costs", crossed(COSTS))
 def test_the_text_is_the_targets_at_a_temperature_too(costs: str) -> None:
     """The runs compare it; a different text shows that they sampled."""
     first, second = two(costs, PROMPT, SAMPLED)
@@ -258,13 +259,16 @@ def test_a_recorded_job_does_what_it_does_on_a_pipeline_nobody_has_used() -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "stages"),
-    [("rtx3090-70b", 8), ("a100-70b", 4), ("jetson-7b", 4), ("jetson-7b", 1), ("a100-13b", 1)],
+    ("pipeline", "right"),
+    crossed(
+        [("rtx3090-70b", 8), ("a100-70b", 4), ("jetson-7b", 4), ("jetson-7b", 1), ("a100-13b", 1)],
+        [0.001, 0.04, 0.1],
+    ),
 )
-@pytest.mark.parametrize("right", [0.001, 0.04, 0.1])
 def test_where_the_drafter_knows_next_to_nothing_it_is_no_slower_than_plain_decoding(
-    name: str, stages: int, right: float
+    pipeline: tuple[str, int], right: float
 ) -> None:
+    name, stages = pipeline
     profile = load(name)
     target = open_directory(default_pair()[0])
     text = Text(tuple(range(10, 40)), tuple((at * 7919 + 11) % 4000 for at in range(COUNT)), GREEDY)
