@@ -238,6 +238,20 @@ class ToyStage:
         return PassDone(choices), list(outputs)
 
 
+@lru_cache(maxsize=1 << 16)  # many tests draft for one text
+def _proposed(
+    vocabulary: int, hit_rate: float, ranks: tuple[int, ...], state: int, choice: int, width: int
+) -> tuple[int, ...]:
+    """Tokens that a toy drafter proposes where the target chooses ``choice``, likeliest first."""
+    bits = int(_mix(_unsigned([state ^ 0xD1B54A32D192ED03]))[0])
+    others = [(choice + 1 + (bits + at * 7) % (vocabulary - 1)) for at in range(width)]
+    tokens = list(dict.fromkeys(token % vocabulary for token in others))
+    tokens += [token for token in range(vocabulary) if token not in tokens and token != choice]
+    if (bits >> 20) % 10_000 < hit_rate * 10_000:
+        tokens.insert(min(width - 1, ranks[(bits >> 50) % len(ranks)]), choice)
+    return tuple(tokens[:width])
+
+
 class ToyDrafter(DraftsAlone):
     """Proposes the target's choice with probability ``hit_rate``, at one of ``ranks`` (from 0)."""
 
@@ -248,7 +262,7 @@ class ToyDrafter(DraftsAlone):
     ) -> None:
         self._target = target
         self._hit_rate = hit_rate
-        self._ranks = ranks
+        self._ranks = tuple(ranks)
         self._layers = ToyLayers(target, 0, target.layers)
         self.allocate = self._layers.allocate
         self.release = self._layers.release
@@ -270,18 +284,9 @@ class ToyDrafter(DraftsAlone):
     def learn(self, run: RunKey, ids: Sequence[int], rows: RowArray) -> None:
         raise StateError("the toy drafter drafts from tokens alone")
 
-    @lru_cache(maxsize=1 << 16)  # noqa: B019 - few drafters, and many tests with one text
     def _propose(self, state: int, choice: int, width: int) -> tuple[int, ...]:
-        bits = int(_mix(_unsigned([state ^ 0xD1B54A32D192ED03]))[0])
-        others = [
-            (choice + 1 + (bits + at * 7) % (self._target.vocabulary - 1)) for at in range(width)
-        ]
-        tokens = list(dict.fromkeys(token % self._target.vocabulary for token in others))
-        tokens += [t for t in range(self._target.vocabulary) if t not in tokens and t != choice]
-        if (bits >> 20) % 10_000 < self._hit_rate * 10_000:
-            rank = min(width - 1, self._ranks[(bits >> 50) % len(self._ranks)])
-            tokens.insert(rank, choice)
-        return tuple(tokens[:width])
+        vocabulary = self._target.vocabulary
+        return _proposed(vocabulary, self._hit_rate, self._ranks, state, choice, width)
 
 
 class ToyMiddle:

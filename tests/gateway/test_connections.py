@@ -32,6 +32,7 @@ def connect(web: httpx2.Client) -> socket.socket:
     return socket.create_connection((web.base_url.host, int(web.base_url.port or 0)), SECONDS)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("begun", [b"", HEAD, HEAD + b"\r\n" + HEAD])
 def test_a_request_that_does_not_come_ends_its_connection(web: httpx2.Client, begun: bytes) -> None:
     with connect(web) as connection:
@@ -40,6 +41,7 @@ def test_a_request_that_does_not_come_ends_its_connection(web: httpx2.Client, be
             continue
 
 
+@pytest.mark.gate
 def test_a_head_that_comes_slowly_has_one_bound(web: httpx2.Client) -> None:
     with connect(web) as connection:
 

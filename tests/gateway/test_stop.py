@@ -19,7 +19,7 @@ from tests.gateway.conftest import MODEL, SECONDS
 from tests.served import toy_pipeline
 from tests.waiting import until
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.gate]
 
 
 @pytest.fixture
