@@ -23,7 +23,7 @@ _PATIENT = hypothesis.settings(
 hypothesis.settings.register_profile("thorough", _PATIENT)
 #: The same examples in every run.
 hypothesis.settings.register_profile(
-    "gate", _PATIENT, max_examples=50, derandomize=True, database=None
+    "gate", _PATIENT, max_examples=30, derandomize=True, database=None
 )
 hypothesis.settings.load_profile("gate")
 

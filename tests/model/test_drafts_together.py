@@ -32,7 +32,7 @@ from flowspec.model.drafter_choice import levels_of, wanting_hidden
 from flowspec.model.sources import load_sources, taps_of
 from flowspec.model.stage import load_stage
 from flowspec.strategies import build
-from tests.marks import crossed, heavy
+from tests.marks import crossed, examples, heavy
 from tests.model.block_drafters import save_block_drafter
 from tests.model.eagle3_heads import save_eagle3
 from tests.model.test_eagle import save_head
@@ -178,7 +178,7 @@ def test_drafts_of_several_jobs_are_those_of_each_alone(
     assert all(any(name == "run" for name, _ in own) for own in calls.values())
 
     @given(st.data())
-    @settings(max_examples=2, deadline=None)
+    @settings(max_examples=examples(4), deadline=None)
     def check(data: st.DataObject) -> None:
         check_that_jobs_cannot_tell(
             lambda: load_sources(draft, target, dtype="float32"), calls, data

@@ -17,6 +17,7 @@ from flowspec.drivers.sim import Costs, Simulation
 from flowspec.model.toy import ToyMiddle, ToyStage
 from tests.addresses import D0, M1, S1, S2, S3
 from tests.core.traces import FIRST, SECOND, begin
+from tests.marks import examples
 from tests.toy import PROMPT, TARGET, pipeline
 
 COUNT = 24
@@ -100,7 +101,7 @@ def check_nothing_is_left(simulation: Simulation) -> None:
     revoked=st.floats(0.0, 12.0),
     sampling=st.sampled_from([Sampling(), SAMPLED]),
 )
-@settings(max_examples=7, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 def test_the_second_runs_text_is_the_targets(
     strategy: str, restart: float, again: float, revoked: float, sampling: Sampling
 ) -> None:

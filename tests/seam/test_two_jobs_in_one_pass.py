@@ -30,7 +30,7 @@ from flowspec.model.sources import taps_of
 from flowspec.model.stage import load_stage
 from flowspec.model.toy import ToyMiddle, ToyStage
 from tests.core.tree.random_runs import RandomRun, RandomStage
-from tests.marks import examples
+from tests.marks import every, examples, heavy
 from tests.model.eagle3_heads import Shape, save_eagle3
 from tests.model.families import FAMILIES, save
 from tests.toy import TARGET, pipeline
@@ -129,13 +129,13 @@ def test_a_pass_of_several_runs_gives_each_what_a_pass_of_its_own_would(
     ("family", "attention", "dtype", "layers"),
     [
         ("llama", "plain", "float32", "lean"),
-        ("llama", "plain", "float32", "library"),
+        heavy("llama", "plain", "float32", "library"),
         ("llama", "two-level", "float32", "library"),
         ("qwen2", "two-level", "bfloat16", "library"),
         ("qwen2", "plain", "bfloat16", "lean"),
         ("qwen3", "plain", "nf4", "lean"),
         ("mistral", "plain", "int8", "lean"),
-        *((name, "plain", "float32", "library") for name in BY_LIBRARY),
+        *every(2, ((name, "plain", "float32", "library") for name in BY_LIBRARY)),
     ],
 )
 def test_a_models_pass_of_several_runs_gives_each_what_a_pass_of_its_own_would(
@@ -151,7 +151,7 @@ def test_a_models_pass_of_several_runs_gives_each_what_a_pass_of_its_own_would(
     executors = (stages_of(path, attention, dtype), stages_of(path, attention, dtype))
 
     @given(st.data())
-    @settings(max_examples=3, deadline=None)
+    @settings(max_examples=examples(6), deadline=None)
     def check(data: st.DataObject) -> None:
         together, alone = map(Pipeline, executors)
         check_that_runs_cannot_tell(together, alone, data)
@@ -175,7 +175,7 @@ def test_runs_with_a_drafters_sums_beside_their_rows_share_passes_with_others(
     ]
 
     @given(st.data())
-    @settings(max_examples=6, deadline=None)
+    @settings(max_examples=examples(12), deadline=None)
     def check(data: st.DataObject) -> None:
         hidden = data.draw(st.lists(st.sampled_from(tuple(RUNS)), min_size=1, unique=True))
         together, alone = (Pipeline(stages, hidden) for stages in executors)

@@ -79,7 +79,7 @@ def test_ids_equal_plain_decoding(variant: str, sampling: Sampling) -> None:
 
 @pytest.mark.parametrize(
     ("variant", "shape", "sampling"),
-    crossed(EXACT, ((1, 0.6), (2, 1.0), (4, 0.0), (7, 0.6)), SAMPLINGS, keep=3),
+    crossed(EXACT, ((1, 0.6), (2, 1.0), (4, 0.0), (7, 0.6)), SAMPLINGS, keep=4),
 )
 def test_ids_equal_plain_decoding_in_any_pipeline(
     variant: str, shape: tuple[int, float], sampling: Sampling
@@ -236,7 +236,7 @@ RAGGED = Costs(
 )
 
 
-@pytest.mark.parametrize("variant", [*EXACT, *crossed(VARIANTS[len(EXACT) :])])
+@pytest.mark.parametrize("variant", [*EXACT, *crossed(VARIANTS[len(EXACT) :], keep=3)])
 def test_segments_are_answered_once_or_void_and_nothing_is_left_behind(variant: str) -> None:
     """And the same input gives the same trace."""
     watch, simulation = watched(variant, 3, 0.7, RAGGED)
