@@ -112,7 +112,7 @@ def test_every_message_has_a_strategy_here() -> None:
     found: set[type] = set()
 
     @given(MESSAGES)
-    @settings(max_examples=examples(400), database=None)
+    @settings(max_examples=400, database=None)
     def collect(message: m.Message) -> None:
         found.add(type(message))
 

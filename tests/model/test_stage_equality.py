@@ -113,7 +113,7 @@ def test_greedy_text_is_that_of_generate(family: Family, name: str) -> None:
         torch.tensor([PROMPT]), max_new_tokens=24, do_sample=False, pad_token_id=0
     )
     wanted = tuple(expected[0, len(PROMPT) :].tolist())
-    every = EXACT[:: 3 - examples(2)]  # half of them in `make test`
+    every = EXACT[:: 3 - examples(2)]  # a third of them in `make test`
     for at, strategy in enumerate(every if name == "llama" else _FEW):
         spec = JobSpec(prompt_ids=PROMPT, max_new_tokens=24, strategy=strategy)
         stages = 1 if at == 1 else 3
@@ -138,7 +138,7 @@ def test_sampled_text_is_that_of_plain_decoding(
     target = family(name)
     draft = family(name, seed=9)
     wanted = Reference(target).decode(PROMPT, 12, sampling)
-    for at, strategy in enumerate(EXACT[:: 3 - examples(2)]):  # every second one in `make test`
+    for at, strategy in enumerate(EXACT[:: 3 - examples(2)]):  # every third one in `make test`
         spec = JobSpec(prompt_ids=PROMPT, max_new_tokens=12, strategy=strategy, sampling=sampling)
         assert simulate(target, draft, 1 + at % 2, spec) == wanted, strategy
 

@@ -72,7 +72,7 @@ NUCLEUS = Sampling(temperature=0.6, top_k=20, top_p=0.9, seed=7)
 SAMPLINGS = (GREEDY, SAMPLED[0], NUCLEUS)
 
 
-@pytest.mark.parametrize(("variant", "sampling"), crossed(VARIANTS, SAMPLINGS, keep=3))
+@pytest.mark.parametrize(("variant", "sampling"), crossed(VARIANTS, SAMPLINGS, keep=4))
 def test_ids_equal_plain_decoding(variant: str, sampling: Sampling) -> None:
     check_ids(variant, 4, 0.6, sampling)
 
