@@ -29,6 +29,9 @@ _MASK = (1 << 64) - 1
 _BELOW_1 = 1.0 - 2.0**-53
 #: Largest seed accepted: 63 bits, a plain integer in every client.
 MAX_SEED = (1 << 63) - 1
+#: A temperature below it is 0: noise spans 41 nats, so only logits closer than .0004 could change
+#: places, and quotients of larger ones stay far from the end of float64.
+LEAST_TEMPERATURE = 1e-5
 #: Largest top-k accepted, far above any vocabulary.
 MAX_TOP_K = (1 << 31) - 1
 
@@ -37,8 +40,8 @@ MAX_TOP_K = (1 << 31) - 1
 class Sampling:
     """How the target's token is chosen.
 
-    ``temperature`` 0 is greedy and ignores the rest. ``top_k`` 0 and ``top_p`` 1 keep every token.
-    They apply in the order temperature, top-k, top-p.
+    ``temperature`` 0 is greedy and ignores the rest; below ``LEAST_TEMPERATURE`` it is 0. ``top_k``
+    0 and ``top_p`` 1 keep every token. They apply in the order temperature, top-k, top-p.
     """
 
     temperature: float = 0.0
@@ -51,6 +54,8 @@ class Sampling:
             raise JobError(
                 f"temperature is {self.temperature}; expected a number of 0 (greedy) or more"
             )
+        if self.temperature < LEAST_TEMPERATURE:
+            object.__setattr__(self, "temperature", 0.0)
         if not 0 <= self.top_k <= MAX_TOP_K:
             raise JobError(
                 f"top_k is {self.top_k}; expected 0 (off) or a number of tokens up to {MAX_TOP_K}"

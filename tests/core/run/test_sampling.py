@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowspec.core.run.sampling import (
+    LEAST_TEMPERATURE,
     MAX_SEED,
     Sampling,
     _best,
@@ -78,6 +80,29 @@ def test_noise_is_standard_gumbel() -> None:
     noise = np.concatenate([gumbel(3, index, np.arange(1000)) for index in range(200)])
     assert abs(noise.mean() - 0.57722) < 0.01
     assert abs(noise.var() - math.pi**2 / 6) < 0.02
+
+
+HUGE = float(np.finfo(np.float32).max)
+
+
+@pytest.mark.parametrize("truncated", [{}, {"top_k": 2}, {"top_p": 0.5}])
+@pytest.mark.parametrize("temperature", [5e-324, 1e-320, 1e-307, 1e-20, 9.9e-6])
+def test_a_temperature_next_to_0_is_0(temperature: float, truncated: dict[str, Any]) -> None:
+    sampling = Sampling(temperature, seed=3, **truncated)
+    assert sampling.temperature == 0.0
+    for logits in ([1.0, 9.0, 8.0], [-HUGE, HUGE, 0.0], [-math.inf, 1e-30, 0.0]):
+        assert choose(np.array(logits, np.float32), sampling, 7) == 1
+
+
+@pytest.mark.parametrize("truncated", [{}, {"top_k": 2}, {"top_p": 0.5}])
+@pytest.mark.parametrize("temperature", [LEAST_TEMPERATURE, 1e300, float(np.finfo(float).max)])
+def test_no_temperature_overflows(temperature: float, truncated: dict[str, Any]) -> None:
+    """A token without a chance is never drawn, and the best one is, if it is far above the rest."""
+    sampling = Sampling(temperature, seed=3, **truncated)
+    logits = np.array([-math.inf, HUGE, -HUGE, -math.inf], np.float32)
+    with np.errstate(over="raise", invalid="raise"):
+        drawn = {choose(logits, sampling, at) for at in range(40)}
+    assert drawn == ({1} if temperature == LEAST_TEMPERATURE or truncated.get("top_p") else {1, 2})
 
 
 def test_greedy_takes_the_largest_and_ignores_seed_and_index() -> None:
