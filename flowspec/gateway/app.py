@@ -54,7 +54,9 @@ def create_app(settings: Settings, *, is_local: bool = False) -> FastAPI:
         finally:
             await app.state.gateway.close()
 
-    app = GatewayApp(title="FlowSpec", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = GatewayApp(
+        title="FlowSpec", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False
+    )
     app.include_router(router)
     for kind, handler in _HANDLERS.items():
         app.add_exception_handler(kind, handler)

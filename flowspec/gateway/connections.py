@@ -10,9 +10,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from flowspec.gateway.errors import unavailable
 from flowspec.observe import logger
 
-#: Longest time until the head of a request is complete, seconds: from the connection's beginning,
-#: and from the end of the answer before it.
+#: Longest time until the head of a connection's first request is complete, seconds.
 HEAD_SECONDS = 10.0
+#: Longest time until the head of a further request is complete, seconds from the end of the answer
+#: before it: longer than the 60 to 75 seconds for which proxies keep a connection and reuse it.
+IDLE_SECONDS = 90.0
 #: After how many seconds a client without a connection may try again.
 _RETRY_SECONDS = 1
 
@@ -35,7 +37,7 @@ class BoundedProtocol(H11Protocol):
             transport.close()
             return
         super().connection_made(transport)
-        self._expect_head()
+        self._expect_head(HEAD_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
@@ -47,12 +49,12 @@ class BoundedProtocol(H11Protocol):
             self._stop_waiting()
 
     def on_response_complete(self) -> None:
-        self._expect_head()  # before the next request, which may have come already
+        self._expect_head(IDLE_SECONDS)  # before the next request, which may have come already
         super().on_response_complete()
 
-    def _expect_head(self) -> None:
+    def _expect_head(self, seconds: float) -> None:
         self._stop_waiting()
-        self._head_deadline = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+        self._head_deadline = self.loop.call_later(seconds, self.transport.close)
 
     def _stop_waiting(self) -> None:
         if self._head_deadline is not None:

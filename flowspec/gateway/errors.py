@@ -24,6 +24,22 @@ _MOST_NAMED = 3
 #: How the draft worker says that a prompt does not fit.
 _TOO_LONG = re.compile(r"the prompt has \d+ tokens; the model's context is \d+")
 
+#: Where an error of validation is.
+_Place = tuple[int | str, ...]
+#: How pydantic names the kinds that a field may have, between the fields of a place.
+_KIND = re.compile(r"str|int|float|bool|constrained-\w+|nullable|\S*\[.*")
+#: What was expected, by pydantic's type of an error; others say it in their message.
+_EXPECTED = {
+    "missing": "it is missing",
+    "string_type": "expected text",
+    "int_type": "expected a whole number",
+    "float_type": "expected a number",
+    "bool_type": "expected true or false",
+    "list_type": "expected a list",
+    "model_type": "expected an object",
+    "model_attributes_type": "expected an object",
+}
+
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -122,12 +138,35 @@ def invalid(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     """
     if errors[0]["type"] == "json_invalid":
         return refused("the request's body is not JSON", code="invalid_json")
-    said = []
-    for error in errors[:_MOST_NAMED]:
-        where = ".".join(str(part) for part in error["loc"][1:]) or "body"
-        said.append(f"{where}: {error['msg']}")
-    first = errors[0]["loc"][1:]
-    more = len(errors) - len(said)
+    by_field: dict[object, list[tuple[_Place, str]]] = {}
+    for error in errors:
+        place = _place(error["loc"][1:])
+        by_field.setdefault(place[0] if place else None, []).append((place, _expected(error)))
+    said = [_sentence(found) for found in by_field.values()]
+    more = len(said) - _MOST_NAMED
     rest = f" (and {more} more)" if more > 0 else ""
-    message = "; ".join(said) + rest
-    return refused(message, param=str(first[0]) if first else None, code="invalid_value")
+    first = next(iter(by_field))
+    return refused(
+        "; ".join(said[:_MOST_NAMED]) + rest,
+        param=None if first is None else str(first),
+        code="invalid_value",
+    )
+
+
+def _place(loc: Sequence[int | str]) -> _Place:
+    """Fields and numbers in lists, without the kinds that a field may have."""
+    return tuple(one for one in loc if isinstance(one, int) or not _KIND.fullmatch(one))
+
+
+def _expected(error: Mapping[str, Any]) -> str:
+    known = _EXPECTED.get(error["type"])
+    return known or f"expected {error['msg'].removeprefix('Input should be ')}"
+
+
+def _sentence(found: Sequence[tuple[_Place, str]]) -> str:
+    """What is wrong with one field, by the kind of value that it came closest to."""
+    deepest = max((place for place, _ in found), key=len)
+    what = list(dict.fromkeys(said for place, said in found if place == deepest))
+    shown = "".join(f"[{one}]" if isinstance(one, int) else f".{one}" for one in deepest)
+    others = "".join(f" or {said.removeprefix('expected ')}" for said in what[1:])
+    return f"{shown.removeprefix('.') or 'the body'}: {what[0]}{others}"

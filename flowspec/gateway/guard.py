@@ -51,6 +51,8 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        # A redirect to a path without it would name an address that a proxy may not serve.
+        scope["path"] = scope["path"].rstrip("/") or "/"
         request = _Guarded(receive, send, self._most_body)
         began = time.monotonic()
         try:

@@ -12,6 +12,7 @@ from flowspec.async_client import AsyncClient
 from flowspec.broker.base import CHAT_TEMPLATE, CONTEXT, roles_of, setup_of
 from flowspec.errors import BrokerError, BrokerUnreachable
 from flowspec.gateway.errors import ApiError, refused, unavailable
+from flowspec.gateway.schema import Sampled
 
 #: How long what was read, or why nothing could be, is used again, seconds.
 FRESH_SECONDS = 1.0
@@ -81,25 +82,27 @@ class PipelineWatch:
             )
         return state
 
-    async def serving(self, name: str) -> PipelineState:
-        """As ``ready``; an error, too, if a request's ``name`` is not the model's."""
+    async def serving(self, request: Sampled) -> PipelineState:
+        """As ``ready`` and ``check_model``; a request that names no model names it then."""
         state = await self.ready()
-        self.check_model(state, name)
+        request.model = self.check_model(state, request.model)
         return state
 
     def model(self, state: PipelineState) -> str:
         """The model's name for clients."""
         return self._name or name_of(state.target)
 
-    def check_model(self, state: PipelineState, name: str) -> None:
-        """An error if a request's ``name`` is not the model's."""
-        if name != self.model(state):
+    def check_model(self, state: PipelineState, name: str | None) -> str:
+        """The model's name; an error if a request's ``name`` is another one."""
+        served = self.model(state)
+        if name not in (None, served):
             raise ApiError(
                 404,
-                f"the model {name[:100]!r} is not served here; this is {self.model(state)!r}",
+                f"the model {str(name)[:100]!r} is not served here; this is {served!r}",
                 param="model",
                 code="model_not_found",
             )
+        return served
 
     async def _look_again(self) -> PipelineState:
         try:

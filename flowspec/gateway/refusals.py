@@ -57,6 +57,8 @@ REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "continue_final_message": ((False,), _NO_TEMPLATE),
     "add_special_tokens": ((True,), "a prompt gets the tokens that the model's tokenizer adds"),
 }
+#: The field that says with "none" that another one is not to be used.
+_UNUSED_BY = {"tools": "tool_choice", "functions": "function_call"}
 #: What a field of a message asks for.
 REFUSED_IN_MESSAGES: Mapping[str, tuple[Any, ...]] = {
     "tool_calls": ([],),
@@ -69,8 +71,9 @@ _MOST_NAMED = 20
 
 def check_refused(request: ApiRequest) -> None:
     """An error that names the first field of ``request`` that is not served."""
-    for name, value in (request.model_extra or {}).items():
-        if name not in REFUSED or value is None:
+    given = request.model_extra or {}
+    for name, value in given.items():
+        if name not in REFUSED or value is None or given.get(_UNUSED_BY.get(name, "")) == "none":
             continue
         neutral, why = REFUSED[name]
         if not any(type(value) is type(known) and value == known for known in _wide(neutral)):

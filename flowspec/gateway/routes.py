@@ -122,7 +122,7 @@ def gateway_of(request: Request) -> Gateway:
 async def chat(body: Annotated[ChatRequest, Body()], request: Request) -> Response:
     """The answer to a conversation, whole or streamed."""
     gateway = gateway_of(request)
-    state = await gateway.watch.serving(body.model)
+    state = await gateway.watch.serving(body)
     wanted = gateway.requests.chat(body, state, salt_for(body, request))
     return await gateway.answering.answer(wanted, request)
 
@@ -131,7 +131,7 @@ async def chat(body: Annotated[ChatRequest, Body()], request: Request) -> Respon
 async def completions(body: Annotated[CompletionRequest, Body()], request: Request) -> Response:
     """Continuations of one or several prompts, whole or streamed."""
     gateway = gateway_of(request)
-    state = await gateway.watch.serving(body.model)
+    state = await gateway.watch.serving(body)
     wanted = gateway.requests.completion(body, state, salt_for(body, request))
     return await gateway.answering.answer(wanted, request)
 
@@ -141,8 +141,7 @@ async def tokenize(body: Annotated[TokenizeRequest, Body()], request: Request) -
     """The token ids of a prompt or a conversation."""
     gateway = gateway_of(request)
     state = await gateway.watch.ready()
-    if body.model is not None:
-        gateway.watch.check_model(state, body.model)
+    gateway.watch.check_model(state, body.model)
     ids = await gateway.answering.token_ids(tokenizing(body, state), request)
     return JSONResponse({"count": len(ids), "max_model_len": state.context, "tokens": list(ids)})
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from flowspec.core.run.logprobs import MOST_ALTERNATIVES
 from flowspec.core.run.sampling import MAX_SEED, MAX_TOP_K
@@ -29,7 +29,21 @@ MOST_TEXT_ALTERNATIVES = 5
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
 
-Tokens = Annotated[int, Field(ge=1, le=MAX_NEW_TOKENS)]
+
+def _whole(value: object) -> object:
+    """A whole number as such: JSON has one kind of numbers, and some clients write ``3.0``."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _unlimited(value: object) -> object:
+    """-1 as no number: what some clients send for as many tokens as there is room for."""
+    return None if value == -1 else value
+
+
+Tokens = Annotated[
+    Annotated[int, Field(ge=1, le=MAX_NEW_TOKENS)] | None,
+    BeforeValidator(lambda value: _unlimited(_whole(value))),
+]
 Stop = Annotated[str, Field(max_length=MAX_STOP_CHARACTERS)]
 Name = Annotated[str, Field(max_length=MAX_FIELD_BYTES)]
 TokenId = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
@@ -50,19 +64,22 @@ class StreamOptions(ApiRequest):
 class Sampled(ApiRequest):
     """What chat and completions share. Defaults are OpenAI's.
 
+    ``model``: None: the one that is served. ``max_tokens`` -1 is none given.
     ``priority``: as vLLM's, the lowest begins first.
     """
 
-    model: Name
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    model: Name | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES), BeforeValidator(_whole)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=MAX_TOP_K)] | None = None
-    seed: Annotated[int, Field(ge=-MAX_SEED - 1, le=MAX_SEED)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MAX_TOP_K), BeforeValidator(_whole)] | None = None
+    seed: Annotated[int, Field(ge=-MAX_SEED - 1, le=MAX_SEED), BeforeValidator(_whole)] | None = (
+        None
+    )
     stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: Tokens | None = None
+    max_tokens: Tokens = None
     strategy: Name | None = None
     cache_salt: Name | None = None
     priority: Annotated[int, Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY)] | None = None
@@ -93,7 +110,7 @@ class ChatRequest(Sampled):
     """A request to ``/v1/chat/completions``."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_TURNS)]
-    max_completion_tokens: Tokens | None = None
+    max_completion_tokens: Tokens = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_ALTERNATIVES)] | None = None
 

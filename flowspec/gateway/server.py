@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import ipaddress
+import math
 import socket
 from collections.abc import Callable
 
@@ -89,7 +90,7 @@ def serve(
     import uvicorn
 
     from flowspec.gateway.app import create_app
-    from flowspec.gateway.connections import bounded
+    from flowspec.gateway.connections import IDLE_SECONDS, bounded
 
     app = create_app(settings, is_local=is_local(listening))
     config = uvicorn.Config(
@@ -99,6 +100,7 @@ def serve(
         log_config=None,
         access_log=False,
         server_header=False,
+        timeout_keep_alive=math.ceil(IDLE_SECONDS),
         timeout_graceful_shutdown=STOP_SECONDS,
         lifespan="on",
     )

@@ -109,16 +109,13 @@ class RequestReader:
 
     @staticmethod
     def _wanted(request: Sampled, specs: Sequence[JobSpec], form: AnswerForm) -> WantedAnswer:
-        stream = bool(request.stream)
-        if request.stream_options is not None and not stream:
-            raise refused("stream_options are for streamed answers: set stream", "stream_options")
         options = request.stream_options
         return WantedAnswer(
             form=form,
             specs=specs,
             choices=request.n or 1,
             stops=request.stops,
-            stream=stream,
+            stream=bool(request.stream),
             include_usage=bool(options and options.include_usage),
             ignored=ignored_fields(request),
         )
@@ -126,7 +123,7 @@ class RequestReader:
 
 def _form(request: Sampled, state: PipelineState, terms: SharedTerms, *, chat: bool) -> AnswerForm:
     return AnswerForm(
-        request.model,
+        str(request.model),
         state.fingerprint,
         chat,
         lossy=lossy_mode(terms["strategy"]),

@@ -18,11 +18,13 @@ pytestmark = pytest.mark.live
 
 HEAD = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
 LONGEST = 0.5
+IDLE = 1.5
 
 
 @pytest.fixture
 def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx2.Client]:
     monkeypatch.setattr(connections, "HEAD_SECONDS", LONGEST)
+    monkeypatch.setattr(connections, "IDLE_SECONDS", IDLE)
     with gateway_at(Settings("redis://127.0.0.1:1", most_connections=8)) as client:
         client.get("/health", headers={"connection": "close"})  # it keeps none of its own
         yield client
@@ -76,4 +78,8 @@ def test_a_connection_lives_on_from_answer_to_answer(web: httpx2.Client) -> None
             assert answer.startswith(b"HTTP/1.1 200 ")
             while not answer.endswith(b"}"):
                 answer += connection.recv(4096)
-            time.sleep(LONGEST * 0.6)
+            time.sleep(LONGEST * 1.2)
+
+
+def test_a_connection_that_is_idle_lives_longer_than_proxies_keep_it() -> None:
+    assert connections.IDLE_SECONDS > 75

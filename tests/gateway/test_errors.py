@@ -19,7 +19,7 @@ from flowspec.errors import (
     ProtocolError,
 )
 from flowspec.gateway.errors import api_error, invalid
-from flowspec.gateway.schema import ChatRequest
+from flowspec.gateway.schema import ApiRequest, ChatRequest, CompletionRequest
 from flowspec.strategies import build
 from tests.toy import limits
 
@@ -69,8 +69,46 @@ def test_what_does_not_fit_the_schema_is_named_without_its_value() -> None:
     errors = [{**error, "loc": ("body", *error["loc"])} for error in raised.value.errors()]
     found = invalid(errors)
     assert found.param in ChatRequest.model_fields
-    assert "(and 3 more)" in str(found)
+    assert "(and 2 more)" in str(found)
     assert "secret" not in str(found)
+
+
+@pytest.mark.parametrize(
+    ("request_kind", "body", "says", "param"),
+    [
+        (CompletionRequest, {}, "prompt: it is missing", "prompt"),
+        (CompletionRequest, {"prompt": {}}, "prompt: expected text or a list", "prompt"),
+        (ChatRequest, {"messages": "hi"}, "messages: expected a list", "messages"),
+        (
+            ChatRequest,
+            {"messages": [{"role": "user", "content": 5}]},
+            "messages[0].content: expected text or a list",
+            "messages",
+        ),
+        (
+            ChatRequest,
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": 3}]}]},
+            "messages[0].content[0].text: expected text",
+            "messages",
+        ),
+        (
+            ChatRequest,
+            {"messages": [{"role": "robot"}], "n": 1.5},
+            "n: expected a whole number; messages[0].role: expected 'system', 'developer', "
+            "'user', 'assistant', 'tool' or 'function'",
+            "n",
+        ),
+        (ChatRequest, [], "the body: expected an object", None),
+    ],
+)
+def test_what_does_not_fit_is_one_plain_sentence(
+    request_kind: type[ApiRequest], body: object, says: str, param: str | None
+) -> None:
+    with pytest.raises(ValidationError) as raised:
+        request_kind.model_validate(body)
+    errors = [{**error, "loc": ("body", *error["loc"])} for error in raised.value.errors()]
+    found = invalid(errors)
+    assert (str(found), found.param) == (says, param)
 
 
 def test_the_brokers_address_is_not_told() -> None:
