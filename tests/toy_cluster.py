@@ -51,7 +51,7 @@ class Characters:
             raise JobError("the model's chat template refuses the messages: it begins")
         return self.encode("".join(f"{turn.role}:{turn.content};" for turn in turns), raw=True)
 
-    def stream(self) -> Characters:
+    def stream(self, prompt: Sequence[int] = ()) -> Characters:
         return self
 
     def push(self, ids: tuple[int, ...], *, last: bool = False) -> str:

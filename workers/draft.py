@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from flowspec.broker.base import (
     CHAT_TEMPLATE,
     CONTEXT,
+    ENDS,
     Claim,
     Link,
     Op,
@@ -167,8 +168,14 @@ def _load(
         logger().info("drafter loaded", **known)
     returned = Taps.read(record["taps"]).width if "taps" in record else target.hidden_size
     tokenizer = Tokenizer(target)
-    limits = _limits(record, target, drafter)
-    facts.know({CONTEXT: limits.context, CHAT_TEMPLATE: tokenizer.has_chat_template})
+    limits = _limits(record, target, drafter, tokenizer.eos)
+    facts.know(
+        {
+            CONTEXT: limits.context,
+            CHAT_TEMPLATE: tokenizer.has_chat_template,
+            ENDS: [tokenizer.token(token).data.decode() for token in sorted(tokenizer.eos)],
+        }
+    )
     return _LoadedDrafter(DraftPerformer(drafter, tokenizer, returned), limits)
 
 
@@ -209,13 +216,18 @@ def _load_models(
     return target, load(draft, target, dtype, device)
 
 
-def _limits(record: Mapping[str, str], target: ModelDirectory, drafter: DraftExecutor) -> Limits:
+def _limits(
+    record: Mapping[str, str],
+    target: ModelDirectory,
+    drafter: DraftExecutor,
+    eos: frozenset[int],
+) -> Limits:
     wanting = wanting_hidden(drafter)
     return Limits(
         int(record["stages"]),
         context_of(record, target),
         target.vocabulary,
-        target.eos,
+        eos,
         middles=len(middles_of(record)),
         hidden=wanting[0],
         others=wanting[1:],

@@ -42,10 +42,11 @@ QUEUE_CAP = 1_000
 #: How long the data of an ended job is kept, ms.
 RETENTION_MS = 3_600_000
 
-#: Facts of the draft worker's lease: most tokens of a job's prompt and output, and whether the
-#: model has a chat template.
+#: Facts of the draft worker's lease: most tokens of a job's prompt and output, whether there is
+#: a chat template, and the tokens that end a text.
 CONTEXT = "context"
 CHAT_TEMPLATE = "chat_template"
+ENDS = "ends"
 
 
 def setup_of(record: Mapping[str, str]) -> str:

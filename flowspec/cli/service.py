@@ -21,13 +21,13 @@ from urllib.parse import urlsplit
 
 from rich.table import Table
 
-from flowspec.broker.base import role_of, roles_of, setup_of
+from flowspec.broker.base import ENDS, role_of, roles_of, setup_of
 from flowspec.cli import notes
 from flowspec.cli.places import lock_file, running, state_file, url_or_running
 from flowspec.cli.show import console
 from flowspec.client import Client
 from flowspec.cluster import READY_SECONDS, Cluster, Places, Setup
-from flowspec.core.protocol.addresses import Address
+from flowspec.core.protocol.addresses import DRAFT, Address
 from flowspec.errors import ClusterError, ConfigError, FlowSpecError, WireError
 from flowspec.model.base import placed
 from flowspec.planning.cluster_file import parse_ranges
@@ -95,7 +95,7 @@ def _wait_until_up(process: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + READY_SECONDS + _STOP_SECONDS
     while running() is None:
         if process.poll() is not None:
-            said = log.read_text(errors="replace").strip().splitlines()
+            said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
             raise ClusterError(
                 said[-1].removeprefix("flowspec: ") if said else "the supervisor stopped"
             )
@@ -182,6 +182,9 @@ def status(url: str | None, *, as_json: bool) -> None:
         )
         table.add_row(role, *("-" if cell is None else str(cell) for cell in cells))
     screen.print(table)
+    ends = workers.get(role_of(DRAFT), {}).get(ENDS)
+    if ends is not None:
+        screen.print(f"texts end at {' '.join(ends) or 'their length alone'}", markup=False)
     links = _links(roles, workers)
     if links.row_count:
         screen.print(links)
@@ -275,7 +278,9 @@ class _Supervisor:
         file.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(f"{file}.{os.getpid()}")
         draft.touch(mode=0o600)
-        draft.write_text(json.dumps({"pid": os.getpid(), "url": self._cluster.url}))
+        draft.write_text(
+            json.dumps({"pid": os.getpid(), "url": self._cluster.url}), encoding="utf-8"
+        )
         draft.replace(file)
 
 

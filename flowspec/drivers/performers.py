@@ -49,7 +49,9 @@ class Encoder(Protocol):
         """By the chat template; JobError if there is none, or it refuses ``turns``."""
         ...
 
-    def stream(self) -> TextPieces: ...
+    def stream(self, prompt: Sequence[int]) -> TextPieces:
+        """The text behind ``prompt``."""
+        ...
 
     def token(self, token: int) -> TokenWritten:
         """How a token is written by itself."""
@@ -57,7 +59,7 @@ class Encoder(Protocol):
 
 
 class TextPieces(Protocol):
-    """A growing text, returned in whole characters."""
+    """A growing text, returned as far as no further token can change it."""
 
     def push(self, ids: tuple[int, ...], *, last: bool = False) -> str: ...
 
@@ -202,7 +204,7 @@ class DraftPerformer:
 
     def allocate(self, output: Allocate) -> None:
         allocate(self._executor, output)
-        pieces = self._texts[output.run] = self._encoder.stream()
+        pieces = self._texts[output.run] = self._encoder.stream(output.prompt)
         for tokens in output.committed:
             pieces.push(tokens)  # as they were: what a commit ended in may be half a character
         self._held.add(output.run)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import takewhile
 from typing import Any
 
 from jinja2 import TemplateError, TemplateSyntaxError
@@ -16,8 +18,9 @@ from flowspec.model.directory import ModelDirectory
 
 #: Most characters that a chat template may make of a conversation.
 MAX_TEMPLATED = 4 << 20
-#: Earlier ids decoded together with new ones, so that pieces join as in the whole text.
+#: Least number of earlier ids decoded together with new ones.
 _WINDOW = 8
+_BROKEN = "\N{REPLACEMENT CHARACTER}"
 #: How vocabularies that are no byte-level ones write a byte, and a space.
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
@@ -42,18 +45,72 @@ class Tokenizer:
             if directory.has("chat_template.jinja")
             else "tokenizer_config.json"
         )
+        check_ids(self._tokenizer, directory)
+        self._directory = directory
         self._writer = TokenWriter(self._tokenizer)
+        self._before = _ids_before_texts(self._tokenizer)
+        added = self._tokenizer.added_tokens_decoder
+        control = {token: str(one) for token, one in added.items() if one.special}
+        self._added = {str(one): token for token, one in added.items()}
+        self._control = _any_of(control.values())
+        self._control_ids = control.keys() - {self._tokenizer.unk_token_id}
+
+    def __len__(self) -> int:
+        return len(self._tokenizer)
 
     def encode(self, prompt: str, *, raw: bool) -> tuple[int, ...]:
-        """Ids of ``prompt``, in the chat template if there is one and unless ``raw``."""
-        if raw or not self.has_chat_template:
-            return tuple(self._tokenizer(prompt)["input_ids"])
-        return self.encode_turns([Turn("user", prompt)])
+        """Ids of ``prompt``, in the chat template if there is one and unless ``raw``.
+
+        Outside the template they begin with what the tokenizer sets before a text, once, and no
+        token of its own ends them. In a raw prompt the texts of special tokens are these tokens;
+        in any other one they are text.
+        """
+        if not raw and self.has_chat_template:
+            return self.encode_turns([Turn("user", prompt)])
+        ids = self._ids(prompt) if raw else self._plain_ids(prompt)
+        first = len(self._before)
+        return ids if ids[:first] == self._before else (*self._before, *ids)
+
+    def _ids(self, text: str) -> tuple[int, ...]:
+        """``text`` alone, where the texts of special tokens are these tokens."""
+        return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _plain_ids(self, text: str) -> tuple[int, ...]:
+        """``text`` alone, without special tokens."""
+        found = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)
+        ids = tuple(found["input_ids"])
+        if self._control_ids.isdisjoint(ids):
+            return ids
+        # The vocabulary has them as words too, as a unigram model's: no word spans two pieces.
+        mark = _unused_mark([text])
+        pieces = self._marked(text, mark).split(mark)
+        return tuple(
+            token
+            for piece in pieces
+            for token in self._tokenizer(piece, add_special_tokens=False)["input_ids"]
+        )
 
     @property
     def has_chat_template(self) -> bool:
         """Whether a conversation can be encoded."""
         return bool(self._tokenizer.chat_template)
+
+    @cached_property
+    def eos(self) -> frozenset[int]:
+        """Ids of the tokens that end a text: the folder's, and the template's behind an answer."""
+        return self._directory.eos | self._ends_of_turn()
+
+    def _ends_of_turn(self) -> frozenset[int]:
+        if not self.has_chat_template:
+            return frozenset()
+        answer = _unused_mark([])
+        turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": answer}]
+        try:
+            text = self._tokenizer.apply_chat_template(turns, tokenize=False)
+        except TemplateError:
+            return frozenset()  # who sends it a conversation is told
+        found = _any_of(self._added).match(text.rpartition(answer)[2].lstrip())
+        return frozenset({self._added[found[0]]}) if found else frozenset()
 
     def encode_turns(self, turns: Sequence[Turn]) -> tuple[int, ...]:
         """Ids of ``turns`` in the chat template, up to where the answer begins.
@@ -64,7 +121,8 @@ class Tokenizer:
             raise JobError(
                 "the model has no chat template, so it takes no messages; send it a prompt"
             )
-        said = [{"role": turn.role, "content": turn.content} for turn in turns]
+        mark = _unused_mark([turn.content for turn in turns])
+        said = [{"role": turn.role, "content": self._marked(turn.content, mark)} for turn in turns]
         try:
             text = self._tokenizer.apply_chat_template(
                 said, tokenize=False, add_generation_prompt=True
@@ -81,11 +139,34 @@ class Tokenizer:
                 f"the chat template makes {len(text)} characters of the messages; at most "
                 f"{MAX_TEMPLATED} are accepted"
             )
-        return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        return tuple(self._unmarked_ids(text, mark))
 
-    def stream(self) -> TextStream:
-        """A new stream of text."""
-        return TextStream(self)
+    def _marked(self, content: str, mark: str) -> str:
+        """``content`` with ``mark`` inside the texts of special tokens."""
+        return self._control.sub(lambda found: f"{found[0][0]}{mark}{found[0][1:]}", content)
+
+    def _unmarked_ids(self, text: str, mark: str) -> Iterator[int]:
+        """Ids of ``text``, where what was marked stays text up to the next special tokens."""
+        if mark not in text:
+            yield from self._ids(text)
+            return
+        start = end = 0
+        for special in (*self._control.finditer(text), None):
+            until = special.start() if special else len(text)
+            if mark in text[end:until]:
+                yield from self._ids(text[start:end])
+                yield from self._plain_ids(text[end:until].replace(mark, ""))
+                start = until
+            end = special.end() if special else until
+        yield from self._ids(text[start:])
+
+    def stream(self, prompt: Sequence[int] = ()) -> TextStream:
+        """A new stream of the text behind ``prompt``."""
+        return TextStream(self, prompt)
+
+    def is_byte(self, token: int) -> bool:
+        """Whether ``token`` is one byte, whose meaning depends on the bytes beside it."""
+        return self._writer.is_byte(token)
 
     def token(self, token: int) -> TokenWritten:
         """How ``token`` is written by itself."""
@@ -113,7 +194,8 @@ class TokenWriter:
         self._added = {token: str(one) for token, one in tokenizer.added_tokens_decoder.items()}
         kinds = _decoder_kinds(tokenizer)
         self._bytes_of = _bytes_by_character() if "ByteLevel" in kinds else {}
-        self._has_spaces = bool(kinds & {"Metaspace", "ByteFallback"})
+        self._falls_back = "ByteFallback" in kinds
+        self._has_spaces = self._falls_back or "Metaspace" in kinds
         self._known: dict[int, TokenWritten] = {}
 
     def write(self, token: int) -> TokenWritten:
@@ -122,6 +204,13 @@ class TokenWriter:
         if known is None:
             known = self._known[token] = TokenWritten(self._data(token), token in self._special)
         return known
+
+    def is_byte(self, token: int) -> bool:
+        """Whether ``token`` is one byte of a vocabulary that falls back to bytes."""
+        if not self._falls_back or token in self._added:
+            return False
+        written = self._tokenizer.convert_ids_to_tokens(token)
+        return written is not None and _BYTE.fullmatch(written) is not None
 
     def _data(self, token: int) -> bytes:
         if token in self._added:
@@ -158,22 +247,88 @@ def _bytes_by_character() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | shifted
 
 
-class TextStream:
-    """Turns a growing list of ids into pieces of text that end on whole characters."""
+def check_ids(tokenizer: Any, directory: ModelDirectory) -> None:
+    """ModelError if texts may become ids for which the model has no embedding."""
+    beyond = {
+        token: text
+        for text, token in tokenizer.get_vocab().items()
+        if token >= directory.vocabulary
+    }
+    if beyond:
+        first = min(beyond)
+        raise ModelError(
+            f"the tokenizer in {directory.path} has {len(beyond)} tokens beyond the model's "
+            f"vocabulary of {directory.vocabulary}, the first of them {beyond[first]!r} with id "
+            f"{first}; use the tokenizer that the weights were saved with"
+        )
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+
+def _ids_before_texts(tokenizer: Any) -> tuple[int, ...]:
+    """What the tokenizer's post-processor sets before a text."""
+    whole = tokenizer("a")["input_ids"]
+    alone = tokenizer("a", add_special_tokens=False)["input_ids"]
+    places = range(len(whole) - len(alone) + 1)
+    return next((tuple(whole[:at]) for at in places if whole[at : at + len(alone)] == alone), ())
+
+
+def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """A pattern of any of ``texts``, the longest first; of nothing if there are none."""
+    return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or r"(?!)")
+
+
+def _unused_mark(texts: Iterable[str]) -> str:
+    """A character that is in none of ``texts``: one that Unicode keeps for such uses."""
+    used = set().union(*texts)
+    return next(chr(code) for code in range(0xFDD0, 0x10FFFE) if chr(code) not in used)
+
+
+class TextStream:
+    """Turns a growing list of ids into pieces of text that are settled.
+
+    Joined they are what the tokenizer makes of prompt and output together, without the prompt's
+    text, in whatever steps the ids come. Text is settled when no further id can change it: it does
+    not end inside a character; and behind bytes of a vocabulary that falls back to bytes there is
+    another token, because one invalid byte breaks all bytes beside it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._ids: list[int] = []
-        self._start = 0  # ids from here on are decoded together
-        self._given = 0  # number of ids whose text was returned
+        self._ids = list(prompt)  # the last ones, of which the text of further ones depends
+        self._sent = self._forget()  # their text, of which nothing is to be returned
 
     def push(self, ids: tuple[int, ...], *, last: bool = False) -> str:
-        """The text that is now complete; with ``last`` all the rest, broken characters included."""
+        """The text that is now settled; with ``last`` all the rest."""
         self._ids += ids
-        before = self._tokenizer.decode(self._ids[self._start : self._given])
-        text = self._tokenizer.decode(self._ids[self._start :])
-        if text.endswith("\N{REPLACEMENT CHARACTER}") and not last:
-            return ""
-        self._start = max(0, len(self._ids) - _WINDOW)
-        self._given = len(self._ids)
-        return text[len(before) :]
+        known = len(self._ids) if last else self._closed()
+        text = self._tokenizer.decode(self._ids[:known])
+        settled = text if last else text.removesuffix(_BROKEN)
+        pairs = zip(self._sent, settled, strict=False)
+        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        if shared < len(settled):
+            self._sent = settled
+            if known == len(self._ids) and settled == text:
+                self._sent = self._forget()
+        return settled[shared:]
+
+    def _closed(self) -> int:
+        """How many ids there are before the bytes at the end."""
+        end = len(self._ids)
+        for at in reversed(range(end)):
+            if self._tokenizer.is_byte(self._ids[at]):
+                end = at
+            elif not self._tokenizer.token(self._ids[at]).special:
+                break
+        return end
+
+    def _forget(self) -> str:
+        """Keep as few of the last ids as have the same text alone as behind others; return it."""
+        for count in range(_WINDOW, len(self._ids), _WINDOW):
+            few = self._ids[-count:]
+            text = self._tokenizer.decode(few)
+            behind_others = self._tokenizer.decode(self._ids[-4 * count :])
+            written = (one for one in few if not self._tokenizer.token(one).special)
+            begins_in_bytes = self._tokenizer.is_byte(next(written, few[0]))
+            if text and behind_others.endswith(text) and not begins_in_bytes:
+                self._ids = few
+                return text
+        return self._tokenizer.decode(self._ids)

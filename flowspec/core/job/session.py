@@ -192,7 +192,12 @@ class Session:
         """The rows to allocate in the drafter's KV cache."""
         capacity = len(self.text.prompt) + self.text.budget + DRAFT_TREE_ROWS
         found = Allocate(
-            self.run, capacity, self.spec.sampling, self.returns, committed=self._committed
+            self.run,
+            capacity,
+            self.spec.sampling,
+            self.returns,
+            prompt=self.text.prompt,
+            committed=self._committed,
         )
         reuse = self._reuse
         if reuse is None or not any(reuse.drafted):

@@ -172,7 +172,8 @@ class Allocate:
 
     Room that the run had before is given up. ``source``: the kept run with whose first rows it
     begins, as many of each cache as ``held`` says: a stage has one, the draft worker one a drafter.
-    ``committed``: output of earlier runs of the job by commit, behind which its text goes on.
+    ``prompt``: what the text continues, for the draft worker, and ``committed``: output of earlier
+    runs of the job by commit, behind which it goes on.
     """
 
     run: RunKey
@@ -181,6 +182,7 @@ class Allocate:
     returns: Returns
     source: RunKey | None = None
     held: tuple[int, ...] = ()
+    prompt: tuple[int, ...] = ()
     committed: tuple[tuple[int, ...], ...] = ()
 
 
