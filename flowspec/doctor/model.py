@@ -113,7 +113,7 @@ def _open(name: str, role: str) -> tuple[ModelDirectory | None, list[Finding]]:
 
 def _tokenizer(target: ModelDirectory) -> Iterator[Finding]:
     try:
-        _ = target.vocabulary_fingerprint
+        target.check_tokenizer()
     except ModelError as wrong:
         yield from_error(
             "target", wrong, "copy tokenizer.json and tokenizer_config.json of the original model"
@@ -193,7 +193,9 @@ def _has_chat_template(directory: ModelDirectory) -> bool:
     if directory.has("chat_template.jinja") or directory.has("chat_template.json"):
         return True
     try:
-        return '"chat_template"' in (directory.path / "tokenizer_config.json").read_text()
+        return '"chat_template"' in (directory.path / "tokenizer_config.json").read_text(
+            encoding="utf-8"
+        )
     except (OSError, ValueError):
         return False
 
@@ -226,6 +228,9 @@ def check(
             f"{facts.vocabulary}",
             "correct eos_token_id in generation_config.json",
         )
+    else:
+        ids = ", ".join(map(str, sorted(facts.eos)))
+        yield ok(subject, f"texts end at the tokens {ids}")
     if not facts.chat_template:
         yield note(
             subject,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,6 +30,8 @@ _NESTED = "transformer_layer_config"
 PACKAGED = ("target", "medium", "draft", "head")
 PACKAGED_HEAD = "head"
 _PACKAGE = Path(__file__).parent.parent / "default_pair"
+#: Files of which a tokenizer is made; the first that is there is used.
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _TEXT_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
 
 
@@ -70,25 +73,59 @@ class ModelDirectory:
     def tied(self) -> bool:
         """Whether the output head shares the embedding's weights.
 
-        Configs leave it out where it is their family's default; then the weights tell.
+        As for the library, a head that is there is used, whatever the config says. ModelError if
+        there is none and the config says that it is not the embedding. Where no weights of the
+        whole model are, the config alone tells.
         """
         given = self.config.get("tie_word_embeddings")
-        if given is not None:
-            return bool(given)
-        known = self.has(_INDEX) or self.has(_SINGLE)
-        return not known or "lm_head.weight" not in self.weight_files
+        if self.shard is not None or not (self.has(_INDEX) or self.has(_SINGLE)):
+            return given is None or bool(given)
+        if "lm_head.weight" in self.weight_files:
+            return False
+        if given is False:
+            raise ModelError(
+                f"{self.path} has no tensor lm_head.weight, and by its config.json "
+                "(tie_word_embeddings) the embedding does not take its place; it is incomplete: "
+                "download the model again"
+            )
+        return True
 
     @cached_property
     def eos(self) -> frozenset[int]:
-        """End-of-sequence token ids; as for ``generate``, the generation config has precedence."""
-        generation = (
-            _read_json(self.path / "generation_config.json")
-            if self.has("generation_config.json")
-            else {}
-        )
-        found = generation.get("eos_token_id", self.config.get("eos_token_id"))
-        ids = found if isinstance(found, list) else [found]
-        return frozenset(int(token) for token in ids if token is not None)
+        """Ids of the tokens that end a text: of the generation config, config and tokenizer.
+
+        Models differ in which of them is complete, and none of these tokens continues a text.
+        """
+        found: list[object] = [self.tokenizer_eos]
+        for source in (self._optional("generation_config.json"), self.config):
+            given = source.get("eos_token_id")
+            found += given if isinstance(given, list) else [given]
+        try:
+            return frozenset(int(token) for token in found if token is not None)  # type: ignore[call-overload]
+        except (TypeError, ValueError):
+            raise ModelError(
+                f"{self.path}: eos_token_id in generation_config.json or config.json is no token "
+                "id and no list of them; correct it"
+            ) from None
+
+    @property
+    def tokenizer_eos(self) -> int | None:
+        """The id of the tokenizer's end-of-sequence token; None: it has none, or is in no JSON."""
+        own = self._optional("tokenizer_config.json")
+        named = own.get("eos_token")
+        text = named.get("content") if isinstance(named, dict) else named
+        if text is None:
+            return None
+        added = self._optional("tokenizer.json").get("added_tokens") or []
+        listed = own.get("added_tokens_decoder") or {}
+        ids = {one["content"]: one["id"] for one in added} | {
+            one["content"]: number for number, one in listed.items()
+        }
+        return int(ids[text]) if text in ids else None
+
+    def _optional(self, name: str) -> Mapping[str, Any]:
+        """The JSON object in the file ``name``; empty if there is no such file."""
+        return _read_json(self.path / name) if self.has(name) else {}
 
     def has(self, name: str) -> bool:
         """Whether the directory has a file ``name``."""
@@ -98,15 +135,18 @@ class ModelDirectory:
     def weight_files(self) -> dict[str, Path]:
         """The file that holds each tensor, by tensor name.
 
-        Taken from the index; without an index, from the header of the only weights file.
+        From the header of the only weights file; without one, from the index. As for the library,
+        an index beside a single file is one of earlier files.
         """
-        if self.has(_INDEX):
+        if self.has(_INDEX) and not self.has(_SINGLE):
             weight_map = _read_json(self.path / _INDEX).get("weight_map")
             if not isinstance(weight_map, dict) or not weight_map:
                 raise ModelError(
                     f"{self.path / _INDEX} has no weight_map; download the model again"
                 )
-            return {str(tensor): self.path / str(file) for tensor, file in weight_map.items()}
+            return {
+                str(tensor): self._inside(str(file), _INDEX) for tensor, file in weight_map.items()
+            }
         if not self.has(_SINGLE):
             raise ModelError(
                 f"{self.path} has no weights: no {_SINGLE} and no {_INDEX}; download the model "
@@ -114,6 +154,15 @@ class ModelDirectory:
                 "given as the model, it tells how to convert it)"
             )
         return dict.fromkeys(read_header(self.path / _SINGLE), self.path / _SINGLE)
+
+    def _inside(self, file: str, source: str) -> Path:
+        """The path of ``file``, which ``source`` names; ModelError if it is outside the folder."""
+        if Path(file).is_absolute() or ".." in Path(file).parts:
+            raise ModelError(
+                f"{self.path / source} names {file!r}, a file outside the folder; expected names "
+                "of files beside it: download the model again"
+            )
+        return self.path / file
 
     def tensor(self, name: str) -> TensorEntry:
         """The entry of tensor ``name``; ModelError if it or its file is missing or cut short."""
@@ -166,19 +215,9 @@ class ModelDirectory:
         """Digest of config, tensors' names and all weights' values: equal for copies of a model."""
         return digest_of([self.identity, json.dumps(self.values(), sort_keys=True)])
 
-    @cached_property
-    def vocabulary_fingerprint(self) -> str:
-        """Digest of the tokenizer's map from text to ids: equal for tokenizers that agree."""
-        if self.has("tokenizer.json"):
-            tokenizer = _read_json(self.path / "tokenizer.json")
-            kept = {
-                key: tokenizer.get(key)
-                for key in ("model", "added_tokens", "normalizer", "pre_tokenizer")
-            }
-            text = json.dumps(kept, sort_keys=True)
-        elif self.has("tokenizer.model"):
-            return hashlib.sha256((self.path / "tokenizer.model").read_bytes()).hexdigest()[:16]
-        else:
+    def check_tokenizer(self) -> None:
+        """ModelError if there is no tokenizer."""
+        if not any(map(self.has, TOKENIZERS)):
             raise ModelError(
                 f"{self.path} has no tokenizer.json and no tokenizer.model: it has no tokenizer; "
                 + (
@@ -189,7 +228,6 @@ class ModelDirectory:
                     "into it"
                 )
             )
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def open_directory(name: str) -> ModelDirectory:
@@ -200,6 +238,7 @@ def open_directory(name: str) -> ModelDirectory:
     """
     path = local_path(name)
     if path is not None:
+        check_name(name)
         return _checked(path)
     if Path(name).expanduser().exists():
         wrong = formats.of_file(Path(name).expanduser())
@@ -240,6 +279,19 @@ def local_path(name: str) -> Path | None:
     return path if name and path.is_dir() else None
 
 
+def check_name(name: str) -> None:
+    """ModelError unless the folder ``name`` can stand in the pipeline's record, which is UTF-8."""
+    path = os.path.abspath(name)  # noqa: PTH100 - links stay as they are
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        shown = os.fsencode(path).decode(errors="backslashreplace")
+        raise ModelError(
+            f"the name of the model folder {shown} is not UTF-8 text in this locale; rename it, or "
+            "give a link with another name"
+        ) from None
+
+
 def default_pair() -> tuple[str, str]:
     """The packaged target and draft."""
     return str(_PACKAGE / "target"), str(_PACKAGE / "draft")
@@ -277,9 +329,14 @@ def layer_ranges(layers: int, stages: int, *, surplus: bool = False) -> list[ran
 
 def check_pair(target: ModelDirectory, model: ModelDirectory, role: str = "draft") -> None:
     """ModelError unless ``model`` shares the target's tokenizer; the error calls it ``role``."""
-    if target.vocabulary_fingerprint != model.vocabulary_fingerprint:
+    from flowspec.model.same_tokenizer import difference
+
+    target.check_tokenizer()
+    model.check_tokenizer()
+    found = difference(target.path, model.path)
+    if found:
         raise ModelError(
-            f"{role} {model.path} and target {target.path} have different tokenizers; "
+            f"{role} {model.path} and target {target.path} have different tokenizers: {found}; "
             f"a {role} must share the target's: choose a {role} of the same family"
         )
 
@@ -359,7 +416,7 @@ def flattened(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text())
+        value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read as JSON: {error}") from None
     if not isinstance(value, dict):

@@ -37,7 +37,7 @@ def open_models(
     ``check_sources``'s for the draft. At most the headers of weights files are read.
     """
     first = _language_model(target, "target")
-    _ = first.vocabulary_fingerprint  # raises without a tokenizer, even if the draft needs none
+    first.check_tokenizer()  # raises without a tokenizer, even if the draft needs none
     check_sources(first, draft)
     others = tuple(_language_model(name, "middle model") for name in middles)
     for other in others:

@@ -8,13 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from flowspec.errors import ModelError
 from flowspec.model.architecture import read_config
 from flowspec.model.block import LayerBlock
-from flowspec.model.directory import ModelDirectory, open_directory
+from flowspec.model.directory import ModelDirectory, layer_ranges, open_directory
 from flowspec.model.stage import load_stage
 from tests.model.families import FAMILIES, save
+from tests.model.stages import StageByStage
 
 Family = Callable[..., ModelDirectory]
 
@@ -60,6 +63,29 @@ def test_a_config_that_leaves_out_whether_weights_are_tied(
     assert "tie_word_embeddings" not in directory.config
     assert directory.tied == tied
     load_stage(directory, range(5, 6))
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize(
+    ("name", "says"), [("llama", True), ("llama", False), ("qwen3", True), ("gemma2", True)]
+)
+def test_a_head_that_is_there_is_used_whatever_the_config_says(
+    tmp_path: Path, name: str, says: bool, stages: int
+) -> None:
+    """As the library, which computes the expected logits, does."""
+    folder = save(FAMILIES[name], tmp_path, shard="1GB")
+    if name != "llama":  # whose head is the embedding: it gets one of its own
+        head = torch.randn(FAMILIES[name].vocab_size, FAMILIES[name].hidden_size)
+        (file,) = folder.glob("*.safetensors")
+        save_file({**load_file(file), "lm_head.weight": head}, file, metadata={"format": "pt"})
+    directory = changed(folder, tie_word_embeddings=says)
+    library = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    ids = [5, 9, 2, 7]
+    with torch.no_grad():
+        expected = library(torch.tensor([ids])).logits[0]
+    ranges = layer_ranges(directory.layers, stages)
+    found = StageByStage(directory, ranges, len(ids)).feed(range(4), range(-1, 3), range(4), ids)
+    assert torch.allclose(found, expected, atol=1e-4)
 
 
 def test_a_layer_keeps_the_kind_that_its_number_gives_it(family: Family) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import AutoTokenizer
 
 from flowspec.errors import ModelError
 from flowspec.model.directory import (
@@ -20,6 +24,7 @@ from flowspec.model.directory import (
     open_directory,
 )
 from flowspec.model.tensor_files import NewTensor, write_tensors
+from tests.pair import TARGET
 
 
 def refused(name: object) -> str:
@@ -32,6 +37,12 @@ def refused(name: object) -> str:
 def test_a_missing_folder(tmp_path: Path) -> None:
     assert "does not exist" in refused(tmp_path / "nowhere")
     assert "does not exist" in refused("./models/nowhere")
+
+
+def test_a_folder_whose_name_is_no_text_is_shown_readable(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    assert rf"{tmp_path}/caf\xe9 is not UTF-8 text" in refused(folder)
 
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
@@ -94,23 +105,114 @@ def test_no_weights_at_all(llama_copy: Path) -> None:
     assert "has no weights: no model.safetensors" in refused(llama_copy)
 
 
-def test_different_tokenizers_are_refused(llama_copy: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def pair(llama_copy: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """A target and a draft with the packaged tokenizer."""
     other = tmp_path / "other"
     other.mkdir()
-    (other / "config.json").write_text((llama_copy / "config.json").read_text())
-    for folder, vocabulary in ((llama_copy, {"a": 0}), (other, {"b": 0})):
-        (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}}))
-    check_pair(open_directory(str(llama_copy)), open_directory(str(llama_copy)))
-    for role in ("draft", "middle model"):
-        says = f"^{role} {other} and target {llama_copy} have different tokenizers; "
-        says += f"a {role} must share"
-        with pytest.raises(ModelError, match=says):
-            check_pair(open_directory(str(llama_copy)), open_directory(str(other)), role)
+    shutil.copy(llama_copy / "config.json", other)
+    for folder in (llama_copy, other):
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(Path(TARGET) / name, folder)
+    return llama_copy, other
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text(encoding="utf-8"))
+    change(content)
+    file.write_text(json.dumps(content), encoding="utf-8")
+
+
+def save_again(folder: Path) -> None:
+    AutoTokenizer.from_pretrained(folder).save_pretrained(folder)
+
+
+def write_merges_as_text(tokenizer: dict[str, Any]) -> None:
+    model = tokenizer["model"]
+    model["merges"] = [" ".join(pair) for pair in model["merges"]]
+
+
+def leave_defaults_out(tokenizer: dict[str, Any]) -> None:
+    model = tokenizer["model"]
+    for name in [name for name, value in model.items() if value is None or value is False]:
+        del model[name]
+    tokenizer["padding"] = {
+        "strategy": {"Fixed": 8},
+        "direction": "Right",
+        "pad_to_multiple_of": None,
+        "pad_id": 0,
+        "pad_type_id": 0,
+        "pad_token": "<s>",
+    }
+    tokenizer["post_processor"] = None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda folder: None,
+        save_again,
+        lambda folder: rewrite(folder, write_merges_as_text),
+        lambda folder: rewrite(folder, leave_defaults_out),
+    ],
+)
+def test_one_tokenizer_may_be_written_in_several_ways(
+    pair: tuple[Path, Path], change: Callable[[Path], None]
+) -> None:
+    target, draft = pair
+    change(draft)
+    check_pair(open_directory(str(target)), open_directory(str(draft)))
+
+
+def swap_tokens(tokenizer: dict[str, Any]) -> None:
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+
+
+def swap_merges(tokenizer: dict[str, Any]) -> None:
+    merges = tokenizer["model"]["merges"]
+    merges[0], merges[1] = merges[1], merges[0]
+
+
+def fold_case(tokenizer: dict[str, Any]) -> None:
+    tokenizer["normalizer"] = {"type": "Lowercase"}
+
+
+def split_digits(tokenizer: dict[str, Any]) -> None:
+    own = tokenizer["pre_tokenizer"]
+    digits = {"type": "Digits", "individual_digits": True}
+    tokenizer["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [digits, own]}
+
+
+@pytest.mark.parametrize("role", ["draft", "middle model"])
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (swap_tokens, "2 tokens differ, the first of them 'a' (id "),
+        (lambda one: one["model"]["vocab"].update(zzz=5000), "'zzz' (no token of the target, id"),
+        (lambda one: one["added_tokens"].pop(), "is an added token of one of them"),
+        (swap_merges, "their tokens are merged in another order"),
+        (fold_case, "they make other ids of 'The quick"),
+        (split_digits, "they make other ids of '1234567890"),
+    ],
+)
+def test_what_differs_between_two_tokenizers_is_named(
+    pair: tuple[Path, Path], change: Callable[[dict[str, Any]], object], says: str, role: str
+) -> None:
+    target, draft = pair
+    rewrite(draft, change)
+    with pytest.raises(ModelError) as refused:
+        check_pair(open_directory(str(target)), open_directory(str(draft)), role)
+    said = str(refused.value)
+    assert said.startswith(f"{role} {draft} and target {target} have different tokenizers: ")
+    assert says in said
+    assert f"a {role} must share the target's" in said
 
 
 def test_a_model_without_a_tokenizer_is_named(family: Callable[..., ModelDirectory]) -> None:
     with pytest.raises(ModelError, match="no tokenizer"):
-        _ = family("llama").vocabulary_fingerprint
+        family("llama").check_tokenizer()
 
 
 @given(st.integers(1, 100), st.integers(1, 100))
@@ -126,11 +228,47 @@ def test_layers_are_split_evenly_and_completely(layers: int, stages: int) -> Non
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_eos_comes_from_the_generation_config_first(llama_copy: Path) -> None:
+def test_texts_end_with_any_token_that_a_file_names(llama_copy: Path) -> None:
     (llama_copy / "generation_config.json").write_text('{"eos_token_id": [3, 4]}')
-    assert open_directory(str(llama_copy)).eos == {3, 4}
+    assert open_directory(str(llama_copy)).eos == {1, 3, 4}
     (llama_copy / "generation_config.json").unlink()
     assert open_directory(str(llama_copy)).eos == {1}
+    added = [{"id": 7, "content": "<|im_end|>"}, {"id": 8, "content": "<|im_start|>"}]
+    (llama_copy / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
+    for named in ("<|im_end|>", {"content": "<|im_end|>"}):
+        (llama_copy / "tokenizer_config.json").write_text(json.dumps({"eos_token": named}))
+        assert open_directory(str(llama_copy)).eos == {1, 7}
+    listed = {"eos_token": "</s>", "added_tokens_decoder": {"9": {"content": "</s>"}}}
+    (llama_copy / "tokenizer_config.json").write_text(json.dumps(listed))
+    assert open_directory(str(llama_copy)).eos == {1, 9}
+    (llama_copy / "generation_config.json").write_text('{"eos_token_id": "</s>"}')
+    with pytest.raises(ModelError, match=r"eos_token_id .* is no token id"):
+        _ = open_directory(str(llama_copy)).eos
+
+
+@pytest.mark.parametrize("file", ["../other/model.safetensors", "/etc/passwd", "a/../../b"])
+def test_an_index_names_files_of_its_folder_only(llama_copy: Path, file: str) -> None:
+    index = llama_copy / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"model.norm.weight": file}}))
+    said = refused(llama_copy)
+    assert f"names {file!r}, a file outside the folder" in said
+
+
+def test_an_index_beside_a_single_file_is_an_old_one(llama_copy: Path) -> None:
+    """The library reads the single file."""
+    one = NewTensor("lm_head.weight", "F32", (1,), 4)
+    write_tensors(llama_copy / "model.safetensors", [one], [bytes(4)])
+    found = open_directory(str(llama_copy)).weight_files
+    assert found == {"lm_head.weight": llama_copy / "model.safetensors"}
+
+
+def test_a_missing_head_is_one_line(llama_copy: Path) -> None:
+    index = llama_copy / "model.safetensors.index.json"
+    found = json.loads(index.read_text())
+    del found["weight_map"]["lm_head.weight"]
+    index.write_text(json.dumps(found))
+    with pytest.raises(ModelError, match=r"has no tensor lm_head\.weight, and by its config\.json"):
+        _ = open_directory(str(llama_copy)).tied
 
 
 @pytest.fixture

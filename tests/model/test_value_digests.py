@@ -123,7 +123,7 @@ def test_a_cache_that_cannot_be_read_is_computed_again(
     assert directory.values() == first
     assert all(json.loads(file.read_text())["tensors"] for file in cached.iterdir())
     shutil.rmtree(cached)
-    cached.write_text("no folder")
+    cached.write_text("no folder", encoding="utf-8")
     assert directory.values() == first
 
 

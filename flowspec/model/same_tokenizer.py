@@ -1,0 +1,98 @@
+"""Whether two tokenizers make the same ids of the same texts. Needs no torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from flowspec.errors import ModelError
+
+#: Texts in which normalisers and pre-tokenizers differ: case, accents, digits, spaces, line ends,
+#: contractions, scripts without spaces, emoji, combining marks, code, bytes that no word has.
+PROBES = (
+    "The quick brown Fox JUMPS over the lazy dogs.",
+    " leading space, two  spaces,   three; trailing \t",
+    "I'm sure they'll say it's DON'T; we've re-read ‘it’",
+    "1234567890 3.14159 1,000,000 0x1F 12e-3",
+    "line\none\r\n\n\ttwo\n\n\n    three\n",
+    "naïve café café Ångström Å ﬁ",
+    "日本語のテキスト、中文，한국어",
+    "ключ κλειδί مفتاح מפתח กุญแจ",
+    "🙂🙃 \U0001f468\u200d\U0001f469\u200d\U0001f467 \u00a0\u2003\u200b|\ufffd\x00\x7f",
+    "def f(x):\n    return x**2 != -1  # <b>&amp;</b> {'a': [1, 2]}\n",
+    "https://example.org/a_b-c?d=%20&e=f#g user@example.org",
+)
+
+
+def difference(one: Path, other: Path) -> str:
+    """In what the tokenizers of two models' folders differ, in words; empty: in nothing.
+
+    They agree if they have the same tokens with the same ids and make the same ids of ``PROBES``:
+    the same tokenizer may be written in several ways. ModelError if one cannot be read.
+    """
+    if _file(one).name == _file(other).name and _same_bytes(_file(one), _file(other)):
+        return ""
+    mine, theirs = _read(_file(one)), _read(_file(other))
+    for tokenizer in (mine, theirs):  # both are asked for, not a property of texts
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+    tokens, others = mine.get_vocab(), theirs.get_vocab()
+    if tokens != others:
+        differing = {key for key, _ in tokens.items() ^ others.items()}
+        first = min(differing, key=lambda token: (tokens.get(token, others.get(token)), token))
+        return (
+            f"{len(differing)} tokens differ, the first of them {first!r} "
+            f"({_id(tokens, first)} of the target, {_id(others, first)} of the other)"
+        )
+    if _merges(mine) != _merges(theirs):
+        return "their tokens are merged in another order"
+    added = _added(mine)
+    for token in sorted(added ^ _added(theirs)):
+        return f"{token!r} is an added token of one of them"
+    for text in (*PROBES, " a ".join(sorted(added))):
+        if _ids(mine, text) != _ids(theirs, text):
+            return f"they make other ids of {text!r}"
+    return ""
+
+
+def _id(tokens: dict[str, int], token: str) -> str:
+    return f"id {tokens[token]}" if token in tokens else "no token"
+
+
+def _ids(tokenizer: Any, text: str) -> list[int]:
+    return list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def _added(tokenizer: Any) -> set[str]:
+    return {one.content for one in tokenizer.get_added_tokens_decoder().values()}
+
+
+def _merges(tokenizer: Any) -> object:
+    return json.loads(tokenizer.to_str())["model"].get("merges")
+
+
+def _file(folder: Path) -> Path:
+    file = folder / "tokenizer.json"
+    return file if file.is_file() else folder / "tokenizer.model"
+
+
+def _same_bytes(one: Path, other: Path) -> bool:
+    return one.is_file() and other.is_file() and one.read_bytes() == other.read_bytes()
+
+
+def _read(file: Path) -> Any:
+    if file.name == "tokenizer.json" and file.is_file():
+        from tokenizers import Tokenizer
+
+        try:
+            return Tokenizer.from_file(str(file))
+        except Exception as error:  # noqa: BLE001 - the library raises nothing more specific
+            raise ModelError(f"{file} cannot be read as a tokenizer: {error}") from None
+    from transformers import AutoTokenizer
+
+    try:
+        found: Any = AutoTokenizer.from_pretrained(file.parent, local_files_only=True)
+    except (ValueError, OSError, KeyError, TypeError) as error:
+        raise ModelError(f"the tokenizer in {file.parent} cannot be loaded: {error}") from None
+    return found.backend_tokenizer
