@@ -388,7 +388,9 @@ class Cluster:
     def _said(self, role: str) -> str:
         assert self._logs is not None
         log = self._logs / role
-        printed = log.read_text(errors="replace").splitlines() if log.exists() else []
+        printed = (
+            log.read_text(errors="replace", encoding="utf-8").splitlines() if log.exists() else []
+        )
         lines = [line for line in printed if line.strip() and not line.startswith(NOTE)]
         prefix = f"flowspec {role.partition('-')[0]}: "
         return lines[-1].strip().removeprefix(prefix) if lines else "it printed nothing"

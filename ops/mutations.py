@@ -139,13 +139,13 @@ def attempt(mutation: Mutation, copy: Path, judge: Judge = run_tests) -> Outcome
     """Apply ``mutation`` in ``copy``, run the tests, and restore the file."""
     began = time.monotonic()
     path = copy / mutation.file
-    text = path.read_text()
-    path.write_text(mutation.apply(text))
+    text = path.read_text(encoding="utf-8")
+    path.write_text(mutation.apply(text), encoding="utf-8")
     try:
         found = (judge(copy, arguments) for arguments in stages(mutation))
         caught_by = next(filter(None, found), "")
     finally:
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
     return Outcome(mutation, caught_by, time.monotonic() - began)
 
 

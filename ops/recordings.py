@@ -205,7 +205,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     f"{error.returncode}"
                 )
         else:
-            file.write_text("".join(f"{line}\n" for line in record(RECORDINGS[name])))
+            file.write_text(
+                "".join(f"{line}\n" for line in record(RECORDINGS[name])), encoding="utf-8"
+            )
         print(f"{name}: {file.stat().st_size / 1e3:.0f} kB")
 
 

@@ -40,7 +40,7 @@ def name(path: Path) -> str:
 @cache
 def prose(path: Path) -> str:
     """A document's text; the docstrings and comments of a source file."""
-    text = path.read_text()
+    text = path.read_text(encoding="utf-8")
     if path in DOCUMENTS:
         return text
     if path.suffix == ".py":
@@ -70,7 +70,7 @@ def code_spans(text: str) -> list[str]:
 
 def anchors(document: Path) -> set[str]:
     """A document's link targets: a slug per heading, and explicit ``<a id="...">``."""
-    text = without_blocks(document.read_text())
+    text = without_blocks(document.read_text(encoding="utf-8"))
     headings = re.findall(r"^#+ (.+?)\s*$", text, re.MULTILINE)
     slugs = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
     return slugs | set(re.findall(r'<a (?:id|name)="([^"]+)"', text))

@@ -62,13 +62,16 @@ def start(request: pytest.FixtureRequest) -> Start:
 
 def written(path: Path) -> int:
     """The pid in ``path``, once a module has written it."""
-    return int(until(lambda: path.exists() and path.read_text()))
+    return int(until(lambda: path.exists() and path.read_text(encoding="utf-8")))
 
 
 def runs(pid: int) -> bool:
     """Whether the process runs; one that has ended and is not reaped yet does not."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return (
+            Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+            != "Z"
+        )
     except FileNotFoundError:
         return False
 
@@ -106,7 +109,7 @@ def test_a_forked_process_is_named_after_its_role(
     process = server.start(
         "waiting_module", [str(told), "--stage", "3"], environment, tmp_path / "log"
     )
-    name = Path(f"/proc/{written(told)}/comm").read_text()
+    name = Path(f"/proc/{written(told)}/comm").read_text(encoding="utf-8")
     process.kill()
     assert name == "waiting_module-"[:15] + "\n"
     assert role_of("workers.verify", ["--stage", "12", "--kv", "paged"]) == "verify-12"

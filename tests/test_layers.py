@@ -58,7 +58,7 @@ WITH_TORCH = ("doctor", "model", "testbed", "workers")
 
 @functools.cache
 def tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 @functools.cache
@@ -194,6 +194,21 @@ def effects(path: Path) -> Iterator[str]:
 def test_the_core_is_pure() -> None:
     wrong = [f"{path} {effect}" for path in of_layers(*PURE) for effect in effects(path)]
     assert not wrong, "\n".join(wrong)
+
+
+def test_files_are_utf_8_whatever_the_locale() -> None:
+    """Where ruff, which finds most of these calls, does not know that an object is a path."""
+    silent = [
+        f"{path}:{call.lineno}"
+        for path in [*SOURCES, *PROGRAMS]
+        for call in ast.walk(tree(path))
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and call.func.attr in ("read_text", "write_text")
+        and len(call.args) == (call.func.attr == "write_text")
+        and not any(one.arg == "encoding" for one in call.keywords)
+    ]
+    assert silent == []
 
 
 def test_only_the_model_imports_torch() -> None:

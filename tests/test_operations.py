@@ -18,7 +18,7 @@ LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
 
 def events(file: Path) -> Iterator[str]:
     """The first arguments, if they are texts, of calls of loggers' methods in ``file``."""
-    source = file.read_text()
+    source = file.read_text(encoding="utf-8")
     if "observe import" not in source and "structlog" not in source and "_log." not in source:
         return
     for node in ast.walk(ast.parse(source)):

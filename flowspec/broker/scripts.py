@@ -45,7 +45,7 @@ def read(file: Path, includes: Path) -> Script:
     match = _FILE.fullmatch(file.name)
     if match is None:
         raise ConfigError(f"{file.name} is not named like operation-keys.lua")
-    text = file.read_text()
+    text = file.read_text(encoding="utf-8")
     listed = _KEY_LINE.findall(text)
     numbers = [int(number) for number, _ in listed]
     varies = any(dots for _, dots in listed)
@@ -66,7 +66,7 @@ def _included(folder: Path, name: str, by: str) -> str:
     file = folder / f"{name}.lua"
     if not file.is_file():
         raise ConfigError(f"{by} includes {name}, and there is no {file}")
-    text = file.read_text()
+    text = file.read_text(encoding="utf-8")
     if _INCLUDE.search(text):
         raise ConfigError(f"{file.name} is included by {by} and must not include others")
     return text

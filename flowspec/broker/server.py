@@ -112,7 +112,7 @@ class PrivateBroker:
         binary = self._binary or find_server()
         _sweep()
         directory = self.directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_short_temp()))
-        (directory / "owner").write_text(str(os.getpid()))
+        (directory / "owner").write_text(str(os.getpid()), encoding="utf-8")
         socket = directory / "s"
         log = directory / "log"
         password = secrets.token_urlsafe(24)
@@ -135,7 +135,7 @@ class PrivateBroker:
         )
         config = directory / "conf"
         config.touch(mode=0o600)
-        config.write_text(text)
+        config.write_text(text, encoding="utf-8")
         self.url = (
             f"redis://:{password}@{listen.in_url}/0"
             if listen is not None
@@ -310,7 +310,7 @@ def _sweep() -> None:
     """Remove the directories of owners that were killed."""
     for directory in Path(_short_temp() or tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         try:
-            owner = int((directory / "owner").read_text())
+            owner = int((directory / "owner").read_text(encoding="utf-8"))
             if directory.stat().st_uid == os.getuid() and not Path(f"/proc/{owner}").exists():
                 os.kill(owner, 0)
         except ProcessLookupError:
@@ -320,5 +320,7 @@ def _sweep() -> None:
 
 
 def _tail(log: Path) -> str:
-    lines = log.read_text(errors="replace").splitlines()[-3:] if log.is_file() else []
+    lines = (
+        log.read_text(encoding="utf-8", errors="replace").splitlines()[-3:] if log.is_file() else []
+    )
     return " | ".join(line.strip() for line in lines) or "it wrote no log"

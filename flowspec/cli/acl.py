@@ -37,7 +37,7 @@ def write_acl(out: Path, stages: int, middles: int, url: str) -> list[Path]:
         texts[f"{user.name}.env"] = f"FLOWSPEC_REDIS_URL={own}\n"
     for name, text in texts.items():
         (out / name).touch(mode=0o600)
-        (out / name).write_text(text)
+        (out / name).write_text(text, encoding="utf-8")
     return [out / name for name in texts]
 
 

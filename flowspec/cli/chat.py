@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import signal
 import sys
 import time
@@ -63,6 +64,8 @@ def _end(number: int, frame: object) -> None:
 def _messages() -> Iterator[str]:
     """What the user says, line by line; Ctrl-C drops a line that is being written."""
     asks = sys.stdin.isatty()
+    if not asks and isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
     if asks:
         # Gives the line its history and its keys, where the system has it.
         with contextlib.suppress(ImportError):

@@ -263,7 +263,12 @@ GivenPrompt = Annotated[
 WithStats = Annotated[
     bool, typer.Option("--stats", help="After an answer, show all that was measured.")
 ]
-Raw = Annotated[bool, typer.Option("--raw", help="Do not apply the chat template.")]
+Raw = Annotated[
+    bool,
+    typer.Option(
+        "--raw", help="Without the chat template; texts of special tokens are these tokens."
+    ),
+]
 Json = Annotated[
     bool, typer.Option("--json", help="One JSON object per line on stdout, all else on stderr.")
 ]

@@ -204,7 +204,7 @@ def _save(path: Path, lines: Sequence[str]) -> None:
     draft = path.with_name(path.name + ".partial")
     try:
         draft.touch(mode=0o600)
-        draft.write_text("\n".join(merge(lines)) + "\n")
+        draft.write_text("\n".join(merge(lines)) + "\n", encoding="utf-8")
         draft.replace(path)
     except OSError as error:
         draft.unlink(missing_ok=True)

@@ -82,7 +82,7 @@ def _is_one(file: Path, other: Path) -> bool:
 def write(flag: str, file: Path, text: str) -> None:
     """Write ``text``; if that fails it goes to stdout, and ConfigError says why."""
     try:
-        file.write_text(text)
+        file.write_text(text, encoding="utf-8")
     except OSError as error:
         sys.stdout.write(text)
         raise ConfigError(
@@ -129,12 +129,16 @@ def checked_stdout() -> Iterator[None]:
 
 
 def _named(out: io.TextIOWrapper) -> io.TextIOWrapper:
-    """A stream like ``out``, the errors of which are StdoutError."""
+    """A stream like ``out``, the errors of which are StdoutError.
+
+    Files and pipes get UTF-8, whatever the locale; a terminal gets what it can show.
+    """
     raw = _Stdout(out.fileno(), "wb", closefd=False)
+    local = out.isatty() or "PYTHONIOENCODING" in os.environ
     return io.TextIOWrapper(
         io.BufferedWriter(raw),
-        encoding=out.encoding,
-        errors=out.errors,
+        encoding=out.encoding if local else "utf-8",
+        errors="backslashreplace",
         line_buffering=out.line_buffering,
         write_through=out.write_through,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -54,10 +55,10 @@ class Command(TyperCommand):
 def or_standard_input(value: str | None) -> str | None:
     """A prompt as given; ``-``: what standard input has. ConfigError if that is no text, or empty.
 
-    The line end behind the last line is left out.
+    Both are UTF-8, whatever the locale. The line end behind the last line is left out.
     """
     if value != "-":
-        return value
+        return value if value is None else _utf_8(value)
     try:
         said = sys.stdin.buffer.read().decode().removesuffix("\n")
     except ValueError:
@@ -65,6 +66,13 @@ def or_standard_input(value: str | None) -> str | None:
     if not said:
         raise ConfigError("the prompt is -, but standard input is empty")
     return said
+
+
+def _utf_8(argument: str) -> str:
+    try:
+        return os.fsencode(argument).decode()
+    except UnicodeDecodeError:
+        raise ConfigError("the prompt is not UTF-8 text") from None
 
 
 def in_range(low: float, high: float, expected: str) -> Callable[[typer.CallbackParam, N], N]:

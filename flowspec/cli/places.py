@@ -138,7 +138,7 @@ def lock_file() -> Path:
 def running() -> Running | None:
     """The pipeline that `flowspec up` started here, if it still runs."""
     try:
-        noted = json.loads(state_file().read_text())
+        noted = json.loads(state_file().read_text(encoding="utf-8"))
         found = Running(int(noted["pid"]), str(noted["url"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None

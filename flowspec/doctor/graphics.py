@@ -37,7 +37,7 @@ class GraphicsFacts:
 
 def gather(probed: Probed) -> GraphicsFacts:
     try:
-        match = re.search(r"\d+(?:\.\d+)+", _DRIVER.read_text())
+        match = re.search(r"\d+(?:\.\d+)+", _DRIVER.read_text(encoding="utf-8"))
     except OSError:
         match = None
     return GraphicsFacts(

@@ -156,7 +156,7 @@ def _number(text: str) -> int | None:
 
 def _text(file: Path) -> str:
     try:
-        return file.read_text()
+        return file.read_text(encoding="utf-8")
     except (OSError, ValueError):
         return ""
 

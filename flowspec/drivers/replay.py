@@ -165,7 +165,7 @@ def _reason(error: Exception) -> str:
 def replay_file(path: Path) -> Replay:
     """As ``replay``, for a file."""
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ReplayMismatch(f"recording {path} cannot be read: {error}") from None
     return replay(text.splitlines(), str(path))

@@ -12,7 +12,7 @@ _FACTS = Path("/proc/cpuinfo")
 def cpu_flags() -> frozenset[str]:
     """Features of this CPU by their names in ``/proc/cpuinfo``; empty where there is none."""
     try:
-        return flags_in(_FACTS.read_text())
+        return flags_in(_FACTS.read_text(encoding="utf-8"))
     except OSError:
         return frozenset()
 

@@ -146,7 +146,7 @@ def _convert(folder: Path) -> str:
 def _is_draft_head(folder: Path) -> bool:
     """Whether the config is one of a draft head, which the library has no class for."""
     try:
-        config = json.loads((folder / "config.json").read_text())
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     if not isinstance(config, dict):

@@ -57,7 +57,7 @@ class Manifest:
         del content["folder"]
         content["version"] = VERSION
         content["sha256"] = _own_digest(content)
-        (self.folder / MANIFEST).write_text(json.dumps(content, indent=1) + "\n")
+        (self.folder / MANIFEST).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
     def check_files(self) -> None:
         """ModelError, naming the file, if one is missing, cut short, changed, or not the shard's.
@@ -116,7 +116,7 @@ def read_manifest(folder: Path) -> Manifest | None:
     if not path.is_file():
         return None
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8"))
         version = int(content["version"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(f"{path} cannot be read as a shard's manifest: {error}") from None

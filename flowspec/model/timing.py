@@ -136,7 +136,7 @@ def _random_model(folder: Path, config: Mapping[str, Any]) -> ModelDirectory:
 
 def _written(folder: Path, config: Mapping[str, Any]) -> tuple[ModelDirectory, Mapping[str, Shape]]:
     """The directory of ``config`` alone, and the shapes of its parameters."""
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     directory = open_directory(str(folder))
     return directory, built_shapes(directory, library_config(directory))
 

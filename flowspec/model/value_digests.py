@@ -114,7 +114,7 @@ def _state(state: os.stat_result) -> list[int]:
 def _cached(file: Path, state: os.stat_result) -> dict[str, str]:
     """What the cache holds for ``file`` in ``state``; nothing if it cannot be read."""
     try:
-        noted = json.loads(_cache_file(file).read_text())
+        noted = json.loads(_cache_file(file).read_text(encoding="utf-8"))
         if noted["state"] == _state(state):
             return {str(name): str(digest) for name, digest in noted["tensors"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

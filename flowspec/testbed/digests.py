@@ -50,7 +50,7 @@ def model_digest(folder: Path) -> str:
 def machine() -> str:
     """This machine in one line: cores, processor, system and the versions that affect rounding."""
     info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "numpy"))
     processor = names[0] if names else platform.machine()

@@ -175,7 +175,7 @@ class BenchReport:
     def load(cls, file: Path) -> BenchReport:
         """Read a report; ConfigError if ``file`` cannot be read or is not one."""
         try:
-            content = json.loads(file.read_text())
+            content = json.loads(file.read_text(encoding="utf-8"))
             if content.pop("kind") != KIND:
                 raise ValueError("it is of another kind")
             return cls(content, tuple(_row_of(row) for row in content.pop("rows")))

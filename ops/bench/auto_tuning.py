@@ -134,7 +134,7 @@ def packaged_models() -> Mapping[str, str]:
 def load(file: Path, conditions: Conditions, effort: Effort) -> list[Found]:
     """The entries of ``file``; ConfigError if it is none of these or of other conditions."""
     try:
-        content = json.loads(file.read_text())
+        content = json.loads(file.read_text(encoding="utf-8"))
         if content["kind"] != KIND:
             raise ValueError("it is of another kind")
         conditions.check(content, effort, file)
@@ -155,7 +155,7 @@ def add(file: Path, conditions: Conditions, effort: Effort, found: Sequence[Foun
         kept: list[Found] = []
         if file.exists():
             kept = load(file, conditions, effort)
-            before = json.loads(file.read_text())
+            before = json.loads(file.read_text(encoding="utf-8"))
             said |= {name: before[name] | said[name] for name in ("searched", "profiles")}
         _write(file, said, list({one.place: one for one in (*kept, *found)}.values()))
 
@@ -176,7 +176,7 @@ def _write(file: Path, said: Mapping[str, Any], found: Sequence[Found]) -> None:
     entries = ",\n  ".join(json.dumps(dataclasses.asdict(one)) for one in found)
     text = ",\n ".join((*header, f'"found": [\n  {entries}\n ]'))
     partial = file.with_suffix(".partial")
-    partial.write_text(f"{{\n {text}\n}}\n")
+    partial.write_text(f"{{\n {text}\n}}\n", encoding="utf-8")
     partial.replace(file)
 
 

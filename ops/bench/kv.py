@@ -232,7 +232,7 @@ def mixed(paged: bool, jobs: int) -> tuple[float, float]:
 
 def _resident(name: str) -> int:
     """KiB of this process, from its status."""
-    lines = Path("/proc/self/status").read_text().splitlines()
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 

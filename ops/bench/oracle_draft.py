@@ -52,7 +52,7 @@ class TextOracle:
     def write(self, file: Path) -> None:
         """Write ``file`` atomically."""
         partial_file = file.with_name(file.name + ".partial")
-        partial_file.write_text(json.dumps(asdict(self)))
+        partial_file.write_text(json.dumps(asdict(self)), encoding="utf-8")
         partial_file.replace(file)
 
 
@@ -60,7 +60,7 @@ def read(file: Path) -> TextOracle:
     """The oracle in ``file``; one that knows no text if there is none."""
     if not file.exists():
         return TextOracle()
-    known = json.loads(file.read_text())
+    known = json.loads(file.read_text(encoding="utf-8"))
     return TextOracle(**{**known, "ids": tuple(known["ids"])})
 
 

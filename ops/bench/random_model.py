@@ -135,8 +135,10 @@ def random_model(shape: Shape, folder: Path | None = None, *, seed: int = 0) -> 
     partial.mkdir(parents=True)
     for name in _KEPT:
         shutil.copy(base.path / name, partial / name)
-    (partial / "config.json").write_text(json.dumps(config, indent=2))
-    (partial / "tokenizer.json").write_text(json.dumps(filled(base, shape.vocabulary)))
+    (partial / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+    (partial / "tokenizer.json").write_text(
+        json.dumps(filled(base, shape.vocabulary)), encoding="utf-8"
+    )
     _write_weights(shape, partial, seed)
     partial.rename(folder)
     return folder
@@ -144,7 +146,9 @@ def random_model(shape: Shape, folder: Path | None = None, *, seed: int = 0) -> 
 
 def filled(base: ModelDirectory, vocabulary: int) -> dict[str, Any]:
     """The tokenizer of ``base`` with ``vocabulary`` tokens; no merge leads to the added ones."""
-    tokenizer: dict[str, Any] = json.loads((base.path / "tokenizer.json").read_text())
+    tokenizer: dict[str, Any] = json.loads(
+        (base.path / "tokenizer.json").read_text(encoding="utf-8")
+    )
     added = {f"added-{number}": number for number in range(base.vocabulary, vocabulary)}
     tokenizer["model"]["vocab"] |= added
     return tokenizer
@@ -163,7 +167,7 @@ def _write_weights(shape: Shape, folder: Path, seed: int) -> None:
         )
         files |= dict.fromkeys(shard, name)
     index = {"metadata": {"total_size": 2 * shape.weights}, "weight_map": files}
-    (folder / _INDEX).write_text(json.dumps(index))
+    (folder / _INDEX).write_text(json.dumps(index), encoding="utf-8")
 
 
 def _values(size: tuple[int, ...], source: torch.Generator) -> torch.Tensor:

@@ -40,7 +40,7 @@ class Quantiles:
 def machine_line() -> str:
     """One line about this machine: processor, cores, kernel, Python."""
     info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     version = ".".join(platform.release().split(".")[:2])
     system = f"Linux {version}, Python {platform.python_version()}"

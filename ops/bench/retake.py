@@ -130,7 +130,7 @@ def check(file: Path, blocks: list[CommandBlock], prompts: Path | None) -> bool:
 def read(file: Path) -> list[CommandBlock]:
     """The blocks of ``file``; ConfigError names it."""
     try:
-        return parse(file.read_text())
+        return parse(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
     except ConfigError as error:
@@ -151,7 +151,7 @@ def main() -> None:
             sys.exit(0 if all(equal) else 1)
         for file, blocks in files.items():
             texts = [retaken(block, given.prompts).text() for block in blocks]
-            file.write_text("\n".join(texts))
+            file.write_text("\n".join(texts), encoding="utf-8")
     except FlowSpecError as error:
         sys.exit(f"retake: {error}")
 

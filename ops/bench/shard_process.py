@@ -91,7 +91,10 @@ class ShardProcess:
 
 def _memory(entry: str) -> int:
     """Bytes of this process's ``entry`` in ``/proc/self/status``."""
-    return int(Path("/proc/self/status").read_text().split(f"{entry}:")[1].split()[0]) << 10
+    return (
+        int(Path("/proc/self/status").read_text(encoding="utf-8").split(f"{entry}:")[1].split()[0])
+        << 10
+    )
 
 
 def _serve(folder: str, precision: str, context: int, counts: Sequence[int]) -> None:

@@ -127,7 +127,7 @@ def chosen_prompts(place: Path, per_kind: int) -> list[str]:
     """``per_kind`` prompts of every kind in a file, or of every file in a folder."""
     if place.is_dir():
         return prompts_of(place, per_kind)
-    rows = [json.loads(line) for line in place.read_text().splitlines()]
+    rows = [json.loads(line) for line in place.read_text(encoding="utf-8").splitlines()]
     kinds = dict.fromkeys(row.get("kind", "") for row in rows)
     return [
         row["prompt"]

@@ -28,12 +28,12 @@ def resting(
     network without latency, is software: codec, machines, writes, the servers and the wake-ups.
     """
     file = folder / "rest"
-    file.write_text("0")
+    file.write_text("0", encoding="utf-8")
     program = ("ops.hosts.resting_stage", "--rest", str(file))
     with pipeline(setup, network, dict.fromkeys(stage_roles(setup), program)) as client:
 
         def hop(seconds: float) -> float:
-            file.write_text(f"{seconds}")
+            file.write_text(f"{seconds}", encoding="utf-8")
             found: list[float] = []
             for _ in range(JOBS):
                 job = client.submit(prompt_ids=prompt, max_new_tokens=TOKENS, strategy=PLAIN)

@@ -110,7 +110,9 @@ def answer(process: subprocess.Popen[bytes], log: Path) -> bytes:
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
-        raise ClusterError(f"a host's network did not start: {log.read_text().strip()}; {_NEEDED}")
+        raise ClusterError(
+            f"a host's network did not start: {log.read_text(encoding='utf-8').strip()}; {_NEEDED}"
+        )
     return line
 
 

@@ -38,7 +38,7 @@ class RestingStage:
         self._seconds = 0.0
 
     def allocate(self, run: RunKey, capacity: int, sampling: Sampling, returns: Returns) -> None:
-        self._seconds = float(self._file.read_text())
+        self._seconds = float(self._file.read_text(encoding="utf-8"))
         self._stage.allocate(run, capacity, sampling, returns)
 
     def release(self, run: RunKey) -> None:

@@ -209,7 +209,9 @@ def _tokenizer(directory: ModelDirectory) -> dict[str, Any]:
         raise ModelError(
             f"{directory.path} has no tokenizer.json; only such a tokenizer can be converted"
         )
-    loaded: dict[str, Any] = json.loads((directory.path / "tokenizer.json").read_text())
+    loaded: dict[str, Any] = json.loads(
+        (directory.path / "tokenizer.json").read_text(encoding="utf-8")
+    )
     return loaded
 
 

@@ -131,7 +131,11 @@ class Step:
 
     def _last(self) -> str:
         """The log's last progress or error line, or else its last line."""
-        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        lines = [
+            line
+            for line in self.log.read_text(errors="replace", encoding="utf-8").splitlines()
+            if line.strip()
+        ]
         marked = [
             line for line in lines if line.startswith(("[", "FAILED", "ERROR", "CMake Error"))
         ]
@@ -179,7 +183,9 @@ def check_compiler() -> None:
 def version() -> str:
     """The pinned version of the package."""
     (line,) = [
-        line for line in CONSTRAINTS.read_text().splitlines() if line.startswith(f"{PACKAGE}==")
+        line
+        for line in CONSTRAINTS.read_text(encoding="utf-8").splitlines()
+        if line.startswith(f"{PACKAGE}==")
     ]
     return line.partition("==")[2]
 

@@ -194,7 +194,9 @@ def relays(targets: Sequence[str], latency: float, log: Path) -> Iterator[Relays
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line:
-            raise ClusterError(f"the relay did not start: {log.read_text().strip()}")
+            raise ClusterError(
+                f"the relay did not start: {log.read_text(encoding='utf-8').strip()}"
+            )
         yield Relays(json.loads(line), process)
 
 

@@ -78,7 +78,10 @@ def llama_server(
         deadline = time.monotonic() + _LOAD_SECONDS
         while not _healthy(server):
             if process.poll() is not None or time.monotonic() > deadline:
-                said = log.read_text(errors="replace").strip() or "it printed nothing"
+                said = (
+                    log.read_text(encoding="utf-8", errors="replace").strip()
+                    or "it printed nothing"
+                )
                 raise ClusterError(f"llama-server did not start: {said.splitlines()[-1]}")
             time.sleep(0.1)
         yield server

@@ -266,7 +266,9 @@ def save(trainee: Trainee, folder: Path) -> None:
     part.write_bytes(packed(tensors, metadata={"format": "pt"}))
     part.replace(folder / "model.safetensors")
     config = trainee.layers.config.to_dict()
-    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    (folder / "config.json").write_text(
+        json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8"
+    )
 
 
 def arguments() -> Parser:

@@ -96,7 +96,9 @@ def save(form: Form, head: Any, folder: Path) -> None:
     contiguous = {name: value.contiguous() for name, value in stored.items()}
     part.write_bytes(packed(contiguous, metadata={"format": "pt"}))
     part.replace(folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(dict(config), indent=2, sort_keys=True) + "\n")
+    (folder / "config.json").write_text(
+        json.dumps(dict(config), indent=2, sort_keys=True) + "\n", encoding="utf-8"
+    )
 
 
 def read_text(given: argparse.Namespace, vocabulary: int) -> np.ndarray:

@@ -57,13 +57,19 @@ def documents(code: Path, docs: Path, problems: Path, rng: random.Random) -> lis
         file for file in sorted(code.rglob("*.py")) if not any(part in str(file) for part in skip)
     ]
     texts = [
-        text for file in sources if 400 < len(text := file.read_text(errors="ignore")) < 200_000
+        text
+        for file in sources
+        if 400 < len(text := file.read_text(errors="ignore", encoding="utf-8")) < 200_000
     ]
     pages = [*docs.rglob("*.rst"), *docs.rglob("*.rst.txt")]
     texts += sorted(
-        {file.read_text(errors="ignore") for file in pages if "changelog" not in str(file)}
+        {
+            file.read_text(errors="ignore", encoding="utf-8")
+            for file in pages
+            if "changelog" not in str(file)
+        }
     )
-    rows = [json.loads(line) for line in problems.read_text().splitlines()]
+    rows = [json.loads(line) for line in problems.read_text(encoding="utf-8").splitlines()]
     asked = [
         (row["question"].strip(), re.sub(r"<<.*?>>", "", row["answer"]).strip()) for row in rows
     ]
@@ -92,7 +98,9 @@ def prepare(code: Path, docs: Path, problems: Path, out: Path) -> None:
         tokenizer_object=bpe, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
     )
     tokenizer.model_max_length = CONTEXT
-    tokenizer.chat_template = (Path(default_pair()[0]) / "chat_template.jinja").read_text()
+    tokenizer.chat_template = (Path(default_pair()[0]) / "chat_template.jinja").read_text(
+        encoding="utf-8"
+    )
     tokenizer.save_pretrained(out / "tokenizer")
     encoded = [token for text in bpe.encode_batch(texts) for token in (0, *text.ids, 1)]
     np.array(encoded, dtype=np.uint16).tofile(out / "train.bin")
@@ -215,8 +223,8 @@ def save(model: Any, tokenizer: Path, folder: Path) -> None:
     """Save the model in bfloat16 with its tokenizer; it declares that it computes in float32."""
     model.to(torch.bfloat16).save_pretrained(folder)
     config = folder / "config.json"
-    declared = json.loads(config.read_text()) | {"dtype": "float32"}
-    config.write_text(json.dumps(declared, indent=2, sort_keys=True) + "\n")
+    declared = json.loads(config.read_text(encoding="utf-8")) | {"dtype": "float32"}
+    config.write_text(json.dumps(declared, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     for file in tokenizer.iterdir():
         if "token" in file.name or file.suffix == ".jinja":
             shutil.copy(file, folder)

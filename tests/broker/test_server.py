@@ -26,7 +26,7 @@ def alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").split()[2] != "Z"
 
 
 def test_it_is_private_and_leaves_nothing() -> None:

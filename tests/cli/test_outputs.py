@@ -115,7 +115,7 @@ def test_two_flags_for_one_file_are_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("link").symlink_to("new")
-    Path("old").write_text("kept")
+    Path("old").write_text("kept", encoding="utf-8")
     Path("hard").hardlink_to("old")
     for one, other in (("new", "./new"), ("new", "link"), ("old", "hard")):
         with pytest.raises(ConfigError) as raised:
@@ -179,3 +179,19 @@ def test_errors_of_other_files_are_not_taken_for_those_of_stdout() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stderr.startswith("Traceback") and "/other" in done.stderr
+
+
+def test_text_is_utf_8_whatever_the_locale() -> None:
+    """Arguments too; what is no text is shown, not refused."""
+    program = (
+        "import sys\n"
+        "from flowspec.cli.outputs import checked_stdout\n"
+        "from flowspec.cli.parser import or_standard_input\n"
+        "with checked_stdout():\n"
+        "    print(or_standard_input(sys.argv[1]), '\\u65e5 \\udce9')\n"
+    )
+    locale = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
+    said = subprocess.check_output(
+        [sys.executable, "-c", program, "größe".encode()], env=os.environ | locale
+    )
+    assert said == "größe 日 \\udce9\n".encode()

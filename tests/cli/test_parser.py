@@ -34,10 +34,12 @@ VALUED = [
 def test_a_dash_reads_the_prompt_from_standard_input(
     monkeypatch: pytest.MonkeyPatch, said: bytes, prompt: str
 ) -> None:
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(said)))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(said), encoding="utf-8"))
     assert or_standard_input("-") == prompt
     assert or_standard_input("a - b") == "a - b"
     assert or_standard_input(None) is None
+    with pytest.raises(ConfigError, match="the prompt is not UTF-8 text"):
+        or_standard_input("\udce9")
 
 
 @pytest.mark.parametrize("name", ["generate", "submit", "simulate"])
@@ -47,7 +49,7 @@ def test_a_dash_reads_the_prompt_from_standard_input(
 def test_standard_input_without_a_prompt_is_refused(
     command: Command, monkeypatch: pytest.MonkeyPatch, name: str, said: bytes, why: str
 ) -> None:
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(said)))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(said), encoding="utf-8"))
     status, out, err = command(name, "-")
     assert (status, out) == (1, "")
     assert err.startswith("flowspec: the prompt ") and why in err

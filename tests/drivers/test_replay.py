@@ -74,7 +74,7 @@ def test_checked_in_recordings_replay(file: Path) -> None:
     assert done.tokens
     finish = [
         row
-        for row in map(json.loads, file.read_text().splitlines())
+        for row in map(json.loads, file.read_text(encoding="utf-8").splitlines())
         if '"Finish"' in json.dumps(row)
     ]
     assert finish[-1]["out"][0]["stats"]["tokens"] == len(done.tokens)

@@ -53,7 +53,9 @@ def write_model(folder: Path) -> None:
 
 def peak_kib(pid: int) -> int:
     """Peak resident memory of a process so far, KiB."""
-    return int(Path(f"/proc/{pid}/status").read_text().split("VmHWM:")[1].split()[0])
+    return int(
+        Path(f"/proc/{pid}/status").read_text(encoding="utf-8").split("VmHWM:")[1].split()[0]
+    )
 
 
 @pytest.mark.heavy

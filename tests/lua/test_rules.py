@@ -67,7 +67,7 @@ LISTS = {"publish_together"}
 
 def code_of(file: Path) -> str:
     """A file without its comments."""
-    return re.sub(r"--[^\n]*", "", file.read_text())
+    return re.sub(r"--[^\n]*", "", file.read_text(encoding="utf-8"))
 
 
 def writing_functions() -> set[str]:
@@ -134,7 +134,9 @@ def test_no_refusal_comes_after_a_write(file: Path) -> None:
         refusals += found
     assert len(refusals) == REFUSALS[name]
     assert written, "it changes nothing"
-    header = re.search(r"^-- returns((?:.*\n-- )*.*)", file.read_text(), re.MULTILINE)
+    header = re.search(
+        r"^-- returns((?:.*\n-- )*.*)", file.read_text(encoding="utf-8"), re.MULTILINE
+    )
     assert header is not None
     documented = {code for code in Code if re.search(rf"\b{code.name}\b", header[1])}
     assert documented == {Code.OK, *refusals} | AFTER_WRITES.get(name, set())

@@ -86,9 +86,9 @@ def _other_effort(content: dict[str, Any]) -> None:
 def test_another_search_is_named(
     file: Path, change: Callable[[dict[str, Any]], None], said: str
 ) -> None:
-    content = json.loads(file.read_text())
+    content = json.loads(file.read_text(encoding="utf-8"))
     change(content)
-    file.write_text(json.dumps(content))
+    file.write_text(json.dumps(content), encoding="utf-8")
     with pytest.raises(ConfigError, match=said):
         load(file, CONDITIONS, EFFORT)
 
@@ -110,8 +110,8 @@ def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize("name", ["tokens", "models", "effort", "searched", "profiles", "found"])
 @pytest.mark.parametrize("value", [None, 3, [3]])
 def test_a_damaged_file_is_refused_in_one_line(file: Path, name: str, value: object) -> None:
-    content = json.loads(file.read_text()) | {name: value}
-    file.write_text(json.dumps(content))
+    content = json.loads(file.read_text(encoding="utf-8")) | {name: value}
+    file.write_text(json.dumps(content), encoding="utf-8")
     with pytest.raises(ConfigError, match=r"was tuned with other|is no file of tuned options"):
         load(file, CONDITIONS, EFFORT)
 
@@ -132,7 +132,7 @@ def test_the_kept_options_are_of_the_packaged_models() -> None:
 def test_a_file_that_grows_still_says_what_its_first_entries_depend_on(file: Path) -> None:
     more = replace(CONDITIONS, profiles=[profile_of("wan-50ms")], strategies=("auto",))
     add(file, more, EFFORT, FOUND)
-    content = json.loads(file.read_text())
+    content = json.loads(file.read_text(encoding="utf-8"))
     assert content["profiles"].keys() == {"jetson-7b", "wan-50ms"}
     assert content["searched"].keys() == {"chain", "auto"}
     assert load(file, CONDITIONS, EFFORT) == FOUND

@@ -19,8 +19,8 @@ HELLO = "python -c \"print('hello')\""
 
 def written(file: Path, command: str, output: str, kind: str = SIMULATED) -> Path:
     """``file`` with one block more."""
-    before = file.read_text() + "\n" if file.exists() else ""
-    file.write_text(f"{before}`$ {command}`\n\n{kind}\n\n{output}\n")
+    before = file.read_text(encoding="utf-8") + "\n" if file.exists() else ""
+    file.write_text(f"{before}`$ {command}`\n\n{kind}\n\n{output}\n", encoding="utf-8")
     return file
 
 
@@ -128,7 +128,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("file", sorted(RESULTS.glob("*.md")), ids=lambda file: file.stem)
 def test_every_results_file_can_be_retaken(file: Path) -> None:
-    text = file.read_text()
+    text = file.read_text(encoding="utf-8")
     blocks = parse(text)
     assert text == "\n".join(block.text() for block in blocks)
     assert all(block.output for block in blocks)

@@ -90,7 +90,7 @@ HEADER: dict[str, Any] = {
 
 
 def write(file: Path, *rows: ReportRow, **changes: Any) -> Path:
-    file.write_text(BenchReport({**HEADER, **changes}, rows or (row(),)).text())
+    file.write_text(BenchReport({**HEADER, **changes}, rows or (row(),)).text(), encoding="utf-8")
     return file
 
 

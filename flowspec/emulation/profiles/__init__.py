@@ -60,7 +60,7 @@ def load(name: str) -> Profile:
 
 
 def _table(path: Path) -> Mapping[str, Any]:
-    own = tomllib.loads(path.read_text())
+    own = tomllib.loads(path.read_text(encoding="utf-8"))
     if "base" not in own:
         return own
     if own["base"] not in names() or path == _PLACE / f"{own['base']}.toml":

@@ -37,7 +37,7 @@ def run(name: str, tell: Tell, *, prompts: Sequence[str] | None = None, tokens: 
     each. ConfigError for an unknown name, no prompts, or fewer than 2 tokens.
     """
     if prompts is None:
-        prompts = (PLACE / "prompts.txt").read_text().splitlines()
+        prompts = (PLACE / "prompts.txt").read_text(encoding="utf-8").splitlines()
     if not prompts or tokens < 2:
         raise ConfigError(
             f"{len(prompts)} prompts of {tokens} tokens; expected at least one, of 2 or more"

@@ -126,7 +126,7 @@ def load(name: str) -> Table:
     """The table ``name``; for an unknown name, ConfigError lists all."""
     if name not in names():
         raise ConfigError(f"there is no table {name!r}; expected one of: {', '.join(names())}")
-    table = tomllib.loads((PLACE / f"{name}.toml").read_text())
+    table = tomllib.loads((PLACE / f"{name}.toml").read_text(encoding="utf-8"))
     blocks = tuple(_block(block) for block in table.pop("blocks"))
     oracles = {key: _oracle(**oracle) for key, oracle in table.pop("oracles", {}).items()}
     ratios = tuple(
