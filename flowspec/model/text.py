@@ -72,8 +72,10 @@ class Tokenizer:
         return ids if ids[:first] == self._before else (*self._before, *ids)
 
     def _ids(self, text: str) -> tuple[int, ...]:
-        """``text`` alone, where the texts of special tokens are these tokens."""
-        return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        """``text`` alone, where the texts of special tokens that the model has are these tokens."""
+        ids = tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        known = max(ids, default=0) < self._directory.vocabulary
+        return ids if known else self._plain_ids(text)
 
     def _plain_ids(self, text: str) -> tuple[int, ...]:
         """``text`` alone, without special tokens."""
@@ -248,11 +250,15 @@ def _bytes_by_character() -> dict[str, int]:
 
 
 def check_ids(tokenizer: Any, directory: ModelDirectory) -> None:
-    """ModelError if texts may become ids for which the model has no embedding."""
+    """ModelError if texts may become ids for which the model has no embedding.
+
+    Special ones may be there: a tokenizer that a family shares has those of its other members.
+    """
+    added = tokenizer.added_tokens_decoder
     beyond = {
         token: text
         for text, token in tokenizer.get_vocab().items()
-        if token >= directory.vocabulary
+        if token >= directory.vocabulary and not (token in added and added[token].special)
     }
     if beyond:
         first = min(beyond)

@@ -377,3 +377,15 @@ def test_ids_beyond_the_models_vocabulary_are_refused_when_it_is_opened(tmp_path
     with pytest.raises(ModelError, match=r"has 2 tokens beyond .* vocabulary of 298, the first"):
         saved(tmp_path, library, len(library) - 2)
     assert len(saved(tmp_path, library, len(library) + 20)) == len(library), "it may be padded"
+
+
+def test_a_special_token_that_the_model_has_not_is_text(tmp_path: Path) -> None:
+    """As Gemma 3's for images, in the tokenizer of its smallest model, which sees none."""
+    library = library_of(KINDS["bytes"])
+    known = len(library)
+    library.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    tokenizer = saved(tmp_path, library, known)
+    for raw in (True, False):
+        ids = tokenizer.encode("a <image> b", raw=raw)
+        assert max(ids) < known
+        assert tokenizer.decode(list(ids)) == "a <image> b"
