@@ -173,7 +173,10 @@ def _load(
         {
             CONTEXT: limits.context,
             CHAT_TEMPLATE: tokenizer.has_chat_template,
-            ENDS: [tokenizer.token(token).data.decode() for token in sorted(tokenizer.eos)],
+            ENDS: [
+                tokenizer.token(token).data.decode(errors="replace")
+                for token in sorted(tokenizer.eos)
+            ],
         }
     )
     return _LoadedDrafter(DraftPerformer(drafter, tokenizer, returned), limits)

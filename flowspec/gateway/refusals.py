@@ -73,7 +73,8 @@ def check_refused(request: ApiRequest) -> None:
     """An error that names the first field of ``request`` that is not served."""
     given = request.model_extra or {}
     for name, value in given.items():
-        if name not in REFUSED or value is None or given.get(_UNUSED_BY.get(name, "")) == "none":
+        is_unused = name in _UNUSED_BY and given.get(_UNUSED_BY[name]) == "none"
+        if name not in REFUSED or value is None or is_unused:
             continue
         neutral, why = REFUSED[name]
         if not any(type(value) is type(known) and value == known for known in _wide(neutral)):

@@ -36,8 +36,8 @@ def _whole(value: object) -> object:
 
 
 def _unlimited(value: object) -> object:
-    """-1 as no number: what some clients send for as many tokens as there is room for."""
-    return None if value == -1 else value
+    """-1 as the largest number: what clients send for as many tokens as there is room for."""
+    return MAX_NEW_TOKENS if value == -1 else value
 
 
 Tokens = Annotated[
@@ -64,7 +64,7 @@ class StreamOptions(ApiRequest):
 class Sampled(ApiRequest):
     """What chat and completions share. Defaults are OpenAI's.
 
-    ``model``: None: the one that is served. ``max_tokens`` -1 is none given.
+    ``model``: None: the one that is served. ``max_tokens`` -1: as many as fit.
     ``priority``: as vLLM's, the lowest begins first.
     """
 

@@ -78,10 +78,11 @@ class ModelDirectory:
         whole model are, the config alone tells.
         """
         given = self.config.get("tie_word_embeddings")
-        if self.shard is not None or not (self.has(_INDEX) or self.has(_SINGLE)):
-            return given is None or bool(given)
-        if "lm_head.weight" in self.weight_files:
+        known = self.has(_INDEX) or self.has(_SINGLE)
+        if known and "lm_head.weight" in self.weight_files:
             return False
+        if self.shard is not None or not known:
+            return given is None or bool(given)
         if given is False:
             raise ModelError(
                 f"{self.path} has no tensor lm_head.weight, and by its config.json "
@@ -118,10 +119,10 @@ class ModelDirectory:
             return None
         added = self._optional("tokenizer.json").get("added_tokens") or []
         listed = own.get("added_tokens_decoder") or {}
-        ids = {one["content"]: one["id"] for one in added} | {
-            one["content"]: number for number, one in listed.items()
+        ids = {one.get("content"): one.get("id") for one in added} | {
+            one.get("content"): number for number, one in listed.items()
         }
-        return int(ids[text]) if text in ids else None
+        return None if ids.get(text) is None else int(ids[text])
 
     def _optional(self, name: str) -> Mapping[str, Any]:
         """The JSON object in the file ``name``; empty if there is no such file."""

@@ -92,7 +92,14 @@ def _read(file: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        found: Any = AutoTokenizer.from_pretrained(file.parent, local_files_only=True)
+        found: Any = AutoTokenizer.from_pretrained(
+            file.parent, trust_remote_code=False, local_files_only=True
+        )
     except (ValueError, OSError, KeyError, TypeError) as error:
         raise ModelError(f"the tokenizer in {file.parent} cannot be loaded: {error}") from None
-    return found.backend_tokenizer
+    backend = getattr(found, "backend_tokenizer", None)
+    if backend is None:
+        raise ModelError(
+            f"the tokenizer in {file.parent} has no tokenizer.json to compare; save it"
+        )
+    return backend

@@ -100,7 +100,8 @@ class Tokenizer:
     @cached_property
     def eos(self) -> frozenset[int]:
         """Ids of the tokens that end a text: the folder's, and the template's behind an answer."""
-        return self._directory.eos | self._ends_of_turn()
+        ids = self._directory.eos | self._ends_of_turn()
+        return frozenset(token for token in ids if 0 <= token < self._directory.vocabulary)
 
     def _ends_of_turn(self) -> frozenset[int]:
         if not self.has_chat_template:
@@ -109,8 +110,10 @@ class Tokenizer:
         turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": answer}]
         try:
             text = self._tokenizer.apply_chat_template(turns, tokenize=False)
-        except TemplateError:
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError):
             return frozenset()  # who sends it a conversation is told
+        if answer not in text:
+            return frozenset()
         found = _any_of(self._added).match(text.rpartition(answer)[2].lstrip())
         return frozenset({self._added[found[0]]}) if found else frozenset()
 
@@ -328,7 +331,8 @@ class TextStream:
 
     def _forget(self) -> str:
         """Keep as few of the last ids as have the same text alone as behind others; return it."""
-        for count in range(_WINDOW, len(self._ids), _WINDOW):
+        count = _WINDOW
+        while count < len(self._ids):
             few = self._ids[-count:]
             text = self._tokenizer.decode(few)
             behind_others = self._tokenizer.decode(self._ids[-4 * count :])
@@ -337,4 +341,5 @@ class TextStream:
             if text and behind_others.endswith(text) and not begins_in_bytes:
                 self._ids = few
                 return text
+            count *= 2
         return self._tokenizer.decode(self._ids)

@@ -56,6 +56,25 @@ def rows_of(directory: ModelDirectory, layers: range, placing: Placing) -> bytes
     return result.float().numpy().tobytes()
 
 
+@pytest.mark.parametrize("says", [True, None])
+def test_a_shard_has_its_models_head_whatever_the_config_says(
+    family: Family, tmp_path: Path, says: bool | None
+) -> None:
+    source = shutil.copytree(family("llama").path, tmp_path / "source")
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    del config["tie_word_embeddings"]
+    config |= {} if says is None else {"tie_word_embeddings": says}
+    (source / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(Path(default_pair()[0]) / name, source)
+    target = open_directory(str(source))
+    blocks = layer_ranges(target.layers, 2)
+    write_shards(target, ShardPlan(blocks, AS_STORED), tmp_path / "out")
+    last = open_directory(str(tmp_path / "out" / "stage-2"))
+    placing = Placing("float32")
+    assert rows_of(last, blocks[1], placing) == rows_of(target, blocks[1], placing)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_shard_computes_what_the_source_computes(dtype: str, tmp_path: Path) -> None:
     precision = "bfloat16" if dtype == AS_STORED else dtype

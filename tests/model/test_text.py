@@ -319,6 +319,8 @@ def test_a_conversation_begins_once(tmp_path: Path) -> None:
         ("{% for one in messages %}<|im_start|>{{ one.content }}\n{% endfor %}", {"</s>"}),
         ("{{ messages[0].content }}<|im_end|>{{ messages[1].content }}</s>", {"</s>"}),
         ("{{ raise_exception('no') }}", {"</s>"}),
+        ("<|im_start|>{{ messages[0].content }}", {"</s>"}),
+        ("{{ messages[1].content + 1 }}", {"</s>"}),
     ],
 )
 def test_a_text_ends_where_the_template_ends_an_answer(
