@@ -8,14 +8,11 @@ What a command starts by an interpreter of its own is forked from it as well.
 from __future__ import annotations
 
 import atexit
-import gc
-import importlib
 import itertools
 import os
 import pkgutil
 import runpy
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import flowspec.cli
-from workers._fork_server import SHARED, Server
+from workers._fork_server import SHARED, serve
 
 _STREAMS = {"in": os.O_RDONLY, "out": os.O_WRONLY | os.O_CREAT, "err": os.O_WRONLY | os.O_CREAT}
 _POPEN = subprocess.Popen
@@ -34,16 +31,8 @@ _MOST_DESCRIPTORS = 256
 
 
 def main() -> None:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    parent = socket.socket(fileno=int(sys.argv[1]))
     commands = pkgutil.walk_packages(flowspec.cli.__path__, "flowspec.cli.")
-    for name in (*SHARED, *(module.name for module in commands)):
-        importlib.import_module(name)
-    gc.collect()
-    gc.freeze()
-    request = Server(parent).serve()
-    if request is not None:
-        run(request)
+    serve((*SHARED, *(module.name for module in commands)), run)
 
 
 def run(request: Mapping[str, Any]) -> None:

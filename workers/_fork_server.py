@@ -18,7 +18,7 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -43,17 +43,22 @@ _LONGEST_NAME = 15
 
 
 def main() -> None:
+    serve(SHARED, run)
+
+
+def serve(modules: Iterable[str], become: Callable[[Mapping[str, Any]], None]) -> None:
+    """Import ``modules`` and fork children, each of which calls ``become`` with its request."""
     # One torch thread per process; torch reads this when it is imported.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     parent = socket.socket(fileno=int(sys.argv[1]))
-    for name in SHARED:
+    for name in modules:
         importlib.import_module(name)
     # Children then share these objects' memory: a collection would write to every one.
     gc.collect()
     gc.freeze()
     request = Server(parent).serve()
     if request is not None:
-        run(request)
+        become(request)
 
 
 class _Orphaned(Exception):
