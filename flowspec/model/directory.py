@@ -117,11 +117,11 @@ class ModelDirectory:
         text = named.get("content") if isinstance(named, dict) else named
         if text is None:
             return None
-        added = self._optional("tokenizer.json").get("added_tokens") or []
         listed = own.get("added_tokens_decoder") or {}
-        ids = {one.get("content"): one.get("id") for one in added} | {
-            one.get("content"): number for number, one in listed.items()
-        }
+        ids = {one.get("content"): number for number, one in listed.items()}
+        if text not in ids:  # the larger file
+            added = self._optional("tokenizer.json").get("added_tokens") or []
+            ids = {one.get("content"): one.get("id") for one in added}
         return None if ids.get(text) is None else int(ids[text])
 
     def _optional(self, name: str) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""Whether two tokenizers make the same ids of the same texts. Needs no torch."""
+"""Loading a tokenizer, and whether two make the same ids of the same texts. Needs no torch."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ def difference(one: Path, other: Path) -> str:
     They agree if they have the same tokens with the same ids and make the same ids of ``PROBES``:
     the same tokenizer may be written in several ways. ModelError if one cannot be read.
     """
-    if _file(one).name == _file(other).name and _same_bytes(_file(one), _file(other)):
+    files = _file(one), _file(other)
+    if files[0].name == files[1].name and _same_bytes(*files):
         return ""
-    mine, theirs = _read(_file(one)), _read(_file(other))
+    mine, theirs = map(_read, files)
     for tokenizer in (mine, theirs):  # both are asked for, not a property of texts
         tokenizer.no_padding()
         tokenizer.no_truncation()
@@ -89,17 +90,19 @@ def _read(file: Path) -> Any:
             return Tokenizer.from_file(str(file))
         except Exception as error:  # noqa: BLE001 - the library raises nothing more specific
             raise ModelError(f"{file} cannot be read as a tokenizer: {error}") from None
-    from transformers import AutoTokenizer
-
-    try:
-        found: Any = AutoTokenizer.from_pretrained(
-            file.parent, trust_remote_code=False, local_files_only=True
-        )
-    except (ValueError, OSError, KeyError, TypeError) as error:
-        raise ModelError(f"the tokenizer in {file.parent} cannot be loaded: {error}") from None
-    backend = getattr(found, "backend_tokenizer", None)
+    backend = getattr(load_tokenizer(file.parent), "backend_tokenizer", None)
     if backend is None:
         raise ModelError(
             f"the tokenizer in {file.parent} has no tokenizer.json to compare; save it"
         )
     return backend
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The library's tokenizer of the model in ``folder``; ModelError if it cannot be loaded."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except (ValueError, OSError, KeyError, TypeError) as error:
+        raise ModelError(f"the tokenizer in {folder} cannot be loaded: {error}") from None

@@ -15,6 +15,7 @@ from flowspec.core.run.logprobs import TokenWritten
 from flowspec.core.run.turns import Turn
 from flowspec.errors import JobError, ModelError
 from flowspec.model.directory import ModelDirectory
+from flowspec.model.same_tokenizer import load_tokenizer
 
 #: Most characters that a chat template may make of a conversation.
 MAX_TEMPLATED = 4 << 20
@@ -30,16 +31,7 @@ class Tokenizer:
     """The tokenizer of ``directory``."""
 
     def __init__(self, directory: ModelDirectory) -> None:
-        from transformers import AutoTokenizer
-
-        try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(
-                directory.path, trust_remote_code=False, local_files_only=True
-            )
-        except (ValueError, OSError, KeyError, TypeError) as error:
-            raise ModelError(
-                f"the tokenizer in {directory.path} cannot be loaded: {error}"
-            ) from None
+        self._tokenizer: Any = load_tokenizer(directory.path)
         self._template_file = (
             "chat_template.jinja"
             if directory.has("chat_template.jinja")
