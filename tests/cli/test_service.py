@@ -35,7 +35,7 @@ class Pipeline:
 
     def workers(self) -> dict[str, dict[str, Any]]:
         facts = {"state": "ready", "host": HOST, "pid": 4194304, "passes": 10**9, "refused": 0}
-        placed = {"precision": "nf4", "device": "cpu", "kernels": ["bitsandbytes", "onednn-w8a8"]}
+        placed = {"precision": "nf4", "device": "cpu", "kernels": ["bitsandbytes", "onednn-w8a16"]}
         stages = {f"verify-{stage}": facts | placed for stage in (1, 2)}
         stages["verify-2"]["kv"] = {"store": "paged", "blocks": 90, "free": 71, "shared": 4}
         return dict.fromkeys(("scheduler", "draft"), facts) | stages
@@ -58,7 +58,7 @@ def test_piped_output_is_not_wrapped(
     names = ["worker", "state", "host", "process", "passes", "refused"]
     assert head.split() == [*names, "KV", "blocks", "runs", "on"]
     counts = ["ready", HOST, "4194304", "1000000000", "0"]
-    runs_on = ["nf4", "on", "cpu", "by", "bitsandbytes+onednn-w8a8"]
+    runs_on = ["nf4", "on", "cpu", "by", "bitsandbytes+onednn-w8a16"]
     assert [row.split() for row in rows] == [
         *([role, *counts, "-", "-"] for role in ("scheduler", "draft")),
         ["verify-1", *counts, "-", *runs_on],

@@ -13,7 +13,7 @@ from flowspec.errors import ConfigError
 from flowspec.model.kernels.base import Kernel
 from flowspec.model.kernels.cuda import BitsAndBytesCuda, BitsAndBytesInt8, TinyGemm
 from flowspec.model.kernels.dense import Fbgemm, OneDnn, Torch
-from flowspec.model.kernels.eight_bit import Int8Weights, OneDnnW8A8
+from flowspec.model.kernels.eight_bit import Int8Weights, OneDnnW8A16
 from flowspec.model.kernels.four_bit import BitsAndBytes, Int4
 from flowspec.model.precision import PRECISIONS
 
@@ -22,7 +22,7 @@ KERNELS: tuple[Kernel, ...] = (
     OneDnn("float32"),
     OneDnn("bfloat16"),
     Fbgemm(),
-    OneDnnW8A8(),
+    OneDnnW8A16(),
     Int8Weights(),
     BitsAndBytes(),
     Int4(),

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from flowspec.model.kernels.base import Packed
+from flowspec.model.kernels.eight_bit import MOST_INPUTS, ZERO, halves, joined
 from flowspec.model.kernels.four_bit import INSTALL, TABULATED, bitsandbytes
 from flowspec.model.quantise import TABLES, Weight, doubly_scaled
 
@@ -87,7 +88,7 @@ class BitsAndBytesCuda:
 
 
 class BitsAndBytesInt8:
-    """bitsandbytes' int8 product with a scale for each row, and no outliers kept apart."""
+    """bitsandbytes' int8 product, of rows of 16 bits as two rows of int8 each."""
 
     name = "bitsandbytes-int8"
     precisions = ("int8",)
@@ -97,26 +98,20 @@ class BitsAndBytesInt8:
         return _without_bitsandbytes()
 
     def takes(self, outputs: int, inputs: int) -> bool:
-        return inputs % 4 == 0
+        return inputs % 4 == 0 and inputs <= MOST_INPUTS
 
     def pack(self, weight: Weight, rows: torch.dtype, device: torch.device) -> Packed:
         assert weight.scales is not None
         codes = weight.codes.to(device)
-        # The product divides by 127 itself: its scales are the largest magnitudes.
-        maxima = (weight.scales.flatten() * 127).to(device)
+        scales = weight.scales.flatten().to(device)
 
         def multiply(given: torch.Tensor) -> torch.Tensor:
-            # The quantiser takes float16, which a large bfloat16 row would overflow.
-            sizes = given.abs().amax(dim=-1, keepdim=True).clamp_min(1e-20)
-            own, scales, _ = torch.ops.bitsandbytes.int8_vectorwise_quant(
-                (given / sizes).half(), 0.0
-            )
-            product: torch.Tensor = torch.ops.bitsandbytes.int8_scaled_mm.default(
-                own, codes, scales, maxima, None, given.dtype
-            )
-            return product * sizes
+            parts, own = halves(given)
+            signed = parts.bitwise_xor(ZERO).view(torch.int8)
+            products = torch.ops.bitsandbytes.int8_linear_matmul.default(signed, codes)
+            return joined(products.float() * scales, own).to(given.dtype)
 
-        return Packed(multiply, codes.nbytes + maxima.nbytes)
+        return Packed(multiply, codes.nbytes + scales.nbytes)
 
 
 def _maxima(weight: Weight, device: torch.device) -> tuple[int, Callable[[], torch.Tensor]]:
