@@ -19,6 +19,7 @@ from flowspec.core.run.sampling import Sampling
 from flowspec.model.directory import default_pair, fetch_weights, layer_ranges
 from flowspec.model.sources import labels, load_sources, open_models, taps_of
 from flowspec.strategies import build
+from flowspec.testbed.proof.library import MOST_TIMES
 from flowspec.testbed.proof.verify import (
     Difference,
     Proof,
@@ -98,8 +99,15 @@ def _report(proof: Proof, draft: str) -> None:
     screen.print(table)
     for difference in proof.differences:
         screen.print(f"  {_described(difference)}", soft_wrap=True)
-    verdict = "holds: nothing is lost" if proof.holds else "FAILS: see above"
-    screen.print(f"the proof {verdict}")
+    screen.print(f"the proof {_verdict(proof)}")
+
+
+def _verdict(proof: Proof) -> str:
+    if proof.holds:
+        return "holds: nothing is lost"
+    if proof.same_model:
+        return "FAILS: the pipeline changes texts"
+    return "FAILS: the stages compute another model than the library"
 
 
 def _lines(proof: Proof, draft: str) -> Iterator[tuple[str, str]]:
@@ -123,23 +131,31 @@ def _lines(proof: Proof, draft: str) -> Iterator[tuple[str, str]]:
         "against plain decoding",
         f"{proof.runs} runs, {proof.compared} tokens: {failed} differ, {ties} near ties",
     )
-    yield "against the library", _library_line(proof)
+    yield from _library_lines(proof)
     for kind, shares in zip(("greedy", "sampled"), proof.acceptance, strict=True):
         if shares:
             shown = "  ".join(f"{share:.2f}" for share in shares)
             yield f"drafts right, {kind}", f"{shown}  (1 to {len(shares)} in a row, by {draft})"
 
 
-def _library_line(proof: Proof) -> str:
-    found = proof.agreement
+def _library_lines(proof: Proof) -> Iterator[tuple[str, str]]:
+    found = proof.against_library
     if found is None:
-        return f"not compared: {proof.skipped}"
+        yield "against the library", f"not compared: {proof.skipped}"
+        return
     verdict = "same model" if proof.same_model else "NOT the same model"
-    return (
-        f"{verdict}: divergence {found.divergence:.1e} nats a token (at most "
-        f"{proof.most_divergence:.0e} is rounding), best token the same at {found.same:.1%} of "
-        f"{found.positions} positions"
+    yield (
+        "against the library",
+        f"{verdict}: {found.ours.divergence:.1e} nats a token; its own rounding is "
+        f"{found.rounding:.1e}, and {MOST_TIMES:g} times that may be rounding; best token the same "
+        f"at {found.ours.same:.1%} of {found.ours.positions} positions",
     )
+    if found.cost.divergence:
+        yield (
+            f"what {proof.facts[0]['precision']} costs",
+            f"{found.cost.divergence:.1e} nats a token from the weights as they are in the files, "
+            f"best token the same at {found.cost.same:.1%}",
+        )
 
 
 def _described(difference: Difference) -> str:

@@ -1,4 +1,4 @@
-"""Perplexity of the packaged target on given texts, in any precision."""
+"""Perplexity of a model on given texts, in any precision."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from flowspec.cli.generate import read_prompts
 from flowspec.model.block import LayerBlock
-from flowspec.model.directory import default_pair, open_directory
+from flowspec.model.directory import ModelDirectory
 from flowspec.model.placing import Placing
 from flowspec.model.text import Tokenizer
 from flowspec.testbed.proof.plain import Rows
@@ -20,19 +20,18 @@ CONTEXT = 512
 PASS_ROWS = 256
 
 
-def load_target(precision: str) -> LayerBlock:
-    """The whole packaged target in one block."""
-    directory = open_directory(default_pair()[0])
+def load_target(directory: ModelDirectory, precision: str) -> LayerBlock:
+    """The whole model in one block."""
     layers = range(directory.layers)
     return LayerBlock(directory, layers, first=True, last=True, placing=Placing(precision))
 
 
-def pieces(file: Path, most: int) -> list[tuple[int, ...]]:
+def pieces(directory: ModelDirectory, file: Path, most: int) -> list[tuple[int, ...]]:
     """The prompts of ``file`` without a chat template, cut to ``CONTEXT`` tokens.
 
     Whole prompts, in order, until there are ``most`` tokens.
     """
-    tokenizer = Tokenizer(open_directory(default_pair()[0]))
+    tokenizer = Tokenizer(directory)
     found: list[tuple[int, ...]] = []
     for prompt in read_prompts(file):
         if sum(map(len, found)) >= most:

@@ -1,4 +1,4 @@
-"""Rows of the packaged target in shared passes against the same rows in passes of their own.
+"""Rows of a model in shared passes against the same rows in passes of their own.
 
 With the project's attention, which sums in float64, and with the library's SDPA, which sums in the
 rows' own type and exists here for comparison only.
@@ -20,7 +20,7 @@ from flowspec.core.run.sampling import Sampling
 from flowspec.model.arrays import to_array
 from flowspec.model.base import RowArray
 from flowspec.model.block import LayerBlock
-from flowspec.model.directory import ModelDirectory, default_pair, open_directory
+from flowspec.model.directory import ModelDirectory
 from flowspec.model.placing import Placing
 from flowspec.model.text import Tokenizer
 from flowspec.testbed.proof.plain import Rows, decode
@@ -112,10 +112,14 @@ def _bits(rows: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 
 
 def table(
-    precisions: Sequence[str], file: Path, count: int, tokens: int, width: int
+    directory: ModelDirectory,
+    precisions: Sequence[str],
+    file: Path,
+    count: int,
+    tokens: int,
+    width: int,
 ) -> Iterator[str]:
     """Markdown: a row per precision and attention."""
-    directory = open_directory(default_pair()[0])
     given = texts(directory, file, count, tokens)
     columns = ("precision", "kernels", "attention", "rows", "equal rows", "largest difference")
     yield f"| {' | '.join(columns)} | other best |"

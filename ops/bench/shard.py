@@ -1,16 +1,18 @@
 """One shard of a 1B-class Llama in every precision: bytes, pass times, perplexity, row equality.
 
     python -m ops.bench.shard [--precisions float32,...] [--model FOLDER] [--rows 1,4,16,64]
-        [--context 256] [--rounds 15] [--text FILE,...]
+        [--context 256] [--rounds 15] [--text FILE,...] [--target FOLDER]
     python -m ops.bench.shard --kernels [--rounds 15]
     python -m ops.bench.shard --alone [--precisions ...] [--text FILE] [--texts 8] [--tokens 128]
+        [--target FOLDER]
 
 The shard has four layers (hidden 2048, intermediate 8192, 32 heads, 8 KV heads) and an LM head of
 32,000 tokens, random weights in bfloat16; ``--model`` names a folder where they are written once,
 otherwise they are temporary. Every precision has a process of its own, and all of them take turns,
 so that what else the machine does hits all alike. Times are CPU time of one torch thread, medians
-over the rounds. ``--kernels``: every kernel of this machine on the seven linears of a layer.
-``--alone``: rows of the packaged target's text in shared passes against lone rows. Prints Markdown
+over the rounds. The perplexity is of ``--target``, the packaged one or any other folder.
+``--kernels``: every kernel of this machine on the seven linears of a layer. ``--alone``: rows of
+the target's text in shared passes against lone rows. Prints Markdown
 (``ops/bench/results/shard.md``, ``kernels.md`` and ``row-independence.md`` there).
 """
 
@@ -35,6 +37,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 
 from flowspec.errors import ConfigError, FlowSpecError
+from flowspec.model.directory import ModelDirectory, default_pair, open_directory
 from flowspec.model.kernels import served
 from flowspec.model.precision import PRECISIONS
 from ops.bench import held_out, kernel_times, lone_rows
@@ -81,15 +84,15 @@ def measured(
 
 
 def losses(
-    precisions: Sequence[str], files: Sequence[Path]
+    directory: ModelDirectory, precisions: Sequence[str], files: Sequence[Path]
 ) -> tuple[list[int], dict[str, list[float]]]:
-    """Tokens predicted of every file, and the packaged target's mean nats by precision."""
-    texts = [held_out.pieces(file, MOST_TOKENS) for file in files]
+    """Tokens predicted of every file, and the model's mean nats by precision."""
+    texts = [held_out.pieces(directory, file, MOST_TOKENS) for file in files]
     counts: list[int] = []
     found = {}
     for precision in precisions:
         _say(f"perplexity in {precision}")
-        block = held_out.load_target(precision)
+        block = held_out.load_target(directory, precision)
         both = [held_out.loss(block, its) for its in texts]
         counts = [tokens for _, tokens in both]
         found[precision] = [nats for nats, _ in both]
@@ -125,12 +128,13 @@ def table(
 def shard_page(given: argparse.Namespace, folder: Path) -> Iterator[str]:
     """The table with its explanation."""
     shards = measured(folder, given.precisions, given.context, given.rows, given.rounds)
-    counts, nats = losses(given.precisions, given.text)
+    target = open_directory(given.target)
+    counts, nats = losses(target, given.precisions, given.text)
     yield (
         f"*t(n)*: CPU time of a pass of n siblings after {given.context} rows of context through "
         f"the layers and the LM head, one torch thread, median of {given.rounds}. *Peak over "
         "weights*: resident memory at its highest while loading, above that after imports, over "
-        "the weights' bytes. *Perplexity*: of the packaged target, without chat template, in "
+        f"the weights' bytes. *Perplexity*: of {target.path.name}, without chat template, in "
         f"pieces of {held_out.CONTEXT} tokens: "
         + "; ".join(
             f"{file}, {tokens} tokens" for file, tokens in zip(given.text, counts, strict=True)
@@ -155,13 +159,16 @@ def kernels_page(rounds: int) -> Iterator[str]:
 def alone_page(given: argparse.Namespace) -> Iterator[str]:
     """The table of lone and shared rows with its explanation."""
     yield (
-        f"The packaged target's own greedy text after {given.texts} prompts, up to {given.tokens} "
-        f"tokens each: rows in passes of {WIDTH} against the same rows in passes of one. *Equal "
-        "rows*: hidden row and logits have the same bits. *Largest difference*: of two logits. "
-        "*Other best*: rows whose best token differs."
+        f"The own greedy text of {Path(given.target).name} after {given.texts} prompts, up to "
+        f"{given.tokens} tokens each: rows in passes of {WIDTH} against the same rows in passes of "
+        "one. *Equal rows*: hidden row and logits have the same bits. *Largest difference*: of two "
+        "logits. *Other best*: rows whose best token differs."
     )
     yield ""
-    yield from lone_rows.table(given.precisions, given.text[0], given.texts, given.tokens, WIDTH)
+    yield from lone_rows.table(
+        open_directory(given.target),
+        *(given.precisions, given.text[0], given.texts, given.tokens, WIDTH),
+    )
 
 
 def _say(line: str) -> None:
@@ -207,6 +214,7 @@ def main() -> None:
     parser = Parser(description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
     add("--precisions", type=precisions_here, default=",".join(PRECISIONS), help="by commas (all)")
+    add("--target", default=default_pair()[0], metavar="FOLDER", help="(the packaged one)")
     add("--model", type=Path, metavar="FOLDER", help="where the weights are, or are written")
     add("--rows", type=_counts, default="1,4,16,64", help="by commas (1,4,16,64)")
     add("--context", type=count, default=256, help="rows before those of a pass (256)")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from flowspec.testbed.proof import library
+from flowspec.testbed.proof import library, verify
 from tests.cli.conftest import Command
 
 SHORT = ("verify", "--max-new-tokens", "4", "--stages", "2", "--strategy", "flowspec")
@@ -25,7 +26,8 @@ def test_a_proof_that_holds(command: Command, one_prompt: str) -> None:
     assert status == 0
     assert "nf4 on cpu by bitsandbytes" in out
     assert "3 runs, 12 tokens: 0 differ, 0 near ties" in out
-    assert "same model: divergence" in out
+    assert "same model: " in out
+    assert "what nf4 costs" in out
     assert "drafts right, greedy" in out
     assert "in a row, by draft)" in out
     assert out.endswith("the proof holds: nothing is lost\n")
@@ -34,11 +36,28 @@ def test_a_proof_that_holds(command: Command, one_prompt: str) -> None:
 def test_a_proof_that_fails_has_status_1(
     command: Command, one_prompt: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(library.MOST_DIVERGENCE, "float32", -1.0)
+    monkeypatch.setattr(library, "MOST_TIMES", 0.0)
     status, out, _ = command(*SHORT, "--prompts", one_prompt)
     assert status == 1
     assert "NOT the same model" in out
-    assert out.endswith("the proof FAILS: see above\n")
+    assert out.endswith("the proof FAILS: the stages compute another model than the library\n")
+
+
+def test_texts_that_differ_are_a_fault_of_the_pipeline(
+    command: Command, one_prompt: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulate = verify.simulate_stages
+
+    def changed(*given: Any) -> Any:
+        simulation, output = simulate(*given)
+        return simulation, (output[0] + 1, *output[1:])
+
+    monkeypatch.setattr(verify, "simulate_stages", changed)
+    status, out, _ = command(*SHORT, "--prompts", one_prompt)
+    assert status == 1
+    assert "same model: " in out
+    assert "3 differ, 0 near ties" in out
+    assert out.endswith("the proof FAILS: the pipeline changes texts\n")
 
 
 def test_json(command: Command, one_prompt: str) -> None:

@@ -92,11 +92,12 @@ def test_the_loss_is_the_librarys(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setattr(held_out, "PASS_ROWS", 8)
     file = tmp_path / "text.jsonl"
     file.write_text(f'{{"prompt": {TEXT!r}}}\n'.replace("'", '"') * 3)
-    pieces = held_out.pieces(file, 45)
+    directory = open_directory(default_pair()[0])
+    pieces = held_out.pieces(directory, file, 45)
     one = len(pieces) // 2
     assert pieces[:one] == pieces[one:], "the third prompt is beyond the limit"
     assert {len(piece) for piece in pieces[: one - 1]} == {20}
-    nats, count = held_out.loss(held_out.load_target("float32"), pieces)
+    nats, count = held_out.loss(held_out.load_target(directory, "float32"), pieces)
     assert count == sum(map(len, pieces)) - len(pieces)
     whole = AutoModelForCausalLM.from_pretrained(default_pair()[0], dtype=torch.float32)
     with torch.inference_mode():

@@ -508,8 +508,8 @@ class Session:
     def _grow(self, occasion: Occasion) -> None:
         idle = occasion is Occasion.IDLE
         self.strategy.pacing.begin_growth(idle=idle)
-        is_plain = self._allowed.is_plain
-        growth = None if is_plain else self.strategy.grow(self._view, occasion)
+        growth = None if self._allowed.is_plain else self.strategy.grow(self._view, occasion)
+        is_plain = self._allowed.is_plain or self.strategy.is_plain
         self.drafting.begin(growth, idle=idle, drafter=self.strategy.drafter)
         root_leaves = self.strategy.drafts_ahead and not self.strategy.holds_root
         if occasion is Occasion.ROUND and (growth is None or root_leaves):

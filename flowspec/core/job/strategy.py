@@ -84,6 +84,8 @@ class Strategy:
     chooses_drafter: bool = False
     #: The number of the drafter to use now.
     drafter: int = 0
+    #: Decode plainly for now: ``grow`` returns None, and the root is sent alone.
+    is_plain: bool = False
     #: In a pipeline with middle models, the drafter drafts for the first of them.
     uses_middles: bool = False
     #: Keeps to the rows and segments that other jobs leave to it.

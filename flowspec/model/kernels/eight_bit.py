@@ -22,7 +22,7 @@ MOST_INPUTS = (2**31 - 1) // (255 * 127)
 
 
 def halves(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """``rows``, ``[rows, inputs]``, as bytes ``[2 x rows, inputs]`` and float32 scales ``[rows, 1]``.
+    """``rows``, ``[rows, inputs]``, as uint8 ``[2 x rows, inputs]`` and float32 scales a row.
 
     The first half are the low bytes, the second the high ones, both above ``ZERO``: a value is
     (low - 128 + 256 x (high - 128)) x scale.

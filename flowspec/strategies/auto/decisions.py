@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from flowspec.strategies.auto.drafter_bandit import PLAIN
 from flowspec.strategies.auto.segment_sizing import MOST_DECISIONS
 
 
@@ -17,7 +18,7 @@ def with_drafter_names(stats: Mapping[str, Any], drafters: Sequence[str]) -> dic
     """
     if "decisions" not in stats:
         return dict(stats)
-    names = dict[Any, str](enumerate(drafters))
+    names = {PLAIN: "none", **dict[Any, str](enumerate(drafters))}
     decisions = [
         {**entry, "drafter": names.get(entry["drafter"], entry["drafter"])}
         if "drafter" in entry

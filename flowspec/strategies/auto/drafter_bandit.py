@@ -1,15 +1,19 @@
-"""Which of several drafters drafts a job: a bandit over measured tokens per second (UCB1).
+"""Which of several drafters drafts a job, if any: a bandit over measured tokens per second (UCB1).
 
 The reward is the job's tokens per second: it includes how long a drafter's pass takes relative to a
-stage's, how often its candidates are accepted on this text, and what a miss costs on these links.
-Rates of earlier jobs count, the job's own rates count more, and a drafter with fewer samples gets
-a larger exploration bonus (UCB1, Auer et al. 2002), so that a slower drafter is retried ever more
-rarely but never dropped. A change costs little: the new drafter catches up in one pass.
+stage's, how often its candidates are accepted on this text, what a miss costs on these links, and
+what speculation takes from a machine that several stages or a drafter share. Rates of earlier jobs
+count, the job's own rates count more, and a drafter with fewer samples gets a larger exploration
+bonus (UCB1, Auer et al. 2002), so that a slower drafter is retried ever more rarely but never
+dropped. A change costs little: the new drafter catches up in one pass.
+
+Plain decoding is one of the choices. It needs no trial: lone rows have shown what a token takes.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 
@@ -21,8 +25,14 @@ SETTLING_TOKENS = 8
 PRIOR_TOKENS = 128
 #: Total tokens above which every count is halved, so that old measurements fade.
 REMEMBERED_TOKENS = 2048
-#: Tokens decoded with a drafter before it is compared; a pipeline's first job starts slowly.
-TRIAL_TOKENS = 64
+#: First tokens decoded with a drafter, which are not counted: costs and values are not known yet.
+WARMUP_TOKENS = 32
+#: Further tokens decoded with it before it is compared.
+TRIAL_TOKENS = 32
+#: The choice to draft nothing: the text is decoded plainly.
+PLAIN = -1
+#: Tokens that the fastest round trip of a lone row counts for until some are decoded plainly.
+ESTIMATE_TOKENS = 128
 #: Weight of the exploration bonus: a rate after n of N tokens is raised by this * sqrt(ln N / n).
 EXPLORATION = 1.0
 
@@ -31,22 +41,27 @@ EXPLORATION = 1.0
 class DrafterSpeed:
     """Tokens decoded with one drafter, and the seconds they took.
 
-    ``tried``: the trial is over, the drafter takes part in the comparison.
+    ``warm``: the first tokens are over, and are not among them. ``tried``: so is the trial, the
+    drafter takes part in the comparison; of plain decoding: these are tokens, and no estimate.
     """
 
     tokens: float = 0.0
     seconds: float = 0.0
+    warm: bool = False
     tried: bool = False
 
     def add(self, tokens: float, seconds: float) -> None:
         """Add ``tokens`` tokens, decoded in ``seconds``."""
         self.tokens += tokens
         self.seconds += seconds
+        if not self.warm and self.tokens >= WARMUP_TOKENS:
+            self.tokens = self.seconds = 0.0
+            self.warm = True
         self.tried |= self.tokens >= TRIAL_TOKENS
 
 
 class DrafterBandit:
-    """One job's choice among ``count`` drafters.
+    """One job's choice among ``count`` drafters and plain decoding.
 
     ``history``: speeds by drafter number, measured in jobs like this one; updated in place.
     """
@@ -55,27 +70,36 @@ class DrafterBandit:
         self._history = history
         for drafter in range(count):
             history.setdefault(drafter, DrafterSpeed())
-        self._own = [DrafterSpeed() for _ in range(count)]
+        self._own = defaultdict[int, DrafterSpeed](DrafterSpeed)
         self._tokens = 0  # decoded at the last update
         self._seconds = 0.0
         self._decided_at = 0  # tokens when the drafter was chosen
         self._counts_from = 0  # tokens from which on it is credited
-        self.has_choice = count > 1
-        self.drafter = self._best() if self.has_choice else 0
+        #: The drafter's number, or ``PLAIN``.
+        self.choice = self._best()
+
+    def note_lone_row(self, seconds: float) -> None:
+        """A row alone in the pipeline was answered after ``seconds``, as in plain decoding."""
+        plain = self._history.setdefault(PLAIN, DrafterSpeed())
+        if not plain.tried and (not plain.tokens or seconds * plain.tokens < plain.seconds):
+            plain.tokens = ESTIMATE_TOKENS
+            plain.seconds = ESTIMATE_TOKENS * seconds
 
     def update(self, tokens: int, seconds: float) -> int:
-        """The drafter for the next growth, after ``tokens`` tokens in ``seconds`` in all."""
-        if not self.has_choice or tokens == self._tokens:
-            return self.drafter
+        """The choice for the next growth, after ``tokens`` tokens in ``seconds`` in all."""
+        if tokens == self._tokens:
+            return self.choice
         if self._tokens >= self._counts_from:
-            for speed in (self._own[self.drafter], self._history[self.drafter]):
+            if self.choice == PLAIN and not self._history[PLAIN].tried:
+                self._history[PLAIN] = DrafterSpeed(warm=True, tried=True)
+            for speed in (self._own[self.choice], self._history[self.choice]):
                 speed.add(tokens - self._tokens, seconds - self._seconds)
             self._halve_when_full()
         self._tokens = tokens
         self._seconds = seconds
         if tokens - self._decided_at >= DECISION_INTERVAL:
             self._decide(tokens)
-        return self.drafter
+        return self.choice
 
     @property
     def _remembered(self) -> float:
@@ -88,15 +112,17 @@ class DrafterBandit:
                 speed.seconds /= 2
 
     def _decide(self, tokens: int) -> None:
-        before = self.drafter
+        before = self.choice
         self._decided_at = tokens
-        self.drafter = self._best()
-        if self.drafter != before:
+        self.choice = self._best()
+        if self.choice != before:
             self._counts_from = tokens + SETTLING_TOKENS
 
     def _best(self) -> int:
         untried = {
-            drafter: speed.tokens for drafter, speed in self._history.items() if not speed.tried
+            drafter: speed.tokens
+            for drafter, speed in self._history.items()
+            if not speed.tried and drafter != PLAIN
         }
         if untried:
             return min(untried, key=untried.__getitem__)

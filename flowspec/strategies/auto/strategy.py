@@ -15,7 +15,7 @@ from flowspec.core.run.history import History
 from flowspec.core.tree.tree import Tree
 from flowspec.strategies.auto.best_first import ALTERNATIVE, BestFirstGrowth
 from flowspec.strategies.auto.cost_history import CostHistory
-from flowspec.strategies.auto.drafter_bandit import DrafterBandit
+from flowspec.strategies.auto.drafter_bandit import PLAIN, DrafterBandit
 from flowspec.strategies.auto.root_first import RootFirstGrowth
 from flowspec.strategies.auto.segment_sizing import (
     DELAY_FACTOR,
@@ -87,12 +87,14 @@ class Auto(Strategy):
         costs.passes = history.get(PassTimes)
         self._costs = costs
         self.sizer = SegmentSizer(self._stages, costs, self.params.rows, self.params.delay)
+        self._drafters = drafters
         self.bandit = DrafterBandit(drafters, costs.speeds[self.coupled and sampled, sampled])
-        self.drafter = self.bandit.drafter
-        self._drafter_changes = [(0, self.drafter)]  # (tokens before, drafter)
+        self._changes = [(0, self.bandit.choice)]  # (tokens before, drafter)
 
     def grow(self, view: View, occasion: Occasion) -> Growth | None:
-        self._choose_drafter(view)
+        self._choose(view)
+        if self.is_plain:
+            return None
         sizing = self.sizer.sizing(view.bandwidth_delay, view.draft_pass_seconds)
         self.max_in_flight = self.params.in_flight or sizing.in_flight
         # Beside other jobs, the rows that a job may have cost nothing: none of them has a price.
@@ -108,20 +110,23 @@ class Auto(Strategy):
             growth = BestFirstGrowth(rows, batch, sizing.passes, price, self.params.alternative)
         return _SizedGrowth(growth, self.sizer)
 
-    def _choose_drafter(self, view: View) -> None:
-        before = self.drafter
-        self.drafter = self.bandit.update(view.decoded, view.decode_seconds)
-        if self.drafter != before and len(self._drafter_changes) < MOST_DECISIONS:
-            self._drafter_changes.append((view.decoded, self.drafter))
+    def _choose(self, view: View) -> None:
+        """Take a drafter, or none; with fixed rows or beside other jobs there is one."""
+        choice = self.bandit.update(view.decoded, view.decode_seconds)
+        self.is_plain = choice == PLAIN and not (self.sizer.fixed_rows or view.rows)
+        if choice != PLAIN:
+            self.drafter = choice
+        if choice != self._changes[-1][1] and len(self._changes) < MOST_DECISIONS:
+            self._changes.append((view.decoded, choice))
 
     @property
     def decisions(self) -> list[dict[str, object]]:
         decisions: list[dict[str, object]] = [
             {"segments": segments, "rows": rows} for segments, rows in self.sizer.decisions
         ]
-        if self.bandit.has_choice:
+        if self._drafters > 1 or len(self._changes) > 1:
             decisions += [
-                {"tokens": tokens, "drafter": drafter} for tokens, drafter in self._drafter_changes
+                {"tokens": tokens, "drafter": drafter} for tokens, drafter in self._changes
             ]
         return decisions
 
@@ -129,6 +134,8 @@ class Auto(Strategy):
         if trip is None:
             return
         if view.decoding:
+            if trip.alone and trip.rows == 1 and not view.rows:
+                self.bandit.note_lone_row(trip.seconds)
             self.sizer.observe(answer, trip, tokens=view.decoded, seconds=view.decode_seconds)
         else:
             self.sizer.prefilled(trip, answer)

@@ -1,12 +1,14 @@
 """The library's own whole model beside ours: the same weights, its masks, attention and products.
 
 Its weights are the same values that ours are quantised to, so that what differs is rounding alone.
+How much rounding may do is not a figure for all models: the library's own model shows it, computed
+in the rows' type and in a wider one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,25 +24,20 @@ from flowspec.model.placing import Placing
 from flowspec.model.precision import PRECISIONS
 from flowspec.model.quantise import dequantise, quantise
 
-#: Largest mean divergence that rounding explains, nats a token, by the precision of the layers:
-#: ten times what the packaged target shows. In four and eight bits a small error of positions may
-#: hide below it; a copy in float32 (``model.trial``) shows that one.
-MOST_DIVERGENCE = {
-    "float32": 1e-6,
-    "float16": 1e-5,
-    "bfloat16": 2e-3,
-    "int8": 2e-2,
-    "nf4": 5e-3,
-    "fp4": 5e-3,
-    "nf4-double": 5e-3,
-    "fp4-double": 5e-3,
-    "int4": 5e-3,
+#: A type in which the roundings of rows are nothing.
+_WIDER = {
+    torch.bfloat16: torch.float32,
+    torch.float16: torch.float32,
+    torch.float32: torch.float64,
 }
+#: How many times as far as the library's own rounding ours may be from the same values. A
+#: divergence grows with the square of an error: errors may be three times as large.
+MOST_TIMES = 9.0
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How far our distributions are from the library's.
+    """How far distributions are from others.
 
     ``divergence``: mean Kullback-Leibler divergence, nats a token. ``same``: share of positions
     with the same best token. ``positions``: how many were compared.
@@ -51,18 +48,44 @@ class Agreement:
     positions: int
 
 
+@dataclass(frozen=True, slots=True)
+class AgainstLibrary:
+    """Distributions beside those of the library in a wider type, with the same quantised values.
+
+    ``ours``: those of the stages. ``rounding``: divergence of the library's own in the rows' type.
+    ``cost``: of the quantised values themselves from the model's own weights.
+    """
+
+    ours: Agreement
+    rounding: float
+    cost: Agreement
+
+    @property
+    def same_model(self) -> bool:
+        """Whether ours differ by no more than rounding explains."""
+        return self.ours.divergence <= MOST_TIMES * self.rounding
+
+
 class Library:
-    """The whole model of ``directory`` on the CPU, with the values of ``placing``'s precisions."""
+    """The whole model of ``directory`` on the CPU, in a type wider than that of its rows.
+
+    It has the model's own weights until ``quantise``, and is in the rows' type from ``narrow`` on.
+    """
 
     def __init__(self, directory: ModelDirectory, placing: Placing) -> None:
         disable_progress_bar()
+        self._placing = placing
         self._model: Any = AutoModelForCausalLM.from_pretrained(
-            directory.path, dtype=placing.rows, local_files_only=True, trust_remote_code=False
+            directory.path,
+            dtype=_WIDER[placing.rows],
+            local_files_only=True,
+            trust_remote_code=False,
         ).eval()
-        self._round(placing)
 
     @torch.inference_mode()
-    def _round(self, placing: Placing) -> None:
+    def quantise(self) -> None:
+        """Give linear layers and experts the values that stages have in the placing."""
+        placing = self._placing
         head = self._model.get_output_embeddings()
         for module in self._model.modules():
             if isinstance(module, torch.nn.Linear):
@@ -80,6 +103,11 @@ class Library:
                         matrix.copy_(_rounded(matrix, placing.precision))
 
     @torch.inference_mode()
+    def narrow(self) -> None:
+        """Bring the model into the rows' type."""
+        self._model.to(self._placing.rows)
+
+    @torch.inference_mode()
     def logits(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
         """``[tokens, vocabulary]``, float32, of one causal pass."""
         found: npt.NDArray[np.float32] = (
@@ -95,17 +123,35 @@ def _rounded(matrix: torch.Tensor, precision: str) -> torch.Tensor:
     return dequantise(quantise([matrix], shape, held), matrix.dtype)
 
 
+def compare(
+    directory: ModelDirectory,
+    placing: Placing,
+    texts: Sequence[Sequence[int]],
+    ours: Sequence[npt.NDArray[np.float32]],
+) -> AgainstLibrary:
+    """Compare our logits of ``texts``, each ``[tokens, vocabulary]``, with the library's."""
+    whole = Library(directory, placing)
+    own = [whole.logits(text) for text in texts]
+    whole.quantise()
+    exact = [whole.logits(text) for text in texts]
+    cost = agreement(exact, own)
+    del own
+    whole.narrow()
+    rounded = (whole.logits(text) for text in texts)
+    return AgainstLibrary(agreement(ours, exact), agreement(rounded, exact).divergence, cost)
+
+
 def agreement(
-    ours: Sequence[npt.NDArray[np.float32]], theirs: Sequence[npt.NDArray[np.float32]]
+    found: Iterable[npt.NDArray[np.float32]], wanted: Iterable[npt.NDArray[np.float32]]
 ) -> Agreement:
-    """Compare logits ``[tokens, vocabulary]`` of several texts."""
-    divergences = []
+    """How far ``found`` are from ``wanted``, logits ``[tokens, vocabulary]`` of several texts."""
+    divergences: list[float] = []
     same = 0
-    for mine, other in zip(ours, theirs, strict=True):
+    for one, other in zip(found, wanted, strict=True):
         p = _log_softmax(other)
-        q = _log_softmax(mine)
+        q = _log_softmax(one)
         divergences += (np.exp(p) * (p - q)).sum(axis=-1).tolist()
-        same += int((mine.argmax(axis=-1) == other.argmax(axis=-1)).sum())
+        same += int((one.argmax(axis=-1) == other.argmax(axis=-1)).sum())
     return Agreement(
         math.fsum(divergences) / len(divergences), same / len(divergences), len(divergences)
     )
@@ -120,5 +166,5 @@ def _log_softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
 
 def bytes_needed(directory: ModelDirectory, placing: Placing) -> int:
     """Memory of the library's whole model, bytes."""
-    size = torch.empty((), dtype=placing.rows).element_size()
+    size = _WIDER[placing.rows].itemsize
     return sum(math.prod(directory.tensor(name).shape) for name in directory.weight_files) * size

@@ -89,7 +89,7 @@ class Proof:
 
     ``structure``: largest difference between a small random copy of the model in two stages and
     the library's, in float32, relative to the largest logit. ``compared``: tokens of pipelined runs
-    that were compared, over ``runs`` runs. ``agreement``: None if there was no memory for the
+    that were compared, over ``runs`` runs. ``against_library``: None if there was no memory for the
     library's whole model, then ``skipped`` says what it needs.
     ``acceptance``: of the first 1, 2, ... drafts in a row, greedy and sampled.
     """
@@ -100,8 +100,7 @@ class Proof:
     runs: int
     compared: int
     differences: tuple[Difference, ...]
-    agreement: library.Agreement | None
-    most_divergence: float
+    against_library: library.AgainstLibrary | None
     skipped: str
     acceptance: tuple[tuple[float, ...], tuple[float, ...]]
 
@@ -111,13 +110,18 @@ class Proof:
 
         The latter counts only if it was compared.
         """
-        alike = self.agreement is None or self.agreement.divergence <= self.most_divergence
+        alike = self.against_library is None or self.against_library.same_model
         return self.structure < TOLERANCE and alike
 
     @property
+    def same_texts(self) -> bool:
+        """Whether nothing but near ties differs from plain decoding."""
+        return all(difference.tie for difference in self.differences)
+
+    @property
     def holds(self) -> bool:
-        """Whether nothing but near ties differs."""
-        return self.same_model and all(difference.tie for difference in self.differences)
+        """Whether it is the same model, with the same texts."""
+        return self.same_model and self.same_texts
 
 
 def load_blocks(
@@ -186,7 +190,7 @@ def prove(
     runs = list(_runs(target, stages, drafter, texts, plan, tell))
     differences = [_difference(run, text, tie) for run, text in runs]
     found = tuple(difference for difference in differences if difference is not None)
-    agreement, skipped = _agreement(target, blocks[0].placing, texts, shared, tell)
+    compared, skipped = _against_library(target, blocks[0].placing, texts, shared, tell)
     tell("counting the drafts that are right")
     drafted = [_as_returned(text, blocks, shares) for text in texts]
     greedy = [text for text in drafted if text.sampling.temperature == 0]
@@ -198,8 +202,7 @@ def prove(
         runs=len(runs),
         compared=sum(len(text.output) for _, text in runs),
         differences=found,
-        agreement=agreement,
-        most_divergence=library.MOST_DIVERGENCE[blocks[0].placing.precision],
+        against_library=compared,
         skipped=skipped,
         acceptance=(
             acceptance_by_depth(drafter, greedy, DEPTH),
@@ -291,13 +294,13 @@ def _row_check(
     return RowCheck(rows, equal, flips, difference, parts)
 
 
-def _agreement(
+def _against_library(
     target: ModelDirectory,
     placing: Placing,
     texts: Sequence[PlainText],
     shared: Sequence[tuple[RowArray, Logits]],
     tell: Tell,
-) -> tuple[library.Agreement | None, str]:
+) -> tuple[library.AgainstLibrary | None, str]:
     needed = library.bytes_needed(target, placing)
     available = available_bytes()
     if needed > available:
@@ -305,7 +308,6 @@ def _agreement(
             f"the library's whole model needs {needed / 2**30:.1f} GiB, "
             f"{available / 2**30:.1f} are free"
         )
-    tell("loading the library's whole model")
-    whole = library.Library(target, placing)
-    theirs = [whole.logits((*text.prompt, *text.output)[: len(text.hidden)]) for text in texts]
-    return library.agreement([logits for _, logits in shared], theirs), ""
+    tell("comparing with the library's whole model")
+    tokens = [(*text.prompt, *text.output)[: len(text.hidden)] for text in texts]
+    return library.compare(target, placing, tokens, [logits for _, logits in shared]), ""

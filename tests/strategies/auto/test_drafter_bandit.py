@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from flowspec.strategies.auto.drafter_bandit import (
     DECISION_INTERVAL,
+    PLAIN,
     REMEMBERED_TOKENS,
     SETTLING_TOKENS,
     TRIAL_TOKENS,
+    WARMUP_TOKENS,
     DrafterBandit,
     DrafterSpeed,
 )
@@ -33,7 +35,7 @@ def run(
     decoded = 0
     seconds = 0.0
     while decoded < tokens:
-        drafter = bandit.drafter
+        drafter = bandit.choice
         fresh = luck.randint(1, 5)
         made[drafter] += fresh
         decoded = decoded + fresh
@@ -86,10 +88,11 @@ def test_nobody_is_compared_before_it_was_tried() -> None:
     used = []
     while min((speed.tokens for speed in known.values()), default=0.0) < TRIAL_TOKENS:
         bandit = DrafterBandit(3, known)
-        used.append(bandit.drafter)
+        used.append(bandit.choice)
         bandit.update(DECISION_INTERVAL - 1, 2.0)
     assert set(used) == {0, 1, 2}
-    assert len(used) <= 3 * (1 + TRIAL_TOKENS // (DECISION_INTERVAL - 1))
+    job = DECISION_INTERVAL - 1
+    assert len(used) <= 3 * (2 + WARMUP_TOKENS // job + TRIAL_TOKENS // job)
 
 
 def test_what_the_drafter_before_has_drafted_counts_for_nobody() -> None:
@@ -125,8 +128,41 @@ def test_jobs_shorter_than_a_slice_are_learnt_from_and_forgotten_too() -> None:
     assert sum(job[1] for job in made[100:]) > 0.9 * sum(map(sum, made[100:]))
 
 
-def test_a_lone_drafter_is_never_judged() -> None:
+def decode(
+    known: dict[int, DrafterSpeed], speculative: float, plain: float, tokens: int, luck: float
+) -> tuple[int, int]:
+    """One job with one drafter: tokens by it, and plain ones. A lone row begins it."""
+    bandit = DrafterBandit(1, known)
+    made = {0: 0, PLAIN: 0}
+    seconds = 0.0
+    for decoded in range(1, tokens + 1):
+        if decoded == 1:
+            bandit.note_lone_row(luck / plain)
+        seconds += 1 / (plain if bandit.choice == PLAIN else speculative)
+        made[bandit.choice] += 1
+        bandit.update(decoded, seconds)
+    return made[0], made[PLAIN]
+
+
+@settings(max_examples=examples(25), deadline=None)
+@given(st.floats(0.2, 5), st.floats(0.9, 1.5), st.sampled_from([64, 256]))
+def test_a_lone_drafter_costs_no_more_than_plain_decoding(
+    speculative: float, luck: float, tokens: int
+) -> None:
+    """In the long run, whatever its speed, and however far lone rows are from plain decoding."""
+    known: dict[int, DrafterSpeed] = {}
+    jobs = [decode(known, speculative, 1.0, tokens, luck) for _ in range(6400 // tokens)]
+    late = jobs[len(jobs) // 4 :]
+    seconds = sum(drafted / speculative + plain for drafted, plain in late)
+    assert seconds <= 1.03 * sum(map(sum, late)) / max(1.0, speculative)
+
+
+def test_a_drafter_that_pays_is_not_left_for_a_trial_of_plain_decoding() -> None:
+    known: dict[int, DrafterSpeed] = {}
+    assert [decode(known, 2.0, 1.0, 64, 1.0) for _ in range(10)] == [(64, 0)] * 10
+
+
+def test_without_lone_rows_plain_decoding_is_no_choice() -> None:
     known: dict[int, DrafterSpeed] = {}
     bandit = DrafterBandit(1, known)
     assert [bandit.update(tokens, float(tokens)) for tokens in range(1, 200)] == [0] * 199
-    assert known == {0: DrafterSpeed()}

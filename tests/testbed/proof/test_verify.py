@@ -52,6 +52,11 @@ def test_nothing_is_lost_in_precisions_whose_rows_are_independent(precision: str
     assert found.same_model
     assert found.holds
     assert found.compared == 32
+    # Ours are no farther from the exact ones than the library's own in the same type.
+    assert found.against_library is not None
+    assert found.against_library.ours.divergence < 2 * found.against_library.rounding
+    assert 0 <= found.against_library.cost.divergence < 0.2
+    assert (found.against_library.cost.divergence > 0) == (precision != "bfloat16")
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16"])
@@ -140,7 +145,7 @@ def test_rows_that_depend_on_others_are_counted(monkeypatch: pytest.MonkeyPatch)
 def test_without_memory_for_the_library_the_proof_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify, "available_bytes", lambda: 1000)
     found = proof()
-    assert found.agreement is None
+    assert found.against_library is None
     assert "the library's whole model needs" in found.skipped
     assert found.holds
 

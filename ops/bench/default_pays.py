@@ -1,0 +1,104 @@
+"""``auto`` over plain decoding on real workers: the default must not cost time.
+
+    python -m ops.bench.default_pays --prompts DIR [--target FOLDER] [--draft ngram]
+        [--stages 1,2,4] [--latencies 0,5] [--dtypes float32,bfloat16,int8,nf4,int4]
+        [--count 8] [--tokens 64]
+
+For every place, a precision, number of stages and latency of the links, a pipeline of processes
+with one torch thread each decodes every prompt plainly and with ``auto``, in turns, after one
+prompt more for each. The draft worker keeps what it measures, as in use. Prompts are spread over
+the files in DIR. Texts must be equal. Prints Markdown; progress goes to standard error.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import tempfile
+from itertools import product
+from pathlib import Path
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+from flowspec.cli.generate import read_prompts
+from flowspec.client import Client
+from flowspec.cluster import Places, Setup
+from flowspec.errors import FlowSpecError, StateError
+from flowspec.model.directory import default_pair
+from flowspec.results import reported
+from ops.bench.arguments import count, counts, latencies, prompt_sets
+from ops.bench.report import machine_line
+from ops.parser import Parser
+from ops.peer.pipelines import our_pipeline
+
+PLAIN, AUTO = "autoregressive", "auto"
+
+
+def spread(folder: Path, number: int) -> list[str]:
+    """``number`` prompts of the files in ``folder``, one of each in turn."""
+    sets = [read_prompts(file) for file in sorted(folder.glob("*.jsonl"))]
+    turns = [prompt for turn in zip(*sets, strict=False) for prompt in turn]
+    return turns[:number]
+
+
+def pairs(client: Client, prompts: list[str], tokens: int) -> list[tuple[float, float]]:
+    """Seconds a token of each prompt but the first, plainly and by ``auto``.
+
+    StateError if their texts differ.
+    """
+    found = []
+    for at, prompt in enumerate(prompts):
+        took = {}
+        ids = set()
+        for strategy in (PLAIN, AUTO) if at % 2 else (AUTO, PLAIN):
+            job = client.submit(prompt, strategy=strategy, max_new_tokens=tokens, reuse=False)
+            result = job.result()
+            seconds = reported(result.stats["decode_seconds"])
+            took[strategy] = seconds / max(1, len(result.token_ids) - 1)
+            ids.add(result.token_ids)
+        if len(ids) > 1:
+            raise StateError(f"{AUTO} and {PLAIN} gave different texts of prompt {at + 1}")
+        if at:
+            found.append((took[PLAIN], took[AUTO]))
+    return found
+
+
+def main() -> None:
+    parser = Parser(description=(__doc__ or "").partition("\n")[0])
+    add = parser.add_argument
+    add("--prompts", type=prompt_sets, required=True, help="folder of .jsonl files")
+    add("--target", default=default_pair()[0], metavar="FOLDER", help="(the packaged one)")
+    add("--draft", default="ngram", help="drafter (ngram)")
+    add("--stages", type=counts, default="1,2,4", help="by commas (1,2,4)")
+    add("--latencies", type=latencies, default="0,5", help="milliseconds, by commas (0,5)")
+    add("--dtypes", default="float32,bfloat16,int8,nf4,int4", help="by commas")
+    add("--count", type=count, default=8, help="prompts (8)")
+    add("--tokens", type=count, default=64, help="of every answer (64)")
+    given = parser.parse_args()
+    prompts = spread(given.prompts, given.count + 1)
+    print(f"Measured on {machine_line()}.\n")
+    print("*Ratio*: the median of the prompts' ratios, and the largest.\n")
+    print("| precision | stages | latency, ms | plain, ms a token | `auto`, ms a token | ratio |")
+    print("|---|---|---|---|---|---|")
+    try:
+        for dtype, stages in product(given.dtypes.split(","), given.stages):
+            setup = Setup(given.target, given.draft, stages, places=Places(dtype))
+            for latency in given.latencies:
+                print(f"{dtype}, {stages} stages, {latency:g} ms", file=sys.stderr, flush=True)
+                with (
+                    tempfile.TemporaryDirectory() as logs,
+                    our_pipeline(setup, latency / 1e3, Path(logs)) as client,
+                ):
+                    found = pairs(client, prompts, given.tokens)
+                plain, auto = (statistics.median(times) * 1e3 for times in zip(*found, strict=True))
+                ratios = [other / one for one, other in found]
+                shown = f"{statistics.median(ratios):.2f}, {max(ratios):.2f}"
+                cells = (dtype, stages, f"{latency:g}", f"{plain:.1f}", f"{auto:.1f}", shown)
+                print(f"| {' | '.join(map(str, cells))} |", flush=True)
+    except FlowSpecError as error:
+        sys.exit(f"default_pays: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""``auto`` over plain decoding on a live pipeline: a row for every place, of equal texts."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from ops.bench import default_pays
+
+pytestmark = pytest.mark.live
+
+
+def test_a_place_has_a_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, texts in (("a", ["One", "Two"]), ("b", ["Three", "Four"])):
+        lines = [f'{{"prompt": "{text}"}}\n' for text in texts]
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+    assert default_pays.spread(tmp_path, 3) == ["One", "Three", "Two"]
+    words = ["--prompts", str(tmp_path), "--stages", "2", "--latencies", "0", "--dtypes", "float32"]
+    monkeypatch.setattr(sys, "argv", ["default_pays", *words, "--count", "2", "--tokens", "6"])
+    default_pays.main()
+    row = capsys.readouterr().out.splitlines()[-1].strip("| ").split(" | ")
+    assert row[:3] == ["float32", "2", "0"]
+    assert all(float(cell) > 0 for cell in (*row[3:5], *row[5].split(", ")))
