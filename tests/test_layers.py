@@ -37,7 +37,7 @@ ALLOWED = {
     "flowspec": {"async_client", "client", "results", "errors"},
     "__main__": {"cli"},
 }
-ALLOWED["workers"] = ALLOWED["drivers"] | {"drivers", "planning", "gateway"}
+ALLOWED["workers"] = ALLOWED["drivers"] | {"drivers", "planning", "gateway", "forks"}
 ALLOWED["forks"] = {"broker", "errors"}
 ALLOWED["restarts"] = set()
 ALLOWED["cluster"] = ALLOWED["drivers"] | {"drivers", "planning", "forks", "restarts"}

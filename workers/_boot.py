@@ -21,6 +21,7 @@ from flowspec.core.protocol.machine import Machine
 from flowspec.drivers.emulated import EmulatedWorker
 from flowspec.drivers.lease import LOADING, STATE, Lease
 from flowspec.drivers.live import Performer, Worker
+from flowspec.drivers.text_process import TextProcess
 from flowspec.emulation.setup import EMULATED, Emulation
 from flowspec.errors import (
     BrokerError,
@@ -320,10 +321,12 @@ def make_worker(
     *,
     header: str = "",
     model_seconds: Callable[[], float] | None = None,
+    texts: TextProcess | None = None,
 ) -> Worker:
     """The loop of a worker process under ``lease``, on an emulated device if ``record`` names one.
 
-    ``model_seconds``: see ``drivers.emulated``.
+    ``model_seconds``: see ``drivers.emulated``, ``texts``: ``drivers.live``; an emulated device
+    encodes itself.
     """
     gc.collect()
     # A collection over a loaded model's objects takes 0.2 s, which would delay a token.
@@ -340,7 +343,7 @@ def make_worker(
             check_lease=lease.check,
         )
         if emulated
-        else Worker(machine, link, role, header=header, check_lease=lease.check)
+        else Worker(machine, link, role, header=header, check_lease=lease.check, texts=texts)
     )
     lease.passing = worker.passing
     return worker

@@ -28,7 +28,9 @@ from flowspec.core.run.limits import BLOCK_ROWS, Limits
 from flowspec.drivers.lease import Lease
 from flowspec.drivers.performers import DraftPerformer
 from flowspec.drivers.replay import header
+from flowspec.drivers.text_process import TextProcess
 from flowspec.errors import ConfigError
+from flowspec.forks import can_fork
 from flowspec.model.base import DraftExecutor, HasFacts
 from flowspec.model.directory import ModelDirectory
 from flowspec.model.drafter_choice import levels_of, wanting_hidden
@@ -113,6 +115,11 @@ def load_named(draft: str, target: ModelDirectory, dtype: str, device: str) -> D
 def main(load: Load = load_named, given_arguments: Sequence[str] | None = None) -> None:
     """Serve the role with the drafter of ``load``; the arguments are the process's by default."""
     given = _read_arguments(given_arguments)
+    with closing(TextProcess(forks=can_fork())) as texts:  # before there are threads
+        _serve(load, given, texts)
+
+
+def _serve(load: Load, given: argparse.Namespace, texts: TextProcess) -> None:
     process = Process(given.redis_url)
     control = process.control()
     record = process.pipeline_record(control)
@@ -127,9 +134,10 @@ def main(load: Load = load_named, given_arguments: Sequence[str] | None = None) 
 
     def serve(wiring: Wiring, lease: Lease) -> None:
         if not loaded:
-            loaded.append(_load(load, given, record, facts))
+            loaded.append(_load(load, given, record, facts, texts))
         performer, limits = loaded[0]
         performer.drop()
+        texts.drop()
         peers = wiring.peers
         with closing(process.control()) as asking, closing(wiring.link(lease.holder)) as link:
             named = _NamingLink(
@@ -146,7 +154,9 @@ def main(load: Load = load_named, given_arguments: Sequence[str] | None = None) 
                 row_unit=BLOCK_ROWS,
                 generation=lease.holder.generation,
             )
-            worker = make_worker(record, machine, named, performer, lease, header=header(limits))
+            worker = make_worker(
+                record, machine, named, performer, lease, header=header(limits), texts=texts
+            )
             facts.ask(worker.facts)
             process.ready(f"drafts by {record['draft'] if given.draft is None else given.draft}")
             worker.run(process.stop(lease, worker))
@@ -156,7 +166,11 @@ def main(load: Load = load_named, given_arguments: Sequence[str] | None = None) 
 
 
 def _load(
-    load: Load, given: argparse.Namespace, record: Mapping[str, str], facts: Facts
+    load: Load,
+    given: argparse.Namespace,
+    record: Mapping[str, str],
+    facts: Facts,
+    texts: TextProcess,
 ) -> _LoadedDrafter:
     """The performer and the limits of its models; ``facts`` learns what they are."""
     from flowspec.model.text import Tokenizer
@@ -168,15 +182,16 @@ def _load(
         logger().info("drafter loaded", **known)
     returned = Taps.read(record["taps"]).width if "taps" in record else target.hidden_size
     tokenizer = Tokenizer(target)
-    limits = _limits(record, target, drafter, tokenizer.eos)
+    ends = texts.open(target.path)
+    if ends is None:
+        ends = target.eos
+        logger().warning("the chat template fails, so it names no token that ends a text")
+    limits = _limits(record, target, drafter, ends)
     facts.know(
         {
             CONTEXT: limits.context,
             CHAT_TEMPLATE: tokenizer.has_chat_template,
-            ENDS: [
-                tokenizer.token(token).data.decode(errors="replace")
-                for token in sorted(tokenizer.eos)
-            ],
+            ENDS: [tokenizer.token(token).data.decode(errors="replace") for token in sorted(ends)],
         }
     )
     return _LoadedDrafter(DraftPerformer(drafter, tokenizer, returned), limits)

@@ -175,7 +175,7 @@ class EmulatedWorker(Worker):
             keys.append(_Key(self._running[0], _RESULT))
         if self._inbox:
             keys.append(_Key(self._inbox[0].at, _MESSAGE))
-        if self._machine.runnable:
+        if self._machine.runnable and self._running is None:  # the device does one thing at a time
             keys.append(_Key(self._now, _CARRY_ON if self._machine.continuing else _POLL))
         if self._machine.deadline is not None:
             keys.append(_Key(max(self._machine.deadline, self._now), _TICK))

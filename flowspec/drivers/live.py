@@ -37,16 +37,25 @@ from flowspec.core.protocol.machine import (
 )
 from flowspec.core.protocol.messages import Answer, Segment
 from flowspec.core.protocol.refusals import refusal
-from flowspec.core.protocol.work import Work, WorkFailed, WorkResult
+from flowspec.core.protocol.work import (
+    EncodeFailed,
+    Encoding,
+    Work,
+    WorkFailed,
+    WorkResult,
+)
 from flowspec.core.run.key import RunKey
 from flowspec.drivers.lease import PassInHand
 from flowspec.drivers.record import Recorder
+from flowspec.drivers.text_process import TextProcess
 from flowspec.errors import FlowSpecError, JobError, StateError
 from flowspec.model.base import RowArray
 from flowspec.observe import logger
 
 #: Longest read before the stop flag is checked, seconds.
 IDLE_SECONDS = 0.5
+#: Longest read while a prompt is being encoded, seconds.
+_ENCODING_SECONDS = 0.005
 
 Clock = Callable[[], float]
 
@@ -91,7 +100,8 @@ class Worker:
     """Drives ``machine`` over ``link``.
 
     ``header``: first line of recordings, for the one worker that writes it. ``check_lease``: called
-    before every write; it waits for a late lease and raises LeaseLost for a lost one.
+    before every write; it waits for a late lease and raises LeaseLost for a lost one. ``texts``:
+    encodes prompts beside the loop; None: the performer does, in the loop.
     """
 
     def __init__(
@@ -103,8 +113,10 @@ class Worker:
         clock: Clock = time.monotonic,
         header: str = "",
         check_lease: Callable[[], None] = lambda: None,
+        texts: TextProcess | None = None,
     ) -> None:
         self._check_lease = check_lease
+        self._texts = texts
         self._machine = machine
         self._link = link
         self._performer = performer
@@ -150,6 +162,9 @@ class Worker:
             self._step(late)
         if delivery.envelopes:
             self._step(Received(delivery.envelopes))
+        encoded = self._texts.result() if self._texts is not None else None
+        if encoded is not None:
+            self._step(Done(encoded))
         deadline = self._machine.deadline
         if deadline is not None and self._clock() >= deadline:
             self._step(Tick())
@@ -167,12 +182,10 @@ class Worker:
         """How long the next read may block, seconds."""
         if self._machine.runnable:
             return 0.0
+        encodes = self._texts is not None and self._texts.busy
+        longest = _ENCODING_SECONDS if encodes else IDLE_SECONDS
         deadline = self._machine.deadline
-        return (
-            IDLE_SECONDS
-            if deadline is None
-            else max(0.0, min(IDLE_SECONDS, deadline - self._clock()))
-        )
+        return longest if deadline is None else max(0.0, min(longest, deadline - self._clock()))
 
     def _step(self, event: Input) -> bool:
         """Feed ``event`` and the inputs that follow from it; return whether work was done.
@@ -197,7 +210,11 @@ class Worker:
 
     def _start(self, work: Work) -> list[Input]:
         """Start ``work`` and return the inputs that follow at once."""
-        return [Done(self._compute(work))]
+        if self._texts is None or not isinstance(work, Encoding):
+            return [Done(self._compute(work))]
+        self._texts.begin(work)
+        result = self._texts.result(_ENCODING_SECONDS)
+        return [Done(result)] if result is not None else []
 
     # ---- performing ------------------------------------------------------------------------------
 
@@ -287,10 +304,10 @@ class Worker:
         try:
             result = self._performer.compute(work, self._link)
         except FlowSpecError as error:
-            result = WorkFailed(str(error), refused=isinstance(error, JobError))
+            result = _failed(work, str(error), refused=isinstance(error, JobError))
         except Exception as error:  # noqa: BLE001 - a failing executor ends its job, never the worker
             self._log.error("work failed", exc_info=True)
-            result = WorkFailed(_one_line(error))
+            result = _failed(work, _one_line(error))
         self._passing = PassInHand(None, max(longest, time.monotonic() - wall))
         self.passes += 1
         self.busy_seconds += self._clock() - began
@@ -303,6 +320,10 @@ class Worker:
 
     def _record(self, run: RunKey, line: str) -> None:
         self._records.append(Record(run, line))
+
+
+def _failed(work: Work, reason: str, *, refused: bool = False) -> WorkResult:
+    return EncodeFailed(reason, refused) if isinstance(work, Encoding) else WorkFailed(reason)
 
 
 def _run_of(op: Output | Op) -> RunKey:

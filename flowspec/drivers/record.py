@@ -31,8 +31,8 @@ from flowspec.core.protocol.messages import Envelope, Open, Revoke, Submit
 from flowspec.core.protocol.work import (
     DraftPass,
     DraftPassDone,
-    Encode,
-    EncodeTurns,
+    Encoded,
+    Encoding,
     Pass,
     PassDone,
     Work,
@@ -213,6 +213,7 @@ class Recorder:
         self._header = header
         self._lines: dict[RunKey, int] = {}  # recorded runs -> lines so far
         self._work: Work | None = None
+        self._encoding: Encoding | None = None
 
     def step(self, now: float, event: Input, outputs: Sequence[Output]) -> None:
         """Record one step of the machine."""
@@ -220,7 +221,9 @@ class Recorder:
         for run in tuple(self._lines):
             self._write(run, now, event, outputs)
         for output in outputs:
-            if isinstance(output, Compute):
+            if isinstance(output, Compute) and isinstance(output.work, Encoding):
+                self._encoding = output.work
+            elif isinstance(output, Compute):
                 self._work = output.work
 
     def forget(self, run: RunKey) -> None:
@@ -240,7 +243,8 @@ class Recorder:
                     self._emit(message.run, self._header)
 
     def _write(self, run: RunKey, now: float, event: Input, outputs: Sequence[Output]) -> None:
-        about = _about(run, event, self._work)
+        encoded = isinstance(event, machine.Done) and isinstance(event.result, Encoded)
+        about = _about(run, event, self._encoding if encoded else self._work)
         given = [_only(run, output) for output in outputs if _concerns(run, output)]
         # What the run is granted follows from other runs: in its recording it is an input.
         grants = (at for at, output in enumerate(given) if isinstance(output, Granted))
@@ -318,8 +322,8 @@ def _concerns_work(run: RunKey, work: Work) -> bool:
             return any(part.run == run for part in parts)
         case DraftPass(drafts):
             return any(draft.part.run == run for draft in drafts)
-        case Encode(run=about) | EncodeTurns(run=about):
-            return about == run
+        case _:
+            return work.run == run
 
 
 def _concerns(run: RunKey, output: Output) -> bool:

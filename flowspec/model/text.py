@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
 from typing import Any
@@ -25,6 +26,17 @@ _BROKEN = "\N{REPLACEMENT CHARACTER}"
 #: How vocabularies that are no byte-level ones write a byte, and a space.
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a chat template has made of a conversation.
+
+    ``mark`` is in the texts of special tokens that are text.
+    """
+
+    text: str
+    mark: str
 
 
 class Tokenizer:
@@ -102,8 +114,8 @@ class Tokenizer:
         turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": answer}]
         try:
             text = self._tokenizer.apply_chat_template(turns, tokenize=False)
-        except (TemplateError, TypeError, ValueError, LookupError, AttributeError):
-            return frozenset()  # who sends it a conversation is told
+        except Exception:  # noqa: BLE001 - who sends the template a conversation is told
+            return frozenset()
         if answer not in text:
             return frozenset()
         found = _any_of(self._added).match(text.rpartition(answer)[2].lstrip())
@@ -112,7 +124,15 @@ class Tokenizer:
     def encode_turns(self, turns: Sequence[Turn]) -> tuple[int, ...]:
         """Ids of ``turns`` in the chat template, up to where the answer begins.
 
-        JobError if there is no template, or it refuses the conversation or makes too much of it.
+        Errors as of ``said``.
+        """
+        return self.encode_said(self.said(turns))
+
+    def said(self, turns: Sequence[Turn]) -> Said:
+        """The text that the chat template makes of ``turns``.
+
+        JobError if there is no template, or it fails, refuses the conversation or makes too much
+        of it.
         """
         if not self.has_chat_template:
             raise JobError(
@@ -120,23 +140,30 @@ class Tokenizer:
             )
         mark = _unused_mark([turn.content for turn in turns])
         said = [{"role": turn.role, "content": self._marked(turn.content, mark)} for turn in turns]
+        template = f"the model's chat template, in its {self._template_file},"
         try:
             text = self._tokenizer.apply_chat_template(
                 said, tokenize=False, add_generation_prompt=True
             )
+        except TemplateSyntaxError as error:
+            raise JobError(f"{template} is broken: {_one_line(error)}") from None
         except TemplateError as error:
-            why = " ".join(str(error).split()) or type(error).__name__
-            if isinstance(error, TemplateSyntaxError):
-                raise JobError(
-                    f"the model's chat template, in its {self._template_file}, is broken: {why}"
-                ) from None
-            raise JobError(f"the model's chat template refuses the messages: {why}") from None
+            raise JobError(f"{template} refuses the messages: {_one_line(error)}") from None
+        except Exception as error:  # noqa: BLE001 - a template is somebody's program
+            kind = type(error).__name__
+            raise JobError(
+                f"{template} fails on the messages: {kind}: {_one_line(error)}"
+            ) from None
         if len(text) > MAX_TEMPLATED:
             raise JobError(
                 f"the chat template makes {len(text)} characters of the messages; at most "
                 f"{MAX_TEMPLATED} are accepted"
             )
-        return tuple(self._unmarked_ids(text, mark))
+        return Said(text, mark)
+
+    def encode_said(self, said: Said) -> tuple[int, ...]:
+        """Ids of what the chat template has made."""
+        return tuple(self._unmarked_ids(said.text, said.mark))
 
     def _marked(self, content: str, mark: str) -> str:
         """``content`` with ``mark`` inside the texts of special tokens."""
@@ -270,6 +297,10 @@ def _ids_before_texts(tokenizer: Any) -> tuple[int, ...]:
     alone = tokenizer("a", add_special_tokens=False)["input_ids"]
     places = range(len(whole) - len(alone) + 1)
     return next((tuple(whole[:at]) for at in places if whole[at : at + len(alone)] == alone), ())
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +31,37 @@ STRATEGIES = ("flowspec", "auto", "specpipe", "autoregressive")
 @pytest.mark.gate
 def test_turns(clusters: Clusters, reference: Reference) -> None:
     _check_turns(clusters(2).url, reference)
+
+
+def test_a_chat_template_that_does_not_end_ends_its_job_alone(
+    tmp_path: Path, reference: Reference
+) -> None:
+    target, draft = default_pair()
+    folder = tmp_path / "target"
+    shutil.copytree(target, folder, copy_function=os.symlink)
+    template = folder / "chat_template.jinja"
+    template.unlink()
+    template.write_text(
+        "{% if 'more' in messages[0].content %}{% for i in range(9999) %}{% for j in range(9999) %}"
+        "{% for k in range(9999) %}{% endfor %}{% endfor %}{% endfor %}{% endif %}"
+        "{{ messages[0].content }}",
+        encoding="utf-8",
+    )
+    prompt = tuple(3 + at * 7 % 400 for at in range(20))
+    with (
+        Cluster(Setup(str(folder), draft, 2, jobs=4)) as cluster,
+        Client(cluster.url) as client,
+    ):
+        endless = client.submit(messages=[{"role": "user", "content": "more"}])
+        other = client.submit(prompt_ids=prompt, max_new_tokens=24)
+        assert other.result().token_ids == reference.decode(prompt, 24, Sampling())
+        with pytest.raises(
+            JobFailed, match="the model's chat template took longer than 2 s"
+        ) as said:
+            endless.result()
+        assert said.value.cause == "refused"
+        short = client.submit(messages=[{"role": "user", "content": FIRST}], max_new_tokens=4)
+        assert len(short.result().token_ids) == 4
 
 
 def test_answers_at_once_share_their_prompt(reference: Reference) -> None:

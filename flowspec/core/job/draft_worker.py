@@ -7,7 +7,8 @@
     any other     ignore           what ``lifecycle.TAKES`` says of the run's state
 
 A job's newer run replaces its older ones; their late messages carry a key that is unknown here. One
-executor serves all runs: encoding first, then drafting, one pass for all runs that wait for it.
+executor serves all runs: one pass of the drafter for all that wait for it, and beside the passes
+one prompt at a time is encoded.
 
 Runs begin in their order. A run behind a barrier runs alone: it begins when the runs before it have
 ended, and those after it wait for its end. All others share the pipeline (``load``), as long as the
@@ -65,8 +66,11 @@ from flowspec.core.protocol.work import (
     DraftPass,
     DraftPassDone,
     Encode,
+    Encoded,
     EncodeDone,
+    EncodeFailed,
     EncodeTurns,
+    Encoding,
     WorkFailed,
 )
 from flowspec.core.run.ended import EndedRuns
@@ -179,7 +183,8 @@ class DraftMachine:
         self._governor = governor if governor is not None else Governor(limits.stages)
         self._most_rows = most_rows
         self._row_unit = row_unit
-        self._working: DraftPass | Encode | EncodeTurns | None = None
+        self._working: DraftPass | None = None
+        self._encoding: Encoding | None = None
         self._started_at = 0.0
 
     @property
@@ -189,8 +194,11 @@ class DraftMachine:
 
     @property
     def runnable(self) -> bool:
-        may_work = any(map(_has_work, self._runs.values())) or self._next_to_begin is not None
-        return self._working is None and may_work
+        return self._working is None and (
+            self._next_to_encode is not None
+            or any(map(_has_to_draft, self._runs.values()))
+            or self._next_to_begin is not None
+        )
 
     @property
     def continuing(self) -> bool:
@@ -221,8 +229,10 @@ class DraftMachine:
                 return [output for envelope in envelopes for output in self._receive(envelope, now)]
             case Poll():
                 return self._start_work(now)
+            case Done(EncodeDone() | EncodeFailed() as found) if self._encoding is not None:
+                return self._end_encoding(self._encoding, found, now)
             case Done(result) if self._working is not None:
-                return self._end_work(self._working, result, now)
+                return self._end_pass(self._working, result, now)
             case Tick():
                 return self._end_overdue(now)
             case Refused():
@@ -495,19 +505,25 @@ class DraftMachine:
         begun = self._begin(waiting, now) if waiting is not None else []
         if begun:
             return begun  # and no work, which would depend on the other runs
-        work = self._next_work() if self._working is None else None
-        if work is None:
+        if self._working is not None:
             return []
-        self._working = work
-        self._started_at = now
-        return [Compute(work)]
-
-    def _next_work(self) -> DraftPass | Encode | EncodeTurns | None:
-        for run in self._runs.values():
-            if run.is_to_encode:
-                return _encoding(run)
+        to_encode = self._next_to_encode
+        if to_encode is not None:
+            self._encoding = _encoding(to_encode)
+            return [Compute(self._encoding)]
         drafts = self._next_drafts()
-        return DraftPass(tuple(drafts)) if drafts else None
+        if not drafts:
+            return []
+        self._working = DraftPass(tuple(drafts))
+        self._started_at = now
+        return [Compute(self._working)]
+
+    @property
+    def _next_to_encode(self) -> DraftRun | None:
+        """The first of the runs whose prompts are to be encoded, if none is just now."""
+        if self._encoding is not None:
+            return None
+        return next((run for run in self._runs.values() if run.is_to_encode), None)
 
     def _next_drafts(self) -> list[Draft]:
         """The drafts of the next pass: of all sessions that wait, up to ``MOST_ROWS`` rows.
@@ -528,20 +544,17 @@ class DraftMachine:
             drafts += [draft] if draft is not None else []
         return drafts
 
-    def _end_work(
-        self, work: DraftPass | Encode | EncodeTurns, result: object, now: float
-    ) -> list[Output]:
-        self._working = None
-        if isinstance(work, DraftPass):
-            return self._end_drafts(work, result, now)
+    def _end_encoding(self, work: Encoding, result: Encoded, now: float) -> list[Output]:
+        self._encoding = None
         run = self._runs.get(work.run)
         if run is None:
             return []
         if isinstance(result, EncodeDone):
             return self._take_prompt(run, result.ids, now)
-        return self._reject_run(run, _why(result), _cause(result))
+        return self._reject_run(run, result.reason, REFUSED if result.refused else FAILED)
 
-    def _end_drafts(self, work: DraftPass, result: object, now: float) -> list[Output]:
+    def _end_pass(self, work: DraftPass, result: object, now: float) -> list[Output]:
+        self._working = None
         seconds = now - self._started_at
         outputs: list[Output] = []
         for at, draft in enumerate(work.drafts):
@@ -675,26 +688,19 @@ def _rows_held(runs: Iterable[DraftRun]) -> int:
     return sum(run.rows for run in runs if run.session is not None or run.awaits)
 
 
-def _encoding(run: DraftRun) -> Encode | EncodeTurns:
+def _encoding(run: DraftRun) -> Encoding:
     """The work of turning the run's prompt into ids."""
     if run.spec.messages is not None:
         return EncodeTurns(run.key, run.spec.messages)
     return Encode(run.key, run.spec.prompt or "", run.spec.raw)
 
 
-def _has_work(run: DraftRun) -> bool:
-    if run.is_to_encode:
-        return True
+def _has_to_draft(run: DraftRun) -> bool:
     return run.drafting_session is not None and run.drafting_session.drafting.has_work
 
 
 def _reject(message: Submit, reason: str, cause: str) -> Finish:
     return Finish(message.run, "error", reason, {}, cause)
-
-
-def _cause(result: object) -> str:
-    """The cause of the error of a job whose prompt could not be encoded."""
-    return REFUSED if isinstance(result, WorkFailed) and result.refused else FAILED
 
 
 def _why(result: object) -> str:

@@ -38,7 +38,7 @@ class Poll:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The running work has ended."""
+    """The running work has ended: a pass, or by the kind of its result the encoding of a prompt."""
 
     result: WorkResult
 
@@ -230,7 +230,7 @@ class Learn:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Compute ``work``; the machine requests no other work until ``Done``."""
+    """Compute ``work``; until ``Done`` the machine requests no other pass, or no other encoding."""
 
     work: Work
 

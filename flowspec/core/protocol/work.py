@@ -74,13 +74,9 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class WorkFailed:
-    """The executor could not do the work; ``reason`` is one line.
-
-    ``refused``: because of what the job asks for.
-    """
+    """The executor could not do the work; ``reason`` is one line."""
 
     reason: str
-    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,5 +211,19 @@ class EncodeDone:
     ids: tuple[int, ...]
 
 
-Work = Pass | DraftPass | Encode | EncodeTurns
-WorkResult = PassDone | DraftPassDone | EncodeDone | WorkFailed
+@dataclass(frozen=True, slots=True)
+class EncodeFailed:
+    """The prompt could not be encoded; ``reason`` is one line.
+
+    ``refused``: because of what the job asks for.
+    """
+
+    reason: str
+    refused: bool = False
+
+
+#: Done beside other work: it keeps no pass waiting.
+Encoding = Encode | EncodeTurns
+Encoded = EncodeDone | EncodeFailed
+Work = Pass | DraftPass | Encoding
+WorkResult = PassDone | DraftPassDone | Encoded | WorkFailed

@@ -46,7 +46,14 @@ from flowspec.core.protocol.messages import (
     Submit,
     Synced,
 )
-from flowspec.core.protocol.work import DraftDone, Encode, EncodeDone, EncodeTurns, WorkFailed
+from flowspec.core.protocol.work import (
+    DraftDone,
+    Encode,
+    EncodeDone,
+    EncodeFailed,
+    EncodeTurns,
+    WorkFailed,
+)
 from flowspec.core.run.history import History
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.limits import TREE_ROWS
@@ -119,7 +126,7 @@ def test_a_text_that_cannot_be_encoded_is_refused_unless_the_encoder_failed(
     draft = Draft()
     draft.submit(prompt="hello", strategy="autoregressive")
     draft.poll()
-    finish = one(draft.machine.step(Done(WorkFailed("why", refused)), 0.0), Finish)
+    finish = one(draft.machine.step(Done(EncodeFailed("why", refused)), 0.0), Finish)
     assert finish == Finish(RUN, "error", "why", {}, cause)
 
 
@@ -223,9 +230,27 @@ def test_a_failing_tokenizer_ends_the_job() -> None:
     draft = Draft()
     draft.submit(prompt="?")
     draft.machine.step(Poll(), 0.0)
-    finish = one(draft.machine.step(Done(WorkFailed("no template")), 0.0), Finish)
+    finish = one(draft.machine.step(Done(EncodeFailed("no template")), 0.0), Finish)
     assert isinstance(finish, Finish)
     assert finish.error == "no template"
+
+
+def test_a_prompt_is_encoded_beside_the_passes_of_other_runs() -> None:
+    draft = Draft()
+    draft.submit(prompt_ids="[5, 6]", strategy="flowspec")
+    draft.receive(Answer(RUN, 0, (1,), (7,)))
+    later = RunKey("later", 1)
+    fields = (("prompt", "a long text"), ("strategy", "autoregressive"))
+    draft.receive(Submit(later, fields))
+    assert draft.poll() == [Compute(Encode(later, "a long text", raw=False))]
+    assert draft.machine.runnable
+    (drafts,) = draft.poll()
+    assert isinstance(drafts, Compute)
+    assert not draft.machine.runnable
+    begun = draft.machine.step(Done(EncodeDone((8, 9))), 1.0)
+    assert one(begun, Allocate).run == later
+    draft.machine.step(drafted(*drafts.work.drafts), 1.0)
+    assert draft.machine.runnable
 
 
 def finished(draft: Draft) -> list[Output]:

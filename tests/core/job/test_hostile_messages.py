@@ -15,7 +15,7 @@ from flowspec.core.protocol.work import (
     DraftPassDone,
     Encode,
     EncodeDone,
-    WorkFailed,
+    EncodeFailed,
 )
 from flowspec.core.run.key import RunKey
 from flowspec.strategies import build
@@ -24,12 +24,12 @@ from tests.marks import heavy
 from tests.toy import limits
 
 
-def results(work: object) -> EncodeDone | DraftPassDone | WorkFailed:
+def results(work: object) -> EncodeDone | DraftPassDone | EncodeFailed:
     """What an honest executor finds."""
     if isinstance(work, Encode):
         return EncodeDone((5, 6, 7))
     if not isinstance(work, DraftPass):
-        return WorkFailed("no chat template", refused=True)
+        return EncodeFailed("no chat template", refused=True)
     found = []
     for draft in work.drafts:
         rows = len(draft.part.answers)

@@ -23,7 +23,7 @@ from flowspec.core.protocol.machine import (
     Tick,
 )
 from flowspec.core.protocol.messages import Answer, Envelope, Fault, Submit, Synced
-from flowspec.core.protocol.work import Encode, EncodeDone, WorkFailed
+from flowspec.core.protocol.work import Encode, EncodeDone, EncodeFailed
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
@@ -127,7 +127,7 @@ def test_a_first_run_whose_prompt_is_being_encoded_is_dropped_as_well(data: st.D
     submit = Submit(FIRST, (("prompt", "some text"), ("strategy", "flowspec")))
     submitted = Received((Envelope(SCHEDULER, 1, submit),))
     encode = Compute(Encode(FIRST, "some text", raw=False))
-    results = [EncodeDone((5, 6, 7)), EncodeDone(()), WorkFailed("no template")]
+    results = [EncodeDone((5, 6, 7)), EncodeDone(()), EncodeFailed("no template")]
     told = cut([], 0, [submitted.envelopes[0], *STRAY])
     begun = data.draw(st.booleans(), label="encoding")
     before = [Step(0.0, submitted, ())]

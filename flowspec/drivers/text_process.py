@@ -1,0 +1,206 @@
+"""Prompts become ids in a process of their own, beside the draft worker's loop.
+
+Encoding a megabyte takes more than a second, in which no job would get a token. And a chat template
+is a program of whoever made the model: it may not end, or take all memory. The process sets itself
+bounds, by signals that end it; another one is started in its place.
+
+It is forked where that is safe, while the worker has no threads yet: that takes no time for imports
+and hardly any memory. One that takes its place is started from nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import resource
+import signal
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flowspec.core.protocol.work import Encode, Encoded, EncodeDone, EncodeFailed, Encoding
+from flowspec.core.run.turns import Turn
+from flowspec.errors import FlowSpecError, JobError
+from flowspec.model.directory import open_directory
+
+if TYPE_CHECKING:
+    from flowspec.model.text import Tokenizer
+
+#: How long a chat template may take, seconds.
+TEMPLATE_SECONDS = 2.0
+#: How long encoding a text may take, and a process to start.
+TEXT_SECONDS = 60.0
+#: Memory that a chat template may take, bytes.
+TEMPLATE_BYTES = 1 << 30
+#: Asks for the ids that end a text; what the process says when the chat template is done.
+_ENDS, _TEMPLATED = "ends", "templated"
+
+
+class TextProcess:
+    """A process with the tokenizer of a model; it encodes one prompt at a time.
+
+    ``forks``: whether this process may fork, now.
+    """
+
+    def __init__(self, *, forks: bool) -> None:
+        self._folder: Path | None = None
+        self._number = 0
+        self._start("fork" if forks else "spawn")
+
+    def open(self, folder: Path) -> frozenset[int] | None:
+        """Use the tokenizer of the model in ``folder``; return the ids of tokens that end a text.
+
+        None: its chat template, which names one of them, fails.
+        """
+        self._folder = folder
+        self._send(folder)
+        self.begin(_ENDS)
+        found = self._answer(TEXT_SECONDS)
+        return found if isinstance(found, frozenset) else None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a prompt is being encoded."""
+        return self._asked
+
+    def begin(self, work: Encoding | str) -> None:
+        """Begin to encode; ``result`` returns what comes of it."""
+        if self._ended:
+            self._start("spawn")
+            self._send(self._folder)
+        self._number += 1
+        self._asked = True
+        self._templated = False
+        self._due = time.monotonic() + TEMPLATE_SECONDS + 2 * TEXT_SECONDS
+        self._send((self._number, work))
+
+    def drop(self) -> None:
+        """Forget the work in hand."""
+        self._asked = False
+
+    def result(self, wait: float = 0.0) -> Encoded | None:
+        """What has come of the work, after at most ``wait`` seconds; None: nothing yet, or no work.
+
+        A process that has ended, or does not answer, is replaced when there is work again.
+        """
+        found: Encoded | None = self._answer(wait)
+        return found
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.join()
+        self._connection.close()
+        self._ended = True
+
+    def _answer(self, wait: float) -> Any:
+        until = time.monotonic() + wait
+        while self._asked:
+            try:
+                if self._connection.poll(max(0.0, until - time.monotonic())):
+                    number, found = self._connection.recv()
+                    if number != self._number:
+                        continue  # of work that was dropped
+                    if found == _TEMPLATED:
+                        self._templated = True
+                        continue
+                    self._asked = False
+                    return found
+            except (EOFError, OSError):
+                return self._end()
+            if time.monotonic() < self._due:
+                break
+            return self._end()
+        return None
+
+    def _end(self) -> EncodeFailed:
+        """End a process that answers no more; what has become of its work."""
+        self._process.join(1.0)  # one that has closed its connection is ending
+        status = self._process.exitcode
+        self.close()
+        self._asked = False
+        seconds = TEXT_SECONDS if self._templated else TEMPLATE_SECONDS
+        why = (
+            f"took longer than {seconds:g} s"
+            if status in (None, -signal.SIGALRM)
+            else "ended its process; it may have taken too much memory"
+        )
+        if self._templated:
+            return EncodeFailed(f"encoding the prompt {why}")
+        return EncodeFailed(f"the model's chat template {why}", refused=True)
+
+    def _start(self, method: str) -> None:
+        context: Any = multiprocessing.get_context(method)
+        self._connection, other = context.Pipe()
+        self._process = context.Process(target=_serve, args=(other, self._connection), daemon=True)
+        self._process.start()
+        other.close()
+        self._ended = self._asked = False
+
+    def _send(self, what: object) -> None:
+        with contextlib.suppress(OSError):  # of a process that has ended: the next answer tells
+            self._connection.send(what)
+
+
+def _serve(connection: Connection, parents: Connection) -> None:
+    """The process: answer what is asked until the other end is closed."""
+    from flowspec.model.text import Tokenizer
+
+    parents.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGALRM):
+        signal.signal(number, signal.SIG_DFL)
+    tokenizer: Tokenizer | None = None
+    with contextlib.suppress(EOFError):
+        while True:
+            asked = connection.recv()
+            signal.setitimer(signal.ITIMER_REAL, TEXT_SECONDS)
+            if isinstance(asked, Path):
+                tokenizer = Tokenizer(open_directory(str(asked)))
+            else:
+                assert tokenizer is not None
+                number, work = asked
+                found = _found(tokenizer, work, partial(connection.send, (number, _TEMPLATED)))
+                connection.send((number, found))
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _found(
+    tokenizer: Tokenizer, asked: Encoding | str, templated: Callable[[], None]
+) -> Encoded | frozenset[int]:
+    """The result of the work ``asked``; ``templated`` is called when no chat template is left."""
+    try:
+        if isinstance(asked, str):
+            with _bounds():
+                return tokenizer.eos
+        if isinstance(asked, Encode) and (asked.raw or not tokenizer.has_chat_template):
+            templated()
+            return EncodeDone(tokenizer.encode(asked.prompt, raw=asked.raw))
+        turns = [Turn("user", asked.prompt)] if isinstance(asked, Encode) else asked.turns
+        with _bounds():
+            said = tokenizer.said(turns)
+        templated()
+        return EncodeDone(tokenizer.encode_said(said))
+    except FlowSpecError as error:
+        return EncodeFailed(str(error), refused=isinstance(error, JobError))
+    except Exception as error:  # noqa: BLE001 - what fails ends its job, never the process
+        return EncodeFailed(f"{type(error).__name__}: {error}".partition("\n")[0])
+
+
+@contextlib.contextmanager
+def _bounds() -> Iterator[None]:
+    """Bounds of time and memory for a chat template; then those of encoding a text."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    statm = Path("/proc/self/statm")
+    if statm.exists():
+        size = int(statm.read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (size + TEMPLATE_BYTES, before[1]))
+    signal.setitimer(signal.ITIMER_REAL, TEMPLATE_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, TEXT_SECONDS)
+        resource.setrlimit(resource.RLIMIT_AS, before)

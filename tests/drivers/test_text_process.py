@@ -1,0 +1,146 @@
+"""Prompts encoded in another process: the tokenizer's ids, whatever a chat template does."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flowspec.core.protocol.work import Encode, Encoded, EncodeDone, EncodeFailed, EncodeTurns
+from flowspec.core.run.key import RunKey
+from flowspec.core.run.turns import Turn
+from flowspec.drivers import text_process
+from flowspec.drivers.text_process import TextProcess
+from flowspec.model.directory import default_pair, open_directory
+from flowspec.model.text import Tokenizer
+
+RUN = RunKey("j", 1)
+TURNS = EncodeTurns(RUN, (Turn("user", "Why is the sky blue?"),))
+PACKAGED = Path(default_pair()[0])
+
+
+@pytest.fixture
+def texts() -> Iterator[TextProcess]:
+    texts = TextProcess(forks=True)
+    yield texts
+    texts.close()
+
+
+def with_template(folder: Path, template: str) -> Path:
+    """A folder with the packaged tokenizer and ``template``."""
+    folder.mkdir()
+    for file in PACKAGED.iterdir():
+        if file.suffix in (".json", ".jinja") and "index" not in file.name:
+            shutil.copy(file, folder)
+    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+    return folder
+
+
+def ended(texts: TextProcess, work: Encode | EncodeTurns) -> Encoded:
+    texts.begin(work)
+    result = texts.result(60.0)
+    assert result is not None
+    assert not texts.busy
+    return result
+
+
+def test_ids_and_ends_are_the_tokenizers(texts: TextProcess) -> None:
+    tokenizer = Tokenizer(open_directory(str(PACKAGED)))
+    assert texts.open(PACKAGED) == tokenizer.eos
+    for raw in (True, False):
+        found = ended(texts, Encode(RUN, "Two and two", raw))
+        assert found == EncodeDone(tokenizer.encode("Two and two", raw=raw))
+    assert ended(texts, TURNS) == EncodeDone(tokenizer.encode_turns(TURNS.turns))
+
+
+def test_the_loop_does_not_wait_for_a_long_text(texts: TextProcess) -> None:
+    texts.open(PACKAGED)
+    long = "All work and no play. " * 20_000
+    texts.begin(Encode(RUN, long, raw=True))
+    assert texts.result() is None
+    assert texts.busy
+    found = texts.result(60.0)
+    assert isinstance(found, EncodeDone)
+    assert len(found.ids) > 100_000
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{{ 1 / 0 }}", "fails on the messages: ZeroDivisionError: division by zero"),
+        ("{{ messages + 1 }}", "fails on the messages: TypeError"),
+        ("{% for i in range(10 ** 9) %}{% endfor %}", "fails on the messages: OverflowError"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "fails on the messages: RecursionE"),
+        ("{{ raise_exception('needs\n tools') }}", "refuses the messages: needs tools"),
+        ("{% if %}", "is broken: "),
+    ],
+)
+def test_a_template_that_fails_is_one_line(
+    texts: TextProcess, tmp_path: Path, template: str, said: str
+) -> None:
+    texts.open(with_template(tmp_path / "model", template))
+    found = ended(texts, TURNS)
+    assert isinstance(found, EncodeFailed)
+    assert found.refused
+    assert found.reason.startswith(f"the model's chat template, in its chat_template.jinja, {said}")
+    assert "\n" not in found.reason
+    assert isinstance(ended(texts, Encode(RUN, "text", raw=True)), EncodeDone)
+
+
+ENDLESS = "{% for i in range(9999) %}{% for j in range(9999) %}{% for k in range(9999) %}" + (
+    "{% endfor %}" * 3
+)
+LARGE = "{% if messages | length == 1 %}{{ 'x' * 10 ** 10 }}{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        (ENDLESS, "the model's chat template took longer than 0.3 s"),
+        ("{{ 9 ** (9 ** (8 + (messages | length))) }}", "chat template took longer than 0.3 s"),
+        (LARGE, "fails on the messages: MemoryError"),
+    ],
+    ids=["endless", "endless in one step", "large"],
+)
+def test_a_template_that_takes_too_much_is_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, template: str, said: str
+) -> None:
+    monkeypatch.setattr(text_process, "TEMPLATE_SECONDS", 0.3)
+    texts = TextProcess(forks=True)
+    try:
+        # Only a text of two turns tells what ends an answer.
+        harmless = "{% if messages | length == 2 %}{{ messages[1].content }}{% else %}"
+        folder = with_template(tmp_path / "model", f"{harmless}{template}{{% endif %}}")
+        assert texts.open(folder) == open_directory(str(folder)).eos
+        found = ended(texts, TURNS)
+        assert isinstance(found, EncodeFailed)
+        assert found.refused
+        assert said in found.reason
+    finally:
+        texts.close()
+
+
+def test_the_next_prompt_has_a_new_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(text_process, "TEMPLATE_SECONDS", 0.3)
+    texts = TextProcess(forks=True)
+    try:
+        folder = with_template(tmp_path / "model", ENDLESS)
+        assert texts.open(folder) is None
+        tokenizer = Tokenizer(open_directory(str(PACKAGED)))
+        found = ended(texts, Encode(RUN, "Two and two", raw=True))
+        assert found == EncodeDone(tokenizer.encode("Two and two", raw=True))
+    finally:
+        texts.close()
+
+
+def test_the_result_of_dropped_work_is_nobodys(texts: TextProcess) -> None:
+    texts.open(PACKAGED)
+    texts.begin(Encode(RUN, "One", raw=True))
+    texts.drop()
+    assert texts.result(0.1) is None
+    tokenizer = Tokenizer(open_directory(str(PACKAGED)))
+    assert ended(texts, Encode(RUN, "Two", raw=True)) == EncodeDone(
+        tokenizer.encode("Two", raw=True)
+    )
