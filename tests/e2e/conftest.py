@@ -18,6 +18,8 @@ from tests.commands import run
 
 Clusters = Callable[[int], Cluster]
 Run = Callable[..., subprocess.CompletedProcess[str]]
+#: Of a pipeline with two stages: scheduler, draft worker with the process beside it, and stages.
+PROCESSES = 5
 #: ``record_property``: ``note("equality", text)`` is shown behind the tests.
 Note = Callable[[str, object], None]
 

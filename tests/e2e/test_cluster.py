@@ -29,7 +29,7 @@ from flowspec.errors import (
 )
 from flowspec.model.directory import default_pair
 from tests.commands import run, start
-from tests.e2e.conftest import Clusters, Run, left_in, surroundings, workers_of
+from tests.e2e.conftest import PROCESSES, Clusters, Run, left_in, surroundings, workers_of
 from tests.waiting import seconds_of, until
 from workers._boot import stage_number
 
@@ -226,7 +226,7 @@ def test_a_broker_that_stops_again_and_again_ends_everything_with_a_line(
     monkeypatch.setattr("flowspec.client.RECONNECT_SECONDS", 5.0)
     url = doomed.url
     workers = workers_of(url)
-    assert len(workers) == 4
+    assert len(workers) == PROCESSES
     with Client(url) as client:
         stream, _ = start_slow_job(client)
         os.kill(doomed.pids["broker"], signal.SIGKILL)

@@ -23,6 +23,7 @@ from flowspec.model.directory import default_pair
 from flowspec.model.reference import Reference
 from tests.commands import Command, start
 from tests.e2e.conftest import (
+    PROCESSES,
     Clusters,
     Run,
     left_in,
@@ -453,7 +454,7 @@ def test_a_signal_stops_every_process_and_loses_no_committed_token(
         (job,) = until(control.running)
         until(lambda: control.read_output(job, "0", 0.1))
         control.close()
-    assert len(workers_of(url)) == 4
+    assert len(workers_of(url)) == PROCESSES
     generating.process.send_signal(number)
     done = generating.ended()
     assert done.returncode == 128 + number
