@@ -226,7 +226,7 @@ def check(
             subject,
             f"end-of-sequence token {max(facts.eos)} is outside the vocabulary of "
             f"{facts.vocabulary}",
-            "correct eos_token_id in generation_config.json",
+            "correct eos_token_id in generation_config.json and config.json",
         )
     else:
         ids = ", ".join(map(str, sorted(facts.eos)))

@@ -95,18 +95,31 @@ class ModelDirectory:
     def eos(self) -> frozenset[int]:
         """Ids of the tokens that end a text: of the generation config, config and tokenizer.
 
-        Models differ in which of them is complete, and none of these tokens continues a text.
+        Models differ in which of them is complete, and none of these tokens continues a text. A
+        config may have the default of its class, which is an ordinary token of the model's own
+        vocabulary: beside a generation config, its ids count if they are added tokens, where those
+        are known.
         """
-        found: list[object] = [self.tokenizer_eos]
-        for source in (self._optional("generation_config.json"), self.config):
-            given = source.get("eos_token_id")
-            found += given if isinstance(given, list) else [given]
+        generation = self._ends("generation_config.json", self._optional("generation_config.json"))
+        own = self._ends("config.json", self.config)
+        if generation and not own <= generation and self._added_tokens:
+            own &= set(self._added_tokens.values())
+        ends = self.tokenizer_eos
+        return generation | own | (frozenset() if ends is None else {ends})
+
+    def _ends(self, file: str, config: Mapping[str, Any]) -> frozenset[int]:
+        """``eos_token_id`` of ``config``, which is in ``file``: none, one or several."""
+        given = config.get("eos_token_id")
         try:
-            return frozenset(int(token) for token in found if token is not None)  # type: ignore[call-overload]
+            return frozenset(
+                int(token)
+                for token in (given if isinstance(given, list) else [given])
+                if token is not None
+            )
         except (TypeError, ValueError):
             raise ModelError(
-                f"{self.path}: eos_token_id in generation_config.json or config.json is no token "
-                "id and no list of them; correct it"
+                f"{self.path / file}: eos_token_id is {given!r}, no token id and no list of them; "
+                "correct it"
             ) from None
 
     @property
@@ -118,11 +131,16 @@ class ModelDirectory:
         if text is None:
             return None
         listed = own.get("added_tokens_decoder") or {}
-        ids = {one.get("content"): number for number, one in listed.items()}
-        if text not in ids:  # the larger file
-            added = self._optional("tokenizer.json").get("added_tokens") or []
-            ids = {one.get("content"): one.get("id") for one in added}
-        return None if ids.get(text) is None else int(ids[text])
+        ids = {one.get("content"): int(number) for number, one in listed.items()}
+        return ids[text] if text in ids else self._added_tokens.get(text)
+
+    @cached_property
+    def _added_tokens(self) -> dict[str, int]:
+        """Ids of the tokens that are added to the vocabulary, by their texts."""
+        added = self._optional("tokenizer.json").get("added_tokens") or []
+        listed = self._optional("tokenizer_config.json").get("added_tokens_decoder") or {}
+        ids = {str(one.get("content")): int(number) for number, one in listed.items()}
+        return ids | {str(one.get("content")): int(one.get("id")) for one in added}
 
     def _optional(self, name: str) -> Mapping[str, Any]:
         """The JSON object in the file ``name``; empty if there is no such file."""

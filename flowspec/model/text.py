@@ -190,7 +190,7 @@ class Tokenizer:
 
     def is_byte(self, token: int) -> bool:
         """Whether ``token`` is one byte, whose meaning depends on the bytes beside it."""
-        return self._writer.is_byte(token)
+        return token in self._writer.byte_ids
 
     def token(self, token: int) -> TokenWritten:
         """How ``token`` is written by itself."""
@@ -219,6 +219,10 @@ class TokenWriter:
         kinds = _decoder_kinds(tokenizer)
         self._bytes_of = _bytes_by_character() if "ByteLevel" in kinds else {}
         self._falls_back = "ByteFallback" in kinds
+        names = [f"<0x{byte:02X}>" for byte in range(256)] if self._falls_back else []
+        bytes_known = {tokenizer.convert_tokens_to_ids(name) for name in names}
+        #: Ids of single bytes of a vocabulary that falls back to them.
+        self.byte_ids = frozenset(bytes_known - {None, tokenizer.unk_token_id} - self._added.keys())
         self._has_spaces = self._falls_back or "Metaspace" in kinds
         self._known: dict[int, TokenWritten] = {}
 
@@ -228,13 +232,6 @@ class TokenWriter:
         if known is None:
             known = self._known[token] = TokenWritten(self._data(token), token in self._special)
         return known
-
-    def is_byte(self, token: int) -> bool:
-        """Whether ``token`` is one byte of a vocabulary that falls back to bytes."""
-        if not self._falls_back or token in self._added:
-            return False
-        written = self._tokenizer.convert_ids_to_tokens(token)
-        return written is not None and _BYTE.fullmatch(written) is not None
 
     def _data(self, token: int) -> bytes:
         if token in self._added:

@@ -228,6 +228,22 @@ def test_layers_are_split_evenly_and_completely(layers: int, stages: int) -> Non
     assert max(sizes) - min(sizes) <= 1
 
 
+def test_an_ordinary_token_that_a_config_names_ends_nothing_beside_a_generation_config(
+    llama_copy: Path,
+) -> None:
+    """As the default of a config's class, 1 or 2, over the byte-level vocabulary of the model."""
+    added = [{"id": 7, "content": "<|im_end|>"}, {"id": 8, "content": "<|endoftext|>"}]
+    (llama_copy / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
+    (llama_copy / "generation_config.json").write_text('{"eos_token_id": 7}')
+    assert open_directory(str(llama_copy)).eos == {7}
+    (llama_copy / "generation_config.json").write_text("{}")
+    assert open_directory(str(llama_copy)).eos == {1}
+    config = json.loads((llama_copy / "config.json").read_text())
+    (llama_copy / "config.json").write_text(json.dumps(config | {"eos_token_id": 8}))
+    (llama_copy / "generation_config.json").write_text('{"eos_token_id": 7}')
+    assert open_directory(str(llama_copy)).eos == {7, 8}
+
+
 def test_texts_end_with_any_token_that_a_file_names(llama_copy: Path) -> None:
     (llama_copy / "generation_config.json").write_text('{"eos_token_id": [3, 4]}')
     assert open_directory(str(llama_copy)).eos == {1, 3, 4}
