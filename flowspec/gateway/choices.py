@@ -125,25 +125,30 @@ class ChoiceRunner:
         """Note the time between two arrivals, the second of ``tokens`` tokens."""
         self._metrics.observe("vllm:inter_token_latency_seconds", seconds / tokens, tokens)
 
-    async def finished(self, job: AsyncJob, index: int, stopped: bool, seconds: float) -> Finished:
-        """The end of ``job``, whose answer took ``seconds``; ``stopped``: by a stop string."""
+    async def finished(
+        self, job: AsyncJob, index: int, stopped: bool, tokens: int, seconds: float
+    ) -> Finished:
+        """The end of ``job``, whose answer of ``tokens`` tokens took ``seconds``.
+
+        ``stopped``: by a stop string. What the job decodes behind it is nobody's.
+        """
         result = await job.so_far()
         reason = "stop" if stopped else _FINISH.get(result.finish_reason)
         if reason is None:
             raise unavailable(f"the job was {result.finish_reason}", "job_cancelled")
-        self._count(result, reason, seconds)
+        self._count(result, reason, tokens, seconds)
         return Finished(
             index,
             reason,
             len(result.prompt_token_ids),
-            len(result.token_ids),
+            tokens,
             accepted_tokens(result.stats),
             _cached(result.stats),
         )
 
-    def _count(self, result: Result, reason: str, seconds: float) -> None:
+    def _count(self, result: Result, reason: str, tokens: int, seconds: float) -> None:
         """Count an answer that has ended."""
-        prompt, tokens = len(result.prompt_token_ids), len(result.token_ids)
+        prompt = len(result.prompt_token_ids)
         metrics = self._metrics
         metrics.count("vllm:prompt_tokens_total", prompt)
         metrics.count("vllm:generation_tokens_total", tokens)
@@ -173,6 +178,7 @@ class _Choice:
         self._spec = spec
         self._stops = StopFilter(stops)
         self._tokens = TokensOfText()
+        self._count = 0  # of the tokens read so far
         self._began = time.monotonic()
         self._last: float | None = None
 
@@ -193,6 +199,7 @@ class _Choice:
             async with aclosing(job.stream()) as chunks:
                 async for chunk in chunks:
                     self._note(chunk)
+                    self._count += len(chunk.token_ids)
                     self._tokens.push(chunk.logprobs)
                     await self._pass_on(self._stops.push(chunk.text), out)
                     if self._stops.found is not None:
@@ -201,7 +208,8 @@ class _Choice:
             if not stopped:
                 await self._pass_on(self._stops.finish(), out, is_last=True)
             seconds = time.monotonic() - self._began
-            await out.put(await self._runner.finished(job, self._index, stopped, seconds))
+            ended = self._runner.finished(job, self._index, stopped, self._count, seconds)
+            await out.put(await ended)
         finally:
             self._runner.ended.end(job)
 

@@ -118,7 +118,7 @@ class ModelDirectory:
             )
         except (TypeError, ValueError):
             raise ModelError(
-                f"{self.path / file}: eos_token_id is {given!r}, no token id and no list of them; "
+                f"{self.path / file}: eos_token_id {given!r} is no token id and no list of them; "
                 "correct it"
             ) from None
 

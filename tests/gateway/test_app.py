@@ -170,6 +170,18 @@ def test_stop_strings_cut_the_text_and_end_the_job(
     wait_until_idle(broker)
 
 
+def test_tokens_behind_a_stop_string_are_not_counted(web: httpx2.Client) -> None:
+    """Though the job may have decoded more of them before it is ended; a token is a character."""
+    plain = {"max_tokens": 200, "strategy": "autoregressive"}
+    whole = chat(web, **plain)["choices"][0]["message"]["content"]
+    stop = whole[20:23]
+    wanted = whole.index(stop) + len(stop)
+    for _ in range(3):
+        assert chat(web, **plain, stop=stop)["usage"]["completion_tokens"] == wanted
+    asked = CHAT | plain | {"stop": stop, "stream_options": {"include_usage": True}}
+    assert events(web, asked)[-1]["usage"]["completion_tokens"] == wanted
+
+
 def test_an_empty_stop_string_and_a_share_of_nothing_ask_for_nothing(web: httpx2.Client) -> None:
     plain = chat(web)["choices"][0]["message"]["content"]
     for stop in ("", [""], []):

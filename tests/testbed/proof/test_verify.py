@@ -24,7 +24,7 @@ from flowspec.testbed.proof.verify import Proof, ProofPlan, load_blocks, prove
 TARGET = open_directory(default_pair()[0])
 QUICK = ProofPlan(strategies=("flowspec",), stages=2, tokens=16, samplings=(Sampling(),))
 #: Precisions in which broken models must be found.
-WRONG = ["float32", "bfloat16", "nf4"]
+WRONG = ["float32", pytest.param("bfloat16", marks=pytest.mark.heavy), "nf4"]
 #: Precisions of `make test-all` only.
 OTHERS = ("int8", "fp4", "int4")
 PROMPT = "Tom has 5 apples and buys 7 more. How many apples does he have?"
