@@ -49,12 +49,12 @@ from flowspec.drivers.lease import PassInHand
 from flowspec.drivers.record import Recorder
 from flowspec.drivers.text_process import TextProcess
 from flowspec.errors import FlowSpecError, JobError, StateError
-from flowspec.model.base import RowArray
+from flowspec.model.base import RowArray, reason_of
 from flowspec.observe import logger
 
 #: Longest read before the stop flag is checked, seconds.
 IDLE_SECONDS = 0.5
-#: Longest read while a prompt is being encoded, seconds.
+#: How long the loop waits for a prompt's ids at once, and longest read while they are awaited.
 _ENCODING_SECONDS = 0.005
 
 Clock = Callable[[], float]
@@ -304,10 +304,10 @@ class Worker:
         try:
             result = self._performer.compute(work, self._link)
         except FlowSpecError as error:
-            result = _failed(work, str(error), refused=isinstance(error, JobError))
+            result = _failed(work, error)
         except Exception as error:  # noqa: BLE001 - a failing executor ends its job, never the worker
             self._log.error("work failed", exc_info=True)
-            result = _failed(work, _one_line(error))
+            result = _failed(work, error)
         self._passing = PassInHand(None, max(longest, time.monotonic() - wall))
         self.passes += 1
         self.busy_seconds += self._clock() - began
@@ -322,8 +322,10 @@ class Worker:
         self._records.append(Record(run, line))
 
 
-def _failed(work: Work, reason: str, *, refused: bool = False) -> WorkResult:
-    return EncodeFailed(reason, refused) if isinstance(work, Encoding) else WorkFailed(reason)
+def _failed(work: Work, error: Exception) -> WorkResult:
+    if isinstance(work, Encoding):
+        return EncodeFailed(reason_of(error), refused=isinstance(error, JobError))
+    return WorkFailed(reason_of(error))
 
 
 def _run_of(op: Output | Op) -> RunKey:

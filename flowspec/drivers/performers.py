@@ -17,6 +17,7 @@ from flowspec.core.protocol.work import (
     Encode,
     EncodeDone,
     EncodeTurns,
+    Encoding,
     Part,
     Pass,
     PassDone,
@@ -56,6 +57,13 @@ class Encoder(Protocol):
     def token(self, token: int) -> TokenWritten:
         """How a token is written by itself."""
         ...
+
+
+def encoded(encoder: Encoder, work: Encoding) -> EncodeDone:
+    """The prompt of ``work`` as ids; JobError if its chat template refuses it."""
+    if isinstance(work, EncodeTurns):
+        return EncodeDone(encoder.encode_turns(work.turns))
+    return EncodeDone(encoder.encode(work.prompt, raw=work.raw))
 
 
 class TextPieces(Protocol):
@@ -193,10 +201,8 @@ class DraftPerformer:
 
     def compute(self, work: Work, link: Link) -> WorkResult:
         match work:
-            case Encode(_, prompt, raw):
-                return EncodeDone(self._encoder.encode(prompt, raw=raw))
-            case EncodeTurns(_, turns):
-                return EncodeDone(self._encoder.encode_turns(turns))
+            case Encode() | EncodeTurns():
+                return encoded(self._encoder, work)
             case DraftPass():
                 return drafted(self._executor, work)
             case _:

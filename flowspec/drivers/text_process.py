@@ -15,15 +15,16 @@ import multiprocessing
 import resource
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flowspec.core.protocol.work import Encode, Encoded, EncodeDone, EncodeFailed, Encoding
-from flowspec.core.run.turns import Turn
-from flowspec.errors import FlowSpecError, JobError
+from flowspec.core.protocol.work import Encoded, EncodeFailed, Encoding
+from flowspec.drivers.performers import encoded
+from flowspec.errors import JobError
+from flowspec.model.base import reason_of
 from flowspec.model.directory import open_directory
 
 if TYPE_CHECKING:
@@ -35,8 +36,10 @@ TEMPLATE_SECONDS = 2.0
 TEXT_SECONDS = 60.0
 #: Memory that a chat template may take, bytes.
 TEMPLATE_BYTES = 1 << 30
-#: Asks for the ids that end a text; what the process says when the chat template is done.
-_ENDS, _TEMPLATED = "ends", "templated"
+#: Asks for the ids that end a text.
+_ENDS = "ends"
+#: In the place of a number: whether the chat template runs.
+_TEMPLATE = 0
 
 
 class TextProcess:
@@ -73,9 +76,8 @@ class TextProcess:
             self._send(self._folder)
         self._number += 1
         self._asked = True
-        self._templated = False
         self._due = time.monotonic() + TEMPLATE_SECONDS + 2 * TEXT_SECONDS
-        self._send((self._number, work))
+        self._send(work)
 
     def drop(self) -> None:
         """Forget the work in hand."""
@@ -102,13 +104,12 @@ class TextProcess:
             try:
                 if self._connection.poll(max(0.0, until - time.monotonic())):
                     number, found = self._connection.recv()
-                    if number != self._number:
-                        continue  # of work that was dropped
-                    if found == _TEMPLATED:
-                        self._templated = True
-                        continue
-                    self._asked = False
-                    return found
+                    if number == _TEMPLATE:
+                        self._templates = found
+                    elif number == self._number:  # others are of work that was dropped
+                        self._asked = False
+                        return found
+                    continue
             except (EOFError, OSError):
                 return self._end()
             if time.monotonic() < self._due:
@@ -122,15 +123,14 @@ class TextProcess:
         status = self._process.exitcode
         self.close()
         self._asked = False
-        seconds = TEXT_SECONDS if self._templated else TEMPLATE_SECONDS
+        seconds = TEMPLATE_SECONDS if self._templates else TEXT_SECONDS
         why = (
             f"took longer than {seconds:g} s"
             if status in (None, -signal.SIGALRM)
             else "ended its process; it may have taken too much memory"
         )
-        if self._templated:
-            return EncodeFailed(f"encoding the prompt {why}")
-        return EncodeFailed(f"the model's chat template {why}", refused=True)
+        what = "the model's chat template" if self._templates else "encoding the prompt"
+        return EncodeFailed(f"{what} {why}", refused=self._templates)
 
     def _start(self, method: str) -> None:
         context: Any = multiprocessing.get_context(method)
@@ -138,11 +138,11 @@ class TextProcess:
         self._process = context.Process(target=_serve, args=(other, self._connection), daemon=True)
         self._process.start()
         other.close()
-        self._ended = self._asked = False
+        self._ended = self._asked = self._templates = False
 
     def _send(self, what: object) -> None:
         with contextlib.suppress(OSError):  # of a process that has ended: the next answer tells
-            self._connection.send(what)
+            self._connection.send((self._number, what))
 
 
 def _serve(connection: Connection, parents: Connection) -> None:
@@ -156,51 +156,36 @@ def _serve(connection: Connection, parents: Connection) -> None:
     tokenizer: Tokenizer | None = None
     with contextlib.suppress(EOFError):
         while True:
-            asked = connection.recv()
+            number, work = connection.recv()
             signal.setitimer(signal.ITIMER_REAL, TEXT_SECONDS)
-            if isinstance(asked, Path):
-                tokenizer = Tokenizer(open_directory(str(asked)))
+            if isinstance(work, Path):
+                tokenizer = Tokenizer(open_directory(str(work)), partial(_bounds, connection))
             else:
                 assert tokenizer is not None
-                number, work = asked
-                found = _found(tokenizer, work, partial(connection.send, (number, _TEMPLATED)))
-                connection.send((number, found))
+                connection.send((number, _found(tokenizer, work)))
             signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _found(
-    tokenizer: Tokenizer, asked: Encoding | str, templated: Callable[[], None]
-) -> Encoded | frozenset[int]:
-    """The result of the work ``asked``; ``templated`` is called when no chat template is left."""
+def _found(tokenizer: Tokenizer, work: Encoding | str) -> Encoded | frozenset[int]:
     try:
-        if isinstance(asked, str):
-            with _bounds():
-                return tokenizer.eos
-        if isinstance(asked, Encode) and (asked.raw or not tokenizer.has_chat_template):
-            templated()
-            return EncodeDone(tokenizer.encode(asked.prompt, raw=asked.raw))
-        turns = [Turn("user", asked.prompt)] if isinstance(asked, Encode) else asked.turns
-        with _bounds():
-            said = tokenizer.said(turns)
-        templated()
-        return EncodeDone(tokenizer.encode_said(said))
-    except FlowSpecError as error:
-        return EncodeFailed(str(error), refused=isinstance(error, JobError))
+        return tokenizer.eos if isinstance(work, str) else encoded(tokenizer, work)
     except Exception as error:  # noqa: BLE001 - what fails ends its job, never the process
-        return EncodeFailed(f"{type(error).__name__}: {error}".partition("\n")[0])
+        return EncodeFailed(reason_of(error), refused=isinstance(error, JobError))
 
 
 @contextlib.contextmanager
-def _bounds() -> Iterator[None]:
-    """Bounds of time and memory for a chat template; then those of encoding a text."""
+def _bounds(connection: Connection) -> Iterator[None]:
+    """Say that a chat template runs, and bound its time and memory; then those of a text again."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     statm = Path("/proc/self/statm")
     if statm.exists():
         size = int(statm.read_text(encoding="ascii").split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (size + TEMPLATE_BYTES, before[1]))
+    connection.send((_TEMPLATE, True))
     signal.setitimer(signal.ITIMER_REAL, TEMPLATE_SECONDS)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, TEXT_SECONDS)
         resource.setrlimit(resource.RLIMIT_AS, before)
+        connection.send((_TEMPLATE, False))

@@ -125,22 +125,25 @@ class ModelDirectory:
     @property
     def tokenizer_eos(self) -> int | None:
         """The id of the tokenizer's end-of-sequence token; None: it has none, or is in no JSON."""
-        own = self._optional("tokenizer_config.json")
-        named = own.get("eos_token")
+        named = self._optional("tokenizer_config.json").get("eos_token")
         text = named.get("content") if isinstance(named, dict) else named
         if text is None:
             return None
-        listed = own.get("added_tokens_decoder") or {}
-        ids = {one.get("content"): int(number) for number, one in listed.items()}
-        return ids[text] if text in ids else self._added_tokens.get(text)
+        listed = self._listed_tokens
+        return listed[text] if text in listed else self._added_tokens.get(text)
+
+    @cached_property
+    def _listed_tokens(self) -> dict[str, int]:
+        """Ids of added tokens by their texts, as far as the small file lists them."""
+        listed = self._optional("tokenizer_config.json").get("added_tokens_decoder") or {}
+        return {str(one.get("content")): int(number) for number, one in listed.items()}
 
     @cached_property
     def _added_tokens(self) -> dict[str, int]:
         """Ids of the tokens that are added to the vocabulary, by their texts."""
         added = self._optional("tokenizer.json").get("added_tokens") or []
-        listed = self._optional("tokenizer_config.json").get("added_tokens_decoder") or {}
-        ids = {str(one.get("content")): int(number) for number, one in listed.items()}
-        return ids | {str(one.get("content")): int(one.get("id")) for one in added}
+        known = [one for one in added if one.get("id") is not None]
+        return self._listed_tokens | {str(one.get("content")): int(one["id"]) for one in known}
 
     def _optional(self, name: str) -> Mapping[str, Any]:
         """The JSON object in the file ``name``; empty if there is no such file."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from itertools import takewhile
 from typing import Any
@@ -27,22 +27,18 @@ _BROKEN = "\N{REPLACEMENT CHARACTER}"
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 
-
-@dataclass(frozen=True, slots=True)
-class Said:
-    """What a chat template has made of a conversation.
-
-    ``mark`` is in the texts of special tokens that are text.
-    """
-
-    text: str
-    mark: str
+Bounds = Callable[[], AbstractContextManager[None]]
 
 
 class Tokenizer:
-    """The tokenizer of ``directory``."""
+    """The tokenizer of ``directory``.
 
-    def __init__(self, directory: ModelDirectory) -> None:
+    ``bounds``: entered for as long as the chat template runs, which is a program of whoever made
+    the model.
+    """
+
+    def __init__(self, directory: ModelDirectory, bounds: Bounds = nullcontext) -> None:
+        self._bounds = bounds
         self._tokenizer: Any = load_tokenizer(directory.path)
         self._template_file = (
             "chat_template.jinja"
@@ -113,7 +109,7 @@ class Tokenizer:
         answer = _unused_mark([])
         turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": answer}]
         try:
-            text = self._tokenizer.apply_chat_template(turns, tokenize=False)
+            text = self._templated(turns)
         except Exception:  # noqa: BLE001 - who sends the template a conversation is told
             return frozenset()
         if answer not in text:
@@ -123,13 +119,6 @@ class Tokenizer:
 
     def encode_turns(self, turns: Sequence[Turn]) -> tuple[int, ...]:
         """Ids of ``turns`` in the chat template, up to where the answer begins.
-
-        Errors as of ``said``.
-        """
-        return self.encode_said(self.said(turns))
-
-    def said(self, turns: Sequence[Turn]) -> Said:
-        """The text that the chat template makes of ``turns``.
 
         JobError if there is no template, or it fails, refuses the conversation or makes too much
         of it.
@@ -142,9 +131,7 @@ class Tokenizer:
         said = [{"role": turn.role, "content": self._marked(turn.content, mark)} for turn in turns]
         template = f"the model's chat template, in its {self._template_file},"
         try:
-            text = self._tokenizer.apply_chat_template(
-                said, tokenize=False, add_generation_prompt=True
-            )
+            text = self._templated(said, add_generation_prompt=True)
         except TemplateSyntaxError as error:
             raise JobError(f"{template} is broken: {_one_line(error)}") from None
         except TemplateError as error:
@@ -159,11 +146,11 @@ class Tokenizer:
                 f"the chat template makes {len(text)} characters of the messages; at most "
                 f"{MAX_TEMPLATED} are accepted"
             )
-        return Said(text, mark)
+        return tuple(self._unmarked_ids(text, mark))
 
-    def encode_said(self, said: Said) -> tuple[int, ...]:
-        """Ids of what the chat template has made."""
-        return tuple(self._unmarked_ids(said.text, said.mark))
+    def _templated(self, turns: list[dict[str, str]], **more: bool) -> str:
+        with self._bounds():
+            return str(self._tokenizer.apply_chat_template(turns, tokenize=False, **more))
 
     def _marked(self, content: str, mark: str) -> str:
         """``content`` with ``mark`` inside the texts of special tokens."""

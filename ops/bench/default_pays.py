@@ -26,11 +26,10 @@ from flowspec.client import Client
 from flowspec.cluster import Places, Setup
 from flowspec.errors import FlowSpecError, StateError
 from flowspec.model.directory import default_pair
-from flowspec.results import reported
 from ops.bench.arguments import count, counts, latencies, prompt_sets
 from ops.bench.report import machine_line
 from ops.parser import Parser
-from ops.peer.pipelines import our_pipeline
+from ops.peer.pipelines import our_pipeline, seconds_per_token
 
 PLAIN, AUTO = "autoregressive", "auto"
 
@@ -54,8 +53,7 @@ def pairs(client: Client, prompts: list[str], tokens: int) -> list[tuple[float, 
         for strategy in (PLAIN, AUTO) if at % 2 else (AUTO, PLAIN):
             job = client.submit(prompt, strategy=strategy, max_new_tokens=tokens, reuse=False)
             result = job.result()
-            seconds = reported(result.stats["decode_seconds"])
-            took[strategy] = seconds / max(1, len(result.token_ids) - 1)
+            took[strategy] = seconds_per_token(result)
             ids.add(result.token_ids)
         if len(ids) > 1:
             raise StateError(f"{AUTO} and {PLAIN} gave different texts of prompt {at + 1}")

@@ -70,7 +70,7 @@ from ops.parser import Parser
 from ops.peer.batches import TYPE, four_bit, pass_seconds, plain_cpu_seconds
 from ops.peer.install import DEFAULT_FOLDER, Peer, version
 from ops.peer.llama import relays, servers
-from ops.peer.pipelines import OurPipeline, our_processes
+from ops.peer.pipelines import OurPipeline, our_processes, seconds_per_token
 
 PROMPT = "Why is the sky blue?"
 #: Rows of llama.cpp's passes: plain decoding, and draft lengths. Its product takes four rows at a
@@ -184,11 +184,6 @@ def submit(client: Client, plan: SpeedPlan, strategy: str, tokens: int) -> Resul
     return client.submit(
         prompt_ids=plan.prompt, max_new_tokens=tokens, strategy=strategy, reuse=False
     ).result()
-
-
-def seconds_per_token(result: Result) -> float:
-    """Decode seconds per token after the first."""
-    return reported(result.stats["decode_seconds"]) / max(1, len(result.token_ids) - 1)
 
 
 def run_plain(running: OurPipeline, plan: SpeedPlan, found: Ours) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from flowspec.cluster import Cluster, Setup
 from flowspec.core.job.stats import repeated_4grams
 from flowspec.errors import ConfigError
 from flowspec.model.directory import open_directory
-from flowspec.results import reported
+from flowspec.results import Result, reported
 from ops.peer.contest import Sides
 from ops.peer.install import Peer
 from ops.peer.llama import DraftOptions, Llama, LlamaRun, Relays, relays, servers
@@ -101,8 +101,12 @@ def ours(
         prompt_ids=prompt.ids, max_new_tokens=tokens, strategy=strategy, reuse=False
     )
     result = job.result()
-    seconds = reported(result.stats["decode_seconds"])
-    return LlamaRun(result.text, seconds / max(1, len(result.token_ids) - 1)), result.token_ids
+    return LlamaRun(result.text, seconds_per_token(result)), result.token_ids
+
+
+def seconds_per_token(result: Result) -> float:
+    """Decode seconds per token after the first."""
+    return reported(result.stats["decode_seconds"]) / max(1, len(result.token_ids) - 1)
 
 
 def known(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -23,16 +24,23 @@ PACKAGED = Path(default_pair()[0])
 
 @pytest.fixture
 def texts() -> Iterator[TextProcess]:
-    texts = TextProcess(forks=True)
-    yield texts
-    texts.close()
+    with closing(TextProcess(forks=True)) as texts:
+        yield texts
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> Iterator[TextProcess]:
+    """A process in which a chat template may take 0.3 s."""
+    monkeypatch.setattr(text_process, "TEMPLATE_SECONDS", 0.3)
+    with closing(TextProcess(forks=True)) as texts:
+        yield texts
 
 
 def with_template(folder: Path, template: str) -> Path:
     """A folder with the packaged tokenizer and ``template``."""
     folder.mkdir()
     for file in PACKAGED.iterdir():
-        if file.suffix in (".json", ".jinja") and "index" not in file.name:
+        if file.suffix in (".json", ".jinja"):
             shutil.copy(file, folder)
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
     return folder
@@ -105,34 +113,23 @@ LARGE = "{% if messages | length == 1 %}{{ 'x' * 10 ** 10 }}{% endif %}"
     ids=["endless", "endless in one step", "large"],
 )
 def test_a_template_that_takes_too_much_is_ended(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, template: str, said: str
+    hurried: TextProcess, tmp_path: Path, template: str, said: str
 ) -> None:
-    monkeypatch.setattr(text_process, "TEMPLATE_SECONDS", 0.3)
-    texts = TextProcess(forks=True)
-    try:
-        # Only a text of two turns tells what ends an answer.
-        harmless = "{% if messages | length == 2 %}{{ messages[1].content }}{% else %}"
-        folder = with_template(tmp_path / "model", f"{harmless}{template}{{% endif %}}")
-        assert texts.open(folder) == open_directory(str(folder)).eos
-        found = ended(texts, TURNS)
-        assert isinstance(found, EncodeFailed)
-        assert found.refused
-        assert said in found.reason
-    finally:
-        texts.close()
+    # Only a text of two turns tells what ends an answer.
+    harmless = "{% if messages | length == 2 %}{{ messages[1].content }}{% else %}"
+    folder = with_template(tmp_path / "model", f"{harmless}{template}{{% endif %}}")
+    assert hurried.open(folder) == open_directory(str(folder)).eos
+    found = ended(hurried, TURNS)
+    assert isinstance(found, EncodeFailed)
+    assert found.refused
+    assert said in found.reason
 
 
-def test_the_next_prompt_has_a_new_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(text_process, "TEMPLATE_SECONDS", 0.3)
-    texts = TextProcess(forks=True)
-    try:
-        folder = with_template(tmp_path / "model", ENDLESS)
-        assert texts.open(folder) is None
-        tokenizer = Tokenizer(open_directory(str(PACKAGED)))
-        found = ended(texts, Encode(RUN, "Two and two", raw=True))
-        assert found == EncodeDone(tokenizer.encode("Two and two", raw=True))
-    finally:
-        texts.close()
+def test_the_next_prompt_has_a_new_process(hurried: TextProcess, tmp_path: Path) -> None:
+    assert hurried.open(with_template(tmp_path / "model", ENDLESS)) is None
+    tokenizer = Tokenizer(open_directory(str(PACKAGED)))
+    found = ended(hurried, Encode(RUN, "Two and two", raw=True))
+    assert found == EncodeDone(tokenizer.encode("Two and two", raw=True))
 
 
 def test_the_result_of_dropped_work_is_nobodys(texts: TextProcess) -> None:

@@ -114,14 +114,9 @@ class Proof:
         return self.structure < TOLERANCE and alike
 
     @property
-    def same_texts(self) -> bool:
-        """Whether nothing but near ties differs from plain decoding."""
-        return all(difference.tie for difference in self.differences)
-
-    @property
     def holds(self) -> bool:
-        """Whether it is the same model, with the same texts."""
-        return self.same_model and self.same_texts
+        """Whether it is the same model, and nothing but near ties differs from plain decoding."""
+        return self.same_model and all(difference.tie for difference in self.differences)
 
 
 def load_blocks(
