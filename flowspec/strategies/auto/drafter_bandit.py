@@ -75,6 +75,8 @@ class DrafterBandit:
         self._seconds = 0.0
         self._decided_at = 0  # tokens when the drafter was chosen
         self._counts_from = 0  # tokens from which on it is credited
+        #: Whether plain decoding is a choice now: only what is decoded plainly tells its speed.
+        self.may_be_plain = True
         #: The drafter's number, or ``PLAIN``.
         self.choice = self._best()
 
@@ -87,8 +89,15 @@ class DrafterBandit:
 
     def update(self, tokens: int, seconds: float) -> int:
         """The choice for the next growth, after ``tokens`` tokens in ``seconds`` in all."""
-        if tokens == self._tokens:
-            return self.choice
+        if tokens != self._tokens:
+            self._credit(tokens, seconds)
+        is_barred = self.choice == PLAIN and not self.may_be_plain
+        if is_barred or tokens - self._decided_at >= DECISION_INTERVAL:
+            self._decide(tokens)
+        return self.choice
+
+    def _credit(self, tokens: int, seconds: float) -> None:
+        """Count what was decoded since the last update for the choice that decoded it."""
         if self._tokens >= self._counts_from:
             if self.choice == PLAIN and not self._history[PLAIN].tried:
                 self._history[PLAIN] = DrafterSpeed(warm=True, tried=True)
@@ -97,9 +106,6 @@ class DrafterBandit:
             self._halve_when_full()
         self._tokens = tokens
         self._seconds = seconds
-        if tokens - self._decided_at >= DECISION_INTERVAL:
-            self._decide(tokens)
-        return self.choice
 
     @property
     def _remembered(self) -> float:
@@ -126,7 +132,8 @@ class DrafterBandit:
         }
         if untried:
             return min(untried, key=untried.__getitem__)
-        return max(self._history, key=self._upper_bound)
+        known = [one for one in self._history if one != PLAIN or self.may_be_plain]
+        return max(known, key=self._upper_bound)
 
     def _upper_bound(self, drafter: int) -> float:
         """Tokens per second of ``drafter``, plus the exploration bonus."""

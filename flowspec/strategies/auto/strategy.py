@@ -112,8 +112,9 @@ class Auto(Strategy):
 
     def _choose(self, view: View) -> None:
         """Take a drafter, or none; with fixed rows or beside other jobs there is one."""
+        self.bandit.may_be_plain = not (self.sizer.fixed_rows or view.rows)
         choice = self.bandit.update(view.decoded, view.decode_seconds)
-        self.is_plain = choice == PLAIN and not (self.sizer.fixed_rows or view.rows)
+        self.is_plain = choice == PLAIN
         if choice != PLAIN:
             self.drafter = choice
         if choice != self._changes[-1][1] and len(self._changes) < MOST_DECISIONS:
