@@ -11,7 +11,7 @@
     │   └── StateError         an input that a machine cannot take in its state
     ├── BrokerError            the broker cannot be used
     │   ├── BrokerUnreachable  no connection, a lost one, or a refused password
-    │   ├── BrokerFull         the broker's memory is full
+    │   ├── BrokerFull         the broker takes no writes: its memory or disk is full
     │   └── ClientClosed       a client is used after it was closed
     ├── ClusterError           a worker process could not start, or died
     │   ├── ClaimError         another worker already holds the lease on the role
@@ -96,7 +96,7 @@ class BrokerUnreachable(BrokerError):
 
 
 class BrokerFull(BrokerError):
-    """The broker's memory is full."""
+    """The broker takes no writes: its memory or disk is full, or it lacks replicas."""
 
 
 class ClientClosed(BrokerError):

@@ -114,6 +114,7 @@ class Process:
         self._stopped = False
         self._drains_since: float | None = None
         self.has_served = False  # under any lease
+        self._serves = False  # under the lease that it has taken last
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
 
@@ -223,7 +224,9 @@ class Process:
         no record of the pipeline, as it writes it.
         """
         before: Lease | None = None  # which the broker may still hold for this process
+        lost_at = 0.0
         while True:
+            self._serves = False
             try:
                 with begin() as serving, self._held(role, facts, before) as lease:
                     before = lease
@@ -234,6 +237,10 @@ class Process:
                     return
                 if not self.has_served:
                     raise
+                if self._serves:
+                    lost_at = time.monotonic()
+                elif time.monotonic() - lost_at > JOIN_SECONDS:
+                    raise  # a broker that answers, and takes no writes
                 self.state = JOINING
                 note(f"{lost}; joins again")
                 self._wait_for_pipeline(needs_record=not writes_record)
@@ -273,7 +280,7 @@ class Process:
 
     def stop(self, lease: Lease, worker: Worker | None = None) -> Callable[[], bool]:
         """Whether the worker under ``lease`` is to stop; if it drains, once its jobs have ended."""
-        self.has_served = True
+        self.has_served = self._serves = True
         return lambda: self._stopped or bool(lease.lost) or self._is_drained(worker)
 
     def _is_drained(self, worker: Worker | None) -> bool:

@@ -12,16 +12,16 @@ import tenacity
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from flowspec.broker.answers import Course, course_of, is_refused_for_now, passes
 from flowspec.broker.connection import (
     FIRST_SECONDS,
     OPTIONS,
     RETRY_SECONDS,
     Jittered,
     checked_url,
-    passes,
     translate,
 )
-from flowspec.broker.redis_client import CLOSED, Command
+from flowspec.broker.redis_client import CLOSED, Command, without_errors
 from flowspec.errors import ClientClosed
 
 T = TypeVar("T")
@@ -69,20 +69,24 @@ class AsyncBrokerClient:
         return await self._retried(send, RETRY_SECONDS)
 
     async def once(self, command: Command) -> Any:
-        """The reply to one command that must not be sent twice.
-
-        After BrokerUnreachable it is unknown whether the command was carried out.
-        """
+        """As ``BrokerClient.once``."""
         if not self._is_open:
             await self.open()
-        try:
-            return (await self._send([command]))[0]
-        except redis.RedisError as error:
-            raise translate(error, self.url) from None
 
-    async def _retried(self, call: Callable[[], Coroutine[Any, Any, T]], seconds: float) -> T:
+        async def send() -> list[Any]:
+            return await self._send([command])
+
+        return (await self._retried(send, RETRY_SECONDS, is_refused_for_now))[0]
+
+    async def _retried(
+        self,
+        call: Callable[[], Coroutine[Any, Any, T]],
+        seconds: float,
+        while_: Callable[[BaseException], bool] = passes,
+    ) -> T:
+        """As ``connection.retrying``."""
         policy = tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception(passes),
+            retry=tenacity.retry_if_exception(while_),
             wait=Jittered(),
             stop=tenacity.stop_after_delay(seconds),
             reraise=True,
@@ -98,7 +102,12 @@ class AsyncBrokerClient:
         pipeline = self._redis.pipeline(transaction=False)
         for command in commands:
             pipeline.execute_command(*command)
-        return list(await cancellable(pipeline.execute()))
+        try:
+            return without_errors(await cancellable(pipeline.execute(raise_on_error=False)))
+        except redis.RedisError as error:
+            if course_of(error) is Course.RECONNECT:
+                await self._redis.connection_pool.disconnect(inuse_connections=False)
+            raise
 
     async def _ping(self) -> None:
         await cancellable(self._redis.ping())

@@ -28,7 +28,8 @@ from redis.connection import (
 )
 from redis.retry import Retry
 
-from flowspec.errors import BrokerError, BrokerFull, BrokerUnreachable, ConfigError
+from flowspec.broker.answers import error_of, passes
+from flowspec.errors import BrokerError, ConfigError
 
 #: Longest blocking read, seconds.
 MAX_BLOCK_SECONDS = 2.0
@@ -118,30 +119,6 @@ def redact(url: str) -> str:
     return f"{scheme}://{credentials.partition(':')[0]}:***@{after}"
 
 
-def translate(error: redis.RedisError, url: str) -> BrokerError:
-    """The BrokerError for an error of redis-py."""
-    where = redact(url)
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    if isinstance(error, redis.AuthenticationError) or reason.startswith(("NOAUTH", "WRONGPASS")):
-        return BrokerUnreachable(
-            f"the broker at {where} refused the password; check the URL's user and password"
-        )
-    if isinstance(error, redis.exceptions.NoPermissionError):
-        return BrokerError(f"the broker at {where} does not allow this user a command: {reason}")
-    if isinstance(error, redis.exceptions.OutOfMemoryError):
-        return BrokerFull(
-            f"the broker at {where} is out of memory; raise maxmemory or wait for jobs to end"
-        )
-    if isinstance(error, redis.ConnectionError | redis.TimeoutError):
-        return BrokerUnreachable(f"cannot reach the broker at {where}: {_cause_of(reason)}")
-    return BrokerError(f"the broker at {where} refused a command: {reason}")
-
-
-def _cause_of(reason: str) -> str:
-    """What redis-py says of a failed connection, without the address that it repeats."""
-    return re.sub(r"^Error \d+ connecting to \S+ ", "", reason).rstrip(".")
-
-
 class Jittered(tenacity.wait.wait_base):
     """Waits up to a bound that doubles with every attempt, from ``_FIRST_WAIT`` to ``_LAST_WAIT``.
 
@@ -156,18 +133,25 @@ class Jittered(tenacity.wait.wait_base):
         return self._random.uniform(0.0, bound)
 
 
-def retrying(call: Callable[[], T], url: str, *, seconds: float = RETRY_SECONDS) -> T:
-    """``call()``, retried for at most ``seconds`` while the broker is unreachable.
+def retrying(
+    call: Callable[[], T],
+    url: str,
+    *,
+    seconds: float = RETRY_SECONDS,
+    while_: Callable[[BaseException], bool] = passes,
+) -> T:
+    """``call()``, retried for at most ``seconds`` while the broker is away or refuses for now.
 
-    Only for calls that may be sent twice: reads with a cursor, and scripts that return DUP.
+    Only for calls that may be sent twice: reads with a cursor, and scripts that return DUP; others
+    with ``while_`` ``is_refused_for_now``.
     """
     try:
         return call()  # the hot path builds no policy
     except redis.RedisError as error:
-        if not passes(error):
+        if not while_(error):
             raise translate(error, url) from None
     policy = tenacity.Retrying(
-        retry=tenacity.retry_if_exception(passes),
+        retry=tenacity.retry_if_exception(while_),
         wait=Jittered(),
         stop=tenacity.stop_after_delay(seconds),
         reraise=True,
@@ -178,8 +162,6 @@ def retrying(call: Callable[[], T], url: str, *, seconds: float = RETRY_SECONDS)
         raise translate(error, url) from None
 
 
-def passes(error: BaseException) -> bool:
-    """Whether a retry may help: not for a wrong password or a refused command."""
-    if isinstance(error, redis.AuthenticationError):
-        return False
-    return isinstance(error, redis.ConnectionError | redis.TimeoutError)
+def translate(error: redis.RedisError, url: str) -> BrokerError:
+    """The BrokerError for an error of redis-py."""
+    return error_of(error, redact(url))

@@ -240,7 +240,7 @@ class LiveLink:
             self._note_last(op)
             if isinstance(op, PutRows):
                 self._measure(op)
-        self._post(commands, partial(self._note_codes, ops), atomic=len(ops) > 1)
+        self._post(commands, partial(self._note_codes, ops), atomic=len(ops) > 1, ordered=True)
         while self._writes.under_way > MOST_UNDER_WAY or self._writes.silent:
             self._confirm()
 
@@ -250,9 +250,10 @@ class LiveLink:
         taker: Callable[[list[Any]], None],
         *,
         atomic: bool = False,
+        ordered: bool = False,
     ) -> None:
         """Send ``commands`` to the control broker; ``taker`` takes their answers."""
-        self._writes.post(commands, atomic=atomic)
+        self._writes.post(commands, atomic=atomic, ordered=ordered)
         self._takers.append(taker)
 
     def _note_last(self, op: Op) -> None:
@@ -295,10 +296,11 @@ class LiveLink:
     def _confirm(self) -> None:
         """Take the answers to the oldest batch of writes."""
         answers = self._writes.collect()
+        take = self._takers.popleft()
         for answer in answers:
             if isinstance(answer, redis.RedisError):
                 raise translate(answer, self._writes.url)
-        self._takers.popleft()(answers)
+        take(answers)
 
     def _confirm_answered(self) -> None:
         """Take the answers that have come, without waiting."""

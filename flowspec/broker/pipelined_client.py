@@ -3,6 +3,7 @@
 A sender over a link of 25 ms would otherwise stand still for 50 ms after every write, and a reader
 would ask for news in a round trip of its own. Commands that were sent and not answered when the
 connection breaks are sent again, in order, over the next one: only commands that may be sent twice.
+So are those that the server refuses for now, as one that is full does.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import redis
 
+from flowspec.broker.answers import Course, course_of, is_refused_for_now
 from flowspec.broker.connection import MAX_BLOCK_SECONDS, retrying, translate
 from flowspec.broker.redis_client import Command, ConnectedClient, in_transaction, pack
+from flowspec.errors import BrokerError
 
 #: Oldest that an unanswered batch may be before its reply is waited for, seconds: a server that
 #: hangs is then noticed by the socket's timeout. Longer than any blocking read.
@@ -26,21 +29,29 @@ SILENT_SECONDS = MAX_BLOCK_SECONDS + 3.0
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Batch:
-    """Commands sent together, their bytes, and when."""
+    """Commands sent together, their bytes, and when; ``answers``: None until they are read."""
 
     data: bytes
     commands: int
     atomic: bool
-    sent_at: float
+    ordered: bool
+    sent_at: float = 0.0
+    answers: list[Any] | None = None
+
+    @property
+    def refusal(self) -> redis.RedisError | None:
+        """The first answer by which a command is to be sent again."""
+        found = (answer for answer in self.answers or () if _is_to_repeat(answer))
+        return next(found, None)
 
 
 class PipelinedClient(ConnectedClient):
     """One connection for one thread; replies come in the order of the batches.
 
-    ``patient``: whether a lost connection is made again for some seconds; if not, the first loss is
-    an error, BrokerUnreachable.
+    ``patient``: whether a lost connection is made again, and what is refused for now sent again,
+    for some seconds; if not, the first loss is an error, BrokerUnreachable, and a refusal a value.
     """
 
     def __init__(self, url: str, *, patient: bool = True) -> None:
@@ -57,7 +68,11 @@ class PipelinedClient(ConnectedClient):
     def silent(self) -> bool:
         """Whether the oldest batch has waited for its reply longer than any should."""
         oldest = self._under_way[0] if self._under_way else None
-        return oldest is not None and time.monotonic() - oldest.sent_at > SILENT_SECONDS
+        return (
+            oldest is not None
+            and oldest.answers is None
+            and time.monotonic() - oldest.sent_at > SILENT_SECONDS
+        )
 
     def fileno(self) -> int:
         """The socket's file descriptor; only valid while connected."""
@@ -67,49 +82,95 @@ class PipelinedClient(ConnectedClient):
         """Whether ``collect`` has something to take or to raise, after at most ``seconds``."""
         if not self._under_way:
             return False
-        if not self._connection.is_connected or self.silent:
+        if (
+            self._under_way[0].answers is not None
+            or not self._connection.is_connected
+            or self.silent
+        ):
             return True
         try:
             return bool(self._connection.can_read(max(0.0, seconds)))
         except redis.ConnectionError:
             return True
 
-    def post(self, commands: Sequence[Command], *, atomic: bool = False) -> None:
+    def post(
+        self, commands: Sequence[Command], *, atomic: bool = False, ordered: bool = False
+    ) -> None:
         """Send ``commands``; ``collect`` returns their replies.
 
         ``atomic``: as one transaction, so that a blocked reader sees the effects of all or none.
+        ``ordered``: without effect unless all ordered commands before them have had theirs.
         """
         sent = in_transaction(commands) if atomic else commands
-        batch = _Batch(pack(sent), len(sent), atomic, time.monotonic())
+        batch = _Batch(pack(sent), len(sent), atomic, ordered)
         is_lost = bool(self._under_way) and not self._connection.is_connected
         self._under_way.append(batch)
         try:
             if is_lost:  # redis-py would connect again, and forget what was under way
                 raise redis.ConnectionError("the connection was lost")
-            self._transmit(batch.data)
+            self._send_batch(batch)
         except (redis.ConnectionError, redis.TimeoutError) as lost:
             self._resume(lost, self._reconnect)
 
     def collect(self) -> list[Any]:
         """The replies to the oldest batch, waiting for them; errors of single commands as values.
 
-        If the server lacks a script, all scripts are loaded and the batch is sent again.
+        What the server refuses for now is sent again for some seconds; if it lacks a script, all
+        scripts are loaded first. BrokerError if it goes on refusing, and if it has carried out
+        ordered commands behind a refused one: their order is lost.
         """
-        answers = self._oldest_answers()
-        if any(isinstance(answer, redis.exceptions.NoScriptError) for answer in answers):
-            self.call(lambda client: self.load_scripts())
-            retrying(lambda: self._guarded(self._reconnect), self.url)
-            answers = self._oldest_answers()
+        batch = self._under_way[0]
+        self._read(batch)
+        if self._patient and batch.refusal is not None:
+            try:
+                retrying(self._send_again, self.url)
+            except BrokerError:
+                self._patient = False  # what is still under way is not waited for as long again
+                raise
         self._under_way.popleft()
-        return answers
+        assert batch.answers is not None
+        return batch.answers
 
-    def _oldest_answers(self) -> list[Any]:
+    def _send_again(self) -> None:
+        """Send what was refused once more; raise the oldest batch's refusal if it is again."""
+        self._read(self._under_way[-1])
+        self._check_order()
+        refusals = [error for batch in self._under_way if (error := batch.refusal) is not None]
+        if any(isinstance(error, redis.exceptions.NoScriptError) for error in refusals):
+            self.call(lambda client: self.load_scripts())
+        if any(course_of(error) is Course.RECONNECT for error in refusals):
+            self._broken = True
+            self._guarded(self._reconnect)
+        else:
+            self._send_open()
+        oldest = self._under_way[0]
+        self._read(oldest)
+        if oldest.refusal is not None:
+            raise oldest.refusal
+
+    def _check_order(self) -> None:
+        """Raise the error of a refused command if ordered ones behind it were carried out."""
+        refused: redis.RedisError | None = None
+        for batch in self._under_way:
+            for answer in batch.answers or () if batch.ordered else ():
+                if _is_to_repeat(answer):
+                    refused = refused or answer
+                elif refused is not None:
+                    raise translate(refused, self.url)
+
+    def _read(self, last: _Batch) -> None:
+        """Read the replies up to those to ``last``."""
         try:
-            return self._read_oldest()
+            self._read_through(last)
         except (redis.ConnectionError, redis.TimeoutError) as lost:
-            return self._resume(lost, self._read_again)
-        except redis.RedisError as error:
-            raise translate(error, self.url) from None
+            self._resume(lost, lambda: self._read_again(last))
+
+    def _read_through(self, last: _Batch) -> None:
+        for batch in self._under_way:
+            if batch.answers is None:
+                batch.answers = self._replies(batch)
+            if batch is last:
+                return
 
     def _resume(self, lost: redis.RedisError, again: Callable[[], T]) -> T:
         """``again()`` over a new connection, tried for some seconds; BrokerUnreachable after it."""
@@ -118,21 +179,39 @@ class PipelinedClient(ConnectedClient):
         self._broken = True
         return retrying(lambda: self._guarded(again), self.url)
 
-    def _read_again(self) -> list[Any]:
+    def _read_again(self, last: _Batch) -> None:
         self._reconnect()
-        return self._read_oldest()
+        self._read_through(last)
 
     def _reconnect(self) -> None:
-        """Connect again and send again what is under way."""
+        """Connect again and send again what has had no effect, as far as is known."""
         self._connection.disconnect()
         self._connection.connect()
-        for batch in self._under_way:
-            self._transmit(batch.data)
+        self._send_open()
 
-    def _read_oldest(self) -> list[Any]:
-        batch = self._under_way[0]
+    def _send_open(self) -> None:
+        """Send what is not answered, or was refused, in order."""
+        for batch in self._under_way:
+            if batch.answers is None or batch.refusal is not None:
+                batch.answers = None
+                self._send_batch(batch)
+
+    def _send_batch(self, batch: _Batch) -> None:
+        batch.sent_at = time.monotonic()
+        self._transmit(batch.data)
+
+    def _replies(self, batch: _Batch) -> list[Any]:
         answers = [self._reply() for _ in range(batch.commands)]
         if not batch.atomic:
             return answers
         executed = answers[-1]
-        return list(executed) if isinstance(executed, list) else [executed] * (batch.commands - 2)
+        if isinstance(executed, list):
+            return executed
+        # A command that was refused before EXEC says more than what it makes of EXEC.
+        cause = next(answer for answer in answers if isinstance(answer, redis.RedisError))
+        return [cause] * (batch.commands - 2)
+
+
+def _is_to_repeat(answer: object) -> TypeGuard[redis.RedisError]:
+    """Whether ``answer`` says that its command has had no effect, and may have one soon."""
+    return is_refused_for_now(answer) or isinstance(answer, redis.exceptions.NoScriptError)

@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 import redis
 
-from flowspec.broker.connection import FIRST_SECONDS, connect, redact, retrying, translate
+from flowspec.broker.answers import Course, course_of, is_refused_for_now
+from flowspec.broker.connection import FIRST_SECONDS, connect, redact, retrying
 from flowspec.broker.scripts import load
 from flowspec.errors import BrokerError, BrokerUnreachable, ClientClosed
 from flowspec.observe import logger
@@ -43,7 +44,7 @@ class BrokerClient:
         self._server = retrying(self._ask_server, url, seconds=FIRST_SECONDS)
 
     def call(self, command: Callable[[redis.Redis], T]) -> T:
-        """``command(client)``, retried while the server is unreachable; it may be sent twice."""
+        """``command(client)``, retried as by ``retrying``; it may be sent twice."""
         return retrying(lambda: self._guarded(lambda: command(self._redis)), self.url)
 
     def _guarded(self, call: Callable[[], T]) -> T:
@@ -56,9 +57,15 @@ class BrokerClient:
             self._broken = False
         try:
             return call()
-        except (redis.ConnectionError, redis.TimeoutError):
-            self._broken = True
+        except redis.RedisError as error:
+            if course_of(error) is Course.RECONNECT:
+                self._broken = True
+                self._disconnect()
             raise
+
+    def _disconnect(self) -> None:
+        """Close the connections that nobody uses now: the next ones may lead to another server."""
+        self._redis.connection_pool.disconnect(inuse_connections=False)
 
     def _note_restart(self, server: str) -> None:
         where = redact(self.url)
@@ -68,14 +75,16 @@ class BrokerClient:
         logger().info("broker restarted", url=where)
 
     def once(self, command: Command) -> Any:
-        """The reply to one command that must not be sent twice.
+        """The reply to one command that must not be carried out twice.
 
-        After BrokerUnreachable it is unknown whether the command was carried out.
+        It is sent again only if the server has refused it for now. After BrokerUnreachable it is
+        unknown whether it was carried out.
         """
-        try:
-            return self._guarded(lambda: self._send([command], False))[0]
-        except redis.RedisError as error:
-            raise translate(error, self.url) from None
+
+        def send() -> list[Any]:
+            return self._guarded(lambda: self._send([command], False))
+
+        return retrying(send, self.url, while_=is_refused_for_now)[0]
 
     def run(self, commands: Sequence[Command], *, atomic: bool = False) -> list[Any]:
         """The replies to ``commands``, sent in order in one round trip; they may be sent twice.
@@ -124,10 +133,18 @@ class BrokerClient:
             time.sleep(_SCRIPTS_TURN)
 
     def _send(self, commands: Sequence[Command], atomic: bool) -> list[Any]:
-        pipeline = self._redis.pipeline(transaction=atomic)
+        if not atomic:
+            return without_errors(self._exchange(commands))
+        # A command that was refused before EXEC says more than what it makes of EXEC.
+        *_, executed = without_errors(self._exchange(in_transaction(commands)))
+        return without_errors(executed)
+
+    def _exchange(self, commands: Sequence[Command]) -> list[Any]:
+        """The answers to ``commands``, errors as values: raised, redis-py's quote the arguments."""
+        pipeline = self._redis.pipeline(transaction=False)
         for command in commands:
             pipeline.execute_command(*command)  # type: ignore[no-untyped-call]
-        return _without_errors(list(pipeline.execute(raise_on_error=False)))
+        return list(pipeline.execute(raise_on_error=False))
 
     def _ask_server(self) -> str:
         info: Any = self._redis.info("server")
@@ -137,7 +154,7 @@ class BrokerClient:
         """Close the connections; every later call raises ClientClosed."""
         self._closed = True
         self._redis.close()
-        self._redis.connection_pool.disconnect(inuse_connections=False)
+        self._disconnect()
 
 
 class ConnectedClient(BrokerClient):
@@ -161,23 +178,18 @@ class ConnectedClient(BrokerClient):
         except redis.ResponseError as error:
             return error
 
-    def close(self) -> None:
+    def _disconnect(self) -> None:
         """Close all connections; replies that have not come are not waited for."""
         self._connection.disconnect()
-        super().close()
+        super()._disconnect()
 
 
 class DirectClient(ConnectedClient):
     """A client for one thread's hot path: one connection, no pool, no reply callbacks."""
 
-    def _send(self, commands: Sequence[Command], atomic: bool) -> list[Any]:
-        sent = in_transaction(commands) if atomic else commands
-        self._transmit(pack(sent))
-        answers = [self._reply() for _ in sent]
-        if atomic:
-            _without_errors(answers)  # a command refused before EXEC aborts the transaction
-            answers = answers[-1]
-        return _without_errors(answers)
+    def _exchange(self, commands: Sequence[Command]) -> list[Any]:
+        self._transmit(pack(commands))
+        return [self._reply() for _ in commands]
 
 
 def in_transaction(commands: Sequence[Command]) -> list[Command]:
@@ -201,7 +213,8 @@ def pack(commands: Sequence[Command]) -> bytes:
     return b"".join(parts)
 
 
-def _without_errors(answers: list[Any]) -> list[Any]:
+def without_errors(answers: list[Any]) -> list[Any]:
+    """``answers``; the first error among them is raised."""
     for answer in answers:
         if isinstance(answer, redis.RedisError):
             raise answer

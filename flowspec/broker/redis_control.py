@@ -45,7 +45,7 @@ _GROUP = "flowspec"
 _FIELD = "f:"
 _BATCH = 64
 #: Answers to readers of an intake that was deleted, with or without its group, or replaced.
-_INTAKE_GONE = ("NOGROUP", "UNBLOCKED", "WRONGTYPE")
+_INTAKE_GONE = ("NOGROUP", "WRONGTYPE")
 #: Most entries of an intake that is made anew, and how far an id may be ahead of the clock, ms.
 _INTAKE_MOST = 100_000
 _FUTURE_MS = 86_400_000

@@ -100,7 +100,7 @@ class Scheduler:
         self._incomplete_since: float | None = None
         self._queue = QueueOrder(self._fields)
         self._log = logger(role="scheduler")
-        self._intake_error = ""
+        self._intake_error: BrokerError | None = None
         self._eviction_looked_at = 0.0
 
     def check_eviction(self) -> None:
@@ -118,8 +118,8 @@ class Scheduler:
         intake.start()
         while not stop():
             self.turn()
-            if self._intake_error:
-                raise BrokerError(self._intake_error)
+            if self._intake_error is not None:
+                raise self._intake_error
             self._control.wait_for_change(WATCH_SECONDS)
 
     def turn(self) -> None:
@@ -188,9 +188,10 @@ class Scheduler:
                 for intake in self._control.read_intake(1.0):
                     self.take(intake)
         except BrokerError as error:
-            self._intake_error = str(error)
+            self._intake_error = error
         except Exception as error:  # noqa: BLE001 - a scheduler that reads no submissions must not look alive
-            self._intake_error = f"reading submissions failed: {type(error).__name__}: {error}"
+            reason = f"reading submissions failed: {type(error).__name__}: {error}"
+            self._intake_error = BrokerError(reason)
 
     def take(self, intake: Intake) -> None:
         """Admit a submission; if that fails unexpectedly, refuse it and continue."""

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
 import workers._boot as boot
+from flowspec.broker import redis_client
+from flowspec.broker.connection import connect, retrying
 from flowspec.broker.memory import MemoryBroker, MemoryLink
 from flowspec.broker.redis_control import RedisControl
 from flowspec.broker.server import PrivateBroker
 from flowspec.core.protocol.addresses import stage_address
 from flowspec.core.stage.stage_worker import StageMachine
-from flowspec.errors import ClusterError
+from flowspec.drivers.lease import Lease
+from flowspec.errors import BrokerFull, ClusterError
 from tests.waiting import until
 
 
@@ -67,6 +74,50 @@ def test_a_lease_is_renewed_over_a_connection_of_its_own(monkeypatch: pytest.Mon
         assert len({own}.union(*by_role.values())) == 3
         assert own.claims() == {}
         own.close()
+
+
+@pytest.mark.parametrize("stays_full", [False, True])
+def test_a_worker_outlives_a_full_broker_and_ends_if_it_stays_full(
+    stays_full: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(boot, "JOIN_SECONDS", 1.0 if stays_full else 60.0)
+    impatient = functools.partial(retrying, seconds=0.1)
+    monkeypatch.setattr(redis_client, "retrying", impatient)
+    served: list[str] = []
+    with PrivateBroker() as broker:
+        client = connect(broker.url)
+        process = boot.Process.__new__(boot.Process)
+        process.url = broker.url
+        process.keys = boot.Keys()
+        process.state = "ready"
+        process._setup = ""
+        process._stopped = process.has_served = False
+        process._drains_since = None
+
+        @contextmanager
+        def begin() -> Iterator[Callable[[Lease], None]]:
+            yield serve
+
+        def serve(lease: Lease) -> None:
+            process.stop(lease)
+            served.append(lease.token)
+            if len(served) == 1:
+                client.config_set("maxmemory", 1)
+                if not stays_full:
+                    threading.Timer(0.5, client.config_set, ["maxmemory", 0]).start()
+                raise BrokerFull("the broker is out of memory")
+
+        def work() -> None:
+            process.serve("draft", boot.Facts(), begin, writes_record=True)
+
+        if stays_full:
+            with pytest.raises(BrokerFull, match="raise maxmemory"):
+                work()
+        else:
+            work()
+        assert len(served) == 1 + (not stays_full)
+        client.close()
+    assert "the broker is out of memory; joins again" in capsys.readouterr().err
 
 
 def test_a_collection_while_a_worker_serves_passes_over_what_it_loaded() -> None:

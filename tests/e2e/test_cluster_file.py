@@ -56,7 +56,7 @@ def test_up_serves_the_layers_of_the_file(flowspec: Run, plan: Path, reference: 
             longest = client.submit(PROMPT, max_new_tokens=100).result()
             assert prompt + len(longest.token_ids) == 64
         shown = json.loads(flowspec("status", "--json").stdout)
-        assert shown["pipeline"]["context"] == "64"
+        assert shown["pipeline"]["context"] == 64
     finally:
         assert flowspec("down").returncode == 0
 

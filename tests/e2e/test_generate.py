@@ -324,7 +324,7 @@ def test_a_recording_replays_and_an_edited_one_does_not(
             ),
             (["generate", "hi", "--record", "/tmp"], "--record is /tmp, which is a folder"),
             (["generate", "hi", "--record", ""], "name a file"),
-            (["generate", "hi \udcff"], "not valid Unicode"),
+            (["generate", "hi \udcff"], "the prompt is not UTF-8 text"),
             (
                 ["generate", "hi", "--strategy", "flowspec:merge_nodes=100000"],
                 "merge_nodes is 100000; expected 1 to 768",

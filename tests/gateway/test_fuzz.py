@@ -27,6 +27,8 @@ def narrowed(description: dict[str, Any]) -> dict[str, Any]:
             fields["model"] = {"const": MODEL}
         for name in fields.keys() & {"max_tokens", "max_completion_tokens"}:
             fields[name] = {"type": "integer", "minimum": 1, "maximum": 8}
+        if "wait_seconds" in fields:  # a job that begins too late for a short one is a clock's 503
+            fields["wait_seconds"] = {"type": "number", "minimum": 60, "maximum": 3600}
         if "max_tokens" in fields:  # without it an answer may be as long as the context
             schema["required"] = [*schema.get("required", ()), "max_tokens"]
     return description
