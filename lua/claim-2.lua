@@ -11,6 +11,9 @@
 
 local held = redis.call('GET', KEYS[1])
 if held and string.sub(held, 1, #ARGV[1] + 1) ~= ARGV[1] .. ' ' then return 5 end
+-- A full broker refuses a script's first write if that may take memory. A renewal takes none, and is not refused: a holder
+-- would lose its role, and everybody wait longer.
+if held then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
 local latest = redis.call('HGET', KEYS[2], 'by:' .. ARGV[4])
 redis.call('SET', KEYS[1], ARGV[1] .. ' ' .. ARGV[3], 'PX', ARGV[2])
 if latest ~= ARGV[1] then

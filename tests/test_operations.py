@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from flowspec import errors
+from flowspec.broker.answers import ANSWERS
 from tests.documents import ROOT
 
 OPERATIONS = (ROOT / "docs/operations.md").read_text()
@@ -59,3 +60,7 @@ def test_every_cause_is_explained() -> None:
     named = [value for name, value in vars(causes).items() if name.isupper() and " " not in value]
     assert len(named) == 6
     assert not [cause for cause in named if f"| `{cause}` |" not in OPERATIONS]
+
+
+def test_every_answer_of_a_broker_is_explained() -> None:
+    assert not [code for code in ANSWERS if f"`{code}`" not in OPERATIONS]

@@ -40,12 +40,13 @@ _NO_CLUSTER = _Meaning(
 _PASSWORD = _Meaning(
     Course.END, BrokerUnreachable, "refused the password; check the URL's user and password"
 )
-_ANSWERS = {
+#: By code; what is not here is the answer to a wrong command.
+ANSWERS = {
     "LOADING": _Meaning(Course.RECONNECT, BrokerUnreachable, "is still loading its data"),
     "BUSY": _Meaning(
         Course.WAIT,
         BrokerUnreachable,
-        "is busy with a script; whose it is, `redis-cli info` may tell, and `script kill` ends it",
+        "is busy with somebody's script; wait for it, or end it with `redis-cli script kill`",
     ),
     "TRYAGAIN": _Meaning(Course.WAIT, BrokerUnreachable, "moves its keys: {}"),
     "CLUSTERDOWN": _Meaning(Course.WAIT, BrokerUnreachable, "is a node of a cluster that is down"),
@@ -111,7 +112,7 @@ def course_of(error: BaseException) -> Course:
     code = code_of(error)
     if not code and isinstance(error, redis.ConnectionError | redis.TimeoutError):
         return Course.RECONNECT
-    return _ANSWERS.get(code, _OTHER).course
+    return ANSWERS.get(code, _OTHER).course
 
 
 def passes(error: BaseException) -> bool:
@@ -132,5 +133,5 @@ def error_of(error: redis.RedisError, address: str) -> BrokerError:
         # redis-py repeats the address, with whatever stands in it.
         cause = re.sub(r"^Error \d+ connecting to \S+ ", "", reason).rstrip(".")
         return BrokerUnreachable(f"cannot reach the broker at {address}: {cause}")
-    meaning = _ANSWERS.get(code, _OTHER)
+    meaning = ANSWERS.get(code, _OTHER)
     return meaning.kind(f"the broker at {address} {meaning.text.format(reason)}")

@@ -27,7 +27,7 @@ from flowspec.core.protocol.holders import Holder
 from flowspec.core.run.key import may_be_id
 from flowspec.core.run.spec import CANCEL, parse
 from flowspec.drivers.queue_order import QueueOrder
-from flowspec.errors import BrokerError, ConfigError
+from flowspec.errors import BrokerError, BrokerFull, ConfigError
 from flowspec.observe import logger
 from flowspec.strategies import build
 
@@ -112,12 +112,18 @@ class Scheduler:
             )
 
     def run(self, stop: Callable[[], bool]) -> None:
-        """Run until ``stop()`` is true; BrokerUnreachable if the broker stays unreachable."""
+        """Run until ``stop()`` is true; BrokerUnreachable if the broker stays unreachable.
+
+        One that takes no writes is waited for: what was read is read again.
+        """
         self._control.join_intake()
         intake = threading.Thread(target=self._take_in, args=(stop,), name="intake", daemon=True)
         intake.start()
         while not stop():
-            self.turn()
+            try:
+                self.turn()
+            except BrokerFull as full:
+                self._log.warning("broker takes no writes", reason=str(full))
             if self._intake_error is not None:
                 raise self._intake_error
             self._control.wait_for_change(WATCH_SECONDS)
@@ -185,8 +191,11 @@ class Scheduler:
     def _take_in(self, stop: Callable[[], bool]) -> None:
         try:
             while not stop():
-                for intake in self._control.read_intake(1.0):
-                    self.take(intake)
+                try:
+                    for intake in self._control.read_intake(1.0):
+                        self.take(intake)
+                except BrokerFull as full:
+                    self._log.warning("broker takes no writes", reason=str(full))
         except BrokerError as error:
             self._intake_error = error
         except Exception as error:  # noqa: BLE001 - a scheduler that reads no submissions must not look alive

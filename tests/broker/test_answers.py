@@ -38,7 +38,7 @@ FOR_NOW = {
     "LOADING Valkey is loading the dataset in memory": (BrokerUnreachable, "still loading"),
     "BUSY Valkey is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.": (
         BrokerUnreachable,
-        "busy with a script",
+        "script kill",
     ),
     "TRYAGAIN Multiple keys request during rehashing of slot": (BrokerUnreachable, "rehashing"),
     "CLUSTERDOWN The cluster is down": (BrokerUnreachable, "is down"),

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from typing import Any
 
 import pytest
 import redis
 
+from flowspec.broker import redis_client
 from flowspec.broker.base import Control, Intake, setup_of
+from flowspec.broker.connection import retrying
 from flowspec.broker.keys import JOBS
 from flowspec.broker.server import PrivateBroker
 from flowspec.core.protocol.causes import LATE
 from flowspec.core.protocol.codes import Code
 from flowspec.drivers.scheduler import Scheduler
-from flowspec.errors import BrokerError, ConfigError
+from flowspec.errors import BrokerError, BrokerFull, ConfigError
 from tests.broker.conftest import Rig
+from tests.waiting import SECONDS, until
 
 ROLES = ("draft", "verify-1", "verify-2")
 
@@ -617,4 +621,57 @@ def test_a_broker_that_evicts_is_refused_at_first_and_noticed_later(
     finally:
         client.config_set("maxmemory-policy", "noeviction")
     assert "broker evicts" in capsys.readouterr().err
+    rig.close()
+
+
+def test_a_scheduler_waits_for_a_broker_that_takes_no_writes(
+    server: PrivateBroker,
+    client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(redis_client, "retrying", functools.partial(retrying, seconds=0.05))
+    rig = Rig(url=server.url)
+    control = rig.control()
+    scheduler = Scheduler(control, 2)
+    turns: list[bool] = []
+
+    def turn() -> None:
+        turns.append(True)
+        if len(turns) == 1:
+            raise BrokerFull("the broker is out of memory")
+
+    monkeypatch.setattr(scheduler, "turn", turn)
+    job = control.submit({"prompt": "p"})
+    before = str(client.config_get("maxmemory")["maxmemory"])
+    joined, full = threading.Event(), threading.Event()
+    read = control.read_intake
+
+    def read_once_full(seconds: float) -> list[Intake]:
+        joined.set()
+        full.wait()
+        return read(seconds)
+
+    monkeypatch.setattr(control, "read_intake", read_once_full)
+    stopped: list[bool] = []
+    running = threading.Thread(target=scheduler.run, args=(lambda: bool(stopped),), daemon=True)
+    running.start()
+    assert joined.wait(SECONDS)
+    client.config_set("maxmemory", 1)
+    full.set()
+    said = ""
+
+    def told() -> bool:
+        nonlocal said
+        said += capsys.readouterr().err
+        return said.count("broker takes no writes") >= 3 and len(turns) > 1
+
+    try:
+        until(told)
+        assert control.job(job) == {}
+    finally:
+        client.config_set("maxmemory", before)
+    assert until(lambda: control.job(job))["state"] == "queued"
+    stopped.append(True)
+    running.join()
     rig.close()

@@ -1,4 +1,4 @@
-"""The broker's process is killed and started again: nobody exits, and the next job is served."""
+"""The broker's process is killed, or full: nobody exits, and the next job is served."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from flowspec.async_client import AsyncClient
+from flowspec.broker.connection import connect
 from flowspec.client import Client
 from flowspec.cluster import Cluster, Setup
 from flowspec.core.protocol.causes import JOB_LOST
@@ -96,6 +98,25 @@ def test_an_asynchronous_client_reads_on_where_it_was(persistent: Cluster) -> No
         return tuple(ids)
 
     assert asyncio.run(use()) == wanted
+
+
+@pytest.mark.parametrize("seconds", [3.0, 12.0])
+def test_jobs_outlive_a_full_broker(persistent: Cluster, seconds: float) -> None:
+    """For longer than workers wait for it, too: then they take their roles again."""
+    pids = others(persistent)
+    with Client(persistent.url) as client, closing(connect(persistent.url)) as admin:
+        wanted = plain(client)
+        until(lambda: ready(persistent))
+        before = str(admin.config_get("maxmemory")["maxmemory"])
+        job = begun(client, "flowspec", 0.0)
+        admin.config_set("maxmemory", 1)
+        room = threading.Timer(seconds, admin.config_set, ("maxmemory", before))
+        room.start()
+        assert job.result().token_ids == wanted
+        room.join()
+        until(lambda: ready(persistent))
+        assert client.submit(PROMPT, max_new_tokens=COUNT).result().token_ids == wanted
+    assert others(persistent) == pids, "a process has stopped"
 
 
 @pytest.mark.gate

@@ -23,6 +23,23 @@ def test_claim_takes_renews_and_is_held(call: Call, client: redis.Redis) -> None
     assert client.get(CLAIM) == b'me {"state": "ready"}'
 
 
+def test_a_full_broker_renews_leases_and_grants_none(call: Call, client: redis.Redis) -> None:
+    before = client.config_get("maxmemory")["maxmemory"]
+    assert call("claim", KEYS, "me", 60_000, "{}", "verify-1") is Code.OK
+    client.pexpire(CLAIM, 1000)
+    client.config_set("maxmemory", 1)
+    try:
+        assert call("claim", KEYS, "me", 60_000, '{"state": "ready"}', "verify-1") is Code.OK
+        assert client.pttl(CLAIM) > 50_000
+        assert call("release", KEYS, "me", "verify-1", 1) is Code.OK
+        assert client.hget(GENERATIONS, "left:verify-1") == b"1"
+        with pytest.raises(redis.exceptions.OutOfMemoryError):
+            call("claim", KEYS, "me", 60_000, "{}", "verify-1")
+        assert not client.exists(CLAIM)
+    finally:
+        client.config_set("maxmemory", str(before))
+
+
 def test_release_is_for_the_holder(call: Call, client: redis.Redis) -> None:
     call("claim", KEYS, "me", 60_000, "{}", "verify-1")
     assert call("release", KEYS, "you", "verify-1", 0) is Code.HELD
