@@ -82,7 +82,9 @@ class Sampled(ApiRequest):
     max_tokens: Tokens = None
     strategy: Name | None = None
     cache_salt: Name | None = None
-    priority: Annotated[int, Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY)] | None = None
+    priority: (
+        Annotated[int, Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY), BeforeValidator(_whole)] | None
+    ) = None
     wait_seconds: Annotated[float, Field(ge=0, le=MOST_WAIT_SECONDS)] | None = None
 
     @property
@@ -112,7 +114,9 @@ class ChatRequest(Sampled):
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_TURNS)]
     max_completion_tokens: Tokens = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MOST_ALTERNATIVES)] | None = None
+    top_logprobs: (
+        Annotated[int, Field(ge=0, le=MOST_ALTERNATIVES), BeforeValidator(_whole)] | None
+    ) = None
 
 
 class CompletionRequest(Sampled):
@@ -127,7 +131,11 @@ class CompletionRequest(Sampled):
             Field(min_length=1, max_length=MAX_PROMPTS),
         ]
     )
-    logprobs: Annotated[int, Field(ge=0, le=MOST_TEXT_ALTERNATIVES)] | Literal[False] | None = None
+    logprobs: (
+        Annotated[int, Field(ge=0, le=MOST_TEXT_ALTERNATIVES), BeforeValidator(_whole)]
+        | Literal[False]
+        | None
+    ) = None
 
     @property
     def prompts(self) -> list[str | list[int]]:

@@ -313,7 +313,7 @@ def test_other_wrong_requests(web: httpx2.Client) -> None:
         {"stream_options": {}},
         {"tools": [{"type": "function"}], "tool_choice": "none"},
         {"functions": [{"name": "f"}], "function_call": "none"},
-        {"max_tokens": 24.0, "seed": 1.0, "n": 1.0, "top_k": 0.0},
+        {"max_tokens": 24.0, "seed": 1.0, "n": 1.0, "top_k": 0.0, "priority": 0.0},
         {"max_completion_tokens": 24, "max_tokens": -1},
         {"model": None},
     ],
@@ -323,6 +323,15 @@ def test_what_clients_send_that_asks_for_nothing_else_is_served(
 ) -> None:
     assert chat(web, **more)["model"] == MODEL
     assert chat(web, **more)["choices"] == chat(web)["choices"]
+
+
+def test_a_number_of_alternatives_may_be_written_as_any_whole_number(web: httpx2.Client) -> None:
+    found = chat(web, logprobs=True, top_logprobs=2.0)
+    assert len(found["choices"][0]["logprobs"]["content"][0]["top_logprobs"]) == 2
+    answer = web.post("/v1/completions", json=TEXT | {"logprobs": 3.0})
+    assert len(answer.json()["choices"][0]["logprobs"]["top_logprobs"][0]) == 3
+    refused = web.post("/v1/completions", json=TEXT | {"logprobs": 2.5})
+    assert error_of(refused, 400)["param"] == "logprobs"
 
 
 def test_a_path_with_a_slash_at_its_end_is_served_where_it_was_asked_for(
@@ -535,6 +544,39 @@ def test_a_job_that_another_program_cancels_is_an_answer_of_503(
 
 
 # ---- disconnects ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_has_closed_its_side_gets_its_answer(
+    web: httpx2.Client, broker: PrivateBroker, version: str, stream: bool
+) -> None:
+    """As ``nc -N`` does."""
+    body = json.dumps(CHAT | {"max_tokens": 5, "stream": stream}).encode()
+    head = (
+        f"POST /v1/chat/completions HTTP/{version}\r\nHost: localhost\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    with socket.create_connection((web.base_url.host, int(web.base_url.port or 80)), 60) as asking:
+        asking.sendall(head.encode() + body)
+        asking.shutdown(socket.SHUT_WR)
+        answer = b"".join(iter(lambda: asking.recv(4096), b""))
+    answer = answer.replace(b"HTTP/1.1 102 Processing\r\n\r\n", b"")
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+    _, _, text = answer.partition(b"\r\n\r\n")
+    if stream:
+        assert b"data: [DONE]" in text
+    else:
+        assert json.loads(text)["choices"] == chat(web, max_tokens=5)["choices"]
+    wait_until_idle(broker)
+
+
+def test_half_a_request_behind_which_nothing_comes_is_the_end(web: httpx2.Client) -> None:
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{"
+    with socket.create_connection((web.base_url.host, int(web.base_url.port or 80)), 60) as asking:
+        asking.sendall(head)
+        asking.shutdown(socket.SHUT_WR)
+        assert asking.recv(4096) == b""
 
 
 def wait_until_idle(broker: PrivateBroker) -> None:
