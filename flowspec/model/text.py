@@ -50,10 +50,8 @@ class Tokenizer:
         self._writer = TokenWriter(self._tokenizer)
         self._before = _ids_before_texts(self._tokenizer)
         added = self._tokenizer.added_tokens_decoder
-        control = {token: str(one) for token, one in added.items() if one.special}
         self._added = {str(one): token for token, one in added.items()}
-        self._control = _any_of(control.values())
-        self._control_ids = control.keys() - {self._tokenizer.unk_token_id}
+        self._special = {str(one) for one in added.values() if one.special}
 
     def __len__(self) -> int:
         return len(self._tokenizer)
@@ -78,12 +76,14 @@ class Tokenizer:
         return ids if known else self._plain_ids(text)
 
     def _plain_ids(self, text: str) -> tuple[int, ...]:
-        """``text`` alone, without special tokens."""
+        """``text`` alone, without control tokens."""
         found = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)
         ids = tuple(found["input_ids"])
-        if self._control_ids.isdisjoint(ids):
+        control = {self._added[text] for text in self._control_texts}
+        if (control - {self._tokenizer.unk_token_id}).isdisjoint(ids):
             return ids
-        # The vocabulary has them as words too, as a unigram model's: no word spans two pieces.
+        # The vocabulary has them as words too, as a unigram model's, or they are not marked as
+        # special: no word spans two pieces.
         mark = _unused_mark([text])
         pieces = self._marked(text, mark).split(mark)
         return tuple(
@@ -104,18 +104,34 @@ class Tokenizer:
         return frozenset(token for token in ids if 0 <= token < self._directory.vocabulary)
 
     def _ends_of_turn(self) -> frozenset[int]:
-        if not self.has_chat_template:
-            return frozenset()
         answer = _unused_mark([])
-        turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": answer}]
-        try:
-            text = self._templated(turns)
-        except Exception:  # noqa: BLE001 - who sends the template a conversation is told
-            return frozenset()
-        if answer not in text:
-            return frozenset()
-        found = _any_of(self._added).match(text.rpartition(answer)[2].lstrip())
+        _, _, behind = self._example("a", answer).partition(answer)
+        found = _any_of(self._added).match(behind.lstrip())
         return frozenset({self._added[found[0]]}) if found else frozenset()
+
+    @cached_property
+    def _control_texts(self) -> frozenset[str]:
+        """Texts of the tokens that no content may become: special ones, and the template's own.
+
+        DeepSeek's models for example do not mark those that begin a turn as special.
+        """
+        text = self._example("a", "b", "a")
+        own = {word for word in self._added if word in text and any(map(str.isalnum, word))}
+        return frozenset(self._special | own)
+
+    def _example(self, question: str, answer: str, *further: str) -> str:
+        """What the template makes of a conversation; empty: it cannot."""
+        if not self.has_chat_template:
+            return ""
+        said = [("user", question), ("assistant", answer), *(("user", more) for more in further)]
+        try:
+            return self._templated([{"role": role, "content": content} for role, content in said])
+        except Exception:  # noqa: BLE001 - who sends the template a conversation is told
+            return ""
+
+    @cached_property
+    def _control(self) -> re.Pattern[str]:
+        return _any_of(self._control_texts)
 
     def encode_turns(self, turns: Sequence[Turn]) -> tuple[int, ...]:
         """Ids of ``turns`` in the chat template, up to where the answer begins.
@@ -153,22 +169,22 @@ class Tokenizer:
             return str(self._tokenizer.apply_chat_template(turns, tokenize=False, **more))
 
     def _marked(self, content: str, mark: str) -> str:
-        """``content`` with ``mark`` inside the texts of special tokens."""
+        """``content`` with ``mark`` inside the texts of control tokens."""
         return self._control.sub(lambda found: f"{found[0][0]}{mark}{found[0][1:]}", content)
 
     def _unmarked_ids(self, text: str, mark: str) -> Iterator[int]:
-        """Ids of ``text``, where what was marked stays text up to the next special tokens."""
+        """Ids of ``text``, where what was marked stays text up to the next control tokens."""
         if mark not in text:
             yield from self._ids(text)
             return
         start = end = 0
-        for special in (*self._control.finditer(text), None):
-            until = special.start() if special else len(text)
+        for control in (*self._control.finditer(text), None):
+            until = control.start() if control else len(text)
             if mark in text[end:until]:
                 yield from self._ids(text[start:end])
                 yield from self._plain_ids(text[end:until].replace(mark, ""))
                 start = until
-            end = special.end() if special else until
+            end = control.end() if control else until
         yield from self._ids(text[start:])
 
     def stream(self, prompt: Sequence[int] = ()) -> TextStream:
