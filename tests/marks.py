@@ -38,5 +38,5 @@ def every(keep: int, cases: Iterable[tuple[object, ...]]) -> list[Any]:
 
 
 def examples(count: int) -> int:
-    """``count`` examples of a property in ``make test-all``, a third in ``make test``."""
-    return count if hypothesis.settings.get_current_profile_name() == "thorough" else count // 3
+    """``count`` examples of a property in ``make test-all``, a quarter in ``make test``."""
+    return count if hypothesis.settings.get_current_profile_name() == "thorough" else count // 4

@@ -18,6 +18,7 @@ from flowspec.testbed.search import Space
 from flowspec.testbed.tuning import Effort, Tuned, Tuner
 from flowspec.testbed.tuning_report import paired, tuning_header, tuning_markdown
 
+pytestmark = pytest.mark.heavy
 PLAN = BenchPlan(
     load("jetson-7b"),
     ("static_tree", "pipespec:window=4", "auto"),
