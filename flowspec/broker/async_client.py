@@ -19,6 +19,7 @@ from flowspec.broker.connection import (
     RETRY_SECONDS,
     Jittered,
     checked_url,
+    stop_after,
     translate,
 )
 from flowspec.broker.redis_client import CLOSED, Command, without_errors
@@ -55,7 +56,7 @@ class AsyncBrokerClient:
         """Connect; BrokerUnreachable if that fails. Every call does so if it was not done."""
         async with self._opening:
             if not self._is_open:
-                await self._retried(self._ping, FIRST_SECONDS)
+                await self._retried(self._ping, away_seconds=FIRST_SECONDS)
                 self._is_open = True
 
     async def run(self, *commands: Command) -> list[Any]:
@@ -66,7 +67,7 @@ class AsyncBrokerClient:
         async def send() -> list[Any]:
             return await self._send(commands)
 
-        return await self._retried(send, RETRY_SECONDS)
+        return await self._retried(send)
 
     async def once(self, command: Command) -> Any:
         """As ``BrokerClient.once``."""
@@ -76,19 +77,20 @@ class AsyncBrokerClient:
         async def send() -> list[Any]:
             return await self._send([command])
 
-        return (await self._retried(send, RETRY_SECONDS, is_refused_for_now))[0]
+        return (await self._retried(send, while_=is_refused_for_now))[0]
 
     async def _retried(
         self,
         call: Callable[[], Coroutine[Any, Any, T]],
-        seconds: float,
+        *,
+        away_seconds: float | None = None,
         while_: Callable[[BaseException], bool] = passes,
     ) -> T:
         """As ``connection.retrying``."""
         policy = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception(while_),
             wait=Jittered(),
-            stop=tenacity.stop_after_delay(seconds),
+            stop=stop_after(RETRY_SECONDS, away_seconds),
             reraise=True,
         )
         try:

@@ -28,7 +28,7 @@ from redis.connection import (
 )
 from redis.retry import Retry
 
-from flowspec.broker.answers import error_of, passes
+from flowspec.broker.answers import error_of, is_refused_for_now, passes
 from flowspec.errors import BrokerError, ConfigError
 
 #: Longest blocking read, seconds.
@@ -37,7 +37,7 @@ _SOCKET_TIMEOUT = MAX_BLOCK_SECONDS + 3.0
 _CONNECT_TIMEOUT = 3.0
 #: How long calls are retried while the broker is unreachable, seconds.
 RETRY_SECONDS = 6.0
-#: The same for the first connection: a wrong URL should not look like a slow broker.
+#: How long the first connection is tried: a wrong URL should not look like a slow broker.
 FIRST_SECONDS = 2.0
 
 #: Options of every connection.
@@ -138,9 +138,12 @@ def retrying(
     url: str,
     *,
     seconds: float = RETRY_SECONDS,
+    away_seconds: float | None = None,
     while_: Callable[[BaseException], bool] = passes,
 ) -> T:
     """``call()``, retried for at most ``seconds`` while the broker is away or refuses for now.
+
+    ``away_seconds``: while it is away, if that is to be another time.
 
     Only for calls that may be sent twice: reads with a cursor, and scripts that return DUP; others
     with ``while_`` ``is_refused_for_now``.
@@ -153,13 +156,26 @@ def retrying(
     policy = tenacity.Retrying(
         retry=tenacity.retry_if_exception(while_),
         wait=Jittered(),
-        stop=tenacity.stop_after_delay(seconds),
+        stop=stop_after(seconds, away_seconds),
         reraise=True,
     )
     try:
         return policy(call)
     except redis.RedisError as error:
         raise translate(error, url) from None
+
+
+def stop_after(seconds: float, away_seconds: float | None) -> Callable[[Any], bool]:
+    """When ``retrying`` ends."""
+
+    def is_late(state: tenacity.RetryCallState) -> bool:
+        error = state.outcome.exception() if state.outcome is not None else None
+        away = seconds if away_seconds is None else away_seconds
+        return (state.seconds_since_start or 0.0) >= (
+            seconds if is_refused_for_now(error) else away
+        )
+
+    return is_late
 
 
 def translate(error: redis.RedisError, url: str) -> BrokerError:

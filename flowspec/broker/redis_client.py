@@ -41,7 +41,7 @@ class BrokerClient:
         self._redis = connect(url)
         self._broken = False
         self._closed = False
-        self._server = retrying(self._ask_server, url, seconds=FIRST_SECONDS)
+        self._server = retrying(self._ask_server, url, away_seconds=FIRST_SECONDS)
 
     def call(self, command: Callable[[redis.Redis], T]) -> T:
         """``command(client)``, retried as by ``retrying``; it may be sent twice."""

@@ -227,6 +227,22 @@ def test_a_scheduler_reads_submissions_on(proxy: tuple[Proxy, str], client: redi
     control.close()
 
 
+def test_who_connects_first_waits_for_a_server_that_answers_and_not_for_one_that_is_away() -> None:
+    answers = iter(["LOADING Valkey is loading the dataset in memory", *list(FOR_NOW)[:3]])
+
+    def ask() -> str:
+        for answer in answers:
+            raise parsed(answer)
+        return "run id"
+
+    def lose() -> str:
+        raise redis.ConnectionError("Error 111 connecting to h:1. Connection refused.")
+
+    assert retrying(ask, "redis://h:1", away_seconds=0.0) == "run id"
+    with pytest.raises(BrokerUnreachable, match=r"cannot reach .*: Connection refused$"):
+        retrying(lose, "redis://h:1", away_seconds=0.0)
+
+
 def test_a_line_says_what_a_server_wants_that_goes_on_refusing() -> None:
     for answer, (kind, said) in (FOR_NOW | FOR_GOOD).items():
         for text in (
