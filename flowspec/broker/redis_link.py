@@ -29,6 +29,8 @@ from flowspec.errors import GapError
 ROWS_SECONDS = 5.0
 #: Writes of rows between two checks of the streams' lengths against their cap.
 _MEASURE_EVERY = 32
+#: Answers about a stream that is not there yet, or whose key is of another type.
+_NO_STREAM = ("no such key", "WRONGTYPE")
 
 
 class RedisLink:
@@ -181,7 +183,9 @@ def last_id(client: BrokerClient, stream: str) -> str:
     def ask(connection: redis.Redis) -> str:
         try:
             info: Any = connection.xinfo_stream(stream)
-        except redis.ResponseError:  # no such stream yet
+        except redis.ResponseError as error:
+            if not any(sign in str(error) for sign in _NO_STREAM):
+                raise
             return "0-0"
         return str(info["last-generated-id"].decode())
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import redis
 
+from flowspec.broker.answers import is_refused_for_now
 from flowspec.broker.keys import JOBS, Keys
 from flowspec.broker.redis_client import Command, pack
 
@@ -94,8 +95,8 @@ def _refusals(connection: Any, commands: Sequence[Command]) -> list[bool]:
 def _is_error(connection: Any) -> bool:
     try:
         connection.read_response()
-    except redis.ResponseError:
-        return True
+    except redis.ResponseError as error:
+        return not is_refused_for_now(error)  # a full broker's answer is nothing about this user
     return False
 
 

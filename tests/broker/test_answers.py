@@ -26,6 +26,7 @@ from flowspec.broker.output_reader import OutputReader
 from flowspec.broker.pipelined_client import PipelinedClient
 from flowspec.broker.redis_client import BrokerClient, DirectClient
 from flowspec.broker.redis_control import RedisControl
+from flowspec.broker.redis_link import last_id
 from flowspec.broker.server import Listen, PrivateBroker
 from flowspec.errors import BrokerError, BrokerFull, BrokerUnreachable
 from tests.addresses import D0, S1
@@ -212,6 +213,22 @@ def test_asynchronous_clients_read_and_write_on(
         await user.close()
 
     asyncio.run(check())
+
+
+def test_a_reader_begins_behind_what_was_there_before(
+    proxy: tuple[Proxy, str], client: redis.Redis
+) -> None:
+    refusing, url = proxy
+    user = BrokerClient(url)
+    assert last_id(user, "s") == "0-0"
+    client.xadd("s", {"n": 1}, id="5-5")
+    for answer in FOR_NOW:
+        refusing.refuse(answer, 2)
+        assert last_id(user, "s") == "5-5", answer
+    refusing.refuse("NOPERM User u has no permissions to run the 'xinfo' command", 1)
+    with pytest.raises(BrokerError, match="'xinfo'"):
+        last_id(user, "s")
+    user.close()
 
 
 def test_a_scheduler_reads_submissions_on(proxy: tuple[Proxy, str], client: redis.Redis) -> None:

@@ -40,6 +40,15 @@ def test_asking_leaves_nothing(client: redis.Redis) -> None:
     assert client.dbsize() == 0
 
 
+def test_a_full_broker_is_no_lack_of_permissions(client: redis.Redis) -> None:
+    before = str(client.config_get("maxmemory")["maxmemory"])
+    client.config_set("maxmemory", 1)
+    try:
+        assert refused(client) == ()
+    finally:
+        client.config_set("maxmemory", before)
+
+
 def test_what_a_user_may_not_run_is_named() -> None:
     with PrivateBroker() as broker:
         admin = connect(broker.url)
