@@ -41,6 +41,9 @@ RECORD_SECONDS = 60.0
 #: How long a worker that has lost the broker tries to join again, seconds, and between two tries.
 JOIN_SECONDS = 120.0
 _JOIN_LOOK_SECONDS = 0.2
+#: Whoever has served for less has not joined, and how long it waits before it joins again, seconds.
+_STEADY_SECONDS = 10.0
+_AGAIN_SECONDS = 2.0
 #: How long a worker that drains lets its jobs go on, seconds: what still runs is put back. And how
 #: long it takes until a scheduler has seen that it drains.
 DRAIN_SECONDS = 30.0
@@ -114,7 +117,7 @@ class Process:
         self._stopped = False
         self._drains_since: float | None = None
         self.has_served = False  # under any lease
-        self._serves = False  # under the lease that it has taken last
+        self._served_at = 0.0  # since when under the lease that it has taken last; 0: not yet
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
 
@@ -224,9 +227,9 @@ class Process:
         no record of the pipeline, as it writes it.
         """
         before: Lease | None = None  # which the broker may still hold for this process
-        lost_at = 0.0
+        lost_at: float | None = None
         while True:
-            self._serves = False
+            self._served_at = 0.0
             try:
                 with begin() as serving, self._held(role, facts, before) as lease:
                     before = lease
@@ -237,10 +240,13 @@ class Process:
                     return
                 if not self.has_served:
                     raise
-                if self._serves:
-                    lost_at = time.monotonic()
-                elif time.monotonic() - lost_at > JOIN_SECONDS:
-                    raise  # a broker that answers, and takes no writes
+                now = time.monotonic()
+                if lost_at is None or (self._served_at and now - self._served_at > _STEADY_SECONDS):
+                    lost_at = now
+                elif now - lost_at > JOIN_SECONDS:
+                    raise  # from a broker that answers, and takes no writes or refuses some
+                else:
+                    time.sleep(_AGAIN_SECONDS)
                 self.state = JOINING
                 note(f"{lost}; joins again")
                 self._wait_for_pipeline(needs_record=not writes_record)
@@ -280,7 +286,8 @@ class Process:
 
     def stop(self, lease: Lease, worker: Worker | None = None) -> Callable[[], bool]:
         """Whether the worker under ``lease`` is to stop; if it drains, once its jobs have ended."""
-        self.has_served = self._serves = True
+        self.has_served = True
+        self._served_at = time.monotonic()
         return lambda: self._stopped or bool(lease.lost) or self._is_drained(worker)
 
     def _is_drained(self, worker: Worker | None) -> bool:

@@ -89,6 +89,8 @@ _OTHER = _Meaning(Course.END, BrokerError, "refused a command: {}")
 #: a script before Redis 7.
 _WRAPPED = re.compile(r"(?:because of: |: -)([A-Z]+)\b")
 _NO_ROOM = "max number of clients reached"
+#: How a script says that its caller may not run one of its commands.
+_NOT_IN_SCRIPT = "ACL failure in script"
 
 
 def code_of(error: redis.RedisError) -> str:
@@ -96,6 +98,8 @@ def code_of(error: redis.RedisError) -> str:
     text = str(error)
     if text.startswith(_NO_ROOM) or text.endswith(_NO_ROOM):
         return "MAXCLIENTS"
+    if _NOT_IN_SCRIPT in text:
+        return "NOPERM"
     code = error.status_code or text.partition(" ")[0]
     if code in ("EXECABORT", "ERR") and (wrapped := _WRAPPED.search(text)):
         return wrapped[1]

@@ -70,6 +70,10 @@ FOR_GOOD = {
         "refused the password",
     ),
     "NOPERM User u has no permissions to run the 'xadd' command": (BrokerError, "'xadd'"),
+    "ERR ACL failure in script: User u has no permissions to run the 'xadd' command": (
+        BrokerError,
+        "does not allow this user a command: .*'xadd'",
+    ),
     "MOVED 3999 10.0.0.7:6381": (BrokerError, "a node of a cluster"),
     "CROSSSLOT Keys in request don't hash to the same slot": (BrokerError, "a node of a cluster"),
     "WRONGTYPE Operation against a key holding the wrong kind of value": (

@@ -33,6 +33,9 @@ TRIAL_TOKENS = 32
 PLAIN = -1
 #: Tokens that the fastest round trip of a lone row counts for until some are decoded plainly.
 ESTIMATE_TOKENS = 128
+#: Longest time that tokens count for, relative to the mean time of so many by the same choice: what
+#: takes longer is an outage, of the broker or a worker, and no drafter's doing.
+MOST_TIMES = 32.0
 #: Weight of the exploration bonus: a rate after n of N tokens is raised by this * sqrt(ln N / n).
 EXPLORATION = 1.0
 
@@ -101,8 +104,12 @@ class DrafterBandit:
         if self._tokens >= self._counts_from:
             if self.choice == PLAIN and not self._history[PLAIN].tried:
                 self._history[PLAIN] = DrafterSpeed(warm=True, tried=True)
-            for speed in (self._own[self.choice], self._history[self.choice]):
-                speed.add(tokens - self._tokens, seconds - self._seconds)
+            count, took = tokens - self._tokens, seconds - self._seconds
+            known = self._history[self.choice]
+            if known.tried and known.tokens:
+                took = min(took, MOST_TIMES * count * known.seconds / known.tokens)
+            for speed in (self._own[self.choice], known):
+                speed.add(count, took)
             self._halve_when_full()
         self._tokens = tokens
         self._seconds = seconds

@@ -182,3 +182,28 @@ def test_without_lone_rows_plain_decoding_is_no_choice() -> None:
     known: dict[int, DrafterSpeed] = {}
     bandit = DrafterBandit(1, known)
     assert [bandit.update(tokens, float(tokens)) for tokens in range(1, 200)] == [0] * 199
+
+
+def test_an_outage_is_no_drafters_doing() -> None:
+    """Fifteen seconds in which the broker was full made every later job decode plainly."""
+    known: dict[int, DrafterSpeed] = {}
+    bandit = DrafterBandit(1, known)
+    tokens, seconds = 0, 0.0
+
+    def decode(count: int) -> list[int]:
+        nonlocal tokens, seconds
+        choices = []
+        for _ in range(count // 4):
+            choices.append(bandit.choice)
+            tokens += 4
+            seconds += 4 / (60 if bandit.choice == PLAIN else 90)
+            bandit.note_lone_row(1 / 60)
+            bandit.update(tokens, seconds)
+        return choices
+
+    decode(400)
+    seconds += 15.0
+    decode(8)
+    assert set(decode(400)) == {0}
+    bandit, tokens, seconds = DrafterBandit(1, known), 0, 0.0
+    assert set(decode(400)) == {0}
