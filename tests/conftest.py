@@ -29,12 +29,12 @@ hypothesis.settings.load_profile("gate")
 
 #: How often a live test is repeated before its failure counts.
 RERUNS = 2
-#: Files that take longest: begun last, they would leave one process alone at the end.
-LONGEST = ("tests/e2e/test_equality.py", "tests/testbed/proof/test_verify.py")
+#: The file that takes longest of the last ones: begun in its turn, it leaves one process alone.
+LONGEST = "tests/testbed/proof/test_verify.py"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first. Live tests may be unlucky; no other test is repeated."""
+    """The longest file first. Live tests may be unlucky; no other test is repeated."""
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
     for item in items:
         if item.get_closest_marker("live"):

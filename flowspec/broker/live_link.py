@@ -253,8 +253,8 @@ class LiveLink:
         ordered: bool = False,
     ) -> None:
         """Send ``commands`` to the control broker; ``taker`` takes their answers."""
+        self._takers.append(taker)  # first: what is posted is under way, though it may raise
         self._writes.post(commands, atomic=atomic, ordered=ordered)
-        self._takers.append(taker)
 
     def _note_last(self, op: Op) -> None:
         """Remember the last number of each run and receiver that went through the broker."""
