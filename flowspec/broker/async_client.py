@@ -48,6 +48,7 @@ class AsyncBrokerClient:
                 **OPTIONS,
             )
         self._redis = aio.Redis(connection_pool=pool)
+        self._broken = False
         self._closed = False
         self._is_open = False
         self._opening = asyncio.Lock()
@@ -56,7 +57,7 @@ class AsyncBrokerClient:
         """Connect; BrokerUnreachable if that fails. Every call does so if it was not done."""
         async with self._opening:
             if not self._is_open:
-                await self._retried(self._ping, away_seconds=FIRST_SECONDS)
+                await self._retried(self._ask_server, away_seconds=FIRST_SECONDS)
                 self._is_open = True
 
     async def run(self, *commands: Command) -> list[Any]:
@@ -75,6 +76,8 @@ class AsyncBrokerClient:
             await self.open()
 
         async def send() -> list[Any]:
+            if self._broken:  # before it is sent, a server that is away is waited for
+                await self._retried(self._ask_server)
             return await self._send([command])
 
         return (await self._retried(send, while_=is_refused_for_now))[0]
@@ -105,14 +108,17 @@ class AsyncBrokerClient:
         for command in commands:
             pipeline.execute_command(*command)
         try:
-            return without_errors(await cancellable(pipeline.execute(raise_on_error=False)))
+            answers = without_errors(await cancellable(pipeline.execute(raise_on_error=False)))
+            self._broken = False
+            return answers
         except redis.RedisError as error:
             if course_of(error) is Course.RECONNECT:
+                self._broken = True
                 await self._redis.connection_pool.disconnect(inuse_connections=False)
             raise
 
-    async def _ping(self) -> None:
-        await cancellable(self._redis.ping())
+    async def _ask_server(self) -> None:
+        await self._send([("INFO", "server")])  # a server that cannot save refuses PING
 
     async def close(self) -> None:
         """Close the connections; every later call raises ClientClosed."""

@@ -176,7 +176,7 @@ class Inbox:
     def _trim(self) -> None:
         """Remove what has been read, now and then, on a connection that no read blocks."""
         while self._trimmer.under_way > 1:
-            self._trimmer.collect()
+            self._trimmer.collect(at_once=True)
         if self._read_entries >= _TRIM_ENTRIES or self._read_bytes >= _TRIM_BYTES:
             behind = entries.after(self._cursor)
             self._trimmer.post([("XTRIM", self.announced.stream, "MINID", behind)])

@@ -240,7 +240,7 @@ class LiveLink:
             self._note_last(op)
             if isinstance(op, PutRows):
                 self._measure(op)
-        self._post(commands, partial(self._note_codes, ops), atomic=len(ops) > 1, ordered=True)
+        self._post(commands, partial(self._note_codes, ops), atomic=len(ops) > 1)
         while self._writes.under_way > MOST_UNDER_WAY or self._writes.silent:
             self._confirm()
 
@@ -250,11 +250,10 @@ class LiveLink:
         taker: Callable[[list[Any]], None],
         *,
         atomic: bool = False,
-        ordered: bool = False,
     ) -> None:
         """Send ``commands`` to the control broker; ``taker`` takes their answers."""
         self._takers.append(taker)  # first: what is posted is under way, though it may raise
-        self._writes.post(commands, atomic=atomic, ordered=ordered)
+        self._writes.post(commands, atomic=atomic)
 
     def _note_last(self, op: Op) -> None:
         """Remember the last number of each run and receiver that went through the broker."""

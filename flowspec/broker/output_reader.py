@@ -19,7 +19,7 @@ from flowspec.broker.connection import MAX_BLOCK_SECONDS
 from flowspec.broker.entries import order, xread
 from flowspec.broker.keys import Keys
 from flowspec.broker.replies import output_entries
-from flowspec.errors import BrokerError, WaitsEnded
+from flowspec.errors import BrokerError, BrokerFull, WaitsEnded
 from flowspec.observe import logger
 
 #: Most entries of one job per read.
@@ -101,9 +101,13 @@ class OutputReader:
             self._task = asyncio.create_task(self._keep(), name="outputs")
         elif not self._is_woken:
             self._is_woken = True
-            await self._client.run(
-                ("XADD", self._wake, "MAXLEN", 1, "*", "w", 1), ("PEXPIRE", self._wake, _WAKE_MS)
-            )
+            # A broker that takes no writes is read: the read that is under way ends by itself.
+            with contextlib.suppress(BrokerFull, TimeoutError):
+                async with asyncio.timeout(MAX_BLOCK_SECONDS):
+                    await self._client.run(
+                        ("XADD", self._wake, "MAXLEN", 1, "*", "w", 1),
+                        ("PEXPIRE", self._wake, _WAKE_MS),
+                    )
 
     async def _keep(self) -> None:
         try:

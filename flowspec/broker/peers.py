@@ -90,7 +90,7 @@ class PeerInbox:
 
     def collect(self) -> None:
         """Take the confirmation of the oldest entry; BrokerError if it was not written."""
-        answer, *length = self.client.collect()
+        answer, *length = self.client.collect(at_once=True)
         if answer is None:
             raise BrokerError("the inbox is gone from its server")
         if isinstance(answer, Exception):
@@ -112,7 +112,7 @@ def measure(client: PipelinedClient) -> MeasuredWay:
     def seconds(command: Command) -> float:
         began = time.perf_counter()
         client.post([command])
-        (answer,) = client.collect()
+        (answer,) = client.collect(at_once=True)
         if isinstance(answer, Exception):
             raise BrokerError(str(answer))
         return time.perf_counter() - began

@@ -3,7 +3,8 @@
 A sender over a link of 25 ms would otherwise stand still for 50 ms after every write, and a reader
 would ask for news in a round trip of its own. Commands that were sent and not answered when the
 connection breaks are sent again, in order, over the next one: only commands that may be sent twice.
-So are those that the server refuses for now, as one that is full does.
+So are those that the server refuses for now, as one that is full does, and behind them the scripts
+that found something missing before them.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ import redis
 from flowspec.broker.answers import Course, course_of, is_refused_for_now
 from flowspec.broker.connection import MAX_BLOCK_SECONDS, retrying, translate
 from flowspec.broker.redis_client import Command, ConnectedClient, in_transaction, pack
+from flowspec.core.protocol.codes import Code
 from flowspec.errors import BrokerError
 
 #: Oldest that an unanswered batch may be before its reply is waited for, seconds: a server that
 #: hangs is then noticed by the socket's timeout. Longer than any blocking read.
 SILENT_SECONDS = MAX_BLOCK_SECONDS + 3.0
-
+#: Codes of scripts that changed nothing; what was refused before them may have been missing.
+_UNCHANGED = (Code.GAP, Code.STALE, Code.FULL)
 
 T = TypeVar("T")
 
@@ -36,7 +39,6 @@ class _Batch:
     data: bytes
     commands: int
     atomic: bool
-    ordered: bool
     sent_at: float = 0.0
     answers: list[Any] | None = None
 
@@ -46,17 +48,24 @@ class _Batch:
         found = (answer for answer in self.answers or () if _is_to_repeat(answer))
         return next(found, None)
 
+    @property
+    def changed_nothing(self) -> bool:
+        """Whether a script has answered by a code of _UNCHANGED."""
+        codes = (answer if isinstance(answer, list) else [answer] for answer in self.answers or ())
+        return any(isinstance(code, int) and code in _UNCHANGED for part in codes for code in part)
+
 
 class PipelinedClient(ConnectedClient):
     """One connection for one thread; replies come in the order of the batches.
 
-    ``patient``: whether a lost connection is made again, and what is refused for now sent again,
-    for some seconds; if not, the first loss is an error, BrokerUnreachable, and a refusal a value.
+    ``patient``: whether a lost connection is made again, for some seconds; if not, the first loss
+    is an error, BrokerUnreachable.
     """
 
     def __init__(self, url: str, *, patient: bool = True) -> None:
         super().__init__(url)
         self._patient = patient
+        self._given_up = False
         self._under_way: deque[_Batch] = deque()
 
     @property
@@ -93,16 +102,13 @@ class PipelinedClient(ConnectedClient):
         except redis.ConnectionError:
             return True
 
-    def post(
-        self, commands: Sequence[Command], *, atomic: bool = False, ordered: bool = False
-    ) -> None:
+    def post(self, commands: Sequence[Command], *, atomic: bool = False) -> None:
         """Send ``commands``; ``collect`` returns their replies.
 
         ``atomic``: as one transaction, so that a blocked reader sees the effects of all or none.
-        ``ordered``: without effect unless all ordered commands before them have had theirs.
         """
         sent = in_transaction(commands) if atomic else commands
-        batch = _Batch(pack(sent), len(sent), atomic, ordered)
+        batch = _Batch(pack(sent), len(sent), atomic)
         is_lost = bool(self._under_way) and not self._connection.is_connected
         self._under_way.append(batch)
         try:
@@ -112,20 +118,20 @@ class PipelinedClient(ConnectedClient):
         except (redis.ConnectionError, redis.TimeoutError) as lost:
             self._resume(lost, self._reconnect)
 
-    def collect(self) -> list[Any]:
+    def collect(self, *, at_once: bool = False) -> list[Any]:
         """The replies to the oldest batch, waiting for them; errors of single commands as values.
 
-        What the server refuses for now is sent again for some seconds; if it lacks a script, all
-        scripts are loaded first. BrokerError if it goes on refusing, and if it has carried out
-        ordered commands behind a refused one: their order is lost.
+        What the server refuses for now is sent again for some seconds, unless ``at_once``; if it
+        lacks a script, all scripts are loaded first. BrokerError if it goes on refusing: what is
+        still under way is not waited for as long again.
         """
         batch = self._under_way[0]
         self._read(batch)
-        if self._patient and batch.refusal is not None:
+        if batch.refusal is not None and not (at_once or self._given_up):
             try:
                 retrying(self._send_again, self.url)
             except BrokerError:
-                self._patient = False  # what is still under way is not waited for as long again
+                self._given_up = True
                 raise
         self._under_way.popleft()
         assert batch.answers is not None
@@ -134,12 +140,11 @@ class PipelinedClient(ConnectedClient):
     def _send_again(self) -> None:
         """Send what was refused once more; raise the oldest batch's refusal if it is again."""
         self._read(self._under_way[-1])
-        self._check_order()
         refusals = [error for batch in self._under_way if (error := batch.refusal) is not None]
         if any(isinstance(error, redis.exceptions.NoScriptError) for error in refusals):
             self.call(lambda client: self.load_scripts())
         if any(course_of(error) is Course.RECONNECT for error in refusals):
-            self._broken = True
+            self._leave()
             self._guarded(self._reconnect)
         else:
             self._send_open()
@@ -147,16 +152,6 @@ class PipelinedClient(ConnectedClient):
         self._read(oldest)
         if oldest.refusal is not None:
             raise oldest.refusal
-
-    def _check_order(self) -> None:
-        """Raise the error of a refused command if ordered ones behind it were carried out."""
-        refused: redis.RedisError | None = None
-        for batch in self._under_way:
-            for answer in batch.answers or () if batch.ordered else ():
-                if _is_to_repeat(answer):
-                    refused = refused or answer
-                elif refused is not None:
-                    raise translate(refused, self.url)
 
     def _read(self, last: _Batch) -> None:
         """Read the replies up to those to ``last``."""
@@ -176,7 +171,7 @@ class PipelinedClient(ConnectedClient):
         """``again()`` over a new connection, tried for some seconds; BrokerUnreachable after it."""
         if not self._patient:
             raise translate(lost, self.url) from None
-        self._broken = True
+        self._leave()
         return retrying(lambda: self._guarded(again), self.url)
 
     def _read_again(self, last: _Batch) -> None:
@@ -190,11 +185,14 @@ class PipelinedClient(ConnectedClient):
         self._send_open()
 
     def _send_open(self) -> None:
-        """Send what is not answered, or was refused, in order."""
+        """Send again, in order, what is not answered, was refused, or missed what was refused."""
+        is_behind = False
         for batch in self._under_way:
-            if batch.answers is None or batch.refusal is not None:
+            is_refused = batch.refusal is not None
+            if batch.answers is None or is_refused or (is_behind and batch.changed_nothing):
                 batch.answers = None
                 self._send_batch(batch)
+            is_behind = is_behind or is_refused
 
     def _send_batch(self, batch: _Batch) -> None:
         batch.sent_at = time.monotonic()

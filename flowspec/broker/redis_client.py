@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import redis
 
-from flowspec.broker.answers import Course, course_of, is_refused_for_now
+from flowspec.broker.answers import Course, code_of, course_of, is_refused_for_now
 from flowspec.broker.connection import FIRST_SECONDS, connect, redact, retrying
 from flowspec.broker.scripts import load
 from flowspec.errors import BrokerError, BrokerUnreachable, ClientClosed
@@ -59,9 +59,13 @@ class BrokerClient:
             return call()
         except redis.RedisError as error:
             if course_of(error) is Course.RECONNECT:
-                self._broken = True
-                self._disconnect()
+                self._leave()
             raise
+
+    def _leave(self) -> None:
+        """Connect anew before the next call, perhaps to another server."""
+        self._broken = True
+        self._disconnect()
 
     def _disconnect(self) -> None:
         """Close the connections that nobody uses now: the next ones may lead to another server."""
@@ -82,6 +86,8 @@ class BrokerClient:
         """
 
         def send() -> list[Any]:
+            # Before it is sent, a server that is away is waited for.
+            retrying(lambda: self._guarded(lambda: None), self.url)
             return self._guarded(lambda: self._send([command], False))
 
         return retrying(send, self.url, while_=is_refused_for_now)[0]
@@ -174,9 +180,13 @@ class ConnectedClient(BrokerClient):
 
     def _reply(self) -> Any:
         try:
-            return self._connection.read_response()
-        except redis.ResponseError as error:
-            return error
+            return self._connection.read_response(disconnect_on_error=False)
+        except BaseException as error:
+            # Some answers are connection errors to redis-py, which would lose those behind them.
+            if isinstance(error, redis.RedisError) and code_of(error):
+                return error
+            self._connection.disconnect()
+            raise
 
     def _disconnect(self) -> None:
         """Close all connections; replies that have not come are not waited for."""

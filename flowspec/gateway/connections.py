@@ -64,8 +64,12 @@ class BoundedProtocol(H11Protocol):
             self.transport.close()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Keep the connection until a request that has come as a whole is answered."""
-        if not self._answers or self.cycle.more_body:
+        """Keep the connection until a request that has come as a whole is answered.
+
+        Not one of HTTP/1.0, which cannot be asked whether its client has left.
+        """
+        is_old = self.conn.their_http_version == b"1.0"
+        if is_old or not self._answers or self.cycle.more_body:
             return False
         if not self._is_half_closed:
             self._is_half_closed = True
@@ -73,15 +77,11 @@ class BoundedProtocol(H11Protocol):
         return True
 
     def _probe(self) -> None:
-        """Write to a half-closed client: one that has left altogether refuses what comes.
-
-        HTTP/1.0 has no such message: there it is noticed at the answer.
-        """
+        """Write to a half-closed client: one that has left altogether refuses what comes."""
         if self.transport.is_closing() or not self._answers or self.cycle.response_started:
             return
-        if self.conn.their_http_version != b"1.0":
-            processing = h11.InformationalResponse(status_code=102, headers=[], reason="Processing")
-            self.transport.write(self.conn.send(processing) or b"")
+        processing = h11.InformationalResponse(status_code=102, headers=[], reason="Processing")
+        self.transport.write(self.conn.send(processing) or b"")
         self.loop.call_later(PROBE_SECONDS, self._probe)
 
     def _expect_head(self, seconds: float) -> None:

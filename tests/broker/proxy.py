@@ -16,13 +16,14 @@ class Proxy:
 
     ``lose_replies(n)`` drops the next n replies and closes their connections. ``refuse(answer, n)``
     has the server answer ``answer`` to the next n commands or transactions that are no handshake,
-    without carrying them out.
+    without carrying them out; if there are any names in ``only``, to commands of these.
     """
 
     def __init__(self, target: str | tuple[str, int], path: Path) -> None:
         self.target = target
         self._to_lose = 0
         self.to_refuse = 0
+        self.only: tuple[bytes, ...] = ()
         self._refusal = ""
         self.lost = 0
         self._listener = socket.socket(socket.AF_UNIX)
@@ -44,14 +45,25 @@ class Proxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
-            if isinstance(self.target, str):
-                server = socket.socket(socket.AF_UNIX)
-                server.connect(self.target)
-            else:
-                server = socket.create_connection(self.target)
+            try:
+                server = self._connected()
+            except OSError:  # to the client, too, nobody is there
+                client.close()
+                continue
             self._sockets += [client, server]
             threading.Thread(target=self._pump, args=(client, server, False), daemon=True).start()
             threading.Thread(target=self._pump, args=(server, client, True), daemon=True).start()
+
+    def _connected(self) -> socket.socket:
+        if not isinstance(self.target, str):
+            return socket.create_connection(self.target)
+        server = socket.socket(socket.AF_UNIX)
+        try:
+            server.connect(self.target)
+        except OSError:
+            server.close()
+            raise
+        return server
 
     def _replaced(self, data: bytes) -> bytes:
         """The whole commands in ``data``, those to be refused as commands that are answered so."""
@@ -68,7 +80,7 @@ class Proxy:
                 is_aborted = True
             elif is_aborted:
                 sent += _answering(self._refusal)
-            elif name not in _HANDSHAKE and self.to_refuse:
+            elif self.to_refuse and (name in self.only or not self.only) and name not in _HANDSHAKE:
                 self.to_refuse -= 1
                 sent += _answering(self._refusal)
             else:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import re
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -17,6 +18,7 @@ from flowspec.broker import incoming as module
 from flowspec.broker import pipelined_client
 from flowspec.broker.answers import error_of
 from flowspec.broker.async_client import AsyncBrokerClient
+from flowspec.broker.async_control import AsyncRedisControl
 from flowspec.broker.connection import connect, retrying
 from flowspec.broker.inbox import free_port
 from flowspec.broker.incoming import open_incoming
@@ -28,6 +30,7 @@ from flowspec.broker.redis_client import BrokerClient, DirectClient
 from flowspec.broker.redis_control import RedisControl
 from flowspec.broker.redis_link import last_id
 from flowspec.broker.server import Listen, PrivateBroker
+from flowspec.core.protocol.codes import Code
 from flowspec.errors import BrokerError, BrokerFull, BrokerUnreachable
 from tests.addresses import D0, S1
 from tests.broker.conftest import Rig, commit, send
@@ -138,37 +141,84 @@ def test_batches_under_way_are_sent_again_in_their_order(
         refusing.refuse(answer, 3)
         for number in range(3):
             commands = [("RPUSH", "list", number)] * (2 if atomic else 1)
-            user.post(commands, atomic=atomic, ordered=True)
+            user.post(commands, atomic=atomic)
         for _ in range(3):
             assert all(isinstance(one, int) for one in user.collect()), answer
+        assert refusing.to_refuse == 0
         found = [int(number) for number in client.lrange("list", 0, -1)]
         assert found == [number for number in range(3) for _ in range(1 + atomic)], answer
+    for answer, (error, said) in FOR_GOOD.items():
+        refusing.refuse(answer, 1)
+        user.post([("RPUSH", "list", 0)] * (2 if atomic else 1), atomic=atomic)
+        user.post([("RPUSH", "list", 1)])
+        for refused in user.collect():
+            assert isinstance(refused, redis.RedisError)
+            assert re.search(said, str(told := error_of(refused, "h"))), answer
+            assert type(told) is error
+        assert [type(one) for one in user.collect()] == [int], answer
     user.close()
 
 
-def test_what_was_carried_out_too_early_is_an_error(proxy: tuple[Proxy, str]) -> None:
+#: Adds a number behind the one before it; GAP if that is not there, FULL at the key's cap.
+NEXT = """
+local size = redis.call('LLEN', KEYS[1])
+if size > tonumber(ARGV[1]) then return 1 end
+if size < tonumber(ARGV[1]) then return %d end
+redis.call('RPUSH', KEYS[1], ARGV[1])
+return 0
+"""
+
+
+@pytest.mark.parametrize("code", [Code.GAP, Code.STALE, Code.FULL])
+@pytest.mark.parametrize("bundled", [False, True])
+@pytest.mark.parametrize("lost", [0, 1])
+def test_what_missed_a_refused_command_is_sent_again(
+    proxy: tuple[Proxy, str], client: redis.Redis, code: Code, bundled: bool, lost: int
+) -> None:
     refusing, url = proxy
     user = PipelinedClient(url)
-    refusing.refuse("OOM command not allowed when used memory > 'maxmemory'.", 1)
-    user.post([("SADD", "set", 1)], ordered=True)
-    user.post([("SADD", "set", 2)])  # where order does not matter
-    user.post([("SADD", "set", 3)])
-    assert user.collect() == user.collect() == user.collect() == [1]
-    refusing.refuse("OOM command not allowed when used memory > 'maxmemory'.", 1)
-    user.post([("SADD", "set", 4)], ordered=True)
-    user.post([("SADD", "set", 5)], ordered=True)
-    with pytest.raises(BrokerFull, match="out of memory"):
-        user.collect()
+    text = NEXT % code
+    if bundled:
+        text = text.replace("return 0", "return {0}").replace(f"return {int(code)}", "return {%d}")
+        text %= code
+    for answer in FOR_NOW:
+        client.delete("list", "set")
+        refusing.refuse(answer, 1)
+        user.post([("EVAL", text, 1, "list", 0)])
+        user.post([("EVAL", text, 1, "list", 1)])
+        user.post([("SADD", "set", 1)])
+        until(lambda: refusing.to_refuse == 0 and client.scard("set"))
+        refusing.lose_replies(lost)
+        user.post([("EVAL", text, 1, "list", 2)])
+        answers = [user.collect()[0] for _ in range(4)]
+        assert client.lrange("list", 0, -1) == [b"0", b"1", b"2"], answer
+        assert code not in [one[0] if isinstance(one, list) else one for one in answers], answer
+    user.close()
+
+
+def test_what_misses_something_without_a_refusal_is_told(
+    proxy: tuple[Proxy, str], client: redis.Redis
+) -> None:
+    _, url = proxy
+    user = PipelinedClient(url)
+    for number in (1, 0):
+        user.post([("EVAL", NEXT % Code.GAP, 1, "list", number)])
+    assert [user.collect(), user.collect()] == [[Code.GAP], [Code.OK]]
     user.close()
 
 
 @pytest.mark.parametrize("near", [True, False])
+@pytest.mark.parametrize("patient", [True, False])
 def test_a_worker_reads_on(
-    proxy: tuple[Proxy, str], client: redis.Redis, near: bool, monkeypatch: pytest.MonkeyPatch
+    proxy: tuple[Proxy, str],
+    client: redis.Redis,
+    near: bool,
+    patient: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     refusing, url = proxy
     monkeypatch.setattr(module, "NEAR_SECONDS", 10.0 if near else 0.0)
-    incoming = open_incoming(url, {"s": "0-0"})
+    incoming = open_incoming(url, {"s": "0-0"}, patient=patient)
     for number, answer in enumerate(FOR_NOW):
         refusing.refuse(answer, 2)
         client.xadd("s", {"n": 2 * number})
@@ -178,11 +228,21 @@ def test_a_worker_reads_on(
         def complete(found: list[int] = found) -> bool:
             arrived = incoming.take(waited=True) if incoming.news else ()
             found += [int(flat[1]) for _, entries in arrived for _, flat in entries]
-            return len(found) == 2
+            return len(found) == 2 and refusing.to_refuse == 0
 
         until(complete)
         assert found == [2 * number, 2 * number + 1], answer
     incoming.close()
+    for answer, (error, said) in FOR_GOOD.items():
+        incoming = open_incoming(url, {"s": "0-0"}, patient=patient)
+        until(partial(getattr, incoming, "news"))
+        assert incoming.take(waited=True)
+        refusing.refuse(answer, 1)
+        client.xadd("s", {"n": 0})  # ends the read that is under way
+        with pytest.raises(error, match=said):
+            while True:
+                incoming.take(waited=True)
+        incoming.close()
 
 
 def test_asynchronous_clients_read_and_write_on(
@@ -214,9 +274,90 @@ def test_asynchronous_clients_read_and_write_on(
             assert entry.fields == {"n": str(number)}, answer
             reader.leave(feed)
         await reader.close()
+        for answer, (error, said) in FOR_GOOD.items():
+            feed = await reader.follow("1-1", f"{len(FOR_NOW)}-1")
+            refusing.refuse(answer, 1)
+            client.xadd(Keys().out("1-1"), {"n": 0})
+            with pytest.raises(error, match=said):
+                while True:
+                    await feed.take(30.0)
+            assert refusing.to_refuse == 0
+        await reader.close()
         await user.close()
 
     asyncio.run(check())
+
+
+def test_an_asynchronous_client_submits_once(proxy: tuple[Proxy, str], client: redis.Redis) -> None:
+    refusing, url = proxy
+
+    async def check() -> None:
+        control = AsyncRedisControl(url, Keys())
+        await control.open()
+        for number, answer in enumerate(FOR_NOW):
+            refusing.refuse(answer, 3)
+            await control.submit({"prompt": answer})
+            assert client.xlen(JOBS) == number + 1, answer
+        for answer, (error, said) in FOR_GOOD.items():
+            refusing.refuse(answer, 1)
+            with pytest.raises(error, match=said):
+                await control.submit({"prompt": answer})
+        assert client.xlen(JOBS) == len(FOR_NOW)
+        await control.close()
+
+    asyncio.run(check())
+
+
+def test_a_refused_command_waits_for_a_server_that_is_away_next(
+    proxy: tuple[Proxy, str], client: redis.Redis
+) -> None:
+    """A primary that became a replica, and an address that leads nowhere for a while."""
+    refusing, url = proxy
+    target = refusing.target
+
+    def leave() -> threading.Timer:
+        refusing.refuse("READONLY You can't write against a read only replica.", 1)
+        refusing.target = f"{target}.gone"
+        back = threading.Timer(1.0, setattr, [refusing, "target", target])
+        back.start()
+        return back
+
+    for kind in (BrokerClient, DirectClient):
+        user = kind(url)
+        back = leave()
+        user.once(("SADD", "set", kind.__name__))
+        back.join()
+        user.close()
+
+    async def check() -> None:
+        user = AsyncBrokerClient(url)
+        await user.open()
+        back = leave()
+        await user.once(("SADD", "set", "asynchronous"))
+        back.join()
+        await user.close()
+
+    asyncio.run(check())
+    assert client.scard("set") == 3
+
+
+def test_a_server_that_cannot_save_is_read(proxy: tuple[Proxy, str], client: redis.Redis) -> None:
+    """It refuses writes, and PING."""
+    refusing, url = proxy
+    client.xadd("s", {"n": 1})
+
+    async def check() -> None:
+        user = AsyncBrokerClient(url)
+        await user.open()
+        await user.close()
+
+    refusing.refuse("MISCONF Valkey is configured to save RDB snapshots, but it can't", 1000)
+    refusing.only = (b"PING", b"XADD")
+    asyncio.run(check())
+    incoming = open_incoming(url, {"s": "0-0"})
+    assert until(lambda: incoming.take(waited=True))
+    incoming.close()
+    assert refusing.to_refuse == 1000
 
 
 def test_a_reader_begins_behind_what_was_there_before(
@@ -328,13 +469,35 @@ def test_a_worker_waits_for_a_full_broker(
     rig.close()
 
 
+def test_outputs_of_a_full_broker_are_read(
+    server: PrivateBroker, client: redis.Redis, full: Callable[[bool], None]
+) -> None:
+    for job in ("1-1", "2-2"):
+        client.xadd(Keys().out(job), {"n": job})
+
+    async def check() -> None:
+        user = AsyncBrokerClient(server.url)
+        reader = OutputReader(user, Keys())
+        first = await reader.follow("1-1", "0")
+        assert len(await first.take(30.0)) == 1
+        full(True)
+        second = await reader.follow("2-2", "0")
+        (entry,) = await second.take(30.0)
+        assert entry.fields == {"n": "2-2"}
+        full(False)
+        await reader.close()
+        await user.close()
+
+    asyncio.run(check())
+
+
 def test_a_worker_gives_up_a_broker_that_stays_full_in_one_line(
     server: PrivateBroker,
     client: redis.Redis,
     full: Callable[[bool], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    impatient = functools.partial(retrying, seconds=0.3)
+    impatient = partial(retrying, seconds=0.3)
     monkeypatch.setattr(pipelined_client, "retrying", impatient)
     rig = Rig(url=server.url)
     draft = LiveLink(server.url, Keys(), D0, 2)
@@ -350,8 +513,18 @@ def test_a_worker_gives_up_a_broker_that_stays_full_in_one_line(
     rig.close()
 
 
-def test_readers_and_writers_outlive_a_failover(tmp_path: Path) -> None:
-    """The address leads to the replica once it is promoted; the old primary follows it."""
+@dataclass(frozen=True)
+class Failover:
+    """A replica, and how it becomes the primary to which ``url`` leads."""
+
+    url: str
+    new: redis.Redis
+    promote: Callable[[], None]
+
+
+@pytest.fixture
+def failover(tmp_path: Path) -> Iterator[Failover]:
+    """Connections to the old primary stay open, as its address leads to another server."""
     ports = free_port("127.0.0.1"), free_port("127.0.0.1")
     with (
         PrivateBroker(listen=Listen("127.0.0.1", ports[0])) as first,
@@ -367,26 +540,48 @@ def test_readers_and_writers_outlive_a_failover(tmp_path: Path) -> None:
         new.replicaof("127.0.0.1", ports[0])
         until(lambda: new.info("replication")["master_link_status"] == "up")
         proxy = Proxy(("127.0.0.1", ports[0]), tmp_path / "p")
-        url = f"unix://:{secret}@{tmp_path / 'p'}"
 
-        async def check() -> None:
-            user = AsyncBrokerClient(url)
-            reader = OutputReader(user, Keys())
-            feed = await reader.follow("1-1", "0")
-            await user.run(("XADD", Keys().out("1-1"), "1-1", "n", 1))
-            assert len(await feed.take(30.0)) == 1
-            until(lambda: new.exists(Keys().out("1-1")))
+        def promote() -> None:
+            old.set("written", 1)
+            until(lambda: new.exists("written"))
             new.replicaof("NO", "ONE")
             proxy.target = ("127.0.0.1", ports[1])
             old.replicaof("127.0.0.1", ports[1])
-            await user.run(("XADD", Keys().out("1-1"), "2-1", "n", 2))
-            (entry,) = await feed.take(30.0)
-            assert entry.fields == {"n": "2"}
-            assert new.xlen(Keys().out("1-1")) == 2
-            await reader.close()
-            await user.close()
 
-        asyncio.run(check())
+        yield Failover(f"unix://:{secret}@{tmp_path / 'p'}", new, promote)
         proxy.close()
         for server in (old, new):
             server.close()
+
+
+def test_clients_outlive_a_failover(failover: Failover) -> None:
+    async def check() -> None:
+        user = AsyncBrokerClient(failover.url)
+        reader = OutputReader(user, Keys())
+        feed = await reader.follow("1-1", "0")
+        await user.run(("XADD", Keys().out("1-1"), "1-1", "n", 1))
+        assert len(await feed.take(30.0)) == 1
+        failover.promote()
+        await user.run(("XADD", Keys().out("1-1"), "2-1", "n", 2))
+        (entry,) = await feed.take(30.0)
+        assert entry.fields == {"n": "2"}
+        assert failover.new.xlen(Keys().out("1-1")) == 2
+        await reader.close()
+        await user.close()
+
+    asyncio.run(check())
+
+
+def test_a_worker_notices_a_failover(failover: Failover) -> None:
+    """It begins anew: the end of what it has written may be lost."""
+    writes = PipelinedClient(failover.url)
+    writes.call(lambda client: client.ping())  # leaves a connection in the pool
+    link = LiveLink(failover.url, Keys(), D0, 2)
+    failover.promote()
+    writes.post([("SADD", "set", 1)])
+    with pytest.raises(BrokerUnreachable, match="was restarted; what ran on it is lost"):
+        writes.collect()
+    with pytest.raises(BrokerUnreachable, match="was restarted; what ran on it is lost"):
+        until(lambda: link.read(0.05) and False)
+    for end in (writes, link):
+        end.close()

@@ -498,9 +498,8 @@ def test_a_server_that_refuses_to_tell_a_length_breaks_the_link_only(
     pair.open()
     inbox = pair.peers.get(S1)
     assert inbox is not None
-    monkeypatch.setattr(
-        inbox.client, "collect", lambda: [b"1-1", redis.ResponseError("NOPERM no xlen for you")]
-    )
+    answers = [b"1-1", redis.ResponseError("NOPERM no xlen for you")]
+    monkeypatch.setattr(inbox.client, "collect", lambda *, at_once: answers)
     pair.draft.write([send(S1, pair.job, 2, segment(pair.job, 1))])
     until(lambda: pair.draft.read(0.01) is not None and pair.peers.get(S1) is None)
     assert "no xlen for you" in str(pair.peers.facts())

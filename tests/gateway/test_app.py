@@ -546,21 +546,24 @@ def test_a_job_that_another_program_cancels_is_an_answer_of_503(
 # ---- disconnects ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", ["1.0", "1.1"])
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_has_closed_its_side_gets_its_answer(
-    web: httpx2.Client, broker: PrivateBroker, version: str, stream: bool
-) -> None:
-    """As ``nc -N`` does."""
-    body = json.dumps(CHAT | {"max_tokens": 5, "stream": stream}).encode()
+def answer_to_a_closed_side(web: httpx2.Client, version: str, body: dict[str, object]) -> bytes:
+    """What a client gets that sends a request and closes its side, as ``nc -N`` does."""
+    data = json.dumps(body).encode()
     head = (
         f"POST /v1/chat/completions HTTP/{version}\r\nHost: localhost\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
     )
     with socket.create_connection((web.base_url.host, int(web.base_url.port or 80)), 60) as asking:
-        asking.sendall(head.encode() + body)
+        asking.sendall(head.encode() + data)
         asking.shutdown(socket.SHUT_WR)
-        answer = b"".join(iter(lambda: asking.recv(4096), b""))
+        return b"".join(iter(lambda: asking.recv(4096), b""))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_has_closed_its_side_gets_its_answer(
+    web: httpx2.Client, broker: PrivateBroker, stream: bool
+) -> None:
+    answer = answer_to_a_closed_side(web, "1.1", CHAT | {"max_tokens": 5, "stream": stream})
     answer = answer.replace(b"HTTP/1.1 102 Processing\r\n\r\n", b"")
     assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
     _, _, text = answer.partition(b"\r\n\r\n")
@@ -568,6 +571,17 @@ def test_a_client_that_has_closed_its_side_gets_its_answer(
         assert b"data: [DONE]" in text
     else:
         assert json.loads(text)["choices"] == chat(web, max_tokens=5)["choices"]
+    wait_until_idle(broker)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_of_http_1_0_that_closes_its_side_has_left(
+    web: httpx2.Client, broker: PrivateBroker, stream: bool
+) -> None:
+    """As nginx does for a client that has left: its jobs end."""
+    assert b"finish_reason" not in answer_to_a_closed_side(
+        web, "1.0", CHAT | {"max_tokens": 480, "stream": stream}
+    )
     wait_until_idle(broker)
 
 
