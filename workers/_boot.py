@@ -174,27 +174,26 @@ class Process:
     @contextmanager
     def leased(self, role: str, facts: Callable[[], dict[str, object]]) -> Iterator[Lease]:
         """Hold the lease on ``role``, over a connection of its own. LeaseLost if it is lost."""
-        control = self.control()
-        lease = Lease(
-            control,
-            role,
-            lambda: {STATE: self.state, "setup": self._setup, **facts()},
-            on_hung=lambda reason: _give_up(role, reason),
-        )
-        leaves = False
-        lease.take()
-        try:
-            yield lease
-            if lease.lost:
-                raise LeaseLost(lease.lost)
-            leaves = True
-        except (BrokerUnreachable, BrokerFull):
-            lease.by_broker = True
-            raise
-        finally:
-            # A lost broker is not the loss of a worker, which its jobs may be to blame for.
-            lease.release(leaves=leaves or lease.by_broker)
-            control.close()
+        with closing(self.control()) as control:
+            lease = Lease(
+                control,
+                role,
+                lambda: {STATE: self.state, "setup": self._setup, **facts()},
+                on_hung=lambda reason: _give_up(role, reason),
+            )
+            leaves = False
+            lease.take()
+            try:
+                yield lease
+                if lease.lost:
+                    raise LeaseLost(lease.lost)
+                leaves = True
+            except (BrokerUnreachable, BrokerFull):
+                lease.by_broker = True
+                raise
+            finally:
+                # A lost broker is not the loss of a worker, which its jobs may be to blame for.
+                lease.release(leaves=leaves or lease.by_broker)
 
     def free_role(self, roles: Iterable[str]) -> str | None:
         """Wait until one of ``roles`` has no holder at two looks; None: a signal asks to stop.
@@ -241,15 +240,16 @@ class Process:
                 if not self.has_served:
                     raise
                 now = time.monotonic()
+                again_at = now
                 if lost_at is None or (self._served_at and now - self._served_at > _STEADY_SECONDS):
                     lost_at = now
                 elif now - lost_at > JOIN_SECONDS:
                     raise  # from a broker that answers, and takes no writes or refuses some
                 else:
-                    time.sleep(_AGAIN_SECONDS)
+                    again_at = now + _AGAIN_SECONDS
                 self.state = JOINING
                 note(f"{lost}; joins again")
-                self._wait_for_pipeline(needs_record=not writes_record)
+                self._wait_for_pipeline(again_at, needs_record=not writes_record)
 
     @contextmanager
     def _held(self, role: str, facts: Facts, before: Lease | None) -> Iterator[Lease]:
@@ -260,14 +260,18 @@ class Process:
         with self.leased(role, facts) as lease:
             yield lease
 
-    def _wait_for_pipeline(self, *, needs_record: bool) -> None:
+    def _wait_for_pipeline(self, after: float, *, needs_record: bool) -> None:
         """Wait until the broker is there, and the pipeline's record; a bounded time.
+
+        And until ``after`` on the monotonic clock.
 
         ClusterError if the pipeline has been set up anew: this worker was built for another one.
         """
         deadline = time.monotonic() + JOIN_SECONDS
         while not self._stopped:
             time.sleep(_JOIN_LOOK_SECONDS)
+            if time.monotonic() < after:
+                continue
             try:
                 with closing(self.control()) as control:
                     record = control.pipeline()

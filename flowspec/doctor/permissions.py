@@ -70,34 +70,43 @@ COMMANDS = (
 
 
 def refused(client: redis.Redis) -> tuple[str, ...]:
-    """The commands that the server at ``client`` refuses, each as ``NAME on KEY``."""
+    """The commands that the server at ``client`` refuses, each as ``NAME on KEY``.
+
+    RedisError if it takes no transaction for now.
+    """
     pool = client.connection_pool
     connection: Any = pool.get_connection()
     try:
-        # Alone, since the others would be run if it were refused.
-        if _refusals(connection, [("MULTI",)]) == [True]:
+        # Alone, since the others would be run without it.
+        (error,) = _errors(connection, [("MULTI",)])
+        if error is not None and is_refused_for_now(error):
+            raise error
+        if error is not None:
             return ("MULTI",)
-        refusals = _refusals(connection, [*COMMANDS, ("DISCARD",)])
+        errors = _errors(connection, [*COMMANDS, ("DISCARD",)])
     finally:
         connection.disconnect()
         pool.release(connection)
+    # A full broker's answer is nothing about this user.
     return tuple(
-        _shown(command) for command, answer in zip(COMMANDS, refusals, strict=False) if answer
+        _shown(command)
+        for command, error in zip(COMMANDS, errors, strict=False)
+        if error is not None and not is_refused_for_now(error)
     )
 
 
-def _refusals(connection: Any, commands: Sequence[Command]) -> list[bool]:
-    """Whether each of ``commands``, sent in one round trip, is answered by an error."""
+def _errors(connection: Any, commands: Sequence[Command]) -> list[redis.ResponseError | None]:
+    """The errors by which ``commands``, sent in one round trip, are answered; None: by none."""
     connection.send_packed_command([pack(commands)])
-    return [_is_error(connection) for _ in commands]
+    return [_error(connection) for _ in commands]
 
 
-def _is_error(connection: Any) -> bool:
+def _error(connection: Any) -> redis.ResponseError | None:
     try:
         connection.read_response()
     except redis.ResponseError as error:
-        return not is_refused_for_now(error)  # a full broker's answer is nothing about this user
-    return False
+        return error
+    return None
 
 
 def _shown(command: tuple[str, ...]) -> str:

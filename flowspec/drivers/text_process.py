@@ -38,8 +38,9 @@ TEXT_SECONDS = 60.0
 TEMPLATE_BYTES = 1 << 30
 #: Asks for the ids that end a text.
 _ENDS = "ends"
-#: In the place of a number: whether the chat template runs.
+#: In the place of a number: whether the chat template runs; that the tokenizer is loaded.
 _TEMPLATE = 0
+_LOADED = -1
 
 
 class TextProcess:
@@ -51,6 +52,7 @@ class TextProcess:
     def __init__(self, *, forks: bool) -> None:
         self._folder: Path | None = None
         self._number = 0
+        self._work: Encoding | str = _ENDS
         self._start("fork" if forks else "spawn")
 
     def open(self, folder: Path) -> frozenset[int] | None:
@@ -59,6 +61,7 @@ class TextProcess:
         None: its chat template, which names one of them, fails.
         """
         self._folder = folder
+        self._loaded = False
         self._send(folder)
         self.begin(_ENDS)
         found = self._answer(TEXT_SECONDS)
@@ -77,7 +80,9 @@ class TextProcess:
         self._number += 1
         self._asked = True
         self._due = time.monotonic() + TEMPLATE_SECONDS + 2 * TEXT_SECONDS
-        self._send(work)
+        self._work = work
+        if self._loaded:  # one that starts takes no large text, and the sender would wait for it
+            self._send(work)
 
     def drop(self) -> None:
         """Forget the work in hand."""
@@ -104,25 +109,42 @@ class TextProcess:
             try:
                 if self._connection.poll(max(0.0, until - time.monotonic())):
                     number, found = self._connection.recv()
-                    if number == _TEMPLATE:
-                        self._templates = found
-                    elif number == self._number:  # others are of work that was dropped
+                    if number == self._number:
                         self._asked = False
+                        self._answered = number
                         return found
+                    self._note(number, found)
                     continue
+                if time.monotonic() < self._due:
+                    break
             except (EOFError, OSError):
-                return self._end()
-            if time.monotonic() < self._due:
-                break
-            return self._end()
+                pass  # as of one that does not answer
+            if (failed := self._end()) is not None:
+                return failed
         return None
 
-    def _end(self) -> EncodeFailed:
-        """End a process that answers no more; what has become of its work."""
+    def _note(self, number: int, found: Any) -> None:
+        """Note what is no answer to the work in hand: it may be to work that was dropped."""
+        if number == _TEMPLATE:
+            self._templates = found
+        elif number == _LOADED:
+            self._loaded = True
+            self._send(self._work)
+        else:
+            self._answered = number
+
+    def _end(self) -> EncodeFailed | None:
+        """End a process that answers no more; what has become of its work.
+
+        None: it was at work that was dropped, and what was asked after that begins anew.
+        """
         self._process.join(1.0)  # one that has closed its connection is ending
         status = self._process.exitcode
         self.close()
         self._asked = False
+        if self._loaded and self._answered < self._number - 1:  # else nothing was dropped
+            self.begin(self._work)
+            return None
         seconds = TEMPLATE_SECONDS if self._templates else TEXT_SECONDS
         why = (
             f"took longer than {seconds:g} s"
@@ -138,7 +160,8 @@ class TextProcess:
         self._process = context.Process(target=_serve, args=(other, self._connection), daemon=True)
         self._process.start()
         other.close()
-        self._ended = self._asked = self._templates = False
+        self._ended = self._asked = self._templates = self._loaded = False
+        self._answered = self._number
 
     def _send(self, what: object) -> None:
         with contextlib.suppress(OSError):  # of a process that has ended: the next answer tells
@@ -160,6 +183,7 @@ def _serve(connection: Connection, parents: Connection) -> None:
             signal.setitimer(signal.ITIMER_REAL, TEXT_SECONDS)
             if isinstance(work, Path):
                 tokenizer = Tokenizer(open_directory(str(work)), partial(_bounds, connection))
+                connection.send((_LOADED, True))
             else:
                 assert tokenizer is not None
                 connection.send((number, _found(tokenizer, work)))

@@ -105,7 +105,7 @@ class Tokenizer:
 
     def _ends_of_turn(self) -> frozenset[int]:
         answer = _unused_mark([])
-        _, _, behind = self._example("a", answer).partition(answer)
+        _, _, behind = self._example(("user", "a"), ("assistant", answer)).partition(answer)
         found = _any_of(self._added).match(behind.lstrip())
         return frozenset({self._added[found[0]]}) if found else frozenset()
 
@@ -115,17 +115,17 @@ class Tokenizer:
 
         DeepSeek's models for example do not mark those that begin a turn as special.
         """
-        text = self._example("a", "b", "a")
+        turns = ("user", "a"), ("assistant", "b"), ("user", "a")
+        text = self._example(*turns) + self._example(("system", "c"), *turns)
         own = {word for word in self._added if word in text and any(map(str.isalnum, word))}
         return frozenset(self._special | own)
 
-    def _example(self, question: str, answer: str, *further: str) -> str:
-        """What the template makes of a conversation; empty: it cannot."""
+    def _example(self, *turns: tuple[str, str]) -> str:
+        """What the template makes of ``turns``, each a role and a text; empty: it cannot."""
         if not self.has_chat_template:
             return ""
-        said = [("user", question), ("assistant", answer), *(("user", more) for more in further)]
         try:
-            return self._templated([{"role": role, "content": content} for role, content in said])
+            return self._templated([{"role": role, "content": text} for role, text in turns])
         except Exception:  # noqa: BLE001 - who sends the template a conversation is told
             return ""
 

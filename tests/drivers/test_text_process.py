@@ -141,3 +141,32 @@ def test_the_result_of_dropped_work_is_nobodys(texts: TextProcess) -> None:
     assert ended(texts, Encode(RUN, "Two", raw=True)) == EncodeDone(
         tokenizer.encode("Two", raw=True)
     )
+
+
+def test_a_process_that_dropped_work_has_ended_is_no_fault_of_the_next(
+    hurried: TextProcess, tmp_path: Path
+) -> None:
+    hurried.open(with_template(tmp_path / "model", ENDLESS))
+    hurried.begin(Encode(RUN, "One", raw=True))
+    assert hurried.result(60.0)
+    hurried.begin(TURNS)
+    hurried.drop()
+    tokenizer = Tokenizer(open_directory(str(PACKAGED)))
+    long = "All work and no play. " * 20_000
+    for _ in range(2):  # the second finds a process that has started long ago
+        assert ended(hurried, Encode(RUN, long, raw=True)) == EncodeDone(
+            tokenizer.encode(long, raw=True)
+        )
+
+
+def test_a_process_that_starts_is_not_waited_for(texts: TextProcess) -> None:
+    texts.open(PACKAGED)
+    texts.close()
+    texts.begin(Encode(RUN, "All work and no play. " * 20_000, raw=True))  # more than a pipe holds
+    assert texts.result() is None
+    texts.drop()
+    tokenizer = Tokenizer(open_directory(str(PACKAGED)))
+    for _ in range(2):
+        assert ended(texts, Encode(RUN, "Two", raw=True)) == EncodeDone(
+            tokenizer.encode("Two", raw=True)
+        )
