@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from flowspec.broker.base import QUEUE_CAP
+from flowspec.broker.base import BROKER_FULL, QUEUE_CAP
 from flowspec.broker.redis_control import RedisControl
 from flowspec.broker.ways import ROWS
 from flowspec.core.run.limits import CONTIGUOUS, STORES, TREE_ROWS, in_blocks
@@ -66,6 +66,7 @@ def main() -> None:
         )
         if not process.has_served:  # later it is a warning: what runs goes on
             scheduler.check_eviction()
+        facts.begin(lambda: {BROKER_FULL: scheduler.full} if scheduler.full else {})
         process.state = "ready"
         note(f"ready: a pipeline of {given.stages} stages of {given.target}")
         scheduler.run(process.stop(lease))

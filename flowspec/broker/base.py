@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy.typing as npt
 
-from flowspec.core.protocol.addresses import Address, Role, worker_addresses
+from flowspec.core.protocol.addresses import SCHEDULER, Address, Role, worker_addresses
 from flowspec.core.protocol.bundles import Bundle
 from flowspec.core.protocol.causes import LOST
 from flowspec.core.protocol.codes import Code
@@ -47,6 +47,14 @@ RETENTION_MS = 3_600_000
 CONTEXT = "context"
 CHAT_TEMPLATE = "chat_template"
 ENDS = "ends"
+#: Fact of the scheduler's lease: why the broker takes no writes, one line.
+BROKER_FULL = "broker_full"
+
+
+def full_of(workers: Mapping[str, Mapping[str, Any]]) -> str:
+    """Why the broker takes no writes, by the ``workers``' facts, others' data; empty: it does."""
+    full = workers.get(role_of(SCHEDULER), {}).get(BROKER_FULL)
+    return full if isinstance(full, str) and full.isprintable() else ""
 
 
 def setup_of(record: Mapping[str, str]) -> str:
@@ -359,6 +367,10 @@ class Control(Protocol):
 
     def pipeline(self) -> dict[str, str]:
         """The pipeline's record; empty before a scheduler has stored it."""
+        ...
+
+    def check_writes(self) -> None:
+        """BrokerFull if the broker takes no writes, and goes on refusing them."""
         ...
 
     def eviction(self) -> str:

@@ -43,6 +43,11 @@ class Keys:
         """Hash: by role the number of its latest claim, and the token that made it."""
         return f"{self.tag}:generations"
 
+    @property
+    def written(self) -> str:
+        """String with a lifetime: written to see whether the broker takes writes."""
+        return f"{self.tag}:written"
+
     def claim(self, role: str) -> str:
         """String with a lifetime: the lease on ``role`` (scheduler, draft, verify-1 ...)."""
         return f"{self.tag}:claim:{role}"

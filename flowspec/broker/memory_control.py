@@ -240,6 +240,9 @@ class MemoryControl:
         with self._broker.changed:
             return dict(self._broker.record)
 
+    def check_writes(self) -> None:
+        """As in ``Control``; there is always room."""
+
     def eviction(self) -> str:
         return ""
 

@@ -49,6 +49,8 @@ _INTAKE_GONE = ("NOGROUP", "WRONGTYPE")
 #: Most entries of an intake that is made anew, and how far an id may be ahead of the clock, ms.
 _INTAKE_MOST = 100_000
 _FUTURE_MS = 86_400_000
+#: How long what was written only to see whether that is possible is kept, ms.
+_WRITTEN_MS = 60_000
 
 #: Tries to admit a job while its idempotency key changes hands; only schedulers admit jobs.
 _ADMIT_TRIES = 3
@@ -340,6 +342,9 @@ class RedisControl:
 
     def pipeline(self) -> dict[str, str]:
         return self._hash(self._keys.record)
+
+    def check_writes(self) -> None:
+        self._blocker().run([("SET", self._keys.written, 1, "PX", _WRITTEN_MS)])
 
     def eviction(self) -> str:
         facts: Any = self._client.call(lambda client: client.info("memory"))

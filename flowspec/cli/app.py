@@ -709,7 +709,9 @@ def _main() -> None:
 
         named = os.environ.get(_URL)
         where = _STALE if named and redact(named) in str(error) else _WHERE
-        sys.stderr.write(f"flowspec: {error}; {where}\n")
+        # One that answers, though it does not serve, is the broker that was meant.
+        hint = f"; {where}" if str(error).startswith("cannot reach") else ""
+        sys.stderr.write(f"flowspec: {error}{hint}\n")
         sys.exit(1)
     except FlowSpecError as error:
         sys.stderr.write(f"flowspec: {error}\n")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from flowspec.broker.base import command_of, roles_of
+from flowspec.broker.base import command_of, full_of, role_of, roles_of
+from flowspec.core.protocol.addresses import SCHEDULER
 from flowspec.strategies import build, runs_alone
 
 if TYPE_CHECKING:
@@ -40,11 +41,10 @@ def surplus(plan: BenchPlan) -> None:
 
 
 def waits(client: Client) -> None:
-    """A note if a job would wait, because no worker serves a role of the pipeline."""
-    record = client.pipeline()
-    missing = missing_roles(record, client.workers())
-    if missing:
-        sys.stderr.write(f"note: {without(missing)}\n")
+    """A note if a job would wait."""
+    why = why_waiting(client.pipeline(), client.workers())
+    if why:
+        sys.stderr.write(f"note: {why}\n")
 
 
 def alone(strategy: str) -> None:
@@ -56,14 +56,17 @@ def alone(strategy: str) -> None:
         )
 
 
-def missing_roles(record: Mapping[str, str], workers: Mapping[str, object]) -> list[str]:
-    """Roles of the pipeline of ``record`` that none of ``workers`` serves, the scheduler first."""
-    return [role for role in ("scheduler", *roles_of(record)) if role not in workers]
+def why_waiting(record: Mapping[str, str], workers: Mapping[str, Mapping[str, Any]]) -> str:
+    """Why jobs of the pipeline of ``record`` wait, by its ``workers``, and what to do; or nothing.
 
-
-def without(missing: Sequence[str]) -> str:
-    """That jobs wait for the roles ``missing``, and how the first of them is started."""
-    if missing[0] == "scheduler":
+    That it has no worker for a role, the scheduler first; or that its broker takes no writes.
+    """
+    if full := full_of(workers):
+        return f"jobs wait: {full}"
+    missing = [role for role in (role_of(SCHEDULER), *roles_of(record)) if role not in workers]
+    if not missing:
+        return ""
+    if missing[0] == role_of(SCHEDULER):
         how = "`flowspec up`, or `python -m workers.scheduler` with the pipeline's models"
     else:
         how = f"`{command_of(missing[0])}`"

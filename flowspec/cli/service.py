@@ -188,9 +188,8 @@ def status(url: str | None, *, as_json: bool) -> None:
     links = _links(roles, workers)
     if links.row_count:
         screen.print(links)
-    missing = notes.missing_roles(pipeline, workers)
-    if missing:
-        raise ClusterError(notes.without(missing))
+    if why := notes.why_waiting(pipeline, workers):
+        raise ClusterError(why)
 
 
 def _values(record: Mapping[str, str]) -> dict[str, Any]:

@@ -44,6 +44,8 @@ MOST_AGAIN = 2
 
 #: Interval between two looks at the broker's policy for a full memory, seconds.
 EVICTION_LOOK_SECONDS = 30.0
+#: Interval between two tries whether the broker takes writes, seconds.
+WRITES_LOOK_SECONDS = 5.0
 #: Most time between two turns that counts as waiting, seconds: not a pause of the scheduler.
 _LONGEST_TURN = 1.0
 
@@ -101,6 +103,9 @@ class Scheduler:
         self._queue = QueueOrder(self._fields)
         self._log = logger(role="scheduler")
         self._intake_error: BrokerError | None = None
+        self._wrote_at = -WRITES_LOOK_SECONDS
+        #: Why the broker takes no writes, one line; empty: it does.
+        self.full = ""
         self._eviction_looked_at = 0.0
 
     def check_eviction(self) -> None:
@@ -192,15 +197,24 @@ class Scheduler:
         try:
             while not stop():
                 try:
+                    self._look_at_writes()
                     for intake in self._control.read_intake(1.0):
                         self.take(intake)
                 except BrokerFull as full:
-                    self._log.warning("broker takes no writes", reason=str(full))
+                    self.full = str(full)
+                    self._log.warning("broker takes no writes", reason=self.full)
         except BrokerError as error:
             self._intake_error = error
         except Exception as error:  # noqa: BLE001 - a scheduler that reads no submissions must not look alive
             reason = f"reading submissions failed: {type(error).__name__}: {error}"
             self._intake_error = BrokerError(reason)
+
+    def _look_at_writes(self) -> None:
+        now = time.monotonic()
+        if self.full or now - self._wrote_at >= WRITES_LOOK_SECONDS:
+            self._control.check_writes()
+            self._wrote_at = now
+            self.full = ""
 
     def take(self, intake: Intake) -> None:
         """Admit a submission; if that fails unexpectedly, refuse it and continue."""

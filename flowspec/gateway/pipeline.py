@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from flowspec.async_client import AsyncClient
-from flowspec.broker.base import CHAT_TEMPLATE, CONTEXT, roles_of, setup_of
-from flowspec.errors import BrokerError, BrokerUnreachable
+from flowspec.broker.base import CHAT_TEMPLATE, CONTEXT, full_of, roles_of, setup_of
+from flowspec.errors import BrokerError, BrokerFull, BrokerUnreachable
 from flowspec.gateway.errors import ApiError, refused, unavailable
 from flowspec.gateway.schema import Sampled
 
@@ -27,7 +27,7 @@ LOST_LOOK_SECONDS = 0.2
 class PipelineState:
     """A pipeline as last seen. ``context``: most tokens of prompt and answer; 0: not known.
 
-    ``missing``: roles without a ready worker.
+    ``missing``: roles without a ready worker. ``full``: why the broker takes no writes, or empty.
     """
 
     target: str
@@ -36,6 +36,7 @@ class PipelineState:
     context: int
     has_chat_template: bool
     missing: tuple[str, ...]
+    full: str
 
 
 class PipelineWatch:
@@ -73,8 +74,10 @@ class PipelineWatch:
             await asyncio.gather(self._looking, return_exceptions=True)
 
     async def ready(self) -> PipelineState:
-        """The state; an error unless all workers are there."""
+        """The state; an error unless all workers are there, and the broker takes jobs."""
         state = await self.state()
+        if state.full:
+            raise BrokerFull(state.full)
         if state.missing:
             raise unavailable(
                 f"the pipeline is not complete: {', '.join(state.missing)} has no ready worker; "
@@ -132,6 +135,7 @@ class PipelineWatch:
             context=int(draft.get(CONTEXT, 0)),
             has_chat_template=bool(draft.get(CHAT_TEMPLATE, True)),
             missing=tuple(missing),
+            full=full_of(workers),
         )
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from importlib.metadata import version
+from unittest.mock import Mock
 
 import pytest
+import redis
 
+from flowspec.broker.answers import error_of
 from tests.cli.conftest import Command
 
 
@@ -46,6 +49,14 @@ def test_a_pipeline_that_is_gone_is_named_with_what_names_it(
     status, out, err = command(*name)
     stale = "flowspec: cannot reach the broker at redis://:***@localhost:1: Connection refused; "
     assert err == stale + "FLOWSPEC_REDIS_URL names it: unset that if this pipeline is gone\n"
+
+
+def test_a_broker_that_answers_is_the_one_that_was_meant(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy = error_of(redis.ResponseError("BUSY Valkey is busy running a script."), "h")
+    monkeypatch.setattr("flowspec.cli.service.status", Mock(side_effect=busy))
+    assert command("status") == (1, "", f"flowspec: {busy}\n")
 
 
 def test_the_version_is_the_packages(command: Command) -> None:

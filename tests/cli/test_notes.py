@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from flowspec.cli.notes import alone, first_of_several, missing_roles, unused_middles, without
+from flowspec.broker.base import BROKER_FULL
+from flowspec.cli.notes import alone, first_of_several, unused_middles, why_waiting
 from flowspec.strategies import STRATEGIES, build
 from tests.cli.conftest import Command
 
@@ -35,23 +36,33 @@ def test_stages_without_a_layer_are_counted_on_stderr(
     assert err.splitlines() == ([said] if idle else [])
 
 
-def test_roles_without_a_worker_are_named_with_the_command_that_starts_the_first() -> None:
+COMMANDS = {
+    "scheduler": "`flowspec up`, or `python -m workers.scheduler` with the pipeline's models",
+    "draft": "`python -m workers.draft`",
+    "verify-1": "`python -m workers.verify --stage 1`",
+    "verify-2": "`python -m workers.verify --stage 2`",
+    "middle-1": "`python -m workers.middle --model 1`",
+}
+
+
+def test_the_first_role_without_a_worker_is_named_with_the_command_that_starts_it() -> None:
     record = {"stages": "2", "middles": '["medium"]'}
-    roles = ["scheduler", "draft", "verify-1", "verify-2", "middle-1"]
-    assert missing_roles(record, dict.fromkeys(roles)) == []
-    assert missing_roles(record, dict.fromkeys(["draft", "verify-1"])) == [
-        "scheduler",
-        "verify-2",
-        "middle-1",
-    ]
-    commands = [without([role]).partition(" by ")[2] for role in roles[1:]]
-    assert commands == [
-        "`python -m workers.draft`",
-        "`python -m workers.verify --stage 1`",
-        "`python -m workers.verify --stage 2`",
-        "`python -m workers.middle --model 1`",
-    ]
-    assert "`flowspec up`" in without(["scheduler"])
+    workers: dict[str, dict[str, object]] = {role: {} for role in COMMANDS}
+    assert why_waiting(record, workers) == ""
+    for role, command in reversed(COMMANDS.items()):
+        del workers[role]
+        assert why_waiting(record, workers) == (
+            f"{role} has no worker: jobs wait until it is started, by {command}"
+        )
+
+
+def test_a_broker_that_takes_no_writes_is_named_before_workers_that_it_has_cost() -> None:
+    full = "the broker at h is out of memory; raise maxmemory or wait for jobs to end"
+    workers = {"scheduler": {BROKER_FULL: full}}
+    assert why_waiting({"stages": "2"}, workers) == f"jobs wait: {full}"
+    for odd in (7, "two\nlines", ""):
+        workers = {"scheduler": {BROKER_FULL: odd}}
+        assert why_waiting({"stages": "2"}, workers).startswith("draft has no worker"), odd
 
 
 QUICK = ("--profile", "laptop-cpu", "--stages", "2")

@@ -12,7 +12,7 @@ import redis
 from flowspec.broker import redis_client
 from flowspec.broker.base import Control, Intake, setup_of
 from flowspec.broker.connection import retrying
-from flowspec.broker.keys import JOBS
+from flowspec.broker.keys import JOBS, Keys
 from flowspec.broker.server import PrivateBroker
 from flowspec.core.protocol.causes import LATE
 from flowspec.core.protocol.codes import Code
@@ -624,6 +624,29 @@ def test_a_broker_that_evicts_is_refused_at_first_and_noticed_later(
     rig.close()
 
 
+def test_a_scheduler_notices_that_the_broker_takes_no_writes_before_a_job_comes(
+    server: PrivateBroker, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_client, "retrying", functools.partial(retrying, seconds=0.05))
+    monkeypatch.setattr("flowspec.drivers.scheduler.WRITES_LOOK_SECONDS", 0.0)
+    rig = Rig(url=server.url)
+    scheduler = Scheduler(rig.control(), 2)
+    stopped: list[bool] = []
+    running = threading.Thread(target=scheduler.run, args=(lambda: bool(stopped),), daemon=True)
+    running.start()
+    before = str(client.config_get("maxmemory")["maxmemory"])
+    until(lambda: client.exists(Keys().written))
+    client.config_set("maxmemory", 1)
+    try:
+        assert "is out of memory" in until(lambda: scheduler.full)
+    finally:
+        client.config_set("maxmemory", before)
+    until(lambda: not scheduler.full)
+    stopped.append(True)
+    running.join()
+    rig.close()
+
+
 def test_a_scheduler_waits_for_a_broker_that_takes_no_writes(
     server: PrivateBroker,
     client: redis.Redis,
@@ -669,9 +692,11 @@ def test_a_scheduler_waits_for_a_broker_that_takes_no_writes(
     try:
         until(told)
         assert control.job(job) == {}
+        assert "is out of memory; raise maxmemory" in scheduler.full
     finally:
         client.config_set("maxmemory", before)
     assert until(lambda: control.job(job))["state"] == "queued"
+    assert scheduler.full == ""
     stopped.append(True)
     running.join()
     rig.close()

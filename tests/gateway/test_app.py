@@ -13,7 +13,7 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import httpx2
 import pytest
@@ -24,7 +24,7 @@ from flowspec.broker.keys import Keys
 from flowspec.broker.redis_control import RedisControl
 from flowspec.broker.server import PrivateBroker, find_server
 from flowspec.client import Client
-from flowspec.errors import BrokerUnreachable
+from flowspec.errors import BrokerFull, BrokerUnreachable
 from flowspec.gateway.keys import ApiKeys
 from flowspec.gateway.pipeline import PipelineWatch
 from flowspec.gateway.settings import Settings
@@ -464,6 +464,20 @@ def test_a_lost_pipeline_gets_503() -> None:
         assert error_of(web.get("/v1/models"), 503)["message"] == said
         assert error_of(web.post("/v1/completions", json=TEXT), 503)["message"] == said
         assert 'flowspec:pipeline_ready{engine="0",model_name=""} 0' in web.get("/metrics").text
+
+
+def test_a_broker_that_takes_no_writes_takes_no_requests() -> None:
+    async def ask() -> None:
+        workers = {role: {"state": "ready"} for role in ("scheduler", "draft", "verify-1")}
+        workers["scheduler"]["broker_full"] = "the broker at h is out of memory"
+        client = Mock(
+            pipeline=AsyncMock(return_value={"stages": "1"}),
+            workers=AsyncMock(return_value=workers),
+        )
+        with pytest.raises(BrokerFull, match="out of memory"):
+            await PipelineWatch(client, "").ready()
+
+    asyncio.run(ask())
 
 
 def test_an_outage_does_not_cost_the_retries_of_each_request(
