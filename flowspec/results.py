@@ -61,11 +61,14 @@ def reported(value: T | None) -> T:
 class Chunk:
     """A piece of a job's output. ``text`` ends on a whole character and may be empty.
 
-    ``logprobs``: of each token; empty unless the job asked for them.
+    ``sizes``: the characters that each token added to it; of a character whose bytes are spread
+    over several tokens the last one has it. ``logprobs``: of each token; empty unless the job asked
+    for them.
     """
 
     text: str
     token_ids: tuple[int, ...]
+    sizes: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
 
 
@@ -99,6 +102,7 @@ class OutputSoFar:
     cursor: str = "0"
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     error: str = ""
     cause: str = ""
@@ -114,7 +118,8 @@ class OutputSoFar:
         """All of it as one piece; None: there is nothing yet."""
         if not self.texts and not self.token_ids:
             return None
-        return Chunk("".join(self.texts), tuple(self.token_ids), tuple(self.logprobs))
+        ids, sizes = tuple(self.token_ids), tuple(self.sizes)
+        return Chunk("".join(self.texts), ids, sizes, tuple(self.logprobs))
 
     def take(self, cursor: str, fields: Mapping[str, str]) -> Chunk | None:
         """Take the entry at ``cursor``; the piece of output in it, if there is one.
@@ -145,9 +150,11 @@ class OutputSoFar:
         if offset < known:
             return None
         logprobs = read_logprobs(fields["logprobs"]) if "logprobs" in fields else ()
-        chunk = Chunk(fields["text"], tuple(json.loads(fields["ids"])), logprobs)
+        ids, sizes = json.loads(fields["ids"]), json.loads(fields["sizes"])
+        chunk = Chunk(fields["text"], tuple(ids), tuple(sizes), logprobs)
         self.texts.append(chunk.text)
         self.token_ids += chunk.token_ids
+        self.sizes += chunk.sizes
         self.logprobs += chunk.logprobs
         return chunk
 

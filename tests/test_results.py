@@ -19,9 +19,15 @@ def entries(pieces: list[list[int]]) -> list[dict[str, str]]:
     found = []
     offset = 0
     for ids in pieces:
-        text = "".join(f"<{token}>" for token in ids)
+        texts = [f"<{token}>" for token in ids]
         found.append(
-            {"kind": "tokens", "offset": str(offset), "ids": json.dumps(ids), "text": text}
+            {
+                "kind": "tokens",
+                "offset": str(offset),
+                "ids": json.dumps(ids),
+                "text": "".join(texts),
+                "sizes": json.dumps([*map(len, texts)]),
+            }
         )
         offset += len(ids)
     return [*found, {"kind": "end", "finish_reason": "length"}]

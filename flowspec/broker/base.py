@@ -120,12 +120,24 @@ class PutRows:
 class CommitText:
     """A commit and the text of its tokens, whole characters only.
 
-    ``logprobs``: of its tokens, as ``core.run.logprobs`` writes them; empty: not asked for.
+    ``texts``: what each token added; of a character whose bytes are spread over several tokens the
+    last one has it. ``logprobs``: of its tokens, as ``core.run.logprobs`` writes them; empty: not
+    asked for.
     """
 
     commit: Commit
-    text: str
+    texts: tuple[str, ...]
     logprobs: str = ""
+
+    @property
+    def text(self) -> str:
+        """The text of all tokens."""
+        return "".join(self.texts)
+
+    @property
+    def sizes(self) -> str:
+        """The characters that each token added, as in the job's output: a JSON list."""
+        return json.dumps([*map(len, self.texts)], separators=(",", ":"))
 
 
 @dataclass(frozen=True, slots=True)

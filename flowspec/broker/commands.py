@@ -148,6 +148,7 @@ class Commands:
             len(commit.tokens),
             json.dumps(commit.tokens),
             op.text,
+            op.sizes,
             commit.finish,
             codec.encode(commit.prunes[0].message),
             stamp,

@@ -150,6 +150,7 @@ class MemoryBroker:
                 "offset": str(commit.emitted),
                 "ids": json.dumps(commit.tokens),
                 "text": op.text,
+                "sizes": op.sizes,
             }
             if op.logprobs:
                 entry["logprobs"] = op.logprobs

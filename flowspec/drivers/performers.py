@@ -250,18 +250,17 @@ class DraftPerformer:
 
     def written(self, commit: Commit) -> CommitText:
         text = self._texts[commit.run]
-        is_last = bool(commit.finish)
-        if not isinstance(commit, ScoredCommit):
-            return CommitText(commit, text.push(commit.tokens, last=is_last))
-        pieces = [
-            text.push((token,), last=is_last and at == len(commit.tokens))
+        texts = tuple(
+            text.push((token,), last=bool(commit.finish) and at == len(commit.tokens))
             for at, token in enumerate(commit.tokens, start=1)
-        ]
+        )
+        if not isinstance(commit, ScoredCommit):
+            return CommitText(commit, texts)
         found = [
-            scored(token, pairs, commit.alternatives, len(piece), self._encoder.token)
-            for token, pairs, piece in zip(commit.tokens, commit.top, pieces, strict=True)
+            scored(token, pairs, commit.alternatives, self._encoder.token)
+            for token, pairs in zip(commit.tokens, commit.top, strict=True)
         ]
-        return CommitText(commit, "".join(pieces), logprobs_text(found))
+        return CommitText(commit, texts, logprobs_text(found))
 
 
 def _drop(

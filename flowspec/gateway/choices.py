@@ -178,7 +178,8 @@ class _Choice:
         self._spec = spec
         self._stops = StopFilter(stops)
         self._tokens = TokensOfText()
-        self._count = 0  # of the tokens read so far
+        self._count = 0  # of the tokens up to the end of a stop string
+        self._length = 0  # of the text read so far, characters
         self._began = time.monotonic()
         self._last: float | None = None
 
@@ -199,12 +200,14 @@ class _Choice:
             async with aclosing(job.stream()) as chunks:
                 async for chunk in chunks:
                     self._note(chunk)
-                    self._count += len(chunk.token_ids)
-                    self._tokens.push(chunk.logprobs)
-                    await self._pass_on(self._stops.push(chunk.text), out)
-                    if self._stops.found is not None:
+                    if chunk.logprobs:
+                        self._tokens.push(chunk.logprobs, chunk.sizes)
+                    text = self._stops.push(chunk.text)
+                    self._count_tokens(chunk.sizes)
+                    await self._pass_on(text, out)
+                    if self._stops.end is not None:
                         break
-            stopped = self._stops.found is not None
+            stopped = self._stops.end is not None
             if not stopped:
                 await self._pass_on(self._stops.finish(), out, is_last=True)
             seconds = time.monotonic() - self._began
@@ -221,6 +224,13 @@ class _Choice:
             tokens += self._tokens.rest()
         if text or tokens:
             await out.put(TextPiece(self._index, text, tokens))
+
+    def _count_tokens(self, sizes: Sequence[int]) -> None:
+        """Count the tokens whose text does not begin behind a stop string."""
+        end = self._stops.end
+        for size in sizes:
+            self._count += end is None or self._length < end
+            self._length += size
 
     def _note(self, chunk: Chunk) -> None:
         now = time.monotonic()

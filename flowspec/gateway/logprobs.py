@@ -29,12 +29,12 @@ class TokensOfText:
         self._come = 0
         self._passed = 0
 
-    def push(self, tokens: Sequence[TokenLogprobs]) -> None:
-        """Take the next tokens of the answer."""
-        for token in tokens:
+    def push(self, tokens: Sequence[TokenLogprobs], sizes: Sequence[int]) -> None:
+        """Take the next tokens of the answer, and the characters that each added to the text."""
+        for token, size in zip(tokens, sizes, strict=True):
             if not token.chosen.written.special:
                 self._waiting.append(PlacedToken(self._come, token))
-            self._come += token.characters
+            self._come += size
 
     def passed(self, text: str) -> tuple[PlacedToken, ...]:
         """The tokens that go with ``text``, which is passed on now."""

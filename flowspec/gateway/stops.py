@@ -15,26 +15,26 @@ class StopFilter:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._held = ""
-        #: The stop string that was found; None: none was.
-        self.found: str | None = None
+        self._passed = 0
+        #: Where the stop string that was found ends, in the whole text; None: none was.
+        self.end: int | None = None
 
     def push(self, text: str) -> str:
         """What may be passed on now that ``text`` has arrived; nothing after a stop string."""
-        if self.found is not None:
+        if self.end is not None:
             return ""
         text = self._held + text
-        ends = [
-            (at + len(stop), -len(stop), stop)
-            for stop in self._stops
-            if (at := text.find(stop)) >= 0
-        ]
+        ends = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
         if ends:
-            end, _, self.found = min(ends)
+            end, begin = min(ends)
             self._held = ""
-            return text[: end - len(self.found)]
+            self.end = self._passed + end
+            return text[:begin]
         held = max((_overlap(text, stop) for stop in self._stops), default=0)
-        self._held = text[len(text) - held :]
-        return text[: len(text) - held]
+        passed = text[: len(text) - held]
+        self._held = text[len(passed) :]
+        self._passed += len(passed)
+        return passed
 
     def finish(self) -> str:
         """What was held back, at the end of the text."""

@@ -36,7 +36,7 @@ for stage = 1, 4 do
     redis.call('HSET', KEYS[6], 'q:d0:' .. stage, ARGV[1])
 end
 redis.call('XADD', KEYS[5], '*', 'kind', 'tokens', 'offset', ARGV[1],
-    'ids', ARGV[3], 'text', ARGV[4])
+    'ids', ARGV[3], 'text', ARGV[4], 'sizes', '[6]')
 redis.call('HSET', KEYS[6], 'offset', ARGV[1], 'emitted', ARGV[1])
 return 0
 """
@@ -63,7 +63,7 @@ def commits(url: str, rounds: int) -> tuple[list[float], list[float]]:
         envelopes = tuple(Envelope(DRAFT, at + 1, prune) for _ in stages)
         commit = Commit(run, 1 + at, at, 1, (7, 8), "", stages, envelopes)
         began = time.monotonic()
-        (code,) = link.write([CommitText(commit, " seven")])
+        (code,) = link.write([CommitText(commit, (" seven",))])
         ours.append(time.monotonic() - began)
         assert code == 0, code
     return bare[20:], ours[20:]

@@ -366,8 +366,15 @@ def test_a_commit_moves_output_offset_and_every_log_together(rig: Rig) -> None:
         ]
     entries = [entry.fields for entry in control.read_output(job, "0", 1.0)]
     assert entries == [
-        {"kind": "tokens", "offset": "0", "ids": "[41]", "text": "t1"},
-        {"kind": "tokens", "offset": "1", "ids": "[42]", "text": "t2", "finish_reason": "length"},
+        {"kind": "tokens", "offset": "0", "ids": "[41]", "text": "t1", "sizes": "[2]"},
+        {
+            "kind": "tokens",
+            "offset": "1",
+            "ids": "[42]",
+            "text": "t2",
+            "sizes": "[2]",
+            "finish_reason": "length",
+        },
     ]
 
 

@@ -167,7 +167,7 @@ class Pair:
     def commit(self, commit: Commit, at: float | None) -> None:
         stamp = stamp_of(at, DRAFT)
         code = self.note(self.ledger.commit(commit, stamp))
-        text = CommitText(commit, "text")
+        text = CommitText(commit, ("te", "xt"))
         self.agree(f"{commit} at {at}", code, *self.links[DRAFT].write([text], [stamp]))
         if code is Code.OK:
             entry = {
@@ -175,6 +175,7 @@ class Pair:
                 "offset": str(commit.emitted),
                 "ids": json.dumps(commit.tokens),
                 "text": "text",
+                "sizes": "[2,2]",
             }
             if commit.finish:
                 entry["finish_reason"] = commit.finish

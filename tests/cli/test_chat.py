@@ -28,7 +28,7 @@ class Answer:
         self.cancelled = False
 
     def stream(self) -> Iterator[Chunk]:
-        yield from (Chunk(piece, (at,)) for at, piece in enumerate(self.pieces))
+        yield from (Chunk(piece, (at,), (len(piece),)) for at, piece in enumerate(self.pieces))
         if self.fault is not None:
             raise self.fault
 

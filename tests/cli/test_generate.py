@@ -27,7 +27,7 @@ class Job:
         self.cancelled = 0
 
     def stream(self) -> Iterator[Chunk]:
-        yield Chunk("text", (2,))
+        yield Chunk("text", (2,), (4,))
 
     def so_far(self) -> Result:
         return RESULT

@@ -75,8 +75,8 @@ class Breaking:
         return {"scheduler": {}, "draft": {}}
 
     def stream(self) -> Iterator[Chunk]:
-        yield Chunk("Tom has ", (1, 2))
-        yield Chunk("12", (3,))
+        yield Chunk("Tom has ", (1, 2), (3, 5))
+        yield Chunk("12", (3,), (2,))
         raise self.error
 
 

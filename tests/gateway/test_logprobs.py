@@ -36,8 +36,8 @@ def client(web: httpx2.Client) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{web.base_url}/v1", api_key="none", max_retries=0)
 
 
-def token(data: bytes, characters: int, *, special: bool = False) -> TokenLogprobs:
-    return TokenLogprobs(ScoredToken(1, -0.5, TokenWritten(data, special)), (), characters)
+def token(data: bytes, *, special: bool = False) -> TokenLogprobs:
+    return TokenLogprobs(ScoredToken(1, -0.5, TokenWritten(data, special)), ())
 
 
 # ---- along with the text -------------------------------------------------------------------------
@@ -59,26 +59,22 @@ def test_the_tokens_that_were_passed_on_are_those_of_the_text(
     """Of a text that is not cut all; of one that is, up to the one in which the cut is."""
     data = "".join(words).encode()
     edges = sorted({0, len(data), *(random.randrange(len(data) + 1) for _ in words)})
-    tokens = []
-    known = 0
-    for begin, end in itertools.pairwise(edges):
-        whole = len(data[:end].decode(errors="ignore"))
-        tokens.append(token(data[begin:end], whole - known))
-        known = whole
+    tokens = [token(data[begin:end]) for begin, end in itertools.pairwise(edges)]
+    lengths = [len(data[:end].decode(errors="ignore")) for end in edges]
+    sizes = [end - begin for begin, end in itertools.pairwise(lengths)]
     text = data.decode()
     stop, queue, passed, found = StopFilter(stops), TokensOfText(), "", list[PlacedToken]()
     at = 0
     for one in range(0, len(tokens), width):
-        part = tokens[one : one + width]
-        size = sum(each.characters for each in part)
-        queue.push(part)
+        size = sum(sizes[one : one + width])
+        queue.push(tokens[one : one + width], sizes[one : one + width])
         piece = stop.push(text[at : at + size])
         at += size
         passed += piece
         found += queue.passed(piece)
-        if stop.found is not None:
+        if stop.end is not None:
             break
-    if stop.found is None:
+    if stop.end is None:
         piece = stop.finish()
         passed += piece
         found += [*queue.passed(piece), *queue.rest()]
@@ -86,7 +82,7 @@ def test_the_tokens_that_were_passed_on_are_those_of_the_text(
     written = b"".join(one.token.chosen.written.data for one in found)
     assert data.startswith(written)
     assert written.startswith(passed.encode())
-    if stop.found is not None:
+    if stop.end is not None:
         assert all(one.start < len(passed) for one in found)
     for placed, begin in zip(found, edges, strict=False):
         assert placed.start == len(data[:begin].decode(errors="ignore"))
@@ -94,7 +90,7 @@ def test_the_tokens_that_were_passed_on_are_those_of_the_text(
 
 def test_special_tokens_are_no_part_of_an_answer() -> None:
     queue = TokensOfText()
-    queue.push([token(b"a", 1), token(b"</s>", 0, special=True), token(b"", 0)])
+    queue.push([token(b"a"), token(b"</s>", special=True), token(b"")], [1, 0, 0])
     assert texts(list(queue.passed("a"))) == "a"
     (left,) = queue.rest()
     assert left.token.chosen.written.data == b""
@@ -103,7 +99,7 @@ def test_special_tokens_are_no_part_of_an_answer() -> None:
 
 def test_bytes_that_are_no_characters_have_a_name() -> None:
     queue = TokensOfText()
-    queue.push([token(b"\xf0\x9f", 0), token(b"\x98\x80", 1)])
+    queue.push([token(b"\xf0\x9f"), token(b"\x98\x80")], [0, 1])
     assert queue.passed("") == ()
     tokens = queue.passed("\N{GRINNING FACE}")
     found: Any = chat_logprobs(tokens)

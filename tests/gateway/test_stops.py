@@ -40,7 +40,7 @@ def test_the_text_is_cut_at_the_first_stop_string_however_it_comes(
         arrived += piece
         passed.append(stop_filter.push(piece))
         found = first_stop(arrived, stops)
-        assert (stop_filter.found is not None) == (found is not None)
+        assert stop_filter.end == (None if found is None else found[1])
         assert arrived.startswith("".join(passed))
     passed.append(stop_filter.finish())
     found = first_stop(text, stops)
@@ -51,23 +51,23 @@ def test_the_text_is_cut_at_the_first_stop_string_however_it_comes(
 def test_only_what_may_begin_a_stop_string_is_held_back(text: str, stops: list[str]) -> None:
     stop_filter = StopFilter(stops)
     passed = "".join(stop_filter.push(character) for character in text)
-    if stop_filter.found is None:
+    if stop_filter.end is None:
         held = text[len(passed) :]
         assert held == "" or any(stop.startswith(held) for stop in stops)
 
 
 @pytest.mark.parametrize(
-    ("stops", "text", "passed", "found"),
+    ("stops", "text", "passed", "end"),
     [
         ([], "anything", "anything", None),
-        (["\n\n"], "one\ntwo\n\nthree", "one\ntwo", "\n\n"),
-        (["c", "bcd"], "abcd", "ab", "c"),
-        (["c", "abc"], "xabc", "x", "abc"),
+        (["\n\n"], "one\ntwo\n\nthree", "one\ntwo", 9),
+        (["c", "bcd"], "abcd", "ab", 3),
+        (["c", "abc"], "xabc", "x", 4),
         (["END"], "EN", "EN", None),
     ],
 )
-def test_examples(stops: list[str], text: str, passed: str, found: str | None) -> None:
+def test_examples(stops: list[str], text: str, passed: str, end: int | None) -> None:
     stop_filter = StopFilter(stops)
     assert stop_filter.push(text) + stop_filter.finish() == passed
-    assert stop_filter.found == found
-    assert stop_filter.push("more") == ("" if found else "more")
+    assert stop_filter.end == end
+    assert stop_filter.push("more") == ("" if end else "more")

@@ -34,6 +34,7 @@ def verdict(
         2,
         json.dumps([7, 8]),
         "text",
+        "[3,1]",
         finish,
         b"prune",
         stamp,
@@ -57,6 +58,7 @@ def test_ok_moves_everything_at_once(call: Call, running: redis.Redis) -> None:
         b"offset": b"0",
         b"ids": b"[7, 8]",
         b"text": b"text",
+        b"sizes": b"[3,1]",
         b"finish_reason": b"eos",
     }
     assert running.hmget(JOB, "offset", "emitted") == [b"7", b"2"]

@@ -1,9 +1,9 @@
 """Log-probabilities of a job's tokens: what is checked, and how it stands in the job's output.
 
 They are those of the target's distribution before temperature, top-k and top-p. An entry of the
-output has one item per token, as JSON: ``[characters, chosen, [alternative, ...]]``, where the
-chosen token and each alternative are ``[id, log-probability, bytes as hex]``, with a 1 behind them
-if the token is a special one, which is no part of the text.
+output has one item per token, as JSON: ``[chosen, [alternative, ...]]``, where the chosen token and
+each alternative are ``[id, log-probability, bytes as hex]``, with a 1 behind them if the token is a
+special one, which is no part of the text.
 """
 
 from __future__ import annotations
@@ -41,15 +41,10 @@ class ScoredToken:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """An output token, and the best ones in its place, best first.
-
-    ``characters``: by how many the text was longer once the token had come; of a character whose
-    bytes are spread over several tokens the last one has it.
-    """
+    """An output token, and the best ones in its place, best first."""
 
     chosen: ScoredToken
     top: tuple[ScoredToken, ...]
-    characters: int
 
 
 def asked_pairs(logprobs: int | None) -> int:
@@ -76,29 +71,24 @@ def check_pairs(tokens: Sequence[int], top: Sequence[Pairs], count: int, vocabul
 
 
 def scored(
-    token: int,
-    pairs: Pairs,
-    count: int,
-    characters: int,
-    write: Callable[[int], TokenWritten],
+    token: int, pairs: Pairs, count: int, write: Callable[[int], TokenWritten]
 ) -> TokenLogprobs:
     """The log-probabilities of ``token`` and of the ``count`` best ones, from checked ``pairs``."""
     by_rank = [ScoredToken(one, max(value, LEAST), write(one)) for one, value in pairs]
     chosen = next(one for one in by_rank if one.id == token)
-    return TokenLogprobs(chosen, tuple(by_rank[:count]), characters)
+    return TokenLogprobs(chosen, tuple(by_rank[:count]))
 
 
 def logprobs_text(found: Sequence[TokenLogprobs]) -> str:
     """``found`` as in the job's output."""
-    items = [[one.characters, _item(one.chosen), [*map(_item, one.top)]] for one in found]
+    items = [[_item(one.chosen), [*map(_item, one.top)]] for one in found]
     return json.dumps(items, separators=(",", ":"))
 
 
 def read_logprobs(text: str) -> tuple[TokenLogprobs, ...]:
     """The inverse of ``logprobs_text``."""
     return tuple(
-        TokenLogprobs(_read(chosen), tuple(map(_read, top)), characters)
-        for characters, chosen, top in json.loads(text)
+        TokenLogprobs(_read(chosen), tuple(map(_read, top))) for chosen, top in json.loads(text)
     )
 
 
