@@ -8,6 +8,14 @@ from typing import Any
 
 from flowspec.errors import ModelError
 
+#: What a tokenizer is made of: tokens may be added to it in each.
+_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+)
 #: Texts in which normalisers and pre-tokenizers differ: case, accents, digits, spaces, line ends,
 #: contractions, scripts without spaces, emoji, combining marks, code, bytes that no word has.
 PROBES = (
@@ -31,10 +39,9 @@ def difference(one: Path, other: Path) -> str:
     They agree if they have the same tokens with the same ids and make the same ids of ``PROBES``:
     the same tokenizer may be written in several ways. ModelError if one cannot be read.
     """
-    files = _file(one), _file(other)
-    if files[0].name == files[1].name and _same_bytes(*files):
+    if all(_bytes(one / name) == _bytes(other / name) for name in _FILES):
         return ""
-    mine, theirs = map(_read, files)
+    mine, theirs = map(_read, (one, other))
     for tokenizer in (mine, theirs):  # both are asked for, not a property of texts
         tokenizer.no_padding()
         tokenizer.no_truncation()
@@ -73,28 +80,14 @@ def _merges(tokenizer: Any) -> object:
     return json.loads(tokenizer.to_str())["model"].get("merges")
 
 
-def _file(folder: Path) -> Path:
-    file = folder / "tokenizer.json"
-    return file if file.is_file() else folder / "tokenizer.model"
+def _bytes(file: Path) -> bytes | None:
+    return file.read_bytes() if file.is_file() else None
 
 
-def _same_bytes(one: Path, other: Path) -> bool:
-    return one.is_file() and other.is_file() and one.read_bytes() == other.read_bytes()
-
-
-def _read(file: Path) -> Any:
-    if file.name == "tokenizer.json" and file.is_file():
-        from tokenizers import Tokenizer
-
-        try:
-            return Tokenizer.from_file(str(file))
-        except Exception as error:  # noqa: BLE001 - the library raises nothing more specific
-            raise ModelError(f"{file} cannot be read as a tokenizer: {error}") from None
-    backend = getattr(load_tokenizer(file.parent), "backend_tokenizer", None)
+def _read(folder: Path) -> Any:
+    backend = getattr(load_tokenizer(folder), "backend_tokenizer", None)
     if backend is None:
-        raise ModelError(
-            f"the tokenizer in {file.parent} has no tokenizer.json to compare; save it"
-        )
+        raise ModelError(f"the tokenizer in {folder} has no tokenizer.json to compare; save it")
     return backend
 
 

@@ -170,6 +170,11 @@ def swap_tokens(tokenizer: dict[str, Any]) -> None:
     vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
 
 
+def add_a_token(tokenizer: dict[str, Any]) -> None:
+    known = tokenizer["model"]["vocab"]["a"]
+    tokenizer["added_tokens"].append(tokenizer["added_tokens"][0] | {"id": known, "content": "a"})
+
+
 def swap_merges(tokenizer: dict[str, Any]) -> None:
     merges = tokenizer["model"]["merges"]
     merges[0], merges[1] = merges[1], merges[0]
@@ -191,7 +196,7 @@ def split_digits(tokenizer: dict[str, Any]) -> None:
     [
         (swap_tokens, "2 tokens differ, the first of them 'a' (id "),
         (lambda one: one["model"]["vocab"].update(zzz=5000), "'zzz' (no token of the target, id"),
-        (lambda one: one["added_tokens"].pop(), "is an added token of one of them"),
+        (add_a_token, "'a' is an added token of one of them"),
         (swap_merges, "their tokens are merged in another order"),
         (fold_case, "they make other ids of 'The quick"),
         (split_digits, "they make other ids of '1234567890"),
@@ -208,6 +213,22 @@ def test_what_differs_between_two_tokenizers_is_named(
     assert said.startswith(f"{role} {draft} and target {target} have different tokenizers: ")
     assert says in said
     assert f"a {role} must share the target's" in said
+
+
+def test_tokens_that_another_file_adds_are_no_shared_ones(pair: tuple[Path, Path]) -> None:
+    target, draft = pair
+    (draft / "added_tokens.json").write_text('{"<|mine|>": 5000}')
+    with pytest.raises(ModelError, match=r"<\|mine\|>"):
+        check_pair(open_directory(str(target)), open_directory(str(draft)))
+
+
+def test_a_tokenizer_that_is_none_is_one_line(pair: tuple[Path, Path]) -> None:
+    target, draft = pair
+    for content in ("no JSON", "{}", "[]", '{"model": {"type": "BPE"}}'):
+        (draft / "tokenizer.json").write_text(content)
+        with pytest.raises(ModelError, match="cannot be loaded") as refused:
+            check_pair(open_directory(str(target)), open_directory(str(draft)))
+        assert "\n" not in str(refused.value)
 
 
 def test_a_model_without_a_tokenizer_is_named(family: Callable[..., ModelDirectory]) -> None:
