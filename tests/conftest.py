@@ -29,8 +29,8 @@ hypothesis.settings.load_profile("gate")
 
 #: How often a live test is repeated before its failure counts.
 RERUNS = 2
-#: The file that takes longest of the last ones: begun in its turn, it leaves one process alone.
-LONGEST = "tests/testbed/proof/test_verify.py"
+#: The files that take longest: begun in their turn, they leave one process alone at the end.
+LONGEST = ("tests/e2e/test_equality.py", "tests/testbed/proof/test_verify.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -53,9 +53,6 @@ class Tokenizer:
         self._added = {str(one): token for token, one in added.items()}
         self._special = {str(one) for one in added.values() if one.special}
 
-    def __len__(self) -> int:
-        return len(self._tokenizer)
-
     def encode(self, prompt: str, *, raw: bool) -> tuple[int, ...]:
         """Ids of ``prompt``, in the chat template if there is one and unless ``raw``.
 

@@ -1,4 +1,4 @@
-"""Perplexity of a model on given texts, in any precision."""
+"""Perplexity of a model on given texts, in any precision: by our layers and by the library's."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from flowspec.model.block import LayerBlock
 from flowspec.model.directory import ModelDirectory
 from flowspec.model.placing import Placing
 from flowspec.model.text import Tokenizer
+from flowspec.testbed.proof.library import Library
 from flowspec.testbed.proof.plain import Rows
 
 #: Tokens that a text is cut into; each piece is predicted from itself alone.
@@ -41,16 +42,33 @@ def pieces(directory: ModelDirectory, file: Path, most: int) -> list[tuple[int, 
     return found
 
 
-def loss(block: LayerBlock, texts: Sequence[Sequence[int]]) -> tuple[float, int]:
-    """Mean nats of every token of ``texts`` but the first of each, and the number of these."""
-    nats = 0.0
-    count = 0
+def loss(block: LayerBlock, texts: Sequence[Sequence[int]]) -> float:
+    """Mean nats of every token of ``texts`` but the first of each."""
+    nats = []
     for tokens in texts:
         rows = Rows([block], len(tokens))
         for at in range(0, len(tokens) - 1, PASS_ROWS):
             given = tokens[at : min(at + PASS_ROWS, len(tokens) - 1)]
-            following = torch.tensor(tokens[at + 1 : at + 1 + len(given)])
-            logits = block.logits(rows.take(given)).double()
-            nats += float(torch.nn.functional.cross_entropy(logits, following, reduction="sum"))
-            count += len(given)
-    return nats / count, count
+            nats.append(_nats(block.logits(rows.take(given)), tokens[at + 1 :]))
+    return float(torch.cat(nats).mean())
+
+
+def load_library(directory: ModelDirectory, precision: str) -> Library:
+    """The whole model in the library's layers, with the values that ``precision`` has."""
+    library = Library(directory, Placing(precision))
+    library.quantise()
+    library.narrow()
+    return library
+
+
+def library_loss(library: Library, texts: Sequence[Sequence[int]]) -> float:
+    """``loss`` by the library's own layers."""
+    with torch.inference_mode():
+        nats = [_nats(torch.from_numpy(library.logits(text))[:-1], text[1:]) for text in texts]
+    return float(torch.cat(nats).mean())
+
+
+def _nats(logits: torch.Tensor, following: Sequence[int]) -> torch.Tensor:
+    """Those of the token behind each row, which is the one of ``following`` at its place."""
+    wanted = torch.tensor(following[: len(logits)])
+    return torch.nn.functional.cross_entropy(logits.double().cpu(), wanted, reduction="none")

@@ -85,25 +85,26 @@ def measured(
 
 def losses(
     directory: ModelDirectory, precisions: Sequence[str], files: Sequence[Path]
-) -> tuple[list[int], dict[str, list[float]]]:
-    """Tokens predicted of every file, and the model's mean nats by precision."""
+) -> tuple[list[int], dict[str, list[tuple[float, float]]]]:
+    """Tokens predicted of every file, and the mean nats by precision: ours and the library's."""
     texts = [held_out.pieces(directory, file, MOST_TOKENS) for file in files]
-    counts: list[int] = []
     found = {}
     for precision in precisions:
         _say(f"perplexity in {precision}")
         block = held_out.load_target(directory, precision)
-        both = [held_out.loss(block, its) for its in texts]
-        counts = [tokens for _, tokens in both]
-        found[precision] = [nats for nats, _ in both]
-    return counts, found
+        ours = [held_out.loss(block, its) for its in texts]
+        del block
+        library = held_out.load_library(directory, precision)
+        theirs = [held_out.library_loss(library, its) for its in texts]
+        found[precision] = list(zip(ours, theirs, strict=True))
+    return [sum(len(piece) - 1 for piece in its) for its in texts], found
 
 
 def table(
     shards: Mapping[str, MeasuredShard],
     rows: Sequence[int],
     names: Sequence[str],
-    nats: Mapping[str, Sequence[float]],
+    nats: Mapping[str, Sequence[tuple[float, float]]],
 ) -> Iterator[str]:
     """Markdown: a row per precision."""
     times = [f"t({n}), ms" for n in rows]
@@ -119,7 +120,7 @@ def table(
             f"{loaded.nbytes / 2**20:.0f}",
             f"{loaded.peak / loaded.nbytes:.2f}",
             *(f"{shard.seconds[n] * 1e3:.0f}" for n in rows),
-            *(f"{math.exp(value):.3f}" for value in nats[precision]),
+            *(f"{math.exp(ours):.3f}, {math.exp(theirs):.3f}" for ours, theirs in nats[precision]),
             "yes" if not loaded.dependent else f"no: {', '.join(loaded.dependent)}",
         ]
         yield f"| {' | '.join(cells)} |"
@@ -135,7 +136,8 @@ def shard_page(given: argparse.Namespace, folder: Path) -> Iterator[str]:
         f"the layers and the LM head, one torch thread, median of {given.rounds}. *Peak over "
         "weights*: resident memory at its highest while loading, above that after imports, over "
         f"the weights' bytes. *Perplexity*: of {target.path.name}, without chat template, in "
-        f"pieces of {held_out.CONTEXT} tokens: "
+        f"pieces of {held_out.CONTEXT} tokens, and by the library's own layers with the same "
+        "quantised values: "
         + "; ".join(
             f"{file}, {tokens} tokens" for file, tokens in zip(given.text, counts, strict=True)
         )

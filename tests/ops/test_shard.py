@@ -97,13 +97,15 @@ def test_the_loss_is_the_librarys(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     one = len(pieces) // 2
     assert pieces[:one] == pieces[one:], "the third prompt is beyond the limit"
     assert {len(piece) for piece in pieces[: one - 1]} == {20}
-    nats, count = held_out.loss(held_out.load_target(directory, "float32"), pieces)
-    assert count == sum(map(len, pieces)) - len(pieces)
+    nats = held_out.loss(held_out.load_target(directory, "float32"), pieces)
+    library = held_out.library_loss(held_out.load_library(directory, "float32"), pieces)
+    count = sum(map(len, pieces)) - len(pieces)
     whole = AutoModelForCausalLM.from_pretrained(default_pair()[0], dtype=torch.float32)
     with torch.inference_mode():
         given = [torch.tensor([piece]) for piece in pieces]
         expected = sum(float(whole(ids, labels=ids).loss) * (ids.numel() - 1) for ids in given)
     assert nats == pytest.approx(expected / count, rel=1e-5)
+    assert library == pytest.approx(expected / count, rel=1e-5)
 
 
 class Crowded(LayerBlock):
