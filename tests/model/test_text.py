@@ -190,11 +190,6 @@ def saved(folder: Path, library: Any, vocabulary: int | None = None) -> Tokenize
     return Tokenizer(open_directory(str(folder)))
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return saved(tmp_path_factory.mktemp("kind"), library_of(KINDS[request.param]))
-
-
 def pushed(tokenizer: Tokenizer, prompt: list[int], steps: list[list[int]]) -> list[str]:
     """What is returned for each of ``steps`` behind ``prompt``."""
     stream = tokenizer.stream(prompt)
@@ -209,13 +204,21 @@ def behind(tokenizer: Tokenizer, prompt: list[int], output: list[int]) -> str:
     return whole[len(os.path.commonprefix([whole, first])) :]  # noqa: RUF071 - no paths
 
 
+@pytest.fixture(scope="module", params=KINDS)
+def sized(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Tokenizer, int]:
+    library = library_of(KINDS[request.param])
+    return saved(tmp_path_factory.mktemp("kind"), library), len(library)
+
+
 @given(st.data())
 @settings(max_examples=examples(600))
 def test_pieces_join_to_the_librarys_text_behind_the_prompt(
-    kind: Tokenizer, data: st.DataObject
+    sized: tuple[Tokenizer, int], data: st.DataObject
 ) -> None:
     """Any tokens at all: a model may break characters, and end its prompt inside one."""
-    size = len(kind)
+    kind, size = sized
     token = st.integers(0, size - 1) | st.integers(max(0, size - 12), size - 1)
     prompt = data.draw(st.lists(token, max_size=30))
     steps = data.draw(st.lists(st.lists(token, max_size=4), min_size=1, max_size=10))
