@@ -67,9 +67,10 @@ def test_a_process_that_cannot_load_is_an_error(tmp_path: Path) -> None:
 def test_a_row_of_the_table_has_every_figure() -> None:
     loaded = Loaded(("onednn", "x"), 200 << 20, 220 << 20, ("attention",))
     shards = {"int8": MeasuredShard(loaded, {1: 0.0105, 16: 0.25})}
-    lines = list(program.table(shards, [1, 16], ["a", "b"], {"int8": [0.0, 1.0]}))
+    nats = {"int8": [(0.0, 0.5), (1.0, 2.0)]}
+    lines = list(program.table(shards, [1, 16], ["a", "b"], nats))
     assert lines[2] == (
-        "| int8 | onednn, x | 200 | 1.10 | 10 | 250 | 1.000 | 2.718 | no: attention |"
+        "| int8 | onednn, x | 200 | 1.10 | 10 | 250 | 1.000, 1.649 | 2.718, 7.389 | no: attention |"
     )
     assert {line.count("|") for line in lines} == {lines[0].count("|")}
 
