@@ -151,6 +151,7 @@ def test_prompts_are_a_half_of_the_first_of_every_file(tmp_path: Path) -> None:
     assert not set(measuring) & set(prompts_in(tmp_path, 4, "tuning"))
 
 
+@pytest.mark.heavy
 def test_every_profile_is_tuned_and_measured_and_known_options_are_not_searched_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -80,6 +81,7 @@ def test_a_pass_takes_the_seconds_that_are_given(tmp_path: Path) -> None:
     assert 3.0 <= now[0] - began <= 4.0
 
 
+@pytest.mark.heavy
 def test_a_pipeline_drafts_by_the_oracle(tmp_path: Path) -> None:
     file = tmp_path / "oracle.json"
     programs = {"draft": ("ops.bench.oracle_draft", "--oracle", str(file))}

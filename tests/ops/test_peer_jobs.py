@@ -171,6 +171,7 @@ def said(
     return capsys.readouterr().out
 
 
+@pytest.mark.heavy
 def test_the_table_has_a_row_for_each_latency_and_number_at_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stubs: Path
 ) -> None:

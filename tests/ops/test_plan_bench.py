@@ -49,6 +49,7 @@ def test_the_emulated_run_takes_what_the_plan_predicts(predictor: Predictor) -> 
     assert plan.row(found, ran).startswith("| 16 GiB 500 GB/s, 12 GiB 1500 GB/s")
 
 
+@pytest.mark.heavy
 def test_fewer_boxes_are_chosen_where_they_are_faster(predictor: Predictor) -> None:
     """Four slow boxes only add hops to the two fast ones."""
     cluster = RandomCluster(
