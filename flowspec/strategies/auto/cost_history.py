@@ -38,8 +38,8 @@ class CostHistory:
         self.reach = 1.0
         #: Seconds that one row occupies a link between two stages; 0: unknown or negligible.
         self.row_seconds = 0.0
-        #: Speeds by drafter number, kept apart by a job's (coupled, sampled).
-        self.speeds = defaultdict[tuple[bool, bool], dict[int, DrafterSpeed]](dict)
+        #: Speeds by drafter number, kept apart by a job's (coupled, sampled, without a bound).
+        self.speeds = defaultdict[tuple[bool, bool, bool], dict[int, DrafterSpeed]](dict)
         self._row_samples: deque[float] = deque(maxlen=PROMPT_SAMPLES)
 
     def note_reach(self, reach: float) -> None:

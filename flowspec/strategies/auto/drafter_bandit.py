@@ -64,12 +64,18 @@ class DrafterSpeed:
 
 
 class DrafterBandit:
-    """One job's choice among ``count`` drafters and plain decoding.
+    """One job's choice among ``count`` drafters and, if it ``may_be_plain``, plain decoding.
 
     ``history``: speeds by drafter number, measured in jobs like this one; updated in place.
     """
 
-    def __init__(self, count: int, history: MutableMapping[int, DrafterSpeed]) -> None:
+    def __init__(
+        self,
+        count: int,
+        history: MutableMapping[int, DrafterSpeed],
+        *,
+        may_be_plain: bool = True,
+    ) -> None:
         self._history = history
         for drafter in range(count):
             history.setdefault(drafter, DrafterSpeed())
@@ -78,8 +84,7 @@ class DrafterBandit:
         self._seconds = 0.0
         self._decided_at = 0  # tokens when the drafter was chosen
         self._counts_from = 0  # tokens from which on it is credited
-        #: Whether plain decoding is a choice now: only what is decoded plainly tells its speed.
-        self.may_be_plain = True
+        self._may_be_plain = may_be_plain
         #: The drafter's number, or ``PLAIN``.
         self.choice = self._best()
 
@@ -94,10 +99,15 @@ class DrafterBandit:
         """The choice for the next growth, after ``tokens`` tokens in ``seconds`` in all."""
         if tokens != self._tokens:
             self._credit(tokens, seconds)
-        is_barred = self.choice == PLAIN and not self.may_be_plain
-        if is_barred or tokens - self._decided_at >= DECISION_INTERVAL:
+        if tokens - self._decided_at >= DECISION_INTERVAL:
             self._decide(tokens)
         return self.choice
+
+    def resume(self, tokens: int, seconds: float) -> None:
+        """Go on after ``tokens`` tokens in ``seconds`` in all; others decoded the last of them."""
+        self._tokens = tokens
+        self._seconds = seconds
+        self._counts_from = tokens + SETTLING_TOKENS
 
     def _credit(self, tokens: int, seconds: float) -> None:
         """Count what was decoded since the last update for the choice that decoded it."""
@@ -139,7 +149,7 @@ class DrafterBandit:
         }
         if untried:
             return min(untried, key=untried.__getitem__)
-        known = [one for one in self._history if one != PLAIN or self.may_be_plain]
+        known = [one for one in self._history if one != PLAIN or self._may_be_plain]
         return max(known, key=self._upper_bound)
 
     def _upper_bound(self, drafter: int) -> float:

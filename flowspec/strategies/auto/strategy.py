@@ -88,7 +88,14 @@ class Auto(Strategy):
         self._costs = costs
         self.sizer = SegmentSizer(self._stages, costs, self.params.rows, self.params.delay)
         self._drafters = drafters
-        self.bandit = DrafterBandit(drafters, costs.speeds[self.coupled and sampled, sampled])
+        # Rates beside other jobs, or with fixed rows, are not to be compared with plain decoding's.
+        self._bandits = {
+            free: DrafterBandit(
+                drafters, costs.speeds[self.coupled and sampled, sampled, free], may_be_plain=free
+            )
+            for free in (True, False)
+        }
+        self.bandit = self._bandits[not self.sizer.fixed_rows]
         self._changes = [(0, self.bandit.choice)]  # (tokens before, drafter)
 
     def grow(self, view: View, occasion: Occasion) -> Growth | None:
@@ -112,13 +119,20 @@ class Auto(Strategy):
 
     def _choose(self, view: View) -> None:
         """Take a drafter, or none; with fixed rows or beside other jobs there is one."""
-        self.bandit.may_be_plain = not (self.sizer.fixed_rows or view.rows)
+        self._follow_share(view)
         choice = self.bandit.update(view.decoded, view.decode_seconds)
         self.is_plain = choice == PLAIN
         if choice != PLAIN:
             self.drafter = choice
         if choice != self._changes[-1][1] and len(self._changes) < MOST_DECISIONS:
             self._changes.append((view.decoded, choice))
+
+    def _follow_share(self, view: View) -> None:
+        """Choose among what may be chosen now; what a plain share decodes counts for nobody."""
+        bandit = self._bandits[not (self.sizer.fixed_rows or view.rows)]
+        if bandit is not self.bandit or view.rows == 1:
+            self.bandit = bandit
+            bandit.resume(view.decoded, view.decode_seconds)
 
     @property
     def decisions(self) -> list[dict[str, object]]:
@@ -135,8 +149,9 @@ class Auto(Strategy):
         if trip is None:
             return
         if view.decoding:
+            self._follow_share(view)
             if trip.alone and trip.rows == 1 and not view.rows:
-                self.bandit.note_lone_row(trip.seconds)
+                self._bandits[True].note_lone_row(trip.seconds)
             self.sizer.observe(answer, trip, tokens=view.decoded, seconds=view.decode_seconds)
         else:
             self.sizer.prefilled(trip, answer)

@@ -162,20 +162,25 @@ def test_a_drafter_that_pays_is_not_left_for_a_trial_of_plain_decoding() -> None
     assert [decode(known, 2.0, 1.0, 64, 1.0) for _ in range(10)] == [(64, 0)] * 10
 
 
-def test_what_is_drafted_where_plain_decoding_is_no_choice_does_not_count_as_plain() -> None:
+def test_plain_decoding_may_be_no_choice() -> None:
     """Beside other jobs, or with fixed rows."""
     known: dict[int, DrafterSpeed] = {}
     for _ in range(10):
         decode(known, 0.5, 1.0, 64, 1.0)
+    assert DrafterBandit(1, known).choice == PLAIN
+    bandit = DrafterBandit(1, known, may_be_plain=False)
+    assert [bandit.update(tokens, 2.0 * tokens) for tokens in range(60)] == [0] * 60
+
+
+def test_what_others_decoded_counts_for_nobody() -> None:
+    known: dict[int, DrafterSpeed] = {}
     bandit = DrafterBandit(1, known)
-    assert bandit.choice == PLAIN
-    before = known[PLAIN].tokens, known[0].tokens
-    bandit.may_be_plain = False
-    assert [bandit.update(tokens, 2.0 * tokens) for tokens in range(30)] == [0] * 30
-    assert known[PLAIN].tokens == before[0]
-    assert known[0].tokens > before[1]
-    bandit.may_be_plain = True
-    assert PLAIN in [bandit.update(tokens, 2.0 * tokens) for tokens in range(30, 60)]
+    bandit.update(5, 5.0)
+    bandit.resume(1000, 5000.0)
+    bandit.update(1000 + SETTLING_TOKENS, 6000.0)
+    assert known[0] == DrafterSpeed(5, 5.0)
+    bandit.update(1003 + SETTLING_TOKENS, 6003.0)
+    assert known[0] == DrafterSpeed(8, 8.0)
 
 
 def test_without_lone_rows_plain_decoding_is_no_choice() -> None:
