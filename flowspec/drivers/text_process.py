@@ -51,7 +51,8 @@ class TextProcess:
 
     def __init__(self, *, forks: bool) -> None:
         self._folder: Path | None = None
-        self._number = 0
+        # Of the work in hand, of what was sent last, and of what was answered last.
+        self._number = self._sent = self._answered = 0
         self._work: Encoding | str = _ENDS
         self._start("fork" if forks else "spawn")
 
@@ -63,9 +64,14 @@ class TextProcess:
         self._folder = folder
         self._loaded = False
         self._send(folder)
-        self.begin(_ENDS)
-        found = self._answer(TEXT_SECONDS)
-        return found if isinstance(found, frozenset) else None
+        for _ in range(
+            2
+        ):  # a machine that loads models is slow, and the template runs by the clock
+            self.begin(_ENDS)
+            found = self._answer(TEXT_SECONDS)
+            if isinstance(found, frozenset):
+                return found
+        return None
 
     @property
     def busy(self) -> bool:
@@ -75,14 +81,14 @@ class TextProcess:
     def begin(self, work: Encoding | str) -> None:
         """Begin to encode; ``result`` returns what comes of it."""
         if self._ended:
-            self._start("spawn")
-            self._send(self._folder)
+            self._restart()
         self._number += 1
         self._asked = True
         self._due = time.monotonic() + TEMPLATE_SECONDS + 2 * TEXT_SECONDS
         self._work = work
-        if self._loaded:  # one that starts takes no large text, and the sender would wait for it
-            self._send(work)
+        # One that starts, or is at work that was dropped, does not read: the sender would wait.
+        if self._loaded and self._answered == self._sent:
+            self._send_work()
 
     def drop(self) -> None:
         """Forget the work in hand."""
@@ -91,7 +97,7 @@ class TextProcess:
     def result(self, wait: float = 0.0) -> Encoded | None:
         """What has come of the work, after at most ``wait`` seconds; None: nothing yet, or no work.
 
-        A process that has ended, or does not answer, is replaced when there is work again.
+        A process that has ended, or does not answer, is replaced.
         """
         found: Encoded | None = self._answer(wait)
         return found
@@ -129,9 +135,10 @@ class TextProcess:
             self._templates = found
         elif number == _LOADED:
             self._loaded = True
-            self._send(self._work)
+            self._send_work()
         else:
             self._answered = number
+            self._send_work()
 
     def _end(self) -> EncodeFailed | None:
         """End a process that answers no more; what has become of its work.
@@ -142,17 +149,23 @@ class TextProcess:
         status = self._process.exitcode
         self.close()
         self._asked = False
-        if self._loaded and self._answered < self._number - 1:  # else nothing was dropped
+        if self._loaded and self._sent < self._number:
             self.begin(self._work)
             return None
-        seconds = TEMPLATE_SECONDS if self._templates else TEXT_SECONDS
+        was_template = self._templates
+        self._restart()  # the next prompt does not wait for its start
+        seconds = TEMPLATE_SECONDS if was_template else TEXT_SECONDS
         why = (
             f"took longer than {seconds:g} s"
             if status in (None, -signal.SIGALRM)
             else "ended its process; it may have taken too much memory"
         )
-        what = "the model's chat template" if self._templates else "encoding the prompt"
-        return EncodeFailed(f"{what} {why}", refused=self._templates)
+        what = "the model's chat template" if was_template else "encoding the prompt"
+        return EncodeFailed(f"{what} {why}", refused=was_template)
+
+    def _restart(self) -> None:
+        self._start("spawn")
+        self._send(self._folder)
 
     def _start(self, method: str) -> None:
         context: Any = multiprocessing.get_context(method)
@@ -161,7 +174,11 @@ class TextProcess:
         self._process.start()
         other.close()
         self._ended = self._asked = self._templates = self._loaded = False
-        self._answered = self._number
+        self._answered = self._sent = self._number
+
+    def _send_work(self) -> None:
+        self._sent = self._number
+        self._send(self._work)
 
     def _send(self, what: object) -> None:
         with contextlib.suppress(OSError):  # of a process that has ended: the next answer tells
@@ -204,7 +221,10 @@ def _bounds(connection: Connection) -> Iterator[None]:
     statm = Path("/proc/self/statm")
     if statm.exists():
         size = int(statm.read_text(encoding="ascii").split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (size + TEMPLATE_BYTES, before[1]))
+        most = size + TEMPLATE_BYTES
+        if before[1] != resource.RLIM_INFINITY:
+            most = min(most, before[1])
+        resource.setrlimit(resource.RLIMIT_AS, (most, before[1]))
     connection.send((_TEMPLATE, True))
     signal.setitimer(signal.ITIMER_REAL, TEMPLATE_SECONDS)
     try:

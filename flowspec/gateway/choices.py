@@ -142,7 +142,7 @@ class ChoiceRunner:
             reason,
             len(result.prompt_token_ids),
             tokens,
-            accepted_tokens(result.stats),
+            None if stopped else accepted_tokens(result.stats),
             _cached(result.stats),
         )
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import resource
 import shutil
+import signal
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -97,6 +100,8 @@ def test_a_template_that_fails_is_one_line(
     assert isinstance(ended(texts, Encode(RUN, "text", raw=True)), EncodeDone)
 
 
+#: Only a text of two turns tells what ends an answer: the others may take what they like.
+LATER = "{{% if messages | length == 2 %}}{{{{ messages[1].content }}}}{{% else %}}{}{{% endif %}}"
 ENDLESS = "{% for i in range(9999) %}{% for j in range(9999) %}{% for k in range(9999) %}" + (
     "{% endfor %}" * 3
 )
@@ -115,9 +120,7 @@ LARGE = "{% if messages | length == 1 %}{{ 'x' * 10 ** 10 }}{% endif %}"
 def test_a_template_that_takes_too_much_is_ended(
     hurried: TextProcess, tmp_path: Path, template: str, said: str
 ) -> None:
-    # Only a text of two turns tells what ends an answer.
-    harmless = "{% if messages | length == 2 %}{{ messages[1].content }}{% else %}"
-    folder = with_template(tmp_path / "model", f"{harmless}{template}{{% endif %}}")
+    folder = with_template(tmp_path / "model", LATER.format(template))
     assert hurried.open(folder) == open_directory(str(folder)).eos
     found = ended(hurried, TURNS)
     assert isinstance(found, EncodeFailed)
@@ -127,6 +130,7 @@ def test_a_template_that_takes_too_much_is_ended(
 
 def test_the_next_prompt_has_a_new_process(hurried: TextProcess, tmp_path: Path) -> None:
     assert hurried.open(with_template(tmp_path / "model", ENDLESS)) is None
+    assert hurried._process.is_alive(), "it starts before there is work"
     tokenizer = Tokenizer(open_directory(str(PACKAGED)))
     found = ended(hurried, Encode(RUN, "Two and two", raw=True))
     assert found == EncodeDone(tokenizer.encode("Two and two", raw=True))
@@ -146,7 +150,7 @@ def test_the_result_of_dropped_work_is_nobodys(texts: TextProcess) -> None:
 def test_a_process_that_dropped_work_has_ended_is_no_fault_of_the_next(
     hurried: TextProcess, tmp_path: Path
 ) -> None:
-    hurried.open(with_template(tmp_path / "model", ENDLESS))
+    hurried.open(with_template(tmp_path / "model", LATER.format(ENDLESS)))
     hurried.begin(Encode(RUN, "One", raw=True))
     assert hurried.result(60.0)
     hurried.begin(TURNS)
@@ -156,6 +160,40 @@ def test_a_process_that_dropped_work_has_ended_is_no_fault_of_the_next(
     ids = tokenizer.encode(long, raw=True)
     for _ in range(2):  # the second finds a process that has started long ago
         assert ended(hurried, Encode(RUN, long, raw=True)) == EncodeDone(ids)
+
+
+def test_a_process_at_work_that_was_dropped_is_sent_nothing(
+    texts: TextProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not read, and a large text would hold the sender up."""
+    texts.open(PACKAGED)
+    texts.begin(Encode(RUN, "All work and no play. " * 20_000, raw=True))
+    texts.drop()
+    sent: list[object] = []
+    monkeypatch.setattr(texts, "_send", sent.append)
+    for text in ("Two", "Three"):
+        texts.begin(Encode(RUN, text, raw=True))
+        assert sent == []
+        texts.drop()
+    monkeypatch.undo()
+    tokenizer = Tokenizer(open_directory(str(PACKAGED)))
+    assert ended(texts, Encode(RUN, "Four", raw=True)) == EncodeDone(
+        tokenizer.encode("Four", raw=True)
+    )
+
+
+def test_a_hard_bound_of_memory_below_the_own_one_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of `ulimit -v`: every chat was refused."""
+    hard = 3 << 30
+    set_limits: list[tuple[int, int]] = []
+    monkeypatch.setattr(text_process, "TEMPLATE_BYTES", 1 << 40)
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (hard, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda which, pair: set_limits.append(pair))
+    monkeypatch.setattr(signal, "setitimer", lambda which, seconds: None)
+    ours, _ = multiprocessing.Pipe()
+    with text_process._bounds(ours):
+        pass
+    assert set_limits == [(hard, hard), (hard, hard)]
 
 
 def test_a_process_that_starts_is_not_waited_for(texts: TextProcess) -> None:
