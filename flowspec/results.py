@@ -61,8 +61,9 @@ def reported(value: T | None) -> T:
 class Chunk:
     """A piece of a job's output. ``text`` ends on a whole character and may be empty.
 
-    ``sizes``: the characters that each token added to it; of a character whose bytes are spread
-    over several tokens the last one has it. ``logprobs``: of each token; empty unless the job asked
+    ``sizes``: the characters that each token adds to the text of the whole output; of a character
+    whose bytes are spread over several tokens the last one adds it, though it may come with a later
+    piece. ``logprobs``: of each token; empty unless the job asked
     for them.
     """
 
@@ -149,6 +150,11 @@ class OutputSoFar:
             )
         if offset < known:
             return None
+        if "sizes" not in fields:
+            raise StateError(
+                f"the output of job {self.job} was written by an older version of FlowSpec, which "
+                "this one cannot read; submit the job again"
+            )
         logprobs = read_logprobs(fields["logprobs"]) if "logprobs" in fields else ()
         ids, sizes = json.loads(fields["ids"]), json.loads(fields["sizes"])
         chunk = Chunk(fields["text"], tuple(ids), tuple(sizes), logprobs)

@@ -28,7 +28,7 @@ ALLOWED = {
     "emulation": {"core", "errors"},
     "planning": {"emulation", "model", "core", "errors"},
     "observe": {"errors"},
-    "doctor": {"broker", "model", "core", "errors"},
+    "doctor": {"drivers", "broker", "model", "core", "errors"},
     "drivers": {"strategies", "broker", "model", "emulation", "core", "errors", "observe"},
     "results": {"broker", "core", "errors"},
     "client": {"results", "broker", "core", "errors", "observe"},

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.errors import GapError
+from flowspec.errors import GapError, StateError
 from flowspec.results import OutputSoFar
 
 PIECES = st.lists(st.lists(st.integers(0, 99), max_size=4), min_size=1, max_size=8)
@@ -46,6 +46,13 @@ def test_entries_that_come_again_change_nothing(
     assert output.token_ids == [token for ids in pieces for token in ids]
     assert "".join(output.texts) == "".join(f"<{token}>" for ids in pieces for token in ids)
     assert output.ended
+
+
+def test_output_of_an_older_version_is_refused_in_one_line() -> None:
+    entry, _ = entries([[1]])
+    del entry["sizes"]
+    with pytest.raises(StateError, match=r"^the output of job a was written by an older version"):
+        OutputSoFar("a").take("1", entry)
 
 
 @given(st.lists(st.lists(st.integers(0, 99), min_size=1), min_size=2, max_size=8), st.data())

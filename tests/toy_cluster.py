@@ -52,9 +52,11 @@ class Characters:
         return self.encode("".join(f"{turn.role}:{turn.content};" for turn in turns), raw=True)
 
     def stream(self, prompt: Sequence[int] = ()) -> Characters:
+        self.length = 0
         return self
 
     def push(self, ids: tuple[int, ...], *, last: bool = False) -> str:
+        self.length += len(ids)
         return "".join(chr(ord("a") + token - 2) if token >= 2 else "." for token in ids)
 
     def token(self, token: int) -> TokenWritten:

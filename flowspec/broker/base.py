@@ -118,26 +118,23 @@ class PutRows:
 
 @dataclass(frozen=True, slots=True)
 class CommitText:
-    """A commit and the text of its tokens, whole characters only.
+    """A commit and the text that it settles, whole characters only.
 
-    ``texts``: what each token added; of a character whose bytes are spread over several tokens the
-    last one has it. ``logprobs``: of its tokens, as ``core.run.logprobs`` writes them; empty: not
+    ``lengths``: the characters that each of its tokens adds to the text of the job; of a character
+    whose bytes are spread over several tokens the last one adds it, though it may be settled by a
+    later one. ``logprobs``: of its tokens, as ``core.run.logprobs`` writes them; empty: not
     asked for.
     """
 
     commit: Commit
-    texts: tuple[str, ...]
+    text: str
+    lengths: tuple[int, ...]
     logprobs: str = ""
 
     @property
-    def text(self) -> str:
-        """The text of all tokens."""
-        return "".join(self.texts)
-
-    @property
     def sizes(self) -> str:
-        """The characters that each token added, as in the job's output: a JSON list."""
-        return json.dumps([*map(len, self.texts)], separators=(",", ":"))
+        """``lengths`` as in the job's output: a JSON list."""
+        return json.dumps(self.lengths, separators=(",", ":"))
 
 
 @dataclass(frozen=True, slots=True)

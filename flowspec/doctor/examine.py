@@ -21,6 +21,7 @@ from flowspec.doctor import (
 )
 from flowspec.doctor.finding import Finding, from_error, note
 from flowspec.doctor.probe import IMPORT_SECONDS, Probed, probe
+from flowspec.drivers.text_process import text_ends
 from flowspec.errors import BrokerError, ConfigError
 from flowspec.model.families import TESTED_FAMILIES
 
@@ -68,7 +69,9 @@ def examine(plans: Plans, survey: Survey | None, announce: Announce) -> Iterator
     usable = bool(probed.torch_build)
     memory = _memory(device, seen, probed)
     families = TESTED_FAMILIES if usable else ()
-    yield from model.check_names(plans.target, plans.draft, memory, plans.dtype, families)
+    yield from model.check_names(
+        plans.target, plans.draft, memory, plans.dtype, families, text_ends
+    )
     if survey is not None and usable:
         announce("looking for kernels")
         yield from kernels.check(survey(device), plans.dtype, device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from flowspec.model.head_layout import check_head, head_name, is_head
 from flowspec.model.precision import AUTO, PRECISIONS
 from flowspec.model.sources import NGRAM, source_names
 
+Ends = Callable[[Path], frozenset[int] | None]
+
 _LOAD = "download the model again"
 _POINTER = b"version https://git-lfs"
 
@@ -30,7 +32,7 @@ _POINTER = b"version https://git-lfs"
 class ModelFacts:
     """A language model that can be opened. ``sizes``: bytes of its weights by precision.
 
-    ``stored``: the precision of the checkpoint. ``eos``: its end-of-sequence ids.
+    ``stored``: the precision of the checkpoint.
     """
 
     name: str
@@ -40,7 +42,18 @@ class ModelFacts:
     context: int
     stored: str
     sizes: Mapping[str, int]
-    eos: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class TextFacts:
+    """What a model's files say of texts. ``named``: the end-of-sequence ids in its configs.
+
+    ``ends``: the ids that end texts; None: its chat template, which may name one, fails.
+    """
+
+    vocabulary: int
+    named: frozenset[int]
+    ends: frozenset[int] | None
     chat_template: bool
 
 
@@ -62,12 +75,18 @@ def locate(name: str) -> Path | None:
 
 
 def check_names(
-    target: str, draft: str, memory: int | None, dtype: str, families: Sequence[str]
+    target: str,
+    draft: str,
+    memory: int | None,
+    dtype: str,
+    families: Sequence[str],
+    ends: Ends,
 ) -> Iterator[Finding]:
     """Everything on the target and the drafters in ``draft``.
 
-    ``memory``: free bytes where the model computes. ``families``: those that can be split; empty
-    if that is unknown.
+    ``memory``: free bytes where the model computes. ``families``: those that can be split; empty:
+    that is unknown, since no model can be loaded. ``ends``: returns the ids that end texts of the
+    model in a folder, or None if its chat template fails.
     """
     opened, findings = _open(target, "target")
     yield from findings
@@ -79,8 +98,9 @@ def check_names(
                 "give a language model as the target, and the head as the draft",
             )
             return
-        yield from _tokenizer(opened)
         yield from check(gather(target, opened), memory, dtype, families)
+        if families:
+            yield from _texts(opened, ends)
     try:
         names = source_names(draft)
     except ConfigError as wrong:
@@ -111,13 +131,19 @@ def _open(name: str, role: str) -> tuple[ModelDirectory | None, list[Finding]]:
     return directory, []
 
 
-def _tokenizer(target: ModelDirectory) -> Iterator[Finding]:
+def _texts(target: ModelDirectory, ends: Ends) -> Iterator[Finding]:
+    from flowspec.model.text import Tokenizer
+
     try:
         target.check_tokenizer()
+        has_template = Tokenizer(target).has_chat_template
     except ModelError as wrong:
         yield from_error(
             "target", wrong, "copy tokenizer.json and tokenizer_config.json of the original model"
         )
+        return
+    facts = TextFacts(target.vocabulary, target.eos, ends(target.path), has_template)
+    yield from check_texts(facts)
 
 
 def _absent(name: str, role: str) -> Finding:
@@ -155,7 +181,7 @@ def _is_pointer(file: Path) -> bool:
 
 
 def gather(name: str, directory: ModelDirectory) -> ModelFacts:
-    """Read the config, the tokenizer's files and the headers of the weights."""
+    """Read the config and the headers of the weights."""
     return ModelFacts(
         name=name,
         family=str(directory.config["model_type"]),
@@ -164,8 +190,6 @@ def gather(name: str, directory: ModelDirectory) -> ModelFacts:
         context=directory.context,
         stored=_stored(directory.config),
         sizes=sizes(directory),
-        eos=directory.eos,
-        chat_template=_has_chat_template(directory),
     )
 
 
@@ -189,17 +213,6 @@ def sizes(directory: ModelDirectory) -> dict[str, int]:
     }
 
 
-def _has_chat_template(directory: ModelDirectory) -> bool:
-    if directory.has("chat_template.jinja") or directory.has("chat_template.json"):
-        return True
-    try:
-        return '"chat_template"' in (directory.path / "tokenizer_config.json").read_text(
-            encoding="utf-8"
-        )
-    except (OSError, ValueError):
-        return False
-
-
 def check(
     facts: ModelFacts, memory: int | None, dtype: str, families: Sequence[str]
 ) -> Iterator[Finding]:
@@ -214,22 +227,34 @@ def check(
     else:
         yield ok(subject, f"{facts.name}: {facts.family}, {facts.layers} layers, weights complete")
     yield _memory(facts, memory, dtype)
-    if not facts.eos:
+
+
+def check_texts(facts: TextFacts) -> Iterator[Finding]:
+    """Findings on where a target's texts end, and on its chat template."""
+    subject = "target"
+    if max(facts.named, default=0) >= facts.vocabulary:
         yield warning(
             subject,
-            "neither generation_config.json nor config.json names an end-of-sequence token: every "
-            "text runs to --max-new-tokens",
-            "copy generation_config.json of the original model, or add eos_token_id to config.json",
-        )
-    elif max(facts.eos) >= facts.vocabulary:
-        yield warning(
-            subject,
-            f"end-of-sequence token {max(facts.eos)} is outside the vocabulary of "
+            f"end-of-sequence token {max(facts.named)} is outside the vocabulary of "
             f"{facts.vocabulary}",
             "correct eos_token_id in generation_config.json and config.json",
         )
+    if facts.ends is None:
+        yield warning(
+            subject,
+            "its chat template fails on a conversation of two turns, so it names no token that "
+            "ends a text",
+            "send the model a conversation: the error says what is wrong with the template",
+        )
+    elif not facts.ends:
+        yield warning(
+            subject,
+            "neither its configs nor its chat template name an end-of-sequence token: every text "
+            "runs to --max-new-tokens",
+            "copy generation_config.json of the original model, or add eos_token_id to config.json",
+        )
     else:
-        ids = ", ".join(map(str, sorted(facts.eos)))
+        ids = ", ".join(map(str, sorted(facts.ends)))
         yield ok(subject, f"texts end at the tokens {ids}")
     if not facts.chat_template:
         yield note(

@@ -67,7 +67,13 @@ def encoded(encoder: Encoder, work: Encoding) -> EncodeDone:
 
 
 class TextPieces(Protocol):
-    """A growing text, returned as far as no further token can change it."""
+    """A growing text, returned as far as no further token can change it.
+
+    ``length``: characters of it so far, with those that may still change.
+    """
+
+    @property
+    def length(self) -> int: ...
 
     def push(self, ids: tuple[int, ...], *, last: bool = False) -> str: ...
 
@@ -249,18 +255,19 @@ class DraftPerformer:
         raise StateError("the draft worker sends no rows")
 
     def written(self, commit: Commit) -> CommitText:
-        text = self._texts[commit.run]
-        texts = tuple(
-            text.push((token,), last=bool(commit.finish) and at == len(commit.tokens))
-            for at, token in enumerate(commit.tokens, start=1)
-        )
+        stream = self._texts[commit.run]
+        text, lengths = "", []
+        for at, token in enumerate(commit.tokens, start=1):
+            before = stream.length
+            text += stream.push((token,), last=bool(commit.finish) and at == len(commit.tokens))
+            lengths.append(stream.length - before)
         if not isinstance(commit, ScoredCommit):
-            return CommitText(commit, texts)
+            return CommitText(commit, text, tuple(lengths))
         found = [
             scored(token, pairs, commit.alternatives, self._encoder.token)
             for token, pairs in zip(commit.tokens, commit.top, strict=True)
         ]
-        return CommitText(commit, texts, logprobs_text(found))
+        return CommitText(commit, text, tuple(lengths), logprobs_text(found))
 
 
 def _drop(

@@ -64,9 +64,8 @@ class TextProcess:
         self._folder = folder
         self._loaded = False
         self._send(folder)
-        for _ in range(
-            2
-        ):  # a machine that loads models is slow, and the template runs by the clock
+        # A machine that loads models is slow, and the template runs by the clock.
+        for _ in range(2):
             self.begin(_ENDS)
             found = self._answer(TEXT_SECONDS)
             if isinstance(found, frozenset):
@@ -183,6 +182,15 @@ class TextProcess:
     def _send(self, what: object) -> None:
         with contextlib.suppress(OSError):  # of a process that has ended: the next answer tells
             self._connection.send((self._number, what))
+
+
+def text_ends(folder: Path) -> frozenset[int] | None:
+    """``TextProcess.open`` in a process for that alone."""
+    process = TextProcess(forks=False)
+    try:
+        return process.open(folder)
+    finally:
+        process.close()
 
 
 def _serve(connection: Connection, parents: Connection) -> None:

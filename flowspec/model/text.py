@@ -112,17 +112,22 @@ class Tokenizer:
 
         DeepSeek's models for example do not mark those that begin a turn as special.
         """
-        turns = ("user", "a"), ("assistant", "b"), ("user", "a")
-        text = self._example(*turns) + self._example(("system", "c"), *turns)
+        system, user, answer = ("system", "c"), ("user", "a"), ("assistant", "b")
+        conversations = [user], [system, user], [user, answer, user], [system, user, answer, user]
+        text = "".join(self._example(*turns, asked=True) for turns in conversations)
         own = {word for word in self._added if word in text and any(map(str.isalnum, word))}
         return frozenset(self._special | own)
 
-    def _example(self, *turns: tuple[str, str]) -> str:
-        """What the template makes of ``turns``, each a role and a text; empty: it cannot."""
+    def _example(self, *turns: tuple[str, str], asked: bool = False) -> str:
+        """What the template makes of ``turns``, each a role and a text; empty: it cannot.
+
+        ``asked``: with what begins an answer behind them.
+        """
         if not self.has_chat_template:
             return ""
+        said = [{"role": role, "content": text} for role, text in turns]
         try:
-            return self._templated([{"role": role, "content": text} for role, text in turns])
+            return self._templated(said, add_generation_prompt=asked)
         except Exception:  # noqa: BLE001 - who sends the template a conversation is told
             return ""
 
@@ -324,6 +329,9 @@ class TextStream:
         self._tokenizer = tokenizer
         self._ids = list(prompt)  # the last ones, of which the text of further ones depends
         self._sent = self._forget()  # their text, of which nothing is to be returned
+        self._returned = 0
+        #: Characters of the text so far, with those that are not settled but whole.
+        self.length = 0
 
     def push(self, ids: tuple[int, ...], *, last: bool = False) -> str:
         """The text that is now settled; with ``last`` all the rest."""
@@ -333,6 +341,10 @@ class TextStream:
         settled = text if last else text.removesuffix(_BROKEN)
         pairs = zip(self._sent, settled, strict=False)
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        self._returned += len(settled) - shared
+        whole = text if known == len(self._ids) else self._tokenizer.decode(self._ids)
+        unsettled = max(0, len(whole.rstrip(_BROKEN)) - max(shared, len(settled)))
+        self.length = max(self.length, self._returned + unsettled)
         if shared < len(settled):
             self._sent = settled
             if known == len(self._ids) and settled == text:

@@ -207,7 +207,7 @@ def drive(url: str, rounds: int, *, count: int = 2, width: int = ROWS) -> None:
         prune = Prune(run, PROMPT - 1 + at, (last,), root, ())
         envelopes = tuple(Envelope(DRAFT, seqs.next(stage), prune) for stage in stages)
         commit = Commit(run, PROMPT - 1 + at, at, 1, (7,), "", stages, envelopes)
-        link.write([CommitText(commit, (" seven",))])
+        link.write([CommitText(commit, " seven", (0,))])
         rows = tuple(range(root, root + width))
         parents = (last, *(root for _ in rows[1:]))
         positions = (PROMPT + at, *(PROMPT + at + 1 for _ in rows[1:]))

@@ -63,7 +63,7 @@ def commits(url: str, rounds: int) -> tuple[list[float], list[float]]:
         envelopes = tuple(Envelope(DRAFT, at + 1, prune) for _ in stages)
         commit = Commit(run, 1 + at, at, 1, (7, 8), "", stages, envelopes)
         began = time.monotonic()
-        (code,) = link.write([CommitText(commit, (" seven",))])
+        (code,) = link.write([CommitText(commit, " seven", (0,))])
         ours.append(time.monotonic() - began)
         assert code == 0, code
     return bare[20:], ours[20:]

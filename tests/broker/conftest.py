@@ -204,7 +204,7 @@ def commit(
         prunes=(prune, prune),
         completes=completes,
     )
-    return CommitText(made, (f"t{offset}",))
+    return CommitText(made, f"t{offset}", (len(f"t{offset}"),))
 
 
 @contextmanager

@@ -167,7 +167,7 @@ class Pair:
     def commit(self, commit: Commit, at: float | None) -> None:
         stamp = stamp_of(at, DRAFT)
         code = self.note(self.ledger.commit(commit, stamp))
-        text = CommitText(commit, ("te", "xt"))
+        text = CommitText(commit, "text", (2, 3))
         self.agree(f"{commit} at {at}", code, *self.links[DRAFT].write([text], [stamp]))
         if code is Code.OK:
             entry = {

@@ -10,7 +10,17 @@ from pathlib import Path
 import pytest
 
 from flowspec.doctor.finding import Finding, Severity
-from flowspec.doctor.model import ModelFacts, check, check_names, gather, locate, sizes
+from flowspec.doctor.model import (
+    Ends,
+    ModelFacts,
+    TextFacts,
+    check,
+    check_names,
+    check_texts,
+    gather,
+    locate,
+    sizes,
+)
 from flowspec.model.directory import open_directory
 from tests.pair import DRAFT, TARGET
 
@@ -24,9 +34,8 @@ GOOD = ModelFacts(
     context=4096,
     stored="bfloat16",
     sizes={"float32": 28 * GIB, "bfloat16": 14 * GIB, "int8": 7 * GIB, "nf4": 4 * GIB},
-    eos=frozenset({2}),
-    chat_template=True,
 )
+TEXTS = TextFacts(32_000, named=frozenset({2}), ends=frozenset({2, 7}), chat_template=True)
 
 
 @pytest.fixture
@@ -40,9 +49,14 @@ def change(folder: Path, file: str, **values: object) -> None:
     (folder / file).write_text(json.dumps({**config, **values}))
 
 
+def ends(folder: Path) -> frozenset[int]:
+    """The ids that end texts; the template is not asked."""
+    return open_directory(str(folder)).eos
+
+
 def trouble(target: object, draft: str = "ngram") -> Finding:
     """The only finding that is not OK."""
-    found = check_names(str(target), draft, 64 * GIB, "auto", FAMILIES)
+    found = check_names(str(target), draft, 64 * GIB, "auto", FAMILIES, ends)
     (bad,) = [finding for finding in found if finding.level is not Severity.OK]
     return bad
 
@@ -55,7 +69,7 @@ def findings(
 
 
 def test_the_packaged_pair_is_good() -> None:
-    found = list(check_names(TARGET, f"{DRAFT}+ngram:head", GIB, "auto", FAMILIES))
+    found = list(check_names(TARGET, f"{DRAFT}+ngram:head", GIB, "auto", FAMILIES, ends))
     assert {finding.level for finding in found} == {Severity.OK}
     assert [finding.subject for finding in found] == [*["target"] * 3, *["draft"] * 3]
     assert found[2].found == "texts end at the tokens 1"
@@ -183,28 +197,47 @@ def test_memory() -> None:
 
 
 def test_the_end_of_a_text() -> None:
-    (found,) = findings(replace(GOOD, eos=frozenset()))
+    (found,) = check_texts(TEXTS)
+    assert (found.level, found.found) == (Severity.OK, "texts end at the tokens 2, 7")
+    (found,) = check_texts(replace(TEXTS, named=frozenset(), ends=frozenset()))
     assert found.level is Severity.WARNING
     assert "generation_config.json" in found.remedy
-    (found,) = findings(replace(GOOD, eos=frozenset({32_000})))
+    found, _ = check_texts(replace(TEXTS, named=frozenset({32_000})))
     assert found.level is Severity.WARNING
     assert "outside the vocabulary of 32000" in found.found
+    (found,) = check_texts(replace(TEXTS, ends=None))
+    assert found.level is Severity.WARNING
+    assert "its chat template fails" in found.found
 
 
 def test_no_chat_template() -> None:
-    (found,) = findings(replace(GOOD, chat_template=False))
+    _, found = check_texts(replace(TEXTS, chat_template=False))
     assert found.level is Severity.NOTE
     assert "chat_template.jinja" in found.remedy
 
 
 def test_facts_of_a_folder(folder: Path) -> None:
-    facts = gather("x", open_directory(str(folder)))
-    assert facts.chat_template
-    assert facts.eos
+    def lines(ends: Ends = ends) -> list[str]:
+        found = check_names(str(folder), "ngram", 64 * GIB, "auto", FAMILIES, ends)
+        return [finding.found for finding in found if finding.subject == "target"]
+
+    assert len(lines()) == 3
+    assert lines(lambda _: frozenset({5, 6}))[-1] == "texts end at the tokens 5, 6"
     (folder / "chat_template.jinja").unlink()
-    assert not gather("x", open_directory(str(folder))).chat_template
+    assert "no chat template" in lines()[-1]
     change(folder, "tokenizer_config.json", chat_template="{{ messages }}")
-    assert gather("x", open_directory(str(folder))).chat_template
+    assert len(lines()) == 3
+
+
+def test_a_tokenizer_with_ids_beyond_the_models_vocabulary(folder: Path) -> None:
+    written = json.loads((folder / "tokenizer.json").read_text())
+    token = {"id": 100_000, "content": "beyond", "special": False} | dict.fromkeys(
+        ("single_word", "lstrip", "rstrip", "normalized"), False
+    )
+    written["model"]["vocab"]["beyond"] = 100_000
+    written["added_tokens"].append(token)
+    (folder / "tokenizer.json").write_text(json.dumps(written))
+    assert "beyond the model's vocabulary" in trouble(folder).found
 
 
 def test_sizes_are_those_of_the_files() -> None:
