@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from flowspec.core.run.sampling import Sampling, gumbel
+from flowspec.core.run.sampling import Floats, Sampling, gumbel, survivors
 from flowspec.drivers.sim import UNIT
 from flowspec.errors import ConfigError
 from flowspec.model.architecture import read_config
@@ -54,8 +54,8 @@ class ProofPlan:
 class Difference:
     """A run whose token ``at`` is ``ours`` where plain decoding has ``theirs``.
 
-    ``gap``: how far apart plain decoding's scores of the two are. ``tie``: whether that is close
-    enough for a rounding to decide.
+    ``gap``: how far plain decoding is from choosing ``ours``, in logits. ``tie``: whether a
+    rounding may decide that.
     """
 
     strategy: str
@@ -259,14 +259,48 @@ def _difference(run: _Run, text: PlainText, tie: float) -> Difference | None:
 
 
 def _gap(text: PlainText, at: int, ours: int, theirs: int) -> float:
-    """How far apart plain decoding's scores of two tokens are at output position ``at``."""
-    sampling = text.sampling
+    """How far plain decoding is from ``ours`` at output position ``at``, in logits.
+
+    A token may be chosen as its score passes the other's, as it comes into the top-k or nucleus, or
+    as the other leaves it.
+    """
+    sampling, logits = text.sampling, text.logits[at].astype(np.float64)
     pair = np.array([ours, theirs])
-    scores = text.logits[at][pair].astype(np.float64)
+    scores = logits[pair]
     if sampling.temperature > 0:
-        index = len(text.prompt) + at
-        scores = scores / sampling.temperature + gumbel(sampling.seed, index, pair)
-    return float(abs(scores[0] - scores[1]))
+        scores += sampling.temperature * gumbel(sampling.seed, len(text.prompt) + at, pair)
+    apart = float(abs(scores[0] - scores[1]))
+    if sampling.temperature == 0:
+        return apart
+    if ours not in survivors(logits, sampling)[0]:
+        return _to_come_in(logits, sampling, ours)
+    return min(apart, _to_leave(logits, sampling, theirs))
+
+
+def _to_come_in(logits: Floats, sampling: Sampling, token: int) -> float:
+    """How far ``token`` is from top-k and nucleus: passing others, which get less likely."""
+    scores, shares, at = _ranked(logits, sampling, token)
+    before = np.maximum(np.cumsum(shares) - shares, np.finfo(float).tiny)
+    far = np.maximum(scores[: len(shares)] - scores[at], np.log(before / sampling.top_p))
+    return sampling.temperature * max(0.0, float(far[: at + 1].min()))
+
+
+def _to_leave(logits: Floats, sampling: Sampling, token: int) -> float:
+    """How far ``token``, which is in top-k and nucleus, is from leaving them."""
+    scores, shares, at = _ranked(logits, sampling, token)
+    far = [float("inf"), *(scores[at] - scores[len(shares) :])]
+    if sampling.top_p < 1:
+        others = np.maximum(np.cumsum(shares) - shares[at], np.finfo(float).tiny)
+        steps = np.maximum(scores[at] - scores[: len(shares)], np.log(sampling.top_p / others))
+        far.append(steps[at:].min())
+    return sampling.temperature * max(0.0, float(min(far)))
+
+
+def _ranked(logits: Floats, sampling: Sampling, token: int) -> tuple[Floats, Floats, int]:
+    """All scores, best first; the shares of those in top-k; the place of ``token``."""
+    ids, scores = survivors(logits, Sampling(sampling.temperature))
+    shares = np.exp(scores[: sampling.top_k or None] - scores[0])
+    return scores, shares / shares.sum(), int(np.flatnonzero(ids == token)[0])
 
 
 def _row_check(

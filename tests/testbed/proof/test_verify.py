@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from flowspec.core.run.sampling import Sampling
+from flowspec.core.run.sampling import Sampling, choose
 from flowspec.errors import ConfigError
 from flowspec.model import block as block_module
 from flowspec.model import loading
@@ -19,7 +22,9 @@ from flowspec.model.placing import Placing
 from flowspec.model.sources import load_sources
 from flowspec.model.text import Tokenizer
 from flowspec.testbed.proof import library, verify
+from flowspec.testbed.proof.plain import PlainText
 from flowspec.testbed.proof.verify import Proof, ProofPlan, load_blocks, prove
+from tests.marks import examples
 
 TARGET = open_directory(default_pair()[0])
 QUICK = ProofPlan(strategies=("flowspec",), stages=2, tokens=16, samplings=(Sampling(),))
@@ -27,6 +32,8 @@ QUICK = ProofPlan(strategies=("flowspec",), stages=2, tokens=16, samplings=(Samp
 WRONG = ["float32", pytest.param("bfloat16", marks=pytest.mark.heavy), "nf4"]
 #: Precisions of `make test-all` only.
 OTHERS = ("int8", "fp4", "int4")
+#: Top-k and top-p.
+KEPT = ((0, 1.0), (2, 1.0), (0, 0.6), (3, 0.8))
 PROMPT = "Tom has 5 apples and buys 7 more. How many apples does he have?"
 
 
@@ -73,6 +80,41 @@ def test_the_share_of_right_drafts_falls_with_depth() -> None:
     assert list(greedy) == sorted(greedy, reverse=True)
     assert 0.3 < greedy[0] < 0.95
     assert sampled == ()
+
+
+@given(
+    st.lists(st.floats(-8, 8), min_size=3, max_size=12),
+    st.sampled_from([Sampling(), *(Sampling(t, k, p) for t in (0.1, 1, 3) for k, p in KEPT)]),
+    st.floats(0.001, 2),
+    st.data(),
+)
+@settings(max_examples=examples(300))
+def test_a_gap_is_what_the_logits_must_move_for_the_other_token(
+    logits: list[float], sampling: Sampling, most: float, data: st.DataObject
+) -> None:
+    """A choice by logits that are up to ``most`` off is excused by a bound of twice that."""
+    own = np.array(logits, np.float32)
+    moves = data.draw(st.lists(st.floats(-most, most), min_size=len(own), max_size=len(own)))
+    theirs = choose(own, sampling, 1)
+    ours = choose(own.astype(np.float64) + moves, sampling, 1)
+    if ours != theirs:
+        text = PlainText((0,), (theirs,), sampling, own[None], np.zeros((1, 1), np.float32))
+        assert verify._gap(text, 0, ours, theirs) <= 2 * most * (1 + 1e-9)
+
+
+def test_a_gap_is_in_logits_at_any_temperature() -> None:
+    own = np.array([[2.0, 1.0, -1.0]], np.float32)
+    for sampling, expected in (
+        (Sampling(), 1),
+        (Sampling(0.01), 1),
+        (Sampling(0.5, top_k=1), 1),
+        (
+            Sampling(0.5, top_p=0.5),
+            0.5 * abs(math.log(1 / (1 + math.exp(-2) + math.exp(-6)) / 0.5)),
+        ),
+    ):
+        text = PlainText((0,), (0,), sampling, own, np.zeros((1, 1), np.float32))
+        assert verify._gap(text, 0, 1, 0) == pytest.approx(expected, abs=0.05)
 
 
 @pytest.mark.parametrize("precision", WRONG)
