@@ -164,7 +164,11 @@ def _log_softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
     return found
 
 
-def bytes_needed(directory: ModelDirectory, placing: Placing) -> int:
-    """Memory of the library's whole model, bytes."""
-    size = _WIDER[placing.rows].itemsize
-    return sum(math.prod(directory.tensor(name).shape) for name in directory.weight_files) * size
+def bytes_needed(directory: ModelDirectory, placing: Placing, lengths: Sequence[int]) -> int:
+    """Memory of ``compare`` on texts of ``lengths`` tokens, bytes."""
+    shapes = [directory.tensor(name).shape for name in directory.weight_files]
+    # A tied head is quantised beside its embedding.
+    weights = sum(map(math.prod, shapes)) + max(map(math.prod, shapes))
+    # Two passes are kept in float32, and one is compared in float64.
+    logits = 2 * 4 * sum(lengths) + 6 * 8 * max(lengths)
+    return weights * _WIDER[placing.rows].itemsize + logits * directory.vocabulary

@@ -330,7 +330,8 @@ def _against_library(
     shared: Sequence[tuple[RowArray, Logits]],
     tell: Tell,
 ) -> tuple[library.AgainstLibrary | None, str]:
-    needed = library.bytes_needed(target, placing)
+    tokens = [(*text.prompt, *text.output)[: len(text.hidden)] for text in texts]
+    needed = library.bytes_needed(target, placing, [*map(len, tokens)])
     available = available_bytes()
     if needed > available:
         return None, (
@@ -338,5 +339,4 @@ def _against_library(
             f"{available / 2**30:.1f} are free"
         )
     tell("comparing with the library's whole model")
-    tokens = [(*text.prompt, *text.output)[: len(text.hidden)] for text in texts]
     return library.compare(target, placing, tokens, [logits for _, logits in shared]), ""
