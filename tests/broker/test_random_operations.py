@@ -175,7 +175,7 @@ class Pair:
                 "offset": str(commit.emitted),
                 "ids": json.dumps(commit.tokens),
                 "text": "text",
-                "sizes": "[2,2]",
+                "sizes": "[2,3]",
             }
             if commit.finish:
                 entry["finish_reason"] = commit.finish

@@ -186,7 +186,11 @@ def test_doctor_knows_the_head(tmp_path: Path) -> None:
     target = open_directory("target")
     head = save_eagle3(tmp_path / "good", target, Shape(hidden=192, layers=()))
     wrong = save_eagle3(tmp_path / "bad", target, Shape(hidden=192, extra={"fc_norm": True}))
-    found = list(check_names("target", str(head.path), None, "auto", ()))
+    found = list(
+        check_names("target", str(head.path), None, "auto", (), lambda folder: frozenset())
+    )
     assert any("is an EAGLE-3 head of the target's shape" in one.found for one in found)
-    found = list(check_names("target", str(wrong.path), None, "auto", ()))
+    found = list(
+        check_names("target", str(wrong.path), None, "auto", (), lambda folder: frozenset())
+    )
     assert any("fc_norm is True" in one.found for one in found)
