@@ -20,9 +20,10 @@ PLANS = Plans(TARGET, DRAFT, "auto", "auto", None)
 
 
 @pytest.fixture(autouse=True)
-def torch_imports(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Imports in another process take seconds, and have tests of their own."""
+def imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Imports in other processes take seconds, and have tests of their own."""
     monkeypatch.setattr(module, "probe", lambda modules: Probed({}, "cpu", 1))
+    monkeypatch.setattr(module, "text_ends", lambda folder: frozenset({1}))
 
 
 def found(plans: Plans, subject: str = "") -> list[Finding]:
