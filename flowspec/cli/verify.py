@@ -105,6 +105,8 @@ def _report(proof: Proof, draft: str) -> None:
 def _verdict(proof: Proof) -> str:
     if proof.holds:
         return "holds: nothing is lost"
+    if not proof.same_rows:
+        return "FAILS: rows of shared passes are others than the same rows alone"
     if proof.same_model:
         return "FAILS: the pipeline changes texts"
     return "FAILS: the stages compute another model than the library"
@@ -119,9 +121,11 @@ def _lines(proof: Proof, draft: str) -> Iterator[tuple[str, str]]:
         "a small copy",
         f"differs from the library's by {proof.structure:.0e} of the largest logit",
     )
+    apart = f", {rows.divergence:.1e} nats a token" if rows.divergence else ""
     yield (
         "rows of shared passes",
-        f"{rows.equal} of {rows.rows} have the bits of a lone row; {rows.flips} other choices",
+        f"{rows.equal} of {rows.rows} have the bits of a lone row; {rows.flips} other choices"
+        f"{apart}",
     )
     dependent = ", ".join(rows.parts)
     yield "rows depend on others", dependent or "in no kernel, at no tested number of rows"

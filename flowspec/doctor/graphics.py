@@ -91,7 +91,9 @@ def _emulates(device: Accelerator, dtype: str) -> bool:
 
 
 def _why_unused(graphics: GraphicsFacts) -> str:
-    if graphics.build in ("", "cpu"):
+    if not graphics.build:
+        return "torch is not installed, or cannot be imported"
+    if graphics.build == "cpu":
         return "torch is built without CUDA"
     if not graphics.driver:
         return "no NVIDIA driver is loaded"

@@ -18,7 +18,7 @@ _NOT_FOR_RUNS = ("dev", "plots")
 #: The extra whose packages run models: what is examined is a machine for these.
 _TO_RUN = "worker"
 #: Packages that kernels use when they are installed, whether or not an extra names them.
-_USED_IF_THERE = ("bitsandbytes",)
+_USED_IF_THERE = ("bitsandbytes", "torch", "transformers")
 #: Specifiers that an old version violates; the others are violated by a new one.
 _FROM = (">=", ">", "==", "~=")
 

@@ -6,15 +6,20 @@ from typing import Protocol
 
 import torch
 
+from flowspec.errors import ModelError
 from flowspec.model.kernels import kernels_for
 from flowspec.model.kernels.base import Kernel, Packed
 from flowspec.model.packing import pack
 from flowspec.model.precision import PRECISIONS
-from flowspec.model.quantise import Weight
+from flowspec.model.quantise import Weight, dequantise
 
 #: Row counts at which a kernel is compared with a pass over the most of them.
 COUNTS = (1, 2, 3, 5, 8, 15, 16, 17, 32)
 MOST = 64
+#: Largest error of a kernel's products that is rounding, relative to their size.
+_MOST_ERROR = 0.05
+#: Kernels, precisions, shapes, types and devices whose products are right in this process.
+_CHECKED: set[tuple[object, ...]] = set()
 
 
 class Matrix(Protocol):
@@ -77,7 +82,38 @@ def load_linear(
     held = PRECISIONS[precision].for_matrix(shape).name
     kernel = kernel_for(kernels_for(held, device.type), shape)
     packed = pack(lambda part: weight.read(part, held), shape, kernel, rows, device)
-    return KernelLinear(shape, packed, kernel.name, None)
+    linear = KernelLinear(shape, packed, kernel.name, None)
+    checked = (kernel.name, held, shape, rows, device)
+    if checked not in _CHECKED:
+        _check_products(linear, weight.read(range(min(shape[0], MOST)), held), rows, device)
+        _CHECKED.add(checked)
+    return linear
+
+
+@torch.inference_mode()
+def _check_products(
+    linear: KernelLinear, weight: Weight, rows: torch.dtype, device: torch.device
+) -> None:
+    """ModelError if ``linear`` does not multiply by ``weight``, its first outputs.
+
+    A kernel may be wrong on one kind of device for some numbers of rows; its text would be too.
+    """
+    outputs, inputs = weight.shape
+    values = dequantise(weight, torch.float64).t()
+    source = torch.Generator().manual_seed(inputs)
+    given = torch.randn((MOST, inputs), generator=source).to(rows)
+    for count in (1, 2, 7, MOST):
+        wanted = given[:count].double() @ values
+        found = linear.multiply(given[:count].to(device))[:, :outputs].cpu().double()
+        error = (found - wanted).norm() / wanted.norm()
+        usable = wanted.any() and wanted.to(rows).isfinite().all()
+        if usable and not error <= _MOST_ERROR:
+            raise ModelError(
+                f"the kernel {linear.kernel} multiplies {count} row{'s' * (count > 1)} by a matrix "
+                f"of {linear.out_features} x {inputs} in {weight.precision.name} on {device} with "
+                f"an error of {error:.0%}; choose another --dtype or --device, or another version "
+                "of the package that has the kernel"
+            )
 
 
 def kernel_for(kernels: tuple[Kernel, ...], shape: tuple[int, int]) -> Kernel:

@@ -40,6 +40,7 @@ def test_no_gpu_is_fine_unless_one_was_asked_for() -> None:
     ("facts", "why", "remedy"),
     [
         (facts(build="cpu"), "built without CUDA", "pytorch.org/get-started"),
+        (facts(build=""), "not installed, or cannot be imported", "pytorch.org/get-started"),
         (facts(driver=""), "no NVIDIA driver", "--gpus all"),
         (facts(hidden=""), "CUDA_VISIBLE_DEVICES hides it", "unset CUDA_VISIBLE_DEVICES"),
         (facts(hidden="-1"), "CUDA_VISIBLE_DEVICES hides it", "unset CUDA_VISIBLE_DEVICES"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import metadata
+
 import pytest
 
 from flowspec.doctor.finding import Finding, Severity
@@ -52,6 +54,21 @@ def test_a_checkout_that_is_not_installed() -> None:
     (found,) = check(VersionFacts("3.11.2", None, ()), {})
     assert found.level is Severity.WARNING
     assert "pip install '.[worker]'" in found.remedy
+
+
+def test_a_checkout_looks_at_torch_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without ranges, but what it says of GPUs and kernels depends on it."""
+    version = metadata.version
+
+    def none_of_ours(name: str) -> str:
+        if name == "flowspec":
+            raise metadata.PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(metadata, "version", none_of_ours)
+    facts = gather()
+    assert facts.flowspec is None
+    assert {"torch", "transformers"} <= {package.name for package in facts.packages}
 
 
 def test_what_is_installed_here_is_found_with_its_range() -> None:

@@ -29,6 +29,7 @@ from flowspec.model.base import DraftExecutor, DraftsAlone, RowArray
 from flowspec.model.block import LayerBlock
 from flowspec.model.directory import ModelDirectory, layer_ranges, open_directory
 from flowspec.model.drafter_choice import levels_of, wanting_hidden
+from flowspec.model.placing import Placing
 from flowspec.model.sources import load_sources, taps_of
 from flowspec.model.stage import load_stage
 from flowspec.strategies import build
@@ -105,6 +106,14 @@ def folders(source: str, family: Family, root: Path) -> str:
 def calls_of(draft: str, target: ModelDirectory) -> dict[RunKey, list[Call]]:
     """What jobs that decode alone with ``draft`` have their drafter do, by job."""
     drafter = Listening(load_sources(draft, target, dtype="float32"))
+    decoded(drafter, draft, target)
+    return dict(drafter.calls)
+
+
+def decoded(
+    drafter: Listening, draft: str, target: ModelDirectory, placing: Placing | None = None
+) -> list[tuple[int, ...]]:
+    """The output of each job alone; ``drafter`` is that of ``draft``, ``placing`` the target's."""
     wanting = wanting_hidden(drafter.inner)
     taps = taps_of(draft, target)
     heads = {"taps": taps, "drafter": None if taps is None else open_directory(draft)}
@@ -117,10 +126,11 @@ def calls_of(draft: str, target: ModelDirectory) -> dict[RunKey, list[Call]]:
         others=wanting[1:],
         levels=levels_of(drafter.inner),
     )
+    found = []
     for job, (prompt, strategy, sampling) in JOBS.items():
         nodes: dict[Address, Any] = {DRAFT: (DraftMachine(limits, build), drafter)}
         for stage, layers in enumerate(layer_ranges(target.layers, STAGES), start=1):
-            executor = load_stage(target, layers, **heads)  # type: ignore[arg-type]
+            executor = load_stage(target, layers, placing=placing, **heads)  # type: ignore[arg-type]
             nodes[stage_address(stage)] = (StageMachine(stage, STAGES), executor)
         simulation = Simulation(nodes)
         spec = JobSpec(
@@ -128,7 +138,8 @@ def calls_of(draft: str, target: ModelDirectory) -> dict[RunKey, list[Call]]:
         )
         simulation.submit(job, spec)
         simulation.run()
-    return dict(drafter.calls)
+        found.append(tuple(simulation.jobs[job].tokens))
+    return found
 
 
 def until_draft(drafter: DraftExecutor, calls: list[Call]) -> Draft | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from flowspec.errors import ConfigError
 from flowspec.model.kernels.base import Kernel
-from flowspec.model.kernels.cuda import BitsAndBytesCuda, BitsAndBytesInt8, TinyGemm
+from flowspec.model.kernels.cuda import BitsAndBytesCuda, Int8, TinyGemm
 from flowspec.model.kernels.dense import Fbgemm, OneDnn, Torch
 from flowspec.model.kernels.eight_bit import Int8Weights, OneDnnW8A16
 from flowspec.model.kernels.four_bit import BitsAndBytes, Int4
@@ -28,7 +28,7 @@ KERNELS: tuple[Kernel, ...] = (
     Int4(),
     TinyGemm(),
     BitsAndBytesCuda(),
-    BitsAndBytesInt8(),
+    Int8(),
 )
 
 

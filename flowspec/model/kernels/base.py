@@ -12,6 +12,8 @@ from flowspec.model.quantise import Weight
 
 #: ``[rows, inputs]`` to ``[rows, outputs]``, both in the rows' type, without a bias.
 Multiply = Callable[[torch.Tensor], torch.Tensor]
+#: Rows of a product on a GPU: so many take about as long as one.
+GPU_SLICE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,19 @@ class Kernel(Protocol):
     def pack(self, weight: Weight, rows: torch.dtype, device: torch.device) -> Packed:
         """Bring ``weight`` into the kernel's layout, for rows of type ``rows``."""
         ...
+
+
+def in_slices(multiply: Multiply, rows: torch.Tensor, size: int = GPU_SLICE) -> torch.Tensor:
+    """``multiply`` over ``size`` rows at a time, the last ones with zeros below them.
+
+    For kernels whose path, and so the last bits of a row, depends on the number of rows.
+    """
+    count = rows.shape[0]
+    lacking = -count % size
+    whole = torch.nn.functional.pad(rows, (0, 0, 0, lacking)) if lacking else rows
+    if len(whole) == size:
+        return multiply(whole)[:count]
+    return torch.cat([multiply(part) for part in torch.split(whole, size)])[:count]
 
 
 def padded(multiply: Multiply) -> Multiply:

@@ -7,13 +7,14 @@ from functools import partial
 
 import torch
 
-from flowspec.model.kernels.base import Packed
+from flowspec.model.kernels.base import Packed, in_slices
 from flowspec.model.kernels.eight_bit import MOST_INPUTS, ZERO, halves, joined
 from flowspec.model.kernels.four_bit import INSTALL, TABULATED, bitsandbytes
 from flowspec.model.quantise import TABLES, Weight, doubly_scaled
 
 _TINYGEMM_TILES = 8
 _AMPERE = (8, 0)
+_NO_DEVICE = "no CUDA device is available"
 
 
 class TinyGemm:
@@ -28,7 +29,7 @@ class TinyGemm:
 
     def missing(self) -> str:
         if not torch.cuda.is_available():
-            return "no CUDA device is available"
+            return _NO_DEVICE
         if torch.cuda.get_device_capability() < _AMPERE:
             return "this GPU is older than compute capability 8.0, which torch's int4 product needs"
         return ""
@@ -50,10 +51,10 @@ class TinyGemm:
 
 
 class BitsAndBytesCuda:
-    """bitsandbytes on CUDA: fused for few rows since 0.50, dequantising for more.
+    """bitsandbytes on CUDA, in slices: its path depends on how many rows there are.
 
-    Which of its paths a row takes depends on how many rows it comes with. Double-quantised maxima
-    stay so in memory, and are computed for every product, as bitsandbytes does with its own.
+    Double-quantised maxima stay so in memory, and are computed for every product, as bitsandbytes
+    does with its own.
     """
 
     name = "bitsandbytes"
@@ -61,7 +62,9 @@ class BitsAndBytesCuda:
     device = "cuda"
 
     def missing(self) -> str:
-        return _without_bitsandbytes()
+        if not torch.cuda.is_available():
+            return _NO_DEVICE
+        return "" if bitsandbytes() else f"the package bitsandbytes is not installed: {INSTALL}"
 
     def takes(self, outputs: int, inputs: int) -> bool:
         return inputs % 64 == 0
@@ -81,24 +84,29 @@ class BitsAndBytesCuda:
         held, maxima = _maxima(weight, device)
 
         def multiply(given: torch.Tensor) -> torch.Tensor:
-            product: torch.Tensor = package.matmul_4bit(given, codes.t(), state(absmax=maxima()))
-            return product
+            now = state(absmax=maxima())
+            return in_slices(lambda part: package.matmul_4bit(part, codes.t(), now), given)
 
         return Packed(multiply, codes.nbytes + held)
 
 
-class BitsAndBytesInt8:
-    """bitsandbytes' int8 product, of rows of 16 bits as two rows of int8 each."""
+class Int8:
+    """torch's ``_int_mm``, of rows of 16 bits as two rows of int8 each, summed in int32.
 
-    name = "bitsandbytes-int8"
+    bitsandbytes' product gives wrong sums for few rows, on an H200 with CUDA 13.
+    """
+
+    name = "int8mm"
     precisions = ("int8",)
     device = "cuda"
 
     def missing(self) -> str:
-        return _without_bitsandbytes()
+        if not torch.cuda.is_available():
+            return _NO_DEVICE
+        return "" if hasattr(torch, "_int_mm") else "this torch has no int8 product for CUDA"
 
     def takes(self, outputs: int, inputs: int) -> bool:
-        return inputs % 4 == 0 and inputs <= MOST_INPUTS
+        return outputs % 8 == 0 and inputs % 8 == 0 and inputs <= MOST_INPUTS
 
     def pack(self, weight: Weight, rows: torch.dtype, device: torch.device) -> Packed:
         assert weight.scales is not None
@@ -108,10 +116,10 @@ class BitsAndBytesInt8:
         def multiply(given: torch.Tensor) -> torch.Tensor:
             parts, own = halves(given)
             signed = parts.bitwise_xor(ZERO).view(torch.int8)
-            products = torch.ops.bitsandbytes.int8_linear_matmul.default(signed, codes)
+            products = torch._int_mm(signed, codes.t())
             return joined(products.float() * scales, own).to(given.dtype)
 
-        return Packed(multiply, codes.nbytes + scales.nbytes)
+        return Packed(partial(in_slices, multiply), codes.nbytes + scales.nbytes)
 
 
 def _maxima(weight: Weight, device: torch.device) -> tuple[int, Callable[[], torch.Tensor]]:
@@ -122,9 +130,3 @@ def _maxima(weight: Weight, device: torch.device) -> tuple[int, Callable[[], tor
     scales, row_scales = weight.scales.to(device), weight.row_scales.to(device)
     size = scales.nbytes + row_scales.nbytes
     return size, lambda: doubly_scaled(scales, row_scales).flatten().float()
-
-
-def _without_bitsandbytes() -> str:
-    if not torch.cuda.is_available():
-        return "no CUDA device is available"
-    return "" if bitsandbytes() else f"the package bitsandbytes is not installed: {INSTALL}"

@@ -9,12 +9,14 @@ from types import ModuleType
 
 import torch
 
+from flowspec.model.cpu import cpu_flags
 from flowspec.model.kernels.base import Packed
 from flowspec.model.precision import PRECISIONS
 from flowspec.model.quantise import TABLES, Weight, unpacked
 
 #: The precisions of bitsandbytes' kernels.
 TABULATED = tuple(name for name, precision in PRECISIONS.items() if precision.table)
+_NEEDED = {"avx512f", "avx512_bf16"}
 #: Rows of the matrix that bitsandbytes packs together.
 _TOGETHER = 32
 #: Rows that torch packs together; 64 on CPUs with AVX-512, 16 or 32 on others.
@@ -64,6 +66,8 @@ class BitsAndBytes:
         if package is None:
             return f"the package bitsandbytes is not installed: {INSTALL}"
         if not package.functional.has_avx512bf16():
+            if cpu_flags() >= _NEEDED:
+                return "bitsandbytes has loaded its library for a GPU, which lacks that for the CPU"
             return "this CPU has no AVX-512 bfloat16 instructions, which bitsandbytes' kernel needs"
         return ""
 

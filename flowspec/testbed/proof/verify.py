@@ -34,6 +34,9 @@ WIDTH = 16
 DEPTH = 6
 #: Two candidates closer than this are a near tie in float32: a rounding decides between them.
 TIE = 1e-4
+#: Most that rounding may do to a row where the library's own is not known, nats a token: about as
+#: much as weights in four bits cost.
+_MOST_UNKNOWN = 0.05
 #: Texts of the default proof: greedy, sampled, and from a nucleus.
 SAMPLINGS = (Sampling(), Sampling(1.0, seed=1), Sampling(0.7, top_k=50, top_p=0.9, seed=2))
 
@@ -72,14 +75,15 @@ class RowCheck:
     """Rows of shared passes beside the same rows alone.
 
     ``equal`` of ``rows`` have the same bits; ``flips`` have another best token. ``difference``: of
-    their logits, the largest. ``parts``: kernels and shapes whose rows depend on their company in a
-    test of their own.
+    their logits, the largest; ``divergence``: of their distributions, nats a token. ``parts``:
+    kernels and shapes whose rows depend on their company in a test of their own.
     """
 
     rows: int
     equal: int
     flips: int
     difference: float
+    divergence: float
     parts: tuple[str, ...]
 
 
@@ -114,9 +118,17 @@ class Proof:
         return self.structure < TOLERANCE and alike
 
     @property
+    def same_rows(self) -> bool:
+        """Whether rows of shared passes differ from lone ones by no more than rounding explains."""
+        compared = self.against_library
+        most = _MOST_UNKNOWN if compared is None else library.MOST_TIMES * compared.rounding
+        return self.rows.divergence <= most
+
+    @property
     def holds(self) -> bool:
         """Whether it is the same model, and nothing but near ties differs from plain decoding."""
-        return self.same_model and all(difference.tie for difference in self.differences)
+        ties = all(difference.tie for difference in self.differences)
+        return self.same_model and self.same_rows and ties
 
 
 def load_blocks(
@@ -310,6 +322,7 @@ def _row_check(
 ) -> RowCheck:
     rows = equal = flips = 0
     difference = 0.0
+    pairs = []
     for text, (hidden, logits) in zip(texts, shared, strict=True):
         rows += len(hidden)
         equal += sum(
@@ -319,8 +332,10 @@ def _row_check(
         answered = logits[len(text.prompt) - 1 :]
         flips += int((answered.argmax(axis=-1) != text.logits.argmax(axis=-1)).sum())
         difference = max(difference, float(np.abs(answered - text.logits).max()))
+        pairs.append((answered, text.logits))
+    divergence = library.agreement(*zip(*pairs, strict=True)).divergence
     parts = tuple(dict.fromkeys(part for block in blocks for part in block.dependent_parts()))
-    return RowCheck(rows, equal, flips, difference, parts)
+    return RowCheck(rows, equal, flips, difference, divergence, parts)
 
 
 def _against_library(

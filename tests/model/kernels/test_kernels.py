@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
-from flowspec.errors import ConfigError
+from flowspec.errors import ConfigError, ModelError
 from flowspec.model import kernels as module
-from flowspec.model.kernels import KERNELS, kernels_for, survey
-from flowspec.model.kernels.base import Kernel
+from flowspec.model import linear as linear_module
+from flowspec.model.kernels import KERNELS, dense, kernels_for, survey
+from flowspec.model.kernels.base import Kernel, Packed, in_slices
 from flowspec.model.kernels.dense import Torch
-from flowspec.model.linear import KernelLinear, kernel_for, rows_are_independent
+from flowspec.model.linear import KernelLinear, kernel_for, load_linear, rows_are_independent
 from flowspec.model.precision import PRECISIONS
-from flowspec.model.quantise import dequantise, quantise
+from flowspec.model.quantise import Weight, dequantise, quantise
 
 CPU = torch.device("cpu")
 CASES = [
-    pytest.param(kernel, precision, id=f"{kernel.name}-{precision}")
+    pytest.param(kernel, precision, id=f"{kernel.device}-{kernel.name}-{precision}")
     for kernel in KERNELS
-    if kernel.device == "cpu"
+    if kernel.device == "cpu" or torch.cuda.is_available()
     for precision in kernel.precisions
 ]
-#: Those whose rows are integers; bitsandbytes' computes on a CPU too, where it is not used.
+#: Those whose rows are integers; that of CUDA computes on a CPU too, where it is not used.
 EIGHT_BIT = [kernel for kernel in KERNELS if kernel.precisions == ("int8",)]
 SHAPES = [(64, 64), (96, 128), (576, 192), (192, 512), (512, 1024)]
 #: Largest difference from a product in float64, relative to the product's size: the rounding of
@@ -34,14 +39,15 @@ def usable(kernel: Kernel) -> None:
         pytest.skip(kernel.missing())
 
 
-def row_type(precision: str) -> torch.dtype:
-    return getattr(torch, PRECISIONS[precision].rows_on("cpu"))
+def row_type(precision: str, device: str = "cpu") -> torch.dtype:
+    return getattr(torch, PRECISIONS[precision].rows_on(device))
 
 
-def linear(kernel: Kernel, precision: str, shape: tuple[int, int]) -> tuple[KernelLinear, object]:
+def linear(kernel: Kernel, precision: str, shape: tuple[int, int]) -> tuple[KernelLinear, Weight]:
     source = torch.Generator().manual_seed(shape[0])
     weight = quantise([torch.randn(shape, generator=source) * 0.05], shape, precision)
-    packed = kernel.pack(weight, row_type(precision), CPU)
+    device = torch.device(kernel.device)
+    packed = kernel.pack(weight, row_type(precision, kernel.device), device)
     return KernelLinear(shape, packed, kernel.name, None), weight
 
 
@@ -56,9 +62,11 @@ def test_products_are_those_of_the_values(
     layer, weight = linear(kernel, precision, shape)
     for count in (1, 2, 7, 33):
         source = torch.Generator().manual_seed(count)
-        rows = torch.randn((count, shape[1]), generator=source).to(row_type(precision))
+        rows = torch.randn((count, shape[1]), generator=source)
+        rows = rows.to(row_type(precision, kernel.device))
         wanted = rows.double() @ dequantise(weight, torch.float64).t()
-        error = (layer(rows).double() - wanted).norm() / wanted.norm()
+        found = layer(rows.to(kernel.device)).cpu()
+        error = (found.double() - wanted).norm() / wanted.norm()
         assert error < TOLERANCE.get(precision, 1e-2), count
 
 
@@ -67,8 +75,6 @@ def test_a_large_input_takes_no_precision_from_the_others(kernel: Kernel) -> Non
     """As in real models, whose rows have some inputs that are hundreds of times as large."""
     if kernel.device == "cpu":
         usable(kernel)
-    elif module.four_bit.bitsandbytes() is None:
-        pytest.skip("bitsandbytes is not installed")
     source = torch.Generator().manual_seed(0)
     values = torch.randn((96, 256), generator=source)
     values[:, 7] = 0  # what the large input adds is no part of the products
@@ -88,7 +94,8 @@ def test_a_row_does_not_depend_on_its_company(
     if not kernel.takes(*shape):
         pytest.skip("the kernel does not take this shape")
     layer, _ = linear(kernel, precision, shape)
-    assert rows_are_independent(layer, shape[1], row_type(precision), CPU)
+    rows = row_type(precision, kernel.device)
+    assert rows_are_independent(layer, shape[1], rows, torch.device(kernel.device))
 
 
 def test_dependence_is_found() -> None:
@@ -102,8 +109,77 @@ def test_dependence_is_found() -> None:
     assert not rows_are_independent(OneScale(), 64, torch.float32, CPU)
 
 
+@pytest.mark.parametrize("count", [1, 63, 64, 65, 130])
+def test_slices_take_the_number_of_rows_out_of_a_product(count: int) -> None:
+    """One whose path depends on it, as a GPU's do, and those of bfloat16 with AMX."""
+    values = torch.randn((64, 8))
+
+    def by_number(rows: torch.Tensor) -> torch.Tensor:
+        return rows @ values * len(rows)
+
+    rows = torch.randn((count, 64))
+    for size in (32, 64):
+        found = in_slices(by_number, rows, size)
+        assert found.shape == (count, 8)
+        assert torch.equal(found[-1:], in_slices(by_number, rows[-1:], size))
+
+
+def test_large_bfloat16_products_with_amx_are_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = dense.OneDnn("bfloat16")
+    usable(kernel)
+    monkeypatch.setattr(dense, "cpu_flags", lambda: frozenset({"amx_bf16"}))
+    sliced, _ = linear(kernel, "bfloat16", (96, 128))
+    assert not sliced.pads
+    monkeypatch.setattr(dense, "cpu_flags", frozenset)
+    whole, _ = linear(kernel, "bfloat16", (96, 128))
+    rows = torch.randn((37, 128)).bfloat16()
+    assert torch.equal(sliced(rows), whole(rows))
+
+
+@pytest.mark.parametrize("lone", [True, False])
+@pytest.mark.parametrize("wrong", [-1.0, float("nan")])
+def test_a_kernel_that_computes_wrong_products_is_refused(
+    lone: bool, wrong: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As bitsandbytes' int8 product of a lone row does on an H200."""
+    pack = Torch.pack
+
+    def broken(self: Torch, *given: Any) -> Packed:
+        right = pack(self, *given)
+
+        def multiply(rows: torch.Tensor) -> torch.Tensor:
+            return right.multiply(rows) * (wrong if (len(rows) == 1) == lone else 1)
+
+        return replace(right, multiply=multiply)
+
+    matrix = Held(torch.randn((48, 32)))
+    monkeypatch.setattr(linear_module, "kernels_for", lambda *_: (Torch("cpu"),))
+    monkeypatch.setattr(linear_module, "_CHECKED", set())
+    load_linear(matrix, "float32", torch.float32, CPU)
+    monkeypatch.setattr(linear_module, "_CHECKED", set())
+    monkeypatch.setattr(Torch, "pack", broken)
+    with pytest.raises(
+        ModelError, match=r"kernel torch multiplies \d rows? by a matrix of 48 x 32"
+    ):
+        load_linear(matrix, "float32", torch.float32, CPU)
+
+
+class Held:
+    """A matrix in memory."""
+
+    def __init__(self, values: torch.Tensor) -> None:
+        self._values = values
+        self.shape = tuple(values.shape)
+
+    def read(self, rows: range, precision: str) -> Weight:
+        part = self._values[rows.start : rows.stop]
+        return quantise([part], (len(rows), self.shape[1]), precision)
+
+
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_shape_that_no_kernel_takes_is_multiplied_dequantised(precision: str) -> None:
+    if not module.served(precision, "cpu"):
+        pytest.skip("the CPU has no kernel for it")
     kernels = kernels_for(precision, "cpu")
     assert kernel_for(kernels, (7, 64)).takes(7, 64)
     layer, weight = linear(kernel_for(kernels, (7, 64)), precision, (7, 64))
@@ -120,6 +196,17 @@ def test_a_missing_package_is_one_line_with_what_to_install(
         kernels_for("nf4", "cpu")
     reports = {report.name: report for report in survey("cpu")}
     assert "not installed" in reports["bitsandbytes"].missing
+
+
+def test_a_library_for_a_gpu_is_not_taken_for_an_old_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = SimpleNamespace(functional=SimpleNamespace(has_avx512bf16=lambda: False))
+    monkeypatch.setattr(module.four_bit, "bitsandbytes", lambda: loaded)
+    for flags, reason in (
+        ({"avx512f", "avx512_bf16"}, "its library for a GPU"),
+        ({"avx512f"}, "no AVX-512 bfloat16"),
+    ):
+        monkeypatch.setattr(module.four_bit, "cpu_flags", lambda found=flags: frozenset(found))
+        assert reason in module.four_bit.BitsAndBytes().missing()
 
 
 def test_a_device_without_the_precision_names_those_that_it_has() -> None:

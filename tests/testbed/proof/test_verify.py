@@ -180,6 +180,26 @@ def test_rows_that_depend_on_others_are_counted(monkeypatch: pytest.MonkeyPatch)
     assert not found.same_model
 
 
+@pytest.mark.parametrize("compared", [True, False])
+def test_a_lone_row_that_is_computed_wrong_is_no_near_tie(
+    compared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of shared passes are the library's; whatever the pipelines' texts are."""
+    logits = LayerBlock.logits
+
+    def wrong(self: LayerBlock, hidden: torch.Tensor) -> torch.Tensor:
+        found = logits(self, hidden)
+        return found.flip(-1) if len(hidden) == 1 else found
+
+    monkeypatch.setattr(LayerBlock, "logits", wrong)
+    if not compared:
+        monkeypatch.setattr(verify, "available_bytes", lambda: 1000)
+    found = proof()
+    assert found.against_library is None or found.against_library.same_model
+    assert not found.same_rows
+    assert not found.holds
+
+
 def test_without_memory_for_the_library_the_proof_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify, "available_bytes", lambda: 1000)
     found = proof()
