@@ -26,7 +26,7 @@ help:
 	@echo "make demo            answer a prompt with one draft worker and four verify workers;"
 	@echo "                     of your own models: make demo TARGET=dir DRAFT=dir DTYPE=nf4"
 	@echo "make test            what CI runs: lint, types, and all tests that are not live or heavy, with one"
-	@echo "                     live test for each promise; 8 minutes on two cores"
+	@echo "                     live test for each promise; 10 minutes on two cores"
 	@echo "make test-live       the other tests of processes, threads and clocks"
 	@echo "make test-all        both, with the heavy checks; needs PROMPTS=dir, a folder of .jsonl prompt files"
 	@echo "make flakes          the live tests of make test N=20 times, every other time on a busy machine"

@@ -145,6 +145,15 @@ def test_a_prompt_of_each_kind(
         for at, sampling in enumerate(SAMPLED):
             prompt = rows()[4 * at]["prompt"]
             checker.check(client, prompt, "flowspec", 16, sampling if at % 2 else Sampling())
+    checker.report(record_property)
+
+
+@pytest.mark.gate
+@pytest.mark.parametrize("stages", [heavy(1), 4, heavy(12)])
+def test_a_prompt_by_every_strategy(
+    checker: Checker, clusters: Clusters, stages: int, record_property: Note
+) -> None:
+    with Client(clusters(stages).url) as client:
         for at, strategy in enumerate((*EXACT, "flowspec:lockstep=on", "specpipe:width=auto")):
             sampling = (Sampling(), SAMPLED[0], SAMPLED[-1])[(at + stages) % 3]
             checker.check(client, rows()[0]["prompt"], strategy, 16, sampling)

@@ -196,7 +196,7 @@ def test_a_rolling_restart_loses_no_job(
         client.submit(PROMPT, max_new_tokens=COUNT, strategy=strategy, reuse=False)
         for strategy in ("flowspec", "autoregressive", "auto", "specpipe")
     ]
-    for role in ("verify-1", "draft", "verify-2", "scheduler"):
+    for role in ("verify-2", "draft", "scheduler"):
         before = cluster.pids[role]
         os.kill(before, signal.SIGTERM)
         until(lambda was=before, of=role: cluster.pids[of] != was)  # type: ignore[misc]
