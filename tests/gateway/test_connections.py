@@ -57,6 +57,7 @@ def test_a_head_that_comes_slowly_has_one_bound(web: httpx2.Client) -> None:
         until(ended, pause=0.05)
 
 
+@pytest.mark.gate
 def test_silent_connections_make_room_again(web: httpx2.Client) -> None:
     silent = [connect(web) for _ in range(8)]
     with connect(web) as further:

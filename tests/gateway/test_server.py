@@ -33,6 +33,23 @@ def test_a_host_without_address_is_said_in_one_line() -> None:
         listen("no.such.host.invalid", 0)
 
 
+@pytest.mark.parametrize("port", [-1, 65536])
+def test_a_number_that_is_no_port_is_said(port: int) -> None:
+    with pytest.raises(ConfigError, match=f"--port is {port}; expected 0 to 65535"):
+        listen("127.0.0.1", port)
+
+
+def test_an_address_of_another_machine_is_said() -> None:
+    with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1 port 0: Cannot assign"):
+        listen("192.0.2.1", 0)
+
+
+@pytest.mark.parametrize("field", ["most_open", "default_tokens", "most_connections"])
+def test_bounds_of_nothing_are_refused(field: str) -> None:
+    with pytest.raises(ConfigError, match="is 0; expected 1 or more"):
+        Settings("redis://", **{field: 0})
+
+
 def test_all_addresses_are_not_local() -> None:
     with listen("0.0.0.0", 0) as listening:
         assert not is_local(listening)
