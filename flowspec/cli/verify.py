@@ -50,7 +50,7 @@ class Wanted:
 
 
 def verify(wanted: Wanted) -> int:
-    """Prove, report, and return the exit status: 0 if nothing but near ties differs."""
+    """Prove, report, and return the exit status: 0 if the proof holds."""
     from flowspec.model.placing import place
     from flowspec.model.text import Tokenizer
 
@@ -71,7 +71,11 @@ def verify(wanted: Wanted) -> int:
         shares = load_shares(blocks, ranges, taps_of(draft, target))
         proof = prove(target, blocks, drafter, encoded, plan, line.update, shares)
     if wanted.as_json:
-        said = dataclasses.asdict(proof) | {"holds": proof.holds}
+        said = dataclasses.asdict(proof) | {
+            "same_model": proof.same_model,
+            "same_rows": proof.same_rows,
+            "holds": proof.holds,
+        }
         sys.stdout.write(json.dumps(said, allow_nan=True) + "\n")
     else:
         _report(proof, ":".join(labels(draft)))
@@ -121,7 +125,7 @@ def _lines(proof: Proof, draft: str) -> Iterator[tuple[str, str]]:
         "a small copy",
         f"differs from the library's by {proof.structure:.0e} of the largest logit",
     )
-    apart = f", {rows.divergence:.1e} nats a token" if rows.divergence else ""
+    apart = f", at most {rows.divergence:.1e} nats apart" if rows.divergence else ""
     yield (
         "rows of shared passes",
         f"{rows.equal} of {rows.rows} have the bits of a lone row; {rows.flips} other choices"

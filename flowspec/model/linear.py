@@ -85,35 +85,45 @@ def load_linear(
     linear = KernelLinear(shape, packed, kernel.name, None)
     checked = (kernel.name, held, shape, rows, device)
     if checked not in _CHECKED:
-        _check_products(linear, weight.read(range(min(shape[0], MOST)), held), rows, device)
-        _CHECKED.add(checked)
+        few = min(shape[0], MOST)
+        parts = [range(few), range(shape[0] - few, shape[0])]
+        compared = [
+            _products_checked(linear, part, weight.read(part, held), rows, device) for part in parts
+        ]
+        if all(compared):
+            _CHECKED.add(checked)
     return linear
 
 
 @torch.inference_mode()
-def _check_products(
-    linear: KernelLinear, weight: Weight, rows: torch.dtype, device: torch.device
-) -> None:
-    """ModelError if ``linear`` does not multiply by ``weight``, its first outputs.
+def _products_checked(
+    linear: KernelLinear, part: range, weight: Weight, rows: torch.dtype, device: torch.device
+) -> bool:
+    """Whether the products of ``linear`` with ``weight``, its outputs ``part``, could be compared.
 
-    A kernel may be wrong on one kind of device for some numbers of rows; its text would be too.
+    A kernel may be wrong on one kind of device for some numbers of rows; its text would be too:
+    ModelError. Values of next to nothing tell nothing.
     """
-    outputs, inputs = weight.shape
+    inputs = weight.shape[1]
     values = dequantise(weight, torch.float64).t()
     source = torch.Generator().manual_seed(inputs)
     given = torch.randn((MOST, inputs), generator=source).to(rows)
-    for count in (1, 2, 7, MOST):
-        wanted = given[:count].double() @ values
-        found = linear.multiply(given[:count].to(device))[:, :outputs].cpu().double()
-        error = (found - wanted).norm() / wanted.norm()
-        usable = wanted.any() and wanted.to(rows).isfinite().all()
-        if usable and not error <= _MOST_ERROR:
+    whole = given.double() @ values
+    limits = torch.finfo(rows)
+    if not 1e3 * limits.tiny < whole.abs().max() < 1e-3 * limits.max:
+        return False
+    for count in (1, 2, 7, 17, MOST):
+        wanted = whole[:count]
+        found = linear.multiply(given[:count].to(device))[:, part.start : part.stop]
+        error = (found.cpu().double() - wanted).norm() / wanted.norm()
+        if not error <= _MOST_ERROR:
             raise ModelError(
                 f"the kernel {linear.kernel} multiplies {count} row{'s' * (count > 1)} by a matrix "
                 f"of {linear.out_features} x {inputs} in {weight.precision.name} on {device} with "
-                f"an error of {error:.0%}; choose another --dtype or --device, or another version "
+                f"an error of {error:.0%}; choose another precision or device, or another version "
                 "of the package that has the kernel"
             )
+    return True
 
 
 def kernel_for(kernels: tuple[Kernel, ...], shape: tuple[int, int]) -> Kernel:

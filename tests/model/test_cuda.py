@@ -35,6 +35,15 @@ PROMPT = Tokenizer(TARGET).encode("Tom has 5 apples and buys 7 more. Then he", r
 GPU = torch.device("cuda", 0)
 
 
+@pytest.fixture
+def precision(request: pytest.FixtureRequest) -> str:
+    """One that runs on the device here."""
+    found = str(request.param)
+    if not served(found, "cuda"):
+        pytest.skip(f"no {found} on CUDA here")
+    return found
+
+
 def logits(placing: Placing) -> torch.Tensor:
     """Of the prompt and a small tree below it, over two stages."""
     middle = TARGET.layers // 2
@@ -53,7 +62,7 @@ def logits(placing: Placing) -> torch.Tensor:
     return torch.cat([prompt, tree]).float().cpu()
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", PRECISIONS, indirect=True)
 def test_logits_are_near_those_of_a_cpu(precision: str) -> None:
     if not served(precision, "cpu"):
         pytest.skip("the CPU has no kernel to compare with")
@@ -63,13 +72,13 @@ def test_logits_are_near_those_of_a_cpu(precision: str) -> None:
     assert error < (1e-5 if precision == "float32" else 3e-2)
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", PRECISIONS, indirect=True)
 def test_rows_do_not_depend_on_others_but_in_attention(precision: str) -> None:
     block = LayerBlock(TARGET, range(2), first=True, last=True, placing=Placing(precision, GPU))
     assert block.dependent_parts() == ("attention",)
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", PRECISIONS, indirect=True)
 @pytest.mark.parametrize("source", ["draft", "head"])
 def test_drafters_propose_nearly_what_they_do_on_a_cpu(source: str, precision: str) -> None:
     drafter = load_sources(source, TARGET, dtype=precision, device="cuda")

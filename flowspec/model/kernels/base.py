@@ -12,7 +12,7 @@ from flowspec.model.quantise import Weight
 
 #: ``[rows, inputs]`` to ``[rows, outputs]``, both in the rows' type, without a bias.
 Multiply = Callable[[torch.Tensor], torch.Tensor]
-#: Rows of a product on a GPU: so many take about as long as one.
+#: Rows of a product on a GPU: so many take one to three times as long as one.
 GPU_SLICE = 64
 
 

@@ -14,6 +14,7 @@ from flowspec.model.quantise import TABLES, Weight, doubly_scaled
 
 _TINYGEMM_TILES = 8
 _AMPERE = (8, 0)
+_TURING = (7, 5)
 _NO_DEVICE = "no CUDA device is available"
 
 
@@ -103,6 +104,8 @@ class Int8:
     def missing(self) -> str:
         if not torch.cuda.is_available():
             return _NO_DEVICE
+        if torch.cuda.get_device_capability() < _TURING:
+            return "this GPU is older than compute capability 7.5, which int8 products need"
         return "" if hasattr(torch, "_int_mm") else "this torch has no int8 product for CUDA"
 
     def takes(self, outputs: int, inputs: int) -> bool:

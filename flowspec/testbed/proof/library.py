@@ -39,11 +39,12 @@ MOST_TIMES = 9.0
 class Agreement:
     """How far distributions are from others.
 
-    ``divergence``: mean Kullback-Leibler divergence, nats a token. ``same``: share of positions
-    with the same best token. ``positions``: how many were compared.
+    ``divergence``: mean Kullback-Leibler divergence, nats a token; ``worst``: that of one position.
+    ``same``: share of positions with the same best token. ``positions``: how many were compared.
     """
 
     divergence: float
+    worst: float
     same: float
     positions: int
 
@@ -52,12 +53,14 @@ class Agreement:
 class AgainstLibrary:
     """Distributions beside those of the library in a wider type, with the same quantised values.
 
-    ``ours``: those of the stages. ``rounding``: divergence of the library's own in the rows' type.
-    ``cost``: of the quantised values themselves from the model's own weights.
+    ``ours``: those of the stages. ``rounding``: divergence of the library's own in the rows' type;
+    ``worst_rounding``: at one position. ``cost``: of the quantised values themselves from the
+    model's own weights.
     """
 
     ours: Agreement
     rounding: float
+    worst_rounding: float
     cost: Agreement
 
     @property
@@ -137,8 +140,8 @@ def compare(
     cost = agreement(exact, own)
     del own
     whole.narrow()
-    rounded = (whole.logits(text) for text in texts)
-    return AgainstLibrary(agreement(ours, exact), agreement(rounded, exact).divergence, cost)
+    rounded = agreement((whole.logits(text) for text in texts), exact)
+    return AgainstLibrary(agreement(ours, exact), rounded.divergence, rounded.worst, cost)
 
 
 def agreement(
@@ -152,9 +155,8 @@ def agreement(
         q = _log_softmax(one)
         divergences += (np.exp(p) * (p - q)).sum(axis=-1).tolist()
         same += int((one.argmax(axis=-1) == other.argmax(axis=-1)).sum())
-    return Agreement(
-        math.fsum(divergences) / len(divergences), same / len(divergences), len(divergences)
-    )
+    count = len(divergences)
+    return Agreement(math.fsum(divergences) / count, max(divergences), same / count, count)
 
 
 def _log_softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:

@@ -133,7 +133,7 @@ def test_large_bfloat16_products_with_amx_are_in_slices(monkeypatch: pytest.Monk
     monkeypatch.setattr(dense, "cpu_flags", frozenset)
     whole, _ = linear(kernel, "bfloat16", (96, 128))
     rows = torch.randn((37, 128)).bfloat16()
-    assert torch.equal(sliced(rows), whole(rows))
+    torch.testing.assert_close(sliced(rows), whole(rows))
 
 
 @pytest.mark.parametrize("lone", [True, False])
@@ -162,6 +162,19 @@ def test_a_kernel_that_computes_wrong_products_is_refused(
         ModelError, match=r"kernel torch multiplies \d rows? by a matrix of 48 x 32"
     ):
         load_linear(matrix, "float32", torch.float32, CPU)
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-39])
+def test_a_matrix_of_next_to_nothing_tells_nothing_of_its_kernel(
+    size: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linear_module, "_CHECKED", set())
+    for precision in ("float32", "bfloat16"):
+        rows = row_type(precision)
+        load_linear(Held(torch.randn((96, 64)) * size), precision, rows, CPU)
+        assert not linear_module._CHECKED
+    load_linear(Held(torch.randn((96, 64))), "float32", torch.float32, CPU)
+    assert linear_module._CHECKED
 
 
 class Held:
