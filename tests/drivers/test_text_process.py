@@ -128,6 +128,7 @@ def test_a_template_that_takes_too_much_is_ended(
     assert said in found.reason
 
 
+@pytest.mark.live
 def test_the_next_prompt_has_a_new_process(hurried: TextProcess, tmp_path: Path) -> None:
     assert hurried.open(with_template(tmp_path / "model", ENDLESS)) is None
     assert hurried._process.is_alive(), "it starts before there is work"
@@ -147,6 +148,7 @@ def test_the_result_of_dropped_work_is_nobodys(texts: TextProcess) -> None:
     )
 
 
+@pytest.mark.live
 def test_a_process_that_dropped_work_has_ended_is_no_fault_of_the_next(
     hurried: TextProcess, tmp_path: Path
 ) -> None:
@@ -196,6 +198,7 @@ def test_a_hard_bound_of_memory_below_the_own_one_stands(monkeypatch: pytest.Mon
     assert set_limits == [(hard, hard), (hard, hard)]
 
 
+@pytest.mark.live
 def test_a_process_that_starts_is_not_waited_for(texts: TextProcess) -> None:
     texts.open(PACKAGED)
     texts.close()

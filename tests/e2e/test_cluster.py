@@ -138,7 +138,6 @@ def test_another_model_under_the_same_name_is_refused(clusters: Clusters, tmp_pa
     assert "is not the one the pipeline was set up with" in line
 
 
-@pytest.mark.gate
 def test_workers_without_a_broker_say_so(tmp_path: Path) -> None:
     for arguments in (
         ("workers.verify", "--stage", "1"),

@@ -52,7 +52,6 @@ def all_straight(client: Client, count: int) -> bool:
     return len(found) == count and set(found.values()) == {"straight"}
 
 
-@pytest.mark.gate
 def test_every_strategy_with_all_rows_straight(
     checker: Checker, straight: Cluster, record_property: Note
 ) -> None:

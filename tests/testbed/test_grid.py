@@ -113,10 +113,12 @@ def test_a_longer_link_is_slower_for_every_strategy(rows: list[ReportRow]) -> No
         assert row.tbt["mean"] > near[key(row)[:4]].tbt["mean"]
 
 
+@pytest.mark.heavy
 def test_the_same_plan_gives_the_same_rows(grid: Grid, rows: list[ReportRow]) -> None:
     assert grid.run() == rows
 
 
+@pytest.mark.heavy
 def test_grids_on_several_profiles_give_the_rows_of_each_and_draft_a_node_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

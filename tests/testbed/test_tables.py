@@ -143,6 +143,7 @@ def test_every_system_is_faster_than_the_one_it_was_compared_with() -> None:
         assert ratio(table, table.blocks[0], of, over) > 1.2
 
 
+@pytest.mark.heavy
 def test_a_table_is_told_as_markdown_with_its_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TEXTS", 1)
     lines: list[str] = []
@@ -234,6 +235,7 @@ def test_no_block_charges_a_broker() -> None:
         assert {cluster(block).way for block in load(name).blocks} == {NO_BROKER}
 
 
+@pytest.mark.heavy
 def test_a_slower_link_is_that_of_the_block() -> None:
     kinds = (Kind((0.7, 0.1)),)
     fast, slow = (shown("specpipe", kinds, mbit=mbit).figure.value for mbit in (10000, 100))
@@ -259,6 +261,7 @@ def test_hits_at_k_are_the_rates_of_the_drafter() -> None:
         assert count / tokens == pytest.approx(sum(rates[:k]), abs=0.04)
 
 
+@pytest.mark.heavy
 def test_what_cannot_be_run_is_refused() -> None:
     with pytest.raises(ConfigError, match="expected one of: accepted-lengths, flowspec-1"):
         run("flowspec-9", print)

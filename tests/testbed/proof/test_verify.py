@@ -22,11 +22,13 @@ from flowspec.model.text import Tokenizer
 from flowspec.testbed.proof import library, verify
 from flowspec.testbed.proof.plain import PlainText
 from flowspec.testbed.proof.verify import Proof, ProofPlan, load_blocks, prove
+from tests.marks import heavy
 
 TARGET = open_directory(default_pair()[0])
 QUICK = ProofPlan(strategies=("flowspec",), stages=2, tokens=16, samplings=(Sampling(),))
-#: Precisions in which broken models must be found.
-WRONG = ["float32", pytest.param("bfloat16", marks=pytest.mark.heavy), "nf4"]
+#: Precisions in which broken models must be found, the first in `make test`.
+WRONG = ["float32", heavy("bfloat16"), heavy("nf4")]
+LOW = ["nf4", heavy("float32"), heavy("bfloat16")]
 #: Precisions of `make test-all` only.
 OTHERS = ("int8", "fp4", "int4")
 PROMPT = "Tom has 5 apples and buys 7 more. How many apples does he have?"
@@ -42,7 +44,7 @@ def proof(plan: ProofPlan = QUICK, placing: Placing | None = None) -> Proof:
 
 @pytest.mark.parametrize(
     "precision",
-    ["bfloat16", "nf4", *(pytest.param(name, marks=pytest.mark.heavy) for name in OTHERS)],
+    ["bfloat16", "nf4", *map(heavy, OTHERS)],
 )
 def test_nothing_is_lost_in_precisions_whose_rows_are_independent(precision: str) -> None:
     sampled = replace(QUICK, samplings=(Sampling(), Sampling(0.8, top_p=0.9, seed=3)))
@@ -61,7 +63,7 @@ def test_nothing_is_lost_in_precisions_whose_rows_are_independent(precision: str
     assert (found.against_library.cost.divergence > 0) == (precision != "bfloat16")
 
 
-@pytest.mark.parametrize("precision", ["float32", "float16"])
+@pytest.mark.parametrize("precision", ["float32", heavy("float16")])
 def test_float32_rows_differ_in_a_tie_of_rounding_at_most(precision: str) -> None:
     found = proof(placing=Placing(precision))
     assert found.rows.parts == ()
@@ -84,7 +86,7 @@ def test_a_gap_is_what_the_logits_must_move_for_the_other_token(
 ) -> None:
     """A choice by logits that are up to ``most`` off is within twice that."""
     changed = 0
-    for seed in range(3000):
+    for seed in range(1000):
         drawn = np.random.default_rng(seed)
         most = 10.0 ** drawn.uniform(-3, -1)
         own = drawn.uniform(-1, 1, 5).astype(np.float32)
@@ -95,7 +97,7 @@ def test_a_gap_is_what_the_logits_must_move_for_the_other_token(
             changed += 1
             text = PlainText((0,), (theirs,), sampling, own[None], np.zeros((1, 1), np.float32))
             assert verify._gap(text, 0, ours, theirs) <= 2 * most * (1 + 1e-9)
-    assert changed > 10
+    assert changed > 3
 
 
 def test_a_gap_is_in_logits_at_any_temperature() -> None:
@@ -129,7 +131,7 @@ def test_a_mask_that_lets_siblings_see_each_other_is_found(
     assert not found.holds
 
 
-@pytest.mark.parametrize("precision", WRONG)
+@pytest.mark.parametrize("precision", LOW)
 def test_swapped_layers_are_found(monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
     loader = loading.Loader
     stored_name = loader._stored_name
@@ -148,7 +150,7 @@ def test_swapped_layers_are_found(monkeypatch: pytest.MonkeyPatch, precision: st
     assert not found.holds
 
 
-@pytest.mark.parametrize("precision", WRONG)
+@pytest.mark.parametrize("precision", LOW)
 def test_a_wrong_base_of_the_rotary_embedding_is_found(
     monkeypatch: pytest.MonkeyPatch, precision: str
 ) -> None:
@@ -180,7 +182,7 @@ def test_rows_that_depend_on_others_are_counted(monkeypatch: pytest.MonkeyPatch)
     assert not found.same_model
 
 
-@pytest.mark.parametrize("compared", [True, False])
+@pytest.mark.parametrize("compared", [heavy(True), False])
 def test_a_lone_row_that_is_computed_wrong_is_no_near_tie(
     compared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
