@@ -553,21 +553,6 @@ def bench(
     no_loops: Annotated[
         bool, typer.Option("--no-loops", help="Leave out prompts whose text repeats itself.")
     ] = False,
-    tune: Annotated[
-        bool,
-        typer.Option(
-            "--tune",
-            help="Search each strategy's options on half of the prompts, measure on the others; "
-            "the baseline and the strategy of --against stay as they are.",
-        ),
-    ] = False,
-    against: Annotated[
-        str | None,
-        typer.Option(
-            help="With --tune: run this strategy untuned and compare with it, prompt by prompt; "
-            "default: auto, if it is among the strategies."
-        ),
-    ] = None,
     baseline: Annotated[
         str, typer.Option(help="Strategy that speedups are relative to.")
     ] = "autoregressive",
@@ -579,17 +564,7 @@ def bench(
     markdown: Annotated[
         Path | None, typer.Option(help="Write the table to this .md; default: stdout.")
     ] = None,
-    plots: Annotated[
-        Path | None, typer.Option(help="Draw charts into this folder; needs matplotlib.")
-    ] = None,
-    plot_format: Annotated[str, typer.Option(help="svg or png.")] = "svg",
     compare: Pair = None,
-    table: Annotated[
-        str | None,
-        typer.Option(
-            help="Instead, print a paper's table beside our figures; list: print the tables' names."
-        ),
-    ] = None,
 ) -> None:
     """Compare strategies, draft sources and temperatures in one simulated run."""
     from flowspec.cli import bench as commands
@@ -597,9 +572,6 @@ def bench(
     if compare is not None:
         check_beside(ctx, "--compare")
         return commands.compare(*compare)
-    if table is not None:
-        check_beside(ctx, "--table", "--prompts", "--tokens")
-        return commands.table(table, prompts, tokens)
     given = (
         profile,
         strategies or ["all"],
@@ -619,10 +591,6 @@ def bench(
             sweep or [],
             out,
             markdown,
-            plots,
-            plot_format,
-            tune,
-            against,
             broker,
             rows,
         )

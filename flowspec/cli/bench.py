@@ -6,12 +6,11 @@ import json
 import math
 import shlex
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from rich.console import Console
 from rich.progress import (
@@ -34,21 +33,17 @@ from flowspec.strategies import EXACT
 from flowspec.testbed.prompts import Prompt, halve
 
 if TYPE_CHECKING:
-    from flowspec.testbed.grid import BenchPlan, Grid, SweptLink, Tell
+    from flowspec.testbed.grid import BenchPlan, SweptLink, Tell
     from flowspec.testbed.report import BenchReport
 
 T = TypeVar("T")
 
 DEFAULT_TOKENS = 48
-#: The strategy that others are compared with unless another is named.
-AUTO = "auto"
-#: Tokens of the slowest strategy in the time a timeline shows.
-_TIMELINE_TOKENS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The flags of ``bench``; None: the default."""
+    """The flags of ``bench``, and of the comparisons in ``ops``; None: the default."""
 
     profile: str
     strategies: Sequence[str]
@@ -64,10 +59,6 @@ class Options:
     sweep: Sequence[str]
     out: Path | None
     markdown: Path | None
-    plots: Path | None
-    plot_format: str
-    tune: bool = False
-    against: str | None = None
     broker: str | None = None
     rows: str | None = None
 
@@ -76,117 +67,41 @@ def bench(options: Options) -> None:
     """Run the comparison; Markdown goes to stdout unless a file is given for it."""
     from flowspec.testbed.grid import Grid
     from flowspec.testbed.report import BenchReport, markdown
-    from flowspec.testbed.tuning_report import tuning_markdown
 
-    _check_places(options)
-    _check_tuning(options)
-    plan = _plan(options)
-    if options.tune:
-        _check_searched(plan, _against(options))
+    check_places(options)
+    plan = plan_of(options)
     notes.of_plan(plan)
-    prompts = prompts_in(options.prompts)
-    with _progress() as tell:
-        half = "measuring" if options.tune else options.half
-        if options.tune:
-            _check_halves(prompts)
-        grid = Grid(plan, halve(prompts, half), tell)
-        header = grid.header(_command(), half)
-        if options.tune:
-            report = _tuned(grid, header, halve(prompts, "tuning"), _against(options), tell)
-        else:
-            report = BenchReport(header, tuple(grid.run()))
-    tuning = tuning_markdown(report.header["tuning"]) if options.tune else ()
+    prompts = halve(prompts_in(options.prompts), options.half)
+    with progress() as tell:
+        grid = Grid(plan, prompts, tell)
+        header = grid.header(command_line(), options.half)
+        report = BenchReport(header, tuple(grid.run()))
+    show(options, report, markdown(report))
+
+
+def show(options: Options, report: BenchReport, text: str) -> None:
+    """Write ``report`` and its Markdown, ``text``, where ``options`` says."""
     if options.out is not None:
         write("--out", options.out, report.text())
     if options.markdown is not None:
-        write("--markdown", options.markdown, markdown(report, tuning))
+        write("--markdown", options.markdown, text)
     else:
-        sys.stdout.write(markdown(report, tuning))
-    if options.plots is not None:
-        _draw(report, grid, options.plots, f".{options.plot_format}")
+        sys.stdout.write(text)
 
 
-def _check_tuning(options: Options) -> None:
-    """ConfigError for flags that exclude each other."""
-    if options.tune and options.half != "all":
-        raise ConfigError(
-            "--tune takes no --half: it tunes on the one half and measures on the other; "
-            "leave out the one or the other"
-        )
-    if options.tune and options.plots is not None:
-        raise ConfigError("--tune draws no charts; leave out --plots or --tune")
-    if options.against is not None and not options.tune:
-        raise ConfigError("--against needs --tune; expected both or neither")
+def command_line() -> str:
+    """The command that was called, as a shell reads it."""
+    return shlex.join(["flowspec", *sys.argv[1:]])
 
 
-def _check_searched(plan: BenchPlan, against: str | None) -> None:
-    """ConfigError if no strategy of ``plan`` has an option to search."""
-    from flowspec.testbed.search import Space
-
-    if any(Space.of(text).values for text in _varied(plan, against)):
-        return
-    why = {plan.baseline: "is the baseline", against: "is what the others are compared with"}
-    reasons = (f"{text} {why.get(text, 'has no option left')}" for text in plan.strategies)
-    raise ConfigError(
-        f"--tune has no option to search: {', '.join(reasons)}; name another strategy, "
-        "like specpipe"
-    )
-
-
-def _check_halves(prompts: Sequence[Prompt]) -> None:
-    """ConfigError if there is no prompt to tune on or none to measure on."""
-    if not halve(prompts, "measuring"):
-        raise ConfigError(
-            "--tune has no prompt to measure on: of each set (a file, or a kind in a single file) "
-            "prompts 1, 3, ... are for tuning and 2, 4, ... for measuring; "
-            "give two prompts of a set or more"
-        )
-
-
-def _varied(plan: BenchPlan, against: str | None) -> set[str]:
-    """The strategies that are tuned."""
-    return set(plan.strategies) - {against, plan.baseline}
-
-
-def _against(options: Options) -> str | None:
-    """The strategy that tuned ones are compared with; None: with none."""
-    if options.against is not None:
-        return options.against
-    return AUTO if AUTO in strategies_of(options.strategies) else None
-
-
-def _tuned(
-    grid: Grid,
-    header: dict[str, Any],
-    prompts: Sequence[Prompt],
-    against: str | None,
-    tell: Tell,
-) -> BenchReport:
-    """The report of ``grid`` with strategies tuned on ``prompts``.
-
-    Not tuned are ``against`` and the baseline, since every row is compared with that.
-    """
-    from flowspec.testbed.grid import Grid
-    from flowspec.testbed.report import BenchReport
-    from flowspec.testbed.tuning import Tuner
-    from flowspec.testbed.tuning_report import tuning_header
-
-    cells = grid.cells()
-    varied = _varied(grid.plan, against)
-    tuner = Tuner(Grid(grid.plan, prompts, tell), tell=tell)
-    tuned = tuner.run({cell: cells[cell] for cell in cells if cell.strategy in varied})
-    found = {one.measured: cells[one.cell] for one in tuned}
-    rows = grid.run({**cells, **found})
-    return BenchReport({**header, "tuning": tuning_header(tuner, tuned, rows, against)}, (*rows,))
-
-
-def _plan(options: Options) -> BenchPlan:
+def plan_of(options: Options) -> BenchPlan:
+    """The runs that ``options`` name."""
     from flowspec.testbed.grid import BenchPlan
 
     profile = _cluster(options.profile, options.broker, options.rows)
     return BenchPlan(
         profile,
-        _strategies(options),
+        strategies_of(options.strategies),
         _list(options.draft, str, "--draft", "names like slm,head"),
         _list(
             options.temperatures,
@@ -213,36 +128,13 @@ def _cluster(name: str, broker: str | None, rows: str | None) -> Profile:
     return replace(profile, way=replace(profile.way, **changed))
 
 
-def _strategies(options: Options) -> tuple[str, ...]:
-    """The strategies to run; the one that others are compared with is run, too."""
-    given = strategies_of(options.strategies)
-    extra = () if options.against is None else (options.against,)
-    return tuple(dict.fromkeys((*given, *extra)))
-
-
-def _check_places(options: Options) -> None:
+def check_places(options: Options) -> None:
     """ConfigError, before anything is computed, if a result could not be written."""
-    from flowspec.testbed import plots
-
     files = {"--out": options.out, "--markdown": options.markdown}
     for flag, file in files.items():
         if file is not None:
             check_writable(flag, file)
     check_distinct(files)
-    if options.plots is None:
-        return
-    plots.require()
-    if f".{options.plot_format}" not in plots.FORMATS:
-        raise ConfigError(f"--plot-format is {options.plot_format!r}; expected svg or png")
-    try:
-        options.plots.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--plots: folder {options.plots} cannot be made: {error}") from None
-    check_writable("--plots", options.plots / "chart")
-
-
-def _command() -> str:
-    return shlex.join(["flowspec", *sys.argv[1:]])
 
 
 def simulate(
@@ -273,11 +165,11 @@ def simulate(
     plan = BenchPlan(cluster, (strategy,), (draft,), (temperature,), (count,), max_new_tokens, seed)
     notes.of_plan(plan)
     asked = [Prompt("prompt", prompt)] if prompt is not None else prompts_in(prompts)
-    with _progress() as tell:
+    with progress() as tell:
         grid = Grid(plan, asked, tell)
         row = next(row for row in grid.run() if row.strategy == strategy)
     if as_json:
-        sys.stdout.write(BenchReport(grid.header(_command(), "all"), (row,)).text())
+        sys.stdout.write(BenchReport(grid.header(command_line(), "all"), (row,)).text())
         return
     console = Console(highlight=False, soft_wrap=True)
     console.print(
@@ -294,32 +186,6 @@ def compare(old: Path, new: Path) -> None:
     from flowspec.testbed.report import compare
 
     sys.stdout.write(compare(old, new))
-
-
-def table(name: str, prompts: Path | None, tokens: int | None) -> None:
-    """Print a paper's table beside our figures; for ``list`` the names and titles of all."""
-    from flowspec.testbed import tables
-
-    if name == "list":
-        width = max(map(len, tables.names())) + 2
-        for one in tables.names():
-            sys.stdout.write(f"{one:<{width}}{tables.title(one)}\n")
-        return
-    if name not in tables.names():
-        raise ConfigError(
-            f"there is no table {name!r}; expected one of: {', '.join(tables.names())}"
-        )
-
-    def tell(line: str) -> None:
-        sys.stdout.write(line + "\n")
-        sys.stdout.flush()
-
-    texts = None if prompts is None else [prompt.text for prompt in prompts_in(prompts)]
-    if sys.stderr.isatty():
-        sys.stderr.write(
-            f"running {name}, which can take minutes; lines appear as they are known\n"
-        )
-    tables.run(name, tell, prompts=texts, tokens=DEFAULT_TOKENS if tokens is None else tokens)
 
 
 def strategies_of(given: Sequence[str]) -> tuple[str, ...]:
@@ -382,32 +248,6 @@ def _links(text: str, profile: Profile) -> list[SweptLink]:
     return [SweptLink(name, shape) for shape in shapes if shape != profile.link]
 
 
-def _draw(report: BenchReport, grid: Grid, folder: Path, suffix: str) -> None:
-    """Every chart of the report, and a timeline of each strategy on the first prompt."""
-    from flowspec.testbed import plots
-
-    for name, draw in plots.charts(report):
-        plots.save(draw(), folder / f"{name}{suffix}")
-    plan = grid.plan
-    rows = report.rows
-    shown = [
-        row
-        for row in rows
-        if (row.stages, row.temperature) == (plan.stages[0], plan.temperatures[0])
-    ]
-    seconds = _TIMELINE_TOKENS * max(row.tbt["mean"] for row in shown if not row.swept)
-    counted: Counter[str] = Counter()
-    for strategy in plan.runs:
-        taken = plots.Timeline()
-        prompt_rows = grid.follow(strategy, taken)
-        title = f"{strategy}: {plan.profile.name}, simulated, T = {plan.temperatures[0]:g}"
-        plain = strategy.partition(":")[0]
-        counted[plain] += 1
-        number = f"-{counted[plain]}" if counted[plain] > 1 else ""
-        file = folder / f"timeline-{plain}{number}{suffix}"
-        plots.save(plots.timeline(taken, prompt_rows, seconds, title), file)
-
-
 def _list(text: str, kind: Callable[[str], T], flag: str, expected: str) -> tuple[T, ...]:
     try:
         return tuple(dict.fromkeys(kind(part.strip()) for part in text.split(",")))
@@ -427,7 +267,7 @@ def _temperature(text: str) -> float:
 
 
 @contextmanager
-def _progress() -> Iterator[Tell]:
+def progress() -> Iterator[Tell]:
     """A progress bar on stderr during the runs, if stderr is a terminal."""
     console = Console(stderr=True, highlight=False)
     columns = (

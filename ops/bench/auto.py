@@ -30,7 +30,6 @@ from flowspec.errors import ConfigError, FlowSpecError
 from flowspec.testbed.grid import BenchPlan, Grid, run_together
 from flowspec.testbed.naming import canonical
 from flowspec.testbed.prompts import Prompt, halve
-from flowspec.testbed.tuning import Effort
 from ops.bench import auto_tuning
 from ops.bench.arguments import count, prompt_sets, temperatures
 from ops.bench.auto_table import AUTO, BASELINE, Place, tables
@@ -38,6 +37,7 @@ from ops.bench.auto_tuning import EFFORT, Conditions, Found, packaged_models
 from ops.bench.clairvoyant import seconds_per_token
 from ops.bench.profile_grids import cell_of, grids_on
 from ops.bench.systems import show
+from ops.compare.tuning import Effort
 from ops.parser import Parser
 
 OTHERS = (

@@ -8,8 +8,8 @@ from itertools import groupby
 
 from flowspec.testbed.memo import WIDTH
 from flowspec.testbed.report import Estimate, ReportRow, estimate_text
-from flowspec.testbed.tuning import Effort
 from ops.bench.auto_tuning import Found
+from ops.compare.tuning import Effort
 
 BASELINE = "autoregressive"
 AUTO = "auto"

@@ -25,8 +25,8 @@ from flowspec.testbed.digests import digest, model_digest, profile_digest
 from flowspec.testbed.grid import Cell, Grid
 from flowspec.testbed.naming import canonical
 from flowspec.testbed.prompts import Prompt
-from flowspec.testbed.search import Space
-from flowspec.testbed.tuning import Effort, Tuned, Tuner
+from ops.compare.search import Space
+from ops.compare.tuning import Effort, Tuned, Tuner
 
 #: Marks a file as one of these, screened with a warmed history; nothing else in it shows that.
 KIND = "flowspec auto tuned, warm"

@@ -27,9 +27,9 @@ from flowspec.core.tree.tree import Tree
 from flowspec.strategies.base import check, default_text, read_params
 from flowspec.testbed.grid import Case, Grid
 from flowspec.testbed.memo import WIDTH
-from flowspec.testbed.search import Space, search
 from flowspec.testbed.texts import Text
 from ops.bench.profile_grids import cell_of
+from ops.compare.search import Space, search
 
 NAME = "clairvoyant"
 #: Options searched: at most ``TRIED`` of their combinations on about ``FEW`` texts, then the best

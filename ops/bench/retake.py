@@ -36,8 +36,8 @@ SHOWN = 12
 _COMMAND = re.compile(r"`\$ (.+)`")
 _MEASURED = re.compile(r"Measured on .+: differs from run to run\.")
 _PROMPTS = re.compile(r"\bDIR\b")
-# The last line of a report of `flowspec bench`: the command again, the version and the machine.
-_FOOTER = re.compile(r"`flowspec .+`, version .+, on .+\.")
+# The last line of a comparison's report: the command again, the version and the machine.
+_FOOTER = re.compile(r"`(?:flowspec|python -m ops\.compare) .+`, version .+, on .+\.")
 
 
 @dataclass(frozen=True, slots=True)

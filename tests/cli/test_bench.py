@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from flowspec.emulation import profiles
-from flowspec.testbed import tables
 from tests.cli.conftest import Command
 
 LAPTOP = (Path(profiles.__file__).parent / "laptop-cpu.toml").read_text()
@@ -66,72 +65,3 @@ def test_a_prompt_of_nothing_is_refused(command: Command, tmp_path: Path) -> Non
         assert err.startswith(
             f"flowspec: {file}:3: the prompt is empty; give it at least one character"
         )
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (
-            ("--tune", "--half", "tuning"),
-            "--tune takes no --half: it tunes on the one half and measures on the other; "
-            "leave out the one or the other",
-        ),
-        (
-            ("--tune", "--plots", "charts"),
-            "--tune draws no charts; leave out --plots or --tune",
-        ),
-        (("--against", "auto"), "--against needs --tune; expected both or neither"),
-    ],
-)
-def test_flags_that_exclude_each_other_are_refused(
-    command: Command, flags: tuple[str, ...], said: str
-) -> None:
-    assert command("bench", *flags) == (1, "", f"flowspec: {said}\n")
-
-
-@pytest.mark.parametrize(
-    ("flags", "why"),
-    [
-        (("--strategies", "autoregressive"), "autoregressive is the baseline"),
-        (("--strategies", "auto"), "auto is what the others are compared with"),
-        (
-            ("--strategies", "specpipe", "--against", "specpipe"),
-            "specpipe is what the others are compared with",
-        ),
-        (
-            ("--strategies", "auto:delay=1,alternative=2", "--against", "specpipe"),
-            "auto:delay=1,alternative=2 has no option left, "
-            "specpipe is what the others are compared with",
-        ),
-    ],
-)
-def test_tuning_is_refused_where_no_option_can_be_searched(
-    command: Command, flags: tuple[str, ...], why: str
-) -> None:
-    said = (
-        f"flowspec: --tune has no option to search: {why}; name another strategy, like specpipe\n"
-    )
-    assert command("bench", "--tune", *flags) == (1, "", said)
-
-
-def test_tuning_needs_a_prompt_of_either_half(command: Command, tmp_path: Path) -> None:
-    file = tmp_path / "one.jsonl"
-    file.write_text('{"prompt": "One?"}\n')
-    status, out, err = command("bench", "--tune", "--prompts", str(file))
-    assert (status, out) == (1, "")
-    assert err.startswith("flowspec: --tune has no prompt to measure on: ")
-
-
-def test_the_names_of_the_papers_tables_are_listed_with_their_titles(command: Command) -> None:
-    status, out, err = command("bench", "--table", "list")
-    assert (status, err) == (0, "")
-    assert [line.split()[0] for line in out.splitlines()] == tables.names()
-    assert all(tables.title(line.split()[0]) in line for line in out.splitlines())
-
-
-def test_two_outputs_in_one_file_are_refused(command: Command, tmp_path: Path) -> None:
-    file = tmp_path / "f"
-    said = command("bench", "--out", str(file), "--markdown", f"{tmp_path}/./f")
-    line = f"flowspec: --out and --markdown name the same file, {file}; name two files\n"
-    assert said == (1, "", line)
-    assert not file.exists()

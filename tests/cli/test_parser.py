@@ -80,25 +80,12 @@ def test_flags_meant_to_be_repeated_are_taken(command: Command) -> None:
     assert "there is no profile 'nowhere'" in err
 
 
-@pytest.mark.parametrize(
-    "beside", [["--stages", "3"], ["--tokens", "48"], ["--no-loops"], ["--table", "flowspec-1"]]
-)
+@pytest.mark.parametrize("beside", [["--stages", "3"], ["--tokens", "48"], ["--no-loops"]])
 def test_nothing_stands_beside_compare(command: Command, beside: list[str]) -> None:
     status, out, err = command("bench", "--compare", "a", "b", *beside)
     assert (status, out) == (1, "")
     assert err == f"flowspec: --compare takes no {beside[0]}; leave out the one or the other\n"
     assert "a is no file written by" in command("bench", "--compare", "a", "b")[2]
-
-
-def test_a_table_takes_prompts_and_tokens_only(command: Command) -> None:
-    refused = command("bench", "--table", "none", "--seed", "1", "--stages", "4")[2]
-    assert (
-        refused == "flowspec: --table takes no --seed, --stages; leave out the one or the other\n"
-    )
-    assert (
-        "there is no table 'none'"
-        in command("bench", "--table", "none", "--prompts", "x", "--tokens", "8")[2]
-    )
 
 
 #: The attributes of a flag that checks use.

@@ -27,8 +27,6 @@ OPTIONS = Options(
     sweep=[],
     out=None,
     markdown=None,
-    plots=None,
-    plot_format="svg",
 )
 QUESTION = "Who wrote the first computer program?"
 
@@ -40,66 +38,18 @@ def question(tmp_path: Path) -> Path:
     return file
 
 
-def test_strategies_are_tuned_on_one_half_and_measured_on_the_other(tmp_path: Path) -> None:
-    file = tmp_path / "p.jsonl"
-    file.write_text(
-        "".join(json.dumps({"prompt": f"Who was number {n}?"}) + "\n" for n in range(4))
-    )
-    out = tmp_path / "run.json"
-    text = tmp_path / "run.md"
-    given = ["speculative", "auto", "static_tree:shape=1-1", "pipespec"]
-    bench(
-        replace(
-            OPTIONS,
-            prompts=file,
-            half="all",
-            strategies=given,
-            draft="ngram",
-            baseline="pipespec",
-            tune=True,
-            out=out,
-            markdown=text,
-        )
-    )
-    report = json.loads(out.read_text())
-    tuning = report["tuning"]
-    assert (report["prompts"]["half"], report["prompts"]["count"]) == ("measuring", 2)
-    assert (tuning["prompts"]["half"], tuning["prompts"]["count"]) == ("tuning", 2)
-    assert report["prompts"]["digest"] != tuning["prompts"]["digest"]
-    rows = {row["strategy"]: row for row in tuning["rows"]}
-    assert rows.keys() == {"speculative", "static_tree:shape=1-1"}, "of two references"
-    assert rows["static_tree:shape=1-1"]["configurations"] == 2, "with and without overlap"
-    measured = {row["strategy"] for row in report["rows"]}
-    found = {row["found"] for row in rows.values()}
-    assert measured == {"pipespec", "auto", *rows, *found}, "the defaults beside what was found"
-    assert "found over auto (95%)" in text.read_text()
-
-
-def test_a_comparison_is_written_drawn_and_compared_with_itself(
+def test_a_comparison_is_written_and_compared_with_itself(
     tmp_path: Path, question: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run.json"
     text = tmp_path / "run.md"
-    plots = tmp_path / "plots"
-    bench(
-        replace(
-            OPTIONS, prompts=question, sweep=["latency=25"], out=out, markdown=text, plots=plots
-        ),
-    )
+    bench(replace(OPTIONS, prompts=question, sweep=["latency=25"], out=out, markdown=text))
     assert capsys.readouterr().out == ""
     assert {row["strategy"] for row in json.loads(out.read_text())["rows"]} == {
         "autoregressive",
         "chain",
     }
     assert "jetson-7b, simulated" in text.read_text()
-    assert {file.name for file in plots.iterdir()} == {
-        "tbt-2-stages-T0.svg",
-        "speedup-2-stages-T0.svg",
-        "rows-2-stages-T0.svg",
-        "sweep-latency-2-stages-T0.svg",
-        "timeline-autoregressive.svg",
-        "timeline-chain.svg",
-    }
     compare(out, out)
     assert "| chain | slm | 2 | 0 | 0.3 ms, 1000 Mbit/s |" in capsys.readouterr().out
 
@@ -187,7 +137,6 @@ def test_a_folders_sets_are_its_files(tmp_path: Path) -> None:
         ({"tokens": 0}, "tokens is 0"),
         ({"sweep": ["speed=1"]}, "--sweep is 'speed=1'"),
         ({"sweep": ["mbit=0"]}, "a link has"),
-        ({"plots": Path("x"), "plot_format": "pdf"}, "--plot-format is 'pdf'"),
         ({"out": Path("/nowhere/run.json")}, "there is no folder /nowhere"),
         ({"prompts": Path("/nowhere")}, "/nowhere cannot be read"),
         ({"half": "third"}, "the half is 'third'"),

@@ -14,11 +14,11 @@ from flowspec.emulation.profiles import load
 from flowspec.errors import ConfigError
 from flowspec.testbed.grid import Cell
 from flowspec.testbed.report import ReportRow
-from flowspec.testbed.tuning import Effort, Tuned, Tuner
 from ops.bench import auto, auto_tuning
 from ops.bench.auto import Matchup, Piece, prompts_in, take
 from ops.bench.auto_table import AUTO, BASELINE, BEST_COLUMNS, COLUMNS, Place, tables
 from ops.bench.auto_tuning import Found
+from ops.compare.tuning import Effort, Tuned, Tuner
 
 #: Seconds per token of two prompts by strategy.
 SECONDS = {

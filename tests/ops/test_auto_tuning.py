@@ -13,9 +13,9 @@ import pytest
 from flowspec.emulation.profiles import load as profile_of
 from flowspec.errors import ConfigError
 from flowspec.testbed.prompts import Prompt
-from flowspec.testbed.tuning import Effort
 from ops.bench import auto_tuning
 from ops.bench.auto_tuning import EFFORT, Conditions, Found, add, load, packaged_models
+from ops.compare.tuning import Effort
 
 RESULT = Path(auto_tuning.__file__).with_name("results") / "auto-tuned.json"
 PROFILE = profile_of("jetson-7b")

@@ -10,8 +10,8 @@ from flowspec.testbed.digests import digest
 from flowspec.testbed.grid import Cell, place
 from flowspec.testbed.naming import counted, first_choice
 from flowspec.testbed.report import Estimate, ReportRow, estimate_text
-from flowspec.testbed.search import Space
-from flowspec.testbed.tuning import Tuned, Tuner
+from ops.compare.search import Space
+from ops.compare.tuning import Tuned, Tuner
 
 
 def tuning_header(

@@ -10,13 +10,13 @@ import pytest
 
 from flowspec.emulation.profiles import load
 from flowspec.errors import ConfigError
-from flowspec.testbed import tuning
 from flowspec.testbed.grid import BenchPlan, Grid
 from flowspec.testbed.prompts import Prompt
 from flowspec.testbed.report import ReportRow
-from flowspec.testbed.search import Space
-from flowspec.testbed.tuning import Effort, Tuned, Tuner
-from flowspec.testbed.tuning_report import paired, tuning_header, tuning_markdown
+from ops.compare import tuning
+from ops.compare.search import Space
+from ops.compare.tuning import Effort, Tuned, Tuner
+from ops.compare.tuning_report import paired, tuning_header, tuning_markdown
 
 pytestmark = pytest.mark.heavy
 PLAN = BenchPlan(

@@ -20,10 +20,10 @@ from flowspec.model.directory import ModelDirectory, default_pair, layer_ranges,
 from flowspec.strategies import STRATEGIES, build
 from flowspec.testbed.hits import HitDrafter, HitStage
 from flowspec.testbed.simulate import JOB, profile_costs, returns_hidden, simulate, simulate_stages
-from flowspec.testbed.tables.contents import Block, Oracle, PaperRow, Table
-from flowspec.testbed.tables.observed import Observed, RunMeter, observed
-from flowspec.testbed.tables.ranks import AT, hit_at
 from flowspec.testbed.texts import Text, texts
+from ops.compare.tables.contents import Block, Oracle, PaperRow, Table
+from ops.compare.tables.observed import Observed, RunMeter, observed
+from ops.compare.tables.ranks import AT, hit_at
 
 #: The packaged models by profile name; ``m8b`` is a chain's middle model.
 PACKAGED = {"slm": "draft", "head": "head", "ngram": "ngram", "m8b": "medium"}

@@ -15,8 +15,8 @@ from itertools import groupby
 from flowspec.errors import ConfigError
 from flowspec.strategies import build
 from flowspec.testbed.grid import Case, Cell, Grid, Tell
-from flowspec.testbed.search import Space, search
 from flowspec.testbed.simulate import Ran
+from ops.compare.search import Space, search
 
 #: A configuration slower than the best so far by this factor on the first prompt runs no others.
 ABANDONED = 1.3

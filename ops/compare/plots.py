@@ -48,7 +48,7 @@ def require() -> None:
         import matplotlib.figure  # noqa: F401
     except ImportError:
         raise ConfigError(
-            "plots need matplotlib, which is not installed: pip install 'flowspec[plots]'"
+            "charts need matplotlib, which is not installed: pip install matplotlib"
         ) from None
 
 

@@ -10,9 +10,9 @@ from flowspec.emulation.profile import Profile
 from flowspec.strategies import build
 from flowspec.strategies.expected_tbt import expected_tbt
 from flowspec.testbed.report import Estimate
-from flowspec.testbed.tables.contents import Block, PaperRow, Table
-from flowspec.testbed.tables.figures import AT_K, Figure, cluster
-from flowspec.testbed.tables.ranks import AT
+from ops.compare.tables.contents import Block, PaperRow, Table
+from ops.compare.tables.figures import AT_K, Figure, cluster
+from ops.compare.tables.ranks import AT
 
 #: Tokens per verdict that have a column of their own; longer ones share the last column.
 LONGEST = 9

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from flowspec.errors import ConfigError
 from flowspec.strategies import STRATEGIES, build, parse
-from flowspec.testbed.search import Space, search
+from ops.compare.search import Space, search
 
 NAMES = sorted(name for name, kind in STRATEGIES.items() if kind.search)
 

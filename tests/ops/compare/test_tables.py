@@ -14,15 +14,15 @@ from flowspec.errors import ConfigError
 from flowspec.model.directory import default_pair, open_directory
 from flowspec.model.sources import load_sources
 from flowspec.strategies import build
-from flowspec.testbed import tables as module
 from flowspec.testbed.hits import HitDrafter, Kind, geometric
 from flowspec.testbed.simulate import JOB
-from flowspec.testbed.tables import names, run
-from flowspec.testbed.tables.columns import COLUMNS, Shown, step_seconds
-from flowspec.testbed.tables.contents import Block, Oracle, PaperRow, Table, load
-from flowspec.testbed.tables.figures import at_hit_rate, cluster
-from flowspec.testbed.tables.ranks import AT, hit_at
 from flowspec.testbed.texts import Text, texts
+from ops.compare import tables as module
+from ops.compare.tables import names, run
+from ops.compare.tables.columns import COLUMNS, Shown, step_seconds
+from ops.compare.tables.contents import Block, Oracle, PaperRow, Table, load
+from ops.compare.tables.figures import at_hit_rate, cluster
+from ops.compare.tables.ranks import AT, hit_at
 from tests.marks import crossed
 
 BLOCKS = [(name, block) for name in names() for block in load(name).blocks]

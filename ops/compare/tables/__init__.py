@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from flowspec.errors import ConfigError
-from flowspec.testbed.tables.columns import COLUMNS, Shown, number
-from flowspec.testbed.tables.contents import PLACE, TEXTS, Block, PaperRow, Table, load, names
-from flowspec.testbed.tables.figures import Figure, Pair, at_hit_rate, lossy
+from ops.compare.tables.columns import COLUMNS, Shown, number
+from ops.compare.tables.contents import PLACE, TEXTS, Block, PaperRow, Table, load, names
+from ops.compare.tables.figures import Figure, Pair, at_hit_rate, lossy
 
 __all__ = ["names", "run", "title"]
 
