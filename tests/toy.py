@@ -15,8 +15,8 @@ from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.sim import UNIT, Costs, RunRecord, Simulation, Tap
 from flowspec.model.base import DraftExecutor
 from flowspec.model.drafter_choice import levels_of
-from flowspec.model.toy import ToyDrafter, ToyMiddle, ToyStage, ToyTarget
 from flowspec.strategies import build
+from tests.toy_model import ToyDrafter, ToyMiddle, ToyStage, ToyTarget
 
 TARGET = ToyTarget()
 PROMPT = tuple((35 + at * 3) % 60 + 2 for at in range(10))

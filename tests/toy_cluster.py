@@ -28,9 +28,9 @@ from flowspec.drivers.performers import DraftPerformer, VerifyPerformer
 from flowspec.drivers.replay import header
 from flowspec.drivers.scheduler import Scheduler
 from flowspec.errors import JobError, LeaseLost
-from flowspec.model.toy import ToyDrafter, ToyMiddle, ToyStage
 from flowspec.strategies import build
 from tests.toy import TARGET, limits
+from tests.toy_model import ToyDrafter, ToyMiddle, ToyStage
 from tests.waiting import until
 
 M = TypeVar("M", bound=Machine)

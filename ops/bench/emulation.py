@@ -35,10 +35,10 @@ from flowspec.errors import ConfigError, FlowSpecError
 from flowspec.model.directory import default_pair, open_directory
 from flowspec.model.sources import load_sources
 from flowspec.strategies import EXACT, build
-from flowspec.testbed.emulate import OVERTAKEN_SHARE, EmulatedCluster, probe
 from flowspec.testbed.naming import canonical, drafter_of
 from flowspec.testbed.simulate import Ran, profile_costs, returns_hidden, simulate
 from flowspec.testbed.texts import Text, texts
+from ops.bench.emulate import OVERTAKEN_SHARE, EmulatedCluster, probe
 from ops.bench.simulated import PROMPTS
 from ops.bench.systems import chosen_prompts, show
 

@@ -36,10 +36,10 @@ from flowspec.emulation.profiles import load, names
 from flowspec.errors import FlowSpecError
 from flowspec.model.directory import default_pair
 from flowspec.strategies import EXACT, build
-from flowspec.testbed.emulate import OVERTAKEN_SHARE, EmulatedCluster, probe
 from flowspec.testbed.naming import drafter_of
 from flowspec.testbed.simulate import Ran
 from ops.bench.closed_forms import pipedec_step, pipeline_token_seconds, pipespec_tokens
+from ops.bench.emulate import OVERTAKEN_SHARE, EmulatedCluster, probe
 from ops.bench.systems import show
 from ops.bench.trace import CommittedStep, Trace, TraceBench
 from ops.parser import Parser

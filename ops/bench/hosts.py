@@ -47,11 +47,11 @@ from flowspec.emulation.way import Way
 from flowspec.errors import ConfigError, FlowSpecError, StateError
 from flowspec.model.directory import default_pair, layer_ranges, open_directory
 from flowspec.strategies import build
-from flowspec.testbed.emulate import OVERTAKEN_SHARE, Emulated, EmulatedCluster
 from flowspec.testbed.measure import MeasurementPlan, measure
 from flowspec.testbed.naming import counted
 from flowspec.testbed.texts import Text, texts
 from ops.bench.arguments import count, latencies
+from ops.bench.emulate import OVERTAKEN_SHARE, Emulated, EmulatedCluster
 from ops.bench.emulation import prompts_in_turn, simulated, token_seconds
 from ops.bench.hosts_table import (
     BROKER,

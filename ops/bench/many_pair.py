@@ -7,7 +7,7 @@
 Closed loops as in ``ops/bench/many.py``, of the target's own texts on the first prompts of every
 file in DIR, without those whose greedy text repeats itself. The simulation drafts with the head
 itself. The emulation runs the same jobs on a cluster of real worker processes, whose passes take a
-profile's times (``flowspec.testbed.emulate``); ``--stretch 0`` leaves it out. Prints Markdown.
+profile's times (``ops.bench.emulate``); ``--stretch 0`` leaves it out. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from flowspec.model.directory import PACKAGED_HEAD, default_pair, open_directory
 from flowspec.model.drafter_choice import levels_of, wanting_hidden
 from flowspec.model.sources import load_sources
 from flowspec.strategies import build
-from flowspec.testbed.emulate import EmulatedCluster, EmulatedJob
 from flowspec.testbed.grid import LOOP
 from flowspec.testbed.simulate import profile_costs, returns_hidden
 from flowspec.testbed.texts import Text, texts
 from ops.bench.arguments import count, counts, prompt_sets
+from ops.bench.emulate import EmulatedCluster, EmulatedJob
 from ops.bench.loops import Loop, LoopFigures, LoopSetup, figures, jobs_of, share_of
 from ops.bench.many import PROFILES, SOURCE
 from ops.parser import Parser

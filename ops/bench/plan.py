@@ -36,7 +36,6 @@ from flowspec.planning.drafts import PlannedDrafts
 from flowspec.planning.estimate import timed
 from flowspec.planning.layout import Layout, layouts
 from flowspec.planning.needs import StageNeeds
-from flowspec.testbed.emulate import OVERTAKEN_SHARE, EmulatedCluster, probe
 from flowspec.testbed.naming import drafter_of
 from flowspec.testbed.predict import (
     PLAIN,
@@ -49,6 +48,7 @@ from flowspec.testbed.predict import (
     token_seconds,
 )
 from flowspec.testbed.texts import Text
+from ops.bench.emulate import OVERTAKEN_SHARE, EmulatedCluster, probe
 from ops.bench.simulated import PROMPTS
 from ops.bench.systems import chosen_prompts, show
 

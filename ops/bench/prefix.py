@@ -40,9 +40,9 @@ from flowspec.errors import FlowSpecError, StateError
 from flowspec.model.directory import PACKAGED_HEAD, default_pair, open_directory
 from flowspec.model.text import Tokenizer
 from flowspec.results import reported
-from flowspec.testbed.emulate import EmulatedCluster
 from flowspec.testbed.texts import Text
 from ops.bench.arguments import count
+from ops.bench.emulate import EmulatedCluster
 from ops.bench.report import machine_line
 from ops.bench.simulated import PROMPTS
 

@@ -14,8 +14,6 @@ from flowspec.broker.connection import connect
 from flowspec.broker.entries import order
 from flowspec.broker.keys import Keys
 from flowspec.broker.live_link import LiveLink
-from flowspec.broker.memory import MemoryBroker, MemoryLink
-from flowspec.broker.memory_control import MemoryControl
 from flowspec.broker.redis_client import BrokerClient
 from flowspec.broker.redis_control import RedisControl
 from flowspec.broker.redis_link import RedisLink, last_id
@@ -31,6 +29,8 @@ from flowspec.core.protocol.messages import Close, Envelope, Message, Prune
 from flowspec.core.protocol.stamps import Stamp
 from flowspec.core.run.key import RunKey
 from tests.addresses import D0, S1, S2
+from tests.broker.memory import MemoryBroker, MemoryLink
+from tests.broker.memory_control import MemoryControl
 
 STAGES = 2
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from flowspec.broker import live_link, recorded, redis_control, redis_link
 from flowspec.broker.base import TRIM_ENTRIES, PutRows, Record
-from flowspec.broker.memory import MemoryBroker
 from flowspec.core.protocol.addresses import GRAPH
 from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.graph import Task, TaskGraph
@@ -32,7 +32,9 @@ from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import GapError
 from tests.addresses import D0, M1, S1, S2
+from tests.broker import memory, memory_control
 from tests.broker.conftest import Rig, bundle, commit, send
+from tests.broker.memory import MemoryBroker
 from tests.waiting import seconds_of, until
 
 #: Live links have no stamps: they are for emulated workers.
@@ -204,10 +206,10 @@ def test_late_rows_of_a_forgotten_run_are_dropped(rig: Rig) -> None:
 def test_rows_are_written_even_beyond_their_cap_and_the_writer_learns_of_it(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for place in ("memory", "redis_link", "live_link"):
-        monkeypatch.setattr(f"flowspec.broker.{place}.ROWS_CAP", 2)
-    for place in ("redis_link", "live_link"):
-        monkeypatch.setattr(f"flowspec.broker.{place}._MEASURE_EVERY", 1)
+    for place in (memory, redis_link, live_link):
+        monkeypatch.setattr(place, "ROWS_CAP", 2)
+    for place in (redis_link, live_link):
+        monkeypatch.setattr(place, "_MEASURE_EVERY", 1)
     draft = rig.link(D0)
     stage = rig.link(S2)
     run = RunKey(rig.start(rig.control(), draft), 1)
@@ -219,8 +221,8 @@ def test_rows_are_written_even_beyond_their_cap_and_the_writer_learns_of_it(
 
 
 def test_a_recording_ends_at_its_cap(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in ("memory", "recorded"):
-        monkeypatch.setattr(f"flowspec.broker.{place}.RECORDING_CAP", 2)
+    for place in (memory, recorded):
+        monkeypatch.setattr(place, "RECORDING_CAP", 2)
     control = rig.control()
     draft = rig.link(D0)
     job = rig.start(control, draft)
@@ -584,8 +586,8 @@ def test_of_a_job_that_was_not_queued_only_its_end_is_kept(
     if why == "refused":
         error = "no such strategy"
     elif why == "full":
-        for module in ("redis_control", "memory_control"):
-            monkeypatch.setattr(f"flowspec.broker.{module}.QUEUE_CAP", 0)
+        for module in (redis_control, memory_control):
+            monkeypatch.setattr(module, "QUEUE_CAP", 0)
         wanted = Code.FULL
     else:
         control.admit(first, fields)

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
+from flowspec.broker import redis_control
 from flowspec.broker.base import CommitText, Control, Link
 from flowspec.broker.keys import Keys
-from flowspec.broker.memory import MemoryBroker
 from flowspec.core.protocol.addresses import DRAFT, GRAPH, Address, worker_addresses
 from flowspec.core.protocol.bundles import Bundle
 from flowspec.core.protocol.causes import FULL, LOST, REFUSED
@@ -31,7 +31,9 @@ from flowspec.core.protocol.messages import (
 )
 from flowspec.core.protocol.stamps import Stamp
 from flowspec.core.run.key import RunKey
+from tests.broker import memory_control
 from tests.broker.conftest import STAGES, Rig
+from tests.broker.memory import MemoryBroker
 from tests.marks import examples
 
 WORKERS = worker_addresses(STAGES, 1)
@@ -491,8 +493,8 @@ START: tuple[Step, ...] = (
 
 def pair_of(rig: Rig, keys: Keys, cap: int, patch: pytest.MonkeyPatch) -> Pair:
     """A new broker of ``rig``'s kind with a ledger. ``cap``: of every log and output."""
-    for module in ("memory_control", "redis_control"):
-        patch.setattr(f"flowspec.broker.{module}.QUEUE_CAP", MOST_QUEUED)
+    for module in (memory_control, redis_control):
+        patch.setattr(module, "QUEUE_CAP", MOST_QUEUED)
     patch.setattr("flowspec.broker.commands.LOG_CAP", cap)
     rig.middles = 1
     rig.keys = keys

@@ -15,8 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowspec.broker.base import Link
-from flowspec.broker.memory import MemoryBroker, MemoryLink
-from flowspec.broker.memory_control import MemoryControl
 from flowspec.core.job.draft_worker import DraftMachine
 from flowspec.core.protocol.addresses import (
     DRAFT,
@@ -44,11 +42,13 @@ from flowspec.emulation.profiles import load
 from flowspec.emulation.setup import Emulation
 from flowspec.emulation.way import NO_BROKER, Way
 from flowspec.errors import ConfigError
-from flowspec.model.toy import ToyDrafter, ToyMiddle, ToyStage
 from flowspec.strategies import build
 from tests.addresses import S1
+from tests.broker.memory import MemoryBroker, MemoryLink
+from tests.broker.memory_control import MemoryControl
 from tests.toy import PROMPT, TARGET, limits, pipeline
 from tests.toy_cluster import Characters
+from tests.toy_model import ToyDrafter, ToyMiddle, ToyStage
 from tests.waiting import until
 
 MS = 2.0**-10  # seconds; costs are sums of powers of two, so that no sum is rounded

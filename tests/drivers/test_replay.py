@@ -48,16 +48,16 @@ from flowspec.drivers.sim import Simulation
 from flowspec.errors import ReplayMismatch
 from flowspec.model.base import RowArray
 from flowspec.model.drafter_choice import ChoiceDrafter
-from flowspec.model.toy import ToyDrafter, ToyStage
 from flowspec.strategies import build
 from flowspec.strategies.auto import drafter_bandit
 from flowspec.strategies.flowspec import FlowSpec
-from ops import recordings
+from tests import make_recordings as recordings
 from tests.addresses import D0, S1
 from tests.broker.test_codec import MESSAGES
 from tests.marks import examples
 from tests.toy import PROMPT, TARGET, limits, pipeline
 from tests.toy_blocks import ToyBlocks
+from tests.toy_model import ToyDrafter, ToyStage
 
 FOLDER = recordings.FOLDER
 RECORDINGS = sorted(FOLDER.glob("*.jsonl"))

@@ -12,8 +12,8 @@ from flowspec.core.run.sampling import Sampling
 from flowspec.drivers.performers import DraftPerformer
 from flowspec.model.directory import default_pair, open_directory
 from flowspec.model.text import Tokenizer
-from flowspec.model.toy import ToyDrafter
 from tests.toy import TARGET
+from tests.toy_model import ToyDrafter
 
 TOKENIZER = Tokenizer(open_directory(default_pair()[0]))
 #: Characters of one to four bytes: what a commit ends in may be half of one.

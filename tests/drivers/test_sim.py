@@ -22,10 +22,10 @@ from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.oracle import OracleStage
 from flowspec.drivers.sim import UNIT, Costs, Simulation, Tap, unit_costs
 from flowspec.errors import StateError
-from flowspec.model.toy import ToyDrafter, ToyMiddle, ToyStage
 from flowspec.strategies import build
 from tests.addresses import D0, M1, S1, S2, S3
 from tests.toy import PROMPT, TARGET, generate, limits, pipeline
+from tests.toy_model import ToyDrafter, ToyMiddle, ToyStage
 
 
 def test_autoregressive_decoding_takes_a_pass_of_every_stage_a_token() -> None:

@@ -15,13 +15,13 @@ import pytest
 import workers._boot as boot
 from flowspec.broker import redis_client
 from flowspec.broker.connection import connect, retrying
-from flowspec.broker.memory import MemoryBroker, MemoryLink
 from flowspec.broker.redis_control import RedisControl
 from flowspec.broker.server import PrivateBroker
 from flowspec.core.protocol.addresses import stage_address
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.lease import Lease
 from flowspec.errors import BrokerFull, ClusterError
+from tests.broker.memory import MemoryBroker, MemoryLink
 from tests.waiting import until
 
 

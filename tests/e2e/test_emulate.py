@@ -12,9 +12,9 @@ from flowspec.emulation.profiles import load
 from flowspec.errors import ConfigError, JobFailed
 from flowspec.model.directory import default_pair, open_directory
 from flowspec.model.sources import load_sources
-from flowspec.testbed.emulate import EmulatedCluster
 from flowspec.testbed.simulate import profile_costs, simulate
 from flowspec.testbed.texts import Text, texts
+from ops.bench.emulate import EmulatedCluster
 
 pytestmark = pytest.mark.live
 

@@ -19,10 +19,10 @@ from flowspec.errors import ConfigError, StateError
 from flowspec.model.base import DraftsAlone, RowArray
 from flowspec.model.hybrid import HybridDrafter
 from flowspec.model.ngram import NgramDrafter
-from flowspec.model.toy import ToyDrafter
 from flowspec.strategies import EXACT
 from tests.marks import crossed, examples
 from tests.model.test_ngram import ENDLESS, RUN, SAMPLED, Bench, simulate, tokens_of
+from tests.toy_model import ToyDrafter
 
 Rows = list[list[tuple[int, float]]]
 

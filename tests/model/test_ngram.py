@@ -23,10 +23,10 @@ from flowspec.drivers.sim import RunRecord, Simulation
 from flowspec.errors import ConfigError, StateError
 from flowspec.model.base import DraftExecutor
 from flowspec.model.ngram import LATER, RECENT, SHARES, NgramDrafter
-from flowspec.model.toy import ToyStage, ToyTarget
 from flowspec.strategies import EXACT, STRATEGIES, build
 from tests.marks import crossed, examples
 from tests.toy import limits
+from tests.toy_model import ToyStage, ToyTarget
 
 RUN = RunKey("j", 1)
 LONE = RunKey("lone", 1)

@@ -16,10 +16,10 @@ from flowspec.model import rows
 from flowspec.model.kv import TreeCache
 from flowspec.model.masks import full_mask
 from flowspec.model.rows import ContiguousRows, Moves, Placement
-from flowspec.model.toy import ToyStage, ToyTarget
 from flowspec.model.two_level import TwoLevelCache
 from tests.core.tree.random_runs import RUN, RandomRun, RandomStage
 from tests.marks import examples
+from tests.toy_model import ToyStage, ToyTarget
 
 
 class Cache:

@@ -10,8 +10,8 @@ import pytest
 from flowspec.core.run.sampling import Sampling
 from flowspec.emulation.profiles import load
 from flowspec.errors import ClusterError
-from flowspec.testbed.emulate import EmulatedCluster, EmulatedJob
 from flowspec.testbed.texts import Text
+from ops.bench.emulate import EmulatedCluster, EmulatedJob
 from ops.bench.loops import jobs_of
 from ops.bench.many_pair import EmulatedLoop, Pairing, own_texts, table
 from tests.ops.test_bench import PROMPTS

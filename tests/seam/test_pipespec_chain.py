@@ -40,9 +40,9 @@ from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
 from flowspec.drivers.sim import Costs, Simulation
 from flowspec.model.base import RowArray
-from flowspec.model.toy import ToyLayers
 from tests.addresses import D0, M1, S1
 from tests.toy import PROMPT, TARGET
+from tests.toy_model import ToyLayers
 
 RUN = RunKey("job", 1)
 COUNT = 40

@@ -23,12 +23,12 @@ from flowspec.drivers.sim import Costs, RunRecord, Simulation, unit_costs
 from flowspec.errors import StateError
 from flowspec.model.base import DraftExecutor, RowArray
 from flowspec.model.drafter_choice import ChoiceDrafter, levels_of, wanting_hidden
-from flowspec.model.toy import ToyDrafter, ToyStage
 from flowspec.strategies import EXACT, build
 from tests.addresses import D0, S1, S2, S3
 from tests.marks import crossed, examples
 from tests.toy import TARGET
 from tests.toy_blocks import ToyBlocks
+from tests.toy_model import ToyDrafter, ToyStage
 
 STAGES = 3
 PROMPT = tuple((35 + at * 7) % 60 + 2 for at in range(40))

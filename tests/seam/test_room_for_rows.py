@@ -18,10 +18,10 @@ from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.sim import Simulation
-from flowspec.model.toy import ToyDrafter, ToyStage
 from flowspec.strategies import build
 from tests.marks import examples
 from tests.toy import PROMPT, TARGET, limits
+from tests.toy_model import ToyDrafter, ToyStage
 
 STAGES = 2
 #: Tokens of an answer: of so many jobs whose rows are nearly those of their trees.

@@ -14,11 +14,11 @@ from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.sim import Costs, Simulation
-from flowspec.model.toy import ToyMiddle, ToyStage
 from tests.addresses import D0, M1, S1, S2, S3
 from tests.core.traces import FIRST, SECOND, begin
 from tests.marks import examples
 from tests.toy import PROMPT, TARGET, pipeline
+from tests.toy_model import ToyMiddle, ToyStage
 
 COUNT = 24
 STAGES = 3

@@ -28,12 +28,12 @@ from flowspec.model.directory import open_directory
 from flowspec.model.placing import place
 from flowspec.model.sources import taps_of
 from flowspec.model.stage import load_stage
-from flowspec.model.toy import ToyMiddle, ToyStage
 from tests.core.tree.random_runs import RandomRun, RandomStage
 from tests.marks import every, examples, heavy
 from tests.model.eagle3_heads import Shape, save_eagle3
 from tests.model.families import FAMILIES, save
 from tests.toy import TARGET, pipeline
+from tests.toy_model import ToyMiddle, ToyStage
 
 #: A run of each kind; two of them are of one job.
 RUNS = {

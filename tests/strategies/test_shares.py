@@ -18,10 +18,10 @@ from flowspec.core.run.share import RunShare
 from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.sim import Simulation
-from flowspec.model.toy import ToyDrafter, ToyStage
 from flowspec.strategies import EXACT, build
 from tests.marks import crossed
 from tests.toy import PROMPT, TARGET, limits
+from tests.toy_model import ToyDrafter, ToyStage
 
 #: Strategies whose segments have the shape that they name.
 OWN_SHAPE = {"static_tree", "speculative", "pipespec", "specpipe_db", "pipedec", "pipedec_head"}

@@ -33,7 +33,6 @@ from flowspec.model.directory import open_directory
 from flowspec.model.drafter_choice import ChoiceDrafter
 from flowspec.model.ngram import NgramDrafter
 from flowspec.model.sources import load_sources
-from flowspec.model.toy import ToyDrafter, ToyStage
 from flowspec.strategies import EXACT, build
 from flowspec.testbed import memo as module
 from flowspec.testbed.memo import WIDTH, MemoDrafter
@@ -43,6 +42,7 @@ from tests.marks import crossed, examples
 from tests.model.test_ngram import RUN, VOCABULARY, Bench, tokens_of
 from tests.pair import TARGET as DEFAULT
 from tests.toy import PROMPT, TARGET, limits
+from tests.toy_model import ToyDrafter, ToyStage
 
 SAMPLINGS = [Sampling(), Sampling(1.0, seed=3)]
 #: A drafter pass takes 0.3 of a stage's, so that drafts, answers and verdicts interleave.

@@ -23,12 +23,12 @@ from flowspec.model.directory import ModelDirectory, default_pair, layer_ranges,
 from flowspec.model.drafter_choice import ChoiceDrafter
 from flowspec.model.sources import load_sources
 from flowspec.model.stage import load_stage
-from flowspec.model.toy import ToyDrafter
 from flowspec.strategies import EXACT, build
 from flowspec.testbed.simulate import profile_costs, returns_hidden, simulate, simulate_stages
 from flowspec.testbed.texts import Text, texts
 from tests.addresses import D0, S1, S2, S4
 from tests.toy import PROMPT, TARGET
+from tests.toy_model import ToyDrafter
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """Make the recordings that ``tests/drivers/test_replay.py`` replays.
 
-    python -m ops.recordings [--only TEXT] [--into FOLDER]
+    python -m tests.make_recordings [--only TEXT] [--into FOLDER]
 
 One is a run of real workers with the packaged models; its times differ at every making. The others
 are simulated runs of the toy models and made equal again, so that a file that changes shows a
@@ -33,9 +33,9 @@ from flowspec.drivers.record import Recorder
 from flowspec.drivers.replay import header, merge
 from flowspec.drivers.sim import Costs, Simulation
 from flowspec.model.base import RowArray
-from flowspec.model.toy import ToyDrafter, ToyMiddle, ToyStage, ToyTarget
 from flowspec.strategies import build
 from ops.parser import Parser
+from tests.toy_model import ToyDrafter, ToyMiddle, ToyStage, ToyTarget
 
 FOLDER = Path(__file__).parent.parent / "tests" / "recordings"
 TARGET = ToyTarget()
@@ -183,7 +183,7 @@ def record_live(file: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program."""
-    parser = Parser(prog="python -m ops.recordings", description=__doc__)
+    parser = Parser(prog="python -m tests.make_recordings", description=__doc__)
     parser.add_argument("--only", default="", help="recordings whose name contains TEXT")
     parser.add_argument("--into", type=Path, default=FOLDER, help="the folder to write to")
     options = parser.parse_args(arguments)

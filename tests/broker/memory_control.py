@@ -15,7 +15,6 @@ from flowspec.broker.base import (
     role_of,
     workers_of,
 )
-from flowspec.broker.memory import MemoryBroker, MemoryJob
 from flowspec.core.protocol.addresses import SCHEDULER
 from flowspec.core.protocol.causes import FULL, LOST, REFUSED
 from flowspec.core.protocol.codes import Code
@@ -23,6 +22,7 @@ from flowspec.core.protocol.holders import Holder, holders_text
 from flowspec.core.protocol.lease import TERMS
 from flowspec.core.protocol.ledger import JobState
 from flowspec.core.run.key import RunKey
+from tests.broker.memory import MemoryBroker, MemoryJob
 
 
 class MemoryControl:

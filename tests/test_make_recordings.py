@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flowspec.drivers.replay import replay, replay_file
-from ops import recordings
+from tests import make_recordings as recordings
 
 
 @pytest.mark.parametrize("name", ["flowspec-2-stages-T0", "static_tree-2-stages-T0"])

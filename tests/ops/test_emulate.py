@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from flowspec.emulation.profiles import load
 from flowspec.errors import ClusterError, ConfigError
 from flowspec.model.directory import default_pair
-from flowspec.testbed.emulate import (
+from ops.bench.emulate import (
     BUSY_SHARE,
     OVERTAKEN_SHARE,
     Counts,
