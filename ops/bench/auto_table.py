@@ -100,7 +100,7 @@ def _explained(
         f"The search is short: {_range(searched)} configurations per system and place, each on "
         f"{screened} of the tuning prompts; a longer one may find faster options. `auto` is not "
         "searched here, but its rules and the defaults of `delay` and `alternative` were chosen "
-        "on the tuning prompts ([constants](auto-constants.md))."
+        "on the tuning prompts ([constants](../archive/auto-constants.md))."
     )
     yield ""
     yield (

@@ -30,12 +30,19 @@ from ops.parser import Parser
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import numpy as np
+
 from flowspec import observe
 from flowspec.broker.server import PrivateBroker
+from flowspec.core.protocol.messages import Returns
+from flowspec.core.protocol.work import Draft, Part, Pruned
+from flowspec.core.run.key import RunKey
+from flowspec.core.run.sampling import Sampling
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.drivers.live import Worker
 from flowspec.drivers.performers import VerifyPerformer
 from flowspec.errors import FlowSpecError
+from flowspec.model.base import DraftExecutor
 from flowspec.model.directory import default_pair, open_directory
 from ops.bench import hop
 from ops.bench.arguments import count, counts
@@ -49,6 +56,9 @@ MEASURED = 2
 WARM = 20
 #: Tokens before the rows that a drafter's step drafts for.
 CONTEXT = 64
+KEPT = RunKey("kept", 1)
+#: Candidates per node, as PipeDec's and SpecPipe's ``children``.
+WIDTH = 16
 #: A pass without the parts below: what the worker's loop does itself.
 LOOP = "loop"
 INPUTS = "inputs"
@@ -213,6 +223,46 @@ def stage_account(model: str, layers: range, dtype: str, rows: int, rounds: int)
     return account
 
 
+class Level:
+    """A context of random tokens, and ``nodes`` children of its last token to draft for."""
+
+    def __init__(
+        self, drafter: DraftExecutor, vocabulary: int, hidden: int, context: int, nodes: int
+    ) -> None:
+        drawn = np.random.default_rng(1)
+        self._drafter = drafter
+        self._context = context
+        self._nodes = nodes
+        self._tokens = drawn.integers(3, vocabulary, context + nodes).tolist()
+        drafter.allocate(KEPT, context + nodes + 1, Sampling(), Returns())
+        if drafter.wants_hidden:
+            drafter.learn(
+                KEPT, range(context), drawn.standard_normal((context, hidden), np.float32)
+            )
+        self._pass(range(context), (), None)
+
+    def draft(self) -> None:
+        """One pass over all nodes; it prunes the rows of the one before."""
+        ids = range(self._context, self._context + self._nodes)
+        self._pass(ids, tuple(range(self._nodes)), Pruned((), ()))
+
+    def _pass(self, ids: Sequence[int], answers: tuple[int, ...], pruned: Pruned | None) -> None:
+        context = self._context
+        part = Part(
+            run=KEPT,
+            segment=-1,
+            ids=tuple(ids),
+            parents=tuple(min(node, context) - 1 for node in ids),
+            positions=tuple(min(node, context) for node in ids),
+            tokens=tuple(self._tokens[node] for node in ids),
+            offsets=(),
+            context=sum(node < context for node in ids),
+            pruned=pruned,
+            answers=answers,
+        )
+        self._drafter.run(Draft(part, WIDTH))
+
+
 def draft_process(source: str, rows: int, rounds: int, pipe: Any) -> None:
     """A step of the drafter ``source`` for ``rows`` nodes of a level."""
     import torch
@@ -221,13 +271,12 @@ def draft_process(source: str, rows: int, rounds: int, pipe: Any) -> None:
     taken = Rounds()
     instrument(taken.sections)
     from flowspec.model.sources import load_sources
-    from ops.bench.drafting import Level
 
     target = open_directory(default_pair()[0])
     drafter = load_sources(source, target)
     level = Level(drafter, target.vocabulary, target.hidden_size, CONTEXT, rows)
     for _ in range(rounds + WARM):
-        level.together()
+        level.draft()
         taken.end()
     pipe.send(taken.account())
 

@@ -9,7 +9,6 @@ from flowspec.emulation.profiles import load
 from flowspec.errors import StateError
 from flowspec.testbed.hits import Kind
 from flowspec.testbed.texts import Text
-from ops.bench.long_prompt import MOMENTS, Scene
 from ops.bench.loops import Loop, jobs_of
 from ops.bench.many import GOALS, PROFILES, goals, pipeline_of, plain_rate, random_texts
 
@@ -61,15 +60,3 @@ def test_every_profile_has_goals_and_only_these() -> None:
     assert {name for name, _, _ in GOALS} == set(PROFILES.split(","))
     assert goals("jetson-7b", 0) == {1: 4.0, 4: 2.8, 8: 2.4, 16: 2.1, 64: 0.97}
     assert goals("jetson-7b", 1) == {}
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("long", [1, 2])
-def test_long_prompts_have_figures_for_every_moment(long: int) -> None:
-    scene = Scene(PROFILE, [*texts(3, 40), *random_texts([200], 3, long)], KINDS, long)
-    found = list(scene.figures("auto"))
-    assert len(found) == len(MOMENTS)
-    for one in found:
-        assert 0 < one.kept < 2
-        assert one.gap > 0 < one.before
-        assert one.ttft >= one.alone * 0.9

@@ -25,7 +25,7 @@ from flowspec.core.tree.tree import Node, Tree
 #: of its time (a kernel's tile) is seen where it is.
 SIZES = frozenset(1 << exponent for exponent in range(9))
 #: How many times as probable as the chain's next row another must be to be sent alone before it.
-#: Fitted on the tuning prompts, with one-row segments (``ops/bench/constants.py``).
+#: Fitted on the tuning prompts, with one-row segments (`ops/bench/archive/auto-constants.md`).
 ALTERNATIVE = 3.0
 #: Expected tokens below which a segment is not sent: it may still occupy a stage when the next root
 #: arrives, and with eight stages that delay costs more than 0.01 tokens gain.

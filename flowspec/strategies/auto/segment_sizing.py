@@ -29,7 +29,7 @@ FIRST_ROWS = 8
 WIDENING = 2
 #: Seconds of the job per second of the slowest part: a segment delays all stages, one after the
 #: other, and after a miss nothing is in flight to fill them. Fitted on the tuning prompts
-#: (``ops/bench/constants.py``).
+#: (`ops/bench/archive/auto-constants.md`).
 DELAY_FACTOR = 2.0
 #: Weight of the previous job's rate, in tokens.
 PRIOR_TOKENS = 8
