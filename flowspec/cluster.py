@@ -25,14 +25,14 @@ from flowspec.broker.redis_control import RedisControl
 from flowspec.broker.server import PrivateBroker
 from flowspec.broker.ways import AUTO as AUTO_ROWS
 from flowspec.core.run.limits import CONTIGUOUS, TREE_ROWS
-from flowspec.emulation.setup import Emulation
 from flowspec.errors import BrokerError, ClusterError, ConfigError, FlowSpecError
 from flowspec.forks import StartedProcess, spawn, start
 from flowspec.model.directory import layer_ranges, local_path
 from flowspec.model.precision import AUTO, check_device, check_dtype
 from flowspec.model.sources import open_models
 from flowspec.observe import NOTE
-from flowspec.planning.cluster_file import check_ranges, ranges_text
+from flowspec.plan.cluster_file import check_ranges, ranges_text
+from flowspec.rehearse.devices.setup import Emulation
 from flowspec.restarts import Restarts
 
 #: How long all workers together may take to be ready, seconds.

@@ -29,7 +29,7 @@ from ops.parser import Parser
 
 ROOT = Path(__file__).parent.parent
 #: Tests that need no Redis, model or further process.
-PURE = ("tests/core", "tests/strategies", "tests/seam", "tests/emulation")
+PURE = ("tests/core", "tests/strategies", "tests/seam", "tests/rehearse/devices")
 #: Mutations of these files must be caught by pure tests.
 CORE = ("flowspec/core/", "flowspec/strategies/")
 #: What `make test` runs.

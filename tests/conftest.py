@@ -30,7 +30,7 @@ hypothesis.settings.load_profile("gate")
 #: How often a live test is repeated before its failure counts.
 RERUNS = 2
 #: The files that take longest: begun in their turn, they leave one process alone at the end.
-LONGEST = ("tests/e2e/test_equality.py", "tests/testbed/proof/test_verify.py")
+LONGEST = ("tests/e2e/test_equality.py", "tests/proof/test_prove.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,4 +1,4 @@
-"""Make the recordings that ``tests/drivers/test_replay.py`` replays.
+"""Make the recordings that ``tests/rehearse/test_replay.py`` replays.
 
     python -m tests.make_recordings [--only TEXT] [--into FOLDER]
 
@@ -29,10 +29,10 @@ from flowspec.core.run.limits import Limits
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_worker import StageMachine
-from flowspec.drivers.record import Recorder
-from flowspec.drivers.replay import header, merge
-from flowspec.drivers.sim import Costs, Simulation
 from flowspec.model.base import RowArray
+from flowspec.rehearse.replay import header, merge
+from flowspec.rehearse.simulator import Costs, Simulation
+from flowspec.roles.record import Recorder
 from flowspec.strategies import build
 from ops.parser import Parser
 from tests.toy_model import ToyDrafter, ToyMiddle, ToyStage, ToyTarget

@@ -11,7 +11,7 @@ from flowspec.broker.redis_control import RedisControl
 from flowspec.broker.redis_link import RedisLink
 from flowspec.core.protocol.addresses import Address
 from flowspec.core.protocol.holders import Holder
-from flowspec.drivers.lease import Lease
+from flowspec.roles.lease import Lease
 from tests.toy_cluster import ToyCluster
 
 STAGES = 2

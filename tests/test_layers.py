@@ -25,26 +25,24 @@ ALLOWED = {
     "strategies": {"core", "errors"},
     "broker": {"core", "errors", "observe"},
     "model": {"core", "errors", "observe"},
-    "emulation": {"core", "errors"},
-    "planning": {"emulation", "model", "core", "errors"},
     "observe": {"errors"},
-    "doctor": {"drivers", "broker", "model", "core", "errors"},
-    "drivers": {"strategies", "broker", "model", "emulation", "core", "errors", "observe"},
-    "results": {"broker", "core", "errors"},
-    "client": {"results", "broker", "core", "errors", "observe"},
+    "results": {"core", "errors"},
+    "client": {"results", "broker", "core", "errors"},
     "async_client": {"client", "results", "broker", "core", "errors"},
     "gateway": {"async_client", "strategies", "results", "broker", "core", "errors", "observe"},
     "flowspec": {"async_client", "client", "results", "errors"},
+    "forks": {"broker", "errors"},
+    "restarts": set[str](),
     "__main__": {"cli"},
 }
-ALLOWED["workers"] = ALLOWED["drivers"] | {"drivers", "planning", "gateway", "forks"}
-ALLOWED["forks"] = {"broker", "errors"}
-ALLOWED["restarts"] = set()
-ALLOWED["cluster"] = ALLOWED["drivers"] | {"drivers", "planning", "forks", "restarts"}
-ALLOWED["testbed"] = ALLOWED["cluster"] | {"cluster"}
-ALLOWED["cli"] = ALLOWED["testbed"] | {
-    *("testbed", "doctor"),
-    *("client", "async_client", "results", "gateway"),
+ALLOWED["roles"] = {"strategies", "broker", "model", "core", "errors", "observe"}
+ALLOWED["doctor"] = {"roles", "broker", "model", "core", "errors"}
+ALLOWED["rehearse"] = ALLOWED["roles"] | {"roles"}
+ALLOWED["plan"] = ALLOWED["proof"] = ALLOWED["rehearse"] | {"rehearse"}
+ALLOWED["workers"] = ALLOWED["plan"] | {"plan", "gateway", "forks"}
+ALLOWED["cluster"] = ALLOWED["plan"] | {"plan", "forks", "restarts"}
+ALLOWED["cli"] = ALLOWED["cluster"] | {
+    *("cluster", "proof", "doctor", "client", "async_client", "results", "gateway"),
 }
 #: Modules that the pure layers may import: values and arithmetic, no effects.
 PURE_IMPORTS = {
@@ -53,7 +51,7 @@ PURE_IMPORTS = {
     "typing",
 }
 PURE = ("core", "strategies")
-WITH_TORCH = ("doctor", "model", "testbed", "workers")
+WITH_TORCH = ("doctor", "model", "plan", "proof", "rehearse", "workers")
 
 
 @functools.cache
@@ -221,12 +219,12 @@ def test_only_the_model_imports_torch() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("name", ["sim", "replay"])
+@pytest.mark.parametrize("name", ["simulator", "replay"])
 def test_simulation_and_replay_reach_neither_redis_nor_torch(name: str) -> None:
     """Neither does anything that they import."""
     heavy = ("redis", "torch", "transformers", "flowspec.broker")
     script = (
-        f"import sys, flowspec.drivers.{name}\n"
+        f"import sys, flowspec.rehearse.{name}\n"
         f"print(*(module for module in {heavy} if module in sys.modules))"
     )
     loaded = subprocess.run(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.drivers.replay import replay, replay_file
+from flowspec.rehearse.replay import replay, replay_file
 from tests import make_recordings as recordings
 
 

@@ -22,12 +22,12 @@ from flowspec.core.run.logprobs import TokenWritten
 from flowspec.core.run.spec import JobSpec
 from flowspec.core.run.turns import Turn
 from flowspec.core.stage.stage_worker import StageMachine
-from flowspec.drivers.lease import Lease
-from flowspec.drivers.live import Performer, Worker
-from flowspec.drivers.performers import DraftPerformer, VerifyPerformer
-from flowspec.drivers.replay import header
-from flowspec.drivers.scheduler import Scheduler
 from flowspec.errors import JobError, LeaseLost
+from flowspec.rehearse.replay import header
+from flowspec.roles.lease import Lease
+from flowspec.roles.performers import DraftPerformer, VerifyPerformer
+from flowspec.roles.scheduler import Scheduler
+from flowspec.roles.worker import Performer, Worker
 from flowspec.strategies import build
 from tests.toy import TARGET, limits
 from tests.toy_model import ToyDrafter, ToyMiddle, ToyStage

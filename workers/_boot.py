@@ -18,11 +18,6 @@ from flowspec.broker.connection import DEFAULT_URL
 from flowspec.broker.keys import Keys
 from flowspec.broker.redis_control import RedisControl
 from flowspec.core.protocol.machine import Machine
-from flowspec.drivers.emulated import EmulatedWorker
-from flowspec.drivers.lease import LOADING, STATE, Lease
-from flowspec.drivers.live import Performer, Worker
-from flowspec.drivers.text_process import TextProcess
-from flowspec.emulation.setup import EMULATED, Emulation
 from flowspec.errors import (
     BrokerError,
     BrokerFull,
@@ -35,6 +30,11 @@ from flowspec.errors import (
 )
 from flowspec.model.precision import DTYPES
 from flowspec.observe import NOTE
+from flowspec.rehearse.devices.setup import EMULATED, Emulation
+from flowspec.rehearse.emulator import EmulatedWorker
+from flowspec.roles.lease import LOADING, STATE, Lease
+from flowspec.roles.text_process import TextProcess
+from flowspec.roles.worker import Performer, Worker
 
 #: How long a worker waits for the pipeline's record, seconds.
 RECORD_SECONDS = 60.0
@@ -343,7 +343,7 @@ def make_worker(
 ) -> Worker:
     """The loop of a worker process under ``lease``, on an emulated device if ``record`` names one.
 
-    ``model_seconds``: see ``drivers.emulated``, ``texts``: ``drivers.live``; an emulated device
+    ``model_seconds``: see ``rehearse.emulator``, ``texts``: ``roles.worker``; an emulated device
     encodes itself.
     """
     gc.collect()

@@ -14,9 +14,9 @@ from flowspec.broker.redis_link import RedisLink
 from flowspec.broker.ways import AUTO, BROKER, ROWS, STRAIGHT
 from flowspec.core.protocol.addresses import DRAFT, Address, Role, middle_address, stage_address
 from flowspec.core.protocol.holders import Holder
-from flowspec.emulation.setup import EMULATED
 from flowspec.errors import BrokerError
 from flowspec.observe import logger
+from flowspec.rehearse.devices.setup import EMULATED
 from workers._boot import Process
 
 #: The key of the pipeline's record for how rows travel.

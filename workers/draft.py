@@ -25,10 +25,6 @@ from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.machine import Finish
 from flowspec.core.protocol.stamps import Stamp
 from flowspec.core.run.limits import BLOCK_ROWS, Limits
-from flowspec.drivers.lease import Lease
-from flowspec.drivers.performers import DraftPerformer
-from flowspec.drivers.replay import header
-from flowspec.drivers.text_process import TextProcess
 from flowspec.errors import ConfigError
 from flowspec.forks import can_fork
 from flowspec.model.base import DraftExecutor, HasFacts
@@ -37,6 +33,10 @@ from flowspec.model.drafter_choice import levels_of, wanting_hidden
 from flowspec.model.sources import fingerprint, load_sources, target_needs
 from flowspec.model.taps import Taps
 from flowspec.observe import logger
+from flowspec.rehearse.replay import header
+from flowspec.roles.lease import Lease
+from flowspec.roles.performers import DraftPerformer
+from flowspec.roles.text_process import TextProcess
 from flowspec.strategies import build
 from flowspec.strategies.auto.decisions import with_drafter_names
 from workers._boot import Facts, Process, add_placing, make_worker, parser, run

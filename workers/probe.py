@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flowspec.broker.redis_client import BrokerClient
-from flowspec.drivers.probe import ProbeServer
+from flowspec.rehearse.probe import ProbeServer
 from workers._boot import Process, parser, run
 
 

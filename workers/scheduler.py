@@ -14,14 +14,14 @@ from flowspec.broker.base import BROKER_FULL, QUEUE_CAP
 from flowspec.broker.redis_control import RedisControl
 from flowspec.broker.ways import ROWS
 from flowspec.core.run.limits import CONTIGUOUS, STORES, TREE_ROWS, in_blocks
-from flowspec.drivers.lease import Lease
-from flowspec.drivers.scheduler import Scheduler
-from flowspec.emulation.setup import EMULATED, Emulation
 from flowspec.errors import ConfigError
 from flowspec.model.directory import ModelDirectory, default_pair, layer_ranges
 from flowspec.model.precision import AUTO, by_stage, check_device, check_dtype
 from flowspec.model.sources import fingerprint, labels, open_models, recorded_taps
-from flowspec.planning.cluster_file import check_ranges, parse_ranges, ranges_text, read_cluster
+from flowspec.plan.cluster_file import check_ranges, parse_ranges, ranges_text, read_cluster
+from flowspec.rehearse.devices.setup import EMULATED, Emulation
+from flowspec.roles.lease import Lease
+from flowspec.roles.scheduler import Scheduler
 from workers._boot import Facts, Process, note, parser, run
 
 #: Flags that the pipeline's record keeps for workers that are not told otherwise.

@@ -13,8 +13,6 @@ from flowspec.core.job.kept_prefixes import most_blocks
 from flowspec.core.protocol.addresses import stage_address
 from flowspec.core.run.limits import BLOCK_ROWS, CONTIGUOUS, PAGED, STORES
 from flowspec.core.stage.stage_worker import StageMachine
-from flowspec.drivers.lease import Lease
-from flowspec.drivers.performers import VerifyPerformer
 from flowspec.errors import ClaimError, ConfigError
 from flowspec.model.base import HasFacts, HasRoom, StageExecutor, placed
 from flowspec.model.directory import ModelDirectory, layer_range, open_directory
@@ -22,6 +20,8 @@ from flowspec.model.empty_stage import PassingStage
 from flowspec.model.precision import of_stage
 from flowspec.model.taps import Taps
 from flowspec.observe import logger
+from flowspec.roles.lease import Lease
+from flowspec.roles.performers import VerifyPerformer
 from workers._boot import (
     SPARE,
     Facts,

@@ -27,14 +27,14 @@ from flowspec.cli.generate import read_prompts
 from flowspec.cli.outputs import check_distinct, check_writable, write
 from flowspec.cli.parser import positive
 from flowspec.core.run.spec import JobSpec
-from flowspec.emulation.profile import Profile
 from flowspec.errors import ConfigError
+from flowspec.rehearse.compare.prompts import Prompt, halve
+from flowspec.rehearse.devices.profile import Profile
 from flowspec.strategies import EXACT
-from flowspec.testbed.prompts import Prompt, halve
 
 if TYPE_CHECKING:
-    from flowspec.testbed.grid import BenchPlan, SweptLink, Tell
-    from flowspec.testbed.report import BenchReport
+    from flowspec.rehearse.compare.grid import BenchPlan, SweptLink, Tell
+    from flowspec.rehearse.compare.report import BenchReport
 
 T = TypeVar("T")
 
@@ -65,8 +65,8 @@ class Options:
 
 def bench(options: Options) -> None:
     """Run the comparison; Markdown goes to stdout unless a file is given for it."""
-    from flowspec.testbed.grid import Grid
-    from flowspec.testbed.report import BenchReport, markdown
+    from flowspec.rehearse.compare.grid import Grid
+    from flowspec.rehearse.compare.report import BenchReport, markdown
 
     check_places(options)
     plan = plan_of(options)
@@ -96,7 +96,7 @@ def command_line() -> str:
 
 def plan_of(options: Options) -> BenchPlan:
     """The runs that ``options`` name."""
-    from flowspec.testbed.grid import BenchPlan
+    from flowspec.rehearse.compare.grid import BenchPlan
 
     profile = _cluster(options.profile, options.broker, options.rows)
     return BenchPlan(
@@ -120,7 +120,7 @@ def plan_of(options: Options) -> BenchPlan:
 
 def _cluster(name: str, broker: str | None, rows: str | None) -> Profile:
     """The profile ``name``; ``broker`` and ``rows`` replace its own unless they are None."""
-    from flowspec.emulation.profiles import load
+    from flowspec.rehearse.devices.profiles import load
 
     profile = load(name)
     given = {"at": broker, "rows": rows}
@@ -153,8 +153,8 @@ def simulate(
     rows: str | None = None,
 ) -> None:
     """Run one strategy and print a table, or with ``as_json`` a file as ``bench --out`` writes."""
-    from flowspec.testbed.grid import BenchPlan, Grid
-    from flowspec.testbed.report import BenchReport, described, sentence
+    from flowspec.rehearse.compare.grid import BenchPlan, Grid
+    from flowspec.rehearse.compare.report import BenchReport, described, sentence
 
     if prompt is not None and prompts is not None:
         raise ConfigError("give either a PROMPT or --prompts FILE.jsonl, not both")
@@ -183,7 +183,7 @@ def simulate(
 
 def compare(old: Path, new: Path) -> None:
     """Print the changes between two files that ``bench`` wrote."""
-    from flowspec.testbed.report import compare
+    from flowspec.rehearse.compare.report import compare
 
     sys.stdout.write(compare(old, new))
 
@@ -212,7 +212,7 @@ def prompts_in(place: Path | None) -> list[Prompt]:
 
     A prompt's set is its file's name; in a single file, its ``kind`` if it has one.
     """
-    from flowspec.testbed import grid
+    from flowspec.rehearse.compare import grid
 
     place = place or Path(grid.__file__).with_name("prompts.jsonl")
     files = sorted(place.glob("*.jsonl")) if place.is_dir() else [place]
@@ -229,7 +229,7 @@ def prompts_in(place: Path | None) -> list[Prompt]:
 
 
 def _links(text: str, profile: Profile) -> list[SweptLink]:
-    from flowspec.testbed.grid import SweptLink
+    from flowspec.rehearse.compare.grid import SweptLink
 
     name, _, values = text.partition("=")
     if name not in ("latency", "mbit"):

@@ -20,8 +20,8 @@ from flowspec.client import Client, Job
 from flowspec.cluster import Setup
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
-from flowspec.drivers.replay import merge
 from flowspec.errors import ConfigError, FlowSpecError, JobError, JobFailed
+from flowspec.rehearse.replay import merge
 from flowspec.results import Result
 from flowspec.strategies import build
 

@@ -12,7 +12,7 @@ from flowspec.strategies import build, runs_alone
 
 if TYPE_CHECKING:
     from flowspec.client import Client
-    from flowspec.testbed.grid import BenchPlan
+    from flowspec.rehearse.compare.grid import BenchPlan
 
 
 def say(line: str) -> None:
@@ -22,7 +22,7 @@ def say(line: str) -> None:
 
 def of_plan(plan: BenchPlan) -> None:
     """All notes on a simulated comparison."""
-    from flowspec.testbed.naming import canonical, choices_of
+    from flowspec.rehearse.compare.naming import canonical, choices_of
 
     surplus(plan)
     first_of_several(plan.runs, [choices_of(canonical(source)) for source in plan.sources])

@@ -16,7 +16,7 @@ from flowspec.errors import ConfigError
 from flowspec.model.directory import default_pair
 from flowspec.model.precision import AUTO
 from flowspec.model.sources import NGRAM, open_models
-from flowspec.planning.cluster_file import ClusterFile, read_cluster
+from flowspec.plan.cluster_file import ClusterFile, read_cluster
 
 #: Verify stages of a pipeline if no number is given.
 DEFAULT_STAGES = 4

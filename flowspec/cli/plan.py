@@ -14,24 +14,24 @@ from rich.table import Table
 
 from flowspec.cli.bench import prompts_in
 from flowspec.cli.outputs import check_writable, write
-from flowspec.emulation.profile import LinkShape
 from flowspec.errors import ConfigError
 from flowspec.model.directory import ModelDirectory, default_pair, local_path
 from flowspec.model.precision import AUTO, PRECISIONS, Precision
 from flowspec.model.sources import NGRAM, placed_absolutely
-from flowspec.planning.boxes import EXPECTED, TimedBox, parse_boxes
-from flowspec.planning.cluster_file import ClusterFile, ClusterStage, write_cluster
-from flowspec.planning.drafts import planned_drafts
-from flowspec.planning.estimate import drafter_precision, timed
-from flowspec.planning.fit import gib, unfit
-from flowspec.planning.layout import Layout, layouts
-from flowspec.planning.needs import StageNeeds
+from flowspec.plan.boxes import EXPECTED, TimedBox, parse_boxes
+from flowspec.plan.cluster_file import ClusterFile, ClusterStage, write_cluster
+from flowspec.plan.drafts import planned_drafts
+from flowspec.plan.estimate import drafter_precision, timed
+from flowspec.plan.fit import gib, unfit
+from flowspec.plan.layout import Layout, layouts
+from flowspec.plan.needs import StageNeeds
+from flowspec.rehearse.devices.profile import LinkShape
 from flowspec.strategies import build
 
 if TYPE_CHECKING:
     from flowspec.model.shapes import ModelShapes
-    from flowspec.testbed.measured_boxes import Measuring
-    from flowspec.testbed.predict import Predicted
+    from flowspec.plan.measured_boxes import Measuring
+    from flowspec.plan.predict import Predicted
 
 #: Tokens of a text if the model takes more and no context is given.
 DEFAULT_CONTEXT = 4096
@@ -83,8 +83,8 @@ class PlannedCluster:
 def plan(request: PlanRequest) -> None:
     """Plan, print the plan and write the cluster file; ConfigError if nothing fits."""
     from flowspec.model.shapes import read_config, shapes_of
-    from flowspec.testbed.measured_boxes import Measuring
-    from flowspec.testbed.predict import Predictor, best_by_boxes, fastest, target_rows
+    from flowspec.plan.measured_boxes import Measuring
+    from flowspec.plan.predict import Predictor, best_by_boxes, fastest, target_rows
 
     check_writable("--out", request.out)
     build(request.strategy, 1)
@@ -146,7 +146,7 @@ def _cluster(request: PlanRequest, what: Measuring, tell: Callable[[str], None])
     """The boxes, described, this machine's, or those that wait at the broker."""
     if request.dry:
         return _described(request, what)
-    from flowspec.testbed.measured_boxes import local_boxes, probed_boxes
+    from flowspec.plan.measured_boxes import local_boxes, probed_boxes
 
     if request.url is not None:
         if request.boxes is not None:
@@ -239,7 +239,7 @@ def _assumed(request: PlanRequest) -> str:
 
 def _fewer(best: Mapping[int, Predicted], chosen: Predicted, strategy: str) -> list[str]:
     """A line for every larger number of boxes, all of which are slower."""
-    from flowspec.testbed.predict import compared
+    from flowspec.plan.predict import compared
 
     boxes = chosen.layout.boxes
     own = chosen.seconds[strategy]

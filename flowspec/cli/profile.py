@@ -33,7 +33,7 @@ def profile(
 
     ``dtypes``: precisions of the target and of the drafters.
     """
-    from flowspec.testbed.measure import MeasurementPlan, as_toml, measure
+    from flowspec.rehearse.measure import MeasurementPlan, as_toml, measure
 
     drafts = draft_for(target, draft, DEFAULT_DRAFTS)
     plan = MeasurementPlan(_counts(rows), stages, repeats, latency_ms, mbit, *dtypes)

@@ -30,7 +30,7 @@ from flowspec.cluster import READY_SECONDS, Cluster, Places, Setup
 from flowspec.core.protocol.addresses import DRAFT, Address
 from flowspec.errors import ClusterError, ConfigError, FlowSpecError, WireError
 from flowspec.model.base import placed
-from flowspec.planning.cluster_file import parse_ranges
+from flowspec.plan.cluster_file import parse_ranges
 
 _STOP_SECONDS = 15.0
 #: The numbers in a pipeline's record.

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from flowspec.client import Client
 from flowspec.core.run.logprobs import TokenLogprobs
-from flowspec.drivers.replay import replay_file
+from flowspec.rehearse.replay import replay_file
 from flowspec.results import Chunk, Result
 from flowspec.strategies import describe
 from flowspec.strategies.auto.decisions import tokens_by_drafter

@@ -18,9 +18,8 @@ from flowspec.cli.show import console
 from flowspec.core.run.sampling import Sampling
 from flowspec.model.directory import default_pair, fetch_weights, layer_ranges
 from flowspec.model.sources import labels, load_sources, open_models, taps_of
-from flowspec.strategies import build
-from flowspec.testbed.proof.library import MOST_TIMES
-from flowspec.testbed.proof.verify import (
+from flowspec.proof.library import MOST_TIMES
+from flowspec.proof.prove import (
     Difference,
     Proof,
     ProofPlan,
@@ -28,6 +27,7 @@ from flowspec.testbed.proof.verify import (
     load_shares,
     prove,
 )
+from flowspec.strategies import build
 
 #: Packaged prompts that are used if none are given.
 DEFAULT_PROMPTS = 4

@@ -21,9 +21,9 @@ from flowspec.doctor import (
 )
 from flowspec.doctor.finding import Finding, from_error, note
 from flowspec.doctor.probe import IMPORT_SECONDS, Probed, probe
-from flowspec.drivers.text_process import text_ends
 from flowspec.errors import BrokerError, ConfigError
 from flowspec.model.families import TESTED_FAMILIES
+from flowspec.roles.text_process import text_ends
 
 Survey = Callable[[str], Sequence[kernels.KernelFact]]
 Announce = Callable[[str], None]

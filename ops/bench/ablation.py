@@ -85,7 +85,7 @@ def main() -> None:
     given = parser.parse_args()
     from flowspec.core.job.stats import repeated_4grams
     from flowspec.model.drafter import load_drafter
-    from flowspec.testbed.memo import MemoDrafter
+    from flowspec.rehearse.compare.memo import MemoDrafter
 
     prompts = prompts_of(given.prompts)
     target = open_directory(default_pair()[0])

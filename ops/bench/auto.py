@@ -24,12 +24,12 @@ from pathlib import Path
 
 from flowspec.cli.generate import read_prompts
 from flowspec.cli.outputs import check_writable
-from flowspec.emulation.profile import Profile
-from flowspec.emulation.profiles import load, names
 from flowspec.errors import ConfigError, FlowSpecError
-from flowspec.testbed.grid import BenchPlan, Grid, run_together
-from flowspec.testbed.naming import canonical
-from flowspec.testbed.prompts import Prompt, halve
+from flowspec.rehearse.compare.grid import BenchPlan, Grid, run_together
+from flowspec.rehearse.compare.naming import canonical
+from flowspec.rehearse.compare.prompts import Prompt, halve
+from flowspec.rehearse.devices.profile import Profile
+from flowspec.rehearse.devices.profiles import load, names
 from ops.bench import auto_tuning
 from ops.bench.arguments import count, prompt_sets, temperatures
 from ops.bench.auto_table import AUTO, BASELINE, Place, tables

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from flowspec.testbed.memo import WIDTH
-from flowspec.testbed.report import Estimate, ReportRow, estimate_text
+from flowspec.rehearse.compare.memo import WIDTH
+from flowspec.rehearse.compare.report import Estimate, ReportRow, estimate_text
 from ops.bench.auto_tuning import Found
 from ops.compare.tuning import Effort
 

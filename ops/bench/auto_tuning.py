@@ -18,13 +18,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from flowspec.emulation.profile import Profile
 from flowspec.errors import ConfigError
 from flowspec.model.directory import default_pair, open_directory
-from flowspec.testbed.digests import digest, model_digest, profile_digest
-from flowspec.testbed.grid import Cell, Grid
-from flowspec.testbed.naming import canonical
-from flowspec.testbed.prompts import Prompt
+from flowspec.rehearse.compare.digests import digest, model_digest, profile_digest
+from flowspec.rehearse.compare.grid import Cell, Grid
+from flowspec.rehearse.compare.naming import canonical
+from flowspec.rehearse.compare.prompts import Prompt
+from flowspec.rehearse.devices.profile import Profile
 from ops.compare.search import Space
 from ops.compare.tuning import Effort, Tuned, Tuner
 

@@ -24,10 +24,10 @@ from flowspec.core.job.draft_worker import Build
 from flowspec.core.job.strategy import Occasion, Strategy, View
 from flowspec.core.run.history import History
 from flowspec.core.tree.tree import Tree
+from flowspec.rehearse.compare.grid import Case, Grid
+from flowspec.rehearse.compare.memo import WIDTH
+from flowspec.rehearse.compare.texts import Text
 from flowspec.strategies.base import check, default_text, read_params
-from flowspec.testbed.grid import Case, Grid
-from flowspec.testbed.memo import WIDTH
-from flowspec.testbed.texts import Text
 from ops.bench.profile_grids import cell_of
 from ops.compare.search import Space, search
 

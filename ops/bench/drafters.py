@@ -33,16 +33,16 @@ from flowspec.core.protocol.machine import Commit, Compute, Done, Input, Output
 from flowspec.core.protocol.work import Draft, DraftDone, DraftPass
 from flowspec.core.run.history import History
 from flowspec.core.run.sampling import Sampling
-from flowspec.emulation.profile import Profile
-from flowspec.emulation.profiles import load
 from flowspec.errors import ConfigError, FlowSpecError
 from flowspec.model.base import DraftExecutor
 from flowspec.model.directory import ModelDirectory, default_pair, open_directory
 from flowspec.model.sources import labels, load_sources, taps_of
+from flowspec.rehearse.compare.grid import LOOP
+from flowspec.rehearse.compare.simulate import profile_costs, returns_hidden, simulate
+from flowspec.rehearse.compare.texts import Text, texts
+from flowspec.rehearse.devices.profile import Profile
+from flowspec.rehearse.devices.profiles import load
 from flowspec.strategies import build
-from flowspec.testbed.grid import LOOP
-from flowspec.testbed.simulate import profile_costs, returns_hidden, simulate
-from flowspec.testbed.texts import Text, texts
 from ops.bench.report import machine_line
 from ops.bench.simulated import PROMPTS
 from ops.bench.systems import chosen_prompts, show

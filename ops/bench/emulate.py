@@ -24,13 +24,13 @@ from flowspec.broker.redis_control import RedisControl
 from flowspec.broker.server import PrivateBroker
 from flowspec.cluster import Cluster, Places, Setup
 from flowspec.core.run.spec import JobSpec
-from flowspec.emulation.profile import Profile, source_parts
-from flowspec.emulation.setup import EMULATED, Emulation
 from flowspec.errors import ClusterError, ConfigError, JobFailed
 from flowspec.model.directory import default_pair
 from flowspec.model.sources import choices
-from flowspec.testbed.simulate import Ran
-from flowspec.testbed.texts import Text
+from flowspec.rehearse.compare.simulate import Ran
+from flowspec.rehearse.compare.texts import Text
+from flowspec.rehearse.devices.profile import Profile, source_parts
+from flowspec.rehearse.devices.setup import EMULATED, Emulation
 
 #: Largest share of inputs that may be read after something they might have changed.
 OVERTAKEN_SHARE = 0.01

@@ -29,15 +29,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from flowspec.cli.bench import strategies_of
 from flowspec.core.run.history import History
 from flowspec.core.run.sampling import Sampling
-from flowspec.emulation.profile import Profile
-from flowspec.emulation.profiles import load
 from flowspec.errors import ConfigError, FlowSpecError
 from flowspec.model.directory import default_pair, open_directory
 from flowspec.model.sources import load_sources
+from flowspec.rehearse.compare.naming import canonical, drafter_of
+from flowspec.rehearse.compare.simulate import Ran, profile_costs, returns_hidden, simulate
+from flowspec.rehearse.compare.texts import Text, texts
+from flowspec.rehearse.devices.profile import Profile
+from flowspec.rehearse.devices.profiles import load
 from flowspec.strategies import EXACT, build
-from flowspec.testbed.naming import canonical, drafter_of
-from flowspec.testbed.simulate import Ran, profile_costs, returns_hidden, simulate
-from flowspec.testbed.texts import Text, texts
 from ops.bench.emulate import OVERTAKEN_SHARE, EmulatedCluster, probe
 from ops.bench.simulated import PROMPTS
 from ops.bench.systems import chosen_prompts, show

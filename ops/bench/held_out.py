@@ -12,8 +12,8 @@ from flowspec.model.block import LayerBlock
 from flowspec.model.directory import ModelDirectory
 from flowspec.model.placing import Placing
 from flowspec.model.text import Tokenizer
-from flowspec.testbed.proof.library import Library
-from flowspec.testbed.proof.plain import Rows
+from flowspec.proof.library import Library
+from flowspec.proof.plain import Rows
 
 #: Tokens that a text is cut into; each piece is predicted from itself alone.
 CONTEXT = 512

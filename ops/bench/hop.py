@@ -44,9 +44,9 @@ from flowspec.core.protocol.work import Choice, Pass, PassDone, Work, WorkResult
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.stage.stage_worker import StageMachine
-from flowspec.drivers.live import Worker
 from flowspec.model.masks import full_mask
 from flowspec.model.rows import ContiguousRows
+from flowspec.roles.worker import Worker
 from ops.bench.jobs import running_job
 from ops.bench.parts import PROMPT, ROWS, parts
 from ops.bench.report import Quantiles, machine_line

@@ -42,14 +42,14 @@ from flowspec.client import Client
 from flowspec.cluster import Places, Setup
 from flowspec.core.run.history import History
 from flowspec.core.run.sampling import Sampling
-from flowspec.emulation.profile import LinkShape, Profile, Times
-from flowspec.emulation.way import Way
 from flowspec.errors import ConfigError, FlowSpecError, StateError
 from flowspec.model.directory import default_pair, layer_ranges, open_directory
+from flowspec.rehearse.compare.naming import counted
+from flowspec.rehearse.compare.texts import Text, texts
+from flowspec.rehearse.devices.profile import LinkShape, Profile, Times
+from flowspec.rehearse.devices.way import Way
+from flowspec.rehearse.measure import MeasurementPlan, measure
 from flowspec.strategies import build
-from flowspec.testbed.measure import MeasurementPlan, measure
-from flowspec.testbed.naming import counted
-from flowspec.testbed.texts import Text, texts
 from ops.bench.arguments import count, latencies
 from ops.bench.emulate import OVERTAKEN_SHARE, Emulated, EmulatedCluster
 from ops.bench.emulation import prompts_in_turn, simulated, token_seconds

@@ -23,7 +23,7 @@ from flowspec.model.block import LayerBlock
 from flowspec.model.directory import ModelDirectory
 from flowspec.model.placing import Placing
 from flowspec.model.text import Tokenizer
-from flowspec.testbed.proof.plain import Rows, decode
+from flowspec.proof.plain import Rows, decode
 
 OURS = "float64"
 LIBRARY = "SDPA"

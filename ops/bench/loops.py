@@ -21,12 +21,12 @@ from flowspec.core.protocol.machine import Finish, Input, Output
 from flowspec.core.run.limits import Limits
 from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_worker import StageMachine
-from flowspec.drivers.oracle import OracleStage
-from flowspec.drivers.sim import Costs, RunRecord, Simulation
 from flowspec.errors import StateError
 from flowspec.model.base import DraftExecutor
+from flowspec.rehearse.compare.oracle import OracleStage
+from flowspec.rehearse.compare.texts import Text
+from flowspec.rehearse.simulator import Costs, RunRecord, Simulation
 from flowspec.strategies import build
-from flowspec.testbed.texts import Text
 
 Commits = Sequence[tuple[float, int]]
 """Of a job: the time of each commit, seconds, and the tokens after it."""

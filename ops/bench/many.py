@@ -36,16 +36,16 @@ from flowspec.core.run.key import RunKey
 from flowspec.core.run.limits import Limits
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.share import RunShare
-from flowspec.emulation.profile import Profile
-from flowspec.emulation.profiles import load
 from flowspec.errors import FlowSpecError
 from flowspec.model.base import DraftExecutor
 from flowspec.model.directory import PACKAGED_HEAD, default_pair, open_directory
 from flowspec.model.sources import load_sources
-from flowspec.testbed.grid import LOOP
-from flowspec.testbed.hits import HitDrafter, Kind
-from flowspec.testbed.simulate import profile_costs
-from flowspec.testbed.texts import Text, texts
+from flowspec.rehearse.compare.grid import LOOP
+from flowspec.rehearse.compare.hits import HitDrafter, Kind
+from flowspec.rehearse.compare.simulate import profile_costs
+from flowspec.rehearse.compare.texts import Text, texts
+from flowspec.rehearse.devices.profile import Profile
+from flowspec.rehearse.devices.profiles import load
 from ops.bench.arguments import count, counts, temperatures
 from ops.bench.loops import LEAST_JOBS, ROUNDS, Loop, LoopFigures, LoopSetup, job_names, jobs_of
 from ops.parser import Parser

@@ -22,16 +22,16 @@ from flowspec.cli.generate import read_prompts
 from flowspec.core.job.stats import repeated_4grams
 from flowspec.core.run.limits import Limits
 from flowspec.core.run.sampling import Sampling
-from flowspec.emulation.profile import Profile
-from flowspec.emulation.profiles import load
 from flowspec.errors import ClusterError, FlowSpecError
 from flowspec.model.directory import PACKAGED_HEAD, default_pair, open_directory
 from flowspec.model.drafter_choice import levels_of, wanting_hidden
 from flowspec.model.sources import load_sources
+from flowspec.rehearse.compare.grid import LOOP
+from flowspec.rehearse.compare.simulate import profile_costs, returns_hidden
+from flowspec.rehearse.compare.texts import Text, texts
+from flowspec.rehearse.devices.profile import Profile
+from flowspec.rehearse.devices.profiles import load
 from flowspec.strategies import build
-from flowspec.testbed.grid import LOOP
-from flowspec.testbed.simulate import profile_costs, returns_hidden
-from flowspec.testbed.texts import Text, texts
 from ops.bench.arguments import count, counts, prompt_sets
 from ops.bench.emulate import EmulatedCluster, EmulatedJob
 from ops.bench.loops import Loop, LoopFigures, LoopSetup, figures, jobs_of, share_of

@@ -39,11 +39,11 @@ from flowspec.core.protocol.work import Draft, Part, Pruned
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.stage.stage_worker import StageMachine
-from flowspec.drivers.live import Worker
-from flowspec.drivers.performers import VerifyPerformer
 from flowspec.errors import FlowSpecError
 from flowspec.model.base import DraftExecutor
 from flowspec.model.directory import default_pair, open_directory
+from flowspec.roles.performers import VerifyPerformer
+from flowspec.roles.worker import Worker
 from ops.bench import hop
 from ops.bench.arguments import count, counts
 from ops.bench.pass_parts import Sections
@@ -69,7 +69,7 @@ TIMED = (
     ("flowspec.broker.live_link", "LiveLink.take_rows", "read, codec"),
     ("flowspec.broker.live_link", "LiveLink.write", "codec, write"),
     ("flowspec.core.stage.stage_worker", "StageMachine.step", "machine"),
-    ("flowspec.drivers.performers", "VerifyPerformer.compute", INPUTS),
+    ("flowspec.roles.performers", "VerifyPerformer.compute", INPUTS),
     ("flowspec.model.drafter", "ModelDrafter.run", INPUTS),
     ("flowspec.model.eagle", "EagleDrafter.run", INPUTS),
     ("flowspec.model.kv", "TreeCache.begin_pass", "places, KV moves"),

@@ -26,18 +26,16 @@ from ops.parser import Parser
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from flowspec.emulation.profile import LinkShape
 from flowspec.errors import ConfigError, FlowSpecError
 from flowspec.model.directory import ModelDirectory, default_pair
 from flowspec.model.precision import PRECISIONS
 from flowspec.model.shapes import ModelShapes, shapes_of
-from flowspec.planning.boxes import DescribedBox
-from flowspec.planning.drafts import PlannedDrafts
-from flowspec.planning.estimate import timed
-from flowspec.planning.layout import Layout, layouts
-from flowspec.planning.needs import StageNeeds
-from flowspec.testbed.naming import drafter_of
-from flowspec.testbed.predict import (
+from flowspec.plan.boxes import DescribedBox
+from flowspec.plan.drafts import PlannedDrafts
+from flowspec.plan.estimate import timed
+from flowspec.plan.layout import Layout, layouts
+from flowspec.plan.needs import StageNeeds
+from flowspec.plan.predict import (
     PLAIN,
     Predicted,
     Predictor,
@@ -47,7 +45,9 @@ from flowspec.testbed.predict import (
     fastest,
     token_seconds,
 )
-from flowspec.testbed.texts import Text
+from flowspec.rehearse.compare.naming import drafter_of
+from flowspec.rehearse.compare.texts import Text
+from flowspec.rehearse.devices.profile import LinkShape
 from ops.bench.emulate import OVERTAKEN_SHARE, EmulatedCluster, probe
 from ops.bench.simulated import PROMPTS
 from ops.bench.systems import chosen_prompts, show

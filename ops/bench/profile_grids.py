@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from flowspec.emulation.profile import Profile
-from flowspec.testbed.grid import BenchPlan, Cell, Grid, SweptLink
-from flowspec.testbed.prompts import Prompt
+from flowspec.rehearse.compare.grid import BenchPlan, Cell, Grid, SweptLink
+from flowspec.rehearse.compare.prompts import Prompt
+from flowspec.rehearse.devices.profile import Profile
 
 
 def grids_on(profiles: Sequence[Profile], plan: BenchPlan, prompts: Sequence[Prompt]) -> list[Grid]:

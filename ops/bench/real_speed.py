@@ -45,8 +45,8 @@ from flowspec.errors import ConfigError, FlowSpecError, StateError
 from flowspec.model.directory import open_directory
 from flowspec.model.precision import PRECISIONS
 from flowspec.model.text import Tokenizer
+from flowspec.rehearse.compare.hits import right
 from flowspec.results import Result, reported
-from flowspec.testbed.hits import right
 from ops.bench import pass_parts
 from ops.bench.arguments import count, counts, latencies
 from ops.bench.oracle_draft import TextOracle

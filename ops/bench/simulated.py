@@ -17,12 +17,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from flowspec.cli.generate import read_prompts
 from flowspec.core.protocol.addresses import Address, Role
 from flowspec.core.protocol.work import DraftPass, Pass, Work
-from flowspec.drivers.sim import UNIT, Costs
 from flowspec.errors import StateError
 from flowspec.model.base import DraftExecutor, StageExecutor
 from flowspec.model.directory import ModelDirectory
-from flowspec.testbed import simulate as testbed
-from flowspec.testbed.texts import Text, texts
+from flowspec.rehearse.compare import simulate as testbed
+from flowspec.rehearse.compare.texts import Text, texts
+from flowspec.rehearse.simulator import UNIT, Costs
 
 __all__ = ["PROMPTS", "Text", "per_pass", "prompts_of", "simulate", "texts"]
 

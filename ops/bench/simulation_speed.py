@@ -3,9 +3,9 @@
     python -m ops.bench.simulation_speed [--stages 4,21] [--strategies a,b,...] [--tokens 64]
                                          [--temperature 0] [--source draft] [--profile]
 
-A first run of every strategy fills the memo of every drafter (``testbed.memo``); the result is the
-best of three further runs, which compute no model pass. ``--profile`` lists the slowest functions
-instead. Prints Markdown.
+A first run of every strategy fills the memo of every drafter (``rehearse.compare.memo``); the
+result is the best of three further runs, which compute no model pass. ``--profile`` lists the
+slowest functions instead. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from collections.abc import Sequence
 
 from flowspec.cli.bench import strategies_of
 from flowspec.core.run.sampling import Sampling
-from flowspec.emulation.profiles import load
 from flowspec.model.base import DraftExecutor
 from flowspec.model.directory import default_pair, open_directory
 from flowspec.model.sources import load_sources
+from flowspec.rehearse.compare.memo import MemoDrafter
+from flowspec.rehearse.compare.naming import canonical, drafter_of
+from flowspec.rehearse.compare.simulate import Ran, profile_costs, returns_hidden, simulate
+from flowspec.rehearse.compare.texts import texts
+from flowspec.rehearse.devices.profiles import load
 from flowspec.strategies import EXACT, build
-from flowspec.testbed.memo import MemoDrafter
-from flowspec.testbed.naming import canonical, drafter_of
-from flowspec.testbed.simulate import Ran, profile_costs, returns_hidden, simulate
-from flowspec.testbed.texts import texts
 from ops.parser import Parser
 
 PROMPT = "Explain how a lighthouse works, and why ships need it."

@@ -26,9 +26,9 @@ from flowspec.core.run.sampling import Sampling
 from flowspec.model.base import DraftExecutor, StageExecutor
 from flowspec.model.directory import default_pair, open_directory
 from flowspec.model.sources import load_sources
+from flowspec.rehearse.compare.memo import MemoDrafter
+from flowspec.rehearse.compare.naming import drafter_of
 from flowspec.strategies import EXACT
-from flowspec.testbed.memo import MemoDrafter
-from flowspec.testbed.naming import drafter_of
 from ops.bench.formulas import predicted
 from ops.bench.simulated import PROMPTS, Text, per_pass, prompts_of, simulate, texts
 from ops.parser import Parser

@@ -22,9 +22,9 @@ from flowspec.cli import notes
 from flowspec.cli.bench import DEFAULT_TOKENS, Options, plan_of, progress, prompts_in
 from flowspec.cli.outputs import check_writable
 from flowspec.errors import ConfigError, FlowSpecError
-from flowspec.testbed.grid import BenchPlan, Grid, Tell
-from flowspec.testbed.prompts import Prompt, halve
-from flowspec.testbed.report import BenchReport, markdown
+from flowspec.rehearse.compare.grid import BenchPlan, Grid, Tell
+from flowspec.rehearse.compare.prompts import Prompt, halve
+from flowspec.rehearse.compare.report import BenchReport, markdown
 from ops.compare import plots, tables
 from ops.compare.search import Space
 from ops.compare.tuning import Tuner

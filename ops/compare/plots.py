@@ -19,7 +19,7 @@ from flowspec.core.protocol.machine import Commit, Compute, Done, Input, Output
 from flowspec.core.protocol.messages import Prune
 from flowspec.core.protocol.work import DraftPass, Part, Pass
 from flowspec.errors import ConfigError
-from flowspec.testbed.report import BenchReport, ReportRow
+from flowspec.rehearse.compare.report import BenchReport, ReportRow
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

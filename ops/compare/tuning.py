@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from flowspec.errors import ConfigError
+from flowspec.rehearse.compare.grid import Case, Cell, Grid, Tell
+from flowspec.rehearse.compare.simulate import Ran
 from flowspec.strategies import build
-from flowspec.testbed.grid import Case, Cell, Grid, Tell
-from flowspec.testbed.simulate import Ran
 from ops.compare.search import Space, search
 
 #: A configuration slower than the best so far by this factor on the first prompt runs no others.

@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from flowspec.testbed.digests import digest
-from flowspec.testbed.grid import Cell, place
-from flowspec.testbed.naming import counted, first_choice
-from flowspec.testbed.report import Estimate, ReportRow, estimate_text
+from flowspec.rehearse.compare.digests import digest
+from flowspec.rehearse.compare.grid import Cell, place
+from flowspec.rehearse.compare.naming import counted, first_choice
+from flowspec.rehearse.compare.report import Estimate, ReportRow, estimate_text
 from ops.compare.search import Space
 from ops.compare.tuning import Tuned, Tuner
 

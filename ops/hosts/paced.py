@@ -19,11 +19,11 @@ from typing import NamedTuple
 from flowspec.core.protocol.messages import Returns
 from flowspec.core.protocol.work import Part, Pass
 from flowspec.core.run.sampling import Sampling
-from flowspec.emulation.profile import Times
 from flowspec.errors import ClusterError
 from flowspec.model.directory import layer_ranges, open_directory
 from flowspec.model.timing import MEASURED, context_of, prompt_part, random_rows, siblings
-from flowspec.testbed.measure import rising
+from flowspec.rehearse.devices.profile import Times
+from flowspec.rehearse.measure import rising
 
 #: Longest wait for a stage to be loaded, or for a pass.
 _SECONDS = 120.0

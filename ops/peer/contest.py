@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from flowspec.testbed.report import Estimate
+from flowspec.rehearse.compare.report import Estimate
 from ops.peer.llama import LlamaRun
 from ops.peer.prompts import PeerPrompt
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from flowspec.testbed.report import estimate_text
+from flowspec.rehearse.compare.report import estimate_text
 from ops.peer.contest import Runs, Sides, run, word
 from ops.peer.prompts import PeerPrompt
 

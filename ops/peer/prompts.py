@@ -9,7 +9,7 @@ from flowspec.cli.bench import prompts_in
 from flowspec.errors import ConfigError
 from flowspec.model.directory import open_directory
 from flowspec.model.text import Tokenizer
-from flowspec.testbed.prompts import halve
+from flowspec.rehearse.compare.prompts import halve
 
 #: A draft may exceed the requested number of tokens by less than this.
 SPARE = 64

@@ -24,8 +24,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
-from flowspec.emulation.profile import LinkShape
 from flowspec.errors import ConfigError, FlowSpecError
+from flowspec.rehearse.devices.profile import LinkShape
 from ops.parser import Parser
 
 #: Bytes read at once; a link may exceed its bound by less than this.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.emulation import profiles
+from flowspec.rehearse.devices import profiles
 from tests.cli.conftest import Command
 
 LAPTOP = (Path(profiles.__file__).parent / "laptop-cpu.toml").read_text()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flowspec.model.directory import default_pair
-from flowspec.planning.cluster_file import read_cluster
+from flowspec.plan.cluster_file import read_cluster
 from tests.cli.conftest import Command
 
 CONFIG = {

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from flowspec.testbed.proof import library, verify
+from flowspec.proof import library
+from flowspec.proof import prove as verify
 from tests.cli.conftest import Command
 
 SHORT = ("verify", "--max-new-tokens", "4", "--stages", "2", "--strategy", "flowspec")

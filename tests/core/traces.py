@@ -20,7 +20,7 @@ from flowspec.core.protocol.messages import Envelope, Revoke
 from flowspec.core.protocol.work import DraftPass, Encode
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.spec import JobSpec
-from flowspec.drivers.sim import Costs, RunRecord, Simulation, unit_costs
+from flowspec.rehearse.simulator import Costs, RunRecord, Simulation, unit_costs
 from tests.addresses import D0
 from tests.toy import pipeline
 

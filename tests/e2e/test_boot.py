@@ -19,8 +19,8 @@ from flowspec.broker.redis_control import RedisControl
 from flowspec.broker.server import PrivateBroker
 from flowspec.core.protocol.addresses import stage_address
 from flowspec.core.stage.stage_worker import StageMachine
-from flowspec.drivers.lease import Lease
 from flowspec.errors import BrokerFull, ClusterError
+from flowspec.roles.lease import Lease
 from tests.broker.memory import MemoryBroker, MemoryLink
 from tests.waiting import until
 

@@ -14,12 +14,12 @@ from flowspec.broker.redis_client import BrokerClient
 from flowspec.broker.redis_control import RedisControl
 from flowspec.broker.server import PrivateBroker
 from flowspec.client import Client
-from flowspec.drivers.probe import announced
-from flowspec.emulation.profile import LinkShape
 from flowspec.model.directory import default_pair, open_directory
 from flowspec.model.reference import Reference
 from flowspec.model.text import Tokenizer
-from flowspec.planning.cluster_file import ClusterFile, ClusterStage, read_cluster, write_cluster
+from flowspec.plan.cluster_file import ClusterFile, ClusterStage, read_cluster, write_cluster
+from flowspec.rehearse.devices.profile import LinkShape
+from flowspec.rehearse.probe import announced
 from tests.commands import run, start
 from tests.e2e.conftest import Run, one_line
 from tests.waiting import until

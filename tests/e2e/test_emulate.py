@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from flowspec.core.run.sampling import Sampling
-from flowspec.emulation.profile import Times
-from flowspec.emulation.profiles import load
 from flowspec.errors import ConfigError, JobFailed
 from flowspec.model.directory import default_pair, open_directory
 from flowspec.model.sources import load_sources
-from flowspec.testbed.simulate import profile_costs, simulate
-from flowspec.testbed.texts import Text, texts
+from flowspec.rehearse.compare.simulate import profile_costs, simulate
+from flowspec.rehearse.compare.texts import Text, texts
+from flowspec.rehearse.devices.profile import Times
+from flowspec.rehearse.devices.profiles import load
 from ops.bench.emulate import EmulatedCluster
 
 pytestmark = pytest.mark.live

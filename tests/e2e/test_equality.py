@@ -24,10 +24,10 @@ from flowspec.model.directory import default_pair, open_directory
 from flowspec.model.placing import Placing
 from flowspec.model.reference import Reference
 from flowspec.model.text import Tokenizer
+from flowspec.proof import plain
+from flowspec.proof.prove import load_blocks
 from flowspec.results import Result
 from flowspec.strategies import EXACT, build
-from flowspec.testbed.proof import plain
-from flowspec.testbed.proof.verify import load_blocks
 from tests.e2e.conftest import Clusters, Note
 from tests.marks import heavy
 from tests.model.block_drafters import save_block_drafter

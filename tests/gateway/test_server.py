@@ -74,7 +74,7 @@ HEAVY = ("torch", "transformers")
 @pytest.mark.parametrize(
     ("module", "absent"),
     [
-        ("flowspec.gateway.app", (*HEAVY, "flowspec.model", "flowspec.drivers")),
+        ("flowspec.gateway.app", (*HEAVY, "flowspec.model", "flowspec.roles")),
         ("flowspec.cli.serve", HEAVY),
         ("workers.gateway", HEAVY),
     ],

@@ -14,7 +14,6 @@ from flowspec.core.protocol.messages import Returns
 from flowspec.core.protocol.work import BlockDone, BlockDraft, Part
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling, perturbed
-from flowspec.emulation.profiles import load
 from flowspec.errors import ConfigError, ModelError, StateError
 from flowspec.model.block_drafter import BlockDrafter, load_block_drafter
 from flowspec.model.block_layout import spread_layers
@@ -28,12 +27,13 @@ from flowspec.model.sources import (
     target_needs,
 )
 from flowspec.model.stage import load_stage
+from flowspec.proof.depth import acceptance_by_depth
+from flowspec.proof.plain import PlainText
+from flowspec.rehearse.compare.memo import MemoDrafter
+from flowspec.rehearse.compare.simulate import profile_costs, simulate, simulate_stages
+from flowspec.rehearse.compare.texts import Text
+from flowspec.rehearse.devices.profiles import load
 from flowspec.strategies import EXACT
-from flowspec.testbed.memo import MemoDrafter
-from flowspec.testbed.proof.depth import acceptance_by_depth
-from flowspec.testbed.proof.plain import PlainText
-from flowspec.testbed.simulate import profile_costs, simulate, simulate_stages
-from flowspec.testbed.texts import Text
 from tests.marks import crossed
 from tests.model.block_drafters import BLOCK, MASK, Published, save_block_drafter
 

@@ -13,17 +13,17 @@ from flowspec.core.protocol.work import Draft, DraftDone, Part
 from flowspec.core.run.history import History
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
-from flowspec.emulation.profiles import load
 from flowspec.errors import ConfigError, StateError
 from flowspec.model.base import DraftsAlone, RowArray
 from flowspec.model.directory import default_pair, open_directory
 from flowspec.model.drafter_choice import ChoiceDrafter, wanting_hidden
 from flowspec.model.eagle import EagleDrafter
 from flowspec.model.sources import load_sources
+from flowspec.rehearse.compare.memo import MemoDrafter
+from flowspec.rehearse.compare.simulate import profile_costs, simulate
+from flowspec.rehearse.compare.texts import texts
+from flowspec.rehearse.devices.profiles import load
 from flowspec.strategies.auto.drafter_bandit import DrafterBandit
-from flowspec.testbed.memo import MemoDrafter
-from flowspec.testbed.simulate import profile_costs, simulate
-from flowspec.testbed.texts import texts
 from tests.model.test_hybrid import Scripted
 from tests.model.test_ngram import RUN
 

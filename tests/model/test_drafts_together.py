@@ -24,7 +24,6 @@ from flowspec.core.run.limits import Limits
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_worker import StageMachine
-from flowspec.drivers.sim import Simulation
 from flowspec.model.base import DraftExecutor, DraftsAlone, RowArray
 from flowspec.model.block import LayerBlock
 from flowspec.model.directory import ModelDirectory, layer_ranges, open_directory
@@ -32,6 +31,7 @@ from flowspec.model.drafter_choice import levels_of, wanting_hidden
 from flowspec.model.placing import Placing
 from flowspec.model.sources import load_sources, taps_of
 from flowspec.model.stage import load_stage
+from flowspec.rehearse.simulator import Simulation
 from flowspec.strategies import build
 from tests.marks import crossed, examples, heavy
 from tests.model.block_drafters import save_block_drafter

@@ -18,7 +18,6 @@ from flowspec.core.run.limits import Limits
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_worker import StageMachine
-from flowspec.drivers.sim import Simulation
 from flowspec.errors import ModelError, StateError
 from flowspec.model import lean
 from flowspec.model.directory import ModelDirectory, layer_ranges, open_directory
@@ -27,6 +26,7 @@ from flowspec.model.placing import Placing
 from flowspec.model.reference import Reference
 from flowspec.model.sources import check_sources, target_needs
 from flowspec.model.stage import load_stage
+from flowspec.rehearse.simulator import Simulation
 from flowspec.strategies import build
 from tests.marks import crossed
 from tests.model.heads import RUN, VOCABULARY, Bench, feed, random_tree

@@ -17,7 +17,6 @@ from flowspec.core.run.limits import Limits
 from flowspec.core.run.sampling import Sampling, perturbed
 from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_worker import StageMachine
-from flowspec.drivers.sim import Simulation
 from flowspec.errors import ModelError
 from flowspec.model.directory import ModelDirectory, layer_ranges, open_directory
 from flowspec.model.draft_vocabulary import DraftVocabulary
@@ -25,6 +24,7 @@ from flowspec.model.eagle3 import load_eagle3
 from flowspec.model.reference import Reference
 from flowspec.model.sources import check_sources, load_sources, taps_of, target_needs
 from flowspec.model.stage import load_stage
+from flowspec.rehearse.simulator import Simulation
 from flowspec.strategies import build
 from tests.marks import crossed
 from tests.model.eagle3_heads import Published, Shape, save_eagle3

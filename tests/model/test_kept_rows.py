@@ -20,7 +20,6 @@ from flowspec.core.run.limits import Limits
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_worker import StageMachine
-from flowspec.drivers.sim import Simulation
 from flowspec.errors import StateError
 from flowspec.model.directory import ModelDirectory, layer_ranges, open_directory
 from flowspec.model.drafter_choice import levels_of, wanting_hidden
@@ -30,6 +29,7 @@ from flowspec.model.reference import Reference
 from flowspec.model.sources import load_sources, taps_of
 from flowspec.model.stage import ModelStage, load_stage
 from flowspec.model.two_level import PLAIN, TWO_LEVEL, TwoLevelCache
+from flowspec.rehearse.simulator import Simulation
 from flowspec.strategies import build
 from tests.marks import examples, heavy
 from tests.model.paged_checks import check_pool

@@ -19,7 +19,7 @@ from flowspec.model.placing import Placing
 from flowspec.model.sources import load_sources
 from flowspec.model.text import Tokenizer
 from flowspec.model.two_level import TWO_LEVEL
-from flowspec.testbed.proof import plain
+from flowspec.proof import plain
 from tests.marks import crossed
 
 TARGET = open_directory(default_pair()[0])

@@ -19,10 +19,10 @@ from flowspec.core.run.sampling import Sampling, gumbel
 from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.core.tree.live_rows import LiveRows
-from flowspec.drivers.sim import RunRecord, Simulation
 from flowspec.errors import ConfigError, StateError
 from flowspec.model.base import DraftExecutor
 from flowspec.model.ngram import LATER, RECENT, SHARES, NgramDrafter
+from flowspec.rehearse.simulator import RunRecord, Simulation
 from flowspec.strategies import EXACT, STRATEGIES, build
 from tests.marks import crossed, examples
 from tests.toy import limits

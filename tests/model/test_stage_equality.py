@@ -18,12 +18,12 @@ from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_run import StageRun
 from flowspec.core.stage.stage_worker import StageMachine
-from flowspec.drivers.sim import Simulation
 from flowspec.model.block import LayerBlock
 from flowspec.model.directory import ModelDirectory, TensorEntry, layer_ranges
 from flowspec.model.drafter import load_drafter
 from flowspec.model.reference import Reference
 from flowspec.model.stage import ModelStage, load_stage
+from flowspec.rehearse.simulator import Simulation
 from flowspec.strategies import EXACT, STRATEGIES, build
 from tests.marks import examples
 from tests.model.families import FAMILIES

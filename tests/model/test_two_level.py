@@ -22,7 +22,6 @@ from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_run import StageRun, rows_of
 from flowspec.core.stage.stage_worker import StageMachine
-from flowspec.drivers.sim import Simulation
 from flowspec.errors import ModelError, StateError
 from flowspec.model import two_level
 from flowspec.model.attention import bias_of
@@ -33,6 +32,7 @@ from flowspec.model.kv import TreeCache
 from flowspec.model.rows import Moves, Placement
 from flowspec.model.stage import load_stage
 from flowspec.model.two_level import TREE_ROWS, TwoLevelCache, two_level_attention
+from flowspec.rehearse.simulator import Simulation
 from flowspec.strategies import build
 from tests.marks import crossed, examples
 from tests.model.families import COMMON

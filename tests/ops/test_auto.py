@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.emulation.profiles import load
 from flowspec.errors import ConfigError
-from flowspec.testbed.grid import Cell
-from flowspec.testbed.report import ReportRow
+from flowspec.rehearse.compare.grid import Cell
+from flowspec.rehearse.compare.report import ReportRow
+from flowspec.rehearse.devices.profiles import load
 from ops.bench import auto, auto_tuning
 from ops.bench.auto import Matchup, Piece, prompts_in, take
 from ops.bench.auto_table import AUTO, BASELINE, BEST_COLUMNS, COLUMNS, Place, tables

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from flowspec.emulation.profiles import load as profile_of
 from flowspec.errors import ConfigError
-from flowspec.testbed.prompts import Prompt
+from flowspec.rehearse.compare.prompts import Prompt
+from flowspec.rehearse.devices.profiles import load as profile_of
 from ops.bench import auto_tuning
 from ops.bench.auto_tuning import EFFORT, Conditions, Found, add, load, packaged_models
 from ops.compare.tuning import Effort

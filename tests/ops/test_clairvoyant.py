@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from flowspec.core.run.history import History
-from flowspec.emulation.profiles import load
+from flowspec.rehearse.compare.grid import BenchPlan, Cell, Grid, SweptLink
+from flowspec.rehearse.compare.prompts import Prompt
+from flowspec.rehearse.devices.profiles import load
 from flowspec.strategies import EXACT
-from flowspec.testbed.grid import BenchPlan, Cell, Grid, SweptLink
-from flowspec.testbed.prompts import Prompt
 from ops.bench.clairvoyant import NAME, Fastest, builder, searched, seconds_per_token
 
 PROFILE = load("jetson-7b")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.testbed.report import Estimate
+from flowspec.rehearse.compare.report import Estimate
 from ops.peer.contest import Runs, Sides, System, run, turns, word
 from ops.peer.llama import LlamaRun
 from ops.peer.page import page, take

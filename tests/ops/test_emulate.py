@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.emulation.profiles import load
 from flowspec.errors import ClusterError, ConfigError
 from flowspec.model.directory import default_pair
+from flowspec.rehearse.devices.profiles import load
 from ops.bench.emulate import (
     BUSY_SHARE,
     OVERTAKEN_SHARE,

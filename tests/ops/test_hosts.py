@@ -22,11 +22,11 @@ from flowspec.core.protocol.work import Part, Pass
 from flowspec.core.run.history import History
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
-from flowspec.emulation.profile import Profile, Times
 from flowspec.errors import ClusterError, ConfigError
 from flowspec.model.directory import default_pair
 from flowspec.model.empty_stage import PassingStage
-from flowspec.testbed.texts import Text
+from flowspec.rehearse.compare.texts import Text
+from flowspec.rehearse.devices.profile import Profile, Times
 from ops.bench import hosts
 from ops.bench.emulation import simulated
 from ops.bench.hosts import SOURCE, HostTimes

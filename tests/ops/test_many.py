@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from flowspec.core.job.load import best_batch
-from flowspec.emulation.profiles import load
 from flowspec.errors import StateError
-from flowspec.testbed.hits import Kind
-from flowspec.testbed.texts import Text
+from flowspec.rehearse.compare.hits import Kind
+from flowspec.rehearse.compare.texts import Text
+from flowspec.rehearse.devices.profiles import load
 from ops.bench.loops import Loop, jobs_of
 from ops.bench.many import GOALS, PROFILES, goals, pipeline_of, plain_rate, random_texts
 

@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 
 from flowspec.core.run.sampling import Sampling
-from flowspec.emulation.profiles import load
 from flowspec.errors import ClusterError
-from flowspec.testbed.texts import Text
+from flowspec.rehearse.compare.texts import Text
+from flowspec.rehearse.devices.profiles import load
 from ops.bench.emulate import EmulatedCluster, EmulatedJob
 from ops.bench.loops import jobs_of
 from ops.bench.many_pair import EmulatedLoop, Pairing, own_texts, table

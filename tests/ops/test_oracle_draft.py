@@ -14,7 +14,7 @@ from flowspec.core.protocol.messages import Returns
 from flowspec.core.protocol.work import Draft, Part
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
-from flowspec.testbed.hits import HitDrafter, Kind, right
+from flowspec.rehearse.compare.hits import HitDrafter, Kind, right
 from ops.bench.oracle_draft import OracleDrafter, TextOracle, read
 
 VOCABULARY = 200

@@ -9,9 +9,9 @@ import itertools
 
 import pytest
 
-from flowspec.emulation.profile import LinkShape
-from flowspec.planning.boxes import parse_boxes
-from flowspec.testbed.predict import PLAIN, Predictor
+from flowspec.plan.boxes import parse_boxes
+from flowspec.plan.predict import PLAIN, Predictor
+from flowspec.rehearse.devices.profile import LinkShape
 from ops.bench import plan
 from ops.bench.plan import RandomCluster, emulated, found_layouts, models, planned, random_clusters
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.emulation.profile import LinkShape
 from flowspec.errors import ConfigError
+from flowspec.rehearse.devices.profile import LinkShape
 from ops.peer.relay import CHUNK, Relay, run
 
 pytestmark = pytest.mark.live

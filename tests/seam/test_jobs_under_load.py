@@ -11,7 +11,7 @@ from flowspec.core.protocol.machine import Compute, Finish, Granted, Input, Open
 from flowspec.core.protocol.work import Pass, Work
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
-from flowspec.drivers.sim import Costs, unit_costs
+from flowspec.rehearse.simulator import Costs, unit_costs
 from flowspec.strategies import EXACT
 from tests.marks import crossed
 from tests.toy import PROMPT, TARGET, pipeline

@@ -7,7 +7,7 @@ import pytest
 from flowspec.core.protocol.addresses import Address, Role
 from flowspec.core.protocol.messages import Envelope, Prune
 from flowspec.core.run.sampling import Sampling
-from flowspec.drivers.sim import Costs, unit_costs
+from flowspec.rehearse.simulator import Costs, unit_costs
 from flowspec.strategies import EXACT
 from tests.toy import PROMPT, TARGET, generate
 

@@ -13,8 +13,8 @@ from flowspec.core.protocol.work import Pass
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
-from flowspec.drivers.sim import Costs, unit_costs
-from flowspec.emulation.way import NO_BROKER, Way
+from flowspec.rehearse.devices.way import NO_BROKER, Way
+from flowspec.rehearse.simulator import Costs, unit_costs
 from tests.toy import PROMPT, TARGET, pipeline
 
 STAGES = 3

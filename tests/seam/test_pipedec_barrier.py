@@ -49,7 +49,7 @@ from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.core.tree.accept import follow
 from flowspec.core.tree.tree import Tree
-from flowspec.drivers.sim import Costs, Simulation
+from flowspec.rehearse.simulator import Costs, Simulation
 from tests.addresses import D0, S1, S2, S3
 from tests.toy import PROMPT, TARGET
 from tests.toy_model import ToyDrafter, ToyStage

@@ -38,8 +38,8 @@ from flowspec.core.protocol.work import Choice, Part, Pass, PassDone, Pruned
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
-from flowspec.drivers.sim import Costs, Simulation
 from flowspec.model.base import RowArray
+from flowspec.rehearse.simulator import Costs, Simulation
 from tests.addresses import D0, M1, S1
 from tests.toy import PROMPT, TARGET
 from tests.toy_model import ToyLayers

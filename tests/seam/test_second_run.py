@@ -13,7 +13,7 @@ from flowspec.core.protocol.messages import Envelope, Revoke
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_worker import StageMachine
-from flowspec.drivers.sim import Costs, Simulation
+from flowspec.rehearse.simulator import Costs, Simulation
 from tests.addresses import D0, M1, S1, S2, S3
 from tests.core.traces import FIRST, SECOND, begin
 from tests.marks import examples

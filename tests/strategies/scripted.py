@@ -14,9 +14,9 @@ from flowspec.core.run.limits import Limits
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_worker import StageMachine
-from flowspec.drivers.oracle import OracleStage
-from flowspec.drivers.sim import UNIT, Costs, Simulation, Tap
 from flowspec.model.base import DraftsAlone, RowArray
+from flowspec.rehearse.compare.oracle import OracleStage
+from flowspec.rehearse.simulator import UNIT, Costs, Simulation, Tap
 from flowspec.strategies import build
 from tests.addresses import D0
 

@@ -20,8 +20,8 @@ from flowspec.core.protocol.work import Draft, DraftDone, DraftPass, Pass, Work
 from flowspec.core.run.limits import Limits
 from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_worker import StageMachine
-from flowspec.drivers.oracle import OracleStage
-from flowspec.drivers.sim import Costs, Simulation, Tap
+from flowspec.rehearse.compare.oracle import OracleStage
+from flowspec.rehearse.simulator import Costs, Simulation, Tap
 from flowspec.strategies import build
 from tests.addresses import D0
 from tests.marks import examples

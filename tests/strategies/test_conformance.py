@@ -27,7 +27,7 @@ from flowspec.core.protocol.work import Pass as StagePass
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
 from flowspec.core.tree.tree import Status, Tree
-from flowspec.drivers.sim import Costs, Simulation, unit_costs
+from flowspec.rehearse.simulator import Costs, Simulation, unit_costs
 from flowspec.strategies import EXACT, STRATEGIES, build
 from tests.addresses import D0, S1, S2, S3
 from tests.marks import crossed, heavy

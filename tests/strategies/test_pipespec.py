@@ -11,8 +11,8 @@ from flowspec.core.protocol.addresses import Address
 from flowspec.core.protocol.machine import Commit, Compute, Input, Output
 from flowspec.core.protocol.work import DraftPass, Pass
 from flowspec.core.run.sampling import Sampling
-from flowspec.drivers.sim import Costs
 from flowspec.errors import ConfigError
+from flowspec.rehearse.simulator import Costs
 from flowspec.strategies import build
 from tests.addresses import D0, M1, S1
 from tests.marks import crossed

@@ -17,7 +17,7 @@ from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.share import RunShare
 from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_worker import StageMachine
-from flowspec.drivers.sim import Simulation
+from flowspec.rehearse.simulator import Simulation
 from flowspec.strategies import EXACT, build
 from tests.marks import crossed
 from tests.toy import PROMPT, TARGET, limits

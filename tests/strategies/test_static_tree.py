@@ -7,7 +7,7 @@ import pytest
 from flowspec.core.protocol.addresses import Address
 from flowspec.core.protocol.machine import Compute, Input, Output
 from flowspec.core.protocol.work import DraftPass
-from flowspec.drivers.sim import Costs
+from flowspec.rehearse.simulator import Costs
 from tests.addresses import D0
 from tests.strategies.scripted import commits, pipeline
 from tests.toy import generate

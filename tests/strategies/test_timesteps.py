@@ -17,8 +17,8 @@ from flowspec.core.protocol.machine import Compute, Done, Input, Output, Send
 from flowspec.core.protocol.messages import Answer, Envelope, Segment
 from flowspec.core.protocol.work import Pass as StagePass
 from flowspec.core.run.spec import JobSpec
-from flowspec.drivers.sim import Costs
 from flowspec.errors import ConfigError
+from flowspec.rehearse.simulator import Costs
 from flowspec.strategies import build
 from tests.addresses import D0, S1, S2, S3
 from tests.marks import crossed

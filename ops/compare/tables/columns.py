@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from flowspec.core.protocol.addresses import Role
-from flowspec.emulation.profile import Profile
+from flowspec.rehearse.compare.report import Estimate
+from flowspec.rehearse.devices.profile import Profile
 from flowspec.strategies import build
 from flowspec.strategies.expected_tbt import expected_tbt
-from flowspec.testbed.report import Estimate
 from ops.compare.tables.contents import Block, PaperRow, Table
 from ops.compare.tables.figures import AT_K, Figure, cluster
 from ops.compare.tables.ranks import AT

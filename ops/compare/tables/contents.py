@@ -10,7 +10,7 @@ from typing import Any
 
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import ConfigError
-from flowspec.testbed.hits import Kind, geometric
+from flowspec.rehearse.compare.hits import Kind, geometric
 
 PLACE = Path(__file__).parent
 #: Texts per figure at a paper's hit rate, unless a table says otherwise.

@@ -11,16 +11,22 @@ from itertools import pairwise
 import numpy as np
 
 from flowspec.core.run.sampling import Sampling
-from flowspec.emulation import profiles
-from flowspec.emulation.profile import Profile
-from flowspec.emulation.way import NO_BROKER
 from flowspec.errors import ConfigError
 from flowspec.model.base import DraftExecutor, StageExecutor
 from flowspec.model.directory import ModelDirectory, default_pair, layer_ranges, open_directory
+from flowspec.rehearse.compare.hits import HitDrafter, HitStage
+from flowspec.rehearse.compare.simulate import (
+    JOB,
+    profile_costs,
+    returns_hidden,
+    simulate,
+    simulate_stages,
+)
+from flowspec.rehearse.compare.texts import Text, texts
+from flowspec.rehearse.devices import profiles
+from flowspec.rehearse.devices.profile import Profile
+from flowspec.rehearse.devices.way import NO_BROKER
 from flowspec.strategies import STRATEGIES, build
-from flowspec.testbed.hits import HitDrafter, HitStage
-from flowspec.testbed.simulate import JOB, profile_costs, returns_hidden, simulate, simulate_stages
-from flowspec.testbed.texts import Text, texts
 from ops.compare.tables.contents import Block, Oracle, PaperRow, Table
 from ops.compare.tables.observed import Observed, RunMeter, observed
 from ops.compare.tables.ranks import AT, hit_at
@@ -234,7 +240,7 @@ class Pair:
 
     def _drafter(self, draft: str) -> DraftExecutor:
         from flowspec.model.sources import load_sources
-        from flowspec.testbed.memo import MemoDrafter
+        from flowspec.rehearse.compare.memo import MemoDrafter
 
         if draft not in self._drafters:
             names = "+".join(PACKAGED[name] for name in draft.split("+"))

@@ -13,8 +13,8 @@ from itertools import pairwise
 from flowspec.core.protocol.addresses import Address, Role
 from flowspec.core.protocol.machine import Compute, Input, Output
 from flowspec.core.protocol.work import Part, Pass
-from flowspec.drivers.sim import Costs
-from flowspec.testbed.simulate import Ran
+from flowspec.rehearse.compare.simulate import Ran
+from flowspec.rehearse.simulator import Costs
 
 
 @dataclass(frozen=True, slots=True)

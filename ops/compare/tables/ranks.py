@@ -10,8 +10,8 @@ from flowspec.core.protocol.messages import Returns
 from flowspec.core.protocol.work import Draft, Part
 from flowspec.core.run.key import RunKey
 from flowspec.model.base import DraftExecutor
-from flowspec.testbed.simulate import JOB
-from flowspec.testbed.texts import Text
+from flowspec.rehearse.compare.simulate import JOB
+from flowspec.rehearse.compare.texts import Text
 
 #: The k shown.
 AT = (1, 2, 4, 8, 16, 32)

@@ -10,7 +10,7 @@ from flowspec.core.job.draft_worker import DraftMachine
 from flowspec.core.protocol.addresses import Address
 from flowspec.core.protocol.machine import Input, Output
 from flowspec.core.run.spec import JobSpec
-from flowspec.drivers.sim import Simulation
+from flowspec.rehearse.simulator import Simulation
 from flowspec.strategies import build
 from tests.addresses import D0
 from tests.strategies.scripted import pipeline as scripted

@@ -10,7 +10,7 @@ import pytest
 from flowspec.core.protocol.messages import Earlier
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
-from flowspec.drivers.sim import RunRecord
+from flowspec.rehearse.simulator import RunRecord
 from flowspec.strategies import EXACT, STRATEGIES
 from tests.marks import crossed
 from tests.toy import PROMPT, TARGET, pipeline

@@ -13,11 +13,11 @@ from flowspec.core.protocol.machine import Input, Output, Send
 from flowspec.core.protocol.messages import Meter, StageReport
 from flowspec.core.run.spec import JobSpec
 from flowspec.errors import ConfigError
-from flowspec.testbed.report import BenchReport, Estimate
+from flowspec.rehearse.compare.report import BenchReport, Estimate
 from ops.compare import plots
 from ops.compare.plots import Interval, Timeline, charts, require, save, sweep, tbt, timeline
 from tests.addresses import D0, S1, S2, S3
-from tests.testbed.test_report import HEADER, row
+from tests.rehearse.compare.test_report import HEADER, row
 from tests.toy import PROMPT, pipeline
 
 ROWS = (

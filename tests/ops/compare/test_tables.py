@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 
 from flowspec.core.run.sampling import Sampling
-from flowspec.emulation import profiles
-from flowspec.emulation.way import NO_BROKER
 from flowspec.errors import ConfigError
 from flowspec.model.directory import default_pair, open_directory
 from flowspec.model.sources import load_sources
+from flowspec.rehearse.compare.hits import HitDrafter, Kind, geometric
+from flowspec.rehearse.compare.simulate import JOB
+from flowspec.rehearse.compare.texts import Text, texts
+from flowspec.rehearse.devices import profiles
+from flowspec.rehearse.devices.way import NO_BROKER
 from flowspec.strategies import build
-from flowspec.testbed.hits import HitDrafter, Kind, geometric
-from flowspec.testbed.simulate import JOB
-from flowspec.testbed.texts import Text, texts
 from ops.compare import tables as module
 from ops.compare.tables import names, run
 from ops.compare.tables.columns import COLUMNS, Shown, step_seconds

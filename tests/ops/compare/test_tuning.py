@@ -8,11 +8,11 @@ from statistics import median
 
 import pytest
 
-from flowspec.emulation.profiles import load
 from flowspec.errors import ConfigError
-from flowspec.testbed.grid import BenchPlan, Grid
-from flowspec.testbed.prompts import Prompt
-from flowspec.testbed.report import ReportRow
+from flowspec.rehearse.compare.grid import BenchPlan, Grid
+from flowspec.rehearse.compare.prompts import Prompt
+from flowspec.rehearse.compare.report import ReportRow
+from flowspec.rehearse.devices.profiles import load
 from ops.compare import tuning
 from ops.compare.search import Space
 from ops.compare.tuning import Effort, Tuned, Tuner

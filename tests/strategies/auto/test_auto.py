@@ -22,14 +22,14 @@ from flowspec.core.protocol.work import Pass, Work
 from flowspec.core.run.history import History
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
-from flowspec.drivers.sim import Costs
-from flowspec.emulation.profiles import load
 from flowspec.model.directory import default_pair, open_directory
+from flowspec.rehearse.compare.hits import HitDrafter, Kind
+from flowspec.rehearse.compare.simulate import JOB, profile_costs, simulate
+from flowspec.rehearse.compare.texts import Text
+from flowspec.rehearse.devices.profiles import load
+from flowspec.rehearse.simulator import Costs
 from flowspec.strategies.auto.decisions import tokens_by_drafter, with_drafter_names
 from flowspec.strategies.auto.segment_sizing import MOST_DECISIONS
-from flowspec.testbed.hits import HitDrafter, Kind
-from flowspec.testbed.simulate import JOB, profile_costs, simulate
-from flowspec.testbed.texts import Text
 from tests.addresses import D0
 from tests.marks import crossed
 from tests.toy import PROMPT, TARGET, pipeline

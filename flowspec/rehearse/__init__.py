@@ -1,0 +1,1 @@
+"""Rehearsal of a cluster on one machine: simulation, emulation, replay, measuring."""

@@ -1,1 +1,0 @@
-"""Rehearsal of a cluster on one machine: simulation, emulation, comparison, tables."""

@@ -1,0 +1,82 @@
+"""Bytes of stages: every weight once, KV rows for the context, the head in its precision."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowspec.core.run.limits import MOST_KEPT_ROWS, TREE_ROWS
+from flowspec.model.block import LayerBlock
+from flowspec.model.directory import default_pair, open_directory
+from flowspec.model.placing import Placing
+from flowspec.model.precision import PRECISIONS
+from flowspec.model.shapes import LayerShapes, ModelShapes, shapes_of
+from flowspec.plan.needs import BARE_BYTES, HEAD, StageNeeds, drafter_bytes
+
+LAYER = LayerShapes(((64, 64), (256, 64), (64, 256)), 130)
+EXPERTS = LayerShapes(((4, 256, 64), (4, 64, 128)), 130)
+
+
+def shapes(*, tied: bool, layers: int = 6) -> ModelShapes:
+    every = (LAYER, *[EXPERTS] * (layers - 1))
+    return ModelShapes(every, (1000, 64), tied, 64, 32, 2048, 4, 2)
+
+
+@given(st.sampled_from(sorted(PRECISIONS)), st.lists(st.integers(1, 5), max_size=4), st.booleans())
+def test_stages_add_up_to_the_model(name: str, cuts: list[int], tied: bool) -> None:
+    """A tied head too is a copy, in its kernel's layout."""
+    precision = PRECISIONS[name]
+    model = shapes(tied=tied)
+    needs = StageNeeds(model, precision, 100)
+    bounds = (0, *sorted(set(cuts)), 6)
+    stages = [needs.weights(range(*pair)) for pair in itertools.pairwise(bounds)]
+    assert sum(stages) == needs.weights(range(6))
+
+
+@pytest.mark.parametrize("name", PRECISIONS)
+def test_a_block_takes_what_is_planned(name: str) -> None:
+    """The packaged target, whose head is tied."""
+    target = open_directory(default_pair()[0])
+    whole = range(target.layers)
+    block = LayerBlock(target, whole, first=True, last=True, placing=Placing(name))
+    planned = StageNeeds(shapes_of(target), PRECISIONS[name], 100).weights(whole)
+    # int4 has a zero beside each scale in memory; the margin of a plan covers it.
+    assert block.nbytes == pytest.approx(planned, rel=0.07)
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+def test_unquantised_weights_are_their_count_times_their_size(name: str) -> None:
+    model = shapes(tied=False)
+    count = sum(
+        sum(math.prod(shape) for shape in layer.matrices) + layer.values for layer in model.layers
+    )
+    values = count + 2 * 1000 * 64 + 64
+    needs = StageNeeds(model, PRECISIONS[name], 100)
+    assert needs.weights(range(6)) == values * PRECISIONS[name].row_bytes("cpu")
+
+
+def test_the_head_of_a_quantised_model_has_its_own_precision() -> None:
+    model = shapes(tied=False)
+    needs = StageNeeds(model, PRECISIONS["nf4"], 100)
+    with_head = needs.weights(range(5, 6)) - needs.weights(range(4, 5))
+    assert with_head == PRECISIONS[HEAD].weight_bytes((1000, 64)) + 64 * 2
+
+
+@given(st.integers(1, 10**5), st.integers(1, 8))
+def test_rows_grow_with_context_and_jobs(context: int, jobs: int) -> None:
+    needs = StageNeeds(shapes(tied=True), PRECISIONS["bfloat16"], context, jobs)
+    rows = (context + TREE_ROWS) * jobs + min(2 * context, MOST_KEPT_ROWS)
+    assert needs.rows(range(2, 5)) == 3 * rows * 32 * 2
+    parts = needs.rows(range(2, 5)) + needs.weights(range(2, 5)) + BARE_BYTES
+    assert needs.stage(range(2, 5)) > parts
+
+
+def test_a_drafter_holds_the_whole_small_model() -> None:
+    model = shapes(tied=True)
+    precision = PRECISIONS["float32"]
+    whole = StageNeeds(model, precision, 10).weights(range(6))
+    assert drafter_bytes(model, precision, 10) > whole
