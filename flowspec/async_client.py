@@ -9,10 +9,6 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Any, Unpack
 
-from flowspec.broker.async_control import AsyncRedisControl
-from flowspec.broker.connection import DEFAULT_URL
-from flowspec.broker.inbox import FACT
-from flowspec.broker.keys import DEFAULT_PIPELINE, Keys
 from flowspec.client import (
     RECONNECT_LOOK_SECONDS,
     RECONNECT_SECONDS,
@@ -30,6 +26,10 @@ from flowspec.core.run.spec import (
 )
 from flowspec.errors import BrokerUnreachable, ClusterError, JobError, JobFailed, JobTimeout
 from flowspec.results import Chunk, OutputSoFar, Result
+from flowspec.transport.connections.connection import DEFAULT_URL
+from flowspec.transport.control.async_control import AsyncRedisControl
+from flowspec.transport.link.inbox import FACT
+from flowspec.transport.wire.keys import DEFAULT_PIPELINE, Keys
 
 
 class AsyncJob:

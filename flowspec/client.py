@@ -8,11 +8,6 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Unpack
 
-from flowspec.broker.base import OutputEntry
-from flowspec.broker.connection import DEFAULT_URL
-from flowspec.broker.inbox import FACT
-from flowspec.broker.keys import DEFAULT_PIPELINE, Keys
-from flowspec.broker.redis_control import RedisControl
 from flowspec.core.protocol.causes import JOB_LOST
 from flowspec.core.run.spec import (
     CANCEL,
@@ -22,6 +17,11 @@ from flowspec.core.run.spec import (
 )
 from flowspec.errors import BrokerUnreachable, ClusterError, JobError, JobFailed, JobTimeout
 from flowspec.results import Chunk, OutputSoFar, Result
+from flowspec.transport.base import OutputEntry
+from flowspec.transport.connections.connection import DEFAULT_URL
+from flowspec.transport.control.redis_control import RedisControl
+from flowspec.transport.link.inbox import FACT
+from flowspec.transport.wire.keys import DEFAULT_PIPELINE, Keys
 
 #: Silence of a job after which its client checks that a scheduler serves it, seconds. Longer than
 #: the shortest lease, so that the first check notices a scheduler that has just died; on a busy

@@ -20,10 +20,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flowspec.broker.keys import Keys
-from flowspec.broker.redis_control import RedisControl
-from flowspec.broker.server import PrivateBroker
-from flowspec.broker.ways import AUTO as AUTO_ROWS
 from flowspec.core.run.limits import CONTIGUOUS, TREE_ROWS
 from flowspec.errors import BrokerError, ClusterError, ConfigError, FlowSpecError
 from flowspec.forks import StartedProcess, spawn, start
@@ -34,6 +30,10 @@ from flowspec.observe import NOTE
 from flowspec.plan.cluster_file import check_ranges, ranges_text
 from flowspec.rehearse.devices.setup import Emulation
 from flowspec.restarts import Restarts
+from flowspec.transport.connections.server import PrivateBroker
+from flowspec.transport.control.redis_control import RedisControl
+from flowspec.transport.ways import AUTO as AUTO_ROWS
+from flowspec.transport.wire.keys import Keys
 
 #: How long all workers together may take to be ready, seconds.
 READY_SECONDS = 300.0
@@ -82,9 +82,9 @@ class Setup:
     chain between drafter and target, smaller ones first. ``emulated``: devices and links to
     emulate; None: none. ``places``: what the models run on. ``layers``: the target's layers by
     stage; None: near-equal blocks. ``context``: most tokens of a job's prompt and output; None: as
-    many as the target takes. ``rows``: how rows travel, one of ``broker.ways.ROWS``. ``jobs``: how
-    many run at once. ``persist``: folder where a private broker keeps jobs and outputs; None: it
-    keeps nothing. ``keep_rows``: most rows that are kept for jobs that begin alike; None: as
+    many as the target takes. ``rows``: how rows travel, one of ``transport.ways.ROWS``. ``jobs``:
+    how many run at once. ``persist``: folder where a private broker keeps jobs and outputs; None:
+    it keeps nothing. ``keep_rows``: most rows that are kept for jobs that begin alike; None: as
     many as the context suggests (``limits.default_kept_rows``). ``most_rows``: KV rows of all
     running jobs at a stage; a job that would need more waits; 0: as many as ``jobs`` of them can
     need. ``kv``: how stages store KV rows, one of ``limits.STORES``.

@@ -25,8 +25,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from flowspec.broker.server import die_with_parent
 from flowspec.errors import ClusterError
+from flowspec.transport.connections.server import die_with_parent
 
 #: How long a fork server may take to start a process, seconds; the first one waits for its imports.
 START_SECONDS = 120.0

@@ -95,7 +95,7 @@ class OutputSoFar:
     """A job's output, from the entries of its stream in their order.
 
     ``job``: its id, another one once the output says that this submission repeats an earlier one.
-    ``error``: why the job failed, one line, and the ``cause``, of ``broker.base``; empty: it has
+    ``error``: why the job failed, one line, and the ``cause``, of ``transport.base``; empty: it has
     not.
     """
 

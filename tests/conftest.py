@@ -9,8 +9,8 @@ import pytest
 import redis
 
 from flowspec import observe
-from flowspec.broker.connection import connect
-from flowspec.broker.server import PrivateBroker
+from flowspec.transport.connections.connection import connect
+from flowspec.transport.connections.server import PrivateBroker
 
 # Several processes run tests, each with one torch thread; torch reads this when it is imported.
 os.environ["OMP_NUM_THREADS"] = "1"

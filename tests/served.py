@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from flowspec.broker.keys import Keys
-from flowspec.broker.redis_control import RedisControl
-from flowspec.broker.redis_link import RedisLink
 from flowspec.core.protocol.addresses import Address
 from flowspec.core.protocol.holders import Holder
 from flowspec.roles.lease import Lease
+from flowspec.transport.control.redis_control import RedisControl
+from flowspec.transport.link.redis_link import RedisLink
+from flowspec.transport.wire.keys import Keys
 from tests.toy_cluster import ToyCluster
 
 STAGES = 2

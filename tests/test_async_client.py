@@ -11,8 +11,6 @@ import pytest
 import redis
 
 from flowspec import AsyncClient, AsyncJob, Client, Job
-from flowspec.broker.connection import OPTIONS
-from flowspec.broker.server import PrivateBroker
 from flowspec.errors import (
     BrokerError,
     BrokerUnreachable,
@@ -22,6 +20,8 @@ from flowspec.errors import (
     JobFailed,
     JobTimeout,
 )
+from flowspec.transport.connections.connection import OPTIONS
+from flowspec.transport.connections.server import PrivateBroker
 from tests.served import toy_pipeline
 from tests.toy_cluster import ToyCluster
 from tests.waiting import SECONDS
@@ -102,7 +102,7 @@ def test_a_new_job_joins_a_read_that_waits(
     cluster: ToyCluster, server: PrivateBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A read that blocks for longer than the test may take; nobody waits for its end."""
-    monkeypatch.setattr("flowspec.broker.output_reader.MAX_BLOCK_SECONDS", 10 * SECONDS)
+    monkeypatch.setattr("flowspec.transport.control.output_reader.MAX_BLOCK_SECONDS", 10 * SECONDS)
     monkeypatch.setitem(OPTIONS, "socket_timeout", 20 * SECONDS)
 
     async def use(client: AsyncClient) -> None:
@@ -262,7 +262,7 @@ def test_an_unknown_fault_of_the_read_ends_every_wait(
     async def use(client: AsyncClient) -> None:
         job = await client.submit("hello", max_new_tokens=20)
         with monkeypatch.context() as patch:
-            patch.setattr("flowspec.broker.output_reader.output_entries", broken)
+            patch.setattr("flowspec.transport.control.output_reader.output_entries", broken)
             with pytest.raises(BrokerError, match="cannot be read: TypeError"):
                 await job.result()
         assert len((await job.result()).token_ids) == 20

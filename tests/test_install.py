@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import flowspec
-from flowspec.broker.scripts import _folder, load
+from flowspec.transport.connections.scripts import _folder, load
 
 pytestmark = pytest.mark.live
 
@@ -111,7 +111,7 @@ def test_an_installed_wheel_finds_its_own_scripts(wheel: Path, tmp_path: Path) -
     zipfile.ZipFile(wheel).extractall(tmp_path)
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-        "import flowspec; from flowspec.broker.scripts import load, _folder\n"
+        "import flowspec; from flowspec.transport.connections.scripts import load, _folder\n"
         "from flowspec.model.directory import default_pair, open_directory\n"
         f"assert flowspec.__file__.startswith({str(tmp_path)!r})\n"
         f"assert str(_folder()) == {str(tmp_path / 'flowspec' / '_lua')!r}\n"

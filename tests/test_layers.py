@@ -15,28 +15,31 @@ ROOT = Path(__file__).parent.parent
 SOURCES = sorted([*ROOT.glob("flowspec/**/*.py"), *ROOT.glob("workers/*.py")])
 PROGRAMS = sorted(ROOT.glob("ops/**/*.py"))
 
-#: Folders of ``flowspec/core`` from the bottom up: each may import those before it.
-ROOMS = ("run", "protocol", "tree", "stage", "drafting", "job")
-#: layer -> layers it may import. ``model`` and ``broker`` do not import each other, ``core``
+#: Rooms from the bottom up, folders and modules beside them: each may import those before it.
+ROOMS = {
+    "core": ("run", "protocol", "tree", "stage", "drafting", "job"),
+    "transport": ("base", "ways", "wire", "connections", "control", "link"),
+}
+#: layer -> layers it may import. ``model`` and ``transport`` do not import each other, ``core``
 #: imports only errors.
 ALLOWED = {
     "errors": set[str](),
     "core": {"errors"},
     "strategies": {"core", "errors"},
-    "broker": {"core", "errors", "observe"},
+    "transport": {"core", "errors", "observe"},
     "model": {"core", "errors", "observe"},
     "observe": {"errors"},
     "results": {"core", "errors"},
-    "client": {"results", "broker", "core", "errors"},
-    "async_client": {"client", "results", "broker", "core", "errors"},
-    "gateway": {"async_client", "strategies", "results", "broker", "core", "errors", "observe"},
+    "client": {"results", "transport", "core", "errors"},
+    "async_client": {"client", "results", "transport", "core", "errors"},
+    "gateway": {"async_client", "strategies", "results", "transport", "core", "errors", "observe"},
     "flowspec": {"async_client", "client", "results", "errors"},
-    "forks": {"broker", "errors"},
+    "forks": {"transport", "errors"},
     "restarts": set[str](),
     "__main__": {"cli"},
 }
-ALLOWED["roles"] = {"strategies", "broker", "model", "core", "errors", "observe"}
-ALLOWED["doctor"] = {"roles", "broker", "model", "core", "errors"}
+ALLOWED["roles"] = {"strategies", "transport", "model", "core", "errors", "observe"}
+ALLOWED["doctor"] = {"roles", "transport", "model", "core", "errors"}
 ALLOWED["rehearse"] = ALLOWED["roles"] | {"roles"}
 ALLOWED["plan"] = ALLOWED["proof"] = ALLOWED["rehearse"] | {"rehearse"}
 ALLOWED["workers"] = ALLOWED["plan"] | {"plan", "gateway", "forks"}
@@ -97,9 +100,9 @@ def layer(module: str) -> str | None:
     return rest[0] if rest else "flowspec"
 
 
-def room(module: str) -> str | None:
+def room(layer: str, module: str) -> str | None:
     parts = module.split(".")
-    return parts[2] if parts[:2] == ["flowspec", "core"] and len(parts) > 2 else None
+    return parts[2] if parts[:2] == ["flowspec", layer] and len(parts) > 2 else None
 
 
 def of_layers(*layers: str) -> list[Path]:
@@ -123,18 +126,20 @@ def test_imports_go_one_way() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_rooms_of_the_core_import_those_below_them() -> None:
+@pytest.mark.parametrize("layer", ROOMS)
+def test_rooms_import_those_below_them(layer: str) -> None:
+    rooms = ROOMS[layer]
     wrong = []
-    for path in of_layers("core"):
-        own = room(module_name(path))
+    for path in of_layers(layer):
+        own = room(layer, module_name(path))
         if own is None:
-            assert path.name == "__init__.py", f"{path} is in no folder of the core"
+            assert path.name == "__init__.py"
             continue
-        others = [(room(module), module) for module in imports(path)]
+        others = [(room(layer, module), module) for module in imports(path)]
         wrong += [
             f"{module_name(path)} imports {module}"
             for other, module in others
-            if other is not None and ROOMS.index(other) > ROOMS.index(own)
+            if other is not None and rooms.index(other) > rooms.index(own)
         ]
     assert not wrong, "\n".join(wrong)
 
@@ -222,7 +227,7 @@ def test_only_the_model_imports_torch() -> None:
 @pytest.mark.parametrize("name", ["simulator", "replay"])
 def test_simulation_and_replay_reach_neither_redis_nor_torch(name: str) -> None:
     """Neither does anything that they import."""
-    heavy = ("redis", "torch", "transformers", "flowspec.broker")
+    heavy = ("redis", "torch", "transformers", "flowspec.transport")
     script = (
         f"import sys, flowspec.rehearse.{name}\n"
         f"print(*(module for module in {heavy} if module in sys.modules))"

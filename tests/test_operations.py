@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from flowspec import errors
-from flowspec.broker.answers import ANSWERS
+from flowspec.transport.connections.answers import ANSWERS
 from tests.documents import ROOT
 
 OPERATIONS = (ROOT / "docs/operations.md").read_text()

@@ -10,7 +10,6 @@ from functools import partial
 from typing import TypeVar
 from unittest.mock import Mock
 
-from flowspec.broker.base import CHAT_TEMPLATE, CONTEXT, Control, Link, role_of, setup_of
 from flowspec.core.job.draft_worker import DraftMachine
 from flowspec.core.protocol.addresses import DRAFT, Address, middle_address, stage_address
 from flowspec.core.protocol.holders import Holder
@@ -29,6 +28,7 @@ from flowspec.roles.performers import DraftPerformer, VerifyPerformer
 from flowspec.roles.scheduler import Scheduler
 from flowspec.roles.worker import Performer, Worker
 from flowspec.strategies import build
+from flowspec.transport.base import CHAT_TEMPLATE, CONTEXT, Control, Link, role_of, setup_of
 from tests.toy import TARGET, limits
 from tests.toy_model import ToyDrafter, ToyMiddle, ToyStage
 from tests.waiting import until

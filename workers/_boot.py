@@ -13,10 +13,6 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from typing import NoReturn
 
 from flowspec import observe
-from flowspec.broker.base import Control, Link, setup_of
-from flowspec.broker.connection import DEFAULT_URL
-from flowspec.broker.keys import Keys
-from flowspec.broker.redis_control import RedisControl
 from flowspec.core.protocol.machine import Machine
 from flowspec.errors import (
     BrokerError,
@@ -35,6 +31,10 @@ from flowspec.rehearse.emulator import EmulatedWorker
 from flowspec.roles.lease import LOADING, STATE, Lease
 from flowspec.roles.text_process import TextProcess
 from flowspec.roles.worker import Performer, Worker
+from flowspec.transport.base import Control, Link, setup_of
+from flowspec.transport.connections.connection import DEFAULT_URL
+from flowspec.transport.control.redis_control import RedisControl
+from flowspec.transport.wire.keys import Keys
 
 #: How long a worker waits for the pipeline's record, seconds.
 RECORD_SECONDS = 60.0

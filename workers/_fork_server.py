@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from flowspec.broker.server import die_with_parent
+from flowspec.transport.connections.server import die_with_parent
 
 #: What workers import, but for the module that is run.
 SHARED = (

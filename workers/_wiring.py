@@ -6,17 +6,17 @@ import argparse
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from flowspec.broker.base import Link, middles_of
-from flowspec.broker.inbox import FACT, NONE, Inbox, InboxPlace, open_inbox, why_none
-from flowspec.broker.live_link import LiveLink
-from flowspec.broker.peers import Peers
-from flowspec.broker.redis_link import RedisLink
-from flowspec.broker.ways import AUTO, BROKER, ROWS, STRAIGHT
 from flowspec.core.protocol.addresses import DRAFT, Address, Role, middle_address, stage_address
 from flowspec.core.protocol.holders import Holder
 from flowspec.errors import BrokerError
 from flowspec.observe import logger
 from flowspec.rehearse.devices.setup import EMULATED
+from flowspec.transport.base import Link, middles_of
+from flowspec.transport.link.inbox import FACT, NONE, Inbox, InboxPlace, open_inbox, why_none
+from flowspec.transport.link.live_link import LiveLink
+from flowspec.transport.link.peers import Peers
+from flowspec.transport.link.redis_link import RedisLink
+from flowspec.transport.ways import AUTO, BROKER, ROWS, STRAIGHT
 from workers._boot import Process
 
 #: The key of the pipeline's record for how rows travel.

@@ -8,17 +8,6 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from flowspec.broker.base import (
-    CHAT_TEMPLATE,
-    CONTEXT,
-    ENDS,
-    Claim,
-    Link,
-    Op,
-    drafts_of,
-    middles_of,
-    role_of,
-)
 from flowspec.core.job.draft_worker import DraftMachine
 from flowspec.core.protocol.addresses import DRAFT
 from flowspec.core.protocol.codes import Code
@@ -39,6 +28,17 @@ from flowspec.roles.performers import DraftPerformer
 from flowspec.roles.text_process import TextProcess
 from flowspec.strategies import build
 from flowspec.strategies.auto.decisions import with_drafter_names
+from flowspec.transport.base import (
+    CHAT_TEMPLATE,
+    CONTEXT,
+    ENDS,
+    Claim,
+    Link,
+    Op,
+    drafts_of,
+    middles_of,
+    role_of,
+)
 from workers._boot import Facts, Process, add_placing, make_worker, parser, run
 from workers._models import check_fingerprint, context_of, kept_rows_of, open_target
 from workers._wiring import Wiring, add_rows, wired

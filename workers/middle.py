@@ -6,7 +6,6 @@ import argparse
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 
-from flowspec.broker.base import middles_of, role_of
 from flowspec.core.protocol.addresses import middle_address
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.errors import ConfigError
@@ -15,6 +14,7 @@ from flowspec.model.precision import of_all
 from flowspec.observe import logger
 from flowspec.roles.lease import Lease
 from flowspec.roles.performers import VerifyPerformer
+from flowspec.transport.base import middles_of, role_of
 from workers._boot import Facts, Process, add_placing, make_worker, parser, run
 from workers._models import open_middle
 from workers._wiring import Wiring, add_rows, wired

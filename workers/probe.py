@@ -6,8 +6,8 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from flowspec.broker.redis_client import BrokerClient
 from flowspec.rehearse.probe import ProbeServer
+from flowspec.transport.connections.redis_client import BrokerClient
 from workers._boot import Process, parser, run
 
 

@@ -10,9 +10,6 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from flowspec.broker.base import BROKER_FULL, QUEUE_CAP
-from flowspec.broker.redis_control import RedisControl
-from flowspec.broker.ways import ROWS
 from flowspec.core.run.limits import CONTIGUOUS, STORES, TREE_ROWS, in_blocks
 from flowspec.errors import ConfigError
 from flowspec.model.directory import ModelDirectory, default_pair, layer_ranges
@@ -22,6 +19,9 @@ from flowspec.plan.cluster_file import check_ranges, parse_ranges, ranges_text, 
 from flowspec.rehearse.devices.setup import EMULATED, Emulation
 from flowspec.roles.lease import Lease
 from flowspec.roles.scheduler import Scheduler
+from flowspec.transport.base import BROKER_FULL, QUEUE_CAP
+from flowspec.transport.control.redis_control import RedisControl
+from flowspec.transport.ways import ROWS
 from workers._boot import Facts, Process, note, parser, run
 
 #: Flags that the pipeline's record keeps for workers that are not told otherwise.

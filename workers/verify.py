@@ -8,7 +8,6 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from flowspec.broker.base import role_of
 from flowspec.core.job.kept_prefixes import most_blocks
 from flowspec.core.protocol.addresses import stage_address
 from flowspec.core.run.limits import BLOCK_ROWS, CONTIGUOUS, PAGED, STORES
@@ -22,6 +21,7 @@ from flowspec.model.taps import Taps
 from flowspec.observe import logger
 from flowspec.roles.lease import Lease
 from flowspec.roles.performers import VerifyPerformer
+from flowspec.transport.base import role_of
 from workers._boot import (
     SPARE,
     Facts,

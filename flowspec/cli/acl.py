@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from flowspec.broker.acl import acl_file, new_password, users
-from flowspec.broker.connection import checked_url
-from flowspec.broker.keys import Keys
 from flowspec.cli.show import console
 from flowspec.errors import ConfigError
+from flowspec.transport.connections.connection import checked_url
+from flowspec.transport.control.acl import acl_file, new_password, users
+from flowspec.transport.wire.keys import Keys
 
 #: The file that the broker reads (``aclfile``), in the folder that is written.
 ACL_FILE = "users.acl"

@@ -673,7 +673,7 @@ def _main() -> None:
         sys.stderr.write(f"flowspec: {said}; see `flowspec{command} --help`\n")
         sys.exit(2)
     except BrokerUnreachable as error:
-        from flowspec.broker.connection import redact
+        from flowspec.transport.connections.connection import redact
 
         named = os.environ.get(_URL)
         where = _STALE if named and redact(named) in str(error) else _WHERE

@@ -9,13 +9,13 @@ from typing import Annotated
 
 import typer
 
-from flowspec.broker.ways import check_rows
 from flowspec.cli.parser import checked_by, in_range, not_empty, or_standard_input, taken_by
 from flowspec.core.run.limits import check_store
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import MAX_NEW_TOKENS, JobSpec
 from flowspec.model.precision import DTYPES, check_device, check_dtype
 from flowspec.rehearse.devices.way import Way
+from flowspec.transport.ways import check_rows
 
 _POSITIVE = in_range(1, inf, "1 or more")
 _SAMPLING = taken_by(Sampling)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from flowspec.broker.base import drafts_of, middles_of
 from flowspec.cli import notes
 from flowspec.cli.outputs import check_writable, linked
 from flowspec.cli.private import check_after, pipeline_at
@@ -24,6 +23,7 @@ from flowspec.errors import ConfigError, FlowSpecError, JobError, JobFailed
 from flowspec.rehearse.replay import merge
 from flowspec.results import Result
 from flowspec.strategies import build
+from flowspec.transport.base import drafts_of, middles_of
 
 
 @dataclass(frozen=True, slots=True)

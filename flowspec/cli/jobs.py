@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 
-from flowspec.broker.base import middles_of
 from flowspec.cli import notes
 from flowspec.cli.places import url_or_running
 from flowspec.cli.show import Screen
@@ -13,6 +12,7 @@ from flowspec.client import Client, Job, no_job, no_scheduler
 from flowspec.core.run.spec import JobSpec
 from flowspec.errors import ClusterError, FlowSpecError, JobError
 from flowspec.strategies import build
+from flowspec.transport.base import middles_of
 
 #: How long the scheduler may take to see a job submitted elsewhere, seconds.
 _KNOWN_SECONDS = 2.0

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from flowspec.broker.base import command_of, full_of, role_of, roles_of
 from flowspec.core.protocol.addresses import SCHEDULER
 from flowspec.strategies import build, runs_alone
+from flowspec.transport.base import command_of, full_of, role_of, roles_of
 
 if TYPE_CHECKING:
     from flowspec.client import Client

@@ -21,7 +21,6 @@ from urllib.parse import urlsplit
 
 from rich.table import Table
 
-from flowspec.broker.base import ENDS, role_of, roles_of, setup_of
 from flowspec.cli import notes
 from flowspec.cli.places import lock_file, running, state_file, url_or_running
 from flowspec.cli.show import console
@@ -31,6 +30,7 @@ from flowspec.core.protocol.addresses import DRAFT, Address
 from flowspec.errors import ClusterError, ConfigError, FlowSpecError, WireError
 from flowspec.model.base import placed
 from flowspec.plan.cluster_file import parse_ranges
+from flowspec.transport.base import ENDS, role_of, roles_of, setup_of
 
 _STOP_SECONDS = 15.0
 #: The numbers in a pipeline's record.

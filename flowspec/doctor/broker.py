@@ -13,10 +13,10 @@ from urllib.parse import parse_qs, urlsplit
 
 import redis
 
-from flowspec.broker.connection import connect, translate
-from flowspec.broker.server import OLDEST
 from flowspec.doctor import permissions
 from flowspec.doctor.finding import Finding, error, note, ok, warning
+from flowspec.transport.connections.connection import connect, translate
+from flowspec.transport.connections.server import OLDEST
 
 SUBJECT = "broker"
 _PINGS = 100

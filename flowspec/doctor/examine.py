@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from flowspec.broker.connection import connect
-from flowspec.broker.server import START_SECONDS, PrivateBroker, find_server
 from flowspec.doctor import (
     broker,
     broker_settings,
@@ -24,6 +22,8 @@ from flowspec.doctor.probe import IMPORT_SECONDS, Probed, probe
 from flowspec.errors import BrokerError, ConfigError
 from flowspec.model.families import TESTED_FAMILIES
 from flowspec.roles.text_process import text_ends
+from flowspec.transport.connections.connection import connect
+from flowspec.transport.connections.server import START_SECONDS, PrivateBroker, find_server
 
 Survey = Callable[[str], Sequence[kernels.KernelFact]]
 Announce = Callable[[str], None]

@@ -11,9 +11,9 @@ from typing import Any
 
 import redis
 
-from flowspec.broker.answers import is_refused_for_now
-from flowspec.broker.keys import JOBS, Keys
-from flowspec.broker.redis_client import Command, pack
+from flowspec.transport.connections.answers import is_refused_for_now
+from flowspec.transport.connections.redis_client import Command, pack
+from flowspec.transport.wire.keys import JOBS, Keys
 
 _KEY = f"{Keys().tag}:doctor"
 _SHA = "0" * 40

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from flowspec.broker.connection import redact
 from flowspec.doctor.finding import Finding, error, ok, warning
+from flowspec.transport.connections.connection import redact
 
 SUBJECT = "ports"
 #: Longest wait for a connection, seconds; looking up a name may take the system longer.

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from flowspec.async_client import AsyncClient
-from flowspec.broker.base import CHAT_TEMPLATE, CONTEXT, full_of, roles_of, setup_of
 from flowspec.errors import BrokerError, BrokerFull, BrokerUnreachable
 from flowspec.gateway.errors import ApiError, refused, unavailable
 from flowspec.gateway.schema import Sampled
+from flowspec.transport.base import CHAT_TEMPLATE, CONTEXT, full_of, roles_of, setup_of
 
 #: How long what was read, or why nothing could be, is used again, seconds.
 FRESH_SECONDS = 1.0

@@ -6,8 +6,6 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from flowspec.broker.redis_client import BrokerClient
-from flowspec.broker.server import PrivateBroker
 from flowspec.model.directory import ModelDirectory
 from flowspec.model.memory import available_bytes
 from flowspec.model.precision import Precision
@@ -18,6 +16,8 @@ from flowspec.plan.drafts import PlannedDrafts
 from flowspec.plan.measured import measured_box, request_for
 from flowspec.rehearse.devices.profile import LinkShape
 from flowspec.rehearse.probe import BULK_BYTES, BoxReport, collect, link_seconds, mean_link
+from flowspec.transport.connections.redis_client import BrokerClient
+from flowspec.transport.connections.server import PrivateBroker
 
 Tell = Callable[[str], None]
 

@@ -28,7 +28,6 @@ from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple
 
-from flowspec.broker.base import CommitText, Link, Op
 from flowspec.core.job.draft_worker import DraftMachine
 from flowspec.core.protocol.addresses import DRAFT, Address
 from flowspec.core.protocol.bundles import Bundle
@@ -53,6 +52,7 @@ from flowspec.rehearse.devices.departures import Departures
 from flowspec.rehearse.devices.links import DirectedLinks
 from flowspec.rehearse.devices.setup import Emulation
 from flowspec.roles.worker import IDLE_SECONDS, Performer, Worker
+from flowspec.transport.base import CommitText, Link, Op
 
 #: Order of the events of one moment.
 _RESULT, _CARRY_ON, _MESSAGE, _POLL, _TICK = range(5)

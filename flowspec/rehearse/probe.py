@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from flowspec.broker.redis_client import BrokerClient
 from flowspec.errors import ClusterError, FlowSpecError
 from flowspec.rehearse.devices.profile import LinkShape
+from flowspec.transport.connections.redis_client import BrokerClient
 
 #: Lifetimes of an announcement, and of a request or an answer, seconds.
 ANNOUNCED_SECONDS = 10

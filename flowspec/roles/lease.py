@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from flowspec.broker.base import Control
 from flowspec.core.protocol.holders import Holder
 from flowspec.core.protocol.lease import TERMS, HangWatch, LeaseMachine, LeaseState, LeaseTerms
 from flowspec.errors import BrokerError, BrokerFull, ClaimError, LeaseLost
 from flowspec.observe import logger
+from flowspec.transport.base import Control
 
 #: How long a write waits for a late renewal before the lease counts as lost, seconds.
 RENEWAL_SECONDS = 60.0

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from flowspec.broker.base import CommitText, Link
 from flowspec.core.protocol.machine import Allocate, Commit, Keep, Learn, ScoredCommit
 from flowspec.core.protocol.row_types import ROW_TYPES, to_float32
 from flowspec.core.protocol.work import (
@@ -39,6 +38,7 @@ from flowspec.model.base import (
     keeping,
 )
 from flowspec.model.taps import elements
+from flowspec.transport.base import CommitText, Link
 
 
 class Encoder(Protocol):

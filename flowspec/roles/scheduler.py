@@ -11,15 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from flowspec.broker.base import (
-    Claim,
-    Control,
-    Intake,
-    command_of,
-    roles_of,
-    setup_of,
-    workers_of,
-)
 from flowspec.core.protocol.addresses import Role
 from flowspec.core.protocol.causes import LATE, LOST, NOT_BEGUN
 from flowspec.core.protocol.codes import Code
@@ -30,6 +21,15 @@ from flowspec.errors import BrokerError, BrokerFull, ConfigError
 from flowspec.observe import logger
 from flowspec.roles.queue_order import QueueOrder
 from flowspec.strategies import build
+from flowspec.transport.base import (
+    Claim,
+    Control,
+    Intake,
+    command_of,
+    roles_of,
+    setup_of,
+    workers_of,
+)
 
 #: Longest interval between two checks of the workers, seconds.
 WATCH_SECONDS = 0.25

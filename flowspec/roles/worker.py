@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from flowspec.broker.base import CommitText, Link, Op, PutRows, ReadResult, Record
 from flowspec.core.protocol.bundles import Bundle, bundled, unbundled
 from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.machine import (
@@ -51,6 +50,7 @@ from flowspec.observe import logger
 from flowspec.roles.lease import PassInHand
 from flowspec.roles.record import Recorder
 from flowspec.roles.text_process import TextProcess
+from flowspec.transport.base import CommitText, Link, Op, PutRows, ReadResult, Record
 
 #: Longest read before the stop flag is checked, seconds.
 IDLE_SECONDS = 0.5

@@ -16,12 +16,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from flowspec.broker.base import OutputEntry, roles_of
-from flowspec.broker.connection import connect
-from flowspec.broker.keys import Keys
-from flowspec.broker.redis_client import DirectClient
-from flowspec.broker.redis_control import RedisControl
-from flowspec.broker.server import PrivateBroker
 from flowspec.cluster import Cluster, Places, Setup
 from flowspec.core.run.spec import JobSpec
 from flowspec.errors import ClusterError, ConfigError, JobFailed
@@ -31,6 +25,12 @@ from flowspec.rehearse.compare.simulate import Ran
 from flowspec.rehearse.compare.texts import Text
 from flowspec.rehearse.devices.profile import Profile, source_parts
 from flowspec.rehearse.devices.setup import EMULATED, Emulation
+from flowspec.transport.base import OutputEntry, roles_of
+from flowspec.transport.connections.connection import connect
+from flowspec.transport.connections.redis_client import DirectClient
+from flowspec.transport.connections.server import PrivateBroker
+from flowspec.transport.control.redis_control import RedisControl
+from flowspec.transport.wire.keys import Keys
 
 #: Largest share of inputs that may be read after something they might have changed.
 OVERTAKEN_SHARE = 0.01

@@ -27,15 +27,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 
 from flowspec import observe
-from flowspec.broker.base import CommitText, Link, role_of
-from flowspec.broker.inbox import FACT, InboxPlace, free_port, open_inbox
-from flowspec.broker.keys import Keys
-from flowspec.broker.live_link import LiveLink
-from flowspec.broker.peers import Peers
-from flowspec.broker.redis_client import DirectClient
-from flowspec.broker.redis_control import RedisControl
-from flowspec.broker.redis_link import RedisLink
-from flowspec.broker.server import Listen, PrivateBroker
 from flowspec.core.protocol.addresses import DRAFT, Address, stage_address
 from flowspec.core.protocol.machine import Allocate, Commit, Keep, OpenJob, Send
 from flowspec.core.protocol.messages import Answer, Envelope, Message, Open, Prune, Segment
@@ -47,6 +38,15 @@ from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.model.masks import full_mask
 from flowspec.model.rows import ContiguousRows
 from flowspec.roles.worker import Worker
+from flowspec.transport.base import CommitText, Link, role_of
+from flowspec.transport.connections.redis_client import DirectClient
+from flowspec.transport.connections.server import Listen, PrivateBroker
+from flowspec.transport.control.redis_control import RedisControl
+from flowspec.transport.link.inbox import FACT, InboxPlace, free_port, open_inbox
+from flowspec.transport.link.live_link import LiveLink
+from flowspec.transport.link.peers import Peers
+from flowspec.transport.link.redis_link import RedisLink
+from flowspec.transport.wire.keys import Keys
 from ops.bench.jobs import running_job
 from ops.bench.parts import PROMPT, ROWS, parts
 from ops.bench.report import Quantiles, machine_line

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flowspec.broker.redis_control import RedisControl
+from flowspec.transport.control.redis_control import RedisControl
 
 
 def running_job(control: RedisControl, *, stages: int) -> str:

@@ -12,12 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from flowspec.broker import codec
-from flowspec.broker.base import PutRows
-from flowspec.broker.keys import Keys
-from flowspec.broker.redis_client import DirectClient
-from flowspec.broker.redis_control import RedisControl
-from flowspec.broker.redis_link import RedisLink
 from flowspec.core.protocol.addresses import DRAFT, GRAPH, stage_address
 from flowspec.core.protocol.machine import Compute, Done, Output, Poll, Received, Send
 from flowspec.core.protocol.messages import Envelope, Open, Prune, Segment
@@ -27,6 +21,12 @@ from flowspec.core.run.sampling import Sampling
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.model.masks import full_mask
 from flowspec.model.rows import ContiguousRows, Placement
+from flowspec.transport.base import PutRows
+from flowspec.transport.connections.redis_client import DirectClient
+from flowspec.transport.control.redis_control import RedisControl
+from flowspec.transport.link.redis_link import RedisLink
+from flowspec.transport.wire import codec
+from flowspec.transport.wire.keys import Keys
 from ops.bench.jobs import running_job
 
 ROWS = 16

@@ -33,7 +33,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 
 from flowspec import observe
-from flowspec.broker.server import PrivateBroker
 from flowspec.core.protocol.messages import Returns
 from flowspec.core.protocol.work import Draft, Part, Pruned
 from flowspec.core.run.key import RunKey
@@ -44,6 +43,7 @@ from flowspec.model.base import DraftExecutor
 from flowspec.model.directory import default_pair, open_directory
 from flowspec.roles.performers import VerifyPerformer
 from flowspec.roles.worker import Worker
+from flowspec.transport.connections.server import PrivateBroker
 from ops.bench import hop
 from ops.bench.arguments import count, counts
 from ops.bench.pass_parts import Sections
@@ -65,9 +65,9 @@ INPUTS = "inputs"
 #: What is timed, as module, attribute and part. They are replaced before a model is loaded, in a
 #: process of their own.
 TIMED = (
-    ("flowspec.broker.live_link", "LiveLink.read", "read, codec"),
-    ("flowspec.broker.live_link", "LiveLink.take_rows", "read, codec"),
-    ("flowspec.broker.live_link", "LiveLink.write", "codec, write"),
+    ("flowspec.transport.link.live_link", "LiveLink.read", "read, codec"),
+    ("flowspec.transport.link.live_link", "LiveLink.take_rows", "read, codec"),
+    ("flowspec.transport.link.live_link", "LiveLink.write", "codec, write"),
     ("flowspec.core.stage.stage_worker", "StageMachine.step", "machine"),
     ("flowspec.roles.performers", "VerifyPerformer.compute", INPUTS),
     ("flowspec.model.drafter", "ModelDrafter.run", INPUTS),

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flowspec.broker import codec
-from flowspec.broker.base import CommitText
-from flowspec.broker.keys import Keys
-from flowspec.broker.redis_client import DirectClient
-from flowspec.broker.redis_control import RedisControl
-from flowspec.broker.redis_link import RedisLink
 from flowspec.core.protocol.addresses import DRAFT, stage_address
 from flowspec.core.protocol.machine import Commit, OpenJob
 from flowspec.core.protocol.messages import Envelope, Prune
 from flowspec.core.protocol.work import Part
 from flowspec.core.run.key import RunKey
 from flowspec.core.tree.live_rows import LiveRows
+from flowspec.transport.base import CommitText
+from flowspec.transport.connections.redis_client import DirectClient
+from flowspec.transport.control.redis_control import RedisControl
+from flowspec.transport.link.redis_link import RedisLink
+from flowspec.transport.wire import codec
+from flowspec.transport.wire.keys import Keys
 from ops.bench.jobs import running_job
 
 if TYPE_CHECKING:

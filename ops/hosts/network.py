@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flowspec.broker.server import die_with_parent
 from flowspec.errors import ClusterError, ConfigError
+from flowspec.transport.connections.server import die_with_parent
 from ops.hosts.switch import NETWORK
 
 #: Time limit of a command that sets up a device, seconds.

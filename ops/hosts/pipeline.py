@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 
-from flowspec.broker.inbox import free_port
-from flowspec.broker.server import Listen, PrivateBroker
 from flowspec.client import Client
 from flowspec.cluster import Cluster, Setup
+from flowspec.transport.connections.server import Listen, PrivateBroker
+from flowspec.transport.link.inbox import free_port
 from ops.hosts.network import Network
 
 

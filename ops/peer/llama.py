@@ -18,9 +18,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flowspec.broker.server import die_with_parent
 from flowspec.errors import ClusterError
 from flowspec.model.directory import layer_ranges
+from flowspec.transport.connections.server import die_with_parent
 from ops.peer.install import Peer
 
 #: Time limits of a server or relay to listen, and of a run.

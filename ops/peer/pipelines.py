@@ -9,14 +9,14 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from flowspec.broker.inbox import free_port
-from flowspec.broker.server import PrivateBroker
 from flowspec.client import Client
 from flowspec.cluster import Cluster, Setup
 from flowspec.core.job.stats import repeated_4grams
 from flowspec.errors import ConfigError
 from flowspec.model.directory import open_directory
 from flowspec.results import Result, reported
+from flowspec.transport.connections.server import PrivateBroker
+from flowspec.transport.link.inbox import free_port
 from ops.peer.contest import Sides
 from ops.peer.install import Peer
 from ops.peer.llama import DraftOptions, Llama, LlamaRun, Relays, relays, servers

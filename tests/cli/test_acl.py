@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.broker.connection import connect
-from flowspec.broker.server import PrivateBroker
 from flowspec.cli.acl import write_acl
 from flowspec.errors import ConfigError
+from flowspec.transport.connections.connection import connect
+from flowspec.transport.connections.server import PrivateBroker
 
 
 def test_every_role_gets_a_url_that_the_brokers_file_knows(tmp_path: Path) -> None:

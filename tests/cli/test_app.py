@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 import redis
 
-from flowspec.broker.answers import error_of
+from flowspec.transport.connections.answers import error_of
 from tests.cli.conftest import Command
 
 
@@ -39,7 +39,7 @@ def test_wrong_usage_points_to_the_help_of_its_command(
 def test_a_pipeline_that_is_gone_is_named_with_what_names_it(
     command: Command, monkeypatch: pytest.MonkeyPatch, name: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr("flowspec.broker.redis_client.FIRST_SECONDS", 0.1)
+    monkeypatch.setattr("flowspec.transport.connections.redis_client.FIRST_SECONDS", 0.1)
     where = ("--redis-url", "redis://localhost:1")
     status, out, err = command(*name, *where)
     assert (status, out) == (1, "")

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from flowspec.broker.server import PrivateBroker
 from flowspec.cli import jobs, show
 from flowspec.core.run.spec import parse
 from flowspec.errors import JobError, JobFailed
 from flowspec.results import Chunk
+from flowspec.transport.connections.server import PrivateBroker
 from tests.cli.conftest import Command
 
 

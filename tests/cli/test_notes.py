@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from flowspec.broker.base import BROKER_FULL
 from flowspec.cli.notes import alone, first_of_several, unused_middles, why_waiting
 from flowspec.strategies import STRATEGIES, build
+from flowspec.transport.base import BROKER_FULL
 from tests.cli.conftest import Command
 
 

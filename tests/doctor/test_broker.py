@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import redis
 
-from flowspec.broker.connection import connect
-from flowspec.broker.server import PrivateBroker
 from flowspec.doctor.broker import check, gather
 from flowspec.doctor.finding import Severity
 from flowspec.errors import BrokerUnreachable
+from flowspec.transport.connections.connection import connect
+from flowspec.transport.connections.server import PrivateBroker
 from tests.doctor.brokers import GOOD, changed, troubles
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from flowspec.broker.connection import connect
-from flowspec.broker.server import PrivateBroker
 from flowspec.doctor.broker import gather
 from flowspec.doctor.broker_settings import check
 from flowspec.doctor.finding import Severity
+from flowspec.transport.connections.connection import connect
+from flowspec.transport.connections.server import PrivateBroker
 from tests.doctor.brokers import GOOD, changed, troubles
 
 NO_AOF = {"aof_enabled": 0}

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from flowspec.broker.server import PrivateBroker
 from flowspec.doctor import examine as module
 from flowspec.doctor.examine import Plans, chosen_device, examine
 from flowspec.doctor.finding import Finding, Severity
 from flowspec.doctor.probe import Accelerator, Probed
 from flowspec.errors import BrokerError
+from flowspec.transport.connections.server import PrivateBroker
 from tests.doctor.test_kernels import LACKING, PLAIN, Kernel
 from tests.pair import DRAFT, TARGET
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import redis
 
-from flowspec.broker.connection import connect
-from flowspec.broker.server import PrivateBroker
 from flowspec.doctor.permissions import COMMANDS, refused
+from flowspec.transport.connections.connection import connect
+from flowspec.transport.connections.server import PrivateBroker
 
 ROOT = Path(__file__).parent.parent.parent
 #: Words in the broker's sources that are parts of commands, or of answers.
@@ -27,7 +27,8 @@ def test_every_command_is_asked_for() -> None:
     called = set(re.findall(r"redis\.call\(['\"](\w+)['\"]", scripts))
     assert called
     assert called <= asked
-    source = "\n".join(file.read_text() for file in (ROOT / "flowspec/broker").glob("redis_*.py"))
+    files = (ROOT / "flowspec/transport").rglob("redis_*.py")
+    source = "\n".join(file.read_text() for file in files)
     named = set(re.findall(r'"([A-Z]{3,})"', source)) - PARTS - AROUND
     assert {"XADD", "EVALSHA"} <= named
     assert named <= asked

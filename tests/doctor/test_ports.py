@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.broker.server import PrivateBroker
 from flowspec.doctor.finding import Severity
 from flowspec.doctor.ports import (
     Opened,
@@ -18,6 +17,7 @@ from flowspec.doctor.ports import (
     connect_to,
     open_files,
 )
+from flowspec.transport.connections.server import PrivateBroker
 
 
 @pytest.mark.parametrize(

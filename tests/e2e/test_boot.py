@@ -13,15 +13,15 @@ from unittest.mock import Mock
 import pytest
 
 import workers._boot as boot
-from flowspec.broker import redis_client
-from flowspec.broker.connection import connect, retrying
-from flowspec.broker.redis_control import RedisControl
-from flowspec.broker.server import PrivateBroker
 from flowspec.core.protocol.addresses import stage_address
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.errors import BrokerFull, ClusterError
 from flowspec.roles.lease import Lease
-from tests.broker.memory import MemoryBroker, MemoryLink
+from flowspec.transport.connections import redis_client
+from flowspec.transport.connections.connection import connect, retrying
+from flowspec.transport.connections.server import PrivateBroker
+from flowspec.transport.control.redis_control import RedisControl
+from tests.transport.memory import MemoryBroker, MemoryLink
 from tests.waiting import until
 
 

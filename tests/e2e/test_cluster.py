@@ -14,9 +14,6 @@ from random import Random
 
 import pytest
 
-from flowspec.broker.keys import Keys
-from flowspec.broker.redis_control import RedisControl
-from flowspec.broker.server import PrivateBroker
 from flowspec.client import Client
 from flowspec.cluster import Cluster, Setup
 from flowspec.errors import (
@@ -28,6 +25,9 @@ from flowspec.errors import (
     ModelError,
 )
 from flowspec.model.directory import default_pair
+from flowspec.transport.connections.server import PrivateBroker
+from flowspec.transport.control.redis_control import RedisControl
+from flowspec.transport.wire.keys import Keys
 from tests.commands import run, start
 from tests.e2e.conftest import PROCESSES, Clusters, Run, left_in, surroundings, workers_of
 from tests.waiting import seconds_of, until

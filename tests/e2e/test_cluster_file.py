@@ -9,10 +9,6 @@ from typing import Any
 
 import pytest
 
-from flowspec.broker.keys import Keys
-from flowspec.broker.redis_client import BrokerClient
-from flowspec.broker.redis_control import RedisControl
-from flowspec.broker.server import PrivateBroker
 from flowspec.client import Client
 from flowspec.model.directory import default_pair, open_directory
 from flowspec.model.reference import Reference
@@ -20,6 +16,10 @@ from flowspec.model.text import Tokenizer
 from flowspec.plan.cluster_file import ClusterFile, ClusterStage, read_cluster, write_cluster
 from flowspec.rehearse.devices.profile import LinkShape
 from flowspec.rehearse.probe import announced
+from flowspec.transport.connections.redis_client import BrokerClient
+from flowspec.transport.connections.server import PrivateBroker
+from flowspec.transport.control.redis_control import RedisControl
+from flowspec.transport.wire.keys import Keys
 from tests.commands import run, start
 from tests.e2e.conftest import Run, one_line
 from tests.waiting import until

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.broker.keys import Keys
-from flowspec.broker.redis_control import RedisControl
 from flowspec.client import Client
 from flowspec.cluster import Cluster, Setup
 from flowspec.core.run.sampling import Sampling
 from flowspec.model.directory import default_pair
 from flowspec.model.reference import Reference
+from flowspec.transport.control.redis_control import RedisControl
+from flowspec.transport.wire.keys import Keys
 from tests.commands import Command, start
 from tests.e2e.conftest import (
     PROCESSES,

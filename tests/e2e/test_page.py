@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from flowspec.broker.server import PrivateBroker
 from flowspec.gateway.keys import ApiKeys
 from flowspec.gateway.settings import Settings
+from flowspec.transport.connections.server import PrivateBroker
 from tests.e2e.conftest import Clusters
 from tests.gateway.conftest import gateway_at
 from tests.served import toy_pipeline

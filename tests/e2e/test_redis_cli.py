@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from flowspec.broker.connection import connect
 from flowspec.client import Client
 from flowspec.model.reference import Reference
+from flowspec.transport.connections.connection import connect
 from tests.e2e.conftest import Clusters
 
 pytestmark = pytest.mark.live

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from flowspec.broker.keys import Keys
-from flowspec.broker.redis_control import RedisControl
-from flowspec.broker.server import PrivateBroker
 from flowspec.client import Client, Job
 from flowspec.cluster import Cluster, Setup
 from flowspec.model.directory import default_pair
+from flowspec.transport.connections.server import PrivateBroker
+from flowspec.transport.control.redis_control import RedisControl
+from flowspec.transport.wire.keys import Keys
 from tests.commands import Command, start
 from tests.waiting import until
 

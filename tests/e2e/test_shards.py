@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.broker.keys import Keys
-from flowspec.broker.redis_control import RedisControl
-from flowspec.broker.server import PrivateBroker
 from flowspec.client import Client
 from flowspec.model.directory import default_pair, layer_ranges, open_directory
 from flowspec.model.reference import Reference
 from flowspec.model.shards import ShardPlan, write_shards
 from flowspec.model.text import Tokenizer
+from flowspec.transport.connections.server import PrivateBroker
+from flowspec.transport.control.redis_control import RedisControl
+from flowspec.transport.wire.keys import Keys
 from tests.commands import start
 from tests.e2e.test_cluster import said, worker
 from tests.waiting import until

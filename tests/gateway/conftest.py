@@ -7,9 +7,9 @@ from contextlib import contextmanager
 import httpx2
 import pytest
 
-from flowspec.broker.server import PrivateBroker
 from flowspec.gateway.server import address_of, listen, serve
 from flowspec.gateway.settings import Settings
+from flowspec.transport.connections.server import PrivateBroker
 from tests.served import toy_pipeline
 
 #: The model's name in these tests.

@@ -19,15 +19,15 @@ import httpx2
 import pytest
 import redis
 
-from flowspec.broker.connection import connect
-from flowspec.broker.keys import Keys
-from flowspec.broker.redis_control import RedisControl
-from flowspec.broker.server import PrivateBroker, find_server
 from flowspec.client import Client
 from flowspec.errors import BrokerFull, BrokerUnreachable
 from flowspec.gateway.keys import ApiKeys
 from flowspec.gateway.pipeline import PipelineWatch
 from flowspec.gateway.settings import Settings
+from flowspec.transport.connections.connection import connect
+from flowspec.transport.connections.server import PrivateBroker, find_server
+from flowspec.transport.control.redis_control import RedisControl
+from flowspec.transport.wire.keys import Keys
 from tests.gateway.conftest import MODEL, gateway_at
 from tests.served import toy_pipeline
 from tests.toy import TARGET
@@ -422,7 +422,7 @@ def test_too_many_answers_at_once_get_429(broker: PrivateBroker, endless: None) 
 
 
 def test_a_full_queue_of_the_pipeline_gets_429(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flowspec.broker.redis_control.QUEUE_CAP", 0)
+    monkeypatch.setattr("flowspec.transport.control.redis_control.QUEUE_CAP", 0)
     with (
         PrivateBroker() as broker,
         toy_pipeline(broker.url),

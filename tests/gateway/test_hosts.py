@@ -5,11 +5,11 @@ from __future__ import annotations
 import httpx2
 import pytest
 
-from flowspec.broker.server import PrivateBroker
 from flowspec.errors import ConfigError
 from flowspec.gateway.hosts import allowed_hosts
 from flowspec.gateway.keys import ApiKeys
 from flowspec.gateway.settings import Settings
+from flowspec.transport.connections.server import PrivateBroker
 from tests.gateway.conftest import gateway_at
 
 OWN = (

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.broker.server import PrivateBroker
 from flowspec.client import Client
 from flowspec.core.run.logprobs import ScoredToken, TokenLogprobs, TokenWritten
 from flowspec.gateway.logprobs import PlacedToken, TokensOfText, chat_logprobs, text_logprobs
 from flowspec.gateway.settings import Settings
 from flowspec.gateway.stops import StopFilter
+from flowspec.transport.connections.server import PrivateBroker
 from tests.gateway.conftest import MODEL, gateway_at
 
 PROMPT = [5, 6, 7]

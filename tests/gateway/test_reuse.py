@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import httpx2
 import pytest
 
-from flowspec.broker.server import PrivateBroker
 from flowspec.gateway.keys import ApiKeys, salt_of
 from flowspec.gateway.settings import Settings
+from flowspec.transport.connections.server import PrivateBroker
 from tests.gateway.conftest import MODEL, gateway_at
 from tests.served import toy_pipeline
 

@@ -7,12 +7,12 @@ import json
 import httpx2
 import pytest
 
-from flowspec.broker.server import PrivateBroker
 from flowspec.errors import ConfigError
 from flowspec.gateway.errors import ApiError
 from flowspec.gateway.settings import Settings
 from flowspec.gateway.strategies import ClientStrategies, harmless
 from flowspec.strategies import STRATEGIES, build
+from flowspec.transport.connections.server import PrivateBroker
 from tests.gateway.conftest import MODEL, gateway_at
 
 LOSSY = "specpipe_lossy_relaxed"

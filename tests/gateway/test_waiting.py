@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx2
 import pytest
 
-from flowspec.broker.keys import Keys
-from flowspec.broker.redis_control import RedisControl
-from flowspec.broker.server import PrivateBroker
 from flowspec.gateway.settings import Settings
+from flowspec.transport.connections.server import PrivateBroker
+from flowspec.transport.control.redis_control import RedisControl
+from flowspec.transport.wire.keys import Keys
 from tests.gateway.conftest import MODEL, SECONDS, gateway_at
 from tests.served import toy_pipeline
 from tests.waiting import until

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 import pytest
 import redis
 
-from flowspec.broker.scripts import load
 from flowspec.core.protocol.codes import Code
+from flowspec.transport.connections.scripts import load
 from tests.addresses import D0, S1, S2
 
 Call = Callable[..., Code]

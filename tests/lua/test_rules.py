@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.broker.scripts import load, read
 from flowspec.core.protocol.codes import Code
 from flowspec.errors import ConfigError
+from flowspec.transport.connections.scripts import load, read
 
 LUA = Path(__file__).parent.parent.parent / "lua"
 

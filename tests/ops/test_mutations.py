@@ -56,7 +56,7 @@ def test_the_test_module_that_mirrors_a_file_is_tried_first() -> None:
     assert mirror("pyproject.toml") == ()
     core, other = (
         next(one for one in MUTATIONS if one.file == file)
-        for file in ("flowspec/core/run/ended.py", "flowspec/broker/keys.py")
+        for file in ("flowspec/core/run/ended.py", "flowspec/transport/wire/keys.py")
     )
     assert stages(core) == [("tests/core/run/test_ended.py",), mutations.PURE]
     assert stages(other)[-1][0] == "tests"

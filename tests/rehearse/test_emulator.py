@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.broker.base import Link
 from flowspec.core.job.draft_worker import DraftMachine
 from flowspec.core.protocol.addresses import (
     DRAFT,
@@ -43,12 +42,13 @@ from flowspec.rehearse.simulator import Costs
 from flowspec.roles.performers import DraftPerformer, VerifyPerformer
 from flowspec.roles.worker import Performer
 from flowspec.strategies import build
+from flowspec.transport.base import Link
 from tests.addresses import S1
-from tests.broker.memory import MemoryBroker, MemoryLink
-from tests.broker.memory_control import MemoryControl
 from tests.toy import PROMPT, TARGET, limits, pipeline
 from tests.toy_cluster import Characters
 from tests.toy_model import ToyDrafter, ToyMiddle, ToyStage
+from tests.transport.memory import MemoryBroker, MemoryLink
+from tests.transport.memory_control import MemoryControl
 from tests.waiting import until
 
 MS = 2.0**-10  # seconds; costs are sums of powers of two, so that no sum is rounded

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from flowspec.broker.redis_client import BrokerClient
-from flowspec.broker.server import PrivateBroker
 from flowspec.errors import ClusterError, ConfigError
 from flowspec.rehearse.probe import (
     BULK_BYTES,
@@ -21,6 +19,8 @@ from flowspec.rehearse.probe import (
     link_seconds,
     mean_link,
 )
+from flowspec.transport.connections.redis_client import BrokerClient
+from flowspec.transport.connections.server import PrivateBroker
 
 
 @pytest.fixture(scope="module")

@@ -53,11 +53,11 @@ from flowspec.strategies.auto import drafter_bandit
 from flowspec.strategies.flowspec import FlowSpec
 from tests import make_recordings as recordings
 from tests.addresses import D0, S1
-from tests.broker.test_codec import MESSAGES
 from tests.marks import examples
 from tests.toy import PROMPT, TARGET, limits, pipeline
 from tests.toy_blocks import ToyBlocks
 from tests.toy_model import ToyDrafter, ToyStage
+from tests.transport.test_codec import MESSAGES
 
 FOLDER = recordings.FOLDER
 RECORDINGS = sorted(FOLDER.glob("*.jsonl"))

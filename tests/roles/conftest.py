@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.broker.conftest import Rig, rig_over
+from tests.transport.conftest import Rig, rig_over
 
 
 @pytest.fixture(params=["memory", "redis"])
 def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
-    """Either broker; their links are the subject of ``tests/broker``."""
+    """Either broker; their links are the subject of ``tests/transport``."""
     with rig_over(request.param, request) as rig:
         yield rig

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from flowspec.broker.base import Control
 from flowspec.core.protocol.lease import MARGIN, TERMS, LeaseTerms
 from flowspec.errors import BrokerFull, BrokerUnreachable, ClaimError, LeaseLost
 from flowspec.roles import lease as module
 from flowspec.roles.lease import Facts, Lease, PassInHand
-from tests.broker.conftest import Rig
+from flowspec.transport.base import Control
+from tests.transport.conftest import Rig
 from tests.waiting import SECONDS, seconds_of, until
 
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from flowspec.broker.server import PrivateBroker
 from flowspec.client import Client
 from flowspec.core.run.logprobs import MOST_ALTERNATIVES
 from flowspec.errors import JobError, JobFailed
 from flowspec.rehearse.replay import merge, replay
 from flowspec.results import Result
 from flowspec.strategies import EXACT, STRATEGIES
+from flowspec.transport.connections.server import PrivateBroker
 from tests.marks import crossed
 from tests.served import toy_pipeline
 from tests.toy import PROMPT

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from flowspec.broker.base import QUEUE_CAP
-from flowspec.broker.connection import connect
-from flowspec.broker.keys import Keys
-from flowspec.broker.redis_control import RedisControl
-from flowspec.broker.server import PrivateBroker
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
+from flowspec.transport.base import QUEUE_CAP
+from flowspec.transport.connections.connection import connect
+from flowspec.transport.connections.server import PrivateBroker
+from flowspec.transport.control.redis_control import RedisControl
+from flowspec.transport.wire.keys import Keys
 from tests.served import toy_pipeline
 from tests.toy import TARGET
 

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import redis
 
-from flowspec.broker import redis_client
-from flowspec.broker.base import Control, Intake, setup_of
-from flowspec.broker.connection import retrying
-from flowspec.broker.keys import JOBS, Keys
-from flowspec.broker.server import PrivateBroker
 from flowspec.core.protocol.causes import LATE
 from flowspec.core.protocol.codes import Code
 from flowspec.errors import BrokerError, BrokerFull, ConfigError
 from flowspec.roles.scheduler import Scheduler
-from tests.broker.conftest import Rig
+from flowspec.transport.base import Control, Intake, setup_of
+from flowspec.transport.connections import redis_client
+from flowspec.transport.connections.connection import retrying
+from flowspec.transport.connections.server import PrivateBroker
+from flowspec.transport.wire.keys import JOBS, Keys
+from tests.transport.conftest import Rig
 from tests.waiting import SECONDS, until
 
 ROLES = ("draft", "verify-1", "verify-2")

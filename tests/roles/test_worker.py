@@ -13,11 +13,6 @@ from typing import Any
 
 import pytest
 
-from flowspec.broker.base import CommitText, Link, Op, PutRows, ReadResult
-from flowspec.broker.connection import connect
-from flowspec.broker.keys import Keys
-from flowspec.broker.live_link import LiveLink
-from flowspec.broker.redis_link import RedisLink
 from flowspec.core.protocol.addresses import Address
 from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.holders import Holder
@@ -29,10 +24,15 @@ from flowspec.core.run.spec import CANCEL, JobSpec
 from flowspec.errors import ReplayMismatch
 from flowspec.rehearse.replay import merge, replay
 from flowspec.strategies import EXACT
+from flowspec.transport.base import CommitText, Link, Op, PutRows, ReadResult
+from flowspec.transport.connections.connection import connect
+from flowspec.transport.link.live_link import LiveLink
+from flowspec.transport.link.redis_link import RedisLink
+from flowspec.transport.wire.keys import Keys
 from tests.addresses import D0, S1, S2
-from tests.broker.conftest import Rig, rig_over
 from tests.toy import TARGET
 from tests.toy_cluster import ToyCluster, ids_of
+from tests.transport.conftest import Rig, rig_over
 from tests.waiting import SECONDS, seconds_of, until
 
 Start = Callable[..., ToyCluster]

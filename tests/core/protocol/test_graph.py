@@ -1,7 +1,7 @@
 """The task graph: random graphs in any order of creation and completion.
 
-``tests/broker/test_contract.py`` compares this graph with each broker's, over random graphs of its
-own.
+``tests/transport/test_contract.py`` compares this graph with each broker's, over random graphs of
+its own.
 """
 
 from __future__ import annotations

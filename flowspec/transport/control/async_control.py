@@ -1,0 +1,86 @@
+"""What an asynchronous client needs of ``base.Control``, over Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from flowspec.core.run.key import RunKey
+from flowspec.transport.base import roles_of
+from flowspec.transport.connections.async_client import AsyncBrokerClient
+from flowspec.transport.control.output_reader import OutputReader
+from flowspec.transport.control.replies import ENTRY_ID, Claims, claims_of, texts
+from flowspec.transport.wire.keys import JOBS, Keys
+
+
+class AsyncRedisControl:
+    """Jobs and the pipeline's record at ``url``, for one event loop."""
+
+    def __init__(self, url: str, keys: Keys) -> None:
+        self._keys = keys
+        self._client = AsyncBrokerClient(url)
+        self.outputs = OutputReader(self._client, keys)
+
+    async def open(self) -> None:
+        """Connect; BrokerUnreachable if that fails."""
+        await self._client.open()
+
+    async def submit(self, fields: Mapping[str, str]) -> str:
+        """As ``RedisControl.submit``."""
+        flat = [part for pair in fields.items() for part in pair]
+        await self._client.run(("PING",))  # a broker that is away is waited for
+        entry: bytes = await self._client.once(("XADD", JOBS, "*", *flat))
+        return entry.decode()
+
+    async def submitted(self, job: str) -> bool:
+        """As ``RedisControl.submitted``."""
+        if not ENTRY_ID.fullmatch(job):
+            return False
+        return bool((await self._client.run(("XRANGE", JOBS, job, job)))[0])
+
+    async def job(self, job: str) -> dict[str, str]:
+        """As ``RedisControl.job``."""
+        return await self._hash(self._keys.job(job))
+
+    async def pipeline(self) -> dict[str, str]:
+        """As ``RedisControl.pipeline``."""
+        return await self._hash(self._keys.record)
+
+    async def claims(self) -> Claims:
+        """As ``RedisControl.claims``."""
+        roles = ["scheduler", *roles_of(await self.pipeline())]
+        values, generations = await self._client.run(
+            ("MGET", *map(self._keys.claim, roles)), ("HGETALL", self._keys.generations)
+        )
+        return claims_of(roles, values, generations)
+
+    async def load(self) -> tuple[int, int]:
+        """The numbers of running and of waiting jobs."""
+        running, waiting = await self._client.run(
+            ("SCARD", self._keys.running), ("LLEN", self._keys.queue)
+        )
+        return int(running), int(waiting)
+
+    async def expire(self, job: str, seconds: float) -> None:
+        """Keep what is stored of an ended job no longer than ``seconds``."""
+        kept = int(seconds * 1000)
+        await self._client.run(
+            ("PEXPIRE", self._keys.job(job), kept), ("PEXPIRE", self._keys.out(job), kept)
+        )
+
+    async def read_recording(self, job: str) -> list[str]:
+        """As ``RedisControl.read_recording``."""
+        epoch = int((await self.job(job)).get("epoch", "0"))
+        for run in (RunKey(job, earlier) for earlier in range(epoch, 0, -1)):
+            (found,) = await self._client.run(("XRANGE", self._keys.recording(run), "-", "+"))
+            if found:
+                return [fields[b"l"].decode() for _, fields in found]
+        return []
+
+    async def _hash(self, key: str) -> dict[str, str]:
+        (found,) = await self._client.run(("HGETALL", key))
+        return texts(found)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self.outputs.close()
+        await self._client.close()

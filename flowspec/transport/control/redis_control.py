@@ -1,0 +1,382 @@
+"""Jobs, leases and the pipeline's record over Redis."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import redis
+
+from flowspec.core.protocol.addresses import DRAFT, SCHEDULER
+from flowspec.core.protocol.causes import LOST
+from flowspec.core.protocol.codes import Code
+from flowspec.core.protocol.holders import Holder, holders_text, read_holders
+from flowspec.core.protocol.lease import TERMS
+from flowspec.core.protocol.messages import Earlier, Revoke, Submit
+from flowspec.core.run.key import RunKey
+from flowspec.errors import BrokerError, BrokerUnreachable
+from flowspec.observe import logger
+from flowspec.transport.base import (
+    QUEUE_CAP,
+    RETENTION_MS,
+    Intake,
+    OutputEntry,
+    digest_of,
+    earlier_of,
+    role_of,
+    roles_of,
+    workers_of,
+)
+from flowspec.transport.connections.connection import MAX_BLOCK_SECONDS
+from flowspec.transport.connections.redis_client import BrokerClient
+from flowspec.transport.control.replies import (
+    ENTRY_ID,
+    Claims,
+    claims_of,
+    generation_of,
+    output_entries,
+    texts,
+)
+from flowspec.transport.wire import codec
+from flowspec.transport.wire.keys import JOBS, Keys
+
+_GROUP = "flowspec"
+_FIELD = "f:"
+_BATCH = 64
+#: Answers to readers of an intake that was deleted, with or without its group, or replaced.
+_INTAKE_GONE = ("NOGROUP", "WRONGTYPE")
+#: Most entries of an intake that is made anew, and how far an id may be ahead of the clock, ms.
+_INTAKE_MOST = 100_000
+_FUTURE_MS = 86_400_000
+#: How long what was written only to see whether that is possible is kept, ms.
+_WRITTEN_MS = 60_000
+
+#: Tries to admit a job while its idempotency key changes hands; only schedulers admit jobs.
+_ADMIT_TRIES = 3
+#: Later than every run of a job whose epoch is not known any more.
+LAST_EPOCH = 1 << 31
+
+
+class RedisControl:
+    """Control of the pipeline ``keys`` at ``url``."""
+
+    def __init__(self, url: str, keys: Keys) -> None:
+        self._keys = keys
+        self._client = BrokerClient(url)
+        self._blocking: BrokerClient | None = None
+        self._changes = "0-0"  # cursor in the scheduler's log
+
+    def _blocker(self) -> BrokerClient:
+        """A separate connection for blocking reads."""
+        if self._blocking is None:
+            self._blocking = BrokerClient(self._client.url)
+        return self._blocking
+
+    # ---- intake ----------------------------------------------------------------------------------
+
+    def submit(self, fields: Mapping[str, str]) -> str:
+        """Append a job to the intake; its id.
+
+        Not retried: a lost reply must not make two jobs. With an idempotency key a caller may
+        submit again.
+        """
+        flat: list[object] = [part for pair in fields.items() for part in pair]
+        self._client.run([("PING",)])  # a broker that is away is waited for
+        entry: bytes = self._client.once(("XADD", JOBS, "*", *flat))
+        return entry.decode()
+
+    def submitted(self, job: str) -> bool:
+        if not ENTRY_ID.fullmatch(job):
+            return False
+        return bool(self._client.run([("XRANGE", JOBS, job, job)])[0])
+
+    def read_intake(self, block_seconds: float) -> list[Intake]:
+        """Read this consumer's unacknowledged entries, or new ones if there are none.
+
+        Entries whose reply was lost are among the unacknowledged ones, so a read of new entries is
+        not retried. A deleted intake, or one with no id left, is made anew.
+        """
+        block = max(1, int(min(block_seconds, MAX_BLOCK_SECONDS) * 1000))
+        try:
+            pending = self._intakes(self._blocker().run([self._group_read(1, "0")])[0])
+            found = pending or self._read_new(block)
+        except BrokerError as error:
+            if not any(sign in str(error) for sign in _INTAKE_GONE):
+                raise
+            found = []
+        if not found:
+            self._renew_intake()
+        return found
+
+    def _read_new(self, block_ms: int) -> list[Intake]:
+        try:
+            return self._intakes(self._blocker().once(self._group_read(block_ms, ">")))
+        except BrokerUnreachable:
+            # The next call reads entries that this one may have claimed, or raises if the broker
+            # stays unreachable.
+            return []
+
+    def _renew_intake(self) -> None:
+        """Let jobs be submitted again if the intake was deleted, replaced or has no id left."""
+        self.join_intake()
+        code = Code(self._client.script("renew_intake", [JOBS], [_INTAKE_MOST, _GROUP, _FUTURE_MS]))
+        if code is Code.OK:
+            logger(role="scheduler").warning("intake made anew", intake=JOBS)
+
+    def _group_read(self, block_ms: int, start: str) -> tuple[Any, ...]:
+        count = ("COUNT", _BATCH, "BLOCK", block_ms)
+        return ("XREADGROUP", "GROUP", _GROUP, self._keys.pipeline, *count, "STREAMS", JOBS, start)
+
+    def _intakes(self, found: Any) -> list[Intake]:
+        entries = found[0][1] if found else []
+        return [_intake(entry, fields) for entry, fields in entries if fields]
+
+    def join_intake(self) -> None:
+        """Create the consumer group unless it exists, and load the scripts.
+
+        Workers may not be allowed to load them.
+        """
+        self._client.call(lambda client: self._client.load_scripts())
+
+        def create(client: redis.Redis) -> None:
+            try:
+                client.xgroup_create(JOBS, _GROUP, id="0", mkstream=True)
+            except redis.ResponseError as error:
+                # A key of another type gives way at the first read.
+                if not str(error).startswith(("BUSYGROUP", "WRONGTYPE")):
+                    raise
+
+        self._client.call(create)
+
+    def acknowledge(self, jobs: Sequence[str]) -> None:
+        if jobs:
+            self._client.run([("XACK", JOBS, _GROUP, *jobs), ("XDEL", JOBS, *jobs)])
+
+    # ---- jobs ------------------------------------------------------------------------------------
+
+    def admit(
+        self, job: str, fields: Mapping[str, str], error: str = "", *, most: int | None = None
+    ) -> Code:
+        for _ in range(_ADMIT_TRIES):
+            code = self._admit(job, fields, error, QUEUE_CAP if most is None else most)
+            if code is not Code.STALE:
+                return code
+        raise BrokerError(f"the idempotency key of job {job} changes hands all the time")
+
+    def _admit(self, job: str, fields: Mapping[str, str], error: str, most: int) -> Code:
+        """Admit ``job``; STALE: its idempotency key has just got another owner."""
+        keys = self._keys
+        key = fields.get("idempotency_key", "")
+        held = self._key_holder(key)
+        named = [
+            keys.job(job),
+            keys.queue,
+            keys.out(job),
+            keys.idempotency(key),
+            keys.log(SCHEDULER),
+            keys.job(held.partition(" ")[0]),
+        ]
+        flat = [part for pair in fields.items() for part in pair] if not error else []
+        digest = digest_of(fields) if key else ""
+        arguments = [job, most, RETENTION_MS, digest, error, held, *flat]
+        return Code(self._client.script("admit", named, arguments))
+
+    def _key_holder(self, key: str) -> str:
+        """The job that has the idempotency key ``key``, and the digest of its fields; or ''."""
+        stored = self._keys.idempotency(key)
+        found = self._typed(lambda client: client.get(stored)) if key else None
+        return found.decode() if found else ""
+
+    def queued(self) -> list[str]:
+        found: Any = self._client.call(lambda client: client.lrange(self._keys.queue, 0, -1))
+        return [job.decode() for job in found]
+
+    def running(self) -> list[str]:
+        found: Any = self._client.call(lambda client: client.smembers(self._keys.running))
+        return sorted(job.decode() for job in found)
+
+    def job(self, job: str) -> dict[str, str]:
+        return self._hash(self._keys.job(job))
+
+    def holders(self, job: str) -> dict[str, int]:
+        key = self._keys.job(job)
+        found = self._typed(lambda client: client.hget(key, "holders"))
+        return read_holders(found.decode()) if found else {}
+
+    def assign(
+        self, job: str, most: int, holders: Mapping[str, int], by: int | None = None
+    ) -> Code:
+        keys = self._keys
+        known = self.job(job)
+        run = RunKey(job, int(known.get("epoch", "0")) + 1)
+        fields = tuple(
+            (name.removeprefix(_FIELD), value)
+            for name, value in known.items()
+            if name.startswith(_FIELD)
+        )
+        generations = tuple(holders.values())
+        earlier = self._earlier(job, known) if run.epoch > 1 else None
+        waited = self._queued_seconds(job)
+        envelope = codec.encode(Submit(run, fields, waited, generations, earlier))
+        named = [keys.job(job), keys.queue, keys.running, keys.log(DRAFT), keys.generations]
+        arguments = [job, most, run.epoch, envelope, holders_text(holders), _scheduler(by)]
+        return Code(self._client.script("assign", named, arguments))
+
+    def _earlier(self, job: str, known: Mapping[str, str]) -> Earlier | None:
+        """What the job's runs have left. It waits, so that none of them writes meanwhile."""
+        entries = self._client.run([("XRANGE", self._keys.out(job), "-", "+")])[0]
+        return earlier_of(job, known, output_entries(entries))
+
+    def _queued_seconds(self, job: str) -> float:
+        """Seconds since ``job`` was submitted; its id holds that time."""
+        seconds, microseconds = self._client.call(lambda client: client.time())
+        submitted_ms = int(job.partition("-")[0])
+        return max(0.0, seconds + microseconds / 1e6 - submitted_ms / 1e3)
+
+    def revoke(
+        self,
+        job: str,
+        reason: str,
+        error: str = "",
+        cause: str = LOST,
+        *,
+        by: int | None = None,
+        lost: Holder | None = None,
+        again: int = 0,
+    ) -> Code:
+        keys = self._keys
+        known = self.job(job)
+        run = RunKey(job, int(known.get("epoch", "0")))
+        workers = workers_of(self.pipeline())
+        named = [
+            keys.job(job),
+            keys.run(run),
+            keys.out(job),
+            keys.recording(run),
+            keys.running,
+            keys.queue,
+            keys.log(SCHEDULER),
+            keys.generations,
+            keys.claim(lost.role if lost is not None else role_of(DRAFT)),
+            *map(keys.log, workers),
+        ]
+        later = run.epoch + 1 if known else LAST_EPOCH
+        envelope = codec.encode(Revoke(RunKey(job, later)))
+        whose = [_scheduler(by), str(lost) if lost is not None else "", again]
+        arguments = [job, run.epoch, reason, error, RETENTION_MS, envelope, cause, *whose]
+        return Code(self._client.script("revoke", named, arguments))
+
+    # ---- output ----------------------------------------------------------------------------------
+
+    def read_output(self, job: str, cursor: str, block_seconds: float) -> list[OutputEntry]:
+        return self.read_outputs({job: cursor}, block_seconds).get(job, [])
+
+    def read_outputs(
+        self, cursors: Mapping[str, str], block_seconds: float
+    ) -> dict[str, list[OutputEntry]]:
+        jobs = {self._keys.out(job): job for job in cursors}
+        streams: dict[Any, Any] = dict(zip(jobs, cursors.values(), strict=True))
+        block = max(1, int(min(block_seconds, MAX_BLOCK_SECONDS) * 1000))
+        found: Any = self._blocker().call(lambda client: client.xread(streams, _BATCH, block))
+        return {jobs[stream.decode()]: output_entries(entries) for stream, entries in found}
+
+    def read_recording(self, job: str) -> list[str]:
+        epoch = int(self.job(job).get("epoch", "0"))
+        for run in (RunKey(job, earlier) for earlier in range(epoch, 0, -1)):
+            stream = self._keys.recording(run)
+            found: Any = self._client.run([("XRANGE", stream, "-", "+")])[0]
+            if found:
+                return [fields[b"l"].decode() for _, fields in found]
+        return []
+
+    def wait_for_change(self, block_seconds: float) -> None:
+        streams: dict[Any, Any] = {self._keys.log(SCHEDULER): self._changes}
+        block = max(1, int(min(block_seconds, MAX_BLOCK_SECONDS) * 1000))
+        found: Any = self._client.call(lambda client: client.xread(streams, _BATCH, block))
+        if found:
+            self._changes = found[0][1][-1][0].decode()
+
+    # ---- leases and the record -------------------------------------------------------------------
+
+    def claim(
+        self,
+        role: str,
+        token: str,
+        info: Mapping[str, object],
+        lifetime_ms: int = TERMS.shortest_ms,
+    ) -> int:
+        keys = self._keys
+        arguments = [token, lifetime_ms, json.dumps(info), role]
+        answer, found = self._client.run(
+            [
+                self._client.evalsha("claim", [keys.claim(role), keys.generations], arguments),
+                ("HMGET", keys.generations, role, f"by:{role}"),
+            ]
+        )
+        if Code(answer) is not Code.OK:
+            return 0
+        number, latest = (part.decode() for part in found)
+        return generation_of(role, token, {role: number, f"by:{role}": latest})
+
+    def release(self, role: str, token: str, *, leaves: bool = False) -> None:
+        named = [self._keys.claim(role), self._keys.generations]
+        self._client.script("release", named, [token, role, int(leaves)])
+
+    def claims(self) -> Claims:
+        roles = ["scheduler", *roles_of(self.pipeline())]
+        values, generations = self._client.run(
+            [("MGET", *map(self._keys.claim, roles)), ("HGETALL", self._keys.generations)]
+        )
+        return claims_of(roles, values, generations)
+
+    def set_pipeline(self, record: Mapping[str, str], by: int | None = None) -> Code:
+        flat = [part for pair in record.items() for part in pair]
+        named = [self._keys.record, self._keys.generations]
+        return Code(self._client.script("set_pipeline", named, [_scheduler(by), *flat]))
+
+    def drop_pipeline(self) -> None:
+        """Delete the record, unless a scheduler holds its lease: workers wait for the next one."""
+        if "scheduler" not in self.claims():
+            self._client.run([("DEL", self._keys.record)])
+
+    def pipeline(self) -> dict[str, str]:
+        return self._hash(self._keys.record)
+
+    def check_writes(self) -> None:
+        self._blocker().run([("SET", self._keys.written, 1, "PX", _WRITTEN_MS)])
+
+    def eviction(self) -> str:
+        facts: Any = self._client.call(lambda client: client.info("memory"))
+        policy = str(facts.get("maxmemory_policy", "noeviction"))
+        return policy if int(facts.get("maxmemory", 0)) and policy != "noeviction" else ""
+
+    def _hash(self, key: str) -> dict[str, str]:
+        return texts(self._typed(lambda client: client.hgetall(key)) or {})
+
+    def _typed(self, command: Callable[[redis.Redis], Any]) -> Any:
+        """The answer to ``command``; None if its key is of another type: its own was deleted."""
+        try:
+            return self._client.call(command)
+        except BrokerError as error:
+            if "WRONGTYPE" not in str(error):
+                raise
+            return None
+
+    def close(self) -> None:
+        self._client.close()
+        if self._blocking is not None:
+            self._blocking.close()
+
+
+def _scheduler(generation: int | None) -> str:
+    """The scheduler of ``generation`` as a holder; None: no scheduler."""
+    return "" if generation is None else str(Holder(role_of(SCHEDULER), generation))
+
+
+def _intake(entry: bytes, fields: Any) -> Intake:
+    job = entry.decode()
+    try:
+        return Intake(job, {name.decode(): value.decode() for name, value in fields.items()})
+    except UnicodeDecodeError:
+        return Intake(job, error="a field of the job is not UTF-8 text")

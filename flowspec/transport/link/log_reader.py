@@ -1,0 +1,185 @@
+"""What a worker has read of its log and its rows on the control broker: cursors, rows, trims."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from flowspec.core.protocol.addresses import SCHEDULER, Address
+from flowspec.core.protocol.messages import Envelope, Revoke
+from flowspec.core.protocol.stamps import Stamp
+from flowspec.core.run.ended import EndedRuns
+from flowspec.core.run.key import RunKey
+from flowspec.errors import WireError
+from flowspec.transport.base import TRIM_ENTRIES, Rows
+from flowspec.transport.connections.redis_client import Command
+from flowspec.transport.link.commands import Commands
+from flowspec.transport.wire import codec, entries
+from flowspec.transport.wire.keys import Keys
+
+#: Most rows, and bytes of them, that are kept of runs of which no message has come yet.
+EARLY_ROWS = 1024
+EARLY_BYTES = 256 << 20
+
+
+class LogReader:
+    """The reader of ``address``'s two streams, from the cursors ``log_at`` and ``rows_at`` on.
+
+    Malformed entries are skipped; a line on each goes into the caller's ``refused``. ``commands``:
+    builds the trims. What has been read is needed by nobody: a worker that takes over begins behind
+    it, and ends the runs of its predecessor, which then removes nothing any more.
+    """
+
+    def __init__(
+        self, keys: Keys, address: Address, log_at: str, rows_at: str, commands: Commands
+    ) -> None:
+        self.log = keys.log(address)
+        self.rows_stream = keys.rows(address)
+        self.log_at = log_at
+        self.rows_at = rows_at
+        self.ended = EndedRuns()  # runs whose late rows are dropped
+        self._rows: dict[tuple[RunKey, int], Rows] = {}
+        self._early: dict[tuple[RunKey, int], int] = {}  # bytes of rows whose run is not named yet
+        self._commands = commands
+        self._read: dict[RunKey, int] = {}  # entries read of each run that has begun, not ended
+        self._untrimmed = 0  # entries read and not removed
+        self._uncounted: set[RunKey] = set()  # runs that had entries among these
+        self._rows_untrimmed = False
+        self._bundles = 0  # entries read with messages of several runs
+
+    @property
+    def cursors(self) -> dict[str, str]:
+        """Both streams and how far they have been read."""
+        return {self.log: self.log_at, self.rows_stream: self.rows_at}
+
+    @property
+    def open_runs(self) -> tuple[RunKey, ...]:
+        """Runs that have begun here and not ended."""
+        return tuple(self._read)
+
+    # ---- entries ---------------------------------------------------------------------------------
+
+    def take_in_log(
+        self,
+        found: Any,
+        envelopes: list[Envelope],
+        stamps: list[Stamp | None],
+        refused: list[str],
+    ) -> None:
+        """Append what the log's entries ``found`` hold to the lists."""
+        for entry, flat in found:
+            self.log_at = entry.decode()
+            self._untrimmed += 1
+            try:
+                parts = entries.parts(flat)
+            except WireError as error:
+                refused.append(f"{self.log} {self.log_at}: {error}")
+                continue
+            bundle = self.bundle_of(parts)
+            for part in parts:
+                try:
+                    envelope = entries.envelope(part, bundle)
+                    stamp = Stamp.read(entries.text(part, b"t")) if b"t" in part else None
+                except WireError as error:
+                    refused.append(f"{self.log} {self.log_at}: {error}")
+                    continue
+                self._count(envelope)
+                envelopes.append(envelope)
+                stamps.append(stamp)
+
+    def bundle_of(self, parts: Sequence[entries.Fields]) -> int:
+        """The number of an entry with ``parts``, as in ``Envelope``; not for other readers."""
+        if len(parts) == 1:
+            return 0
+        self._bundles += 1
+        return self._bundles
+
+    def _count(self, envelope: Envelope) -> None:
+        """Count an entry for its run, as the writers do: but for those of the scheduler."""
+        message = envelope.message
+        run = message.run
+        if isinstance(message, Revoke):
+            ended = [known for known in self._read if known.job == run.job]
+            for known in ended:
+                del self._read[known]
+        elif run not in self.ended:
+            self._read[run] = self._read.get(run, 0) + (envelope.sender != SCHEDULER)
+            self._uncounted.add(run)
+
+    def take_in_rows(self, found: Any, refused: list[str]) -> None:
+        """Keep the rows in the entries ``found`` until they are taken."""
+        for entry, flat in found:
+            self.rows_at = entry.decode()
+            try:
+                run, segment, data = entries.rows(entries.fields(flat))
+                self.keep(run, segment, data)
+            except WireError as error:
+                refused.append(f"{self.rows_stream} {self.rows_at}: {error}")
+        self._rows_untrimmed = True
+
+    # ---- rows ------------------------------------------------------------------------------------
+
+    def keep(self, run: RunKey, segment: int, data: bytes) -> None:
+        """Keep the rows in ``data`` until they are taken, unless the run has ended.
+
+        If too much is kept of runs that no message has named, the oldest of these are dropped: with
+        a run's rows comes its segment, and before that its ``Open``.
+        """
+        if run not in self.ended:
+            self._rows[run, segment] = codec.decode_rows(data)
+            self._note_early(run, segment, len(data))
+
+    def _note_early(self, run: RunKey, segment: int, size: int) -> None:
+        if run in self._read:
+            return
+        self._early[run, segment] = size
+        # Runs that were named since, and rows that were taken, count no longer.
+        if len(self._early) <= EARLY_ROWS and sum(self._early.values()) <= EARLY_BYTES:
+            return
+        self._early = {
+            name: size
+            for name, size in self._early.items()
+            if name in self._rows and name[0] not in self._read
+        }
+        while len(self._early) > EARLY_ROWS or sum(self._early.values()) > EARLY_BYTES:
+            name = next(iter(self._early))
+            del self._early[name], self._rows[name]
+
+    def take(self, run: RunKey, segment: int) -> Rows | None:
+        """Remove and return a segment's rows; None: they have not arrived."""
+        return self._rows.pop((run, segment), None)
+
+    def forget(self, run: RunKey) -> None:
+        """Drop everything of ``run``, which has ended here."""
+        self._read.pop(run, None)
+        self.ended.add(run)
+        self._rows = {name: rows for name, rows in self._rows.items() if name[0] != run}
+
+    # ---- trims -----------------------------------------------------------------------------------
+
+    def take_trims(self) -> list[Command]:
+        """Commands that remove what has been read; each is returned once.
+
+        A trim of the log is a command of its own: there is one for many entries, or for the last
+        ones before the reader is idle.
+        """
+        due = self._untrimmed >= TRIM_ENTRIES or (self._untrimmed > 0 and not self._read)
+        trims = [self._log_trim()] if due else []
+        if self._rows_untrimmed:
+            self._rows_untrimmed = False
+            trims.append(self._commands.trim_rows(entries.after(self.rows_at)))
+        return trims
+
+    def take_rows_trim(self) -> list[Command]:
+        """The trim of rows on a server of their own, which knows no generations."""
+        if not self._rows_untrimmed:
+            return []
+        self._rows_untrimmed = False
+        return [("XTRIM", self.rows_stream, "MINID", entries.after(self.rows_at))]
+
+    def _log_trim(self) -> Command:
+        """The trim of all that has been read of the log; unread entries stay."""
+        read = {run: self._read[run] for run in self._uncounted if run in self._read}
+        self._untrimmed = 0
+        self._uncounted.clear()
+        return self._commands.trim(entries.after(self.log_at), read)
