@@ -23,9 +23,9 @@ from pathlib import Path
 from flowspec.core.run.limits import CONTIGUOUS, TREE_ROWS
 from flowspec.errors import BrokerError, ClusterError, ConfigError, FlowSpecError
 from flowspec.forks import StartedProcess, spawn, start
-from flowspec.model.directory import layer_ranges, local_path
-from flowspec.model.precision import AUTO, check_device, check_dtype
-from flowspec.model.sources import open_models
+from flowspec.model.drafters.sources import open_models
+from flowspec.model.weights.directory import layer_ranges, local_path
+from flowspec.model.weights.precision import AUTO, check_device, check_dtype
 from flowspec.observe import NOTE
 from flowspec.plan.cluster_file import check_ranges, ranges_text
 from flowspec.rehearse.devices.setup import Emulation
@@ -50,8 +50,8 @@ Progress = Callable[[int, int], None]
 class Places:
     """Precision and device of the target and the middle models, and those of the drafters.
 
-    Names as in ``model.precision``; ConfigError for any other. Those of the target may be several
-    by spaces, one for each stage. A worker's own flags have precedence.
+    Names as in ``model.weights.precision``; ConfigError for any other. Those of the target may be
+    several by spaces, one for each stage. A worker's own flags have precedence.
     """
 
     dtype: str = AUTO
@@ -78,16 +78,16 @@ class Places:
 class Setup:
     """The setup of a pipeline; models are folders or hub names.
 
-    ``draft``: see ``model.sources``. ``stages``: number of verify stages. ``middles``: models of a
-    chain between drafter and target, smaller ones first. ``emulated``: devices and links to
-    emulate; None: none. ``places``: what the models run on. ``layers``: the target's layers by
-    stage; None: near-equal blocks. ``context``: most tokens of a job's prompt and output; None: as
-    many as the target takes. ``rows``: how rows travel, one of ``transport.ways.ROWS``. ``jobs``:
-    how many run at once. ``persist``: folder where a private broker keeps jobs and outputs; None:
-    it keeps nothing. ``keep_rows``: most rows that are kept for jobs that begin alike; None: as
-    many as the context suggests (``limits.default_kept_rows``). ``most_rows``: KV rows of all
-    running jobs at a stage; a job that would need more waits; 0: as many as ``jobs`` of them can
-    need. ``kv``: how stages store KV rows, one of ``limits.STORES``.
+    ``draft``: see ``model.drafters.sources``. ``stages``: number of verify stages. ``middles``:
+    models of a chain between drafter and target, smaller ones first. ``emulated``: devices and
+    links to emulate; None: none. ``places``: what the models run on. ``layers``: the target's
+    layers by stage; None: near-equal blocks. ``context``: most tokens of a job's prompt and output;
+    None: as many as the target takes. ``rows``: how rows travel, one of ``transport.ways.ROWS``.
+    ``jobs``: how many run at once. ``persist``: folder where a private broker keeps jobs and
+    outputs; None: it keeps nothing. ``keep_rows``: most rows that are kept for jobs that begin
+    alike; None: as many as the context suggests (``limits.default_kept_rows``). ``most_rows``: KV
+    rows of all running jobs at a stage; a job that would need more waits; 0: as many as ``jobs`` of
+    them can need. ``kv``: how stages store KV rows, one of ``limits.STORES``.
     """
 
     target: str

@@ -112,7 +112,7 @@ def test_an_installed_wheel_finds_its_own_scripts(wheel: Path, tmp_path: Path) -
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
         "import flowspec; from flowspec.transport.connections.scripts import load, _folder\n"
-        "from flowspec.model.directory import default_pair, open_directory\n"
+        "from flowspec.model.weights.directory import default_pair, open_directory\n"
         f"assert flowspec.__file__.startswith({str(tmp_path)!r})\n"
         f"assert str(_folder()) == {str(tmp_path / 'flowspec' / '_lua')!r}\n"
         "open_directory(default_pair()[0]).check_weights()\n"

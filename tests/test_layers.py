@@ -19,6 +19,10 @@ PROGRAMS = sorted(ROOT.glob("ops/**/*.py"))
 ROOMS = {
     "core": ("run", "protocol", "tree", "stage", "drafting", "job"),
     "transport": ("base", "ways", "wire", "connections", "control", "link"),
+    "model": (
+        *("memory", "base", "weights", "kernels", "rows", "layers", "sampling", "drafters"),
+        *("empty_stage", "stage", "shards", "text", "reference", "timing"),
+    ),
 }
 #: layer -> layers it may import. ``model`` and ``transport`` do not import each other, ``core``
 #: imports only errors.

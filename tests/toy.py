@@ -13,7 +13,7 @@ from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.model.base import DraftExecutor
-from flowspec.model.drafter_choice import levels_of
+from flowspec.model.drafters.drafter_choice import levels_of
 from flowspec.rehearse.simulator import UNIT, Costs, RunRecord, Simulation, Tap
 from flowspec.strategies import build
 from tests.toy_model import ToyDrafter, ToyMiddle, ToyStage, ToyTarget

@@ -24,7 +24,7 @@ from flowspec.errors import (
     LeaseLost,
     naming_what_is_missing,
 )
-from flowspec.model.precision import DTYPES
+from flowspec.model.weights.precision import DTYPES
 from flowspec.observe import NOTE
 from flowspec.rehearse.devices.setup import EMULATED, Emulation
 from flowspec.rehearse.emulator import EmulatedWorker

@@ -27,9 +27,9 @@ from flowspec.transport.connections.server import die_with_parent
 #: What workers import, but for the module that is run.
 SHARED = (
     "flowspec.model.stage",
-    "flowspec.model.sources",
-    "flowspec.model.eagle",
-    "flowspec.model.two_level",
+    "flowspec.model.drafters.sources",
+    "flowspec.model.drafters.eagle",
+    "flowspec.model.rows.two_level",
     "workers._boot",
     "workers._models",
     "workers._wiring",

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 
 from flowspec.core.run.limits import default_kept_rows
 from flowspec.errors import ConfigError
-from flowspec.model.directory import ModelDirectory, fetch_weights, open_directory
-from flowspec.model.taps import Taps
+from flowspec.model.layers.taps import Taps
+from flowspec.model.weights.directory import ModelDirectory, fetch_weights, open_directory
 from flowspec.observe import logger
 
 Needs = Callable[[ModelDirectory], tuple[str, ...]]

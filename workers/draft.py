@@ -17,10 +17,10 @@ from flowspec.core.run.limits import BLOCK_ROWS, Limits
 from flowspec.errors import ConfigError
 from flowspec.forks import can_fork
 from flowspec.model.base import DraftExecutor, HasFacts
-from flowspec.model.directory import ModelDirectory
-from flowspec.model.drafter_choice import levels_of, wanting_hidden
-from flowspec.model.sources import fingerprint, load_sources, target_needs
-from flowspec.model.taps import Taps
+from flowspec.model.drafters.drafter_choice import levels_of, wanting_hidden
+from flowspec.model.drafters.sources import fingerprint, load_sources, target_needs
+from flowspec.model.layers.taps import Taps
+from flowspec.model.weights.directory import ModelDirectory
 from flowspec.observe import logger
 from flowspec.rehearse.replay import header
 from flowspec.roles.lease import Lease

@@ -10,7 +10,7 @@ from flowspec.core.protocol.addresses import middle_address
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.errors import ConfigError
 from flowspec.model.base import placed
-from flowspec.model.precision import of_all
+from flowspec.model.weights.precision import of_all
 from flowspec.observe import logger
 from flowspec.roles.lease import Lease
 from flowspec.roles.performers import VerifyPerformer
@@ -69,7 +69,7 @@ def _load(
     given: argparse.Namespace, record: Mapping[str, str], model: int, facts: Facts
 ) -> tuple[VerifyPerformer, Callable[[], float]]:
     """The model's performer, and its CPU seconds so far; ``facts`` learns what it runs on."""
-    from flowspec.model.placing import place
+    from flowspec.model.layers.placing import place
     from flowspec.model.stage import load_stage
 
     directory = open_middle(given.path or middles_of(record)[model - 1], model, record)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from flowspec.core.run.limits import CONTIGUOUS, STORES, TREE_ROWS, in_blocks
 from flowspec.errors import ConfigError
-from flowspec.model.directory import ModelDirectory, default_pair, layer_ranges
-from flowspec.model.precision import AUTO, by_stage, check_device, check_dtype
-from flowspec.model.sources import fingerprint, labels, open_models, recorded_taps
+from flowspec.model.drafters.sources import fingerprint, labels, open_models, recorded_taps
+from flowspec.model.weights.directory import ModelDirectory, default_pair, layer_ranges
+from flowspec.model.weights.precision import AUTO, by_stage, check_device, check_dtype
 from flowspec.plan.cluster_file import check_ranges, parse_ranges, ranges_text, read_cluster
 from flowspec.rehearse.devices.setup import EMULATED, Emulation
 from flowspec.roles.lease import Lease

@@ -14,10 +14,10 @@ from flowspec.core.run.limits import BLOCK_ROWS, CONTIGUOUS, PAGED, STORES
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.errors import ClaimError, ConfigError
 from flowspec.model.base import HasFacts, HasRoom, StageExecutor, placed
-from flowspec.model.directory import ModelDirectory, layer_range, open_directory
 from flowspec.model.empty_stage import PassingStage
-from flowspec.model.precision import of_stage
-from flowspec.model.taps import Taps
+from flowspec.model.layers.taps import Taps
+from flowspec.model.weights.directory import ModelDirectory, layer_range, open_directory
+from flowspec.model.weights.precision import of_stage
 from flowspec.observe import logger
 from flowspec.roles.lease import Lease
 from flowspec.roles.performers import VerifyPerformer
@@ -86,7 +86,7 @@ def load_layers(
     """
     if not layers:
         return PassingStage(), None
-    from flowspec.model.placing import place
+    from flowspec.model.layers.placing import place
     from flowspec.model.stage import load_stage
 
     placing = place(*wanted, target.config)
@@ -251,7 +251,7 @@ def _load_stage(
 def _check_place(layers: range, name: str, dtype: str, device: str) -> None:
     """ConfigError before any weight is read if this machine lacks the precision or the device."""
     if layers:
-        from flowspec.model.placing import place
+        from flowspec.model.layers.placing import place
 
         place(dtype, device, open_directory(name).config)
 
@@ -260,7 +260,7 @@ def _needs(target: ModelDirectory, layers: range) -> tuple[str, ...]:
     """Prefixes of the tensors that ``layers`` need."""
     if not layers:
         return (NO_WEIGHTS,)
-    from flowspec.model.block import tensor_prefixes
+    from flowspec.model.layers.block import tensor_prefixes
 
     return tensor_prefixes(target, layers)
 

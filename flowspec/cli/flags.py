@@ -13,7 +13,7 @@ from flowspec.cli.parser import checked_by, in_range, not_empty, or_standard_inp
 from flowspec.core.run.limits import check_store
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import MAX_NEW_TOKENS, JobSpec
-from flowspec.model.precision import DTYPES, check_device, check_dtype
+from flowspec.model.weights.precision import DTYPES, check_device, check_dtype
 from flowspec.rehearse.devices.way import Way
 from flowspec.transport.ways import check_rows
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from flowspec.cli import notes
 from flowspec.cluster import Places, Setup
 from flowspec.errors import ConfigError
-from flowspec.model.directory import default_pair
-from flowspec.model.precision import AUTO
-from flowspec.model.sources import NGRAM, open_models
+from flowspec.model.drafters.sources import NGRAM, open_models
+from flowspec.model.weights.directory import default_pair
+from flowspec.model.weights.precision import AUTO
 from flowspec.plan.cluster_file import ClusterFile, read_cluster
 
 #: Verify stages of a pipeline if no number is given.

@@ -15,9 +15,9 @@ from rich.table import Table
 from flowspec.cli.bench import prompts_in
 from flowspec.cli.outputs import check_writable, write
 from flowspec.errors import ConfigError
-from flowspec.model.directory import ModelDirectory, default_pair, local_path
-from flowspec.model.precision import AUTO, PRECISIONS, Precision
-from flowspec.model.sources import NGRAM, placed_absolutely
+from flowspec.model.drafters.sources import NGRAM, placed_absolutely
+from flowspec.model.weights.directory import ModelDirectory, default_pair, local_path
+from flowspec.model.weights.precision import AUTO, PRECISIONS, Precision
 from flowspec.plan.boxes import EXPECTED, TimedBox, parse_boxes
 from flowspec.plan.cluster_file import ClusterFile, ClusterStage, write_cluster
 from flowspec.plan.drafts import planned_drafts
@@ -29,7 +29,7 @@ from flowspec.rehearse.devices.profile import LinkShape
 from flowspec.strategies import build
 
 if TYPE_CHECKING:
-    from flowspec.model.shapes import ModelShapes
+    from flowspec.model.weights.shapes import ModelShapes
     from flowspec.plan.measured_boxes import Measuring
     from flowspec.plan.predict import Predicted
 
@@ -82,7 +82,7 @@ class PlannedCluster:
 
 def plan(request: PlanRequest) -> None:
     """Plan, print the plan and write the cluster file; ConfigError if nothing fits."""
-    from flowspec.model.shapes import read_config, shapes_of
+    from flowspec.model.weights.shapes import read_config, shapes_of
     from flowspec.plan.measured_boxes import Measuring
     from flowspec.plan.predict import Predictor, best_by_boxes, fastest, target_rows
 

@@ -11,8 +11,8 @@ from flowspec.cli.outputs import check_writable, write
 from flowspec.cli.parser import positive
 from flowspec.cli.places import draft_for
 from flowspec.errors import ConfigError
-from flowspec.model.directory import default_pair
-from flowspec.model.precision import AUTO
+from flowspec.model.weights.directory import default_pair
+from flowspec.model.weights.precision import AUTO
 
 #: The packaged drafters that are measured, one of every kind.
 DEFAULT_DRAFTS = "draft+head+ngram"

@@ -16,8 +16,8 @@ from flowspec.cli.generate import read_prompts
 from flowspec.cli.places import draft_for
 from flowspec.cli.show import console
 from flowspec.core.run.sampling import Sampling
-from flowspec.model.directory import default_pair, fetch_weights, layer_ranges
-from flowspec.model.sources import labels, load_sources, open_models, taps_of
+from flowspec.model.drafters.sources import labels, load_sources, open_models, taps_of
+from flowspec.model.weights.directory import default_pair, fetch_weights, layer_ranges
 from flowspec.proof.library import MOST_TIMES
 from flowspec.proof.prove import (
     Difference,
@@ -51,7 +51,7 @@ class Wanted:
 
 def verify(wanted: Wanted) -> int:
     """Prove, report, and return the exit status: 0 if the proof holds."""
-    from flowspec.model.placing import place
+    from flowspec.model.layers.placing import place
     from flowspec.model.text import Tokenizer
 
     packaged_target, packaged_draft = default_pair()

@@ -20,7 +20,7 @@ from flowspec.doctor import (
 from flowspec.doctor.finding import Finding, from_error, note
 from flowspec.doctor.probe import IMPORT_SECONDS, Probed, probe
 from flowspec.errors import BrokerError, ConfigError
-from flowspec.model.families import TESTED_FAMILIES
+from flowspec.model.weights.families import TESTED_FAMILIES
 from flowspec.roles.text_process import text_ends
 from flowspec.transport.connections.connection import connect
 from flowspec.transport.connections.server import START_SECONDS, PrivateBroker, find_server

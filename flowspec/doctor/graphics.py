@@ -10,7 +10,7 @@ from pathlib import Path
 
 from flowspec.doctor.finding import Finding, error, ok, size, warning
 from flowspec.doctor.probe import Accelerator, Probed
-from flowspec.model.precision import AUTO, PRECISIONS
+from flowspec.model.weights.precision import AUTO, PRECISIONS
 
 SUBJECT = "gpu"
 #: The first instruction set with bfloat16.

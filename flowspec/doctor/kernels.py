@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from flowspec.doctor.finding import Finding, error, note, ok
-from flowspec.model.precision import AUTO
+from flowspec.model.weights.precision import AUTO
 
 SUBJECT = "kernels"
 

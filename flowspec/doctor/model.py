@@ -10,17 +10,17 @@ from typing import Any
 
 from flowspec.doctor.finding import Finding, error, from_error, note, ok, size, warning
 from flowspec.errors import ConfigError, ModelError
-from flowspec.model import formats as unread
-from flowspec.model.directory import (
+from flowspec.model.drafters.head_layout import check_head, head_name, is_head
+from flowspec.model.drafters.sources import NGRAM, source_names
+from flowspec.model.weights import formats as unread
+from flowspec.model.weights.directory import (
     ModelDirectory,
     check_pair,
     local_path,
     open_directory,
     read_config_file,
 )
-from flowspec.model.head_layout import check_head, head_name, is_head
-from flowspec.model.precision import AUTO, PRECISIONS
-from flowspec.model.sources import NGRAM, source_names
+from flowspec.model.weights.precision import AUTO, PRECISIONS
 
 Ends = Callable[[Path], frozenset[int] | None]
 

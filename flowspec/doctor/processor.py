@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from flowspec.doctor.finding import Finding, note, ok, warning
-from flowspec.model.cpu import cpu_flags
-from flowspec.model.precision import AUTO, PRECISIONS
+from flowspec.model.kernels.cpu import cpu_flags
+from flowspec.model.weights.precision import AUTO, PRECISIONS
 
 SUBJECT = "processor"
 _X86 = ("x86_64", "amd64")

@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from flowspec.core.run.sampling import Sampling, choose, gumbel, survivors
-from flowspec.model.directory import ModelDirectory, open_directory
-from flowspec.model.taps import Taps
+from flowspec.model.layers.taps import Taps
+from flowspec.model.weights.directory import ModelDirectory, open_directory
 
 #: Two candidates closer than this in a float64 pass may be chosen either way in float32.
 TIE = 1e-4

@@ -16,15 +16,15 @@ from pathlib import Path
 import torch
 
 from flowspec.errors import ConfigError, ModelError
-from flowspec.model.block import linear_names, tensor_prefixes
-from flowspec.model.directory import ModelDirectory
-from flowspec.model.manifest import AS_STORED, MANIFEST, Manifest, ShardFile, file_digest
-from flowspec.model.precision import AUTO, PRECISIONS, check_dtype
-from flowspec.model.quantise import Weight, code_layout, quantise
-from flowspec.model.stored_weight import SUFFIXES
-from flowspec.model.tensor_files import NewTensor, TensorEntry, write_tensors
-from flowspec.model.value_digests import of_prefixes
-from flowspec.model.weights import read_rows
+from flowspec.model.layers.block import linear_names, tensor_prefixes
+from flowspec.model.weights.directory import ModelDirectory
+from flowspec.model.weights.manifest import AS_STORED, MANIFEST, Manifest, ShardFile, file_digest
+from flowspec.model.weights.precision import AUTO, PRECISIONS, check_dtype
+from flowspec.model.weights.quantise import Weight, code_layout, quantise
+from flowspec.model.weights.stored_weight import SUFFIXES
+from flowspec.model.weights.tensor_files import NewTensor, TensorEntry, write_tensors
+from flowspec.model.weights.value_digests import of_prefixes
+from flowspec.model.weights.weights import read_rows
 
 WEIGHTS = "model.safetensors"
 #: The folder of scheduler and draft worker.

@@ -15,20 +15,20 @@ from flowspec.core.run.key import RunKey
 from flowspec.core.run.limits import CONTIGUOUS, PAGED
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import ModelError, StateError
-from flowspec.model.arrays import to_array
 from flowspec.model.base import RowArray
-from flowspec.model.block import LayerBlock
-from flowspec.model.directory import ModelDirectory
-from flowspec.model.kept_rows import KeptRows
-from flowspec.model.paged import PagedCache, PagedStore
-from flowspec.model.placing import Placing
-from flowspec.model.rows import Placement
-from flowspec.model.sampling import choose_rows, top_logprobs
-from flowspec.model.several import each_of, out_of_memory
-from flowspec.model.tap_shares import TapShares
-from flowspec.model.taps import Taps
-from flowspec.model.trial import check_family
-from flowspec.model.two_level import PLAIN, RowCache
+from flowspec.model.layers.block import LayerBlock
+from flowspec.model.layers.placing import Placing
+from flowspec.model.layers.tap_shares import TapShares
+from flowspec.model.layers.taps import Taps
+from flowspec.model.layers.trial import check_family
+from flowspec.model.rows.arrays import to_array
+from flowspec.model.rows.kept_rows import KeptRows
+from flowspec.model.rows.paged import PagedCache, PagedStore
+from flowspec.model.rows.rows import Placement
+from flowspec.model.rows.several import each_of, out_of_memory
+from flowspec.model.rows.two_level import PLAIN, RowCache
+from flowspec.model.sampling.sampling import choose_rows, top_logprobs
+from flowspec.model.weights.directory import ModelDirectory
 
 
 class _PlacedPart(NamedTuple):

@@ -15,8 +15,8 @@ from jinja2 import TemplateError, TemplateSyntaxError
 from flowspec.core.run.logprobs import TokenWritten
 from flowspec.core.run.turns import Turn
 from flowspec.errors import JobError, ModelError
-from flowspec.model.directory import ModelDirectory
-from flowspec.model.same_tokenizer import load_tokenizer
+from flowspec.model.weights.directory import ModelDirectory
+from flowspec.model.weights.same_tokenizer import load_tokenizer
 
 #: Most characters that a chat template may make of a conversation.
 MAX_TEMPLATED = 4 << 20

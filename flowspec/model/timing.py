@@ -19,8 +19,8 @@ import numpy as np
 from flowspec.core.protocol.work import Part, Pruned
 from flowspec.core.run.key import RunKey
 from flowspec.model.base import RowArray
-from flowspec.model.directory import ModelDirectory, open_directory
-from flowspec.model.shapes import Shape, built_shapes, few_layers, library_config
+from flowspec.model.weights.directory import ModelDirectory, open_directory
+from flowspec.model.weights.shapes import Shape, built_shapes, few_layers, library_config
 
 #: The run of timed passes.
 MEASURED = RunKey("measured", 1)
@@ -105,8 +105,8 @@ def time_layer(
 
 def _block(directory: ModelDirectory, layers: range, dtype: str, device: str, *, last: bool) -> Any:
     """Layers as a stage has them, not the first one; with the norm and head of the last one."""
-    from flowspec.model.block import LayerBlock
-    from flowspec.model.placing import place
+    from flowspec.model.layers.block import LayerBlock
+    from flowspec.model.layers.placing import place
 
     placing = place(dtype, device, directory.config)
     return LayerBlock(directory, layers, first=False, last=last, placing=placing)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from flowspec.errors import ConfigError
-from flowspec.model.precision import AUTO, check_device, check_dtype
+from flowspec.model.weights.precision import AUTO, check_device, check_dtype
 from flowspec.rehearse.devices.profile import LinkShape
 
 _MEGABIT = 1e6 / 8

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flowspec.errors import ModelError
-from flowspec.model.block_layout import is_block_drafter
-from flowspec.model.directory import ModelDirectory
-from flowspec.model.eagle3_layout import is_eagle3
-from flowspec.model.head_layout import is_head
-from flowspec.model.precision import Precision
-from flowspec.model.shapes import LayerShapes, ModelShapes, read_config, shapes_of
-from flowspec.model.sources import NGRAM, choices, source_names
+from flowspec.model.drafters.block_layout import is_block_drafter
+from flowspec.model.drafters.eagle3_layout import is_eagle3
+from flowspec.model.drafters.head_layout import is_head
+from flowspec.model.drafters.sources import NGRAM, choices, source_names
+from flowspec.model.weights.directory import ModelDirectory
+from flowspec.model.weights.precision import Precision
+from flowspec.model.weights.shapes import LayerShapes, ModelShapes, read_config, shapes_of
 from flowspec.plan.boxes import DescribedBox
 from flowspec.plan.estimate import NGRAM_SECONDS, drafter_precision, drafter_times
 from flowspec.plan.needs import drafter_bytes

@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 
-from flowspec.model.precision import PRECISIONS, Precision
-from flowspec.model.shapes import ModelShapes, Shape
+from flowspec.model.weights.precision import PRECISIONS, Precision
+from flowspec.model.weights.shapes import ModelShapes, Shape
 from flowspec.plan.boxes import DescribedBox, TimedBox
 from flowspec.plan.needs import head_precision
 from flowspec.rehearse.devices.profile import Times

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from flowspec.model.precision import PRECISIONS
+from flowspec.model.weights.precision import PRECISIONS
 from flowspec.plan.boxes import TimedBox
 from flowspec.plan.drafts import PlannedDrafts
 from flowspec.plan.layout import layouts

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flowspec.model.directory import ModelDirectory
-from flowspec.model.precision import Precision
-from flowspec.model.shapes import ModelShapes, few_layers, shapes_of
-from flowspec.model.sources import NGRAM
+from flowspec.model.drafters.sources import NGRAM
+from flowspec.model.weights.directory import ModelDirectory
+from flowspec.model.weights.precision import Precision
+from flowspec.model.weights.shapes import ModelShapes, few_layers, shapes_of
 from flowspec.plan.boxes import TimedBox
 from flowspec.plan.drafts import BLOCK, HEAD, PlannedDrafts
 from flowspec.plan.estimate import NGRAM_SECONDS, drafter_precision, rising

@@ -6,11 +6,11 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from flowspec.model.directory import ModelDirectory
 from flowspec.model.memory import available_bytes
-from flowspec.model.precision import Precision
-from flowspec.model.shapes import ModelShapes
 from flowspec.model.timing import time_request
+from flowspec.model.weights.directory import ModelDirectory
+from flowspec.model.weights.precision import Precision
+from flowspec.model.weights.shapes import ModelShapes
 from flowspec.plan.boxes import TimedBox
 from flowspec.plan.drafts import PlannedDrafts
 from flowspec.plan.measured import measured_box, request_for

@@ -13,8 +13,8 @@ from itertools import accumulate
 
 from flowspec.core.drafting.drafting import DRAFT_TREE_ROWS
 from flowspec.core.run.limits import TREE_ROWS, default_kept_rows
-from flowspec.model.precision import PRECISIONS, Precision
-from flowspec.model.shapes import LayerShapes, ModelShapes
+from flowspec.model.weights.precision import PRECISIONS, Precision
+from flowspec.model.weights.shapes import LayerShapes, ModelShapes
 
 #: Precision of the LM head of a quantised model.
 HEAD = "int8"

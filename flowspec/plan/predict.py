@@ -16,10 +16,10 @@ from operator import mul
 from flowspec.core.run.history import History
 from flowspec.core.run.sampling import Sampling
 from flowspec.model.base import DraftExecutor
-from flowspec.model.directory import default_pair, open_directory
-from flowspec.model.precision import Precision
-from flowspec.model.shapes import ModelShapes
-from flowspec.model.sources import load_sources
+from flowspec.model.drafters.sources import load_sources
+from flowspec.model.weights.directory import default_pair, open_directory
+from flowspec.model.weights.precision import Precision
+from flowspec.model.weights.shapes import ModelShapes
 from flowspec.plan.layout import SEGMENT, Layout
 from flowspec.rehearse.compare.hits import HitDrafter, Kind, geometric
 from flowspec.rehearse.compare.memo import MemoDrafter

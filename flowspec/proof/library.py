@@ -18,11 +18,11 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from flowspec.model.directory import ModelDirectory
-from flowspec.model.experts import WEIGHTS, is_experts
-from flowspec.model.placing import Placing
-from flowspec.model.precision import PRECISIONS
-from flowspec.model.quantise import dequantise, quantise
+from flowspec.model.layers.experts import WEIGHTS, is_experts
+from flowspec.model.layers.placing import Placing
+from flowspec.model.weights.directory import ModelDirectory
+from flowspec.model.weights.precision import PRECISIONS
+from flowspec.model.weights.quantise import dequantise, quantise
 
 #: A type in which the roundings of rows are nothing.
 _WIDER = {

@@ -16,11 +16,11 @@ import numpy.typing as npt
 from flowspec.core.protocol.work import Part
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling, choose
-from flowspec.model.arrays import to_array
 from flowspec.model.base import RowArray
-from flowspec.model.block import LayerBlock
-from flowspec.model.directory import ModelDirectory
-from flowspec.model.tap_shares import TapShares
+from flowspec.model.layers.block import LayerBlock
+from flowspec.model.layers.tap_shares import TapShares
+from flowspec.model.rows.arrays import to_array
+from flowspec.model.weights.directory import ModelDirectory
 
 #: ``[rows, vocabulary]``, float32.
 Logits = npt.NDArray[np.float32]

@@ -10,17 +10,17 @@ import torch
 
 from flowspec.core.run.sampling import Floats, Sampling, gumbel, survivors
 from flowspec.errors import ConfigError
-from flowspec.model.architecture import read_config
-from flowspec.model.attention import EXACT_DEVICES
 from flowspec.model.base import DraftExecutor, RowArray
-from flowspec.model.block import LayerBlock
-from flowspec.model.directory import ModelDirectory, fetch_weights
+from flowspec.model.layers.architecture import read_config
+from flowspec.model.layers.block import LayerBlock
+from flowspec.model.layers.placing import Placing
+from flowspec.model.layers.tap_shares import TapShares
+from flowspec.model.layers.taps import Taps
+from flowspec.model.layers.trial import TOLERANCE, try_small
 from flowspec.model.memory import available_bytes
-from flowspec.model.placing import Placing
+from flowspec.model.rows.attention import EXACT_DEVICES
 from flowspec.model.stage import ModelStage
-from flowspec.model.tap_shares import TapShares
-from flowspec.model.taps import Taps
-from flowspec.model.trial import TOLERANCE, try_small
+from flowspec.model.weights.directory import ModelDirectory, fetch_weights
 from flowspec.proof import library, plain
 from flowspec.proof.depth import acceptance_by_depth
 from flowspec.proof.plain import Logits, PlainText

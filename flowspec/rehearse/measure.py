@@ -20,11 +20,15 @@ from flowspec.core.protocol.work import Draft
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import ConfigError
 from flowspec.model.base import DraftExecutor, DraftsBlocks, RowArray
-from flowspec.model.block_layout import is_block_drafter
-from flowspec.model.directory import ModelDirectory, fetch_weights, layer_ranges
-from flowspec.model.head_layout import is_head
-from flowspec.model.precision import AUTO, check_dtype
-from flowspec.model.sources import NGRAM, load_sources, open_models, source_names, target_needs
+from flowspec.model.drafters.block_layout import is_block_drafter
+from flowspec.model.drafters.head_layout import is_head
+from flowspec.model.drafters.sources import (
+    NGRAM,
+    load_sources,
+    open_models,
+    source_names,
+    target_needs,
+)
 from flowspec.model.timing import (
     MEASURED,
     Call,
@@ -35,6 +39,8 @@ from flowspec.model.timing import (
     random_rows,
     siblings,
 )
+from flowspec.model.weights.directory import ModelDirectory, fetch_weights, layer_ranges
+from flowspec.model.weights.precision import AUTO, check_dtype
 from flowspec.rehearse.devices.profile import LinkShape, Profile, Times
 
 #: Candidates per row, the width of FlowSpec's beam (docs/algorithms.md#flowspec).
@@ -85,7 +91,7 @@ def measure(
     """
     import torch
 
-    from flowspec.model.placing import place
+    from flowspec.model.layers.placing import place
 
     torch.set_num_threads(1)
     open_models(target, drafts)
@@ -179,7 +185,7 @@ def _kind(name: str) -> str:
 
 def _needs(directory: ModelDirectory, plan: MeasurementPlan, drafts: str) -> tuple[str, ...]:
     """Prefixes of the target's tensors to load: two blocks, and those that drafters share."""
-    from flowspec.model.block import tensor_prefixes
+    from flowspec.model.layers.block import tensor_prefixes
 
     ranges = layer_ranges(directory.layers, plan.stages)
     blocks = tensor_prefixes(directory, ranges[0]) + tensor_prefixes(directory, ranges[-1])
@@ -192,7 +198,7 @@ def _stage_times(
     """Times of one layer and of the head with its norm; ms of the last stage at the fewest rows."""
     import torch
 
-    from flowspec.model.block import LayerBlock
+    from flowspec.model.layers.block import LayerBlock
 
     ranges = layer_ranges(directory.layers, plan.stages)
     inner = LayerBlock(directory, ranges[0], first=False, last=False, placing=placing)

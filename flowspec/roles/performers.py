@@ -37,7 +37,7 @@ from flowspec.model.base import (
     evict,
     keeping,
 )
-from flowspec.model.taps import elements
+from flowspec.model.layers.taps import elements
 from flowspec.transport.base import CommitText, Link
 
 
@@ -84,7 +84,7 @@ class VerifyPerformer:
     ``row_shape``, ``row_types``: shape and possible types of incoming rows; others are refused.
     By default a row may have any type that a stage computes in: stages may differ in precision.
     ``beside``: values of a drafter's sum beside each row of a run that returns hidden rows
-    (``model.taps``).
+    (``model.layers.taps``).
     """
 
     def __init__(

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from flowspec.core.protocol.work import Encoded, EncodeFailed, Encoding
 from flowspec.errors import JobError
 from flowspec.model.base import reason_of
-from flowspec.model.directory import open_directory
+from flowspec.model.weights.directory import open_directory
 from flowspec.roles.performers import encoded
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from flowspec.core.run.sampling import Sampling
-from flowspec.model.directory import default_pair, open_directory
+from flowspec.model.weights.directory import default_pair, open_directory
 from ops.bench.simulated import PROMPTS, prompts_of, simulate, texts
 from ops.parser import Parser
 
@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=Path, default=PROMPTS)
     given = parser.parse_args()
     from flowspec.core.job.stats import repeated_4grams
-    from flowspec.model.drafter import load_drafter
+    from flowspec.model.drafters.drafter import load_drafter
     from flowspec.rehearse.compare.memo import MemoDrafter
 
     prompts = prompts_of(given.prompts)

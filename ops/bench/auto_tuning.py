@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from flowspec.errors import ConfigError
-from flowspec.model.directory import default_pair, open_directory
+from flowspec.model.weights.directory import default_pair, open_directory
 from flowspec.rehearse.compare.digests import digest, model_digest, profile_digest
 from flowspec.rehearse.compare.grid import Cell, Grid
 from flowspec.rehearse.compare.naming import canonical

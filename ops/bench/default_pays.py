@@ -25,7 +25,7 @@ from flowspec.cli.generate import read_prompts
 from flowspec.client import Client
 from flowspec.cluster import Places, Setup
 from flowspec.errors import FlowSpecError, StateError
-from flowspec.model.directory import default_pair
+from flowspec.model.weights.directory import default_pair
 from ops.bench.arguments import count, counts, latencies, prompt_sets
 from ops.bench.report import machine_line
 from ops.parser import Parser

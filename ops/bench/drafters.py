@@ -35,8 +35,8 @@ from flowspec.core.run.history import History
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import ConfigError, FlowSpecError
 from flowspec.model.base import DraftExecutor
-from flowspec.model.directory import ModelDirectory, default_pair, open_directory
-from flowspec.model.sources import labels, load_sources, taps_of
+from flowspec.model.drafters.sources import labels, load_sources, taps_of
+from flowspec.model.weights.directory import ModelDirectory, default_pair, open_directory
 from flowspec.rehearse.compare.grid import LOOP
 from flowspec.rehearse.compare.simulate import profile_costs, returns_hidden, simulate
 from flowspec.rehearse.compare.texts import Text, texts

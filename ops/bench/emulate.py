@@ -19,8 +19,8 @@ from typing import Any
 from flowspec.cluster import Cluster, Places, Setup
 from flowspec.core.run.spec import JobSpec
 from flowspec.errors import ClusterError, ConfigError, JobFailed
-from flowspec.model.directory import default_pair
-from flowspec.model.sources import choices
+from flowspec.model.drafters.sources import choices
+from flowspec.model.weights.directory import default_pair
 from flowspec.rehearse.compare.simulate import Ran
 from flowspec.rehearse.compare.texts import Text
 from flowspec.rehearse.devices.profile import Profile, source_parts

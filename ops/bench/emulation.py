@@ -30,8 +30,8 @@ from flowspec.cli.bench import strategies_of
 from flowspec.core.run.history import History
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import ConfigError, FlowSpecError
-from flowspec.model.directory import default_pair, open_directory
-from flowspec.model.sources import load_sources
+from flowspec.model.drafters.sources import load_sources
+from flowspec.model.weights.directory import default_pair, open_directory
 from flowspec.rehearse.compare.naming import canonical, drafter_of
 from flowspec.rehearse.compare.simulate import Ran, profile_costs, returns_hidden, simulate
 from flowspec.rehearse.compare.texts import Text, texts

@@ -25,10 +25,10 @@ os.environ["OMP_NUM_THREADS"] = "1"
 from flowspec.client import Client
 from flowspec.cluster import Cluster, Places, Setup
 from flowspec.errors import FlowSpecError
-from flowspec.model.directory import default_pair, open_directory
 from flowspec.model.reference import Reference
-from flowspec.model.same_tokenizer import load_tokenizer
 from flowspec.model.text import Tokenizer
+from flowspec.model.weights.directory import default_pair, open_directory
+from flowspec.model.weights.same_tokenizer import load_tokenizer
 from flowspec.results import Result
 from flowspec.strategies import EXACT
 from ops.bench.arguments import count, counts, prompt_sets, temperatures

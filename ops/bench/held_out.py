@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 
 from flowspec.cli.generate import read_prompts
-from flowspec.model.block import LayerBlock
-from flowspec.model.directory import ModelDirectory
-from flowspec.model.placing import Placing
+from flowspec.model.layers.block import LayerBlock
+from flowspec.model.layers.placing import Placing
 from flowspec.model.text import Tokenizer
+from flowspec.model.weights.directory import ModelDirectory
 from flowspec.proof.library import Library
 from flowspec.proof.plain import Rows
 

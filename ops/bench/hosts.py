@@ -43,7 +43,7 @@ from flowspec.cluster import Places, Setup
 from flowspec.core.run.history import History
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import ConfigError, FlowSpecError, StateError
-from flowspec.model.directory import default_pair, layer_ranges, open_directory
+from flowspec.model.weights.directory import default_pair, layer_ranges, open_directory
 from flowspec.rehearse.compare.naming import counted
 from flowspec.rehearse.compare.texts import Text, texts
 from flowspec.rehearse.devices.profile import LinkShape, Profile, Times

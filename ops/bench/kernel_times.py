@@ -13,9 +13,9 @@ import torch
 from flowspec.model.kernels import KERNELS
 from flowspec.model.kernels.base import Kernel
 from flowspec.model.kernels.dense import Torch
-from flowspec.model.linear import KernelLinear, rows_are_independent
-from flowspec.model.placing import Placing
-from flowspec.model.quantise import quantise
+from flowspec.model.layers.linear import KernelLinear, rows_are_independent
+from flowspec.model.layers.placing import Placing
+from flowspec.model.weights.quantise import quantise
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 #: Precisions in which ``torch`` is timed; the others are multiplied in one of these types.

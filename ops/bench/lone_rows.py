@@ -17,12 +17,12 @@ import torch
 
 from flowspec.cli.generate import read_prompts
 from flowspec.core.run.sampling import Sampling
-from flowspec.model.arrays import to_array
 from flowspec.model.base import RowArray
-from flowspec.model.block import LayerBlock
-from flowspec.model.directory import ModelDirectory
-from flowspec.model.placing import Placing
+from flowspec.model.layers.block import LayerBlock
+from flowspec.model.layers.placing import Placing
+from flowspec.model.rows.arrays import to_array
 from flowspec.model.text import Tokenizer
+from flowspec.model.weights.directory import ModelDirectory
 from flowspec.proof.plain import Rows, decode
 
 OURS = "float64"

@@ -38,8 +38,8 @@ from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.share import RunShare
 from flowspec.errors import FlowSpecError
 from flowspec.model.base import DraftExecutor
-from flowspec.model.directory import PACKAGED_HEAD, default_pair, open_directory
-from flowspec.model.sources import load_sources
+from flowspec.model.drafters.sources import load_sources
+from flowspec.model.weights.directory import PACKAGED_HEAD, default_pair, open_directory
 from flowspec.rehearse.compare.grid import LOOP
 from flowspec.rehearse.compare.hits import HitDrafter, Kind
 from flowspec.rehearse.compare.simulate import profile_costs

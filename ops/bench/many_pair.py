@@ -23,9 +23,9 @@ from flowspec.core.job.stats import repeated_4grams
 from flowspec.core.run.limits import Limits
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import ClusterError, FlowSpecError
-from flowspec.model.directory import PACKAGED_HEAD, default_pair, open_directory
-from flowspec.model.drafter_choice import levels_of, wanting_hidden
-from flowspec.model.sources import load_sources
+from flowspec.model.drafters.drafter_choice import levels_of, wanting_hidden
+from flowspec.model.drafters.sources import load_sources
+from flowspec.model.weights.directory import PACKAGED_HEAD, default_pair, open_directory
 from flowspec.rehearse.compare.grid import LOOP
 from flowspec.rehearse.compare.simulate import profile_costs, returns_hidden
 from flowspec.rehearse.compare.texts import Text, texts

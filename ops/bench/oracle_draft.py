@@ -22,7 +22,7 @@ from flowspec.core.protocol.work import Draft, DraftDone, WorkFailed
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.model.base import DraftExecutor, RowArray
-from flowspec.model.directory import ModelDirectory
+from flowspec.model.weights.directory import ModelDirectory
 from flowspec.rehearse.compare.hits import HitDrafter, Kind, geometric
 from workers import draft
 from workers._boot import run

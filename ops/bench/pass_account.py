@@ -40,7 +40,7 @@ from flowspec.core.run.sampling import Sampling
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.errors import FlowSpecError
 from flowspec.model.base import DraftExecutor
-from flowspec.model.directory import default_pair, open_directory
+from flowspec.model.weights.directory import default_pair, open_directory
 from flowspec.roles.performers import VerifyPerformer
 from flowspec.roles.worker import Worker
 from flowspec.transport.connections.server import PrivateBroker
@@ -70,20 +70,20 @@ TIMED = (
     ("flowspec.transport.link.live_link", "LiveLink.write", "codec, write"),
     ("flowspec.core.stage.stage_worker", "StageMachine.step", "machine"),
     ("flowspec.roles.performers", "VerifyPerformer.compute", INPUTS),
-    ("flowspec.model.drafter", "ModelDrafter.run", INPUTS),
-    ("flowspec.model.eagle", "EagleDrafter.run", INPUTS),
-    ("flowspec.model.kv", "TreeCache.begin_pass", "places, KV moves"),
-    ("flowspec.model.kv", "TreeCache.carry_out", "places, KV moves"),
-    ("flowspec.model.block", "LayerBlock._mask", "mask"),
-    ("flowspec.model.eagle", "full_mask", "mask"),
-    ("flowspec.model.lean", "LeanLayers.run", "layers"),
-    ("flowspec.model.eagle", "EagleHead.forward", INPUTS),
-    ("flowspec.model.kv", "TreeCache.slots", "KV rows"),
-    ("flowspec.model.kv", "TreeCacheLayer.update", "KV rows"),
-    ("flowspec.model.linear", "KernelLinear.multiply", "linears"),
-    ("flowspec.model.lean", "attend", "attention"),
-    ("flowspec.model.drafter", "propose", "proposals"),
-    ("flowspec.model.eagle", "propose", "proposals"),
+    ("flowspec.model.drafters.drafter", "ModelDrafter.run", INPUTS),
+    ("flowspec.model.drafters.eagle", "EagleDrafter.run", INPUTS),
+    ("flowspec.model.rows.kv", "TreeCache.begin_pass", "places, KV moves"),
+    ("flowspec.model.rows.kv", "TreeCache.carry_out", "places, KV moves"),
+    ("flowspec.model.layers.block", "LayerBlock._mask", "mask"),
+    ("flowspec.model.drafters.eagle", "full_mask", "mask"),
+    ("flowspec.model.layers.lean", "LeanLayers.run", "layers"),
+    ("flowspec.model.drafters.eagle", "EagleHead.forward", INPUTS),
+    ("flowspec.model.rows.kv", "TreeCache.slots", "KV rows"),
+    ("flowspec.model.rows.kv", "TreeCacheLayer.update", "KV rows"),
+    ("flowspec.model.layers.linear", "KernelLinear.multiply", "linears"),
+    ("flowspec.model.layers.lean", "attend", "attention"),
+    ("flowspec.model.drafters.drafter", "propose", "proposals"),
+    ("flowspec.model.drafters.eagle", "propose", "proposals"),
 )
 #: Every part in the order of the tables, and what it is.
 PARTS = {
@@ -169,7 +169,7 @@ def stage_process(url: str, model: str, layers: range, dtype: str, pipe: Any) ->
     """The measured worker; it sends its account when it is told to stop."""
     import torch
 
-    from flowspec.model.placing import place
+    from flowspec.model.layers.placing import place
     from flowspec.model.stage import load_stage
 
     observe.configure()
@@ -270,7 +270,7 @@ def draft_process(source: str, rows: int, rounds: int, pipe: Any) -> None:
     torch.set_num_threads(1)
     taken = Rounds()
     instrument(taken.sections)
-    from flowspec.model.sources import load_sources
+    from flowspec.model.drafters.sources import load_sources
 
     target = open_directory(default_pair()[0])
     drafter = load_sources(source, target)

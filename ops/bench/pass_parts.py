@@ -34,10 +34,10 @@ from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import FlowSpecError
 from flowspec.model import stage as stage_module
-from flowspec.model.directory import open_directory
-from flowspec.model.kv import TreeCacheLayer
-from flowspec.model.placing import place
+from flowspec.model.layers.placing import place
+from flowspec.model.rows.kv import TreeCacheLayer
 from flowspec.model.stage import ModelStage, load_stage
+from flowspec.model.weights.directory import open_directory
 from ops.bench.arguments import count, counts
 
 CONTEXT = 64
@@ -185,8 +185,8 @@ def taken(
 ) -> dict[int, dict[str, float]]:
     """Median seconds by number of rows and part, by the library's layers.
 
-    ``whole``: of a pass without clocks inside; ``short``: by the short path (``model.lean``), if
-    the stage has one.
+    ``whole``: of a pass without clocks inside; ``short``: by the short path
+    (``model.layers.lean``), if the stage has one.
     """
     passes = Passes(stage, vocabulary)
     short_path = stage.block.lean

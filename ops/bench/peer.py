@@ -35,7 +35,7 @@ from pathlib import Path
 
 from flowspec.cluster import Setup
 from flowspec.errors import ConfigError, FlowSpecError
-from flowspec.model.directory import default_pair, open_directory
+from flowspec.model.weights.directory import default_pair, open_directory
 from ops.bench.arguments import count, latencies
 from ops.bench.report import machine_line
 from ops.parser import Parser

@@ -27,9 +27,9 @@ from ops.parser import Parser
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from flowspec.errors import ConfigError, FlowSpecError
-from flowspec.model.directory import ModelDirectory, default_pair
-from flowspec.model.precision import PRECISIONS
-from flowspec.model.shapes import ModelShapes, shapes_of
+from flowspec.model.weights.directory import ModelDirectory, default_pair
+from flowspec.model.weights.precision import PRECISIONS
+from flowspec.model.weights.shapes import ModelShapes, shapes_of
 from flowspec.plan.boxes import DescribedBox
 from flowspec.plan.drafts import PlannedDrafts
 from flowspec.plan.estimate import timed

@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import save_file
 
 from flowspec.errors import ConfigError, FlowSpecError
-from flowspec.model.directory import ModelDirectory, open_directory
+from flowspec.model.weights.directory import ModelDirectory, open_directory
 from ops.parser import Parser
 
 #: Standard deviation of the weights times the square root of a matrix's inputs. Three times the

@@ -42,9 +42,9 @@ import torch
 from flowspec.client import Client
 from flowspec.cluster import Places, Setup
 from flowspec.errors import ConfigError, FlowSpecError, StateError
-from flowspec.model.directory import open_directory
-from flowspec.model.precision import PRECISIONS
 from flowspec.model.text import Tokenizer
+from flowspec.model.weights.directory import open_directory
+from flowspec.model.weights.precision import PRECISIONS
 from flowspec.rehearse.compare.hits import right
 from flowspec.results import Result, reported
 from ops.bench import pass_parts

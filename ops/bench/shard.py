@@ -37,9 +37,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 
 from flowspec.errors import ConfigError, FlowSpecError
-from flowspec.model.directory import ModelDirectory, default_pair, open_directory
 from flowspec.model.kernels import served
-from flowspec.model.precision import PRECISIONS
+from flowspec.model.weights.directory import ModelDirectory, default_pair, open_directory
+from flowspec.model.weights.precision import PRECISIONS
 from ops.bench import held_out, kernel_times, lone_rows
 from ops.bench.arguments import count
 from ops.bench.shard_model import LINEARS, write_model

@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from flowspec.core.protocol.work import Part, Pruned
 from flowspec.core.run.key import RunKey
 from flowspec.model.base import RowArray
-from flowspec.model.block import LayerBlock
-from flowspec.model.directory import ModelDirectory
-from flowspec.model.placing import Placing
+from flowspec.model.layers.block import LayerBlock
+from flowspec.model.layers.placing import Placing
+from flowspec.model.weights.directory import ModelDirectory
 
 HIDDEN = 2048
 INTERMEDIATE = 8192

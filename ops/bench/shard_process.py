@@ -101,8 +101,8 @@ def _serve(folder: str, precision: str, context: int, counts: Sequence[int]) -> 
     import torch
     from transformers.models.llama import modeling_llama
 
-    from flowspec.model.directory import open_directory
     from flowspec.model.kernels import kernels_for
+    from flowspec.model.weights.directory import open_directory
     from ops.bench.shard_model import load_shard, shard_pass
 
     del modeling_llama

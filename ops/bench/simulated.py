@@ -19,7 +19,7 @@ from flowspec.core.protocol.addresses import Address, Role
 from flowspec.core.protocol.work import DraftPass, Pass, Work
 from flowspec.errors import StateError
 from flowspec.model.base import DraftExecutor, StageExecutor
-from flowspec.model.directory import ModelDirectory
+from flowspec.model.weights.directory import ModelDirectory
 from flowspec.rehearse.compare import simulate as testbed
 from flowspec.rehearse.compare.texts import Text, texts
 from flowspec.rehearse.simulator import UNIT, Costs

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from flowspec.cli.bench import strategies_of
 from flowspec.core.run.sampling import Sampling
 from flowspec.model.base import DraftExecutor
-from flowspec.model.directory import default_pair, open_directory
-from flowspec.model.sources import load_sources
+from flowspec.model.drafters.sources import load_sources
+from flowspec.model.weights.directory import default_pair, open_directory
 from flowspec.rehearse.compare.memo import MemoDrafter
 from flowspec.rehearse.compare.naming import canonical, drafter_of
 from flowspec.rehearse.compare.simulate import Ran, profile_costs, returns_hidden, simulate

@@ -24,8 +24,8 @@ from flowspec.cli.bench import strategies_of
 from flowspec.core.job.stats import repeated_4grams
 from flowspec.core.run.sampling import Sampling
 from flowspec.model.base import DraftExecutor, StageExecutor
-from flowspec.model.directory import default_pair, open_directory
-from flowspec.model.sources import load_sources
+from flowspec.model.drafters.sources import load_sources
+from flowspec.model.weights.directory import default_pair, open_directory
 from flowspec.rehearse.compare.memo import MemoDrafter
 from flowspec.rehearse.compare.naming import drafter_of
 from flowspec.strategies import EXACT

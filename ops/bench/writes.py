@@ -23,7 +23,7 @@ from flowspec.transport.wire.keys import Keys
 from ops.bench.jobs import running_job
 
 if TYPE_CHECKING:
-    from flowspec.model.kv import TreeCache
+    from flowspec.model.rows.kv import TreeCache
 
 RUN = RunKey("j", 1)
 #: Rows of context before the tree that is pruned.
@@ -77,7 +77,7 @@ def prunes(rounds: int) -> tuple[list[float], list[float], list[float]]:
     """
     import torch
 
-    from flowspec.model.kv import TreeCache, copies
+    from flowspec.model.rows.kv import TreeCache, copies
 
     torch.set_num_threads(1)
     context = CONTEXT

@@ -20,8 +20,8 @@ from flowspec.core.protocol.messages import Returns
 from flowspec.core.protocol.work import Part, Pass
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import ClusterError
-from flowspec.model.directory import layer_ranges, open_directory
 from flowspec.model.timing import MEASURED, context_of, prompt_part, random_rows, siblings
+from flowspec.model.weights.directory import layer_ranges, open_directory
 from flowspec.rehearse.devices.profile import Times
 from flowspec.rehearse.measure import rising
 
@@ -113,7 +113,7 @@ def serve(pipe: Connection, target: str, stage: int, stages: int, most_rows: int
     """Compute a pass of as many rows as ``pipe`` says, and answer with its times, until its end."""
     import torch
 
-    from flowspec.model.placing import place
+    from flowspec.model.layers.placing import place
     from flowspec.model.stage import load_stage
 
     torch.set_num_threads(1)

@@ -20,8 +20,8 @@ from flowspec.core.protocol.work import Pass, PassDone
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.model.base import RowArray, StageExecutor
-from flowspec.model.directory import ModelDirectory
-from flowspec.model.taps import Taps
+from flowspec.model.layers.taps import Taps
+from flowspec.model.weights.directory import ModelDirectory
 from workers import verify
 from workers._boot import run
 

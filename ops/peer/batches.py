@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flowspec.errors import ClusterError
-from flowspec.model.directory import open_directory
+from flowspec.model.weights.directory import open_directory
 from ops.peer.convert import convert
 from ops.peer.install import Peer
 from ops.peer.llama import RUN_SECONDS, split_options

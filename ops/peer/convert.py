@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flowspec.errors import FlowSpecError, ModelError
-from flowspec.model.directory import ModelDirectory, open_directory
+from flowspec.model.weights.directory import ModelDirectory, open_directory
 
 #: Token types of ``gguf``.
 NORMAL = 1

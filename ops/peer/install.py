@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flowspec.errors import ConfigError, FlowSpecError
-from flowspec.model.directory import default_pair, open_directory
+from flowspec.model.weights.directory import default_pair, open_directory
 from ops.parser import Parser
 from ops.peer.convert import convert
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flowspec.errors import ClusterError
-from flowspec.model.directory import layer_ranges
+from flowspec.model.weights.directory import layer_ranges
 from flowspec.transport.connections.server import die_with_parent
 from ops.peer.install import Peer
 

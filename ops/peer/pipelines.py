@@ -13,7 +13,7 @@ from flowspec.client import Client
 from flowspec.cluster import Cluster, Setup
 from flowspec.core.job.stats import repeated_4grams
 from flowspec.errors import ConfigError
-from flowspec.model.directory import open_directory
+from flowspec.model.weights.directory import open_directory
 from flowspec.results import Result, reported
 from flowspec.transport.connections.server import PrivateBroker
 from flowspec.transport.link.inbox import free_port

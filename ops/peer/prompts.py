@@ -7,8 +7,8 @@ from pathlib import Path
 
 from flowspec.cli.bench import prompts_in
 from flowspec.errors import ConfigError
-from flowspec.model.directory import open_directory
 from flowspec.model.text import Tokenizer
+from flowspec.model.weights.directory import open_directory
 from flowspec.rehearse.compare.prompts import halve
 
 #: A draft may exceed the requested number of tokens by less than this.

@@ -1,4 +1,5 @@
-"""Train a block drafter for any local target, to load with ``flowspec.model.block_drafter``.
+"""Train a block drafter for any local target, to load with
+``flowspec.model.drafters.block_drafter``.
 
     python -m ops.train.block --target DIR --tokens train.bin --out DIR --minutes 25 [--resume]
 
@@ -32,11 +33,11 @@ from torch.nn.functional import cross_entropy, linear
 from transformers import DynamicCache, Qwen3Config
 
 from flowspec.errors import ModelError
-from flowspec.model.block_drafter import BlockLayers, read_layers
-from flowspec.model.block_layout import FC, BlockLayout, check_block_drafter, spread_layers
-from flowspec.model.directory import ModelDirectory, open_directory
-from flowspec.model.drafter_weights import read_checked
-from flowspec.model.placing import Placing
+from flowspec.model.drafters.block_drafter import BlockLayers, read_layers
+from flowspec.model.drafters.block_layout import FC, BlockLayout, check_block_drafter, spread_layers
+from flowspec.model.drafters.drafter_weights import read_checked
+from flowspec.model.layers.placing import Placing
+from flowspec.model.weights.directory import ModelDirectory, open_directory
 from ops.parser import Parser
 from ops.train.head import (
     CHECKPOINT_SECONDS,
@@ -51,7 +52,8 @@ from ops.train.teaching import Material, Teacher, trainer_parser
 
 #: The final norm's scale at the start.
 FIRST_SCALE = 0.1
-#: The class and the table of a drafter in DFlash's layout (``flowspec.model.block_layout``).
+#: The class and the table of a drafter in DFlash's layout
+#: (``flowspec.model.drafters.block_layout``).
 _CLASS = "DFlashDraftModel"
 _SETTINGS = "dflash_config"
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch.nn.functional import linear, smooth_l1_loss
 
-from flowspec.model.directory import ModelDirectory
-from flowspec.model.eagle import EagleHead, read_head
+from flowspec.model.drafters.eagle import EagleHead, read_head
+from flowspec.model.weights.directory import ModelDirectory
 from ops.train.pair import optimizers
 from ops.train.teaching import GUESSES, STEP_DECAY, Teacher, layer_config, unrolled
 
@@ -21,7 +21,7 @@ FEATURE_WEIGHT = 0.1
 
 
 class Eagle1Form:
-    """``fc``, one decoder layer, the target's LM head (``flowspec.model.eagle``)."""
+    """``fc``, one decoder layer, the target's LM head (``flowspec.model.drafters.eagle``)."""
 
     def fresh(self, teacher: Teacher, text: np.ndarray) -> EagleHead:
         """An untrained head of the target's shape: a Llama layer for any target family."""

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch.nn.functional import linear
 
-from flowspec.model.directory import ModelDirectory
-from flowspec.model.eagle3 import Eagle3Head, read_eagle3
-from flowspec.model.eagle3_layout import OFFSETS, TAPPED, read_layout
-from flowspec.model.weights import read_integers
+from flowspec.model.drafters.eagle3 import Eagle3Head, read_eagle3
+from flowspec.model.drafters.eagle3_layout import OFFSETS, TAPPED, read_layout
+from flowspec.model.weights.directory import ModelDirectory
+from flowspec.model.weights.weights import read_integers
 from ops.train.pair import adam, optimizers
 from ops.train.teaching import GUESSES, STEP_DECAY, Teacher, layer_config, unrolled
 
@@ -34,8 +34,8 @@ MEASURED = 512
 class Eagle3Form:
     """``fc`` over ``taps``, one decoder layer, an LM head over ``vocabulary`` tokens; 0: all.
 
-    The tokens are the most frequent ones of the text (``flowspec.model.eagle3``). In training
-    ``fc`` reads rows of size 1; what makes them so is multiplied into the stored matrix.
+    The tokens are the most frequent ones of the text (``flowspec.model.drafters.eagle3``). In
+    training ``fc`` reads rows of size 1; what makes them so is multiplied into the stored matrix.
     """
 
     def __init__(self, taps: Sequence[int], vocabulary: int = 0) -> None:

@@ -38,8 +38,8 @@ from safetensors.torch import save as packed
 
 from flowspec.core.job.stats import repeated_4grams
 from flowspec.errors import ModelError
-from flowspec.model.directory import open_directory
-from flowspec.model.eagle3_layout import default_taps
+from flowspec.model.drafters.eagle3_layout import default_taps
+from flowspec.model.weights.directory import open_directory
 from ops.parser import Parser
 from ops.train.eagle1 import Eagle1Form
 from ops.train.eagle3 import Eagle3Form

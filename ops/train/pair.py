@@ -35,7 +35,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from flowspec.model.directory import default_pair
+from flowspec.model.weights.directory import default_pair
 from ops.parser import Parser
 
 VOCABULARY = 4096

@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import linear
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig
 
-from flowspec.model.directory import ModelDirectory
+from flowspec.model.weights.directory import ModelDirectory
 from ops.parser import Parser
 
 #: Factor of the weight of each further unrolled step.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.model.directory import default_pair
+from flowspec.model.weights.directory import default_pair
 from flowspec.plan.cluster_file import read_cluster
 from tests.cli.conftest import Command
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.model.manifest import read_manifest
+from flowspec.model.weights.manifest import read_manifest
 from tests.cli.conftest import Command
 
 

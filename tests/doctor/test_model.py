@@ -21,7 +21,7 @@ from flowspec.doctor.model import (
     locate,
     sizes,
 )
-from flowspec.model.directory import open_directory
+from flowspec.model.weights.directory import open_directory
 from tests.pair import DRAFT, TARGET
 
 GIB = 1 << 30

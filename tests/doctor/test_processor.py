@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flowspec.doctor.finding import Severity
 from flowspec.doctor.processor import ProcessorFacts, check, fast, gather
-from flowspec.model.cpu import flags_in
+from flowspec.model.kernels.cpu import flags_in
 
 
 def x86(*features: str) -> ProcessorFacts:

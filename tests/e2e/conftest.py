@@ -12,8 +12,8 @@ import pytest
 
 from flowspec.client import Client
 from flowspec.cluster import Cluster, Setup
-from flowspec.model.directory import default_pair, open_directory
 from flowspec.model.reference import Reference
+from flowspec.model.weights.directory import default_pair, open_directory
 from tests.commands import run
 
 Clusters = Callable[[int], Cluster]

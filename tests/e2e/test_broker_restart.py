@@ -17,7 +17,7 @@ from flowspec.client import Client
 from flowspec.cluster import Cluster, Setup
 from flowspec.core.protocol.causes import JOB_LOST
 from flowspec.errors import JobFailed
-from flowspec.model.directory import default_pair
+from flowspec.model.weights.directory import default_pair
 from flowspec.transport.connections.connection import connect
 from tests.e2e.test_resume import COUNT, PROMPT, begun, ready
 from tests.waiting import until

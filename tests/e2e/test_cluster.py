@@ -24,7 +24,7 @@ from flowspec.errors import (
     JobFailed,
     ModelError,
 )
-from flowspec.model.directory import default_pair
+from flowspec.model.weights.directory import default_pair
 from flowspec.transport.connections.server import PrivateBroker
 from flowspec.transport.control.redis_control import RedisControl
 from flowspec.transport.wire.keys import Keys

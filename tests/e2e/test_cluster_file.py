@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from flowspec.client import Client
-from flowspec.model.directory import default_pair, open_directory
 from flowspec.model.reference import Reference
 from flowspec.model.text import Tokenizer
+from flowspec.model.weights.directory import default_pair, open_directory
 from flowspec.plan.cluster_file import ClusterFile, ClusterStage, read_cluster, write_cluster
 from flowspec.rehearse.devices.profile import LinkShape
 from flowspec.rehearse.probe import announced

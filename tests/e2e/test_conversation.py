@@ -14,8 +14,8 @@ from flowspec.cluster import Cluster, Setup
 from flowspec.core.run.limits import TREE_ROWS, in_blocks
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import JobFailed
-from flowspec.model.directory import default_pair
 from flowspec.model.reference import Reference
+from flowspec.model.weights.directory import default_pair
 from tests.e2e.conftest import Clusters
 from tests.e2e.test_equality import SAMPLED
 from tests.waiting import until

@@ -20,10 +20,10 @@ from flowspec.cli.generate import read_prompts
 from flowspec.client import Client, Job
 from flowspec.cluster import Cluster, Places, Setup
 from flowspec.core.run.sampling import Sampling
-from flowspec.model.directory import default_pair, open_directory
-from flowspec.model.placing import Placing
+from flowspec.model.layers.placing import Placing
 from flowspec.model.reference import Reference
 from flowspec.model.text import Tokenizer
+from flowspec.model.weights.directory import default_pair, open_directory
 from flowspec.proof import plain
 from flowspec.proof.prove import load_blocks
 from flowspec.results import Result

@@ -18,9 +18,9 @@ from huggingface_hub import InferenceClient
 from flowspec.client import Client
 from flowspec.gateway.keys import ApiKeys
 from flowspec.gateway.settings import Settings
-from flowspec.model.directory import default_pair, open_directory
 from flowspec.model.reference import Reference
 from flowspec.model.text import Tokenizer
+from flowspec.model.weights.directory import default_pair, open_directory
 from tests.e2e.conftest import Clusters
 from tests.gateway.conftest import gateway_at
 

@@ -17,8 +17,8 @@ import pytest
 from flowspec.client import Client
 from flowspec.cluster import Cluster, Setup
 from flowspec.core.run.sampling import Sampling
-from flowspec.model.directory import default_pair
 from flowspec.model.reference import Reference
+from flowspec.model.weights.directory import default_pair
 from flowspec.transport.control.redis_control import RedisControl
 from flowspec.transport.wire.keys import Keys
 from tests.commands import Command, start

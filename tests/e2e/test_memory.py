@@ -12,8 +12,8 @@ import torch
 
 from flowspec.client import Client
 from flowspec.cluster import Cluster, Setup
-from flowspec.model.block import tensor_prefixes
-from flowspec.model.directory import default_pair, layer_ranges, open_directory
+from flowspec.model.layers.block import tensor_prefixes
+from flowspec.model.weights.directory import default_pair, layer_ranges, open_directory
 
 pytestmark = pytest.mark.live
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.model.directory import default_pair, open_directory
 from flowspec.model.reference import Reference
 from flowspec.model.text import Tokenizer
+from flowspec.model.weights.directory import default_pair, open_directory
 from tests.e2e.conftest import Clusters
 
 ROOT = Path(__file__).parent.parent.parent

@@ -12,7 +12,7 @@ import pytest
 
 from flowspec.client import Client, Job
 from flowspec.cluster import Cluster, Setup
-from flowspec.model.directory import default_pair
+from flowspec.model.weights.directory import default_pair
 from flowspec.transport.connections.server import PrivateBroker
 from flowspec.transport.control.redis_control import RedisControl
 from flowspec.transport.wire.keys import Keys

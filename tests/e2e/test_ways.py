@@ -13,8 +13,8 @@ from flowspec.client import Client
 from flowspec.cluster import Cluster, Setup
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import JobFailed
-from flowspec.model.directory import default_pair
 from flowspec.model.reference import Reference
+from flowspec.model.weights.directory import default_pair
 from flowspec.rehearse.replay import replay_file
 from flowspec.strategies import EXACT
 from tests.e2e.conftest import Note

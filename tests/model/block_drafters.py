@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from torch.nn.functional import silu
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from flowspec.model.block_drafter import BlockLayers
-from flowspec.model.directory import ModelDirectory, open_directory
+from flowspec.model.drafters.block_drafter import BlockLayers
+from flowspec.model.weights.directory import ModelDirectory, open_directory
 
 TAPS = (0, 2, 4)
 MASK = 7

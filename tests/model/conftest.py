@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flowspec.model.directory import ModelDirectory, open_directory
+from flowspec.model.weights.directory import ModelDirectory, open_directory
 from tests.model.families import FAMILIES, save
 
 torch.set_num_threads(1)

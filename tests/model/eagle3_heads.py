@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from flowspec.model.directory import ModelDirectory, open_directory
+from flowspec.model.weights.directory import ModelDirectory, open_directory
 
 #: Shape of the heads' decoder layer: heads, key and value heads, values a head, feed-forward width.
 HEADS, KEY_HEADS, HEAD_DIM, INNER = 4, 2, 16, 96

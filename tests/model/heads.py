@@ -13,7 +13,7 @@ from flowspec.core.protocol.work import Draft, DraftDone, Part
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.tree.live_rows import LiveRows
-from flowspec.model.eagle import EagleDrafter
+from flowspec.model.drafters.eagle import EagleDrafter
 
 RUN = RunKey("j", 1)
 #: Tokens of the families' models.

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from flowspec.core.run.limits import BLOCK_ROWS
-from flowspec.model.paged import PagedCache, PagedStore, SharedRows
+from flowspec.model.rows.paged import PagedCache, PagedStore, SharedRows
 
 
 def check_pool(

@@ -10,10 +10,10 @@ from flowspec.core.protocol.messages import Open, Prune, Segment
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.stage.stage_run import StageRun, rows_of
-from flowspec.model.arrays import to_array
-from flowspec.model.block import LayerBlock
-from flowspec.model.directory import ModelDirectory
-from flowspec.model.placing import Placing
+from flowspec.model.layers.block import LayerBlock
+from flowspec.model.layers.placing import Placing
+from flowspec.model.rows.arrays import to_array
+from flowspec.model.weights.directory import ModelDirectory
 
 RUN = RunKey("j", 1)
 

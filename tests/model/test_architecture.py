@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from flowspec.errors import ModelError
-from flowspec.model.architecture import read_config
-from flowspec.model.block import LayerBlock
-from flowspec.model.directory import ModelDirectory, layer_ranges, open_directory
+from flowspec.model.layers.architecture import read_config
+from flowspec.model.layers.block import LayerBlock
 from flowspec.model.stage import load_stage
+from flowspec.model.weights.directory import ModelDirectory, layer_ranges, open_directory
 from tests.model.families import FAMILIES, save
 from tests.model.stages import StageByStage
 

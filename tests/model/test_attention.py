@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from flowspec.model.attention import bias_of, exact_attention
+from flowspec.model.rows.attention import bias_of, exact_attention
 
 CPU = torch.device("cpu")
 

@@ -15,18 +15,18 @@ from flowspec.core.protocol.work import BlockDone, BlockDraft, Part
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling, perturbed
 from flowspec.errors import ConfigError, ModelError, StateError
-from flowspec.model.block_drafter import BlockDrafter, load_block_drafter
-from flowspec.model.block_layout import spread_layers
-from flowspec.model.directory import ModelDirectory, layer_ranges, open_directory
-from flowspec.model.reference import Reference
-from flowspec.model.sources import (
+from flowspec.model.drafters.block_drafter import BlockDrafter, load_block_drafter
+from flowspec.model.drafters.block_layout import spread_layers
+from flowspec.model.drafters.sources import (
     check_sources,
     load_sources,
     open_models,
     taps_of,
     target_needs,
 )
+from flowspec.model.reference import Reference
 from flowspec.model.stage import load_stage
+from flowspec.model.weights.directory import ModelDirectory, layer_ranges, open_directory
 from flowspec.proof.depth import acceptance_by_depth
 from flowspec.proof.plain import PlainText
 from flowspec.rehearse.compare.memo import MemoDrafter

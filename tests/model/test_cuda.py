@@ -13,17 +13,17 @@ from flowspec.core.protocol.work import Part, Pass, WorkFailed
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.model.base import HasFacts
-from flowspec.model.block import LayerBlock
-from flowspec.model.directory import ModelDirectory, default_pair, open_directory
+from flowspec.model.drafters.sources import load_sources
 from flowspec.model.kernels import served
+from flowspec.model.layers.block import LayerBlock
+from flowspec.model.layers.placing import Placing, choose_device, place
 from flowspec.model.memory import available_bytes
-from flowspec.model.placing import Placing, choose_device, place
-from flowspec.model.precision import PRECISIONS
-from flowspec.model.sampling import choose_rows, perturbed_rows, top_logprobs
-from flowspec.model.sources import load_sources
+from flowspec.model.sampling.sampling import choose_rows, perturbed_rows, top_logprobs
 from flowspec.model.stage import load_stage
 from flowspec.model.text import Tokenizer
 from flowspec.model.timing import time_layer
+from flowspec.model.weights.directory import ModelDirectory, default_pair, open_directory
+from flowspec.model.weights.precision import PRECISIONS
 from tests.model.stages import StageByStage
 from tests.model.test_drafts_together import Listening, decoded, folders, with_tokenizer
 from tests.model.test_low_precision import proposals

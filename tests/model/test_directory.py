@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from flowspec.errors import ModelError
-from flowspec.model.directory import (
+from flowspec.model.weights.directory import (
     ModelDirectory,
     check_pair,
     fetch_weights,
@@ -23,7 +23,7 @@ from flowspec.model.directory import (
     layer_ranges,
     open_directory,
 )
-from flowspec.model.tensor_files import NewTensor, write_tensors
+from flowspec.model.weights.tensor_files import NewTensor, write_tensors
 from tests.pair import TARGET
 
 
@@ -361,7 +361,7 @@ def asked_of_hub(
     """The patterns of every fetch of ``lab/small``, which brings the matching files."""
     import fnmatch
 
-    from flowspec.model import directory as module
+    from flowspec.model.weights import directory as module
 
     source = family("llama").path
     asked: list[list[str]] = []
@@ -382,7 +382,7 @@ def asked_of_hub(
 def test_a_hub_models_stage_fetches_its_own_files_only(
     asked_of_hub: list[list[str]], family: Callable[..., ModelDirectory], layers: range
 ) -> None:
-    from flowspec.model.block import LayerBlock, tensor_prefixes
+    from flowspec.model.layers.block import LayerBlock, tensor_prefixes
 
     target = fetch_weights("lab/small", lambda found: tensor_prefixes(found, layers))
     prefixes = tensor_prefixes(target, layers)
@@ -399,7 +399,7 @@ def test_a_hub_models_stage_fetches_its_own_files_only(
 def test_a_hub_models_head_and_embedding_are_fetched_for_a_head(
     asked_of_hub: list[list[str]],
 ) -> None:
-    from flowspec.model.sources import target_needs
+    from flowspec.model.drafters.sources import target_needs
 
     target = fetch_weights("lab/small", target_needs("head"))
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
@@ -414,7 +414,7 @@ def test_a_hub_models_head_and_embedding_are_fetched_for_a_head(
 def test_a_hub_model_in_one_file_is_fetched_whole(
     family: Callable[..., ModelDirectory], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from flowspec.model import directory as module
+    from flowspec.model.weights import directory as module
 
     (tmp_path / "config.json").write_bytes((family("llama").path / "config.json").read_bytes())
     write_tensors(tmp_path / "model.safetensors", [NewTensor("a", "U8", (1,), 1)], [b"x"])

@@ -15,10 +15,10 @@ from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import ConfigError, StateError
 from flowspec.model.base import DraftsAlone, RowArray
-from flowspec.model.directory import default_pair, open_directory
-from flowspec.model.drafter_choice import ChoiceDrafter, wanting_hidden
-from flowspec.model.eagle import EagleDrafter
-from flowspec.model.sources import load_sources
+from flowspec.model.drafters.drafter_choice import ChoiceDrafter, wanting_hidden
+from flowspec.model.drafters.eagle import EagleDrafter
+from flowspec.model.drafters.sources import load_sources
+from flowspec.model.weights.directory import default_pair, open_directory
 from flowspec.rehearse.compare.memo import MemoDrafter
 from flowspec.rehearse.compare.simulate import profile_costs, simulate
 from flowspec.rehearse.compare.texts import texts

@@ -25,12 +25,12 @@ from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.model.base import DraftExecutor, DraftsAlone, RowArray
-from flowspec.model.block import LayerBlock
-from flowspec.model.directory import ModelDirectory, layer_ranges, open_directory
-from flowspec.model.drafter_choice import levels_of, wanting_hidden
-from flowspec.model.placing import Placing
-from flowspec.model.sources import load_sources, taps_of
+from flowspec.model.drafters.drafter_choice import levels_of, wanting_hidden
+from flowspec.model.drafters.sources import load_sources, taps_of
+from flowspec.model.layers.block import LayerBlock
+from flowspec.model.layers.placing import Placing
 from flowspec.model.stage import load_stage
+from flowspec.model.weights.directory import ModelDirectory, layer_ranges, open_directory
 from flowspec.rehearse.simulator import Simulation
 from flowspec.strategies import build
 from tests.marks import crossed, examples, heavy

@@ -19,13 +19,13 @@ from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.errors import ModelError, StateError
-from flowspec.model import lean
-from flowspec.model.directory import ModelDirectory, layer_ranges, open_directory
-from flowspec.model.eagle import EagleHead, load_head, read_head
-from flowspec.model.placing import Placing
+from flowspec.model.drafters.eagle import EagleHead, load_head, read_head
+from flowspec.model.drafters.sources import check_sources, target_needs
+from flowspec.model.layers import lean
+from flowspec.model.layers.placing import Placing
 from flowspec.model.reference import Reference
-from flowspec.model.sources import check_sources, target_needs
 from flowspec.model.stage import load_stage
+from flowspec.model.weights.directory import ModelDirectory, layer_ranges, open_directory
 from flowspec.rehearse.simulator import Simulation
 from flowspec.strategies import build
 from tests.marks import crossed

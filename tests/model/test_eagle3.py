@@ -18,12 +18,12 @@ from flowspec.core.run.sampling import Sampling, perturbed
 from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.errors import ModelError
-from flowspec.model.directory import ModelDirectory, layer_ranges, open_directory
-from flowspec.model.draft_vocabulary import DraftVocabulary
-from flowspec.model.eagle3 import load_eagle3
+from flowspec.model.drafters.draft_vocabulary import DraftVocabulary
+from flowspec.model.drafters.eagle3 import load_eagle3
+from flowspec.model.drafters.sources import check_sources, load_sources, taps_of, target_needs
 from flowspec.model.reference import Reference
-from flowspec.model.sources import check_sources, load_sources, taps_of, target_needs
 from flowspec.model.stage import load_stage
+from flowspec.model.weights.directory import ModelDirectory, layer_ranges, open_directory
 from flowspec.rehearse.simulator import Simulation
 from flowspec.strategies import build
 from tests.marks import crossed

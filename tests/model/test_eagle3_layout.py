@@ -14,11 +14,11 @@ from safetensors.torch import load_file, save_file
 
 from flowspec.doctor.model import check_names
 from flowspec.errors import ConfigError, ModelError
-from flowspec.model.directory import ModelDirectory, open_directory
-from flowspec.model.eagle3_layout import is_eagle3, read_layout
-from flowspec.model.head_layout import check_head, head_name, is_head
-from flowspec.model.sources import check_sources, recorded_taps, taps_of
-from flowspec.model.taps import Taps
+from flowspec.model.drafters.eagle3_layout import is_eagle3, read_layout
+from flowspec.model.drafters.head_layout import check_head, head_name, is_head
+from flowspec.model.drafters.sources import check_sources, recorded_taps, taps_of
+from flowspec.model.layers.taps import Taps
+from flowspec.model.weights.directory import ModelDirectory, open_directory
 from tests.model.eagle3_heads import IDS, Shape, save_eagle3
 
 Family = Callable[..., ModelDirectory]

@@ -14,10 +14,10 @@ from transformers import AutoModelForCausalLM
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from flowspec.errors import ModelError
-from flowspec.model.block import LayerBlock
-from flowspec.model.directory import ModelDirectory, open_directory
-from flowspec.model.linear import KernelLinear
-from flowspec.model.placing import Placing
+from flowspec.model.layers.block import LayerBlock
+from flowspec.model.layers.linear import KernelLinear
+from flowspec.model.layers.placing import Placing
+from flowspec.model.weights.directory import ModelDirectory, open_directory
 from tests.model.stages import StageByStage
 
 Family = Callable[..., ModelDirectory]

@@ -13,7 +13,12 @@ from safetensors.torch import load_file
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
 from flowspec.errors import ModelError
-from flowspec.model.directory import ModelDirectory, check_pair, default_pair, open_directory
+from flowspec.model.weights.directory import (
+    ModelDirectory,
+    check_pair,
+    default_pair,
+    open_directory,
+)
 from tests.model.families import FAMILIES
 
 Family = Callable[..., ModelDirectory]

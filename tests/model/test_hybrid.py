@@ -17,8 +17,8 @@ from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import ConfigError, StateError
 from flowspec.model.base import DraftsAlone, RowArray
-from flowspec.model.hybrid import HybridDrafter
-from flowspec.model.ngram import NgramDrafter
+from flowspec.model.drafters.hybrid import HybridDrafter
+from flowspec.model.drafters.ngram import NgramDrafter
 from flowspec.strategies import EXACT
 from tests.marks import crossed, examples
 from tests.model.test_ngram import ENDLESS, RUN, SAMPLED, Bench, simulate, tokens_of

@@ -9,15 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowspec.model import joined, lean
-from flowspec.model.block import LayerBlock
-from flowspec.model.directory import ModelDirectory
-from flowspec.model.joined import JoinedPart, Stack, groups_among, joinable, same_products
 from flowspec.model.kernels import KERNELS
 from flowspec.model.kernels.base import Kernel
-from flowspec.model.linear import KernelLinear
-from flowspec.model.precision import PRECISIONS
-from flowspec.model.quantise import Weight, quantise
+from flowspec.model.layers import joined, lean
+from flowspec.model.layers.block import LayerBlock
+from flowspec.model.layers.joined import JoinedPart, Stack, groups_among, joinable, same_products
+from flowspec.model.layers.linear import KernelLinear
+from flowspec.model.weights.directory import ModelDirectory
+from flowspec.model.weights.precision import PRECISIONS
+from flowspec.model.weights.quantise import Weight, quantise
 from tests.marks import crossed, examples
 from tests.model.test_lean import PLAIN, block_of, passes
 

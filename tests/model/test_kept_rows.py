@@ -21,14 +21,14 @@ from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.errors import StateError
-from flowspec.model.directory import ModelDirectory, layer_ranges, open_directory
-from flowspec.model.drafter_choice import levels_of, wanting_hidden
-from flowspec.model.kept_rows import KeptRows
-from flowspec.model.kv import CopiedRows, TreeCache
+from flowspec.model.drafters.drafter_choice import levels_of, wanting_hidden
+from flowspec.model.drafters.sources import load_sources, taps_of
 from flowspec.model.reference import Reference
-from flowspec.model.sources import load_sources, taps_of
+from flowspec.model.rows.kept_rows import KeptRows
+from flowspec.model.rows.kv import CopiedRows, TreeCache
+from flowspec.model.rows.two_level import PLAIN, TWO_LEVEL, TwoLevelCache
 from flowspec.model.stage import ModelStage, load_stage
-from flowspec.model.two_level import PLAIN, TWO_LEVEL, TwoLevelCache
+from flowspec.model.weights.directory import ModelDirectory, layer_ranges, open_directory
 from flowspec.rehearse.simulator import Simulation
 from flowspec.strategies import build
 from tests.marks import examples, heavy

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowspec.model.kv import TreeCache
-from flowspec.model.rows import Moves
+from flowspec.model.rows.kv import TreeCache
+from flowspec.model.rows.rows import Moves
 from tests.marks import examples
 
 

@@ -11,10 +11,10 @@ import torch
 from flowspec.core.protocol.work import Part, Pruned
 from flowspec.core.run.key import RunKey
 from flowspec.errors import ConfigError
-from flowspec.model import lean
-from flowspec.model.block import LayerBlock
-from flowspec.model.directory import ModelDirectory
-from flowspec.model.placing import place
+from flowspec.model.layers import lean
+from flowspec.model.layers.block import LayerBlock
+from flowspec.model.layers.placing import place
+from flowspec.model.weights.directory import ModelDirectory
 
 Family = Callable[..., ModelDirectory]
 RUN = RunKey("j", 1)

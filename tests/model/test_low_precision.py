@@ -12,13 +12,13 @@ from flowspec.core.protocol.work import Draft, DraftDone, Part, Pruned
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.model.base import DraftExecutor
-from flowspec.model.block import LayerBlock
-from flowspec.model.directory import default_pair, open_directory
-from flowspec.model.drafter import ModelDrafter
-from flowspec.model.placing import Placing
-from flowspec.model.sources import load_sources
+from flowspec.model.drafters.drafter import ModelDrafter
+from flowspec.model.drafters.sources import load_sources
+from flowspec.model.layers.block import LayerBlock
+from flowspec.model.layers.placing import Placing
+from flowspec.model.rows.two_level import TWO_LEVEL
 from flowspec.model.text import Tokenizer
-from flowspec.model.two_level import TWO_LEVEL
+from flowspec.model.weights.directory import default_pair, open_directory
 from flowspec.proof import plain
 from tests.marks import crossed
 

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.model.masks import full_mask, tree_mask
+from flowspec.model.rows.masks import full_mask, tree_mask
 
 
 @given(st.data())

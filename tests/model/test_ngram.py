@@ -21,7 +21,7 @@ from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.core.tree.live_rows import LiveRows
 from flowspec.errors import ConfigError, StateError
 from flowspec.model.base import DraftExecutor
-from flowspec.model.ngram import LATER, RECENT, SHARES, NgramDrafter
+from flowspec.model.drafters.ngram import LATER, RECENT, SHARES, NgramDrafter
 from flowspec.rehearse.simulator import RunRecord, Simulation
 from flowspec.strategies import EXACT, STRATEGIES, build
 from tests.marks import crossed, examples

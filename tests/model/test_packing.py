@@ -12,9 +12,9 @@ import torch
 from flowspec.model.kernels import KERNELS
 from flowspec.model.kernels import four_bit as four_bit_kernels
 from flowspec.model.kernels.base import Kernel
-from flowspec.model.packing import pack
-from flowspec.model.precision import PRECISIONS
-from flowspec.model.quantise import Weight, quantise
+from flowspec.model.layers.packing import pack
+from flowspec.model.weights.precision import PRECISIONS
+from flowspec.model.weights.quantise import Weight, quantise
 
 CPU = torch.device("cpu")
 CASES = [
@@ -29,9 +29,9 @@ ELSE_MIB = 24
 LOADING = """
 import sys
 from flowspec.model.kernels.four_bit import bitsandbytes
-from flowspec.model.block import LayerBlock
-from flowspec.model.directory import open_directory
-from flowspec.model.placing import Placing
+from flowspec.model.layers.block import LayerBlock
+from flowspec.model.weights.directory import open_directory
+from flowspec.model.layers.placing import Placing
 from transformers.models.llama import modeling_llama
 
 def peak():

@@ -18,13 +18,13 @@ from flowspec.core.run.limits import BLOCK_ROWS
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.stage.stage_run import StageRun
 from flowspec.errors import ModelError, StateError
-from flowspec.model.block_pool import RANGE, BlockPool
-from flowspec.model.directory import ModelDirectory
-from flowspec.model.kept_rows import KeptRows
-from flowspec.model.kv import CopiedRows, TreeCache
-from flowspec.model.paged import PagedCache, PagedStore, SharedRows
+from flowspec.model.rows.block_pool import RANGE, BlockPool
+from flowspec.model.rows.kept_rows import KeptRows
+from flowspec.model.rows.kv import CopiedRows, TreeCache
+from flowspec.model.rows.paged import PagedCache, PagedStore, SharedRows
+from flowspec.model.rows.two_level import TWO_LEVEL
 from flowspec.model.stage import ModelStage, load_stage
-from flowspec.model.two_level import TWO_LEVEL
+from flowspec.model.weights.directory import ModelDirectory
 from tests.marks import examples
 from tests.model.families import FAMILIES
 from tests.model.paged_checks import check_pool

@@ -13,11 +13,11 @@ from flowspec.core.protocol.work import Part, Pass
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import ConfigError, StateError
-from flowspec.model import placing as module
-from flowspec.model.directory import ModelDirectory, default_pair, open_directory
-from flowspec.model.placing import Placing, place
-from flowspec.model.precision import PRECISIONS, check_device, check_dtype
+from flowspec.model.layers import placing as module
+from flowspec.model.layers.placing import Placing, place
 from flowspec.model.stage import load_stage
+from flowspec.model.weights.directory import ModelDirectory, default_pair, open_directory
+from flowspec.model.weights.precision import PRECISIONS, check_device, check_dtype
 
 Family = Callable[..., ModelDirectory]
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from flowspec.errors import ModelError
 from flowspec.model.kernels.four_bit import bitsandbytes
-from flowspec.model.precision import PRECISIONS
-from flowspec.model.quantise import dequantise, quantise, unpacked
+from flowspec.model.weights.precision import PRECISIONS
+from flowspec.model.weights.quantise import dequantise, quantise, unpacked
 from tests.marks import examples
 
 QUANTISED = [name for name, precision in PRECISIONS.items() if precision.quantised]

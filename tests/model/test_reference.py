@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from flowspec.core.run.sampling import Sampling, gumbel
-from flowspec.model.directory import ModelDirectory
 from flowspec.model.reference import NUCLEUS_TIE, Reference
+from flowspec.model.weights.directory import ModelDirectory
 
 Family = Callable[..., ModelDirectory]
 PROMPT = (5, 6, 7, 8)

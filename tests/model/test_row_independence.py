@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from flowspec.model.directory import ModelDirectory
 from flowspec.model.kernels import served
-from flowspec.model.placing import Placing
+from flowspec.model.layers.placing import Placing
+from flowspec.model.weights.directory import ModelDirectory
 from tests.marks import crossed
 from tests.model.families import FAMILIES
 from tests.model.stages import StageByStage

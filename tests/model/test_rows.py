@@ -12,11 +12,10 @@ from flowspec.core.protocol.work import Part, Pruned
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.tree.live_rows import LiveRows
 from flowspec.errors import StateError
-from flowspec.model import rows
-from flowspec.model.kv import TreeCache
-from flowspec.model.masks import full_mask
-from flowspec.model.rows import ContiguousRows, Moves, Placement
-from flowspec.model.two_level import TwoLevelCache
+from flowspec.model.rows.kv import TreeCache
+from flowspec.model.rows.masks import full_mask
+from flowspec.model.rows.rows import ContiguousRows, Moves, Placement, rows
+from flowspec.model.rows.two_level import TwoLevelCache
 from tests.core.tree.random_runs import RUN, RandomRun, RandomStage
 from tests.marks import examples
 from tests.toy_model import ToyStage, ToyTarget

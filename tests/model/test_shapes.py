@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from flowspec.errors import ModelError
-from flowspec.model.directory import default_pair, open_directory
-from flowspec.model.shapes import read_config, shapes_of
+from flowspec.model.weights.directory import default_pair, open_directory
+from flowspec.model.weights.shapes import read_config, shapes_of
 
 BASE = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100}
 MIXTURE = {"num_local_experts": 8, "num_experts_per_tok": 2}

@@ -13,8 +13,11 @@ import torch
 from flowspec.core.protocol.work import Part
 from flowspec.core.run.key import RunKey
 from flowspec.errors import ConfigError, ModelError
-from flowspec.model.block import LayerBlock, tensor_prefixes
-from flowspec.model.directory import (
+from flowspec.model.kernels import served
+from flowspec.model.layers.block import LayerBlock, tensor_prefixes
+from flowspec.model.layers.placing import Placing
+from flowspec.model.shards import ShardPlan, check_shard_dtype, parse_blocks, write_shards
+from flowspec.model.weights.directory import (
     ModelDirectory,
     check_pair,
     default_pair,
@@ -22,10 +25,7 @@ from flowspec.model.directory import (
     layer_ranges,
     open_directory,
 )
-from flowspec.model.kernels import served
-from flowspec.model.manifest import AS_STORED, MANIFEST
-from flowspec.model.placing import Placing
-from flowspec.model.shards import ShardPlan, check_shard_dtype, parse_blocks, write_shards
+from flowspec.model.weights.manifest import AS_STORED, MANIFEST
 
 Family = Callable[..., ModelDirectory]
 DTYPES = [AS_STORED, "float32", "bfloat16", "float16", "int8", "nf4", "int4", "nf4-double"]

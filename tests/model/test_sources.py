@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 
 from flowspec.errors import ConfigError, FlowSpecError, ModelError
-from flowspec.model.directory import PACKAGED, default_pair, local_path, open_directory
-from flowspec.model.drafter import ModelDrafter
-from flowspec.model.drafter_choice import wanting_hidden
-from flowspec.model.eagle import EagleDrafter
-from flowspec.model.head_layout import is_head
-from flowspec.model.hybrid import HybridDrafter
-from flowspec.model.ngram import NgramDrafter
-from flowspec.model.sources import (
+from flowspec.model.drafters.drafter import ModelDrafter
+from flowspec.model.drafters.drafter_choice import wanting_hidden
+from flowspec.model.drafters.eagle import EagleDrafter
+from flowspec.model.drafters.head_layout import is_head
+from flowspec.model.drafters.hybrid import HybridDrafter
+from flowspec.model.drafters.ngram import NgramDrafter
+from flowspec.model.drafters.sources import (
     check_sources,
     choices,
     fingerprint,
@@ -25,6 +24,7 @@ from flowspec.model.sources import (
     source_names,
     target_needs,
 )
+from flowspec.model.weights.directory import PACKAGED, default_pair, local_path, open_directory
 
 TARGET = open_directory(default_pair()[0])
 
@@ -193,7 +193,7 @@ def test_a_hub_model_is_told_apart_by_names_alone(
                 shutil.copy(file, tmp_path / name)
         return tmp_path / name
 
-    monkeypatch.setattr("flowspec.model.directory._snapshot", snapshot)
+    monkeypatch.setattr("flowspec.model.weights.directory._snapshot", snapshot)
     target, (middle,) = open_models("lab/target", "ngram", ("lab/medium",))
     assert (target.fingerprint, middle.fingerprint) == (
         TARGET.fingerprint,

@@ -18,11 +18,11 @@ from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_run import StageRun
 from flowspec.core.stage.stage_worker import StageMachine
-from flowspec.model.block import LayerBlock
-from flowspec.model.directory import ModelDirectory, TensorEntry, layer_ranges
-from flowspec.model.drafter import load_drafter
+from flowspec.model.drafters.drafter import load_drafter
+from flowspec.model.layers.block import LayerBlock
 from flowspec.model.reference import Reference
 from flowspec.model.stage import ModelStage, load_stage
+from flowspec.model.weights.directory import ModelDirectory, TensorEntry, layer_ranges
 from flowspec.rehearse.simulator import Simulation
 from flowspec.strategies import EXACT, STRATEGIES, build
 from tests.marks import examples
@@ -167,7 +167,7 @@ def test_a_stage_reads_its_own_weights_and_no_others(
 
 
 def test_other_stages_shard_files_need_not_be_there(family: Family, llama_copy: object) -> None:
-    from flowspec.model.directory import open_directory
+    from flowspec.model.weights.directory import open_directory
 
     directory = open_directory(str(llama_copy))
     own = {

@@ -19,12 +19,12 @@ from flowspec.core.run.sampling import Sampling
 from flowspec.core.stage.stage_run import Slowest, StageRun, onward, rows_of
 from flowspec.errors import ConfigError, ModelError
 from flowspec.model.base import RowArray
-from flowspec.model.directory import ModelDirectory, layer_ranges
-from flowspec.model.placing import Placing
+from flowspec.model.drafters.sources import recorded_taps, taps_of
+from flowspec.model.layers.placing import Placing
+from flowspec.model.layers.taps import Taps, beside, elements, parted
 from flowspec.model.reference import Reference
-from flowspec.model.sources import recorded_taps, taps_of
 from flowspec.model.stage import ModelStage, load_stage
-from flowspec.model.taps import Taps, beside, elements, parted
+from flowspec.model.weights.directory import ModelDirectory, layer_ranges
 from tests.marks import crossed
 from tests.model.eagle3_heads import Shape, save_eagle3
 from workers._models import open_tapping

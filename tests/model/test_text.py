@@ -18,8 +18,8 @@ from transformers import PreTrainedTokenizerFast
 from flowspec.core.run.logprobs import TokenWritten
 from flowspec.core.run.turns import Turn
 from flowspec.errors import JobError, ModelError
-from flowspec.model.directory import open_directory
 from flowspec.model.text import TextStream, Tokenizer, TokenWriter
+from flowspec.model.weights.directory import open_directory
 from tests.marks import examples
 from tests.pair import TARGET
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.model.directory import default_pair, open_directory
-from flowspec.model.shapes import few_layers, read_config, shapes_of
 from flowspec.model.timing import time_layer, time_request
+from flowspec.model.weights.directory import default_pair, open_directory
+from flowspec.model.weights.shapes import few_layers, read_config, shapes_of
 
 TARGET, DRAFT = (open_directory(name) for name in default_pair())
 

@@ -8,11 +8,11 @@ import pytest
 from transformers import CONFIG_MAPPING, PretrainedConfig
 
 from flowspec.errors import ModelError
-from flowspec.model import block, trial
-from flowspec.model.directory import open_directory
-from flowspec.model.drafter import load_drafter
-from flowspec.model.families import TESTED_FAMILIES
+from flowspec.model.drafters.drafter import load_drafter
+from flowspec.model.layers import block, trial
 from flowspec.model.stage import load_stage
+from flowspec.model.weights.directory import open_directory
+from flowspec.model.weights.families import TESTED_FAMILIES
 from tests.model.families import COMMON, FAMILIES, save
 
 

@@ -23,15 +23,14 @@ from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_run import StageRun, rows_of
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.errors import ModelError, StateError
-from flowspec.model import two_level
-from flowspec.model.attention import bias_of
-from flowspec.model.block import LayerBlock
-from flowspec.model.directory import ModelDirectory, layer_ranges
-from flowspec.model.drafter import load_drafter
-from flowspec.model.kv import TreeCache
-from flowspec.model.rows import Moves, Placement
+from flowspec.model.drafters.drafter import load_drafter
+from flowspec.model.layers.block import LayerBlock
+from flowspec.model.rows.attention import bias_of
+from flowspec.model.rows.kv import TreeCache
+from flowspec.model.rows.rows import Moves, Placement, two_level
+from flowspec.model.rows.two_level import TREE_ROWS, TwoLevelCache, two_level_attention
 from flowspec.model.stage import load_stage
-from flowspec.model.two_level import TREE_ROWS, TwoLevelCache, two_level_attention
+from flowspec.model.weights.directory import ModelDirectory, layer_ranges
 from flowspec.rehearse.simulator import Simulation
 from flowspec.strategies import build
 from tests.marks import crossed, examples

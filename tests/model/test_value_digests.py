@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.model import value_digests as module
-from flowspec.model.directory import ModelDirectory, open_directory
-from flowspec.model.tensor_files import NewTensor, read_header, write_tensors
-from flowspec.model.value_digests import group_of
+from flowspec.model.weights import value_digests as module
+from flowspec.model.weights.directory import ModelDirectory, open_directory
+from flowspec.model.weights.tensor_files import NewTensor, read_header, write_tensors
+from flowspec.model.weights.value_digests import group_of
 
 Family = Callable[..., ModelDirectory]
 

@@ -10,9 +10,9 @@ import torch
 from torch.nn.functional import linear
 
 from flowspec.errors import ModelError
-from flowspec.model.block_drafter import load_block_drafter
-from flowspec.model.block_layout import check_block_drafter
-from flowspec.model.directory import ModelDirectory, open_directory
+from flowspec.model.drafters.block_drafter import load_block_drafter
+from flowspec.model.drafters.block_layout import check_block_drafter
+from flowspec.model.weights.directory import ModelDirectory, open_directory
 from ops.train import block as script
 from ops.train.teaching import Teacher
 from tests.model.block_drafters import MASK, TAPS, Published, save_block_drafter

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from flowspec.errors import ConfigError, ModelError
-from flowspec.model.directory import ModelDirectory, default_pair, open_directory
+from flowspec.model.weights.directory import ModelDirectory, default_pair, open_directory
 from ops.peer import install
 from ops.peer.convert import convert, interleaved, settings, tensors, vocabulary
 from ops.peer.install import CONSTRAINTS, Peer, Step, check_compiler, unpack, version

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flowspec.errors import ConfigError
-from flowspec.model.directory import open_directory
+from flowspec.model.weights.directory import open_directory
 from ops.bench.drafters import Contestant, contestants
 from tests.model.block_drafters import save_block_drafter
 from tests.ops.test_bench import printed

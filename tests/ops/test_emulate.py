@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowspec.errors import ClusterError, ConfigError
-from flowspec.model.directory import default_pair
+from flowspec.model.weights.directory import default_pair
 from flowspec.rehearse.devices.profiles import load
 from ops.bench.emulate import (
     BUSY_SHARE,

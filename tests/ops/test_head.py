@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from flowspec.errors import ModelError
-from flowspec.model.directory import ModelDirectory, open_directory
-from flowspec.model.eagle import EagleHead, load_head, read_head
-from flowspec.model.eagle3 import Eagle3Head, load_eagle3
-from flowspec.model.eagle3_layout import read_layout
-from flowspec.model.head_layout import is_head
+from flowspec.model.drafters.eagle import EagleHead, load_head, read_head
+from flowspec.model.drafters.eagle3 import Eagle3Head, load_eagle3
+from flowspec.model.drafters.eagle3_layout import read_layout
+from flowspec.model.drafters.head_layout import is_head
+from flowspec.model.weights.directory import ModelDirectory, open_directory
 from ops.train import head as script
 from ops.train.eagle1 import Eagle1Form
 from ops.train.eagle3 import Eagle3Form

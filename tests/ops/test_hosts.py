@@ -23,8 +23,8 @@ from flowspec.core.run.history import History
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import ClusterError, ConfigError
-from flowspec.model.directory import default_pair
 from flowspec.model.empty_stage import PassingStage
+from flowspec.model.weights.directory import default_pair
 from flowspec.rehearse.compare.texts import Text
 from flowspec.rehearse.devices.profile import Profile, Times
 from ops.bench import hosts

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.model.directory import check_pair, open_directory
+from flowspec.model.weights.directory import check_pair, open_directory
 from ops.train import pair
 
 

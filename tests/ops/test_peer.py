@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowspec.errors import ClusterError, ConfigError
-from flowspec.model.directory import default_pair
+from flowspec.model.weights.directory import default_pair
 from ops.bench import peer as program
 from ops.bench.peer import PROMPTS, QUIET
 from ops.peer.duration import Extent

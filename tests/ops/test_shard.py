@@ -11,9 +11,9 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from flowspec.errors import ConfigError
-from flowspec.model.block import LayerBlock
-from flowspec.model.directory import ModelDirectory, default_pair, open_directory
 from flowspec.model.kernels import KERNELS
+from flowspec.model.layers.block import LayerBlock
+from flowspec.model.weights.directory import ModelDirectory, default_pair, open_directory
 from ops.bench import held_out, kernel_times, lone_rows
 from ops.bench import shard as program
 from ops.bench.kernel_times import LayerLinears

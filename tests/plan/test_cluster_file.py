@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowspec.errors import ConfigError
-from flowspec.model.precision import DTYPES
+from flowspec.model.weights.precision import DTYPES
 from flowspec.plan.cluster_file import (
     ClusterFile,
     ClusterStage,

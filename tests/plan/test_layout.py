@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowspec.core.run.limits import TREE_ROWS
-from flowspec.model.precision import PRECISIONS
-from flowspec.model.shapes import LayerShapes, ModelShapes
+from flowspec.model.weights.precision import PRECISIONS
+from flowspec.model.weights.shapes import LayerShapes, ModelShapes
 from flowspec.plan.boxes import DescribedBox, TimedBox
 from flowspec.plan.estimate import drafter_times, timed
 from flowspec.plan.layout import Layout, grouped, layouts

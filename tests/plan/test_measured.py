@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from flowspec.model.directory import default_pair, open_directory
-from flowspec.model.precision import PRECISIONS
-from flowspec.model.shapes import LayerShapes, shapes_of
+from flowspec.model.weights.directory import default_pair, open_directory
+from flowspec.model.weights.precision import PRECISIONS
+from flowspec.model.weights.shapes import LayerShapes, shapes_of
 from flowspec.plan.drafts import planned_drafts
 from flowspec.plan.estimate import NGRAM_SECONDS
 from flowspec.plan.measured import measured_box, request_for

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowspec.core.run.limits import MOST_KEPT_ROWS, TREE_ROWS
-from flowspec.model.block import LayerBlock
-from flowspec.model.directory import default_pair, open_directory
-from flowspec.model.placing import Placing
-from flowspec.model.precision import PRECISIONS
-from flowspec.model.shapes import LayerShapes, ModelShapes, shapes_of
+from flowspec.model.layers.block import LayerBlock
+from flowspec.model.layers.placing import Placing
+from flowspec.model.weights.directory import default_pair, open_directory
+from flowspec.model.weights.precision import PRECISIONS
+from flowspec.model.weights.shapes import LayerShapes, ModelShapes, shapes_of
 from flowspec.plan.needs import BARE_BYTES, HEAD, StageNeeds, drafter_bytes
 
 LAYER = LayerShapes(((64, 64), (256, 64), (64, 256)), 130)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flowspec.model.precision import PRECISIONS
-from flowspec.model.shapes import LayerShapes, ModelShapes
+from flowspec.model.weights.precision import PRECISIONS
+from flowspec.model.weights.shapes import LayerShapes, ModelShapes
 from flowspec.plan.boxes import DescribedBox, TimedBox
 from flowspec.plan.estimate import timed
 from flowspec.plan.layout import layouts

@@ -12,13 +12,13 @@ import torch
 
 from flowspec.core.run.sampling import Sampling, choose
 from flowspec.errors import ConfigError
-from flowspec.model import block as block_module
-from flowspec.model import loading
-from flowspec.model.block import LayerBlock
-from flowspec.model.directory import default_pair, layer_ranges, open_directory
-from flowspec.model.placing import Placing
-from flowspec.model.sources import load_sources
+from flowspec.model.drafters.sources import load_sources
+from flowspec.model.layers import block as block_module
+from flowspec.model.layers import loading
+from flowspec.model.layers.block import LayerBlock
+from flowspec.model.layers.placing import Placing
 from flowspec.model.text import Tokenizer
+from flowspec.model.weights.directory import default_pair, layer_ranges, open_directory
 from flowspec.proof import library
 from flowspec.proof import prove as verify
 from flowspec.proof.plain import PlainText

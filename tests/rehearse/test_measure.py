@@ -8,7 +8,7 @@ import pytest
 
 from flowspec.cli.profile import profile
 from flowspec.errors import ConfigError, ModelError
-from flowspec.model.directory import default_pair, local_path
+from flowspec.model.weights.directory import default_pair, local_path
 from flowspec.rehearse.devices.profiles import load
 from flowspec.rehearse.measure import MeasurementPlan, as_toml, measure
 

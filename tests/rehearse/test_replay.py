@@ -44,7 +44,7 @@ from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.core.tree.tree import Tree
 from flowspec.errors import ReplayMismatch
 from flowspec.model.base import RowArray
-from flowspec.model.drafter_choice import ChoiceDrafter
+from flowspec.model.drafters.drafter_choice import ChoiceDrafter
 from flowspec.rehearse.replay import header, merge, replay, replay_file
 from flowspec.rehearse.simulator import Simulation
 from flowspec.roles.record import FORMAT, Recorder, from_json, to_json

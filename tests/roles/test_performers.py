@@ -16,7 +16,7 @@ from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import GapError, WireError
 from flowspec.model.base import RowArray
-from flowspec.model.taps import beside
+from flowspec.model.layers.taps import beside
 from flowspec.roles.performers import VerifyPerformer
 
 RUN = RunKey("j", 1)

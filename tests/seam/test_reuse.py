@@ -21,7 +21,7 @@ from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.errors import StateError
 from flowspec.model.base import DraftExecutor, RowArray
-from flowspec.model.drafter_choice import ChoiceDrafter, levels_of, wanting_hidden
+from flowspec.model.drafters.drafter_choice import ChoiceDrafter, levels_of, wanting_hidden
 from flowspec.rehearse.simulator import Costs, RunRecord, Simulation, unit_costs
 from flowspec.strategies import EXACT, build
 from tests.addresses import D0, S1, S2, S3

@@ -23,11 +23,11 @@ from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
 from flowspec.errors import ModelError
 from flowspec.model.base import RowArray, StageExecutor
-from flowspec.model.block import LayerBlock
-from flowspec.model.directory import open_directory
-from flowspec.model.placing import place
-from flowspec.model.sources import taps_of
+from flowspec.model.drafters.sources import taps_of
+from flowspec.model.layers.block import LayerBlock
+from flowspec.model.layers.placing import place
 from flowspec.model.stage import load_stage
+from flowspec.model.weights.directory import open_directory
 from tests.core.tree.random_runs import RandomRun, RandomStage
 from tests.marks import every, examples, heavy
 from tests.model.eagle3_heads import Shape, save_eagle3
@@ -190,7 +190,7 @@ def test_of_a_family_that_hands_nothing_through_the_parts_run_one_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An untested family is tried at start: here once as it is, once by code that drops it."""
-    monkeypatch.setattr("flowspec.model.block.TESTED_FAMILIES", ())
+    monkeypatch.setattr("flowspec.model.layers.block.TESTED_FAMILIES", ())
     path = save(FAMILIES["gemma2"], tmp_path)
     directory = open_directory(str(path))
     assert load_stage(directory, range(2)).block.joins

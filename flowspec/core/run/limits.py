@@ -10,11 +10,11 @@ from flowspec.errors import ConfigError
 TREE_ROWS = 1536
 #: Most rows that a pipeline keeps for other jobs unless it is told otherwise, whatever its context.
 MOST_KEPT_ROWS = 4096
-#: How a stage stores KV rows: a range for every job, or blocks of one pool (``model.paged``).
+#: How a stage stores KV rows: a range for every job, or blocks of one pool (``model.rows.paged``).
 CONTIGUOUS = "contiguous"
 PAGED = "paged"
 STORES = (CONTIGUOUS, PAGED)
-#: KV rows of a block of a stage's pool (``model.block_pool``).
+#: KV rows of a block of a stage's pool (``model.rows.block_pool``).
 BLOCK_ROWS = 32
 
 

@@ -1,4 +1,5 @@
-"""Which tree rows of a run are live at one model; ``flowspec.model.rows`` places them in memory.
+"""Which tree rows of a run are live at one model; ``flowspec.model.rows.rows`` places them in
+memory.
 
 **A row is live iff it is the current root, or its parent is the root or a live tree row** (prompt
 rows are context from the start). A context parent other than the root does not make a row live: a

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from flowspec.model.quantise import Weight
+from flowspec.model.weights.quantise import Weight
 
 #: ``[rows, inputs]`` to ``[rows, outputs]``, both in the rows' type, without a bias.
 Multiply = Callable[[torch.Tensor], torch.Tensor]

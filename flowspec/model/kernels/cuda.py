@@ -10,7 +10,7 @@ import torch
 from flowspec.model.kernels.base import Packed, in_slices
 from flowspec.model.kernels.eight_bit import MOST_INPUTS, ZERO, halves, joined
 from flowspec.model.kernels.four_bit import INSTALL, TABULATED, bitsandbytes
-from flowspec.model.quantise import TABLES, Weight, doubly_scaled
+from flowspec.model.weights.quantise import TABLES, Weight, doubly_scaled
 
 _TINYGEMM_TILES = 8
 _AMPERE = (8, 0)

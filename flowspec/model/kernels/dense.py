@@ -6,9 +6,9 @@ from functools import partial
 
 import torch
 
-from flowspec.model.cpu import cpu_flags
 from flowspec.model.kernels.base import Packed, in_slices, padded
-from flowspec.model.quantise import Weight, dequantise
+from flowspec.model.kernels.cpu import cpu_flags
+from flowspec.model.weights.quantise import Weight, dequantise
 
 _PACKED_FOR_ROWS = 16
 _AMX_SLICE = 32

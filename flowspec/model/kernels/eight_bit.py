@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import torch
 
-from flowspec.model.cpu import cpu_flags
 from flowspec.model.kernels.base import Packed
-from flowspec.model.quantise import Weight
+from flowspec.model.kernels.cpu import cpu_flags
+from flowspec.model.weights.quantise import Weight
 
 #: Half of what two bytes around zero hold: 127 x 256 + 127.
 _LARGEST_CODE = 32_639

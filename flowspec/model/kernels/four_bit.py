@@ -9,10 +9,10 @@ from types import ModuleType
 
 import torch
 
-from flowspec.model.cpu import cpu_flags
 from flowspec.model.kernels.base import Packed
-from flowspec.model.precision import PRECISIONS
-from flowspec.model.quantise import TABLES, Weight, unpacked
+from flowspec.model.kernels.cpu import cpu_flags
+from flowspec.model.weights.precision import PRECISIONS
+from flowspec.model.weights.quantise import TABLES, Weight, unpacked
 
 #: The precisions of bitsandbytes' kernels.
 TABULATED = tuple(name for name, precision in PRECISIONS.items() if precision.table)

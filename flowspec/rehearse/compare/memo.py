@@ -25,7 +25,7 @@ from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import StateError
 from flowspec.model.base import DraftExecutor, DraftsAlone, DraftsBlocks, RowArray
-from flowspec.model.drafter_choice import ChoiceDrafter
+from flowspec.model.drafters.drafter_choice import ChoiceDrafter
 
 #: Continuations computed and kept per node, the largest width of any strategy. The best ``w`` of
 #: them equal those of a pass of width ``w``, because every drafter ranks first and then cuts.

@@ -20,8 +20,8 @@ from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.errors import StateError
 from flowspec.model.base import DraftExecutor, StageExecutor
-from flowspec.model.directory import ModelDirectory
-from flowspec.model.drafter_choice import levels_of, wanting_hidden
+from flowspec.model.drafters.drafter_choice import levels_of, wanting_hidden
+from flowspec.model.weights.directory import ModelDirectory
 from flowspec.rehearse.compare.oracle import OracleStage
 from flowspec.rehearse.compare.texts import Text
 from flowspec.rehearse.devices.profile import Profile

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from flowspec.core.run.sampling import Sampling
-from flowspec.model.directory import PACKAGED_HEAD, ModelDirectory
-from flowspec.model.sources import taps_of
+from flowspec.model.drafters.sources import taps_of
+from flowspec.model.weights.directory import PACKAGED_HEAD, ModelDirectory
 
 
 @dataclass(frozen=True)

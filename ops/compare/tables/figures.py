@@ -13,7 +13,12 @@ import numpy as np
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import ConfigError
 from flowspec.model.base import DraftExecutor, StageExecutor
-from flowspec.model.directory import ModelDirectory, default_pair, layer_ranges, open_directory
+from flowspec.model.weights.directory import (
+    ModelDirectory,
+    default_pair,
+    layer_ranges,
+    open_directory,
+)
 from flowspec.rehearse.compare.hits import HitDrafter, HitStage
 from flowspec.rehearse.compare.simulate import (
     JOB,
@@ -239,7 +244,7 @@ class Pair:
         return self._texts[samplings]
 
     def _drafter(self, draft: str) -> DraftExecutor:
-        from flowspec.model.sources import load_sources
+        from flowspec.model.drafters.sources import load_sources
         from flowspec.rehearse.compare.memo import MemoDrafter
 
         if draft not in self._drafters:

@@ -11,13 +11,13 @@ import torch
 
 from flowspec.errors import ConfigError, ModelError
 from flowspec.model import kernels as module
-from flowspec.model import linear as linear_module
 from flowspec.model.kernels import KERNELS, dense, kernels_for, survey
 from flowspec.model.kernels.base import Kernel, Packed, in_slices
 from flowspec.model.kernels.dense import Torch
-from flowspec.model.linear import KernelLinear, kernel_for, load_linear, rows_are_independent
-from flowspec.model.precision import PRECISIONS
-from flowspec.model.quantise import Weight, dequantise, quantise
+from flowspec.model.layers import linear as linear_module
+from flowspec.model.layers.linear import KernelLinear, kernel_for, load_linear, rows_are_independent
+from flowspec.model.weights.precision import PRECISIONS
+from flowspec.model.weights.quantise import Weight, dequantise, quantise
 
 CPU = torch.device("cpu")
 CASES = [

@@ -9,8 +9,8 @@ import pytest
 
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import ConfigError
-from flowspec.model.directory import default_pair, open_directory
-from flowspec.model.sources import load_sources
+from flowspec.model.drafters.sources import load_sources
+from flowspec.model.weights.directory import default_pair, open_directory
 from flowspec.rehearse.compare.hits import HitDrafter, Kind, geometric
 from flowspec.rehearse.compare.simulate import JOB
 from flowspec.rehearse.compare.texts import Text, texts

@@ -28,10 +28,10 @@ from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.errors import StateError
 from flowspec.model.base import DraftExecutor, DraftsAlone, RowArray
-from flowspec.model.directory import open_directory
-from flowspec.model.drafter_choice import ChoiceDrafter
-from flowspec.model.ngram import NgramDrafter
-from flowspec.model.sources import load_sources
+from flowspec.model.drafters.drafter_choice import ChoiceDrafter
+from flowspec.model.drafters.ngram import NgramDrafter
+from flowspec.model.drafters.sources import load_sources
+from flowspec.model.weights.directory import open_directory
 from flowspec.rehearse.compare import memo as module
 from flowspec.rehearse.compare.memo import WIDTH, MemoDrafter
 from flowspec.rehearse.compare.simulate import simulate

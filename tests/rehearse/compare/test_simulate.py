@@ -16,10 +16,15 @@ from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
 from flowspec.errors import StateError
 from flowspec.model.base import DraftExecutor
-from flowspec.model.directory import ModelDirectory, default_pair, layer_ranges, open_directory
-from flowspec.model.drafter_choice import ChoiceDrafter
-from flowspec.model.sources import load_sources
+from flowspec.model.drafters.drafter_choice import ChoiceDrafter
+from flowspec.model.drafters.sources import load_sources
 from flowspec.model.stage import load_stage
+from flowspec.model.weights.directory import (
+    ModelDirectory,
+    default_pair,
+    layer_ranges,
+    open_directory,
+)
 from flowspec.rehearse.compare.simulate import (
     profile_costs,
     returns_hidden,

@@ -22,7 +22,7 @@ from flowspec.core.protocol.work import Pass, Work
 from flowspec.core.run.history import History
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
-from flowspec.model.directory import default_pair, open_directory
+from flowspec.model.weights.directory import default_pair, open_directory
 from flowspec.rehearse.compare.hits import HitDrafter, Kind
 from flowspec.rehearse.compare.simulate import JOB, profile_costs, simulate
 from flowspec.rehearse.compare.texts import Text

@@ -1,0 +1,342 @@
+"""A block of a Hugging Face decoder's layers: built from a config cut to them, own weights only.
+
+The library's own layers run, so a stage computes what the library computes. Only the products of
+linear layers (``kernels``), the attention (``attention``), the masks (from parent links) and the
+storage of keys and values (``kv``) differ.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import PretrainedConfig
+
+from flowspec.core.protocol.work import Part
+from flowspec.errors import ModelError
+from flowspec.model.base import RowArray
+from flowspec.model.layers.architecture import build, read_config
+from flowspec.model.layers.lean import LEAN, LIBRARY, LeanLayers, has_short_path, lean_layers
+from flowspec.model.layers.linear import KernelLinear, rows_are_independent
+from flowspec.model.layers.loading import HEAD, Loader
+from flowspec.model.layers.placing import Placing
+from flowspec.model.rows.arrays import to_tensor
+from flowspec.model.rows.attention import EXACT, EXACT_DEVICES, bias_of
+from flowspec.model.rows.kv import TreeCache
+from flowspec.model.rows.masks import full_mask, tree_mask, windowed
+from flowspec.model.rows.paged import PagedStore
+from flowspec.model.rows.ragged import RaggedCache, hands_through, joined
+from flowspec.model.rows.rows import Placement
+from flowspec.model.rows.two_level import PLAIN, TWO_LEVEL, RowCache, TwoLevelCache, implementation
+from flowspec.model.weights.directory import ModelDirectory
+from flowspec.model.weights.families import TESTED_FAMILIES
+
+#: What a pass's rows attend to, as ``attention.bias_of`` returns it; by layer type if needed.
+Masks = torch.Tensor | dict[str, torch.Tensor]
+
+
+def tensor_prefixes(directory: ModelDirectory, layers: range) -> tuple[str, ...]:
+    """Prefixes of the checkpoint tensors that the block ``layers`` needs."""
+    first = layers.start == 0
+    last = layers.stop == directory.layers
+    own = tuple(f"model.layers.{layer}." for layer in layers)
+    embedding = ("model.embed_tokens.",) if first or (last and directory.tied) else ()
+    return own + embedding + (("model.norm.", "lm_head.") if last else ())
+
+
+def linear_names(directory: ModelDirectory, layers: range) -> tuple[str, ...]:
+    """Names in the checkpoint of the matrices of the linear layers in ``layers``."""
+    found = build(
+        directory,
+        read_config(directory),
+        layers,
+        first=False,
+        last=False,
+        dtype=torch.float32,
+        implementation=EXACT,
+    )
+    return tuple(
+        f"model.layers.{number + layers.start}.{name}.weight"
+        for number, layer in enumerate(found.body.layers)
+        for name, module in layer.named_modules()
+        if isinstance(module, torch.nn.Linear)
+    )
+
+
+class LayerBlock(torch.nn.Module):
+    """Layers ``layers`` of the model in ``directory``, in the precision and place of ``placing``.
+
+    For a family that is not in ``families.TESTED_FAMILIES``, ``trial`` finds out whether this is
+    right.
+
+    ``first``: with the embedding. ``last``: with the final norm and the head. ``attention``:
+    ``plain``, or ``two-level`` (``two_level``), which gives the same rows; ModelError if the model
+    does not allow it.
+    """
+
+    #: Whether plain layers are run by the short path (``lean``) where it is equal.
+    short_path = True
+
+    def __init__(
+        self,
+        directory: ModelDirectory,
+        layers: range,
+        *,
+        first: bool,
+        last: bool,
+        attention: str = PLAIN,
+        placing: Placing | None = None,
+    ) -> None:
+        super().__init__()
+        self.first = first
+        self.last = last
+        self.seconds = 0.0  # CPU time in the layers and the head, without masks and KV moves
+        self.two_level = attention == TWO_LEVEL
+        self.placing = placing if placing is not None else Placing()
+        self.dtype = self.placing.rows
+        self.device = self.placing.device
+        whole = read_config(directory)
+        found = build(
+            directory,
+            whole,
+            layers,
+            first=first,
+            last=last,
+            dtype=self.dtype,
+            implementation=implementation(attention, whole),
+        )
+        self.config = found.config
+        self.body = found.body
+        self.head = found.head
+        self._heads = int(self.config.num_attention_heads)
+        self._key_heads = _key_heads(self.config)
+        self._head_dim = _head_dim(self.config)
+        short = self.short_path and has_short_path(self.body, self.device)
+        Loader(self, directory, layers, self.placing, join=short).load()
+        self.eval()
+        self.lean: LeanLayers | None = None
+        if short:
+            self.lean = lean_layers(self)
+        #: Whether rows of several jobs may go through the layers together.
+        self.joins = True
+        if directory.config["model_type"] not in TESTED_FAMILIES:
+            self.joins = hands_through(self)
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """Names of the kernels in use, that of the layers first."""
+        linears = [module for module in self.modules() if isinstance(module, KernelLinear)]
+        return tuple(dict.fromkeys(linear.kernel for linear in linears))
+
+    def facts(self) -> dict[str, object]:
+        """What runs where, for logs, ``status`` and a job's stats; rows are tested for it."""
+        dependent = self.dependent_parts()
+        return {
+            **self.place_facts(),
+            "rows_independent": not dependent,
+            "dependent_parts": list(dependent),
+        }
+
+    def place_facts(self) -> dict[str, object]:
+        """``facts`` without what a test of the rows tells."""
+        return {
+            "precision": self.placing.precision,
+            "device": str(self.device),
+            "kernels": list(self.kernels),
+            "layers_by": LIBRARY if self.lean is None else LEAN,
+            "weights_mib": round(self.nbytes / 2**20, 1),
+        }
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all weights, without KV rows."""
+        linears = sum(m.nbytes for m in self.modules() if isinstance(m, KernelLinear))
+        return linears + sum(parameter.nbytes for parameter in self.parameters())
+
+    def dependent_parts(self) -> tuple[str, ...]:
+        """Parts whose rows depend on what shares their pass: measured, one of each shape.
+
+        Attention depends on it by design where it does not sum in float64.
+        """
+        attention = () if self.device.type in EXACT_DEVICES else ("attention",)
+        return attention + self._dependent_layers()
+
+    def _dependent_layers(self) -> tuple[str, ...]:
+        shapes: dict[tuple[str, int, int], str] = {}
+        for name, module in self.named_modules():
+            if isinstance(module, KernelLinear):
+                key = (module.kernel, module.out_features, module.in_features)
+                shapes.setdefault(key, name)
+        return tuple(
+            name
+            for (_, _, inputs), name in shapes.items()
+            if not rows_are_independent(
+                self.get_submodule(name), inputs, self._rows_into(name), self.device
+            )
+        )
+
+    def _rows_into(self, name: str) -> torch.dtype:
+        return self.placing.head_rows if name == HEAD else self.dtype
+
+    def new_cache(self, capacity: int) -> RowCache:
+        """KV rows for one job, in a store of its own."""
+        kind = TwoLevelCache if self.two_level else TreeCache
+        return kind.allocate(
+            self.config.num_hidden_layers,
+            self._key_heads,
+            capacity,
+            self._head_dim,
+            self.dtype,
+            self.device,
+        )
+
+    def new_store(self, blocks: int) -> PagedStore:
+        """A pool of ``blocks`` blocks for the KV rows of all jobs; ModelError if it has no use."""
+        if self.two_level:
+            raise ModelError(f"{TWO_LEVEL} attention has a store of its own; use {PLAIN} with one")
+        return PagedStore.allocate(
+            self.config.num_hidden_layers,
+            self._key_heads,
+            blocks,
+            self._head_dim,
+            self.dtype,
+            self.device,
+        )
+
+    @torch.inference_mode()
+    def run(self, part: Part, rows: RowArray | None, cache: RowCache) -> torch.Tensor:
+        """Hidden rows after this block (in the last one, after the norm), ``[rows, hidden]``."""
+        return self._alone(part, rows, cache, cache.begin_pass(part))
+
+    def _alone(
+        self, part: Part, rows: RowArray | None, cache: RowCache, placement: Placement
+    ) -> torch.Tensor:
+        given = self._given(part, rows)
+        mask = self._mask(placement, len(part.ids))
+        began = time.thread_time()
+        if self.lean is not None and not isinstance(cache, TwoLevelCache):
+            whole = mask["full_attention"] if isinstance(mask, dict) else mask
+            embedded = self.body.embed_tokens(given) if rows is None else given
+            hidden = self.lean.run(embedded, part.positions, whole, cache)
+        else:
+            positions = torch.tensor([part.positions], device=self.device)
+            more: dict[str, Any] = {"past_key_values": cache}
+            if isinstance(cache, TwoLevelCache):
+                more = {"past_key_values": cache.tree, "two_level": cache}
+            hidden = self._by_library(given, positions, mask, more)
+        self.seconds += time.thread_time() - began
+        return hidden
+
+    @torch.inference_mode()
+    def run_together(
+        self,
+        parts: Sequence[Part],
+        rows: Sequence[RowArray | None],
+        caches: Sequence[RowCache],
+        placements: Sequence[Placement],
+    ) -> list[torch.Tensor]:
+        """``run`` for parts of several jobs, whose rows go through the linear layers together.
+
+        ``rows``: of all parts, or of none. ``placements``: what ``begin_pass`` of each cache, which
+        must have been called, has returned.
+        """
+        if len(parts) == 1 or not self.joins:
+            alone = zip(parts, rows, caches, placements, strict=True)
+            return [self._alone(*one) for one in alone]
+        given = torch.cat([self._given(*pair) for pair in zip(parts, rows, strict=True)])
+        counts = [len(part.ids) for part in parts]
+        masks = [self._mask(*pair) for pair in zip(placements, counts, strict=True)]
+        positions = [position for part in parts for position in part.positions]
+        trees = [cache.tree if isinstance(cache, TwoLevelCache) else cache for cache in caches]
+        ragged = RaggedCache(trees, counts)
+        began = time.thread_time()
+        if self.lean is not None:
+            embedded = given if given.is_floating_point() else self.body.embed_tokens(given)
+            whole = [mask["full_attention"] if isinstance(mask, dict) else mask for mask in masks]
+            hidden = self.lean.run_ragged(embedded, positions, whole, ragged)
+        else:
+            places = torch.tensor([positions], device=self.device)
+            more: dict[str, Any] = {"past_key_values": ragged, "ragged": ragged}
+            if self.two_level:
+                more["two_level"] = caches
+            hidden = self._by_library(given, places, _joined_masks(masks), more)
+        self.seconds += time.thread_time() - began
+        return [hidden[span] for span in ragged.spans]
+
+    def _given(self, part: Part, rows: RowArray | None) -> torch.Tensor:
+        """The part's tokens, or its rows into the first layer, ``[rows, hidden]``."""
+        if rows is None:
+            return torch.tensor(part.tokens, device=self.device)
+        kept = rows if len(part.offsets) == len(rows) else rows[list(part.offsets)]
+        return to_tensor(kept, self.dtype, self.device)
+
+    def _by_library(
+        self,
+        given: torch.Tensor,
+        positions: torch.Tensor,
+        mask: Masks,
+        more: dict[str, Any],
+    ) -> torch.Tensor:
+        """The rows after the library's layers. ``more``: the caches, and what attention needs."""
+        name = "inputs_embeds" if given.is_floating_point() else "input_ids"
+        inputs = {name: given.unsqueeze(0), **more}
+        output = self.body(**inputs, position_ids=positions, attention_mask=mask, use_cache=True)
+        hidden: torch.Tensor = output.last_hidden_state[0]
+        return hidden
+
+    def _mask(self, placement: Placement, new: int) -> Masks:
+        """The masks of the ``new`` rows as ``attention.bias_of`` returns them, by layer type if
+        needed. Two-level attention masks tree slots only.
+        """
+        context = placement.context
+        parents = placement.parents
+        if self.two_level:
+            whole = tree_mask(parents, new)
+        else:
+            whole = full_mask(context, parents, new)
+        window = getattr(self.config, "sliding_window", None)
+        masks = {"full_attention": self._bias(whole)}
+        if window is not None:
+            near = windowed(whole, context, parents, window)
+            masks["sliding_attention"] = self._bias(near)
+        if getattr(self.config, "layer_types", None):
+            return masks
+        return masks.get("sliding_attention", masks["full_attention"])
+
+    def _bias(self, mask: npt.NDArray[np.bool_]) -> torch.Tensor:
+        return bias_of(mask, self._heads // self._key_heads, self.device)
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """``[rows, vocabulary]`` from rows after the final norm."""
+        if self.head is None:
+            raise ModelError("only the last stage has the output head")
+        began = time.thread_time()
+        short = self.lean.head if self.lean is not None else None
+        head = self.head if short is None else short
+        logits: torch.Tensor = head(hidden.to(self.placing.head_rows))
+        self.seconds += time.thread_time() - began
+        return logits
+
+
+def _joined_masks(masks: Sequence[Masks]) -> Masks:
+    """The masks of several jobs as one, by layer type if they are."""
+    first = masks[0]
+    if isinstance(first, dict):
+        by_type = {name: [mask[name] for mask in masks if isinstance(mask, dict)] for name in first}
+        return {name: joined(found) for name, found in by_type.items()}
+    return joined([mask for mask in masks if isinstance(mask, torch.Tensor)])
+
+
+def _key_heads(config: PretrainedConfig) -> int:
+    return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+
+
+def _head_dim(config: PretrainedConfig) -> int:
+    return int(
+        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    )

@@ -1,0 +1,409 @@
+"""A short path through the library's plain decoder layers, bit for bit what they compute.
+
+A small model's pass is mostly the library's own Python: module calls, views, a dozen small
+operations for a norm and a rotation. Here a layer is the operations alone. Only families whose
+layer is norm, attention, norm, gated feed-forward part, each with a residual sum, have this path.
+It is used only where a test at start shows it equal to the library's layers; a layer that others
+watch by hooks is run by the library.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from flowspec.core.protocol.work import Part
+from flowspec.core.run.key import RunKey
+from flowspec.errors import ConfigError
+from flowspec.model.layers.joined import JoinedPart
+from flowspec.model.layers.linear import KernelLinear
+from flowspec.model.rows.attention import EXACT, EXACT_DEVICES, weighted
+from flowspec.model.rows.kv import Slots
+from flowspec.model.rows.paged import OneLevelCache
+from flowspec.model.rows.ragged import RaggedCache, joined
+
+#: The environment variable with which a user turns the short path off, and its values.
+VARIABLE = "FLOWSPEC_LAYERS"
+LEAN = "lean"
+LIBRARY = "library"
+#: Layers of this shape, by the library's class names.
+LAYERS = frozenset(
+    {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"}
+)
+#: Rows of the passes that are compared at start: a prompt, a lone row, a tree.
+TESTED = (5, 1, 16)
+_SEED = 9
+#: Kinds of rotary embeddings whose angles depend on the longest position of a pass.
+_CHANGING = ("dynamic", "longrope")
+#: Least positions for which cosines and sines are computed at once.
+_LEAST_TURNS = 256
+
+Rows = Callable[[torch.Tensor], torch.Tensor]
+
+
+class LeanLayer:
+    """One decoder layer, ``layer`` of the library's."""
+
+    def __init__(self, layer: Any) -> None:
+        attention = layer.self_attn
+        mlp = layer.mlp
+        self.watched = layer
+        self._norms = (norm_of(layer.input_layernorm), norm_of(layer.post_attention_layernorm))
+        self._size = int(attention.head_dim)
+        heads = [linear.out_features // self._size for linear in _qkv(attention)]
+        self._heads = heads[0]
+        self._turning = heads[0] + heads[1]  # query and key heads
+        self._qkv = joined_product_of(*_qkv(attention))
+        self._o = product_of(attention.o_proj)
+        self._q_norm: Rows | None = getattr(attention, "q_norm", None)
+        self._k_norm: Rows | None = getattr(attention, "k_norm", None)
+        self._scale = float(attention.scaling)
+        self._gate_up = products_of(mlp.gate_proj, mlp.up_proj)
+        self._down = product_of(mlp.down_proj)
+        self._activate: Rows = mlp.act_fn
+
+    def run(
+        self, hidden: torch.Tensor, slots: Slots, turn: torch.Tensor, bias: torch.Tensor
+    ) -> torch.Tensor:
+        """``hidden``, ``[rows, hidden]``, after this layer; the rows' keys and values are kept.
+
+        ``turn``: as ``Turns.at``'s. ``bias``: as ``bias_of``'s, ``[1, 1, shared x rows, slots]``. A
+        lone row may come as two equal ones, of which one has keys, values and attention.
+        """
+        return self._after(hidden, self._attend(self._norms[0](hidden), slots, turn, bias))
+
+    def run_ragged(
+        self,
+        hidden: torch.Tensor,
+        slots: Sequence[Slots],
+        turn: torch.Tensor,
+        biases: Sequence[torch.Tensor],
+    ) -> torch.Tensor:
+        """As ``run``, over the rows of several jobs, each with its ``slots`` and its bias."""
+        rows, turning = self._heads_of(self._norms[0](hidden), hidden.shape[0], turn)
+        new = torch.stack((turning[self._heads :], rows[:, self._turning :].transpose(0, 1)))
+        queries = turning[: self._heads]
+        found = rows.new_empty((rows.shape[0], self._heads, self._size))
+        begin = 0
+        for own, bias in zip(slots, biases, strict=True):
+            end = begin + own.added
+            own.write(*new[:, :, begin:end])
+            wide = attend(queries[:, begin:end], own, bias[0], self._scale)
+            found[begin:end].copy_(wide)
+            begin = end
+        return self._after(hidden, found.view(rows.shape[0], -1))
+
+    def _after(self, hidden: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """``hidden`` after this layer, whose attention found ``attended``."""
+        between = self._norms[1]
+        hidden = hidden + self._o(attended)
+        gate, up = self._gate_up(between(hidden))
+        return hidden + self._down(self._activate(gate) * up)
+
+    def _attend(
+        self, rows: torch.Tensor, slots: Slots, turn: torch.Tensor, bias: torch.Tensor
+    ) -> torch.Tensor:
+        """Attention of ``rows`` to the kept ones, ``[rows, heads x head_dim]``."""
+        given = rows.shape[0]
+        count = slots.added
+        heads, turning = self._heads_of(rows, count, turn)
+        slots.write(turning[self._heads :], heads[:, self._turning :].transpose(0, 1))
+        wide = attend(turning[: self._heads], slots, bias[0], self._scale)
+        found = wide.to(rows.dtype, memory_format=torch.contiguous_format).view(count, -1)
+        return found if given == count else found.expand(given, -1).contiguous()
+
+    def _heads_of(
+        self, rows: torch.Tensor, count: int, turn: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries, keys and values of the first ``count`` rows, ``[rows, heads, head_dim]``.
+
+        And the queries and keys of these, rotated, ``[heads, rows, head_dim]``.
+        """
+        heads = self._qkv(rows)[:count].view(count, -1, self._size)
+        turning = heads[:, : self._turning]
+        if self._q_norm is not None and self._k_norm is not None:
+            parts = turning[:, : self._heads], turning[:, self._heads :]
+            turning = torch.cat((self._q_norm(parts[0]), self._k_norm(parts[1])), dim=1)
+        return heads, turned(turning, turn).transpose(0, 1)
+
+
+class LeanLayers:
+    """All layers of ``body``, a decoder of the library's.
+
+    ``head``: rows after the final norm to logits, ``[rows, vocabulary]``; None: the block has no
+    head, or one that does more than a product.
+    """
+
+    def __init__(self, body: Any, head: Rows | None = None) -> None:
+        self.head = head
+        self._body = body
+        self._layers = [LeanLayer(layer) for layer in body.layers]
+        self._norm: Rows = norm_of(body.norm)
+        self._turns = Turns(body.rotary_emb)
+        linears = [module for module in body.layers.modules() if isinstance(module, KernelLinear)]
+        # A lone row goes through all layers as two, not repeated by every kernel.
+        self._pairs = bool(linears) and all(linear.pads for linear in linears)
+
+    def run(
+        self,
+        embedded: torch.Tensor,
+        positions: Sequence[int],
+        mask: torch.Tensor,
+        cache: OneLevelCache,
+    ) -> torch.Tensor:
+        """The rows after the final norm, ``[rows, hidden]``.
+
+        ``embedded``: rows into the first layer, ``[rows, hidden]``, at ``positions``.
+        """
+        count = len(positions)
+        turn = self._turns.at(positions, embedded)
+        hidden = embedded
+        if count == 1 and self._pairs:
+            hidden = hidden.expand(2, -1).contiguous()
+        for at, (layer, slots) in enumerate(zip(self._layers, cache.slots(count), strict=True)):
+            if layer.watched._forward_pre_hooks:
+                hidden = self._by_library(at, hidden[:count], mask, cache, positions)
+            else:
+                hidden = layer.run(hidden, slots, turn, mask)
+        if self._body.norm._forward_pre_hooks:
+            return torch.as_tensor(self._body.norm(hidden[None, :count])[0])
+        return self._norm(hidden)[:count]
+
+    def run_ragged(
+        self,
+        embedded: torch.Tensor,
+        positions: Sequence[int],
+        masks: Sequence[torch.Tensor],
+        cache: RaggedCache,
+    ) -> torch.Tensor:
+        """As ``run``, over the rows of several jobs, each with its mask."""
+        turn = self._turns.at(positions, embedded)
+        counts = [rows.stop - rows.start for rows in cache.spans]
+        by_job = [own.slots(count) for own, count in zip(cache.caches, counts, strict=True)]
+        hidden = embedded
+        for at, (layer, *slots) in enumerate(zip(self._layers, *by_job, strict=True)):
+            if layer.watched._forward_pre_hooks:
+                hidden = self._by_library(at, hidden, joined(masks), cache, positions, ragged=cache)
+            else:
+                hidden = layer.run_ragged(hidden, slots, turn, masks)
+        if self._body.norm._forward_pre_hooks:
+            return torch.as_tensor(self._body.norm(hidden[None])[0])
+        return self._norm(hidden)
+
+    def _by_library(
+        self,
+        at: int,
+        hidden: torch.Tensor,
+        mask: torch.Tensor,
+        cache: OneLevelCache | RaggedCache,
+        positions: Sequence[int],
+        **more: Any,
+    ) -> torch.Tensor:
+        places = torch.tensor([positions], device=hidden.device)
+        after: torch.Tensor = self._layers[at].watched(
+            hidden[None],
+            attention_mask=mask,
+            position_embeddings=self._body.rotary_emb(hidden, position_ids=places),
+            position_ids=places,
+            past_key_values=cache,
+            use_cache=True,
+            **more,
+        )
+        return after[0]
+
+
+class Turns:
+    """The cosines and signed sines of ``rotary``, the library's module, by position.
+
+    They are computed once, by the library, as far as texts have come, while a table of them has the
+    bits that the library computes for the positions of a pass.
+    """
+
+    def __init__(self, rotary: Any) -> None:
+        self._rotary = rotary
+        self._table: torch.Tensor | None = None
+        self._usable = True
+
+    def at(self, positions: Sequence[int], rows: torch.Tensor) -> torch.Tensor:
+        """As ``turned`` takes them, in the type and on the device of ``rows``."""
+        end = max(positions) + 1
+        places = torch.tensor(positions, device=rows.device)
+        if self._usable and (self._table is None or len(self._table) < end):
+            self._grow(end, rows)
+        if self._table is None:
+            return self._computed(places, rows)
+        return self._table.index_select(0, places)
+
+    def _grow(self, end: int, rows: torch.Tensor) -> None:
+        size = max(_LEAST_TURNS, 2 * end)
+        table = self._computed(torch.arange(size, device=rows.device), rows)
+        samples = [range(size - 1, size), range(end - 1, end), range(end), range(size - 16, size)]
+        self._usable = all(
+            torch.equal(
+                self._computed(torch.tensor(sample, device=rows.device), rows),
+                table[sample.start : sample.stop],
+            )
+            for sample in samples
+        )
+        self._table = table if self._usable else None
+
+    def _computed(self, places: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return signed(*self._rotary(rows, position_ids=places.unsqueeze(0)))
+
+
+def attend(queries: torch.Tensor, slots: Slots, bias: torch.Tensor, scale: float) -> torch.Tensor:
+    """``exact_attention`` over rows as they lie in a job's cache, before it is rounded.
+
+    Returns ``[rows, heads, head_dim]``. ``queries`` is ``[heads, rows, head_dim]``; ``bias`` is
+    ``[1, shared x rows, slots]``.
+    """
+    heads, count, size = queries.shape
+    wide = queries.to(bias.dtype, memory_format=torch.contiguous_format)
+    keys, values = slots.wide(bias.dtype)
+    found = weighted(wide.view(keys.shape[0], -1, size), keys, values, bias, scale)
+    return found.view(heads, count, size).transpose(0, 1)
+
+
+def signed(cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
+    """The library's cosines and sines, ``[1, rows, head_dim]``, as ``turned`` takes them.
+
+    The first half of the sines is negated instead of the rows' half that they are multiplied by.
+    """
+    half = sines.shape[-1] // 2
+    negated = torch.cat((-sines[0, :, :half], sines[0, :, half:]), dim=-1)
+    return torch.stack((cosines[0], negated), dim=1).unsqueeze(2)
+
+
+def turned(rows: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
+    """``rows``, ``[rows, heads, head_dim]``, rotated by their positions.
+
+    ``turn``: cosines and signed sines, ``[rows, 2, 1, head_dim]``.
+    """
+    swapped = rows.roll(rows.shape[-1] // 2, -1)
+    return rows * turn[:, 0] + swapped * turn[:, 1]
+
+
+def product_of(linear: Any) -> Rows:
+    """The product of a linear layer over rows ``[rows, inputs]``, without a module's call."""
+    if isinstance(linear, KernelLinear):
+        return linear.multiply
+    plain: Rows = linear
+    return plain
+
+
+def products_of(*linears: Any) -> Callable[[torch.Tensor], Sequence[torch.Tensor]]:
+    """The product of each of ``linears``; a single one where they are a group (``joined``)."""
+    first = linears[0]
+    if isinstance(first, JoinedPart):
+        whole = first.whole.multiply
+        columns = [linear.columns for linear in linears]
+
+        def parts(rows: torch.Tensor) -> list[torch.Tensor]:
+            found = whole(rows)
+            return [found[:, part] for part in columns]
+
+        return parts
+    products = [product_of(linear) for linear in linears]
+    return lambda rows: [product(rows) for product in products]
+
+
+def joined_product_of(*linears: Any) -> Rows:
+    """The products of ``linears`` side by side."""
+    first = linears[0]
+    if isinstance(first, JoinedPart):
+        return first.whole.multiply
+    products = [product_of(linear) for linear in linears]
+    return lambda rows: torch.cat([product(rows) for product in products], dim=-1)
+
+
+def _qkv(attention: Any) -> tuple[Any, ...]:
+    return attention.q_proj, attention.k_proj, attention.v_proj
+
+
+def norm_of(norm: Any) -> Rows:
+    """The library's root-mean-square norm as one operation where that gives the same bits.
+
+    A block in the middle of the model has no norm at its end, and none is put in.
+    """
+    if isinstance(norm, torch.nn.Identity):
+        return norm
+    weight = norm.weight
+    epsilon = float(norm.variance_epsilon)
+
+    def fused(rows: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.rms_norm(rows, weight.shape, weight, epsilon)
+
+    source = torch.Generator().manual_seed(_SEED)
+    rows = torch.randn((64, weight.shape[0]), generator=source)
+    rows = rows.to(device=weight.device, dtype=weight.dtype)
+    with torch.inference_mode():
+        equal = all(torch.equal(fused(rows[:count]), norm(rows[:count])) for count in (1, 7, 64))
+    return fused if equal else norm
+
+
+def head_of(head: Any, row_type: torch.dtype) -> Rows | None:
+    """The product of ``head``, a ``LogitHead``, over rows of ``row_type``; None: it does more."""
+    linear = head.causal.lm_head
+    product = product_of(linear)
+    source = torch.Generator().manual_seed(_SEED)
+    rows = torch.randn((5, linear.in_features), generator=source).to(row_type)
+    with torch.inference_mode():
+        equal = all(torch.equal(product(rows[:count]), head(rows[:count])) for count in (1, 5))
+    return product if equal else None
+
+
+def has_short_path(body: Any, device: torch.device) -> bool:
+    """Whether the layers of ``body``, a decoder of the library's, can be run by the short path."""
+    config = body.config
+    kinds = {type(layer).__name__ for layer in body.layers}
+    plain = config._attn_implementation == EXACT and device.type in EXACT_DEVICES
+    turning = getattr(body.rotary_emb, "rope_type", None) not in _CHANGING
+    plain_layers = bool(kinds) and kinds <= LAYERS and turning
+    return wanted() == LEAN and plain_layers and plain and not _windowed(config)
+
+
+def lean_layers(block: Any) -> LeanLayers | None:
+    """The short path of ``block``, which ``has_short_path``; None: it is not equal."""
+    head = None if block.head is None else head_of(block.head, block.placing.head_rows)
+    lean = LeanLayers(block.body, head)
+    return lean if _equal(block, lean) else None
+
+
+def wanted() -> str:
+    """Which path the environment asks for; ConfigError for an unknown one."""
+    found = os.environ.get(VARIABLE, LEAN)
+    if found not in (LEAN, LIBRARY):
+        raise ConfigError(f"{VARIABLE} is {found!r}; expected {LEAN} or {LIBRARY}")
+    return found
+
+
+def _windowed(config: Any) -> bool:
+    """Whether any layer attends to a window only."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds:
+        return any(kind != "full_attention" for kind in kinds)
+    return getattr(config, "sliding_window", None) is not None
+
+
+def _equal(block: Any, lean: LeanLayers) -> bool:
+    """Whether both paths give the same rows, and keep the same, over passes of several sizes."""
+    source = torch.Generator().manual_seed(_SEED)
+    capacity = sum(TESTED)
+    caches = (block.new_cache(capacity), block.new_cache(capacity))
+    begin = 0
+    for count in TESTED:
+        rows = torch.randn((count, block.config.hidden_size), generator=source)
+        ids = tuple(range(begin, begin + count))
+        parents = tuple(node - 1 for node in ids)
+        part = Part(RunKey("test", 1), 0, ids, parents, ids, (), tuple(range(count)), count)
+        found = []
+        for cache, path in zip(caches, (None, lean), strict=True):
+            block.lean = path
+            found.append(block.run(part, rows.numpy(), cache))
+        begin += count
+        if not torch.equal(*found):
+            return False
+    return bool(torch.equal(*(cache.storage[..., :begin, :] for cache in caches)))

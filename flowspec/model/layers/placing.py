@@ -1,0 +1,89 @@
+"""Where a block of layers computes, and in which precision: the choice behind --dtype, --device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from flowspec.errors import ConfigError
+from flowspec.model.kernels import kernels_for
+from flowspec.model.kernels.cpu import cpu_flags
+from flowspec.model.weights.precision import AUTO, PRECISIONS, check_device, check_dtype
+
+_TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
+#: The LM head keeps eight bits where the layers have four: its errors would go into the text.
+_HEAD_OF_QUANTISED = "int8"
+
+
+@dataclass(frozen=True, slots=True)
+class Placing:
+    """``precision`` of the layers' weights, and ``device``."""
+
+    precision: str = "float32"
+    device: torch.device = torch.device("cpu")
+
+    @property
+    def rows(self) -> torch.dtype:
+        """The type that rows are computed in, and that keys and values have."""
+        return _TYPES[PRECISIONS[self.precision].rows_on(self.device.type)]
+
+    @property
+    def head(self) -> str:
+        """The precision of the LM head."""
+        if not PRECISIONS[self.precision].quantised:
+            return self.precision
+        return _HEAD_OF_QUANTISED if self.device.type == "cpu" else "bfloat16"
+
+    @property
+    def head_rows(self) -> torch.dtype:
+        """The type of rows into the LM head, and of logits."""
+        return torch.float32 if PRECISIONS[self.head].quantised else self.rows
+
+
+def place(dtype: str, device: str, config: Mapping[str, Any]) -> Placing:
+    """The placing for ``--dtype`` and ``--device`` of a model with ``config``.
+
+    ConfigError if there is no such device, or the precision does not run on it.
+    """
+    found = choose_device(device)
+    precision = choose_precision(dtype, found.type, config)
+    kernels_for(precision, found.type)
+    return Placing(precision, found)
+
+
+def choose_device(name: str) -> torch.device:
+    """The device ``name``; ``auto`` is the first CUDA device, else MPS, else the CPU."""
+    if check_device(name) == AUTO:
+        if torch.cuda.is_available():
+            return torch.device("cuda", 0)
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    kind, _, number = name.partition(":")
+    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"device {name} is not here: torch {torch.__version__} sees "
+            f"{torch.cuda.device_count()} CUDA devices; use --device cpu, "
+            "or install a CUDA build of torch"
+        )
+    if kind == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError(f"device {name} is not here; use --device cpu")
+    return torch.device(kind, int(number or 0)) if kind == "cuda" else torch.device(kind)
+
+
+def choose_precision(dtype: str, device: str, config: Mapping[str, Any]) -> str:
+    """The precision for ``--dtype`` on a device of type ``device``.
+
+    ``auto`` is the type that the config declares; float32 on a CPU that has no instructions for
+    bfloat16 if that is declared.
+    """
+    if check_dtype(dtype) != AUTO:
+        return dtype
+    declared = str(config.get("dtype") or config.get("torch_dtype") or "float32")
+    if declared not in _TYPES:
+        return "float32"
+    if declared == "bfloat16" and device == "cpu" and not cpu_flags() & _BFLOAT16_FLAGS:
+        return "float32"
+    return declared

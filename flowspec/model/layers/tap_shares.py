@@ -1,0 +1,144 @@
+"""A block's share of a drafter's sum over tapped layers (``taps``), added while the block runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from flowspec.core.protocol.work import Part
+from flowspec.errors import ModelError
+from flowspec.model.base import RowArray
+from flowspec.model.layers.block import LayerBlock
+from flowspec.model.layers.linear import KernelLinear, load_linear
+from flowspec.model.layers.taps import Taps, beside, parted
+from flowspec.model.rows.arrays import to_array, to_tensor
+from flowspec.model.rows.rows import Placement
+from flowspec.model.rows.two_level import RowCache
+from flowspec.model.weights.directory import ModelDirectory
+from flowspec.model.weights.quantise import Weight, quantise
+from flowspec.model.weights.weights import read_rows
+
+_PRECISION = "float32"
+
+
+class TapShares:
+    """Adds the terms of the tapped layers that ``block``, the layers ``layers``, has.
+
+    ``drafter``: the folder with the matrix; not needed if none of these layers is tapped.
+    """
+
+    def __init__(
+        self, block: LayerBlock, layers: range, taps: Taps, drafter: ModelDirectory | None
+    ) -> None:
+        self._block = block
+        self._width = taps.width
+        self._arrives = taps.reach(layers.start)
+        self._leaves = taps.reach(layers.stop)
+        self._sums: torch.Tensor | None = None
+        for layer in taps.within(layers, last=block.last):
+            if drafter is None:
+                raise ModelError(
+                    f"layer {layer} is tapped, and the drafter {taps.drafter} is not here"
+                )
+            linear = _term(drafter, taps, taps.layers.index(layer), block)
+            reader = (
+                block.body.norm if layer == layers.stop else block.body.layers[layer - layers.start]
+            )
+            reader.register_forward_pre_hook(self._adding(linear), with_kwargs=True)
+
+    def run(
+        self, part: Part, rows: RowArray | None, cache: RowCache
+    ) -> tuple[torch.Tensor, RowArray]:
+        """As ``LayerBlock.run``, with the sums beside ``rows`` if any layer before is tapped.
+
+        Also returns the rows to send: with the sums beside them, or the sums alone in the last
+        block.
+        """
+        (found,) = self.run_together([part], [rows], [cache], [cache.begin_pass(part)], [True])
+        return found
+
+    @torch.inference_mode()
+    def run_together(
+        self,
+        parts: Sequence[Part],
+        rows: Sequence[RowArray | None],
+        caches: Sequence[RowCache],
+        placements: Sequence[Placement],
+        wanted: Sequence[bool],
+    ) -> list[tuple[torch.Tensor, RowArray]]:
+        """As ``LayerBlock.run_together``, and ``run`` for each of the parts that are ``wanted``.
+
+        The others have no sums, and send their rows as they are. Of a block that does not join
+        several jobs' rows, one part at a time.
+        """
+        given = [self._given(*one) for one in zip(parts, rows, wanted, strict=True)]
+        self._sums = torch.cat([sums for _, sums in given])
+        try:
+            own = [values for values, _ in given]
+            hidden = self._block.run_together(parts, own, caches, placements)
+            sums = torch.split(self._sums, [len(part.ids) for part in parts])
+        finally:
+            self._sums = None
+        found = zip(hidden, sums, wanted, strict=True)
+        return [
+            (left, self._leaving(left, above) if returned else to_array(left))
+            for left, above, returned in found
+        ]
+
+    def _given(
+        self, part: Part, rows: RowArray | None, wanted: bool
+    ) -> tuple[RowArray | None, torch.Tensor]:
+        """The part's rows without what lies beside them, and its sums before this block."""
+        if wanted and rows is not None and self._arrives:
+            own, above = parted(rows, self._width)
+            carried = above[list(part.offsets)]
+            return own, to_tensor(carried, torch.float32, self._block.device)
+        shape = (len(part.ids), self._width)
+        return rows, torch.zeros(shape, dtype=torch.float32, device=self._block.device)
+
+    def _leaving(self, hidden: torch.Tensor, sums: torch.Tensor) -> RowArray:
+        """What a part sends on that wants its ``sums``."""
+        if self._block.last:
+            return to_array(sums)
+        left = to_array(hidden)
+        return beside(left, to_array(sums)) if self._leaves else left
+
+    def _adding(self, linear: KernelLinear) -> Any:
+        def add(module: torch.nn.Module, args: Sequence[Any], named: dict[str, Any]) -> None:
+            if self._sums is not None:
+                entering = args[0] if args else named["hidden_states"]
+                self._sums += linear(entering[0].float())
+
+        return add
+
+
+class _Columns:
+    """The columns of a stored matrix that belong to one of several rows side by side."""
+
+    def __init__(self, directory: ModelDirectory, name: str, columns: range) -> None:
+        self._name = name
+        self._entry = directory.tensor(name)
+        self._columns = columns
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._entry.shape[0], len(self._columns)
+
+    def read(self, rows: range, precision: str) -> Weight:
+        first, end = self._columns.start, self._columns.stop
+        values = (part[:, first:end] for part in read_rows(self._name, self._entry, rows))
+        return quantise(values, (len(rows), len(self._columns)), precision)
+
+
+def _term(drafter: ModelDirectory, taps: Taps, place: int, block: LayerBlock) -> KernelLinear:
+    """The product of the tapped layer at ``place``; ModelError if the matrix has another shape."""
+    hidden = int(block.config.hidden_size)
+    found = drafter.tensor(taps.weight).shape
+    wanted = (taps.width, len(taps.layers) * hidden)
+    if found != wanted:
+        raise ModelError(f"{drafter.path}: {taps.weight} has shape {found}; expected {wanted}")
+    columns = range(place * hidden, (place + 1) * hidden)
+    matrix = _Columns(drafter, taps.weight, columns)
+    return load_linear(matrix, _PRECISION, torch.float32, block.device)

@@ -1,0 +1,59 @@
+"""One linear layer's weights as they lie in a model's files, read a range of rows at a time.
+
+A shard in a quantised precision has ``NAME.codes``, ``NAME.scales`` and, double-quantised,
+``NAME.row_scales`` (``quantise``) in the place of a matrix ``NAME``; their rows are its rows.
+"""
+
+from __future__ import annotations
+
+from flowspec.errors import ModelError
+from flowspec.model.weights.directory import ModelDirectory
+from flowspec.model.weights.precision import PRECISIONS
+from flowspec.model.weights.quantise import Weight, quantise
+from flowspec.model.weights.weights import read_codes, read_rows
+
+CODES = ".codes"
+SCALES = ".scales"
+ROW_SCALES = ".row_scales"
+#: What follows the name of a quantised matrix in the names of its tensors, in their order.
+SUFFIXES = (CODES, SCALES, ROW_SCALES)
+_EIGHT_BITS = "I8"
+
+
+class StoredWeight:
+    """The matrix ``name`` of ``directory``; ModelError if it is not there."""
+
+    def __init__(self, directory: ModelDirectory, name: str) -> None:
+        self._directory = directory
+        self._name = name
+        self._kind = None
+        if directory.shard is not None and name + CODES in directory.weight_files:
+            self._kind = PRECISIONS[directory.shard.dtype]
+        self._entry = directory.tensor(name + CODES if self._kind else name)
+        if self._entry.dtype == _EIGHT_BITS:
+            self._kind = PRECISIONS["int8"]  # of whatever precision the shard is otherwise
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """``(outputs, inputs)`` of a well-formed matrix."""
+        if self._kind is None:
+            return self._entry.shape
+        outputs, width = self._entry.shape
+        return outputs, width * 8 // self._kind.bits
+
+    def read(self, rows: range, precision: str) -> Weight:
+        """``rows`` of the matrix in ``precision``; errors as ``quantise``'s and ``read_rows``'s.
+
+        ModelError if it is stored in another quantised precision.
+        """
+        shape = (len(rows), self.shape[1])
+        if self._kind is None:
+            return quantise(read_rows(self._name, self._entry, rows), shape, precision)
+        if self._kind.name != precision:
+            raise ModelError(
+                f"{self._directory.path} holds {self._name} in {self._kind.name}; "
+                f"it cannot be loaded in {precision}"
+            )
+        stored = [self._name + suffix for suffix in SUFFIXES[: 3 if self._kind.double else 2]]
+        codes = [read_codes(name, self._directory.tensor(name), rows) for name in stored]
+        return Weight(self._kind, shape, *codes)
