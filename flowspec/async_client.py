@@ -29,7 +29,7 @@ from flowspec.results import Chunk, OutputSoFar, Result
 from flowspec.transport.connections.connection import DEFAULT_URL
 from flowspec.transport.control.async_control import AsyncRedisControl
 from flowspec.transport.link.inbox import FACT
-from flowspec.transport.wire.keys import DEFAULT_PIPELINE, Keys
+from flowspec.transport.wire.keys import Keys
 
 
 class AsyncJob:
@@ -154,9 +154,9 @@ class AsyncClient:
     else on the first call; BrokerUnreachable if that fails.
     """
 
-    def __init__(self, url: str | None = None, *, pipeline: str = DEFAULT_PIPELINE) -> None:
+    def __init__(self, url: str | None = None) -> None:
         self._control = AsyncRedisControl(
-            url or os.environ.get("FLOWSPEC_REDIS_URL") or DEFAULT_URL, Keys(pipeline)
+            url or os.environ.get("FLOWSPEC_REDIS_URL") or DEFAULT_URL, Keys()
         )
 
     async def submit(self, prompt: str | None = None, **options: Unpack[JobOptions]) -> AsyncJob:

@@ -21,7 +21,7 @@ from flowspec.transport.base import OutputEntry
 from flowspec.transport.connections.connection import DEFAULT_URL
 from flowspec.transport.control.redis_control import RedisControl
 from flowspec.transport.link.inbox import FACT
-from flowspec.transport.wire.keys import DEFAULT_PIPELINE, Keys
+from flowspec.transport.wire.keys import Keys
 
 #: Silence of a job after which its client checks that a scheduler serves it, seconds. Longer than
 #: the shortest lease, so that the first check notices a scheduler that has just died; on a busy
@@ -176,9 +176,9 @@ class Client:
     cannot be reached.
     """
 
-    def __init__(self, url: str | None = None, *, pipeline: str = DEFAULT_PIPELINE) -> None:
+    def __init__(self, url: str | None = None) -> None:
         self._control = RedisControl(
-            url or os.environ.get("FLOWSPEC_REDIS_URL") or DEFAULT_URL, Keys(pipeline)
+            url or os.environ.get("FLOWSPEC_REDIS_URL") or DEFAULT_URL, Keys()
         )
 
     def submit(self, prompt: str | None = None, **options: Unpack[JobOptions]) -> Job:

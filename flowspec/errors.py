@@ -84,7 +84,14 @@ class StateError(ProtocolError):
 
 
 class BrokerError(FlowSpecError):
-    """The broker cannot be used."""
+    """The broker cannot be used.
+
+    ``code``: of the server's answer, ``WRONGTYPE`` for example; empty if it is not an answer.
+    ``silent``: the address of a server that did not answer, without its password; else empty.
+    """
+
+    code = ""
+    silent = ""
 
 
 class WaitsEnded(BrokerError):
@@ -118,7 +125,8 @@ class LeaseLost(ClusterError):
 class JobFailed(FlowSpecError):
     """A job ended with an error; the message is the one in the job's output.
 
-    ``cause``: ``refused`` (the job cannot be served), ``full`` (the queue is), ``lost`` (a worker
+    ``cause``: ``refused`` (the job cannot be served), ``too_long`` (its prompt does not fit the
+    model's context), ``full`` (the queue is), ``lost`` (a worker
     was), ``job_lost`` (the broker has it no more), ``late`` (it did not begin within its
     ``wait_seconds``) or ``failed``.
     """

@@ -676,9 +676,9 @@ def _main() -> None:
         from flowspec.transport.connections.connection import redact
 
         named = os.environ.get(_URL)
-        where = _STALE if named and redact(named) in str(error) else _WHERE
+        where = _STALE if named and redact(named) == error.silent else _WHERE
         # One that answers, though it does not serve, is the broker that was meant.
-        hint = f"; {where}" if str(error).startswith("cannot reach") else ""
+        hint = f"; {where}" if error.silent else ""
         sys.stderr.write(f"flowspec: {error}{hint}\n")
         sys.exit(1)
     except FlowSpecError as error:

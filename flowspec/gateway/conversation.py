@@ -31,8 +31,8 @@ def _turn(message: ChatMessage, where: str) -> Turn:
             raise _unsupported(f"{where}.{name} is not supported")
     content = message.content
     if content is None:
-        content = ""
-    elif not isinstance(content, str):
+        raise refused(f"{where}.content is missing; expected text", "messages")
+    if not isinstance(content, str):
         content = "\n".join(_text(part, where) for part in content)
     return Turn(_ROLES.get(message.role, message.role), content)
 

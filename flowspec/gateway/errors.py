@@ -21,8 +21,6 @@ from flowspec.observe import logger
 RETRY_SECONDS = 5
 #: Errors of validation that one answer names.
 _MOST_NAMED = 3
-#: How the draft worker says that a prompt does not fit.
-_TOO_LONG = re.compile(r"the prompt has \d+ tokens; the model's context is \d+")
 
 #: Where an error of validation is.
 _Place = tuple[int | str, ...]
@@ -114,9 +112,10 @@ def api_error(error: FlowSpecError, retry_seconds: int = RETRY_SECONDS) -> ApiEr
             return busy(text, retry_seconds)
         case JobFailed(cause=causes.LATE):
             return unavailable(text, "late", retry_seconds)
+        case JobFailed(cause=causes.TOO_LONG):
+            return refused(text, code="context_length_exceeded")
         case JobFailed(cause=causes.REFUSED):
-            code = "context_length_exceeded" if _TOO_LONG.search(text) else "job_refused"
-            return refused(text, code=code)
+            return refused(text, code="job_refused")
         case WaitsEnded():
             return unavailable(text, "stopping")
         case BrokerError():

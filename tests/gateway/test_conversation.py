@@ -21,7 +21,7 @@ def test_roles_and_parts() -> None:
     found = turns(
         {"role": "developer", "content": "be brief", "name": "boss"},
         {"role": "user", "content": parts},
-        {"role": "assistant", "content": None, "tool_calls": [], "refusal": None},
+        {"role": "assistant", "content": "", "tool_calls": [], "refusal": None},
     )
     assert found == [Turn("system", "be brief"), Turn("user", "one\ntwo"), Turn("assistant", "")]
 
@@ -39,6 +39,8 @@ def test_roles_and_parts() -> None:
             "messages[1].content has a part of type 'image_url'",
         ),
         ({"role": "user", "content": [{"type": "text"}]}, "a part of type 'text'"),
+        ({"role": "user", "content": None}, "messages[1].content is missing; expected text"),
+        ({"role": "assistant"}, "messages[1].content is missing; expected text"),
         ({"role": "user", "content": [{"type": "a\nb"}]}, "a part of type 'unknown'"),
     ],
 )

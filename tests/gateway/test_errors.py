@@ -57,7 +57,7 @@ def test_a_prompt_that_does_not_fit_has_openais_code() -> None:
     fields = (("prompt_ids", str([2] * 600)),)
     outputs = machine.step(Received((Envelope(SCHEDULER, 1, Submit(RunKey("j", 1), fields)),)), 0.0)
     (finish,) = [output for output in outputs if isinstance(output, Finish)]
-    found = api_error(JobFailed(finish.error, "refused"))
+    found = api_error(JobFailed(finish.error, finish.cause))
     assert (found.status, found.code) == (400, "context_length_exceeded")
     assert api_error(JobFailed("the model's context is moot", "refused")).code == "job_refused"
 

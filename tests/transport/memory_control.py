@@ -183,7 +183,7 @@ class MemoryControl:
             recordings = self._broker.recordings
             for epoch in range(entry.epoch if entry else 0, 0, -1):
                 if RunKey(job, epoch) in recordings:
-                    return list(recordings[RunKey(job, epoch)])
+                    return list(dict.fromkeys(recordings[RunKey(job, epoch)]))
         return []
 
     def wait_for_change(self, block_seconds: float) -> None:

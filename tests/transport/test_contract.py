@@ -743,6 +743,16 @@ def test_recordings_are_kept_with_the_job(rig: Rig) -> None:
     assert control.read_recording(job) == ["one", "two"]
 
 
+def test_a_line_that_was_written_again_is_read_once(rig: Rig) -> None:
+    """As after a lost reply; lines have their worker and number, so no two are alike."""
+    control = rig.control()
+    draft = rig.link(D0)
+    run = RunKey(rig.start(control, draft), 1)
+    for _ in range(2):
+        draft.write([Record(run, "one"), Record(run, "two")])
+    assert control.read_recording(run.job) == ["one", "two"]
+
+
 # ---- leases and the record -----------------------------------------------------------------------
 
 

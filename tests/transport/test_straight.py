@@ -655,3 +655,27 @@ def test_a_server_that_cannot_be_started_is_an_error(
     monkeypatch.setattr("flowspec.transport.connections.server.find_server", none)
     with pytest.raises(BrokerError, match="no Redis or Valkey"):
         open_inbox(server.url, Keys(), S1, TCP)
+
+
+@dataclass
+class Offered:
+    """An inbox that a thread has connected to."""
+
+    announced: Announced
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def test_a_broken_link_leaves_the_newer_inbox_that_was_offered_since() -> None:
+    """Its offer was forgotten: the thread connected again, over what the first carried."""
+    peers = Peers(None, [S1], straight=True)  # type: ignore[arg-type]
+    old, new = (Offered(Announced("redis://h", stream, "t")) for stream in ("old", "new"))
+    for offered in (old, new):
+        peers._offered[S1] = offered.announced
+        peers._offers[S1] = offered  # type: ignore[assignment]
+        if offered is old:
+            assert peers.get(S1) is old
+    peers.broken(S1, old, "gone")  # type: ignore[arg-type]
+    assert peers._offered[S1] == new.announced
+    assert peers.get(S1) is new

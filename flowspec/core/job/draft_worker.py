@@ -28,7 +28,7 @@ from flowspec.core.job.stats import Tally, unmeasured
 from flowspec.core.job.strategy import Strategy
 from flowspec.core.protocol.addresses import Address, stage_address
 from flowspec.core.protocol.bundles import MOST_ROWS
-from flowspec.core.protocol.causes import FAILED, FULL, LATE, NOT_BEGUN, REFUSED
+from flowspec.core.protocol.causes import FAILED, FULL, LATE, NOT_BEGUN, REFUSED, TOO_LONG
 from flowspec.core.protocol.holders import NO_LEASE, names
 from flowspec.core.protocol.machine import (
     Compute,
@@ -365,14 +365,15 @@ class DraftMachine:
         if not run.spec.tokenize:
             rows = rows_of_run(len(prompt), run.spec.max_new_tokens, limits)
             run.rows = -(-rows // self._row_unit) * self._row_unit
-        wrong = "" if run.spec.tokenize else self._what_is_wrong_with(prompt)
+        wrong, cause = ("", "") if run.spec.tokenize else self._what_is_wrong_with(prompt)
         if not wrong and 0 < self._most_rows < run.rows:
+            cause = REFUSED
             wrong = (
                 f"the job needs {run.rows} KV rows, {limits.tree_rows} of them for its tree; "
                 f"the pipeline has {self._most_rows}: shorten the prompt or the answer"
             )
         if wrong:
-            return self._reject_run(run, wrong, REFUSED)
+            return self._reject_run(run, wrong, cause)
         run.waits = self._has_to_wait(run, [one for one in self._runs.values() if one is not run])
         return [] if run.waits else self._start_or_await(run, prompt, now)
 
@@ -481,22 +482,24 @@ class DraftMachine:
             Finish(run.key, "length", "", stats),
         ]
 
-    def _what_is_wrong_with(self, prompt: tuple[int, ...]) -> str:
-        """Why ``prompt`` cannot be served, one line; empty if it can."""
+    def _what_is_wrong_with(self, prompt: tuple[int, ...]) -> tuple[str, str]:
+        """Why ``prompt`` cannot be served, one line, and the cause; empty if it can."""
         limits = self._limits
         if not prompt:
-            return "the prompt has no tokens; give it some text"
+            return "the prompt has no tokens; give it some text", REFUSED
         if len(prompt) >= limits.context:
-            return (
+            wrong = (
                 f"the prompt has {len(prompt)} tokens; "
                 f"the model's context is {limits.context}: shorten it"
             )
+            return wrong, TOO_LONG
         if max(prompt) >= limits.vocabulary:
-            return (
+            wrong = (
                 f"prompt_ids has token {max(prompt)}; "
                 f"the model's vocabulary ends at {limits.vocabulary - 1}"
             )
-        return ""
+            return wrong, REFUSED
+        return "", ""
 
     # ---- work ------------------------------------------------------------------------------------
 

@@ -125,7 +125,9 @@ class Session:
         self._prompt_rows = len(prefix) - 1  # of the text at the start, without its last token
         self._shared_drafts = 0  # drafters whose rows of all of these are shared
         held = self._reuse.drafted if self._reuse is not None else ()
-        options = self._drafting_options(drafters, limits, history)
+        sampled = spec.sampling.temperature > 0
+        strategy.use_history(history, sampled=sampled, drafters=len(drafters))
+        options = self._drafting_options(drafters, limits, history, sampled=sampled)
         self.drafting = Drafting(run, prefix, options, held)
         self.tree = Tree(len(prefix) - 1)
         self._share = ALONE
@@ -153,12 +155,10 @@ class Session:
         return self._prefixes.find(self.spec.cache_salt, self.text.prefix, kinds)
 
     def _drafting_options(
-        self, drafters: tuple[bool, ...], limits: Limits, history: History
+        self, drafters: tuple[bool, ...], limits: Limits, history: History, *, sampled: bool
     ) -> DraftingOptions:
         strategy = self.strategy
-        sampled = self.spec.sampling.temperature > 0
         coupled = strategy.coupled and sampled
-        strategy.use_history(history, sampled=sampled, drafters=len(drafters))
         model = history.get(Calibrations).model(coupled=coupled, sampled=sampled)
         return DraftingOptions(
             width=strategy.draft_width,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 #: The job cannot be served as it is.
 REFUSED = "refused"
+#: Its prompt does not fit the model's context.
+TOO_LONG = "too_long"
 #: The queue is full.
 FULL = "full"
 #: A worker was lost.

@@ -1,6 +1,6 @@
 """The work of executors, and its results.
 
-A pass names rows by id. The model side (``flowspec.model.rows.rows``) derives their places in
+A pass names rows by id. The model side (``flowspec.model.rows.placement``) derives their places in
 memory, the moves and the mask from the ids, the parent links and the prunes. So a recording of
 these values stays valid when the cache's layout changes.
 """

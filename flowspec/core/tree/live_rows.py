@@ -1,4 +1,4 @@
-"""Which tree rows of a run are live at one model; ``flowspec.model.rows.rows`` places them in
+"""Which tree rows of a run are live at one model; ``flowspec.model.rows.placement`` places them in
 memory.
 
 **A row is live iff it is the current root, or its parent is the root or a live tree row** (prompt

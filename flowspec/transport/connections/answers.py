@@ -136,6 +136,10 @@ def error_of(error: redis.RedisError, address: str) -> BrokerError:
     if not code and isinstance(error, redis.ConnectionError | redis.TimeoutError):
         # redis-py repeats the address, with whatever stands in it.
         cause = re.sub(r"^Error \d+ connecting to \S+ ", "", reason).rstrip(".")
-        return BrokerUnreachable(f"cannot reach the broker at {address}: {cause}")
+        found: BrokerError = BrokerUnreachable(f"cannot reach the broker at {address}: {cause}")
+        found.silent = address
+        return found
     meaning = ANSWERS.get(code, _OTHER)
-    return meaning.kind(f"the broker at {address} {meaning.text.format(reason)}")
+    found = meaning.kind(f"the broker at {address} {meaning.text.format(reason)}")
+    found.code = code
+    return found

@@ -8,7 +8,13 @@ from flowspec.core.run.key import RunKey
 from flowspec.transport.base import roles_of
 from flowspec.transport.connections.async_client import AsyncBrokerClient
 from flowspec.transport.control.output_reader import OutputReader
-from flowspec.transport.control.replies import ENTRY_ID, Claims, claims_of, texts
+from flowspec.transport.control.replies import (
+    ENTRY_ID,
+    Claims,
+    claims_of,
+    recording_lines,
+    texts,
+)
 from flowspec.transport.wire.keys import JOBS, Keys
 
 
@@ -73,7 +79,7 @@ class AsyncRedisControl:
         for run in (RunKey(job, earlier) for earlier in range(epoch, 0, -1)):
             (found,) = await self._client.run(("XRANGE", self._keys.recording(run), "-", "+"))
             if found:
-                return [fields[b"l"].decode() for _, fields in found]
+                return recording_lines(found)
         return []
 
     async def _hash(self, key: str) -> dict[str, str]:

@@ -28,6 +28,7 @@ from flowspec.transport.base import (
     roles_of,
     workers_of,
 )
+from flowspec.transport.connections.answers import code_of
 from flowspec.transport.connections.connection import MAX_BLOCK_SECONDS
 from flowspec.transport.connections.redis_client import BrokerClient
 from flowspec.transport.control.replies import (
@@ -36,6 +37,7 @@ from flowspec.transport.control.replies import (
     claims_of,
     generation_of,
     output_entries,
+    recording_lines,
     texts,
 )
 from flowspec.transport.wire import codec
@@ -102,7 +104,7 @@ class RedisControl:
             pending = self._intakes(self._blocker().run([self._group_read(1, "0")])[0])
             found = pending or self._read_new(block)
         except BrokerError as error:
-            if not any(sign in str(error) for sign in _INTAKE_GONE):
+            if error.code not in _INTAKE_GONE:
                 raise
             found = []
         if not found:
@@ -144,7 +146,7 @@ class RedisControl:
                 client.xgroup_create(JOBS, _GROUP, id="0", mkstream=True)
             except redis.ResponseError as error:
                 # A key of another type gives way at the first read.
-                if not str(error).startswith(("BUSYGROUP", "WRONGTYPE")):
+                if code_of(error) not in ("BUSYGROUP", "WRONGTYPE"):
                     raise
 
         self._client.call(create)
@@ -287,7 +289,7 @@ class RedisControl:
             stream = self._keys.recording(run)
             found: Any = self._client.run([("XRANGE", stream, "-", "+")])[0]
             if found:
-                return [fields[b"l"].decode() for _, fields in found]
+                return recording_lines(found)
         return []
 
     def wait_for_change(self, block_seconds: float) -> None:
@@ -359,7 +361,7 @@ class RedisControl:
         try:
             return self._client.call(command)
         except BrokerError as error:
-            if "WRONGTYPE" not in str(error):
+            if error.code != "WRONGTYPE":
                 raise
             return None
 

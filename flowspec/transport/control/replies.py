@@ -28,6 +28,11 @@ def output_entries(entries: Sequence[Any]) -> list[OutputEntry]:
     return [OutputEntry(entry.decode(), texts(fields)) for entry, fields in entries]
 
 
+def recording_lines(entries: Sequence[Any]) -> list[str]:
+    """A recording's lines, once each: a worker that has lost a reply writes its line again."""
+    return list(dict.fromkeys(fields[b"l"].decode() for _, fields in entries))
+
+
 def claims_of(
     roles: Sequence[str], values: Sequence[bytes | None], generations: Mapping[bytes, bytes]
 ) -> Claims:

@@ -193,7 +193,8 @@ class Peers:
         del self._inboxes[to]
         self._reasons[to] = reason
         self._refused[to] = (inbox.announced, time.monotonic() + RETRY_SECONDS)
-        self._offered.pop(to, None)
+        if self._offered.get(to) == inbox.announced:  # else a newer one is offered already
+            del self._offered[to]
         self._log.warning("link goes through the broker", to=str(to), reason=reason)
 
     def facts(self) -> dict[str, object]:

@@ -7,17 +7,15 @@ from dataclasses import dataclass
 from flowspec.core.protocol.addresses import Address
 from flowspec.core.run.key import RunKey
 
-#: The intake stream of all pipelines' jobs; untagged, read through a consumer group.
+#: The intake stream; untagged, read through a consumer group.
 JOBS = "flowspec:jobs"
-#: The pipeline used if none is named.
-DEFAULT_PIPELINE = "p0"
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Names of one pipeline's keys."""
+    """Names of a pipeline's keys; a broker has one pipeline, with the default name."""
 
-    pipeline: str = DEFAULT_PIPELINE
+    pipeline: str = "p0"
 
     @property
     def tag(self) -> str:
