@@ -23,7 +23,7 @@ from flowspec.core.run.sampling import Sampling, choose
 from flowspec.errors import StateError
 from flowspec.model.base import DraftsAlone, RowArray
 from flowspec.model.rows.masks import tree_mask
-from flowspec.model.rows.rows import Placement, row_store, settling
+from flowspec.model.rows.placement import Placement, row_store, settling
 
 State = npt.NDArray[np.uint64]
 

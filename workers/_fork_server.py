@@ -29,7 +29,6 @@ SHARED = (
     "flowspec.model.stage",
     "flowspec.model.drafters.sources",
     "flowspec.model.drafters.eagle",
-    "flowspec.model.rows.two_level",
     "workers._boot",
     "workers._models",
     "workers._wiring",

@@ -36,8 +36,6 @@ from workers._boot import (
 from workers._models import kept_rows_of, open_stage, open_tapping
 from workers._wiring import Wiring, add_rows, wired
 
-#: Attention paths of ``flowspec.model``, which imports torch and so is imported after the lease.
-ATTENTIONS = ("plain", "two-level")
 #: A prefix no tensor has: a stage without layers reads none.
 NO_WEIGHTS = "none"
 #: Gives the executor of a stage's layers, as ``load_layers`` does.
@@ -45,7 +43,6 @@ Load = Callable[
     [
         ModelDirectory,
         range,
-        str,
         tuple[str, str],
         tuple[Taps | None, ModelDirectory | None],
         int,
@@ -74,7 +71,6 @@ class _Spare:
 def load_layers(
     target: ModelDirectory,
     layers: range,
-    attention: str,
     wanted: tuple[str, str],
     tapped: tuple[Taps | None, ModelDirectory | None],
     blocks: int,
@@ -90,8 +86,10 @@ def load_layers(
     from flowspec.model.stage import load_stage
 
     placing = place(*wanted, target.config)
-    executor = load_stage(target, layers, attention, placing, *tapped, blocks=blocks)
-    return executor, lambda: executor.model_seconds
+    executor = load_stage(target, layers, placing, *tapped, blocks=blocks)
+    # A GPU computes while the thread goes on, so that its time is not the model's.
+    on_cpu = placing.device.type == "cpu"
+    return executor, (lambda: executor.model_seconds) if on_cpu else None
 
 
 def main(load: Load = load_layers, given_arguments: Sequence[str] | None = None) -> None:
@@ -203,12 +201,6 @@ def _read_arguments(given: Sequence[str] | None) -> argparse.Namespace:
         "--target", help="where the target is on this machine (default: as the record says)"
     )
     arguments.add_argument(
-        "--attention",
-        choices=ATTENTIONS,
-        default=ATTENTIONS[0],
-        help="how tree rows see the context (default: %(default)s)",
-    )
-    arguments.add_argument(
         "--draft",
         help="where the head is on this machine that reads hidden rows inside the target "
         "(default: as the record says)",
@@ -244,7 +236,7 @@ def _load_stage(
     blocks = 0
     if (given.kv or record.get("kv", CONTIGUOUS)) == PAGED:
         blocks = int(record["most_rows"]) // BLOCK_ROWS + most_blocks(kept_rows_of(record, target))
-    loaded = load(target, layers, given.attention, (dtype, device), (taps, tapping), blocks)
+    loaded = load(target, layers, (dtype, device), (taps, tapping), blocks)
     return target, *loaded
 
 

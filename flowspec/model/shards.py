@@ -23,8 +23,8 @@ from flowspec.model.weights.precision import AUTO, PRECISIONS, check_dtype
 from flowspec.model.weights.quantise import Weight, code_layout, quantise
 from flowspec.model.weights.stored_weight import SUFFIXES
 from flowspec.model.weights.tensor_files import NewTensor, TensorEntry, write_tensors
+from flowspec.model.weights.tensors import read_rows
 from flowspec.model.weights.value_digests import of_prefixes
-from flowspec.model.weights.weights import read_rows
 
 WEIGHTS = "model.safetensors"
 #: The folder of scheduler and draft worker.

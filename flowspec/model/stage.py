@@ -23,11 +23,10 @@ from flowspec.model.layers.taps import Taps
 from flowspec.model.layers.trial import check_family
 from flowspec.model.rows.arrays import to_array
 from flowspec.model.rows.kept_rows import KeptRows
-from flowspec.model.rows.paged import PagedCache, PagedStore
-from flowspec.model.rows.rows import Placement
+from flowspec.model.rows.paged import PagedCache, PagedStore, RowCache
+from flowspec.model.rows.placement import Placement
 from flowspec.model.rows.several import each_of, out_of_memory
-from flowspec.model.rows.two_level import PLAIN, RowCache
-from flowspec.model.sampling.sampling import choose_rows, top_logprobs
+from flowspec.model.sampling.choice import choose_rows, top_logprobs
 from flowspec.model.weights.directory import ModelDirectory
 
 
@@ -145,8 +144,7 @@ class ModelStage:
         else:
             hidden = self._block.run_together(parts, rows, caches, placements)
             found = [(own, to_array(own)) for own in hidden]
-        for own, _ in found:
-            self._check_finite(own)
+        self._check_finite(torch.cat([own for own, _ in found]))
         choices = self._choices(parts, [own for own, _ in found])
         return [(choice, left) for choice, (_, left) in zip(choices, found, strict=True)]
 
@@ -186,7 +184,6 @@ class ModelStage:
 def load_stage(
     directory: ModelDirectory,
     layers: range,
-    attention: str = PLAIN,
     placing: Placing | None = None,
     taps: Taps | None = None,
     drafter: ModelDirectory | None = None,
@@ -201,8 +198,6 @@ def load_stage(
     check_family(directory)
     first = layers.start == 0
     last = layers.stop == directory.layers
-    block = LayerBlock(
-        directory, layers, first=first, last=last, attention=attention, placing=placing
-    )
+    block = LayerBlock(directory, layers, first=first, last=last, placing=placing)
     shares = TapShares(block, layers, taps, drafter) if taps is not None else None
     return ModelStage(block, shares, block.new_store(blocks) if blocks else None)

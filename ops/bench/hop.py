@@ -36,7 +36,7 @@ from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.model.rows.masks import full_mask
-from flowspec.model.rows.rows import ContiguousRows
+from flowspec.model.rows.placement import ContiguousRows
 from flowspec.roles.worker import Worker
 from flowspec.transport.base import CommitText, Link, role_of
 from flowspec.transport.connections.redis_client import DirectClient

@@ -20,7 +20,7 @@ from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.model.rows.masks import full_mask
-from flowspec.model.rows.rows import ContiguousRows, Placement
+from flowspec.model.rows.placement import ContiguousRows, Placement
 from flowspec.transport.base import PutRows
 from flowspec.transport.connections.redis_client import DirectClient
 from flowspec.transport.control.redis_control import RedisControl

@@ -53,13 +53,12 @@ def load(
     file: Path,
     target: ModelDirectory,
     layers: range,
-    attention: str,
     wanted: tuple[str, str],
     tapped: tuple[Taps | None, ModelDirectory | None],
     blocks: int,
 ) -> tuple[RestingStage, Callable[[], float] | None]:
     """As ``workers.verify.load_layers``, resting."""
-    stage, model_seconds = verify.load_layers(target, layers, attention, wanted, tapped, blocks)
+    stage, model_seconds = verify.load_layers(target, layers, wanted, tapped, blocks)
     return RestingStage(stage, file), model_seconds
 
 

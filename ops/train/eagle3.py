@@ -16,7 +16,7 @@ from torch.nn.functional import linear
 from flowspec.model.drafters.eagle3 import Eagle3Head, read_eagle3
 from flowspec.model.drafters.eagle3_layout import OFFSETS, TAPPED, read_layout
 from flowspec.model.weights.directory import ModelDirectory
-from flowspec.model.weights.weights import read_integers
+from flowspec.model.weights.tensors import read_integers
 from ops.train.pair import adam, optimizers
 from ops.train.teaching import GUESSES, STEP_DECAY, Teacher, layer_config, unrolled
 

@@ -101,21 +101,6 @@ def test_a_middle_model_outside_the_chain_is_refused(
         assert says in said(worker("workers.middle", f"--model={model}", url=cluster.url))
 
 
-@pytest.mark.heavy
-def test_a_stage_may_keep_its_rows_in_two_levels() -> None:
-    with Cluster(Setup("target", "draft", 1)) as cluster, Client(cluster.url) as client:
-        expected = client.submit("Why is the sky blue?", max_new_tokens=16).result().token_ids
-        stage = cluster._processes["verify-1"]
-        stage.terminate()
-        stage.wait(10)
-        words = ("workers.verify", "--stage", "1", "--attention", "two-level")
-        with start(*words, environment={**os.environ, "FLOWSPEC_REDIS_URL": cluster.url}):
-            found = client.submit(
-                "Why is the sky blue?", max_new_tokens=16, strategy="pipedec"
-            ).result()
-    assert found.token_ids == expected
-
-
 def test_two_workers_cannot_claim_one_stage(clusters: Clusters) -> None:
     cluster = clusters(2)
     line = said(worker("workers.verify", "--stage", "2", url=cluster.url))

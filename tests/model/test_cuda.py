@@ -18,7 +18,7 @@ from flowspec.model.kernels import served
 from flowspec.model.layers.block import LayerBlock
 from flowspec.model.layers.placing import Placing, choose_device, place
 from flowspec.model.memory import available_bytes
-from flowspec.model.sampling.sampling import choose_rows, perturbed_rows, top_logprobs
+from flowspec.model.sampling.choice import choose_rows, perturbed_rows, top_logprobs
 from flowspec.model.stage import load_stage
 from flowspec.model.text import Tokenizer
 from flowspec.model.timing import time_layer

@@ -26,28 +26,27 @@ from flowspec.model.drafters.sources import load_sources, taps_of
 from flowspec.model.reference import Reference
 from flowspec.model.rows.kept_rows import KeptRows
 from flowspec.model.rows.kv import CopiedRows, TreeCache
-from flowspec.model.rows.two_level import PLAIN, TWO_LEVEL, TwoLevelCache
 from flowspec.model.stage import ModelStage, load_stage
 from flowspec.model.weights.directory import ModelDirectory, layer_ranges, open_directory
 from flowspec.rehearse.simulator import Simulation
 from flowspec.strategies import build
 from tests.marks import examples, heavy
 from tests.model.paged_checks import check_pool
+from tests.model.stories import CAPACITY, Story, next_part
 from tests.model.test_drafts_together import SOURCES, Family, folders, with_tokenizer
-from tests.model.test_two_level import CAPACITY, Story, next_part
 
 ENDED = RunKey("ended", 1)
 STAGES = 2
 PROMPT = tuple(range(30, 60))
 
 
-@given(st.integers(0, 2**32 - 1), st.sampled_from([TreeCache, TwoLevelCache]), st.data())
+@given(st.integers(0, 2**32 - 1), st.data())
 @settings(deadline=None, max_examples=examples(80))
 def test_what_is_kept_is_the_context_and_begins_another_cache(
-    seed: int, kind: type[TreeCache] | type[TwoLevelCache], data: st.DataObject
+    seed: int, data: st.DataObject
 ) -> None:
     story = Story(seed)
-    cache = kind.allocate(1, 1, CAPACITY, 1, torch.float32)
+    cache = TreeCache.allocate(1, 1, CAPACITY, 1, torch.float32)
     run = story.run()
     text = list(range(story.length - 1))  # ids of the context
     for event in story.events(6):
@@ -58,8 +57,7 @@ def test_what_is_kept_is_the_context_and_begins_another_cache(
             continue
         cache.begin_pass(part)
         rows = torch.tensor(part.ids, dtype=torch.float32).reshape(1, 1, -1, 1)
-        layers = cache.layers if isinstance(cache, TreeCache) else cache.tree.layers
-        layers[0].update(rows, rows)
+        cache.layers[0].update(rows, rows)
     count = data.draw(st.integers(1, len(text)))
     wanted = run.keep(count)
     assert wanted is not None
@@ -67,9 +65,9 @@ def test_what_is_kept_is_the_context_and_begins_another_cache(
     kept.keep(ENDED, cache, wanted)
     assert kept.nbytes == 2 * 4 * count
     held = data.draw(st.integers(1, count))
-    other = kind.allocate(1, 1, CAPACITY, 1, torch.float32)
+    other = TreeCache.allocate(1, 1, CAPACITY, 1, torch.float32)
     kept.resume(other, ENDED, held)
-    store = other.storage if isinstance(other, TreeCache) else other.model
+    store = other.storage
     assert store[0, :, 0, 0, :held, 0].tolist() == [text[:held]] * 2
     placement = other.begin_pass(_next_row(story, held))
     assert (placement.context, placement.held) == (held, held)
@@ -93,9 +91,7 @@ def test_more_rows_than_there_are_cannot_be_kept() -> None:
 class Talk:
     """A pipeline of real layers with the drafter ``draft``, which keeps rows."""
 
-    def __init__(
-        self, target: ModelDirectory, draft: str, attention: str = PLAIN, blocks: int = 0
-    ) -> None:
+    def __init__(self, target: ModelDirectory, draft: str, blocks: int = 0) -> None:
         drafter = load_sources(draft, target, dtype="float32")
         wanting = wanting_hidden(drafter)
         taps = taps_of(draft, target)
@@ -113,7 +109,7 @@ class Talk:
         nodes: dict[Address, Any] = {DRAFT: (DraftMachine(limits, build), drafter)}
         self.stages: list[ModelStage] = []
         for stage, layers in enumerate(layer_ranges(target.layers, STAGES), start=1):
-            executor = load_stage(target, layers, attention, taps=taps, drafter=head, blocks=blocks)
+            executor = load_stage(target, layers, taps=taps, drafter=head, blocks=blocks)
             self.stages.append(executor)
             nodes[stage_address(stage)] = (StageMachine(stage, STAGES), executor)
         self._simulation = Simulation(nodes)
@@ -194,22 +190,9 @@ def test_equal_prompts_at_once_with_any_drafter(
         check_pool(stage._store, (), stage._kept._rows.values())
 
 
-def test_equal_prompts_at_once_with_a_two_level_cache(family: Family) -> None:
-    talk = Talk(family("llama"), "ngram", TWO_LEVEL)
-    found = talk.ask_at_once([PROMPT] * 2, "flowspec", [Sampling(), Sampling(1.0, seed=1)])
-    assert [cached for cached, _ in found] == [0, len(PROMPT) - 1]
-
-
 @pytest.mark.parametrize("name", ["gemma2", "mistral-sliding", "qwen3-moe"])
 def test_turns_with_other_families(name: str, family: Family) -> None:
     talk = Talk(family(name), "ngram")
-    _, tokens = talk.ask(PROMPT, "flowspec", Sampling())
-    cached, _ = talk.ask((*PROMPT, *tokens, 5), "flowspec", Sampling(1.0, seed=1))
-    assert cached == len(PROMPT) + len(tokens) - 1
-
-
-def test_turns_with_a_two_level_cache(family: Family) -> None:
-    talk = Talk(family("llama"), "ngram", TWO_LEVEL)
     _, tokens = talk.ask(PROMPT, "flowspec", Sampling())
     cached, _ = talk.ask((*PROMPT, *tokens, 5), "flowspec", Sampling(1.0, seed=1))
     assert cached == len(PROMPT) + len(tokens) - 1

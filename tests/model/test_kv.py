@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowspec.model.rows.kv import TreeCache
-from flowspec.model.rows.rows import Moves
+from flowspec.model.rows.placement import Moves
 from tests.marks import examples
 
 

@@ -23,14 +23,10 @@ PLAIN = ("llama", "llama3-rope-tied", "qwen2", "qwen3", "mistral")
 OTHER = ("gemma2", "phi3", "mixtral", "gpt-oss", "mistral-sliding")
 
 
-def block_of(
-    directory: ModelDirectory, dtype: str = "float32", attention: str = "plain"
-) -> LayerBlock:
+def block_of(directory: ModelDirectory, dtype: str = "float32") -> LayerBlock:
     placing = place(dtype, "cpu", directory.config)
     layers = range(directory.layers)
-    return LayerBlock(
-        directory, layers, first=True, last=True, attention=attention, placing=placing
-    )
+    return LayerBlock(directory, layers, first=True, last=True, placing=placing)
 
 
 def passes(block: LayerBlock, path: lean.LeanLayers | None) -> list[torch.Tensor]:
@@ -64,10 +60,6 @@ def test_families_with_other_layers_do_not_have_it(family: Family, name: str) ->
     block = block_of(family(name))
     assert block.lean is None
     assert block.place_facts()["layers_by"] == "library"
-
-
-def test_neither_does_attention_in_two_levels(family: Family) -> None:
-    assert block_of(family("llama"), attention="two-level").lean is None
 
 
 def test_a_path_that_is_not_equal_is_not_taken(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-import torch
 
 from flowspec.core.protocol.messages import Returns
 from flowspec.core.protocol.work import Draft, DraftDone, Part, Pruned
@@ -15,8 +14,6 @@ from flowspec.model.base import DraftExecutor
 from flowspec.model.drafters.drafter import ModelDrafter
 from flowspec.model.drafters.sources import load_sources
 from flowspec.model.layers.block import LayerBlock
-from flowspec.model.layers.placing import Placing
-from flowspec.model.rows.two_level import TWO_LEVEL
 from flowspec.model.text import Tokenizer
 from flowspec.model.weights.directory import default_pair, open_directory
 from flowspec.proof import plain
@@ -50,20 +47,6 @@ def passes() -> list[Part]:
     length = len(PROMPT)
     prompt = part(range(length), range(-1, length - 1), PROMPT, length)
     return [prompt, part(range(length, length + 4), [length - 1] * 4, [7, 90, 91, 92], 0)]
-
-
-@pytest.mark.parametrize("precision", ["bfloat16", "nf4"])
-def test_two_level_attention_gives_the_same_bits(precision: str) -> None:
-    torch.set_num_threads(1)
-    found = []
-    for attention in ("plain", TWO_LEVEL):
-        placing = Placing(precision)
-        block = LayerBlock(
-            TARGET, range(4), first=True, last=False, attention=attention, placing=placing
-        )
-        cache = block.new_cache(100)
-        found.append(torch.cat([block.run(each, None, cache) for each in passes()]))
-    assert torch.equal(*found)
 
 
 def proposals(drafter: DraftExecutor) -> list[tuple[int, ...]]:

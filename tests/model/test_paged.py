@@ -17,18 +17,17 @@ from flowspec.core.run.key import RunKey
 from flowspec.core.run.limits import BLOCK_ROWS
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.stage.stage_run import StageRun
-from flowspec.errors import ModelError, StateError
+from flowspec.errors import StateError
 from flowspec.model.rows.block_pool import RANGE, BlockPool
 from flowspec.model.rows.kept_rows import KeptRows
 from flowspec.model.rows.kv import CopiedRows, TreeCache
 from flowspec.model.rows.paged import PagedCache, PagedStore, SharedRows
-from flowspec.model.rows.two_level import TWO_LEVEL
 from flowspec.model.stage import ModelStage, load_stage
 from flowspec.model.weights.directory import ModelDirectory
 from tests.marks import examples
 from tests.model.families import FAMILIES
 from tests.model.paged_checks import check_pool
-from tests.model.test_two_level import CAPACITY, Story, next_part
+from tests.model.stories import CAPACITY, Story, next_part
 
 Family = Callable[..., ModelDirectory]
 BLOCKS = 64
@@ -287,11 +286,6 @@ def test_a_full_pool_fails_the_job_that_needs_more_and_no_other(family: Family) 
     assert isinstance(done.choices[0], WorkFailed)
     assert not isinstance(done.choices[1], WorkFailed), "the other has its block"
     assert len(rows[1]) == 20
-
-
-def test_a_pool_serves_no_attention_with_a_store_of_its_own(family: Family) -> None:
-    with pytest.raises(ModelError, match="two-level attention has a store of its own; use plain"):
-        load_stage(family("llama"), range(6), TWO_LEVEL, blocks=3)
 
 
 def test_blocks_of_one_text_are_neighbours_while_there_is_room() -> None:

@@ -12,10 +12,10 @@ from flowspec.core.protocol.work import Part, Pruned
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.tree.live_rows import LiveRows
 from flowspec.errors import StateError
+from flowspec.model.rows import placement as rows
 from flowspec.model.rows.kv import TreeCache
 from flowspec.model.rows.masks import full_mask
-from flowspec.model.rows.rows import ContiguousRows, Moves, Placement, rows
-from flowspec.model.rows.two_level import TwoLevelCache
+from flowspec.model.rows.placement import ContiguousRows, Moves, Placement
 from tests.core.tree.random_runs import RUN, RandomRun, RandomStage
 from tests.marks import examples
 from tests.toy_model import ToyStage, ToyTarget
@@ -200,7 +200,5 @@ def test_every_cache_takes_its_layout_from_one_place(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(rows, "ContiguousRows", counted)
     TreeCache.allocate(1, 1, 8, 2, torch.float32)
     assert len(made) == 1
-    TwoLevelCache.allocate(1, 1, 8, 2, torch.float32)
-    assert len(made) == 3, "of the whole, and of its tree cache"
     ToyStage(ToyTarget(), 1, 1).allocate(RUN, 8, Sampling(), Returns())
-    assert len(made) == 4
+    assert len(made) == 2

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from flowspec.core.run.loud import loud
 from flowspec.core.run.sampling import MAX_SEED, Sampling, choose, perturbed
+from flowspec.model.sampling import choice as sampling_rows
+from flowspec.model.sampling.choice import choose_rows, perturbed_rows, top_logprobs
 from flowspec.model.sampling.logit_rows import BLOCK, LogitRows
 from flowspec.model.sampling.noise import loud_at_once
-from flowspec.model.sampling.sampling import choose_rows, perturbed_rows, top_logprobs
-from flowspec.model.sampling.sampling import sampling as sampling_rows
 from tests.marks import examples
 
 LARGE = 151_936

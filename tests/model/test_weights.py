@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 from flowspec.errors import ModelError
 from flowspec.model.weights.tensor_files import TensorEntry, read_header
-from flowspec.model.weights.weights import read_rows, read_tensor
+from flowspec.model.weights.tensors import read_rows, read_tensor
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16, torch.float64])

@@ -13,7 +13,7 @@ from flowspec.core.run.key import RunKey
 from flowspec.errors import ConfigError
 from flowspec.model.text import Tokenizer
 from flowspec.model.weights.directory import open_directory
-from flowspec.model.weights.weights import read_tensor
+from flowspec.model.weights.tensors import read_tensor
 from ops.bench.pass_parts import PARTS, Passes, Sections, measured, table, taken
 from ops.bench.random_model import Shape, random_model
 from ops.peer import convert

@@ -54,10 +54,10 @@ def toy_middle() -> list[StageExecutor]:
     return [ToyMiddle(TARGET, 0.5)]
 
 
-def stages_of(path: Path, attention: str, dtype: str) -> list[StageExecutor]:
+def stages_of(path: Path, dtype: str) -> list[StageExecutor]:
     directory = open_directory(str(path))
     placing = place(dtype, "cpu", directory.config)
-    return [load_stage(directory, range(at, at + 2), attention, placing) for at in (0, 2, 4)]
+    return [load_stage(directory, range(at, at + 2), placing) for at in (0, 2, 4)]
 
 
 class Pipeline:
@@ -126,21 +126,18 @@ def test_a_pass_of_several_runs_gives_each_what_a_pass_of_its_own_would(
 
 
 @pytest.mark.parametrize(
-    ("family", "attention", "dtype", "layers"),
+    ("family", "dtype", "layers"),
     [
-        ("llama", "plain", "float32", "lean"),
-        heavy("llama", "plain", "float32", "library"),
-        ("llama", "two-level", "float32", "library"),
-        ("qwen2", "two-level", "bfloat16", "library"),
-        ("qwen2", "plain", "bfloat16", "lean"),
-        ("qwen3", "plain", "nf4", "lean"),
-        ("mistral", "plain", "int8", "lean"),
-        *every(2, ((name, "plain", "float32", "library") for name in BY_LIBRARY)),
+        ("llama", "float32", "lean"),
+        heavy("llama", "float32", "library"),
+        ("qwen2", "bfloat16", "lean"),
+        ("qwen3", "nf4", "lean"),
+        ("mistral", "int8", "lean"),
+        *every(2, ((name, "float32", "library") for name in BY_LIBRARY)),
     ],
 )
 def test_a_models_pass_of_several_runs_gives_each_what_a_pass_of_its_own_would(
     family: str,
-    attention: str,
     dtype: str,
     layers: str,
     tmp_path: Path,
@@ -148,7 +145,7 @@ def test_a_models_pass_of_several_runs_gives_each_what_a_pass_of_its_own_would(
 ) -> None:
     monkeypatch.setenv("FLOWSPEC_LAYERS", layers)
     path = save(FAMILIES[family], tmp_path)
-    executors = (stages_of(path, attention, dtype), stages_of(path, attention, dtype))
+    executors = (stages_of(path, dtype), stages_of(path, dtype))
 
     @given(st.data())
     @settings(max_examples=examples(6), deadline=None)
@@ -200,7 +197,7 @@ def test_of_a_family_that_hands_nothing_through_the_parts_run_one_by_one(
         return whole(self, given, positions, mask, {"past_key_values": more["past_key_values"]})
 
     monkeypatch.setattr(LayerBlock, "_by_library", dropping)
-    executors = [stages_of(path, "plain", "float32") for _ in range(2)]
+    executors = [stages_of(path, "float32") for _ in range(2)]
     assert not any(stage.block.joins for stage in executors[0])  # type: ignore[attr-defined]
 
     @given(st.data())
@@ -215,7 +212,7 @@ def test_of_a_family_that_hands_nothing_through_the_parts_run_one_by_one(
 
 
 def test_a_part_that_does_not_continue_its_run_fails_alone(tmp_path: Path) -> None:
-    (first, *_) = stages_of(save(FAMILIES["llama"], tmp_path), "plain", "float32")
+    (first, *_) = stages_of(save(FAMILIES["llama"], tmp_path), "float32")
     sound, other, _ = RUNS
     for run in (sound, other):
         first.allocate(run, 64, Sampling(), Returns())
@@ -241,7 +238,7 @@ def test_a_pass_that_cannot_be_computed_fails_the_run_that_is_to_blame_alone(
     error: Exception, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = save(FAMILIES["llama"], tmp_path)
-    (stage, *_), (twin, *_) = (stages_of(path, "plain", "float32") for _ in range(2))
+    (stage, *_), (twin, *_) = (stages_of(path, "float32") for _ in range(2))
     whole = LayerBlock.run_together
     sound, blamed, _ = RUNS
     for run in RUNS:
@@ -274,7 +271,7 @@ def test_rows_that_are_not_finite_fail_their_run_alone(
     stage: int, value: float, tmp_path: Path
 ) -> None:
     """At a stage in the middle, and at the last, which would choose tokens by them."""
-    stages = stages_of(save(FAMILIES["llama"], tmp_path), "plain", "float32")
+    stages = stages_of(save(FAMILIES["llama"], tmp_path), "float32")
     sound, blamed, _ = RUNS
     for run in (sound, blamed):
         stages[stage].allocate(run, 64, Sampling(), Returns())

@@ -18,10 +18,10 @@ from flowspec.model.layers.block import LayerBlock
 from flowspec.model.layers.placing import Placing
 from flowspec.model.layers.trial import check_family
 from flowspec.model.rows.kept_rows import KeptRows
-from flowspec.model.rows.rows import Placement
+from flowspec.model.rows.paged import RowCache
+from flowspec.model.rows.placement import Placement
 from flowspec.model.rows.several import each_of
-from flowspec.model.rows.two_level import RowCache
-from flowspec.model.sampling.sampling import perturbed_rows, top_logprobs
+from flowspec.model.sampling.choice import perturbed_rows, top_logprobs
 from flowspec.model.weights.directory import ModelDirectory
 
 

@@ -10,7 +10,7 @@ from flowspec.model.layers.placing import Placing
 from flowspec.model.weights.directory import ModelDirectory
 from flowspec.model.weights.stored_weight import StoredWeight
 from flowspec.model.weights.tensor_files import TensorEntry
-from flowspec.model.weights.weights import read_tensor
+from flowspec.model.weights.tensors import read_tensor
 
 #: Names in a target's checkpoint.
 TARGET_EMBEDDING = "model.embed_tokens.weight"

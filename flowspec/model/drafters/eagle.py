@@ -41,8 +41,8 @@ from flowspec.model.rows.attention import EXACT, EXACT_DEVICES, LIBRARY, bias_of
 from flowspec.model.rows.kept_rows import KeptRows
 from flowspec.model.rows.kv import CopiedRows, TreeCache
 from flowspec.model.rows.masks import full_mask
+from flowspec.model.rows.placement import Placement
 from flowspec.model.rows.ragged import RaggedCache, joined
-from flowspec.model.rows.rows import Placement
 from flowspec.model.rows.several import each_of
 from flowspec.model.weights.directory import ModelDirectory
 from flowspec.model.weights.stored_weight import StoredWeight

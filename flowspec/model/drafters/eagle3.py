@@ -45,7 +45,7 @@ from flowspec.model.rows.attention import LIBRARY
 from flowspec.model.rows.kv import TreeCache
 from flowspec.model.rows.ragged import RaggedCache, joined
 from flowspec.model.weights.directory import ModelDirectory
-from flowspec.model.weights.weights import read_integers
+from flowspec.model.weights.tensors import read_integers
 
 _LAYER = "midlayer."
 

@@ -21,7 +21,7 @@ from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling, gumbel
 from flowspec.errors import ConfigError, StateError
 from flowspec.model.base import DraftsAlone, RowArray
-from flowspec.model.rows.rows import settling
+from flowspec.model.rows.placement import settling
 
 #: Most recent occurrences of an n-gram that count; bounds the work for frequent tokens.
 RECENT = 64

@@ -27,11 +27,10 @@ from flowspec.model.layers.placing import Placing
 from flowspec.model.rows.arrays import to_tensor
 from flowspec.model.rows.attention import EXACT, EXACT_DEVICES, bias_of
 from flowspec.model.rows.kv import TreeCache
-from flowspec.model.rows.masks import full_mask, tree_mask, windowed
-from flowspec.model.rows.paged import PagedStore
+from flowspec.model.rows.masks import full_mask, windowed
+from flowspec.model.rows.paged import PagedStore, RowCache
+from flowspec.model.rows.placement import Placement
 from flowspec.model.rows.ragged import RaggedCache, hands_through, joined
-from flowspec.model.rows.rows import Placement
-from flowspec.model.rows.two_level import PLAIN, TWO_LEVEL, RowCache, TwoLevelCache, implementation
 from flowspec.model.weights.directory import ModelDirectory
 from flowspec.model.weights.families import TESTED_FAMILIES
 
@@ -73,9 +72,7 @@ class LayerBlock(torch.nn.Module):
     For a family that is not in ``families.TESTED_FAMILIES``, ``trial`` finds out whether this is
     right.
 
-    ``first``: with the embedding. ``last``: with the final norm and the head. ``attention``:
-    ``plain``, or ``two-level`` (``two_level``), which gives the same rows; ModelError if the model
-    does not allow it.
+    ``first``: with the embedding. ``last``: with the final norm and the head.
     """
 
     #: Whether plain layers are run by the short path (``lean``) where it is equal.
@@ -88,14 +85,12 @@ class LayerBlock(torch.nn.Module):
         *,
         first: bool,
         last: bool,
-        attention: str = PLAIN,
         placing: Placing | None = None,
     ) -> None:
         super().__init__()
         self.first = first
         self.last = last
         self.seconds = 0.0  # CPU time in the layers and the head, without masks and KV moves
-        self.two_level = attention == TWO_LEVEL
         self.placing = placing if placing is not None else Placing()
         self.dtype = self.placing.rows
         self.device = self.placing.device
@@ -107,7 +102,7 @@ class LayerBlock(torch.nn.Module):
             first=first,
             last=last,
             dtype=self.dtype,
-            implementation=implementation(attention, whole),
+            implementation=EXACT,
         )
         self.config = found.config
         self.body = found.body
@@ -184,8 +179,7 @@ class LayerBlock(torch.nn.Module):
 
     def new_cache(self, capacity: int) -> RowCache:
         """KV rows for one job, in a store of its own."""
-        kind = TwoLevelCache if self.two_level else TreeCache
-        return kind.allocate(
+        return TreeCache.allocate(
             self.config.num_hidden_layers,
             self._key_heads,
             capacity,
@@ -195,9 +189,7 @@ class LayerBlock(torch.nn.Module):
         )
 
     def new_store(self, blocks: int) -> PagedStore:
-        """A pool of ``blocks`` blocks for the KV rows of all jobs; ModelError if it has no use."""
-        if self.two_level:
-            raise ModelError(f"{TWO_LEVEL} attention has a store of its own; use {PLAIN} with one")
+        """A pool of ``blocks`` blocks for the KV rows of all jobs."""
         return PagedStore.allocate(
             self.config.num_hidden_layers,
             self._key_heads,
@@ -218,16 +210,13 @@ class LayerBlock(torch.nn.Module):
         given = self._given(part, rows)
         mask = self._mask(placement, len(part.ids))
         began = time.thread_time()
-        if self.lean is not None and not isinstance(cache, TwoLevelCache):
+        if self.lean is not None:
             whole = mask["full_attention"] if isinstance(mask, dict) else mask
             embedded = self.body.embed_tokens(given) if rows is None else given
             hidden = self.lean.run(embedded, part.positions, whole, cache)
         else:
             positions = torch.tensor([part.positions], device=self.device)
-            more: dict[str, Any] = {"past_key_values": cache}
-            if isinstance(cache, TwoLevelCache):
-                more = {"past_key_values": cache.tree, "two_level": cache}
-            hidden = self._by_library(given, positions, mask, more)
+            hidden = self._by_library(given, positions, mask, {"past_key_values": cache})
         self.seconds += time.thread_time() - began
         return hidden
 
@@ -251,8 +240,7 @@ class LayerBlock(torch.nn.Module):
         counts = [len(part.ids) for part in parts]
         masks = [self._mask(*pair) for pair in zip(placements, counts, strict=True)]
         positions = [position for part in parts for position in part.positions]
-        trees = [cache.tree if isinstance(cache, TwoLevelCache) else cache for cache in caches]
-        ragged = RaggedCache(trees, counts)
+        ragged = RaggedCache(caches, counts)
         began = time.thread_time()
         if self.lean is not None:
             embedded = given if given.is_floating_point() else self.body.embed_tokens(given)
@@ -260,9 +248,7 @@ class LayerBlock(torch.nn.Module):
             hidden = self.lean.run_ragged(embedded, positions, whole, ragged)
         else:
             places = torch.tensor([positions], device=self.device)
-            more: dict[str, Any] = {"past_key_values": ragged, "ragged": ragged}
-            if self.two_level:
-                more["two_level"] = caches
+            more = {"past_key_values": ragged, "ragged": ragged}
             hidden = self._by_library(given, places, _joined_masks(masks), more)
         self.seconds += time.thread_time() - began
         return [hidden[span] for span in ragged.spans]
@@ -290,14 +276,11 @@ class LayerBlock(torch.nn.Module):
 
     def _mask(self, placement: Placement, new: int) -> Masks:
         """The masks of the ``new`` rows as ``attention.bias_of`` returns them, by layer type if
-        needed. Two-level attention masks tree slots only.
+        needed.
         """
         context = placement.context
         parents = placement.parents
-        if self.two_level:
-            whole = tree_mask(parents, new)
-        else:
-            whole = full_mask(context, parents, new)
+        whole = full_mask(context, parents, new)
         window = getattr(self.config, "sliding_window", None)
         masks = {"full_attention": self._bias(whole)}
         if window is not None:

@@ -22,7 +22,7 @@ from flowspec.model.layers.joined import JoinedPart
 from flowspec.model.layers.linear import KernelLinear
 from flowspec.model.rows.attention import EXACT, EXACT_DEVICES, weighted
 from flowspec.model.rows.kv import Slots
-from flowspec.model.rows.paged import OneLevelCache
+from flowspec.model.rows.paged import RowCache
 from flowspec.model.rows.ragged import RaggedCache, joined
 
 #: The environment variable with which a user turns the short path off, and its values.
@@ -152,7 +152,7 @@ class LeanLayers:
         embedded: torch.Tensor,
         positions: Sequence[int],
         mask: torch.Tensor,
-        cache: OneLevelCache,
+        cache: RowCache,
     ) -> torch.Tensor:
         """The rows after the final norm, ``[rows, hidden]``.
 
@@ -198,7 +198,7 @@ class LeanLayers:
         at: int,
         hidden: torch.Tensor,
         mask: torch.Tensor,
-        cache: OneLevelCache | RaggedCache,
+        cache: RowCache | RaggedCache,
         positions: Sequence[int],
         **more: Any,
     ) -> torch.Tensor:

@@ -18,7 +18,7 @@ from flowspec.model.weights.directory import ModelDirectory
 from flowspec.model.weights.quantise import Weight, quantise
 from flowspec.model.weights.stored_weight import StoredWeight
 from flowspec.model.weights.tensor_files import TensorEntry
-from flowspec.model.weights.weights import read_bytes, read_rows, read_tensor
+from flowspec.model.weights.tensors import read_bytes, read_rows, read_tensor
 
 #: Names of the block's LM head, and of its embedding in the checkpoint.
 HEAD = "head.causal.lm_head"

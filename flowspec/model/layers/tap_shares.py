@@ -14,11 +14,11 @@ from flowspec.model.layers.block import LayerBlock
 from flowspec.model.layers.linear import KernelLinear, load_linear
 from flowspec.model.layers.taps import Taps, beside, parted
 from flowspec.model.rows.arrays import to_array, to_tensor
-from flowspec.model.rows.rows import Placement
-from flowspec.model.rows.two_level import RowCache
+from flowspec.model.rows.paged import RowCache
+from flowspec.model.rows.placement import Placement
 from flowspec.model.weights.directory import ModelDirectory
 from flowspec.model.weights.quantise import Weight, quantise
-from flowspec.model.weights.weights import read_rows
+from flowspec.model.weights.tensors import read_rows
 
 _PRECISION = "float32"
 

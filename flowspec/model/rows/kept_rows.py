@@ -9,7 +9,7 @@ import torch
 from flowspec.core.protocol.work import Kept, Part
 from flowspec.core.run.key import RunKey
 from flowspec.errors import StateError
-from flowspec.model.rows.rows import Placement, settling
+from flowspec.model.rows.placement import Placement, settling
 
 
 class FirstRows(Protocol):
@@ -28,7 +28,7 @@ S = TypeVar("S", bound=FirstRows)
 
 
 class KeepableCache(Protocol[S]):
-    """A job's KV rows, of one of the kinds of ``two_level.RowCache``."""
+    """A job's KV rows, of one of the kinds of ``paged.RowCache``."""
 
     def begin_pass(self, part: Part) -> Placement: ...
 

@@ -16,7 +16,7 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from flowspec.core.protocol.work import Part
-from flowspec.model.rows.rows import Moves, Placement, row_store
+from flowspec.model.rows.placement import Moves, Placement, row_store
 
 
 class Slots(NamedTuple):

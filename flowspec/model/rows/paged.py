@@ -22,7 +22,7 @@ from flowspec.core.run.limits import BLOCK_ROWS
 from flowspec.errors import StateError
 from flowspec.model.rows.block_pool import BlockPool
 from flowspec.model.rows.kv import Slots, TreeCache
-from flowspec.model.rows.rows import Moves, Placement, row_store
+from flowspec.model.rows.placement import Moves, Placement, row_store
 
 
 class PagedStore:
@@ -248,7 +248,7 @@ class PagedCache(Cache):
 
 
 #: A job's rows in one store or the other.
-OneLevelCache = TreeCache | PagedCache
+RowCache = TreeCache | PagedCache
 
 
 def _blocks(rows: int) -> int:

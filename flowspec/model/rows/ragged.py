@@ -18,7 +18,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from flowspec.core.protocol.work import Part
 from flowspec.core.run.key import RunKey
-from flowspec.model.rows.paged import OneLevelCache
+from flowspec.model.rows.paged import RowCache
 
 #: Rows of the two jobs with which a family's layers are tried, and how far a row may be off, of the
 #: largest value: other code differs by far more, lower precisions by less.
@@ -91,7 +91,7 @@ class RaggedCache(Cache):
     ``caches``: those of the jobs, after the moves of the pass.
     """
 
-    def __init__(self, caches: Sequence[OneLevelCache], counts: Sequence[int]) -> None:
+    def __init__(self, caches: Sequence[RowCache], counts: Sequence[int]) -> None:
         self.caches = caches
         self.spans = spans_of(counts)
         by_layer = zip(*(cache.layers for cache in caches), strict=True)

@@ -10,7 +10,7 @@ from flowspec.errors import ModelError
 from flowspec.model.weights.directory import ModelDirectory
 from flowspec.model.weights.precision import PRECISIONS
 from flowspec.model.weights.quantise import Weight, quantise
-from flowspec.model.weights.weights import read_codes, read_rows
+from flowspec.model.weights.tensors import read_codes, read_rows
 
 CODES = ".codes"
 SCALES = ".scales"

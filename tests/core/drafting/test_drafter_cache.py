@@ -14,7 +14,7 @@ from flowspec.core.protocol.work import DraftDone, Part
 from flowspec.core.run.key import RunKey
 from flowspec.core.tree.tree import Node, Tree
 from flowspec.model.rows.masks import full_mask
-from flowspec.model.rows.rows import ContiguousRows, Placement
+from flowspec.model.rows.placement import ContiguousRows, Placement
 from tests.core.drafting.test_drafting import growth
 
 RUN = RunKey("j", 1)

@@ -11,7 +11,7 @@ from flowspec.core.protocol.work import Draft, DraftDone, Pruned
 from flowspec.core.run.key import RunKey
 from flowspec.core.tree.tree import Expansion, Node, Tree
 from flowspec.errors import ProtocolError
-from flowspec.model.rows.rows import ContiguousRows, Placement
+from flowspec.model.rows.placement import ContiguousRows, Placement
 from flowspec.strategies.base import BeamGrowth
 
 RUN = RunKey("j", 1)

@@ -47,7 +47,7 @@ from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.errors import StateError
-from flowspec.model.rows.rows import ContiguousRows, Moves, Placement
+from flowspec.model.rows.placement import ContiguousRows, Moves, Placement
 from tests.addresses import S1, S2
 
 RUN = RunKey("j", 1)
