@@ -220,7 +220,7 @@ def test_a_repeated_submission_gives_the_first_ones_output(
     [
         ({"prompt": "a", "strategy": "fastest"}, "unknown strategy", "refused"),
         ({"messages": TURNS[1:]}, "refuses the messages: it begins", "refused"),
-        ({"prompt_ids": [2] * 600}, "the model's context is 512", "refused"),
+        ({"prompt_ids": [2] * 600}, "the model's context is 512", "too_long"),
     ],
 )
 def test_a_failed_job_says_why_and_whose_fault_it_is(

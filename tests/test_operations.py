@@ -58,7 +58,7 @@ def test_every_cause_is_explained() -> None:
     from flowspec.core.protocol import causes
 
     named = [value for name, value in vars(causes).items() if name.isupper() and " " not in value]
-    assert len(named) == 6
+    assert len(named) == 7
     assert not [cause for cause in named if f"| `{cause}` |" not in OPERATIONS]
 
 

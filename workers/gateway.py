@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from flowspec.core.run.spec import DEFAULT_STRATEGY
+from flowspec.core.run.fields import DEFAULT_STRATEGY
 from flowspec.gateway.keys import ApiKeys, read_keys
 from flowspec.gateway.server import address_of, check_installed, listen, serve
 from flowspec.gateway.settings import MOST_CONNECTIONS, MOST_OPEN, Settings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import replace
+from dataclasses import astuple, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -24,7 +24,6 @@ from flowspec.cli.flags import (
     DefaultTokens,
     Device,
     Draft,
-    DraftDevice,
     DraftDtype,
     Drafter,
     Drafters,
@@ -42,14 +41,12 @@ from flowspec.cli.flags import (
     MaxNewTokens,
     Mbit,
     ModelName,
-    Models,
     MostAnswers,
     MostConnections,
     MostRows,
     OwnUrl,
     Pair,
     Persist,
-    Planned,
     PlannedDtype,
     Port,
     Pretended,
@@ -75,17 +72,17 @@ from flowspec.cli.flags import (
     Temperature,
     Timed,
     Tokens,
-    TopK,
-    TopP,
     Url,
     WaitSeconds,
     WithStats,
 )
+from flowspec.cli.groups import ModelFlags, SamplingFlags, grouped
 from flowspec.cli.outputs import checked_stdout
 from flowspec.cli.parser import Command, UsageError, check_beside, in_range
+from flowspec.core.run.fields import DEFAULT_MAX_NEW_TOKENS, DEFAULT_STRATEGY
 from flowspec.core.run.limits import CONTIGUOUS
 from flowspec.core.run.sampling import Sampling
-from flowspec.core.run.spec import DEFAULT_MAX_NEW_TOKENS, DEFAULT_STRATEGY, JobSpec
+from flowspec.core.run.spec import JobSpec
 from flowspec.errors import BrokerUnreachable, FlowSpecError, naming_what_is_missing
 from flowspec.gateway.settings import MOST_CONNECTIONS, MOST_OPEN, Settings
 
@@ -130,26 +127,16 @@ def _of_all_commands(
 
 
 @app.command()
+@grouped
 def generate(
     prompt: Prompt = None,
-    target: Target = None,
-    draft: Draft = None,
-    models: Models = None,
-    stages: Stages = None,
-    dtype: Dtype = None,
-    device: Device = None,
-    draft_dtype: DraftDtype = None,
-    draft_device: DraftDevice = None,
-    cluster: Planned = None,
+    models: ModelFlags = ModelFlags(),
     rows: RowsWay = "auto",
     jobs: PromptsAtOnce = 1,
     kv: Kv = CONTIGUOUS,
     strategy: Strategy = DEFAULT_STRATEGY,
     max_new_tokens: MaxNewTokens = DEFAULT_MAX_NEW_TOKENS,
-    temperature: Temperature = 0.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    seed: Seed = 0,
+    sampling: SamplingFlags = SamplingFlags(),
     prompts: Annotated[
         Path | None,
         typer.Option(help="JSON lines with `prompt`, or `turns` of which the first is used."),
@@ -166,15 +153,12 @@ def generate(
     from flowspec.cli.generate import Request, run
     from flowspec.cli.places import check_alone, setup_of, url_for_prompts
 
-    run_on = (dtype, device, draft_dtype, draft_device)
-    flags = (target, draft, models, stages, cluster, *run_on)
-    check_alone(redis_url, *flags)
-    private = any(flag is not None for flag in flags) or (rows, kv) != ("auto", CONTIGUOUS)
-    setup = setup_of(target, draft, models, stages, run_on, cluster)
+    check_alone(redis_url, models)
+    private = models.given or (rows, kv) != ("auto", CONTIGUOUS)
     run(
         Request(
-            setup=replace(setup, rows=rows, jobs=jobs, kv=kv),
-            sampling=Sampling(temperature, top_k, top_p, seed),
+            setup=replace(setup_of(models), rows=rows, jobs=jobs, kv=kv),
+            sampling=Sampling(*astuple(sampling)),
             strategy=strategy,
             max_new_tokens=max_new_tokens,
             raw=raw,
@@ -189,16 +173,9 @@ def generate(
 
 
 @app.command()
+@grouped
 def up(
-    target: Target = None,
-    draft: Draft = None,
-    models: Models = None,
-    stages: Stages = None,
-    dtype: Dtype = None,
-    device: Device = None,
-    draft_dtype: DraftDtype = None,
-    draft_device: DraftDevice = None,
-    cluster: Planned = None,
+    models: ModelFlags = ModelFlags(),
     rows: RowsWay = "auto",
     jobs: JobsAtOnce = 1,
     keep_rows: KeepRows = None,
@@ -211,26 +188,17 @@ def up(
     from flowspec.cli.places import setup_of
     from flowspec.cli.service import up
 
-    run_on = (dtype, device, draft_dtype, draft_device)
-    setup = setup_of(target, draft, models, stages, run_on, cluster)
-    setup = replace(setup, rows=rows, jobs=jobs, keep_rows=keep_rows)
+    setup = replace(setup_of(models), rows=rows, jobs=jobs, keep_rows=keep_rows)
     up(replace(setup, most_rows=most_rows, kv=kv, persist=persist), redis_url)
 
 
 @app.command()
+@grouped
 def serve(
     host: Host = "127.0.0.1",
     port: Port = 8000,
     api_key_file: ApiKeyFile = None,
-    target: Target = None,
-    draft: Draft = None,
-    models: Models = None,
-    stages: Stages = None,
-    dtype: Dtype = None,
-    device: Device = None,
-    draft_dtype: DraftDtype = None,
-    draft_device: DraftDevice = None,
-    cluster: Planned = None,
+    models: ModelFlags = ModelFlags(),
     rows: RowsWay = "auto",
     jobs: ServedAtOnce = 8,
     keep_rows: KeepRows = None,
@@ -252,8 +220,7 @@ def serve(
     from flowspec.gateway.strategies import ClientStrategies, names_of
     from flowspec.strategies import build
 
-    run_on = (dtype, device, draft_dtype, draft_device)
-    setup = setup_of(target, draft, models, stages, run_on, cluster)
+    setup = setup_of(models)
     build(strategy, setup.stages)
     allowed = names_of(allow_strategies)
     ClientStrategies(allowed, strategy)  # a wrong name is said before anything starts
@@ -274,22 +241,12 @@ def serve(
 
 
 @app.command()
+@grouped
 def chat(
-    target: Target = None,
-    draft: Draft = None,
-    models: Models = None,
-    stages: Stages = None,
-    dtype: Dtype = None,
-    device: Device = None,
-    draft_dtype: DraftDtype = None,
-    draft_device: DraftDevice = None,
-    cluster: Planned = None,
+    models: ModelFlags = ModelFlags(),
     strategy: Strategy = DEFAULT_STRATEGY,
     max_new_tokens: MaxNewTokens = CHAT_TOKENS,
-    temperature: Temperature = 0.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    seed: Seed = 0,
+    sampling: SamplingFlags = SamplingFlags(),
     system: Annotated[str, typer.Option(help="What the model is told first.")] = "",
     redis_url: Url = None,
 ) -> None:
@@ -297,18 +254,15 @@ def chat(
     from flowspec.cli.chat import ChatFlags, chat
     from flowspec.cli.places import check_alone, setup_of, url_for_prompts
 
-    run_on = (dtype, device, draft_dtype, draft_device)
-    flags = (target, draft, models, stages, cluster, *run_on)
-    check_alone(redis_url, *flags)
-    private = any(flag is not None for flag in flags)
+    check_alone(redis_url, models)
     chat(
         ChatFlags(
-            setup_of(target, draft, models, stages, run_on, cluster),
-            Sampling(temperature, top_k, top_p, seed),
+            setup_of(models),
+            Sampling(*astuple(sampling)),
             strategy,
             max_new_tokens,
             system,
-            url_for_prompts(redis_url, private=private),
+            url_for_prompts(redis_url, private=models.given),
         )
     )
 
@@ -330,14 +284,12 @@ def status(redis_url: Url = None, as_json: Json = False) -> None:
 
 
 @app.command()
+@grouped
 def submit(
     prompt: GivenPrompt,
     strategy: Strategy = DEFAULT_STRATEGY,
     max_new_tokens: MaxNewTokens = DEFAULT_MAX_NEW_TOKENS,
-    temperature: Temperature = 0.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    seed: Seed = 0,
+    sampling: SamplingFlags = SamplingFlags(),
     raw: Raw = False,
     priority: Priority = 0,
     wait_seconds: WaitSeconds = 0.0,
@@ -347,11 +299,10 @@ def submit(
     """Submit a job to a running pipeline and print its id."""
     from flowspec.cli.jobs import submit
 
-    sampling = Sampling(temperature, top_k, top_p, seed)
     spec = JobSpec(
         prompt,
         max_new_tokens=max_new_tokens,
-        sampling=sampling,
+        sampling=Sampling(*astuple(sampling)),
         strategy=strategy,
         raw=raw,
         priority=priority,

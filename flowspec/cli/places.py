@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flowspec.cli import notes
+from flowspec.cli.groups import ModelFlags
 from flowspec.cluster import Places, Setup
 from flowspec.errors import ConfigError
 from flowspec.model.drafters.sources import NGRAM, open_models
@@ -22,13 +23,9 @@ from flowspec.plan.cluster_file import ClusterFile, read_cluster
 DEFAULT_STAGES = 4
 
 
-#: The flags --dtype, --device, --draft-dtype and --draft-device, in this order.
-PlaceFlags = tuple[str | None, str | None, str | None, str | None]
-
-
-def check_alone(url: str | None, *flags: object) -> None:
+def check_alone(url: str | None, flags: ModelFlags) -> None:
     """ConfigError if flags of a private pipeline are given with the URL of a running one."""
-    if url and any(flag is not None for flag in flags):
+    if url and flags.given:
         raise ConfigError(
             "--target, --draft, --models, --stages, --cluster and what they run on are for a "
             "private pipeline, "
@@ -51,29 +48,25 @@ def draft_for(target: str | None, draft: str | None, packaged: str) -> str:
     return NGRAM
 
 
-def setup_of(
-    target: str | None,
-    draft: str | None,
-    models: str | None,
-    stages: int | None,
-    run_on: PlaceFlags = (None, None, None, None),
-    cluster: Path | None = None,
-) -> Setup:
+def setup_of(flags: ModelFlags) -> Setup:
     """The setup for these flags.
 
     ``models``: the draft, any middle models and the target, smallest first, joined by commas.
-    ``cluster``: a cluster file, instead of all others.
+    ``cluster``: a cluster file, instead of all others but what the drafters run on.
     """
-    if cluster is not None:
-        if any(flag is not None for flag in (target, draft, models, stages, *run_on[:2])):
+    if flags.cluster is not None:
+        drafting = (flags.draft_dtype, flags.draft_device)
+        if flags != ModelFlags(None, None, None, None, None, None, *drafting, flags.cluster):
             raise ConfigError(
                 "--cluster names the models, the stages and what they run on: "
                 "leave out --target, --draft, --models, --stages, --dtype and --device"
             )
-        return cluster_setup(read_cluster(cluster), run_on[2:])
+        return cluster_setup(read_cluster(flags.cluster), drafting)
+    target, draft, models = flags.target, flags.draft, flags.models
+    run_on = (flags.dtype, flags.device, flags.draft_dtype, flags.draft_device)
     packaged_target, packaged_draft = default_pair()
     places = Places(*(AUTO if flag is None else flag for flag in run_on))
-    count = DEFAULT_STAGES if stages is None else stages
+    count = DEFAULT_STAGES if flags.stages is None else flags.stages
     if models is not None:
         if (target, draft) != (None, None):
             raise ConfigError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from flowspec.core.run.spec import DEFAULT_STRATEGY
+from flowspec.core.run.fields import DEFAULT_STRATEGY
 from flowspec.errors import ConfigError
 from flowspec.gateway.hosts import ANY, host_name
 from flowspec.gateway.keys import ApiKeys

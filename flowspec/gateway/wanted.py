@@ -6,8 +6,9 @@ import secrets
 from collections.abc import Sequence
 from typing import TypedDict
 
+from flowspec.core.run.fields import DEFAULT_MAX_NEW_TOKENS
 from flowspec.core.run.sampling import MAX_SEED, Sampling
-from flowspec.core.run.spec import DEFAULT_MAX_NEW_TOKENS, JobSpec
+from flowspec.core.run.spec import JobSpec
 from flowspec.core.run.turns import checked_turns
 from flowspec.gateway.answers import AnswerForm
 from flowspec.gateway.conversation import turns_of_messages

@@ -16,8 +16,8 @@ from typing import Any, TypeGuard
 from flowspec.core.job.draft_worker import DraftMachine
 from flowspec.core.protocol.addresses import DRAFT, Address, Role, middle_address, stage_address
 from flowspec.core.protocol.machine import Commit, Input, Machine, Output, Release
+from flowspec.core.run.fields import shown
 from flowspec.core.run.limits import Limits
-from flowspec.core.run.spec import shown
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.errors import FlowSpecError, ReplayMismatch
 from flowspec.roles.record import FORMAT, MAX_INT, from_json, to_json

@@ -38,8 +38,8 @@ from flowspec.core.protocol.work import (
     Work,
 )
 from flowspec.core.run import key, limits, sampling, share, spec, turns
+from flowspec.core.run.fields import shown
 from flowspec.core.run.key import RunKey
-from flowspec.core.run.spec import shown
 from flowspec.errors import FlowSpecError, ReplayMismatch
 
 #: Version of the format; the header names it.

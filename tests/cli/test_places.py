@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from flowspec.cli.groups import ModelFlags
 from flowspec.cli.places import draft_for, setup_of
 from flowspec.errors import ModelError
 from tests.cli.conftest import Command
@@ -35,7 +36,7 @@ def test_any_other_target_without_a_draft_drafts_by_its_n_grams_and_says_so(
     assert said.out == ""
     assert said.err.startswith("note: no --draft is given for medium: drafting with n-grams")
     assert said.err.count("\n") == 1
-    setup = setup_of("medium", None, None, None)
+    setup = setup_of(ModelFlags(target="medium"))
     assert (setup.target, setup.draft) == ("medium", "ngram")
 
 

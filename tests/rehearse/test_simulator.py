@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from flowspec.core.drafting.drafting import Drafting
-from flowspec.core.job.draft_worker import REPORT_SECONDS, DraftMachine
+from flowspec.core.job.draft_run import REPORT_SECONDS
+from flowspec.core.job.draft_worker import DraftMachine
 from flowspec.core.protocol.addresses import Address, middle_address, stage_address
 from flowspec.core.protocol.machine import Commit, Compute, Finish, Input, Output, Received, Send
 from flowspec.core.protocol.messages import Answer, Segment, Synced

@@ -10,25 +10,24 @@ A job's newer run replaces its older ones; their late messages carry a key that 
 executor serves all runs: one pass of the drafter for all that wait for it, and beside the passes
 one prompt at a time is encoded.
 
-Runs begin in their order. A run behind a barrier runs alone: it begins when the runs before it have
-ended, and those after it wait for its end. All others share the pipeline (``load``), as long as the
-stages have room for their rows.
+When runs begin: ``admission``. How those that run share the pipeline: ``load``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 
-from flowspec.core.job.kept_prefixes import LEAST_ROWS, KeptPrefixes
-from flowspec.core.job.lifecycle import Event, Lifecycle, State
+from flowspec.core.job.admission import StartRules
+from flowspec.core.job.draft_run import DraftRun
+from flowspec.core.job.kept_prefixes import KeptPrefixes
+from flowspec.core.job.lifecycle import Event, State
 from flowspec.core.job.load import Governor
-from flowspec.core.job.session import Session, rows_of_run
+from flowspec.core.job.session import Session
 from flowspec.core.job.stats import Tally, unmeasured
 from flowspec.core.job.strategy import Strategy
 from flowspec.core.protocol.addresses import Address, stage_address
 from flowspec.core.protocol.bundles import MOST_ROWS
-from flowspec.core.protocol.causes import FAILED, FULL, LATE, NOT_BEGUN, REFUSED, TOO_LONG
+from flowspec.core.protocol.causes import FAILED, FULL, LATE, NOT_BEGUN, REFUSED
 from flowspec.core.protocol.holders import NO_LEASE, names
 from flowspec.core.protocol.machine import (
     Compute,
@@ -52,14 +51,12 @@ from flowspec.core.protocol.messages import (
     Envelope,
     Fault,
     Message,
-    Meter,
     PrefixLost,
     Revoke,
     StageReport,
     Submit,
     Synced,
 )
-from flowspec.core.protocol.sequence import SeqReader
 from flowspec.core.protocol.work import (
     Draft,
     DraftDone,
@@ -82,74 +79,9 @@ from flowspec.core.run.share import RunShare
 from flowspec.core.run.spec import JobSpec, parse
 from flowspec.errors import ConfigError, JobError, ProtocolError, StateError
 
-#: How long a complete job waits for the stages' reports before it ends without them, seconds.
-REPORT_SECONDS = 2.0
 #: Most jobs here at once, those that wait included: more than a scheduler assigns.
 MOST_RUNS = 1024
 Build = Callable[[str, int], Strategy]
-
-
-@dataclass(slots=True)
-class DraftRun:
-    """A run at the draft worker, from its Submit to its end.
-
-    ``submitted_at`` is on this worker's clock. ``alone``: it runs behind a barrier. ``waits``: for
-    other runs, or for room. ``awaits``: the run whose prompt's rows it will begin with.
-    ``reuses``: it may begin with another run's rows; ``drafts``: its strategy grows a tree.
-    ``prompt``: its ids; None: to be encoded. ``rows``: that each stage allocates for it; 0 until
-    the ids are known. ``session``: None until it has begun. ``closing_since``: when the text was
-    complete.
-    """
-
-    submit: Submit
-    spec: JobSpec
-    submitted_at: float
-    alone: bool = False
-    waits: bool = False
-    awaits: RunKey | None = None
-    reuses: bool = False
-    drafts: bool = False
-    prompt: tuple[int, ...] | None = None
-    rows: int = 0
-    lifecycle: Lifecycle = field(default_factory=Lifecycle)
-    seen: SeqReader = field(default_factory=SeqReader)
-    session: Session | None = None
-    meters: dict[int, Meter] = field(default_factory=dict)
-    closing_since: float | None = None
-
-    @property
-    def key(self) -> RunKey:
-        return self.submit.run
-
-    @property
-    def drafting_session(self) -> Session | None:
-        """The session, while it may draft."""
-        return None if self.lifecycle.state is State.CLOSING else self.session
-
-    @property
-    def is_to_encode(self) -> bool:
-        """Whether it has begun with a text whose ids are not known."""
-        return self.lifecycle.state is State.ENCODING and not self.waits and self.prompt is None
-
-    @property
-    def is_decoding(self) -> bool:
-        return self.lifecycle.state is State.DECODE
-
-    @property
-    def due(self) -> float | None:
-        """When the run's wait for its beginning, an answer or the stages' reports ends."""
-        if self.closing_since is not None:
-            return self.closing_since + REPORT_SECONDS
-        return self._begins_by if self.session is None else self.session.answer_deadline.until
-
-    @property
-    def _begins_by(self) -> float | None:
-        """When the run ends if it still waits; None: never, or a run of its job has begun."""
-        may_wait = self.spec.wait_seconds
-        waits = self.waits or self.awaits is not None
-        if not waits or not may_wait or self.submit.earlier is not None:
-            return None
-        return self.submitted_at - self.submit.queued_seconds + may_wait
 
 
 class DraftMachine:
@@ -181,8 +113,7 @@ class DraftMachine:
         self._ended = EndedRuns()
         self._last_stage = stage_address(limits.stages)
         self._governor = governor if governor is not None else Governor(limits.stages)
-        self._most_rows = most_rows
-        self._row_unit = row_unit
+        self._admission = StartRules(limits, most_rows, row_unit)
         self._working: DraftPass | None = None
         self._encoding: Encoding | None = None
         self._started_at = 0.0
@@ -197,7 +128,7 @@ class DraftMachine:
         return self._working is None and (
             self._next_to_encode is not None
             or any(map(_has_to_draft, self._runs.values()))
-            or self._next_to_begin is not None
+            or self._admission.next_to_begin(self._runs) is not None
         )
 
     @property
@@ -354,51 +285,19 @@ class DraftMachine:
         # A chat template may say the date, so a job that goes on has the prompt it was opened with.
         prompt = message.earlier.prompt_ids if message.earlier is not None else spec.prompt_ids
         if prompt is None:
-            run.waits = self._has_to_wait(run, others)
+            run.waits = self._admission.has_to_wait(run, others)
             return outputs
         return [*outputs, *self._take_prompt(run, prompt, now)]
 
     def _take_prompt(self, run: DraftRun, prompt: tuple[int, ...], now: float) -> list[Output]:
         """Begin ``run``, whose prompt has the ids ``prompt``, or let it wait."""
-        limits = self._limits
         run.prompt = prompt
-        if not run.spec.tokenize:
-            rows = rows_of_run(len(prompt), run.spec.max_new_tokens, limits)
-            run.rows = -(-rows // self._row_unit) * self._row_unit
-        wrong, cause = ("", "") if run.spec.tokenize else self._what_is_wrong_with(prompt)
-        if not wrong and 0 < self._most_rows < run.rows:
-            cause = REFUSED
-            wrong = (
-                f"the job needs {run.rows} KV rows, {limits.tree_rows} of them for its tree; "
-                f"the pipeline has {self._most_rows}: shorten the prompt or the answer"
-            )
+        wrong, cause = self._admission.what_is_wrong_with(run, prompt)
         if wrong:
             return self._reject_run(run, wrong, cause)
-        run.waits = self._has_to_wait(run, [one for one in self._runs.values() if one is not run])
+        others = [one for one in self._runs.values() if one is not run]
+        run.waits = self._admission.has_to_wait(run, others)
         return [] if run.waits else self._start_or_await(run, prompt, now)
-
-    def _has_to_wait(self, run: DraftRun, others: Sequence[DraftRun]) -> bool:
-        """Whether ``run`` begins later than now."""
-        # The recording of a run that waits has its beginning in a later step: so have all others.
-        priority = run.spec.priority
-        is_behind = any(other.waits and other.spec.priority >= priority for other in others)
-        return run.spec.record or is_behind or not self._may_begin(run, others)
-
-    def _may_begin(self, run: DraftRun, others: Sequence[DraftRun]) -> bool:
-        """Whether ``run`` may run beside ``others``."""
-        if any(run.alone or other.alone for other in others):
-            return False
-        return not self._most_rows or run.rows + _rows_held(others) <= self._most_rows
-
-    @property
-    def _next_to_begin(self) -> DraftRun | None:
-        """The first of the runs that wait, if it may begin now, or one that awaits no more rows."""
-        waiting = [run for run in self._runs.values() if run.waits]
-        first = max(waiting, key=lambda run: run.spec.priority, default=None)
-        begun = [run for run in self._runs.values() if not run.waits]
-        if first is not None and self._may_begin(first, begun):
-            return first
-        return next((run for run in begun if run.awaits and not self._will_share(run)), None)
 
     def _begin(self, run: DraftRun, now: float) -> list[Output]:
         """Begin ``run``; nothing to put out if its prompt is to be encoded, or rows awaited."""
@@ -406,36 +305,9 @@ class DraftMachine:
         return [] if run.prompt is None else self._start_or_await(run, run.prompt, now)
 
     def _start_or_await(self, run: DraftRun, prompt: tuple[int, ...], now: float) -> list[Output]:
-        run.awaits = self._worth_awaiting(run, prompt) if run.reuses else None
+        worth_awaiting = self._admission.worth_awaiting
+        run.awaits = worth_awaiting(run, prompt, self._runs) if run.reuses else None
         return [] if run.awaits else self._start(run, prompt, now)
-
-    def _worth_awaiting(self, run: DraftRun, prompt: Sequence[int]) -> RunKey | None:
-        """A run that computes rows now with which ``run`` can begin soon.
-
-        Prompts at once cost as much as one after the other, so nothing is lost by waiting if at
-        least half of what the other one computes is of use.
-        """
-        for key, other in self._runs.items():
-            session = other.session
-            if session is None or other.spec.cache_salt != run.spec.cache_salt:
-                continue
-            if not session.will_share(drafts=run.drafts and other.drafts):
-                continue
-            most = min(len(prompt) - 1, self._prefixes.most_rows)
-            gain = min(session.common(prompt), most) - session.reused
-            if gain >= LEAST_ROWS and 2 * gain >= session.computes:
-                return key
-        return None
-
-    def _will_share(self, run: DraftRun) -> bool:
-        """Whether the run that ``run`` awaits still computes rows for it."""
-        other = self._runs.get(run.awaits) if run.awaits else None
-        session = other.session if other is not None else None
-        return (
-            other is not None
-            and session is not None
-            and session.will_share(drafts=run.drafts and other.drafts)
-        )
 
     def _start(self, run: DraftRun, prompt: tuple[int, ...], now: float) -> list[Output]:
         if run.spec.tokenize:
@@ -482,29 +354,10 @@ class DraftMachine:
             Finish(run.key, "length", "", stats),
         ]
 
-    def _what_is_wrong_with(self, prompt: tuple[int, ...]) -> tuple[str, str]:
-        """Why ``prompt`` cannot be served, one line, and the cause; empty if it can."""
-        limits = self._limits
-        if not prompt:
-            return "the prompt has no tokens; give it some text", REFUSED
-        if len(prompt) >= limits.context:
-            wrong = (
-                f"the prompt has {len(prompt)} tokens; "
-                f"the model's context is {limits.context}: shorten it"
-            )
-            return wrong, TOO_LONG
-        if max(prompt) >= limits.vocabulary:
-            wrong = (
-                f"prompt_ids has token {max(prompt)}; "
-                f"the model's vocabulary ends at {limits.vocabulary - 1}"
-            )
-            return wrong, REFUSED
-        return "", ""
-
     # ---- work ------------------------------------------------------------------------------------
 
     def _start_work(self, now: float) -> list[Output]:
-        waiting = self._next_to_begin
+        waiting = self._admission.next_to_begin(self._runs)
         begun = self._begin(waiting, now) if waiting is not None else []
         if begun:
             return begun  # and no work, which would depend on the other runs
@@ -684,11 +537,6 @@ def _check_lossless(spec: JobSpec, strategy: Strategy) -> None:
             f"the strategy {spec.strategy} returns no log-probabilities, as its tokens may not be "
             "the target's own; name another one, or leave out logprobs"
         )
-
-
-def _rows_held(runs: Iterable[DraftRun]) -> int:
-    """Rows that each stage has allocated for ``runs``."""
-    return sum(run.rows for run in runs if run.session is not None or run.awaits)
 
 
 def _encoding(run: DraftRun) -> Encoding:

@@ -22,11 +22,12 @@ from dataclasses import dataclass, replace
 from flowspec.core.drafting.calibration import Calibrations
 from flowspec.core.drafting.drafting import DRAFT_TREE_ROWS, Drafting, DraftingOptions
 from flowspec.core.job.in_flight import InFlightWindow
-from flowspec.core.job.kept_prefixes import DrafterKind, KeptPrefixes, Reuse
+from flowspec.core.job.kept_prefixes import DrafterKind, KeptPrefixes
 from flowspec.core.job.lifecycle import Event, Lifecycle, State
 from flowspec.core.job.model_chain import ModelChain
 from flowspec.core.job.outbox import Outbox
 from flowspec.core.job.pacing import TurnCause
+from flowspec.core.job.prompt_rows import PromptRows
 from flowspec.core.job.round_trip import RoundTrip
 from flowspec.core.job.stats import Tally
 from flowspec.core.job.strategy import Occasion, Strategy, View
@@ -37,9 +38,7 @@ from flowspec.core.protocol.messages import (
     Answer,
     Close,
     Open,
-    Prefix,
     Prune,
-    Retain,
     Returns,
     Synced,
 )
@@ -120,15 +119,15 @@ class Session:
         )
         self._limits = limits
         self._generations = generations
-        self._prefixes = prefixes
-        self._reuse = self._find_prefix(drafters)
-        self._prompt_rows = len(prefix) - 1  # of the text at the start, without its last token
-        self._shared_drafts = 0  # drafters whose rows of all of these are shared
-        held = self._reuse.drafted if self._reuse is not None else ()
+        # A chain's models have no kept rows, and compute the whole text.
+        chained = strategy.uses_middles and limits.middles > 0
+        kinds = self._drafter_kinds(drafters)
+        shared = None if chained else prefixes
+        self.prompt_rows = PromptRows(run, spec.cache_salt, prefix, shared, kinds)
         sampled = spec.sampling.temperature > 0
         strategy.use_history(history, sampled=sampled, drafters=len(drafters))
         options = self._drafting_options(drafters, limits, history, sampled=sampled)
-        self.drafting = Drafting(run, prefix, options, held)
+        self.drafting = Drafting(run, prefix, options, self.prompt_rows.drafted)
         self.tree = Tree(len(prefix) - 1)
         self._share = ALONE
         self.finish_reason = ""
@@ -144,15 +143,11 @@ class Session:
         self._idle_growth_empty = False  # nothing to send was found; retried after a verdict
         self._now = tally.started_at
 
-    def _find_prefix(self, drafters: tuple[bool, ...]) -> Reuse | None:
-        """Kept rows to begin with. A chain's models have none, and compute the whole text."""
-        chained = self.strategy.uses_middles and self._limits.middles > 0
-        if self._prefixes is None or chained:
-            return None
+    def _drafter_kinds(self, drafters: tuple[bool, ...]) -> list[DrafterKind]:
+        """What each drafter that the run uses can begin with."""
         levels = self._limits.levels or (0,) * len(drafters)
         used = zip(drafters, levels, strict=False) if self.strategy.draft_width else ()
-        kinds = [DrafterKind(refreshed, count > 0) for refreshed, count in used]
-        return self._prefixes.find(self.spec.cache_salt, self.text.prefix, kinds)
+        return [DrafterKind(refreshed, count > 0) for refreshed, count in used]
 
     def _drafting_options(
         self, drafters: tuple[bool, ...], limits: Limits, history: History, *, sampled: bool
@@ -199,15 +194,10 @@ class Session:
             prompt=self.text.prompt,
             committed=self._committed,
         )
-        reuse = self._reuse
-        if reuse is None or not any(reuse.drafted):
+        source, held = self.prompt_rows.source, self.prompt_rows.drafted
+        if source is None or not any(held):
             return found
-        return replace(found, source=reuse.source, held=reuse.drafted)
-
-    @property
-    def reused(self) -> int:
-        """Rows of the text that the stages have from the start."""
-        return self._reuse.rows if self._reuse is not None else 0
+        return replace(found, source=source.run, held=held)
 
     @property
     def _view(self) -> View:
@@ -238,7 +228,7 @@ class Session:
             self.spec.sampling,
             self.returns,
             self.spec.record,
-            Prefix(self._reuse.source, self._reuse.rows) if self._reuse is not None else None,
+            self.prompt_rows.source,
             self._generations,
         )
         self.outbox.tell(self.outbox.stages, opening)
@@ -251,10 +241,10 @@ class Session:
     def _prefill(self) -> None:
         """Send stage 1 the text from the first row on that the stages do not have."""
         prefix = self.text.prefix
-        self.tally.cached = self.reused
-        self.outbox.prefill(self.outbox.stages[0], prefix, self.reused)
+        reused = self.tally.cached = self.prompt_rows.reused
+        self.outbox.prefill(self.outbox.stages[0], prefix, reused)
         # Without hidden rows only the last chunk is answered, so the first wait covers them all.
-        chunks = len(prefill_chunks(len(prefix), self.reused))
+        chunks = len(prefill_chunks(len(prefix), reused))
         self.answer_deadline.seconds = self._limits.stall_seconds * chunks
 
     def lose_prefix(self, now: float) -> None:
@@ -262,13 +252,9 @@ class Session:
 
         Nothing was answered yet, as every row passes that stage; drafters keep what they hold.
         """
-        if self._reuse is None:
-            return
-        assert self._prefixes is not None
-        self._prefixes.drop(self._reuse.source)
-        self._reuse = None
-        self.answer_deadline.since = now
-        self._prefill()
+        if self.prompt_rows.lose():
+            self.answer_deadline.since = now
+            self._prefill()
 
     def close(self) -> None:
         """Send Close to every worker that holds rows of the run; nothing is kept."""
@@ -276,58 +262,33 @@ class Session:
 
     def _close_complete(self) -> None:
         """Send Close to every worker, and have the stages keep the text's rows."""
-        closing = Close(self.run)
-        if self._prefixes is not None:
-            text = self.text.prefix[: self.text.context]
-            drafted = self.drafting.computed
-            kept = self._prefixes.close(self.run, self.spec.cache_salt, text, drafted)
-            closing = Close(self.run, *kept)
+        text = self.text.prefix[: self.text.context]
+        closing = self.prompt_rows.close(text, self.drafting.computed)
         self.outbox.tell(self.outbox.stages, closing)
         self.outbox.tell(self._chain.addresses, Close(self.run))
 
     # ---- sharing ---------------------------------------------------------------------------------
 
-    def common(self, text: Sequence[int]) -> int:
-        """How many tokens ``text`` and the prompt's shared rows begin with alike."""
-        own = self.text.prefix[: self._prompt_rows]
-        pairs = zip(own, text, strict=False)
-        differs = (at for at, (one, other) in enumerate(pairs) if one != other)
-        return next(differs, min(len(own), len(text)))
-
-    @property
-    def computes(self) -> int:
-        """Rows of the prompt that are not kept of another run."""
-        return self._prompt_rows - self.reused
-
     def will_share(self, *, drafts: bool) -> bool:
         """Whether more rows of the prompt are soon there for others, drafters' if it ``drafts``."""
-        if self._prefixes is None:
+        if not self.prompt_rows.are_shared:
             return False
         if self.lifecycle.state is State.PREFILL:
             return True
-        return drafts and self.decoding and self.drafting.catches_up(self._prompt_rows)
+        return drafts and self.decoding and self.drafting.catches_up(self.prompt_rows.rows)
 
     def _share_prompt(self) -> None:
         """Have the stages, which have computed the prompt, keep its rows for others from now on."""
-        if self._prefixes is None:
-            return
-        prompt = self.text.prefix[: self._prompt_rows]
-        # A run that computed all of it found no drafter's rows, where it has any.
-        drafters = 0 if self.reused else len(self.drafting.computed)
-        rows, kept = self._prefixes.share(self.run, self.spec.cache_salt, prompt, drafters)
-        if rows:
-            self.outbox.tell(self.outbox.stages, Retain(self.run, rows, kept))
+        retain = self.prompt_rows.retain(len(self.drafting.computed))
+        if retain is not None:
+            self.outbox.tell(self.outbox.stages, retain)
 
     def take_drafts_to_share(self) -> tuple[Kept, ...]:
         """Each drafter's rows to keep, once another one has computed the prompt; else empty."""
-        if self._prefixes is None or not self.decoding or self.run not in self._prefixes:
+        if not self.decoding or not self.prompt_rows.drafts_are_new(self.drafting.computed):
             return ()
-        whole = sum(rows >= self._prompt_rows for rows in self.drafting.computed)
-        if whole <= self._shared_drafts:
-            return ()
-        self._shared_drafts = whole
-        caches = self.drafting.share(self._prompt_rows)
-        self._prefixes.share_drafted(self.run, [cache.rows for cache in caches])
+        caches = self.drafting.share(self.prompt_rows.rows)
+        self.prompt_rows.share_drafted([cache.rows for cache in caches])
         return caches
 
     # ---- take ------------------------------------------------------------------------------------
@@ -352,7 +313,7 @@ class Session:
             trip = segment.round_trip(self._now)
         elif completes_prefill:
             prefill_seconds = self._now - self.tally.started_at
-            sent = len(self.text.prefix) - self.reused
+            sent = len(self.text.prefix) - self.prompt_rows.reused
             trip = RoundTrip(sent, prefill_seconds, alone=True)
         self.strategy.observe_answer(self._view, answer, trip)
         self._turn(TurnCause.ANSWER, of_segment=segment is not None)

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from dataclasses import fields as fields_of
-from functools import partial
-from typing import Any, TypedDict, TypeGuard, TypeVar, Unpack
+from typing import Any, TypedDict, Unpack
 
-import numpy as np
-
+from flowspec.core.run.fields import DEFAULT_MAX_NEW_TOKENS, DEFAULT_STRATEGY, FIELDS, expect
 from flowspec.core.run.logprobs import MOST_ALTERNATIVES
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.turns import (
     Messages,
     Turn,
     checked_turns,
-    read_turns,
-    turns_of,
-    turns_text,
 )
 from flowspec.errors import JobError
 
-DEFAULT_STRATEGY = "auto"
-DEFAULT_MAX_NEW_TOKENS = 128
 #: Longest prompt accepted, as text or as a list of ids, in bytes of UTF-8.
 MAX_PROMPT_BYTES = 1 << 20
 #: Longest value of the field ``messages``: its texts, which JSON may write at six times their size,
@@ -43,34 +34,14 @@ MOST_WAIT_SECONDS = 86400
 #: A submission with this field alone is not a job: it cancels the job it names.
 CANCEL = "cancel"
 
-FIELDS = (
-    "prompt",
-    "prompt_ids",
-    "messages",
-    "max_new_tokens",
-    "temperature",
-    "top_k",
-    "top_p",
-    "seed",
-    "strategy",
-    "idempotency_key",
-    "raw",
-    "record",
-    "tokenize",
-    "priority",
-    "wait_seconds",
-    "reuse",
-    "cache_salt",
-    "logprobs",
-)
-
 _MOST_BYTES = {
     "prompt": MAX_PROMPT_BYTES,
     "prompt_ids": MAX_PROMPT_BYTES,
     "messages": MAX_MESSAGES_BYTES,
 }
 
-T = TypeVar("T")
+_SAMPLED = frozenset(Sampling.__dataclass_fields__)
+_ALWAYS_WRITTEN = frozenset({"max_new_tokens", "strategy"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,55 +135,23 @@ class JobSpec:
             raise JobError("the job has 'messages' and 'raw'; messages need the chat template")
 
     def _check_types(self) -> None:
-        if self.prompt is not None:
-            _expect("prompt", self.prompt, str, "text")
-        if self.prompt_ids is not None:
-            token_ids(self.prompt_ids)
-        whole_number("max_new_tokens", self.max_new_tokens)
-        sampling = self.sampling
-        _expect("sampling", sampling, Sampling, "a Sampling")
-        checked_sampling(sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed)
-        _expect("strategy", self.strategy, str, "text")
-        _expect("idempotency_key", self.idempotency_key, str, "text")
-        _expect("raw", self.raw, bool, "True or False")
-        _expect("record", self.record, bool, "True or False")
-        _expect("tokenize", self.tokenize, bool, "True or False")
-        whole_number("priority", self.priority)
-        _number("wait_seconds", self.wait_seconds)
-        _expect("reuse", self.reuse, bool, "True or False")
-        _expect("cache_salt", self.cache_salt, str, "text")
-        if self.logprobs is not None:
-            whole_number("logprobs", self.logprobs)
+        expect("sampling", self.sampling, Sampling, "a Sampling")
+        for name, field in FIELDS.items():
+            value = self._value(name)
+            if value is not None or field.default is not None:
+                field.kind.check(name, value)
+
+    def _value(self, name: str) -> Any:
+        return getattr(self.sampling if name in _SAMPLED else self, name)
 
     def fields(self) -> dict[str, str]:
         """The spec as flat text fields for ``XADD``; most defaults are left out."""
-        sampling = self.sampling
-        plain = Sampling()
-        values: dict[str, object] = {
-            "prompt": self.prompt,
-            "prompt_ids": json.dumps([int(token) for token in self.prompt_ids])
-            if self.prompt_ids is not None
-            else None,
-            "messages": turns_text(self.messages) if self.messages is not None else None,
-            "max_new_tokens": self.max_new_tokens,
-            "temperature": sampling.temperature
-            if sampling.temperature != plain.temperature
-            else None,
-            "top_k": sampling.top_k or None,
-            "top_p": sampling.top_p if sampling.top_p != plain.top_p else None,
-            "seed": sampling.seed or None,
-            "strategy": self.strategy,
-            "idempotency_key": self.idempotency_key or None,
-            "raw": 1 if self.raw else None,
-            "record": 1 if self.record else None,
-            "tokenize": 1 if self.tokenize else None,
-            "priority": self.priority or None,
-            "wait_seconds": self.wait_seconds or None,
-            "reuse": None if self.reuse else 0,
-            "cache_salt": self.cache_salt or None,
-            "logprobs": self.logprobs,
+        values = {name: self._value(name) for name in FIELDS}
+        return {
+            name: FIELDS[name].kind.text(value)
+            for name, value in values.items()
+            if value is not None and (value != FIELDS[name].default or name in _ALWAYS_WRITTEN)
         }
-        return {name: str(value) for name, value in values.items() if value is not None}
 
 
 class JobOptions(TypedDict, total=False):
@@ -239,47 +178,17 @@ class JobOptions(TypedDict, total=False):
 def job_spec(prompt: str | None = None, **options: Unpack[JobOptions]) -> JobSpec:
     """The job that a caller describes by values of any type; JobError names the first wrong one."""
     given: dict[str, Any] = dict(options)
-    plain = Sampling()
-    sampling = checked_sampling(
-        *(given.pop(field.name, getattr(plain, field.name)) for field in fields_of(Sampling))
-    )
-    read: dict[str, Callable[[Any], object]] = {
-        "prompt_ids": token_ids,
-        "messages": turns_of,
-        "priority": partial(whole_number, "priority"),
-        "logprobs": partial(whole_number, "logprobs"),
-        "wait_seconds": partial(_number, "wait_seconds"),
-    }
-    for name, reader in read.items():
-        if given.get(name) is not None:
-            given[name] = reader(given[name])
-    return JobSpec(prompt=prompt, sampling=sampling, **given)
+    for name, field in FIELDS.items():
+        if name in given and (given[name] is not None or field.default is not None):
+            given[name] = field.kind.check(name, given[name])
+    return _of_values({"prompt": prompt, **given})
 
 
-def checked_sampling(temperature: object, top_k: object, top_p: object, seed: object) -> Sampling:
-    """A ``Sampling`` of values of any type; JobError names the first that is no such number."""
-    return Sampling(
-        _number("temperature", temperature),
-        whole_number("top_k", top_k),
-        _number("top_p", top_p),
-        whole_number("seed", seed),
-    )
-
-
-def token_ids(value: object) -> tuple[int, ...]:
-    """The ids in ``value``, a prompt's ``prompt_ids``; JobError unless it is a list of integers."""
-    if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
-        ids = tuple(value)
-        if all(_is_whole(token) for token in ids):
-            return ids
-    raise JobError(f"prompt_ids is {shown(value)}; expected a list of token ids like [1, 2, 3]")
-
-
-def whole_number(name: str, value: object) -> int:
-    """``value`` of the argument ``name``; JobError unless it is a whole number."""
-    if not _is_whole(value):
-        raise JobError(f"{name} is {shown(value)}; expected a whole number")
-    return value
+def _of_values(values: Mapping[str, Any]) -> JobSpec:
+    """The job of ``values`` by field, of the right types; what is not named has its default."""
+    own = {name: value for name, value in values.items() if name not in _SAMPLED}
+    sampled = {name: value for name, value in values.items() if name in _SAMPLED}
+    return JobSpec(sampling=Sampling(**sampled), **own)
 
 
 def parse(fields: Mapping[str, str]) -> JobSpec:
@@ -289,67 +198,12 @@ def parse(fields: Mapping[str, str]) -> JobSpec:
         raise JobError(f"unknown job field {unknown[0][:60]!r}; the fields are {', '.join(FIELDS)}")
     for name, text in fields.items():
         _check_text(name, text)
-    priority, wait_seconds = waiting_terms(fields)
-    return JobSpec(
-        prompt=fields.get("prompt"),
-        prompt_ids=_read(fields, "prompt_ids", _ids, "a list of token ids like [1, 2, 3]", None),
-        max_new_tokens=_read(
-            fields, "max_new_tokens", int, "a whole number", DEFAULT_MAX_NEW_TOKENS
-        ),
-        sampling=Sampling(
-            temperature=_read(fields, "temperature", float, "a number", 0.0),
-            top_k=_read(fields, "top_k", int, "a whole number", 0),
-            top_p=_read(fields, "top_p", float, "a number", 1.0),
-            seed=_read(fields, "seed", int, "a whole number", 0),
-        ),
-        strategy=fields.get("strategy", DEFAULT_STRATEGY),
-        idempotency_key=fields.get("idempotency_key", ""),
-        raw=_read(fields, "raw", _flag, "0 or 1", False),
-        record=_read(fields, "record", _flag, "0 or 1", False),
-        messages=read_turns(fields["messages"]) if "messages" in fields else None,
-        tokenize=_read(fields, "tokenize", _flag, "0 or 1", False),
-        priority=priority,
-        wait_seconds=wait_seconds,
-        reuse=_read(fields, "reuse", _flag, "0 or 1", True),
-        cache_salt=fields.get("cache_salt", ""),
-        logprobs=_read(fields, "logprobs", int, "a whole number", None),
-    )
+    return _of_values({name: _read(fields, name) for name in fields})
 
 
 def waiting_terms(fields: Mapping[str, str]) -> tuple[int, float]:
     """``priority`` and ``wait_seconds`` in flat ``fields``."""
-    return (
-        _read(fields, "priority", int, "a whole number", 0),
-        _read(fields, "wait_seconds", float, "a number", 0.0),
-    )
-
-
-def _is_whole(value: object) -> TypeGuard[int]:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-
-def _number(name: str, value: object) -> float:
-    wrong = f"{name} is {shown(value)}; expected a number"
-    if not isinstance(value, float | np.floating) and not _is_whole(value):
-        raise JobError(wrong)
-    try:
-        return float(value)
-    except OverflowError:  # an integer beyond all floats
-        raise JobError(wrong) from None
-
-
-def _expect(name: str, value: object, kind: type, expected: str) -> None:
-    if not isinstance(value, kind):
-        raise JobError(f"{name} is {shown(value)}; expected {expected}")
-
-
-def shown(value: object) -> str:
-    """``value`` for an error: on one line, and not long."""
-    try:
-        text = " ".join(repr(value).split())
-    except ValueError:  # Python writes no integers of thousands of digits
-        text = f"of type {type(value).__name__}"
-    return text if len(text) <= 60 else text[:57] + "..."
+    return _read(fields, "priority"), _read(fields, "wait_seconds")
 
 
 def _check_text(name: str, text: str) -> None:
@@ -364,26 +218,13 @@ def _check_text(name: str, text: str) -> None:
         raise JobError(f"{name} is longer than {most} bytes: it has {size}")
 
 
-def _read(
-    fields: Mapping[str, str], name: str, kind: Callable[[str], T], expected: str, default: T
-) -> T:
+def _read(fields: Mapping[str, str], name: str) -> Any:
+    """The value of the field ``name``, its default if it is not there."""
+    field = FIELDS[name]
     text = fields.get(name)
     if text is None:
-        return default
+        return field.default
     try:
-        return kind(text)
+        return field.kind.parse(text)
     except (ValueError, OverflowError, RecursionError):
-        raise JobError(f"{name} is {text[:60]!r}; expected {expected}") from None
-
-
-def _ids(text: str) -> tuple[int, ...] | None:
-    ids = json.loads(text)
-    if not isinstance(ids, list) or not all(type(token) is int for token in ids):
-        raise ValueError
-    return tuple(ids)
-
-
-def _flag(text: str) -> bool:
-    if text.lower() not in {"0", "1", "false", "true"}:
-        raise ValueError
-    return text.lower() in {"1", "true"}
+        raise JobError(f"{name} is {text[:60]!r}; expected {field.kind.expected}") from None

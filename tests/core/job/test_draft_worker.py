@@ -10,7 +10,8 @@ import pytest
 
 from flowspec.core.drafting.growth import Growth
 from flowspec.core.drafting.path_growth import PathGrowth
-from flowspec.core.job.draft_worker import REPORT_SECONDS, DraftMachine
+from flowspec.core.job.draft_run import REPORT_SECONDS
+from flowspec.core.job.draft_worker import DraftMachine
 from flowspec.core.job.strategy import Occasion, Strategy, View
 from flowspec.core.protocol import work
 from flowspec.core.protocol.addresses import GRAPH, SCHEDULER, Address

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flowspec.core.run.fields import FIELDS
 from flowspec.core.run.sampling import MAX_SEED, Sampling
-from flowspec.core.run.spec import FIELDS, JobSpec, checked_sampling, parse
+from flowspec.core.run.spec import JobSpec, job_spec, parse
 from flowspec.core.run.turns import Turn
 from flowspec.errors import JobError
 
@@ -147,11 +148,19 @@ def test_a_value_of_a_wrong_type_gets_one_clear_line(values: dict[str, Any], say
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("name", ["temperature", "top_k", "max_new_tokens", "raw", "strategy"])
+def test_none_is_no_value_of_a_field_with_a_default(name: str) -> None:
+    with pytest.raises(JobError, match=f"^{name} is None; expected "):
+        job_spec("a", **{name: None})  # type: ignore[arg-type, misc]
+
+
 def test_numbers_of_numpy_are_numbers() -> None:
-    spec = JobSpec(
+    spec = job_spec(
         prompt_ids=tuple(np.arange(1, 3)),
         max_new_tokens=np.int64(8),  # type: ignore[arg-type]
-        sampling=checked_sampling(np.float32(0.5), np.int32(3), 1, 7),
+        temperature=np.float32(0.5),  # type: ignore[arg-type]
+        top_k=np.int32(3),  # type: ignore[arg-type]
+        seed=7,
     )
     assert parse(spec.fields()) == JobSpec(
         prompt_ids=(1, 2), max_new_tokens=8, sampling=Sampling(0.5, 3, 1.0, 7)
