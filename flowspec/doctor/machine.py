@@ -174,7 +174,12 @@ def _clock_set() -> bool | None:
     command = ["timedatectl", "show", "-p", "NTPSynchronized", "--value"]
     try:
         said = subprocess.run(
-            command, capture_output=True, text=True, timeout=CLOCK_SECONDS, check=False
+            command,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=CLOCK_SECONDS,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

@@ -51,10 +51,20 @@ def probe(modules: Sequence[str], *, seconds: float = IMPORT_SECONDS) -> Probed:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=seconds, check=False, env=environment
+            command,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=seconds,
+            check=False,
+            env=environment,
         )
     except subprocess.TimeoutExpired as late:
-        said = late.stdout.decode() if isinstance(late.stdout, bytes) else late.stdout or ""
+        said = (
+            late.stdout.decode(errors="replace")
+            if isinstance(late.stdout, bytes)
+            else late.stdout or ""
+        )
         return read(said, f"its import did not end within {seconds:.0f} s")
     except OSError as failed:
         return Probed(dict.fromkeys(modules, f"no process could be started: {failed}"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from bisect import bisect_left
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -178,7 +179,7 @@ class _Choice:
         self._spec = spec
         self._stops = StopFilter(stops)
         self._tokens = TokensOfText()
-        self._count = 0  # of the tokens up to the end of a stop string
+        self._starts: list[int] = []  # where the text of each token begins
         self._length = 0  # of the text read so far, characters
         self._began = time.monotonic()
         self._last: float | None = None
@@ -203,7 +204,7 @@ class _Choice:
                     if chunk.logprobs:
                         self._tokens.push(chunk.logprobs, chunk.sizes)
                     text = self._stops.push(chunk.text)
-                    self._count_tokens(chunk.sizes)
+                    self._note_starts(chunk.sizes)
                     await self._pass_on(text, out)
                     if self._stops.end is not None:
                         break
@@ -211,7 +212,7 @@ class _Choice:
             if not stopped:
                 await self._pass_on(self._stops.finish(), out, is_last=True)
             seconds = time.monotonic() - self._began
-            ended = self._runner.finished(job, self._index, stopped, self._count, seconds)
+            ended = self._runner.finished(job, self._index, stopped, self._count(), seconds)
             await out.put(await ended)
         finally:
             self._runner.ended.end(job)
@@ -225,12 +226,15 @@ class _Choice:
         if text or tokens:
             await out.put(TextPiece(self._index, text, tokens))
 
-    def _count_tokens(self, sizes: Sequence[int]) -> None:
-        """Count the tokens whose text does not begin behind a stop string."""
-        end = self._stops.end
+    def _note_starts(self, sizes: Sequence[int]) -> None:
         for size in sizes:
-            self._count += end is None or self._length < end
+            self._starts.append(self._length)
             self._length += size
+
+    def _count(self) -> int:
+        """Tokens whose text does not begin behind a stop string, whenever that was found."""
+        end = self._stops.end
+        return len(self._starts) if end is None else bisect_left(self._starts, end)
 
     def _note(self, chunk: Chunk) -> None:
         now = time.monotonic()

@@ -36,6 +36,18 @@ _EXPECTED = {
     "list_type": "expected a list",
     "model_type": "expected an object",
     "model_attributes_type": "expected an object",
+    "string_unicode": "expected text in valid Unicode",
+}
+#: The same, where it depends on the bounds in an error's ``ctx``.
+_BOUNDED = {
+    "too_short": "expected a list of {min_length} or more",
+    "too_long": "expected a list of at most {max_length}",
+    "string_too_short": "expected text of {min_length} or more characters",
+    "string_too_long": "expected text of at most {max_length} characters",
+    "greater_than": "expected more than {gt}",
+    "greater_than_equal": "expected {ge} or more",
+    "less_than": "expected less than {lt}",
+    "less_than_equal": "expected at most {le}",
 }
 
 _TYPES = {
@@ -158,7 +170,10 @@ def _place(loc: Sequence[int | str]) -> _Place:
 
 
 def _expected(error: Mapping[str, Any]) -> str:
-    known = _EXPECTED.get(error["type"])
+    kind = error["type"]
+    if kind in _BOUNDED:
+        return _BOUNDED[kind].format(**error.get("ctx", {}))
+    known = _EXPECTED.get(kind)
     return known or f"expected {error['msg'].removeprefix('Input should be ')}"
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from typing import Any
 
 from jinja2 import TemplateError, TemplateSyntaxError
@@ -23,6 +23,8 @@ MAX_TEMPLATED = 4 << 20
 #: Least number of earlier ids decoded together with new ones.
 _WINDOW = 8
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
+#: How often a text is cut up: once, and for tokens that only its pieces have.
+_MOST_CUTS = 8
 #: How vocabularies that are no byte-level ones write a byte, and a space.
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
@@ -40,11 +42,7 @@ class Tokenizer:
     def __init__(self, directory: ModelDirectory, bounds: Bounds = nullcontext) -> None:
         self._bounds = bounds
         self._tokenizer: Any = load_tokenizer(directory.path)
-        self._template_file = (
-            "chat_template.jinja"
-            if directory.has("chat_template.jinja")
-            else "tokenizer_config.json"
-        )
+        self._template_file = _template_file(directory)
         check_ids(self._tokenizer, directory)
         self._directory = directory
         self._writer = TokenWriter(self._tokenizer)
@@ -68,26 +66,51 @@ class Tokenizer:
 
     def _ids(self, text: str) -> tuple[int, ...]:
         """``text`` alone, where the texts of special tokens that the model has are these tokens."""
-        ids = tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
-        known = max(ids, default=0) < self._directory.vocabulary
-        return ids if known else self._plain_ids(text)
+        return self._without(self._unknown, text, split_special_tokens=False)
 
     def _plain_ids(self, text: str) -> tuple[int, ...]:
         """``text`` alone, without control tokens."""
-        found = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)
-        ids = tuple(found["input_ids"])
-        control = {self._added[text] for text in self._control_texts}
-        if (control - {self._tokenizer.unk_token_id}).isdisjoint(ids):
-            return ids
-        # The vocabulary has them as words too, as a unigram model's, or they are not marked as
-        # special: no word spans two pieces.
-        mark = _unused_mark([text])
-        pieces = self._marked(text, mark).split(mark)
-        return tuple(
-            token
-            for piece in pieces
-            for token in self._tokenizer(piece, add_special_tokens=False)["input_ids"]
+        return self._without(self._control_ids | self._unknown, text, split_special_tokens=True)
+
+    def _without(
+        self, barred: frozenset[int], text: str, *, split_special_tokens: bool
+    ) -> tuple[int, ...]:
+        """Ids of ``text``, of which none is ``barred``.
+
+        Where one would be, however it is spelled, the text is cut behind its first character: no
+        token spans two pieces. A token of one character that cannot be cut is left out.
+        """
+        pieces = [text]
+        done: list[tuple[int, ...]] = []
+        for _ in range(_MOST_CUTS):
+            read = self._tokenizer(
+                pieces,
+                add_special_tokens=False,
+                split_special_tokens=split_special_tokens,
+                return_offsets_mapping=True,
+            )
+            done = [tuple(ids) for ids in read["input_ids"]]
+            if all(barred.isdisjoint(ids) for ids in done):
+                break
+            found = zip(pieces, done, read["offset_mapping"], strict=True)
+            cut = [part for one in found for part in _cut_up(*one, barred)]
+            if cut == pieces:
+                break
+            pieces = cut
+        return tuple(token for ids in done for token in ids if token not in barred)
+
+    @cached_property
+    def _unknown(self) -> frozenset[int]:
+        """Ids of the tokenizer that the model does not have."""
+        return frozenset(
+            token for token in self._added.values() if token >= self._directory.vocabulary
         )
+
+    @cached_property
+    def _control_ids(self) -> frozenset[int]:
+        """Ids of control tokens, but for what stands for all that is unknown."""
+        found = {self._added[text] for text in self._control_texts}
+        return frozenset(found - {self._tokenizer.unk_token_id})
 
     @property
     def has_chat_template(self) -> bool:
@@ -97,14 +120,37 @@ class Tokenizer:
     @cached_property
     def eos(self) -> frozenset[int]:
         """Ids of the tokens that end a text: the folder's, and the template's behind an answer."""
+        self._check_template()
         ids = self._directory.eos | self._ends_of_turn()
         return frozenset(token for token in ids if 0 <= token < self._directory.vocabulary)
 
     def _ends_of_turn(self) -> frozenset[int]:
-        answer = _unused_mark([])
-        _, _, behind = self._example(("user", "a"), ("assistant", answer)).partition(answer)
-        found = _any_of(self._added).match(behind.lstrip())
-        return frozenset({self._added[found[0]]}) if found else frozenset()
+        """What the template writes behind an answer, unless that begins what a user says."""
+        added = _any_of(self._added)
+        asked = _unused_mark([])
+        said = _unused_mark([asked])
+        system, user, answer = ("system", "c"), ("user", asked), ("assistant", said)
+        turns = [user, answer]
+        for talk in (turns, [system, *turns], [*turns, user], [system, *turns, user]):
+            text = self._example(*talk)
+            found = added.match(text.partition(said)[2].lstrip())
+            begins = added.findall(text.partition(asked)[0])[-1:] if asked in text else []
+            if found and found[0] not in begins:
+                return frozenset({self._added[found[0]]})
+        return frozenset()
+
+    def _check_template(self) -> None:
+        """ModelError if the chat template writes tokens that the model does not have."""
+        written = [word for word, token in self._added.items() if token in self._unknown]
+        if not written:
+            return
+        found = next((word for word in written if word in self._examples), None)
+        if found is not None:
+            raise ModelError(
+                f"the chat template of {self._directory.path} writes {found!r}, whose id "
+                f"{self._added[found]} is beyond the model's vocabulary of "
+                f"{self._directory.vocabulary}; use the tokenizer that the weights were saved with"
+            )
 
     @cached_property
     def _control_texts(self) -> frozenset[str]:
@@ -112,11 +158,18 @@ class Tokenizer:
 
         DeepSeek's models for example do not mark those that begin a turn as special.
         """
+        own = {word for word in self._added if any(map(str.isalnum, word))}
+        text = self._examples
+        if text or not self.has_chat_template:  # else the template takes no conversation of ours
+            own = {word for word in own if word in text}
+        return frozenset(self._special | own)
+
+    @cached_property
+    def _examples(self) -> str:
+        """What the template makes of some conversations."""
         system, user, answer = ("system", "c"), ("user", "a"), ("assistant", "b")
         conversations = [user], [system, user], [user, answer, user], [system, user, answer, user]
-        text = "".join(self._example(*turns, asked=True) for turns in conversations)
-        own = {word for word in self._added if word in text and any(map(str.isalnum, word))}
-        return frozenset(self._special | own)
+        return "".join(self._example(*turns, asked=True) for turns in conversations)
 
     def _example(self, *turns: tuple[str, str], asked: bool = False) -> str:
         """What the template makes of ``turns``, each a role and a text; empty: it cannot.
@@ -171,8 +224,20 @@ class Tokenizer:
             return str(self._tokenizer.apply_chat_template(turns, tokenize=False, **more))
 
     def _marked(self, content: str, mark: str) -> str:
-        """``content`` with ``mark`` inside the texts of control tokens."""
+        """``content`` with ``mark`` inside what would become control tokens."""
+        if self._normalised:
+            read = self._tokenizer(content, add_special_tokens=False, return_offsets_mapping=True)
+            pieces = _cut_up(content, read["input_ids"], read["offset_mapping"], self._control_ids)
+            content = mark.join(pieces)
         return self._control.sub(lambda found: f"{found[0][0]}{mark}{found[0][1:]}", content)
+
+    @cached_property
+    def _normalised(self) -> bool:
+        """Whether other texts than their own may become control tokens."""
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        added = self._tokenizer.added_tokens_decoder
+        found = any(added[token].normalized for token in self._control_ids if token in added)
+        return found and backend is not None and backend.normalizer is not None
 
     def _unmarked_ids(self, text: str, mark: str) -> Iterator[int]:
         """Ids of ``text``, where what was marked stays text up to the next control tokens."""
@@ -196,6 +261,11 @@ class Tokenizer:
     def is_byte(self, token: int) -> bool:
         """Whether ``token`` is one byte, whose meaning depends on the bytes beside it."""
         return token in self._writer.byte_ids
+
+    def is_silent(self, token: int) -> bool:
+        """Whether ``token`` is not written: a special one, or one that the tokenizer lacks."""
+        written = self._writer.write(token)
+        return written.special or not written.data
 
     def token(self, token: int) -> TokenWritten:
         """How ``token`` is written by itself."""
@@ -257,8 +327,9 @@ def _decoder_kinds(tokenizer: Any) -> frozenset[str]:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or backend.decoder is None:
         return frozenset()
-    found = json.loads(backend.decoder.__getstate__())
-    steps = found.get("decoders", [found])
+    steps = [json.loads(backend.decoder.__getstate__())]
+    for step in steps:  # grows by the steps of each sequence
+        steps += step.get("decoders", [])
     return frozenset(str(step["type"]) for step in steps)
 
 
@@ -271,6 +342,14 @@ def _bytes_by_character() -> dict[str, int]:
     others = [byte for byte in range(256) if byte not in printable]
     shifted = {chr(256 + at): byte for at, byte in enumerate(others)}
     return {chr(byte): byte for byte in printable} | shifted
+
+
+def _template_file(directory: ModelDirectory) -> str:
+    """Where the chat template is, as the library looks for it."""
+    if directory.has("chat_template.jinja"):
+        return "chat_template.jinja"
+    folder = "additional_chat_templates"
+    return folder if (directory.path / folder).is_dir() else "tokenizer_config.json"
 
 
 def check_ids(tokenizer: Any, directory: ModelDirectory) -> None:
@@ -303,6 +382,15 @@ def _ids_before_texts(tokenizer: Any) -> tuple[int, ...]:
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def _cut_up(
+    text: str, ids: Sequence[int], offsets: Sequence[tuple[int, int]], barred: frozenset[int]
+) -> list[str]:
+    """``text`` cut behind the first character of each token of ``ids`` that is barred."""
+    spans = [offsets[at] for at, token in enumerate(ids) if token in barred]
+    cuts = sorted({start + 1 for start, end in spans if end - start > 1})
+    return [text[start:end] for start, end in pairwise((0, *cuts, len(text))) if end > start]
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
@@ -357,7 +445,7 @@ class TextStream:
         for at in reversed(range(end)):
             if self._tokenizer.is_byte(self._ids[at]):
                 end = at
-            elif not self._tokenizer.token(self._ids[at]).special:
+            elif not self._tokenizer.is_silent(self._ids[at]):
                 break
         return end
 
@@ -368,7 +456,7 @@ class TextStream:
             few = self._ids[-count:]
             text = self._tokenizer.decode(few)
             behind_others = self._tokenizer.decode(self._ids[-4 * count :])
-            written = (one for one in few if not self._tokenizer.token(one).special)
+            written = (one for one in few if not self._tokenizer.is_silent(one))
             begins_in_bytes = self._tokenizer.is_byte(next(written, few[0]))
             if text and behind_others.endswith(text) and not begins_in_bytes:
                 self._ids = few

@@ -25,6 +25,13 @@ def test_a_broken_module_does_not_hide_the_next(modules: Path) -> None:
     assert found.torch_build == ""
 
 
+def test_a_module_may_write_any_bytes(modules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message in another encoding ended the examination with a traceback."""
+    monkeypatch.setenv("LC_ALL", "C")
+    (modules / "noisy.py").write_text("import os; os.write(1, b'\\xff\\xfe gr\\xc3\\xb6\\n')")
+    assert probe(["noisy", "json"]).broken == {}
+
+
 def test_a_module_that_ends_the_process_is_named(modules: Path) -> None:
     (modules / "crashing.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
     found = probe(["json", "crashing", "re"])

@@ -78,6 +78,24 @@ def test_what_does_not_fit_the_schema_is_named_without_its_value() -> None:
     [
         (CompletionRequest, {}, "prompt: it is missing", "prompt"),
         (CompletionRequest, {"prompt": {}}, "prompt: expected text or a list", "prompt"),
+        (
+            CompletionRequest,
+            {"prompt": []},
+            "prompt: expected text or a list of 1 or more",
+            "prompt",
+        ),
+        (
+            CompletionRequest,
+            {"prompt": [-1]},
+            "prompt[0]: expected text or 0 or more or a list",
+            "prompt",
+        ),
+        (
+            CompletionRequest,
+            {"prompt": "a", "stop": "\ud800"},
+            "stop: expected text in valid Unicode or a list",
+            "stop",
+        ),
         (ChatRequest, {"messages": "hi"}, "messages: expected a list", "messages"),
         (
             ChatRequest,

@@ -11,6 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from flowspec.core.protocol.work import Part
+from flowspec.core.run.key import RunKey
 from flowspec.errors import ModelError
 from flowspec.model.layers.architecture import read_config
 from flowspec.model.layers.block import LayerBlock
@@ -65,6 +67,21 @@ def test_a_config_that_leaves_out_whether_weights_are_tied(
     load_stage(directory, range(5, 6))
 
 
+def test_without_a_head_the_class_decides_whether_the_embedding_takes_its_place(
+    tmp_path: Path,
+) -> None:
+    """As for the library: Llama's default is a head of its own, Gemma's the embedding."""
+    folder = save(FAMILIES["llama"], tmp_path / "llama", shard="1GB")
+    (file,) = folder.glob("*.safetensors")
+    tensors = load_file(file)
+    del tensors["lm_head.weight"]
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"no tensor lm_head\.weight"):
+        _ = changed(folder, tie_word_embeddings=None).tied
+    gemma = save(FAMILIES["gemma2"], tmp_path / "gemma")
+    assert changed(gemma, tie_word_embeddings=None).tied
+
+
 @pytest.mark.parametrize("stages", [1, 2])
 @pytest.mark.parametrize(
     ("name", "says"), [("llama", True), ("llama", False), ("qwen3", True), ("gemma2", True)]
@@ -107,3 +124,19 @@ def test_models_that_are_no_decoders_are_refused(tmp_path: Path) -> None:
     kinds = ["full_attention"] * 5 + ["linear_attention"]
     with pytest.raises(ModelError, match="linear_attention layers; only attention over KV rows"):
         read_config(changed(folder, use_bidirectional_attention=None, layer_types=kinds))
+
+
+def test_ids_that_a_model_lacks_are_read_as_another(family: Family) -> None:
+    """Models of one tokenizer pad their vocabularies differently, those of a chain too."""
+    directory = family("llama")
+    block = LayerBlock(directory, range(2), first=True, last=False)
+    rows = [
+        block.run(
+            Part(RunKey("j", 1), 0, (0, 1), (-1, 0), (0, 1), (5, token), (0, 1)),
+            None,
+            block.new_cache(9),
+        )
+        for token in (0, directory.vocabulary, directory.vocabulary + 7)
+    ]
+    assert torch.equal(rows[0], rows[1])
+    assert torch.equal(rows[0], rows[2])

@@ -278,6 +278,13 @@ def test_texts_end_with_any_token_that_a_file_names(llama_copy: Path) -> None:
     listed = {"eos_token": "</s>", "added_tokens_decoder": {"9": {"content": "</s>"}}}
     (llama_copy / "tokenizer_config.json").write_text(json.dumps(listed))
     assert open_directory(str(llama_copy)).eos == {1, 9}
+    (llama_copy / "tokenizer_config.json").write_text("{}")
+    (llama_copy / "special_tokens_map.json").write_text('{"eos_token": {"content": "t"}}')
+    (llama_copy / "tokenizer.json").write_text('{"model": {"vocab": {"s": 5, "t": 6}}}')
+    assert open_directory(str(llama_copy)).eos == {1, 6}, "a token that is not an added one"
+    unigram = {"model": {"vocab": [["s", 0.0], ["t", -1.0]]}, "added_tokens": []}
+    (llama_copy / "tokenizer.json").write_text(json.dumps(unigram))
+    assert open_directory(str(llama_copy)).tokenizer_eos == 1
     (llama_copy / "generation_config.json").write_text('{"eos_token_id": "</s>"}')
     with pytest.raises(ModelError, match=r"eos_token_id .* is no token id"):
         _ = open_directory(str(llama_copy)).eos

@@ -100,8 +100,10 @@ def test_a_template_that_fails_is_one_line(
     assert isinstance(ended(texts, Encode(RUN, "text", raw=True)), EncodeDone)
 
 
-#: Only a text of two turns tells what ends an answer: the others may take what they like.
-LATER = "{{% if messages | length == 2 %}}{{{{ messages[1].content }}}}{{% else %}}{}{{% endif %}}"
+#: A text of two turns tells what ends an answer: the others may take what they like.
+LATER = (
+    "{{% if messages | length == 2 %}}{{{{ messages[1].content }}}}</s>{{% else %}}{}{{% endif %}}"
+)
 ENDLESS = "{% for i in range(9999) %}{% for j in range(9999) %}{% for k in range(9999) %}" + (
     "{% endfor %}" * 3
 )

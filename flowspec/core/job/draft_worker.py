@@ -16,6 +16,7 @@ When runs begin: ``admission``. How those that run share the pipeline: ``load``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from flowspec.core.job.admission import StartRules
 from flowspec.core.job.draft_run import DraftRun
@@ -198,6 +199,8 @@ class DraftMachine:
         learn: list[Output] = []
         match message:
             case Answer():
+                if sender != self._last_stage:
+                    message = self._of_middle(message)
                 self._check_tokens(message)
                 if sender == self._last_stage and run.spec.logprobs is not None:
                     self._check_logprobs(message, run.spec.logprobs)
@@ -220,6 +223,13 @@ class DraftMachine:
     def _check_tokens(self, answer: Answer) -> None:
         if any(not 0 <= token < self._limits.vocabulary for token in answer.tokens):
             raise ProtocolError("an answer names a token outside the vocabulary")
+
+    def _of_middle(self, answer: Answer) -> Answer:
+        """``answer`` of a middle model, whose vocabulary may be padded beyond the target's."""
+        most = self._limits.vocabulary
+        if max(answer.tokens, default=0) < most:
+            return answer
+        return replace(answer, tokens=tuple(t if t < most else 0 for t in answer.tokens))
 
     def _check_logprobs(self, answer: Answer, logprobs: int) -> None:
         vocabulary = self._limits.vocabulary

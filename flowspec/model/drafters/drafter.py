@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -48,11 +47,11 @@ class ModelDrafter:
         """``vocabulary``: the target's, if it is not the model's own.
 
         Models of one tokenizer pad their vocabularies differently. Ids that only the drafter has
-        are never proposed; those that only the target has are read as id 0.
+        are never proposed.
         """
         self._block = block
-        self._own = int(block.config.vocab_size)
-        self._shared = min(self._own, vocabulary or self._own)
+        own = int(block.config.vocab_size)
+        self._shared = min(own, vocabulary or own)
         self._runs: dict[RunKey, tuple[RowCache, Sampling]] = {}
         self._kept: KeptRows[Any] = KeptRows()
         self.evict = self._kept.evict
@@ -81,7 +80,7 @@ class ModelDrafter:
         return each_of(works, self._place, self._compute, joins=block.joins, device=block.device)
 
     def _place(self, work: Draft) -> _PlacedDraft:
-        part = self._known(work.part)
+        part = work.part
         cache, sampling = self._runs[part.run]
         return _PlacedDraft(work, part, cache, cache.begin_pass(part), sampling)
 
@@ -101,12 +100,6 @@ class ModelDrafter:
             propose(own, one.work, one.sampling) if len(own) else DraftDone((), ())
             for own, one in zip(each, placed, strict=True)
         ]
-
-    def _known(self, part: Part) -> Part:
-        """``part`` with ids that the model does not have replaced."""
-        if max(part.tokens, default=0) < self._own:
-            return part
-        return replace(part, tokens=tuple(t if t < self._own else 0 for t in part.tokens))
 
     def facts(self) -> dict[str, object]:
         """What it runs on, as ``LayerBlock.place_facts``."""

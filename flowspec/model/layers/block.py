@@ -107,6 +107,7 @@ class LayerBlock(torch.nn.Module):
         self.config = found.config
         self.body = found.body
         self.head = found.head
+        self._vocabulary = int(self.config.vocab_size)
         self._heads = int(self.config.num_attention_heads)
         self._key_heads = _key_heads(self.config)
         self._head_dim = _head_dim(self.config)
@@ -254,9 +255,16 @@ class LayerBlock(torch.nn.Module):
         return [hidden[span] for span in ragged.spans]
 
     def _given(self, part: Part, rows: RowArray | None) -> torch.Tensor:
-        """The part's tokens, or its rows into the first layer, ``[rows, hidden]``."""
+        """The part's tokens, or its rows into the first layer, ``[rows, hidden]``.
+
+        Models of one tokenizer pad their vocabularies differently: ids that another one of a chain
+        has and this one lacks are read as id 0.
+        """
         if rows is None:
-            return torch.tensor(part.tokens, device=self.device)
+            tokens = part.tokens
+            if max(tokens, default=0) >= self._vocabulary:
+                tokens = tuple(token if token < self._vocabulary else 0 for token in tokens)
+            return torch.tensor(tokens, device=self.device)
         kept = rows if len(part.offsets) == len(rows) else rows[list(part.offsets)]
         return to_tensor(kept, self.dtype, self.device)
 

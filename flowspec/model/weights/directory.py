@@ -78,16 +78,18 @@ class ModelDirectory:
         whole model are, the config alone tells.
         """
         given = self.config.get("tie_word_embeddings")
+        if given is None:
+            given = ties_by_default(str(self.config.get("model_type")))
         known = self.has(_INDEX) or self.has(_SINGLE)
         if known and "lm_head.weight" in self.weight_files:
             return False
         if self.shard is not None or not known:
-            return given is None or bool(given)
-        if given is False:
+            return bool(given)
+        if not given:
             raise ModelError(
                 f"{self.path} has no tensor lm_head.weight, and by its config.json "
-                "(tie_word_embeddings) the embedding does not take its place; it is incomplete: "
-                "download the model again"
+                "(tie_word_embeddings, or its default) the embedding does not take its place; "
+                "it is incomplete: download the model again"
             )
         return True
 
@@ -125,12 +127,25 @@ class ModelDirectory:
     @property
     def tokenizer_eos(self) -> int | None:
         """The id of the tokenizer's end-of-sequence token; None: it has none, or is in no JSON."""
-        named = self._optional("tokenizer_config.json").get("eos_token")
-        text = named.get("content") if isinstance(named, dict) else named
-        if text is None:
-            return None
-        listed = self._listed_tokens
-        return listed[text] if text in listed else self._added_tokens.get(text)
+        for file in ("tokenizer_config.json", "special_tokens_map.json"):
+            named = self._optional(file).get("eos_token")
+            text = named.get("content") if isinstance(named, dict) else named
+            if text is None:
+                continue
+            listed = self._listed_tokens
+            if text in listed:
+                return listed[text]
+            return self._added_tokens.get(text, self._vocabulary_id(text))
+        return None
+
+    def _vocabulary_id(self, text: str) -> int | None:
+        """The id of a token that is not an added one; None: there is none."""
+        model = self._optional("tokenizer.json").get("model") or {}
+        vocabulary = model.get("vocab") or {}
+        if isinstance(vocabulary, dict):
+            found = vocabulary.get(text)
+            return None if found is None else int(found)
+        return next((at for at, (piece, _) in enumerate(vocabulary) if piece == text), None)
 
     @cached_property
     def _listed_tokens(self) -> dict[str, int]:
@@ -467,3 +482,12 @@ def _snapshot(name: str, patterns: list[str]) -> Path:
             f"model {name} is neither a local folder nor available from the hub ({reason}); "
             "download it first, or give a folder"
         ) from None
+
+
+def ties_by_default(model_type: str) -> bool:
+    """Whether configs of ``model_type`` that do not say so mean that the head is the embedding."""
+    from transformers import CONFIG_MAPPING
+
+    if model_type not in CONFIG_MAPPING:
+        return True
+    return bool(getattr(CONFIG_MAPPING[model_type](), "tie_word_embeddings", True))

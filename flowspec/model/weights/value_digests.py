@@ -129,6 +129,6 @@ def _store(file: Path, state: os.stat_result, tensors: Mapping[str, str]) -> Non
     with contextlib.suppress(OSError):
         place.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=place.parent)
-        with os.fdopen(descriptor, "w") as written:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as written:
             written.write(text)
         Path(name).replace(place)

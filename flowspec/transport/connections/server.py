@@ -279,7 +279,12 @@ def _packaged() -> Path | None:
 def _version(binary: Path) -> tuple[int, int] | None:
     try:
         shown = subprocess.run(
-            [str(binary), "--version"], capture_output=True, text=True, timeout=5, check=False
+            [str(binary), "--version"],
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=5,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

@@ -59,6 +59,7 @@ from flowspec.core.run.history import History
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.limits import TREE_ROWS
 from flowspec.core.run.turns import Turn, turns_text
+from flowspec.errors import ProtocolError
 from flowspec.strategies import build
 from flowspec.strategies.auto.cost_history import CostHistory
 from flowspec.strategies.auto.strategy import Auto
@@ -700,3 +701,13 @@ def test_a_run_tells_its_stages_which_workers_it_is_assigned_to() -> None:
     outputs = machine.step(Received((Envelope(SCHEDULER, 1, submit),)), 0.0)
     opened = [message for message in messages(outputs) if isinstance(message, Open)]
     assert [message.generations for message in opened] == [(3, 1, 2, 7)] * 3
+
+
+def test_tokens_of_a_middle_models_padding_are_read_as_another() -> None:
+    """It may choose one that the target does not have; the job failed."""
+    machine = DraftMachine(limits(2, middles=1), build)
+    vocabulary = machine._limits.vocabulary
+    answer = Answer(RUN, 1, (3, 4), (vocabulary + 2, 5))
+    assert machine._of_middle(answer).tokens == (0, 5)
+    with pytest.raises(ProtocolError, match="outside the vocabulary"):
+        machine._check_tokens(answer)
