@@ -4,9 +4,9 @@
     python -m ops.compare charts --profile jetson-7b --strategies all --plots DIR
     python -m ops.compare table flowspec-1
 
-``tune`` and ``charts`` take the flags of ``flowspec bench``. ``tune`` searches each strategy's
-options on half of the prompts and measures on the others; the baseline and the strategy of
-``--against`` stay as they are. ``table list`` prints the names of the tables.
+``tune`` and ``charts`` take what ``flowspec bench`` takes for a run. ``tune`` searches each
+strategy's options on half of the prompts and measures on the others; the baseline and the strategy
+of ``--against`` stay as they are. ``table list`` prints the names of the tables.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Charts of a comparison, SVG or PNG by the file's suffix. Needs matplotlib, an optional extra.
+"""Charts of a comparison, SVG or PNG by the file's suffix. Needs matplotlib.
 
 A chart shows one panel: rows of one stage count, one temperature and one link; ``charts`` draws
 all of them.

@@ -13,7 +13,8 @@ class PromptRows:
     """The shared rows of ``run``, whose text begins with ``prefix``; of jobs with its ``salt``.
 
     ``prefixes``: what the pipeline keeps of runs; None: the run takes no kept rows, and leaves
-    none. ``drafters``: those that the run may use. ``rows``: of the prefix without its last token.
+    none. ``drafters``: those that the run may use; None: it computes the whole text, and leaves its
+    rows. ``rows``: of the prefix without its last token.
     """
 
     def __init__(
@@ -22,7 +23,7 @@ class PromptRows:
         salt: str,
         prefix: Sequence[int],
         prefixes: KeptPrefixes | None,
-        drafters: Sequence[DrafterKind],
+        drafters: Sequence[DrafterKind] | None,
     ) -> None:
         self.rows = len(prefix) - 1
         self._run = run
@@ -31,7 +32,7 @@ class PromptRows:
         self._prefixes = prefixes
         self._reuse: Reuse | None = None
         self._shared_drafts = 0  # drafters whose rows of all of these are shared
-        if prefixes is not None:
+        if prefixes is not None and drafters is not None:
             self._reuse = prefixes.find(salt, prefix, drafters)
 
     # ---- what the run begins with ----------------------------------------------------------------

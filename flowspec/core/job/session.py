@@ -121,9 +121,8 @@ class Session:
         self._generations = generations
         # A chain's models have no kept rows, and compute the whole text.
         chained = strategy.uses_middles and limits.middles > 0
-        kinds = self._drafter_kinds(drafters)
-        shared = None if chained else prefixes
-        self.prompt_rows = PromptRows(run, spec.cache_salt, prefix, shared, kinds)
+        kinds = None if chained else self._drafter_kinds(drafters)
+        self.prompt_rows = PromptRows(run, spec.cache_salt, prefix, prefixes, kinds)
         sampled = spec.sampling.temperature > 0
         strategy.use_history(history, sampled=sampled, drafters=len(drafters))
         options = self._drafting_options(drafters, limits, history, sampled=sampled)

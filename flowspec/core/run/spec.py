@@ -198,7 +198,7 @@ def parse(fields: Mapping[str, str]) -> JobSpec:
         raise JobError(f"unknown job field {unknown[0][:60]!r}; the fields are {', '.join(FIELDS)}")
     for name, text in fields.items():
         _check_text(name, text)
-    return _of_values({name: _read(fields, name) for name in fields})
+    return _of_values({name: _read(fields, name) for name in FIELDS if name in fields})
 
 
 def waiting_terms(fields: Mapping[str, str]) -> tuple[int, float]:

@@ -711,3 +711,21 @@ def test_tokens_of_a_middle_models_padding_are_read_as_another() -> None:
     assert machine._of_middle(answer).tokens == (0, 5)
     with pytest.raises(ProtocolError, match="outside the vocabulary"):
         machine._check_tokens(answer)
+
+
+def test_a_job_of_a_chain_computes_its_whole_prompt_and_leaves_its_rows() -> None:
+    """At the stages: the chain's other models have no kept rows to begin with."""
+    machine = DraftMachine(replace(limits(2, middles=1), kept_rows=1024), build)
+    ids = tuple(3 + at % 50 for at in range(200))
+    for number in (1, 2):
+        key = RunKey(f"j{number}", 1)
+        fields = (("prompt_ids", str(list(ids))), ("strategy", "pipespec"))
+        submit = Submit(key, fields, 0.0)
+        machine.step(Received((Envelope(SCHEDULER, number, submit),)), 0.0)
+        session = machine.sessions[key]
+        assert session.prompt_rows.reused == 0
+        assert session.will_share(drafts=False)
+        retained = session.prompt_rows.retain(0)
+        assert retained is not None
+        assert retained.keep == len(ids) - 1
+        assert session.prompt_rows.close(ids, ()).keep == len(ids)
