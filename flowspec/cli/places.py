@@ -7,7 +7,7 @@ import fcntl
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flowspec.cli import notes
@@ -55,12 +55,12 @@ def setup_of(flags: ModelFlags) -> Setup:
     ``cluster``: a cluster file, instead of all others but what the drafters run on.
     """
     if flags.cluster is not None:
-        drafting = (flags.draft_dtype, flags.draft_device)
-        if flags != ModelFlags(None, None, None, None, None, None, *drafting, flags.cluster):
+        if replace(flags, draft_dtype=None, draft_device=None, cluster=None).given:
             raise ConfigError(
                 "--cluster names the models, the stages and what they run on: "
                 "leave out --target, --draft, --models, --stages, --dtype and --device"
             )
+        drafting = (flags.draft_dtype, flags.draft_device)
         return cluster_setup(read_cluster(flags.cluster), drafting)
     target, draft, models = flags.target, flags.draft, flags.models
     run_on = (flags.dtype, flags.device, flags.draft_dtype, flags.draft_device)

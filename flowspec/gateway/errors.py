@@ -26,7 +26,8 @@ _MOST_NAMED = 3
 _Place = tuple[int | str, ...]
 #: How pydantic names the kinds that a field may have, between the fields of a place.
 _KIND = re.compile(r"str|int|float|bool|constrained-\w+|nullable|\S*\[.*")
-#: What was expected, by pydantic's type of an error; others say it in their message.
+#: What was expected, by pydantic's type of an error, with the bounds in its ``ctx``; others say it
+#: in their message.
 _EXPECTED = {
     "missing": "it is missing",
     "string_type": "expected text",
@@ -37,9 +38,6 @@ _EXPECTED = {
     "model_type": "expected an object",
     "model_attributes_type": "expected an object",
     "string_unicode": "expected text in valid Unicode",
-}
-#: The same, where it depends on the bounds in an error's ``ctx``.
-_BOUNDED = {
     "too_short": "expected a list of {min_length} or more",
     "too_long": "expected a list of at most {max_length}",
     "string_too_short": "expected text of {min_length} or more characters",
@@ -170,11 +168,10 @@ def _place(loc: Sequence[int | str]) -> _Place:
 
 
 def _expected(error: Mapping[str, Any]) -> str:
-    kind = error["type"]
-    if kind in _BOUNDED:
-        return _BOUNDED[kind].format(**error.get("ctx", {}))
-    known = _EXPECTED.get(kind)
-    return known or f"expected {error['msg'].removeprefix('Input should be ')}"
+    known = _EXPECTED.get(error["type"])
+    if known is not None:
+        return known.format(**error.get("ctx", {}))
+    return f"expected {error['msg'].removeprefix('Input should be ')}"
 
 
 def _sentence(found: Sequence[tuple[_Place, str]]) -> str:

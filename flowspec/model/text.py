@@ -84,20 +84,35 @@ class Tokenizer:
         done: list[tuple[int, ...]] = []
         for _ in range(_MOST_CUTS):
             read = self._tokenizer(
-                pieces,
-                add_special_tokens=False,
-                split_special_tokens=split_special_tokens,
-                return_offsets_mapping=True,
+                pieces, add_special_tokens=False, split_special_tokens=split_special_tokens
             )
             done = [tuple(ids) for ids in read["input_ids"]]
             if all(barred.isdisjoint(ids) for ids in done):
                 break
-            found = zip(pieces, done, read["offset_mapping"], strict=True)
-            cut = [part for one in found for part in _cut_up(*one, barred)]
-            if cut == pieces:
+            before = pieces
+            pieces = [
+                part
+                for piece in before
+                for part in self._cut_up(barred, piece, split_special_tokens=split_special_tokens)
+            ]
+            if pieces == before:
                 break
-            pieces = cut
         return tuple(token for ids in done for token in ids if token not in barred)
+
+    def _cut_up(
+        self, barred: frozenset[int], text: str, *, split_special_tokens: bool
+    ) -> list[str]:
+        """``text`` cut behind the first character of each of its tokens that is barred."""
+        read = self._tokenizer(
+            text,
+            add_special_tokens=False,
+            split_special_tokens=split_special_tokens,
+            return_offsets_mapping=True,
+        )
+        tokens = zip(read["input_ids"], read["offset_mapping"], strict=True)
+        spans = [span for token, span in tokens if token in barred]
+        cuts = sorted({start + 1 for start, end in spans if end - start > 1})
+        return [text[start:end] for start, end in pairwise((0, *cuts, len(text))) if end > start]
 
     @cached_property
     def _unknown(self) -> frozenset[int]:
@@ -141,10 +156,8 @@ class Tokenizer:
 
     def _check_template(self) -> None:
         """ModelError if the chat template writes tokens that the model does not have."""
-        written = [word for word, token in self._added.items() if token in self._unknown]
-        if not written:
-            return
-        found = next((word for word in written if word in self._examples), None)
+        lacking = (word for word, token in self._added.items() if token in self._unknown)
+        found = next((word for word in lacking if word in self._examples), None)
         if found is not None:
             raise ModelError(
                 f"the chat template of {self._directory.path} writes {found!r}, whose id "
@@ -226,8 +239,7 @@ class Tokenizer:
     def _marked(self, content: str, mark: str) -> str:
         """``content`` with ``mark`` inside what would become control tokens."""
         if self._normalised:
-            read = self._tokenizer(content, add_special_tokens=False, return_offsets_mapping=True)
-            pieces = _cut_up(content, read["input_ids"], read["offset_mapping"], self._control_ids)
+            pieces = self._cut_up(self._control_ids, content, split_special_tokens=False)
             content = mark.join(pieces)
         return self._control.sub(lambda found: f"{found[0][0]}{mark}{found[0][1:]}", content)
 
@@ -382,15 +394,6 @@ def _ids_before_texts(tokenizer: Any) -> tuple[int, ...]:
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
-
-
-def _cut_up(
-    text: str, ids: Sequence[int], offsets: Sequence[tuple[int, int]], barred: frozenset[int]
-) -> list[str]:
-    """``text`` cut behind the first character of each token of ``ids`` that is barred."""
-    spans = [offsets[at] for at, token in enumerate(ids) if token in barred]
-    cuts = sorted({start + 1 for start, end in spans if end - start > 1})
-    return [text[start:end] for start, end in pairwise((0, *cuts, len(text))) if end > start]
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:

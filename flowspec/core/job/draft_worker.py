@@ -199,15 +199,16 @@ class DraftMachine:
         learn: list[Output] = []
         match message:
             case Answer():
-                if sender != self._last_stage:
+                is_targets = sender == self._last_stage
+                if not is_targets:
                     message = self._of_middle(message)
                 self._check_tokens(message)
-                if sender == self._last_stage and run.spec.logprobs is not None:
+                if is_targets and run.spec.logprobs is not None:
                     self._check_logprobs(message, run.spec.logprobs)
-                if sender == self._last_stage:
+                if is_targets:
                     self._governor.note(message)  # middle models have passes of their own
                 session.take_answer(sender, message, now)
-                if session.returns.hidden and sender == self._last_stage and message.ids:
+                if session.returns.hidden and is_targets and message.ids:
                     # The drafter gets an answer's hidden rows before its next pass.
                     learn = [Learn(message.run, message.segment, message.ids)]
             case Synced():

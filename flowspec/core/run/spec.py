@@ -12,7 +12,6 @@ from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.turns import (
     Messages,
     Turn,
-    checked_turns,
 )
 from flowspec.errors import JobError
 
@@ -89,8 +88,6 @@ class JobSpec:
             _check_text(name, text or "")
         if self.prompt_ids is not None and (not self.prompt_ids or min(self.prompt_ids) < 0):
             raise JobError("prompt_ids must be a list of at least one token id, none negative")
-        if self.messages is not None:
-            checked_turns(self.messages)
         if not 1 <= self.max_new_tokens <= MAX_NEW_TOKENS:
             raise JobError(
                 f"max_new_tokens is {self.max_new_tokens}; expected 1 to {MAX_NEW_TOKENS}"

@@ -77,12 +77,12 @@ class ModelDirectory:
         there is none and the config says that it is not the embedding. Where no weights of the
         whole model are, the config alone tells.
         """
-        given = self.config.get("tie_word_embeddings")
-        if given is None:
-            given = ties_by_default(str(self.config.get("model_type")))
         known = self.has(_INDEX) or self.has(_SINGLE)
         if known and "lm_head.weight" in self.weight_files:
             return False
+        given = self.config.get("tie_word_embeddings")
+        if given is None:
+            given = ties_by_default(str(self.config.get("model_type")))
         if self.shard is not None or not known:
             return bool(given)
         if not given:
