@@ -60,7 +60,7 @@ class Characters:
         return "".join(chr(ord("a") + token - 2) if token >= 2 else "." for token in ids)
 
     def token(self, token: int) -> TokenWritten:
-        return TokenWritten(self.push((token,)).encode())
+        return TokenWritten((chr(ord("a") + token - 2) if token >= 2 else ".").encode())
 
 
 class KeepingStage(ToyStage):

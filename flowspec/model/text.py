@@ -22,6 +22,8 @@ from flowspec.model.weights.same_tokenizer import load_tokenizer
 MAX_TEMPLATED = 4 << 20
 #: Least number of earlier ids decoded together with new ones.
 _WINDOW = 8
+#: How many tokens a writer remembers.
+_MOST_WRITTEN = 1 << 18
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 #: How often a text is cut up: once, and for tokens that only its pieces have.
 _MOST_CUTS = 8
@@ -279,9 +281,9 @@ class Tokenizer:
         written = self._writer.write(token)
         return written.special or not written.data
 
-    def token(self, token: int) -> TokenWritten:
-        """How ``token`` is written by itself."""
-        return self._writer.write(token)
+    def token(self, token: int, behind: int | None = None) -> TokenWritten:
+        """How ``token`` is written: ``behind`` another that is written, or by itself."""
+        return self._writer.write(token, behind)
 
     def decode(self, ids: list[int]) -> str:
         """The text of ``ids`` without special tokens."""
@@ -301,8 +303,10 @@ class TokenWriter:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._special = frozenset(tokenizer.all_special_ids)
-        self._added = {token: str(one) for token, one in tokenizer.added_tokens_decoder.items()}
+        added = tokenizer.added_tokens_decoder
+        marked = {token for token, one in added.items() if one.special}
+        self._special = marked.union(tokenizer.all_special_ids)
+        self._added = {token: str(one) for token, one in added.items()}
         kinds = _decoder_kinds(tokenizer)
         self._bytes_of = _bytes_by_character() if "ByteLevel" in kinds else {}
         self._falls_back = "ByteFallback" in kinds
@@ -311,16 +315,24 @@ class TokenWriter:
         #: Ids of single bytes of a vocabulary that falls back to them.
         self.byte_ids = frozenset(bytes_known - {None, tokenizer.unk_token_id} - self._added.keys())
         self._has_spaces = self._falls_back or "Metaspace" in kinds
-        self._known: dict[int, TokenWritten] = {}
+        self._known: dict[tuple[int, int | None], TokenWritten] = {}
 
-    def write(self, token: int) -> TokenWritten:
-        """The bytes of ``token``; none if the tokenizer does not know it."""
-        known = self._known.get(token)
+    def write(self, token: int, behind: int | None = None) -> TokenWritten:
+        """The bytes of ``token``; none if the tokenizer does not know it.
+
+        Vocabularies that mark where words go on or end write it by the token that it is ``behind``.
+        """
+        if self._bytes_of or self._has_spaces:
+            behind = None
+        known = self._known.get((token, behind))
         if known is None:
-            known = self._known[token] = TokenWritten(self._data(token), token in self._special)
+            if len(self._known) >= _MOST_WRITTEN:
+                self._known.clear()
+            known = TokenWritten(self._data(token, behind), token in self._special)
+            self._known[token, behind] = known
         return known
 
-    def _data(self, token: int) -> bytes:
+    def _data(self, token: int, behind: int | None) -> bytes:
         if token in self._added:
             return self._added[token].encode()
         written = self._tokenizer.convert_ids_to_tokens(token)
@@ -329,7 +341,9 @@ class TokenWriter:
         if self._bytes_of and self._bytes_of.keys() >= set(written):
             return bytes(self._bytes_of[character] for character in written)
         if not self._has_spaces:
-            return str(self._tokenizer.decode([token])).encode()
+            first = [] if behind is None else [behind]
+            start, whole = (str(self._tokenizer.decode(ids)) for ids in (first, [*first, token]))
+            return whole.removeprefix(start).encode()
         byte = _BYTE.fullmatch(written)
         return bytes([int(byte[1], 16)]) if byte else written.replace(_SPACE, " ").encode()
 
@@ -423,6 +437,11 @@ class TextStream:
         self._returned = 0
         #: Characters of the text so far, with those that are not settled but whole.
         self.length = 0
+
+    def token(self, token: int) -> TokenWritten:
+        """How ``token`` is written behind what was pushed."""
+        written = (one for one in reversed(self._ids) if not self._tokenizer.is_silent(one))
+        return self._tokenizer.token(token, next(written, None))
 
     def push(self, ids: tuple[int, ...], *, last: bool = False) -> str:
         """The text that is now settled; with ``last`` all the rest."""

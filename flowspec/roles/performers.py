@@ -54,10 +54,6 @@ class Encoder(Protocol):
         """The text behind ``prompt``."""
         ...
 
-    def token(self, token: int) -> TokenWritten:
-        """How a token is written by itself."""
-        ...
-
 
 def encoded(encoder: Encoder, work: Encoding) -> EncodeDone:
     """The prompt of ``work`` as ids; JobError if its chat template refuses it."""
@@ -74,6 +70,10 @@ class TextPieces(Protocol):
 
     @property
     def length(self) -> int: ...
+
+    def token(self, token: int) -> TokenWritten:
+        """How ``token`` is written behind what was pushed."""
+        ...
 
     def push(self, ids: tuple[int, ...], *, last: bool = False) -> str: ...
 
@@ -256,18 +256,16 @@ class DraftPerformer:
 
     def written(self, commit: Commit) -> CommitText:
         stream = self._texts[commit.run]
-        text, lengths = "", []
-        for at, token in enumerate(commit.tokens, start=1):
+        text, lengths, found = "", [], []
+        for at, token in enumerate(commit.tokens):
+            if isinstance(commit, ScoredCommit):
+                found.append(scored(token, commit.top[at], commit.alternatives, stream.token))
             before = stream.length
-            text += stream.push((token,), last=bool(commit.finish) and at == len(commit.tokens))
+            last = bool(commit.finish) and at + 1 == len(commit.tokens)
+            text += stream.push((token,), last=last)
             lengths.append(stream.length - before)
-        if not isinstance(commit, ScoredCommit):
-            return CommitText(commit, text, tuple(lengths))
-        found = [
-            scored(token, pairs, commit.alternatives, self._encoder.token)
-            for token, pairs in zip(commit.tokens, commit.top, strict=True)
-        ]
-        return CommitText(commit, text, tuple(lengths), logprobs_text(found))
+        logprobs = logprobs_text(found) if isinstance(commit, ScoredCommit) else ""
+        return CommitText(commit, text, tuple(lengths), logprobs)
 
 
 def _drop(

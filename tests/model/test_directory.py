@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
+from tokenizers import Tokenizer
+from tokenizers.models import Unigram
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from flowspec.errors import ModelError
 from flowspec.model.weights.directory import (
@@ -23,6 +25,7 @@ from flowspec.model.weights.directory import (
     layer_ranges,
     open_directory,
 )
+from flowspec.model.weights.same_tokenizer import difference
 from flowspec.model.weights.tensor_files import NewTensor, write_tensors
 from tests.pair import TARGET
 
@@ -190,6 +193,14 @@ def split_digits(tokenizer: dict[str, Any]) -> None:
     tokenizer["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [digits, own]}
 
 
+def replace_a_sign(tokenizer: dict[str, Any]) -> None:
+    tokenizer["normalizer"] = {"type": "Replace", "pattern": {"String": "©"}, "content": "(c)"}
+
+
+def words_alone(tokenizer: dict[str, Any]) -> None:
+    tokenizer["added_tokens"][0]["single_word"] = True
+
+
 @pytest.mark.parametrize("role", ["draft", "middle model"])
 @pytest.mark.parametrize(
     ("change", "says"),
@@ -197,9 +208,13 @@ def split_digits(tokenizer: dict[str, Any]) -> None:
         (swap_tokens, "2 tokens differ, the first of them 'a' (id "),
         (lambda one: one["model"]["vocab"].update(zzz=5000), "'zzz' (no token of the target, id"),
         (add_a_token, "'a' is an added token of one of them"),
-        (swap_merges, "their tokens are merged in another order"),
-        (fold_case, "they make other ids of 'The quick"),
-        (split_digits, "they make other ids of '1234567890"),
+        (swap_merges, "they differ in the order in which tokens are merged"),
+        (fold_case, "they make other ids of 'The'"),
+        (split_digits, "they make other ids of '1234567890'"),
+        (replace_a_sign, "they make other ids of 'a©b'"),
+        (words_alone, "they make other ids of "),
+        (lambda one: one["model"].update(ignore_merges=True), "they differ in whether tokens are"),
+        (lambda one: one["model"].update(dropout=0.1), "they differ in how many merges"),
     ],
 )
 def test_what_differs_between_two_tokenizers_is_named(
@@ -213,6 +228,15 @@ def test_what_differs_between_two_tokenizers_is_named(
     assert said.startswith(f"{role} {draft} and target {target} have different tokenizers: ")
     assert says in said
     assert f"a {role} must share the target's" in said
+
+
+def test_pieces_of_other_scores_are_named(tmp_path: Path) -> None:
+    pieces = [("<unk>", 0.0), ("a", -1.0), ("b", -2.0), ("ab", -2.5)]
+    for name, score in (("one", -2.5), ("other", -3.5)):
+        backend = Tokenizer(Unigram([*pieces[:-1], ("ab", score)], 0))
+        PreTrainedTokenizerFast(tokenizer_object=backend).save_pretrained(tmp_path / name)
+    said = difference(tmp_path / "one", tmp_path / "other")
+    assert said == "they differ in the scores of their tokens"
 
 
 def test_tokens_that_another_file_adds_are_no_shared_ones(pair: tuple[Path, Path]) -> None:

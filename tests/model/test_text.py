@@ -216,7 +216,8 @@ def behind(tokenizer: Tokenizer, prompt: list[int], output: list[int]) -> str:
 def sized(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Tokenizer, int]:
-    library = library_of(KINDS[request.param])
+    library = library_of(Backend.from_str(KINDS[request.param].to_str()))
+    library.add_tokens([AddedToken("<add>", normalized=True, special=True)], special_tokens=True)
     return saved(tmp_path_factory.mktemp("kind"), library), len(library)
 
 
@@ -302,6 +303,25 @@ def test_the_bytes_of_a_texts_tokens_are_the_texts(text: str) -> None:
     joined = b"".join(one.data for one in written if not one.special)
     decoded = TOKENIZER.decode(list(ids))
     assert joined.decode() == decoded
+
+
+@given(st.data())
+@settings(max_examples=examples(200))
+def test_what_a_texts_tokens_are_written_as_joins_to_the_text(
+    sized: tuple[Tokenizer, int], data: st.DataObject
+) -> None:
+    """Of tokens that are no single bytes: one invalid byte changes those beside it."""
+    kind, size = sized
+    silent_or_byte = {t for t in range(size) if kind.is_silent(t) or kind.is_byte(t)}
+    broken = {t for t in range(size) if "\N{REPLACEMENT CHARACTER}" in kind.decode([t])}
+    token = st.sampled_from(sorted(set(range(size)) - silent_or_byte - broken))
+    prompt, output = (data.draw(st.lists(token, min_size=1, max_size=8)) for _ in range(2))
+    stream = kind.stream(prompt)
+    written = []
+    for one in output:
+        written.append(stream.token(one).data)
+        stream.push((one,))
+    assert b"".join(written).decode() == behind(kind, prompt, output)
 
 
 def test_a_special_token_says_so_and_an_unknown_one_is_nothing() -> None:

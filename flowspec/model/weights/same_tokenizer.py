@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
+import unicodedata
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +27,24 @@ PROBES = (
     "I'm sure they'll say it's DON'T; we've re-read ‘it’",
     "1234567890 3.14159 1,000,000 0x1F 12e-3",
     "line\none\r\n\n\ttwo\n\n\n    three\n",
-    "naïve café café Ångström Å ﬁ",
+    "naïve café café Ångström Å ﬁ",
     "日本語のテキスト、中文，한국어",
     "ключ κλειδί مفتاح מפתח กุญแจ",
     "🙂🙃 \U0001f468\u200d\U0001f469\u200d\U0001f467 \u00a0\u2003\u200b|\ufffd\x00\x7f",
     "def f(x):\n    return x**2 != -1  # <b>&amp;</b> {'a': [1, 2]}\n",
     "https://example.org/a_b-c?d=%20&e=f#g user@example.org",
 )
+#: How many characters are compared in one text.
+_AT_ONCE = 256
 
 
 def difference(one: Path, other: Path) -> str:
     """In what the tokenizers of two models' folders differ, in words; empty: in nothing.
 
-    They agree if they have the same tokens with the same ids and make the same ids of ``PROBES``:
-    the same tokenizer may be written in several ways. ModelError if one cannot be read.
+    They agree if they have the same tokens with the same ids, merged or chosen by the same rules,
+    and make the same ids of ``PROBES``, of every character inside a word, and of their added tokens
+    beside words: the same tokenizer may be written in several ways. ModelError if one cannot be
+    read.
     """
     if all(_bytes(one / name) == _bytes(other / name) for name in _FILES):
         return ""
@@ -53,15 +60,27 @@ def difference(one: Path, other: Path) -> str:
             f"{len(differing)} tokens differ, the first of them {first!r} "
             f"({_id(tokens, first)} of the target, {_id(others, first)} of the other)"
         )
-    if _merges(mine) != _merges(theirs):
-        return "their tokens are merged in another order"
+    rules, others = _rules(mine), _rules(theirs)
+    for name, rule in rules.items():
+        if rule != others[name]:
+            return f"they differ in {name}"
     added = _added(mine)
     for token in sorted(added ^ _added(theirs)):
         return f"{token!r} is an added token of one of them"
-    for text in (*PROBES, " a ".join(sorted(added))):
+    for text in (*PROBES, *(beside.join(sorted(added)) for beside in (" a ", "a")), *_words()):
         if _ids(mine, text) != _ids(theirs, text):
-            return f"they make other ids of {text!r}"
+            words = (one for one in text.split(" ") if _ids(mine, one) != _ids(theirs, one))
+            return f"they make other ids of {next(words, text)!r}"
     return ""
+
+
+def _words() -> Iterator[str]:
+    """Texts of words around every character that Unicode has."""
+    for first in range(0, sys.maxunicode, _AT_ONCE):
+        block = map(chr, range(first, first + _AT_ONCE))
+        known = [one for one in block if unicodedata.category(one) not in {"Cn", "Co", "Cs"}]
+        if known:
+            yield " ".join(f"a{one}b" for one in known)
 
 
 def _id(tokens: dict[str, int], token: str) -> str:
@@ -76,8 +95,16 @@ def _added(tokenizer: Any) -> set[str]:
     return {one.content for one in tokenizer.get_added_tokens_decoder().values()}
 
 
-def _merges(tokenizer: Any) -> object:
-    return json.loads(tokenizer.to_str())["model"].get("merges")
+def _rules(tokenizer: Any) -> dict[str, object]:
+    """What decides which of its tokens a word becomes."""
+    model = json.loads(tokenizer.to_str())["model"]
+    scored = isinstance(model.get("vocab"), list)
+    return {
+        "the order in which tokens are merged": model.get("merges"),
+        "whether tokens are words that are not merged": model.get("ignore_merges"),
+        "how many merges are left out": model.get("dropout"),
+        "the scores of their tokens": model["vocab"] if scored else None,
+    }
 
 
 def _bytes(file: Path) -> bytes | None:
