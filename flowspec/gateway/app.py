@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from flowspec.errors import FlowSpecError
-from flowspec.gateway.errors import ApiError, api_error, invalid
+from flowspec.gateway.errors import ApiError, api_error, invalid, refused
 from flowspec.gateway.guard import CLIENT_GONE, ID_HEADER, Guard
 from flowspec.gateway.hosts import allowed_hosts
 from flowspec.gateway.metrics import Metrics
@@ -95,8 +95,15 @@ async def _invalid(request: Request, error: Exception) -> Response:
 async def _http(request: Request, error: Exception) -> Response:
     """A path, a method or a body that the framework refuses."""
     assert isinstance(error, HTTPException)
-    if isinstance(error.__cause__, ApiError):  # raised while the body was read
-        return _answer(error.__cause__)
+    match error.__cause__:  # raised while the body was read
+        case ApiError() as own:
+            return _answer(own)
+        case UnicodeDecodeError():
+            return _answer(refused("the request's body is not in UTF-8", code="invalid_json"))
+        case RecursionError():
+            return _answer(refused("the request's body is nested too deeply", code="invalid_json"))
+        case ValueError():
+            return _answer(refused("the request's body has too long a number", code="invalid_json"))
     text = _SAID.get(error.status_code, error.detail)
     code = "not_found" if error.status_code == 404 else None
     return _answer(ApiError(error.status_code, text, code=code, headers=error.headers))

@@ -215,7 +215,7 @@ class Tokenizer:
             )
         mark = _unused_mark([turn.content for turn in turns])
         said = [{"role": turn.role, "content": self._marked(turn.content, mark)} for turn in turns]
-        template = f"the model's chat template, in its {self._template_file},"
+        template = f"the model's chat template, in its {self._template_file},{self._asks_for}"
         try:
             text = self._templated(said, add_generation_prompt=True)
         except TemplateSyntaxError as error:
@@ -233,6 +233,14 @@ class Tokenizer:
                 f"{MAX_TEMPLATED} are accepted"
             )
         return tuple(self._unmarked_ids(text, mark))
+
+    @cached_property
+    def _asks_for(self) -> str:
+        """What the chat template may ask for that no conversation here has, in words."""
+        templates = self._tokenizer.chat_template
+        text = templates.get("default", "") if isinstance(templates, dict) else templates
+        asked = [name for name in ("tools", "documents") if re.search(rf"\b{name}\b", text)]
+        return f" which asks for {' and '.join(asked)}," if asked else ""
 
     def _templated(self, turns: list[dict[str, str]], **more: bool) -> str:
         with self._bounds():

@@ -291,6 +291,13 @@ def test_other_wrong_requests(web: httpx2.Client) -> None:
     json_type = {"content-type": "application/json"}
     broken = web.post("/v1/completions", content=b'{"model": ', headers=json_type)
     assert error_of(broken, 400)["code"] == "invalid_json"
+    for body, says in (
+        (b'{"model": "\xff"}', "not in UTF-8"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"seed": ' + b"1" * 5000 + b"}", "too long a number"),
+    ):
+        found = error_of(web.post("/v1/completions", content=body, headers=json_type), 400)
+        assert (found["code"], says in found["message"]) == ("invalid_json", True)
     plain = {"content-type": "text/plain"}
     wrong = web.post("/v1/completions", content=json.dumps(TEXT).encode(), headers=plain)
     assert "as JSON" in error_of(wrong, 415)["message"]

@@ -68,6 +68,14 @@ def with_template(folder: Path, template: str | None) -> Tokenizer:
         ("{{ raise_exception('roles must\nalternate') }}", "refuses the messages: roles must alt"),
         ("{{ messages[0]['content'] * 5000000 }}", "makes 5000000 characters"),
         ("{{ nothing.at.all }}", "refuses the messages: 'nothing' is undefined"),
+        (
+            "{{ tools | length }}",
+            "its chat_template.jinja, which asks for tools, fails on the mess",
+        ),
+        (
+            "{{ documents | length }}",
+            "which asks for documents, fails on the messages: TypeError: ob",
+        ),
         ("{% for x in %}", "chat template, in its chat_template.jinja, is broken: Expected an"),
     ],
 )
@@ -79,6 +87,36 @@ def test_a_template_that_cannot_serve_says_so_in_one_line(
     with pytest.raises(JobError) as refused:
         tokenizer.encode_turns([Turn("user", "a")])
     assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("others", ["listed", "in files"])
+def test_of_several_templates_the_default_is_used(tmp_path: Path, others: str) -> None:
+    copy = tmp_path / "target"
+    shutil.copytree(TARGET, copy, ignore=shutil.ignore_patterns("*.safetensors"))
+    own, tool = (copy / "chat_template.jinja").read_text(), "{{ tools | length }}"
+    if others == "listed":
+        (copy / "chat_template.jinja").unlink()
+        config = json.loads((copy / "tokenizer_config.json").read_text())
+        named = [("tool_use", tool), ("default", own)]
+        config["chat_template"] = [{"name": name, "template": text} for name, text in named]
+        (copy / "tokenizer_config.json").write_text(json.dumps(config))
+    else:
+        (copy / "additional_chat_templates").mkdir()
+        (copy / "additional_chat_templates" / "tool_use.jinja").write_text(tool)
+    tokenizer = Tokenizer(open_directory(str(copy)))
+    assert tokenizer.encode("Why?", raw=False) == TOKENIZER.encode("Why?", raw=False)
+    assert tokenizer.eos == TOKENIZER.eos
+
+
+def test_templates_without_a_default_say_so_in_one_line(tmp_path: Path) -> None:
+    tokenizer = with_template(tmp_path, None)
+    folder = tmp_path / "target" / "additional_chat_templates"
+    folder.mkdir()
+    (folder / "rag.jinja").write_text("{{ messages[0].content }}")
+    tokenizer = Tokenizer(open_directory(str(tmp_path / "target")))
+    with pytest.raises(JobError, match=r"additional_chat_templates, .*no default.*rag") as refused:
+        tokenizer.encode_turns([Turn("user", "a")])
     assert "\n" not in str(refused.value)
 
 
