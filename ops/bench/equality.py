@@ -2,15 +2,13 @@
 
     python -m ops.bench.equality --prompts DIR [--target FOLDER] [--draft ngram]
         [--stages 1,2,4] [--temperatures 0,1] [--dtypes float32,bfloat16,int8,nf4,int4]
-        [--count 24] [--tokens 32]
+        [--count 24] [--tokens 32] [--jobs 4]
 
-For every place, a precision and number of stages, a pipeline of processes decodes every prompt
-plainly, and every strategy its share of them: the prompts move on from place to place, so that over
-all places every strategy has every prompt about as often. Ids must be those of plain decoding in
-the same place, these the same for any number of stages, in float32 without temperature those of the
-library's own ``generate``, and texts the tokenizer's own decode of prompt and output without the
-prompt's. Prints Markdown, and a line for what differs; exits 1 then. Progress goes to standard
-error.
+For every place, a precision and number of stages, a pipeline of processes decodes every prompt with
+every strategy, ``--jobs`` of them at once. Ids must be those of plain decoding in the same place,
+these the same for any number of stages, in float32 without temperature those of the library's own
+``generate``, and texts the tokenizer's own decode of prompt and output without the prompt's. Prints
+Markdown, and a line for what differs; exits 1 then. Progress goes to standard error.
 """
 
 from __future__ import annotations
@@ -61,33 +59,38 @@ class Check:
             self.expected["float32", at, 0.0] = tuple(found)
 
     def look(
-        self, client: Client, where: tuple[str, int], strategy: str, at: int, temperature: float
-    ) -> Result:
-        """Have prompt ``at`` answered by ``strategy``, and compare."""
-        prompt = self._prompts[at]
-        job = client.submit(
-            prompt,
-            strategy=strategy,
-            max_new_tokens=self._tokens,
-            temperature=temperature,
-            seed=at,
-        )
-        result = job.result()
+        self, client: Client, where: tuple[str, int], strategy: str, temperature: float
+    ) -> list[Result]:
+        """Have every prompt answered by ``strategy``, and compare."""
+        jobs = [
+            client.submit(
+                prompt,
+                strategy=strategy,
+                max_new_tokens=self._tokens,
+                temperature=temperature,
+                seed=at,
+            )
+            for at, prompt in enumerate(self._prompts)
+        ]
         dtype, stages = where
-        name = f"{dtype}, {stages} stages, {strategy}, prompt {at + 1}, temperature {temperature:g}"
-        expected = self.expected.setdefault((dtype, at, temperature), result.token_ids)
-        if result.token_ids != expected:
-            same = zip(result.token_ids, expected, strict=False)
-            place = next((at for at, (one, other) in enumerate(same) if one != other), "the end")
-            self.differing.append(f"{name}: other ids from {place} on")
-        before = list(self._encode(prompt, raw=False))
-        whole, start = (
-            self._library.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-            for ids in (before + list(result.token_ids), before)
-        )
-        if start + result.text != whole:
-            self.differing.append(f"{name}: another text than the tokenizer's")
-        return result
+        results = [job.result() for job in jobs]
+        for at, (prompt, result) in enumerate(zip(self._prompts, results, strict=True)):
+            name = f"{dtype}, {stages} stages, {strategy}, prompt {at + 1}, t {temperature:g}"
+            expected = self.expected.setdefault((dtype, at, temperature), result.token_ids)
+            if result.token_ids != expected:
+                same = zip(result.token_ids, expected, strict=False)
+                place = next(
+                    (at for at, (one, other) in enumerate(same) if one != other), "the end"
+                )
+                self.differing.append(f"{name}: other ids from {place} on")
+            before = list(self._encode(prompt, raw=False))
+            whole, start = (
+                self._library.decode(ids, skip_special_tokens=True)
+                for ids in (before + list(result.token_ids), before)
+            )
+            if start + result.text != whole:
+                self.differing.append(f"{name}: another text than the tokenizer's")
+        return results
 
 
 def main() -> None:
@@ -101,10 +104,9 @@ def main() -> None:
     add("--dtypes", default="float32,bfloat16,int8,nf4,int4", help="by commas")
     add("--count", type=count, default=24, help="prompts (24)")
     add("--tokens", type=count, default=32, help="of every answer, at most (32)")
+    add("--jobs", type=count, default=4, help="at once (4)")
     given = parser.parse_args()
     prompts = spread(given.prompts, given.count)
-    others = [name for name in EXACT if name != PLAIN]
-    share = -(-len(prompts) // len(others))
     seen: Counter[str] = Counter()
     print(f"Measured on {machine_line()}.\n")
     print("| precision | stages | answers | tokens | tokens a step | differing |")
@@ -113,23 +115,21 @@ def main() -> None:
         check = Check(given.target, prompts, given.tokens)
         if "float32" in given.dtypes and 0.0 in given.temperatures:
             check.generate(given.target)
-        places = list(product(given.dtypes.split(","), given.stages))
-        for number, (dtype, stages) in enumerate(places):
-            setup = Setup(given.target, given.draft, stages, (given.target,), places=Places(dtype))
+        for dtype, stages in product(given.dtypes.split(","), given.stages):
+            setup = Setup(
+                given.target,
+                given.draft,
+                stages,
+                (given.target,),
+                places=Places(dtype),
+                jobs=given.jobs,
+            )
             before, answers, tokens = len(check.differing), 0, 0
             steps: list[float] = []
             with Cluster(setup) as cluster, Client(cluster.url) as client:
-                for temperature in given.temperatures:
-                    for at, strategy in [
-                        *((at, PLAIN) for at in range(len(prompts))),
-                        *(
-                            ((place * share + one + number * share) % len(prompts), strategy)
-                            for place, strategy in enumerate(others)
-                            for one in range(share)
-                        ),
-                    ]:
-                        print(f"{dtype}, {stages}: {strategy} {at + 1}", file=sys.stderr)
-                        found = check.look(client, (dtype, stages), strategy, at, temperature)
+                for temperature, strategy in product(given.temperatures, EXACT):
+                    print(f"{dtype}, {stages}, {temperature:g}: {strategy}", file=sys.stderr)
+                    for found in check.look(client, (dtype, stages), strategy, temperature):
                         answers += 1
                         tokens += len(found.token_ids)
                         seen[strategy] += 1
