@@ -21,10 +21,10 @@ CONTEXT = 512
 PASS_ROWS = 256
 
 
-def load_target(directory: ModelDirectory, precision: str) -> LayerBlock:
+def load_target(directory: ModelDirectory, placing: Placing) -> LayerBlock:
     """The whole model in one block."""
     layers = range(directory.layers)
-    return LayerBlock(directory, layers, first=True, last=True, placing=Placing(precision))
+    return LayerBlock(directory, layers, first=True, last=True, placing=placing)
 
 
 def pieces(directory: ModelDirectory, file: Path, most: int) -> list[tuple[int, ...]]:

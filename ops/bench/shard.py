@@ -2,7 +2,8 @@
 
     python -m ops.bench.shard [--precisions float32,...] [--model FOLDER] [--rows 1,4,16,64]
         [--context 256] [--rounds 15] [--text FILE,...] [--target FOLDER]
-    python -m ops.bench.shard --kernels [--rounds 15]
+    python -m ops.bench.shard --kernels [--rounds 15] [--target FOLDER]
+    python -m ops.bench.shard --head [--precisions ...] [--text FILE,...] [--target FOLDER]
     python -m ops.bench.shard --alone [--precisions ...] [--text FILE] [--texts 8] [--tokens 128]
         [--target FOLDER]
 
@@ -11,7 +12,8 @@ The shard has four layers (hidden 2048, intermediate 8192, 32 heads, 8 KV heads)
 otherwise they are temporary. Every precision has a process of its own, and all of them take turns,
 so that what else the machine does hits all alike. Times are CPU time of one torch thread, medians
 over the rounds. The perplexity is of ``--target``, the packaged one or any other folder.
-``--kernels``: every kernel of this machine on the seven linears of a layer. ``--alone``: rows of
+``--kernels``: every kernel of this machine on the seven linears of a layer, of the shard or of
+``--target``. ``--head``: what the precision of the LM head costs. ``--alone``: rows of
 the target's text in shared passes against lone rows. Prints Markdown
 (``ops/bench/results/shard.md``, ``kernels.md`` and ``row-independence.md`` there).
 """
@@ -38,13 +40,15 @@ import torch
 
 from flowspec.errors import ConfigError, FlowSpecError
 from flowspec.model.kernels import served
+from flowspec.model.layers.placing import Placing
 from flowspec.model.weights.directory import ModelDirectory, default_pair, open_directory
 from flowspec.model.weights.precision import PRECISIONS
 from ops.bench import held_out, kernel_times, lone_rows
 from ops.bench.arguments import count
-from ops.bench.shard_model import LINEARS, write_model
+from ops.bench.shard_model import LINEARS, linears_of, write_model
 from ops.bench.shard_process import Loaded, ShardProcess
 
+PACKAGED = default_pair()[0]
 PROMPTS = Path("tests/data/prompts.jsonl")
 #: Tokens of a text file for the perplexity, in whole prompts.
 MOST_TOKENS = 8192
@@ -91,7 +95,7 @@ def losses(
     found = {}
     for precision in precisions:
         _say(f"perplexity in {precision}")
-        block = held_out.load_target(directory, precision)
+        block = held_out.load_target(directory, Placing(precision))
         ours = [held_out.loss(block, its) for its in texts]
         del block
         library = held_out.load_library(directory, precision)
@@ -147,15 +151,50 @@ def shard_page(given: argparse.Namespace, folder: Path) -> Iterator[str]:
     yield from table(shards, given.rows, [file.stem for file in given.text], nats)
 
 
-def kernels_page(rounds: int) -> Iterator[str]:
+def kernels_page(given: argparse.Namespace) -> Iterator[str]:
     """The table of kernels with its explanation."""
+    shapes = LINEARS if given.target == PACKAGED else linears_of(open_directory(given.target))
     yield (
         "Milliseconds of CPU time for the seven linears of a layer by number of rows, one torch "
-        f"thread, median of {rounds} in changing order. *Rows independent*: every linear gives a "
-        "row the same bits whatever shares its pass."
+        f"thread, median of {given.rounds} in changing order. *Rows independent*: every linear gives "
+        "a row the same bits whatever shares its pass."
     )
     yield ""
-    yield from kernel_times.table(LINEARS, rounds)
+    yield from kernel_times.table(shapes, given.rounds)
+
+
+class WholeHead(Placing):
+    """As ``precision``, but for an LM head in float32."""
+
+    @property
+    def head(self) -> str:
+        return "float32"
+
+
+def head_page(given: argparse.Namespace) -> Iterator[str]:
+    """The table of heads with its explanation."""
+    target = open_directory(given.target)
+    texts = [held_out.pieces(target, file, MOST_TOKENS) for file in given.text]
+    counts = [sum(len(piece) - 1 for piece in its) for its in texts]
+    names = [
+        f"{file.stem}, {tokens} tokens" for file, tokens in zip(given.text, counts, strict=True)
+    ]
+    yield (
+        f"Perplexity of {target.path.name} with the LM head as the precision has it, over that "
+        "with the same layers and a head in float32, less one."
+    )
+    yield ""
+    yield f"| precision | head | {' | '.join(names)} | all |"
+    yield "|---" * (len(names) + 3) + "|"
+    for precision in given.precisions:
+        if not PRECISIONS[precision].quantised:
+            continue
+        _say(f"perplexity in {precision}")
+        blocks = [held_out.load_target(target, kind(precision)) for kind in (Placing, WholeHead)]
+        more = [held_out.loss(blocks[0], its) - held_out.loss(blocks[1], its) for its in texts]
+        every = sum(nats * tokens for nats, tokens in zip(more, counts, strict=True)) / sum(counts)
+        cells = (f"{math.expm1(nats) * 100:+.2f}%" for nats in (*more, every))
+        yield f"| {precision} | {Placing(precision).head} | {' | '.join(cells)} |"
 
 
 def alone_page(given: argparse.Namespace) -> Iterator[str]:
@@ -201,7 +240,9 @@ def _files(text: str) -> list[Path]:
 def pages(given: argparse.Namespace) -> Iterator[str]:
     """The lines of the page that was asked for."""
     if given.kernels:
-        yield from kernels_page(given.rounds)
+        yield from kernels_page(given)
+    elif given.head:
+        yield from head_page(given)
     elif given.alone:
         yield from alone_page(given)
     else:
@@ -216,7 +257,7 @@ def main() -> None:
     parser = Parser(description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
     add("--precisions", type=precisions_here, default=",".join(PRECISIONS), help="by commas (all)")
-    add("--target", default=default_pair()[0], metavar="FOLDER", help="(the packaged one)")
+    add("--target", default=PACKAGED, metavar="FOLDER", help="(the packaged one)")
     add("--model", type=Path, metavar="FOLDER", help="where the weights are, or are written")
     add("--rows", type=_counts, default="1,4,16,64", help="by commas (1,4,16,64)")
     add("--context", type=count, default=256, help="rows before those of a pass (256)")
@@ -226,6 +267,7 @@ def main() -> None:
     add("--tokens", type=count, default=128, help="of every text of --alone (128)")
     other = parser.add_mutually_exclusive_group()
     other.add_argument("--kernels", action="store_true", help="the kernels by themselves")
+    other.add_argument("--head", action="store_true", help="what the LM head's precision costs")
     other.add_argument("--alone", action="store_true", help="lone rows against shared ones")
     given = parser.parse_args()
     torch.set_num_threads(1)

@@ -20,13 +20,29 @@ HIDDEN = 2048
 INTERMEDIATE = 8192
 HEADS = 32
 KEY_HEADS = 8
-_KEYS = HIDDEN // HEADS * KEY_HEADS
+
+
+def _linears(
+    hidden: int, intermediate: int, keys: int, queries: int
+) -> tuple[tuple[int, int], ...]:
+    attention = ((queries, hidden), (keys, hidden), (keys, hidden), (hidden, queries))
+    return (*attention, (intermediate, hidden), (intermediate, hidden), (hidden, intermediate))
+
+
 #: ``[outputs, inputs]`` of a layer's seven linears.
-LINEARS = (
-    *((HIDDEN, HIDDEN), (_KEYS, HIDDEN), (_KEYS, HIDDEN), (HIDDEN, HIDDEN)),
-    *((INTERMEDIATE, HIDDEN), (INTERMEDIATE, HIDDEN), (HIDDEN, INTERMEDIATE)),
-)
+LINEARS = _linears(HIDDEN, INTERMEDIATE, HIDDEN // HEADS * KEY_HEADS, HIDDEN)
 _RUN = RunKey("shard", 1)
+
+
+def linears_of(directory: ModelDirectory) -> tuple[tuple[int, int], ...]:
+    """The shapes of the seven linears of a layer of a Llama in ``directory``."""
+    config = directory.config
+    heads = int(config["num_attention_heads"])
+    head = int(config.get("head_dim") or directory.hidden_size // heads)
+    keys = int(config.get("num_key_value_heads") or heads)
+    return _linears(
+        directory.hidden_size, int(config["intermediate_size"]), keys * head, heads * head
+    )
 
 
 def write_model(folder: Path) -> None:

@@ -13,12 +13,13 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from flowspec.errors import ConfigError
 from flowspec.model.kernels import KERNELS
 from flowspec.model.layers.block import LayerBlock
+from flowspec.model.layers.placing import Placing
 from flowspec.model.weights.directory import ModelDirectory, default_pair, open_directory
 from ops.bench import held_out, kernel_times, lone_rows
 from ops.bench import shard as program
 from ops.bench.kernel_times import LayerLinears
 from ops.bench.shard import MeasuredShard
-from ops.bench.shard_model import load_shard, shard_pass
+from ops.bench.shard_model import LINEARS, linears_of, load_shard, shard_pass
 from ops.bench.shard_process import Loaded, ShardProcess
 from tests.model.families import save
 
@@ -75,6 +76,27 @@ def test_a_row_of_the_table_has_every_figure() -> None:
     assert {line.count("|") for line in lines} == {lines[0].count("|")}
 
 
+def test_shapes_of_linears_are_the_models(small: ModelDirectory) -> None:
+    assert linears_of(small) == (
+        *((64, 64), (32, 64), (32, 64), (64, 64)),
+        *((128, 64), (128, 64), (64, 128)),
+    )
+    assert LINEARS[1] == (512, 2048)
+
+
+def test_what_a_heads_precision_costs_is_by_text_and_of_all(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(program, "MOST_TOKENS", 1)
+    monkeypatch.setattr(sys, "argv", ["shard", "--head", "--precisions", "float32,nf4"])
+    program.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5, "float32 has no other head"
+    name, head, one, every = lines[4].strip("| ").split(" | ")
+    assert (name, head, one) == ("nf4", "int8", every), "there is one text"
+    assert 0 < abs(float(one.removesuffix("%"))) < 2
+
+
 @pytest.mark.heavy
 def test_the_program_measures_every_precision(
     small: ModelDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -98,7 +120,7 @@ def test_the_loss_is_the_librarys(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     one = len(pieces) // 2
     assert pieces[:one] == pieces[one:], "the third prompt is beyond the limit"
     assert {len(piece) for piece in pieces[: one - 1]} == {20}
-    nats = held_out.loss(held_out.load_target(directory, "float32"), pieces)
+    nats = held_out.loss(held_out.load_target(directory, Placing("float32")), pieces)
     library = held_out.library_loss(held_out.load_library(directory, "float32"), pieces)
     count = sum(map(len, pieces)) - len(pieces)
     whole = AutoModelForCausalLM.from_pretrained(default_pair()[0], dtype=torch.float32)
