@@ -156,8 +156,8 @@ def kernels_page(given: argparse.Namespace) -> Iterator[str]:
     shapes = LINEARS if given.target == PACKAGED else linears_of(open_directory(given.target))
     yield (
         "Milliseconds of CPU time for the seven linears of a layer by number of rows, one torch "
-        f"thread, median of {given.rounds} in changing order. *Rows independent*: every linear gives "
-        "a row the same bits whatever shares its pass."
+        f"thread, median of {given.rounds} in changing order. *Rows independent*: every linear "
+        "gives a row the same bits whatever shares its pass."
     )
     yield ""
     yield from kernel_times.table(shapes, given.rounds)
