@@ -173,7 +173,7 @@ def _load(
     texts: TextProcess,
 ) -> _LoadedDrafter:
     """The performer and the limits of its models; ``facts`` learns what they are."""
-    from flowspec.model.text import Tokenizer
+    from flowspec.model.text.tokenizer import Tokenizer
 
     target, drafter = _load_models(load, given, record)
     if isinstance(drafter, HasFacts):
@@ -191,7 +191,10 @@ def _load(
         {
             CONTEXT: limits.context,
             CHAT_TEMPLATE: tokenizer.has_chat_template,
-            ENDS: [tokenizer.token(token).data.decode(errors="replace") for token in sorted(ends)],
+            ENDS: [
+                tokenizer.detokenizer.token(token).data.decode(errors="replace")
+                for token in sorted(ends)
+            ],
         }
     )
     return _LoadedDrafter(DraftPerformer(drafter, tokenizer, returned), limits)

@@ -52,7 +52,7 @@ class Wanted:
 def verify(wanted: Wanted) -> int:
     """Prove, report, and return the exit status: 0 if the proof holds."""
     from flowspec.model.layers.placing import place
-    from flowspec.model.text import Tokenizer
+    from flowspec.model.text.tokenizer import Tokenizer
 
     packaged_target, packaged_draft = default_pair()
     draft = draft_for(wanted.target, wanted.draft, packaged_draft)

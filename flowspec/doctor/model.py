@@ -132,7 +132,7 @@ def _open(name: str, role: str) -> tuple[ModelDirectory | None, list[Finding]]:
 
 
 def _texts(target: ModelDirectory, ends: Ends) -> Iterator[Finding]:
-    from flowspec.model.text import Tokenizer
+    from flowspec.model.text.tokenizer import Tokenizer
 
     try:
         target.check_tokenizer()

@@ -42,7 +42,7 @@ from flowspec.transport.base import CommitText, Link
 
 
 class Encoder(Protocol):
-    """Text to ids and back; ``model.text.Tokenizer`` is one."""
+    """Text to ids and back; ``model.text.tokenizer.Tokenizer`` is one."""
 
     def encode(self, prompt: str, *, raw: bool) -> tuple[int, ...]: ...
 

@@ -28,7 +28,7 @@ from flowspec.model.weights.directory import open_directory
 from flowspec.roles.performers import encoded
 
 if TYPE_CHECKING:
-    from flowspec.model.text import Tokenizer
+    from flowspec.model.text.tokenizer import Tokenizer
 
 #: How long a chat template may take, seconds.
 TEMPLATE_SECONDS = 2.0
@@ -195,7 +195,7 @@ def text_ends(folder: Path) -> frozenset[int] | None:
 
 def _serve(connection: Connection, parents: Connection) -> None:
     """The process: answer what is asked until the other end is closed."""
-    from flowspec.model.text import Tokenizer
+    from flowspec.model.text.tokenizer import Tokenizer
 
     parents.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)

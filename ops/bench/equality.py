@@ -24,7 +24,7 @@ from flowspec.client import Client
 from flowspec.cluster import Cluster, Places, Setup
 from flowspec.errors import FlowSpecError
 from flowspec.model.reference import Reference
-from flowspec.model.text import Tokenizer
+from flowspec.model.text.tokenizer import Tokenizer
 from flowspec.model.weights.directory import default_pair, open_directory
 from flowspec.model.weights.same_tokenizer import load_tokenizer
 from flowspec.results import Result

@@ -10,7 +10,7 @@ import torch
 from flowspec.cli.generate import read_prompts
 from flowspec.model.layers.block import LayerBlock
 from flowspec.model.layers.placing import Placing
-from flowspec.model.text import Tokenizer
+from flowspec.model.text.tokenizer import Tokenizer
 from flowspec.model.weights.directory import ModelDirectory
 from flowspec.proof.library import Library
 from flowspec.proof.plain import Rows

@@ -21,7 +21,7 @@ from flowspec.model.base import RowArray
 from flowspec.model.layers.block import LayerBlock
 from flowspec.model.layers.placing import Placing
 from flowspec.model.rows.arrays import to_array
-from flowspec.model.text import Tokenizer
+from flowspec.model.text.tokenizer import Tokenizer
 from flowspec.model.weights.directory import ModelDirectory
 from flowspec.proof.plain import Rows, decode
 

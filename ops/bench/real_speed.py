@@ -42,7 +42,7 @@ import torch
 from flowspec.client import Client
 from flowspec.cluster import Places, Setup
 from flowspec.errors import ConfigError, FlowSpecError, StateError
-from flowspec.model.text import Tokenizer
+from flowspec.model.text.tokenizer import Tokenizer
 from flowspec.model.weights.directory import open_directory
 from flowspec.model.weights.precision import PRECISIONS
 from flowspec.rehearse.compare.hits import right

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from flowspec.cli.bench import prompts_in
 from flowspec.errors import ConfigError
-from flowspec.model.text import Tokenizer
+from flowspec.model.text.tokenizer import Tokenizer
 from flowspec.model.weights.directory import open_directory
 from flowspec.rehearse.compare.prompts import halve
 
@@ -41,7 +41,7 @@ def chosen(file: Path, half: str, count: int, tokens: int, target: str) -> list[
     for prompt in halve(prompts_in(file), half):
         ids = tokenizer.encode(prompt.text, raw=False)
         if len(ids) + tokens + SPARE <= directory.context:
-            found.append(PeerPrompt(prompt.text, ids, tokenizer.decode(list(ids))))
+            found.append(PeerPrompt(prompt.text, ids, tokenizer.detokenizer.decode(ids)))
     if not 1 <= count <= len(found):
         raise ConfigError(
             f"{count} {half} prompts are wanted: {file} has {len(found)} that fit in its {half} "

@@ -11,7 +11,7 @@ import pytest
 
 from flowspec.client import Client
 from flowspec.model.reference import Reference
-from flowspec.model.text import Tokenizer
+from flowspec.model.text.tokenizer import Tokenizer
 from flowspec.model.weights.directory import default_pair, open_directory
 from flowspec.plan.cluster_file import ClusterFile, ClusterStage, read_cluster, write_cluster
 from flowspec.rehearse.devices.profile import LinkShape
@@ -51,7 +51,7 @@ def test_up_serves_the_layers_of_the_file(flowspec: Run, plan: Path, reference: 
             tokenizer = Tokenizer(open_directory(default_pair()[0]))
             expected = reference.generate(tokenizer.encode(PROMPT, raw=False), 12)
             found = client.submit(PROMPT, max_new_tokens=12).result()
-            assert found.text == tokenizer.decode(list(expected))
+            assert found.text == tokenizer.detokenizer.decode(list(expected))
             prompt = len(tokenizer.encode(PROMPT, raw=False))
             longest = client.submit(PROMPT, max_new_tokens=100).result()
             assert prompt + len(longest.token_ids) == 64

@@ -22,7 +22,7 @@ from flowspec.cluster import Cluster, Places, Setup
 from flowspec.core.run.sampling import Sampling
 from flowspec.model.layers.placing import Placing
 from flowspec.model.reference import Reference
-from flowspec.model.text import Tokenizer
+from flowspec.model.text.tokenizer import Tokenizer
 from flowspec.model.weights.directory import default_pair, open_directory
 from flowspec.proof import plain
 from flowspec.proof.prove import load_blocks

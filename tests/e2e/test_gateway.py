@@ -19,7 +19,7 @@ from flowspec.client import Client
 from flowspec.gateway.keys import ApiKeys
 from flowspec.gateway.settings import Settings
 from flowspec.model.reference import Reference
-from flowspec.model.text import Tokenizer
+from flowspec.model.text.tokenizer import Tokenizer
 from flowspec.model.weights.directory import default_pair, open_directory
 from tests.e2e.conftest import Clusters
 from tests.gateway.conftest import gateway_at
@@ -49,7 +49,7 @@ def web(clusters: Clusters) -> Iterator[httpx2.Client]:
 def expected(reference: Reference) -> str:
     """The answer to TURNS by plain decoding, with the template applied by hand."""
     tokenizer = Tokenizer(open_directory(default_pair()[0]))
-    return tokenizer.decode(list(reference.generate(by_hand(tokenizer), COUNT)))
+    return tokenizer.detokenizer.decode(list(reference.generate(by_hand(tokenizer), COUNT)))
 
 
 def by_hand(tokenizer: Tokenizer) -> tuple[int, ...]:
@@ -129,7 +129,7 @@ def test_log_probabilities_are_those_of_the_librarys_model(
                 logprobs=4,
                 **sampling,  # type: ignore[arg-type]
             ).result()
-        assert tokenizer.decode(list(job.token_ids)) == choice.message.content
+        assert tokenizer.detokenizer.decode(list(job.token_ids)) == choice.message.content
         rows = reference.logprobs([*prompt, *job.token_ids])[len(prompt) - 1 :]
         for row, token, one, known in zip(rows, job.token_ids, content, job.logprobs, strict=False):
             assert one.logprob == pytest.approx(row[token], abs=1e-4)

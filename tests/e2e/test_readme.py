@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flowspec.model.reference import Reference
-from flowspec.model.text import Tokenizer
+from flowspec.model.text.tokenizer import Tokenizer
 from flowspec.model.weights.directory import default_pair, open_directory
 from tests.e2e.conftest import Clusters
 
@@ -35,7 +35,9 @@ def demo() -> tuple[str, int]:
 def test_the_transcript_is_what_the_demo_says(reference: Reference) -> None:
     prompt, count = demo()
     tokenizer = Tokenizer(open_directory(default_pair()[0]))
-    text = tokenizer.decode(list(reference.generate(tokenizer.encode(prompt, raw=False), count)))
+    text = tokenizer.detokenizer.decode(
+        list(reference.generate(tokenizer.encode(prompt, raw=False), count))
+    )
     transcript = block("console")
     assert transcript.startswith("$ make demo\n")
     assert text.strip() in transcript

@@ -12,7 +12,7 @@ import pytest
 from flowspec.client import Client
 from flowspec.model.reference import Reference
 from flowspec.model.shards import ShardPlan, write_shards
-from flowspec.model.text import Tokenizer
+from flowspec.model.text.tokenizer import Tokenizer
 from flowspec.model.weights.directory import default_pair, layer_ranges, open_directory
 from flowspec.transport.connections.server import PrivateBroker
 from flowspec.transport.control.redis_control import RedisControl

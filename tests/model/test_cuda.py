@@ -20,7 +20,7 @@ from flowspec.model.layers.placing import Placing, choose_device, place
 from flowspec.model.memory import available_bytes
 from flowspec.model.sampling.choice import choose_rows, perturbed_rows, top_logprobs
 from flowspec.model.stage import load_stage
-from flowspec.model.text import Tokenizer
+from flowspec.model.text.tokenizer import Tokenizer
 from flowspec.model.timing import time_layer
 from flowspec.model.weights.directory import ModelDirectory, default_pair, open_directory
 from flowspec.model.weights.precision import PRECISIONS

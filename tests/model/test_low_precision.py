@@ -14,7 +14,7 @@ from flowspec.model.base import DraftExecutor
 from flowspec.model.drafters.drafter import ModelDrafter
 from flowspec.model.drafters.sources import load_sources
 from flowspec.model.layers.block import LayerBlock
-from flowspec.model.text import Tokenizer
+from flowspec.model.text.tokenizer import Tokenizer
 from flowspec.model.weights.directory import default_pair, open_directory
 from flowspec.proof import plain
 from tests.marks import crossed

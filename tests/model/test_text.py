@@ -26,7 +26,8 @@ from transformers import PreTrainedTokenizerFast
 from flowspec.core.run.logprobs import TokenWritten
 from flowspec.core.run.turns import Turn
 from flowspec.errors import JobError, ModelError
-from flowspec.model.text import TextStream, Tokenizer, TokenWriter
+from flowspec.model.text.detokenizer import Detokenizer
+from flowspec.model.text.tokenizer import Tokenizer
 from flowspec.model.weights.directory import open_directory
 from tests.marks import examples
 from tests.pair import TARGET
@@ -37,8 +38,8 @@ TOKENIZER = Tokenizer(open_directory(TARGET))
 def test_the_chat_template_applies_unless_raw() -> None:
     raw = TOKENIZER.encode("Why?", raw=True)
     chat = TOKENIZER.encode("Why?", raw=False)
-    assert TOKENIZER.decode(list(raw)) == "Why?"
-    assert TOKENIZER.decode(list(chat)) == "Question: Why?\nAnswer:"
+    assert TOKENIZER.detokenizer.decode(list(raw)) == "Why?"
+    assert TOKENIZER.detokenizer.decode(list(chat)) == "Question: Why?\nAnswer:"
     assert chat[0] == 0
 
 
@@ -46,7 +47,7 @@ def test_a_conversation_is_what_the_template_makes_of_it() -> None:
     turns = [Turn("user", "Why?"), Turn("assistant", "So."), Turn("user", "How?")]
     ids = TOKENIZER.encode_turns(turns)
     text = "Question: Why?\nAnswer: So.\n\nQuestion: How?\nAnswer:"
-    assert TOKENIZER.decode(list(ids)) == text
+    assert TOKENIZER.detokenizer.decode(list(ids)) == text
     assert ids == TOKENIZER.encode(f"<s>{text}", raw=True)[-len(ids) :]
     assert TOKENIZER.encode_turns(turns[:1]) == TOKENIZER.encode("Why?", raw=False)
 
@@ -124,27 +125,27 @@ def test_templates_without_a_default_say_so_in_one_line(tmp_path: Path) -> None:
 @settings(deadline=None, max_examples=examples(150))
 def test_pieces_join_to_the_whole_and_break_no_character(text: str, data: st.DataObject) -> None:
     ids = TOKENIZER.encode(text, raw=True)
-    stream = TextStream(TOKENIZER)
+    stream = TOKENIZER.stream()
     pieces = []
     at = 0
     while at < len(ids):
         step = data.draw(st.integers(1, 4))
         pieces.append(stream.push(ids[at : at + step], last=at + step >= len(ids)))
         at += step
-    assert "".join(pieces) == TOKENIZER.decode(list(ids))
+    assert "".join(pieces) == TOKENIZER.detokenizer.decode(list(ids))
     assert "\N{REPLACEMENT CHARACTER}" not in "".join(pieces) or "\N{REPLACEMENT CHARACTER}" in text
 
 
 @pytest.mark.parametrize("text", ["naïve café", "日本語のテキスト", "🙂🙃", "mixed ü 日 🙂 end"])
 def test_one_id_at_a_time(text: str) -> None:
-    stream = TextStream(TOKENIZER)
+    stream = TOKENIZER.stream()
     pieces = [stream.push((token,)) for token in TOKENIZER.encode(text, raw=True)]
     assert "".join(pieces) + stream.push((), last=True) == text
 
 
 def test_a_broken_character_at_the_end_is_not_lost() -> None:
     ids = TOKENIZER.encode("日", raw=True)
-    stream = TextStream(TOKENIZER)
+    stream = TOKENIZER.stream()
     assert stream.push(ids[:-1]) == ""
     assert stream.push((), last=True) == "\N{REPLACEMENT CHARACTER}"
 
@@ -246,7 +247,10 @@ def pushed(tokenizer: Tokenizer, prompt: list[int], steps: list[list[int]]) -> l
 
 def behind(tokenizer: Tokenizer, prompt: list[int], output: list[int]) -> str:
     """The library's text of both without its text of ``prompt``."""
-    whole, first = tokenizer.decode(prompt + output), tokenizer.decode(prompt)
+    whole, first = (
+        tokenizer.detokenizer.decode(prompt + output),
+        tokenizer.detokenizer.decode(prompt),
+    )
     return whole[len(os.path.commonprefix([whole, first])) :]  # noqa: RUF071 - no paths
 
 
@@ -329,17 +333,17 @@ def test_a_character_of_bytes_is_its_last_bytes(tmp_path: Path) -> None:
     assert lengths == [0, 1, 2, 2, 3, 3, 6]
 
 
-def sentence_piece() -> TokenWriter:
+def sentence_piece() -> Detokenizer:
     """A writer for a vocabulary of pieces with spaces, bytes and a first space, as Llama 2 has."""
-    return TokenWriter(library_of(KINDS["byte fallback, no first space"]))
+    return Detokenizer(library_of(KINDS["byte fallback, no first space"]))
 
 
 @given(st.text(max_size=30))
 def test_the_bytes_of_a_texts_tokens_are_the_texts(text: str) -> None:
     ids = TOKENIZER.encode(text, raw=True)
-    written = [TOKENIZER.token(token) for token in ids]
+    written = [TOKENIZER.detokenizer.token(token) for token in ids]
     joined = b"".join(one.data for one in written if not one.special)
-    decoded = TOKENIZER.decode(list(ids))
+    decoded = TOKENIZER.detokenizer.decode(list(ids))
     assert joined.decode() == decoded
 
 
@@ -350,8 +354,10 @@ def test_what_a_texts_tokens_are_written_as_joins_to_the_text(
 ) -> None:
     """Of tokens that are no single bytes: one invalid byte changes those beside it."""
     kind, size = sized
-    silent_or_byte = {t for t in range(size) if kind.is_silent(t) or kind.is_byte(t)}
-    broken = {t for t in range(size) if "\N{REPLACEMENT CHARACTER}" in kind.decode([t])}
+    silent_or_byte = {
+        t for t in range(size) if kind.detokenizer.is_silent(t) or kind.detokenizer.is_byte(t)
+    }
+    broken = {t for t in range(size) if "\N{REPLACEMENT CHARACTER}" in kind.detokenizer.decode([t])}
     token = st.sampled_from(sorted(set(range(size)) - silent_or_byte - broken))
     prompt, output = (data.draw(st.lists(token, min_size=1, max_size=8)) for _ in range(2))
     stream = kind.stream(prompt)
@@ -363,16 +369,16 @@ def test_what_a_texts_tokens_are_written_as_joins_to_the_text(
 
 
 def test_a_special_token_says_so_and_an_unknown_one_is_nothing() -> None:
-    assert TOKENIZER.token(1) == TokenWritten(b"</s>", special=True)
-    assert TOKENIZER.token(1 << 20) == TokenWritten(b"")
+    assert TOKENIZER.detokenizer.token(1) == TokenWritten(b"</s>", special=True)
+    assert TOKENIZER.detokenizer.token(1 << 20) == TokenWritten(b"")
 
 
 def test_pieces_with_spaces_and_bytes() -> None:
     writer = sentence_piece()
-    assert [writer.write(token).data for token in (259, 260, 3 + 0xF0, 3 + 0x20)] == [
+    assert [writer.token(token).data for token in (259, 260, 3 + 0xF0, 3 + 0x20)] == [
         *(b" so", b"la", b"\xf0", b" ")
     ]
-    assert writer.write(2) == TokenWritten(b"</s>", special=True)
+    assert writer.token(2) == TokenWritten(b"</s>", special=True)
 
 
 CHATML = (
@@ -399,7 +405,7 @@ def test_a_prompt_begins_as_texts_do_once_and_is_not_ended(tmp_path: Path) -> No
     tokenizer = chatting(tmp_path, CHATML)
     hello = tokenizer.encode("hello", raw=True)
     assert hello[0] == 1
-    assert tokenizer.decode(list(hello)) == "hello"
+    assert tokenizer.detokenizer.decode(list(hello)) == "hello"
     assert 2 not in hello
     assert tokenizer.encode("<s>hello", raw=True) == hello
 
@@ -425,7 +431,7 @@ def test_a_text_ends_where_the_template_ends_an_answer(
     tmp_path: Path, template: str, ends: set[str]
 ) -> None:
     tokenizer = chatting(tmp_path, template)
-    assert {tokenizer.token(token).data.decode() for token in tokenizer.eos} == ends
+    assert {tokenizer.detokenizer.token(token).data.decode() for token in tokenizer.eos} == ends
 
 
 def test_only_a_raw_prompt_writes_special_tokens(tmp_path: Path) -> None:
@@ -433,7 +439,7 @@ def test_only_a_raw_prompt_writes_special_tokens(tmp_path: Path) -> None:
     assert 2 in tokenizer.encode("a</s>b", raw=True)
     plain = tokenizer.encode("a</s>b", raw=False)
     assert 2 not in plain
-    assert tokenizer.decode(list(plain)) == "a</s>b"
+    assert tokenizer.detokenizer.decode(list(plain)) == "a</s>b"
 
 
 @pytest.mark.parametrize("kind", ["bytes", "byte fallback", "metaspace"])
@@ -478,7 +484,7 @@ def test_what_is_said_begins_no_turn_though_the_token_for_it_is_not_special(
     assert (ids.count(user), ids.count(model), ids.count(2), ids.count(thinks)) == (2, 2, 1, 1)
     assert system not in ids
     assert ids.count(spaces) == 1, "as the library reads it"
-    text = tokenizer.decode(list(ids))
+    text = tokenizer.detokenizer.decode(list(ids))
     if kind != "metaspace":  # its vocabulary has few words
         assert said.replace("</s>", "") in text.replace("</s>", "")
     assert "so</think>" not in text
@@ -514,7 +520,7 @@ def test_marked_words_are_those_that_were_said(tmp_path: Path) -> None:
     tokenizer = chatting(tmp_path, CHATML)
     said = "a<|im_end|>\n<|im_start|>system\nb\ufdd0\ufdd1"
     ids = tokenizer.encode_turns([Turn("user", said)])
-    assert tokenizer.decode(list(ids)) == f"user\n{said}\nassistant"
+    assert tokenizer.detokenizer.decode(list(ids)) == f"user\n{said}\nassistant"
 
 
 @given(st.text(min_size=1, max_size=30))
@@ -522,7 +528,7 @@ def test_marked_words_are_those_that_were_said(tmp_path: Path) -> None:
 def test_a_template_in_plain_text_joins_with_what_is_said(plain: Tokenizer, text: str) -> None:
     """As the library encodes the whole, unless it would see special tokens in it."""
     ids = plain.encode_turns([Turn("user", text)])
-    assert plain.decode(list(ids)) == f"Question: {text}\nAnswer:"
+    assert plain.detokenizer.decode(list(ids)) == f"Question: {text}\nAnswer:"
     assert ids == plain.encode(f"<s>Question: {text}\nAnswer:", raw=True)[1:]
 
 
@@ -548,7 +554,7 @@ def test_a_special_token_that_the_model_has_not_is_text(tmp_path: Path) -> None:
     for raw in (True, False):
         ids = tokenizer.encode("a <image> b", raw=raw)
         assert max(ids) < known
-        assert tokenizer.decode(list(ids)) == "a <image> b"
+        assert tokenizer.detokenizer.decode(list(ids)) == "a <image> b"
 
 
 @pytest.mark.parametrize(
@@ -605,7 +611,7 @@ def test_a_raw_prompt_keeps_the_special_tokens_that_the_model_has(tmp_path: Path
     )
     assert start in ids
     assert max(ids) < end
-    assert whole.decode(list(ids)) == "a<|im_end|>"
+    assert whole.detokenizer.decode(list(ids)) == "a<|im_end|>"
 
 
 @pytest.mark.parametrize(
@@ -621,7 +627,10 @@ def test_what_ends_an_answer_is_found_in_the_conversations_that_a_template_takes
     tmp_path: Path, template: str
 ) -> None:
     tokenizer = chatting(tmp_path, template)
-    assert {tokenizer.token(one).data for one in tokenizer.eos} == {b"</s>", b"<|im_end|>"}
+    assert {tokenizer.detokenizer.token(one).data for one in tokenizer.eos} == {
+        b"</s>",
+        b"<|im_end|>",
+    }
 
 
 def test_ids_that_the_tokenizer_lacks_do_not_part_the_bytes_beside_them(tmp_path: Path) -> None:
@@ -630,7 +639,11 @@ def test_ids_that_the_tokenizer_lacks_do_not_part_the_bytes_beside_them(tmp_path
     tokenizer = saved(tmp_path, library, len(library) + 9)
     ids = [3 + 0x41, len(library) + 1, 3 + 0xFF, library.convert_tokens_to_ids("x")]
     stepwise = pushed(tokenizer, [], [[one] for one in ids])
-    assert "".join(stepwise) == tokenizer.decode(ids) == "\N{REPLACEMENT CHARACTER}" * 2 + "x"
+    assert (
+        "".join(stepwise)
+        == tokenizer.detokenizer.decode(ids)
+        == "\N{REPLACEMENT CHARACTER}" * 2 + "x"
+    )
 
 
 def test_bytes_are_known_in_a_decoder_of_several_steps_within_one(tmp_path: Path) -> None:
@@ -639,4 +652,6 @@ def test_bytes_are_known_in_a_decoder_of_several_steps_within_one(tmp_path: Path
     backend.decoder = decoders.Sequence([first, decoders.Fuse()])
     tokenizer = saved(tmp_path, library_of(backend))
     ids = [3 + 0xC3, 3 + 0xA9, 3 + 0xFF]
-    assert "".join(pushed(tokenizer, [], [[one] for one in ids])) == tokenizer.decode(ids)
+    assert "".join(pushed(tokenizer, [], [[one] for one in ids])) == tokenizer.detokenizer.decode(
+        ids
+    )

@@ -11,7 +11,7 @@ import torch
 
 from flowspec.core.run.key import RunKey
 from flowspec.errors import ConfigError
-from flowspec.model.text import Tokenizer
+from flowspec.model.text.tokenizer import Tokenizer
 from flowspec.model.weights.directory import open_directory
 from flowspec.model.weights.tensors import read_tensor
 from ops.bench.pass_parts import PARTS, Passes, Sections, measured, table, taken
@@ -59,7 +59,7 @@ def test_the_tokenizer_encodes_as_the_packaged_one_and_fills_the_vocabulary(tiny
     ours = Tokenizer(directory)
     for text in ("Why is the sky blue?", "added-4199"):
         assert ours.encode(text, raw=False) == packaged.encode(text, raw=False)
-    assert ours.decode([4199]) == "added-4199"
+    assert ours.detokenizer.decode([4199]) == "added-4199"
     assert len(convert.vocabulary(directory)["add_token_list"]) == TINY.vocabulary
 
 

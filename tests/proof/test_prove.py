@@ -17,7 +17,7 @@ from flowspec.model.layers import block as block_module
 from flowspec.model.layers import loading
 from flowspec.model.layers.block import LayerBlock
 from flowspec.model.layers.placing import Placing
-from flowspec.model.text import Tokenizer
+from flowspec.model.text.tokenizer import Tokenizer
 from flowspec.model.weights.directory import default_pair, layer_ranges, open_directory
 from flowspec.proof import library
 from flowspec.proof import prove as verify

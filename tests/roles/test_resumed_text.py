@@ -9,7 +9,7 @@ from flowspec.core.protocol.machine import Allocate, Commit
 from flowspec.core.protocol.messages import Returns
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
-from flowspec.model.text import Tokenizer
+from flowspec.model.text.tokenizer import Tokenizer
 from flowspec.model.weights.directory import default_pair, open_directory
 from flowspec.roles.performers import DraftPerformer
 from tests.toy import TARGET

@@ -15,7 +15,7 @@ import pytest
 from flowspec.core.protocol.work import Encode, Encoded, EncodeDone, EncodeFailed, EncodeTurns
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.turns import Turn
-from flowspec.model.text import Tokenizer
+from flowspec.model.text.tokenizer import Tokenizer
 from flowspec.model.weights.directory import default_pair, open_directory
 from flowspec.roles import text_process
 from flowspec.roles.text_process import TextProcess

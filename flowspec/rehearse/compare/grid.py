@@ -323,7 +323,7 @@ class Grid:
         return found
 
     def _fitting(self, prompts: Sequence[Prompt]) -> list[Prompt]:
-        from flowspec.model.text import Tokenizer
+        from flowspec.model.text.tokenizer import Tokenizer
 
         tokenizer = Tokenizer(self._target)
         room = self._target.context - self.plan.tokens

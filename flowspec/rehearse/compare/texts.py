@@ -41,7 +41,7 @@ def texts(
     import torch
 
     from flowspec.model.reference import Reference
-    from flowspec.model.text import Tokenizer
+    from flowspec.model.text.tokenizer import Tokenizer
 
     torch.set_num_threads(1)
     reference = Reference(target)

@@ -1,0 +1,141 @@
+"""What a chat template, which is a program of whoever made the model, makes of conversations."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from functools import cached_property
+from typing import Any
+
+from jinja2 import TemplateError, TemplateSyntaxError
+
+from flowspec.errors import JobError
+from flowspec.model.weights.directory import ModelDirectory
+
+#: Most characters that a chat template may make of a conversation.
+MAX_TEMPLATED = 4 << 20
+
+Bounds = Callable[[], AbstractContextManager[None]]
+#: A turn's role and its text.
+Said = tuple[str, str]
+
+
+class ChatTemplate:
+    """The chat template of ``tokenizer``, one of the library's, from ``directory``.
+
+    ``bounds``: entered for as long as it runs.
+    """
+
+    def __init__(self, tokenizer: Any, directory: ModelDirectory, bounds: Bounds) -> None:
+        self._tokenizer = tokenizer
+        self._file = _file(directory)
+        self._bounds = bounds
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is one."""
+        return bool(self._tokenizer.chat_template)
+
+    def conversation(self, turns: Sequence[Said]) -> str:
+        """``turns`` up to where the answer begins.
+
+        JobError if there is no template, or it fails, refuses the conversation or makes too much
+        of it.
+        """
+        if not self.exists:
+            raise JobError(
+                "the model has no chat template, so it takes no messages; send it a prompt"
+            )
+        template = f"the model's chat template, in its {self._file},{self._asks_for}"
+        try:
+            text = self._templated(turns, asked=True)
+        except TemplateSyntaxError as error:
+            raise JobError(f"{template} is broken: {_one_line(error)}") from None
+        except TemplateError as error:
+            raise JobError(f"{template} refuses the messages: {_one_line(error)}") from None
+        except Exception as error:  # noqa: BLE001 - a template is somebody's program
+            kind = type(error).__name__
+            raise JobError(
+                f"{template} fails on the messages: {kind}: {_one_line(error)}"
+            ) from None
+        if len(text) > MAX_TEMPLATED:
+            raise JobError(
+                f"the chat template makes {len(text)} characters of the messages; at most "
+                f"{MAX_TEMPLATED} are accepted"
+            )
+        return text
+
+    @cached_property
+    def examples(self) -> str:
+        """What it makes of some conversations; empty: it takes none of them, or there is none."""
+        system, user, answer = ("system", "c"), ("user", "a"), ("assistant", "b")
+        conversations = [user], [system, user], [user, answer, user], [system, user, answer, user]
+        return "".join(self._example(turns, asked=True) for turns in conversations)
+
+    def end_of_answer(self, added: Iterable[str]) -> str | None:
+        """Which of the tokens ``added`` it writes behind an answer, unless a user's turn begins so.
+
+        None: none of them.
+        """
+        tokens = any_of(added)
+        asked = unused_mark([])
+        said = unused_mark([asked])
+        system, user, answer = ("system", "c"), ("user", asked), ("assistant", said)
+        turns = [user, answer]
+        for talk in (turns, [system, *turns], [*turns, user], [system, *turns, user]):
+            text = self._example(talk)
+            found = tokens.match(text.partition(said)[2].lstrip())
+            begins = tokens.findall(text.partition(asked)[0])[-1:] if asked in text else []
+            if found and found[0] not in begins:
+                return found[0]
+        return None
+
+    def _example(self, turns: Sequence[Said], *, asked: bool = False) -> str:
+        """``turns`` by the template; empty: it cannot write them."""
+        if not self.exists:
+            return ""
+        try:
+            return self._templated(turns, asked=asked)
+        except Exception:  # noqa: BLE001 - who sends the template a conversation is told
+            return ""
+
+    @cached_property
+    def _asks_for(self) -> str:
+        """What it may ask for that no conversation here has, in words."""
+        templates = self._tokenizer.chat_template
+        text = templates.get("default", "") if isinstance(templates, dict) else templates
+        asked = [name for name in ("tools", "documents") if re.search(rf"\b{name}\b", text)]
+        return f" which asks for {' and '.join(asked)}," if asked else ""
+
+    def _templated(self, turns: Sequence[Said], *, asked: bool) -> str:
+        """``turns``; ``asked``: with what begins an answer behind them."""
+        said = [{"role": role, "content": content} for role, content in turns]
+        with self._bounds():
+            text = self._tokenizer.apply_chat_template(
+                said, tokenize=False, add_generation_prompt=asked
+            )
+        return str(text)
+
+
+def _file(directory: ModelDirectory) -> str:
+    """Where the chat template is, as the library looks for it."""
+    if directory.has("chat_template.jinja"):
+        return "chat_template.jinja"
+    folder = "additional_chat_templates"
+    return folder if (directory.path / folder).is_dir() else "tokenizer_config.json"
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def any_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """A pattern of any of ``texts``, the longest first; of nothing if there are none."""
+    return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or r"(?!)")
+
+
+def unused_mark(texts: Iterable[str]) -> str:
+    """A character that is in none of ``texts``: one that Unicode keeps for such uses."""
+    used = set().union(*texts)
+    return next(chr(code) for code in range(0xFDD0, 0x10FFFE) if chr(code) not in used)
