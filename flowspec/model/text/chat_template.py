@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any
 
-from jinja2 import TemplateError, TemplateSyntaxError
+from jinja2 import Environment, TemplateError, TemplateSyntaxError, nodes
 
 from flowspec.errors import JobError
 from flowspec.model.weights.directory import ModelDirectory
@@ -47,17 +47,11 @@ class ChatTemplate:
             raise JobError(
                 "the model has no chat template, so it takes no messages; send it a prompt"
             )
-        template = f"the model's chat template, in its {self._file},{self._asks_for}"
         try:
             text = self._templated(turns, asked=True)
-        except TemplateSyntaxError as error:
-            raise JobError(f"{template} is broken: {_one_line(error)}") from None
-        except TemplateError as error:
-            raise JobError(f"{template} refuses the messages: {_one_line(error)}") from None
         except Exception as error:  # noqa: BLE001 - a template is somebody's program
-            kind = type(error).__name__
             raise JobError(
-                f"{template} fails on the messages: {kind}: {_one_line(error)}"
+                f"the model's chat template, in its {self._file},{self._asks_for} {_what(error)}"
             ) from None
         if len(text) > MAX_TEMPLATED:
             raise JobError(
@@ -102,10 +96,16 @@ class ChatTemplate:
 
     @cached_property
     def _asks_for(self) -> str:
-        """What it may ask for that no conversation here has, in words."""
+        """What it asks for that no conversation here has, in words; empty: nothing known."""
         templates = self._tokenizer.chat_template
         text = templates.get("default", "") if isinstance(templates, dict) else templates
-        asked = [name for name in ("tools", "documents") if re.search(rf"\b{name}\b", text)]
+        try:
+            with self._bounds():
+                parsed = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(text)
+        except (TemplateSyntaxError, RecursionError):  # tags of the library's own are not Jinja's
+            return ""
+        names = {one.name for one in parsed.find_all(nodes.Name) if one.ctx == "load"}
+        asked = sorted(names & {"documents", "tools"})
         return f" which asks for {' and '.join(asked)}," if asked else ""
 
     def _templated(self, turns: Sequence[Said], *, asked: bool) -> str:
@@ -126,8 +126,16 @@ def _file(directory: ModelDirectory) -> str:
     return folder if (directory.path / folder).is_dir() else "tokenizer_config.json"
 
 
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+def _what(error: Exception) -> str:
+    """What went wrong, in one line."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    match error:
+        case TemplateSyntaxError():
+            return f"is broken: {text}"
+        case TemplateError():
+            return f"refuses the messages: {text}"
+        case _:
+            return f"fails on the messages: {type(error).__name__}: {text}"
 
 
 def any_of(texts: Iterable[str]) -> re.Pattern[str]:
