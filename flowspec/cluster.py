@@ -1,9 +1,9 @@
 """A pipeline of real worker processes on this machine, under one parent.
 
-Each worker is ``python -m workers...``, forked where that is safe (``forks``). It has a session of
-its own, so that Ctrl-C reaches only the parent, and is killed when the parent exits, whatever the
-reason. Its stderr is kept and shown if it fails. One that stops is started again (``restarts``);
-the jobs that it had go on behind what they have committed.
+Each worker is ``python -m workers...``, forked where that is safe (``start.forks``). It has a
+session of its own, so that Ctrl-C reaches only the parent, and is killed when the parent exits,
+whatever the reason. Its stderr is kept and shown if it fails. One that stops is started again
+(``restarts``); the jobs that it had go on behind what they have committed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from pathlib import Path
 
 from flowspec.core.run.limits import CONTIGUOUS, TREE_ROWS
 from flowspec.errors import BrokerError, ClusterError, ConfigError, FlowSpecError
-from flowspec.forks import StartedProcess, spawn, start
 from flowspec.model.drafters.sources import open_models
 from flowspec.model.weights.directory import layer_ranges, local_path
 from flowspec.model.weights.precision import AUTO, check_device, check_dtype
@@ -30,6 +29,7 @@ from flowspec.observe import NOTE
 from flowspec.plan.cluster_file import check_ranges, ranges_text
 from flowspec.rehearse.devices.setup import Emulation
 from flowspec.restarts import Restarts
+from flowspec.start.forks import StartedProcess, spawn, start
 from flowspec.transport.connections.server import PrivateBroker
 from flowspec.transport.control.redis_control import RedisControl
 from flowspec.transport.ways import AUTO as AUTO_ROWS

@@ -1,6 +1,6 @@
 """``python -m MODULE ...`` as a user starts it, forked from a process that has imported torch once.
 
-``tests/test_forks.py`` compares forked processes with new interpreters.
+``tests/start/test_forks.py`` compares forked processes with new interpreters.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from flowspec.forks import ForkServer, StartedProcess
+from flowspec.start.forks import ForkServer, StartedProcess
 from tests.waiting import SECONDS, until
 
 

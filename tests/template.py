@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import flowspec.cli
-from workers._fork_server import SHARED, serve
+from flowspec.start.fork_server import SHARED, serve
 
 _STREAMS = {"in": os.O_RDONLY, "out": os.O_WRONLY | os.O_CREAT, "err": os.O_WRONLY | os.O_CREAT}
 _POPEN = subprocess.Popen

@@ -135,7 +135,7 @@ def test_compose_runs_the_workers_commands() -> None:
         "verify-3",
         "verify-4",
     }
-    from workers._boot import parser
+    from flowspec.start.boot import parser
 
     for name, service in services.items():
         if name == "broker":

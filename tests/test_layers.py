@@ -38,7 +38,6 @@ ALLOWED = {
     "async_client": {"client", "results", "transport", "core", "errors"},
     "gateway": {"async_client", "strategies", "results", "transport", "core", "errors", "observe"},
     "flowspec": {"async_client", "client", "results", "errors"},
-    "forks": {"transport", "errors"},
     "restarts": set[str](),
     "__main__": {"cli"},
 }
@@ -46,8 +45,9 @@ ALLOWED["roles"] = {"strategies", "transport", "model", "core", "errors", "obser
 ALLOWED["doctor"] = {"roles", "transport", "model", "core", "errors"}
 ALLOWED["rehearse"] = ALLOWED["roles"] | {"roles"}
 ALLOWED["plan"] = ALLOWED["proof"] = ALLOWED["rehearse"] | {"rehearse"}
-ALLOWED["workers"] = ALLOWED["plan"] | {"plan", "gateway", "forks"}
-ALLOWED["cluster"] = ALLOWED["plan"] | {"plan", "forks", "restarts"}
+ALLOWED["start"] = ALLOWED["plan"] | {"plan"}
+ALLOWED["workers"] = ALLOWED["start"] | {"start", "gateway"}
+ALLOWED["cluster"] = ALLOWED["start"] | {"start", "restarts"}
 ALLOWED["cli"] = ALLOWED["cluster"] | {
     *("cluster", "proof", "doctor", "client", "async_client", "results", "gateway"),
 }

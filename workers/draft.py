@@ -15,7 +15,6 @@ from flowspec.core.protocol.machine import Finish
 from flowspec.core.protocol.stamps import Stamp
 from flowspec.core.run.limits import BLOCK_ROWS, Limits
 from flowspec.errors import ConfigError
-from flowspec.forks import can_fork
 from flowspec.model.base import DraftExecutor, HasFacts
 from flowspec.model.drafters.drafter_choice import levels_of, wanting_hidden
 from flowspec.model.drafters.sources import fingerprint, load_sources, target_needs
@@ -26,6 +25,10 @@ from flowspec.rehearse.replay import header
 from flowspec.roles.lease import Lease
 from flowspec.roles.performers import DraftPerformer
 from flowspec.roles.text_process import TextProcess
+from flowspec.start.boot import Facts, Process, add_placing, make_worker, parser, run
+from flowspec.start.forks import can_fork
+from flowspec.start.models import check_fingerprint, context_of, kept_rows_of, open_target
+from flowspec.start.wiring import Wiring, add_rows, wired
 from flowspec.strategies import build
 from flowspec.strategies.auto.decisions import with_drafter_names
 from flowspec.transport.base import (
@@ -39,9 +42,6 @@ from flowspec.transport.base import (
     middles_of,
     role_of,
 )
-from workers._boot import Facts, Process, add_placing, make_worker, parser, run
-from workers._models import check_fingerprint, context_of, kept_rows_of, open_target
-from workers._wiring import Wiring, add_rows, wired
 
 #: Loads the drafter of a name for a target, in a precision and on a device.
 Load = Callable[[str, ModelDirectory, str, str], DraftExecutor]

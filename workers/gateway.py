@@ -11,7 +11,7 @@ from flowspec.gateway.keys import ApiKeys, read_keys
 from flowspec.gateway.server import address_of, check_installed, listen, serve
 from flowspec.gateway.settings import MOST_CONNECTIONS, MOST_OPEN, Settings
 from flowspec.gateway.strategies import ClientStrategies, names_of
-from workers._boot import Process, parser, run
+from flowspec.start.boot import Process, parser, run
 
 
 def main() -> None:

@@ -14,10 +14,10 @@ from flowspec.model.weights.precision import of_all
 from flowspec.observe import logger
 from flowspec.roles.lease import Lease
 from flowspec.roles.performers import VerifyPerformer
+from flowspec.start.boot import Facts, Process, add_placing, make_worker, parser, run
+from flowspec.start.models import open_middle
+from flowspec.start.wiring import Wiring, add_rows, wired
 from flowspec.transport.base import middles_of, role_of
-from workers._boot import Facts, Process, add_placing, make_worker, parser, run
-from workers._models import open_middle
-from workers._wiring import Wiring, add_rows, wired
 
 
 def main() -> None:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from flowspec.rehearse.probe import ProbeServer
+from flowspec.start.boot import Process, parser, run
 from flowspec.transport.connections.redis_client import BrokerClient
-from workers._boot import Process, parser, run
 
 
 def main() -> None:

@@ -19,10 +19,10 @@ from flowspec.plan.cluster_file import check_ranges, parse_ranges, ranges_text, 
 from flowspec.rehearse.devices.setup import EMULATED, Emulation
 from flowspec.roles.lease import Lease
 from flowspec.roles.scheduler import Scheduler
+from flowspec.start.boot import Facts, Process, note, parser, run
 from flowspec.transport.base import BROKER_FULL, QUEUE_CAP
 from flowspec.transport.control.redis_control import RedisControl
 from flowspec.transport.ways import ROWS
-from workers._boot import Facts, Process, note, parser, run
 
 #: Flags that the pipeline's record keeps for workers that are not told otherwise.
 PLACINGS = {

@@ -21,8 +21,7 @@ from flowspec.model.weights.precision import of_stage
 from flowspec.observe import logger
 from flowspec.roles.lease import Lease
 from flowspec.roles.performers import VerifyPerformer
-from flowspec.transport.base import role_of
-from workers._boot import (
+from flowspec.start.boot import (
     SPARE,
     Facts,
     Process,
@@ -33,8 +32,9 @@ from workers._boot import (
     run,
     stage_number,
 )
-from workers._models import kept_rows_of, open_stage, open_tapping
-from workers._wiring import Wiring, add_rows, wired
+from flowspec.start.models import kept_rows_of, open_stage, open_tapping
+from flowspec.start.wiring import Wiring, add_rows, wired
+from flowspec.transport.base import role_of
 
 #: A prefix no tensor has: a stage without layers reads none.
 NO_WEIGHTS = "none"

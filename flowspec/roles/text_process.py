@@ -46,7 +46,7 @@ _LOADED = -1
 class TextProcess:
     """A process with the tokenizer of a model; it encodes one prompt at a time.
 
-    ``forks``: whether this process may fork, now.
+    ``start.forks``: whether this process may fork, now.
     """
 
     def __init__(self, *, forks: bool) -> None:

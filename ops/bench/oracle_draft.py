@@ -24,8 +24,8 @@ from flowspec.core.run.sampling import Sampling
 from flowspec.model.base import DraftExecutor, RowArray
 from flowspec.model.weights.directory import ModelDirectory
 from flowspec.rehearse.compare.hits import HitDrafter, Kind, geometric
+from flowspec.start.boot import run
 from workers import draft
-from workers._boot import run
 
 #: Rate of the second rank, as a share of the misses of the first; each further one is half of the
 #: one before. About that of a small model of the target's family.

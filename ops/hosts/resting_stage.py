@@ -22,8 +22,8 @@ from flowspec.core.run.sampling import Sampling
 from flowspec.model.base import RowArray, StageExecutor
 from flowspec.model.layers.taps import Taps
 from flowspec.model.weights.directory import ModelDirectory
+from flowspec.start.boot import run
 from workers import verify
-from workers._boot import run
 
 
 class RestingStage:

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 
-import workers._boot as boot
+import flowspec.start.boot as boot
 from flowspec.core.protocol.addresses import stage_address
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.errors import BrokerFull, ClusterError

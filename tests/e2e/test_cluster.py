@@ -25,13 +25,13 @@ from flowspec.errors import (
     ModelError,
 )
 from flowspec.model.weights.directory import default_pair
+from flowspec.start.boot import stage_number
 from flowspec.transport.connections.server import PrivateBroker
 from flowspec.transport.control.redis_control import RedisControl
 from flowspec.transport.wire.keys import Keys
 from tests.commands import run, start
 from tests.e2e.conftest import PROCESSES, Clusters, Run, left_in, surroundings, workers_of
 from tests.waiting import seconds_of, until
-from workers._boot import stage_number
 
 pytestmark = pytest.mark.live
 

@@ -25,9 +25,9 @@ from flowspec.model.layers.taps import Taps, beside, elements, parted
 from flowspec.model.reference import Reference
 from flowspec.model.stage import ModelStage, load_stage
 from flowspec.model.weights.directory import ModelDirectory, layer_ranges
+from flowspec.start.models import open_tapping
 from tests.marks import crossed
 from tests.model.eagle3_heads import Shape, save_eagle3
-from workers._models import open_tapping
 
 Family = Callable[..., ModelDirectory]
 RUN = RunKey("j", 1)

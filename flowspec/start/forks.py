@@ -2,8 +2,8 @@
 
 Importing torch and the library takes most of the seconds in which a worker starts, and the workers
 of one machine share its cores. A fork server imports them once; its children begin where a worker
-has finished importing. It is ``python -m workers._fork_server``, one for a process and environment,
-and ends with the process that started it.
+has finished importing. It is ``python -m flowspec.start.fork_server``, one for a process and
+environment, and ends with the process that started it.
 
 Where a fork is unsafe (systems other than Linux, machines with a CUDA device, whose driver does not
 survive one) every worker is a process of its own from the start.
@@ -101,7 +101,7 @@ class ForkServer:
     """The fork server ``module`` in ``environment``, which it keeps; safe for several threads."""
 
     def __init__(
-        self, environment: Mapping[str, str], module: str = "workers._fork_server"
+        self, environment: Mapping[str, str], module: str = "flowspec.start.fork_server"
     ) -> None:
         self._lock = threading.Lock()
         self._statuses: dict[int, int] = {}

@@ -11,13 +11,13 @@ from flowspec.core.protocol.holders import Holder
 from flowspec.errors import BrokerError
 from flowspec.observe import logger
 from flowspec.rehearse.devices.setup import EMULATED
+from flowspec.start.boot import Process
 from flowspec.transport.base import Link, middles_of
 from flowspec.transport.link.inbox import FACT, NONE, Inbox, InboxPlace, open_inbox, why_none
 from flowspec.transport.link.live_link import LiveLink
 from flowspec.transport.link.peers import Peers
 from flowspec.transport.link.redis_link import RedisLink
 from flowspec.transport.ways import AUTO, BROKER, ROWS, STRAIGHT
-from workers._boot import Process
 
 #: The key of the pipeline's record for how rows travel.
 RECORD = "rows"

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from flowspec import forks
 from flowspec.errors import ClusterError
-from flowspec.forks import ForkServer, StartedProcess, can_fork, spawn
+from flowspec.start import forks
+from flowspec.start.fork_server import role_of
+from flowspec.start.forks import ForkServer, StartedProcess, can_fork, spawn
 from tests.waiting import until
-from workers._fork_server import role_of
 
 pytestmark = [
     pytest.mark.skipif(not can_fork(), reason="processes cannot be forked here"),
@@ -141,7 +141,7 @@ def test_children_are_killed_with_the_process_that_started_them(
     told = tmp_path / "pid"
     program = f"""
 import os, pathlib, time
-from flowspec.forks import start
+from flowspec.start.forks import start
 start("waiting_module", [{str(told)!r}], dict(os.environ), pathlib.Path({str(tmp_path / "log")!r}))
 time.sleep(600)
 """
@@ -195,7 +195,7 @@ def test_an_interrupted_start_leaves_nothing_behind(
 def test_a_process_too_many_is_one_line_and_harms_no_other(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
-    program = "import os, workers._fork_server as server\n" + "\n".join(
+    program = "import os, flowspec.start.fork_server as server\n" + "\n".join(
         (
             "def refuse(): raise BlockingIOError(11, 'no more processes')",
             "os.fork = refuse",

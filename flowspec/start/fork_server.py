@@ -1,9 +1,9 @@
-"""Imports what all workers need, and forks them: ``python -m workers._fork_server FD``.
+"""Imports what all workers need, and forks them: ``python -m flowspec.start.fork_server FD``.
 
-``FD`` is a socket of whole messages in JSON, the other end of ``flowspec.forks``. A request names a
-module, its arguments, environment and log, and is answered by the child's pid; another one sends a
-signal to a child; every end of a child is told with its status. When the socket is closed, the
-server ends, and its children are killed with it.
+``FD`` is a socket of whole messages in JSON, the other end of ``flowspec.start.forks``. A request
+names a module, its arguments, environment and log, and is answered by the child's pid; another one
+sends a signal to a child; every end of a child is told with its status. When the socket is closed,
+the server ends, and its children are killed with it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ SHARED = (
     "flowspec.model.stage",
     "flowspec.model.drafters.sources",
     "flowspec.model.drafters.eagle",
-    "workers._boot",
-    "workers._models",
-    "workers._wiring",
+    "flowspec.start.boot",
+    "flowspec.start.models",
+    "flowspec.start.wiring",
 )
 #: Flags that say which of several equal workers one is.
 _NUMBERED = ("--stage", "--model")
