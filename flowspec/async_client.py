@@ -1,4 +1,7 @@
-"""The asynchronous Python client: ``Client`` with the same names, for one event loop."""
+"""The Python client: submit jobs to a running pipeline, stream their tokens, cancel them.
+
+For one event loop; ``client.Client`` is the same for callers that block.
+"""
 
 from __future__ import annotations
 
@@ -9,27 +12,39 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Any, Unpack
 
-from flowspec.client import (
-    RECONNECT_LOOK_SECONDS,
-    RECONNECT_SECONDS,
-    SILENCE_SECONDS,
-    no_job,
-    no_scheduler,
-    not_ended,
-)
 from flowspec.core.protocol.causes import JOB_LOST
-from flowspec.core.run.spec import (
-    CANCEL,
-    JobOptions,
-    JobSpec,
-    job_spec,
-)
+from flowspec.core.run.spec import CANCEL, JobOptions, JobSpec, job_spec
 from flowspec.errors import BrokerUnreachable, ClusterError, JobError, JobFailed, JobTimeout
 from flowspec.results import Chunk, OutputSoFar, Result
 from flowspec.transport.connections.connection import DEFAULT_URL
 from flowspec.transport.control.async_control import AsyncRedisControl
 from flowspec.transport.link.inbox import FACT
 from flowspec.transport.wire.keys import Keys
+
+#: Silence of a job after which its client checks that a scheduler serves it, seconds. Longer than
+#: the shortest lease, so that the first check notices a scheduler that has just died; on a busy
+#: machine, where leases are longer, a later one does.
+SILENCE_SECONDS = 8.0
+#: How long a stream waits for a broker that cannot be reached, seconds; then it reads on where it
+#: was. And the shortest time between two tries.
+RECONNECT_SECONDS = 60.0
+RECONNECT_LOOK_SECONDS = 0.2
+
+
+def no_scheduler(job_id: str) -> str:
+    """The error for a job that waits while no scheduler serves the pipeline."""
+    return (
+        f"job {job_id} waits and no scheduler serves the pipeline; start one, or look with "
+        "`flowspec status`"
+    )
+
+
+def no_job(job_id: str) -> str:
+    """The error for a job that the pipeline does not have."""
+    return (
+        f"there is no job {job_id}: it never existed, ended too long ago, or was lost when the "
+        "broker was restarted without its data"
+    )
 
 
 class AsyncJob:
@@ -60,8 +75,8 @@ class AsyncJob:
 
         JobFailed if the job ends with an error; ClusterError if no scheduler serves the pipeline;
         JobTimeout if it has not ended ``timeout`` seconds after the first piece is asked for;
-        BrokerUnreachable if the broker is away for ``client.RECONNECT_SECONDS``. Leaving the
-        iteration early does not cancel the job.
+        BrokerUnreachable if the broker is away for RECONNECT_SECONDS. Leaving the iteration early
+        does not cancel the job.
         """
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         if (chunk := self._output.chunk) is not None:
@@ -76,7 +91,10 @@ class AsyncJob:
                     raise
                 await asyncio.sleep(RECONNECT_LOOK_SECONDS)
             if not self.ended and time.monotonic() >= deadline:
-                raise JobTimeout(not_ended(self.id, timeout or 0.0))
+                raise JobTimeout(
+                    f"job {self.id} has not ended within {timeout:g} s; it goes on: wait again, "
+                    "or cancel it"
+                )
         self._output.check()
 
     async def _follow(self, deadline: float) -> AsyncGenerator[Chunk, None]:
@@ -150,8 +168,8 @@ class AsyncJob:
 class AsyncClient:
     """A connection to a running pipeline, for one event loop.
 
-    ``url``: the broker; default ``FLOWSPEC_REDIS_URL``, else localhost. Connects on ``async with``,
-    else on the first call; BrokerUnreachable if that fails.
+    ``url``: the broker; default ``FLOWSPEC_REDIS_URL``, else localhost. Connects on ``open``, which
+    ``async with`` does, else on the first call; BrokerUnreachable if that fails.
     """
 
     def __init__(self, url: str | None = None) -> None:
@@ -160,7 +178,14 @@ class AsyncClient:
         )
 
     async def submit(self, prompt: str | None = None, **options: Unpack[JobOptions]) -> AsyncJob:
-        """As ``Client.submit``."""
+        """Submit a job; JobError for values of a wrong type or out of range.
+
+        ``messages``: a conversation like ``[{"role": "user", "content": "Hello"}]``, instead of a
+        prompt. ``reuse``: begin with rows that are kept of earlier jobs with this ``cache_salt``,
+        and keep this job's for later ones. ``logprobs``: return each token's log-probability and
+        those of so many of the best ones in its place. Errors that only the pipeline can find (an
+        unknown strategy, a prompt longer than the context) are raised as JobFailed by the job.
+        """
         return await self.submit_spec(job_spec(prompt, **options))
 
     async def submit_spec(self, spec: JobSpec) -> AsyncJob:
@@ -203,12 +228,16 @@ class AsyncClient:
         """End all streams and results that are waited for now, with WaitsEnded."""
         self._control.outputs.end_waits(why)
 
+    async def open(self) -> None:
+        """Connect."""
+        await self._control.open()
+
     async def close(self) -> None:
         """Close the connections."""
         await self._control.close()
 
     async def __aenter__(self) -> AsyncClient:
-        await self._control.open()
+        await self.open()
         return self
 
     async def __aexit__(self, *exc: object) -> None:

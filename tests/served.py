@@ -9,9 +9,9 @@ from typing import Any
 from flowspec.core.protocol.addresses import Address
 from flowspec.core.protocol.holders import Holder
 from flowspec.roles.lease import Lease
-from flowspec.transport.control.redis_control import RedisControl
 from flowspec.transport.link.redis_link import RedisLink
 from flowspec.transport.wire.keys import Keys
+from tests.clients import RedisControlAndClient
 from tests.toy_cluster import ToyCluster
 
 STAGES = 2
@@ -24,8 +24,10 @@ def toy_pipeline(url: str, *, jobs: int = 8, **options: Any) -> Iterator[ToyClus
     def link(address: Address, holder: Holder) -> RedisLink:
         return RedisLink(url, Keys(), address, STAGES, holder=holder)
 
-    cluster = ToyCluster(lambda: RedisControl(url, Keys()), link, STAGES, jobs=jobs, **options)
-    lease = Lease(RedisControl(url, Keys()), "scheduler", lambda: {"state": "ready"})
+    cluster = ToyCluster(
+        lambda: RedisControlAndClient(url, Keys()), link, STAGES, jobs=jobs, **options
+    )
+    lease = Lease(RedisControlAndClient(url, Keys()), "scheduler", lambda: {"state": "ready"})
     lease.take()
     cluster.leases["scheduler"] = lease
     try:

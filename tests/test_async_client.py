@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import pytest
@@ -52,8 +53,9 @@ def public(kind: type) -> set[str]:
 
 
 def test_both_clients_have_the_same_names() -> None:
-    assert public(Client) - public(AsyncClient) == {"read"}, "one loop reads all jobs anyway"
-    assert public(Job) - public(AsyncJob) == {"cursor", "take_all"}
+    assert public(AsyncClient) - public(Client) == {"open", "following", "end_waits"}
+    assert public(Client) < public(AsyncClient)
+    assert public(Job) == public(AsyncJob)
     taken = inspect.signature(AsyncClient.submit).parameters
     assert taken == inspect.signature(Client.submit).parameters
 
@@ -200,6 +202,30 @@ def test_a_closed_client_refuses(cluster: ToyCluster, server: PrivateBroker) -> 
     for ask in asks:
         with pytest.raises(ClientClosed, match="closed; make another one"):
             ask()
+
+
+def test_closing_a_client_ends_the_waits_of_other_threads(
+    cluster: ToyCluster, server: PrivateBroker
+) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        client = Client(server.url)
+        chunks = client.submit("hello", max_new_tokens=480).stream()
+        next(chunks)
+        waits = [pool.submit(client.job("1-1").result), pool.submit(list, chunks)]
+        client.close()
+        for wait in waits:
+            with pytest.raises(ClientClosed, match="closed; make another one"):
+                wait.result(SECONDS)
+
+
+def test_a_stream_that_is_left_reads_no_further(cluster: ToyCluster, server: PrivateBroker) -> None:
+    with Client(server.url) as client:
+        job = client.submit("hello", max_new_tokens=480)
+        for _ in job.stream():
+            assert client._client.following == 1
+            break
+        assert client._client.following == 0
+        assert len(job.result().token_ids) == 480, "it goes on where it was left"
 
 
 def test_a_repeated_submission_gives_the_first_ones_output(

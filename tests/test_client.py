@@ -17,18 +17,21 @@ class Broker:
     def __init__(self, *_: object) -> None:
         self.sent: list[dict[str, str]] = []
 
-    def submit(self, fields: dict[str, str]) -> str:
+    async def open(self) -> None:
+        pass
+
+    async def submit(self, fields: dict[str, str]) -> str:
         self.sent.append(fields)
         return "1-0"
 
-    def close(self) -> None:
+    async def close(self) -> None:
         pass
 
 
 @pytest.fixture
 def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
     broker = Broker()
-    monkeypatch.setattr("flowspec.client.RedisControl", lambda *_: broker)
+    monkeypatch.setattr("flowspec.async_client.AsyncRedisControl", lambda *_: broker)
     return broker
 
 

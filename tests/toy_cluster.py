@@ -28,7 +28,8 @@ from flowspec.roles.performers import DraftPerformer, VerifyPerformer
 from flowspec.roles.scheduler import Scheduler
 from flowspec.roles.worker import Performer, Worker
 from flowspec.strategies import build
-from flowspec.transport.base import CHAT_TEMPLATE, CONTEXT, Control, Link, role_of, setup_of
+from flowspec.transport.base import CHAT_TEMPLATE, CONTEXT, Link, role_of, setup_of
+from tests.clients import ControlAndClient
 from tests.toy import TARGET, limits
 from tests.toy_model import ToyDrafter, ToyMiddle, ToyStage
 from tests.waiting import until
@@ -90,7 +91,7 @@ class ToyCluster:
 
     def __init__(
         self,
-        control: Callable[[], Control],
+        control: Callable[[], ControlAndClient],
         link: Callable[[Address, Holder], Link],
         stages: int,
         *,

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -150,11 +151,18 @@ class _Together:
     def answer(self, specs: Sequence[JobSpec]) -> bool:
         """Answer ``specs``; whether no job failed. A failed one does not affect the others."""
         left = deque(specs)
+        waits: set[Future[Result]] = set()
+        pool = ThreadPoolExecutor(self._most)
         try:
             while left or self._unshown:
-                while left and len(self._running()) < self._most:
-                    self._unshown.append(self._client.submit_spec(left.popleft()))
-                self._client.read(self._running())
+                while left and len(waits) < self._most:
+                    job = self._client.submit_spec(left.popleft())
+                    self._unshown.append(job)
+                    waits.add(pool.submit(job.result))
+                ended, waits = wait(waits, return_when=FIRST_COMPLETED)
+                for answer in ended:
+                    with contextlib.suppress(JobFailed):  # the job knows its error
+                        answer.result()
                 self._show_ended()
         except KeyboardInterrupt:
             self._cancel()
@@ -168,6 +176,8 @@ class _Together:
             with contextlib.suppress(FlowSpecError):
                 self._cancel()
             raise
+        finally:
+            pool.shutdown(wait=False)
         return not self._failed
 
     def _running(self) -> list[Job]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 import time
 
+from flowspec.async_client import no_job, no_scheduler
 from flowspec.cli import notes
 from flowspec.cli.places import url_or_running
 from flowspec.cli.show import Screen
-from flowspec.client import Client, Job, no_job, no_scheduler
+from flowspec.client import Client, Job
 from flowspec.core.run.spec import JobSpec
 from flowspec.errors import ClusterError, FlowSpecError, JobError
 from flowspec.strategies import build

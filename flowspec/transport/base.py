@@ -255,14 +255,6 @@ class Control(Protocol):
     taken the role since; None: somebody else decides.
     """
 
-    def submit(self, fields: Mapping[str, str]) -> str:
-        """Append a job to the intake; its id."""
-        ...
-
-    def submitted(self, job: str) -> bool:
-        """Whether the intake holds ``job``: submitted, and not yet acknowledged."""
-        ...
-
     def join_intake(self) -> None:
         """Join the readers of submissions; call once, before the first read."""
         ...
@@ -326,23 +318,6 @@ class Control(Protocol):
         ``lost``: the worker for whose loss it ends. STALE: that one is there. ``again``: how many
         times a running job is put back in front of the queue before that.
         """
-        ...
-
-    def read_output(self, job: str, cursor: str, block_seconds: float) -> list[OutputEntry]:
-        """Entries of a job's output after ``cursor`` (``0``: from the start)."""
-        ...
-
-    def read_outputs(
-        self, cursors: Mapping[str, str], block_seconds: float
-    ) -> dict[str, list[OutputEntry]]:
-        """Entries of several jobs' outputs after their cursors; of jobs that have any.
-
-        Blocks up to ``block_seconds`` if no job has.
-        """
-        ...
-
-    def read_recording(self, job: str) -> list[str]:
-        """The recording of the job's newest recorded run, as lines."""
         ...
 
     def claim(

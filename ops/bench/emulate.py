@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from flowspec.client import Client
 from flowspec.cluster import Cluster, Places, Setup
 from flowspec.core.run.spec import JobSpec
 from flowspec.errors import ClusterError, ConfigError, JobFailed
@@ -27,9 +28,11 @@ from flowspec.rehearse.devices.profile import Profile, source_parts
 from flowspec.rehearse.devices.setup import EMULATED, Emulation
 from flowspec.transport.base import OutputEntry, roles_of
 from flowspec.transport.connections.connection import connect
-from flowspec.transport.connections.redis_client import DirectClient
+from flowspec.transport.connections.redis_client import BrokerClient, DirectClient
 from flowspec.transport.connections.server import PrivateBroker
 from flowspec.transport.control.redis_control import RedisControl
+from flowspec.transport.control.replies import output_entries
+from flowspec.transport.wire.entries import xread
 from flowspec.transport.wire.keys import Keys
 
 #: Largest share of inputs that may be read after something they might have changed.
@@ -41,6 +44,8 @@ PROBE_STRETCH = 4.0
 PROBE_TOKENS = 12
 #: How often per second the broker checks the timeouts of waiting workers.
 _TICKS = 500
+#: Most entries of an output per read.
+_BATCH = 64
 #: Bare writes measured.
 _WRITES = 300
 #: Longest wait for every worker's counters, seconds.
@@ -204,13 +209,16 @@ class EmulatedCluster:
             )
             self._cluster.start()
             self._control = RedisControl(url, Keys())
+            self._client = Client(url)
+            self._reader = BrokerClient(url)
         except BaseException:
             self._broker.stop()
             raise
 
     def stop(self) -> None:
         """Stop everything."""
-        self._control.close()
+        for connection in (self._reader, self._client, self._control):
+            connection.close()
         self._cluster.stop()
         self._broker.stop()
 
@@ -250,14 +258,16 @@ class EmulatedCluster:
             strategy=strategy,
             reuse=reuse,
         )
-        return self._control.submit(spec.fields())
+        return self._client.submit_spec(spec).id
 
     def read(self, jobs: Mapping[str, EmulatedJob]) -> None:
         """Wait for further output of any of ``jobs``, by id, at most a second, and take it."""
-        cursors = {name: job.cursor for name, job in jobs.items()}
-        for name, entries in self._control.read_outputs(cursors, 1.0).items():
-            for entry in entries:
-                jobs[name].take(entry)
+        outputs = {Keys().out(name): job for name, job in jobs.items()}
+        cursors = {stream: job.cursor for stream, job in outputs.items()}
+        (found,) = self._reader.run([xread(cursors, 1.0, _BATCH)])
+        for stream, entries in found or ():
+            for entry in output_entries(entries):
+                outputs[stream.decode()].take(entry)
         self._cluster.check()
 
     def now(self) -> float:

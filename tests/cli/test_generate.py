@@ -5,9 +5,13 @@ from __future__ import annotations
 import errno
 import io
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +19,9 @@ from flowspec.cli import generate
 from flowspec.cli.show import Screen
 from flowspec.cluster import Setup
 from flowspec.core.run.sampling import Sampling
+from flowspec.errors import JobFailed
 from flowspec.results import Chunk, Result
+from tests.waiting import SECONDS
 
 RESULT = Result("1-0", (1,), (2,), "text", "flowspec", "length", {})
 
@@ -108,84 +114,111 @@ def test_a_recording_replaces_the_file_that_a_link_leads_to(
 
 
 class Piece:
-    """A job that ends after ``reads`` reads."""
+    """A job that ends when its ``gate`` opens, or it is cancelled."""
 
-    def __init__(self, name: str, reads: int, error: str = "") -> None:
+    def __init__(self, name: str, error: str = "") -> None:
         self.name = name
-        self.reads = reads
         self.error = error
+        self.gate = threading.Event()
+        self.ended = False
         self.cancelled = False
-
-    @property
-    def ended(self) -> bool:
-        return self.reads <= 0
 
     def so_far(self) -> Result:
         return replace(RESULT, text=self.name)
 
     def result(self) -> Result:
+        assert self.gate.wait(SECONDS)
+        self.ended = True
+        if self.error:
+            raise JobFailed(self.error)
         return self.so_far()
 
     def cancel(self) -> None:
         self.cancelled = True
+        self.gate.set()
 
 
 class Pool:
-    """A client of ``jobs``; notes which are read together."""
+    """A client of ``jobs``, which end in ``order``, one by one; then Ctrl-C, if any are left.
 
-    def __init__(self, jobs: Sequence[Piece], stop_at: int = 99) -> None:
-        self.jobs = list(jobs)
+    ``rounds``: which were running whenever one was to end.
+    """
+
+    def __init__(self, jobs: Sequence[Piece], order: str) -> None:
+        self.jobs = {job.name: job for job in jobs}
         self.left = list(jobs)
+        self.running: list[str] = []
         self.rounds: list[str] = []
-        self.stop_at = stop_at
+        self.order = iter(order)
 
     def submit_spec(self, spec: object) -> Piece:
-        return self.left.pop(0)
+        job = self.left.pop(0)
+        self.running.append(job.name)
+        return job
 
-    def read(self, jobs: Sequence[Piece]) -> None:
-        if len(self.rounds) == self.stop_at:
+    def wait(self, waits: set[Future[Result]], **options: Any) -> tuple[set[Any], set[Any]]:
+        self.rounds.append("".join(self.running))
+        name = next(self.order, "")
+        if not name:
             raise KeyboardInterrupt
-        self.rounds.append("".join(job.name for job in jobs))
-        for job in jobs:
-            job.reads -= 1
+        self.running.remove(name)
+        self.jobs[name].gate.set()
+        return futures.wait(waits, SECONDS, **options)
 
 
-def together(pool: Pool, most: int) -> bool:
-    request = request_of(Setup("target", "draft", 2, jobs=most))
-    client: object = pool
-    answering = generate._Together(client, request, Screen(as_json=False), lambda: None)  # type: ignore[arg-type]
-    return answering.answer([request.spec("hi")] * len(pool.jobs))
+Together = Callable[[Pool, int], bool]
+
+
+@pytest.fixture
+def together(monkeypatch: pytest.MonkeyPatch) -> Together:
+    def answer(pool: Pool, most: int) -> bool:
+        monkeypatch.setattr(generate, "wait", pool.wait)
+        request = request_of(Setup("target", "draft", 2, jobs=most))
+        client: object = pool
+        answering = generate._Together(
+            client,  # type: ignore[arg-type]
+            request,
+            Screen(as_json=False),
+            lambda: None,
+        )
+        return answering.answer([request.spec("hi")] * len(pool.jobs))
+
+    return answer
 
 
 def test_prompts_run_together_and_their_answers_keep_their_order(
-    capsys: pytest.CaptureFixture[str],
+    together: Together, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pool = Pool([Piece("a", 4), Piece("b", 1), Piece("c", 2), Piece("d", 1), Piece("e", 1)])
+    pool = Pool([Piece(name) for name in "abcde"], "bcade")
     assert together(pool, 2)
-    assert pool.rounds == ["ab", "ac", "ac", "ad", "e"]
+    assert pool.rounds == ["ab", "ac", "ad", "de", "e"]
     assert capsys.readouterr().out.split() == list("abcde")
 
 
-def test_a_prompt_that_fails_leaves_the_others(capsys: pytest.CaptureFixture[str]) -> None:
-    assert not together(Pool([Piece("a", 1), Piece("b", 1, "too long"), Piece("c", 2)]), 3)
+def test_a_prompt_that_fails_leaves_the_others(
+    together: Together, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert not together(Pool([Piece("a"), Piece("b", "too long"), Piece("c")], "abc"), 3)
     shown = capsys.readouterr()
     assert shown.out.split() == ["a", "c"]
     assert "flowspec: too long" in shown.err
 
 
 def test_ctrl_c_cancels_what_runs_and_prints_what_was_committed(
-    capsys: pytest.CaptureFixture[str],
+    together: Together, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pool = Pool([Piece("a", 9), Piece("b", 1), Piece("c", 9), Piece("d", 9)], stop_at=2)
+    pool = Pool([Piece(name) for name in "abcd"], "b")
     with pytest.raises(KeyboardInterrupt):
         together(pool, 2)
     assert capsys.readouterr().out.split() == ["a", "b", "c"]
-    assert [job.cancelled for job in pool.jobs] == [True, True, True, False]
+    assert [job.cancelled for job in pool.jobs.values()] == [True, True, True, False]
 
 
-def test_jobs_whose_text_cannot_be_shown_are_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = Pool([Piece("a", 1), Piece("b", 9)])
+def test_jobs_whose_text_cannot_be_shown_are_cancelled(
+    together: Together, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = Pool([Piece("a"), Piece("b")], "a")
     monkeypatch.setattr(sys, "stdout", Full())
     with pytest.raises(OSError, match="No space left"):
         together(pool, 2)
-    assert [job.cancelled for job in pool.jobs] == [False, True]
+    assert [job.cancelled for job in pool.jobs.values()] == [False, True]

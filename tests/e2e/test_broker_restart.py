@@ -123,7 +123,7 @@ def test_jobs_outlive_a_full_broker(persistent: Cluster, seconds: float) -> None
 def test_without_its_data_jobs_are_lost_in_time_and_the_next_one_is_served(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("flowspec.client.SILENCE_SECONDS", 2.0)
+    monkeypatch.setattr("flowspec.async_client.SILENCE_SECONDS", 2.0)
     said: list[str] = []
     with (
         Cluster(Setup(*default_pair(), 2), say=said.append) as cluster,

@@ -207,7 +207,7 @@ def test_a_broker_that_stops_again_and_again_ends_everything_with_a_line(
     doomed: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("flowspec.restarts.MOST", 0)
-    monkeypatch.setattr("flowspec.client.RECONNECT_SECONDS", 5.0)
+    monkeypatch.setattr("flowspec.async_client.RECONNECT_SECONDS", 5.0)
     url = doomed.url
     workers = workers_of(url)
     assert len(workers) == PROCESSES

@@ -19,8 +19,8 @@ from flowspec.cluster import Cluster, Setup
 from flowspec.core.run.sampling import Sampling
 from flowspec.model.reference import Reference
 from flowspec.model.weights.directory import default_pair
-from flowspec.transport.control.redis_control import RedisControl
 from flowspec.transport.wire.keys import Keys
+from tests.clients import RedisControlAndClient
 from tests.commands import Command, start
 from tests.e2e.conftest import (
     PROCESSES,
@@ -450,7 +450,7 @@ def test_a_signal_stops_every_process_and_loses_no_committed_token(
     url = private_url(place)
     with Client(url) as client:
         until(lambda: client.load()[0])
-        control = RedisControl(url, Keys())
+        control = RedisControlAndClient(url, Keys())
         (job,) = until(control.running)
         until(lambda: control.read_output(job, "0", 0.1))
         control.close()

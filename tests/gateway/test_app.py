@@ -26,8 +26,8 @@ from flowspec.gateway.pipeline import PipelineWatch
 from flowspec.gateway.settings import Settings
 from flowspec.transport.connections.connection import connect
 from flowspec.transport.connections.server import PrivateBroker, find_server
-from flowspec.transport.control.redis_control import RedisControl
 from flowspec.transport.wire.keys import Keys
+from tests.clients import RedisControlAndClient
 from tests.gateway.conftest import MODEL, gateway_at
 from tests.served import toy_pipeline
 from tests.toy import TARGET
@@ -554,7 +554,7 @@ def test_a_worker_lost_during_a_stream_is_an_event_of_it(broker: PrivateBroker) 
 def test_a_job_that_another_program_cancels_is_an_answer_of_503(
     web: httpx2.Client, broker: PrivateBroker
 ) -> None:
-    control = RedisControl(broker.url, Keys())
+    control = RedisControlAndClient(broker.url, Keys())
     with ThreadPoolExecutor(1) as pool, closing(control):
         asked = pool.submit(web.post, "/v1/chat/completions", json=CHAT | {"max_tokens": 480})
         until(lambda: bool(control.running()))

@@ -13,11 +13,12 @@ from flowspec.core.protocol.causes import LATE
 from flowspec.core.protocol.codes import Code
 from flowspec.errors import BrokerError, BrokerFull, ConfigError
 from flowspec.roles.scheduler import Scheduler
-from flowspec.transport.base import Control, Intake, setup_of
+from flowspec.transport.base import Intake, setup_of
 from flowspec.transport.connections import redis_client
 from flowspec.transport.connections.connection import retrying
 from flowspec.transport.connections.server import PrivateBroker
 from flowspec.transport.wire.keys import JOBS, Keys
+from tests.clients import ControlAndClient
 from tests.transport.conftest import Rig
 from tests.waiting import SECONDS, until
 
@@ -39,21 +40,21 @@ def clock() -> Clock:
     return Clock()
 
 
-def lease(control: Control, *roles: str, token: str = "t", state: str = "ready") -> None:
+def lease(control: ControlAndClient, *roles: str, token: str = "t", state: str = "ready") -> None:
     for role in roles:
         setup = setup_of(control.pipeline())
         facts = {"state": state, "setup": setup}
         assert control.claim(role, f"{token}-{role}", facts, 3_600_000)
 
 
-def submit(scheduler: Scheduler, control: Control, **fields: str) -> str:
+def submit(scheduler: Scheduler, control: ControlAndClient, **fields: str) -> str:
     job = control.submit(fields or {"prompt": "p"})
     for intake in control.read_intake(1.0):
         scheduler.admit(intake)
     return job
 
 
-def last(control: Control, job: str) -> tuple[str, str]:
+def last(control: ControlAndClient, job: str) -> tuple[str, str]:
     """The error and the finish reason in a job's output."""
     entries = [entry.fields for entry in control.read_output(job, "0", 0.2)]
     error = next((entry["text"] for entry in entries if entry["kind"] == "error"), "")

@@ -18,17 +18,17 @@ from flowspec.core.protocol.machine import Commit, OpenJob, Send
 from flowspec.core.protocol.messages import Close, Envelope, Message, Prune
 from flowspec.core.protocol.stamps import Stamp
 from flowspec.core.run.key import RunKey
-from flowspec.transport.base import CommitText, Control, Link, Op, PutRows, ReadResult
+from flowspec.transport.base import CommitText, Link, Op, PutRows, ReadResult
 from flowspec.transport.connections.connection import connect
 from flowspec.transport.connections.redis_client import BrokerClient
 from flowspec.transport.connections.server import PrivateBroker
-from flowspec.transport.control.redis_control import RedisControl
 from flowspec.transport.link.commands import codes_of
 from flowspec.transport.link.live_link import LiveLink
 from flowspec.transport.link.redis_link import RedisLink, last_id
 from flowspec.transport.wire.entries import order
 from flowspec.transport.wire.keys import Keys
 from tests.addresses import D0, S1, S2
+from tests.clients import ControlAndClient, RedisControlAndClient
 from tests.transport.memory import MemoryBroker, MemoryLink
 from tests.transport.memory_control import MemoryControl
 
@@ -100,7 +100,7 @@ class Rig:
     live: bool = False
     memory: MemoryBroker | None = None
     middles: int = 0
-    given: list[Link | Control] = field(default_factory=list)
+    given: list[Link | ControlAndClient] = field(default_factory=list)
     keys: Keys = field(default_factory=Keys)
 
     def link(self, address: Address, holder: Holder | None = None) -> Link:
@@ -116,12 +116,12 @@ class Rig:
         self.given.append(link)
         return link
 
-    def control(self) -> Control:
-        control: Control
+    def control(self) -> ControlAndClient:
+        control: ControlAndClient
         if self.memory is not None:
             control = MemoryControl(self.memory)
         else:
-            control = RedisControl(self.url, self.keys)
+            control = RedisControlAndClient(self.url, self.keys)
         control.join_intake()
         if not control.pipeline():
             middles = [f"middle-{model}" for model in range(1, self.middles + 1)]
@@ -129,7 +129,7 @@ class Rig:
         self.given.append(control)
         return control
 
-    def start(self, control: Control, draft: Link, **fields: str) -> str:
+    def start(self, control: ControlAndClient, draft: Link, **fields: str) -> str:
         """A job running under epoch 1 with a known prompt of two tokens."""
         job = control.submit({"prompt": "p", **fields})
         (intake,) = [found for found in control.read_intake(1.0) if found.job == job]

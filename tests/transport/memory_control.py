@@ -158,18 +158,9 @@ class MemoryControl:
         return change.code
 
     def read_output(self, job: str, cursor: str, block_seconds: float) -> list[OutputEntry]:
-        return self.read_outputs({job: cursor}, block_seconds).get(job, [])
-
-    def read_outputs(
-        self, cursors: Mapping[str, str], block_seconds: float
-    ) -> dict[str, list[OutputEntry]]:
         with self._broker.changed:
-            self._broker.changed.wait_for(
-                lambda: any(self._output(*known) for known in cursors.items()),
-                timeout=block_seconds,
-            )
-            found = {job: self._output(job, cursor) for job, cursor in cursors.items()}
-        return {job: entries for job, entries in found.items() if entries}
+            self._broker.changed.wait_for(lambda: self._output(job, cursor), timeout=block_seconds)
+            return self._output(job, cursor)
 
     def _output(self, job: str, cursor: str) -> list[OutputEntry]:
         start = int(cursor.partition("-")[0])

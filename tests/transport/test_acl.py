@@ -22,6 +22,7 @@ from flowspec.transport.control.acl import acl_file, users
 from flowspec.transport.control.redis_control import RedisControl
 from flowspec.transport.link.live_link import LiveLink
 from flowspec.transport.wire.keys import JOBS, Keys
+from tests.clients import RedisControlAndClient
 from tests.toy import TARGET
 from tests.toy_cluster import ToyCluster, ids_of
 
@@ -76,7 +77,7 @@ class OwnUsers(ToyCluster):
         first.join_intake()  # a scheduler's lease does it before workers begin
         first.close()
         roles = iter(("scheduler", "draft", "verify-1", "verify-2", "scheduler"))
-        super().__init__(lambda: RedisControl(door.url(next(roles)), KEYS), link, STAGES)
+        super().__init__(lambda: RedisControlAndClient(door.url(next(roles)), KEYS), link, STAGES)
 
 
 def test_a_pipeline_runs_with_every_role_under_its_own_user(door: Door) -> None:
@@ -84,7 +85,7 @@ def test_a_pipeline_runs_with_every_role_under_its_own_user(door: Door) -> None:
     try:
         for strategy in ("auto", "flowspec", "pipedec", "autoregressive"):
             spec = JobSpec("abcde", max_new_tokens=12, strategy=strategy, record=strategy == "auto")
-            client = RedisControl(door.url("client"), KEYS)
+            client = RedisControlAndClient(door.url("client"), KEYS)
             job = client.submit(spec.fields())
             ids, end, error = cluster.wait(job)
             assert error == ""

@@ -421,23 +421,6 @@ def test_output_is_read_from_a_cursor(rig: Rig) -> None:
     assert control.read_output(job, second.cursor, 0.05) == []
 
 
-def test_several_outputs_are_read_at_once(rig: Rig) -> None:
-    control = rig.control()
-    draft = rig.link(D0)
-    jobs = [rig.start(control, draft) for _ in range(3)]
-    assert seconds_of(lambda: control.read_outputs(dict.fromkeys(jobs, "0"), 0.1)) > 0.09
-    assert control.read_outputs(dict.fromkeys(jobs, "0"), 0.01) == {}
-    draft.write([commit(jobs[0]), commit(jobs[2]), commit(jobs[2], 2, seq=2)])
-    found = control.read_outputs(dict.fromkeys(jobs, "0"), 1.0)
-    assert {job: len(entries) for job, entries in found.items()} == {jobs[0]: 1, jobs[2]: 2}
-    cursors = {job: entries[-1].cursor for job, entries in found.items()}
-    writer = threading.Timer(0.1, lambda: draft.write([commit(jobs[0], 2, seq=2)]))
-    writer.start()
-    ((job, (entry,)),) = control.read_outputs(cursors, 5.0).items()
-    assert (job, entry.fields["text"]) == (jobs[0], "t2")
-    writer.join()
-
-
 # ---- the graph -----------------------------------------------------------------------------------
 
 

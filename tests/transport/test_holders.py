@@ -11,18 +11,18 @@ from flowspec.core.protocol.holders import Holder
 from flowspec.core.protocol.machine import Complete, Finish, OpenJob
 from flowspec.core.protocol.messages import Earlier, Revoke, Segment, Submit
 from flowspec.core.run.key import RunKey
-from flowspec.transport.base import Control
 from tests.addresses import D0, S1
+from tests.clients import ControlAndClient
 from tests.transport.conftest import Rig, bundle, commit, send
 
 ROLES = ("draft", "verify-1", "verify-2")
 
 
-def claim(control: Control, token: str, *roles: str) -> dict[str, int]:
+def claim(control: ControlAndClient, token: str, *roles: str) -> dict[str, int]:
     return {role: control.claim(role, f"{token}-{role}", {}) for role in roles}
 
 
-def waiting(control: Control) -> str:
+def waiting(control: ControlAndClient) -> str:
     job = control.submit({"prompt": "p"})
     for intake in control.read_intake(1.0):
         control.admit(intake.job, intake.fields)

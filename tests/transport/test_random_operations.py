@@ -28,9 +28,10 @@ from flowspec.core.protocol.messages import (
 )
 from flowspec.core.protocol.stamps import Stamp
 from flowspec.core.run.key import RunKey
-from flowspec.transport.base import CommitText, Control, Link
+from flowspec.transport.base import CommitText, Link
 from flowspec.transport.control import redis_control
 from flowspec.transport.wire.keys import Keys
+from tests.clients import ControlAndClient
 from tests.marks import examples
 from tests.transport import memory_control
 from tests.transport.conftest import STAGES, Rig
@@ -51,7 +52,7 @@ Entry = tuple[Address, int, Message, Stamp | None]
 class Pair:
     """A broker and a ledger; operations apply to both."""
 
-    control: Control
+    control: ControlAndClient
     links: dict[Address, Link]
     requeue: Callable[[str], None]
     ledger: Ledger

@@ -19,15 +19,17 @@ from flowspec.core.run.key import RunKey
 from flowspec.errors import BrokerError, BrokerUnreachable, ConfigError, FlowSpecError, GapError
 from flowspec.transport.base import TRIM_ENTRIES, PutRows
 from flowspec.transport.connections import connection, redis_client
+from flowspec.transport.connections.async_client import AsyncBrokerClient
 from flowspec.transport.connections.connection import MAX_BLOCK_SECONDS, connect, redact
 from flowspec.transport.connections.pipelined_client import PipelinedClient
-from flowspec.transport.connections.redis_client import BrokerClient
+from flowspec.transport.connections.redis_client import BrokerClient, Command
 from flowspec.transport.connections.server import PrivateBroker
 from flowspec.transport.control.redis_control import RedisControl
 from flowspec.transport.link.redis_link import RedisLink
 from flowspec.transport.wire import codec
 from flowspec.transport.wire.keys import JOBS, Keys
 from tests.addresses import D0, S1, S2
+from tests.clients import RedisControlAndClient
 from tests.transport.conftest import Rig, commit, send
 from tests.transport.proxy import Proxy
 from tests.waiting import seconds_of
@@ -110,17 +112,23 @@ def test_a_submission_is_never_sent_twice_by_itself(
     proxy: tuple[Proxy, str], client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lossy, url = proxy
-    control = RedisControl(url, Keys())
-    monkeypatch.setattr(control._client, "run", lambda commands: lossy.lose_replies(1))  # the PING
+    original = AsyncBrokerClient.run
+
+    async def run(self: AsyncBrokerClient, *commands: Command) -> list[object]:
+        answers = await original(self, *commands)
+        lossy.lose_replies(1)
+        return answers
+
+    monkeypatch.setattr(AsyncBrokerClient, "run", run)  # the PING
     with pytest.raises(BrokerUnreachable):
-        control.submit({"prompt": "once"})
+        RedisControlAndClient(url, Keys()).submit({"prompt": "once"})
     assert client.xlen(JOBS) == 1
 
 
 def test_a_lost_reply_of_a_group_read_skips_no_submission(proxy: tuple[Proxy, str]) -> None:
     """Entries of a lost reply are pending for this consumer; a later '>' does not return them."""
     lossy, url = proxy
-    control = RedisControl(url, Keys())
+    control = RedisControlAndClient(url, Keys())
     control.join_intake()
     control.read_intake(0.01)
     first = control.submit({"prompt": "first"})

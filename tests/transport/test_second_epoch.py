@@ -15,8 +15,9 @@ from flowspec.core.protocol.machine import Complete, Finish, OpenJob
 from flowspec.core.protocol.messages import Close, Envelope, Prune, Revoke, Submit, Synced
 from flowspec.core.run.key import RunKey
 from flowspec.errors import GapError
-from flowspec.transport.base import Control, Link, Op, OutputEntry, PutRows, Record
+from flowspec.transport.base import Link, Op, OutputEntry, PutRows, Record
 from tests.addresses import D0, S1, S2
+from tests.clients import ControlAndClient
 from tests.transport.conftest import Rig, commit, send
 
 ROWS = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -27,7 +28,7 @@ class Pipeline:
     """The links of a pipeline, and one of its jobs."""
 
     rig: Rig
-    control: Control
+    control: ControlAndClient
     draft: Link
     first: Link
     second: Link

@@ -24,6 +24,7 @@ from flowspec.transport.control.redis_control import RedisControl
 from flowspec.transport.link.inbox import free_port
 from flowspec.transport.link.live_link import LiveLink
 from flowspec.transport.wire.keys import Keys
+from tests.clients import RedisControlAndClient
 from tests.toy import TARGET
 from tests.toy_cluster import ToyCluster, ids_of
 
@@ -109,7 +110,7 @@ def place(certificate: tuple[Path, Path]) -> Iterator[str]:
 def test_a_pipeline_runs_over_tls(place: str, certificate: tuple[Path, Path], scheme: str) -> None:
     url = f"{scheme}://{place}?ssl_ca_certs={certificate[0]}"
     cluster = ToyCluster(
-        lambda: RedisControl(url, Keys()),
+        lambda: RedisControlAndClient(url, Keys()),
         lambda address, holder: LiveLink(url, Keys(), address, 2, holder=holder),
         2,
     )

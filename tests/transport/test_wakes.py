@@ -10,9 +10,10 @@ import pytest
 from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.machine import Finish
 from flowspec.core.run.key import RunKey
-from flowspec.transport.base import Control, Link
+from flowspec.transport.base import Link
 from flowspec.transport.control import redis_control
 from tests.addresses import D0
+from tests.clients import ControlAndClient
 from tests.transport.conftest import Rig
 from tests.waiting import SECONDS, seconds_of
 
@@ -29,30 +30,30 @@ def long_polls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 Event = Callable[[], object]
-Prepare = Callable[[Rig, Control, Link], Event]
+Prepare = Callable[[Rig, ControlAndClient, Link], Event]
 
 
-def admission(rig: Rig, control: Control, draft: Link) -> Event:
+def admission(rig: Rig, control: ControlAndClient, draft: Link) -> Event:
     job = control.submit({"prompt": "p"})
     return lambda: control.admit(job, {"prompt": "p"})
 
 
-def the_end_of_a_job(rig: Rig, control: Control, draft: Link) -> Event:
+def the_end_of_a_job(rig: Rig, control: ControlAndClient, draft: Link) -> Event:
     job = rig.start(control, draft)
     return lambda: draft.write([Finish(RunKey(job, 1), "eos", "", {})])[0]
 
 
-def the_end_of_a_job_that_failed(rig: Rig, control: Control, draft: Link) -> Event:
+def the_end_of_a_job_that_failed(rig: Rig, control: ControlAndClient, draft: Link) -> Event:
     job = rig.start(control, draft)
     return lambda: draft.write([Finish(RunKey(job, 1), "error", "stage 2 is gone", {})])[0]
 
 
-def a_revocation(rig: Rig, control: Control, draft: Link) -> Event:
+def a_revocation(rig: Rig, control: ControlAndClient, draft: Link) -> Event:
     job = rig.start(control, draft)
     return lambda: control.revoke(job, "error", "a worker was lost")
 
 
-def the_revocation_of_a_waiting_job(rig: Rig, control: Control, draft: Link) -> Event:
+def the_revocation_of_a_waiting_job(rig: Rig, control: ControlAndClient, draft: Link) -> Event:
     job = control.submit({"prompt": "p"})
     control.admit(job, {"prompt": "p"})
     return lambda: control.revoke(job, "cancelled")
@@ -67,7 +68,7 @@ EVENTS = (
 )
 
 
-def wait(control: Control, seconds: float) -> float:
+def wait(control: ControlAndClient, seconds: float) -> float:
     """Seconds that a wait for a change took."""
     return seconds_of(lambda: control.wait_for_change(seconds))
 

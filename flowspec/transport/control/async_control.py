@@ -1,7 +1,8 @@
-"""What an asynchronous client needs of ``base.Control``, over Redis."""
+"""What clients do over Redis: they submit jobs, and look at them and at the pipeline."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from flowspec.core.run.key import RunKey
@@ -9,13 +10,15 @@ from flowspec.transport.base import roles_of
 from flowspec.transport.connections.async_client import AsyncBrokerClient
 from flowspec.transport.control.output_reader import OutputReader
 from flowspec.transport.control.replies import (
-    ENTRY_ID,
     Claims,
     claims_of,
     recording_lines,
     texts,
 )
 from flowspec.transport.wire.keys import JOBS, Keys
+
+#: The id of a stream entry, which is a job's id.
+_ENTRY_ID = re.compile(r"[0-9]{1,18}-[0-9]{1,18}", re.ASCII)
 
 
 class AsyncRedisControl:
@@ -31,15 +34,19 @@ class AsyncRedisControl:
         await self._client.open()
 
     async def submit(self, fields: Mapping[str, str]) -> str:
-        """As ``RedisControl.submit``."""
+        """Append a job to the intake; its id.
+
+        Not retried: a lost reply must not make two jobs. With an idempotency key a caller may
+        submit again.
+        """
         flat = [part for pair in fields.items() for part in pair]
         await self._client.run(("PING",))  # a broker that is away is waited for
         entry: bytes = await self._client.once(("XADD", JOBS, "*", *flat))
         return entry.decode()
 
     async def submitted(self, job: str) -> bool:
-        """As ``RedisControl.submitted``."""
-        if not ENTRY_ID.fullmatch(job):
+        """Whether the intake holds ``job``: submitted, and not yet acknowledged."""
+        if not _ENTRY_ID.fullmatch(job):
             return False
         return bool((await self._client.run(("XRANGE", JOBS, job, job)))[0])
 
@@ -74,7 +81,7 @@ class AsyncRedisControl:
         )
 
     async def read_recording(self, job: str) -> list[str]:
-        """As ``RedisControl.read_recording``."""
+        """The recording of the job's newest recorded run, as lines."""
         epoch = int((await self.job(job)).get("epoch", "0"))
         for run in (RunKey(job, earlier) for earlier in range(epoch, 0, -1)):
             (found,) = await self._client.run(("XRANGE", self._keys.recording(run), "-", "+"))

@@ -21,7 +21,6 @@ from flowspec.transport.base import (
     QUEUE_CAP,
     RETENTION_MS,
     Intake,
-    OutputEntry,
     digest_of,
     earlier_of,
     role_of,
@@ -32,12 +31,10 @@ from flowspec.transport.connections.answers import code_of
 from flowspec.transport.connections.connection import MAX_BLOCK_SECONDS
 from flowspec.transport.connections.redis_client import BrokerClient
 from flowspec.transport.control.replies import (
-    ENTRY_ID,
     Claims,
     claims_of,
     generation_of,
     output_entries,
-    recording_lines,
     texts,
 )
 from flowspec.transport.wire import codec
@@ -76,22 +73,6 @@ class RedisControl:
         return self._blocking
 
     # ---- intake ----------------------------------------------------------------------------------
-
-    def submit(self, fields: Mapping[str, str]) -> str:
-        """Append a job to the intake; its id.
-
-        Not retried: a lost reply must not make two jobs. With an idempotency key a caller may
-        submit again.
-        """
-        flat: list[object] = [part for pair in fields.items() for part in pair]
-        self._client.run([("PING",)])  # a broker that is away is waited for
-        entry: bytes = self._client.once(("XADD", JOBS, "*", *flat))
-        return entry.decode()
-
-    def submitted(self, job: str) -> bool:
-        if not ENTRY_ID.fullmatch(job):
-            return False
-        return bool(self._client.run([("XRANGE", JOBS, job, job)])[0])
 
     def read_intake(self, block_seconds: float) -> list[Intake]:
         """Read this consumer's unacknowledged entries, or new ones if there are none.
@@ -268,29 +249,6 @@ class RedisControl:
         whose = [_scheduler(by), str(lost) if lost is not None else "", again]
         arguments = [job, run.epoch, reason, error, RETENTION_MS, envelope, cause, *whose]
         return Code(self._client.script("revoke", named, arguments))
-
-    # ---- output ----------------------------------------------------------------------------------
-
-    def read_output(self, job: str, cursor: str, block_seconds: float) -> list[OutputEntry]:
-        return self.read_outputs({job: cursor}, block_seconds).get(job, [])
-
-    def read_outputs(
-        self, cursors: Mapping[str, str], block_seconds: float
-    ) -> dict[str, list[OutputEntry]]:
-        jobs = {self._keys.out(job): job for job in cursors}
-        streams: dict[Any, Any] = dict(zip(jobs, cursors.values(), strict=True))
-        block = max(1, int(min(block_seconds, MAX_BLOCK_SECONDS) * 1000))
-        found: Any = self._blocker().call(lambda client: client.xread(streams, _BATCH, block))
-        return {jobs[stream.decode()]: output_entries(entries) for stream, entries in found}
-
-    def read_recording(self, job: str) -> list[str]:
-        epoch = int(self.job(job).get("epoch", "0"))
-        for run in (RunKey(job, earlier) for earlier in range(epoch, 0, -1)):
-            stream = self._keys.recording(run)
-            found: Any = self._client.run([("XRANGE", stream, "-", "+")])[0]
-            if found:
-                return recording_lines(found)
-        return []
 
     def wait_for_change(self, block_seconds: float) -> None:
         streams: dict[Any, Any] = {self._keys.log(SCHEDULER): self._changes}

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flowspec.transport.base import Claim, OutputEntry
-
-#: The id of a stream entry, which is a job's id.
-ENTRY_ID = re.compile(r"[0-9]{1,18}-[0-9]{1,18}", re.ASCII)
 
 Claims = dict[str, Claim]
 
