@@ -35,7 +35,16 @@ class FlowSpecError(Exception):
 
 
 class ConfigError(FlowSpecError):
-    """A value the user gave is wrong."""
+    """A value the user gave is wrong.
+
+    ``of``: the name of that value, with which the text then begins. Who gave it under another name,
+    such as a flag, says that one before ``said``.
+    """
+
+    def __init__(self, said: str, of: str = "") -> None:
+        super().__init__(f"{of} {said}" if of else said)
+        self.said = said
+        self.of = of
 
 
 class NotInstalled(ConfigError):

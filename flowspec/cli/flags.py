@@ -379,7 +379,7 @@ PlannedDtype = Annotated[
     str,
     typer.Option(
         "--dtype",
-        callback=taken_by(lambda dtype: check_dtype(dtype)),
+        callback=checked_by(check_dtype),
         help=f"Precision of the weights: {', '.join(DTYPES)}; auto: the checkpoint's own.",
     ),
 ]

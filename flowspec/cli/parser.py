@@ -17,6 +17,7 @@ from flowspec.errors import ConfigError
 UsageError: type[Any] = typer.BadParameter.__mro__[1]
 
 N = TypeVar("N", int, float, None)
+T = TypeVar("T")
 
 
 class Command(TyperCommand):
@@ -97,11 +98,7 @@ def taken_by(kind: Callable[..., object]) -> Callable[[typer.CallbackParam, N], 
 
     def check(param: typer.CallbackParam, value: N) -> N:
         name = str(param.name)
-        try:
-            kind(**{name: value})
-        except ConfigError as error:
-            raise ConfigError(str(error).replace(name, param.opts[0], 1)) from None
-        return value
+        return _naming(param, lambda: kind(**{name: value}), value)
 
     return check
 
@@ -109,20 +106,21 @@ def taken_by(kind: Callable[..., object]) -> Callable[[typer.CallbackParam, N], 
 def checked_by(
     check: Callable[[str], object],
 ) -> Callable[[typer.CallbackParam, str | None], str | None]:
-    """A callback that raises ConfigError for a text that ``check`` refuses.
-
-    The flag takes the place of the error's first word.
-    """
+    """A callback that raises ConfigError, naming the flag, for a text that ``check`` refuses."""
 
     def checked(param: typer.CallbackParam, value: str | None) -> str | None:
-        if value is not None:
-            try:
-                check(value)
-            except ConfigError as error:
-                raise ConfigError(f"{param.opts[0]} {str(error).partition(' ')[2]}") from None
-        return value
+        return value if value is None else _naming(param, lambda: check(value), value)
 
     return checked
+
+
+def _naming(param: typer.CallbackParam, check: Callable[[], object], value: T) -> T:
+    """``value``, once ``check`` has passed; its ConfigError is one of the flag."""
+    try:
+        check()
+    except ConfigError as error:
+        raise ConfigError(error.said, param.opts[0] if error.of else "") from None
+    return value
 
 
 def not_empty(expected: str) -> Callable[[typer.CallbackParam, str | None], str | None]:

@@ -14,5 +14,5 @@ ROWS = (AUTO, BROKER, STRAIGHT)
 def check_rows(rows: str) -> str:
     """``rows``; ConfigError unless it is one of ROWS."""
     if rows not in ROWS:
-        raise ConfigError(f"rows is {rows!r}; expected one of {', '.join(ROWS)}")
+        raise ConfigError(f"is {rows!r}; expected one of {', '.join(ROWS)}", "rows")
     return rows

@@ -13,6 +13,7 @@ import pytest
 import redis
 from redis.connection import PythonRespSerializer
 
+from flowspec.client import Client
 from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.messages import Close
 from flowspec.core.run.key import RunKey
@@ -25,6 +26,7 @@ from flowspec.transport.connections.pipelined_client import PipelinedClient
 from flowspec.transport.connections.redis_client import BrokerClient, Command
 from flowspec.transport.connections.server import PrivateBroker
 from flowspec.transport.control.redis_control import RedisControl
+from flowspec.transport.link.inbox import free_port
 from flowspec.transport.link.redis_link import RedisLink
 from flowspec.transport.wire import codec
 from flowspec.transport.wire.keys import JOBS, Keys
@@ -449,6 +451,20 @@ def test_a_lease_that_says_nothing_sensible_harms_nobody(
 )
 def test_no_form_of_a_password_is_shown(url: str) -> None:
     assert "hunter2" not in redact(url)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_both_kinds_of_client_say_the_systems_reason(host: str) -> None:
+    url = f"redis://{host}:{free_port('127.0.0.1')}"
+    for connect_to in (BrokerClient, Client):
+        with pytest.raises(BrokerUnreachable) as raised:
+            connect_to(url)
+        assert str(raised.value) == f"cannot reach the broker at {url}: Connection refused"
+
+
+def test_a_name_that_nobody_knows_is_said_in_the_systems_words() -> None:
+    with pytest.raises(BrokerUnreachable, match=r"no-such-host\.invalid:1: Name or service not"):
+        BrokerClient("redis://no-such-host.invalid:1")
 
 
 def test_a_broker_that_cannot_be_reached_is_named_without_its_password() -> None:

@@ -22,13 +22,13 @@ def token_ids(value: object) -> tuple[int, ...]:
         ids = tuple(value)
         if all(_is_whole(token) for token in ids):
             return ids
-    raise JobError(f"prompt_ids is {shown(value)}; expected a list of token ids like [1, 2, 3]")
+    raise JobError(f"is {shown(value)}; expected a list of token ids like [1, 2, 3]", "prompt_ids")
 
 
 def whole_number(name: str, value: object) -> int:
     """``value`` of the argument ``name``; JobError unless it is a whole number."""
     if not _is_whole(value):
-        raise JobError(f"{name} is {shown(value)}; expected a whole number")
+        raise JobError(f"is {shown(value)}; expected a whole number", name)
     return value
 
 
@@ -37,19 +37,19 @@ def _is_whole(value: object) -> TypeGuard[int]:
 
 
 def _number(name: str, value: object) -> float:
-    wrong = f"{name} is {shown(value)}; expected a number"
+    wrong = JobError(f"is {shown(value)}; expected a number", name)
     if not isinstance(value, float | np.floating) and not _is_whole(value):
-        raise JobError(wrong)
+        raise wrong
     try:
         return float(value)
     except OverflowError:  # an integer beyond all floats
-        raise JobError(wrong) from None
+        raise wrong from None
 
 
 def expect(name: str, value: object, kind: type, expected: str) -> None:
     """JobError unless ``value``, of the argument ``name``, is a ``kind``."""
     if not isinstance(value, kind):
-        raise JobError(f"{name} is {shown(value)}; expected {expected}")
+        raise JobError(f"is {shown(value)}; expected {expected}", name)
 
 
 def shown(value: object) -> str:

@@ -26,7 +26,7 @@ def in_blocks(rows: int) -> int:
 def check_store(store: str) -> str:
     """``store``; ConfigError unless it is one of STORES."""
     if store not in STORES:
-        raise ConfigError(f"kv is {store!r}; expected {' or '.join(STORES)}")
+        raise ConfigError(f"is {store!r}; expected {' or '.join(STORES)}", "kv")
     return store
 
 

@@ -52,18 +52,21 @@ class Sampling:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise JobError(
-                f"temperature is {self.temperature}; expected a number of 0 (greedy) or more"
+                f"is {self.temperature}; expected a number of 0 (greedy) or more", "temperature"
             )
         if self.temperature < LEAST_TEMPERATURE:
             object.__setattr__(self, "temperature", 0.0)
         if not 0 <= self.top_k <= MAX_TOP_K:
             raise JobError(
-                f"top_k is {self.top_k}; expected 0 (off) or a number of tokens up to {MAX_TOP_K}"
+                f"is {self.top_k}; expected 0 (off) or a number of tokens up to {MAX_TOP_K}",
+                "top_k",
             )
         if not 0 < self.top_p <= 1:
-            raise JobError(f"top_p is {self.top_p}; expected a share above 0 and at most 1 (off)")
+            raise JobError(
+                f"is {self.top_p}; expected a share above 0 and at most 1 (off)", "top_p"
+            )
         if not 0 <= self.seed <= MAX_SEED:
-            raise JobError(f"seed is {self.seed}; expected an integer from 0 to {MAX_SEED}")
+            raise JobError(f"is {self.seed}; expected an integer from 0 to {MAX_SEED}", "seed")
 
 
 #: Penalty in a coupled draft for a candidate outside the drafter's own nucleus, in nats. Such a

@@ -87,14 +87,14 @@ class JobSpec:
         ):
             _check_text(name, text or "")
         if self.prompt_ids is not None and (not self.prompt_ids or min(self.prompt_ids) < 0):
-            raise JobError("prompt_ids must be a list of at least one token id, none negative")
+            raise JobError("must be a list of at least one token id, none negative", "prompt_ids")
         if not 1 <= self.max_new_tokens <= MAX_NEW_TOKENS:
             raise JobError(
-                f"max_new_tokens is {self.max_new_tokens}; expected 1 to {MAX_NEW_TOKENS}"
+                f"is {self.max_new_tokens}; expected 1 to {MAX_NEW_TOKENS}", "max_new_tokens"
             )
         self._check_waiting()
         if self.logprobs is not None and not 0 <= self.logprobs <= MOST_ALTERNATIVES:
-            raise JobError(f"logprobs is {self.logprobs}; expected 0 to {MOST_ALTERNATIVES}")
+            raise JobError(f"is {self.logprobs}; expected 0 to {MOST_ALTERNATIVES}", "logprobs")
 
     def _check_prompt(self) -> None:
         """JobError for a prompt that says nothing; a raw one may be white space."""
@@ -110,11 +110,11 @@ class JobSpec:
         """JobError for a priority or a wait that is out of range."""
         if abs(self.priority) > MOST_PRIORITY:
             raise JobError(
-                f"priority is {self.priority}; expected -{MOST_PRIORITY} to {MOST_PRIORITY}"
+                f"is {self.priority}; expected -{MOST_PRIORITY} to {MOST_PRIORITY}", "priority"
             )
         if not 0 <= self.wait_seconds <= MOST_WAIT_SECONDS:
             raise JobError(
-                f"wait_seconds is {self.wait_seconds:g}; expected 0 to {MOST_WAIT_SECONDS}"
+                f"is {self.wait_seconds:g}; expected 0 to {MOST_WAIT_SECONDS}", "wait_seconds"
             )
 
     def _check_source(self) -> None:
@@ -209,10 +209,10 @@ def _check_text(name: str, text: str) -> None:
         size = len(text.encode())
     except UnicodeEncodeError:
         raise JobError(
-            f"{name} is not valid Unicode text: it holds half of a surrogate pair"
+            "is not valid Unicode text: it holds half of a surrogate pair", name
         ) from None
     if size > most:
-        raise JobError(f"{name} is longer than {most} bytes: it has {size}")
+        raise JobError(f"is longer than {most} bytes: it has {size}", name)
 
 
 def _read(fields: Mapping[str, str], name: str) -> Any:

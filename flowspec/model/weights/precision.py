@@ -106,7 +106,7 @@ def check_device(name: str) -> str:
     kind, colon, number = name.partition(":")
     numbered = kind == "cuda" and number.isascii() and number.isdigit()
     if name != AUTO and (kind not in DEVICES or (bool(colon) and not numbered)):
-        raise ConfigError(f"device {name!r} is unknown; expected auto, cpu, cuda, cuda:N or mps")
+        raise ConfigError(f"{name!r} is unknown; expected auto, cpu, cuda, cuda:N or mps", "device")
     return name
 
 
@@ -136,5 +136,5 @@ def of_all(text: str) -> str:
 def check_dtype(name: str) -> str:
     """``name`` if it is one of ``DTYPES``; ConfigError otherwise."""
     if name not in DTYPES:
-        raise ConfigError(f"dtype {name!r} is unknown; expected one of {', '.join(DTYPES)}")
+        raise ConfigError(f"{name!r} is unknown; expected one of {', '.join(DTYPES)}", "dtype")
     return name

@@ -41,16 +41,16 @@ class Way:
 
     def __post_init__(self) -> None:
         if self.at not in ("draft", "own", "none") and not self._stage:
-            raise ConfigError(f"at is {self.at!r}; expected {_PLACES}")
+            raise ConfigError(f"is {self.at!r}; expected {_PLACES}", "at")
         if self.rows not in ("straight", "broker"):
             raise ConfigError(
-                f"rows is {self.rows!r}; "
-                "expected straight (to their receiver) or broker (through it)"
+                f"is {self.rows!r}; expected straight (to their receiver) or broker (through it)",
+                "rows",
             )
         if self.at == "none" and self.rows == "broker":
             raise ConfigError(
-                "rows is 'broker', but at is 'none'; "
-                "expected a place for the broker, or straight rows"
+                "is 'broker', but at is 'none'; expected a place for the broker, or straight rows",
+                "rows",
             )
 
     @property

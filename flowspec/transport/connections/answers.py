@@ -8,6 +8,7 @@ nobody knows whether the command was carried out.
 from __future__ import annotations
 
 import enum
+import os
 import re
 from typing import NamedTuple
 
@@ -135,7 +136,8 @@ def error_of(error: redis.RedisError, address: str) -> BrokerError:
     code = code_of(error)
     if not code and isinstance(error, redis.ConnectionError | redis.TimeoutError):
         # redis-py repeats the address, with whatever stands in it.
-        cause = re.sub(r"^Error \d+ connecting to \S+ ", "", reason).rstrip(".")
+        cause = _refusal_of(error) or re.sub(r"^Error -?\d+ connecting to \S+ ", "", reason)
+        cause = cause.rstrip(".")
         found: BrokerError = BrokerUnreachable(f"cannot reach the broker at {address}: {cause}")
         found.silent = address
         return found
@@ -143,3 +145,15 @@ def error_of(error: redis.RedisError, address: str) -> BrokerError:
     found = meaning.kind(f"the broker at {address} {meaning.text.format(reason)}")
     found.code = code
     return found
+
+
+def _refusal_of(error: redis.RedisError) -> str:
+    """The system's words if it has refused the connection; asyncio puts its own in their place.
+
+    Where a name has several addresses, asyncio tells the errors in one text.
+    """
+    under = error.__cause__ or error.__context__
+    if isinstance(under, ConnectionError) and under.errno:
+        return os.strerror(under.errno)
+    numbers = re.findall(r"\[Errno (\d+)\]", str(under)) if isinstance(under, OSError) else []
+    return os.strerror(int(numbers[0])) if len(numbers) > 1 else ""
