@@ -462,8 +462,8 @@ def test_both_kinds_of_client_say_the_systems_reason(host: str) -> None:
         assert str(raised.value) == f"cannot reach the broker at {url}: Connection refused"
 
 
-def test_a_name_that_nobody_knows_is_said_in_the_systems_words() -> None:
-    with pytest.raises(BrokerUnreachable, match=r"no-such-host\.invalid:1: Name or service not"):
+def test_a_name_that_nobody_knows_is_said_without_redis_pys_own_words() -> None:
+    with pytest.raises(BrokerUnreachable, match=r"no-such-host\.invalid:1: (?!Error)"):
         BrokerClient("redis://no-such-host.invalid:1")
 
 
