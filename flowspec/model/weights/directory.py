@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flowspec.errors import ModelError
-from flowspec.model.weights import formats
+from flowspec.model.weights import formats, gguf
 from flowspec.model.weights.manifest import Manifest, read_manifest
 from flowspec.model.weights.tensor_files import TensorEntry, read_header
 from flowspec.model.weights.value_digests import digest_of, group_digests, group_of, of_prefixes
@@ -77,7 +77,7 @@ class ModelDirectory:
         there is none and the config says that it is not the embedding. Where no weights of the
         whole model are, the config alone tells.
         """
-        known = self.has(_INDEX) or self.has(_SINGLE)
+        known = self.has(_INDEX) or self.has(_SINGLE) or self.has(gguf.INDEX)
         if known and "lm_head.weight" in self.weight_files:
             return False
         given = self.config.get("tie_word_embeddings")
@@ -169,12 +169,19 @@ class ModelDirectory:
         return (self.path / name).is_file()
 
     @cached_property
+    def _gguf(self) -> dict[str, TensorEntry]:
+        """The tensors of the GGUF file that the folder describes; empty: it describes none."""
+        return gguf.read_index(self.path / gguf.INDEX) if self.has(gguf.INDEX) else {}
+
+    @cached_property
     def weight_files(self) -> dict[str, Path]:
         """The file that holds each tensor, by tensor name.
 
         From the header of the only weights file; without one, from the index. As for the library,
         an index beside a single file is one of earlier files.
         """
+        if self._gguf:
+            return {name: entry.file for name, entry in self._gguf.items()}
         if self.has(_INDEX) and not self.has(_SINGLE):
             weight_map = _read_json(self.path / _INDEX).get("weight_map")
             if not isinstance(weight_map, dict) or not weight_map:
@@ -204,7 +211,9 @@ class ModelDirectory:
     def tensor(self, name: str) -> TensorEntry:
         """The entry of tensor ``name``; ModelError if it or its file is missing or cut short."""
         file = self.weight_files.get(name)
-        entry = read_header(file).get(name) if file is not None else None
+        entry = self._gguf.get(name)
+        if entry is None and file is not None:
+            entry = read_header(file).get(name)
         if entry is None:
             kind = f"it is a shard: {self.shard.named}" if self.shard else "it is incomplete"
             raise ModelError(f"{self.path} has no tensor {name}: {kind}")
@@ -212,6 +221,8 @@ class ModelDirectory:
 
     def check_weights(self, prefixes: tuple[str, ...] = ("",)) -> None:
         """ModelError if a file with tensors under ``prefixes`` is missing or cut short."""
+        if self._gguf:
+            return  # looked at as the index was read
         files = {file for name, file in self.weight_files.items() if name.startswith(prefixes)}
         for file in sorted(files):
             read_header(file)
@@ -309,8 +320,13 @@ def fetch_weights(name: str, needs: Callable[[ModelDirectory], tuple[str, ...]])
 
 
 def local_path(name: str) -> Path | None:
-    """The folder ``name``, else the packaged model of that name; None if there is neither."""
+    """The folder ``name``, else the packaged model of that name; None if there is neither.
+
+    Of a GGUF file, the folder that describes it.
+    """
     path = Path(name).expanduser()
+    if gguf.is_file(path):
+        return gguf.folder_of(path)
     if not path.exists() and name in PACKAGED:
         path = _PACKAGE / name
     return path if name and path.is_dir() else None

@@ -17,17 +17,30 @@ from flowspec.errors import ModelError
 _MAX_HEADER = 100_000_000
 #: Bytes read at a time.
 _BUFFER = 1 << 20
+#: Types whose bytes are read as they are.
+PLAIN = frozenset({"F64", "F32", "F16", "BF16", "I64", "I32", "I8", "U8"})
 
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """A stored tensor: its file, absolute byte range, safetensors dtype name and shape."""
+    """A stored tensor: its file, absolute byte range, safetensors dtype name and shape.
+
+    In a GGUF file the type may be one of its own. ``heads``: the rows of so many heads have their
+    two halves interleaved; 0: rows lie in order. ``add``: to every value.
+    """
 
     file: Path
     start: int
     end: int
     dtype: str
     shape: tuple[int, ...]
+    heads: int = 0
+    add: float = 0.0
+
+    @property
+    def packed(self) -> bool:
+        """Whether the values are not the stored bytes."""
+        return self.dtype not in PLAIN or bool(self.heads or self.add)
 
     def chunks(self) -> Iterator[memoryview]:
         """The tensor's bytes, each chunk valid until the next; ModelError if the file ends."""

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from flowspec.errors import ModelError
+from flowspec.model.weights import gguf
 from flowspec.model.weights.tensor_files import TensorEntry
 
 _DTYPES = {
@@ -34,6 +35,10 @@ def read_tensor(name: str, entry: TensorEntry, dtype: torch.dtype) -> torch.Tens
 
     ModelError if its bytes do not match the header, or a value is not finite.
     """
+    if entry.packed:
+        matrix = entry.shape[0] if len(entry.shape) > 1 else 1
+        packed = [part.to(dtype) for part in _unpacked(name, entry, range(matrix))]
+        return torch.cat(packed).view(entry.shape)
     stored = _stored_type(name, entry)
     count = math.prod(entry.shape)
     result = torch.empty(count, dtype=dtype)
@@ -57,8 +62,11 @@ def read_rows(name: str, entry: TensorEntry, rows: range | None = None) -> Itera
 
     Errors as above.
     """
-    stored = _stored_type(name, entry)
     wanted = range(entry.shape[0]) if rows is None else rows
+    if entry.packed:
+        yield from _unpacked(name, entry, wanted)
+        return
+    stored = _stored_type(name, entry)
     columns = entry.shape[1]
     step = max(1, _SLICE // columns)
     with entry.file.open("rb", buffering=0) as file:
@@ -68,6 +76,15 @@ def read_rows(name: str, entry: TensorEntry, rows: range | None = None) -> Itera
             _read_exactly(file, part.view(-1), name)
             _check_finite(part, name)
             yield part
+
+
+def _unpacked(name: str, entry: TensorEntry, rows: range) -> Iterator[torch.Tensor]:
+    """``rows`` of a tensor of a GGUF file in slices, float32; errors as above."""
+    step = max(1, _SLICE // entry.shape[-1])
+    for at in range(rows.start, rows.stop, step):
+        part = torch.from_numpy(gguf.read_rows(entry, range(at, min(at + step, rows.stop))))
+        _check_finite(part, name)
+        yield part
 
 
 def read_codes(name: str, entry: TensorEntry, rows: range) -> torch.Tensor:

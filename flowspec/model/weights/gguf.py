@@ -1,0 +1,417 @@
+"""GGUF files, llama.cpp's format, as model folders.
+
+A file is opened once: config, tokenizer and an index of its tensors go into a folder of the user's
+cache, by the library's own reading of the metadata. The weights stay where they are, and their rows
+are dequantised while they are read. Format: github.com/ggml-org/ggml, docs/gguf.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flowspec.errors import ModelError, naming_what_is_missing
+from flowspec.model.weights.tensor_files import TensorEntry
+
+INDEX = "gguf-index.json"
+SUFFIX = ".gguf"
+#: Raised when a folder in the cache would be written otherwise.
+_VERSION = 1
+_SPLIT = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+#: Types that are read, and the names that safetensors have for those of plain numbers.
+_PLAIN = ("F32", "F16", "BF16")
+_TYPES = (*_PLAIN, "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+#: Architectures that are read.
+_FAMILIES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "qwen2moe", "qwen3moe")
+_ENDS = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+_GEMMA = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+#: What families name otherwise than ``_LAYER``.
+_OWN = {"gemma2": _GEMMA, "gemma3": _GEMMA, "phi3": {"ffn_up": "mlp.gate_up_proj"}}
+_EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
+#: Tensors that hold no weights: factors of the rotary embedding's frequencies.
+_ROPE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+#: llama.cpp keeps the two halves of these rows' heads interleaved.
+_INTERLEAVED = {"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"}
+#: Frequencies that Llama 3 divides by its factor, all or in part, and the context it was made for.
+_LLAMA_3 = {
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+#: Llama-like models whose query is scaled by other than its head's size, by number of layers.
+_SCALED_BY_WIDTH = {"gemma2": (46,), "gemma3": (62,)}
+_DAMAGED = "download it again"
+
+Floats = npt.NDArray[np.float32]
+
+
+def is_file(path: Path) -> bool:
+    """Whether ``path`` is a file that is named as GGUF's are."""
+    return path.suffix == SUFFIX and path.is_file()
+
+
+def folder_of(file: Path) -> Path:
+    """The model folder of the GGUF ``file``, made at the first call; ModelError if it cannot be."""
+    files = _parts(file)
+    stamps = [[str(part), part.stat().st_size, part.stat().st_mtime_ns] for part in files]
+    key = hashlib.sha256(json.dumps([_VERSION, stamps]).encode()).hexdigest()[:16]
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = base / "flowspec" / "gguf" / f"{file.stem}-{key}"
+    if folder.is_dir():
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".new-"))
+    except OSError as error:
+        raise ModelError(
+            f"{folder.parent} cannot be written: {error.strerror}; set XDG_CACHE_HOME to a folder "
+            "that can, for the config and the tokenizer of a GGUF file"
+        ) from None
+    try:
+        _describe(files, made)
+        made.chmod(0o755)
+        if not folder.is_dir():  # another process may have been faster
+            made.rename(folder)
+    except OSError as error:
+        if not folder.is_dir():
+            raise ModelError(f"{folder} cannot be written: {error.strerror}") from None
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    return folder
+
+
+def _parts(file: Path) -> list[Path]:
+    """All files of the model that ``file`` is one of, in their order."""
+    file = file.resolve()
+    split = _SPLIT.fullmatch(file.name)
+    if split is None:
+        return [file]
+    count = int(split["count"])
+    names = [f"{split['stem']}-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1)]
+    parts = [file.with_name(name) for name in names]
+    missing = [part.name for part in parts if not part.is_file()]
+    if missing:
+        raise ModelError(f"{file} is one of {count} files, and {missing[0]} is not beside it")
+    return parts
+
+
+def read_index(file: Path) -> dict[str, TensorEntry]:
+    """The tensors that a folder's index names; ModelError if one of their files is cut short."""
+    noted = json.loads(file.read_text(encoding="utf-8"))
+    entries = {
+        name: TensorEntry(**{**known, "file": Path(known["file"]), "shape": tuple(known["shape"])})
+        for name, known in noted.items()
+    }
+    for source in {entry.file for entry in entries.values()}:
+        end = max(entry.end for entry in entries.values() if entry.file == source)
+        if not source.is_file() or source.stat().st_size < end:
+            raise ModelError(f"{source} is missing or cut short; {_DAMAGED}")
+    return entries
+
+
+# ---- opening -------------------------------------------------------------------------------------
+
+
+def _describe(files: Sequence[Path], folder: Path) -> None:
+    """Write config, tokenizer and index of the model in ``files`` into ``folder``."""
+    with naming_what_is_missing():
+        from gguf import GGUFReader
+    try:
+        readers = [GGUFReader(part) for part in files]
+    except Exception as error:  # noqa: BLE001 - whatever a damaged file makes of the reader
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise ModelError(f"{files[0]} cannot be read as GGUF: {reason}; {_DAMAGED}") from None
+    facts = _Facts(readers[0], files[0])
+    index = _index(readers, files, facts)
+    config = _config(files[0], facts, readers, index)
+    _write(folder / "config.json", config)
+    ends = [facts.number(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    _write(folder / "generation_config.json", {"eos_token_id": [e for e in ends if e is not None]})
+    _write(folder / INDEX, {name: _noted(entry) for name, entry in index.items()})
+    _write_tokenizer(files[0], folder)
+
+
+def _write(file: Path, value: object) -> None:
+    file.write_text(json.dumps(value, indent=1), encoding="utf-8")
+
+
+def _noted(entry: TensorEntry) -> dict[str, object]:
+    return {**asdict(entry), "file": str(entry.file)}
+
+
+class _Facts:
+    """The metadata of a file."""
+
+    def __init__(self, reader: Any, file: Path) -> None:
+        self._fields = reader.fields
+        self.family = str(self.value("general.architecture") or "")
+        if (
+            self.family not in _FAMILIES
+            or (self.number(f"{self.family}.expert_count", 0)
+            and (self.family == "llama"))
+        ):
+            kind = "a mixture of llama's" if self.family == "llama" else repr(self.family)
+            raise ModelError(
+                f"{file} holds {kind} architecture; of GGUF files {', '.join(_FAMILIES)} are "
+                "read, take the model's safetensors"
+            )
+
+    def value(self, name: str) -> Any:
+        """The value ``name``; None: there is none."""
+        field = self._fields.get(name)
+        return None if field is None else field.contents()
+
+    def number(self, name: str, default: int | None = None) -> Any:
+        """The number ``name``."""
+        found = self.value(name)
+        return default if found is None else found
+
+    def own(self, name: str, default: Any = None) -> Any:
+        """The value ``name`` of the architecture."""
+        return self.number(f"{self.family}.{name}", default)
+
+
+def _index(readers: Sequence[Any], files: Sequence[Path], facts: _Facts) -> dict[str, TensorEntry]:
+    """The tensors by the names that the library has for them."""
+    found: dict[str, TensorEntry] = {}
+    for reader, file in zip(readers, files, strict=True):
+        size = file.stat().st_size
+        for tensor in reader.tensors:
+            kind = tensor.tensor_type.name
+            start = int(tensor.data_offset)
+            end = start + int(tensor.n_bytes)
+            if kind not in _TYPES:
+                raise ModelError(
+                    f"{file}: tensor {tensor.name} has type {kind}; of GGUF files "
+                    f"{', '.join(_TYPES)} are read"
+                )
+            if end > size:
+                raise ModelError(f"{file} is cut short: {size} bytes of {end}; {_DAMAGED}")
+            shape = tuple(int(extent) for extent in reversed(tensor.shape))
+            found.update(_named(tensor.name, TensorEntry(file, start, end, kind, shape), facts))
+    return found
+
+
+def _named(name: str, entry: TensorEntry, facts: _Facts) -> dict[str, TensorEntry]:
+    """The tensor ``name`` of a file, by the library's name; an expert's matrices one by one."""
+    if name in _ROPE:
+        return {}
+    module, _, leaf = name.rpartition(".")
+    if module in _ENDS:
+        module = _ENDS[module]
+        return {f"{module}.{leaf}": _adjusted(module, entry, facts)}
+    layer = re.fullmatch(r"blk\.(\d+)\.(\w+)", module)
+    names = {**_LAYER, **_OWN.get(facts.family, {})}
+    if layer is not None and layer[2] in _EXPERTS:
+        prefix = f"model.layers.{layer[1]}.mlp.experts"
+        count, *shape = entry.shape
+        size = (entry.end - entry.start) // count
+        return {
+            f"{prefix}.{at}.{_EXPERTS[layer[2]]}.{leaf}": TensorEntry(
+                entry.file,
+                entry.start + at * size,
+                entry.start + (at + 1) * size,
+                entry.dtype,
+                tuple(shape),
+            )
+            for at in range(count)
+        }
+    if layer is None or layer[2] not in names:
+        raise ModelError(f"{entry.file}: tensor {name} is not one of a {facts.family} model's")
+    module = f"model.layers.{layer[1]}.{names[layer[2]]}"
+    if facts.family == "llama" and layer[2] in _INTERLEAVED:
+        heads = int(facts.own(_INTERLEAVED[layer[2]], facts.own("attention.head_count")))
+        return {f"{module}.{leaf}": _with(entry, heads=heads)}
+    return {f"{module}.{leaf}": _adjusted(module, entry, facts)}
+
+
+def _adjusted(module: str, entry: TensorEntry, facts: _Facts) -> TensorEntry:
+    """``entry`` with what is to be added to its values: Gemma's norms are stored with 1 more."""
+    plus_one = facts.family.startswith("gemma") and module.endswith("norm")
+    return _with(entry, add=-1.0) if plus_one else entry
+
+
+def _with(entry: TensorEntry, heads: int = 0, add: float = 0.0) -> TensorEntry:
+    return TensorEntry(entry.file, entry.start, entry.end, entry.dtype, entry.shape, heads, add)
+
+
+def _config(
+    file: Path, facts: _Facts, readers: Sequence[Any], index: Mapping[str, TensorEntry]
+) -> dict[str, Any]:
+    """The config as the library reads it, with what it leaves out."""
+    with naming_what_is_missing():
+        from transformers import AutoConfig
+        from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+    try:
+        known = load_gguf_checkpoint(str(file))["config"]
+        if facts.own("attention.key_length") is not None:
+            known.setdefault("head_dim", int(facts.own("attention.key_length")))
+        if facts.own("attention.sliding_window") is not None:
+            known.setdefault("sliding_window", int(facts.own("attention.sliding_window")))
+        if facts.own("expert_feed_forward_length") is not None:
+            known.setdefault("moe_intermediate_size", int(facts.own("expert_feed_forward_length")))
+        if facts.own("expert_shared_feed_forward_length") is not None:
+            length = int(facts.own("expert_shared_feed_forward_length"))
+            known.setdefault("shared_expert_intermediate_size", length)
+        layers = int(known["num_hidden_layers"])
+        if layers in _SCALED_BY_WIDTH.get(facts.family, ()):
+            known["query_pre_attn_scalar"] = known["hidden_size"] // known["num_attention_heads"]
+        known["tie_word_embeddings"] = "lm_head.weight" not in index
+        known.pop("_model_name_or_path", None)
+        config = AutoConfig.for_model(**known)
+        found: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
+    except (KeyError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ModelError(f"{file}: its metadata describes no model: {reason}") from None
+    _scale_rope(found, facts, _rope_tensors(readers), file)
+    kinds = Counter(entry.dtype for entry in index.values() if len(entry.shape) > 1)
+    common = kinds.most_common(1)[0][0] if kinds else "F32"
+    found["dtype"] = {"F32": "float32", "F16": "float16"}.get(common, "bfloat16")
+    found["gguf_types"] = dict(sorted(kinds.items()))
+    return found
+
+
+def _rope_tensors(readers: Sequence[Any]) -> dict[str, Floats]:
+    return {
+        tensor.name: np.array(tensor.data, dtype=np.float32)
+        for reader in readers
+        for tensor in reader.tensors
+        if tensor.name in _ROPE
+    }
+
+
+def _scale_rope(
+    config: dict[str, Any], facts: _Facts, tensors: Mapping[str, Floats], file: Path
+) -> None:
+    """Give the rotary embedding the scaling that the file asks for, which the library passes over.
+
+    ModelError for one that cannot be told.
+    """
+    rope = config.get("rope_parameters") or {}
+    rope = rope.get("full_attention", rope)
+    kind = facts.own("rope.scaling.type")
+    factor = facts.own("rope.scaling.factor") or facts.own("rope.scale_linear")
+    original = facts.own("rope.scaling.original_context_length")
+    if "rope_freqs.weight" in tensors:
+        rope |= _llama_3(tensors["rope_freqs.weight"], float(rope["rope_theta"]), file)
+    elif "rope_factors_long.weight" in tensors:
+        rope |= {
+            "rope_type": "longrope",
+            "long_factor": tensors["rope_factors_long.weight"].tolist(),
+            "short_factor": tensors["rope_factors_short.weight"].tolist(),
+            "original_max_position_embeddings": original or config["max_position_embeddings"],
+        }
+        config["original_max_position_embeddings"] = rope["original_max_position_embeddings"]
+    elif kind in ("linear", "yarn") and factor:
+        rope |= {"rope_type": kind, "factor": float(factor)}
+        if original:
+            rope["original_max_position_embeddings"] = int(original)
+    elif kind not in (None, "none") and factor not in (None, 1.0):
+        raise ModelError(f"{file}: its rope.scaling.type is {kind!r}; expected linear or yarn")
+
+
+def _llama_3(factors: Floats, theta: float, file: Path) -> dict[str, Any]:
+    """The parameters of Llama 3's scaling by which frequencies are divided by ``factors``."""
+    factor = round(float(factors.max()), 3)
+    count = len(factors)
+    length = 2 * math.pi * theta ** (np.arange(count, dtype=np.float64) / count)
+    low, high = _LLAMA_3["low_freq_factor"], _LLAMA_3["high_freq_factor"]
+    old = _LLAMA_3["original_max_position_embeddings"]
+    smooth = np.clip((old / length - low) / (high - low), 0.0, 1.0)
+    expected = 1.0 / ((1.0 - smooth) / factor + smooth)
+    if not np.allclose(expected, factors, rtol=1e-3):
+        raise ModelError(
+            f"{file}: its rope_freqs are not Llama 3's, and no others are known; take the model's "
+            "safetensors"
+        )
+    return {"rope_type": "llama3", "factor": factor, **_LLAMA_3}
+
+
+def _write_tokenizer(file: Path, folder: Path) -> None:
+    from transformers import AutoTokenizer
+
+    try:
+        found = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
+    except Exception as error:  # noqa: BLE001 - the library has no error of its own here
+        reason = " ".join(str(error).split())[:200]
+        raise ModelError(f"{file}: its tokenizer cannot be read: {reason}") from None
+    found.save_pretrained(folder)
+
+
+# ---- rows ----------------------------------------------------------------------------------------
+
+
+def read_rows(entry: TensorEntry, rows: range) -> Floats:
+    """``rows`` of a matrix, or all of a vector, as numbers; ModelError if the file ends."""
+    if len(entry.shape) == 1:
+        (found,) = _in_order(entry, range(1))
+        return _halves(found, entry.heads) if entry.heads else found + np.float32(entry.add)
+    if not entry.heads:
+        return _in_order(entry, rows)
+    size = entry.shape[0] // entry.heads
+    whole = range(rows.start // size * size, -(-rows.stop // size) * size)
+    found = _halves(_in_order(entry, whole), len(whole) // size)
+    return found[rows.start - whole.start : rows.stop - whole.start]
+
+
+def _halves(found: Floats, heads: int) -> Floats:
+    """The rows of ``heads`` heads, whose two halves are interleaved, one half behind the other."""
+    pairs = found.reshape(heads, -1, 2, *found.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(found.shape)
+
+
+def _in_order(entry: TensorEntry, rows: range) -> Floats:
+    """``rows`` as they lie in the file; a vector is one row."""
+    with naming_what_is_missing():
+        from gguf import GGMLQuantizationType, dequantize
+    count = 1 if len(entry.shape) == 1 else entry.shape[0]
+    size, rest = divmod(entry.end - entry.start, count)
+    if rest:
+        raise ModelError(f"{entry.file} has a tensor of {count} uneven rows; {_DAMAGED}")
+    data = np.empty((len(rows), size), np.uint8)
+    with entry.file.open("rb") as file:
+        file.seek(entry.start + rows.start * size)
+        if file.readinto(data.view("B")) < data.nbytes:  # type: ignore[arg-type]
+            raise ModelError(f"{entry.file} is cut short; {_DAMAGED}")
+    found: Floats = dequantize(data, GGMLQuantizationType[entry.dtype])
+    return found
