@@ -573,6 +573,21 @@ def shard(
 
 
 @app.command()
+def convert(
+    file: Annotated[Path, typer.Argument(help="A GGUF file; of a split one, any part.")],
+    out: Annotated[Path, typer.Option(help="Folder to make.")],
+    dtype: Annotated[
+        str, typer.Option(help="Type of the weights: float32, bfloat16 or float16.")
+    ] = "float32",
+) -> None:
+    """Write a GGUF file's model as a folder that other programs read; FlowSpec reads the file."""
+    from flowspec.model.weights.convert import write_folder
+    from flowspec.model.weights.directory import open_directory
+
+    write_folder(open_directory(str(file)), out, dtype)
+
+
+@app.command()
 def acl(
     out: Annotated[Path, typer.Option("--out", help="A new folder for the files.")],
     stages: Stages = None,

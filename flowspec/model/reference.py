@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
-from transformers.utils.logging import disable_progress_bar
 
 from flowspec.core.run.sampling import Sampling, choose, gumbel, survivors
+from flowspec.model.layers.architecture import library_model
 from flowspec.model.layers.taps import Taps
 from flowspec.model.weights.directory import ModelDirectory, open_directory
 
@@ -45,9 +44,7 @@ class Reference:
         self._double: Any = None
 
     def _load(self, dtype: torch.dtype) -> Any:
-        disable_progress_bar()  # it would land in the middle of a report
-        model = AutoModelForCausalLM.from_pretrained(self._directory.path, dtype=dtype)
-        return model.eval()
+        return library_model(self._directory, dtype)
 
     @torch.inference_mode()
     def decode(self, prompt: Sequence[int], count: int, sampling: Sampling) -> tuple[int, ...]:

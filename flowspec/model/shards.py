@@ -7,6 +7,7 @@ Loading a shard gives the same bits as loading the source in that precision.
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -17,13 +18,14 @@ import torch
 
 from flowspec.errors import ConfigError, ModelError
 from flowspec.model.layers.block import linear_names, tensor_prefixes
+from flowspec.model.weights import gguf
 from flowspec.model.weights.directory import ModelDirectory
 from flowspec.model.weights.manifest import AS_STORED, MANIFEST, Manifest, ShardFile, file_digest
 from flowspec.model.weights.precision import AUTO, PRECISIONS, check_dtype
 from flowspec.model.weights.quantise import Weight, code_layout, quantise
 from flowspec.model.weights.stored_weight import SUFFIXES
 from flowspec.model.weights.tensor_files import NewTensor, TensorEntry, write_tensors
-from flowspec.model.weights.tensors import read_rows
+from flowspec.model.weights.tensors import read_rows, read_tensor
 from flowspec.model.weights.value_digests import of_prefixes
 
 WEIGHTS = "model.safetensors"
@@ -92,6 +94,11 @@ def write_shards(
         raise ModelError(
             f"{directory.path} is a mixture, whose experts are not written in {plan.dtype}; "
             f"leave out --dtype, and start the workers with --dtype {plan.dtype}"
+        )
+    if directory.of_gguf and plan.dtype == AS_STORED:
+        raise ModelError(
+            f"{directory.path.name} is a GGUF file, whose own types are not written; name the "
+            "precision of the shards with --dtype"
         )
     if out.exists() or out.is_symlink():
         raise ConfigError(f"{out} exists already; name a folder that does not")
@@ -193,13 +200,15 @@ class _Shard:
             for file in sorted(self._directory.path.iterdir())
             if file.is_file()
             and file.suffix in _TEXT_SUFFIXES
-            and not file.name.endswith((".index.json", MANIFEST))
+            and not file.name.endswith((".index.json", gguf.INDEX, MANIFEST))
             and (self._block is None or file.name in _CONFIG_FILES)
         ]
 
     def _layout(self, name: str) -> list[NewTensor]:
         entry = self._directory.tensor(name)
         if name not in self._linears:
+            if entry.packed:
+                return [NewTensor(name, "F32", entry.shape, 4 * math.prod(entry.shape))]
             return [NewTensor(name, entry.dtype, entry.shape, entry.end - entry.start)]
         outputs, inputs = entry.shape
         quantised = PRECISIONS[self._plan.dtype].quantised
@@ -220,13 +229,24 @@ class _Shard:
         for name in self._names:
             entry = self._directory.tensor(name)
             if name not in self._linears:
-                yield from entry.chunks()
+                yield from _stored(name, entry)
                 continue
             outputs, inputs = entry.shape
             weight = quantise(read_rows(name, entry), (outputs, inputs), self._held(entry))
             yield from _bytes_of(weight)
 
 
+def _stored(name: str, entry: TensorEntry) -> Iterator[memoryview]:
+    """The bytes of a tensor; in float32 where a GGUF file has a type of its own."""
+    if entry.packed:
+        return _bytes(read_tensor(name, entry, torch.float32))
+    return entry.chunks()
+
+
 def _bytes_of(weight: Weight) -> Iterator[memoryview]:
     for tensor in weight.tensors:
-        yield memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+        yield from _bytes(tensor)
+
+
+def _bytes(tensor: torch.Tensor) -> Iterator[memoryview]:
+    yield memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]

@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import AutoModelForCausalLM
-from transformers.utils.logging import disable_progress_bar
 
+from flowspec.model.layers.architecture import library_model
 from flowspec.model.layers.experts import WEIGHTS, is_experts
 from flowspec.model.layers.placing import Placing
 from flowspec.model.weights.directory import ModelDirectory
@@ -76,14 +75,8 @@ class Library:
     """
 
     def __init__(self, directory: ModelDirectory, placing: Placing) -> None:
-        disable_progress_bar()
         self._placing = placing
-        self._model: Any = AutoModelForCausalLM.from_pretrained(
-            directory.path,
-            dtype=_WIDER[placing.rows],
-            local_files_only=True,
-            trust_remote_code=False,
-        ).eval()
+        self._model: Any = library_model(directory, _WIDER[placing.rows])
 
     @torch.inference_mode()
     def quantise(self) -> None:

@@ -70,17 +70,14 @@ def test_experts_in_mxfp4_are_read(llama_copy: Path) -> None:
     assert open_directory(str(llama_copy)).layers == 6
 
 
-def test_gguf_with_and_without_a_config(llama_copy: Path) -> None:
+def test_of_a_folder_with_a_gguf_file_the_file_is_to_be_given(llama_copy: Path) -> None:
     for file in llama_copy.glob("*.safetensors*"):
         file.unlink()
     weights = llama_copy / "model-q4.gguf"
     weights.write_bytes(b"GGUF")
-    for given in (llama_copy, weights):
-        message = refused(given)
-        assert f"{weights} is a GGUF file" in message
-        assert f"from_pretrained({str(llama_copy)!r}, gguf_file='model-q4.gguf'" in message
+    assert f"give the file itself: {weights}" in refused(llama_copy)
     (llama_copy / "config.json").unlink()
-    assert "is a GGUF file" in refused(llama_copy)
+    assert f"give the file itself: {weights}" in refused(llama_copy)
 
 
 def test_authors_own_layouts(tmp_path: Path) -> None:

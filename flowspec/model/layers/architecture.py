@@ -13,10 +13,12 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from transformers.modeling_outputs import MoeModelOutputWithPast
+from transformers.utils.logging import disable_progress_bar
 
 from flowspec.errors import ModelError
 from flowspec.model.weights.directory import ModelDirectory
 from flowspec.model.weights.families import TESTED_FAMILIES
+from flowspec.model.weights.tensors import read_tensor
 
 #: Layer types that are attention over rows, which can be kept, moved and dropped one by one.
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
@@ -57,6 +59,22 @@ class _GivenRows(torch.nn.Module):
 
     def forward(self, inputs_embeds: torch.Tensor, **_unused: object) -> MoeModelOutputWithPast:
         return MoeModelOutputWithPast(last_hidden_state=inputs_embeds)
+
+
+def library_model(directory: ModelDirectory, dtype: torch.dtype) -> Any:
+    """The library's whole model in ``directory`` on the CPU, its weights in ``dtype``."""
+    disable_progress_bar()  # it would land in the middle of a report
+    if not directory.of_gguf:
+        return AutoModelForCausalLM.from_pretrained(
+            directory.path, dtype=dtype, local_files_only=True, trust_remote_code=False
+        ).eval()
+    # The library's own reading passes over some sizes.
+    config = read_config(directory)
+    names = directory.weight_files
+    values = {name: read_tensor(name, directory.tensor(name), dtype) for name in names}
+    with torch.device("meta"):
+        kind: Any = type(AutoModelForCausalLM.from_config(config))
+    return kind.from_pretrained(None, config=config, state_dict=values, dtype=dtype).eval()
 
 
 def read_config(directory: ModelDirectory) -> PretrainedConfig:

@@ -173,6 +173,11 @@ class ModelDirectory:
         """The tensors of the GGUF file that the folder describes; empty: it describes none."""
         return gguf.read_index(self.path / gguf.INDEX) if self.has(gguf.INDEX) else {}
 
+    @property
+    def of_gguf(self) -> bool:
+        """Whether the weights are in a GGUF file."""
+        return bool(self._gguf)
+
     @cached_property
     def weight_files(self) -> dict[str, Path]:
         """The file that holds each tensor, by tensor name.
@@ -289,8 +294,7 @@ def open_directory(name: str) -> ModelDirectory:
         check_name(name)
         return _checked(path)
     if Path(name).expanduser().exists():
-        wrong = formats.of_file(Path(name).expanduser())
-        raise ModelError(str(wrong or f"{name} is a file; expected a model directory"))
+        raise ModelError(f"{name} is a file; expected a model directory, or a GGUF file")
     if not _looks_like_hub_name(name):
         raise ModelError(f"model folder {name} does not exist")
     return _checked(_snapshot(name, [*_TEXT_FILES]))

@@ -60,20 +60,13 @@ class Unreadable:
         return f"{self.what}; {self.remedy}"
 
 
-def of_file(file: Path) -> Unreadable | None:
-    """What is wrong with a file given as a model; None if it has no known format."""
-    if file.suffix == ".gguf":
-        return _gguf(file)
-    return None
-
-
 def of_folder(folder: Path) -> Unreadable | None:
     """What is wrong with the format of a folder's weights files; None: nothing, or no weights."""
     if any(folder.glob("*.safetensors")) or any(folder.glob("*.safetensors.index.json")):
         return None
     found = sorted(folder.glob("*.gguf"))
     if found:
-        return _gguf(found[0])
+        return Unreadable(f"{folder} holds a GGUF file", f"give the file itself: {found[0]}")
     if any(folder.glob("pytorch_model*.bin")):
         return Unreadable(
             f"{folder} holds weights in torch's own format (.bin), which may run code; "
@@ -116,22 +109,6 @@ def _quantised(folder: Path, method: str) -> Unreadable | None:
         f"{folder} holds weights quantised by {method}, which are not read",
         "take the original checkpoint that it was made from, and quantise it while loading with "
         "--dtype nf4, int4 or int8",
-    )
-
-
-def _gguf(file: Path) -> Unreadable:
-    given = f"{str(file.parent)!r}, gguf_file={file.name!r}"
-    command = _python(
-        f"m = t.AutoModelForCausalLM.from_pretrained({given}, dtype='auto')",
-        "m.hf_quantizer = None",
-        "del m.config.quantization_config",
-        "m.save_pretrained('NEW')",
-        f"t.AutoTokenizer.from_pretrained({given}).save_pretrained('NEW')",
-    )
-    return Unreadable(
-        f"{file} is a GGUF file; only safetensors are read",
-        "take the original checkpoint (--dtype int4 quantises as Q4_0 does); "
-        f"or convert it: pip install gguf accelerate, then {command}",
     )
 
 

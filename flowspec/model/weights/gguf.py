@@ -16,7 +16,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,13 @@ _EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_ex
 _ROPE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 #: llama.cpp keeps the two halves of these rows' heads interleaved.
 _INTERLEAVED = {"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"}
+#: Sizes that the library passes over, and where its config has them.
+_SIZES = {
+    "attention.key_length": "head_dim",
+    "attention.sliding_window": "sliding_window",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+}
 #: Frequencies that Llama 3 divides by its factor, all or in part, and the context it was made for.
 _LLAMA_3 = {
     "low_freq_factor": 1.0,
@@ -159,8 +166,7 @@ def _describe(files: Sequence[Path], folder: Path) -> None:
     try:
         readers = [GGUFReader(part) for part in files]
     except Exception as error:  # noqa: BLE001 - whatever a damaged file makes of the reader
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise ModelError(f"{files[0]} cannot be read as GGUF: {reason}; {_DAMAGED}") from None
+        raise ModelError(f"{files[0]} cannot be read as GGUF: {_line(error)}; {_DAMAGED}") from None
     facts = _Facts(readers[0], files[0])
     index = _index(readers, files, facts)
     config = _config(files[0], facts, readers, index)
@@ -168,7 +174,12 @@ def _describe(files: Sequence[Path], folder: Path) -> None:
     ends = [facts.number(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     _write(folder / "generation_config.json", {"eos_token_id": [e for e in ends if e is not None]})
     _write(folder / INDEX, {name: _noted(entry) for name, entry in index.items()})
-    _write_tokenizer(files[0], folder)
+    _write_tokenizer(files[0], facts, folder)
+
+
+def _line(error: Exception) -> str:
+    """``error`` on one line, and not long."""
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def _write(file: Path, value: object) -> None:
@@ -185,10 +196,8 @@ class _Facts:
     def __init__(self, reader: Any, file: Path) -> None:
         self._fields = reader.fields
         self.family = str(self.value("general.architecture") or "")
-        if (
-            self.family not in _FAMILIES
-            or (self.number(f"{self.family}.expert_count", 0)
-            and (self.family == "llama"))
+        if self.family not in _FAMILIES or (
+            self.number(f"{self.family}.expert_count", 0) and (self.family == "llama")
         ):
             kind = "a mixture of llama's" if self.family == "llama" else repr(self.family)
             raise ModelError(
@@ -247,32 +256,29 @@ def _named(name: str, entry: TensorEntry, facts: _Facts) -> dict[str, TensorEntr
         count, *shape = entry.shape
         size = (entry.end - entry.start) // count
         return {
-            f"{prefix}.{at}.{_EXPERTS[layer[2]]}.{leaf}": TensorEntry(
-                entry.file,
-                entry.start + at * size,
-                entry.start + (at + 1) * size,
-                entry.dtype,
-                tuple(shape),
+            f"{prefix}.{at}.{_EXPERTS[layer[2]]}.{leaf}": replace(
+                entry,
+                start=entry.start + at * size,
+                end=entry.start + (at + 1) * size,
+                shape=tuple(shape),
             )
             for at in range(count)
         }
     if layer is None or layer[2] not in names:
         raise ModelError(f"{entry.file}: tensor {name} is not one of a {facts.family} model's")
     module = f"model.layers.{layer[1]}.{names[layer[2]]}"
+    if layer[2] == "ffn_gate_inp_shexp" and len(entry.shape) == 1:
+        return {f"{module}.{leaf}": replace(entry, shape=(1, *entry.shape))}
     if facts.family == "llama" and layer[2] in _INTERLEAVED:
         heads = int(facts.own(_INTERLEAVED[layer[2]], facts.own("attention.head_count")))
-        return {f"{module}.{leaf}": _with(entry, heads=heads)}
+        return {f"{module}.{leaf}": replace(entry, heads=heads)}
     return {f"{module}.{leaf}": _adjusted(module, entry, facts)}
 
 
 def _adjusted(module: str, entry: TensorEntry, facts: _Facts) -> TensorEntry:
     """``entry`` with what is to be added to its values: Gemma's norms are stored with 1 more."""
     plus_one = facts.family.startswith("gemma") and module.endswith("norm")
-    return _with(entry, add=-1.0) if plus_one else entry
-
-
-def _with(entry: TensorEntry, heads: int = 0, add: float = 0.0) -> TensorEntry:
-    return TensorEntry(entry.file, entry.start, entry.end, entry.dtype, entry.shape, heads, add)
+    return replace(entry, add=-1.0) if plus_one else entry
 
 
 def _config(
@@ -281,28 +287,19 @@ def _config(
     """The config as the library reads it, with what it leaves out."""
     with naming_what_is_missing():
         from transformers import AutoConfig
-        from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
     try:
-        known = load_gguf_checkpoint(str(file))["config"]
-        if facts.own("attention.key_length") is not None:
-            known.setdefault("head_dim", int(facts.own("attention.key_length")))
-        if facts.own("attention.sliding_window") is not None:
-            known.setdefault("sliding_window", int(facts.own("attention.sliding_window")))
-        if facts.own("expert_feed_forward_length") is not None:
-            known.setdefault("moe_intermediate_size", int(facts.own("expert_feed_forward_length")))
-        if facts.own("expert_shared_feed_forward_length") is not None:
-            length = int(facts.own("expert_shared_feed_forward_length"))
-            known.setdefault("shared_expert_intermediate_size", length)
-        layers = int(known["num_hidden_layers"])
-        if layers in _SCALED_BY_WIDTH.get(facts.family, ()):
-            known["query_pre_attn_scalar"] = known["hidden_size"] // known["num_attention_heads"]
-        known["tie_word_embeddings"] = "lm_head.weight" not in index
-        known.pop("_model_name_or_path", None)
-        config = AutoConfig.for_model(**known)
+        config = AutoConfig.from_pretrained(str(file.parent), gguf_file=file.name)
         found: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
-    except (KeyError, TypeError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ModelError(f"{file}: its metadata describes no model: {reason}") from None
+    except Exception as error:  # noqa: BLE001 - the library has no error of its own here
+        raise ModelError(f"{file}: its metadata describes no model: {_line(error)}") from None
+    for name, key in _SIZES.items():
+        if key in found and (size := facts.own(name)) is not None:
+            found[key] = int(size)
+    if int(found["num_hidden_layers"]) in _SCALED_BY_WIDTH.get(facts.family, ()):
+        found["query_pre_attn_scalar"] = found["hidden_size"] // found["num_attention_heads"]
+    found["tie_word_embeddings"] = "lm_head.weight" not in index
+    for name in ("_name_or_path", "_model_name_or_path", "transformers_version"):
+        found.pop(name, None)
     _scale_rope(found, facts, _rope_tensors(readers), file)
     kinds = Counter(entry.dtype for entry in index.values() if len(entry.shape) > 1)
     common = kinds.most_common(1)[0][0] if kinds else "F32"
@@ -367,15 +364,31 @@ def _llama_3(factors: Floats, theta: float, file: Path) -> dict[str, Any]:
     return {"rope_type": "llama3", "factor": factor, **_LLAMA_3}
 
 
-def _write_tokenizer(file: Path, folder: Path) -> None:
+def _write_tokenizer(file: Path, facts: _Facts, folder: Path) -> None:
     from transformers import AutoTokenizer
 
     try:
         found = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
     except Exception as error:  # noqa: BLE001 - the library has no error of its own here
-        reason = " ".join(str(error).split())[:200]
-        raise ModelError(f"{file}: its tokenizer cannot be read: {reason}") from None
+        raise ModelError(f"{file}: its tokenizer cannot be read: {_line(error)}") from None
     found.save_pretrained(folder)
+    _drop_strangers(folder, frozenset(facts.value("tokenizer.ggml.tokens") or ()))
+
+
+def _drop_strangers(folder: Path, tokens: frozenset[str]) -> None:
+    """Remove what the library's class has by default and the file has not: no row is theirs."""
+    file = folder / "tokenizer.json"
+    known = json.loads(file.read_text(encoding="utf-8"))
+    known["added_tokens"] = [one for one in known["added_tokens"] if one["content"] in tokens]
+    _write(file, known)
+    file = folder / "tokenizer_config.json"
+    known = json.loads(file.read_text(encoding="utf-8"))
+    strangers = [
+        key
+        for key, value in known.items()
+        if key.endswith("_token") and isinstance(value, str) and value not in tokens
+    ]
+    _write(file, {key: value for key, value in known.items() if key not in strangers})
 
 
 # ---- rows ----------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flowspec.errors import ModelError
+from flowspec.model.weights import gguf
 from flowspec.model.weights.directory import ModelDirectory, described, open_directory
 
 Shape = tuple[int, ...]
@@ -45,7 +46,7 @@ def read_config(name: str) -> ModelDirectory:
     Errors as ``open_directory``'s.
     """
     path = Path(name).expanduser()
-    if path.is_file():
+    if path.is_file() and not gguf.is_file(path):
         return described(path)
     return open_directory(name)
 

@@ -1,0 +1,318 @@
+"""GGUF files as models: every value and every size as the library itself reads them."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from flowspec.errors import ConfigError, ModelError
+from flowspec.model.layers.architecture import library_model
+from flowspec.model.shards import ShardPlan, write_shards
+from flowspec.model.weights.convert import write_folder
+from flowspec.model.weights.directory import ModelDirectory, default_pair, open_directory
+from flowspec.model.weights.gguf import INDEX
+from flowspec.model.weights.manifest import AS_STORED
+from flowspec.model.weights.same_tokenizer import difference
+from flowspec.model.weights.stored_weight import StoredWeight
+from flowspec.model.weights.tensors import read_rows, read_tensor
+from ops.peer import convert
+from tests import gguf_files
+from tests.gguf_files import EXPERTS, HEADS, SIZE, write
+
+FAMILIES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "qwen2moe", "qwen3moe")
+TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def values(directory: ModelDirectory, name: str) -> torch.Tensor:
+    """The tensor that the library calls ``name``; a mixture's experts are one there."""
+    prefix, experts, kind = name.partition(".experts.")
+    if not experts:
+        return read_tensor(name, directory.tensor(name), torch.float32)
+    parts = ("gate_proj", "up_proj") if kind == "gate_up_proj" else ("down_proj",)
+    return torch.stack(
+        [
+            torch.cat(
+                [values_of(directory, f"{prefix}.experts.{at}.{one}.weight") for one in parts]
+            )
+            for at in range(EXPERTS)
+        ]
+    )
+
+
+def values_of(directory: ModelDirectory, name: str) -> torch.Tensor:
+    return read_tensor(name, directory.tensor(name), torch.float32)
+
+
+def library(file: Path, directory: ModelDirectory) -> Any:
+    """The model as the library reads the file, with our sizes: it passes some of them over."""
+    config = AutoConfig.from_pretrained(directory.path)
+    given = {"gguf_file": file.name, "dtype": torch.float32}
+    return AutoModelForCausalLM.from_pretrained(str(file.parent), config=config, **given)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_has_the_librarys_values_and_config(tmp_path: Path, family: str) -> None:
+    file = tmp_path / "model.gguf"
+    write(file, family)
+    directory = open_directory(str(file))
+    for name, expected in library(file, directory).state_dict().items():
+        if name != "lm_head.weight" or not directory.tied:
+            assert torch.equal(values(directory, name), expected), name
+    read = AutoConfig.from_pretrained(str(tmp_path), gguf_file=file.name)
+    known = json.loads(read.to_json_string(use_diff=False))
+    sizes = {"head_dim", "sliding_window", "moe_intermediate_size"}
+    differing = {key for key in known if directory.config.get(key) != known[key]}
+    assert differing <= sizes | {"shared_expert_intermediate_size", "dtype", "architectures"} | {
+        key for key in known if key.startswith("_") or key == "transformers_version"
+    }
+    assert directory.config.get("head_dim", SIZE) == SIZE
+    assert directory.config["dtype"] == "float32"
+    assert directory.tied == family.startswith("gemma")
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_every_type_has_the_librarys_values(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "model.gguf"
+    write(file, kind=kind, tied=True)
+    directory = open_directory(str(file))
+    for name, expected in library(file, directory).state_dict().items():
+        if name != "lm_head.weight":
+            assert torch.equal(values(directory, name), expected), name
+    assert directory.tied
+    wanted = {"F32": "float32", "F16": "float16"}.get(kind, "bfloat16")
+    assert directory.config["dtype"] == wanted
+    assert directory.config["gguf_types"] == {kind: 1 + 7 * gguf_files.LAYERS}
+
+
+@pytest.mark.parametrize("rows", [range(1), range(3, 130), range(127, 128), range(64, 256)])
+def test_any_rows_of_interleaved_heads_are_those_of_the_whole(tmp_path: Path, rows: range) -> None:
+    file = tmp_path / "model.gguf"
+    write(file, kind="Q8_0")
+    directory = open_directory(str(file))
+    name = "model.layers.1.self_attn.q_proj.weight"
+    whole = values_of(directory, name)
+    assert whole.shape[0] == HEADS * SIZE
+    part = torch.cat(list(read_rows(name, directory.tensor(name), rows)))
+    assert torch.equal(part, whole[rows.start : rows.stop])
+
+
+def test_the_packaged_target_comes_back_from_a_file(tmp_path: Path) -> None:
+    original = open_directory(default_pair()[0])
+    file = tmp_path / "target.gguf"
+    convert.convert(original, file)
+    directory = open_directory(str(file))
+    assert directory.weight_files.keys() == original.weight_files.keys()
+    for name in original.weight_files:
+        assert torch.equal(values_of(directory, name), values_of(original, name)), name
+    assert difference(directory.path, original.path) == ""
+    assert directory.eos == original.eos
+    assert directory.context == original.context
+
+
+def test_split_files_are_one_model_named_by_any_of_them(tmp_path: Path) -> None:
+    write(tmp_path / "whole.gguf")
+    write(tmp_path / "part.gguf", parts=3)
+    whole = open_directory(str(tmp_path / "whole.gguf"))
+    for part in (1, 3):
+        found = open_directory(str(tmp_path / f"part-{part:05}-of-00003.gguf"))
+        assert found.weight_files.keys() == whole.weight_files.keys()
+        assert len(set(found.weight_files.values())) == 3
+        for name in whole.weight_files:
+            assert torch.equal(values_of(found, name), values_of(whole, name)), name
+    (tmp_path / "part-00002-of-00003.gguf").unlink()
+    with pytest.raises(ModelError, match=r"part-00002-of-00003\.gguf is not beside it"):
+        open_directory(str(tmp_path / "part-00001-of-00003.gguf"))
+
+
+def test_ends_are_all_that_the_file_names(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    write(file, more={"tokenizer.ggml.eot_token_id": 2, "tokenizer.ggml.eom_token_id": 7})
+    assert open_directory(str(file)).eos == {1, 2, 7}
+
+
+def test_a_file_is_described_once_and_again_when_it_changes(tmp_path: Path, cache: Path) -> None:
+    file = tmp_path / "model.gguf"
+    write(file)
+    first = open_directory(str(file)).path
+    assert open_directory(str(file)).path == first
+    write(file, kind="Q8_0")
+    assert open_directory(str(file)).path != first
+    assert len(list((cache / "flowspec" / "gguf").iterdir())) == 2
+
+
+# ---- scaled rotary embeddings --------------------------------------------------------------------
+
+
+def llama_3(factor: float) -> np.ndarray[Any, Any]:
+    """Factors of the frequencies as llama.cpp's converter computes them."""
+    found = []
+    for at in range(0, SIZE, 2):
+        length = 2 * math.pi * 10_000.0 ** (at / SIZE)
+        if length < 8192 / 4:
+            found.append(1.0)
+        elif length > 8192:
+            found.append(factor)
+        else:
+            smooth = (8192 / length - 1) / (4 - 1)
+            found.append(1 / ((1 - smooth) / factor + smooth))
+    return np.array(found, np.float32)
+
+
+@pytest.mark.parametrize("factor", [8.0, 32.0])
+def test_llama_3s_frequencies_are_told_from_their_factors(tmp_path: Path, factor: float) -> None:
+    file = tmp_path / "model.gguf"
+    write(file, extra={"rope_freqs.weight": llama_3(factor)})
+    rope = open_directory(str(file)).config["rope_parameters"]
+    assert (rope["rope_type"], rope["factor"]) == ("llama3", factor)
+    assert rope["original_max_position_embeddings"] == 8192
+
+
+def test_frequencies_that_nobody_knows_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    write(file, extra={"rope_freqs.weight": np.linspace(1, 5, SIZE // 2, dtype=np.float32)})
+    with pytest.raises(ModelError, match="rope_freqs are not Llama 3's"):
+        open_directory(str(file))
+
+
+@pytest.mark.parametrize("kind", ["linear", "yarn"])
+def test_a_scaling_in_the_metadata_is_used(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "model.gguf"
+    more = {
+        "llama.rope.scaling.type": kind,
+        "llama.rope.scaling.factor": 4.0,
+        "llama.rope.scaling.original_context_length": 128,
+    }
+    write(file, more=more)
+    rope = open_directory(str(file)).config["rope_parameters"]
+    assert (rope["rope_type"], rope["factor"]) == (kind, 4.0)
+    assert rope["original_max_position_embeddings"] == 128
+
+
+def test_phi3s_long_and_short_factors_are_used(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    factors = np.linspace(1, 2, SIZE // 2, dtype=np.float32)
+    extra = {"rope_factors_long.weight": 2 * factors, "rope_factors_short.weight": factors}
+    write(file, "phi3", extra=extra, more={"phi3.rope.scaling.original_context_length": 256})
+    directory = open_directory(str(file))
+    rope = directory.config["rope_parameters"]
+    assert rope["rope_type"] == "longrope"
+    assert rope["long_factor"] == (2 * factors).tolist()
+    assert directory.context == 256
+
+
+# ---- what else reads them ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3moe"])
+def test_the_library_reads_what_was_converted(tmp_path: Path, family: str) -> None:
+    file = tmp_path / "model.gguf"
+    write(file, family, "Q8_0")
+    directory = open_directory(str(file))
+    write_folder(directory, tmp_path / "made", "float32")
+    made = AutoModelForCausalLM.from_pretrained(tmp_path / "made", dtype=torch.float32)
+    ours = library_model(directory, torch.float32)
+    for name, expected in library(file, directory).state_dict().items():
+        assert torch.equal(made.state_dict()[name], expected), name
+        assert torch.equal(ours.state_dict()[name], expected), name
+    assert difference(directory.path, tmp_path / "made") == ""
+    with pytest.raises(ConfigError, match="exists already"):
+        write_folder(directory, tmp_path / "made", "float32")
+    with pytest.raises(ConfigError, match="only a GGUF file is converted"):
+        write_folder(open_directory(str(tmp_path / "made")), tmp_path / "again", "float32")
+
+
+def test_a_shard_of_a_file_gives_the_files_bits(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    write(file, kind="Q4_K")
+    directory = open_directory(str(file))
+    plan = ShardPlan([range(1), range(1, 2)], "int8", True)
+    write_shards(directory, plan, tmp_path / "parts")
+    part = open_directory(str(tmp_path / "parts" / "stage-2"))
+    for name in part.weight_files:
+        if name in directory.weight_files:
+            assert torch.equal(values_of(part, name), values_of(directory, name)), name
+    matrix = "model.layers.1.self_attn.k_proj.weight"
+    rows = range(64)
+    stored, read = (StoredWeight(one, matrix).read(rows, "int8") for one in (part, directory))
+    assert all(map(torch.equal, stored.tensors, read.tensors))
+    with pytest.raises(ModelError, match="name the precision of the shards with --dtype"):
+        write_shards(directory, replace(plan, dtype=AS_STORED), tmp_path / "stored")
+
+
+# ---- what is refused -----------------------------------------------------------------------------
+
+
+def refused(file: Path) -> str:
+    with pytest.raises(ModelError) as raised:
+        open_directory(str(file))
+    said = str(raised.value)
+    assert "\n" not in said and len(said) < 400
+    assert str(file) in said
+    return said
+
+
+def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    write(file)
+    data = file.read_bytes()
+    for cut in (0, 3, 12, 400, 60_000, len(data) // 2, len(data) - 1):
+        file.write_bytes(data[:cut])
+        assert "download it again" in refused(file)
+    file.write_bytes(b"none" + data[4:])
+    assert "download it again" in refused(file)
+
+
+def test_a_file_that_is_cut_after_it_was_opened_is_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    write(file)
+    folder = open_directory(str(file)).path
+    file.write_bytes(file.read_bytes()[:-5000])
+    with pytest.raises(ModelError, match="cut short"):
+        open_directory(str(folder)).tensor("model.norm.weight")
+    assert (folder / INDEX).is_file()
+
+
+@pytest.mark.parametrize(
+    ("family", "more", "says"),
+    [
+        ("falcon", {}, "holds 'falcon' architecture"),
+        ("llama", {"llama.expert_count": 8}, "a mixture of llama's"),
+        ("llama", {"llama.rope.scaling.type": "odd", "llama.rope.scaling.factor": 2.0}, "'odd'"),
+    ],
+)
+def test_what_is_not_read_is_named(
+    tmp_path: Path, family: str, more: dict[str, Any], says: str
+) -> None:
+    file = tmp_path / "model.gguf"
+    write(file, family, more=more)
+    assert says in refused(file)
+
+
+def test_a_type_or_a_tensor_that_is_not_read_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    write(file, kind="Q4_0", extra={"blk.0.odd.weight": np.zeros(4, np.float32)})
+    assert "tensor blk.0.odd.weight" in refused(file)
+
+
+def test_a_cache_that_cannot_be_written_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    write(tmp_path / "model.gguf")
+    with pytest.raises(ModelError, match="set XDG_CACHE_HOME"):
+        open_directory(str(tmp_path / "model.gguf"))
