@@ -9,22 +9,25 @@ STAMP := $(VENV)/.installed
 PROMPTS ?=
 # What one process of a test run has compiled, the others need not.
 unexport PYTHONDONTWRITEBYTECODE
+# The demo's model, fetched once; without it the packaged pair answers.
+MODEL := $(VENV)/SmolLM2-135M-Instruct.gguf
 # One's own pair: make demo TARGET=dir DRAFT=dir DTYPE=nf4
 TARGET ?=
 DRAFT ?=
 DTYPE ?=
-PAIR = $(if $(TARGET),--target "$(TARGET)") $(if $(DRAFT),--draft "$(DRAFT)") $(if $(DTYPE),--dtype "$(DTYPE)")
-QUESTION := Tom has 5 apples and buys 7 more. He gives 3 to each of his 2 friends. How many apples does he have left?
+OWN = $(if $(TARGET),--target "$(TARGET)") $(if $(DRAFT),--draft "$(DRAFT)") $(if $(DTYPE),--dtype "$(DTYPE)")
+QUESTION := What is the capital of France?
 
 # Two processes for two cores. One file is run by one process, so that its models and pipelines are
 # made once.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 20 -p no:cacheprovider
 
-.PHONY: help venv demo test test-live flakes prompts test-all check lint bench-hop bench-ablation bench-systems peer bench-peer mutations clean
+.PHONY: help venv demo smollm2 test test-live flakes prompts test-all check lint bench-hop bench-ablation bench-systems peer bench-peer mutations clean
 
 help:
-	@echo "make demo            answer a prompt with one draft worker and four verify workers;"
+	@echo "make demo            SmolLM2-135M answers with one draft worker and four verify workers;"
 	@echo "                     of your own models: make demo TARGET=dir DRAFT=dir DTYPE=nf4"
+	@echo "make smollm2         fetch that model; the demo does"
 	@echo "make test            what CI runs: lint, types, and all tests that are not live or heavy, with one"
 	@echo "                     live test for each promise; 10 minutes on two cores"
 	@echo "make test-live       the other tests of processes, threads and clocks"
@@ -53,8 +56,11 @@ $(STAMP): $(RUNS)
 	@$(BIN)/python -m pip install --quiet --constraint ops/constraints.txt --editable '.[worker,broker,quantised,gateway,dev]'
 	@touch $@
 
-demo: $(RUNS)
-	$(BIN)/flowspec generate "$(QUESTION)" --max-new-tokens 64 $(PAIR)
+demo: $(RUNS) $(if $(TARGET),,smollm2)
+	$(BIN)/flowspec generate "$(QUESTION)" --max-new-tokens 64 $(or $(strip $(OWN)),$$(test ! -f $(MODEL) || echo --target $(MODEL) --draft ngram))
+
+smollm2: $(RUNS)
+	@test -f $(MODEL) || $(BIN)/python -m ops.smollm2 $(MODEL) || echo "so the packaged pair answers, a tiny one made for the tests" >&2
 
 check: lint
 	$(BIN)/mypy --num-workers 2
@@ -63,7 +69,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-test: check
+test: check smollm2
 	$(PYTEST) -m "not heavy and (gate or not live)"
 
 test-live: $(STAMP)

@@ -27,7 +27,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 #: Packages of the extra ``worker``: a machine that only submits jobs needs none of them.
-WORKER_PACKAGES = frozenset({"jinja2", "safetensors", "tokenizers", "torch", "transformers"})
+WORKER_PACKAGES = frozenset(
+    {"gguf", "jinja2", "safetensors", "tokenizers", "torch", "transformers"}
+)
 
 
 class FlowSpecError(Exception):

@@ -2,7 +2,7 @@
 
 A file is opened once: config, tokenizer and an index of its tensors go into a folder of the user's
 cache, by the library's own reading of the metadata. The weights stay where they are, and their rows
-are dequantised while they are read. Format: github.com/ggml-org/ggml, docs/gguf.md.
+are dequantised while they are read. Source: the description of the format in ggml's repository.
 """
 
 from __future__ import annotations
