@@ -87,12 +87,16 @@ class HasRoom(Protocol):
 
 
 def placed(info: Mapping[str, Any]) -> str | None:
-    """What runs where in a worker's facts, like ``bfloat16 on cpu by onednn``; None: no model."""
+    """What runs where in a worker's facts, like ``bfloat16 on cpu by onednn``; None: no model.
+
+    Of a GGUF file with the types that it has: ``bfloat16 from Q4_1+Q8_0 on cpu by onednn``.
+    """
     if "precision" not in info:
         return None
     kernels = "+".join(info.get("kernels", ()))
     dependent = "" if info.get("rows_independent", True) else ", rows depend on each other"
-    return f"{info['precision']} on {info['device']} by {kernels}{dependent}"
+    stored = f" from {info['stored']}" if "stored" in info else ""
+    return f"{info['precision']}{stored} on {info['device']} by {kernels}{dependent}"
 
 
 @runtime_checkable

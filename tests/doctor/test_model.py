@@ -110,7 +110,7 @@ def test_git_lfs_pointers(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "kind", "remedy"),
     [
-        ("model-q4.gguf", "GGUF", "gguf_file='model-q4.gguf'"),
+        ("model-q4.gguf", "GGUF", "give the file itself: "),
         ("pytorch_model-00001-of-00002.bin", "torch's own format", "save_pretrained"),
     ],
 )

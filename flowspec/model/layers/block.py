@@ -139,7 +139,9 @@ class LayerBlock(torch.nn.Module):
 
     def place_facts(self) -> dict[str, object]:
         """``facts`` without what a test of the rows tells."""
+        stored = "+".join(self.config.to_dict().get("gguf_types", ()))
         return {
+            **({"stored": stored} if stored else {}),
             "precision": self.placing.precision,
             "device": str(self.device),
             "kernels": list(self.kernels),
