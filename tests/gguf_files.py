@@ -99,10 +99,12 @@ def write(
     more: Mapping[str, Any] | None = None,
     extra: Mapping[str, np.ndarray[Any, Any]] | None = None,
     parts: int = 1,
+    pieces: bool = False,
 ) -> None:
     """Write a model of ``family`` whose matrices have the type ``kind``.
 
     ``more``: of the metadata. ``extra``: further tensors. ``parts``: files it is split into.
+    ``pieces``: its tokenizer is one of SentencePiece.
     """
     source = np.random.default_rng(5)
     tensors: dict[str, Any] = {}
@@ -115,7 +117,10 @@ def write(
         name = f"{file.stem}-{part + 1:05}-of-{parts:05}.gguf" if parts > 1 else file.name
         writer = GGUFWriter(str(file.with_name(name)), family)
         if part == 0:
-            _write_facts(writer, family, more or {})
+            _write_facts(writer, family)
+            (_write_pieces if pieces else _write_bytes)(writer)
+            for key, value in (more or {}).items():
+                _write_value(writer, key, value)
         for tensor in names[part::parts]:
             raw = GGMLQuantizationType[kind] if tensors[tensor].dtype == np.uint8 else None
             writer.add_tensor(tensor, tensors[tensor], raw_dtype=raw)
@@ -125,8 +130,7 @@ def write(
         writer.close()
 
 
-def _write_facts(writer: GGUFWriter, family: str, more: Mapping[str, Any]) -> None:
-    tokens, merges = vocabulary()
+def _write_facts(writer: GGUFWriter, family: str) -> None:
     writer.add_context_length(512)
     writer.add_embedding_length(HIDDEN)
     writer.add_block_count(LAYERS)
@@ -135,7 +139,7 @@ def _write_facts(writer: GGUFWriter, family: str, more: Mapping[str, Any]) -> No
     writer.add_head_count_kv(KEYS)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_rope_freq_base(10_000.0)
-    writer.add_vocab_size(len(tokens))
+    writer.add_vocab_size(len(vocabulary()[0]))
     if family in ("llama", "phi3"):
         writer.add_rope_dimension_count(SIZE)
     else:
@@ -147,6 +151,10 @@ def _write_facts(writer: GGUFWriter, family: str, more: Mapping[str, Any]) -> No
         writer.add_expert_feed_forward_length(FEED)
     if family == "qwen2moe":
         writer.add_expert_shared_feed_forward_length(FEED)
+
+
+def _write_bytes(writer: GGUFWriter) -> None:
+    tokens, merges = vocabulary()
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
@@ -156,8 +164,25 @@ def _write_facts(writer: GGUFWriter, family: str, more: Mapping[str, Any]) -> No
     writer.add_eos_token_id(1)
     writer.add_pad_token_id(2)
     writer.add_add_bos_token(True)
-    for name, value in more.items():
-        if isinstance(value, bool | str):
-            (writer.add_bool if isinstance(value, bool) else writer.add_string)(name, value)
-        else:
-            (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(name, value)
+
+
+def _write_pieces(writer: GGUFWriter) -> None:
+    """A vocabulary of SentencePiece with bytes, whose merges are those of its pieces' scores."""
+    pieces = ["▁", *"helo", "he", "ll", "hell", "hello", "▁hello"]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
+    tokens += [f"<spare_{at}>" for at in range(len(vocabulary()[0]) - len(tokens))]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_scores([-float(at) for at in range(len(tokens))])
+    writer.add_token_types([2, 3, 3, *[6] * 256, *[1] * (len(tokens) - 259)])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.add_add_bos_token(True)
+
+
+def _write_value(writer: GGUFWriter, key: str, value: float | str) -> None:
+    if isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(key, value)

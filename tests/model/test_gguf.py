@@ -16,11 +16,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from flowspec.errors import ConfigError, ModelError
 from flowspec.model.layers.architecture import library_model
 from flowspec.model.shards import ShardPlan, write_shards
+from flowspec.model.text.tokenizer import Tokenizer
 from flowspec.model.weights.convert import write_folder
 from flowspec.model.weights.directory import ModelDirectory, default_pair, open_directory
 from flowspec.model.weights.gguf import INDEX
 from flowspec.model.weights.manifest import AS_STORED
-from flowspec.model.weights.same_tokenizer import difference
+from flowspec.model.weights.same_tokenizer import difference, load_tokenizer
 from flowspec.model.weights.stored_weight import StoredWeight
 from flowspec.model.weights.tensors import read_rows, read_tensor
 from ops.peer import convert
@@ -136,6 +137,25 @@ def test_split_files_are_one_model_named_by_any_of_them(tmp_path: Path) -> None:
     (tmp_path / "part-00002-of-00003.gguf").unlink()
     with pytest.raises(ModelError, match=r"part-00002-of-00003\.gguf is not beside it"):
         open_directory(str(tmp_path / "part-00001-of-00003.gguf"))
+
+
+def test_a_tokenizer_of_pieces_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    write(file, pieces=True)
+    directory = open_directory(str(file))
+    tokenizer = Tokenizer(directory)
+    ids = tokenizer.encode("hello 世 hello", raw=False)
+    read = load_tokenizer(directory.path)
+    assert [*ids[:2], ids[-1]] == read.convert_tokens_to_ids(["<s>", "▁hello", "▁hello"])
+    assert len(ids) == 2 + 1 + len("世".encode()) + 1
+    assert tokenizer.detokenizer.decode(ids) == "hello 世 hello"
+    assert tokenizer.eos == {2}
+
+
+def test_a_split_that_the_library_does_not_know_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    write(file, more={"tokenizer.ggml.pre": "viking"})
+    assert "splits texts as 'viking' does" in refused(file)
 
 
 def test_ends_are_all_that_the_file_names(tmp_path: Path) -> None:

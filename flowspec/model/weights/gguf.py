@@ -87,6 +87,15 @@ _LLAMA_3 = {
 }
 #: Llama-like models whose query is scaled by other than its head's size, by number of layers.
 _SCALED_BY_WIDTH = {"gemma2": (46,), "gemma3": (62,)}
+#: How byte-level tokenizers split texts before they merge bytes: those that the library knows, and
+#: GPT-2's, which it takes for all others. SmolLM's is GPT-2's with single digits, which it has no
+#: merges of.
+_SPLITS = frozenset(
+    [
+        *("default", "gpt-2", "smollm", "llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral"),
+        *("dbrx", "smaug-bpe", "tekken", "qwen2", "deepseek-r1-qwen", "megrez", "gpt-4o", "llama4"),
+    ]
+)
 _DAMAGED = "download it again"
 
 Floats = npt.NDArray[np.float32]
@@ -367,6 +376,12 @@ def _llama_3(factors: Floats, theta: float, file: Path) -> dict[str, Any]:
 def _write_tokenizer(file: Path, facts: _Facts, folder: Path) -> None:
     from transformers import AutoTokenizer
 
+    split = facts.value("tokenizer.ggml.pre") or "default"
+    if facts.value("tokenizer.ggml.model") == "gpt2" and split not in _SPLITS:
+        raise ModelError(
+            f"{file}: its tokenizer splits texts as {split!r} does, which is not known here; take "
+            "the model's safetensors"
+        )
     try:
         found = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
     except Exception as error:  # noqa: BLE001 - the library has no error of its own here
