@@ -17,7 +17,7 @@ from flowspec.cli.outputs import check_writable, write
 from flowspec.errors import ConfigError
 from flowspec.model.drafters.sources import NGRAM, placed_absolutely
 from flowspec.model.weights.directory import ModelDirectory, default_pair, local_path
-from flowspec.model.weights.precision import AUTO, PRECISIONS, Precision
+from flowspec.model.weights.precision import AUTO, PRECISIONS, Precision, declared
 from flowspec.plan.boxes import EXPECTED, TimedBox, parse_boxes
 from flowspec.plan.cluster_file import ClusterFile, ClusterStage, write_cluster
 from flowspec.plan.drafts import planned_drafts
@@ -128,8 +128,7 @@ def _precision(request: PlanRequest, directory: ModelDirectory) -> Precision:
     """The precision of the plan; auto: what the checkpoint declares."""
     if request.dtype != AUTO:
         return PRECISIONS[request.dtype]
-    stored = directory.config.get("dtype") or directory.config.get("torch_dtype") or "bfloat16"
-    return PRECISIONS.get(str(stored), PRECISIONS["bfloat16"])
+    return PRECISIONS.get(declared(directory.config), PRECISIONS["bfloat16"])
 
 
 def _context(given: int | None, shapes: ModelShapes) -> int:

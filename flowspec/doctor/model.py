@@ -20,7 +20,7 @@ from flowspec.model.weights.directory import (
     open_directory,
     read_config_file,
 )
-from flowspec.model.weights.precision import AUTO, PRECISIONS
+from flowspec.model.weights.precision import AUTO, PRECISIONS, declared
 
 Ends = Callable[[Path], frozenset[int] | None]
 
@@ -194,7 +194,7 @@ def gather(name: str, directory: ModelDirectory) -> ModelFacts:
 
 
 def _stored(config: Mapping[str, Any]) -> str:
-    name = str(config.get("dtype", config.get("torch_dtype", "float32")))
+    name = declared(config)
     return name if name in PRECISIONS else "float32"
 
 

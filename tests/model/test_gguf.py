@@ -15,12 +15,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from flowspec.errors import ConfigError, ModelError
 from flowspec.model.layers.architecture import library_model
+from flowspec.model.layers.placing import choose_precision
 from flowspec.model.shards import ShardPlan, write_shards
 from flowspec.model.text.tokenizer import Tokenizer
 from flowspec.model.weights.convert import write_folder
 from flowspec.model.weights.directory import ModelDirectory, default_pair, open_directory
 from flowspec.model.weights.gguf import INDEX
 from flowspec.model.weights.manifest import AS_STORED
+from flowspec.model.weights.quantise import dequantise
 from flowspec.model.weights.same_tokenizer import difference, load_tokenizer
 from flowspec.model.weights.stored_weight import StoredWeight
 from flowspec.model.weights.tensors import read_rows, read_tensor
@@ -97,6 +99,23 @@ def test_every_type_has_the_librarys_values(tmp_path: Path, kind: str) -> None:
     wanted = {"F32": "float32", "F16": "float16"}.get(kind, "bfloat16")
     assert directory.config["dtype"] == wanted
     assert directory.config["gguf_types"] == {kind: 1 + 7 * gguf_files.LAYERS}
+    chosen = "int4" if kind in ("Q4_0", "Q4_1", "Q4_K") else wanted
+    assert choose_precision("auto", "cpu", directory.config) == chosen
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q4_K"])
+def test_blocks_in_four_bits_are_nearly_those_of_int4(tmp_path: Path, kind: str) -> None:
+    """What is lost is the rounding of scales and middles to bfloat16, not a step of the codes."""
+    file = tmp_path / "model.gguf"
+    write(file, kind=kind)
+    name = "model.layers.0.mlp.up_proj.weight"
+    directory = open_directory(str(file))
+    exact = values_of(directory, name)
+    kept = dequantise(StoredWeight(directory, name).read(range(256), "int4"), torch.float32)
+    blocks = exact.view(-1, 32)
+    step = (blocks.amax(-1) - blocks.amin(-1)) / 15
+    error = (kept - exact).view(-1, 32).abs().amax(-1)
+    assert (error <= step / 4).float().mean() > 0.9
 
 
 @pytest.mark.parametrize("rows", [range(1), range(3, 130), range(127, 128), range(64, 256)])

@@ -25,7 +25,7 @@ from flowspec.model.weights.directory import (
     layer_ranges,
     open_directory,
 )
-from flowspec.model.weights.manifest import AS_STORED, MANIFEST
+from flowspec.model.weights.manifest import AS_STORED, MANIFEST, VERSION
 
 Family = Callable[..., ModelDirectory]
 DTYPES = [AS_STORED, "float32", "bfloat16", "float16", "int8", "nf4", "int4", "nf4-double"]
@@ -176,8 +176,10 @@ def test_a_changed_or_swapped_manifest_is_found(shards: Path) -> None:
 
 def test_a_newer_manifest_is_named(shards: Path) -> None:
     file = shards / "stage-1" / MANIFEST
-    file.write_text(json.dumps({**json.loads(file.read_text()), "version": 2}))
-    assert "has version 2, and this FlowSpec reads version 1" in refused(shards / "stage-1")
+    file.write_text(json.dumps({**json.loads(file.read_text()), "version": VERSION + 1}))
+    assert f"has version {VERSION + 1}, and this FlowSpec reads version {VERSION}" in refused(
+        shards / "stage-1"
+    )
 
 
 def test_another_stage_range_or_dtype_is_refused(shards: Path) -> None:

@@ -44,7 +44,6 @@ def test_a_block_takes_what_is_planned(name: str) -> None:
     whole = range(target.layers)
     block = LayerBlock(target, whole, first=True, last=True, placing=Placing(name))
     planned = StageNeeds(shapes_of(target), PRECISIONS[name], 100).weights(whole)
-    # int4 has a zero beside each scale in memory; the margin of a plan covers it.
     assert block.nbytes == pytest.approx(planned, rel=0.07)
 
 

@@ -39,10 +39,9 @@ class TinyGemm:
         return outputs % 8 == 0 and inputs % (_TINYGEMM_TILES * 16) == 0
 
     def pack(self, weight: Weight, rows: torch.dtype, device: torch.device) -> Packed:
-        assert weight.scales is not None
         held = torch._convert_weight_to_int4pack(weight.codes.to(device), _TINYGEMM_TILES)
-        scales = weight.scales.t().to(device)
-        pairs = torch.stack((scales, torch.zeros_like(scales)), dim=-1).to(rows).contiguous()
+        both = [part.t() for part in weight.scales_and_middles]
+        pairs = torch.stack(both, dim=-1).to(device, rows).contiguous()
         block = weight.precision.block
 
         def multiply(given: torch.Tensor) -> torch.Tensor:

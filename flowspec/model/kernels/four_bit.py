@@ -109,14 +109,13 @@ class Int4:
         return outputs % 16 == 0 and inputs % 32 == 0
 
     def pack(self, weight: Weight, rows: torch.dtype, device: torch.device) -> Packed:
-        assert weight.scales is not None
         held = torch.empty_like(weight.codes)
         step = max(1, _SLICE // (weight.shape[1] * _INT4_TOGETHER)) * _INT4_TOGETHER
         for at in range(0, weight.shape[0], step):
             codes = unpacked(weight.codes[at : at + step]).int()
             held[at : at + step] = torch._convert_weight_to_int4pack_for_cpu(codes, 1)
-        scales = weight.scales.t()
-        pairs = torch.stack((scales, torch.zeros_like(scales)), dim=-1).to(rows).contiguous()
+        both = [part.t() for part in weight.scales_and_middles]
+        pairs = torch.stack(both, dim=-1).to(rows).contiguous()
         block = weight.precision.block
 
         def multiply(given: torch.Tensor) -> torch.Tensor:

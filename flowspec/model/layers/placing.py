@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from flowspec.errors import ConfigError
-from flowspec.model.kernels import kernels_for
+from flowspec.model.kernels import kernels_for, served
 from flowspec.model.kernels.cpu import cpu_flags
-from flowspec.model.weights.precision import AUTO, PRECISIONS, check_device, check_dtype
+from flowspec.model.weights.precision import AUTO, PRECISIONS, check_device, check_dtype, declared
 
 _TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
@@ -76,14 +76,18 @@ def choose_device(name: str) -> torch.device:
 def choose_precision(dtype: str, device: str, config: Mapping[str, Any]) -> str:
     """The precision for ``--dtype`` on a device of type ``device``.
 
-    ``auto`` is the type that the config declares; float32 on a CPU that has no instructions for
-    bfloat16 if that is declared.
+    ``auto`` is what the config declares; bfloat16 where there is no kernel for int4, and float32 on
+    a CPU that has no instructions for bfloat16.
     """
     if check_dtype(dtype) != AUTO:
         return dtype
-    declared = str(config.get("dtype") or config.get("torch_dtype") or "float32")
-    if declared not in _TYPES:
+    stored = declared(config)
+    if stored == "int4":
+        if served(stored, device):
+            return stored
+        stored = "bfloat16"
+    if stored not in _TYPES:
         return "float32"
-    if declared == "bfloat16" and device == "cpu" and not cpu_flags() & _BFLOAT16_FLAGS:
+    if stored == "bfloat16" and device == "cpu" and not cpu_flags() & _BFLOAT16_FLAGS:
         return "float32"
-    return declared
+    return stored

@@ -24,15 +24,18 @@ import numpy as np
 import numpy.typing as npt
 
 from flowspec.errors import ModelError, naming_what_is_missing
+from flowspec.model.weights.precision import OWN
 from flowspec.model.weights.tensor_files import TensorEntry
 
 INDEX = "gguf-index.json"
 SUFFIX = ".gguf"
 #: Raised when a folder in the cache would be written otherwise.
-_VERSION = 1
+_VERSION = 2
 _SPLIT = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 #: Types that are read, and the names that safetensors have for those of plain numbers.
 _PLAIN = ("F32", "F16", "BF16")
+#: Types whose blocks of 32 have a scale and a minimum, or a scale alone, as int4 has.
+_FOUR_BITS = {"Q4_0", "Q4_1", "Q4_K"}
 _TYPES = (*_PLAIN, "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 #: Architectures that are read.
 _FAMILIES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "qwen2moe", "qwen3moe")
@@ -314,7 +317,15 @@ def _config(
     common = kinds.most_common(1)[0][0] if kinds else "F32"
     found["dtype"] = {"F32": "float32", "F16": "float16"}.get(common, "bfloat16")
     found["gguf_types"] = dict(sorted(kinds.items()))
+    layers = {entry.dtype for name, entry in index.items() if _is_matrix_of_layer(name, entry)}
+    if layers <= _FOUR_BITS:
+        found[OWN] = "int4"
     return found
+
+
+def _is_matrix_of_layer(name: str, entry: TensorEntry) -> bool:
+    """Whether it is one of the matrices that a precision is for; routers are not."""
+    return ".layers." in name and len(entry.shape) > 1 and not name.endswith("gate.weight")
 
 
 def _rope_tensors(readers: Sequence[Any]) -> dict[str, Floats]:

@@ -17,8 +17,8 @@ from flowspec.errors import ConfigError, ModelError
 from flowspec.model.weights.precision import AUTO, PRECISIONS
 
 MANIFEST = "flowspec-shard.json"
-#: The only version there is; a reader refuses every other.
-VERSION = 1
+#: The only version that is read.
+VERSION = 2
 #: What ``dtype`` is if weights are as the source has them.
 AS_STORED = "as stored"
 _BUFFER = 1 << 20

@@ -7,8 +7,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from flowspec.errors import ConfigError
 
@@ -90,7 +91,7 @@ PRECISIONS = {
         _four_bit("fp4"),
         _four_bit("nf4", double=True),
         _four_bit("fp4", double=True),
-        Precision("int4", 4, "bfloat16", scale_bits=16, block=32),
+        Precision("int4", 4, "bfloat16", scale_bits=32, block=32),
     )
 }
 #: What ``--dtype`` takes.
@@ -99,6 +100,15 @@ DTYPES = (AUTO, *PRECISIONS)
 
 #: Kinds of devices.
 DEVICES = ("cpu", "cuda", "mps")
+
+
+#: Where the config of a GGUF file says that its layers are in four bits as int4 has them.
+OWN = "flowspec_precision"
+
+
+def declared(config: Mapping[str, Any]) -> str:
+    """The precision that a checkpoint has, by its ``config``; empty: it does not say."""
+    return str(config.get(OWN) or config.get("dtype") or config.get("torch_dtype") or "")
 
 
 def check_device(name: str) -> str:

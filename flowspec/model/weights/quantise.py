@@ -4,8 +4,9 @@ A matrix is ``[outputs, inputs]``; every scale belongs to one row of it, so that
 quantised in slices and a whole matrix never exists in more than its stored and its quantised form.
 
     int8        codes int8 [outputs, inputs], one float32 scale a row; value = code x scale
-    int4        two codes a byte [outputs, inputs / 2], first in the high bits; one bfloat16 scale
-                for 32 codes; value = (code - 8) x scale, the scheme of ggml's Q4_0
+    int4        two codes a byte [outputs, inputs / 2], first in the high bits; for 32 codes one
+                bfloat16 scale and, behind all of a row's scales, the bfloat16 middle of their
+                range; value = (code - 8) x scale + middle, the scheme of ggml's Q4_1
     nf4, fp4    two codes a byte, one bfloat16 maximum for 64 codes; value = table[code] x maximum
                 (bitsandbytes; arXiv 2305.14314, section 3; its CPU kernels round the maxima too)
     nf4-double, fp4-double
@@ -16,6 +17,7 @@ quantised in slices and a whole matrix never exists in more than its stored and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -37,6 +39,8 @@ TABLES = {
         *(-0.0, -0.005208333333, -0.66666667, -1.0, -0.33333333, -0.5, -0.16666667, -0.25),
     ),
 }
+#: Numbers of steps between a block's least and largest value that int4 chooses from.
+STEPS = (15, 14, 13, 12, 11, 10)
 _DENSE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -64,6 +68,13 @@ class Weight:
     def nbytes(self) -> int:
         """Bytes of the stored tensors."""
         return sum(tensor.nbytes for tensor in self.tensors)
+
+    @property
+    def scales_and_middles(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of int4: both ``[outputs, blocks]``."""
+        assert self.scales is not None
+        scales, middles = self.scales.chunk(2, dim=-1)
+        return scales, middles
 
     @property
     def maxima(self) -> torch.Tensor:
@@ -117,7 +128,7 @@ def code_layout(
     if not kind.quantised:
         return [codes[0]], [codes[1]]
     blocks = inputs // kind.block if kind.block else 1
-    scales = (_scale_type(kind), (outputs, blocks))
+    scales = (_scale_type(kind), (outputs, 2 * blocks if kind.name == "int4" else blocks))
     if not kind.double:
         return [codes[0], scales[0]], [codes[1], scales[1]]
     return [codes[0], scales[0], torch.float32], [codes[1], scales[1], (outputs, 1)]
@@ -128,15 +139,14 @@ def dequantise(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
     if weight.scales is None:
         return weight.codes.to(dtype)
     kind = weight.precision
-    scales = weight.maxima.float()
     if kind.name == "int8":
-        return (weight.codes.float() * scales).to(dtype)
-    codes = unpacked(weight.codes)
+        return (weight.codes.float() * weight.scales).to(dtype)
+    codes = unpacked(weight.codes).view(weight.shape[0], -1, kind.block)
     if kind.name == "int4":
-        levels = codes.float() - 8
+        scales, middles = (part.float().unsqueeze(-1) for part in weight.scales_and_middles)
+        blocks = (codes.float() - 8) * scales + middles
     else:
-        levels = torch.tensor(TABLES[kind.table])[codes.int()]
-    blocks = levels.view(weight.shape[0], -1, kind.block) * scales.unsqueeze(-1)
+        blocks = torch.tensor(TABLES[kind.table])[codes.int()] * weight.maxima.float().unsqueeze(-1)
     return blocks.view(weight.shape).to(dtype)
 
 
@@ -163,29 +173,58 @@ def _code_type(kind: Precision) -> torch.dtype:
 def _scale_type(kind: Precision) -> torch.dtype:
     if kind.double:
         return torch.uint8
-    return torch.bfloat16 if kind.scale_bits == 16 else torch.float32
+    return torch.float32 if kind.bits == 8 else torch.bfloat16
 
 
 def _quantised(values: torch.Tensor, kind: Precision) -> tuple[torch.Tensor, ...]:
     """Codes, scales and rows' scales of some rows, float32 ``[rows, inputs]``.
 
-    A block of zeros has scale 0.
+    A block of equal values has scale 0 in int4, and one of zeros in the others.
     """
     if kind.name == "int8":
         scales = values.abs().amax(dim=-1, keepdim=True) / 127
         return _nearest(values, scales).clamp_(-127, 127).to(torch.int8), scales
     blocks = values.view(values.shape[0], -1, kind.block)
     if kind.name == "int4":
-        largest = blocks.gather(-1, blocks.abs().argmax(dim=-1, keepdim=True))
-        scales = (largest / -8).bfloat16()
-        codes = (_nearest(blocks, scales.float()) + 8).clamp_(0, 15)
-    else:
-        scales = blocks.abs().amax(dim=-1, keepdim=True)
-        codes = _nearest_in_table(blocks / scales.clamp_min(torch.finfo(torch.float32).tiny), kind)
+        return _evenly(blocks)
+    scales = blocks.abs().amax(dim=-1, keepdim=True)
+    codes = _nearest_in_table(blocks / scales.clamp_min(torch.finfo(torch.float32).tiny), kind)
     packed = _packed(codes.flatten(-2))
     if not kind.double:
         return packed, scales.squeeze(-1)
     return packed, *_doubly_quantised(scales.squeeze(-1))
+
+
+def _evenly(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes of int4, and scales and middles, of ``[rows, blocks, 32]``.
+
+    Of several numbers of steps between the least value and the largest, the one with the smallest
+    error: values that lie on some 16 even levels, as a GGUF file's do, keep their codes.
+    """
+    least, most = blocks.aminmax(dim=-1, keepdim=True)
+    best = torch.full_like(least, math.inf)
+    scales = torch.zeros_like(least)
+    for steps in STEPS:
+        tried = ((most - least) / steps).bfloat16().float()
+        levels = _levels(blocks, least, tried)
+        error = levels.round().clamp_(-8, 7).sub_(levels).square_().sum(dim=-1, keepdim=True)
+        error *= tried.square()
+        scales = torch.where(error < best, tried, scales)
+        best = torch.minimum(error, best)
+    codes = _levels(blocks, least, scales).round_().clamp_(-8, 7) + 8
+    both = torch.cat((scales, _middles(least, scales)), dim=-2).squeeze(-1).bfloat16()
+    return _packed(codes.flatten(-2)), both
+
+
+def _middles(least: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """What the code 8 stands for, so that the code 0 stands for ``least``."""
+    return (least + 8 * scales).bfloat16().float()
+
+
+def _levels(blocks: torch.Tensor, least: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """``blocks`` in steps of ``scales`` from the middle; where there are no steps, 0."""
+    steps = torch.where(scales == 0, 0.0, 1 / scales)
+    return (blocks - _middles(least, scales)).mul_(steps)
 
 
 def _doubly_quantised(maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
