@@ -347,6 +347,18 @@ def test_a_type_or_a_tensor_that_is_not_read_is_named(tmp_path: Path) -> None:
     assert "tensor blk.0.odd.weight" in refused(file)
 
 
+def test_a_user_without_home_is_told_what_to_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", none)
+    write(tmp_path / "model.gguf")
+    assert "the user has no home folder; set XDG_CACHE_HOME" in refused(tmp_path / "model.gguf")
+
+
 def test_a_cache_that_cannot_be_written_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

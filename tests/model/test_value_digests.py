@@ -127,6 +127,19 @@ def test_a_cache_that_cannot_be_read_is_computed_again(
     assert directory.values() == first
 
 
+def test_a_user_without_home_has_no_cache_and_the_same_digests(
+    llama_copy: Path, cached: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = open_directory(str(llama_copy)).values()
+
+    def none() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", none)
+    assert open_directory(str(llama_copy)).values() == expected
+
+
 def test_a_file_changed_a_moment_ago_is_not_cached(
     llama_copy: Path, cached: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

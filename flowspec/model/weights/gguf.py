@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import re
 import shutil
 import tempfile
@@ -25,7 +24,7 @@ import numpy.typing as npt
 
 from flowspec.errors import ModelError, naming_what_is_missing
 from flowspec.model.weights.precision import OWN
-from flowspec.model.weights.tensor_files import TensorEntry
+from flowspec.model.weights.tensor_files import TensorEntry, user_cache
 
 INDEX = "gguf-index.json"
 SUFFIX = ".gguf"
@@ -114,17 +113,16 @@ def folder_of(file: Path) -> Path:
     files = _parts(file)
     stamps = [[str(part), part.stat().st_size, part.stat().st_mtime_ns] for part in files]
     key = hashlib.sha256(json.dumps([_VERSION, stamps]).encode()).hexdigest()[:16]
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = base / "flowspec" / "gguf" / f"{file.stem}-{key}"
-    if folder.is_dir():
-        return folder
     try:
+        folder = user_cache() / "gguf" / f"{file.stem}-{key}"
+        if folder.is_dir():
+            return folder
         folder.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".new-"))
     except OSError as error:
         raise ModelError(
-            f"{folder.parent} cannot be written: {error.strerror}; set XDG_CACHE_HOME to a folder "
-            "that can, for the config and the tokenizer of a GGUF file"
+            f"the user's cache, for the config and the tokenizer of {file}, cannot be written: "
+            f"{error.strerror}; set XDG_CACHE_HOME to a folder that can"
         ) from None
     try:
         _describe(files, made)
@@ -183,7 +181,7 @@ def _describe(files: Sequence[Path], folder: Path) -> None:
     index = _index(readers, files, facts)
     config = _config(files[0], facts, readers, index)
     _write(folder / "config.json", config)
-    ends = [facts.number(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    ends = [facts.value(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     _write(folder / "generation_config.json", {"eos_token_id": [e for e in ends if e is not None]})
     _write(folder / INDEX, {name: _noted(entry) for name, entry in index.items()})
     _write_tokenizer(files[0], facts, folder)
@@ -208,28 +206,22 @@ class _Facts:
     def __init__(self, reader: Any, file: Path) -> None:
         self._fields = reader.fields
         self.family = str(self.value("general.architecture") or "")
-        if self.family not in _FAMILIES or (
-            self.number(f"{self.family}.expert_count", 0) and (self.family == "llama")
-        ):
-            kind = "a mixture of llama's" if self.family == "llama" else repr(self.family)
+        mixture = self.family == "llama" and self.own("expert_count", 0)
+        if mixture or self.family not in _FAMILIES:
+            kind = "a mixture of llama's" if mixture else repr(self.family)
             raise ModelError(
                 f"{file} holds {kind} architecture; of GGUF files {', '.join(_FAMILIES)} are "
                 "read, take the model's safetensors"
             )
 
-    def value(self, name: str) -> Any:
-        """The value ``name``; None: there is none."""
+    def value(self, name: str, default: Any = None) -> Any:
+        """The value ``name``; ``default`` if there is none."""
         field = self._fields.get(name)
-        return None if field is None else field.contents()
-
-    def number(self, name: str, default: int | None = None) -> Any:
-        """The number ``name``."""
-        found = self.value(name)
-        return default if found is None else found
+        return default if field is None else field.contents()
 
     def own(self, name: str, default: Any = None) -> Any:
         """The value ``name`` of the architecture."""
-        return self.number(f"{self.family}.{name}", default)
+        return self.value(f"{self.family}.{name}", default)
 
 
 def _index(readers: Sequence[Any], files: Sequence[Path], facts: _Facts) -> dict[str, TensorEntry]:

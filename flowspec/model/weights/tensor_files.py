@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import itertools
 import json
+import os
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -111,6 +113,15 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
             f"weights file {path} is cut short: {size} bytes of {end}; download it again"
         )
     return entries
+
+
+def user_cache() -> Path:
+    """FlowSpec's folder in the user's cache, which need not exist; OSError if there is no home."""
+    try:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError:
+        raise OSError(errno.ENOENT, "the user has no home folder") from None
+    return Path(base) / "flowspec"
 
 
 def write_tensors(

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from flowspec.model.weights.tensor_files import TensorEntry
+from flowspec.model.weights.tensor_files import TensorEntry, user_cache
 from flowspec.observe import logger
 
 #: Files below this size, bytes, are read each time; it takes a fraction of a second.
@@ -102,9 +102,8 @@ def _tensor_digest(name: str, entry: TensorEntry) -> str:
 
 
 def _cache_file(file: Path) -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     name = hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:32]
-    return Path(base) / "flowspec" / "digests" / f"{name}.json"
+    return user_cache() / "digests" / f"{name}.json"
 
 
 def _state(state: os.stat_result) -> list[int]:
@@ -124,9 +123,9 @@ def _cached(file: Path, state: os.stat_result) -> dict[str, str]:
 
 def _store(file: Path, state: os.stat_result, tensors: Mapping[str, str]) -> None:
     """Note the digests; without a cache folder they are computed again next time."""
-    place = _cache_file(file)
     text = json.dumps({"state": _state(state), "file": str(file), "tensors": dict(tensors)})
     with contextlib.suppress(OSError):
+        place = _cache_file(file)
         place.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=place.parent)
         with os.fdopen(descriptor, "w", encoding="utf-8") as written:
