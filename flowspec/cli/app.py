@@ -95,7 +95,9 @@ app = typer.Typer(
 
 VerifiedTarget = Annotated[
     str | None,
-    typer.Argument(help="Model to prove: folder or hub name; default: the packaged one."),
+    typer.Argument(
+        help="Model to prove: folder, GGUF file or hub name; default: the packaged one."
+    ),
 ]
 
 #: Most tokens of an answer in a conversation.
@@ -424,8 +426,8 @@ def plan(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="Model to split: folder, hub name or a lone config file; default: the packaged "
-            "one.",
+            help="Model to split: folder, GGUF file, hub name or a lone config; default: the "
+            "packaged one.",
             show_default=False,
         ),
     ] = None,
@@ -550,7 +552,7 @@ def bench(
 
 @app.command()
 def shard(
-    target: Annotated[str, typer.Argument(help="The model: folder or hub name.")],
+    target: Annotated[str, typer.Argument(help="The model: folder, GGUF file or hub name.")],
     out: Annotated[Path, typer.Option(help="Folder to make; it gets stage-1, stage-2 ... draft.")],
     stages: Stages = None,
     layers: Annotated[

@@ -55,7 +55,8 @@ OwnUrl = Annotated[
     ),
 ]
 Target = Annotated[
-    str | None, typer.Option(help="Model to run: folder or hub name; default: the packaged one.")
+    str | None,
+    typer.Option(help="Model to run: folder, GGUF file or hub name; default: the packaged one."),
 ]
 Draft = Annotated[
     str | None,

@@ -36,9 +36,12 @@ def read_tensor(name: str, entry: TensorEntry, dtype: torch.dtype) -> torch.Tens
     ModelError if its bytes do not match the header, or a value is not finite.
     """
     if entry.packed:
-        matrix = entry.shape[0] if len(entry.shape) > 1 else 1
-        packed = [part.to(dtype) for part in _unpacked(name, entry, range(matrix))]
-        return torch.cat(packed).view(entry.shape)
+        whole = torch.empty((math.prod(entry.shape[:-1]), entry.shape[-1]), dtype=dtype)
+        at = 0
+        for rows in _unpacked(name, entry, range(whole.shape[0])):
+            whole[at : at + len(rows)] = rows
+            at += len(rows)
+        return whole.view(entry.shape)
     stored = _stored_type(name, entry)
     count = math.prod(entry.shape)
     result = torch.empty(count, dtype=dtype)
@@ -83,6 +86,7 @@ def _unpacked(name: str, entry: TensorEntry, rows: range) -> Iterator[torch.Tens
     step = max(1, _SLICE // entry.shape[-1])
     for at in range(rows.start, rows.stop, step):
         part = torch.from_numpy(gguf.read_rows(entry, range(at, min(at + step, rows.stop))))
+        part = part.view(-1, entry.shape[-1])
         _check_finite(part, name)
         yield part
 
