@@ -344,13 +344,15 @@ def _scale_rope(
     if "rope_freqs.weight" in tensors:
         rope |= _llama_3(tensors["rope_freqs.weight"], float(rope["rope_theta"]), file)
     elif "rope_factors_long.weight" in tensors:
+        short = int(original or config["max_position_embeddings"])
         rope |= {
             "rope_type": "longrope",
+            "factor": config["max_position_embeddings"] / short,
             "long_factor": tensors["rope_factors_long.weight"].tolist(),
             "short_factor": tensors["rope_factors_short.weight"].tolist(),
-            "original_max_position_embeddings": original or config["max_position_embeddings"],
+            "original_max_position_embeddings": short,
         }
-        config["original_max_position_embeddings"] = rope["original_max_position_embeddings"]
+        config["original_max_position_embeddings"] = short
     elif kind in ("linear", "yarn") and factor:
         rope |= {"rope_type": kind, "factor": float(factor)}
         if original:
