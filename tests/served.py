@@ -8,8 +8,8 @@ from typing import Any
 
 from flowspec.core.protocol.addresses import Address
 from flowspec.core.protocol.holders import Holder
+from flowspec.rehearse.emulated_link import EmulatedLink
 from flowspec.roles.lease import Lease
-from flowspec.transport.link.redis_link import RedisLink
 from flowspec.transport.wire.keys import Keys
 from tests.clients import RedisControlAndClient
 from tests.toy_cluster import ToyCluster
@@ -21,8 +21,8 @@ STAGES = 2
 def toy_pipeline(url: str, *, jobs: int = 8, **options: Any) -> Iterator[ToyCluster]:
     """A pipeline of two stages on the toy model at ``url``."""
 
-    def link(address: Address, holder: Holder) -> RedisLink:
-        return RedisLink(url, Keys(), address, STAGES, holder=holder)
+    def link(address: Address, holder: Holder) -> EmulatedLink:
+        return EmulatedLink(url, Keys(), address, STAGES, holder=holder)
 
     cluster = ToyCluster(
         lambda: RedisControlAndClient(url, Keys()), link, STAGES, jobs=jobs, **options

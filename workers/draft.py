@@ -5,14 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from flowspec.core.job.draft_worker import DraftMachine
 from flowspec.core.protocol.addresses import DRAFT
-from flowspec.core.protocol.codes import Code
-from flowspec.core.protocol.machine import Finish
-from flowspec.core.protocol.stamps import Stamp
 from flowspec.core.run.limits import BLOCK_ROWS, Limits
 from flowspec.errors import ConfigError
 from flowspec.model.base import DraftExecutor, HasFacts
@@ -36,8 +32,6 @@ from flowspec.transport.base import (
     CONTEXT,
     ENDS,
     Claim,
-    Link,
-    Op,
     drafts_of,
     middles_of,
     role_of,
@@ -53,36 +47,20 @@ PLACE = ("precision", "device", "kernels", "rows_independent")
 Claims = Callable[[], Mapping[str, Claim]]
 
 
-class _NamingLink:
-    """A link that adds the drafters' names, and what the stages run on, to a job's stats.
+class _Naming:
+    """Adds the drafters' names, and what the stages run on, to a job's stats.
 
     Machines, and so recordings, only have the drafters' numbers. ``kept``: the leases, with the
     stages' facts, as they were a moment ago; ``asked``: as they are, which takes a round trip.
     """
 
-    def __init__(
-        self, link: Link, stages: int, drafts: Sequence[str], kept: Claims, asked: Claims
-    ) -> None:
-        self.address = link.address
-        self.read = link.read
-        self.take_rows = link.take_rows
-        self.drop_rows = link.drop_rows
-        self.forget = link.forget
-        self.close = link.close
-        self._link = link
+    def __init__(self, stages: int, drafts: Sequence[str], kept: Claims, asked: Claims) -> None:
         self._drafts = drafts
         self._kept = kept
         self._asked = asked
         self._stage_numbers = range(1, stages + 1)
 
-    def write(self, ops: Sequence[Op], stamps: Sequence[Stamp | None] | None = None) -> list[Code]:
-        """As the link's."""
-        told = [
-            replace(op, stats=self._named(op.stats)) if isinstance(op, Finish) else op for op in ops
-        ]
-        return self._link.write(told, stamps)
-
-    def _named(self, stats: Mapping[str, Any]) -> dict[str, Any]:
+    def __call__(self, stats: Mapping[str, object]) -> dict[str, object]:
         named = with_drafter_names(stats, self._drafts)
         if named.get("tokens"):
             named[RUNS_ON] = self._places()
@@ -140,8 +118,7 @@ def _serve(load: Load, given: argparse.Namespace, texts: TextProcess) -> None:
         texts.drop()
         peers = wiring.peers
         with closing(process.control()) as asking, closing(wiring.link(lease.holder)) as link:
-            named = _NamingLink(
-                link,
+            naming = _Naming(
                 int(record["stages"]),
                 drafts_of(record),
                 asking.claims if peers is None else lambda: peers.claims,
@@ -155,7 +132,14 @@ def _serve(load: Load, given: argparse.Namespace, texts: TextProcess) -> None:
                 generation=lease.holder.generation,
             )
             worker = make_worker(
-                record, machine, named, performer, lease, header=header(limits), texts=texts
+                record,
+                machine,
+                link,
+                performer,
+                lease,
+                header=header(limits),
+                texts=texts,
+                naming=naming,
             )
             facts.ask(worker.facts)
             process.ready(f"drafts by {record['draft'] if given.draft is None else given.draft}")

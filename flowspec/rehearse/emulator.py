@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from flowspec.core.job.draft_worker import DraftMachine
 from flowspec.core.protocol.addresses import DRAFT, Address
@@ -51,7 +51,7 @@ from flowspec.rehearse.devices.arrivals import Arrivals, Parcel
 from flowspec.rehearse.devices.departures import Departures
 from flowspec.rehearse.devices.links import DirectedLinks
 from flowspec.rehearse.devices.setup import Emulation
-from flowspec.roles.worker import IDLE_SECONDS, Performer, Worker
+from flowspec.roles.worker import IDLE_SECONDS, Naming, Performer, Worker
 from flowspec.transport.base import CommitText, Link, Op
 
 #: Order of the events of one moment.
@@ -66,6 +66,17 @@ _EARLY = 0.004
 _MOMENT = 1e-9
 #: Weight of the newest write in the running mean of the cost of a write.
 _NEWEST = 0.1
+
+
+class StampedLink(Link, Protocol):
+    """A link that sends stamps with what it writes; ``emulated_link.EmulatedLink`` is one."""
+
+    def write(self, ops: Sequence[Op], stamps: Sequence[Stamp | None] | None = None) -> list[Code]:
+        """As ``Link.write``. ``stamps``: one per operation.
+
+        Those of messages, commits and completions go with what these deliver.
+        """
+        ...
 
 
 class _Key(NamedTuple):
@@ -99,13 +110,14 @@ class EmulatedWorker(Worker):
     def __init__(
         self,
         machine: Machine,
-        link: Link,
+        link: StampedLink,
         performer: Performer,
         emulation: Emulation,
         *,
         header: str = "",
         model_seconds: Callable[[], float] | None = None,
         check_lease: Callable[[], None] = lambda: None,
+        naming: Naming = dict,
     ) -> None:
         super().__init__(
             machine,
@@ -114,7 +126,9 @@ class EmulatedWorker(Worker):
             clock=lambda: self._now,
             header=header,
             check_lease=check_lease,
+            naming=naming,
         )
+        self._stamped = link
         self._emulation = emulation
         self._model_seconds = model_seconds
         profile = emulation.profile
@@ -303,7 +317,7 @@ class EmulatedWorker(Worker):
         self._charge()
         charged = not self._emulation.free_software
         at = self._now + (self._write_seconds + self._emulation.hop if charged else 0.0)
-        codes = self._link.write(ops, [self._stamp(op, at) for op in ops])
+        codes = self._stamped.write(ops, [self._stamp(op, at) for op in ops])
         spent = self._charge()
         self._write_seconds += (spent - self._write_seconds) * (
             _NEWEST if self._write_seconds else 1.0

@@ -7,7 +7,8 @@ broker's refusals to it as inputs. Time is the monotonic clock.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from flowspec.core.protocol.bundles import Bundle, bundled, unbundled
@@ -58,6 +59,8 @@ IDLE_SECONDS = 0.5
 _ENCODING_SECONDS = 0.005
 
 Clock = Callable[[], float]
+#: What is told of a job's stats, with names that machines do not know.
+Naming = Callable[[Mapping[str, object]], dict[str, object]]
 
 
 class Performer(Protocol):
@@ -101,7 +104,8 @@ class Worker:
 
     ``header``: first line of recordings, for the one worker that writes it. ``check_lease``: called
     before every write; it waits for a late lease and raises LeaseLost for a lost one. ``texts``:
-    encodes prompts beside the loop; None: the performer does, in the loop.
+    encodes prompts beside the loop; None: the performer does, in the loop. ``naming``: of the stats
+    of jobs that end.
     """
 
     def __init__(
@@ -114,8 +118,10 @@ class Worker:
         header: str = "",
         check_lease: Callable[[], None] = lambda: None,
         texts: TextProcess | None = None,
+        naming: Naming = dict,
     ) -> None:
         self._check_lease = check_lease
+        self._naming = naming
         self._texts = texts
         self._machine = machine
         self._link = link
@@ -257,6 +263,8 @@ class Worker:
                 return [*self._row_ops(output), output]
             case Commit():
                 return [self._performer.written(output)]
+            case Finish():
+                return [replace(output, stats=self._naming(output.stats))]
             case Allocate():
                 self._performer.allocate(output)
                 return []

@@ -27,10 +27,11 @@ from flowspec.errors import (
 from flowspec.model.weights.precision import DTYPES
 from flowspec.observe import NOTE
 from flowspec.rehearse.devices.setup import EMULATED, Emulation
+from flowspec.rehearse.emulated_link import EmulatedLink
 from flowspec.rehearse.emulator import EmulatedWorker
 from flowspec.roles.lease import LOADING, STATE, Lease
 from flowspec.roles.text_process import TextProcess
-from flowspec.roles.worker import Performer, Worker
+from flowspec.roles.worker import Naming, Performer, Worker
 from flowspec.transport.base import Control, Link, setup_of
 from flowspec.transport.connections.connection import DEFAULT_URL
 from flowspec.transport.control.redis_control import RedisControl
@@ -340,29 +341,38 @@ def make_worker(
     header: str = "",
     model_seconds: Callable[[], float] | None = None,
     texts: TextProcess | None = None,
+    naming: Naming = dict,
 ) -> Worker:
     """The loop of a worker process under ``lease``, on an emulated device if ``record`` names one.
 
-    ``model_seconds``: see ``rehearse.emulator``, ``texts``: ``roles.worker``; an emulated device
-    encodes itself.
+    ``model_seconds``: see ``rehearse.emulator``; ``texts``, ``naming``: ``roles.worker``. An
+    emulated device encodes itself.
     """
     gc.collect()
     # A collection over a loaded model's objects takes 0.2 s, which would delay a token.
     gc.freeze()
-    emulated = record.get(EMULATED)
-    worker = (
-        EmulatedWorker(
+    worker: Worker
+    if isinstance(link, EmulatedLink):
+        worker = EmulatedWorker(
             machine,
             link,
             role,
-            Emulation.read(emulated),
+            Emulation.read(record[EMULATED]),
             header=header,
             model_seconds=model_seconds,
             check_lease=lease.check,
+            naming=naming,
         )
-        if emulated
-        else Worker(machine, link, role, header=header, check_lease=lease.check, texts=texts)
-    )
+    else:
+        worker = Worker(
+            machine,
+            link,
+            role,
+            header=header,
+            check_lease=lease.check,
+            texts=texts,
+            naming=naming,
+        )
     lease.passing = worker.passing
     return worker
 

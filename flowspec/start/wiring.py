@@ -11,12 +11,12 @@ from flowspec.core.protocol.holders import Holder
 from flowspec.errors import BrokerError
 from flowspec.observe import logger
 from flowspec.rehearse.devices.setup import EMULATED
+from flowspec.rehearse.emulated_link import EmulatedLink
 from flowspec.start.boot import Process
 from flowspec.transport.base import Link, middles_of
 from flowspec.transport.link.inbox import FACT, NONE, Inbox, InboxPlace, open_inbox, why_none
 from flowspec.transport.link.live_link import LiveLink
 from flowspec.transport.link.peers import Peers
-from flowspec.transport.link.redis_link import RedisLink
 from flowspec.transport.ways import AUTO, BROKER, ROWS, STRAIGHT
 
 #: The key of the pipeline's record for how rows travel.
@@ -122,7 +122,7 @@ class Wiring:
         url = self._process.url
         keys = self._process.keys
         if self.peers is None:
-            return RedisLink(url, keys, self._address, stages, middles=middles, holder=holder)
+            return EmulatedLink(url, keys, self._address, stages, middles=middles, holder=holder)
         self.peers.wait()
         return LiveLink(
             url,

@@ -181,14 +181,11 @@ class Link(Protocol):
         """Drop the rows of a segment, which will not be computed."""
         ...
 
-    def write(self, ops: Sequence[Op], stamps: Sequence[Stamp | None] | None = None) -> list[Code]:
+    def write(self, ops: Sequence[Op]) -> list[Code]:
         """Carry out ``ops`` in order; one code per operation, of a bundle one per message.
 
         A link may write without waiting: the code is then OK, and a refusal comes with a later
         read, in ``ReadResult.unwritten``.
-
-        ``stamps``: in an emulated run one per operation; of messages, commits and completions, they
-        go with what these deliver.
         """
         ...
 

@@ -37,6 +37,7 @@ from flowspec.core.run.sampling import Sampling
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.model.rows.masks import full_mask
 from flowspec.model.rows.placement import ContiguousRows
+from flowspec.rehearse.emulated_link import EmulatedLink
 from flowspec.roles.worker import Worker
 from flowspec.transport.base import CommitText, Link, role_of
 from flowspec.transport.connections.redis_client import DirectClient
@@ -45,7 +46,6 @@ from flowspec.transport.control.redis_control import RedisControl
 from flowspec.transport.link.inbox import FACT, InboxPlace, free_port, open_inbox
 from flowspec.transport.link.live_link import LiveLink
 from flowspec.transport.link.peers import Peers
-from flowspec.transport.link.redis_link import RedisLink
 from flowspec.transport.wire.keys import Keys
 from ops.bench.jobs import running_job
 from ops.bench.parts import PROMPT, ROWS, parts
@@ -116,7 +116,7 @@ def stage_link(url: str, stage: int, way: str, stages: int = 2) -> Link:
     """The link of one of ``stages`` by one of WAYS; straight, the next one's must be open."""
     address = stage_address(stage)
     if way == "round trips":
-        return RedisLink(url, Keys(), address, stages)
+        return EmulatedLink(url, Keys(), address, stages)
     if way == "broker":
         return LiveLink(url, Keys(), address, stages)
     control = RedisControl(url, Keys())
@@ -180,7 +180,7 @@ def drive(url: str, rounds: int, *, count: int = 2, width: int = ROWS) -> None:
     A segment has ``width`` rows, a root and its children.
     """
     control = RedisControl(url, Keys())
-    link = RedisLink(url, Keys(), DRAFT, count)
+    link = EmulatedLink(url, Keys(), DRAFT, count)
     seqs = SeqWriter()
     stages = tuple(map(stage_address, range(1, count + 1)))
     job = running_job(control, stages=count)
@@ -219,7 +219,7 @@ def drive(url: str, rounds: int, *, count: int = 2, width: int = ROWS) -> None:
     control.revoke(job, "cancelled")
 
 
-def wait_for_result(link: RedisLink) -> None:
+def wait_for_result(link: EmulatedLink) -> None:
     while not any(isinstance(envelope.message, Answer) for envelope in link.read(2.0).envelopes):
         continue
 

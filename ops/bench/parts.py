@@ -21,10 +21,10 @@ from flowspec.core.run.sampling import Sampling
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.model.rows.masks import full_mask
 from flowspec.model.rows.placement import ContiguousRows, Placement
+from flowspec.rehearse.emulated_link import EmulatedLink
 from flowspec.transport.base import PutRows
 from flowspec.transport.connections.redis_client import DirectClient
 from flowspec.transport.control.redis_control import RedisControl
-from flowspec.transport.link.redis_link import RedisLink
 from flowspec.transport.wire import codec
 from flowspec.transport.wire.keys import Keys
 from ops.bench.jobs import running_job
@@ -91,7 +91,7 @@ def broker_parts(url: str, segment: Segment, rows: np.ndarray) -> dict[str, floa
     segment = dataclasses.replace(segment, run=run)
     sender = stage_address(1)
     receiver = stage_address(2)
-    link = RedisLink(url, keys, sender, 2)
+    link = EmulatedLink(url, keys, sender, 2)
     bare = DirectClient(url)
     message = codec.encode(segment)
     data = codec.encode_rows(rows)

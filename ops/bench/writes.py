@@ -14,10 +14,10 @@ from flowspec.core.protocol.messages import Envelope, Prune
 from flowspec.core.protocol.work import Part
 from flowspec.core.run.key import RunKey
 from flowspec.core.tree.live_rows import LiveRows
+from flowspec.rehearse.emulated_link import EmulatedLink
 from flowspec.transport.base import CommitText
 from flowspec.transport.connections.redis_client import DirectClient
 from flowspec.transport.control.redis_control import RedisControl
-from flowspec.transport.link.redis_link import RedisLink
 from flowspec.transport.wire import codec
 from flowspec.transport.wire.keys import Keys
 from ops.bench.jobs import running_job
@@ -45,7 +45,7 @@ return 0
 def commits(url: str, rounds: int) -> tuple[list[float], list[float]]:
     """Seconds of a bare EVALSHA with the same writes and of our commit for four stages, in turn."""
     keys = Keys("commits")
-    link = RedisLink(url, keys, DRAFT, 4)
+    link = EmulatedLink(url, keys, DRAFT, 4)
     run = RunKey(running_job(RedisControl(url, keys), stages=4), 1)
     link.write([OpenJob(run, (1, 2), "bench")])
     client = DirectClient(url)

@@ -22,12 +22,12 @@ from flowspec.core.protocol.messages import Answer, Segment
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import CANCEL, JobSpec
 from flowspec.errors import ReplayMismatch
+from flowspec.rehearse.emulated_link import EmulatedLink
 from flowspec.rehearse.replay import merge, replay
 from flowspec.strategies import EXACT
 from flowspec.transport.base import CommitText, Link, Op, PutRows, ReadResult
 from flowspec.transport.connections.connection import connect
 from flowspec.transport.link.live_link import LiveLink
-from flowspec.transport.link.redis_link import RedisLink
 from flowspec.transport.wire.keys import Keys
 from tests.addresses import D0, S1, S2
 from tests.toy import TARGET
@@ -61,7 +61,7 @@ def start(rig: Rig) -> Iterator[Start]:
         def link(address: Address, holder: Holder) -> Link:
             if rig.memory is not None:
                 return rig.link(address, holder)
-            kind = LiveLink if rig.live else RedisLink
+            kind = LiveLink if rig.live else EmulatedLink
             made = kind(rig.url, Keys(), address, stages, middles=middles, holder=holder)
             rig.given.append(made)
             return made

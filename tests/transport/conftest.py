@@ -16,15 +16,15 @@ from flowspec.core.protocol.in_order import InOrder
 from flowspec.core.protocol.ledger import JobState
 from flowspec.core.protocol.machine import Commit, OpenJob, Send
 from flowspec.core.protocol.messages import Close, Envelope, Message, Prune
-from flowspec.core.protocol.stamps import Stamp
 from flowspec.core.run.key import RunKey
+from flowspec.rehearse.emulated_link import EmulatedLink
 from flowspec.transport.base import CommitText, Link, Op, PutRows, ReadResult
 from flowspec.transport.connections.connection import connect
 from flowspec.transport.connections.redis_client import BrokerClient
 from flowspec.transport.connections.server import PrivateBroker
 from flowspec.transport.link.commands import codes_of
 from flowspec.transport.link.live_link import LiveLink
-from flowspec.transport.link.redis_link import RedisLink, last_id
+from flowspec.transport.link.log_reader import last_id
 from flowspec.transport.wire.entries import order
 from flowspec.transport.wire.keys import Keys
 from tests.addresses import D0, S1, S2
@@ -38,9 +38,9 @@ STAGES = 2
 class Settled(LiveLink):
     """A live link that waits for what is under way: it returns codes, and reads all there is."""
 
-    def write(self, ops: Sequence[Op], stamps: Sequence[Stamp | None] | None = None) -> list[Code]:
+    def write(self, ops: Sequence[Op]) -> list[Code]:
         self._noted: list[tuple[Op, list[Code]]] = []
-        super().write(ops, stamps)
+        super().write(ops)
         while self._writes.under_way:
             self._confirm()
         full = {id(op) for op, code in self._unwritten if isinstance(op, PutRows)}
@@ -108,7 +108,7 @@ class Rig:
         if self.memory is not None:
             link = MemoryLink(self.memory, address, holder)
         else:
-            kind = Settled if self.live else RedisLink
+            kind = Settled if self.live else EmulatedLink
             made = kind(self.url, self.keys, address, STAGES, middles=self.middles, holder=holder)
             if isinstance(made, LiveLink):
                 made._order = InOrder(patience=0.1)

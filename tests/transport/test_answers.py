@@ -30,7 +30,7 @@ from flowspec.transport.link import incoming as module
 from flowspec.transport.link.inbox import free_port
 from flowspec.transport.link.incoming import open_incoming
 from flowspec.transport.link.live_link import LiveLink
-from flowspec.transport.link.redis_link import last_id
+from flowspec.transport.link.log_reader import last_id
 from flowspec.transport.wire.keys import JOBS, Keys
 from tests.addresses import D0, S1
 from tests.transport.conftest import Rig, commit, send

@@ -29,9 +29,10 @@ from flowspec.core.protocol.stamps import Stamp
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import GapError
+from flowspec.rehearse import emulated_link
 from flowspec.transport.base import TRIM_ENTRIES, PutRows, Record
 from flowspec.transport.control import redis_control
-from flowspec.transport.link import live_link, recorded, redis_link
+from flowspec.transport.link import live_link, recorded
 from tests.addresses import D0, M1, S1, S2
 from tests.transport import memory, memory_control
 from tests.transport.conftest import Rig, bundle, commit, send
@@ -207,9 +208,9 @@ def test_late_rows_of_a_forgotten_run_are_dropped(rig: Rig) -> None:
 def test_rows_are_written_even_beyond_their_cap_and_the_writer_learns_of_it(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for place in (memory, redis_link, live_link):
+    for place in (memory, emulated_link, live_link):
         monkeypatch.setattr(place, "ROWS_CAP", 2)
-    for place in (redis_link, live_link):
+    for place in (emulated_link, live_link):
         monkeypatch.setattr(place, "_MEASURE_EVERY", 1)
     draft = rig.link(D0)
     stage = rig.link(S2)

@@ -18,6 +18,7 @@ from flowspec.core.protocol.codes import Code
 from flowspec.core.protocol.messages import Close
 from flowspec.core.run.key import RunKey
 from flowspec.errors import BrokerError, BrokerUnreachable, ConfigError, FlowSpecError, GapError
+from flowspec.rehearse.emulated_link import EmulatedLink
 from flowspec.transport.base import TRIM_ENTRIES, PutRows
 from flowspec.transport.connections import connection, redis_client
 from flowspec.transport.connections.async_client import AsyncBrokerClient
@@ -27,7 +28,6 @@ from flowspec.transport.connections.redis_client import BrokerClient, Command
 from flowspec.transport.connections.server import PrivateBroker
 from flowspec.transport.control.redis_control import RedisControl
 from flowspec.transport.link.inbox import free_port
-from flowspec.transport.link.redis_link import RedisLink
 from flowspec.transport.wire import codec
 from flowspec.transport.wire.keys import JOBS, Keys
 from tests.addresses import D0, S1, S2
@@ -61,11 +61,11 @@ def test_writes_under_way_outlive_repeated_losses(proxy: tuple[Proxy, str], time
     client.close()
 
 
-def started(url: str) -> tuple[Rig, RedisLink, str]:
+def started(url: str) -> tuple[Rig, EmulatedLink, str]:
     rig = Rig(url=url)
     draft = rig.link(D0)
     job = rig.start(rig.control(), draft)
-    assert isinstance(draft, RedisLink)
+    assert isinstance(draft, EmulatedLink)
     return rig, draft, job
 
 
@@ -88,7 +88,7 @@ def test_a_lost_reply_to_rows_and_their_envelope_makes_one_segment(
     lossy, url = proxy
     rig, _, job = started(server.url)
     stage = rig.link(S2)
-    sender = RedisLink(url, Keys(), S1, 2)
+    sender = EmulatedLink(url, Keys(), S1, 2)
     rows = np.ones((2, 3), np.float32)
     sender.write([send(S2, job, 1, sender=S1)])
     lossy.lose_replies(1)
@@ -163,7 +163,7 @@ def test_a_blocking_read_is_shorter_than_the_sockets_patience(
 ) -> None:
     """With the default timeout of 5 s a longer idle read hangs for a minute, then fails."""
     assert connect(server.url).get_connection_kwargs()["socket_timeout"] > MAX_BLOCK_SECONDS + 1
-    link = RedisLink(server.url, Keys(), S1, 2)
+    link = EmulatedLink(server.url, Keys(), S1, 2)
     assert seconds_of(lambda: link.read(60.0)) > MAX_BLOCK_SECONDS - 0.1
     link.close()
 
@@ -188,7 +188,7 @@ def test_rows_and_their_envelope_wake_their_reader_once(
 ) -> None:
     """Two separate writes would cost the reader a second round trip."""
     _, draft, job = started(server.url)
-    stage = RedisLink(server.url, Keys(), S2, 2)
+    stage = EmulatedLink(server.url, Keys(), S2, 2)
     rows = np.zeros((16, 512), np.float32)
     for number in range(1, 40):
         writer = threading.Timer(
@@ -204,7 +204,7 @@ def test_rows_and_their_envelope_wake_their_reader_once(
 
 def test_large_rows_arrive_whole(server: PrivateBroker, client: redis.Redis) -> None:
     _, draft, job = started(server.url)
-    stage = RedisLink(server.url, Keys(), S2, 2)
+    stage = EmulatedLink(server.url, Keys(), S2, 2)
     rows = np.random.default_rng(0).normal(size=(512, 1024)).astype(np.float32)
     draft.write([PutRows(S2, RunKey(job, 1), 1, rows), send(S2, job, 1)])
     stage.read(1.0)
@@ -223,7 +223,7 @@ def test_scripts_a_server_forgot_are_loaded_again(
 def test_a_server_that_lost_its_memory_is_not_taken_for_the_old_one() -> None:
     """Its streams restart, and a cursor ahead of them would wait indefinitely."""
     with PrivateBroker() as broker:
-        link = RedisLink(broker.url, Keys(), S1, 2)
+        link = EmulatedLink(broker.url, Keys(), S1, 2)
         assert broker.directory is not None
         config = broker.directory / "conf"
         binary = Path(f"/proc/{broker.pid}/exe").resolve()
@@ -292,7 +292,7 @@ def test_malformed_entries_are_refused_counted_and_survived(
     server: PrivateBroker, client: redis.Redis
 ) -> None:
     _, draft, job = started(server.url)
-    stage = RedisLink(server.url, Keys(), S1, 2)
+    stage = EmulatedLink(server.url, Keys(), S1, 2)
     log = Keys().log(S1)
     rows = Keys().rows(S1)
     close = codec.encode(Close(RunKey(job, 1)))
@@ -320,7 +320,7 @@ def test_rows_of_runs_that_nobody_names_are_bounded(
     """The oldest are dropped; those of a run that a message has named are not."""
     monkeypatch.setattr("flowspec.transport.link.log_reader.EARLY_ROWS", 3)
     _, draft, job = started(server.url)
-    stage = RedisLink(server.url, Keys(), S1, 2)
+    stage = EmulatedLink(server.url, Keys(), S1, 2)
     draft.write([send(S1, job, 1)])
     stage.read(1.0)
     ours = RunKey(job, 1)
@@ -377,7 +377,7 @@ def test_what_was_read_is_trimmed_and_what_was_not_is_kept(
 def test_a_full_stream_of_rows_is_said_and_never_trimmed(
     server: PrivateBroker, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flowspec.transport.link.redis_link.ROWS_CAP", 10)
+    monkeypatch.setattr("flowspec.rehearse.emulated_link.ROWS_CAP", 10)
     _, draft, job = started(server.url)
     op = PutRows(S2, RunKey(job, 1), 1, np.zeros((1, 1), np.float32))
     codes = [draft.write([op])[0] for _ in range(64)]
@@ -398,23 +398,6 @@ def test_a_full_log_refuses_more(
     assert client.xlen(Keys().log(S1)) == 2
 
 
-def test_rows_may_travel_on_another_server(server: PrivateBroker, client: redis.Redis) -> None:
-    with PrivateBroker() as second:
-        rig, _, job = started(server.url)
-        writer = RedisLink(server.url, Keys(), S1, 2, rows_url=second.url)
-        reader = RedisLink(server.url, Keys(), S2, 2, rows_url=second.url)
-        rows = np.ones((2, 2), np.float32)
-        writer.write([PutRows(S2, RunKey(job, 1), 3, rows), send(S2, job, 1, sender=S1)])
-        assert len(reader.read(1.0).envelopes) == 1
-        assert (reader.take_rows(RunKey(job, 1), 3) == rows).all()
-        reader.read(0.0)
-        other = connect(second.url)
-        assert client.xlen(Keys().rows(S2)) == other.xlen(Keys().rows(S2)) == 0
-        for end in (writer, reader, other):
-            end.close()
-        assert rig.url
-
-
 def test_rows_that_come_after_their_job_has_ended_are_not_kept(
     server: PrivateBroker, client: redis.Redis
 ) -> None:
@@ -426,7 +409,7 @@ def test_rows_that_come_after_their_job_has_ended_are_not_kept(
     stage.forget(RunKey(job, 1))
     sender.write([PutRows(S2, RunKey(job, 1), 2, np.zeros((1, 2), np.float32))])
     stage.read(1.0)
-    assert isinstance(stage, RedisLink)
+    assert isinstance(stage, EmulatedLink)
     assert stage._reader._rows == {}
 
 

@@ -162,7 +162,7 @@ def test_of_a_bundle_a_part_that_has_ended_or_is_broken_is_dropped_alone(pair: P
     messages = [segment(job, 4) for job in (pair.job, other)]
     pair.draft.write([*(put(job, 4) for job in (pair.job, other)), bundle(S1, *messages, seq=3)])
     assert pair.stage.read(2.0).envelopes[0].message == messages[0]
-    assert pair.stage._reader.take(RunKey(other, 1), 4) is None
+    assert pair.stage._reader.drop(RunKey(other, 1), 4) is None
     assert (pair.stage.take_rows(RunKey(pair.job, 1), 4) == ROWS).all()
 
 

@@ -28,9 +28,8 @@ from flowspec.core.protocol.in_order import InOrder, goes_straight
 from flowspec.core.protocol.machine import Finish, Send
 from flowspec.core.protocol.messages import Answer, Envelope, Segment
 from flowspec.core.protocol.refusals import refusal
-from flowspec.core.protocol.stamps import Stamp
 from flowspec.core.run.key import RunKey
-from flowspec.errors import BrokerError, GapError
+from flowspec.errors import BrokerError
 from flowspec.observe import logger
 from flowspec.transport.base import (
     ROWS_CAP,
@@ -47,10 +46,9 @@ from flowspec.transport.connections.redis_client import Command
 from flowspec.transport.link.commands import Commands, codes_of
 from flowspec.transport.link.inbox import Inbox
 from flowspec.transport.link.incoming import Incoming, open_incoming
-from flowspec.transport.link.log_reader import LogReader
+from flowspec.transport.link.log_reader import LogReader, last_id
 from flowspec.transport.link.peers import PeerInbox, Peers, Posted
 from flowspec.transport.link.recorded import Recorded
-from flowspec.transport.link.redis_link import last_id
 from flowspec.transport.wire.keys import Keys
 
 #: Most writes under way at the control broker; a further one waits for the oldest answer.
@@ -184,13 +182,10 @@ class LiveLink:
         return self._order.arrive(envelope, now)
 
     def take_rows(self, run: RunKey, segment: int) -> Rows:
-        rows = self._reader.take(run, segment)
-        if rows is None:
-            raise GapError(f"the rows of segment {segment} did not arrive at {self.address}")
-        return rows
+        return self._reader.take(run, segment)
 
     def drop_rows(self, run: RunKey, segment: int) -> None:
-        self._reader.take(run, segment)
+        self._reader.drop(run, segment)
 
     def forget(self, run: RunKey) -> None:
         self._recorded.forget(run)
@@ -202,8 +197,8 @@ class LiveLink:
 
     # ---- writing ---------------------------------------------------------------------------------
 
-    def write(self, ops: Sequence[Op], stamps: Sequence[Stamp | None] | None = None) -> list[Code]:
-        """Carry out ``ops``; refusals come with a later read. ``stamps``: no live run has any."""
+    def write(self, ops: Sequence[Op]) -> list[Code]:
+        """Carry out ``ops``; refusals come with a later read."""
         through: list[Op] = []
         for op in ops:
             if isinstance(op, Send | Bundle):

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import redis
+
 from flowspec.core.protocol.addresses import SCHEDULER, Address
 from flowspec.core.protocol.messages import Envelope, Revoke
 from flowspec.core.protocol.stamps import Stamp
 from flowspec.core.run.ended import EndedRuns
 from flowspec.core.run.key import RunKey
-from flowspec.errors import WireError
+from flowspec.errors import GapError, WireError
 from flowspec.transport.base import TRIM_ENTRIES, Rows
-from flowspec.transport.connections.redis_client import Command
+from flowspec.transport.connections.redis_client import BrokerClient, Command
 from flowspec.transport.link.commands import Commands
 from flowspec.transport.wire import codec, entries
 from flowspec.transport.wire.keys import Keys
@@ -20,6 +22,8 @@ from flowspec.transport.wire.keys import Keys
 #: Most rows, and bytes of them, that are kept of runs of which no message has come yet.
 EARLY_ROWS = 1024
 EARLY_BYTES = 256 << 20
+#: Answers about a stream that is not there yet, or whose key is of another type.
+_NO_STREAM = ("no such key", "WRONGTYPE")
 
 
 class LogReader:
@@ -33,6 +37,7 @@ class LogReader:
     def __init__(
         self, keys: Keys, address: Address, log_at: str, rows_at: str, commands: Commands
     ) -> None:
+        self._address = address
         self.log = keys.log(address)
         self.rows_stream = keys.rows(address)
         self.log_at = log_at
@@ -145,8 +150,15 @@ class LogReader:
             name = next(iter(self._early))
             del self._early[name], self._rows[name]
 
-    def take(self, run: RunKey, segment: int) -> Rows | None:
-        """Remove and return a segment's rows; None: they have not arrived."""
+    def take(self, run: RunKey, segment: int) -> Rows:
+        """Remove and return a segment's rows; GapError if they have not arrived."""
+        rows = self.drop(run, segment)
+        if rows is None:
+            raise GapError(f"the rows of segment {segment} did not arrive at {self._address}")
+        return rows
+
+    def drop(self, run: RunKey, segment: int) -> Rows | None:
+        """Remove a segment's rows, if they have arrived."""
         return self._rows.pop((run, segment), None)
 
     def forget(self, run: RunKey) -> None:
@@ -170,16 +182,24 @@ class LogReader:
             trims.append(self._commands.trim_rows(entries.after(self.rows_at)))
         return trims
 
-    def take_rows_trim(self) -> list[Command]:
-        """The trim of rows on a server of their own, which knows no generations."""
-        if not self._rows_untrimmed:
-            return []
-        self._rows_untrimmed = False
-        return [("XTRIM", self.rows_stream, "MINID", entries.after(self.rows_at))]
-
     def _log_trim(self) -> Command:
         """The trim of all that has been read of the log; unread entries stay."""
         read = {run: self._read[run] for run in self._uncounted if run in self._read}
         self._untrimmed = 0
         self._uncounted.clear()
         return self._commands.trim(entries.after(self.log_at), read)
+
+
+def last_id(client: BrokerClient, stream: str) -> str:
+    """The id of the last entry, after which a new reader begins."""
+
+    def ask(connection: redis.Redis) -> str:
+        try:
+            info: Any = connection.xinfo_stream(stream)
+        except redis.ResponseError as error:
+            if not any(sign in str(error) for sign in _NO_STREAM):
+                raise
+            return "0-0"
+        return str(info["last-generated-id"].decode())
+
+    return client.call(ask)
