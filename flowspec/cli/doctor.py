@@ -16,7 +16,7 @@ from flowspec.doctor.examine import Plans, Survey, examine
 from flowspec.doctor.finding import Finding, Severity, any_error
 from flowspec.doctor.kernels import KernelFact
 from flowspec.errors import ConfigError
-from flowspec.model.drafters.sources import NGRAM
+from flowspec.model.drafters.kinds import NGRAM
 from flowspec.model.weights.directory import default_pair
 from flowspec.model.weights.precision import check_dtype
 

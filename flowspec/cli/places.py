@@ -14,7 +14,8 @@ from flowspec.cli import notes
 from flowspec.cli.groups import ModelFlags
 from flowspec.cluster import Places, Setup
 from flowspec.errors import ConfigError
-from flowspec.model.drafters.sources import NGRAM, open_models
+from flowspec.model.drafters.kinds import NGRAM
+from flowspec.model.drafters.sources import open_models
 from flowspec.model.weights.directory import default_pair
 from flowspec.model.weights.precision import AUTO
 from flowspec.plan.cluster_file import ClusterFile, read_cluster

@@ -15,7 +15,8 @@ from rich.table import Table
 from flowspec.cli.bench import prompts_in
 from flowspec.cli.outputs import check_writable, write
 from flowspec.errors import ConfigError
-from flowspec.model.drafters.sources import NGRAM, placed_absolutely
+from flowspec.model.drafters.kinds import NGRAM
+from flowspec.model.drafters.sources import placed_absolutely
 from flowspec.model.weights.directory import ModelDirectory, default_pair, local_path
 from flowspec.model.weights.precision import AUTO, PRECISIONS, Precision, declared
 from flowspec.plan.boxes import EXPECTED, TimedBox, parse_boxes

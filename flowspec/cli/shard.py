@@ -8,7 +8,8 @@ from rich.console import Console
 
 from flowspec.cli.places import DEFAULT_STAGES
 from flowspec.errors import ConfigError
-from flowspec.model.drafters.sources import NGRAM, open_models
+from flowspec.model.drafters.kinds import NGRAM
+from flowspec.model.drafters.sources import open_models
 from flowspec.model.weights.directory import fetch_weights, layer_ranges
 
 

@@ -10,12 +10,11 @@ from typing import Any
 
 from flowspec.doctor.finding import Finding, error, from_error, note, ok, size, warning
 from flowspec.errors import ConfigError, ModelError
-from flowspec.model.drafters.head_layout import check_head, head_name, is_head
-from flowspec.model.drafters.sources import NGRAM, source_names
+from flowspec.model.drafters.kinds import NGRAM, kind_of
+from flowspec.model.drafters.sources import source_names
 from flowspec.model.weights import formats as unread
 from flowspec.model.weights.directory import (
     ModelDirectory,
-    check_pair,
     local_path,
     open_directory,
     read_config_file,
@@ -91,10 +90,11 @@ def check_names(
     opened, findings = _open(target, "target")
     yield from findings
     if opened is not None:
-        if is_head(opened):
+        kind = kind_of(opened)
+        if kind.reads_target:
             yield error(
                 "target",
-                f"{target} is an EAGLE head, which can only draft",
+                f"{target} is {kind.shown}, which can only draft",
                 "give a language model as the target, and the head as the draft",
             )
             return
@@ -291,12 +291,11 @@ def _draft(name: str, target: ModelDirectory | None) -> Iterator[Finding]:
     if directory is None or target is None:
         return
     try:
-        if is_head(directory):
-            check_head(directory, target)
-            kind = head_name(directory)
-            yield ok("draft", f"{name} is {kind} of the target's shape, weights complete")
+        kind = kind_of(directory)
+        kind.check(directory, target)
+        if kind.reads_target:
+            yield ok("draft", f"{name} is {kind.shown} of the target's shape, weights complete")
         else:
-            check_pair(target, directory)
             yield ok("draft", f"{name} shares the target's tokenizer, weights complete")
     except ModelError as wrong:
         yield from_error("draft", wrong, "choose another draft, or ngram")

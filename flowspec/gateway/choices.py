@@ -17,7 +17,7 @@ from flowspec.gateway.ended_requests import EndedRequests
 from flowspec.gateway.errors import ApiError, unavailable
 from flowspec.gateway.logprobs import PlacedToken, TokensOfText
 from flowspec.gateway.metrics import Metrics, accepted_tokens
-from flowspec.gateway.stops import StopFilter
+from flowspec.gateway.stop_strings import StopFilter
 from flowspec.observe import logger
 from flowspec.results import Chunk, Result, Stats
 

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from flowspec.errors import ModelError
-from flowspec.model.drafters.block_layout import is_block_drafter
-from flowspec.model.drafters.eagle3_layout import is_eagle3
-from flowspec.model.drafters.head_layout import is_head
-from flowspec.model.drafters.sources import NGRAM, choices, source_names
-from flowspec.model.weights.directory import ModelDirectory
+from flowspec.model.drafters.kinds import BLOCK, EAGLE, EAGLE3, NGRAM, planned_kind
+from flowspec.model.drafters.sources import choices, source_names
 from flowspec.model.weights.precision import Precision
 from flowspec.model.weights.shapes import LayerShapes, ModelShapes, read_config, shapes_of
 from flowspec.plan.boxes import DescribedBox
 from flowspec.plan.estimate import NGRAM_SECONDS, drafter_precision, drafter_times
 from flowspec.plan.needs import drafter_bytes
 from flowspec.rehearse.devices.profile import Times, source_parts
-
-SLM = "slm"
-HEAD = "head"
-BLOCK = "block"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,36 +58,20 @@ def planned_drafts(draft: str, target: ModelShapes) -> PlannedDrafts:
         if name == NGRAM:
             continue
         directory = read_config(name)
-        kinds[name] = _kind(directory)
+        kind = planned_kind(directory)
+        kinds[name] = kind.name
         own = shapes_of(directory)
-        configs[kinds[name]] = directory.config
-        if kinds[name] == HEAD:
-            wide = _holds(directory, is_eagle3, "eagle3")
-            own = _head_shapes(own, target, wide=wide)
-        elif kinds[name] == BLOCK:  # the stages have its fc
+        configs[kind.name] = directory.config
+        if kind in (EAGLE, EAGLE3):
+            own = _head_shapes(own, target, wide=kind is EAGLE3)
+        elif kind is BLOCK:  # the stages have its fc
             own = replace(own, embedding=target.embedding, tied=target.tied)
-        shapes[kinds[name]] = own
+        shapes[kind.name] = own
     source = ":".join(
         "+".join(kinds[name] for name in source_names(choice)) for choice in choices(draft)
     )
     source_parts(source)
     return PlannedDrafts(source, shapes, configs)
-
-
-def _kind(directory: ModelDirectory) -> str:
-    if is_block_drafter(directory):
-        return BLOCK
-    return HEAD if _holds(directory, is_head, "eagle") else SLM
-
-
-def _holds(directory: ModelDirectory, test: Callable[[ModelDirectory], bool], named: str) -> bool:
-    """``test`` of the directory, or whether its architecture is ``named`` if it has no weights."""
-    try:
-        return test(directory)
-    except ModelError:
-        return any(
-            named in str(name).lower() for name in directory.config.get("architectures") or ()
-        )
 
 
 def _head_shapes(own: ModelShapes, target: ModelShapes, *, wide: bool) -> ModelShapes:

@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from flowspec.model.drafters.kinds import NGRAM
 from flowspec.plan.boxes import TimedBox
 from flowspec.plan.estimate import rising
 from flowspec.plan.needs import BARE_BYTES, StageNeeds
@@ -23,8 +24,6 @@ from flowspec.rehearse.devices.profile import LinkShape, Profile, Times
 SEGMENT = 16
 #: How far from the fastest slowest stage to that of the least sum splits between them are tried.
 BETWEEN = (0.25, 0.5, 0.75)
-#: The only drafter that computes so little that it slows no stage beside it.
-NGRAM = "ngram"
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +244,7 @@ def _signature(layout: Layout) -> object:
 
 
 def _computes(source: str) -> bool:
+    """Whether drafting slows a stage beside it: looking up n-grams does not."""
     return source != NGRAM
 
 

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flowspec.model.drafters.sources import NGRAM
+from flowspec.model.drafters.kinds import BLOCK, EAGLE, NGRAM
 from flowspec.model.weights.directory import ModelDirectory
 from flowspec.model.weights.precision import Precision
 from flowspec.model.weights.shapes import ModelShapes, few_layers, shapes_of
 from flowspec.plan.boxes import TimedBox
-from flowspec.plan.drafts import BLOCK, HEAD, PlannedDrafts
+from flowspec.plan.drafts import PlannedDrafts
 from flowspec.plan.estimate import NGRAM_SECONDS, drafter_precision, rising
 from flowspec.plan.needs import layer_bytes
 from flowspec.rehearse.devices.profile import Times
@@ -33,7 +33,7 @@ def request_for(
         asked[name] = {
             "config": dict(drafts.configs[name]),
             "layers": sum(sizes) / _layer_size(drafts.configs[name], own),
-            "target_head": name in (HEAD, BLOCK),
+            "target_head": name in (EAGLE.name, BLOCK.name),
         }
     return {
         "id": secrets.token_hex(8),

@@ -20,10 +20,8 @@ from flowspec.core.protocol.work import Draft
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import ConfigError
 from flowspec.model.base import DraftExecutor, DraftsBlocks, RowArray
-from flowspec.model.drafters.block_layout import is_block_drafter
-from flowspec.model.drafters.head_layout import is_head
+from flowspec.model.drafters.kinds import NGRAM, kind_of
 from flowspec.model.drafters.sources import (
-    NGRAM,
     load_sources,
     open_models,
     source_names,
@@ -175,12 +173,7 @@ def _by_kind(drafts: str) -> dict[str, str]:
 
 
 def _kind(name: str) -> str:
-    if name == NGRAM:
-        return "ngram"
-    directory = fetch_weights(name, lambda found: ("",))
-    if is_block_drafter(directory):
-        return "block"
-    return "head" if is_head(directory) else "slm"
+    return NGRAM if name == NGRAM else kind_of(fetch_weights(name, lambda found: ("",))).name
 
 
 def _needs(directory: ModelDirectory, plan: MeasurementPlan, drafts: str) -> tuple[str, ...]:

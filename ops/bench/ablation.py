@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=Path, default=PROMPTS)
     given = parser.parse_args()
     from flowspec.core.job.stats import repeated_4grams
-    from flowspec.model.drafters.drafter import load_drafter
+    from flowspec.model.drafters.language_model import load_drafter
     from flowspec.rehearse.compare.memo import MemoDrafter
 
     prompts = prompts_of(given.prompts)

@@ -70,7 +70,7 @@ TIMED = (
     ("flowspec.transport.link.live_link", "LiveLink.write", "codec, write"),
     ("flowspec.core.stage.stage_worker", "StageMachine.step", "machine"),
     ("flowspec.roles.performers", "VerifyPerformer.compute", INPUTS),
-    ("flowspec.model.drafters.drafter", "ModelDrafter.run", INPUTS),
+    ("flowspec.model.drafters.language_model", "ModelDrafter.run", INPUTS),
     ("flowspec.model.drafters.eagle", "EagleDrafter.run", INPUTS),
     ("flowspec.model.rows.kv", "TreeCache.begin_pass", "places, KV moves"),
     ("flowspec.model.rows.kv", "TreeCache.carry_out", "places, KV moves"),
@@ -82,7 +82,7 @@ TIMED = (
     ("flowspec.model.rows.kv", "TreeCacheLayer.update", "KV rows"),
     ("flowspec.model.layers.linear", "KernelLinear.multiply", "linears"),
     ("flowspec.model.layers.lean", "attend", "attention"),
-    ("flowspec.model.drafters.drafter", "propose", "proposals"),
+    ("flowspec.model.drafters.language_model", "propose", "proposals"),
     ("flowspec.model.drafters.eagle", "propose", "proposals"),
 )
 #: Every part in the order of the tables, and what it is.

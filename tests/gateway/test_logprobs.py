@@ -15,7 +15,7 @@ from flowspec.client import Client
 from flowspec.core.run.logprobs import ScoredToken, TokenLogprobs, TokenWritten
 from flowspec.gateway.logprobs import PlacedToken, TokensOfText, chat_logprobs, text_logprobs
 from flowspec.gateway.settings import Settings
-from flowspec.gateway.stops import StopFilter
+from flowspec.gateway.stop_strings import StopFilter
 from flowspec.transport.connections.server import PrivateBroker
 from tests.gateway.conftest import MODEL, gateway_at
 

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from flowspec.doctor.model import check_names
 from flowspec.errors import ConfigError, ModelError
-from flowspec.model.drafters.eagle3_layout import is_eagle3, read_layout
-from flowspec.model.drafters.head_layout import check_head, head_name, is_head
+from flowspec.model.drafters.eagle3_layout import read_layout
+from flowspec.model.drafters.kinds import EAGLE3, kind_of
 from flowspec.model.drafters.sources import check_sources, recorded_taps, taps_of
 from flowspec.model.layers.taps import Taps
 from flowspec.model.weights.directory import ModelDirectory, open_directory
@@ -28,10 +28,8 @@ Family = Callable[..., ModelDirectory]
 def test_both_dialects_are_read(family: Family, tmp_path: Path, nested: bool) -> None:
     target = family("llama")
     head = save_eagle3(tmp_path, target, Shape(nested=nested, normed=nested))
-    assert is_head(head)
-    assert is_eagle3(head)
-    assert head_name(head) == "an EAGLE-3 head"
-    check_head(head, target)
+    assert kind_of(head) is EAGLE3
+    kind_of(head).check(head, target)
     found = read_layout(head, target)
     assert found.taps == Taps(str(tmp_path), "fc.weight", (1, 3, 5), 64)
     assert found.layer == ("layers.0." if nested else "midlayer.")
@@ -39,8 +37,8 @@ def test_both_dialects_are_read(family: Family, tmp_path: Path, nested: bool) ->
 
 
 def test_language_models_and_other_heads_are_not_taken_for_one(family: Family) -> None:
-    assert not is_eagle3(family("llama"))
-    assert not is_eagle3(open_directory("head"))
+    assert kind_of(family("llama")) is not EAGLE3
+    assert kind_of(open_directory("head")) is not EAGLE3
 
 
 @pytest.mark.parametrize(
@@ -92,7 +90,7 @@ def test_what_is_not_understood_is_refused(
     target = family("llama")
     head = save_eagle3(tmp_path, target, Shape(extra=extra))
     with pytest.raises(ModelError, match=why) as refused:
-        check_head(head, target)
+        kind_of(head).check(head, target)
     assert "\n" not in str(refused.value)
 
 
@@ -101,7 +99,7 @@ def test_a_tensor_that_no_layout_has_is_refused(family: Family, tmp_path: Path, 
     target = family("llama")
     head = changed(save_eagle3(tmp_path, target), added={name: torch.ones(64)})
     with pytest.raises(ModelError, match=f"has the tensor {name}, which no known layout"):
-        check_head(head, target)
+        kind_of(head).check(head, target)
 
 
 @pytest.mark.parametrize(
@@ -118,14 +116,14 @@ def test_an_incomplete_head_is_refused(
     target = family("llama")
     head = changed(save_eagle3(tmp_path, target), without=missing)
     with pytest.raises(ModelError, match=why):
-        check_head(head, target)
+        kind_of(head).check(head, target)
 
 
 def test_another_width_needs_an_embedding(family: Family, tmp_path: Path) -> None:
     target = family("llama")
     head = save_eagle3(tmp_path, target, Shape(hidden=48))
     with pytest.raises(ModelError, match=r"and no embed_tokens.weight of its own"):
-        check_head(head, target)
+        kind_of(head).check(head, target)
 
 
 def changed(
@@ -153,7 +151,7 @@ def test_weights_in_torchs_format_are_refused_with_a_command_that_converts_them(
     exec(code, {})
     written = load_file(tmp_path / "model.safetensors")
     assert all(torch.equal(written[name], value) for name, value in stored.items())
-    assert is_eagle3(open_directory(str(tmp_path)))
+    assert kind_of(open_directory(str(tmp_path))) is EAGLE3
 
 
 def test_one_head_that_reads_inside_the_target_is_all_that_a_draft_may_have(

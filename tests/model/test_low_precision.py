@@ -11,7 +11,7 @@ from flowspec.core.protocol.work import Draft, DraftDone, Part, Pruned
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.model.base import DraftExecutor
-from flowspec.model.drafters.drafter import ModelDrafter
+from flowspec.model.drafters.language_model import ModelDrafter
 from flowspec.model.drafters.sources import load_sources
 from flowspec.model.layers.block import LayerBlock
 from flowspec.model.text.tokenizer import Tokenizer

@@ -15,10 +15,10 @@ from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.tree.live_rows import LiveRows
 from flowspec.model.base import DraftExecutor
-from flowspec.model.drafters.drafter import ModelDrafter, load_drafter
 from flowspec.model.drafters.drafter_choice import ChoiceDrafter
 from flowspec.model.drafters.eagle import EagleDrafter, load_head
 from flowspec.model.drafters.hybrid import HybridDrafter
+from flowspec.model.drafters.language_model import ModelDrafter, load_drafter
 from flowspec.model.drafters.ngram import NgramDrafter
 from flowspec.model.weights.directory import ModelDirectory
 from tests.model.test_eagle import HIDDEN, VOCABULARY, save_head

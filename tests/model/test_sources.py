@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from flowspec.errors import ConfigError, FlowSpecError, ModelError
-from flowspec.model.drafters.drafter import ModelDrafter
 from flowspec.model.drafters.drafter_choice import wanting_hidden
 from flowspec.model.drafters.eagle import EagleDrafter
-from flowspec.model.drafters.head_layout import is_head
 from flowspec.model.drafters.hybrid import HybridDrafter
+from flowspec.model.drafters.kinds import kind_of
+from flowspec.model.drafters.language_model import ModelDrafter
 from flowspec.model.drafters.ngram import NgramDrafter
 from flowspec.model.drafters.sources import (
     check_sources,
@@ -237,8 +237,8 @@ def test_a_target_without_a_tokenizer_is_refused_whatever_drafts(tmp_path: Path)
 
 def test_the_packaged_models_have_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(local_path(name) is not None for name in PACKAGED)
-    assert is_head(open_directory("head"))
-    assert not is_head(open_directory("medium"))
+    assert kind_of(open_directory("head")).reads_target
+    assert not kind_of(open_directory("medium")).reads_target
     monkeypatch.chdir(tmp_path)
     (tmp_path / "draft").mkdir()
     assert local_path("draft") == Path("draft"), "a folder of that name takes precedence"

@@ -18,7 +18,7 @@ from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_run import StageRun
 from flowspec.core.stage.stage_worker import StageMachine
-from flowspec.model.drafters.drafter import load_drafter
+from flowspec.model.drafters.language_model import load_drafter
 from flowspec.model.layers.block import LayerBlock
 from flowspec.model.reference import Reference
 from flowspec.model.stage import ModelStage, load_stage

@@ -8,7 +8,7 @@ import pytest
 from transformers import CONFIG_MAPPING, PretrainedConfig
 
 from flowspec.errors import ModelError
-from flowspec.model.drafters.drafter import load_drafter
+from flowspec.model.drafters.language_model import load_drafter
 from flowspec.model.layers import block, trial
 from flowspec.model.stage import load_stage
 from flowspec.model.weights.directory import open_directory

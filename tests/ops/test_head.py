@@ -13,7 +13,7 @@ from flowspec.errors import ModelError
 from flowspec.model.drafters.eagle import EagleHead, load_head, read_head
 from flowspec.model.drafters.eagle3 import Eagle3Head, load_eagle3
 from flowspec.model.drafters.eagle3_layout import read_layout
-from flowspec.model.drafters.head_layout import is_head
+from flowspec.model.drafters.kinds import kind_of
 from flowspec.model.weights.directory import ModelDirectory, open_directory
 from ops.train import head as script
 from ops.train.eagle1 import Eagle1Form
@@ -168,7 +168,7 @@ def test_a_head_is_trained_saved_and_resumed(
     script.main([*words, "--resume"])
     assert capsys.readouterr().out.count("agreement top-1 / top-4: step 1: ") == 4
     directory = open_directory(str(out))
-    assert is_head(directory)
+    assert kind_of(directory).reads_target
     assert load_head(directory, target).wants_hidden
     assert directory.config["architectures"] == ["LlamaForCausalLMEagle"]
     assert sorted(directory.weight_files) == sorted(

@@ -151,7 +151,7 @@ class Conversations(Simulation):
             assert not machine.open_runs
             assert executor.layers.runs == ()
             assert set(executor.layers.kept) == set(machine._kept)
-        assert self.draft._prefixes.rows <= self.draft._limits.kept_rows
+        assert self.draft._runs.prefixes.rows <= self.draft._limits.kept_rows
         assert self.rows_held == 0
 
 

@@ -10,7 +10,8 @@ A job's newer run replaces its older ones; their late messages carry a key that 
 executor serves all runs: one pass of the drafter for all that wait for it, and beside the passes
 one prompt at a time is encoded.
 
-When runs begin: ``admission``. How those that run share the pipeline: ``load``.
+When runs begin: ``admission``. How those that run share the pipeline: ``load``. How they end:
+``draft_runs``.
 """
 
 from __future__ import annotations
@@ -20,21 +21,19 @@ from dataclasses import replace
 
 from flowspec.core.job.admission import StartRules
 from flowspec.core.job.draft_run import DraftRun
-from flowspec.core.job.kept_prefixes import KeptPrefixes
+from flowspec.core.job.draft_runs import DraftRuns, rejected
 from flowspec.core.job.lifecycle import Event, State
 from flowspec.core.job.load import Governor
 from flowspec.core.job.session import Session
-from flowspec.core.job.stats import Tally, unmeasured
+from flowspec.core.job.stats import Tally
 from flowspec.core.job.strategy import Strategy
 from flowspec.core.protocol.addresses import Address, stage_address
 from flowspec.core.protocol.bundles import MOST_ROWS
-from flowspec.core.protocol.causes import FAILED, FULL, LATE, NOT_BEGUN, REFUSED
+from flowspec.core.protocol.causes import FAILED, FULL, REFUSED
 from flowspec.core.protocol.holders import NO_LEASE, names
 from flowspec.core.protocol.machine import (
     Compute,
     Done,
-    Evict,
-    Finish,
     Granted,
     Input,
     Keep,
@@ -44,7 +43,6 @@ from flowspec.core.protocol.machine import (
     Poll,
     Received,
     Refused,
-    Release,
     Tick,
 )
 from flowspec.core.protocol.messages import (
@@ -71,7 +69,6 @@ from flowspec.core.protocol.work import (
     Encoding,
     WorkFailed,
 )
-from flowspec.core.run.ended import EndedRuns
 from flowspec.core.run.history import History
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.limits import Limits
@@ -109,9 +106,7 @@ class DraftMachine:
         self._limits = limits
         self._build = build
         self._history = history if history is not None else History()
-        self._prefixes = KeptPrefixes(limits.kept_rows)
-        self._runs: dict[RunKey, DraftRun] = {}
-        self._ended = EndedRuns()
+        self._runs = DraftRuns(limits)
         self._last_stage = stage_address(limits.stages)
         self._governor = governor if governor is not None else Governor(limits.stages)
         self._admission = StartRules(limits, most_rows, row_unit)
@@ -166,7 +161,7 @@ class DraftMachine:
             case Done(result) if self._working is not None:
                 return self._end_pass(self._working, result, now)
             case Tick():
-                return self._end_overdue(now)
+                return self._runs.end_overdue(now)
             case Refused():
                 return self._refused(event)
             case Granted(run, share):
@@ -181,7 +176,7 @@ class DraftMachine:
         if isinstance(message, Submit):
             return self._submit(message, now)
         if isinstance(message, Revoke):
-            return self._drop_before(message.run)
+            return self._runs.drop_before(message.run)
         run = self._runs.get(message.run)
         if run is None:
             return []
@@ -191,7 +186,7 @@ class DraftMachine:
                 return []
             return self._take(run, envelope.sender, message, now)
         except (ProtocolError, JobError) as error:
-            return self._fail(run, str(error))
+            return self._runs.fail(run, str(error))
 
     def _take(self, run: DraftRun, sender: Address, message: Message, now: float) -> list[Output]:
         session = run.session
@@ -218,7 +213,7 @@ class DraftMachine:
             case PrefixLost():
                 session.lose_prefix(now)
             case Fault():
-                return self._fail(run, message.reason)
+                return self._runs.fail(run, message.reason)
         return [*learn, *self._collect(run, now)]
 
     def _check_tokens(self, answer: Answer) -> None:
@@ -240,7 +235,7 @@ class DraftMachine:
         """What the session has to send, and the job's end if all stages have reported."""
         session = run.session
         assert session is not None
-        outputs = [*session.outbox.take(), *self._evict()]
+        outputs = [*session.outbox.take(), *self._runs.evict()]
         drafts = session.take_drafts_to_share()
         if drafts:
             outputs.append(Keep(run.key, drafts))
@@ -248,7 +243,7 @@ class DraftMachine:
             if run.closing_since is None:
                 run.closing_since = now
             if len(run.meters) == session.workers:
-                outputs += self._end(run, session, Event.REPORTED)
+                outputs += self._runs.end(run, session, Event.REPORTED)
         return outputs
 
     # ---- shares ----------------------------------------------------------------------------------
@@ -272,21 +267,21 @@ class DraftMachine:
     # ---- beginning -------------------------------------------------------------------------------
 
     def _submit(self, message: Submit, now: float) -> list[Output]:
-        if message.run in self._runs or message.run in self._ended:
+        if message.run in self._runs or message.run in self._runs.ended:
             return []
-        outputs = self._drop_before(message.run)
+        outputs = self._runs.drop_before(message.run)
         if not self.serves(message):
-            self._ended.add(message.run)
+            self._runs.ended.add(message.run)
             return outputs
         if len(self._runs) >= MOST_RUNS:
             full = f"the draft worker has {MOST_RUNS} jobs already; submit the job again later"
-            return [*outputs, _reject(message, full, FULL)]
+            return [*outputs, rejected(message, full, FULL)]
         try:
             spec = parse(dict(message.fields))
             strategy = self._build(spec.strategy, self._limits.stages)
             _check_lossless(spec, strategy)
         except ConfigError as error:
-            return [*outputs, _reject(message, str(error), REFUSED)]
+            return [*outputs, rejected(message, str(error), REFUSED)]
         run = DraftRun(message, spec, now, strategy.pacing.has_barrier)
         chained = strategy.uses_middles and self._limits.middles > 0
         run.reuses = spec.reuse and not (spec.record or spec.tokenize or chained)
@@ -305,7 +300,7 @@ class DraftMachine:
         run.prompt = prompt
         wrong, cause = self._admission.what_is_wrong_with(run, prompt)
         if wrong:
-            return self._reject_run(run, wrong, cause)
+            return self._runs.reject(run, wrong, cause)
         others = [one for one in self._runs.values() if one is not run]
         run.waits = self._admission.has_to_wait(run, others)
         return [] if run.waits else self._start_or_await(run, prompt, now)
@@ -322,7 +317,7 @@ class DraftMachine:
 
     def _start(self, run: DraftRun, prompt: tuple[int, ...], now: float) -> list[Output]:
         if run.spec.tokenize:
-            return self._end_encoded(run, prompt)
+            return self._runs.end_encoded(run, prompt)
         run.lifecycle.fire(Event.ENCODED)
         strategy = self._build(run.spec.strategy, self._limits.stages)
         queued = run.submit.queued_seconds
@@ -344,7 +339,7 @@ class DraftMachine:
             tally,
             history,
             committed=earlier.committed if earlier is not None else (),
-            prefixes=self._prefixes if keeps else None,
+            prefixes=self._runs.prefixes if keeps else None,
             generations=run.submit.generations,
         )
         run.session = session
@@ -353,16 +348,6 @@ class DraftMachine:
             OpenJob(run.key, prompt, run.spec.strategy),
             session.drafter_allocation,
             *self._collect(run, now),
-        ]
-
-    def _end_encoded(self, run: DraftRun, prompt: tuple[int, ...]) -> list[Output]:
-        """End a job that asked for no more than its prompt's ids."""
-        run.lifecycle.fire(Event.TOKENIZED)
-        self._forget(run)
-        stats = unmeasured((), self._limits.stages)
-        return [
-            OpenJob(run.key, prompt, run.spec.strategy),
-            Finish(run.key, "length", "", stats),
         ]
 
     # ---- work ------------------------------------------------------------------------------------
@@ -418,7 +403,7 @@ class DraftMachine:
             return []
         if isinstance(result, EncodeDone):
             return self._take_prompt(run, result.ids, now)
-        return self._reject_run(run, result.reason, REFUSED if result.refused else FAILED)
+        return self._runs.reject(run, result.reason, REFUSED if result.refused else FAILED)
 
     def _end_pass(self, work: DraftPass, result: object, now: float) -> list[Output]:
         self._working = None
@@ -436,109 +421,26 @@ class DraftMachine:
         assert run.session is not None
         run.session.tally.draft_seconds += seconds
         if not isinstance(result, DraftDone):
-            return self._fail(run, f"the draft model could not compute: {_why(result)}")
+            return self._runs.fail(run, f"the draft model could not compute: {_why(result)}")
         try:
             run.session.take_draft(result, seconds, now)
         except (ProtocolError, JobError) as error:
-            return self._fail(run, str(error))
+            return self._runs.fail(run, str(error))
         return self._collect(run, now)
 
-    # ---- ending ----------------------------------------------------------------------------------
-
-    def _end_overdue(self, now: float) -> list[Output]:
-        outputs: list[Output] = []
-        for run in list(self._runs.values()):
-            session = run.session
-            if run.due is None or now < run.due:
-                continue
-            if session is None:
-                outputs += self._reject_run(run, NOT_BEGUN, LATE)
-            elif run.lifecycle.state is State.CLOSING:
-                outputs += self._end(run, session, Event.REPORTED)
-            else:
-                waited = session.answer_deadline.seconds
-                outputs += self._fail(
-                    run, f"no answer from the pipeline for {waited:g} s: a message was lost"
-                )
-        return outputs
+    # ---- refusals --------------------------------------------------------------------------------
 
     def _refused(self, event: Refused) -> list[Output]:
         if event.is_keep:
-            self._prefixes.drop(event.run)
-            return self._evict()
+            self._runs.prefixes.drop(event.run)
+            return self._runs.evict()
         run = self._runs.get(event.run)
         if run is None:
             return []
         if event.stale:
-            return self._drop(run)
+            return self._runs.drop(run)
         cause = Event.UNCOMMITTED if event.is_commit else Event.FAILED
-        return self._fail(run, event.reason, cause)
-
-    def _fail(self, run: DraftRun, reason: str, cause: Event = Event.FAILED) -> list[Output]:
-        """End the job with an error, unless its text is complete; committed tokens stay."""
-        if not run.lifecycle.can(cause):
-            return []
-        if run.session is None:
-            return self._reject_run(run, reason, FAILED)
-        if run.lifecycle.state is not State.CLOSING:
-            run.session.close()
-        return self._end(run, run.session, cause, reason)
-
-    def _end(self, run: DraftRun, session: Session, event: Event, error: str = "") -> list[Output]:
-        run.lifecycle.fire(event)
-        keep = self._keep(run, session, event)
-        self._forget(run)
-        stats = session.tally.stats(session.text.output, run.meters, self._limits.stages)
-        if session.strategy.decisions:
-            stats["decisions"] = session.strategy.decisions
-        reason = session.finish_reason if event is Event.REPORTED else "error"
-        return [
-            *session.outbox.take(),
-            Finish(run.key, reason, error, stats),
-            *keep,
-            Release(run.key),
-        ]
-
-    def _keep(self, run: DraftRun, session: Session, event: Event) -> list[Output]:
-        """Keep the drafters' rows of a run if all stages have kept theirs."""
-        whole = event is Event.REPORTED and len(run.meters) == session.workers
-        rows = self._prefixes.confirm(run.key) if whole else 0
-        caches = session.drafting.keep(rows) if rows else ()
-        if not rows:
-            self._prefixes.drop(run.key)
-        return [*self._evict(), *([Keep(run.key, caches)] if caches else [])]
-
-    def _evict(self) -> list[Output]:
-        """Free the drafters' rows of runs that are kept no longer."""
-        return [Evict(run) for run in self._prefixes.take_dropped()]
-
-    def _reject_run(self, run: DraftRun, reason: str, cause: str) -> list[Output]:
-        """End a job that did not begin."""
-        run.lifecycle.fire(Event.FAILED)
-        self._forget(run)
-        return [_reject(run.submit, reason, cause)]
-
-    def _drop_before(self, run: RunKey) -> list[Output]:
-        """Forget all runs of the job that are earlier than ``run``."""
-        earlier = [
-            known
-            for key, known in self._runs.items()
-            if key.job == run.job and key.epoch < run.epoch
-        ]
-        outputs = [output for known in earlier for output in self._drop(known)]
-        if run.epoch > 1:
-            self._ended.add(RunKey(run.job, run.epoch - 1))
-        return outputs
-
-    def _drop(self, run: DraftRun) -> list[Output]:
-        run.lifecycle.fire(Event.REVOKED)
-        self._forget(run)
-        self._prefixes.revert(run.key)
-        return [*self._evict(), Release(run.key)]
-
-    def _forget(self, run: DraftRun) -> None:
-        del self._runs[run.key]
-        self._ended.add(run.key)
+        return self._runs.fail(run, event.reason, cause)
 
 
 def _check_lossless(spec: JobSpec, strategy: Strategy) -> None:
@@ -559,10 +461,6 @@ def _encoding(run: DraftRun) -> Encoding:
 
 def _has_to_draft(run: DraftRun) -> bool:
     return run.drafting_session is not None and run.drafting_session.drafting.has_work
-
-
-def _reject(message: Submit, reason: str, cause: str) -> Finish:
-    return Finish(message.run, "error", reason, {}, cause)
 
 
 def _why(result: object) -> str:

@@ -16,6 +16,7 @@ turn after the drafter's pass. What a turn sends is written when it ends.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -65,6 +66,32 @@ class AnswerDeadline:
     @property
     def until(self) -> float:
         return self.since + self.seconds
+
+
+class GrowingStep(enum.Enum):
+    """What growing the tree does next, or what it waits for.
+
+    The growth wants rows of the drafter until it is complete; a strategy may have it collected
+    before (``may_collect``), once a segment could leave. One that drafts ahead keeps a complete
+    growth until a segment can leave.
+
+        growth      wants rows   a segment   strategy           step
+                                 can leave
+        none        -            -           may grow idle      BEGIN
+        none        -            -           may not            AWAIT_ANSWER
+        there       yes          no          -                  AWAIT_DRAFTER
+        there       yes          yes         completes it       AWAIT_DRAFTER
+        there       yes          yes         may collect        COLLECT
+        there       no           no          drafts ahead       AWAIT_SLOT
+        there       no           yes         drafts ahead       COLLECT
+        there       no           -           does not           COLLECT
+    """
+
+    BEGIN = "begin"
+    COLLECT = "collect"
+    AWAIT_ANSWER = "await answer"
+    AWAIT_DRAFTER = "await drafter"
+    AWAIT_SLOT = "await slot"
 
 
 def answer_budget(prompt: int, max_new_tokens: int, limits: Limits) -> int:
@@ -485,28 +512,31 @@ class Session:
         return self._share if free else ALONE
 
     def _grow_and_send(self) -> None:
-        """Send and grow in turn, until the next step needs the drafter or an answer."""
+        """Send and grow in turn, until growing waits for the drafter, a slot or an answer."""
         self._send_waiting()
-        while self._grow_further():
+        while (step := self._next_step()) in (GrowingStep.BEGIN, GrowingStep.COLLECT):
+            if step is GrowingStep.BEGIN:
+                self._grow(Occasion.IDLE)
+                self._idle_growth_empty = not self.drafting.growing
+            else:
+                self._collect()
             self._send_waiting()
 
-    def _grow_further(self) -> bool:
-        """One step of growing; False: it needs the drafter, an answer or a slot."""
+    def _next_step(self) -> GrowingStep:
         if not self.drafting.growing:
-            if not self._may_grow_idle():
-                return False
-            self._grow(Occasion.IDLE)
-            self._idle_growth_empty = not self.drafting.growing
-            return True
+            return GrowingStep.BEGIN if self._may_grow_idle() else GrowingStep.AWAIT_ANSWER
         if self._proceed() and not (self._has_room() and self.strategy.may_collect(self._view)):
-            return False
+            return GrowingStep.AWAIT_DRAFTER
         if self.strategy.drafts_ahead and not self._has_room():
-            return False
+            return GrowingStep.AWAIT_SLOT
+        return GrowingStep.COLLECT
+
+    def _collect(self) -> None:
+        """End the growth, and let its segments wait to be sent."""
         segments = self.drafting.collect(self.tree)
         self._idle_growth_empty = not segments and self.drafting.began_idle
         self._enqueue(segments)
         self._check_root()
-        return True
 
     def _check_root(self) -> None:
         """StateError unless a root that is to be sent is in a segment: no answer would come."""

@@ -65,9 +65,9 @@ from flowspec.core.protocol.work import Choice, Kept, Part, Pass, PassDone, Work
 from flowspec.core.run.ended import EndedRuns
 from flowspec.core.run.key import RunKey
 from flowspec.core.stage.early import EarlyMessages
+from flowspec.core.stage.next_pass import WaitingSegments, is_of_prompt
 from flowspec.core.stage.prompt_turns import PromptTurns
 from flowspec.core.stage.stage_run import Slowest, StageRun, onward, rows_of
-from flowspec.core.stage.waiting import WaitingSegments, is_of_prompt
 from flowspec.errors import GapError, ProtocolError, StateError
 
 #: Most runs open at once, and most segments that wait: more than any draft worker opens or sends.

@@ -44,7 +44,6 @@ from flowspec.model.drafters.block_layout import (
     BlockLayout,
     check_block_drafter,
 )
-from flowspec.model.drafters.drafter import ranked
 from flowspec.model.drafters.drafter_weights import (
     TARGET_EMBEDDING,
     TARGET_LM_HEAD,
@@ -52,6 +51,7 @@ from flowspec.model.drafters.drafter_weights import (
     read_linear,
     read_lm_head,
 )
+from flowspec.model.drafters.language_model import ranked
 from flowspec.model.layers.linear import KernelLinear
 from flowspec.model.layers.placing import Placing
 from flowspec.model.rows.arrays import to_tensor

@@ -10,7 +10,7 @@ import torch
 from flowspec.core.protocol.work import Draft, DraftDone
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import ModelError
-from flowspec.model.drafters.drafter import propose
+from flowspec.model.drafters.language_model import propose
 
 
 class DraftVocabulary:

@@ -28,9 +28,9 @@ from flowspec.core.run.sampling import Sampling
 from flowspec.errors import StateError
 from flowspec.model.base import RowArray
 from flowspec.model.drafters.draft_vocabulary import DraftVocabulary
-from flowspec.model.drafters.drafter import propose
 from flowspec.model.drafters.drafter_weights import checked_entry, read_checked
-from flowspec.model.drafters.head_layout import check_head
+from flowspec.model.drafters.eagle_layout import check_eagle
+from flowspec.model.drafters.language_model import propose
 from flowspec.model.layers import lean
 from flowspec.model.layers.joined import Stack, grouped, parts_of
 from flowspec.model.layers.lean import LeanLayers
@@ -453,7 +453,7 @@ def read_head(
     trained.
     """
     where = placing if placing is not None else Placing()
-    check_head(directory, target)
+    check_eagle(directory, target)
     names = directory.weight_files
     config = LlamaConfig.from_dict(
         {**directory.config, "attention_bias": "layers.0.self_attn.q_proj.bias" in names}

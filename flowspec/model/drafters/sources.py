@@ -16,20 +16,11 @@ from pathlib import Path
 
 from flowspec.errors import ConfigError, ModelError
 from flowspec.model.base import DraftExecutor
-from flowspec.model.drafters.block_layout import is_block_drafter
-from flowspec.model.drafters.eagle3_layout import is_eagle3
-from flowspec.model.drafters.head_layout import (
-    check_head,
-    head_name,
-    head_taps,
-    is_head,
-    reads_lm_head,
-)
+from flowspec.model.drafters.kinds import BLOCK, NGRAM, FolderKind, kind_of
 from flowspec.model.layers.taps import Taps
 from flowspec.model.weights.directory import ModelDirectory, check_pair, fetch_weights, local_path
 from flowspec.model.weights.precision import AUTO
 
-NGRAM = "ngram"
 #: A prefix that no tensor has, for callers that need the tensors' names only.
 _NO_TENSOR = ("config only",)
 
@@ -140,10 +131,7 @@ def check_sources(target: ModelDirectory, draft: str) -> None:
         if name == NGRAM:
             continue
         directory = fetch_weights(name, _all)
-        if is_head(directory):
-            check_head(directory, target)
-        else:
-            check_pair(target, directory)
+        kind_of(directory).check(directory, target)
     taps_of(draft, target)
 
 
@@ -152,7 +140,7 @@ def _check_merged(names: Sequence[str]) -> None:
     if len(names) < 2:
         return
     for name in names:
-        if name != NGRAM and is_block_drafter(fetch_weights(name, _all)):
+        if name != NGRAM and kind_of(fetch_weights(name, _all)) is BLOCK:
             raise ConfigError(
                 f"draft {'+'.join(names)!r} merges a block drafter, {name}: its proposals are for "
                 "several levels at once; join it to the others by : instead, as a choice"
@@ -203,9 +191,9 @@ def _load_merged(
 
 def target_needs(draft: str) -> Callable[[ModelDirectory], tuple[str, ...]]:
     """Prefixes of the target's tensors that ``draft`` reads: a head its embedding, or more."""
-    heads = [found for _, found in _heads(draft)]
+    heads = _heads(draft)
     found: tuple[str, ...] = ("model.embed_tokens.",) if heads else _NO_TENSOR
-    if any(map(reads_lm_head, heads)):
+    if any(kind.lm_head(directory) for _, directory, kind in heads):
         found = (*found, "lm_head.")
     return lambda target: found
 
@@ -217,7 +205,7 @@ def taps_of(draft: str, target: ModelDirectory) -> Taps | None:
     named together with another head.
     """
     heads = _heads(draft)
-    found = [(name, head_taps(directory, target)) for name, directory in heads]
+    found = [(name, kind.taps(directory, target)) for name, directory, kind in heads]
     tapped = [(name, taps) for name, taps in found if taps is not None]
     if not tapped:
         return None
@@ -236,18 +224,20 @@ def recorded_taps(draft: str, target: ModelDirectory) -> str:
     return replace(taps, fingerprint=_digest(taps.drafter)).text() if taps is not None else ""
 
 
-def _heads(draft: str) -> list[tuple[str, ModelDirectory]]:
-    """The heads in ``draft``, by name."""
+def _heads(draft: str) -> list[tuple[str, ModelDirectory, FolderKind]]:
+    """The drafters in ``draft`` that read the target's rows: name, folder and kind."""
     found = [(name, fetch_weights(name, _all)) for name in source_names(draft) if name != NGRAM]
-    return [(name, directory) for name, directory in found if is_head(directory)]
+    kinds = [(name, directory, kind_of(directory)) for name, directory in found]
+    return [known for known in kinds if known[2].reads_target]
 
 
 def _language_model(name: str, role: str) -> ModelDirectory:
     if name == NGRAM and local_path(name) is None:
         raise _only_drafts(name, NGRAM, role)
     directory = fetch_weights(name, lambda found: _NO_TENSOR)
-    if is_head(directory):
-        raise _only_drafts(name, head_name(directory), role)
+    kind = kind_of(directory)
+    if kind.reads_target:
+        raise _only_drafts(name, kind.shown, role)
     return directory
 
 
@@ -266,22 +256,9 @@ def _load(name: str, target: ModelDirectory, wanted: tuple[str, str]) -> DraftEx
     from flowspec.model.layers.placing import place
 
     directory = fetch_weights(name, _all)
-    if is_block_drafter(directory):
-        from flowspec.model.drafters.block_drafter import load_block_drafter
-
-        return load_block_drafter(directory, target, place(*wanted, target.config))
-    if is_eagle3(directory):
-        from flowspec.model.drafters.eagle3 import load_eagle3
-
-        return load_eagle3(directory, target, place(*wanted, target.config))
-    if is_head(directory):
-        from flowspec.model.drafters.eagle import load_head
-
-        return load_head(directory, target, place(*wanted, target.config))
-    from flowspec.model.drafters.drafter import load_drafter
-
-    check_pair(target, directory)
-    return load_drafter(directory, place(*wanted, directory.config), target.vocabulary)
+    kind = kind_of(directory)
+    placed = target if kind.reads_target else directory
+    return kind.load(directory, target, place(*wanted, placed.config))
 
 
 def _all(directory: ModelDirectory) -> tuple[str, ...]:

@@ -22,7 +22,8 @@ from flowspec.core.run.history import History
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import ConfigError
 from flowspec.model.base import DraftExecutor, StageExecutor
-from flowspec.model.drafters.sources import NGRAM, load_sources
+from flowspec.model.drafters.kinds import NGRAM
+from flowspec.model.drafters.sources import load_sources
 from flowspec.model.weights.directory import default_pair, open_directory
 from flowspec.rehearse.compare.digests import digest, machine, model_digest, profile_digest
 from flowspec.rehearse.compare.memo import MemoDrafter

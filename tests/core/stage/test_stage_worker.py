@@ -431,7 +431,7 @@ def test_a_run_has_one_segment_in_a_pass() -> None:
 def test_rows_bound_a_pass_over_several_runs(
     monkeypatch: pytest.MonkeyPatch, most: int, passes: list[list[tuple[RunKey, int]]]
 ) -> None:
-    monkeypatch.setattr("flowspec.core.stage.waiting.MOST_ROWS", most)
+    monkeypatch.setattr("flowspec.core.stage.next_pass.MOST_ROWS", most)
     assert passes_of(two_runs()) == passes
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.gateway.stops import StopFilter
+from flowspec.gateway.stop_strings import StopFilter
 
 TEXT = st.text("ab\n", max_size=30)
 STOPS = st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=3)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from flowspec.core.protocol.bundles import MOST_ROWS
 from flowspec.core.protocol.messages import Segment
 from flowspec.core.run.key import RunKey
-from flowspec.core.stage.waiting import WaitingSegments
+from flowspec.core.stage.next_pass import WaitingSegments
 
 A, B, C = (RunKey(job, 1) for job in "abc")
 
