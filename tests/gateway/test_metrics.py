@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from prometheus_client.parser import text_string_to_metric_families
 
-from flowspec.gateway.metrics import Histogram, Metrics, accepted_tokens
+from flowspec.gateway import metrics as metrics_module
+from flowspec.gateway.metrics import (
+    _COUNTERS,
+    _GAUGES,
+    _HISTOGRAMS,
+    Histogram,
+    Metrics,
+    accepted_tokens,
+)
 from flowspec.results import Stats
 
 STATS = Stats(
@@ -67,3 +77,10 @@ def test_accepted_tokens_are_not_invented() -> None:
     assert accepted_tokens(STATS) == 7
     assert accepted_tokens(Stats(tokens=5, hit_rate=None)) is None
     assert accepted_tokens(Stats(tokens=0, hit_rate=0.0)) == 0
+
+
+def test_every_figure_that_is_declared_is_counted_somewhere() -> None:
+    folder = Path(metrics_module.__file__).parent
+    source = "".join(path.read_text(encoding="utf-8") for path in folder.glob("*.py"))
+    declared = (*_COUNTERS, *_GAUGES, *_HISTOGRAMS)
+    assert [name for name in declared if source.count(f'"{name}"') < 2] == []

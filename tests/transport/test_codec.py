@@ -51,6 +51,8 @@ def segments(rows: int) -> st.SearchStrategy[m.Segment]:
         task=TEXT,
         route=HOPS,
         seconds=FLOATS,
+        rows=INTS,
+        together=INTS,
     )
 
 

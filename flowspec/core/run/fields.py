@@ -16,13 +16,12 @@ DEFAULT_STRATEGY = "auto"
 DEFAULT_MAX_NEW_TOKENS = 128
 
 
-def token_ids(value: object) -> tuple[int, ...]:
-    """The ids in ``value``, a prompt's ``prompt_ids``; JobError unless it is a list of integers."""
+def _token_ids(name: str, value: object) -> tuple[int, ...]:
     if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
         ids = tuple(value)
         if all(_is_whole(token) for token in ids):
             return ids
-    raise JobError(f"is {shown(value)}; expected a list of token ids like [1, 2, 3]", "prompt_ids")
+    raise JobError(f"is {shown(value)}; expected a list of token ids like [1, 2, 3]", name)
 
 
 def whole_number(name: str, value: object) -> int:
@@ -102,7 +101,7 @@ NUMBER = FieldKind(float, _number, "a number")
 FLAG = FieldKind(_flag, _expected(bool, "True or False"), "0 or 1", lambda value: str(int(value)))
 IDS = FieldKind(
     _ids,
-    lambda _, value: token_ids(value),
+    _token_ids,
     "a list of token ids like [1, 2, 3]",
     lambda ids: json.dumps([int(token) for token in ids]),
 )

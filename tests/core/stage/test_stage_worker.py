@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
@@ -45,6 +45,7 @@ from flowspec.core.protocol.messages import (
 from flowspec.core.protocol.work import Choice, Kept, Part, Pass, PassDone, Pruned, WorkFailed
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
+from flowspec.core.stage.stage_run import Slowest, onward
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.errors import StateError
 from flowspec.model.rows.placement import ContiguousRows, Moves, Placement
@@ -605,3 +606,23 @@ def test_a_run_of_another_holder_ends_the_runs_before_it() -> None:
     newer = replace(OPEN, run=second, generations=(1, 4, 1))
     outputs = stage.step(Received((Envelope(DRAFT, 1, newer),)), 0.0)
     assert list(outputs) == [Release(RUN), Release(second)]
+
+
+def test_a_segment_goes_on_with_all_that_a_stage_does_not_change() -> None:
+    route = (Hop("t2"), Hop("t3"))
+    whole = Segment(RUN, 4, 5, (6, 7), (1, 6), (2, 3), (8, 9), True, "t1", route, 0.1, 2, 32)
+    sent = onward(whole, (1,), Slowest(0.5, 3))
+    assert sent == replace(
+        whole,
+        ids=(7,),
+        parents=(6,),
+        positions=(3,),
+        tokens=(),
+        task="t2",
+        route=(Hop("t3"),),
+        seconds=0.5,
+        rows=3,
+    )
+    fresh = Segment(RUN, 0, 0, (), (), ())
+    named = {field.name for field in fields(Segment)} - {"run", "segment", "round"}
+    assert all(getattr(whole, name) != getattr(fresh, name) for name in named)
