@@ -170,6 +170,10 @@ class WholeHead(Placing):
     def head(self) -> str:
         return "float32"
 
+    @property
+    def head_rows(self) -> torch.dtype:
+        return torch.float32
+
 
 def head_page(given: argparse.Namespace) -> Iterator[str]:
     """The table of heads with its explanation."""

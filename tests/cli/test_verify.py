@@ -11,6 +11,7 @@ import pytest
 from flowspec.proof import library
 from flowspec.proof import prove as verify
 from tests.cli.conftest import Command
+from tests.precisions import FOUR_BITS
 
 SHORT = ("verify", "--max-new-tokens", "4", "--stages", "2", "--strategy", "flowspec")
 
@@ -23,12 +24,12 @@ def one_prompt(tmp_path: Path) -> str:
 
 
 def test_a_proof_that_holds(command: Command, one_prompt: str) -> None:
-    status, out, _ = command(*SHORT, "--prompts", one_prompt, "--dtype", "nf4")
+    status, out, _ = command(*SHORT, "--prompts", one_prompt, "--dtype", FOUR_BITS)
     assert status == 0
-    assert "nf4 on cpu by bitsandbytes" in out
+    assert f"{FOUR_BITS} on cpu by " in out
     assert "3 runs, 12 tokens: 0 differ, 0 near ties" in out
     assert "same model: " in out
-    assert "what nf4 costs" in out
+    assert f"what {FOUR_BITS} costs" in out
     assert "drafts right, greedy" in out
     assert "in a row, by draft)" in out
     assert out.endswith("the proof holds: nothing is lost\n")

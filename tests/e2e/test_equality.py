@@ -32,6 +32,7 @@ from tests.e2e.conftest import Clusters, Note
 from tests.marks import heavy
 from tests.model.block_drafters import save_block_drafter
 from tests.model.eagle3_heads import Shape, save_eagle3
+from tests.precisions import FOUR_BITS
 
 pytestmark = pytest.mark.live
 
@@ -230,7 +231,8 @@ def test_a_chain_of_three_models(checker: Checker, record_property: Note) -> Non
 
 @pytest.mark.gate
 @pytest.mark.parametrize(
-    ("precision", "every"), [("nf4", 8), heavy("nf4", 3), heavy("bfloat16", 3), heavy("int8", 3)]
+    ("precision", "every"),
+    [(FOUR_BITS, 8), heavy(FOUR_BITS, 3), heavy("bfloat16", 3), heavy("int8", 3)],
 )
 def test_low_precision_is_equal_without_excuses(precision: str, every: int) -> None:
     """Against plain decoding by the same kernels: one process, one row a pass.

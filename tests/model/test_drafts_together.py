@@ -37,6 +37,7 @@ from tests.marks import crossed, examples, heavy
 from tests.model.block_drafters import save_block_drafter
 from tests.model.eagle3_heads import save_eagle3
 from tests.model.test_eagle import save_head
+from tests.precisions import FOUR_BITS
 
 Family = Callable[..., ModelDirectory]
 #: What a job does with its drafter: the name of a method, and its arguments.
@@ -198,7 +199,7 @@ def test_drafts_of_several_jobs_are_those_of_each_alone(
     check()
 
 
-@pytest.mark.parametrize(("source", "dtype"), crossed(["slm", "head"], ["bfloat16", "nf4"]))
+@pytest.mark.parametrize(("source", "dtype"), crossed(["slm", "head"], ["bfloat16", FOUR_BITS]))
 def test_drafts_in_lower_precisions_are_those_of_each_alone(
     family: Family, tmp_path: Path, source: str, dtype: str
 ) -> None:

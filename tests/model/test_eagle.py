@@ -30,6 +30,7 @@ from flowspec.rehearse.simulator import Simulation
 from flowspec.strategies import build
 from tests.marks import crossed
 from tests.model.heads import RUN, VOCABULARY, Bench, feed, random_tree
+from tests.precisions import FOUR_BITS
 
 Family = Callable[..., ModelDirectory]
 HIDDEN = 64
@@ -163,7 +164,7 @@ def predictions(head: EagleHead, rows: torch.dtype) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "nf4"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", FOUR_BITS])
 def test_the_short_path_gives_the_librarys_bits(
     family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str, dtype: str
 ) -> None:

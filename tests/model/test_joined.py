@@ -20,6 +20,7 @@ from flowspec.model.weights.precision import PRECISIONS
 from flowspec.model.weights.quantise import Weight, quantise
 from tests.marks import crossed, examples
 from tests.model.test_lean import PLAIN, block_of, passes
+from tests.precisions import FOUR_BITS, SERVED
 
 Family = Callable[..., ModelDirectory]
 CPU = torch.device("cpu")
@@ -82,7 +83,7 @@ def test_rows_of_a_stack_are_those_of_its_matrices(data: st.DataObject, sizes: l
     assert stack.shape == whole.shape
     first = data.draw(st.integers(0, sum(sizes) - 1))
     end = data.draw(st.integers(first + 1, sum(sizes)))
-    for precision in ("float32", "int8", "nf4", "nf4-double"):
+    for precision in ("float32", "int8", FOUR_BITS, "nf4-double"):
         found = stack.read(range(first, end), precision)
         expected = quantise([whole[first:end]], (end - first, 64), precision)
         assert len(found.tensors) == len(expected.tensors)
@@ -98,11 +99,11 @@ def test_groups_are_whole_and_of_one_module() -> None:
 
 
 def test_only_small_products_of_one_kernel_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert joinable([(64, 64), (32, 64)], "nf4", torch.bfloat16, CPU)
-    assert not joinable([(64, 64), (33, 64)], "nf4", torch.bfloat16, CPU), "one has eight bits"
-    assert not joinable([(64, 64), (32, 64)], "nf4", torch.bfloat16, torch.device("cuda"))
+    assert joinable([(64, 64), (32, 64)], FOUR_BITS, torch.bfloat16, CPU)
+    assert not joinable([(64, 64), (33, 64)], FOUR_BITS, torch.bfloat16, CPU), "one has eight bits"
+    assert not joinable([(64, 64), (32, 64)], FOUR_BITS, torch.bfloat16, torch.device("cuda"))
     monkeypatch.setattr(joined, "MOST_WEIGHTS", 96 * 64 - 1)
-    assert not joinable([(64, 64), (32, 64)], "nf4", torch.bfloat16, CPU)
+    assert not joinable([(64, 64), (32, 64)], FOUR_BITS, torch.bfloat16, CPU)
 
 
 def linears(block: LayerBlock) -> int:
@@ -111,7 +112,7 @@ def linears(block: LayerBlock) -> int:
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    crossed(PLAIN, ("float32", "bfloat16", "float16", "nf4", "nf4-double", "int8", "int4")),
+    crossed(PLAIN, SERVED),
 )
 def test_a_joined_model_is_the_one_of_separate_products(
     family: Family, monkeypatch: pytest.MonkeyPatch, name: str, dtype: str

@@ -15,6 +15,7 @@ from flowspec.model.layers import lean
 from flowspec.model.layers.block import LayerBlock
 from flowspec.model.layers.placing import place
 from flowspec.model.weights.directory import ModelDirectory
+from tests.precisions import FOUR_BITS
 
 Family = Callable[..., ModelDirectory]
 RUN = RunKey("j", 1)
@@ -45,7 +46,7 @@ def passes(block: LayerBlock, path: lean.LeanLayers | None) -> list[torch.Tensor
 
 
 @pytest.mark.parametrize("name", PLAIN)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "nf4", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", FOUR_BITS, "int8"])
 def test_both_paths_give_the_same_bits(family: Family, name: str, dtype: str) -> None:
     block = block_of(family(name), dtype)
     path = block.lean

@@ -18,6 +18,7 @@ from flowspec.model.text.tokenizer import Tokenizer
 from flowspec.model.weights.directory import default_pair, open_directory
 from flowspec.proof import plain
 from tests.marks import crossed
+from tests.precisions import SERVED
 
 TARGET = open_directory(default_pair()[0])
 RUN = RunKey("j", 1)
@@ -59,7 +60,7 @@ def proposals(drafter: DraftExecutor) -> list[tuple[int, ...]]:
     return [tokens for one in done for tokens in one.tokens]
 
 
-@pytest.mark.parametrize(("source", "precision"), crossed(["draft", "head"], PRECISIONS))
+@pytest.mark.parametrize(("source", "precision"), crossed(["draft", "head"], SERVED))
 def test_drafters_propose_nearly_what_they_do_in_float32(source: str, precision: str) -> None:
     exact = proposals(load_sources(source, TARGET))
     found = proposals(load_sources(source, TARGET, dtype=precision))

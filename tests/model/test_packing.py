@@ -15,6 +15,7 @@ from flowspec.model.kernels.base import Kernel
 from flowspec.model.layers.packing import pack
 from flowspec.model.weights.precision import PRECISIONS
 from flowspec.model.weights.quantise import Weight, quantise
+from tests.precisions import FOUR_BITS, SERVED
 
 CPU = torch.device("cpu")
 CASES = [
@@ -106,15 +107,11 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "precision",
     [
-        "nf4",
-        *(pytest.param(name, marks=pytest.mark.heavy) for name in PRECISIONS if name != "nf4"),
+        FOUR_BITS,
+        *(pytest.param(name, marks=pytest.mark.heavy) for name in SERVED if name != FOUR_BITS),
     ],
 )
 def test_peak_memory_is_the_final_size_and_a_fifth(wide: Path, precision: str) -> None:
-    from flowspec.model.kernels import served
-
-    if not served(precision, "cpu"):
-        pytest.skip(f"no kernel for {precision} here")
     done = subprocess.run(
         [sys.executable, "-c", LOADING, str(wide), precision],
         capture_output=True,

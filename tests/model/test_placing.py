@@ -17,7 +17,8 @@ from flowspec.model.layers import placing as module
 from flowspec.model.layers.placing import Placing, place
 from flowspec.model.stage import load_stage
 from flowspec.model.weights.directory import ModelDirectory, default_pair, open_directory
-from flowspec.model.weights.precision import PRECISIONS, check_device, check_dtype
+from flowspec.model.weights.precision import check_device, check_dtype
+from tests.precisions import SERVED
 
 Family = Callable[..., ModelDirectory]
 
@@ -67,7 +68,7 @@ def test_names_that_are_no_precisions() -> None:
         check_dtype("fp8")
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", SERVED)
 def test_a_stage_tells_what_it_runs_on(precision: str) -> None:
     target = open_directory(default_pair()[0])
     stage = load_stage(target, range(10, 12), placing=Placing(precision))

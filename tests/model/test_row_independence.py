@@ -7,12 +7,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from flowspec.model.kernels import served
 from flowspec.model.layers.placing import Placing
 from flowspec.model.weights.directory import ModelDirectory
 from tests.marks import crossed
 from tests.model.families import FAMILIES
 from tests.model.stages import StageByStage
+from tests.precisions import FOUR_BITS
 
 Family = Callable[..., ModelDirectory]
 #: A tree of 19 rows above a prompt of 21: token and parent by node.
@@ -42,11 +42,9 @@ def answers(stages: StageByStage, sizes: list[int]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("name", "precision"), crossed(FAMILIES, ("float32", "bfloat16", "nf4"), keep=3)
+    ("name", "precision"), crossed(FAMILIES, ("float32", "bfloat16", FOUR_BITS), keep=3)
 )
 def test_rows_do_not_depend_on_their_company(family: Family, name: str, precision: str) -> None:
-    if not served(precision, "cpu"):
-        pytest.skip(f"there is no {precision} kernel here")
     directory = family(name)
 
     def fed(sizes: list[int]) -> torch.Tensor:

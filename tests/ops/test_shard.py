@@ -22,6 +22,7 @@ from ops.bench.shard import MeasuredShard
 from ops.bench.shard_model import LINEARS, linears_of, load_shard, shard_pass
 from ops.bench.shard_process import Loaded, ShardProcess
 from tests.model.families import save
+from tests.precisions import FOUR_BITS
 
 TEXT = "def fibonacci(n):\n    return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)\n"
 
@@ -88,12 +89,12 @@ def test_what_a_heads_precision_costs_is_by_text_and_of_all(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(program, "MOST_TOKENS", 1)
-    monkeypatch.setattr(sys, "argv", ["shard", "--head", "--precisions", "float32,nf4"])
+    monkeypatch.setattr(sys, "argv", ["shard", "--head", "--precisions", f"float32,{FOUR_BITS}"])
     program.main()
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 5, "float32 has no other head"
     name, head, one, every = lines[4].strip("| ").split(" | ")
-    assert (name, head, one) == ("nf4", "int8", every), "there is one text"
+    assert (name, head, one) == (FOUR_BITS, "int8", every), "there is one text"
     assert 0 < abs(float(one.removesuffix("%"))) < 2
 
 

@@ -16,6 +16,7 @@ from flowspec.model.weights.directory import default_pair, open_directory
 from flowspec.model.weights.precision import PRECISIONS
 from flowspec.model.weights.shapes import LayerShapes, ModelShapes, shapes_of
 from flowspec.plan.needs import BARE_BYTES, HEAD, StageNeeds, drafter_bytes
+from tests.precisions import SERVED
 
 LAYER = LayerShapes(((64, 64), (256, 64), (64, 256)), 130)
 EXPERTS = LayerShapes(((4, 256, 64), (4, 64, 128)), 130)
@@ -37,7 +38,7 @@ def test_stages_add_up_to_the_model(name: str, cuts: list[int], tied: bool) -> N
     assert sum(stages) == needs.weights(range(6))
 
 
-@pytest.mark.parametrize("name", PRECISIONS)
+@pytest.mark.parametrize("name", SERVED)
 def test_a_block_takes_what_is_planned(name: str) -> None:
     """The packaged target, whose head is tied."""
     target = open_directory(default_pair()[0])

@@ -24,14 +24,15 @@ from flowspec.proof import prove as verify
 from flowspec.proof.plain import PlainText
 from flowspec.proof.prove import Proof, ProofPlan, load_blocks, prove
 from tests.marks import heavy
+from tests.precisions import FOUR_BITS, SERVED
 
 TARGET = open_directory(default_pair()[0])
 QUICK = ProofPlan(strategies=("flowspec",), stages=2, tokens=16, samplings=(Sampling(),))
 #: Precisions in which broken models must be found, the first in `make test`.
-WRONG = ["float32", heavy("bfloat16"), heavy("nf4")]
-LOW = ["nf4", heavy("float32"), heavy("bfloat16")]
+WRONG = ["float32", heavy("bfloat16"), heavy(FOUR_BITS)]
+LOW = [FOUR_BITS, heavy("float32"), heavy("bfloat16")]
 #: Precisions of `make test-all` only.
-OTHERS = ("int8", "fp4", "int4")
+OTHERS = tuple(name for name in ("int8", "fp4", "int4") if name in SERVED and name != FOUR_BITS)
 PROMPT = "Tom has 5 apples and buys 7 more. How many apples does he have?"
 
 
@@ -45,7 +46,7 @@ def proof(plan: ProofPlan = QUICK, placing: Placing | None = None) -> Proof:
 
 @pytest.mark.parametrize(
     "precision",
-    ["bfloat16", "nf4", *map(heavy, OTHERS)],
+    ["bfloat16", FOUR_BITS, *map(heavy, OTHERS)],
 )
 def test_nothing_is_lost_in_precisions_whose_rows_are_independent(precision: str) -> None:
     sampled = replace(QUICK, samplings=(Sampling(), Sampling(0.8, top_p=0.9, seed=3)))

@@ -11,6 +11,7 @@ from flowspec.errors import ConfigError, ModelError
 from flowspec.model.weights.directory import default_pair, local_path
 from flowspec.rehearse.devices.profiles import load
 from flowspec.rehearse.measure import MeasurementPlan, as_toml, measure
+from tests.precisions import FOUR_BITS
 
 TARGET, DRAFT = default_pair()
 PLAN = MeasurementPlan(rows=(1, 32), repeats=5, latency_ms=3.0, mbit=50.0)
@@ -35,10 +36,10 @@ def test_a_measured_profile_is_read_back_as_it_was(tmp_path: Path) -> None:
 
 
 def test_a_profile_of_another_precision_says_so_and_has_rows_of_16_bits() -> None:
-    plan = MeasurementPlan(rows=(1,), repeats=1, dtype="nf4", draft_dtype="bfloat16")
+    plan = MeasurementPlan(rows=(1,), repeats=1, dtype=FOUR_BITS, draft_dtype="bfloat16")
     found = measure(TARGET, "draft", plan)
     assert found.value_bytes == 2
-    assert "target in nf4" in found.summary
+    assert f"target in {FOUR_BITS}" in found.summary
     with pytest.raises(ConfigError, match="dtype 'fp8' is unknown"):
         MeasurementPlan(dtype="fp8")
 

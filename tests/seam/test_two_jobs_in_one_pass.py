@@ -32,6 +32,7 @@ from tests.core.tree.random_runs import RandomRun, RandomStage
 from tests.marks import every, examples, heavy
 from tests.model.eagle3_heads import Shape, save_eagle3
 from tests.model.families import FAMILIES, save
+from tests.precisions import FOUR_BITS
 from tests.toy import TARGET, pipeline
 from tests.toy_model import ToyMiddle, ToyStage
 
@@ -131,7 +132,7 @@ def test_a_pass_of_several_runs_gives_each_what_a_pass_of_its_own_would(
         ("llama", "float32", "lean"),
         heavy("llama", "float32", "library"),
         ("qwen2", "bfloat16", "lean"),
-        ("qwen3", "nf4", "lean"),
+        ("qwen3", FOUR_BITS, "lean"),
         ("mistral", "int8", "lean"),
         *every(2, ((name, "float32", "library") for name in BY_LIBRARY)),
     ],

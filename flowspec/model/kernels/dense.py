@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from flowspec.model.kernels.base import Packed, in_slices, padded
+from flowspec.model.kernels.base import Multiply, Packed, in_slices, padded
 from flowspec.model.kernels.cpu import cpu_flags
 from flowspec.model.weights.quantise import Weight, dequantise
 
@@ -79,7 +79,10 @@ class OneDnn:
 
 
 class Fbgemm:
-    """fbgemm with float16 weights and float32 rows: half the memory, other roundings than none."""
+    """fbgemm with float16 weights and float32 rows: half the memory, other roundings than none.
+
+    With AVX2 it takes up to six rows at a time, and one or two that are left by another path.
+    """
 
     name = "fbgemm"
     precisions = ("float16",)
@@ -96,7 +99,16 @@ class Fbgemm:
     def pack(self, weight: Weight, rows: torch.dtype, device: torch.device) -> Packed:
         held = torch.ops.quantized.linear_prepack_fp16(dequantise(weight, torch.float32), None)
         multiply = partial(torch.ops.quantized.linear_dynamic_fp16, W_prepack=held)
+        if "avx512f" not in cpu_flags():
+            multiply = partial(_three_at_the_end, multiply)
         return Packed(multiply, weight.codes.nbytes)
+
+
+def _three_at_the_end(multiply: Multiply, rows: torch.Tensor) -> torch.Tensor:
+    """``multiply`` with zeros below one or two rows that are left after those by six."""
+    count = rows.shape[0]
+    lacking = 3 - count % 6 if count % 6 in (1, 2) else 0
+    return multiply(torch.nn.functional.pad(rows, (0, 0, 0, lacking)))[:count]
 
 
 def _linear(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
