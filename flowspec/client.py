@@ -24,6 +24,8 @@ class _Loop:
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._closed = asyncio.Event()
+        self._posting = threading.Lock()
+        self._closing = False
         self._thread = threading.Thread(target=self._serve, name="flowspec-client", daemon=True)
         self._thread.start()
 
@@ -36,11 +38,11 @@ class _Loop:
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
         """The result of ``call``, which ends with the wait; ClientClosed behind ``close``."""
-        try:
+        with self._posting:
+            if self._closing:
+                call.close()
+                raise ClientClosed(CLOSED)
             future = asyncio.run_coroutine_threadsafe(call, self._loop)
-        except RuntimeError:
-            call.close()
-            raise ClientClosed(CLOSED) from None
         try:
             return future.result()
         except concurrent.futures.CancelledError:
@@ -50,9 +52,14 @@ class _Loop:
             raise
 
     def close(self) -> None:
-        """End the calls that run, and the thread."""
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._closed.set)
+        """End the calls that run, and the thread.
+
+        A call that is posted behind the last one that the loop runs would never end.
+        """
+        with self._posting:
+            if not self._closing:
+                self._closing = True
+                self._loop.call_soon_threadsafe(self._closed.set)
         self._thread.join()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -216,6 +217,30 @@ def test_closing_a_client_ends_the_waits_of_other_threads(
         for wait in waits:
             with pytest.raises(ClientClosed, match="closed; make another one"):
                 wait.result(SECONDS)
+
+
+def test_a_call_while_the_client_closes_is_refused_and_does_not_wait_for_ever(
+    cluster: ToyCluster, server: PrivateBroker
+) -> None:
+    """Its event loop has ended, and is not closed yet: what is posted to it then is never run."""
+    client = Client(server.url)
+    inner = client._loop._loop
+    close = inner.close
+    refused = threading.Event()
+
+    def call() -> None:
+        with pytest.raises(ClientClosed, match="closed; make another one"):
+            client.load()
+        refused.set()
+
+    def closing() -> None:
+        threading.Thread(target=call, daemon=True).start()
+        refused.wait(SECONDS)
+        close()
+
+    inner.close = closing  # type: ignore[method-assign]
+    client.close()
+    assert refused.is_set()
 
 
 def test_a_stream_that_is_left_reads_no_further(cluster: ToyCluster, server: PrivateBroker) -> None:
