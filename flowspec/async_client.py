@@ -6,6 +6,7 @@ For one event loop; ``client.Client`` is the same for callers that block.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
 import time
@@ -84,8 +85,9 @@ class AsyncJob:
         self._answered_at = time.monotonic()
         while not self.ended:
             try:
-                async for chunk in self._follow(deadline):
-                    yield chunk
+                async with contextlib.aclosing(self._follow(deadline)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
             except BrokerUnreachable:
                 if time.monotonic() - self._answered_at > RECONNECT_SECONDS:
                     raise

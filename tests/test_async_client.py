@@ -253,6 +253,19 @@ def test_a_stream_that_is_left_reads_no_further(cluster: ToyCluster, server: Pri
         assert len(job.result().token_ids) == 480, "it goes on where it was left"
 
 
+def test_a_stream_that_is_closed_has_left_at_once(
+    cluster: ToyCluster, server: PrivateBroker
+) -> None:
+    async def use(client: AsyncClient) -> None:
+        chunks = (await client.submit("hello", max_new_tokens=480)).stream()
+        await anext(chunks)
+        assert client.following == 1
+        await chunks.aclose()
+        assert client.following == 0
+
+    with_client(server.url, use)
+
+
 def test_a_repeated_submission_gives_the_first_ones_output(
     cluster: ToyCluster, server: PrivateBroker
 ) -> None:

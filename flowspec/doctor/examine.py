@@ -18,7 +18,7 @@ from flowspec.doctor import (
     versions,
 )
 from flowspec.doctor.finding import Finding, from_error, note
-from flowspec.doctor.probe import IMPORT_SECONDS, Probed, probe
+from flowspec.doctor.imports import IMPORT_SECONDS, Imported, try_imports
 from flowspec.errors import BrokerError, ConfigError
 from flowspec.model.weights.families import TESTED_FAMILIES
 from flowspec.roles.text_process import text_ends
@@ -52,22 +52,22 @@ def examine(plans: Plans, survey: Survey | None, announce: Announce) -> Iterator
     announce(f"importing torch and other packages, at most {IMPORT_SECONDS:.0f} s")
     installed = versions.gather()
     there = [package for package in installed.packages if package.version is not None]
-    probed = probe([package.module for package in there])
-    yield from versions.check(installed, probed.broken)
+    imported = try_imports([package.module for package in there])
+    yield from versions.check(installed, imported.broken)
     announce(f"looking at the machine, at most {machine.CLOCK_SECONDS:.0f} s")
-    device = chosen_device(plans.device, probed)
+    device = chosen_device(plans.device, imported)
     seen = machine.gather()
     yield from machine.check(seen)
     yield from processor.check(processor.gather(), plans.dtype, device)
-    yield from graphics.check(graphics.gather(probed), plans.dtype, device)
+    yield from graphics.check(graphics.gather(imported), plans.dtype, device)
     yield from ports.check_open_files(ports.open_files())
     if plans.url is None:
         yield from _private_broker(announce)
     else:
         yield from _broker(plans.url, announce)
     announce("loading the models' code, and reading their folders")
-    usable = bool(probed.torch_build)
-    memory = _memory(device, seen, probed)
+    usable = bool(imported.torch_build)
+    memory = _memory(device, seen, imported)
     families = TESTED_FAMILIES if usable else ()
     yield from model.check_names(
         plans.target, plans.draft, memory, plans.dtype, families, text_ends
@@ -83,18 +83,18 @@ def examine(plans: Plans, survey: Survey | None, announce: Announce) -> Iterator
         )
 
 
-def chosen_device(device: str, probed: Probed) -> str:
+def chosen_device(device: str, imported: Imported) -> str:
     """``device``, with ``auto`` resolved."""
     if device != "auto":
         return device
-    return "cuda:0" if probed.accelerators else "cpu"
+    return "cuda:0" if imported.accelerators else "cpu"
 
 
-def _memory(device: str, seen: machine.MachineFacts, probed: Probed) -> int | None:
+def _memory(device: str, seen: machine.MachineFacts, imported: Imported) -> int | None:
     if not device.startswith("cuda"):
         return seen.available
     number = int(device.partition(":")[2] or 0)
-    return probed.accelerators[number].free if number < len(probed.accelerators) else None
+    return imported.accelerators[number].free if number < len(imported.accelerators) else None
 
 
 def _broker(url: str, announce: Announce) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flowspec.doctor.finding import Finding, error, ok, size, warning
-from flowspec.doctor.probe import Accelerator, Probed
+from flowspec.doctor.imports import Accelerator, Imported
 from flowspec.model.weights.precision import AUTO, PRECISIONS
 
 SUBJECT = "gpu"
@@ -35,7 +35,7 @@ class GraphicsFacts:
     devices: tuple[Accelerator, ...]
 
 
-def gather(probed: Probed) -> GraphicsFacts:
+def gather(imported: Imported) -> GraphicsFacts:
     try:
         match = re.search(r"\d+(?:\.\d+)+", _DRIVER.read_text(encoding="utf-8"))
     except OSError:
@@ -43,8 +43,8 @@ def gather(probed: Probed) -> GraphicsFacts:
     return GraphicsFacts(
         match[0] if match else "",
         os.environ.get("CUDA_VISIBLE_DEVICES"),
-        probed.torch_build,
-        probed.accelerators,
+        imported.torch_build,
+        imported.accelerators,
     )
 
 

@@ -1,11 +1,11 @@
-"""``auto`` over plain decoding on real workers: the default must not cost time.
+"""Strategies over plain decoding on real workers: the default, ``auto``, must not cost time.
 
     python -m ops.bench.default_pays --prompts DIR [--target FOLDER] [--draft ngram]
         [--stages 1,2,4] [--latencies 0,5] [--dtypes float32,bfloat16,int8,nf4,int4]
-        [--count 8] [--tokens 64]
+        [--strategies auto] [--count 8] [--tokens 64]
 
 For every place, a precision, number of stages and latency of the links, a pipeline of processes
-with one torch thread each decodes every prompt plainly and with ``auto``, in turns, after one
+with one torch thread each decodes every prompt plainly and by every strategy, in turns, after one
 prompt more for each. The draft worker keeps what it measures, as in use. Prompts are spread over
 the files in DIR. Texts must be equal. Prints Markdown; progress goes to standard error.
 """
@@ -16,6 +16,7 @@ import os
 import statistics
 import sys
 import tempfile
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
@@ -26,12 +27,13 @@ from flowspec.client import Client
 from flowspec.cluster import Places, Setup
 from flowspec.errors import FlowSpecError, StateError
 from flowspec.model.weights.directory import default_pair
+from flowspec.results import Result, reported
 from ops.bench.arguments import count, counts, latencies, prompt_sets
 from ops.bench.report import machine_line
 from ops.parser import Parser
 from ops.peer.pipelines import our_pipeline, seconds_per_token
 
-PLAIN, AUTO = "autoregressive", "auto"
+PLAIN = "autoregressive"
 
 
 def spread(folder: Path, number: int) -> list[str]:
@@ -41,25 +43,31 @@ def spread(folder: Path, number: int) -> list[str]:
     return turns[:number]
 
 
-def pairs(client: Client, prompts: list[str], tokens: int) -> list[tuple[float, float]]:
-    """Seconds a token of each prompt but the first, plainly and by ``auto``.
-
-    StateError if their texts differ.
-    """
-    found = []
+def decoded(
+    client: Client, prompts: list[str], strategies: Sequence[str], tokens: int
+) -> dict[str, list[Result]]:
+    """The answers to each prompt but the first, by strategy; StateError if their texts differ."""
+    found: dict[str, list[Result]] = {strategy: [] for strategy in strategies}
     for at, prompt in enumerate(prompts):
-        took = {}
-        ids = set()
-        for strategy in (PLAIN, AUTO) if at % 2 else (AUTO, PLAIN):
+        turn = at % len(strategies)
+        for strategy in (*strategies[turn:], *strategies[:turn]):
             job = client.submit(prompt, strategy=strategy, max_new_tokens=tokens, reuse=False)
-            result = job.result()
-            took[strategy] = seconds_per_token(result)
-            ids.add(result.token_ids)
-        if len(ids) > 1:
-            raise StateError(f"{AUTO} and {PLAIN} gave different texts of prompt {at + 1}")
-        if at:
-            found.append((took[PLAIN], took[AUTO]))
-    return found
+            found[strategy].append(job.result())
+        if len({results[-1].token_ids for results in found.values()}) > 1:
+            raise StateError(f"strategies gave different texts of prompt {at + 1}")
+    return {strategy: results[1:] for strategy, results in found.items()}
+
+
+def cells(plain: list[Result], results: list[Result]) -> list[str]:
+    """Tokens a step, times a token in milliseconds, and their ratio."""
+    steps = [reported(result.stats["tokens_per_step"]) for result in results]
+    times = [[seconds_per_token(result) for result in one] for one in (plain, results)]
+    ratios = [other / one for one, other in zip(*times, strict=True)]
+    return [
+        f"{statistics.mean(steps):.2f}",
+        *(f"{statistics.median(one) * 1e3:.1f}" for one in times),
+        f"{statistics.median(ratios):.2f}, {max(ratios):.2f}",
+    ]
 
 
 def main() -> None:
@@ -71,14 +79,19 @@ def main() -> None:
     add("--stages", type=counts, default="1,2,4", help="by commas (1,2,4)")
     add("--latencies", type=latencies, default="0,5", help="milliseconds, by commas (0,5)")
     add("--dtypes", default="float32,bfloat16,int8,nf4,int4", help="by commas")
+    add("--strategies", default="auto", help="besides plain decoding, by spaces (auto)")
     add("--count", type=count, default=8, help="prompts (8)")
     add("--tokens", type=count, default=64, help="of every answer (64)")
     given = parser.parse_args()
     prompts = spread(given.prompts, given.count + 1)
+    strategies = [PLAIN, *given.strategies.split()]
     print(f"Measured on {machine_line()}.\n")
     print("*Ratio*: the median of the prompts' ratios, and the largest.\n")
-    print("| precision | stages | latency, ms | plain, ms a token | `auto`, ms a token | ratio |")
-    print("|---|---|---|---|---|---|")
+    print(
+        "| precision | stages | latency, ms | strategy | tokens a step | plain, ms a token "
+        "| ms a token | ratio |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
     try:
         for dtype, stages in product(given.dtypes.split(","), given.stages):
             setup = Setup(given.target, given.draft, stages, places=Places(dtype))
@@ -88,12 +101,12 @@ def main() -> None:
                     tempfile.TemporaryDirectory() as logs,
                     our_pipeline(setup, latency / 1e3, Path(logs)) as client,
                 ):
-                    found = pairs(client, prompts, given.tokens)
-                plain, auto = (statistics.median(times) * 1e3 for times in zip(*found, strict=True))
-                ratios = [other / one for one, other in found]
-                shown = f"{statistics.median(ratios):.2f}, {max(ratios):.2f}"
-                cells = (dtype, stages, f"{latency:g}", f"{plain:.1f}", f"{auto:.1f}", shown)
-                print(f"| {' | '.join(map(str, cells))} |", flush=True)
+                    found = decoded(client, prompts, strategies, given.tokens)
+                place = [dtype, str(stages), f"{latency:g}"]
+                for strategy in strategies[1:]:
+                    shown = cells(found[PLAIN], found[strategy])
+                    row = [*place, f"`{strategy}`", *shown]
+                    print(f"| {' | '.join(row)} |", flush=True)
     except FlowSpecError as error:
         sys.exit(f"default_pays: {error}")
 

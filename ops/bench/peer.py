@@ -4,19 +4,23 @@
                                         [--tokens 48] [--tuning 3] [--count 12] [--repeats 3]
                                         [--finalists 3] [--strategies "autoregressive flowspec"]
                                         [--drafts 2,4,8,8@0.5] [--prompts FILE] [--peer .peer]
+                                        [--target FILE.gguf [--draft ngram]]
 
-Nothing is emulated. Both sides compute in float32 with one thread per process and decode greedily.
+Nothing is emulated. Both sides compute with one thread per process and decode greedily: the
+packaged pair in float32, or one ``--target``, theirs as llama.cpp computes its file, ours as
+``--dtype auto`` does, which may choose another token now and then.
 Both are stars: client or draft worker (with our broker) in the middle, one link to each stage,
 every connection through a TCP relay that adds the latency each way. Theirs is C++, ours Python and
 PyTorch. Times are decode only, without loading and prefill.
 
 Either side has equally many settings (``ops.peer.settings``): ``--strategies`` of ours; plain
 decoding and ``--drafts`` of theirs, maximum draft lengths, where ``8@0.5`` ends a draft early at a
-token whose probability is below 0.5. At each latency every setting decodes ``--tuning`` prompts of
-the tuning half once; the ``--finalists`` fastest of either side decode ``--count`` prompts of the
-measuring half ``--repeats`` times, the sides in turn. A ratio is the median over prompts of the
-median over repeats of their time over ours, with its 95% interval by order statistics; it is called
-faster or slower only if the interval excludes 1.
+token whose probability is below 0.5, and ``2x8`` drafts 8 tokens behind the last place where the
+last 2 came before. A ``--target`` has drafts of that kind alone. At each latency every setting
+decodes ``--tuning`` prompts of the tuning half once; the ``--finalists`` fastest of either side
+decode ``--count`` prompts of the measuring half ``--repeats`` times, the sides in turn. A ratio is
+the median over prompts of the median over repeats of their time over ours, with its 95% interval by
+order statistics; it is called faster or slower only if the interval excludes 1.
 
 A machine with other work is refused unless ``--busy`` is given. ``--estimate`` prints how long the
 run takes and ends. Prints Markdown; progress goes to standard error.
@@ -45,7 +49,7 @@ from ops.peer.llama import DraftOptions, Llama
 from ops.peer.page import Taken, page, take
 from ops.peer.pipelines import known, our_pipeline, sides, their_pipeline, warm_up
 from ops.peer.prompts import PeerPrompt, chosen
-from ops.peer.settings import DRAFTS, STRATEGIES, check, drafting
+from ops.peer.settings import DRAFTS, LOOKUPS, STRATEGIES, check, drafting
 
 PROMPTS = Path(__file__).parents[2] / "tests" / "data" / "prompts.jsonl"
 #: Highest load average, over a minute, of a machine without other work.
@@ -54,10 +58,14 @@ QUIET = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The installed ``peer``, our ``setup``, the settings of both, and how much is run."""
+    """The installed ``peer``, our ``setup``, the settings of both, and how much is run.
+
+    ``file``: the target in GGUF.
+    """
 
     peer: Peer
     setup: Setup
+    file: Path
     strategies: tuple[str, ...]
     drafts: tuple[DraftOptions, ...]
     extent: Extent
@@ -79,7 +87,8 @@ def load_words(*, busy: bool) -> str:
 def plan_of(given: argparse.Namespace) -> Plan:
     """The plan that the arguments describe; ConfigError for settings that are not valid."""
     strategies = tuple(given.strategies.split())
-    drafts = tuple(drafting(text) for text in given.drafts.split(","))
+    usual = DRAFTS if given.target is None else LOOKUPS
+    drafts = tuple(drafting(text) for text in (given.drafts or ",".join(usual)).split(","))
     check(strategies, drafts, given.stages)
     extent = Extent(
         stages=given.stages,
@@ -90,8 +99,18 @@ def plan_of(given: argparse.Namespace) -> Plan:
         repeats=given.repeats,
         tokens=given.tokens,
     )
-    setup = Setup(*default_pair(), given.stages)
-    return Plan(Peer(given.peer.absolute()), setup, strategies, drafts, extent)
+    peer = Peer(given.peer.absolute())
+    if given.target is None:
+        return Plan(
+            peer,
+            Setup(*default_pair(), given.stages),
+            peer.model("target"),
+            strategies,
+            drafts,
+            extent,
+        )
+    setup = Setup(str(given.target), given.draft, given.stages)
+    return Plan(peer, setup, given.target, strategies, drafts, extent)
 
 
 def prompts_of(plan: Plan, file: Path) -> tuple[list[PeerPrompt], list[PeerPrompt]]:
@@ -102,7 +121,7 @@ def prompts_of(plan: Plan, file: Path) -> tuple[list[PeerPrompt], list[PeerPromp
         for half, count in (("tuning", extent.tuning), ("measuring", extent.measured))
     )
     target = open_directory(plan.setup.target)
-    llama = Llama(plan.peer, (), target.layers, target.context)
+    llama = Llama(plan.peer, (), target.layers, target.context, plan.file)
     with (
         tempfile.TemporaryDirectory(prefix="flowspec-peer-") as folder,
         our_pipeline(plan.setup, 0.0, Path(folder)) as client,
@@ -121,7 +140,7 @@ def taken_at(
     latency = milliseconds / 1e3
     with (
         tempfile.TemporaryDirectory(prefix="flowspec-peer-") as folder,
-        their_pipeline(plan.peer, plan.setup, latency, Path(folder)) as llama,
+        their_pipeline(plan.peer, plan.setup, plan.file, latency, Path(folder)) as llama,
         our_pipeline(plan.setup, latency, Path(folder)) as client,
     ):
         warm_up(client, plan.strategies, tuning[0])
@@ -173,7 +192,9 @@ def parser() -> Parser:
     add("--repeats", type=count, default=3, help="of every measured prompt (3)")
     add("--finalists", type=count, default=3, help="settings measured of either side (3)")
     add("--strategies", default=" ".join(STRATEGIES), help="our settings, by spaces")
-    add("--drafts", default=",".join(DRAFTS), help="llama.cpp's settings but plain, by commas")
+    add("--drafts", help="llama.cpp's settings but plain, by commas")
+    add("--target", type=Path, metavar="FILE.gguf", help="one model, in place of the packaged pair")
+    add("--draft", default="ngram", help="what drafts for --target here (ngram)")
     add("--prompts", type=Path, default=PROMPTS, help="a .jsonl file or a folder of them")
     add("--peer", type=Path, default=DEFAULT_FOLDER, help="the folder of `make peer`")
     return made

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from flowspec.errors import ClusterError
@@ -45,23 +46,34 @@ class LlamaRun:
 
 @dataclass(frozen=True, slots=True)
 class DraftOptions:
-    """A draft has at most ``most`` tokens and ends at a token less probable than ``least``."""
+    """A draft has at most ``most`` tokens and ends at a token less probable than ``least``.
+
+    ``lookup``: it is what followed the last so many tokens when they came before; 0: it is the
+    draft model's.
+    """
 
     most: int
     least: float = 0.0
+    lookup: int = 0
 
     def __str__(self) -> str:
-        return f"drafts of {self.most}" + (f" while p >= {self.least:g}" if self.least else "")
+        behind = f" behind {self.lookup}-grams" if self.lookup else ""
+        cut = f" while p >= {self.least:g}" if self.least else ""
+        return f"drafts of {self.most}{behind}{cut}"
 
 
 @dataclass(frozen=True, slots=True)
 class Llama:
-    """The tools of ``peer``, with stages at ``addresses`` (``host:port``) in layer order."""
+    """The tools of ``peer``, with stages at ``addresses`` (``host:port``) in layer order.
+
+    ``target``: its file in GGUF.
+    """
 
     peer: Peer
     addresses: Sequence[str]
     layers: int
     context: int
+    target: Path
 
     def token_ids(self, prompt: str) -> tuple[int, ...]:
         """llama.cpp's token ids of ``prompt``."""
@@ -76,28 +88,20 @@ class Llama:
         return LlamaRun(text, (total - before) / 1e3 / max(runs, 1))
 
     def speculative(self, prompt: str, tokens: int, drafting: DraftOptions) -> LlamaRun:
-        """Decode greedily with the draft model at the client; may exceed ``tokens`` slightly."""
-        options = [
-            "-n",
-            str(tokens - 1),
-            "--spec-type",
-            "draft-simple",
-            "--spec-draft-n-max",
-            str(drafting.most),
-            "--spec-draft-p-min",
-            str(drafting.least),
-            "-md",
-            str(self.peer.model("draft")),
-            "-ngld",
-            "0",
-            "-devd",
-            "none",
-            "-td",
-            "1",
-            *self._split(),
-        ]
+        """Decode greedily with drafts made at the client; may exceed ``tokens`` slightly."""
+        options = ["-n", str(tokens - 1), *self._drafting(drafting), *self._split()]
         text, (decoded,) = self._reported("llama-speculative-simple", options, prompt, (_DECODED,))
         return LlamaRun(text.partition(prompt)[2], float(decoded[2]) / int(decoded[1]))
+
+    def _drafting(self, drafting: DraftOptions) -> list[str]:
+        if drafting.lookup:
+            sizes = {"size-n": drafting.lookup, "size-m": drafting.most}
+            named = [(f"--spec-ngram-simple-{name}", str(size)) for name, size in sizes.items()]
+            return ["--spec-type", "ngram-simple", *chain(*named)]
+        limits = {"n-max": drafting.most, "p-min": drafting.least}
+        named = [(f"--spec-draft-{name}", str(limit)) for name, limit in limits.items()]
+        model = ["-md", str(self.peer.model("draft")), "-ngld", "0", "-devd", "none", "-td", "1"]
+        return ["--spec-type", "draft-simple", *chain(*named), *model]
 
     def _reported(
         self, name: str, options: Sequence[str], prompt: str, report: Sequence[re.Pattern[str]]
@@ -122,7 +126,7 @@ class Llama:
         return [*split, "-t", "1", "-c", str(self.context), "--temp", "0"]
 
     def _tool(self, name: str, *arguments: str, prompt: str) -> subprocess.CompletedProcess[bytes]:
-        files = [str(self.peer.tool(name)), "-m", str(self.peer.model("target"))]
+        files = [str(self.peer.tool(name)), "-m", str(self.target)]
         command = [*files, *arguments, "--no-escape", "-p", prompt]
         try:
             done = subprocess.run(

@@ -82,15 +82,17 @@ def our_processes(
 
 
 @contextlib.contextmanager
-def their_pipeline(peer: Peer, setup: Setup, latency: float, logs: Path) -> Iterator[Llama]:
-    """llama.cpp whose links to the stages have ``latency`` seconds each way."""
+def their_pipeline(
+    peer: Peer, setup: Setup, file: Path, latency: float, logs: Path
+) -> Iterator[Llama]:
+    """llama.cpp with the target's ``file``; its links to the stages have ``latency`` seconds."""
     target = open_directory(setup.target)
     with (
         servers(peer, setup.stages, logs) as addresses,
         relays(addresses, latency, logs / "theirs.log") as links,
     ):
         at = [f"127.0.0.1:{port}" for port in links.ports]
-        yield Llama(peer, at, target.layers, target.context)
+        yield Llama(peer, at, target.layers, target.context, file)
 
 
 def ours(

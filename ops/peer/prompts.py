@@ -17,7 +17,7 @@ SPARE = 64
 
 @dataclass(frozen=True, slots=True)
 class PeerPrompt:
-    """A user's ``text``, its ``ids`` in the chat template, and the text of ids after the first.
+    """A user's ``text``, its ``ids`` in the chat template, and their text, ``rendered``.
 
     ``expected``: the target's own greedy text, up to its last whole character. ``repeated``: its
     share of repeated 4-grams. Both are unknown until the target has been run.
@@ -37,11 +37,15 @@ def chosen(file: Path, half: str, count: int, tokens: int, target: str) -> list[
     """
     directory = open_directory(target)
     tokenizer = Tokenizer(directory)
+    token = tokenizer.detokenizer.token
+    # What the tokenizer puts before every text, llama.cpp does too.
+    put = 1 if token(tokenizer.encode("a", raw=True)[0]).special else 0
     found = []
     for prompt in halve(prompts_in(file), half):
         ids = tokenizer.encode(prompt.text, raw=False)
         if len(ids) + tokens + SPARE <= directory.context:
-            found.append(PeerPrompt(prompt.text, ids, tokenizer.detokenizer.decode(ids)))
+            rendered = b"".join(token(one).data for one in ids[put:]).decode()
+            found.append(PeerPrompt(prompt.text, ids, rendered))
     if not 1 <= count <= len(found):
         raise ConfigError(
             f"{count} {half} prompts are wanted: {file} has {len(found)} that fit in its {half} "

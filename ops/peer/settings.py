@@ -13,6 +13,8 @@ LENGTHS = (2, 3, 4, 6, 8, 12, 16)
 CUT = 0.5
 #: Drafts of every length, without and with the cut; plain decoding comes on top.
 DRAFTS = (*map(str, LENGTHS), *(f"{most}@{CUT:g}" for most in LENGTHS))
+#: As many lookups of n-grams, where there is no draft model: length looked up, x, length drafted.
+LOOKUPS = (*(f"{lookup}x{most}" for lookup in (1, 2, 3) for most in (2, 4, 8, 16)), "5x8", "5x16")
 #: As many of ours, plain decoding included. Few rows per pass: all processes share the cores.
 STRATEGIES = (
     "autoregressive",
@@ -34,16 +36,17 @@ STRATEGIES = (
 
 
 def drafting(text: str) -> DraftOptions:
-    """Parse ``8`` or ``8@0.5``; ConfigError for anything else."""
-    most, _, least = text.partition("@")
+    """Parse ``8``, ``8@0.5`` or ``2x8``; ConfigError for anything else."""
+    lookup, looks_up, rest = text.rpartition("x")
+    most, _, least = rest.partition("@")
     try:
-        made = DraftOptions(int(most), float(least or 0))
+        made = DraftOptions(int(most), float(least or 0), int(lookup) if looks_up else 0)
     except ValueError:
         made = DraftOptions(0)
-    if made.most < 1 or not 0 <= made.least < 1:
+    if made.most < 1 or not 0 <= made.least < 1 or bool(looks_up) != (made.lookup > 0):
         raise ConfigError(
             f"--drafts {text!r} is not a draft; expected a length of 1 or more, optionally with "
-            "@ and a probability"
+            "@ and a probability, or behind the length of what is looked up and an x"
         )
     return made
 

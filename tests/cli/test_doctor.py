@@ -9,14 +9,14 @@ import pytest
 from flowspec.cli import doctor as module
 from flowspec.doctor import examine
 from flowspec.doctor.finding import error, note, ok
-from flowspec.doctor.probe import Probed
+from flowspec.doctor.imports import Imported
 from tests.cli.conftest import Command
 from tests.commands import run
 
 
 @pytest.fixture(autouse=True)
 def torch_imports(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examine, "probe", lambda modules: Probed({}, "cpu", 1))
+    monkeypatch.setattr(examine, "try_imports", lambda modules: Imported({}, "cpu", 1))
 
 
 def test_each_finding_is_a_line_with_its_remedy(

@@ -10,7 +10,7 @@ import pytest
 from flowspec.doctor import examine as module
 from flowspec.doctor.examine import Plans, chosen_device, examine
 from flowspec.doctor.finding import Finding, Severity
-from flowspec.doctor.probe import Accelerator, Probed
+from flowspec.doctor.imports import Accelerator, Imported
 from flowspec.errors import BrokerError
 from flowspec.transport.connections.server import PrivateBroker
 from tests.doctor.test_kernels import LACKING, PLAIN, Kernel
@@ -22,7 +22,7 @@ PLANS = Plans(TARGET, DRAFT, "auto", "auto", None)
 @pytest.fixture(autouse=True)
 def imports(monkeypatch: pytest.MonkeyPatch) -> None:
     """Imports in other processes take seconds, and have tests of their own."""
-    monkeypatch.setattr(module, "probe", lambda modules: Probed({}, "cpu", 1))
+    monkeypatch.setattr(module, "try_imports", lambda modules: Imported({}, "cpu", 1))
     monkeypatch.setattr(module, "text_ends", lambda folder: frozenset({1}))
 
 
@@ -110,7 +110,9 @@ def test_kernels_are_those_of_the_device_chosen() -> None:
 def test_nothing_is_asked_of_a_torch_that_cannot_be_imported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "probe", lambda modules: Probed({"torch": "ImportError: x"}))
+    monkeypatch.setattr(
+        module, "try_imports", lambda modules: Imported({"torch": "ImportError: x"})
+    )
     every = list(
         examine(PLANS, lambda device: pytest.fail("it would import torch"), lambda line: None)
     )
@@ -135,7 +137,7 @@ def test_a_finding_that_is_not_ok_has_a_remedy(server: PrivateBroker) -> None:
 
 
 def test_the_device_is_a_gpu_if_there_is_one() -> None:
-    gpu = Probed({}, "cuda 12", 1, (Accelerator("H100", 80, 70, (9, 0)),))
+    gpu = Imported({}, "cuda 12", 1, (Accelerator("H100", 80, 70, (9, 0)),))
     assert chosen_device("auto", gpu) == "cuda:0"
     assert chosen_device("cpu", gpu) == "cpu"
-    assert chosen_device("auto", Probed({}, "cpu", 1)) == "cpu"
+    assert chosen_device("auto", Imported({}, "cpu", 1)) == "cpu"

@@ -6,7 +6,7 @@ import pytest
 
 from flowspec.doctor.finding import Finding, Severity
 from flowspec.doctor.graphics import GraphicsFacts, check, gather
-from flowspec.doctor.probe import Accelerator, Probed
+from flowspec.doctor.imports import Accelerator, Imported
 
 H100 = Accelerator("H100", 80 << 30, 70 << 30, (9, 0))
 T4 = Accelerator("T4", 16 << 30, 15 << 30, (7, 5))
@@ -73,5 +73,5 @@ def test_an_old_gpu_emulates_bfloat16() -> None:
 
 def test_what_the_probe_found_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    found = gather(Probed({}, "cuda 12.8", 4, (H100,)))
+    found = gather(Imported({}, "cuda 12.8", 4, (H100,)))
     assert (found.hidden, found.build, found.devices) == ("1", "cuda 12.8", (H100,))

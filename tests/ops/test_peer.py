@@ -25,7 +25,7 @@ from ops.peer.install import Peer
 from ops.peer.llama import DraftOptions, Llama, LlamaRun
 from ops.peer.pipelines import known
 from ops.peer.prompts import PeerPrompt, chosen
-from ops.peer.settings import CUT, DRAFTS, LENGTHS, STRATEGIES, check, drafting
+from ops.peer.settings import CUT, DRAFTS, LENGTHS, LOOKUPS, STRATEGIES, check, drafting
 
 TARGET = default_pair()[0]
 FEW = ("--strategies", "autoregressive chain", "--drafts", "4", "--finalists", "1")
@@ -82,6 +82,7 @@ def test_the_peer_has_every_length_with_and_without_the_cut_and_ours_as_many_set
     assert LENGTHS == (2, 3, 4, 6, 8, 12, 16)
     check(STRATEGIES, drafts, 4)
     assert len(STRATEGIES) == len(DRAFTS) + 1
+    check(STRATEGIES, [drafting(text) for text in LOOKUPS], 4)
 
 
 def test_a_side_with_more_settings_is_refused() -> None:
@@ -93,7 +94,7 @@ def test_a_side_with_more_settings_is_refused() -> None:
         check(("autoregressive", "nosuch"), [DraftOptions(4)], 4)
 
 
-@pytest.mark.parametrize("text", ["", "0", "x", "4@x", "4@1", "4@-0.5", "@0.5"])
+@pytest.mark.parametrize("text", ["", "0", "x", "4@x", "4@1", "4@-0.5", "@0.5", "x4", "0x4", "2x"])
 def test_a_draft_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="is not a draft"):
         drafting(text)
@@ -279,7 +280,7 @@ def tool(folder: Path, name: str, body: str) -> Llama:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(f"#!/bin/sh\n{body}\n")
     file.chmod(0o755)
-    return Llama(peer, ("a:1", "b:2"), 4, 64)
+    return Llama(peer, ("a:1", "b:2"), 4, 64, folder / "model.gguf")
 
 
 def test_the_draft_settings_reach_the_tool(tmp_path: Path) -> None:
@@ -293,6 +294,11 @@ def test_the_draft_settings_reach_the_tool(tmp_path: Path) -> None:
     words = (tmp_path / "words").read_text()
     assert "--spec-draft-n-max 6 --spec-draft-p-min 0.5" in words
     assert "--rpc a:1,b:2" in words
+    assert f"-m {tmp_path}/model.gguf" in words
+    llama.speculative("<p>", 10, drafting("3x8"))
+    words = (tmp_path / "words").read_text()
+    assert "--spec-ngram-simple-size-n 3 --spec-ngram-simple-size-m 8" in words
+    assert "-md" not in words
 
 
 def test_a_run_without_a_report_is_repeated_and_then_an_error(tmp_path: Path) -> None:

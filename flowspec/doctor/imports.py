@@ -1,6 +1,6 @@
 """Imports packages in a process of its own: a broken one may crash the interpreter, or hang.
 
-``python -m flowspec.doctor.probe MODULE...`` writes one JSON line when it begins with a module,
+``python -m flowspec.doctor.imports MODULE...`` writes one JSON line when it begins with a module,
 one when it has imported it, and one about torch at the end.
 """
 
@@ -32,7 +32,7 @@ class Accelerator:
 
 
 @dataclass(frozen=True, slots=True)
-class Probed:
+class Imported:
     """``broken``: why a module cannot be imported, by module.
 
     ``torch_build``: what torch was built for, like ``cuda 12.8`` or ``cpu``; empty if unknown.
@@ -44,9 +44,9 @@ class Probed:
     accelerators: tuple[Accelerator, ...] = ()
 
 
-def probe(modules: Sequence[str], *, seconds: float = IMPORT_SECONDS) -> Probed:
+def try_imports(modules: Sequence[str], *, seconds: float = IMPORT_SECONDS) -> Imported:
     """Import ``modules`` in another process; at most ``seconds``."""
-    command = [sys.executable, "-m", "flowspec.doctor.probe", *modules]
+    command = [sys.executable, "-m", "flowspec.doctor.imports", *modules]
     # Some packages fetch code from a hub when they are imported.
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     try:
@@ -67,13 +67,13 @@ def probe(modules: Sequence[str], *, seconds: float = IMPORT_SECONDS) -> Probed:
         )
         return read(said, f"its import did not end within {seconds:.0f} s")
     except OSError as failed:
-        return Probed(dict.fromkeys(modules, f"no process could be started: {failed}"))
+        return Imported(dict.fromkeys(modules, f"no process could be started: {failed}"))
     reason = f"its import ended the process with status {done.returncode}"
     return read(done.stdout, reason if done.returncode else "")
 
 
-def read(said: str, ended_by: str) -> Probed:
-    """What a probe wrote; ``ended_by``: why it ended early, empty if it did not."""
+def read(said: str, ended_by: str) -> Imported:
+    """What the other process wrote; ``ended_by``: why it ended early, empty if it did not."""
     broken: dict[str, str] = {}
     about: dict[str, Any] = {}
     begun = ""
@@ -97,7 +97,7 @@ def read(said: str, ended_by: str) -> Probed:
         Accelerator(str(name), int(total), int(free), (int(major), int(minor)))
         for name, total, free, (major, minor) in about.get("devices", ())
     )
-    return Probed(broken, str(about.get("build", "")), int(about.get("threads", 0)), devices)
+    return Imported(broken, str(about.get("build", "")), int(about.get("threads", 0)), devices)
 
 
 def main(modules: Sequence[str]) -> None:
