@@ -31,11 +31,11 @@ CONSTRAINTS = Path(__file__).parent / "constraints.txt"
 PACKAGE = "llama_cpp_python"
 #: Of the source distribution of the version in ``constraints.txt``.
 SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
-#: A stage, plain decoding, speculative decoding, tokenization, quantisation, and passes of several
-#: rows.
+#: A stage, plain decoding, speculative decoding, tokenization, quantisation, passes of several rows
+#: and perplexity.
 TOOLS = (
     *("ggml-rpc-server", "llama-completion", "llama-speculative-simple", "llama-tokenize"),
-    *("llama-quantize", "llama-batched-bench"),
+    *("llama-quantize", "llama-batched-bench", "llama-perplexity"),
 )
 _OPTIONS = {
     "CMAKE_BUILD_TYPE": "Release",

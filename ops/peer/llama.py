@@ -33,6 +33,7 @@ _RESHAPED_SECONDS = 0.2
 _TOTAL = re.compile(r"total time = +([\d.]+) ms")
 _PROMPT = re.compile(r"prompt eval time = +([\d.]+) ms")
 _RUNS = re.compile(r" eval time = +[\d.]+ ms / +(\d+) runs")
+_PERPLEXITY = re.compile(r"Final estimate: PPL = ([\d.]+)")
 _DECODED = re.compile(r"decoded +(\d+) tokens in +([\d.]+) seconds")
 
 
@@ -93,6 +94,14 @@ class Llama:
         text, (decoded,) = self._reported("llama-speculative-simple", options, prompt, (_DECODED,))
         return LlamaRun(text.partition(prompt)[2], float(decoded[2]) / int(decoded[1]))
 
+    def perplexity(self, text: Path, pieces: int) -> float:
+        """Of the second halves of the first ``pieces`` of ``context`` tokens of ``text``."""
+        options = ["-f", str(text), "--chunks", str(pieces), "-t", "1", "-c", str(self.context)]
+        found = _PERPLEXITY.search(self._run("llama-perplexity", *options).stdout.decode())
+        if found is None:
+            raise ClusterError("llama-perplexity gave no estimate")
+        return float(found[1])
+
     def _drafting(self, drafting: DraftOptions) -> list[str]:
         if drafting.lookup:
             sizes = {"size-n": drafting.lookup, "size-m": drafting.most}
@@ -126,8 +135,10 @@ class Llama:
         return [*split, "-t", "1", "-c", str(self.context), "--temp", "0"]
 
     def _tool(self, name: str, *arguments: str, prompt: str) -> subprocess.CompletedProcess[bytes]:
-        files = [str(self.peer.tool(name)), "-m", str(self.target)]
-        command = [*files, *arguments, "--no-escape", "-p", prompt]
+        return self._run(name, *arguments, "--no-escape", "-p", prompt)
+
+    def _run(self, name: str, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+        command = [str(self.peer.tool(name)), "-m", str(self.target), *arguments]
         try:
             done = subprocess.run(
                 command,

@@ -13,16 +13,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flowspec.errors import ClusterError, ConfigError
-from flowspec.model.weights.directory import default_pair
+from flowspec.model.layers.placing import Placing
+from flowspec.model.weights.directory import default_pair, open_directory
 from ops.bench import peer as program
+from ops.bench.held_out import CONTEXT, load_library, load_target
 from ops.bench.peer import PROMPTS, QUIET
 from ops.peer.duration import Extent
 from ops.peer.install import Peer
 from ops.peer.llama import DraftOptions, Llama, LlamaRun
+from ops.peer.perplexity import perplexity, pieces
 from ops.peer.pipelines import known
 from ops.peer.prompts import PeerPrompt, chosen
 from ops.peer.settings import CUT, DRAFTS, LENGTHS, LOOKUPS, STRATEGIES, check, drafting
@@ -306,3 +310,26 @@ def test_a_run_without_a_report_is_repeated_and_then_an_error(tmp_path: Path) ->
     with pytest.raises(ClusterError, match="gave no report in 4 runs"):
         llama.speculative("<p>", 10, DraftOptions(6))
     assert (tmp_path / "runs").read_text() == "run\n" * 4
+
+
+def test_perplexity_is_that_of_the_second_halves_as_the_library_computes_it(tmp_path: Path) -> None:
+    target = open_directory(TARGET)
+    (piece, *_) = pieces(target, "Two and two are four. " * 200)
+    assert len(piece) == CONTEXT
+    assert piece[0] == 0, "the tokenizer's first token"
+    found = perplexity(load_target(target, Placing()), [piece])
+    logits = torch.from_numpy(load_library(target, "float32").logits(piece)).double()
+    half = CONTEXT // 2
+    wanted = torch.nn.functional.cross_entropy(logits[half:-1], torch.tensor(piece[half + 1 :]))
+    assert found == pytest.approx(float(wanted.exp()), rel=1e-4)
+    with pytest.raises(ConfigError, match="give 512 or more"):
+        pieces(target, "short")
+
+
+def test_llamas_perplexity_is_read_from_its_report(tmp_path: Path) -> None:
+    estimate = "Final estimate: PPL = 12.3456 +/- 0.1"
+    llama = tool(tmp_path, "llama-perplexity", f'echo "$@" > {tmp_path}/words; echo "{estimate}"')
+    assert llama.perplexity(tmp_path / "text", 7) == 12.3456
+    assert f"-f {tmp_path}/text --chunks 7" in (tmp_path / "words").read_text()
+    with pytest.raises(ClusterError, match="gave no estimate"):
+        tool(tmp_path, "llama-perplexity", "true").perplexity(tmp_path / "text", 7)

@@ -267,6 +267,16 @@ def test_what_is_no_broker_url_is_refused(url: str) -> None:
         connect(url)
 
 
+@pytest.mark.parametrize(
+    "url", ["redis://h/abc", "rediss://:secret@h:1/-1?timeout=1", "redis://h/0/1"]
+)
+def test_a_database_that_is_no_number_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="ends with no number of a database") as refused:
+        connect(url)
+    assert "secret" not in str(refused.value)
+    connect("redis://h/3?socket_timeout=1").close()
+
+
 def test_passwords_are_never_shown() -> None:
     assert redact("redis://user:pa@ss@host:1/0") == "redis://user:***@host:1/0"
     assert redact("unix://:pw@/s") == "unix://:***@/s"

@@ -94,6 +94,11 @@ def checked_url(url: str) -> Iterator[str]:
         raise ConfigError(
             f"broker URL {redact(url)} is not understood; expected redis://, rediss:// or unix://"
         )
+    database = url.partition("://")[2].rpartition("@")[2].partition("?")[0].partition("/")[2]
+    if scheme_of(url) != "unix" and not re.fullmatch("[0-9]*", database):
+        raise ConfigError(
+            f"broker URL {redact(url)} ends with no number of a database; expected one like /0"
+        )
     try:
         yield url.replace("valkey", "redis", 1) if scheme_of(url).startswith("valkey") else url
     except ValueError:  # the error's text may quote a part of the password
