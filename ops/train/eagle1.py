@@ -12,7 +12,7 @@ from torch.nn.functional import linear, smooth_l1_loss
 from flowspec.model.drafters.eagle import EagleHead, read_head
 from flowspec.model.weights.directory import ModelDirectory
 from ops.train.pair import optimizers
-from ops.train.teaching import GUESSES, STEP_DECAY, Teacher, layer_config, unrolled
+from ops.train.teaching import GUESSES, STEP_DECAY, Seen, Teacher, layer_config, unrolled
 
 #: Half the width of the uniform noise on true features, as in EAGLE.
 NOISE = 0.1
@@ -22,6 +22,8 @@ FEATURE_WEIGHT = 0.1
 
 class Eagle1Form:
     """``fc``, one decoder layer, the target's LM head (``flowspec.model.drafters.eagle``)."""
+
+    taps = ()
 
     def fresh(self, teacher: Teacher, text: np.ndarray) -> EagleHead:
         """An untrained head of the target's shape: a Llama layer for any target family."""
@@ -48,15 +50,13 @@ class Eagle1Form:
         """AdamW also trains ``fc``, since its two halves differ in scale."""
         return list(zip(optimizers(head, head.body, rates), rates, strict=True))
 
-    def loss(
-        self, head: EagleHead, teacher: Teacher, ids: torch.Tensor, steps: int
-    ) -> torch.Tensor:
-        """Distance to the target's distributions and features over all steps."""
-        features = teacher.features(ids)
+    def loss(self, head: EagleHead, teacher: Teacher, seen: Seen, steps: int) -> torch.Tensor:
+        """Distance to the target's distributions and features over all steps, at all positions."""
+        features = seen.features
         wanted = linear(features[:, 1:], teacher.lm_head).log_softmax(-1)
         noisy = features[:, :-1] + (torch.rand_like(features[:, :-1]) * 2 - 1) * NOISE
         total = torch.zeros((), device=ids.device)
-        rolled = unrolled(head, teacher.embedding[ids[:, 1:]], noisy, steps)
+        rolled = unrolled(head, teacher.embedding[seen.ids[:, 1:]], noisy, steps)
         for step, predicted in enumerate(rolled):
             guessed = linear(predicted[:, step:], teacher.lm_head).log_softmax(-1)
             distance = (wanted[:, step:].exp() * (wanted[:, step:] - guessed)).sum(-1).mean()
@@ -65,10 +65,10 @@ class Eagle1Form:
         return total
 
     def guesses(
-        self, head: EagleHead, teacher: Teacher, ids: torch.Tensor, steps: int
+        self, head: EagleHead, teacher: Teacher, seen: Seen, steps: int
     ) -> Iterator[torch.Tensor]:
-        features = teacher.features(ids)
-        for predicted in unrolled(head, teacher.embedding[ids[:, 1:]], features[:, :-1], steps):
+        embedded = teacher.embedding[seen.ids[:, 1:]]
+        for predicted in unrolled(head, embedded, seen.features[:, :-1], steps):
             yield linear(predicted, teacher.lm_head).topk(GUESSES, dim=-1).indices
 
     def stored(self, head: EagleHead) -> tuple[dict[str, torch.Tensor], Mapping[str, Any]]:

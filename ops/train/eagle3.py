@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.functional import linear
+from torch.nn.functional import kl_div, linear
 
 from flowspec.model.drafters.eagle3 import Eagle3Head, read_eagle3
 from flowspec.model.drafters.eagle3_layout import OFFSETS, TAPPED, read_layout
 from flowspec.model.weights.directory import ModelDirectory
 from flowspec.model.weights.tensors import read_integers
 from ops.train.pair import adam, optimizers
-from ops.train.teaching import GUESSES, STEP_DECAY, Teacher, layer_config, unrolled
+from ops.train.teaching import GUESSES, STEP_DECAY, Seen, Teacher, layer_config, unrolled
 
 #: Size of the rows into the LM head at the start, relative to the target's: a peaked wrong
 #: distribution takes many steps to correct.
@@ -29,13 +29,14 @@ SELF_SCORE = 8.0
 FEATURE = 0.1
 #: Tokens of the text that the sizes of tapped rows are measured on.
 MEASURED = 512
+LEAST = 1e-3
 
 
 class Eagle3Form:
     """``fc`` over ``taps``, one decoder layer, an LM head over ``vocabulary`` tokens; 0: all.
 
     The tokens are the most frequent ones of the text (``flowspec.model.drafters.eagle3``). In
-    training ``fc`` reads rows of size 1; what makes them so is multiplied into the stored matrix.
+    training ``fc`` reads values of size 1; what makes them so is multiplied into the stored matrix.
     """
 
     def __init__(self, taps: Sequence[int], vocabulary: int = 0) -> None:
@@ -43,6 +44,10 @@ class Eagle3Form:
         self._count = vocabulary
         self._ids = torch.zeros(0, dtype=torch.int64)  # the target's id of each of the head's
         self._factors = torch.zeros(0)  # of tapped rows side by side
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        return self._taps
 
     def fresh(self, teacher: Teacher, text: np.ndarray) -> Eagle3Head:
         """A head to whose feature all tapped rows contribute equally, with the target's LM head."""
@@ -88,31 +93,31 @@ class Eagle3Form:
             (adam(head.lm_head.parameters()), rates[1] / 25),
         ]
 
-    def loss(
-        self, head: Eagle3Head, teacher: Teacher, ids: torch.Tensor, steps: int
-    ) -> torch.Tensor:
+    def loss(self, head: Eagle3Head, teacher: Teacher, seen: Seen, steps: int) -> torch.Tensor:
         """Distance to the target's distribution over the head's tokens, over all steps."""
-        features, tapped = teacher.rows(ids, self._taps)
-        known = self._ids.to(ids.device)
-        logits = linear(features[:, 1:], teacher.lm_head)
-        counted = torch.isin(logits.argmax(-1), known).float()
-        wanted = logits[..., known].log_softmax(-1)
-        total = torch.zeros((), device=ids.device)
-        read = self._read(head, tapped[:, :-1])
-        rolled = unrolled(head, teacher.embedding[ids[:, 1:]], read, steps)
+        known = self._ids.to(seen.ids.device)
+        learned = seen.counted[:, 1:] & torch.isin(seen.best[:, 1:], known)
+        column = learned.nonzero()[:, 1]
+        features = seen.features[:, 1:][learned]
+        wanted = linear(features, teacher.lm_head[known]).log_softmax(-1)
+        total = torch.zeros((), device=seen.ids.device)
+        embedded = teacher.embedding[seen.ids[:, 1:]]
+        rolled = unrolled(head, embedded, self._read(head, seen.tapped[:, :-1]), steps)
         for step, predicted in enumerate(rolled):
-            guessed = head.logits(predicted[:, step:]).log_softmax(-1)
-            distance = (wanted[:, step:].exp() * (wanted[:, step:] - guessed)).sum(-1)
-            total = total + STEP_DECAY**step * (distance * counted[:, step:]).mean()
+            deep = column >= step
+            guessed = head.logits(predicted[learned][deep]).log_softmax(-1)
+            distance = kl_div(guessed, wanted[deep], reduction="sum", log_target=True)
+            positions = seen.counted[:, 1 + step :].sum().clamp(min=1)
+            total = total + STEP_DECAY**step * distance / positions
         return total
 
     def guesses(
-        self, head: Eagle3Head, teacher: Teacher, ids: torch.Tensor, steps: int
+        self, head: Eagle3Head, teacher: Teacher, seen: Seen, steps: int
     ) -> Iterator[torch.Tensor]:
-        _, tapped = teacher.rows(ids, self._taps)
-        known = self._ids.to(ids.device)
-        embedded = teacher.embedding[ids[:, 1:]]
-        for predicted in unrolled(head, embedded, self._read(head, tapped[:, :-1]), steps):
+        known = self._ids.to(seen.ids.device)
+        embedded = teacher.embedding[seen.ids[:, 1:]]
+        read = self._read(head, seen.tapped[:, :-1])
+        for predicted in unrolled(head, embedded, read, steps):
             yield known[head.logits(predicted).topk(GUESSES, dim=-1).indices]
 
     def _read(self, head: Eagle3Head, tapped: torch.Tensor) -> torch.Tensor:
@@ -121,12 +126,13 @@ class Eagle3Form:
         return read
 
     def _factors_of(self, teacher: Teacher, text: np.ndarray) -> torch.Tensor:
-        """By value, what makes the rows of its tap of size 1 on the beginning of ``text``."""
+        """By value of tapped rows, what makes it of size 1 on the beginning of ``text``.
+
+        Medians: some targets' first row is a hundred times as large as the others.
+        """
         sample = torch.from_numpy(text[:MEASURED].astype(np.int64)).to(teacher.device)
         _, tapped = teacher.rows(sample[None], self._taps)
-        taps = len(self._taps)
-        sizes = tapped.view(-1, taps, tapped.shape[-1] // taps).pow(2).mean((0, 2)).sqrt()
-        return (1 / sizes).repeat_interleave(tapped.shape[-1] // taps)
+        return 1 / tapped[0].abs().median(dim=0).values.clamp(min=LEAST)
 
     def stored(self, head: Eagle3Head) -> tuple[dict[str, torch.Tensor], Mapping[str, Any]]:
         config = head.config.to_dict()

@@ -28,7 +28,7 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +38,23 @@ from safetensors.torch import save as packed
 
 from flowspec.core.job.stats import repeated_4grams
 from flowspec.errors import ModelError
-from flowspec.model.drafters.eagle3_layout import default_taps
+from flowspec.model.layers.placing import choose_precision
 from flowspec.model.weights.directory import open_directory
 from ops.parser import Parser
+from ops.train.answers import Answers
 from ops.train.eagle1 import Eagle1Form
 from ops.train.eagle3 import Eagle3Form
 from ops.train.pair import descend
-from ops.train.teaching import Form, Material, Teacher, agreement, trainer_parser
+from ops.train.teaching import (
+    DEPTH,
+    Form,
+    Material,
+    Seen,
+    Teacher,
+    agreement,
+    taps_of,
+    trainer_parser,
+)
 
 HELD_OUT = 100_000
 #: Peak learning rates of Muon (the layer's matrices) and AdamW (the rest).
@@ -56,25 +66,31 @@ CHECKPOINT_SECONDS = 180.0
 
 
 def train(
-    form: Form, head: Any, teacher: Teacher, material: Material, given: argparse.Namespace
+    form: Form,
+    head: Any,
+    teacher: Teacher,
+    material: Material | Answers,
+    given: argparse.Namespace,
 ) -> None:
-    """Train for ``given.minutes`` of wall time: a short warm-up, then a cosine to zero."""
+    """Train for ``given.minutes`` of processor time: a short warm-up, then a cosine to zero."""
     found = form.optimizers(head, GO_ON if given.resume else FRESH)
     using = [optimizer for optimizer, _ in found]
     rates = [rate for _, rate in found]
-    began = time.monotonic()
+    narrow = choose_precision("auto", teacher.device, {"dtype": "bfloat16"}) == "bfloat16"
+    began = worked(given)
     step = 0
     writing = 0.0
     saved = 0.0
-    while (spent := time.monotonic() - began) < 60 * given.minutes:
-        if writing <= WRITING_SHARE * spent:
+    while (spent := worked(given) - began) < 60 * given.minutes:
+        if isinstance(material, Material) and writing <= WRITING_SHARE * spent:
             material.write()
-            writing += time.monotonic() - began - spent
+            writing += worked(given) - began - spent
         scale = (
             min(1.0, (step + 1) / 50) * (1 + math.cos(math.pi * spent / (60 * given.minutes))) / 2
         )
-        with torch.autocast(teacher.device, dtype=torch.bfloat16):
-            loss = form.loss(head, teacher, material.batch(given.batch), given.steps)
+        seen = material.seen(given.batch, form.taps)
+        with torch.autocast(teacher.device, dtype=torch.bfloat16, enabled=narrow):
+            loss = form.loss(head, teacher, seen, given.steps)
         descend(head, loss, using, [rate * scale for rate in rates])
         step += 1
         if step % 50 == 0:
@@ -82,6 +98,11 @@ def train(
         if spent - saved > CHECKPOINT_SECONDS:
             save(form, head, given.out)
             saved = spent
+
+
+def worked(given: argparse.Namespace) -> float:
+    """Seconds of processor time so far of each of ``given.threads``."""
+    return time.process_time() / float(given.threads)
 
 
 def save(form: Form, head: Any, folder: Path) -> None:
@@ -125,19 +146,24 @@ def report(
         temperatures = torch.full((len(prompts),), temperature, device=teacher.device)
         ids = teacher.written(prompts, given.length, temperatures)
         repeated = np.mean([repeated_4grams(row) for row in ids[:, first:].tolist()])
-        found = agreement(form, head, teacher, ids, first, given.steps)
-        shown = ", ".join(
-            f"step {at}: {one:.3f} / {four:.3f}" for at, (one, four) in enumerate(found, start=1)
-        )
-        print(
-            f"held out, T={temperature:g}, {repeated:.2f} repeated 4-grams, agreement top-1 / "
-            f"top-4: {shown}"
-        )
+        seen = teacher.seen(ids, form.taps)
+        seen.counted[:, :first] = False
+        show(f"T={temperature:g}, {repeated:.2f} repeated 4-grams", form, head, teacher, [seen])
+
+
+def show(what: str, form: Form, head: Any, teacher: Teacher, texts: Iterable[Seen]) -> None:
+    """Print the agreement on held-out ``texts``."""
+    found = agreement(form, head, teacher, texts, DEPTH)
+    shown = ", ".join(
+        f"step {at}: {one:.3f} / {four:.3f}" for at, (one, four) in enumerate(found, start=1)
+    )
+    print(f"held out, {what}, agreement top-1 / top-4: {shown}", flush=True)
 
 
 def arguments() -> Parser:
     """The command line's parser."""
-    parser = trainer_parser("Train an EAGLE head; see this file's head.")
+    parser = trainer_parser("Train an EAGLE head; see this file's head.", answers=True)
+    parser.add_argument("--test", type=Path, help="answers to report on, of held-out prompts")
     parser.add_argument("--steps", type=int, default=3, help="unrolled steps")
     parser.add_argument(
         "--form", choices=("eagle1", "eagle3"), default="eagle1", help="default: %(default)s"
@@ -154,31 +180,34 @@ def main(words: Sequence[str] | None = None) -> None:
     torch.manual_seed(0)
     torch.set_num_threads(given.threads)
     target = open_directory(str(given.target))
-    text = read_text(given, target.vocabulary)
+    answers = None if given.answers is None else Answers(given.answers, given.length)
+    text = answers.text if answers else read_text(given, target.vocabulary)
+    learned = text if answers else text[:-HELD_OUT]
     device = "cuda" if torch.cuda.is_available() else "cpu"
     teacher = Teacher(given.target, device)
-    form = form_of(given, target.layers)
+    form = form_of(given, target.layers, answers)
     if given.resume:
-        head = form.read(open_directory(str(given.out)), target, teacher, text[:-HELD_OUT])
+        head = form.read(open_directory(str(given.out)), target, teacher, learned)
     else:
-        head = form.fresh(teacher, text[:-HELD_OUT])
+        head = form.fresh(teacher, learned)
     head.to(device).requires_grad_(True)
-    train(form, head.train(), teacher, Material(text[:-HELD_OUT], teacher, given.length), given)
+    material = answers or Material(learned, teacher, given.length)
+    train(form, head.train(), teacher, material, given)
     save(form, head, given.out)
-    report(form, head.eval(), teacher, text[-HELD_OUT:], given)
+    if not answers:
+        report(form, head.eval(), teacher, text[-HELD_OUT:], given)
+    if given.test:
+        held = Answers(given.test, given.length)
+        for kind in ("greedy", "sampled"):
+            show(kind, form, head.eval(), teacher, held.whole(sampled=kind == "sampled"))
 
 
-def form_of(given: argparse.Namespace, layers: int) -> Form:
-    """The form that ``given`` asks for, of a target with ``layers``."""
+def form_of(given: argparse.Namespace, layers: int, answers: Answers | None = None) -> Form:
+    """The form that ``given`` asks for, of a target with ``layers``, with the taps of ``answers``."""
     if given.form == "eagle1":
         return Eagle1Form()
-    taps = default_taps(layers) if given.taps is None else map(int, given.taps.split(","))
-    found = tuple(taps)
-    if list(found) != sorted(set(found)) or found[0] < 0 or found[-1] >= layers:
-        raise ModelError(
-            f"the taps are {list(found)}; give ascending layers below {layers} by --taps"
-        )
-    return Eagle3Form(found, given.vocabulary)
+    taps = answers.taps if answers else taps_of(given.taps, layers)
+    return Eagle3Form(taps, given.vocabulary)
 
 
 if __name__ == "__main__":

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch.nn.functional import linear
-from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig
+from transformers import DynamicCache, LlamaConfig
 
-from flowspec.model.weights.directory import ModelDirectory
+from flowspec.errors import ModelError
+from flowspec.model.drafters.eagle3_layout import default_taps
+from flowspec.model.layers.architecture import library_model
+from flowspec.model.weights.directory import ModelDirectory, open_directory
 from ops.parser import Parser
 
 #: Factor of the weight of each further unrolled step.
@@ -19,8 +23,27 @@ STEP_DECAY = 0.8
 #: Rows per batch of the target's own text, rows kept.
 WRITTEN_ROWS = 32
 POOL_ROWS = 4096
+#: Unrolled steps of the report.
+DEPTH = 5
 #: Tokens among which the report looks for the target's.
 GUESSES = 4
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Rows of text, and what the target computes for them.
+
+    ``ids``: ``[batch, length]``. ``tapped``: the rows that enter a head's tapped layers side by
+    side, ``[batch, length, taps x hidden]``. ``features``: those after the final norm. ``best``:
+    the most likely token after each, ``[batch, length]``. ``counted``: of which tokens the
+    successor is to be learned, ``[batch, length]``.
+    """
+
+    ids: torch.Tensor
+    tapped: torch.Tensor
+    features: torch.Tensor
+    best: torch.Tensor
+    counted: torch.Tensor
 
 
 class Teacher:
@@ -28,9 +51,7 @@ class Teacher:
 
     def __init__(self, folder: Path, device: str) -> None:
         dtype = torch.bfloat16 if device == "cuda" else torch.float32
-        self.model: Any = (
-            AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval().to(device)
-        )
+        self.model: Any = library_model(open_directory(str(folder)), dtype).to(device)
         self.model.requires_grad_(False)
         self.embedding = self.model.get_input_embeddings().weight.float()
         self.lm_head = self.model.get_output_embeddings().weight.float()
@@ -43,11 +64,19 @@ class Teacher:
         return hidden.float()
 
     @torch.no_grad()
-    def rows(self, ids: torch.Tensor, layers: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """``features``, and the rows that enter ``layers`` side by side."""
-        found = self.model.model(input_ids=ids, use_cache=False, output_hidden_states=True)
+    def rows(
+        self, ids: torch.Tensor, layers: Sequence[int], **more: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """``features``, and the rows that enter ``layers`` side by side; ``more``: for the model."""
+        found = self.model.model(input_ids=ids, use_cache=False, output_hidden_states=True, **more)
         tapped = torch.cat([found.hidden_states[layer] for layer in layers], dim=-1)
         return found.last_hidden_state.float(), tapped.float()
+
+    def seen(self, ids: torch.Tensor, layers: Sequence[int]) -> Seen:
+        """All of ``ids`` ``[batch, length]``, with the rows that enter ``layers``."""
+        features, tapped = self.rows(ids, layers) if layers else (self.features(ids),) * 2
+        best = linear(features, self.lm_head).argmax(-1)
+        return Seen(ids, tapped, features, best, torch.ones_like(ids, dtype=torch.bool))
 
     @torch.no_grad()
     def written(
@@ -64,15 +93,38 @@ class Teacher:
             output = self.model(
                 input_ids=inputs, past_key_values=cache, use_cache=True, logits_to_keep=1
             )
-            logits = output.logits[:, -1].float()
-            noise = -torch.log(-torch.log(torch.rand_like(logits).clamp(1e-9, 1 - 1e-7)))
-            inputs = (logits + temperatures[:, None] * noise).argmax(-1, keepdim=True)
+            inputs = drawn(output.logits[:, -1].float(), temperatures)[:, None]
             ids = torch.cat((ids, inputs), dim=1)
         return ids
 
 
+def drawn(logits: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:
+    """A token for each of ``logits`` ``[rows, vocabulary]``, greedily where the temperature is 0."""
+    best = logits.argmax(-1)
+    sampled = temperatures > 0
+    if sampled.any():
+        shares = (logits[sampled] / temperatures[sampled][:, None]).softmax(-1)
+        best[sampled] = torch.multinomial(shares, 1)[:, 0]
+    return best
+
+
+def taps_of(told: str | None, layers: int) -> tuple[int, ...]:
+    """The layers in ``told``, as ``--taps`` has them, of a target with ``layers``; None: default."""
+    found = default_taps(layers) if told is None else tuple(map(int, told.split(",")))
+    if list(found) != sorted(set(found)) or found[0] < 0 or found[-1] >= layers:
+        raise ModelError(
+            f"the taps are {list(found)}; give ascending layers below {layers} by --taps"
+        )
+    return found
+
+
 class Form(Protocol):
     """A kind of head: how it starts, what it is trained towards, and how it is stored."""
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The layers of the target whose inputs a head reads."""
+        ...
 
     def fresh(self, teacher: Teacher, text: np.ndarray) -> Any:
         """An untrained head of the target's shape; ``text``: what it will be trained on."""
@@ -90,12 +142,12 @@ class Form(Protocol):
         """The optimizers and their peak rates; ``rates``: Muon's and AdamW's."""
         ...
 
-    def loss(self, head: Any, teacher: Teacher, ids: torch.Tensor, steps: int) -> torch.Tensor:
-        """What is minimised on ``ids`` ``[batch, length]`` over all unrolled steps."""
+    def loss(self, head: Any, teacher: Teacher, seen: Seen, steps: int) -> torch.Tensor:
+        """What is minimised over all unrolled steps."""
         ...
 
     def guesses(
-        self, head: Any, teacher: Teacher, ids: torch.Tensor, steps: int
+        self, head: Any, teacher: Teacher, seen: Seen, steps: int
     ) -> Iterator[torch.Tensor]:
         """Per step, the best ``GUESSES`` tokens of the rows from row 1 on, best first."""
         ...
@@ -170,6 +222,10 @@ class Material:
             -POOL_ROWS:
         ]
 
+    def seen(self, rows: int, taps: Sequence[int]) -> Seen:
+        """A batch as the target sees it."""
+        return self._teacher.seen(self.batch(rows), taps)
+
     def batch(self, rows: int) -> torch.Tensor:
         """``[rows, length]`` ids, half of them the target's own once it has written some."""
         own = (
@@ -182,33 +238,38 @@ class Material:
 
 @torch.no_grad()
 def agreement(
-    form: Form, head: Any, teacher: Teacher, ids: torch.Tensor, first: int, steps: int
+    form: Form, head: Any, teacher: Teacher, texts: Iterable[Seen], steps: int
 ) -> list[tuple[float, float]]:
-    """Per step, how often the head agrees with the target on ``ids`` [batch, length].
+    """Per step, how often the head agrees with the target.
 
-    Shares of the positions from ``first`` on at which the target's most likely next token is the
+    Shares of the counted positions of all texts at which the target's most likely next token is the
     head's first, and among its first four.
     """
-    wanted = linear(teacher.features(ids)[:, first:], teacher.lm_head).argmax(-1, keepdim=True)
-    found = []
-    for best in form.guesses(head, teacher, ids, steps):
-        hits = best[:, first - 1 :] == wanted
-        found.append((float(hits[..., 0].float().mean()), float(hits.any(-1).float().mean())))
-    return found
+    found: list[list[torch.Tensor]] = [[] for _ in range(steps)]
+    for seen in texts:
+        for step, best in enumerate(form.guesses(head, teacher, seen, steps)):
+            hits = best == seen.best[:, 1:, None]
+            found[step].append(hits[:, step:][seen.counted[:, 1 + step :]])
+    joined = [torch.cat(hits).float() for hits in found]
+    return [(float(hits[:, 0].mean()), float(hits.amax(-1).mean())) for hits in joined]
 
 
-def trainer_parser(description: str) -> Parser:
-    """A parser with the arguments that every trainer of a drafter has."""
+def trainer_parser(description: str, *, answers: bool = False) -> Parser:
+    """A parser with the arguments that every trainer of a drafter has.
+
+    ``answers``: it can do without a text, on what ``ops.train.answers`` wrote.
+    """
     parser = Parser(description=description)
     parser.add_argument("--target", type=Path, required=True, help="folder of the target")
-    parser.add_argument(
-        "--tokens", type=Path, required=True, help="token ids, the last 100,000 held out"
-    )
+    text = parser.add_mutually_exclusive_group(required=True)
+    text.add_argument("--tokens", type=Path, help="token ids, the last 100,000 held out")
+    if answers:
+        text.add_argument("--answers", type=Path, help="folder of ops.train.answers")
     parser.add_argument(
         "--id-bytes", type=int, choices=(2, 4), default=2, help="bytes of a token id in --tokens"
     )
     parser.add_argument("--out", type=Path, required=True, help="folder of the drafter")
-    parser.add_argument("--minutes", type=float, required=True)
+    parser.add_argument("--minutes", type=float, required=True, help="of processor time a thread")
     parser.add_argument("--resume", action="store_true", help="continue from --out")
     parser.add_argument("--length", type=int, default=256, help="tokens per row")
     parser.add_argument("--batch", type=int, default=4, help="rows per step")
