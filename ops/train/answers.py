@@ -21,7 +21,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -205,7 +205,7 @@ class Writer:
         ids = torch.tensor(text.ids, dtype=torch.int32)
         answer = (torch.arange(len(ids)) >= text.begun).int() * (1 + (text.temperature > 0))
         tokens = torch.stack((ids, self._best[at, : len(ids)], answer), dim=1)
-        return tokens, self._rows[at, : len(ids)]
+        return tokens, self._rows[at, : len(ids)].clone()
 
 
 def _joined(features: torch.Tensor, tapped: torch.Tensor) -> torch.Tensor:
@@ -221,6 +221,10 @@ class Answers:
         self._hidden = int(told["hidden"])
         self._tokens = np.fromfile(folder / TOKENS, np.int32).reshape(-1, 3)
         shape = (len(self._tokens), (len(self.taps) + 1) * self._hidden)
+        if (folder / ROWS).stat().st_size != 2 * shape[0] * shape[1]:
+            raise ModelError(
+                f"{folder / ROWS} is not the rows of {TOKENS}: write the answers again"
+            )
         self._rows = np.memmap(folder / ROWS, np.int16, "r", shape=shape)
         self._length = length
         kind = self._tokens[:, 2]
@@ -292,6 +296,32 @@ def own(tokenizer: Tokenizer) -> Iterator[Text]:
         yield Text(list(one[:at]), float(count % 2), one[at + 1 :])
 
 
+def keep(
+    folder: Path,
+    taps: Sequence[int],
+    hidden: int,
+    found: Iterable[tuple[torch.Tensor, torch.Tensor]],
+) -> None:
+    """Write the texts that ``Writer.write`` has ``found`` as they come."""
+    folder.mkdir(parents=True, exist_ok=True)
+    facts = {"hidden": hidden, "taps": list(taps)}
+    (folder / FACTS).write_text(json.dumps(facts) + "\n", encoding="utf-8")
+    tokens = answered = 0
+    with (folder / ROWS).open("wb") as rows_file, (folder / TOKENS).open("wb") as tokens_file:
+        for number, (read, rows) in enumerate(found, start=1):
+            rows_file.write(rows.contiguous().view(torch.int16).numpy().tobytes())
+            rows_file.flush()
+            tokens_file.write(read.int().numpy().tobytes())
+            tokens_file.flush()
+            tokens += len(read)
+            answered += int((read[:, 2] > 0).sum())
+            if number % 50 == 0:
+                spent = f"{time.process_time():.0f} s"
+                print(
+                    f"{number} texts, {tokens} tokens, {answered} in answers, {spent}", flush=True
+                )
+
+
 def main(words: Sequence[str] | None = None) -> None:
     parser = Parser(description="Write a target's own answers; see this file's head.")
     parser.add_argument("--target", type=Path, required=True, help="folder or file of the target")
@@ -326,31 +356,15 @@ def main(words: Sequence[str] | None = None) -> None:
     which = slice(-given.hold_out, None) if given.test else slice(0, -given.hold_out or None)
     public = asked(tokenizer, given.prompts, which, given.longest, given.sampled)
 
+    began = time.process_time()
+
     def texts() -> Iterator[Text]:
         for text in itertools.chain(public, () if given.test else own(tokenizer)):
-            if time.process_time() > 60 * given.minutes * given.threads:
+            if time.process_time() - began > 60 * given.minutes * given.threads:
                 return
             yield text
 
-    given.out.mkdir(parents=True, exist_ok=True)
-    facts = {"hidden": target.hidden_size, "taps": taps}
-    (given.out / FACTS).write_text(json.dumps(facts) + "\n", encoding="utf-8")
-    count = 0
-    answered = 0
-    with (given.out / ROWS).open("wb") as rows_file, (given.out / TOKENS).open("wb") as tokens_file:
-        for number, (tokens, rows) in enumerate(writer.write(texts()), start=1):
-            rows_file.write(rows.contiguous().view(torch.int16).numpy().tobytes())
-            rows_file.flush()
-            tokens_file.write(tokens.numpy().tobytes())
-            tokens_file.flush()
-            count += len(tokens)
-            answered += int((tokens[:, 2] > 0).sum())
-            if number % 20 == 0:
-                print(
-                    f"{number} texts, {count} tokens, {answered} in answers, "
-                    f"{time.process_time():.0f} s",
-                    flush=True,
-                )
+    keep(given.out, taps, target.hidden_size, writer.write(texts()))
 
 
 if __name__ == "__main__":

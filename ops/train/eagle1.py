@@ -55,7 +55,7 @@ class Eagle1Form:
         features = seen.features
         wanted = linear(features[:, 1:], teacher.lm_head).log_softmax(-1)
         noisy = features[:, :-1] + (torch.rand_like(features[:, :-1]) * 2 - 1) * NOISE
-        total = torch.zeros((), device=ids.device)
+        total = torch.zeros((), device=features.device)
         rolled = unrolled(head, teacher.embedding[seen.ids[:, 1:]], noisy, steps)
         for step, predicted in enumerate(rolled):
             guessed = linear(predicted[:, step:], teacher.lm_head).log_softmax(-1)

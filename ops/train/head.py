@@ -2,6 +2,7 @@
 
     python -m ops.train.head --target DIR --tokens train.bin --out DIR --minutes 40 [--resume]
                              [--form eagle3 [--taps 2,6,9] [--vocabulary 2048]]
+    python -m ops.train.head --target DIR --answers DIR --out DIR --minutes 40 [--test DIR] ...
 
 ``train.bin``: token ids of the target's tokenizer, uint16 (``--id-bytes 4``: uint32); the last
 100,000 are held out. The head learns from every position, in the text and in the target's own
@@ -9,6 +10,9 @@ greedy and sampled continuations, generated during training: those are a head's 
 As in training-time test (EAGLE-3, arXiv 2503.01840; HASS, arXiv 2408.15766) every row is also
 computed from the head's own predictions, ``--steps`` deep: row t of step s sees the true rows up to
 t-s and predicted ones after them. The forms are in ``ops.train.eagle1`` and ``ops.train.eagle3``.
+
+With ``--answers`` it learns from what ``ops.train.answers`` wrote, at the positions of answers
+alone, and the target is not run; ``--test`` reports on answers to other prompts.
 
 The learning rate decays to zero over the given minutes. A checkpoint is written every few minutes;
 ``--resume`` continues from the one in ``--out``. At the end, prints how often the target's most
@@ -81,6 +85,7 @@ def train(
     step = 0
     writing = 0.0
     saved = 0.0
+    losses: list[float] = []
     while (spent := worked(given) - began) < 60 * given.minutes:
         if isinstance(material, Material) and writing <= WRITING_SHARE * spent:
             material.write()
@@ -93,8 +98,9 @@ def train(
             loss = form.loss(head, teacher, seen, given.steps)
         descend(head, loss, using, [rate * scale for rate in rates])
         step += 1
-        if step % 50 == 0:
-            print(f"step {step}, {spent:.0f} s, loss {loss.item():.3f}", flush=True)
+        losses.append(loss.item())
+        if step % 20 == 0:
+            print(f"step {step}, {spent:.0f} s, loss {np.mean(losses[-20:]):.3f}", flush=True)
         if spent - saved > CHECKPOINT_SECONDS:
             save(form, head, given.out)
             saved = spent
@@ -203,7 +209,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def form_of(given: argparse.Namespace, layers: int, answers: Answers | None = None) -> Form:
-    """The form that ``given`` asks for, of a target with ``layers``, with the taps of ``answers``."""
+    """The form that ``given`` asks for, for ``layers`` of a target; ``answers`` have their taps."""
     if given.form == "eagle1":
         return Eagle1Form()
     taps = answers.taps if answers else taps_of(given.taps, layers)

@@ -67,7 +67,7 @@ class Teacher:
     def rows(
         self, ids: torch.Tensor, layers: Sequence[int], **more: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """``features``, and the rows that enter ``layers`` side by side; ``more``: for the model."""
+        """``features``, and those that enter ``layers`` side by side; ``more``: for the model."""
         found = self.model.model(input_ids=ids, use_cache=False, output_hidden_states=True, **more)
         tapped = torch.cat([found.hidden_states[layer] for layer in layers], dim=-1)
         return found.last_hidden_state.float(), tapped.float()
@@ -99,7 +99,7 @@ class Teacher:
 
 
 def drawn(logits: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:
-    """A token for each of ``logits`` ``[rows, vocabulary]``, greedily where the temperature is 0."""
+    """A token for each of ``logits`` ``[rows, vocabulary]``; where a temperature is 0, greedily."""
     best = logits.argmax(-1)
     sampled = temperatures > 0
     if sampled.any():
@@ -109,7 +109,7 @@ def drawn(logits: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:
 
 
 def taps_of(told: str | None, layers: int) -> tuple[int, ...]:
-    """The layers in ``told``, as ``--taps`` has them, of a target with ``layers``; None: default."""
+    """The layers that ``--taps`` names, of a target with ``layers``; None: the authors'."""
     found = default_taps(layers) if told is None else tuple(map(int, told.split(",")))
     if list(found) != sorted(set(found)) or found[0] < 0 or found[-1] >= layers:
         raise ModelError(
