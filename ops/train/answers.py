@@ -213,31 +213,41 @@ def _joined(features: torch.Tensor, tapped: torch.Tensor) -> torch.Tensor:
 
 
 class Answers:
-    """The texts in ``folder``, to train on ``length`` tokens of each: an answer and its context."""
+    """The texts in ``folder``, to train on ``length`` tokens of each: an answer and its context.
+
+    Texts that are written meanwhile are taken up when all have been seen.
+    """
 
     def __init__(self, folder: Path, length: int, seed: int = 0) -> None:
         told = json.loads((folder / FACTS).read_text(encoding="utf-8"))
         self.taps: tuple[int, ...] = tuple(told["taps"])
         self._hidden = int(told["hidden"])
-        self._tokens = np.fromfile(folder / TOKENS, np.int32).reshape(-1, 3)
-        shape = (len(self._tokens), (len(self.taps) + 1) * self._hidden)
-        if (folder / ROWS).stat().st_size != 2 * shape[0] * shape[1]:
-            raise ModelError(
-                f"{folder / ROWS} is not the rows of {TOKENS}: write the answers again"
-            )
-        self._rows = np.memmap(folder / ROWS, np.int16, "r", shape=shape)
+        self._folder = folder
         self._length = length
+        self._rng = np.random.default_rng(seed)
+        self._order: list[int] = []
+        self._read()
+
+    def _read(self) -> None:
+        tokens = self._folder / TOKENS
+        rows = self._folder / ROWS
+        count = tokens.stat().st_size // 12
+        width = (len(self.taps) + 1) * self._hidden
+        if not count or rows.stat().st_size < 2 * count * width:
+            raise ModelError(f"{rows} is not the rows of {tokens}: write the answers again")
+        self._tokens = np.fromfile(tokens, np.int32, 3 * count).reshape(count, 3)
+        self._rows = np.memmap(rows, np.int16, "r", shape=(count, width))
         kind = self._tokens[:, 2]
         (begins,) = np.nonzero((kind > 0) & (np.append(0, kind[:-1]) == 0))
         (ends,) = np.nonzero((kind > 0) & (np.append(kind[1:], 0) == 0))
-        self._texts = [*zip((0, *(ends[:-1] + 1)), begins, ends + 1, strict=True)]
-        self._rng = np.random.default_rng(seed)
-        self._order: list[int] = []
+        firsts = [0, *(ends[:-1] + 1).tolist()]
+        self._texts = [*zip(firsts, begins.tolist(), (ends + 1).tolist(), strict=True)]
 
     @property
     def text(self) -> np.ndarray:
         """The tokens of all answers."""
-        return self._tokens[self._tokens[:, 2] > 0, 0]
+        found: np.ndarray = self._tokens[self._tokens[:, 2] > 0, 0]
+        return found
 
     def seen(self, rows: int, _taps: Sequence[int] = ()) -> Seen:
         """Random texts, each from its beginning or, of a long prompt, from its last part.
@@ -245,10 +255,11 @@ class Answers:
         What is left of ``length`` has the beginning of another text.
         """
         while len(self._order) < rows:
+            self._read()
             self._order += self._rng.permutation(len(self._texts)).tolist()
         chosen = [self._texts[at] for at in self._order[:rows]]
         self._order = self._order[rows:]
-        last = len(self._tokens) - self._length
+        last = max(0, len(self._tokens) - self._length)
         starts = [max(first, begin - self._length // 2) for first, begin, _ in chosen]
         return self._between([(min(at, last), min(at, last) + self._length) for at in starts])
 
@@ -261,11 +272,7 @@ class Answers:
     def _between(self, ranges: Sequence[tuple[int, int]]) -> Seen:
         tokens = torch.from_numpy(np.stack([self._tokens[slice(*one)] for one in ranges])).long()
         packed = torch.from_numpy(np.stack([self._rows[slice(*one)] for one in ranges]))
-        tapped, features = (
-            packed.view(torch.bfloat16)
-            .float()
-            .split((len(self.taps) * self._hidden, self._hidden), dim=-1)
-        )
+        tapped, features = packed.view(torch.bfloat16).float().tensor_split([-self._hidden], dim=-1)
         ids, best, kind = tokens.unbind(-1)
         counted = torch.nn.functional.pad(kind[:, 1:] > 0, (0, 1))
         return Seen(ids, tapped, features, best, counted)

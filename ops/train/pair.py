@@ -179,8 +179,8 @@ class Muon(torch.optim.Optimizer):
 def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
     """``matrix`` with singular values near 1, by Muon's five Newton-Schulz steps."""
     if len(matrix) > matrix.shape[1]:
-        return orthogonal(matrix.T).T
-    found = matrix / matrix.norm().clamp(min=1e-7)
+        return orthogonal(matrix.T).mT
+    found: torch.Tensor = matrix / torch.linalg.matrix_norm(matrix).clamp(min=1e-7)
     for _ in range(5):
         gram = found @ found.T
         gram = torch.addmm(gram, gram, gram, beta=-4.7750, alpha=2.0315)
