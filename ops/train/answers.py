@@ -7,6 +7,8 @@ which ``--test`` takes instead. Every prompt is answered greedily and ``--sample
 temperature 1. In the remaining time the target writes the user's turn too, after the chat
 template's opening of one (Magpie, arXiv 2406.08464), and answers every other of these greedily.
 
+After ``--minutes`` of processor time no text is begun; those that are go on to their ends.
+
 Texts are decoded together, each at its own length, and one that has ended makes room for the next.
 ``--out`` then holds, token for token:
 

@@ -14,7 +14,8 @@ t-s and predicted ones after them. The forms are in ``ops.train.eagle1`` and ``o
 With ``--answers`` it learns from what ``ops.train.answers`` wrote, at the positions of answers
 alone, and the target is not run; ``--test`` reports on answers to other prompts.
 
-The learning rate decays to zero over the given minutes. A checkpoint is written every few minutes;
+The learning rate decays to zero over the given minutes, of processor time of each thread, so that
+other work on the machine takes no training away. A checkpoint is written every few minutes;
 ``--resume`` continues from the one in ``--out``. At the end, prints how often the target's most
 likely token is the head's first, or among its first four, on the target's own continuations of
 held-out text; step 1 drafts from a true feature, step 2 from the head's prediction, and so on.

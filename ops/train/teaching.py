@@ -269,7 +269,7 @@ def trainer_parser(description: str, *, answers: bool = False) -> Parser:
         "--id-bytes", type=int, choices=(2, 4), default=2, help="bytes of a token id in --tokens"
     )
     parser.add_argument("--out", type=Path, required=True, help="folder of the drafter")
-    parser.add_argument("--minutes", type=float, required=True, help="of processor time a thread")
+    parser.add_argument("--minutes", type=float, required=True)
     parser.add_argument("--resume", action="store_true", help="continue from --out")
     parser.add_argument("--length", type=int, default=256, help="tokens per row")
     parser.add_argument("--batch", type=int, default=4, help="rows per step")
