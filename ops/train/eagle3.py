@@ -51,13 +51,10 @@ class Eagle3Form:
 
     def fresh(self, teacher: Teacher, text: np.ndarray) -> Eagle3Head:
         """A head to whose feature all tapped rows contribute equally, with the target's LM head."""
-        size = len(teacher.lm_head)
-        counts = np.bincount(text, minlength=size)
-        often = np.argsort(-counts, kind="stable")[: self._count or size]
-        self._ids = torch.from_numpy(np.sort(often)).to(teacher.device)
+        self._ids = self._often(teacher, text)
         config = layer_config(teacher, "LlamaForCausalLMEagle3")
         joined = len(self._taps) * config.hidden_size
-        head = Eagle3Head(config, len(often), joined=joined)
+        head = Eagle3Head(config, len(self._ids), joined=joined)
         self._factors = self._factors_of(teacher, text)
         with torch.no_grad():
             _look_at_oneself(head)
@@ -69,16 +66,29 @@ class Eagle3Form:
     def read(
         self, directory: ModelDirectory, target: ModelDirectory, teacher: Teacher, text: np.ndarray
     ) -> Eagle3Head:
+        """A saved head; ``vocabulary`` tokens are chosen anew, new ones get the target's rows."""
         layout = read_layout(directory, target)
         self._taps = layout.taps.layers
-        self._ids = torch.arange(layout.vocabulary)
+        had = torch.arange(layout.vocabulary)
         if layout.mapped:
-            self._ids = self._ids + read_integers(OFFSETS, directory.tensor(OFFSETS))
+            had = had + read_integers(OFFSETS, directory.tensor(OFFSETS))
         head = read_eagle3(directory, target)
+        self._ids = self._often(teacher, text) if self._count else had.to(teacher.device)
+        rows = teacher.lm_head.cpu().clone()
+        rows[had] = head.lm_head.weight
+        head.lm_head = torch.nn.Linear(rows.shape[1], len(self._ids), bias=False)
+        head.lm_head.weight.data.copy_(rows[self._ids.cpu()])
         self._factors = self._factors_of(teacher, text)
         with torch.no_grad():
             head.fc.weight.div_(self._factors.cpu())
         return head
+
+    def _often(self, teacher: Teacher, text: np.ndarray) -> torch.Tensor:
+        """The most frequent tokens of ``text``, ascending."""
+        size = len(teacher.lm_head)
+        counts = np.bincount(text, minlength=size)
+        often = np.argsort(-counts, kind="stable")[: self._count or size]
+        return torch.from_numpy(np.sort(often)).to(teacher.device)
 
     def optimizers(
         self, head: Eagle3Head, rates: tuple[float, float]

@@ -123,6 +123,25 @@ def test_guesses_of_an_eagle3_head_are_the_targets_tokens(teacher: Teacher) -> N
     assert config["draft_vocab_size"] == 3
 
 
+def test_a_resumed_head_gets_the_tokens_of_its_new_text(
+    target: ModelDirectory, teacher: Teacher, tmp_path: Path
+) -> None:
+    """It keeps what it has learned of those that it had."""
+    form = Eagle3Form((1, 3, 5), 3)
+    head = form.fresh(teacher, np.array([4, 7, 90]))
+    with torch.no_grad():
+        head.lm_head.weight.fill_(0.5)
+    script.save(form, head, tmp_path)
+    saved = open_directory(str(tmp_path))
+    again = form.read(saved, target, teacher, np.array([7, 90, 11]))
+    assert form._ids.tolist() == [7, 11, 90]
+    assert torch.equal(again.lm_head.weight[[0, 2]], torch.full((2, 64), 0.5))
+    assert torch.equal(again.lm_head.weight[1], teacher.lm_head[11])
+    same = Eagle3Form((1, 3, 5))
+    same.read(saved, target, teacher, np.array([7, 90, 11]))
+    assert same._ids.tolist() == [4, 7, 90]
+
+
 def test_positions_of_tokens_that_the_head_lacks_do_not_count(teacher: Teacher) -> None:
     ids = torch.randint(120, (2, 12))
     best = torch.nn.functional.linear(teacher.features(ids), teacher.lm_head).argmax(-1)[:, 1:]
