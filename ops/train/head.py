@@ -9,7 +9,9 @@
 greedy and sampled continuations, generated during training: those are a head's inputs at inference.
 As in training-time test (EAGLE-3, arXiv 2503.01840; HASS, arXiv 2408.15766) every row is also
 computed from the head's own predictions, ``--steps`` deep: row t of step s sees the true rows up to
-t-s and predicted ones after them. The forms are in ``ops.train.eagle1`` and ``ops.train.eagle3``.
+t-s and predicted ones after them. ``--grow`` unrolls one step at first and all of them in the last
+part of the time, so that there is time for more steps of training. The forms are in
+``ops.train.eagle1`` and ``ops.train.eagle3``.
 
 With ``--answers`` it learns from what ``ops.train.answers`` wrote, at the positions of answers
 alone, and the target is not run; ``--test`` reports on answers to other prompts.
@@ -80,7 +82,7 @@ def train(
     """Train for ``given.minutes`` of processor time: a short warm-up, then a cosine to zero."""
     found = form.optimizers(head, GO_ON if given.resume else FRESH)
     using = [optimizer for optimizer, _ in found]
-    rates = [rate for _, rate in found]
+    rates = [rate * given.rate for _, rate in found]
     narrow = choose_precision("auto", teacher.device, {"dtype": "bfloat16"}) == "bfloat16"
     began = worked(given)
     step = 0
@@ -91,12 +93,12 @@ def train(
         if isinstance(material, Material) and writing <= WRITING_SHARE * spent:
             material.write()
             writing += worked(given) - began - spent
-        scale = (
-            min(1.0, (step + 1) / 50) * (1 + math.cos(math.pi * spent / (60 * given.minutes))) / 2
-        )
+        done = spent / (60 * given.minutes)
+        scale = min(1.0, (step + 1) / 50) * (1 + math.cos(math.pi * done)) / 2
+        steps = 1 + int(done * given.steps) if given.grow else given.steps
         seen = material.seen(given.batch, form.taps)
         with torch.autocast(teacher.device, dtype=torch.bfloat16, enabled=narrow):
-            loss = form.loss(head, teacher, seen, given.steps)
+            loss = form.loss(head, teacher, seen, steps)
         descend(head, loss, using, [rate * scale for rate in rates])
         step += 1
         losses.append(loss.item())
@@ -172,6 +174,8 @@ def arguments() -> Parser:
     parser = trainer_parser("Train an EAGLE head; see this file's head.", answers=True)
     parser.add_argument("--test", type=Path, help="answers to report on, of held-out prompts")
     parser.add_argument("--steps", type=int, default=3, help="unrolled steps")
+    parser.add_argument("--grow", action="store_true", help="unroll one step at first, all at last")
+    parser.add_argument("--rate", type=float, default=1.0, help="factor on the learning rates")
     parser.add_argument(
         "--form", choices=("eagle1", "eagle3"), default="eagle1", help="default: %(default)s"
     )
