@@ -6,9 +6,27 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from flowspec.model.weights.directory import check_pair, open_directory
 from ops.train import pair
+
+
+@pytest.mark.parametrize("shape", [(12, 40), (40, 12), (16, 16)])
+def test_muon_is_torchs_in_float32(shape: tuple[int, int]) -> None:
+    """torch rounds to bfloat16 on the way."""
+    torch.manual_seed(0)
+    start = torch.randn(shape)
+    gradients = torch.randn(3, *shape)
+    weights = [torch.nn.Parameter(start.clone()) for _ in range(2)]
+    ours = pair.Muon([weights[0]], 0.1)
+    theirs = torch.optim.Muon([weights[1]], lr=0.1, momentum=0.95, weight_decay=0.01)
+    for gradient in gradients:
+        for weight, optimizer in zip(weights, (ours, theirs), strict=True):
+            weight.grad = gradient.clone()
+            optimizer.step()
+    moved = [weight.detach() - start for weight in weights]
+    assert torch.dist(*moved) < 0.03 * moved[1].norm()
 
 
 @pytest.mark.heavy
