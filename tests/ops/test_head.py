@@ -174,7 +174,7 @@ def test_a_head_is_trained_saved_and_resumed(
         "--out",
         str(out),
     ]
-    words += ["--minutes", "0.05", "--length", "32", "--batch", "4"]
+    words += ["--minutes", "0.15", "--length", "32", "--batch", "4"]
     script.main(words)
     teacher = Teacher(target.path, "cpu")
     batch = Material(TEXT, teacher, 32).seen(8, ())
@@ -215,7 +215,7 @@ def test_an_eagle3_head_is_trained_saved_and_resumed(
     out = tmp_path / "head"
     np.random.default_rng(0).integers(120, size=4000).astype(np.uint16).tofile(tokens)
     words = ["--target", str(target.path), "--tokens", str(tokens), "--out", str(out)]
-    words += ["--minutes", "0.05", "--length", "32", "--form", "eagle3", "--taps", "1,3,5"]
+    words += ["--minutes", "0.15", "--length", "32", "--form", "eagle3", "--taps", "1,3,5"]
     words += ["--vocabulary", "50"]
     script.main(words)
     teacher = Teacher(target.path, "cpu")
