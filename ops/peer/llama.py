@@ -97,7 +97,8 @@ class Llama:
     def perplexity(self, text: Path, pieces: int) -> float:
         """Of the second halves of the first ``pieces`` of ``context`` tokens of ``text``."""
         options = ["-f", str(text), "--chunks", str(pieces), "-t", "1", "-c", str(self.context)]
-        found = _PERPLEXITY.search(self._run("llama-perplexity", *options).stdout.decode())
+        done = self._run("llama-perplexity", *options)
+        found = _PERPLEXITY.search(done.stderr.decode(errors="replace"))
         if found is None:
             raise ClusterError("llama-perplexity gave no estimate")
         return float(found[1])
@@ -135,10 +136,14 @@ class Llama:
         return [*split, "-t", "1", "-c", str(self.context), "--temp", "0"]
 
     def _tool(self, name: str, *arguments: str, prompt: str) -> subprocess.CompletedProcess[bytes]:
-        return self._run(name, *arguments, "--no-escape", "-p", prompt)
+        return self._run(name, *arguments, "-p", prompt)
 
     def _run(self, name: str, *arguments: str) -> subprocess.CompletedProcess[bytes]:
-        command = [str(self.peer.tool(name)), "-m", str(self.target), *arguments]
+        command = [
+            str(self.peer.tool(name)),
+            *("-m", str(self.target), "--no-escape"),
+            *arguments,
+        ]
         try:
             done = subprocess.run(
                 command,

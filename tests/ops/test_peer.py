@@ -328,8 +328,12 @@ def test_perplexity_is_that_of_the_second_halves_as_the_library_computes_it(tmp_
 
 def test_llamas_perplexity_is_read_from_its_report(tmp_path: Path) -> None:
     estimate = "Final estimate: PPL = 12.3456 +/- 0.1"
-    llama = tool(tmp_path, "llama-perplexity", f'echo "$@" > {tmp_path}/words; echo "{estimate}"')
+    llama = tool(
+        tmp_path, "llama-perplexity", f'echo "$@" > {tmp_path}/words; echo "{estimate}" >&2'
+    )
     assert llama.perplexity(tmp_path / "text", 7) == 12.3456
-    assert f"-f {tmp_path}/text --chunks 7" in (tmp_path / "words").read_text()
+    words = (tmp_path / "words").read_text()
+    assert f"-f {tmp_path}/text --chunks 7" in words
+    assert "--no-escape" in words
     with pytest.raises(ClusterError, match="gave no estimate"):
         tool(tmp_path, "llama-perplexity", "true").perplexity(tmp_path / "text", 7)
