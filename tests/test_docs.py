@@ -57,7 +57,8 @@ def check_command(command: str) -> None:
             module = ROOT / words[2].replace(".", "/")
             source = module / "__main__.py" if module.is_dir() else module.with_suffix(".py")
             assert source.is_file()
-            text = source.read_text()
+            shared = ROOT / "ops" / "train" / "teaching.py"  # arguments of every trainer
+            text = source.read_text() + shared.read_text()
             for word in words[3:]:
                 assert not word.startswith("--") or f'"{word}"' in text, word
         case "docker":
