@@ -45,7 +45,7 @@ FACTS = "answers.json"
 
 
 @dataclass
-class Text:
+class WrittenText:
     """A prompt and what follows it.
 
     ``temperature``: the answer's. ``closing``: the tokens from the end of the user's turn to the
@@ -131,9 +131,9 @@ class Writer:
         self._prompt_rows = torch.zeros(0)
         self._prompt_cache = DynamicCache()
 
-    def write(self, texts: Iterator[Text]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def write(self, texts: Iterator[WrittenText]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """What both files hold of each text, as they end; without texts that got no answer."""
-        slots: list[Text | None] = [None] * len(self._rows)
+        slots: list[WrittenText | None] = [None] * len(self._rows)
         while True:
             for at, text in enumerate(slots):
                 if text is None and (fresh := next(texts, None)) is not None:
@@ -149,7 +149,7 @@ class Writer:
                     slots[at] = None
 
     @torch.no_grad()
-    def _begin(self, at: int, text: Text) -> None:
+    def _begin(self, at: int, text: WrittenText) -> None:
         """Read all of a prompt but its last token."""
         known = text.ids[:-1]
         text.read = len(known)
@@ -166,7 +166,7 @@ class Writer:
             layer.values[at, :, : len(known)] = read.values[0]
 
     @torch.no_grad()
-    def _step(self, slots: Sequence[Text | None]) -> list[int]:
+    def _step(self, slots: Sequence[WrittenText | None]) -> list[int]:
         """Read a token of every text; what the target says after each."""
         lengths = torch.tensor([text.read if text else 0 for text in slots])
         for layer in self._layers:
@@ -187,7 +187,7 @@ class Writer:
         found: list[int] = drawn(logits, torch.tensor(heats)).tolist()
         return found
 
-    def _ended(self, text: Text, chosen: int) -> bool:
+    def _ended(self, text: WrittenText, chosen: int) -> bool:
         """Continue a text by ``chosen`` unless it has ended, or its next token is known."""
         text.read += 1
         if text.read < len(text.ids):
@@ -203,7 +203,7 @@ class Writer:
         text.ids.append(chosen)
         return False
 
-    def _found(self, at: int, text: Text) -> tuple[torch.Tensor, torch.Tensor]:
+    def _found(self, at: int, text: WrittenText) -> tuple[torch.Tensor, torch.Tensor]:
         ids = torch.tensor(text.ids, dtype=torch.int32)
         answer = (torch.arange(len(ids)) >= text.begun).int() * (1 + (text.temperature > 0))
         tokens = torch.stack((ids, self._best[at, : len(ids)], answer), dim=1)
@@ -282,7 +282,7 @@ class Answers:
 
 def asked(
     tokenizer: Tokenizer, files: Sequence[Path], which: slice, longest: int, sampled: int
-) -> list[Text]:
+) -> list[WrittenText]:
     """The texts that answer the prompts in ``files``, in ``which`` lines, short prompts first."""
     prompts = []
     for file in files:
@@ -290,19 +290,19 @@ def asked(
             prompts.append(tokenizer.encode(json.loads(line)["turns"][0], raw=False))
     prompts.sort(key=len)
     return [
-        Text(list(prompt), temperature)
+        WrittenText(list(prompt), temperature)
         for prompt in prompts
         if len(prompt) <= longest
         for temperature in (0.0, *[1.0] * sampled)
     ]
 
 
-def own(tokenizer: Tokenizer) -> Iterator[Text]:
+def own(tokenizer: Tokenizer) -> Iterator[WrittenText]:
     """Endless texts of which the target writes the user's turn, every other answered greedily."""
     one, other = (tokenizer.encode(word, raw=False) for word in ("x", "y"))
     at = next(at for at, (left, right) in enumerate(zip(one, other, strict=True)) if left != right)
     for count in itertools.count():
-        yield Text(list(one[:at]), float(count % 2), one[at + 1 :])
+        yield WrittenText(list(one[:at]), float(count % 2), one[at + 1 :])
 
 
 def keep(
@@ -367,7 +367,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
     began = time.process_time()
 
-    def texts() -> Iterator[Text]:
+    def texts() -> Iterator[WrittenText]:
         for text in itertools.chain(public, () if given.test else own(tokenizer)):
             if time.process_time() - began > 60 * given.minutes * given.threads:
                 return

@@ -178,6 +178,15 @@ def test_a_split_that_the_library_does_not_know_is_refused(tmp_path: Path) -> No
     assert "splits texts as 'viking' does" in refused(file)
 
 
+def test_smollm_splits_at_every_digit_before_it_splits_at_spaces(tmp_path: Path) -> None:
+    """As llama.cpp does, and the model's own tokenizer: the spaces before a digit stay together."""
+    file = tmp_path / "model.gguf"
+    write(file, more={"tokenizer.ggml.pre": "smollm"})
+    split = load_tokenizer(open_directory(str(file)).path).backend_tokenizer.pre_tokenizer
+    found = [piece for piece, _ in split.pre_tokenize_str("a\n    15 b")]
+    assert found == ["a", "ĊĠĠĠĠ", "1", "5", "Ġb"]
+
+
 def test_ends_are_all_that_the_file_names(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     write(file, more={"tokenizer.ggml.eot_token_id": 2, "tokenizer.ggml.eom_token_id": 7})

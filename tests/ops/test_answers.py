@@ -16,7 +16,7 @@ from flowspec.model.drafters.eagle3_layout import read_layout
 from flowspec.model.weights.directory import default_pair, open_directory
 from ops.train import answers as script
 from ops.train import head
-from ops.train.answers import Answers, Text, Writer
+from ops.train.answers import Answers, Writer, WrittenText
 from ops.train.teaching import Teacher
 from tests.model.families import FAMILIES, save
 
@@ -42,7 +42,7 @@ def prompts(count: int) -> Iterator[list[int]]:
 def test_a_text_is_the_same_beside_others_and_alone(teacher: Teacher) -> None:
     """Its tokens, the rows of all layers, and the target's choice at each of its answer's."""
     given = [*prompts(7)]
-    found = [*writer(teacher).write(Text(list(prompt), 0.0) for prompt in given)]
+    found = [*writer(teacher).write(WrittenText(list(prompt), 0.0) for prompt in given)]
     assert len(found) == 7
     for tokens, rows in found:
         ids, best, kind = tokens.long().unbind(1)
@@ -60,7 +60,7 @@ def test_a_text_is_the_same_beside_others_and_alone(teacher: Teacher) -> None:
 def test_an_answer_ends_with_its_end_token(teacher: Teacher) -> None:
     torch.manual_seed(0)
     ends = frozenset(range(10))
-    found = writer(teacher, ends).write(Text(prompt, 1.0) for prompt in prompts(20))
+    found = writer(teacher, ends).write(WrittenText(prompt, 1.0) for prompt in prompts(20))
     lengths = []
     for tokens, _ in found:
         answer = tokens[tokens[:, 2] == 2, 0].tolist()
@@ -75,7 +75,7 @@ def test_the_target_writes_a_users_turn_before_its_answer(teacher: Teacher) -> N
     """One that does not end is given up."""
     torch.manual_seed(0)
     closing = (7, 50, 51)
-    texts = (Text([1, 2], 0.0, closing) for _ in range(40))
+    texts = (WrittenText([1, 2], 0.0, closing) for _ in range(40))
     found = [*writer(teacher, frozenset({7})).write(texts)]
     assert 0 < len(found) < 40
     for tokens, _ in found:
@@ -89,7 +89,7 @@ def test_the_target_writes_a_users_turn_before_its_answer(teacher: Teacher) -> N
 @pytest.fixture
 def folder(teacher: Teacher, tmp_path: Path) -> Path:
     """Nine texts, three of them sampled."""
-    texts = (Text(prompt, float(at % 3 == 2)) for at, prompt in enumerate(prompts(9)))
+    texts = (WrittenText(prompt, float(at % 3 == 2)) for at, prompt in enumerate(prompts(9)))
     script.keep(tmp_path, TAPS, 64, writer(teacher).write(texts))
     return tmp_path
 

@@ -29,7 +29,7 @@ from flowspec.model.weights.tensor_files import TensorEntry, user_cache
 INDEX = "gguf-index.json"
 SUFFIX = ".gguf"
 #: Raised when a folder in the cache would be written otherwise.
-_VERSION = 2
+_VERSION = 3
 _SPLIT = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 #: Types that are read, and the names that safetensors have for those of plain numbers.
 _PLAIN = ("F32", "F16", "BF16")
@@ -90,8 +90,7 @@ _LLAMA_3 = {
 #: Llama-like models whose query is scaled by other than its head's size, by number of layers.
 _SCALED_BY_WIDTH = {"gemma2": (46,), "gemma3": (62,)}
 #: How byte-level tokenizers split texts before they merge bytes: those that the library knows, and
-#: GPT-2's, which it takes for all others. SmolLM's is GPT-2's with single digits, which it has no
-#: merges of.
+#: GPT-2's, which it takes for all others. SmolLM's is GPT-2's behind a split at every digit.
 _SPLITS = frozenset(
     [
         *("default", "gpt-2", "smollm", "llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral"),
@@ -379,6 +378,7 @@ def _llama_3(factors: Floats, theta: float, file: Path) -> dict[str, Any]:
 
 
 def _write_tokenizer(file: Path, facts: _Facts, folder: Path) -> None:
+    from tokenizers import pre_tokenizers as steps
     from transformers import AutoTokenizer
 
     split = facts.value("tokenizer.ggml.pre") or "default"
@@ -391,6 +391,9 @@ def _write_tokenizer(file: Path, facts: _Facts, folder: Path) -> None:
         found = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
     except Exception as error:  # noqa: BLE001 - the library has no error of its own here
         raise ModelError(f"{file}: its tokenizer cannot be read: {_line(error)}") from None
+    if split == "smollm":
+        backend = found.backend_tokenizer
+        backend.pre_tokenizer = steps.Sequence([steps.Digits(True), backend.pre_tokenizer])
     found.save_pretrained(folder)
     _drop_strangers(folder, frozenset(facts.value("tokenizer.ggml.tokens") or ()))
 
