@@ -18,7 +18,7 @@ from flowspec.transport.base import ROWS_CAP, Op, PutRows, ReadResult, Rows
 from flowspec.transport.connections.connection import MAX_BLOCK_SECONDS
 from flowspec.transport.connections.redis_client import DirectClient
 from flowspec.transport.link.commands import Commands, codes_of
-from flowspec.transport.link.log_reader import LogReader, last_id
+from flowspec.transport.link.log_reader import LogReader
 from flowspec.transport.link.pending_read import BATCH
 from flowspec.transport.link.recorded import Recorded
 from flowspec.transport.wire.entries import xread
@@ -48,13 +48,7 @@ class EmulatedLink:
         self._keys = keys
         self._commands = Commands(keys, address, stages, middles, holder)
         self._client = DirectClient(url)
-        self._reader = LogReader(
-            keys,
-            address,
-            last_id(self._client, keys.log(address)),
-            last_id(self._client, keys.rows(address)),
-            self._commands,
-        )
+        self._reader = LogReader(keys, address, self._client, self._commands)
         self._rows_written = 0
         self._recorded = Recorded()
 

@@ -107,6 +107,8 @@ class EmulatedWorker(Worker):
     emulated.
     """
 
+    _link: StampedLink
+
     def __init__(
         self,
         machine: Machine,
@@ -128,7 +130,6 @@ class EmulatedWorker(Worker):
             check_lease=check_lease,
             naming=naming,
         )
-        self._stamped = link
         self._emulation = emulation
         self._model_seconds = model_seconds
         profile = emulation.profile
@@ -317,7 +318,7 @@ class EmulatedWorker(Worker):
         self._charge()
         charged = not self._emulation.free_software
         at = self._now + (self._write_seconds + self._emulation.hop if charged else 0.0)
-        codes = self._stamped.write(ops, [self._stamp(op, at) for op in ops])
+        codes = self._link.write(ops, [self._stamp(op, at) for op in ops])
         spent = self._charge()
         self._write_seconds += (spent - self._write_seconds) * (
             _NEWEST if self._write_seconds else 1.0

@@ -42,14 +42,19 @@ def pieces(directory: ModelDirectory, file: Path, most: int) -> list[tuple[int, 
     return found
 
 
-def loss(block: LayerBlock, texts: Sequence[Sequence[int]]) -> float:
-    """Mean nats of every token of ``texts`` but the first of each."""
+def loss(block: LayerBlock, texts: Sequence[Sequence[int]], behind: int = 0) -> float:
+    """Mean nats of every token of ``texts`` but the first of each.
+
+    ``behind``: rows at the beginning of each that predict nothing, in whole passes.
+    """
     nats = []
     for tokens in texts:
         rows = Rows([block], len(tokens))
         for at in range(0, len(tokens) - 1, PASS_ROWS):
             given = tokens[at : min(at + PASS_ROWS, len(tokens) - 1)]
-            nats.append(_nats(block.logits(rows.take(given)), tokens[at + 1 :]))
+            hidden = rows.take(given)
+            if at >= behind:
+                nats.append(_nats(block.logits(hidden), tokens[at + 1 :]))
     return float(torch.cat(nats).mean())
 
 

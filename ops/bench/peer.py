@@ -100,17 +100,10 @@ def plan_of(given: argparse.Namespace) -> Plan:
         tokens=given.tokens,
     )
     peer = Peer(given.peer.absolute())
-    if given.target is None:
-        return Plan(
-            peer,
-            Setup(*default_pair(), given.stages),
-            peer.model("target"),
-            strategies,
-            drafts,
-            extent,
-        )
-    setup = Setup(str(given.target), given.draft, given.stages)
-    return Plan(peer, setup, given.target, strategies, drafts, extent)
+    own = (str(given.target), given.draft)
+    target, draft = default_pair() if given.target is None else own
+    file = given.target or peer.model("target")
+    return Plan(peer, Setup(target, draft, given.stages), file, strategies, drafts, extent)
 
 
 def prompts_of(plan: Plan, file: Path) -> tuple[list[PeerPrompt], list[PeerPrompt]]:

@@ -24,8 +24,7 @@ from flowspec.model.layers.block import LayerBlock
 from flowspec.model.layers.placing import Placing
 from flowspec.model.text.tokenizer import Tokenizer
 from flowspec.model.weights.directory import ModelDirectory, open_directory
-from flowspec.proof.plain import Rows
-from ops.bench.held_out import CONTEXT, PASS_ROWS, load_target
+from ops.bench.held_out import CONTEXT, load_target, loss
 from ops.bench.report import machine_line
 from ops.parser import Parser
 from ops.peer.install import DEFAULT_FOLDER, Peer, version
@@ -45,16 +44,7 @@ def pieces(directory: ModelDirectory, text: str) -> list[tuple[int, ...]]:
 
 def perplexity(block: LayerBlock, texts: Sequence[tuple[int, ...]]) -> float:
     """Of the second halves of ``texts``, each behind its first half."""
-    nats = []
-    for tokens in texts:
-        rows = Rows([block], len(tokens))
-        for at in range(0, len(tokens), PASS_ROWS):
-            hidden = rows.take(tokens[at : at + PASS_ROWS])
-            if at >= len(tokens) // 2:
-                wanted = torch.tensor(tokens[at + 1 : at + 1 + PASS_ROWS])
-                logits = block.logits(hidden)[: len(wanted)].double()
-                nats.append(torch.nn.functional.cross_entropy(logits, wanted, reduction="none"))
-    return math.exp(float(torch.cat(nats).mean()))
+    return math.exp(loss(block, texts, behind=CONTEXT // 2))
 
 
 def table(peer: Peer, target: Path, prompts: Path, dtypes: Sequence[str]) -> Iterator[str]:

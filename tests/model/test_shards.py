@@ -13,7 +13,6 @@ import torch
 from flowspec.core.protocol.work import Part
 from flowspec.core.run.key import RunKey
 from flowspec.errors import ConfigError, ModelError
-from flowspec.model.kernels import served
 from flowspec.model.layers.block import LayerBlock, tensor_prefixes
 from flowspec.model.layers.placing import Placing
 from flowspec.model.shards import ShardPlan, check_shard_dtype, parse_blocks, write_shards
@@ -26,9 +25,11 @@ from flowspec.model.weights.directory import (
     open_directory,
 )
 from flowspec.model.weights.manifest import AS_STORED, MANIFEST, VERSION
+from tests.precisions import SERVED
 
 Family = Callable[..., ModelDirectory]
-DTYPES = [AS_STORED, "float32", "bfloat16", "float16", "int8", "nf4", "int4", "nf4-double"]
+WRITTEN = ("float32", "bfloat16", "float16", "int8", "nf4", "int4", "nf4-double")
+DTYPES = [AS_STORED, *(name for name in WRITTEN if name in SERVED)]
 
 
 @pytest.fixture
@@ -78,8 +79,6 @@ def test_a_shard_has_its_models_head_whatever_the_config_says(
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_shard_computes_what_the_source_computes(dtype: str, tmp_path: Path) -> None:
     precision = "bfloat16" if dtype == AS_STORED else dtype
-    if not served(precision, "cpu"):
-        pytest.skip(f"no kernel for {precision} here")
     target = open_directory(default_pair()[0])
     blocks = layer_ranges(target.layers, 3)
     write_shards(target, ShardPlan(blocks, dtype), tmp_path / "out")

@@ -46,7 +46,7 @@ from flowspec.transport.connections.redis_client import Command
 from flowspec.transport.link.commands import Commands, codes_of
 from flowspec.transport.link.inbox import Inbox
 from flowspec.transport.link.incoming import Incoming, open_incoming
-from flowspec.transport.link.log_reader import LogReader, last_id
+from flowspec.transport.link.log_reader import LogReader
 from flowspec.transport.link.peers import PeerInbox, Peers, Posted
 from flowspec.transport.link.recorded import Recorded
 from flowspec.transport.wire.keys import Keys
@@ -86,13 +86,7 @@ class LiveLink:
         self._writes = PipelinedClient(url)
         self._inbox = inbox
         self._peers = peers
-        self._reader = LogReader(
-            keys,
-            address,
-            last_id(self._writes, keys.log(address)),
-            last_id(self._writes, keys.rows(address)),
-            self._commands,
-        )
+        self._reader = LogReader(keys, address, self._writes, self._commands)
         self._order = InOrder()
         self._takers: deque[Callable[[list[Any]], None]] = deque()  # of the answers to come
         self._unwritten: list[tuple[Op, Code]] = []

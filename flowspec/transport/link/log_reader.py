@@ -27,7 +27,7 @@ _NO_STREAM = ("no such key", "WRONGTYPE")
 
 
 class LogReader:
-    """The reader of ``address``'s two streams, from the cursors ``log_at`` and ``rows_at`` on.
+    """The reader of ``address``'s two streams, from where they end now at the ``client``'s server.
 
     Malformed entries are skipped; a line on each goes into the caller's ``refused``. ``commands``:
     builds the trims. What has been read is needed by nobody: a worker that takes over begins behind
@@ -35,13 +35,13 @@ class LogReader:
     """
 
     def __init__(
-        self, keys: Keys, address: Address, log_at: str, rows_at: str, commands: Commands
+        self, keys: Keys, address: Address, client: BrokerClient, commands: Commands
     ) -> None:
         self._address = address
         self.log = keys.log(address)
         self.rows_stream = keys.rows(address)
-        self.log_at = log_at
-        self.rows_at = rows_at
+        self.log_at = last_id(client, self.log)
+        self.rows_at = last_id(client, self.rows_stream)
         self.ended = EndedRuns()  # runs whose late rows are dropped
         self._rows: dict[tuple[RunKey, int], Rows] = {}
         self._early: dict[tuple[RunKey, int], int] = {}  # bytes of rows whose run is not named yet

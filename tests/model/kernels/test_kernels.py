@@ -18,6 +18,7 @@ from flowspec.model.layers import linear as linear_module
 from flowspec.model.layers.linear import KernelLinear, kernel_for, load_linear, rows_are_independent
 from flowspec.model.weights.precision import PRECISIONS
 from flowspec.model.weights.quantise import Weight, dequantise, quantise
+from tests.precisions import SERVED
 
 CPU = torch.device("cpu")
 CASES = [
@@ -189,10 +190,8 @@ class Held:
         return quantise([part], (len(rows), self.shape[1]), precision)
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", SERVED)
 def test_a_shape_that_no_kernel_takes_is_multiplied_dequantised(precision: str) -> None:
-    if not module.served(precision, "cpu"):
-        pytest.skip("the CPU has no kernel for it")
     kernels = kernels_for(precision, "cpu")
     assert kernel_for(kernels, (7, 64)).takes(7, 64)
     layer, weight = linear(kernel_for(kernels, (7, 64)), precision, (7, 64))
