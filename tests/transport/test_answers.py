@@ -6,7 +6,6 @@ import asyncio
 import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,9 +15,7 @@ import pytest
 import redis
 
 from flowspec.core.protocol.codes import Code
-from flowspec.core.run.key import RunKey
 from flowspec.errors import BrokerError, BrokerFull, BrokerUnreachable
-from flowspec.transport.base import Record
 from flowspec.transport.connections import pipelined_client
 from flowspec.transport.connections.answers import error_of
 from flowspec.transport.connections.async_client import AsyncBrokerClient
@@ -38,7 +35,7 @@ from flowspec.transport.wire.keys import JOBS, Keys
 from tests.addresses import D0, S1
 from tests.transport.conftest import Rig, commit, send
 from tests.transport.proxy import Proxy
-from tests.waiting import until
+from tests.waiting import SECONDS, until
 
 #: As Valkey 9.1 writes them, the kind of error if it goes on, and what the user's line says.
 FOR_NOW = {
@@ -575,12 +572,10 @@ def test_clients_outlive_a_failover(failover: Failover) -> None:
     asyncio.run(check())
 
 
-def test_a_worker_notices_a_failover(failover: Failover) -> None:
-    """It begins anew: the end of what it has written may be lost.
-
-    The demotion ends a read that waits. One that begins later goes on at the old server, which
-    then refuses the next write; every worker writes its heartbeat.
-    """
+def test_a_worker_notices_a_failover(failover: Failover, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It begins anew: the end of what it has written may be lost."""
+    # Only a read that waits is ended by the demotion, which may come late on a slow machine.
+    monkeypatch.setattr("flowspec.transport.link.pending_read.MAX_BLOCK_SECONDS", SECONDS)
     writes = PipelinedClient(failover.url)
     writes.call(lambda client: client.ping())  # leaves a connection in the pool
     link = LiveLink(failover.url, Keys(), D0, 2)
@@ -588,11 +583,7 @@ def test_a_worker_notices_a_failover(failover: Failover) -> None:
     writes.post([("SADD", "set", 1)])
     with pytest.raises(BrokerUnreachable, match="was restarted; what ran on it is lost"):
         writes.collect()
-    writes.close()
-    with (
-        pytest.raises(BrokerUnreachable, match=r"restarted; what ran|a replica, which takes"),
-        closing(link),
-    ):
-        while True:  # ends: a write reaches the new server, or the old one refuses it
-            link.write([Record(RunKey("1-1", 1), "x")])
-            link.read(0.05)
+    with pytest.raises(BrokerUnreachable, match="was restarted; what ran on it is lost"):
+        until(lambda: link.read(0.05) and False)
+    for end in (writes, link):
+        end.close()
