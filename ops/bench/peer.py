@@ -100,8 +100,7 @@ def plan_of(given: argparse.Namespace) -> Plan:
         tokens=given.tokens,
     )
     peer = Peer(given.peer.absolute())
-    own = (str(given.target), given.draft)
-    target, draft = default_pair() if given.target is None else own
+    target, draft = default_pair() if given.target is None else (str(given.target), given.draft)
     file = given.target or peer.model("target")
     return Plan(peer, Setup(target, draft, given.stages), file, strategies, drafts, extent)
 
