@@ -1,4 +1,4 @@
--- commit_verdict: move a job forward. Appends the accepted tokens to the output, advances the global offset,
+-- commit_verdict: move a job forward. Appends the accepted tokens to the output, advances the offset,
 -- puts the prune into every stage's log, completes tasks. All or nothing, and idempotent.
 --
 -- KEYS[1]   job hash

@@ -19,7 +19,7 @@ from flowspec.transport.connections.connection import MAX_BLOCK_SECONDS
 from flowspec.transport.connections.redis_client import DirectClient
 from flowspec.transport.link.commands import Commands, codes_of
 from flowspec.transport.link.log_reader import LogReader
-from flowspec.transport.link.pending_read import BATCH
+from flowspec.transport.link.pending_read import BATCH, is_cut
 from flowspec.transport.link.recorded import Recorded
 from flowspec.transport.wire.entries import xread
 from flowspec.transport.wire.keys import Keys
@@ -59,14 +59,19 @@ class EmulatedLink:
         envelopes: list[Envelope] = []
         stamps: list[Stamp | None] = []
         refused: list[str] = []
-        read = xread(reader.cursors, min(block_seconds, MAX_BLOCK_SECONDS), BATCH)
-        # Trims are sent with the blocking read: in the write of a hop they would delay its reader.
-        *_, found = self._client.run([*reader.take_trims(), read])
-        for stream, entries in found or ():
-            if stream.decode() == reader.rows_stream:
-                reader.take_in_rows(entries, refused)
-            else:
-                reader.take_in_log(entries, envelopes, stamps, refused)
+        block_seconds = min(block_seconds, MAX_BLOCK_SECONDS)
+        more = True
+        while more:
+            read = xread(reader.cursors, block_seconds, BATCH)
+            # Trims are sent with the blocking read: in a hop's write they would delay its reader.
+            *_, found = self._client.run([*reader.take_trims(), read])
+            for stream, entries in found or ():
+                if stream.decode() == reader.rows_stream:
+                    reader.take_in_rows(entries, refused)
+                else:
+                    reader.take_in_log(entries, envelopes, stamps, refused)
+            more = is_cut(found or ())
+            block_seconds = 0.0
         return ReadResult(tuple(envelopes), tuple(refused), tuple(stamps) if any(stamps) else ())
 
     def take_rows(self, run: RunKey, segment: int) -> Rows:

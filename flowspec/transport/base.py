@@ -174,7 +174,7 @@ class Link(Protocol):
         ...
 
     def take_rows(self, run: RunKey, segment: int) -> Rows:
-        """Remove and return a segment's rows; GapError if they do not arrive in a bounded time."""
+        """Remove and return a segment's rows; GapError if they have not arrived."""
         ...
 
     def drop_rows(self, run: RunKey, segment: int) -> None:

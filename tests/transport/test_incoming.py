@@ -16,12 +16,13 @@ from flowspec.errors import BrokerError
 from flowspec.transport.connections.server import PrivateBroker
 from flowspec.transport.link import incoming as module
 from flowspec.transport.link.incoming import Incoming, open_incoming
-from flowspec.transport.link.pending_read import PendingRead
+from flowspec.transport.link.pending_read import BATCH, PendingRead
 from flowspec.transport.link.tail import MOST_HELD, Tail
 from tests.marks import examples
 from tests.waiting import SECONDS, until
 
 STREAM = "flowspec:{p0}:s"
+ROWS = "flowspec:{p0}:r"
 START = {STREAM: "0-0"}
 KINDS = {"near": (PendingRead, 10.0), "far": (Tail, 0.0)}
 Open = Callable[..., Incoming]
@@ -103,6 +104,24 @@ def test_what_arrives_during_a_pass_is_taken_at_once(opened: Open, client: redis
     assert wait(incoming)
     time.sleep(0.05)  # the pass
     assert numbers(incoming.take(waited=False)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("nearest", [10.0, 0.0])
+def test_what_was_written_at_once_is_taken_at_once(
+    server: PrivateBroker, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, nearest: float
+) -> None:
+    """A stage that has the messages of a bundle and not all their rows would fail their runs."""
+    monkeypatch.setattr(module, "NEAR_SECONDS", nearest)
+    incoming = open_incoming(server.url, {STREAM: "0-0", ROWS: "0-0"})
+    write = client.pipeline(transaction=True)
+    for number in range(2 * BATCH + 1):
+        write.xadd(ROWS, {"n": number})
+    write.xadd(STREAM, {"n": 0})
+    write.execute()
+    assert wait(incoming)
+    found = incoming.take(waited=True)
+    assert sum(len(entries) for _, entries in found) == 2 * BATCH + 2
+    incoming.close()
 
 
 @pytest.mark.live

@@ -7,7 +7,7 @@ from flowspec.core.protocol.machine import Refused
 from flowspec.core.run.key import RunKey
 
 _REASONS = {
-    Code.GAP: "something written before it is missing",
+    Code.GAP: "its number does not follow what was written before it",
     Code.FULL: "a stream is at its cap: a reader has stopped or is too slow",
     Code.STALE: "the run is over",
 }

@@ -61,8 +61,8 @@ class StageRun:
         self._rows.prune(prune.accepted, prune.root)
         self._offset += len(prune.accepted)
         left = self._rows.tree
-        # A segment sent after this prune may have overtaken it: its rows are named if they were
-        # drafted before the prune, and above all that it names if they were drafted later.
+        # A segment sent after this prune may have overtaken it, at stage 2 or later: its rows are
+        # named if they were drafted before the prune, and above all that it names if later.
         newest = max((prune.root, *prune.retained))
         if any(node <= newest for node in left - {prune.root, *prune.retained}):
             raise StateError(f"stage {self._stage} keeps rows the draft worker has pruned")

@@ -1,4 +1,7 @@
-"""What a worker has read of its log and its rows on the control broker: cursors, rows, trims."""
+"""What a worker has read of its log and its rows on the control broker: cursors, rows, trims.
+
+Rows that came through its inbox are kept here, too.
+"""
 
 from __future__ import annotations
 

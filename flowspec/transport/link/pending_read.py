@@ -20,6 +20,14 @@ from flowspec.transport.wire.entries import taken, xread
 BATCH = 256
 
 
+def is_cut(answer: Sequence[tuple[Any, Sequence[Any]]]) -> bool:
+    """Whether a stream may hold more than a read's ``answer`` has of it.
+
+    The rest has to be read before any of it is used: a log's entry may come with several of rows.
+    """
+    return any(len(entries) >= BATCH for _, entries in answer)
+
+
 class PendingRead:
     """Reads the streams behind the cursors ``streams``; ``client`` is for this alone."""
 
@@ -38,15 +46,18 @@ class PendingRead:
         return self._client.fileno()
 
     def take(self, *, waited: bool) -> Sequence[tuple[str, Sequence[Any]]]:
-        """See ``Incoming``. An answer that came during a pass is followed by a second read.
+        """See ``Incoming``. An answer that came during a pass, or is cut, is followed by a read.
 
         The read that was under way is answered by the first of several entries, or by none after
         some seconds.
         """
         found = self._collect()
-        if not waited:
+        more = not waited or is_cut(found)
+        while more:
             self._post(0.0)
-            found += self._collect()
+            last = self._collect()
+            found += last
+            more = is_cut(last)
         self._post(MAX_BLOCK_SECONDS)
         return found
 

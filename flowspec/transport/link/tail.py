@@ -14,7 +14,7 @@ from typing import Any
 from flowspec.errors import BrokerError
 from flowspec.transport.connections.connection import MAX_BLOCK_SECONDS
 from flowspec.transport.connections.redis_client import DirectClient
-from flowspec.transport.link.pending_read import BATCH
+from flowspec.transport.link.pending_read import BATCH, is_cut
 from flowspec.transport.wire.entries import taken, xread
 
 #: Most entries held before reading pauses.
@@ -77,15 +77,24 @@ class Tail:
             if found:
                 self._hold(found)
 
-    def _read(self) -> Any:
-        command = xread(self._cursors, MAX_BLOCK_SECONDS, BATCH)
-        return self._client.run([command])[0] if self._patient else self._client.once(command)
+    def _read(self) -> list[tuple[str, Sequence[Entry]]]:
+        found: list[tuple[str, Sequence[Entry]]] = []
+        block_seconds = MAX_BLOCK_SECONDS
+        while True:
+            command = xread(self._cursors, block_seconds, BATCH)
+            answer: Any = (
+                self._client.run([command])[0] if self._patient else self._client.once(command)
+            )
+            last = taken(answer or (), self._cursors)
+            found += last
+            if not is_cut(last):
+                return found
+            block_seconds = 0.0
 
-    def _hold(self, found: Sequence[Any]) -> None:
+    def _hold(self, found: Sequence[tuple[str, Sequence[Entry]]]) -> None:
         with self._changed:
-            read = taken(found, self._cursors)
-            self._found += read
-            self._held += sum(len(entries) for _, entries in read)
+            self._found += found
+            self._held += sum(len(entries) for _, entries in found)
             self._bell.ring()
             while self._held > MOST_HELD and not self._closed:
                 self._changed.wait()

@@ -1,4 +1,7 @@
-"""All key names. One pipeline's keys share a hash tag, so that one script may touch all of them."""
+"""All key names but an inbox's.
+
+One pipeline's keys share a hash tag, so that one script may touch all of them.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +78,7 @@ class Keys:
         return f"{self.tag}:idempotency:{key}"
 
     def log(self, address: Address) -> str:
-        """Stream: a process's log of envelopes, which alone defines their order."""
+        """Stream: a process's log of envelopes; their numbers define each sender's order."""
         return f"{self.tag}:log:{address}"
 
     def rows(self, address: Address) -> str:
