@@ -52,6 +52,7 @@ def main() -> None:
     @contextmanager
     def begin() -> Iterator[Callable[[Lease], None]]:
         with closing(process.control()) as control:
+            control.drop_mistyped()  # some of which end every claim
             yield lambda lease: serve(control, lease)
 
     def serve(control: RedisControl, lease: Lease) -> None:

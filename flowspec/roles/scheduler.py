@@ -134,7 +134,16 @@ class Scheduler:
             self._control.wait_for_change(WATCH_SECONDS)
 
     def turn(self) -> None:
-        """Check the workers once: end jobs that lost one; if all are ready, assign jobs."""
+        """Look once: check the workers and the jobs, and delete keys of a wrong type."""
+        try:
+            self._serve()
+        except BrokerError as error:
+            if error.code != "WRONGTYPE":
+                raise
+        self._control.drop_mistyped()
+
+    def _serve(self) -> None:
+        """End jobs that lost a worker; if all are ready, assign jobs."""
         self._clock.tick()
         self._look_at_eviction()
         self._keep_record()

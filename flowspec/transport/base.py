@@ -350,6 +350,13 @@ class Control(Protocol):
         """The pipeline's record; empty before a scheduler has stored it."""
         ...
 
+    def drop_mistyped(self) -> None:
+        """Delete the pipeline's keys that hold another type than theirs, which end every reader.
+
+        Those that are always there, and those of running jobs.
+        """
+        ...
+
     def check_writes(self) -> None:
         """BrokerFull if the broker takes no writes, and goes on refusing them."""
         ...

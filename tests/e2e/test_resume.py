@@ -12,7 +12,9 @@ import pytest
 
 from flowspec.client import Client, Job
 from flowspec.cluster import Cluster, Setup
+from flowspec.errors import FlowSpecError, JobTimeout
 from flowspec.model.weights.directory import default_pair
+from flowspec.transport.connections.connection import connect
 from flowspec.transport.connections.server import PrivateBroker
 from flowspec.transport.control.redis_control import RedisControl
 from flowspec.transport.wire.keys import Keys
@@ -223,6 +225,40 @@ def test_a_process_that_stops_again_and_again_is_given_up(monkeypatch: pytest.Mo
         "verify-1 stopped with status -9: it printed nothing; it has stopped too often to be "
         "started again",
     ]
+
+
+#: Keys of a pipeline and of the job that runs, without their tag.
+KEYS = (
+    *("pipeline", "queue", "running", "generations", "job", "run", "out", "rows:s2"),
+    *("log:scheduler", "log:d0", "log:s1", "claim:scheduler", "claim:draft", "claim:verify-2"),
+)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.gate] * (name == "log:s1")) for name in KEYS]
+)
+def test_a_key_of_a_wrong_type_stops_nothing(
+    cluster: Cluster, client: Client, plain: dict[float, tuple[int, ...]], name: str
+) -> None:
+    """The job ends as it should or with one line, and the next one is served without hands."""
+    job = begun(client, "flowspec", 0.0)
+    key = f"{Keys().tag}:" + {
+        "job": f"job:{job.id}",
+        "run": f"run:{job.id}:1",
+        "out": f"out:{job.id}",
+    }.get(name, name)
+    with contextlib.closing(connect(cluster.url)) as broker:
+        broker.delete(key)
+        broker.zadd(key, {"x": 1.0})
+    try:
+        assert job.result(timeout=60.0).token_ids == plain[0.0]
+    except FlowSpecError as error:
+        assert not isinstance(error, JobTimeout)
+        assert "\n" not in str(error)
+    again = client.submit(PROMPT, max_new_tokens=COUNT, strategy="flowspec", seed=3)
+    assert again.result(timeout=60.0).token_ids == plain[0.0]
+    for restart in cluster._restarts.values():
+        restart._stops.clear()
 
 
 def test_the_broker_is_paused_for_five_seconds(

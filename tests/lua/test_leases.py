@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import redis
 
@@ -32,7 +34,7 @@ def test_a_full_broker_renews_leases_and_grants_none(call: Call, client: redis.R
         assert call("claim", KEYS, "me", 60_000, '{"state": "ready"}', "verify-1") is Code.OK
         assert client.pttl(CLAIM) > 50_000
         assert call("release", KEYS, "me", "verify-1", 1) is Code.OK
-        assert client.hget(GENERATIONS, "left:verify-1") == b"1"
+        assert client.hget(GENERATIONS, "left:verify-1") == client.hget(GENERATIONS, "verify-1")
         with pytest.raises(redis.exceptions.OutOfMemoryError):
             call("claim", KEYS, "me", 60_000, "{}", "verify-1")
         assert not client.exists(CLAIM)
@@ -49,27 +51,44 @@ def test_release_is_for_the_holder(call: Call, client: redis.Redis) -> None:
     assert not client.exists(CLAIM)
 
 
+def claimed(call: Call, client: redis.Redis, token: str) -> int:
+    """The role's generation after ``token`` has claimed it; the claim before has expired."""
+    client.delete(CLAIM)
+    assert call("claim", KEYS, token, 60_000, "{}", "verify-1") is Code.OK
+    return int(client.hget(GENERATIONS, "verify-1") or 0)
+
+
 def test_a_claim_by_another_raises_the_generation_and_a_late_renewal_keeps_it(
     call: Call, client: redis.Redis
 ) -> None:
-    def claim(token: str) -> bytes | None:
-        client.delete(CLAIM)  # it has expired
-        assert call("claim", KEYS, token, 60_000, "{}", "verify-1") is Code.OK
-        return client.hget(GENERATIONS, "verify-1")  # type: ignore[return-value]
-
-    assert [claim(token) for token in ("me", "me", "you", "you", "me")] == [
-        *(b"1", b"1", b"2", b"2", b"3")
-    ]
+    first, late, second, again, third = (
+        claimed(call, client, token) for token in ("me", "me", "you", "you", "me")
+    )
+    assert first == late < second == again < third
     before = client.hgetall(GENERATIONS)
     assert call("claim", KEYS, "you", 60_000, "{}", "verify-1") is Code.HELD
     assert client.hgetall(GENERATIONS) == before
 
 
-@pytest.mark.parametrize(("leaves", "left"), [(1, b"1"), (0, None)])
+@pytest.mark.parametrize("lost", [{}, {"verify-1": "x"}, {"other": "1"}])
+def test_a_generation_is_later_than_all_before_though_the_broker_lost_them(
+    call: Call, client: redis.Redis, lost: dict[str, str]
+) -> None:
+    """A job names the generations it was assigned to: a later holder must not be taken for one."""
+    before = claimed(call, client, "me")
+    client.delete(GENERATIONS)
+    if lost:
+        client.hset(GENERATIONS, mapping=lost)
+    time.sleep(0.002)
+    assert claimed(call, client, "you") > before
+
+
+@pytest.mark.parametrize("leaves", [1, 0])
 def test_a_holder_that_leaves_is_told_from_one_that_stopped(
-    call: Call, client: redis.Redis, leaves: int, left: bytes | None
+    call: Call, client: redis.Redis, leaves: int
 ) -> None:
     call("claim", KEYS, "me", 60_000, "{}", "verify-1")
     assert call("release", KEYS, "you", "verify-1", 1) is Code.HELD
     assert call("release", KEYS, "me", "verify-1", leaves) is Code.OK
+    left = client.hget(GENERATIONS, "verify-1") if leaves else None
     assert client.hget(GENERATIONS, "left:verify-1") == left

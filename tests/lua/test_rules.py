@@ -46,6 +46,7 @@ REFUSALS = {
     "assign": 5,
     "claim": 1,
     "commit_verdict": 6,
+    "drop_mistyped": 1,
     "finish": 1,
     "open_job": 2,
     "publish": 2,

@@ -231,6 +231,9 @@ class MemoryControl:
         with self._broker.changed:
             return dict(self._broker.record)
 
+    def drop_mistyped(self) -> None:
+        """Every key has its type."""
+
     def check_writes(self) -> None:
         """As in ``Control``; there is always room."""
 

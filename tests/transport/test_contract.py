@@ -742,10 +742,11 @@ def test_a_line_that_was_written_again_is_read_once(rig: Rig) -> None:
 
 def test_a_lease_has_one_holder_who_may_renew_and_release_it(rig: Rig) -> None:
     control = rig.control()
-    assert control.claim("verify-1", "me", {"pid": 1})
+    generation = control.claim("verify-1", "me", {"pid": 1})
+    assert generation
     assert not control.claim("verify-1", "you", {"pid": 2})
     assert control.claim("verify-1", "me", {"pid": 3})
-    assert control.claims() == {"verify-1": ("me", {"pid": 3}, 1)}
+    assert control.claims() == {"verify-1": ("me", {"pid": 3}, generation)}
     control.release("verify-1", "you")
     assert not control.claim("verify-1", "you", {})
     control.release("verify-1", "me")
@@ -756,9 +757,9 @@ def test_a_lease_has_one_holder_who_may_renew_and_release_it(rig: Rig) -> None:
 def test_a_lease_that_is_not_renewed_is_free(rig: Rig) -> None:
     control = rig.control()
     assert control.claim("draft", "me", {}, 60)
-    assert control.claim("verify-1", "me", {}, 60_000)
+    generation = control.claim("verify-1", "me", {}, 60_000)
     time.sleep(0.1)
-    assert control.claims() == {"verify-1": ("me", {}, 1)}
+    assert control.claims() == {"verify-1": ("me", {}, generation)}
     assert control.claim("draft", "you", {})
     assert not control.claim("verify-1", "you", {})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import redis
@@ -257,6 +258,31 @@ class RedisControl:
         if found:
             self._changes = found[0][1][-1][0].decode()
 
+    def drop_mistyped(self) -> None:
+        keys = self._keys
+        record = keys.record
+        self._drop({record: "hash", keys.queue: "list", keys.running: "set"})
+        known = self.pipeline()
+        streams = [keys.log(SCHEDULER)]
+        for worker in workers_of(known) if known else ():
+            streams += [keys.log(worker), keys.rows(worker)]
+        claims = map(keys.claim, ["scheduler", *roles_of(known)] if known else ["scheduler"])
+        types = {keys.generations: "hash", **dict.fromkeys(claims, "string")}
+        for job in self.running():
+            types[keys.job(job)] = "hash"
+            epoch = self._typed(partial(_epoch, key=keys.job(job)))
+            if epoch:
+                run = RunKey(job, int(epoch))
+                types[keys.run(run)] = "hash"
+                streams += [keys.out(job), keys.recording(run)]
+        self._drop(types | dict.fromkeys(streams, "stream"))
+
+    def _drop(self, types: Mapping[str, str]) -> None:
+        """Delete the keys of ``types`` that hold another type."""
+        code = Code(self._client.script("drop_mistyped", list(types), list(types.values())))
+        if code is Code.OK:
+            logger(role="scheduler").warning("keys of a wrong type deleted")
+
     # ---- leases and the record -------------------------------------------------------------------
 
     def claim(
@@ -327,6 +353,10 @@ class RedisControl:
         self._client.close()
         if self._blocking is not None:
             self._blocking.close()
+
+
+def _epoch(client: redis.Redis, *, key: str) -> Any:
+    return client.hget(key, "epoch")
 
 
 def _scheduler(generation: int | None) -> str:
