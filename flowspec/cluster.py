@@ -380,10 +380,8 @@ class Cluster:
 
     @property
     def alive(self) -> bool:
-        """Whether any worker still runs, and the private broker, if there is one, or will."""
-        return BROKER not in self._ended and any(
-            process.poll() is None for process in self._processes.values()
-        )
+        """Whether any worker and the private broker, if there is one, runs or is started again."""
+        return BROKER not in self._ended and not self._commands.keys() <= self._ended.keys()
 
     def _said(self, role: str) -> str:
         assert self._logs is not None

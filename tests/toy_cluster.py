@@ -190,7 +190,7 @@ class ToyCluster:
         worker = self.workers[role] = Worker(
             machine, link, performer, header=head, check_lease=lambda: lease.check()
         )
-        lease.passing = worker.passing
+        lease.doing = worker.doing
         performer.drop()  # of the worker before, whose process is gone
         self._start(role, lambda: worker.run(lambda: self._stopped.is_set() or bool(lease.lost)))
         return machine

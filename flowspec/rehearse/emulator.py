@@ -314,7 +314,7 @@ class EmulatedWorker(Worker):
         return spent
 
     def _put(self, ops: Sequence[Op]) -> list[Code]:
-        self._check_lease()
+        self._wait_for_lease()
         self._charge()
         charged = not self._emulation.free_software
         at = self._now + (self._write_seconds + self._emulation.hop if charged else 0.0)

@@ -2,7 +2,7 @@
 
 The rules are ``core.protocol.lease``. A lease is lost if another worker has taken the role, if the
 broker cannot be reached, or if renewing fails unexpectedly; the worker then drops its rows and may
-take the role again, under a new generation. A worker whose pass hangs gives its role up.
+take the role again, under a new generation. A worker whose loop hangs gives its role up.
 """
 
 from __future__ import annotations
@@ -13,10 +13,16 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 from flowspec.core.protocol.holders import Holder
-from flowspec.core.protocol.lease import TERMS, HangWatch, LeaseMachine, LeaseState, LeaseTerms
+from flowspec.core.protocol.lease import (
+    TERMS,
+    Doing,
+    HangWatch,
+    LeaseMachine,
+    LeaseState,
+    LeaseTerms,
+)
 from flowspec.errors import BrokerError, BrokerFull, ClaimError, LeaseLost
 from flowspec.observe import logger
 from flowspec.transport.base import Control
@@ -28,25 +34,16 @@ _LOOK_SECONDS = 0.02
 #: The fact that tells whether a worker is loading, and its value then.
 STATE = "state"
 LOADING = "loading"
-#: The fact that tells for how long the present pass has been computed, seconds.
-COMPUTING = "computing_seconds"
 
 Facts = Callable[[], dict[str, object]]
-
-
-class PassInHand(NamedTuple):
-    """The pass that a worker computes: its number, None: none; seconds of the longest before it."""
-
-    number: int | None = None
-    longest: float = 0.0
 
 
 class Lease:
     """The lease on ``role``; every renewal publishes ``facts``.
 
     ``control``: a connection for the renewing thread alone, so that a renewal never waits behind
-    the worker's own commands. ``on_hung``: called by that thread once a pass hangs, after the role
-    was given up.
+    the worker's own commands. ``on_hung``: called by that thread once the loop hangs, after the
+    role was given up.
     """
 
     def __init__(
@@ -62,7 +59,7 @@ class Lease:
         self.token = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self.lost = ""  # why the lease is lost, one line; "" while it is held
         self.by_broker = False  # whether that is because the broker could not be reached
-        self.passing: Callable[[], PassInHand] = PassInHand  # what the worker computes
+        self.doing: Callable[[], Doing] = Doing  # what the worker's loop does
         self._control = control
         self._facts = facts
         self._terms = terms
@@ -125,8 +122,6 @@ class Lease:
             time.monotonic(), loading=told.get(STATE) == LOADING, load=load_per_core()
         )
         info = {"host": socket.gethostname(), "pid": os.getpid(), **told}
-        if self._watch.age:
-            info[COMPUTING] = round(self._watch.age, 1)
         generation = self._control.claim(self.role, self.token, info, lifetime)
         if generation:
             machine.granted(generation)
@@ -159,12 +154,11 @@ class Lease:
                 return
 
     def _is_hung(self) -> bool:
-        """Whether the worker's pass hangs: then its role is given up."""
-        number, longest = self.passing()
-        if not self._watch.look(number, longest, time.monotonic()):
+        """Whether the worker's loop hangs: then its role is given up."""
+        if not self._watch.look(self.doing(), time.monotonic()):
             return False
-        self.lost = f"a pass of {self.role} has hung for {self._watch.age:.0f} s"
-        self._log.error("pass hangs", seconds=round(self._watch.age, 1))
+        self.lost = f"the loop of {self.role} has hung for {self._watch.age:.0f} s"
+        self._log.error("loop hangs", seconds=round(self._watch.age, 1))
         self._give_back()
         self._on_hung(self.lost)
         return True

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from flowspec.core.protocol.bundles import Bundle, bundled, unbundled
 from flowspec.core.protocol.codes import Code
+from flowspec.core.protocol.lease import HUNG_SECONDS, Doing, most_of_pass
 from flowspec.core.protocol.machine import (
     Allocate,
     Commit,
@@ -43,12 +44,13 @@ from flowspec.core.protocol.work import (
     Work,
     WorkFailed,
     WorkResult,
+    rows_of,
 )
 from flowspec.core.run.key import RunKey
 from flowspec.errors import FlowSpecError, JobError, StateError
 from flowspec.model.base import RowArray, reason_of
 from flowspec.observe import logger
-from flowspec.roles.lease import PassInHand
+from flowspec.roles.lease import RENEWAL_SECONDS
 from flowspec.roles.record import Recorder
 from flowspec.roles.text_process import TextProcess
 from flowspec.transport.base import CommitText, Link, Op, PutRows, ReadResult, Record
@@ -133,11 +135,13 @@ class Worker:
         self.refused = 0  # malformed entries
         self.passes = 0
         self.busy_seconds = 0.0
-        self._passing = PassInHand()
+        self._longest = 0.0  # seconds of the longest pass
+        self._doing = Doing()
 
     def run(self, stop: Callable[[], bool]) -> None:
         """Run until ``stop()`` is true; BrokerUnreachable if the broker stays unreachable."""
         while not stop():
+            self._begin(HUNG_SECONDS)
             self.cycle()
 
     def facts(self) -> dict[str, object]:
@@ -154,9 +158,13 @@ class Worker:
         """Whether it has no run."""
         return self._machine.idle
 
-    def passing(self) -> PassInHand:
-        """The pass that is computed now; for another thread, which looks whether it hangs."""
-        return self._passing
+    def doing(self) -> Doing:
+        """What the loop does now; for another thread, which looks whether it hangs."""
+        return self._doing
+
+    def _begin(self, most: float) -> None:
+        """The next thing begins, which may take ``most`` seconds."""
+        self._doing = Doing(self._doing.number + 1, most)
 
     def cycle(self) -> None:
         """Read once, process what arrived, and do one piece of work if there is any."""
@@ -254,8 +262,13 @@ class Worker:
         return list(refusals.values())
 
     def _put(self, ops: Sequence[Op]) -> list[Code]:
-        self._check_lease()
+        self._wait_for_lease()
         return self._link.write(ops)
+
+    def _wait_for_lease(self) -> None:
+        self._begin(RENEWAL_SECONDS + HUNG_SECONDS)
+        self._check_lease()
+        self._begin(HUNG_SECONDS)
 
     def _ops(self, output: Output) -> list[Op]:
         match output:
@@ -307,8 +320,7 @@ class Worker:
     def _compute(self, work: Work) -> WorkResult:
         began = self._clock()
         wall = time.monotonic()
-        longest = self._passing.longest
-        self._passing = PassInHand(self.passes, longest)
+        self._begin(most_of_pass(self._longest, rows_of(work)))
         try:
             result = self._performer.compute(work, self._link)
         except FlowSpecError as error:
@@ -316,7 +328,8 @@ class Worker:
         except Exception as error:  # noqa: BLE001 - a failing executor ends its job, never the worker
             self._log.error("work failed", exc_info=True)
             result = _failed(work, error)
-        self._passing = PassInHand(None, max(longest, time.monotonic() - wall))
+        self._begin(HUNG_SECONDS)
+        self._longest = max(self._longest, time.monotonic() - wall)
         self.passes += 1
         self.busy_seconds += self._clock() - began
         return result

@@ -312,7 +312,7 @@ def note(text: str) -> None:
 
 
 def _give_up(role: str, reason: str) -> NoReturn:
-    """End the process of a worker whose pass hangs: its own thread cannot end it."""
+    """End the process of a worker whose loop hangs: its own thread cannot end it."""
     sys.stderr.write(f"flowspec {role.partition('-')[0]}: {reason}\n")
     sys.stderr.flush()
     os._exit(1)
@@ -373,7 +373,7 @@ def make_worker(
             texts=texts,
             naming=naming,
         )
-    lease.passing = worker.passing
+    lease.doing = worker.doing
     return worker
 
 

@@ -12,8 +12,10 @@ import pytest
 
 from flowspec.client import Client, Job
 from flowspec.cluster import Cluster, Setup
-from flowspec.errors import FlowSpecError, JobTimeout
+from flowspec.core.protocol.causes import JOB_LOST
+from flowspec.errors import FlowSpecError, JobFailed, JobTimeout
 from flowspec.model.weights.directory import default_pair
+from flowspec.start import forks
 from flowspec.transport.connections.connection import connect
 from flowspec.transport.connections.server import PrivateBroker
 from flowspec.transport.control.redis_control import RedisControl
@@ -82,6 +84,20 @@ def plain(cluster: Cluster) -> dict[float, tuple[int, ...]]:
             .token_ids
             for temperature in (0.0, 1.0)
         }
+
+
+@pytest.mark.skipif(not forks.can_fork(), reason="no fork server here")
+def test_a_killed_fork_server_takes_all_workers_with_it_and_changes_no_token(
+    cluster: Cluster, client: Client, plain: dict[float, tuple[int, ...]]
+) -> None:
+    job = begun(client, "flowspec", 1.0)
+    before = cluster.pids
+    for server in forks._servers.values():
+        if not server.is_gone:
+            os.kill(server._process.pid, signal.SIGKILL)
+    until(lambda: cluster.pids != before or not cluster.alive)
+    assert cluster.alive, "what it stands for would end"
+    assert job.result(timeout=60.0).token_ids == plain[1.0]
 
 
 @pytest.mark.gate
@@ -259,6 +275,19 @@ def test_a_key_of_a_wrong_type_stops_nothing(
     assert again.result(timeout=60.0).token_ids == plain[0.0]
     for restart in cluster._restarts.values():
         restart._stops.clear()
+
+
+def test_a_broker_that_is_emptied_serves_the_next_job(
+    cluster: Cluster, client: Client, plain: dict[float, tuple[int, ...]]
+) -> None:
+    job = begun(client, "flowspec", 0.0)
+    with contextlib.closing(connect(cluster.url)) as broker:
+        broker.flushall()
+    with pytest.raises(JobFailed) as found:
+        job.result(timeout=60.0)
+    assert found.value.cause == JOB_LOST
+    again = client.submit(PROMPT, max_new_tokens=COUNT, strategy="flowspec", seed=3)
+    assert again.result(timeout=60.0).token_ids == plain[0.0]
 
 
 def test_the_broker_is_paused_for_five_seconds(

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from flowspec.core.protocol.lease import MARGIN, TERMS, LeaseTerms
+from flowspec.core.protocol.lease import MARGIN, TERMS, Doing, LeaseTerms
 from flowspec.errors import BrokerFull, BrokerUnreachable, ClaimError, LeaseLost
 from flowspec.roles import lease as module
-from flowspec.roles.lease import Facts, Lease, PassInHand
+from flowspec.roles.lease import Facts, Lease
 from flowspec.transport.base import Control
 from tests.transport.conftest import Rig
 from tests.waiting import SECONDS, seconds_of, until
@@ -283,17 +283,14 @@ def test_a_worker_that_loads_asks_for_a_long_lease(
     lease.release()
 
 
-def test_a_worker_whose_pass_hangs_gives_its_role_up(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("flowspec.core.protocol.lease.HUNG_SECONDS", 0.2)
+def test_a_worker_whose_loop_hangs_gives_its_role_up(rig: Rig) -> None:
     control = rig.control()
     told: list[str] = []
     lease = lease_of(control, "verify-1", on_hung=told.append)
-    lease.passing = lambda: PassInHand(7, 0.01)
+    lease.doing = lambda: Doing(7, 0.2)
     lease.take()
     until(lambda: bool(told))
     assert told == [lease.lost]
-    assert lease.lost.startswith("a pass of verify-1 has hung for")
+    assert lease.lost.startswith("the loop of verify-1 has hung for")
     assert control.claims() == {}
     lease.release()

@@ -454,6 +454,10 @@ def test_a_text_whose_last_tokens_are_refused_is_an_error(start: Start) -> None:
     assert ids == expected(20)[: len(ids)]
 
 
+#: Drafted segments may be pruned before their rows are needed.
+EVERY_SEGMENT = JobSpec(prompt=PROMPT, max_new_tokens=60, strategy="autoregressive")
+
+
 class Losing(Meddling):
     """One message of a kind never arrives."""
 
@@ -486,6 +490,34 @@ def test_a_lost_message_ends_in_an_error_never_in_a_hang(
     assert ids == expected(60)[: len(ids)], "the committed text is correct"
 
 
+class Hanging(Meddling):
+    """Writes of stage 2 do not return before ``goes_on``."""
+
+    def __init__(self, link: Link, goes_on: threading.Event) -> None:
+        super().__init__(link)
+        self._goes_on = goes_on
+
+    def write(self, ops: Sequence[Op]) -> list[Code]:
+        if self.address == S2:
+            self._goes_on.wait(SECONDS)
+        return self._link.write(ops)
+
+
+def test_a_loop_that_hangs_outside_a_pass_gives_its_role_up(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.toy_cluster.TERMS", LeaseTerms(renew_seconds=0.05))
+    monkeypatch.setattr("flowspec.roles.worker.HUNG_SECONDS", 0.3)
+    goes_on = threading.Event()
+    cluster = start(2, wrap=lambda link: Hanging(link, goes_on))
+    cluster.submit(EVERY_SEGMENT)
+    lease = cluster.leases["verify-2"]
+    until(lambda: bool(lease.lost))
+    assert lease.lost.startswith("the loop of verify-2 has hung for")
+    assert "verify-2" not in cluster.control.claims()
+    goes_on.set()
+
+
 class LosingRows(Meddling):
     """Rows of one segment never arrive."""
 
@@ -495,10 +527,6 @@ class LosingRows(Meddling):
         return [
             Code.OK if isinstance(op, PutRows) and op.segment == 4 else next(codes) for op in ops
         ]
-
-
-#: Drafted segments may be pruned before their rows are needed.
-EVERY_SEGMENT = JobSpec(prompt=PROMPT, max_new_tokens=60, strategy="autoregressive")
 
 
 def test_lost_rows_end_in_an_error(start: Start) -> None:

@@ -10,7 +10,7 @@ from a later one, so the holder's lease ends first. The holder looks at its age 
 (``may_write``), whatever becomes of the request that is under way. A late renewal is not a loss: as
 long as nobody else has claimed the role, the generation stays, and the holder goes on.
 
-``HangWatch`` says when a pass has taken so long that its worker counts as lost.
+``HangWatch`` says when a worker's loop has been at one thing for so long that it counts as lost.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import enum
 from collections import deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +42,28 @@ MARGIN = 4.0
 REMEMBERED = 30
 #: The share of its lifetime in which a holder may write: a write takes a moment to arrive.
 WRITING_SHARE = 0.8
-#: A pass hangs if it takes longer than this, seconds, and than so many times the longest one before
-#: it. Before any has ended, this is the longest.
-HUNG_SECONDS = 30.0
+#: A loop hangs that is at one thing for longer than this, seconds. A pass may take so many times
+#: the longest one before it; the first, of which nothing is known, a second a row up to a limit.
+HUNG_SECONDS = 45.0
 HUNG_TIMES = 10.0
+FIRST_ROW_SECONDS = 1.0
+FIRST_SECONDS = 300.0
+
+
+class Doing(NamedTuple):
+    """The ``number``-th thing that a loop does, and the seconds that it may take.
+
+    0: the loop has not begun.
+    """
+
+    number: int = 0
+    most: float = HUNG_SECONDS
+
+
+def most_of_pass(longest: float, rows: int) -> float:
+    """Seconds that a pass over ``rows`` may take; ``longest``: those of the longest one before."""
+    expected = HUNG_TIMES * longest if longest else min(FIRST_ROW_SECONDS * rows, FIRST_SECONDS)
+    return max(HUNG_SECONDS, expected)
 
 
 class LeaseState(enum.Enum):
@@ -115,7 +134,7 @@ class LeaseMachine:
 
 
 class HangWatch:
-    """Whether a pass hangs, from looks at it; a pause of the whole process does not count.
+    """Whether a loop hangs, from looks at it; a pause of the whole process does not count.
 
     ``most_between``: longest time between two looks that counts, seconds.
     """
@@ -123,17 +142,14 @@ class HangWatch:
     def __init__(self, most_between: float = 2 * TERMS.renew_seconds) -> None:
         self._most_between = most_between
         self._looked_at = 0.0
-        self._number: int | None = None  # of the pass that was computed at the last look
-        self.age = 0.0  # of that pass, seconds
+        self._number = 0  # of what the loop did at the last look
+        self.age = 0.0  # for how long it has done that, seconds
 
-    def look(self, number: int | None, longest: float, now: float) -> bool:
-        """Whether pass ``number`` hangs; None: none is computed.
-
-        ``longest``: seconds of the longest pass before it; 0: there was none.
-        """
+    def look(self, doing: Doing, now: float) -> bool:
+        """Whether the loop has been at what it does for longer than that may take."""
         between = min(now - self._looked_at, self._most_between)
-        same = number is not None and number == self._number
+        same = doing.number and doing.number == self._number
         self.age = self.age + between if same else 0.0
         self._looked_at = now
-        self._number = number
-        return self.age > max(HUNG_SECONDS, HUNG_TIMES * (longest or HUNG_SECONDS))
+        self._number = doing.number
+        return self.age > doing.most

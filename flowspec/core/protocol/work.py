@@ -227,3 +227,14 @@ Encoding = Encode | EncodeTurns
 Encoded = EncodeDone | EncodeFailed
 Work = Pass | DraftPass | Encoding
 WorkResult = PassDone | DraftPassDone | Encoded | WorkFailed
+
+
+def rows_of(work: Work) -> int:
+    """Rows that are computed for ``work``."""
+    match work:
+        case Pass(parts):
+            return sum(len(part.ids) for part in parts)
+        case DraftPass(drafts):
+            return sum(draft.rows for draft in drafts)
+        case _:
+            return 0

@@ -17,7 +17,7 @@ from operator import itemgetter
 
 from flowspec.core.protocol.addresses import DRAFT, Address, Role
 from flowspec.core.protocol.messages import Answer, Envelope, Prune, Segment
-from flowspec.core.protocol.work import DraftPass, Pass, Work
+from flowspec.core.protocol.work import DraftPass, Pass, Work, rows_of
 from flowspec.errors import ConfigError
 from flowspec.rehearse.devices.way import NO_BROKER, Way
 
@@ -237,7 +237,7 @@ class Profile:
             return sum(self.draft_seconds(source, n, drafter) for drafter, n in counts.items())
         if not isinstance(work, Pass):
             return 0.0
-        rows = sum(len(part.ids) for part in work.parts)
+        rows = rows_of(work)
         if worker.role is Role.MIDDLE:
             return self._middle(worker.number).at(rows)
         answers = sum(len(part.answers) for part in work.parts)

@@ -139,7 +139,7 @@ class Auto(Strategy):
         decisions: list[dict[str, object]] = [
             {"segments": segments, "rows": rows} for segments, rows in self.sizer.decisions
         ]
-        if self._drafters > 1 or len(self._changes) > 1:
+        if self._drafters > 1 or self._changes != [(0, 0)]:
             decisions += [
                 {"tokens": tokens, "drafter": drafter} for tokens, drafter in self._changes
             ]

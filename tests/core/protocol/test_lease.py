@@ -1,4 +1,4 @@
-"""The lease by its holder's own clock, and the watch over hung passes."""
+"""The lease by its holder's own clock, and the watch over loops that hang."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowspec.core.protocol.lease import (
+    FIRST_SECONDS,
     HUNG_SECONDS,
     HUNG_TIMES,
     WRITING_SHARE,
+    Doing,
     HangWatch,
     LeaseMachine,
     LeaseState,
     LeaseTerms,
+    most_of_pass,
 )
 
 TERMS = LeaseTerms(1_000, 5_000, 3_000)
@@ -91,26 +94,27 @@ def test_lifetimes() -> None:
     assert lease.ask(0.5) == 2_000, "it comes late, and may do so again"
 
 
-def looks(watch: HangWatch, number: int | None, until: float, longest: float) -> bool:
+def looks(watch: HangWatch, doing: Doing, until: float) -> bool:
     """Whether a look at any of many moments finds that it hangs."""
-    moments = range(int(until))
-    return any(watch.look(number, longest, float(at)) for at in moments)
+    return any(watch.look(doing, float(at)) for at in range(int(until)))
 
 
-@given(st.floats(0.01, 20.0))
-def test_a_pass_hangs_after_thirty_seconds_and_ten_times_the_longest(longest: float) -> None:
-    most = max(HUNG_SECONDS, HUNG_TIMES * longest)
-    assert not looks(HangWatch(), 1, most, longest)
-    assert looks(HangWatch(), 1, most + 3, longest)
+@given(st.floats(0.01, 100.0))
+def test_a_loop_hangs_that_is_at_one_thing_for_longer_than_it_may_take(most: float) -> None:
+    assert not looks(HangWatch(), Doing(1, most), most)
+    assert looks(HangWatch(), Doing(1, most), most + 3)
 
 
-def test_before_any_pass_has_ended_the_first_may_take_long() -> None:
-    assert not looks(HangWatch(), 0, HUNG_SECONDS * HUNG_TIMES, 0.0)
-    assert looks(HangWatch(), 0, HUNG_SECONDS * HUNG_TIMES + 3, 0.0)
+@given(st.floats(0.01, 20.0), st.integers(0, 5000))
+def test_a_pass_may_take_ten_times_the_longest_and_the_first_one_a_second_a_row(
+    longest: float, rows: int
+) -> None:
+    assert most_of_pass(longest, rows) == max(HUNG_SECONDS, HUNG_TIMES * longest)
+    assert most_of_pass(0.0, rows) == min(FIRST_SECONDS, max(HUNG_SECONDS, rows))
 
 
-def test_neither_further_passes_nor_an_idle_worker_nor_a_pause_hang() -> None:
-    watch = HangWatch()
-    assert not any(watch.look(at, 0.1, float(at)) for at in range(100))
-    assert not any(watch.look(None, 0.1, 100.0 + at) for at in range(100))
-    assert not any(watch.look(7, 0.1, 1000.0 * at) for at in range(15))
+def test_neither_further_steps_nor_a_loop_before_its_first_nor_a_pause_hang() -> None:
+    watch = HangWatch(2.0)
+    assert not any(watch.look(Doing(at + 1, 5.0), float(at)) for at in range(100))
+    assert not any(watch.look(Doing(0, 5.0), 100.0 + at) for at in range(100))
+    assert not any(watch.look(Doing(7, 20.0), 1000.0 * at) for at in range(9))

@@ -28,8 +28,11 @@ from flowspec.rehearse.compare.simulate import JOB, profile_costs, simulate
 from flowspec.rehearse.compare.texts import Text
 from flowspec.rehearse.devices.profiles import load
 from flowspec.rehearse.simulator import Costs
+from flowspec.strategies.auto.cost_history import CostHistory
 from flowspec.strategies.auto.decisions import tokens_by_drafter, with_drafter_names
+from flowspec.strategies.auto.drafter_bandit import PLAIN, DrafterSpeed
 from flowspec.strategies.auto.segment_sizing import MOST_DECISIONS
+from flowspec.strategies.auto.strategy import Auto, AutoParams
 from tests.addresses import D0
 from tests.marks import crossed
 from tests.toy import PROMPT, TARGET, pipeline
@@ -282,6 +285,16 @@ def test_where_the_drafter_knows_next_to_nothing_it_is_no_slower_than_plain_deco
             ran = simulate(text, strategy, stages, target, drafter, costs, history=known)
         seconds[strategy] = ran.stats["decode_seconds"]
     assert seconds["auto"] <= 1.01 * seconds["autoregressive"]
+
+
+def test_a_job_that_drafts_nothing_says_so() -> None:
+    history = History()
+    speeds = history.get(CostHistory).speeds[False, False, True]
+    speeds[0] = DrafterSpeed(100, 200, warm=True, tried=True)
+    speeds[PLAIN] = DrafterSpeed(100, 100, warm=True, tried=True)
+    strategy = Auto(AutoParams(), STAGES)
+    strategy.use_history(history)
+    assert strategy.decisions == [{"tokens": 0, "drafter": PLAIN}]
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=200))
