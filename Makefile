@@ -22,7 +22,7 @@ QUESTION := What is the capital of France?
 # made once.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 20 -p no:cacheprovider
 
-.PHONY: help venv demo smollm2 test test-live flakes prompts test-all check lint bench-hop bench-ablation bench-systems peer bench-peer mutations clean
+.PHONY: help venv demo smollm2 test test-live flakes chaos prompts test-all check lint bench-hop bench-ablation bench-systems peer bench-peer mutations clean
 
 help:
 	@echo "make demo            SmolLM2-135M answers with one draft worker and four verify workers;"
@@ -33,6 +33,7 @@ help:
 	@echo "make test-live       the other tests of processes, threads and clocks"
 	@echo "make test-all        both, with the heavy checks; needs PROMPTS=dir, a folder of .jsonl prompt files"
 	@echo "make flakes          the live tests of make test N=20 times, every other time on a busy machine"
+	@echo "make chaos           a pipeline broken at random moments, SEEDS=25 of them; 6 minutes a seed"
 	@echo "make check           lint and types only"
 	@echo "make lint            lint only"
 	@echo "make bench-hop       cost of a hop, a commit and a prune on this machine"
@@ -77,6 +78,9 @@ test-live: $(STAMP)
 
 flakes: $(STAMP)
 	$(BIN)/python -m ops.flakes $(or $(N),20)
+
+chaos: $(STAMP)
+	$(BIN)/python -m ops.chaos --seeds $(or $(SEEDS),25)
 
 prompts:
 	@ls "$(PROMPTS)"/*.jsonl >/dev/null 2>&1 || { echo "no prompt sets in '$(PROMPTS)': give PROMPTS=dir, a folder of .jsonl files" >&2; exit 1; }

@@ -72,7 +72,14 @@ FOR_GOOD = {
         BrokerUnreachable,
         "refused the password",
     ),
-    "NOPERM User u has no permissions to run the 'xadd' command": (BrokerError, "'xadd'"),
+    "NOPERM User u has no permissions to run the 'xadd' command": (
+        BrokerError,
+        "'xadd'.*; `flowspec acl` writes users",
+    ),
+    "ERR unknown command 'SADD', with args beginning with: 'set' 'a' ": (
+        BrokerError,
+        "lacks a command: .*unknown command 'SADD', .*; it needs all of Redis",
+    ),
     "ERR ACL failure in script: User u has no permissions to run the 'xadd' command": (
         BrokerError,
         "does not allow this user a command: .*'xadd'",

@@ -130,6 +130,13 @@ def test_a_certificate_that_nobody_vouches_for_is_refused(place: str) -> None:
     assert "\n" not in str(refused.value)
 
 
+def test_tls_to_a_port_without_it_says_so() -> None:
+    with PrivateBroker(listen=Listen(HOST, free_port(HOST))) as broker:
+        plain = broker.url.partition("://")[2]
+        with pytest.raises(BrokerUnreachable, match="takes no TLS: use redis://"):
+            RedisControl(f"rediss://{plain}", Keys())
+
+
 def test_a_broker_behind_tls_answers_nobody_without(place: str) -> None:
     with connect(f"redis://{place}") as client, pytest.raises(redis.ConnectionError):
         client.ping()

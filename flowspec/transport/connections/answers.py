@@ -80,7 +80,17 @@ ANSWERS = {
     ),
     "NOAUTH": _PASSWORD,
     "WRONGPASS": _PASSWORD,
-    "NOPERM": _Meaning(Course.END, BrokerError, "does not allow this user a command: {}"),
+    "NOPERM": _Meaning(
+        Course.END,
+        BrokerError,
+        "does not allow this user a command: {}; `flowspec acl` writes users that may do all it "
+        "takes",
+    ),
+    "UNKNOWN": _Meaning(
+        Course.END,
+        BrokerError,
+        "lacks a command: {}; it needs all of Redis 6.2 or Valkey, none renamed",
+    ),
     "MOVED": _NO_CLUSTER,
     "ASK": _NO_CLUSTER,
     "CROSSSLOT": _NO_CLUSTER,
@@ -90,6 +100,10 @@ _OTHER = _Meaning(Course.END, BrokerError, "refused a command: {}")
 #: a script before Redis 7.
 _WRAPPED = re.compile(r"(?:because of: |: -)([A-Z]+)\b")
 _NO_ROOM = "max number of clients reached"
+#: How a server answers a command that it does not have, also in a script; it has no code for it.
+_UNKNOWN = re.compile(r"(?i)\bunknown (?:redis )?command\b")
+#: Schemes of URLs by which TLS is spoken.
+_TLS = ("rediss", "valkeys")
 #: How a script says that its caller may not run one of its commands.
 _NOT_IN_SCRIPT = "ACL failure in script"
 
@@ -101,6 +115,8 @@ def code_of(error: redis.RedisError) -> str:
         return "MAXCLIENTS"
     if _NOT_IN_SCRIPT in text:
         return "NOPERM"
+    if _UNKNOWN.search(text):
+        return "UNKNOWN"
     code = error.status_code or text.partition(" ")[0]
     if code in ("EXECABORT", "ERR") and (wrapped := _WRAPPED.search(text)):
         return wrapped[1]
@@ -132,12 +148,14 @@ def is_refused_for_now(error: object) -> bool:
 
 def error_of(error: redis.RedisError, address: str) -> BrokerError:
     """The BrokerError for ``error``; ``address`` without a password."""
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    reason = str(error).splitlines()[0].strip() if str(error) else type(error).__name__
     code = code_of(error)
     if not code and isinstance(error, redis.ConnectionError | redis.TimeoutError):
         # redis-py repeats the address, with whatever stands in it.
         cause = _refusal_of(error) or re.sub(r"^Error -?\d+ connecting to \S+ ", "", reason)
         cause = cause.rstrip(".")
+        if isinstance(error, redis.TimeoutError) and address.partition(":")[0] in _TLS:
+            cause += "; a port that is open, but silent, takes no TLS: use redis://"
         found: BrokerError = BrokerUnreachable(f"cannot reach the broker at {address}: {cause}")
         found.silent = address
         return found

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import random
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -153,10 +154,12 @@ def retrying(
     Only for calls that may be sent twice: reads with a cursor, and scripts that return DUP; others
     with ``while_`` ``is_refused_for_now``.
     """
+    began = time.monotonic()
     try:
         return call()  # the hot path builds no policy
     except redis.RedisError as error:
-        if not while_(error):
+        spent = time.monotonic() - began
+        if not while_(error) or spent >= _limit_of(error, seconds, away_seconds):
             raise translate(error, url) from None
     policy = tenacity.Retrying(
         retry=tenacity.retry_if_exception(while_),
@@ -175,12 +178,14 @@ def stop_after(seconds: float, away_seconds: float | None) -> Callable[[Any], bo
 
     def is_late(state: tenacity.RetryCallState) -> bool:
         error = state.outcome.exception() if state.outcome is not None else None
-        away = seconds if away_seconds is None else away_seconds
-        return (state.seconds_since_start or 0.0) >= (
-            seconds if is_refused_for_now(error) else away
-        )
+        return (state.seconds_since_start or 0.0) >= _limit_of(error, seconds, away_seconds)
 
     return is_late
+
+
+def _limit_of(error: object, seconds: float, away_seconds: float | None) -> float:
+    """How long a call that has failed with ``error`` is retried."""
+    return seconds if away_seconds is None or is_refused_for_now(error) else away_seconds
 
 
 def translate(error: redis.RedisError, url: str) -> BrokerError:
