@@ -187,10 +187,9 @@ class Worker:
             worked = self._step(Poll())
 
     def _late_refusals(self, delivery: ReadResult) -> list[Refused]:
-        """What has become of earlier writes, and of messages that were lost on their way here."""
+        """What has become of earlier writes."""
         known = [self._refusal(op, code) for op, code in delivery.unwritten]
-        lost = [Refused(run, False, reason) for run, reason in delivery.failed]
-        return [*filter(None, known), *lost]
+        return [*filter(None, known)]
 
     def _read_timeout(self) -> float:
         """How long the next read may block, seconds."""

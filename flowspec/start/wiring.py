@@ -107,12 +107,10 @@ class Wiring:
             return None
 
     def facts(self) -> dict[str, object]:
-        """For the lease: the inbox, while there is one, and the ways of the links."""
+        """For the lease: the inbox, if there is one, and the ways of the links."""
         links = self.peers.facts() if self.peers is not None else {}
         if self._inbox is None:
             return {NONE: self._why_none, **links}
-        if self._inbox.closed:
-            return {NONE: "it has lost its inbox; start it again", **links}
         return {FACT: self._inbox.announced.facts, **links}
 
     def link(self, holder: Holder) -> Link:

@@ -153,15 +153,13 @@ class ReadResult:
     """The result of one read: messages in order, and the entries refused as malformed.
 
     ``stamps``: parallel to ``envelopes`` if any of them has one, else empty. ``unwritten``: earlier
-    operations that the broker refused, and why. ``failed``: runs that have lost messages here, and
-    the reason in one line.
+    operations that the broker refused, and why.
     """
 
     envelopes: tuple[Envelope, ...] = ()
     refused: tuple[str, ...] = ()  # one line each
     stamps: tuple[Stamp | None, ...] = ()
     unwritten: tuple[tuple[Op, Code], ...] = ()
-    failed: tuple[tuple[RunKey, str], ...] = ()
 
 
 class Link(Protocol):

@@ -85,7 +85,6 @@ def _together(first: ReadResult, second: ReadResult) -> ReadResult:
         first.refused + second.refused,
         first.stamps + second.stamps,
         first.unwritten + second.unwritten,
-        first.failed + second.failed,
     )
 
 

@@ -20,7 +20,7 @@ from flowspec.core.protocol.messages import Answer, Close, Envelope, Message, Op
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import BrokerError, ConfigError, GapError
-from flowspec.transport.base import PutRows, ReadResult, role_of
+from flowspec.transport.base import PutRows, role_of
 from flowspec.transport.connections.connection import connect
 from flowspec.transport.connections.server import PrivateBroker
 from flowspec.transport.control.redis_control import RedisControl
@@ -320,31 +320,18 @@ def test_an_inbox_that_is_gone_from_its_server_is_not_written_to(pair: Pair) -> 
     assert len(pair.stage.read(2.0).envelopes) == 1, "it came through the broker"
 
 
-def test_a_lost_inbox_fails_the_open_runs_in_one_line_and_the_link_falls_back(pair: Pair) -> None:
+def test_a_lost_inbox_ends_the_link_and_names_the_worker(pair: Pair) -> None:
+    """Messages are lost with it: the worker begins anew, and its jobs are put back."""
     pair.open()
     pair.draft.write([send(S1, pair.job, 2, segment(pair.job, 1))])
     assert len(pair.stage.read(2.0).envelopes) == 1
     pair.kill_inbox()
-    found = ReadResult()
-    until(lambda: bool((failed := pair.stage.read(0.1)).failed) and bool(failed))
+    with pytest.raises(BrokerError, match="verify-1 has lost its inbox: ") as lost:
+        until(lambda: pair.stage.read(0.1) == "never")
+    assert "\n" not in str(lost.value)
     pair.draft.write([send(S1, pair.job, 3, segment(pair.job, 2))])
     until(lambda: pair.draft.read(0.01) and pair.peers.get(S1) is None)
-    found = pair.stage.read(2.0)
-    assert [envelope.seq for envelope in found.envelopes] == [3]
-    assert found.failed == ()
-    (link,) = pair.peers.facts()["links"].values()  # type: ignore[attr-defined]
-    assert link["way"] == "broker"
-
-
-def test_the_reason_of_a_lost_inbox_names_the_worker(pair: Pair) -> None:
-    pair.open()
-    pair.kill_inbox()
-    failed: list[tuple[RunKey, str]] = []
-    until(lambda: failed.extend(pair.stage.read(0.1).failed) or failed)
-    ((run, reason),) = failed
-    assert run == RunKey(pair.job, 1)
-    assert reason == "verify-1 has lost its inbox; submit the job again"
-    assert pair.inbox.closed
+    assert reason_of(pair)
 
 
 def reason_of(pair: Pair) -> str:
@@ -386,31 +373,22 @@ def test_what_was_not_confirmed_is_sent_again_and_delivered_once(pair: Pair) -> 
     assert delivered(pair, 3) == [2, 3, 4]
 
 
-def test_a_bundle_that_was_not_confirmed_is_sent_again_without_the_run_that_is_lost(
-    pair: Pair,
-) -> None:
-    """One of its runs has had a commit go through the broker behind it."""
-    third = pair.rig.start(pair.control, pair.draft)
+def test_a_bundle_that_was_not_confirmed_is_sent_again_as_one(pair: Pair) -> None:
     other = pair.rig.start(pair.control, pair.draft)
-    jobs = (pair.job, other, third)
+    jobs = (pair.job, other)
     for job in jobs:
         pair.draft.write([send(S1, job, 1, opening(job))])
         assert len(pair.stage.read(2.0).envelopes) == 1
     inbox = lose_writes(pair)
     messages = [segment(job, 1) for job in jobs]
     pair.draft.write([*(put(job, 1) for job in jobs), bundle(S1, *messages, seq=2)])
-    pair.draft.write([commit(other, 1, seq=3)])
     inbox.client._connection.disconnect()
-    failed: list[tuple[RunKey, str]] = []
-    until(lambda: failed.extend(pair.draft.read(0.1).failed) or failed)
-    assert [run.job for run, _ in failed] == [other]
     found: list[Envelope] = []
-    until(lambda: found.extend(pair.stage.read(0.1).envelopes) or len(found) >= 2)
-    sent = [envelope for envelope in found if isinstance(envelope.message, Segment)]
-    assert [envelope.message for envelope in sent] == [messages[0], messages[2]]
-    first, second = (envelope.bundle for envelope in sent)
+    until(lambda: (pair.draft.read(0.01) and found.extend(pair.stage.read(0.1).envelopes)) or found)
+    assert [envelope.message for envelope in found] == messages
+    first, second = (envelope.bundle for envelope in found)
     assert first == second > 0
-    assert (pair.stage.take_rows(RunKey(third, 1), 1) == ROWS).all()
+    assert (pair.stage.take_rows(RunKey(other, 1), 1) == ROWS).all()
 
 
 def test_a_link_that_breaks_behind_a_commit_keeps_the_order(pair: Pair) -> None:
@@ -419,24 +397,20 @@ def test_a_link_that_breaks_behind_a_commit_keeps_the_order(pair: Pair) -> None:
     pair.draft.write([send(S1, pair.job, 2, segment(pair.job, 1))])
     inbox.client._connection.disconnect()
     pair.draft.write([commit(pair.job, 1, seq=3), send(S1, pair.job, 4, segment(pair.job, 2))])
-    assert pair.draft.read(0.0).failed == ()
     assert delivered(pair, 3) == [2, 3, 4]
 
 
-def test_a_message_lost_before_a_commit_ends_its_run_in_one_line(pair: Pair) -> None:
+def test_a_message_lost_before_a_commit_ends_the_link_in_one_line(pair: Pair) -> None:
     """The broker takes nothing behind the commit's prune, which stage 1 must not apply first."""
     pair.open()
     inbox = lose_writes(pair)
     pair.draft.write([send(S1, pair.job, 2, segment(pair.job, 1))])
     pair.draft.write([commit(pair.job, 1, seq=3)])
     inbox.client._connection.disconnect()
-    failed: list[tuple[RunKey, str]] = []
-    until(lambda: failed.extend(pair.draft.read(0.1).failed) or failed)
-    ((run, reason),) = failed
-    assert run == RunKey(pair.job, 1)
-    assert reason.startswith("the link from d0 to s1 broke with messages under way: ")
-    assert "\n" not in reason
-    assert pair.draft.read(0.1).failed == ()
+    broke = "^the link from d0 to s1 broke with messages under way: "
+    with pytest.raises(BrokerError, match=broke) as lost:
+        until(lambda: pair.draft.read(0.1) == "never")
+    assert "\n" not in str(lost.value)
 
 
 def test_a_link_whose_lease_announces_another_inbox_goes_there(

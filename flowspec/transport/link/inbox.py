@@ -109,7 +109,7 @@ class Inbox:
         self._cursor = "0-0"
         self._read_entries = 0
         self._read_bytes = 0
-        self.closed = False
+        self._closed = False
         self._create()
 
     def _create(self) -> None:
@@ -184,9 +184,9 @@ class Inbox:
 
     def close(self) -> None:
         """Close the connections, remove the stream, stop the server if it is the inbox's own."""
-        if self.closed:
+        if self._closed:
             return
-        self.closed = True
+        self._closed = True
         if self._incoming is not None:
             self._incoming.close()
         self._trimmer.close()

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import redis
@@ -30,7 +31,6 @@ from flowspec.core.protocol.messages import Answer, Envelope, Segment
 from flowspec.core.protocol.refusals import refusal
 from flowspec.core.run.key import RunKey
 from flowspec.errors import BrokerError
-from flowspec.observe import logger
 from flowspec.transport.base import (
     ROWS_CAP,
     CommitText,
@@ -91,7 +91,6 @@ class LiveLink:
         self._takers: deque[Callable[[list[Any]], None]] = deque()  # of the answers to come
         self._unwritten: list[tuple[Op, Code]] = []
         self._last_through: dict[tuple[RunKey, Address], int] = {}
-        self._lost: dict[RunKey, str] = {}  # runs to fail, and why
         self._recorded = Recorded()
         self._rows_written = 0
         self._control = open_incoming(url, self._reader.cursors)
@@ -106,7 +105,7 @@ class LiveLink:
         while True:
             self._confirm_answered()
             left = deadline - time.monotonic()
-            waited = self._wait(0.0 if self._unwritten or self._lost else left)
+            waited = self._wait(0.0 if self._unwritten else left)
             found = self._take(waited)
             if left <= 0 or found != NOTHING:
                 return found
@@ -117,17 +116,14 @@ class LiveLink:
         refused: list[str] = []
         if self._control.news:
             self._take_in_control(waited, envelopes, refused)
-        failed: tuple[tuple[RunKey, str], ...] = ()
         if self._inbox is not None and self._inbox.news:
-            failed = self._take_in_inbox(self._inbox, waited, envelopes, refused)
+            self._take_in_inbox(self._inbox, waited, envelopes, refused)
         now = time.monotonic()
         ordered = [known for found in envelopes for known in self._arrived(found, now)]
         ordered += self._order.overdue(now)
         unwritten = tuple(self._unwritten)
         self._unwritten = []
-        failed += tuple(self._lost.items())
-        self._lost = {}
-        return ReadResult(tuple(ordered), tuple(refused), (), unwritten, failed)
+        return ReadResult(tuple(ordered), tuple(refused), (), unwritten)
 
     def _wait(self, seconds: float) -> bool:
         """Wait until something has arrived or a held message is overdue, at most ``seconds``.
@@ -158,17 +154,12 @@ class LiveLink:
 
     def _take_in_inbox(
         self, inbox: Inbox, waited: bool, envelopes: list[Envelope], refused: list[str]
-    ) -> tuple[tuple[RunKey, str], ...]:
-        """Read the inbox; if it is lost, the runs that may have lost messages in it."""
+    ) -> None:
+        """Read the inbox; BrokerError if it is lost, and messages with it."""
         try:
             envelopes += inbox.take(self._reader, refused, waited=waited)
         except BrokerError as error:
-            reason = f"{role_of(self.address)} has lost its inbox; submit the job again"
-            logger(node=str(self.address)).error("inbox lost", reason=str(error))
-            inbox.close()
-            self._inbox = None
-            return tuple((run, reason) for run in self._reader.open_runs)
-        return ()
+            raise BrokerError(f"{role_of(self.address)} has lost its inbox: {error}") from None
 
     def _arrived(self, envelope: Envelope, now: float) -> list[Envelope]:
         if envelope.message.run in self._reader.ended:
@@ -183,7 +174,6 @@ class LiveLink:
 
     def forget(self, run: RunKey) -> None:
         self._recorded.forget(run)
-        self._lost.pop(run, None)
         for channel in [channel for channel in self._last_through if channel[0] == run]:
             del self._last_through[channel]
         self._order.forget(run)
@@ -306,26 +296,18 @@ class LiveLink:
         """Give up the link; what was not confirmed, to be sent through the broker.
 
         Its receiver drops what it has twice. The broker takes no message of a run behind a later
-        one: a run that has sent one there since cannot go on.
+        one: BrokerError if a run has sent one there since. A worker that begins anew has its jobs
+        put back.
         """
         assert self._peers is not None
         self._peers.broken(to, inbox, reason)
-        again: list[list[Op]] = []
-        for entry in inbox.unanswered:
-            kept = []
-            for posted in entry:
-                envelope = posted.send.envelope
-                run = envelope.message.run
-                if envelope.seq < self._last_through.get((run, to), 0):
-                    lost = (
-                        f"the link from {self.address} to {to} broke with messages under way: "
-                        f"{reason}"
-                    )
-                    self._lost.setdefault(run, lost)
-                else:
-                    kept.append(posted)
-            again.append(_ops(kept) if kept else [])
-        return again
+        for posted in chain.from_iterable(inbox.unanswered):
+            envelope = posted.send.envelope
+            if envelope.seq < self._last_through.get((envelope.message.run, to), 0):
+                raise BrokerError(
+                    f"the link from {self.address} to {to} broke with messages under way: {reason}"
+                )
+        return [_ops(entry) for entry in inbox.unanswered]
 
     def _trim(self) -> None:
         """Remove what was read: after a hop's write, which it would delay."""

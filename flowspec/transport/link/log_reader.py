@@ -60,11 +60,6 @@ class LogReader:
         """Both streams and how far they have been read."""
         return {self.log: self.log_at, self.rows_stream: self.rows_at}
 
-    @property
-    def open_runs(self) -> tuple[RunKey, ...]:
-        """Runs that have begun here and not ended."""
-        return tuple(self._read)
-
     # ---- entries ---------------------------------------------------------------------------------
 
     def take_in_log(

@@ -170,7 +170,7 @@ class Peers:
     def _take_offers(self) -> None:
         """Replace inboxes by those of newer leases.
 
-        What was not confirmed is lost with an old one, whose reader has failed its runs.
+        What was not confirmed is lost with an old one, whose reader begins anew.
         """
         for to in tuple(self._offers):
             offer = self._offers.pop(to)
