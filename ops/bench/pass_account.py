@@ -4,8 +4,9 @@
 
 A real worker of the middle one of three stages, with its machine, link, inbox and recorder, on a
 private broker over a unix socket; stages without layers stand before and behind it. First the
-packaged target's layers 4 to 8 in float32, then two layers of ``--model`` in nf4, by default a
-random one with the layers of a 1.1 billion weights' Llama. Then a step of the packaged drafters,
+packaged target's layers 4 to 8 in float32, then two layers of ``--model`` in four bits (nf4 where
+it has a kernel, else int4), by default a random one with the layers of a 1.1 billion weights'
+Llama. Then a step of the packaged drafters,
 the executor alone. A pass is all that the worker does from the end of the one before: the prune,
 the segment, its rows. Median CPU milliseconds of the worker's thread over rounds, one torch thread;
 a part's time is without that of the parts inside it. The clocks of the parts run in every second
@@ -40,6 +41,7 @@ from flowspec.core.run.sampling import Sampling
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.errors import FlowSpecError
 from flowspec.model.base import DraftExecutor
+from flowspec.model.kernels import served
 from flowspec.model.weights.directory import default_pair, open_directory
 from flowspec.roles.performers import VerifyPerformer
 from flowspec.roles.worker import Worker
@@ -192,6 +194,21 @@ def stage_process(url: str, model: str, layers: range, dtype: str, pipe: Any) ->
     link.close()
 
 
+def _start(process: mp.Process, theirs: Any) -> None:
+    """Start ``process``, which alone has ``theirs`` then: its end is seen at the other one."""
+    process.daemon = True
+    process.start()
+    theirs.close()
+
+
+def _said(end: Any) -> Any:
+    """What a process sends; SystemExit if it has ended instead."""
+    try:
+        return end.recv()
+    except EOFError:
+        sys.exit("pass_account: a measured process has ended; its own words are above")
+
+
 def stage_account(model: str, layers: range, dtype: str, rows: int, rounds: int) -> Account:
     """A pass over ``rows`` rows of the middle stage, with ``layers`` of ``model``."""
     hidden = open_directory(model).hidden_size
@@ -208,15 +225,15 @@ def stage_account(model: str, layers: range, dtype: str, rows: int, rounds: int)
                 process = mp.Process(
                     target=hop.stage_process, args=(url, number, "straight", hidden, theirs, STAGES)
                 )
-            process.start()
-            ours.recv()
+            _start(process, theirs)
+            _said(ours)
             ends.append(ours)
             processes.append(process)
         hop.drive(url, rounds + WARM, count=STAGES, width=rows)
         found = []
         for end, process in zip(ends, processes, strict=True):
             end.send("stop")
-            found.append(end.recv())
+            found.append(_said(end))
             process.join()
     account = found[STAGES - MEASURED]
     assert isinstance(account, Account)
@@ -285,8 +302,8 @@ def draft_account(source: str, rows: int, rounds: int) -> Account:
     """As ``draft_process``, in a process of its own."""
     ours, theirs = mp.Pipe()
     process = mp.Process(target=draft_process, args=(source, rows, rounds, theirs))
-    process.start()
-    account = ours.recv()
+    _start(process, theirs)
+    account = _said(ours)
     process.join()
     assert isinstance(account, Account)
     return account
@@ -315,9 +332,10 @@ def table(found: Mapping[int, Account]) -> list[str]:
 
 def report(model: str, rows: Sequence[int], rounds: int) -> None:
     """All tables."""
+    four_bits = "nf4" if served("nf4", "cpu") else "int4"
     stages: tuple[tuple[str, str, range, str], ...] = (
         ("The packaged target, 4 of 12 layers, float32", default_pair()[0], range(4, 8), "float32"),
-        ("A 1B-class model, 2 layers, nf4", model, range(1, 3), "nf4"),
+        (f"A 1B-class model, 2 layers, {four_bits}", model, range(1, 3), four_bits),
     )
     tables: dict[str, Callable[[int], Account]] = {}
     for title, path, layers, dtype in stages:
@@ -340,7 +358,7 @@ def _draft(source: str, rounds: int) -> Callable[[int], Account]:
 
 def main() -> None:
     parser = Parser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--model", type=Path, help="a model with at least 3 layers, in nf4")
+    parser.add_argument("--model", type=Path, help="a model with at least 3 layers, in four bits")
     parser.add_argument("--rounds", type=count, default=80)
     parser.add_argument("--rows", type=counts, default="1,16")
     given = parser.parse_args()
