@@ -32,6 +32,7 @@ import tempfile
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -188,17 +189,16 @@ class Pipeline:
             elif kind == b"end":
                 job.ended = entry[b"finish_reason"].decode()
 
-    def wait(self, jobs: Sequence[SentJob]) -> float:
-        """Until all ``jobs`` have ended, or have had their time; seconds."""
+    def wait(self, jobs: Sequence[SentJob]) -> None:
+        """Until all ``jobs`` have ended, or have had their time."""
         began = time.monotonic()
         while time.monotonic() - began < ENDS_SECONDS:
             for job in jobs:
                 if not job.ended:
                     self.read(job)
             if all(job.ended for job in jobs):
-                break
+                return
             time.sleep(0.05)
-        return time.monotonic() - began
 
     def lasting_keys(self) -> list[str]:
         """Keys of jobs without a lifetime."""
@@ -255,31 +255,27 @@ def _all_killed(pipeline: Pipeline, luck: random.Random) -> None:
 def _stopped(pipeline: Pipeline, luck: random.Random) -> None:
     pid = pipeline.pids().get(luck.choice(ROLES))
     if pid is not None:
-        _halt(pid, luck.choice((1.0, 5.0, 5.0, 30.0)))
+        _halt([pid], luck.choice((1.0, 5.0, 5.0, 30.0)))
 
 
 @fault("all stopped")
 def _all_stopped(pipeline: Pipeline, luck: random.Random) -> None:
     pids = [pid for role, pid in pipeline.pids().items() if role != "broker"]
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    time.sleep(luck.choice((1.0, 8.0)))
-    for pid in pids:
-        os.kill(pid, signal.SIGCONT)
+    _halt(pids, luck.choice((1.0, 8.0)))
 
 
 @fault("broker halted")
 def _halted(pipeline: Pipeline, luck: random.Random) -> None:
-    _halt(pipeline.pids()["broker"], luck.choice((0.5, 4.0, 12.0)))
+    _halt([pipeline.pids()["broker"]], luck.choice((0.5, 4.0, 12.0)))
 
 
-def _halt(pid: int, seconds: float) -> None:
-    os.kill(pid, signal.SIGSTOP)
+def _halt(pids: Sequence[int], seconds: float) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
     time.sleep(seconds)
-    try:
-        os.kill(pid, signal.SIGCONT)
-    except ProcessLookupError:  # the supervisor has another one in its place
-        return
+    for pid in pids:
+        with suppress(ProcessLookupError):  # the supervisor has another one in its place
+            os.kill(pid, signal.SIGCONT)
 
 
 @fault("broker killed")
@@ -322,8 +318,7 @@ def _password(pipeline: Pipeline, luck: random.Random) -> None:
 
 @fault("connections closed")
 def _closed(pipeline: Pipeline, luck: random.Random) -> None:
-    for kind in ("normal", "replica", "pubsub"):
-        pipeline.broker.client_kill_filter(_type=kind, skipme=True)
+    pipeline.broker.client_kill_filter(_type="normal", skipme=True)
 
 
 @fault("scripts deleted")
@@ -405,16 +400,21 @@ def prompts() -> tuple[tuple[int, ...], ...]:
 
 
 @cache
+def _target() -> Any:
+    import torch
+    import transformers
+
+    transformers.logging.disable_progress_bar()
+    return transformers.AutoModelForCausalLM.from_pretrained(PAIR / "target", dtype=torch.float32)
+
+
+@cache
 def greedy(ids: tuple[int, ...]) -> tuple[int, ...]:
     """The target's own greedy text after ``ids``, by the library's ``generate``."""
     import torch
-    import transformers
-    from transformers import AutoModelForCausalLM
 
-    transformers.logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(PAIR / "target", dtype=torch.float32)
     given = torch.tensor([ids])
-    found = model.generate(
+    found = _target().generate(
         given, attention_mask=torch.ones_like(given), do_sample=False, max_new_tokens=TOKENS
     )
     return tuple(found[0].tolist()[len(ids) :])
@@ -434,15 +434,14 @@ def problem_of(job: SentJob, wanted: tuple[int, ...], *, may_be_lost: bool) -> s
         return f"has not ended after {time.monotonic() - job.since:.0f} s"
     if job.ended == "lost":
         return "" if may_be_lost else "was lost without a word"
-    if job.ended == "error":
-        if not job.error or "\n" in job.error:
-            return f"ended with {job.error!r} in the place of one line"
-        if not may_be_lost and tuple(job.ids) != wanted[: len(job.ids)]:
-            return "has another text before its error"
-        return ""
+    failed = job.ended == "error"
+    if failed and (not job.error or "\n" in job.error):
+        return f"ended with {job.error!r} in the place of one line"
     if may_be_lost and job.gap:
         return ""  # a part of its output was deleted under its reader's eyes
-    return "" if tuple(job.ids) == wanted else f"has another text ({len(job.ids)} tokens)"
+    if tuple(job.ids) == (wanted[: len(job.ids)] if failed else wanted):
+        return ""
+    return "has another text" + (" before its error" if failed else f" ({len(job.ids)} tokens)")
 
 
 # ---- a seed --------------------------------------------------------------------------------------
@@ -467,7 +466,7 @@ def run(seed: int, faults: int, only: str = "") -> SeedResult:
             pipeline.down()
     left = [pid for pid in processes if Path(f"/proc/{pid}").exists()]
     if left:
-        found.problems.append(f"processes are left: {left}")
+        found.problems.append(f"seed {seed}: processes are left: {left}")
     return found
 
 

@@ -138,9 +138,10 @@ class Scheduler:
         try:
             self._serve()
         except BrokerError as error:
-            if error.code != "WRONGTYPE":
+            if error.code != "WRONGTYPE" or not self._control.drop_mistyped():
                 raise
-        self._control.drop_mistyped()
+        else:
+            self._control.drop_mistyped()
 
     def _serve(self) -> None:
         """End jobs that lost a worker; if all are ready, assign jobs."""

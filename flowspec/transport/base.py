@@ -348,10 +348,10 @@ class Control(Protocol):
         """The pipeline's record; empty before a scheduler has stored it."""
         ...
 
-    def drop_mistyped(self) -> None:
+    def drop_mistyped(self) -> bool:
         """Delete the pipeline's keys that hold another type than theirs, which end every reader.
 
-        Those that are always there, and those of running jobs.
+        Those that are always there, and those of running jobs. Whether there were any.
         """
         ...
 

@@ -120,5 +120,7 @@ def test_a_lost_inbox_changes_no_token_and_another_takes_its_place(checker: Chec
             assert result.token_ids == wanted, role
             assert result.stats["resumed_tokens"] > 0, role
             until(lambda: all_straight(client, 3))
+        checker.check(client, rows()[0]["prompt"], "flowspec", 16, Sampling())
+        cluster.check()
         assert cluster.pids == pids, "no process has ended"
         client.close()

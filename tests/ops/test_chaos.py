@@ -24,6 +24,7 @@ def job(ids: tuple[int, ...] = TEXT, ended: str = "length", error: str = "") -> 
         (job((4, 6), "error", "a worker was lost"), False, "has another text before its error"),
         (job((4, 5), "error", "two\nlines"), False, "in the place of one line"),
         (job((4, 5), "error"), False, "in the place of one line"),
+        (job((4, 6), "error", "its record was deleted"), True, "has another text before its error"),
         (job((4, 5), "lost", "lost"), True, ""),
         (job((4, 5), "lost", "lost"), False, "was lost without a word"),
         (job((4, 5), ""), True, "has not ended after"),

@@ -16,13 +16,13 @@ from flowspec.roles.scheduler import Scheduler
 from flowspec.transport.base import Intake, setup_of
 from flowspec.transport.connections import redis_client
 from flowspec.transport.connections.connection import retrying
-from flowspec.transport.connections.server import PrivateBroker
 from flowspec.transport.wire.keys import JOBS, Keys
 from tests.clients import ControlAndClient
 from tests.transport.conftest import Rig
 from tests.waiting import SECONDS, until
 
 ROLES = ("draft", "verify-1", "verify-2")
+OVER_REDIS = pytest.mark.parametrize("rig", ["redis"], indirect=True)
 
 
 class Clock:
@@ -124,6 +124,7 @@ def test_a_job_that_lost_a_worker_waits_for_another(rig: Rig, how: str) -> None:
     later = submit(scheduler, control)
     scheduler.turn()
     assert control.running() == [job]
+    before = control.holders(job)
     control.release("verify-2", "t-verify-2")
     if how == "gone":
         scheduler.turn()
@@ -133,7 +134,10 @@ def test_a_job_that_lost_a_worker_waits_for_another(rig: Rig, how: str) -> None:
     scheduler.turn()
     assert control.running() == [job], "it goes on before those that wait"
     assert last(control, job) == ("", "")
-    assert control.holders(job) == generations(control)
+    after = control.holders(job)
+    assert after == generations(control)
+    assert after == {**before, "verify-2": after["verify-2"]}
+    assert after["verify-2"] > before["verify-2"]
 
 
 def test_a_job_whose_workers_are_lost_again_and_again_ends(rig: Rig) -> None:
@@ -341,13 +345,16 @@ def test_a_job_from_before_everything_was_started_again_goes_on(rig: Rig) -> Non
     lease(control, *ROLES)
     job = submit(scheduler, control)
     scheduler.turn()
+    before = control.holders(job)
     for role in ROLES:
         control.release(role, f"t-{role}")
     lease(control, *ROLES, token="new")
     again = Scheduler(control, 2)
     again.turn()
     assert control.running() == [job]
-    assert control.holders(job) == generations(control)
+    after = control.holders(job)
+    assert after == generations(control)
+    assert all(after[role] > before[role] for role in ROLES)
 
 
 def test_workers_of_another_setup_serve_nothing(rig: Rig) -> None:
@@ -456,13 +463,13 @@ def test_a_run_names_the_workers_that_it_is_assigned_to(rig: Rig) -> None:
     assert control.holders(job) == generations(control)
 
 
+@OVER_REDIS
 @pytest.mark.parametrize("value", [None, "text"])
 @pytest.mark.parametrize("state", ["running", "queued"])
 def test_a_job_whose_record_was_deleted_ends_and_the_next_one_begins(
-    server: PrivateBroker, client: redis.Redis, value: str | None, state: str
+    rig: Rig, client: redis.Redis, value: str | None, state: str
 ) -> None:
     """By an operator, or by a broker that evicts."""
-    rig = Rig(url=server.url)
     control = rig.control()
     scheduler = Scheduler(control, 2)
     lease(control, *ROLES)
@@ -481,17 +488,15 @@ def test_a_job_whose_record_was_deleted_ends_and_the_next_one_begins(
         "error",
     )
     assert (control.running(), control.queued()) == ([second], [])
-    rig.close()
 
 
-def test_a_deleted_intake_is_joined_again(server: PrivateBroker, client: redis.Redis) -> None:
-    rig = Rig(url=server.url)
+@OVER_REDIS
+def test_a_deleted_intake_is_joined_again(rig: Rig, client: redis.Redis) -> None:
     control = rig.control()
     scheduler = Scheduler(control, 2)
     client.delete(JOBS)
     assert control.read_intake(0.01) == []
     assert submit(scheduler, control) in control.queued()
-    rig.close()
 
 
 def test_no_name_of_any_length_becomes_a_key(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -531,11 +536,11 @@ def test_a_job_beyond_the_most_that_may_wait_is_refused_with_one_line(rig: Rig) 
     assert control.queued() == [second, fourth]
 
 
+@OVER_REDIS
 @pytest.mark.parametrize("how", ["deleted", "replaced", "its group deleted"])
 def test_an_intake_that_is_lost_while_it_is_read_is_made_anew(
-    server: PrivateBroker, client: redis.Redis, how: str
+    rig: Rig, client: redis.Redis, how: str
 ) -> None:
-    rig = Rig(url=server.url)
     control = rig.control()
     scheduler = Scheduler(control, 2)
     break_it = {
@@ -552,13 +557,12 @@ def test_an_intake_that_is_lost_while_it_is_read_is_made_anew(
     timer.join()
     control.read_intake(0.01)
     assert submit(scheduler, control) in control.queued()
-    rig.close()
 
 
+@OVER_REDIS
 def test_an_entry_with_the_largest_id_does_not_end_submissions(
-    server: PrivateBroker, client: redis.Redis
+    rig: Rig, client: redis.Redis
 ) -> None:
-    rig = Rig(url=server.url)
     control = rig.control()
     scheduler = Scheduler(control, 2)
     before = submit(scheduler, control)
@@ -571,14 +575,13 @@ def test_an_entry_with_the_largest_id_does_not_end_submissions(
     assert control.read_intake(0.01) == []
     after = submit(scheduler, control)
     assert control.queued() == [before, last, after]
-    rig.close()
 
 
+@OVER_REDIS
 def test_a_worker_that_came_after_the_generations_were_lost_is_another_one(
-    server: PrivateBroker, client: redis.Redis
+    rig: Rig, client: redis.Redis
 ) -> None:
     """It has nothing of the job, which waited for it for ever."""
-    rig = Rig(url=server.url)
     control = rig.control()
     scheduler = Scheduler(control, 2)
     lease(control, *ROLES)
@@ -594,14 +597,27 @@ def test_a_worker_that_came_after_the_generations_were_lost_is_another_one(
     after = control.holders(job)
     assert after == generations(control)
     assert all(after[role] > before[role] for role in ROLES)
-    rig.close()
 
 
-@pytest.mark.parametrize("name", ["queue", "running", "generations"])
-def test_a_key_of_a_wrong_type_ends_no_turn(
-    server: PrivateBroker, client: redis.Redis, name: str
+def test_a_wrong_type_that_nobody_can_mend_is_told(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rig = Rig(url=server.url)
+    control = rig.control()
+    scheduler = Scheduler(control, 2)
+    refused = BrokerError("the broker refused a command: WRONGTYPE")
+    refused.code = "WRONGTYPE"
+
+    def refuse() -> None:
+        raise refused
+
+    monkeypatch.setattr(control, "claims", refuse)
+    with pytest.raises(BrokerError, match="WRONGTYPE"):
+        scheduler.turn()
+
+
+@OVER_REDIS
+@pytest.mark.parametrize("name", ["queue", "running", "generations"])
+def test_a_key_of_a_wrong_type_ends_no_turn(rig: Rig, client: redis.Redis, name: str) -> None:
     control = rig.control()
     scheduler = Scheduler(control, 2)
     lease(control, *ROLES)
@@ -613,15 +629,14 @@ def test_a_key_of_a_wrong_type_ends_no_turn(
     job = submit(scheduler, control)
     scheduler.turn()
     assert control.running() == [job]
-    rig.close()
 
 
+@OVER_REDIS
 @pytest.mark.parametrize("value", [None, "text"])
 def test_a_record_that_was_deleted_is_written_again_and_running_jobs_go_on(
-    server: PrivateBroker, client: redis.Redis, value: str | None
+    rig: Rig, client: redis.Redis, value: str | None
 ) -> None:
     """By an operator, or by a broker that evicts."""
-    rig = Rig(url=server.url)
     control = rig.control()
     scheduler = Scheduler(control, 2, most_running=2, late_seconds=0.0)
     lease(control, *ROLES)
@@ -637,7 +652,6 @@ def test_a_record_that_was_deleted_is_written_again_and_running_jobs_go_on(
     second = submit(scheduler, control)
     scheduler.turn()
     assert control.running() == sorted([first, second])
-    rig.close()
 
 
 def test_a_scheduler_that_was_replaced_writes_no_record(rig: Rig) -> None:
@@ -650,14 +664,14 @@ def test_a_scheduler_that_was_replaced_writes_no_record(rig: Rig) -> None:
     assert control.pipeline() == {}
 
 
+@OVER_REDIS
 def test_a_broker_that_evicts_is_refused_at_first_and_noticed_later(
-    server: PrivateBroker,
+    rig: Rig,
     client: redis.Redis,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr("flowspec.roles.scheduler.EVICTION_LOOK_SECONDS", 0.0)
-    rig = Rig(url=server.url)
     scheduler = Scheduler(rig.control(), 2)
     scheduler.check_eviction()
     scheduler.turn()
@@ -670,15 +684,14 @@ def test_a_broker_that_evicts_is_refused_at_first_and_noticed_later(
     finally:
         client.config_set("maxmemory-policy", "noeviction")
     assert "broker evicts" in capsys.readouterr().err
-    rig.close()
 
 
+@OVER_REDIS
 def test_a_scheduler_notices_that_the_broker_takes_no_writes_before_a_job_comes(
-    server: PrivateBroker, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redis_client, "retrying", functools.partial(retrying, seconds=0.05))
     monkeypatch.setattr("flowspec.roles.scheduler.WRITES_LOOK_SECONDS", 0.0)
-    rig = Rig(url=server.url)
     scheduler = Scheduler(rig.control(), 2)
     stopped: list[bool] = []
     running = threading.Thread(target=scheduler.run, args=(lambda: bool(stopped),), daemon=True)
@@ -693,17 +706,16 @@ def test_a_scheduler_notices_that_the_broker_takes_no_writes_before_a_job_comes(
     until(lambda: not scheduler.full)
     stopped.append(True)
     running.join()
-    rig.close()
 
 
+@OVER_REDIS
 def test_a_scheduler_waits_for_a_broker_that_takes_no_writes(
-    server: PrivateBroker,
+    rig: Rig,
     client: redis.Redis,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(redis_client, "retrying", functools.partial(retrying, seconds=0.05))
-    rig = Rig(url=server.url)
     control = rig.control()
     scheduler = Scheduler(control, 2)
     turns: list[bool] = []
@@ -748,4 +760,3 @@ def test_a_scheduler_waits_for_a_broker_that_takes_no_writes(
     assert scheduler.full == ""
     stopped.append(True)
     running.join()
-    rig.close()

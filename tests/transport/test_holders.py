@@ -58,7 +58,8 @@ def test_a_job_is_assigned_to_the_latest_holders_only(rig: Rig) -> None:
     assert control.assign(job, 1, old) is Code.STALE
     assert control.queued() == [job]
     assert control.assign(job, 1, new) is Code.OK
-    assert control.holders(job) == new
+    assert control.holders(job) == new == {**old, "verify-1": new["verify-1"]}
+    assert new["verify-1"] > old["verify-1"]
     (submit,) = (envelope.message for envelope in draft.read(1.0).envelopes)
     assert isinstance(submit, Submit)
     assert replace(submit, queued_seconds=0.0) == Submit(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import redis
@@ -184,9 +183,13 @@ class RedisControl:
         return self._hash(self._keys.job(job))
 
     def holders(self, job: str) -> dict[str, int]:
+        return read_holders(self._field(job, "holders"))
+
+    def _field(self, job: str, name: str) -> str:
+        """A field of the job's hash; empty: there is none."""
         key = self._keys.job(job)
-        found = self._typed(lambda client: client.hget(key, "holders"))
-        return read_holders(found.decode()) if found else {}
+        found = self._typed(lambda client: client.hget(key, name))
+        return found.decode() if found else ""
 
     def assign(
         self, job: str, most: int, holders: Mapping[str, int], by: int | None = None
@@ -258,30 +261,30 @@ class RedisControl:
         if found:
             self._changes = found[0][1][-1][0].decode()
 
-    def drop_mistyped(self) -> None:
+    def drop_mistyped(self) -> bool:
         keys = self._keys
         record = keys.record
-        self._drop({record: "hash", keys.queue: "list", keys.running: "set"})
+        dropped = self._drop({record: "hash", keys.queue: "list", keys.running: "set"})
         known = self.pipeline()
         streams = [keys.log(SCHEDULER)]
-        for worker in workers_of(known) if known else ():
+        for worker in workers_of(known):
             streams += [keys.log(worker), keys.rows(worker)]
-        claims = map(keys.claim, ["scheduler", *roles_of(known)] if known else ["scheduler"])
+        claims = map(keys.claim, ["scheduler", *roles_of(known)])
         types = {keys.generations: "hash", **dict.fromkeys(claims, "string")}
         for job in self.running():
             types[keys.job(job)] = "hash"
-            epoch = self._typed(partial(_epoch, key=keys.job(job)))
-            if epoch:
+            if epoch := self._field(job, "epoch"):
                 run = RunKey(job, int(epoch))
                 types[keys.run(run)] = "hash"
                 streams += [keys.out(job), keys.recording(run)]
-        self._drop(types | dict.fromkeys(streams, "stream"))
+        return self._drop(types | dict.fromkeys(streams, "stream")) or dropped
 
-    def _drop(self, types: Mapping[str, str]) -> None:
-        """Delete the keys of ``types`` that hold another type."""
+    def _drop(self, types: Mapping[str, str]) -> bool:
+        """Delete the keys of ``types`` that hold another type; whether there were any."""
         code = Code(self._client.script("drop_mistyped", list(types), list(types.values())))
         if code is Code.OK:
             logger(role="scheduler").warning("keys of a wrong type deleted")
+        return code is Code.OK
 
     # ---- leases and the record -------------------------------------------------------------------
 
@@ -353,10 +356,6 @@ class RedisControl:
         self._client.close()
         if self._blocking is not None:
             self._blocking.close()
-
-
-def _epoch(client: redis.Redis, *, key: str) -> Any:
-    return client.hget(key, "epoch")
 
 
 def _scheduler(generation: int | None) -> str:
