@@ -15,7 +15,15 @@ from typing import Any, Unpack
 
 from flowspec.core.protocol.causes import JOB_LOST
 from flowspec.core.run.spec import CANCEL, JobOptions, JobSpec, job_spec
-from flowspec.errors import BrokerUnreachable, ClusterError, JobError, JobFailed, JobTimeout
+from flowspec.errors import (
+    BrokerError,
+    BrokerUnreachable,
+    ClusterError,
+    JobError,
+    JobFailed,
+    JobTimeout,
+)
+from flowspec.observe import logger
 from flowspec.results import Chunk, OutputSoFar, Result
 from flowspec.transport.connections.connection import DEFAULT_URL
 from flowspec.transport.control.async_control import AsyncRedisControl
@@ -30,6 +38,8 @@ SILENCE_SECONDS = 8.0
 #: was. And the shortest time between two tries.
 RECONNECT_SECONDS = 60.0
 RECONNECT_LOOK_SECONDS = 0.2
+#: How often a client that follows its jobs says so, seconds.
+FOLLOW_SECONDS = 3.0
 
 
 def no_scheduler(job_id: str) -> str:
@@ -54,6 +64,7 @@ class AsyncJob:
     def __init__(self, job_id: str, control: AsyncRedisControl) -> None:
         self._control = control
         self._output = OutputSoFar(job_id)
+        self._cancelled = False  # whether its end was asked for
         self._answered_at = time.monotonic()  # when the broker was last there
 
     @property
@@ -154,6 +165,7 @@ class AsyncJob:
 
         JobError if there is no such job.
         """
+        self._cancelled = True
         if not await self._is_known():
             raise JobError(no_job(self.id))
         await self._control.submit({CANCEL: self.id})
@@ -171,13 +183,18 @@ class AsyncClient:
     """A connection to a running pipeline, for one event loop.
 
     ``url``: the broker; default ``FLOWSPEC_REDIS_URL``, else localhost. Connects on ``open``, which
-    ``async with`` does, else on the first call; BrokerUnreachable if that fails.
+    ``async with`` does, else on the first call; BrokerUnreachable if that fails. ``follows``: the
+    jobs it submits end with an error some 20 s after it was closed, has died or has lost the
+    broker; else they go on without it.
     """
 
-    def __init__(self, url: str | None = None) -> None:
+    def __init__(self, url: str | None = None, *, follows: bool = False) -> None:
         self._control = AsyncRedisControl(
             url or os.environ.get("FLOWSPEC_REDIS_URL") or DEFAULT_URL, Keys()
         )
+        self._follows = follows
+        self._followed: list[AsyncJob] = []
+        self._renewing: asyncio.Task[None] | None = None
 
     async def submit(self, prompt: str | None = None, **options: Unpack[JobOptions]) -> AsyncJob:
         """Submit a job; JobError for values of a wrong type or out of range.
@@ -192,7 +209,33 @@ class AsyncClient:
 
     async def submit_spec(self, spec: JobSpec) -> AsyncJob:
         """Submit a checked spec."""
-        return AsyncJob(await self._control.submit(spec.fields()), self._control)
+        job = AsyncJob(await self._control.submit(spec.fields()), self._control)
+        if self._follows:
+            await self._begin_to_follow(job)
+        return job
+
+    async def _begin_to_follow(self, job: AsyncJob) -> None:
+        try:
+            await self._control.follow([job.id])
+        except BrokerError:
+            with contextlib.suppress(BrokerError):
+                await job.cancel()
+            raise
+        self._followed.append(job)
+        if self._renewing is None:
+            self._renewing = asyncio.create_task(self._renew(), name="following jobs")
+
+    async def _renew(self) -> None:
+        """Say again and again which jobs are waited for."""
+        while True:
+            await asyncio.sleep(FOLLOW_SECONDS)
+            self._followed = [job for job in self._followed if not (job.ended or job._cancelled)]
+            if not self._followed:
+                continue
+            try:
+                await self._control.follow([job.id for job in self._followed])
+            except BrokerError as error:  # one that is away is so for the scheduler too
+                logger(role="client").warning("jobs not followed", reason=str(error))
 
     def job(self, job_id: str) -> AsyncJob:
         """A job submitted before, here or elsewhere."""
@@ -236,6 +279,9 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close the connections."""
+        if self._renewing is not None:
+            self._renewing.cancel()
+            await asyncio.gather(self._renewing, return_exceptions=True)
         await self._control.close()
 
     async def __aenter__(self) -> AsyncClient:

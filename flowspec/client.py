@@ -126,8 +126,8 @@ class Client:
     Connects at once; BrokerUnreachable if that fails.
     """
 
-    def __init__(self, url: str | None = None) -> None:
-        self._client = AsyncClient(url)
+    def __init__(self, url: str | None = None, *, follows: bool = False) -> None:
+        self._client = AsyncClient(url, follows=follows)
         self._loop = _Loop()
         self._run = self._loop.run
         try:

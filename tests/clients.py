@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -22,6 +22,10 @@ class ControlAndClient(Control, Protocol):
 
     def submit(self, fields: Mapping[str, str]) -> str:
         """Append a job to the intake; its id."""
+        ...
+
+    def follow(self, jobs: Sequence[str], lifetime_ms: int) -> None:
+        """Say for ``lifetime_ms`` that somebody waits for ``jobs``."""
         ...
 
     def submitted(self, job: str) -> bool:
@@ -46,6 +50,9 @@ class RedisControlAndClient(RedisControl):
 
     def submit(self, fields: Mapping[str, str]) -> str:
         return self._call(lambda client: client.submit(fields))
+
+    def follow(self, jobs: Sequence[str], lifetime_ms: int) -> None:
+        self._call(lambda client: client.follow(jobs, lifetime_ms))
 
     def submitted(self, job: str) -> bool:
         return self._call(lambda client: client.submitted(job))

@@ -24,6 +24,7 @@ from flowspec.errors import (
 )
 from flowspec.transport.connections.connection import OPTIONS
 from flowspec.transport.connections.server import PrivateBroker
+from flowspec.transport.wire.keys import Keys
 from tests.served import toy_pipeline
 from tests.toy_cluster import ToyCluster
 from tests.waiting import SECONDS
@@ -99,6 +100,45 @@ def test_many_jobs_share_one_read(cluster: ToyCluster, server: PrivateBroker) ->
     with_client(server.url, use)
     with Client(server.url) as plain:
         assert plain.load() == (0, 0)
+
+
+def test_a_client_says_which_jobs_it_waits_for(
+    cluster: ToyCluster,
+    server: PrivateBroker,
+    client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("flowspec.async_client.FOLLOW_SECONDS", 0.005)
+    followed = Keys().followed
+
+    def until_when() -> dict[str, float]:
+        return {job.decode(): when for job, when in client.zrange(followed, 0, -1, withscores=True)}
+
+    async def use() -> None:
+        async with AsyncClient(server.url, follows=True) as follows, AsyncClient(server.url) as no:
+            long, cancelled, ended = [
+                await follows.submit("hello", max_new_tokens=count) for count in (400, 400, 1)
+            ]
+            await no.submit("hello", max_new_tokens=1)
+            before = until_when()
+            assert before.keys() == {long.id, cancelled.id, ended.id}
+            await cancelled.cancel()
+            await ended.result()
+            between = until_when()
+            while until_when()[long.id] < between[long.id] + 50:
+                await asyncio.sleep(0.001)
+            after = until_when()
+            assert after[long.id] >= between[long.id] + 50
+            assert after[cancelled.id] < between[cancelled.id] + 25
+            assert after[ended.id] < between[ended.id] + 25
+
+    async def bounded() -> None:
+        async with asyncio.timeout(SECONDS):
+            await use()
+
+    asyncio.run(bounded())
+    left = until_when()
+    assert until_when() == left
 
 
 def test_a_new_job_joins_a_read_that_waits(

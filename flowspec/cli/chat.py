@@ -49,7 +49,7 @@ def chat(request: ChatFlags) -> None:
         signal.signal(number, _end)
     with (
         pipeline_at(request.url, request.setup, screen) as pipeline,
-        Client(pipeline.url) as client,
+        Client(pipeline.url, follows=True) as client,
     ):
         if sys.stdin.isatty():
             sys.stderr.write(f"{_HINT}\n")

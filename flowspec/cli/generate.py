@@ -69,7 +69,7 @@ def run(request: Request, prompt: str | None, prompts: Path | None) -> None:
         signal.signal(number, _interrupt)
     with (
         pipeline_at(request.url, request.setup, screen) as pipeline,
-        Client(pipeline.url) as client,
+        Client(pipeline.url, follows=True) as client,
     ):
         record = client.pipeline()
         notes.first_of_several([request.strategy], [drafts_of(record)])

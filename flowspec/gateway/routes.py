@@ -69,7 +69,7 @@ class Gateway:
     """The parts that serve the paths, over one client of the pipeline."""
 
     def __init__(self, settings: Settings, figures: metrics.Metrics) -> None:
-        self.client = AsyncClient(settings.url)
+        self.client = AsyncClient(settings.url, follows=True)
         self.keys = settings.keys
         self.metrics = figures
         self.capacity = Capacity(settings.most_open)

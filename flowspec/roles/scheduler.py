@@ -42,6 +42,10 @@ _CANCEL_TRIES = 3
 #: How many times a job that has lost a worker begins again: three attempts in all.
 MOST_AGAIN = 2
 
+#: Interval between two looks at jobs that nobody follows, and how long they may stay so, seconds:
+#: a client whose broker was away says a little later that it is there.
+FOLLOWED_LOOK_SECONDS = 2.5
+UNFOLLOWED_SECONDS = 8.0
 #: Interval between two looks at the broker's policy for a full memory, seconds.
 EVICTION_LOOK_SECONDS = 30.0
 #: Interval between two tries whether the broker takes writes, seconds.
@@ -107,6 +111,8 @@ class Scheduler:
         #: Why the broker takes no writes, one line; empty: it does.
         self.full = ""
         self._eviction_looked_at = 0.0
+        self._followed_looked_at = -FOLLOWED_LOOK_SECONDS
+        self._unfollowed_since: dict[str, float] = {}
 
     def check_eviction(self) -> None:
         """ConfigError if the broker, once it is full, deletes jobs and leases."""
@@ -150,6 +156,7 @@ class Scheduler:
         self._keep_record()
         claims = self._control.claims()
         self._take_back(claims)
+        self._end_unfollowed()
         self._look_at_queue()
         missing = self._missing(claims)
         if missing:
@@ -300,6 +307,18 @@ class Scheduler:
             lost = [role for role in self._workers if role in gone | replaced]
             if lost:
                 self._put_back(job, Holder(lost[0], holders.get(lost[0], 0)))
+
+    def _end_unfollowed(self) -> None:
+        """End the jobs of clients that have vanished."""
+        now = self._clock.now
+        if now - self._followed_looked_at < FOLLOWED_LOOK_SECONDS:
+            return
+        self._followed_looked_at = now
+        since = self._unfollowed_since
+        self._unfollowed_since = {job: since.get(job, now) for job in self._control.unfollowed()}
+        for job, moment in self._unfollowed_since.items():
+            if now - moment >= UNFOLLOWED_SECONDS:
+                self._revoke(job, "the client that waited for the job is gone; submit it again")
 
     def _gone(self, claims: Claims) -> set[str]:
         """Roles whose lease expired ``late_seconds`` ago: their workers are lost, not just late."""

@@ -41,6 +41,8 @@ RECORDING_CAP = 200_000
 QUEUE_CAP = 1_000
 #: How long the data of an ended job is kept, ms.
 RETENTION_MS = 3_600_000
+#: How long a job counts as followed after its follower has said so, ms.
+FOLLOWED_MS = 10_000
 
 #: Facts of the draft worker's lease: most tokens of a job's prompt and output, whether there is
 #: a chat template, and the tokens that end a text.
@@ -361,6 +363,13 @@ class Control(Protocol):
 
     def eviction(self) -> str:
         """The policy by which a full broker deletes keys; empty: it deletes none."""
+        ...
+
+    def unfollowed(self) -> list[str]:
+        """Jobs that are to end with their follower, who has not said in time that it waits.
+
+        Those that have ended are forgotten, and those that are not taken in yet are left out.
+        """
         ...
 
     def wait_for_change(self, block_seconds: float) -> None:

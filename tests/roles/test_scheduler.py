@@ -760,3 +760,58 @@ def test_a_scheduler_waits_for_a_broker_that_takes_no_writes(
     assert scheduler.full == ""
     stopped.append(True)
     running.join()
+
+
+@pytest.mark.parametrize("state", ["queued", "running"])
+def test_a_job_whose_client_vanished_ends_and_no_other(rig: Rig, clock: Clock, state: str) -> None:
+    control = rig.control()
+    scheduler = Scheduler(control, 2, most_running=2, clock=clock)
+    left, kept, free = jobs = [submit(scheduler, control) for _ in range(3)]
+    if state == "running":
+        lease(control, *ROLES)
+    control.follow([left], -1)
+    control.follow([kept], 3_600_000)
+    scheduler.turn()
+    assert sorted(control.running() + control.queued()) == sorted(jobs)
+    for _ in range(12):
+        assert last(control, left) == ("", ""), "clients get time to come back"
+        clock.now += 0.75
+        scheduler.turn()
+    for _ in range(4):
+        clock.now += 0.75
+        scheduler.turn()
+    said = "the client that waited for the job is gone; submit it again"
+    assert last(control, left) == (said, "error")
+    assert sorted(control.running() + control.queued()) == sorted([kept, free])
+    assert control.unfollowed() == []
+
+
+def test_a_client_that_comes_back_keeps_its_job(
+    rig: Rig, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an outage of the broker all clients are late."""
+    control = rig.control()
+    scheduler = Scheduler(control, 2, clock=clock)
+    job = submit(scheduler, control)
+    for unfollowed in ([job], [], [job], [], [job]):
+        monkeypatch.setattr(control, "unfollowed", lambda found=unfollowed: found)
+        for _ in range(8):
+            clock.now += 0.75
+            scheduler.turn()
+        assert control.queued() == [job]
+
+
+@OVER_REDIS
+def test_what_is_known_of_clients_goes_with_their_jobs(
+    rig: Rig, client: redis.Redis, clock: Clock
+) -> None:
+    control = rig.control()
+    scheduler = Scheduler(control, 2, clock=clock)
+    ended, waits = (submit(scheduler, control) for _ in range(2))
+    seconds, _ = client.time()
+    followed = rig.keys.followed
+    client.zadd(followed, {"1-1": (seconds - 7200) * 1000, "2-2": (seconds - 60) * 1000})
+    control.follow([ended, waits], -1)
+    assert control.revoke(ended, "cancelled") is Code.OK
+    assert control.unfollowed() == [waits]
+    assert set(client.zrange(followed, 0, -1)) == {b"2-2", waits.encode()}

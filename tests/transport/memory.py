@@ -103,6 +103,7 @@ class MemoryBroker:
         self.wakes = 0  # admissions and ends, which wake the scheduler
         self.leases: dict[str, tuple[str, str, float]] = {}
         self.record: dict[str, str] = {}
+        self.followed: dict[str, float] = {}  # by job, until when somebody says that it waits
 
     def submit(self, fields: Mapping[str, str]) -> str:
         """Append a submission to the intake; its id."""

@@ -38,6 +38,21 @@ class MemoryControl:
             self._broker.changed.notify_all()
         return job
 
+    def follow(self, jobs: Sequence[str], lifetime_ms: int) -> None:
+        with self._broker.changed:
+            until = time.monotonic() + lifetime_ms / 1000
+            self._broker.followed |= dict.fromkeys(jobs, until)
+
+    def unfollowed(self) -> list[str]:
+        broker = self._broker
+        with broker.changed:
+            known = broker.ledger.jobs
+            for job in broker.followed.keys() & known.keys():
+                if known[job].state is JobState.DONE:
+                    del broker.followed[job]
+            now = time.monotonic()
+            return [job for job, until in broker.followed.items() if until < now and job in known]
+
     def submitted(self, job: str) -> bool:
         broker = self._broker
         with broker.changed:

@@ -31,10 +31,11 @@ _DRAFT_SCRIPTS = (*_STAGE_SCRIPTS, "open_job", "commit_verdict", "finish")
 _SCHEDULER = (
     *("script|load", "xgroup|create", "xreadgroup", "xack", "xdel", "xrange", "type"),
     *("hget", "hset", "lrange", "smembers"),
+    *("zrangebyscore", "zrem", "zremrangebyscore"),
 )
 _CLIENT = (
     *("xadd", "xrange", "xread", "xlen", "hget", "hgetall", "hmget", "mget", "get"),
-    *("scard", "llen", "lrange", "smembers", "pexpire", "del", "time"),
+    *("scard", "llen", "lrange", "smembers", "pexpire", "del", "time", "zadd"),
 )
 _CALL = re.compile(r"redis\.call\('(\w+)'")
 #: Users who are no workers: programs that submit jobs, the gateway among them, and whoever looks
@@ -105,7 +106,7 @@ def _worker(keys: Keys, worker: Address) -> User:
 
 def _client(keys: Keys) -> User:
     tag = keys.tag
-    both = (f"~{JOBS}", f"~{tag}:job:*", f"~{tag}:out:*", f"~{tag}:wake:*")
+    both = (f"~{JOBS}", f"~{tag}:job:*", f"~{tag}:out:*", f"~{tag}:wake:*", f"~{tag}:followed")
     kinds = ("recording:*", "claim:*", "pipeline", "generations", "queue", "running")
     read = tuple(f"%R~{tag}:{kind}" for kind in kinds)
     return User(_name(keys, CLIENT), (*both, *read, *_may((*_ALWAYS, *_CLIENT))))

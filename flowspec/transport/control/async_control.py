@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from flowspec.core.run.key import RunKey
-from flowspec.transport.base import roles_of
+from flowspec.transport.base import FOLLOWED_MS, roles_of
 from flowspec.transport.connections.async_client import AsyncBrokerClient
 from flowspec.transport.control.output_reader import OutputReader
 from flowspec.transport.control.replies import (
@@ -43,6 +43,13 @@ class AsyncRedisControl:
         await self._client.run(("PING",))  # a broker that is away is waited for
         entry: bytes = await self._client.once(("XADD", JOBS, "*", *flat))
         return entry.decode()
+
+    async def follow(self, jobs: Sequence[str], lifetime_ms: int = FOLLOWED_MS) -> None:
+        """Say that somebody waits for ``jobs``, which end unless that is said again in time."""
+        ((seconds, microseconds),) = await self._client.run(("TIME",))
+        until = seconds * 1000 + microseconds // 1000 + lifetime_ms
+        members = (part for job in jobs for part in (until, job))
+        await self._client.run(("ZADD", self._keys.followed, "GT", *members))
 
     async def submitted(self, job: str) -> bool:
         """Whether the intake holds ``job``: submitted, and not yet acknowledged."""

@@ -217,9 +217,13 @@ class RedisControl:
 
     def _queued_seconds(self, job: str) -> float:
         """Seconds since ``job`` was submitted; its id holds that time."""
-        seconds, microseconds = self._client.call(lambda client: client.time())
         submitted_ms = int(job.partition("-")[0])
-        return max(0.0, seconds + microseconds / 1e6 - submitted_ms / 1e3)
+        return max(0.0, self._now() - submitted_ms / 1e3)
+
+    def _now(self) -> float:
+        """Seconds on the server's clock."""
+        seconds, microseconds = self._client.call(lambda client: client.time())
+        return float(seconds + microseconds / 1e6)
 
     def revoke(
         self,
@@ -254,6 +258,17 @@ class RedisControl:
         arguments = [job, run.epoch, reason, error, RETENTION_MS, envelope, cause, *whose]
         return Code(self._client.script("revoke", named, arguments))
 
+    def unfollowed(self) -> list[str]:
+        followed = self._keys.followed
+        now_ms = int(self._now() * 1000)
+        (found,) = self._client.run([("ZRANGEBYSCORE", followed, "-inf", now_ms)])
+        states = {job.decode(): self._field(job.decode(), "state") for job in found}
+        if ended := [job for job, state in states.items() if state == "done"]:
+            self._client.run([("ZREM", followed, *ended)])
+        if states:  # those that were lost before they were taken in
+            self._client.run([("ZREMRANGEBYSCORE", followed, "-inf", now_ms - RETENTION_MS)])
+        return [job for job, state in states.items() if state not in ("", "done")]
+
     def wait_for_change(self, block_seconds: float) -> None:
         streams: dict[Any, Any] = {self._keys.log(SCHEDULER): self._changes}
         block = max(1, int(min(block_seconds, MAX_BLOCK_SECONDS) * 1000))
@@ -270,7 +285,7 @@ class RedisControl:
         for worker in workers_of(known):
             streams += [keys.log(worker), keys.rows(worker)]
         claims = map(keys.claim, ["scheduler", *roles_of(known)])
-        types = {keys.generations: "hash", **dict.fromkeys(claims, "string")}
+        types = {keys.generations: "hash", keys.followed: "zset", **dict.fromkeys(claims, "string")}
         for job in self.running():
             types[keys.job(job)] = "hash"
             if epoch := self._field(job, "epoch"):

@@ -45,6 +45,11 @@ class Keys:
         return f"{self.tag}:generations"
 
     @property
+    def followed(self) -> str:
+        """Sorted set: jobs that end if nobody follows them, and until when one does, server ms."""
+        return f"{self.tag}:followed"
+
+    @property
     def written(self) -> str:
         """String with a lifetime: written to see whether the broker takes writes."""
         return f"{self.tag}:written"
