@@ -14,15 +14,18 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from flowspec.core.job.draft_worker import DraftMachine
 from flowspec.core.protocol.addresses import DRAFT, Address, Role, middle_address, stage_address
 from flowspec.core.protocol.machine import Input, Output
+from flowspec.core.protocol.messages import Earlier
 from flowspec.core.protocol.work import Draft, DraftDone, DraftPass, Encode, EncodeDone, Pass, Work
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.limits import Limits
@@ -31,7 +34,7 @@ from flowspec.core.run.spec import JobSpec
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.model.base import RowArray
 from flowspec.rehearse.replay import header, merge
-from flowspec.rehearse.simulator import Costs, Simulation
+from flowspec.rehearse.simulator import Costs, RunRecord, Simulation
 from flowspec.roles.record import Recorder
 from flowspec.strategies import build
 from ops.parser import Parser
@@ -52,7 +55,9 @@ class Recording:
     """One job of ``tokens`` tokens on ``stages`` stages.
 
     ``middles``: by middle model, how often it agrees with the target. ``hidden``: the drafter is a
-    draft head. ``draft_seconds``: of a pass of the drafter.
+    draft head. ``draft_seconds``: of a pass of the drafter. ``beside``: jobs that share its passes,
+    which are not recorded. ``lost_after``: committed tokens after which the run is lost; the
+    recording is of the next one. 0: it is not lost.
     """
 
     strategy: str
@@ -62,25 +67,42 @@ class Recording:
     middles: tuple[float, ...] = ()
     hidden: bool = False
     draft_seconds: float = 0.25
+    beside: int = 0
+    lost_after: int = 0
 
 
 RECORDINGS: Mapping[str, Recording] = {
     "auto-2-stages-T0": Recording("auto", 2, tokens=18),
     "auto-fixed-2-stages-T0": Recording("auto:rows=3", 2, tokens=8),
     "auto-slow-drafter-3-stages-T0": Recording("auto", 3, tokens=12, draft_seconds=2.5),
+    "autoregressive-2-stages-T1": Recording("autoregressive", 2, tokens=6, sampling=SAMPLED),
     "chain-2-stages-T1": Recording("chain:in_flight=4", 2, tokens=9, sampling=SAMPLED),
     "flowspec-2-stages-T0": Recording(f"flowspec:{BEAM}", 2),
+    "flowspec-beside-others-2-stages-T1": Recording(
+        f"flowspec:{BEAM}", 2, tokens=8, sampling=SAMPLED, beside=2
+    ),
     "flowspec-head-2-stages-T0": Recording(f"flowspec:{BEAM}", 2, tokens=8, hidden=True),
     "flowspec-lockstep-3-stages-T1": Recording(
         f"flowspec:{BEAM},lockstep=on", 3, tokens=11, sampling=SAMPLED
     ),
+    "flowspec-resumed-2-stages-T0": Recording(f"flowspec:{BEAM}", 2, lost_after=5),
     "naive_pp-2-stages-T0": Recording("naive_pp:width=3,loops=3,nodes=20", 2),
     "pipedec-3-stages-T0": Recording("pipedec:width=5,children=3", 3, tokens=9),
+    "pipedec_head-3-stages-T1": Recording(
+        "pipedec_head:width=4,children=3", 3, tokens=8, sampling=SAMPLED, hidden=True
+    ),
     "pipespec-3-models-T1": Recording(
         "pipespec:window=8,lookahead=2", 2, tokens=10, sampling=SAMPLED, middles=(0.8,)
     ),
     "pruned_pp-3-stages-T0": Recording("pruned_pp:width=3,loops=3,nodes=20,segment=3", 3, tokens=9),
     "specpipe-3-stages-T0": Recording("specpipe:width=6,children=3,levels=2", 3, tokens=9),
+    "specpipe_db-2-stages-T0": Recording("specpipe_db:width=4,children=3", 2, tokens=8, beside=2),
+    "specpipe_lossy_nucleus-2-stages-T1": Recording(
+        "specpipe_lossy_nucleus:width=4,children=3", 2, tokens=8, sampling=SAMPLED
+    ),
+    "specpipe_lossy_relaxed-2-stages-T0": Recording(
+        "specpipe_lossy_relaxed:width=4,children=3", 2, tokens=8
+    ),
     "speculative-2-models-T0": Recording("speculative:lookahead=4", 2),
     "static_tree-2-stages-T0": Recording("static_tree:shape=1-2-2,overlap=on", 2),
 }
@@ -145,10 +167,10 @@ def record(wanted: Recording) -> list[str]:
     for model, agreement in enumerate(wanted.middles, 1):
         machine = StageMachine(1, wanted.stages, middle=model)
         nodes[middle_address(model)] = (machine, ToyMiddle(TARGET, agreement))
-    lines: list[str] = []
+    lines = defaultdict[RunKey, list[str]](list)
 
     def emit(run: RunKey, line: str) -> None:
-        lines.append(line)
+        lines[run].append(line)
 
     recorders = {
         address: Recorder(address, emit, header(limits) if address == DRAFT else "")
@@ -157,12 +179,26 @@ def record(wanted: Recording) -> list[str]:
 
     def tap(address: Address, now: float, event: Input, outputs: list[Output]) -> None:
         recorders[address].step(now, event, outputs)
+        committed = simulation.jobs["j"].tokens
+        if wanted.lost_after and not ledger.jobs["j"].again and len(committed) >= wanted.lost_after:
+            begin_again(simulation.jobs["j"])
+
+    def begin_again(lost: RunRecord) -> None:
+        ends = [0, *(end for _, end in lost.committed_at)]
+        groups = tuple(tuple(lost.tokens[begin:end]) for begin, end in pairwise(ends))
+        told = ledger.revoke("j", tuple(nodes), again=1).deliveries
+        submit = ledger.assign("j", 1, earlier=Earlier(PROMPT, groups)).deliveries
+        for delivery in told + submit:
+            simulation.post(delivery.to, delivery.envelope, simulation.now)
+        run = submit[0].envelope.message.run
+        simulation.runs[run] = RunRecord(tokens=list(lost.tokens))
 
     def encode(work: Encode) -> EncodeDone:
         return EncodeDone(PROMPT)
 
     costs = Costs(partial(seconds, wanted.draft_seconds), lambda source, target, envelope: 0.375)
     simulation = Simulation(nodes, costs, encode=encode, tap=tap)
+    ledger = simulation.ledger
     spec = JobSpec(
         prompt="a toy prompt",
         max_new_tokens=wanted.tokens,
@@ -171,8 +207,11 @@ def record(wanted: Recording) -> list[str]:
         record=True,
     )
     simulation.submit("j", spec)
+    for at in range(wanted.beside):
+        other = replace(spec, prompt="another", max_new_tokens=2 * wanted.tokens, record=False)
+        simulation.submit(f"k{at}", other, at=1.0 + at)
     simulation.run()
-    return merge(lines)
+    return merge(lines[max(lines)])
 
 
 def record_live(file: Path) -> None:

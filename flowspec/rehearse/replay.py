@@ -20,7 +20,7 @@ from flowspec.core.run.fields import shown
 from flowspec.core.run.limits import Limits
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.errors import FlowSpecError, ReplayMismatch
-from flowspec.roles.record import FORMAT, MAX_INT, from_json, to_json
+from flowspec.roles.record import FORMAT, MAX_INT, from_json, is_whole, line_of, to_json
 from flowspec.strategies import build
 
 #: Most stages, and most middle models, of a recording: each is a process, so no pipeline has as
@@ -41,7 +41,7 @@ class Replay:
 
 def header(limits: Limits) -> str:
     """The first line of a recording: the limits that the machines are built from."""
-    return json.dumps({"format": FORMAT, "limits": to_json(limits)}, separators=(",", ":"))
+    return line_of({"format": FORMAT, "limits": to_json(limits)})
 
 
 def replay(lines: Iterable[str], source: str = "the recording") -> Replay:
@@ -49,7 +49,7 @@ def replay(lines: Iterable[str], source: str = "the recording") -> Replay:
 
     ``source``: what errors about the recording as a whole call it.
     """
-    rows = iter(_parse(lines))
+    rows = (row for row, _ in _parse(lines))
     limits = _limits(next(rows, None), source)
     machines = _machines(limits)
     counts = dict.fromkeys(machines, 0)
@@ -172,15 +172,18 @@ def replay_file(path: Path) -> Replay:
 
 
 def merge(lines: Iterable[str]) -> list[str]:
-    """A recording from the lines of all nodes: the header, then steps by time, each once."""
+    """A recording from the lines of all nodes: the header, then steps by time, each once.
+
+    ReplayMismatch for a line that no worker has written.
+    """
     heads: list[str] = []
     steps: dict[tuple[str, int], tuple[float, str]] = {}
-    for line in lines:
-        row = json.loads(line)
+    for row, line in _parse(lines):
         if "format" in row:
             heads = [line]
         else:
-            steps[row["node"], row["n"]] = (row["now"], line)
+            node, number, now = _place(row)
+            steps[node, number] = (now, line)
     # Numbers order the steps of a node; time only interleaves the nodes.
     latest: dict[str, float] = {}
     placed: list[tuple[float, str, int]] = []
@@ -199,7 +202,8 @@ def _machines(limits: Limits) -> dict[str, Machine]:
     return machines
 
 
-def _parse(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+def _parse(lines: Iterable[str]) -> Iterator[tuple[dict[str, Any], str]]:
+    """The lines, and what they say; a first line of another format need not be whole."""
     for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
@@ -214,7 +218,11 @@ def _parse(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
                 f"line {number} of the recording is damaged: it is nested deeper than "
                 f"{_MAX_DEPTH} levels"
             )
-        yield row
+        if not is_whole(line) and (number > 1 or row.get("format") == FORMAT):
+            raise ReplayMismatch(
+                f"line {number} of the recording is damaged: its checksum is not that of its text"
+            )
+        yield row, line
 
 
 def _too_deep(row: dict[str, Any]) -> bool:

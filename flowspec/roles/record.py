@@ -1,7 +1,7 @@
 """The format of recordings: JSON, one step of a machine per line.
 
-A line holds the worker, the time, the input and the outputs of a step. It is restricted to one run,
-so that the machines can replay that run alone.
+A line holds the worker, the time, the input and the outputs of a step, and ends with a checksum of
+what is before it. It is restricted to one run, so that the machines can replay that run alone.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import functools
 import json
 import types
 import typing
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from flowspec.core.protocol import machine, messages, work
@@ -43,9 +44,11 @@ from flowspec.core.run.key import RunKey
 from flowspec.errors import FlowSpecError, ReplayMismatch
 
 #: Version of the format; the header names it.
-FORMAT = 7
+FORMAT = 8
 #: Largest integer a field may hold; ids, positions and counts all fit.
 MAX_INT = (1 << 63) - 1
+#: Name of a line's last field, the CRC-32 of the line without it.
+_SUM = "sum"
 
 _CLASSES: dict[str, type] = {
     name: kind
@@ -193,6 +196,18 @@ _WORDS: dict[Any, str] = {
 }
 
 
+def line_of(row: Mapping[str, Any]) -> str:
+    """``row`` as a line of a recording, whose last field is the checksum of all before it."""
+    text = json.dumps(row, separators=(",", ":"))
+    return f'{text[:-1]},"{_SUM}":{zlib.crc32(text.encode())}}}'
+
+
+def is_whole(line: str) -> bool:
+    """Whether ``line`` is as ``line_of`` has written it."""
+    before, _, last = line.rpartition(f',"{_SUM}":')
+    return last == f"{zlib.crc32(f'{before}}}'.encode())}}}"
+
+
 class Recorder:
     """Records the steps of one worker for the runs that request it, by ``emit(run, line)``.
 
@@ -263,7 +278,7 @@ class Recorder:
             "in": to_json(about),
             "out": to_json(list(given)),
         }
-        self._emit(run, json.dumps(line, separators=(",", ":")))
+        self._emit(run, line_of(line))
 
 
 def _asks_for_recording(message: messages.Message) -> bool:

@@ -24,6 +24,7 @@ from flowspec.core.run.spec import CANCEL, JobSpec
 from flowspec.errors import ReplayMismatch
 from flowspec.rehearse.emulated_link import EmulatedLink
 from flowspec.rehearse.replay import merge, replay
+from flowspec.roles.record import line_of
 from flowspec.strategies import EXACT
 from flowspec.transport.base import CommitText, Link, Op, PutRows, ReadResult
 from flowspec.transport.connections.connection import connect
@@ -376,7 +377,7 @@ def test_an_edited_recording_is_found_out(start: Start) -> None:
     with pytest.raises(
         ReplayMismatch, match=r"step \d+ of (s1|d0), output \d+: .* was .* and is now"
     ):
-        replay([*lines[:at], json.dumps(row), *lines[at + 1 :]])
+        replay([*lines[:at], line_of(row), *lines[at + 1 :]])
     with pytest.raises(ReplayMismatch, match="is missing; the recording goes on with"):
         replay([*lines[:at], *lines[at + 1 :]])
     with pytest.raises(ReplayMismatch, match="no JSON"):

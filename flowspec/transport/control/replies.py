@@ -26,7 +26,7 @@ def output_entries(entries: Sequence[Any]) -> list[OutputEntry]:
 
 def recording_lines(entries: Sequence[Any]) -> list[str]:
     """A recording's lines, once each: a worker that has lost a reply writes its line again."""
-    return list(dict.fromkeys(fields[b"l"].decode() for _, fields in entries))
+    return list(dict.fromkeys(texts(fields).get("l", "") for _, fields in entries))
 
 
 def claims_of(
