@@ -29,7 +29,7 @@ help:
 	@echo "                     of your own models: make demo TARGET=dir DRAFT=dir DTYPE=nf4"
 	@echo "make smollm2         fetch that model; the demo does"
 	@echo "make test            what CI runs: lint, types, and all tests that are not live or heavy, with one"
-	@echo "                     live test for each promise; 10 minutes on two cores"
+	@echo "                     live test for each promise; 10 to 15 minutes on two cores"
 	@echo "make test-live       the other tests of processes, threads and clocks"
 	@echo "make test-all        both, with the heavy checks; needs PROMPTS=dir, a folder of .jsonl prompt files"
 	@echo "make flakes          the live tests of make test N=20 times, every other time on a busy machine"

@@ -12,7 +12,8 @@
     ├── BrokerError            the broker cannot be used
     │   ├── BrokerUnreachable  no connection, a lost one, or a refused password
     │   ├── BrokerFull         the broker takes no writes: its memory or disk is full
-    │   └── ClientClosed       a client is used after it was closed
+    │   ├── ClientClosed       a client is used after it was closed
+    │   └── WaitsEnded         the program itself has ended its waits
     ├── ClusterError           a worker process could not start, or died
     │   ├── ClaimError         another worker already holds the lease on the role
     │   └── LeaseLost          the lease on the role is lost; the worker may take it again
@@ -33,7 +34,21 @@ WORKER_PACKAGES = frozenset(
 
 
 class FlowSpecError(Exception):
-    """Root of all errors raised on purpose."""
+    """Root of all errors raised on purpose.
+
+    What to do, if the text says so, stands after its last semicolon.
+    """
+
+    @property
+    def found(self) -> str:
+        """The text without what to do."""
+        return str(self).rpartition("; ")[0] or str(self)
+
+    @property
+    def remedy(self) -> str:
+        """What to do; empty: the text does not say."""
+        before, _, after = str(self).rpartition("; ")
+        return after if before else ""
 
 
 class ConfigError(FlowSpecError):

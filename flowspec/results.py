@@ -45,7 +45,8 @@ class Stats(TypedDict, total=False):
     draft_seconds: float | None
     repeated_4grams: float
     runs_on: list[dict[str, Any]]
-    decisions: dict[str, Any]
+    decisions: list[dict[str, Any]]
+    shares: list[dict[str, int]]
     lossy: str
     resumed_tokens: int
 

@@ -34,7 +34,7 @@ ALLOWED = {
     "model": {"core", "errors", "observe"},
     "observe": {"errors"},
     "results": {"core", "errors"},
-    "async_client": {"results", "transport", "core", "errors"},
+    "async_client": {"results", "transport", "core", "errors", "observe"},
     "client": {"async_client", "results", "transport", "core", "errors"},
     "gateway": {"async_client", "strategies", "results", "transport", "core", "errors", "observe"},
     "flowspec": {"async_client", "client", "results", "errors"},

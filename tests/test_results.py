@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flowspec.errors import GapError, StateError
-from flowspec.results import OutputSoFar
+from flowspec.results import OutputSoFar, Stats
+
+DOCS = Path(__file__).parent.parent / "docs"
 
 PIECES = st.lists(st.lists(st.integers(0, 99), max_size=4), min_size=1, max_size=8)
 
@@ -65,3 +69,11 @@ def test_output_that_lacks_an_entry_is_no_text(
     with pytest.raises(GapError, match=r"^the output of job a is incomplete: its tokens \d+ to"):
         for at, entry in enumerate(written):
             output.take(str(at), entry)
+
+
+def test_the_page_of_stats_has_their_types() -> None:
+    rows = (DOCS / "stats.md").read_text(encoding="utf-8").splitlines()
+    cells = [row.split("|")[1] for row in rows if row.startswith("| `")]
+    assert {key for cell in cells for key in re.findall(r"`(\w+)`", cell)} == {
+        *Stats.__annotations__
+    }

@@ -1,1 +1,1 @@
-"""The processes: ``python -m workers.scheduler``, ``.draft``, ``.verify`` and ``.middle``."""
+"""The processes, such as ``python -m workers.draft``; ``probe`` measures a machine for a plan."""

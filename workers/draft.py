@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import Any, NamedTuple
 
 from flowspec.core.job.draft_worker import DraftMachine
@@ -24,7 +24,7 @@ from flowspec.roles.text_process import TextProcess
 from flowspec.start.boot import Facts, Process, add_placing, make_worker, parser, run
 from flowspec.start.forks import can_fork
 from flowspec.start.models import check_fingerprint, context_of, kept_rows_of, open_target
-from flowspec.start.wiring import Wiring, add_rows, wired
+from flowspec.start.wiring import Wiring, add_rows, serve_wired
 from flowspec.strategies import build
 from flowspec.strategies.auto.decisions import with_drafter_names
 from flowspec.transport.base import (
@@ -34,7 +34,6 @@ from flowspec.transport.base import (
     Claim,
     drafts_of,
     middles_of,
-    role_of,
 )
 
 #: Loads the drafter of a name for a target, in a precision and on a device.
@@ -104,12 +103,6 @@ def _serve(load: Load, given: argparse.Namespace, texts: TextProcess) -> None:
     facts = Facts()
     loaded: list[_LoadedDrafter] = []  # once
 
-    @contextmanager
-    def begin() -> Iterator[Callable[[Lease], None]]:
-        with wired(process, record, DRAFT, given) as wiring:
-            facts.begin(wiring.facts)
-            yield lambda lease: serve(wiring, lease)
-
     def serve(wiring: Wiring, lease: Lease) -> None:
         if not loaded:
             loaded.append(_load(load, given, record, facts, texts))
@@ -145,7 +138,7 @@ def _serve(load: Load, given: argparse.Namespace, texts: TextProcess) -> None:
             process.ready(f"drafts by {record['draft'] if given.draft is None else given.draft}")
             worker.run(process.stop(lease, worker))
 
-    process.serve(role_of(DRAFT), facts, begin)
+    serve_wired(process, record, DRAFT, given, facts, serve)
     control.close()
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import closing
 
 from flowspec.core.protocol.addresses import middle_address
 from flowspec.core.stage.stage_worker import StageMachine
@@ -16,8 +16,8 @@ from flowspec.roles.lease import Lease
 from flowspec.roles.performers import VerifyPerformer
 from flowspec.start.boot import Facts, Process, add_placing, make_worker, parser, run
 from flowspec.start.models import open_middle
-from flowspec.start.wiring import Wiring, add_rows, wired
-from flowspec.transport.base import middles_of, role_of
+from flowspec.start.wiring import Wiring, add_rows, serve_wired
+from flowspec.transport.base import middles_of
 
 
 def main() -> None:
@@ -39,13 +39,7 @@ def main() -> None:
     model = _number(given.model, len(middles))
     address = middle_address(model)
     facts = Facts()
-    loaded: list[tuple[VerifyPerformer, Callable[[], float]]] = []  # once
-
-    @contextmanager
-    def begin() -> Iterator[Callable[[Lease], None]]:
-        with wired(process, record, address, given) as wiring:
-            facts.begin(wiring.facts)
-            yield lambda lease: serve(wiring, lease)
+    loaded: list[tuple[VerifyPerformer, Callable[[], float] | None]] = []  # once
 
     def serve(wiring: Wiring, lease: Lease) -> None:
         if not loaded:
@@ -61,13 +55,13 @@ def main() -> None:
             process.ready(f"middle model {model} of {len(middles)}, {placed(facts())}")
             worker.run(process.stop(lease, worker))
 
-    process.serve(role_of(address), facts, begin)
+    serve_wired(process, record, address, given, facts, serve)
     control.close()
 
 
 def _load(
     given: argparse.Namespace, record: Mapping[str, str], model: int, facts: Facts
-) -> tuple[VerifyPerformer, Callable[[], float]]:
+) -> tuple[VerifyPerformer, Callable[[], float] | None]:
     """The model's performer, and its CPU seconds so far; ``facts`` learns what it runs on."""
     from flowspec.model.layers.placing import place
     from flowspec.model.stage import load_stage
@@ -83,7 +77,7 @@ def _load(
     facts.know(known)
     logger(middle=model).info("middle model loaded", **known)
     performer = VerifyPerformer(executor, (directory.hidden_size,))
-    return performer, lambda: executor.model_seconds
+    return performer, executor.clock
 
 
 def _number(text: str, models: int) -> int:

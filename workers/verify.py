@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -33,7 +33,7 @@ from flowspec.start.boot import (
     stage_number,
 )
 from flowspec.start.models import kept_rows_of, open_stage, open_tapping
-from flowspec.start.wiring import Wiring, add_rows, wired
+from flowspec.start.wiring import Wiring, add_rows, serve_wired
 from flowspec.transport.base import role_of
 
 #: A prefix no tensor has: a stage without layers reads none.
@@ -87,9 +87,7 @@ def load_layers(
 
     placing = place(*wanted, target.config)
     executor = load_stage(target, layers, placing, *tapped, blocks=blocks)
-    # A GPU computes while the thread goes on, so that its time is not the model's.
-    on_cpu = placing.device.type == "cpu"
-    return executor, (lambda: executor.model_seconds) if on_cpu else None
+    return executor, executor.clock
 
 
 def main(load: Load = load_layers, given_arguments: Sequence[str] | None = None) -> None:
@@ -139,12 +137,6 @@ def _serve(
     known = spare if spare is not None else _Spare(stage, Facts())
     facts = known.facts
 
-    @contextmanager
-    def begin() -> Iterator[Callable[[Lease], None]]:
-        with wired(process, record, address, given) as wiring:
-            facts.begin(wiring.facts)
-            yield lambda lease: serve(wiring, lease)
-
     def serve(wiring: Wiring, lease: Lease) -> None:
         if known.loaded is None:
             known.loaded = _load(load, given, record, stage, facts)
@@ -165,7 +157,7 @@ def _serve(
             )
             worker.run(process.stop(lease, worker))
 
-    process.serve(role_of(address), facts, begin)
+    serve_wired(process, record, address, given, facts, serve)
 
 
 def _load(

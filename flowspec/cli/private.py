@@ -43,4 +43,4 @@ def check_after(error: FlowSpecError, check: Callable[[], None]) -> None:
     try:
         check()
     except ClusterError as cause:
-        raise ClusterError(f"{str(error).partition(';')[0]}: {cause}") from None
+        raise ClusterError(f"{error.found}: {cause}") from None

@@ -120,10 +120,10 @@ def _private_broker(announce: Announce) -> Iterator[Finding]:
         binary = find_server()
         url = server.start()
     except BrokerError as failed:
-        yield ports.check_started(ports.Started(None, str(failed), time.monotonic() - began))
+        yield ports.check_started(ports.Started(None, failed, time.monotonic() - began))
         return
     try:
-        yield ports.check_started(ports.Started(binary, "", time.monotonic() - began))
+        yield ports.check_started(ports.Started(binary, None, time.monotonic() - began))
         yield from _asked(url, private=True)
     finally:
         server.stop()

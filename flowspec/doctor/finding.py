@@ -49,12 +49,8 @@ def error(subject: str, found: str, remedy: str) -> Finding:
 
 
 def from_error(subject: str, raised: FlowSpecError, otherwise: str) -> Finding:
-    """The finding for an error, whose text ends with the remedy after its last semicolon.
-
-    ``otherwise``: the remedy of a text without one.
-    """
-    found, _, remedy = str(raised).rpartition("; ")
-    return error(subject, found, remedy) if found else error(subject, remedy, otherwise)
+    """The finding for an error; ``otherwise``: the remedy of one that names none."""
+    return error(subject, raised.found, raised.remedy or otherwise)
 
 
 def any_error(findings: Iterable[Finding]) -> bool:

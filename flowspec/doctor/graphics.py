@@ -60,7 +60,8 @@ def check(graphics: GraphicsFacts, dtype: str, device: str) -> Iterator[Finding]
     if device.startswith("cuda"):
         yield from _asked(graphics, dtype, device)
     elif graphics.driver and not graphics.devices:
-        yield warning(SUBJECT, f"there is a GPU, but {_why_unused(graphics)}", _remedy(graphics))
+        reason, remedy = _why_unused(graphics)
+        yield warning(SUBJECT, f"there is a GPU, but {reason}", remedy)
     elif not graphics.devices:
         yield ok(SUBJECT, "none; passes run on the processor")
 
@@ -68,9 +69,8 @@ def check(graphics: GraphicsFacts, dtype: str, device: str) -> Iterator[Finding]
 def _asked(graphics: GraphicsFacts, dtype: str, device: str) -> Iterator[Finding]:
     number = int(device.partition(":")[2] or 0)
     if not graphics.devices:
-        yield error(
-            SUBJECT, f"--device is {device}, but {_why_unused(graphics)}", _remedy(graphics)
-        )
+        reason, remedy = _why_unused(graphics)
+        yield error(SUBJECT, f"--device is {device}, but {reason}", remedy)
     elif number >= len(graphics.devices):
         yield error(
             SUBJECT,
@@ -90,22 +90,20 @@ def _emulates(device: Accelerator, dtype: str) -> bool:
     return old and dtype != AUTO and PRECISIONS[dtype].rows == "bfloat16"
 
 
-def _why_unused(graphics: GraphicsFacts) -> str:
+def _why_unused(graphics: GraphicsFacts) -> tuple[str, str]:
+    """The reason, and what to do."""
     if not graphics.build:
-        return "torch is not installed, or cannot be imported"
+        return "torch is not installed, or cannot be imported", _INSTALL
     if graphics.build == "cpu":
-        return "torch is built without CUDA"
+        return "torch is built without CUDA", _INSTALL
     if not graphics.driver:
-        return "no NVIDIA driver is loaded"
+        return (
+            "no NVIDIA driver is loaded",
+            "install the driver; in a container, start it with the GPUs (--gpus all)",
+        )
     if graphics.hidden is not None and graphics.hidden.strip() in ("", "-1"):
-        return "CUDA_VISIBLE_DEVICES hides it"
-    return f"torch for {graphics.build} cannot use it with driver {graphics.driver}"
-
-
-def _remedy(graphics: GraphicsFacts) -> str:
-    reason = _why_unused(graphics)
-    if reason.startswith("CUDA_VISIBLE"):
-        return "unset CUDA_VISIBLE_DEVICES, or set it to the GPU's number"
-    if reason.startswith("no NVIDIA"):
-        return "install the driver; in a container, start it with the GPUs (--gpus all)"
-    return _INSTALL
+        return (
+            "CUDA_VISIBLE_DEVICES hides it",
+            "unset CUDA_VISIBLE_DEVICES, or set it to the GPU's number",
+        )
+    return f"torch for {graphics.build} cannot use it with driver {graphics.driver}", _INSTALL

@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from flowspec.doctor.finding import Finding, error, ok, warning
+from flowspec.errors import FlowSpecError
 from flowspec.transport.connections.connection import redact
 
 SUBJECT = "ports"
@@ -102,26 +103,26 @@ def check_opened(opened: Opened) -> Finding:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """An attempt to start a private broker: ``failure`` is empty if it worked."""
+    """An attempt to start a private broker; ``failure``: why it did not work."""
 
     binary: Path | None
-    failure: str
+    failure: FlowSpecError | None
     seconds: float
 
 
 def check_started(started: Started) -> Finding:
     """The finding on a private broker."""
-    if not started.failure:
+    if started.failure is None:
         return ok(
             SUBJECT,
             f"a private broker ({started.binary}) starts in {started.seconds:.2f} s; "
             "one is started for each run if no URL is given",
         )
-    found, _, remedy = redact(started.failure).partition("; ")
     return error(
         SUBJECT,
-        f"no private broker can be started: {found}",
-        remedy or "give the URL of a running server by --redis-url or FLOWSPEC_REDIS_URL",
+        f"no private broker can be started: {redact(started.failure.found)}",
+        redact(started.failure.remedy)
+        or "give the URL of a running server by --redis-url or FLOWSPEC_REDIS_URL",
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -84,6 +84,11 @@ class ModelStage:
     def model_seconds(self) -> float:
         """CPU seconds spent in the model itself so far; the rest of the passes is overhead."""
         return self._block.seconds
+
+    @property
+    def clock(self) -> Callable[[], float] | None:
+        """``model_seconds``; None on a GPU, which computes while the thread goes on."""
+        return (lambda: self.model_seconds) if self._block.device.type == "cpu" else None
 
     def allocate(self, run: RunKey, capacity: int, sampling: Sampling, returns: Returns) -> None:
         store = self._store

@@ -239,7 +239,7 @@ class EmulatedWorker(Worker):
         self._count(at, entry[0].message, time.monotonic())
         heapq.heappush(self._inbox, _Incoming(at, next(self._order), entry, software))
 
-    def _occupied(self, source: Address, to: Address, envelope: Envelope) -> float:
+    def _occupied(self, _source: Address, to: Address, envelope: Envelope) -> float:
         hidden = self._returns_hidden(envelope.message.run)
         return self._emulation.profile.transfer_seconds(to, envelope, hidden=hidden)
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
+from flowspec.core.job.queue_order import QueueOrder
 from flowspec.core.protocol.addresses import Role
 from flowspec.core.protocol.causes import LATE, LOST, NOT_BEGUN
 from flowspec.core.protocol.codes import Code
@@ -19,7 +20,6 @@ from flowspec.core.run.key import may_be_id
 from flowspec.core.run.spec import CANCEL, parse
 from flowspec.errors import BrokerError, BrokerFull, ConfigError
 from flowspec.observe import logger
-from flowspec.roles.queue_order import QueueOrder
 from flowspec.strategies import build
 from flowspec.transport.base import (
     Claim,
@@ -30,6 +30,7 @@ from flowspec.transport.base import (
     setup_of,
     workers_of,
 )
+from flowspec.transport.connections.answers import WRONG_TYPE
 
 #: Longest interval between two checks of the workers, seconds.
 WATCH_SECONDS = 0.25
@@ -144,7 +145,7 @@ class Scheduler:
         try:
             self._serve()
         except BrokerError as error:
-            if error.code != "WRONGTYPE" or not self._control.drop_mistyped():
+            if error.code != WRONG_TYPE or not self._control.drop_mistyped():
                 raise
         else:
             self._control.drop_mistyped()

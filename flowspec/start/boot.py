@@ -37,8 +37,9 @@ from flowspec.transport.connections.connection import DEFAULT_URL
 from flowspec.transport.control.redis_control import RedisControl
 from flowspec.transport.wire.keys import Keys
 
-#: How long a worker waits for the pipeline's record, seconds.
+#: How long a worker waits for the pipeline's record, and when it says that it does, seconds.
 RECORD_SECONDS = 60.0
+_PATIENT_SECONDS = 2.0
 #: How long a worker that has lost the broker tries to join again, seconds, and between two tries.
 JOIN_SECONDS = 120.0
 _JOIN_LOOK_SECONDS = 0.2
@@ -58,8 +59,6 @@ SPARE = "spare"
 _SPARE_LOOK_SECONDS = 0.5
 #: Begins to serve a role: what it yields serves under a lease, until the worker is to stop.
 Begin = Callable[[], AbstractContextManager[Callable[[Lease], None]]]
-#: When it says that it waits for it, seconds.
-_PATIENT_SECONDS = 2.0
 
 
 def parser(role: str) -> argparse.ArgumentParser:

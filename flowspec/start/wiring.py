@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from flowspec.core.protocol.addresses import DRAFT, Address, Role, middle_address, stage_address
@@ -12,8 +12,9 @@ from flowspec.errors import BrokerError
 from flowspec.observe import logger
 from flowspec.rehearse.devices.setup import EMULATED
 from flowspec.rehearse.emulated_link import EmulatedLink
-from flowspec.start.boot import Process
-from flowspec.transport.base import Link, middles_of
+from flowspec.roles.lease import Lease
+from flowspec.start.boot import Facts, Process
+from flowspec.transport.base import Link, middles_of, role_of
 from flowspec.transport.link.inbox import FACT, NONE, Inbox, InboxPlace, open_inbox, why_none
 from flowspec.transport.link.live_link import LiveLink
 from flowspec.transport.link.peers import Peers
@@ -141,13 +142,23 @@ class Wiring:
             self._inbox.close()
 
 
-@contextmanager
-def wired(
-    process: Process, record: Mapping[str, str], address: Address, given: argparse.Namespace
-) -> Iterator[Wiring]:
-    """The wiring of ``address``, closed at the end."""
-    wiring = Wiring(process, record, address, given)
-    try:
-        yield wiring
-    finally:
-        wiring.close()
+def serve_wired(
+    process: Process,
+    record: Mapping[str, str],
+    address: Address,
+    given: argparse.Namespace,
+    facts: Facts,
+    serve: Callable[[Wiring, Lease], None],
+) -> None:
+    """Serve the role of ``address`` with ``serve``, over wirings that are in ``facts``."""
+
+    @contextmanager
+    def begin() -> Iterator[Callable[[Lease], None]]:
+        wiring = Wiring(process, record, address, given)
+        facts.begin(wiring.facts)
+        try:
+            yield lambda lease: serve(wiring, lease)
+        finally:
+            wiring.close()
+
+    process.serve(role_of(address), facts, begin)

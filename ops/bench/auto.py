@@ -45,7 +45,6 @@ OTHERS = (
     *("static_tree", "naive_pp", "pruned_pp", "speculative"),
 )
 DRAFTS = ("head", "slm")
-TEMPERATURES = (0.0, 1.0)
 #: The packaged profiles of pipelines, and of those over a wide area network two.
 PROFILES = tuple(name for name in names() if name != "wan-25ms" and load(name).stages[0] > 1)
 #: Systems measured per place, untuned and tuned: the fastest on the tuning prompts.

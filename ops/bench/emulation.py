@@ -32,8 +32,9 @@ from flowspec.core.run.sampling import Sampling
 from flowspec.errors import ConfigError, FlowSpecError
 from flowspec.model.drafters.sources import load_sources
 from flowspec.model.weights.directory import default_pair, open_directory
+from flowspec.plan.predict import token_seconds
 from flowspec.rehearse.compare.naming import canonical, drafter_of
-from flowspec.rehearse.compare.simulate import Ran, profile_costs, returns_hidden, simulate
+from flowspec.rehearse.compare.simulate import profile_costs, returns_hidden, simulate
 from flowspec.rehearse.compare.texts import Text, texts
 from flowspec.rehearse.devices.profile import Profile
 from flowspec.rehearse.devices.profiles import load
@@ -62,13 +63,6 @@ class Comparison:
     cluster: str
     row: str
     ratio: str
-
-
-def token_seconds(runs: Sequence[Ran]) -> float:
-    """Seconds between tokens, over all runs."""
-    seconds: float = sum(run.stats["decode_seconds"] for run in runs)
-    tokens: int = sum(run.stats["tokens"] - 1 for run in runs)
-    return seconds / tokens
 
 
 def simulated(

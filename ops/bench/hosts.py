@@ -44,6 +44,7 @@ from flowspec.core.run.history import History
 from flowspec.core.run.sampling import Sampling
 from flowspec.errors import ConfigError, FlowSpecError, StateError
 from flowspec.model.weights.directory import default_pair, layer_ranges, open_directory
+from flowspec.plan.predict import token_seconds
 from flowspec.rehearse.compare.naming import counted
 from flowspec.rehearse.compare.texts import Text, texts
 from flowspec.rehearse.devices.profile import LinkShape, Profile, Times
@@ -52,7 +53,7 @@ from flowspec.rehearse.measure import MeasurementPlan, measure
 from flowspec.strategies import build
 from ops.bench.arguments import count, latencies
 from ops.bench.emulate import OVERTAKEN_SHARE, Emulated, EmulatedCluster
-from ops.bench.emulation import prompts_in_turn, simulated, token_seconds
+from ops.bench.emulation import prompts_in_turn, simulated
 from ops.bench.hosts_table import (
     BROKER,
     PLAIN,

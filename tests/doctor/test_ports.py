@@ -17,6 +17,7 @@ from flowspec.doctor.ports import (
     connect_to,
     open_files,
 )
+from flowspec.errors import ClusterError
 from flowspec.transport.connections.server import PrivateBroker
 
 
@@ -71,12 +72,14 @@ def test_names_and_files_that_are_not_there(tmp_path: Path) -> None:
 
 
 def test_a_private_broker_that_starts_or_not() -> None:
-    assert check_started(Started(Path("/bin/v"), "", 0.1)).level is Severity.OK
-    found = check_started(Started(None, "no server found; install one with `pip`, or so", 0.0))
+    assert check_started(Started(Path("/bin/v"), None, 0.1)).level is Severity.OK
+    found = check_started(
+        Started(None, ClusterError("no server found; install one with `pip`, or so"), 0.0)
+    )
     assert found.level is Severity.ERROR
     assert found.found == "no private broker can be started: no server found"
     assert found.remedy == "install one with `pip`, or so"
-    found = check_started(Started(None, "it stopped with status 1", 0.0))
+    found = check_started(Started(None, ClusterError("it stopped with status 1"), 0.0))
     assert "FLOWSPEC_REDIS_URL" in found.remedy
 
 

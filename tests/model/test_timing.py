@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
+from flowspec.model.stage import load_stage
 from flowspec.model.timing import time_layer, time_request
 from flowspec.model.weights.directory import default_pair, open_directory
 from flowspec.model.weights.shapes import few_layers, read_config, shapes_of
@@ -46,3 +48,14 @@ def test_the_timed_layer_is_the_last_one(tmp_path: Path, entries: dict[str, obje
     shapes = shapes_of(read_config(str(file)))
     assert shapes.layers == shapes_of(TARGET).layers[-1:]
     assert not shapes.tied
+
+
+def test_the_seconds_of_a_stages_model_are_told_on_a_processor_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A GPU computes while the thread goes on."""
+    stage = load_stage(TARGET, range(1))
+    assert stage.clock is not None
+    assert stage.clock() == stage.model_seconds
+    monkeypatch.setattr(stage.block, "device", torch.device("meta"))
+    assert stage.clock is None

@@ -117,7 +117,7 @@ class PipeDecSketch:
             case Done(DraftPassDone((DraftDone() as result,))):
                 self.working = False
                 self.drafting.done(result, self.tree)
-                if self.drafting.growing and not self.drafting.proceed(self.tree):
+                if self.drafting.growing and not self.drafting.needs_drafter(self.tree):
                     self.drafting.collect(self.tree)
                     return [Complete(RUN, (task("decode", self.t, 0),))]
                 return []
@@ -210,7 +210,7 @@ class PipeDecSketch:
             outputs.append(self.inject(self.layers[1]))
         tip = max(self.tree, key=lambda node: node.depth).id
         self.drafting.begin(WholeChain(tip), idle=False)
-        assert self.drafting.proceed(self.tree)
+        assert self.drafting.needs_drafter(self.tree)
         return [*outputs, Complete(RUN, (task("verdict", before),))]
 
     def inject(self, nodes: list[int]) -> Send:

@@ -185,7 +185,7 @@ class Drafting:
         self._growth_passes = 0
         self._wanted = ()
 
-    def proceed(self, tree: Tree) -> bool:
+    def needs_drafter(self, tree: Tree) -> bool:
         """Proceed with the current growth; whether it needs the drafter before it can go on."""
         if self._growth is None:
             return False

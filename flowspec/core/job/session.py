@@ -396,15 +396,15 @@ class Session:
         pacing.begin_turn(cause, decoding=self.decoding)
         self._grow_and_send()
         self._chain.feed(self.strategy, self._view)
-        end = pacing.end_turn(self._window.loaded, self._proceed)
+        end = pacing.end_turn(self._window.loaded, self._needs_drafter)
         self.outbox.complete(end.completes)
         if end.join is not None:
             message = Synced(self.run, end.join.task)
             self.outbox.send_after(DRAFT, message, end.join.task, end.join.after)
 
-    def _proceed(self) -> bool:
+    def _needs_drafter(self) -> bool:
         """Proceed with the current growth; whether it needs the drafter."""
-        return self.drafting.proceed(self.tree)
+        return self.drafting.needs_drafter(self.tree)
 
     # ---- judge -----------------------------------------------------------------------------------
 
@@ -525,7 +525,9 @@ class Session:
     def _next_step(self) -> GrowingStep:
         if not self.drafting.growing:
             return GrowingStep.BEGIN if self._may_grow_idle() else GrowingStep.AWAIT_ANSWER
-        if self._proceed() and not (self._has_room() and self.strategy.may_collect(self._view)):
+        if self._needs_drafter() and not (
+            self._has_room() and self.strategy.may_collect(self._view)
+        ):
             return GrowingStep.AWAIT_DRAFTER
         if self.strategy.drafts_ahead and not self._has_room():
             return GrowingStep.AWAIT_SLOT

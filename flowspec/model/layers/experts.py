@@ -26,7 +26,7 @@ class Experts(torch.nn.Module):
         self, rule: Any, first: Sequence[KernelLinear], second: Sequence[KernelLinear]
     ) -> None:
         super().__init__()
-        for name in list(rule._parameters):
+        for name, _ in list(rule.named_parameters(recurse=False)):
             delattr(rule, name)
         self.rule = rule
         self.first = torch.nn.ModuleList(first)
@@ -81,7 +81,7 @@ def make_routers_exact(block: torch.nn.Module, device: torch.device) -> None:
         if not any(isinstance(child, Experts) for child in owner.children()):
             continue
         for name, child in list(owner.named_children()):
-            weight = child._parameters.get("weight")
+            weight = dict(child.named_parameters(recurse=False)).get("weight")
             if weight is not None and weight.ndim == 2:
                 setattr(owner, name, ExactRouter(child, device))
 

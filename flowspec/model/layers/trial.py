@@ -94,7 +94,7 @@ def _fault(config: PretrainedConfig) -> str:
     try:
         difference = try_small(config)
     except ModelError as error:
-        return re.sub(rf"\S*{_FOLDER}\S* ?", "a small copy of it ", str(error)).partition(";")[0]
+        return re.sub(rf"\S*{_FOLDER}\S* ?", "a small copy of it ", error.found)
     except _FAILURES as error:
         first = (str(error).splitlines() or [""])[0]
         return f"a small copy of it fails with {type(error).__name__} ({first})"

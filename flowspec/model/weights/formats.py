@@ -1,7 +1,7 @@
 """Checkpoints in formats that are not read, and how to convert them. Needs no torch.
 
-Only safetensors of floating-point numbers are read, and experts in mxfp4. The commands were tried
-with the library's version that the tests run with.
+Only safetensors of floating-point numbers are read, experts in mxfp4, and GGUF files
+(``gguf.py``). The commands were tried with the library's version that the tests run with.
 """
 
 from __future__ import annotations

@@ -33,6 +33,8 @@ class _Meaning(NamedTuple):
     text: str
 
 
+#: The answer about a key that holds another type than the command is for.
+WRONG_TYPE = "WRONGTYPE"
 _NO_CLUSTER = _Meaning(
     Course.END,
     BrokerError,

@@ -21,12 +21,7 @@ from typing import Any, TypeVar
 import redis
 import tenacity
 from redis.backoff import NoBackoff
-from redis.connection import (
-    Connection,
-    PythonRespSerializer,
-    SSLConnection,
-    UnixDomainSocketConnection,
-)
+from redis.connection import PythonRespSerializer
 from redis.retry import Retry
 
 from flowspec.errors import BrokerError, ConfigError
@@ -58,40 +53,29 @@ T = TypeVar("T")
 DEFAULT_URL = "redis://localhost:6379/0"
 
 
-class _PythonPacker:
-    """Packs commands in Python, with any parser."""
-
-    def _construct_command_packer(self, packer: Any) -> Any:
-        return PythonRespSerializer(self._buffer_cutoff, self.encoder.encode)  # type: ignore[attr-defined]
-
-
-class _Tcp(_PythonPacker, Connection):
-    pass
-
-
-class _Tls(_PythonPacker, SSLConnection):
-    pass
-
-
-class _Unix(_PythonPacker, UnixDomainSocketConnection):
-    pass
-
-
-_CLASSES = {"redis": _Tcp, "valkey": _Tcp, "rediss": _Tls, "valkeys": _Tls, "unix": _Unix}
+_SCHEMES = ("redis", "valkey", "rediss", "valkeys", "unix")
+#: Parts of a command that are longer are sent by themselves, not copied together, bytes.
+_COPIED_BYTES = 6000
 
 
 def connect(url: str) -> redis.Redis:
     """A new client for ``url``, not connected yet. ConfigError if it is not a broker URL."""
     with checked_url(url) as known:
-        pool = redis.ConnectionPool.from_url(known, retry=Retry(NoBackoff(), 0), **OPTIONS)
-    pool.connection_class = _CLASSES[scheme_of(url)]
+        packer = PythonRespSerializer(_COPIED_BYTES, _encoded)
+        pool = redis.ConnectionPool.from_url(
+            known, retry=Retry(NoBackoff(), 0), command_packer=packer, **OPTIONS
+        )
     return redis.Redis(connection_pool=pool)
+
+
+def _encoded(part: str | bytes | memoryview | float) -> bytes | memoryview:
+    return part if isinstance(part, bytes | memoryview) else str(part).encode()
 
 
 @contextmanager
 def checked_url(url: str) -> Iterator[str]:
     """``url`` as redis-py knows it; ConfigError if it, or the body of the ``with``, refuses it."""
-    if scheme_of(url) not in _CLASSES:
+    if scheme_of(url) not in _SCHEMES:
         raise ConfigError(
             f"broker URL {redact(url)} is not understood; expected redis://, rediss:// or unix://"
         )

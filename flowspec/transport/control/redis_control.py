@@ -27,7 +27,7 @@ from flowspec.transport.base import (
     roles_of,
     workers_of,
 )
-from flowspec.transport.connections.answers import code_of
+from flowspec.transport.connections.answers import WRONG_TYPE, code_of
 from flowspec.transport.connections.connection import MAX_BLOCK_SECONDS
 from flowspec.transport.connections.redis_client import BrokerClient
 from flowspec.transport.control.replies import (
@@ -44,7 +44,7 @@ _GROUP = "flowspec"
 _FIELD = "f:"
 _BATCH = 64
 #: Answers to readers of an intake that was deleted, with or without its group, or replaced.
-_INTAKE_GONE = ("NOGROUP", "WRONGTYPE")
+_INTAKE_GONE = ("NOGROUP", WRONG_TYPE)
 #: Most entries of an intake that is made anew, and how far an id may be ahead of the clock, ms.
 _INTAKE_MOST = 100_000
 _FUTURE_MS = 86_400_000
@@ -127,7 +127,7 @@ class RedisControl:
                 client.xgroup_create(JOBS, _GROUP, id="0", mkstream=True)
             except redis.ResponseError as error:
                 # A key of another type gives way at the first read.
-                if code_of(error) not in ("BUSYGROUP", "WRONGTYPE"):
+                if code_of(error) not in ("BUSYGROUP", WRONG_TYPE):
                     raise
 
         self._client.call(create)
@@ -363,7 +363,7 @@ class RedisControl:
         try:
             return self._client.call(command)
         except BrokerError as error:
-            if error.code != "WRONGTYPE":
+            if error.code != WRONG_TYPE:
                 raise
             return None
 

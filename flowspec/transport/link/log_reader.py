@@ -17,6 +17,7 @@ from flowspec.core.run.ended import EndedRuns
 from flowspec.core.run.key import RunKey
 from flowspec.errors import GapError, WireError
 from flowspec.transport.base import TRIM_ENTRIES, Rows
+from flowspec.transport.connections.answers import WRONG_TYPE, code_of
 from flowspec.transport.connections.redis_client import BrokerClient, Command
 from flowspec.transport.link.commands import Commands
 from flowspec.transport.wire import codec, entries
@@ -25,8 +26,8 @@ from flowspec.transport.wire.keys import Keys
 #: Most rows, and bytes of them, that are kept of runs of which no message has come yet.
 EARLY_ROWS = 1024
 EARLY_BYTES = 256 << 20
-#: Answers about a stream that is not there yet, or whose key is of another type.
-_NO_STREAM = ("no such key", "WRONGTYPE")
+#: What the server says of a stream that is not there yet, under its code for everything.
+_NO_STREAM = "no such key"
 
 
 class LogReader:
@@ -195,7 +196,7 @@ def last_id(client: BrokerClient, stream: str) -> str:
         try:
             info: Any = connection.xinfo_stream(stream)
         except redis.ResponseError as error:
-            if not any(sign in str(error) for sign in _NO_STREAM):
+            if code_of(error) != WRONG_TYPE and _NO_STREAM not in str(error):
                 raise
             return "0-0"
         return str(info["last-generated-id"].decode())

@@ -145,7 +145,7 @@ def test_an_overdue_drafter_goes_first_and_the_one_that_drafts_loses_nothing_but
     drafting.commit(accepted(LAST), root, tree)
     for _ in range(2 * CATCH_UP_ROWS):
         drafting.begin(growth(tree, 0), idle=False)
-        assert drafting.proceed(tree)
+        assert drafting.needs_drafter(tree)
         asked = root
         answers = 0
         while drafting.has_work:

@@ -60,7 +60,7 @@ def test_a_long_prompt_is_fed_in_parts_before_anything_is_asked() -> None:
     tree = planted(length)
     drafting.commit(nodes((length - 1, 0)), tree.root, tree)
     drafting.begin(growth(tree, 1), idle=False)
-    assert drafting.proceed(tree)
+    assert drafting.needs_drafter(tree)
     first = work(drafting, tree)
     assert (len(first.part.ids), first.part.answers) == (CATCH_UP_ROWS, ())
     drafting.done(answer(first), tree)
@@ -80,17 +80,17 @@ def test_accepted_leaves_it_never_ran_lead_the_next_pass() -> None:
     tree = planted(2)
     drafting.commit(nodes((1, 8)), tree.root, tree)
     drafting.begin(growth(tree, 0), idle=False)
-    assert drafting.proceed(tree)
+    assert drafting.needs_drafter(tree)
     first = work(drafting, tree)
     drafting.done(answer(first), tree)
-    assert not drafting.proceed(tree)
+    assert not drafting.needs_drafter(tree)
     (segment,) = drafting.collect(tree)
     leaf = segment[0]
     path = [(tree.root, 50), (leaf, tree[leaf].token)]
     root = tree.plant(60, 4, leaf)
     drafting.commit(nodes(*path), root, tree)
     drafting.begin(growth(tree, 0), idle=False)
-    drafting.proceed(tree)
+    drafting.needs_drafter(tree)
     second = work(drafting, tree)
     part = second.part
     assert part.ids == (leaf, root)
@@ -105,9 +105,9 @@ def test_a_growth_overtaken_by_a_verdict_gives_what_it_has_below_the_new_root() 
     drafting.commit(nodes((1, 8)), tree.root, tree)
     drafting.begin(growth(tree, 3), idle=False)
     for _ in range(2):  # of four layers
-        assert drafting.proceed(tree)
+        assert drafting.needs_drafter(tree)
         drafting.done(answer(work(drafting, tree)), tree)
-    assert drafting.proceed(tree)
+    assert drafting.needs_drafter(tree)
     assert drafting.continuing
     child = tree.child(tree.root, 1)
     assert child is not None
@@ -128,13 +128,13 @@ def test_proposals_for_pruned_nodes_are_forgotten() -> None:
     old = tree.root
     drafting.commit(nodes((1, 8)), old, tree)
     drafting.begin(growth(tree, 1), idle=False)
-    drafting.proceed(tree)
+    drafting.needs_drafter(tree)
     running = work(drafting, tree)
     assert not drafting.has_work, "one pass at a time"
     root = tree.plant(9, 3, old)
     drafting.commit(nodes((old, 50)), root, tree)
     drafting.begin(growth(tree, 1), idle=False)
-    drafting.proceed(tree)
+    drafting.needs_drafter(tree)
     drafting.done(answer(running), tree)
     assert tree[root].expansion is None
     assert work(drafting, tree).part.ids == (root,), (
@@ -146,7 +146,7 @@ def test_a_token_that_is_proposed_twice_is_an_error() -> None:
     tree = planted(4)
     drafting = Drafting(RUN, range(4), DraftingOptions(WIDTH))
     drafting.begin(growth(tree, 1), idle=False)
-    assert drafting.proceed(tree)
+    assert drafting.needs_drafter(tree)
     asked = work(drafting, tree)
     rows = len(asked.part.answers)
     with pytest.raises(ProtocolError, match="a token twice"):
@@ -179,7 +179,7 @@ def test_what_a_wanted_node_hangs_from_is_fed_before_it() -> None:
             raise AssertionError("nothing moved")
 
     drafting.begin(Tip(), idle=True)
-    assert drafting.proceed(tree)
+    assert drafting.needs_drafter(tree)
     asked = work(drafting, tree)
     assert asked.part.ids == (0, 1, tree.root, tip - 1, tip)
     assert asked.part.parents == (-1, 0, 1, tree.root, tip - 1)
@@ -192,7 +192,7 @@ def test_a_refreshed_drafter_runs_accepted_rows_again_and_forgets_the_tree() -> 
     assert not drafting.has_work, "the prompt's hidden rows come with the first verdict"
     drafting.commit(nodes((1, 8)), tree.root, tree)
     drafting.begin(growth(tree, 0), idle=False)
-    assert drafting.proceed(tree)
+    assert drafting.needs_drafter(tree)
     first = work(drafting, tree)
     assert first.part.ids == (0, 1, tree.root)
     drafting.done(answer(first), tree)
@@ -204,7 +204,7 @@ def test_a_refreshed_drafter_runs_accepted_rows_again_and_forgets_the_tree() -> 
     drafting.commit(nodes((old, 50)), child, tree)
     assert tree[child].expansion is None, "it came from hidden states that are now known better"
     drafting.begin(growth(tree, 0), idle=False)
-    assert drafting.proceed(tree)
+    assert drafting.needs_drafter(tree)
     again = work(drafting, tree)
     assert again.part.ids == (old, child)
     assert again.part.context == 1
@@ -221,7 +221,7 @@ def test_a_pass_overtaken_by_a_refresh_counts_for_nothing() -> None:
     old = tree.root
     tree.expand(old, answer_of(2))
     drafting.begin(growth(tree, 1), idle=False)
-    assert drafting.proceed(tree)
+    assert drafting.needs_drafter(tree)
     running = work(drafting, tree)
     assert child in running.part.ids
     tree.advance(child)
@@ -241,7 +241,7 @@ def test_a_pass_takes_what_passes_of_the_drafter_at_work_took() -> None:
     for drafter, took in ((0, 0.25), (1, 2.0), (0, 0.75)):
         drafting.begin(growth(tree, 0), idle=False, drafter=drafter)
         tree[tree.root].expansion = None
-        assert drafting.proceed(tree)
+        assert drafting.needs_drafter(tree)
         asked = work(drafting, tree)
         assert asked.drafter == drafter
         drafting.done(answer(asked), tree, took)

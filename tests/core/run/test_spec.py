@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from flowspec.core.run.fields import FIELDS
 from flowspec.core.run.sampling import MAX_SEED, Sampling
-from flowspec.core.run.spec import JobSpec, job_spec, parse
+from flowspec.core.run.spec import JobOptions, JobSpec, job_spec, parse
 from flowspec.core.run.turns import Turn
 from flowspec.errors import JobError
 
@@ -165,3 +165,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
     assert parse(spec.fields()) == JobSpec(
         prompt_ids=(1, 2), max_new_tokens=8, sampling=Sampling(0.5, 3, 1.0, 7)
     )
+
+
+def test_a_caller_may_say_every_field_beside_its_prompt() -> None:
+    assert {"prompt", "tokenize", *JobOptions.__annotations__} == {*FIELDS}
