@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypedDict, TypeVar, cast
 
-from flowspec.core.job.stats import unmeasured
 from flowspec.core.protocol.causes import FAILED
 from flowspec.core.run.logprobs import TokenLogprobs, read_logprobs
+from flowspec.core.session.stats import unmeasured
 from flowspec.errors import GapError, JobFailed, StateError
 
 T = TypeVar("T")

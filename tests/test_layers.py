@@ -17,7 +17,7 @@ PROGRAMS = sorted(ROOT.glob("ops/**/*.py"))
 
 #: Rooms from the bottom up, folders and modules beside them: each may import those before it.
 ROOMS = {
-    "core": ("run", "protocol", "tree", "stage", "drafting", "job"),
+    "core": ("run", "protocol", "tree", "stage", "drafting", "prefixes", "session", "job"),
     "transport": ("base", "ways", "wire", "connections", "control", "link"),
     "model": (
         *("memory", "base", "weights", "kernels", "rows", "layers", "sampling", "drafters"),

@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from flowspec.core.job.kept_prefixes import most_blocks
+from flowspec.core.prefixes.kept_prefixes import most_blocks
 from flowspec.core.protocol.addresses import stage_address
 from flowspec.core.run.limits import BLOCK_ROWS, CONTIGUOUS, PAGED, STORES
 from flowspec.core.stage.stage_worker import StageMachine

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from flowspec.core.job.strategy import Strategy
+from flowspec.core.session.strategy import Strategy
 from flowspec.errors import ConfigError
 from flowspec.strategies.auto.strategy import Auto
 from flowspec.strategies.autoregressive import Autoregressive

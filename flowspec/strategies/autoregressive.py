@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flowspec.core.job.pacing import Lockstep
-from flowspec.core.job.strategy import Strategy
+from flowspec.core.session.pacing import Lockstep
+from flowspec.core.session.strategy import Strategy
 
 
 @dataclass(frozen=True, slots=True)

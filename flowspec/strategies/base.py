@@ -2,7 +2,7 @@
 of strategy options.
 
 A new strategy is a file beside this one and a line in the registry. It overrides the methods of
-``core.job.strategy.Strategy`` in which it differs; most need only ``grow``.
+``core.session.strategy.Strategy`` in which it differs; most need only ``grow``.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 from flowspec.core.drafting.beam_growth import BeamGrowth, BeamSearch
-from flowspec.core.job.pacing import Lockstep
-from flowspec.core.job.strategy import Strategy, View
 from flowspec.core.run.limits import TREE_ROWS
+from flowspec.core.session.pacing import Lockstep
+from flowspec.core.session.strategy import Strategy, View
 from flowspec.core.tree.segments import cut
 from flowspec.core.tree.tree import Tree
 from flowspec.errors import ConfigError

@@ -17,8 +17,8 @@ from typing import ClassVar
 from flowspec.core.drafting.growth import Growth
 from flowspec.core.drafting.layered_growth import deepest
 from flowspec.core.drafting.path_growth import PathGrowth
-from flowspec.core.job.strategy import Occasion, Strategy, View
 from flowspec.core.run.history import History
+from flowspec.core.session.strategy import Occasion, Strategy, View
 from flowspec.core.tree.tree import Tree
 from flowspec.strategies.base import check, or_auto
 

@@ -12,8 +12,8 @@ from typing import ClassVar
 
 from flowspec.core.drafting.beam_growth import BeamGrowth, BeamSearch
 from flowspec.core.drafting.growth import Growth
-from flowspec.core.job.strategy import Occasion, View
 from flowspec.core.run.limits import TREE_ROWS
+from flowspec.core.session.strategy import Occasion, View
 from flowspec.core.tree.tree import Tree
 from flowspec.strategies.base import BeamParams, BeamStrategy, check
 

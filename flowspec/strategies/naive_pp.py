@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from flowspec.core.drafting.growth import Growth
-from flowspec.core.job.strategy import Occasion, View
 from flowspec.core.run.limits import TREE_ROWS
+from flowspec.core.session.strategy import Occasion, View
 from flowspec.strategies.base import BeamParams, BeamStrategy
 
 

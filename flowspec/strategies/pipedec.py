@@ -13,8 +13,8 @@ from typing import ClassVar
 
 from flowspec.core.drafting.growth import Growth
 from flowspec.core.drafting.layered_growth import LayerGrowth
-from flowspec.core.job.pacing import Timestep
-from flowspec.core.job.strategy import Occasion, Strategy, View
+from flowspec.core.session.pacing import Timestep
+from flowspec.core.session.strategy import Occasion, Strategy, View
 from flowspec.strategies.base import check, or_auto
 
 

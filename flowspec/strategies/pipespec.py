@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from flowspec.core.drafting.growth import Growth
 from flowspec.core.drafting.path_growth import PathGrowth
-from flowspec.core.job.strategy import Occasion, Strategy, View
+from flowspec.core.session.strategy import Occasion, Strategy, View
 from flowspec.core.tree.tree import Tree
 from flowspec.errors import ConfigError
 from flowspec.strategies.base import check

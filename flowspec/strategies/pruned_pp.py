@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from flowspec.core.drafting.growth import Growth
-from flowspec.core.job.strategy import Occasion, View
+from flowspec.core.session.strategy import Occasion, View
 from flowspec.strategies.base import BeamParams, BeamStrategy
 
 

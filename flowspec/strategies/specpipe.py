@@ -13,12 +13,12 @@ from typing import ClassVar
 
 from flowspec.core.drafting.growth import Growth
 from flowspec.core.drafting.layered_growth import LayerGrowth
-from flowspec.core.job.pacing import Timestep
 from flowspec.core.job.pass_times import PassTimes
-from flowspec.core.job.round_trip import RoundTrip
-from flowspec.core.job.strategy import Occasion, Strategy, View
 from flowspec.core.protocol.messages import Answer
 from flowspec.core.run.history import History
+from flowspec.core.session.pacing import Timestep
+from flowspec.core.session.round_trip import RoundTrip
+from flowspec.core.session.strategy import Occasion, Strategy, View
 from flowspec.strategies.base import check, or_auto
 from flowspec.strategies.width_tuner import WIDTHS, TunedGrowth, WidthHistory, WidthTuner
 

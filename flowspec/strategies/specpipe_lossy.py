@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from flowspec.core.drafting.growth import Growth
 from flowspec.core.drafting.layered_growth import LayerGrowth
-from flowspec.core.job.strategy import Occasion, Strategy, View
+from flowspec.core.session.strategy import Occasion, Strategy, View
 from flowspec.core.tree.tree import Node, Tree
 from flowspec.strategies.base import check
 

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from flowspec.core.drafting.growth import Growth
 from flowspec.core.drafting.path_growth import PathGrowth
-from flowspec.core.job.strategy import Occasion, Strategy, View
+from flowspec.core.session.strategy import Occasion, Strategy, View
 from flowspec.core.tree.tree import Tree
 from flowspec.strategies.base import check
 

@@ -14,9 +14,9 @@ from typing import ClassVar
 from flowspec.core.drafting.ahead_growth import AheadGrowth
 from flowspec.core.drafting.growth import Growth
 from flowspec.core.drafting.layered_growth import StaticGrowth
-from flowspec.core.job.round_trip import RoundTrip
-from flowspec.core.job.strategy import Occasion, Strategy, View
 from flowspec.core.protocol.messages import Answer
+from flowspec.core.session.round_trip import RoundTrip
+from flowspec.core.session.strategy import Occasion, Strategy, View
 from flowspec.errors import ConfigError
 
 #: Nodes of a tree, the root excluded.

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 
 from flowspec.core.drafting.layered_growth import LayerGrowth
 from flowspec.core.job.pass_times import PassTimes
-from flowspec.core.job.round_trip import RoundTrip
 from flowspec.core.protocol.messages import Answer
+from flowspec.core.session.round_trip import RoundTrip
 from flowspec.core.tree.tree import Tree
 from flowspec.strategies.expected_tbt import best_width
 

@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="seeds at T = 1")
     parser.add_argument("--prompts", type=Path, default=PROMPTS)
     given = parser.parse_args()
-    from flowspec.core.job.stats import repeated_4grams
+    from flowspec.core.session.stats import repeated_4grams
     from flowspec.model.drafters.language_model import load_drafter
     from flowspec.rehearse.compare.memo import MemoDrafter
 

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 
 from flowspec.core.drafting.growth import Growth
 from flowspec.core.job.draft_worker import Build
-from flowspec.core.job.strategy import Occasion, Strategy, View
 from flowspec.core.run.history import History
+from flowspec.core.session.strategy import Occasion, Strategy, View
 from flowspec.core.tree.tree import Tree
 from flowspec.rehearse.compare.grid import Case, Grid
 from flowspec.rehearse.compare.memo import WIDTH

@@ -27,12 +27,12 @@ from ops.parser import Parser
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from flowspec.cli.bench import strategies_of
-from flowspec.core.job.stats import repeated_4grams
 from flowspec.core.protocol.addresses import DRAFT, Address
 from flowspec.core.protocol.machine import Commit, Compute, Done, Input, Output
 from flowspec.core.protocol.work import Draft, DraftDone, DraftPass
 from flowspec.core.run.history import History
 from flowspec.core.run.sampling import Sampling
+from flowspec.core.session.stats import repeated_4grams
 from flowspec.errors import ConfigError, FlowSpecError
 from flowspec.model.base import DraftExecutor
 from flowspec.model.drafters.sources import labels, load_sources, taps_of

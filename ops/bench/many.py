@@ -29,13 +29,13 @@ import numpy as np
 
 from flowspec.cli.generate import read_prompts
 from flowspec.core.job.load import Governor
-from flowspec.core.job.stats import repeated_4grams
 from flowspec.core.protocol.messages import Returns
 from flowspec.core.protocol.work import Draft, Part
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.limits import Limits
 from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.share import RunShare
+from flowspec.core.session.stats import repeated_4grams
 from flowspec.errors import FlowSpecError
 from flowspec.model.base import DraftExecutor
 from flowspec.model.drafters.sources import load_sources

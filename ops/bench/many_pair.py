@@ -19,9 +19,9 @@ from itertools import product
 from pathlib import Path
 
 from flowspec.cli.generate import read_prompts
-from flowspec.core.job.stats import repeated_4grams
 from flowspec.core.run.limits import Limits
 from flowspec.core.run.sampling import Sampling
+from flowspec.core.session.stats import repeated_4grams
 from flowspec.errors import ClusterError, FlowSpecError
 from flowspec.model.drafters.drafter_choice import levels_of, wanting_hidden
 from flowspec.model.drafters.sources import load_sources

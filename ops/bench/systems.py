@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from flowspec.cli.bench import strategies_of
-from flowspec.core.job.stats import repeated_4grams
 from flowspec.core.run.sampling import Sampling
+from flowspec.core.session.stats import repeated_4grams
 from flowspec.model.base import DraftExecutor, StageExecutor
 from flowspec.model.drafters.sources import load_sources
 from flowspec.model.weights.directory import default_pair, open_directory

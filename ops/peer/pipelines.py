@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from flowspec.client import Client
 from flowspec.cluster import Cluster, Setup
-from flowspec.core.job.stats import repeated_4grams
+from flowspec.core.session.stats import repeated_4grams
 from flowspec.errors import ConfigError
 from flowspec.model.weights.directory import open_directory
 from flowspec.results import Result, reported

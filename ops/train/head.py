@@ -43,7 +43,7 @@ import numpy as np
 import torch
 from safetensors.torch import save as packed
 
-from flowspec.core.job.stats import repeated_4grams
+from flowspec.core.session.stats import repeated_4grams
 from flowspec.errors import ModelError
 from flowspec.model.layers.placing import choose_precision
 from flowspec.model.weights.directory import open_directory

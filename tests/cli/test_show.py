@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from flowspec.cli.show import summary, table
-from flowspec.core.job.stats import Tally
+from flowspec.core.session.stats import Tally
 from flowspec.results import Result
 
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from flowspec.core.job.pacing import Timestep
+from flowspec.core.session.pacing import Timestep
 from flowspec.errors import ConfigError
 from flowspec.strategies import STRATEGIES, build, describe
 from flowspec.strategies.base import read_params

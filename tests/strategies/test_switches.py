@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from flowspec.core.drafting.growth import Growth
-from flowspec.core.job.round_trip import RoundTrip
-from flowspec.core.job.strategy import Occasion, View
 from flowspec.core.protocol.messages import Answer
 from flowspec.core.run.history import History
 from flowspec.core.run.key import RunKey
+from flowspec.core.session.round_trip import RoundTrip
+from flowspec.core.session.strategy import Occasion, View
 from flowspec.core.tree.tree import Expansion, Tree
 from flowspec.strategies import STRATEGIES, build
 from flowspec.strategies.chain import MOST_IN_FLIGHT, WindowHistory

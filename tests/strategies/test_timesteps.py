@@ -11,12 +11,12 @@ import itertools
 import pytest
 
 from flowspec.core.job.draft_worker import DraftMachine
-from flowspec.core.job.lifecycle import State
 from flowspec.core.protocol.addresses import Address
 from flowspec.core.protocol.machine import Compute, Done, Input, Output, Send
 from flowspec.core.protocol.messages import Answer, Envelope, Segment
 from flowspec.core.protocol.work import Pass as StagePass
 from flowspec.core.run.spec import JobSpec
+from flowspec.core.session.lifecycle import State
 from flowspec.errors import ConfigError
 from flowspec.rehearse.simulator import Costs
 from flowspec.strategies import build

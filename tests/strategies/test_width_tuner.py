@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowspec.core.job.pass_times import PassTimes
-from flowspec.core.job.round_trip import RoundTrip
 from flowspec.core.protocol.messages import Answer
 from flowspec.core.run.history import History
 from flowspec.core.run.key import RunKey
+from flowspec.core.session.round_trip import RoundTrip
 from flowspec.core.tree.tree import Expansion, Tree
 from flowspec.strategies.expected_tbt import best_width
 from flowspec.strategies.specpipe import SpecPipe, SpecPipeParams

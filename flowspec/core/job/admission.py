@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from flowspec.core.job.draft_run import DraftRun
-from flowspec.core.job.kept_prefixes import LEAST_ROWS
-from flowspec.core.job.session import rows_of_run
+from flowspec.core.prefixes.kept_prefixes import LEAST_ROWS
 from flowspec.core.protocol.causes import REFUSED, TOO_LONG
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.limits import Limits
+from flowspec.core.session.session import rows_of_run
 
 
 class StartRules:

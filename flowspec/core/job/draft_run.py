@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from flowspec.core.job.lifecycle import Lifecycle, State
-from flowspec.core.job.session import Session
 from flowspec.core.protocol.messages import Meter, Submit
 from flowspec.core.protocol.sequence import SeqReader
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.spec import JobSpec
+from flowspec.core.session.lifecycle import Lifecycle, State
+from flowspec.core.session.session import Session
 
 #: How long a complete job waits for the stages' reports before it ends without them, seconds.
 REPORT_SECONDS = 2.0

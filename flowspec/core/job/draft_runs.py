@@ -7,16 +7,16 @@ the client, if another run of its job goes on. What ends it is an event of ``lif
 from __future__ import annotations
 
 from flowspec.core.job.draft_run import DraftRun
-from flowspec.core.job.kept_prefixes import KeptPrefixes
-from flowspec.core.job.lifecycle import Event, State
-from flowspec.core.job.session import Session
-from flowspec.core.job.stats import unmeasured
+from flowspec.core.prefixes.kept_prefixes import KeptPrefixes
 from flowspec.core.protocol.causes import FAILED, LATE, NOT_BEGUN
 from flowspec.core.protocol.machine import Evict, Finish, Keep, OpenJob, Output, Release
 from flowspec.core.protocol.messages import Submit
 from flowspec.core.run.ended import EndedRuns
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.limits import Limits
+from flowspec.core.session.lifecycle import Event, State
+from flowspec.core.session.session import Session
+from flowspec.core.session.stats import unmeasured
 
 
 class DraftRuns(dict[RunKey, DraftRun]):

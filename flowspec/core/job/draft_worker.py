@@ -22,11 +22,7 @@ from dataclasses import replace
 from flowspec.core.job.admission import StartRules
 from flowspec.core.job.draft_run import DraftRun
 from flowspec.core.job.draft_runs import DraftRuns, rejected
-from flowspec.core.job.lifecycle import Event, State
 from flowspec.core.job.load import Governor
-from flowspec.core.job.session import Session
-from flowspec.core.job.stats import Tally
-from flowspec.core.job.strategy import Strategy
 from flowspec.core.protocol.addresses import Address, stage_address
 from flowspec.core.protocol.bundles import MOST_ROWS
 from flowspec.core.protocol.causes import FAILED, FULL, REFUSED
@@ -75,6 +71,10 @@ from flowspec.core.run.limits import Limits
 from flowspec.core.run.logprobs import asked_pairs, check_pairs
 from flowspec.core.run.share import RunShare
 from flowspec.core.run.spec import JobSpec, parse
+from flowspec.core.session.lifecycle import Event, State
+from flowspec.core.session.session import Session
+from flowspec.core.session.stats import Tally
+from flowspec.core.session.strategy import Strategy
 from flowspec.errors import ConfigError, JobError, ProtocolError, StateError
 
 #: Most jobs here at once, those that wait included: more than a scheduler assigns.

@@ -38,7 +38,7 @@ class Returns:
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """The first ``rows`` kept rows of the run ``run`` (``core.job.kept_prefixes``)."""
+    """The first ``rows`` kept rows of the run ``run`` (``core.prefixes.kept_prefixes``)."""
 
     run: RunKey
     rows: int

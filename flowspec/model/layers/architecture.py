@@ -177,12 +177,10 @@ def _rotary(body: Any, config: PretrainedConfig) -> Any:
 def _fill_buffers(model: Any, body: Any) -> None:
     """Compute the buffers that no checkpoint holds, by the library's own initialisation."""
     for module in body.modules():
-        names = [
-            name
-            for name, buffer in module.named_buffers(recurse=False)
-            if buffer.is_meta and name in module._non_persistent_buffers_set
-        ]
-        for name in names:
-            module._buffers[name] = torch.empty_like(module._buffers[name], device="cpu")
-        if names:
+        empty = {name: part for name, part in module.named_buffers(recurse=False) if part.is_meta}
+        stored = module.state_dict() if empty else {}
+        missing = empty.keys() - stored.keys()
+        for name in missing:
+            setattr(module, name, torch.empty_like(empty[name], device="cpu"))
+        if missing:
             model._init_weights(module)

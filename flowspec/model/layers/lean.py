@@ -164,11 +164,11 @@ class LeanLayers:
         if count == 1 and self._pairs:
             hidden = hidden.expand(2, -1).contiguous()
         for at, (layer, slots) in enumerate(zip(self._layers, cache.slots(count), strict=True)):
-            if layer.watched._forward_pre_hooks:
+            if _is_watched(layer.watched):
                 hidden = self._by_library(at, hidden[:count], mask, cache, positions)
             else:
                 hidden = layer.run(hidden, slots, turn, mask)
-        if self._body.norm._forward_pre_hooks:
+        if _is_watched(self._body.norm):
             return torch.as_tensor(self._body.norm(hidden[None, :count])[0])
         return self._norm(hidden)[:count]
 
@@ -185,11 +185,11 @@ class LeanLayers:
         by_job = [own.slots(count) for own, count in zip(cache.caches, counts, strict=True)]
         hidden = embedded
         for at, (layer, *slots) in enumerate(zip(self._layers, *by_job, strict=True)):
-            if layer.watched._forward_pre_hooks:
+            if _is_watched(layer.watched):
                 hidden = self._by_library(at, hidden, joined(masks), cache, positions, ragged=cache)
             else:
                 hidden = layer.run_ragged(hidden, slots, turn, masks)
-        if self._body.norm._forward_pre_hooks:
+        if _is_watched(self._body.norm):
             return torch.as_tensor(self._body.norm(hidden[None])[0])
         return self._norm(hidden)
 
@@ -407,3 +407,8 @@ def _equal(block: Any, lean: LeanLayers) -> bool:
         if not torch.equal(*found):
             return False
     return bool(torch.equal(*(cache.storage[..., :begin, :] for cache in caches)))
+
+
+def _is_watched(module: torch.nn.Module) -> bool:
+    """Whether hooks read what comes in. torch has no public way to ask."""
+    return bool(module._forward_pre_hooks)

@@ -17,9 +17,9 @@ from importlib.metadata import version
 from typing import Any
 
 from flowspec.core.job.draft_worker import Build
-from flowspec.core.job.stats import repeated_4grams
 from flowspec.core.run.history import History
 from flowspec.core.run.sampling import Sampling
+from flowspec.core.session.stats import repeated_4grams
 from flowspec.errors import ConfigError
 from flowspec.model.base import DraftExecutor, StageExecutor
 from flowspec.model.drafters.kinds import NGRAM

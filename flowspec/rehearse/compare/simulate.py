@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from flowspec.core.job.draft_worker import Build, DraftMachine
-from flowspec.core.job.strategy import Strategy
 from flowspec.core.protocol.addresses import DRAFT, Address, middle_address, stage_address
 from flowspec.core.run.history import History
 from flowspec.core.run.limits import Limits
 from flowspec.core.run.spec import JobSpec
+from flowspec.core.session.strategy import Strategy
 from flowspec.core.stage.stage_worker import StageMachine
 from flowspec.errors import StateError
 from flowspec.model.base import DraftExecutor, StageExecutor

@@ -10,7 +10,7 @@ from collections import defaultdict, deque
 from statistics import median
 
 from flowspec.core.job.pass_times import PassTimes
-from flowspec.core.job.round_trip import RoundTrip
+from flowspec.core.session.round_trip import RoundTrip
 from flowspec.core.tree.segments import prefill_chunks
 from flowspec.strategies.auto.drafter_bandit import DrafterSpeed
 

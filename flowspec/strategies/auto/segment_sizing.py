@@ -17,8 +17,8 @@ from collections import deque
 from dataclasses import dataclass
 from statistics import median
 
-from flowspec.core.job.round_trip import RoundTrip
 from flowspec.core.protocol.messages import Answer
+from flowspec.core.session.round_trip import RoundTrip
 from flowspec.strategies.auto.cost_history import CostHistory
 
 #: Most rows of a segment.

@@ -8,10 +8,10 @@ from typing import ClassVar
 
 from flowspec.core.drafting.growth import Growth
 from flowspec.core.job.pass_times import PassTimes
-from flowspec.core.job.round_trip import RoundTrip
-from flowspec.core.job.strategy import Occasion, Strategy, View
 from flowspec.core.protocol.messages import Answer
 from flowspec.core.run.history import History
+from flowspec.core.session.round_trip import RoundTrip
+from flowspec.core.session.strategy import Occasion, Strategy, View
 from flowspec.core.tree.tree import Tree
 from flowspec.strategies.auto.best_first import ALTERNATIVE, BestFirstGrowth
 from flowspec.strategies.auto.cost_history import CostHistory

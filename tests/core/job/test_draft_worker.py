@@ -12,7 +12,6 @@ from flowspec.core.drafting.growth import Growth
 from flowspec.core.drafting.path_growth import PathGrowth
 from flowspec.core.job.draft_run import REPORT_SECONDS
 from flowspec.core.job.draft_worker import DraftMachine
-from flowspec.core.job.strategy import Occasion, Strategy, View
 from flowspec.core.protocol import work
 from flowspec.core.protocol.addresses import GRAPH, SCHEDULER, Address
 from flowspec.core.protocol.machine import (
@@ -59,6 +58,7 @@ from flowspec.core.run.history import History
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.limits import TREE_ROWS
 from flowspec.core.run.turns import Turn, turns_text
+from flowspec.core.session.strategy import Occasion, Strategy, View
 from flowspec.errors import ProtocolError
 from flowspec.strategies import build
 from flowspec.strategies.auto.cost_history import CostHistory

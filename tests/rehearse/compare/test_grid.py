@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from flowspec.core.drafting.calibration import Calibration, Calibrations
-from flowspec.core.job.stats import repeated_4grams
 from flowspec.core.run.history import History
+from flowspec.core.session.stats import repeated_4grams
 from flowspec.errors import ConfigError
 from flowspec.model.base import DraftExecutor
 from flowspec.rehearse.compare import grid as module

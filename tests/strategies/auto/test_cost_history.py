@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.core.job.round_trip import RoundTrip
+from flowspec.core.session.round_trip import RoundTrip
 from flowspec.core.tree.segments import prefill_chunks
 from flowspec.strategies.auto.cost_history import (
     PROMPT_ROWS,

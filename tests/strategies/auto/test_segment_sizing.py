@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.core.job.round_trip import RoundTrip
 from flowspec.core.protocol.messages import Answer
 from flowspec.core.run.key import RunKey
+from flowspec.core.session.round_trip import RoundTrip
 from flowspec.strategies.auto.cost_history import CostHistory
 from flowspec.strategies.auto.segment_sizing import (
     DELAY_FACTOR,

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from flowspec.core.job.stats import Tally, repeated_4grams, unmeasured
 from flowspec.core.protocol.messages import Meter
+from flowspec.core.session.stats import Tally, repeated_4grams, unmeasured
 
 
 def test_repeated_4grams() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from flowspec.core.job.pacing import DELIVERED, Route
 from flowspec.core.protocol.addresses import DRAFT, GRAPH, Address, stage_address
 from flowspec.core.protocol.machine import Commit, Complete, Output, ScoredCommit, Send
 from flowspec.core.protocol.messages import Envelope, Message, Prune, Segment
 from flowspec.core.protocol.sequence import SeqWriter
 from flowspec.core.run.key import RunKey
+from flowspec.core.session.pacing import DELIVERED, Route
 from flowspec.core.tree.accept import Verdict
 from flowspec.core.tree.segments import prefill_chunks
 from flowspec.core.tree.tree import Node, Top

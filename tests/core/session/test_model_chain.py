@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.core.job.model_chain import ModelChain
-from flowspec.core.job.outbox import Outbox
-from flowspec.core.job.strategy import Strategy, View
 from flowspec.core.protocol.machine import Send
 from flowspec.core.protocol.messages import Answer, Prune, Segment
 from flowspec.core.run.key import RunKey
+from flowspec.core.session.model_chain import ModelChain
+from flowspec.core.session.outbox import Outbox
+from flowspec.core.session.strategy import Strategy, View
 from flowspec.core.tree.live_rows import LiveRows
 from flowspec.core.tree.tree import Tree
 from tests.addresses import D0, M1, M2, S1

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from flowspec.core.job.prefix_tree import PrefixTree
+from flowspec.core.prefixes.prefix_tree import PrefixTree
 
 #: Two tokens only, so that sequences share beginnings.
 SEQUENCES = st.lists(st.integers(0, 1), max_size=10)

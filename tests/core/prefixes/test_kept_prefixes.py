@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.core.job.kept_prefixes import (
+from flowspec.core.prefixes.kept_prefixes import (
     LEAST_ROWS,
     MOST_RUNS,
     DrafterKind,

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.core.job.in_flight import InFlightSegment, InFlightWindow
-from flowspec.core.job.round_trip import RoundTrip
 from flowspec.core.protocol.messages import Answer
 from flowspec.core.run.key import RunKey
+from flowspec.core.session.in_flight import InFlightSegment, InFlightWindow
+from flowspec.core.session.round_trip import RoundTrip
 from flowspec.core.tree.tree import Status, Tree
 from flowspec.errors import ProtocolError
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.core.job.text import RunText
+from flowspec.core.session.text import RunText
 
 TOKENS = st.lists(st.integers(0, 63), max_size=8)
 

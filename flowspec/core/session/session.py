@@ -22,17 +22,8 @@ from dataclasses import dataclass, replace
 
 from flowspec.core.drafting.calibration import Calibrations
 from flowspec.core.drafting.drafting import DRAFT_TREE_ROWS, Drafting, DraftingOptions
-from flowspec.core.job.in_flight import InFlightWindow
-from flowspec.core.job.kept_prefixes import DrafterKind, KeptPrefixes
-from flowspec.core.job.lifecycle import Event, Lifecycle, State
-from flowspec.core.job.model_chain import ModelChain
-from flowspec.core.job.outbox import Outbox
-from flowspec.core.job.pacing import TurnCause
-from flowspec.core.job.prompt_rows import PromptRows
-from flowspec.core.job.round_trip import RoundTrip
-from flowspec.core.job.stats import Tally
-from flowspec.core.job.strategy import Occasion, Strategy, View
-from flowspec.core.job.text import RunText
+from flowspec.core.prefixes.kept_prefixes import DrafterKind, KeptPrefixes
+from flowspec.core.prefixes.prompt_rows import PromptRows
 from flowspec.core.protocol.addresses import DRAFT, Address
 from flowspec.core.protocol.machine import Allocate
 from flowspec.core.protocol.messages import (
@@ -50,6 +41,15 @@ from flowspec.core.run.limits import Limits
 from flowspec.core.run.logprobs import asked_pairs
 from flowspec.core.run.share import ALONE, RunShare
 from flowspec.core.run.spec import JobSpec
+from flowspec.core.session.in_flight import InFlightWindow
+from flowspec.core.session.lifecycle import Event, Lifecycle, State
+from flowspec.core.session.model_chain import ModelChain
+from flowspec.core.session.outbox import Outbox
+from flowspec.core.session.pacing import TurnCause
+from flowspec.core.session.round_trip import RoundTrip
+from flowspec.core.session.stats import Tally
+from flowspec.core.session.strategy import Occasion, Strategy, View
+from flowspec.core.session.text import RunText
 from flowspec.core.tree.accept import Verdict, follow
 from flowspec.core.tree.segments import prefill_chunks
 from flowspec.core.tree.tree import Node, Status, Tree

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from flowspec.core.drafting.growth import Growth
-from flowspec.core.job.pacing import FreeRunning, Pacing
-from flowspec.core.job.round_trip import RoundTrip
 from flowspec.core.protocol.messages import Answer
 from flowspec.core.run.history import History
+from flowspec.core.session.pacing import FreeRunning, Pacing
+from flowspec.core.session.round_trip import RoundTrip
 from flowspec.core.tree.tree import Node, Tree
 
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.core.job.pacing import (
+from flowspec.core.protocol.messages import Hop
+from flowspec.core.session.pacing import (
     DELIVERED,
     NOTHING,
     FreeRunning,
@@ -19,7 +20,6 @@ from flowspec.core.job.pacing import (
     TurnCause,
     TurnEnd,
 )
-from flowspec.core.protocol.messages import Hop
 
 POLICIES: dict[str, Callable[[], Pacing]] = {
     "free": FreeRunning,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flowspec.core.job.kept_prefixes import DrafterKind, KeptPrefixes, Reuse
+from flowspec.core.prefixes.kept_prefixes import DrafterKind, KeptPrefixes, Reuse
 from flowspec.core.protocol.messages import Close, Prefix, Retain
 from flowspec.core.run.key import RunKey
 

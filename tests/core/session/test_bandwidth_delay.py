@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.core.job.bandwidth_delay import (
+from flowspec.core.session.bandwidth_delay import (
     MOST_GROWTH,
     SAMPLES,
     TRIP_SAMPLES,
     BandwidthDelay,
 )
-from flowspec.core.job.round_trip import RoundTrip
+from flowspec.core.session.round_trip import RoundTrip
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.core.job import lifecycle
-from flowspec.core.job.lifecycle import TAKES, TRANSITIONS, Event, Lifecycle, State
 from flowspec.core.protocol.messages import (
     MESSAGES,
     Answer,
@@ -30,6 +28,8 @@ from flowspec.core.protocol.messages import (
 )
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.sampling import Sampling
+from flowspec.core.session import lifecycle
+from flowspec.core.session.lifecycle import TAKES, TRANSITIONS, Event, Lifecycle, State
 from flowspec.errors import StateError
 
 RUN = RunKey("j", 1)

@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from flowspec.core.job.outbox import Outbox
-from flowspec.core.job.strategy import Strategy, View
 from flowspec.core.protocol.addresses import Address, Role, middle_address
 from flowspec.core.protocol.messages import Answer, Prune
 from flowspec.core.run.key import RunKey
+from flowspec.core.session.outbox import Outbox
+from flowspec.core.session.strategy import Strategy, View
 from flowspec.core.tree.tree import Node, Tree
 
 #: Value (log) of a middle model's own choice as a draft: no drafter's candidate is more reliable.

@@ -6,7 +6,7 @@ import math
 from collections import deque
 from statistics import median
 
-from flowspec.core.job.round_trip import RoundTrip
+from flowspec.core.session.round_trip import RoundTrip
 
 #: Most recent passes, gaps and depths that count.
 SAMPLES = 32

@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flowspec.core.job.bandwidth_delay import BandwidthDelay
-from flowspec.core.job.round_trip import RoundTrip
 from flowspec.core.protocol.messages import Answer
+from flowspec.core.session.bandwidth_delay import BandwidthDelay
+from flowspec.core.session.round_trip import RoundTrip
 from flowspec.core.tree.tree import Tree
 from flowspec.errors import ProtocolError
 

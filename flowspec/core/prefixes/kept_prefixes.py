@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flowspec.core.job.prefix_tree import PrefixTree
+from flowspec.core.prefixes.prefix_tree import PrefixTree
 from flowspec.core.run.key import RunKey
 from flowspec.core.run.limits import BLOCK_ROWS
 
