@@ -5,8 +5,8 @@
 Each seed starts a pipeline of two stages by `flowspec up`, of the packaged pair, and does so many
 faults to it: processes that are killed, stopped for a while or asked to end, one, two or all at
 once; a broker that is killed with or without its data, halted, emptied, full or without replicas;
-its password changed; its keys, entries and scripts deleted, cut, doubled or replaced. Jobs are in
-the middle of their text meanwhile. After each fault,
+its password changed; made a replica of nobody; its keys, entries and scripts deleted, cut, doubled
+or replaced. Jobs are in the middle of their text meanwhile. After each fault,
 
 - every job has ended within a bound, with an answer or with one line;
 - an answer is the target's own text: of a greedy job what transformers' ``generate`` says, of a
@@ -14,8 +14,9 @@ the middle of their text meanwhile. After each fault,
   beginning;
 - the next job is answered, without hands.
 
-At the end the pipeline is asked to stop; no process is left, and of a job that has ended no key
-without a lifetime. Nothing here uses the library: jobs go in and out as with redis-cli.
+At the end the pipeline is asked to stop; no process is left, no key of an ended job without a
+lifetime, and no process has collected open files. Nothing here uses the library: jobs go in and
+out as with redis-cli.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ TOKENS = 160
 ENDS_SECONDS = 150.0
 #: Until a pipeline is ready, and gone.
 UP_SECONDS = 120.0
+#: By how many open files a process may differ from one moment to another.
+MORE_FILES = 8
 #: Starts of one process that the supervisor allows, and within how many seconds.
 KILLS, WITHIN_SECONDS = 4, 330.0
 
@@ -130,6 +133,14 @@ class Pipeline:
                     found[role] = int(json.loads(claim.partition(b" ")[2])["pid"])
             except redis.ResponseError:  # a key of another type
                 continue
+        return found
+
+    def open_files(self) -> dict[int, int]:
+        """By process, its number of open files."""
+        found = {}
+        for pid in self.pids().values():
+            with suppress(FileNotFoundError):  # it has just ended
+                found[pid] = len([*Path(f"/proc/{pid}/fd").iterdir()])
         return found
 
     def may_kill(self, role: str) -> bool:
@@ -293,6 +304,13 @@ def _full(pipeline: Pipeline, luck: random.Random) -> None:
     _configured(pipeline, "maxmemory", "1", luck.choice((1.0, 8.0, 20.0)))
 
 
+@fault("broker demoted")
+def _demoted(pipeline: Pipeline, luck: random.Random) -> None:
+    pipeline.broker.replicaof("127.0.0.1", "1")  # where nobody listens
+    time.sleep(luck.choice((0.5, 4.0, 15.0)))
+    pipeline.patiently(lambda: pipeline.broker.replicaof("NO", "ONE"))
+
+
 @fault("broker without replicas")
 def _no_replicas(pipeline: Pipeline, luck: random.Random) -> None:
     _configured(pipeline, "min-replicas-to-write", "1", luck.choice((1.0, 8.0)))
@@ -454,14 +472,15 @@ def run(seed: int, faults: int, only: str = "") -> SeedResult:
     with tempfile.TemporaryDirectory(prefix="chaos-") as place:
         pipeline = Pipeline(Path(place), persist=bool(seed % 2))
         try:
-            processes = set(pipeline.pids().values())
             wanted = expected(pipeline)
+            processes = pipeline.open_files()
             for at in range(faults):
                 name = luck.choice([one for one in FAULTS if only in one])
                 if not _suffer(pipeline, luck, name, wanted, found, at):
                     break
-            processes |= set(pipeline.pids().values())
             _check_keys(pipeline, found)
+            _check_files(processes, pipeline.open_files(), found)
+            processes |= pipeline.open_files()
         finally:
             pipeline.down()
     left = [pid for pid in processes if Path(f"/proc/{pid}").exists()]
@@ -523,6 +542,15 @@ def _check_keys(pipeline: Pipeline, found: SeedResult) -> None:
         time.sleep(0.2)
     if left:
         found.problems.append(f"seed {found.seed}: keys have no lifetime: {left[:5]}")
+
+
+def _check_files(before: dict[int, int], after: dict[int, int], found: SeedResult) -> None:
+    """Of the processes that have lived through all faults."""
+    for pid in before.keys() & after.keys():
+        if after[pid] > before[pid] + MORE_FILES:
+            found.problems.append(
+                f"seed {found.seed}: a process had {before[pid]} files open and has {after[pid]}"
+            )
 
 
 def report(results: Sequence[SeedResult]) -> Iterator[str]:

@@ -52,3 +52,9 @@ def test_a_pipeline_that_is_broken_serves_on_and_a_wrong_text_is_seen(
     monkeypatch.setattr(chaos, "STRATEGIES", ("chain",))
     found = chaos.run(2, 1, "scripts")
     assert any("has another text" in problem for problem in found.problems)
+
+
+def test_a_process_that_collects_open_files_is_seen() -> None:
+    found = chaos.SeedResult(3)
+    chaos._check_files({1: 20, 2: 20, 3: 5}, {1: 20 + chaos.MORE_FILES, 2: 60, 4: 900}, found)
+    assert found.problems == ["seed 3: a process had 20 files open and has 60"]
