@@ -256,6 +256,10 @@ class AsyncClient:
             for role, claim in (await self._control.claims()).items()
         }
 
+    async def lost(self) -> list[str]:
+        """Roles without a worker that had one, which died or was cut off."""
+        return await self._control.lost()
+
     async def pipeline(self) -> dict[str, str]:
         """The pipeline's record; empty if there is none."""
         return await self._control.pipeline()

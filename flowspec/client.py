@@ -160,6 +160,10 @@ class Client:
         """As ``AsyncClient.workers``."""
         return self._run(self._client.workers())
 
+    def lost(self) -> list[str]:
+        """As ``AsyncClient.lost``."""
+        return self._run(self._client.lost())
+
     def pipeline(self) -> dict[str, str]:
         """As ``AsyncClient.pipeline``."""
         return self._run(self._client.pipeline())

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypedDict, TypeVar, cast
 
 from flowspec.core.protocol.causes import FAILED
+from flowspec.core.run.fields import DEFAULT_MAX_NEW_TOKENS
 from flowspec.core.run.logprobs import TokenLogprobs, read_logprobs
 from flowspec.core.session.stats import unmeasured
 from flowspec.errors import GapError, JobFailed, StateError
@@ -78,7 +79,8 @@ class Chunk:
 class Result:
     """The result of a job. ``finish_reason``: eos, length or cancelled.
 
-    ``token_ids``: the generated ones. ``logprobs``: of each of them; empty unless asked for.
+    ``token_ids``: the generated ones, of which ``max_new_tokens`` were asked for; None: the job is
+    not known any more. ``logprobs``: of each of them; empty unless asked for.
     """
 
     job: str
@@ -89,6 +91,7 @@ class Result:
     finish_reason: str
     stats: Stats
     logprobs: tuple[TokenLogprobs, ...] = ()
+    max_new_tokens: int | None = None
 
 
 @dataclass(slots=True)
@@ -176,6 +179,7 @@ class OutputSoFar:
         ``known``: the stored facts of the job. ``stages``: those of its pipeline.
         """
         end = self.end or {}
+        asked = known.get("f:max_new_tokens", "" if not known else str(DEFAULT_MAX_NEW_TOKENS))
         found = json.loads(end["stats"]) if "stats" in end else unmeasured(self.token_ids, stages)
         return Result(
             job=self.job,
@@ -186,4 +190,5 @@ class OutputSoFar:
             finish_reason=end.get("finish_reason", ""),
             stats=cast(Stats, found),
             logprobs=tuple(self.logprobs),
+            max_new_tokens=int(asked) if asked else None,
         )

@@ -24,6 +24,7 @@ from flowspec.errors import (
 )
 from flowspec.transport.connections.connection import OPTIONS
 from flowspec.transport.connections.server import PrivateBroker
+from flowspec.transport.control.redis_control import RedisControl
 from flowspec.transport.wire.keys import Keys
 from tests.served import toy_pipeline
 from tests.toy_cluster import ToyCluster
@@ -88,6 +89,23 @@ def test_both_clients_get_the_same_result(cluster: ToyCluster, server: PrivateBr
         assert "draft" in await client.workers()
 
     with_client(server.url, use)
+
+
+def test_a_role_is_lost_if_its_holder_did_not_leave(
+    server: PrivateBroker, client: redis.Redis
+) -> None:
+    control = RedisControl(server.url, Keys())
+    control.set_pipeline({"stages": "4"})
+    for stage in (1, 2, 3):
+        assert control.claim(f"verify-{stage}", "token", {})
+    control.release("verify-1", "token")
+    control.release("verify-2", "token", leaves=True)
+
+    async def use(asked: AsyncClient) -> None:
+        assert await asked.lost() == ["verify-1"]
+
+    with_client(server.url, use)
+    control.close()
 
 
 def test_many_jobs_share_one_read(cluster: ToyCluster, server: PrivateBroker) -> None:

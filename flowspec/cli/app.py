@@ -89,7 +89,6 @@ from flowspec.gateway.settings import MOST_CONNECTIONS, MOST_OPEN, Settings
 app = typer.Typer(
     name="flowspec",
     pretty_exceptions_enable=False,
-    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 

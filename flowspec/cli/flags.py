@@ -15,6 +15,7 @@ from flowspec.core.run.sampling import Sampling
 from flowspec.core.run.spec import MAX_NEW_TOKENS, JobSpec
 from flowspec.model.weights.precision import DTYPES, check_device, check_dtype
 from flowspec.rehearse.devices.way import Way
+from flowspec.strategies import STRATEGIES
 from flowspec.transport.ways import check_rows
 
 _POSITIVE = in_range(1, inf, "1 or more")
@@ -186,7 +187,11 @@ Planned = Annotated[
     ),
 ]
 Strategy = Annotated[
-    str, typer.Option(help="See `flowspec strategies`; options as NAME:option=value,...")
+    str,
+    typer.Option(
+        autocompletion=lambda: [*STRATEGIES],
+        help="See `flowspec strategies`; options as NAME:option=value,...",
+    ),
 ]
 MaxNewTokens = Annotated[int, typer.Option(callback=_JOB, help="Most tokens to generate.")]
 Temperature = Annotated[float, typer.Option(callback=_SAMPLING, help="0 is greedy.")]

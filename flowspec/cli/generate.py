@@ -128,7 +128,7 @@ def _answer(
         with contextlib.suppress(FlowSpecError):
             job.cancel()
         raise
-    screen.result(job.so_far(), asked=request.max_new_tokens)
+    screen.result(job.so_far())
     if request.record is not None:
         _save(request.record, job.recording())
     return True
@@ -142,7 +142,6 @@ class _Together:
     ) -> None:
         self._client = client
         self._most = request.setup.jobs
-        self._asked = request.max_new_tokens
         self._screen = screen
         self._check = check
         self._unshown: deque[Job] = deque()  # in the order of their prompts
@@ -188,8 +187,7 @@ class _Together:
         while self._unshown and self._unshown[0].ended:
             job = self._unshown.popleft()
             if not job.error:
-                asked = self._asked
-                self._screen.result(job.so_far(), streamed=False, asked=asked)
+                self._screen.result(job.so_far(), streamed=False)
                 continue
             check_after(JobFailed(job.error), self._check)
             self._screen.error(job.error)

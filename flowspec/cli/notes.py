@@ -42,7 +42,7 @@ def surplus(plan: BenchPlan) -> None:
 
 def waits(client: Client) -> None:
     """A note if a job would wait."""
-    why = why_waiting(client.pipeline(), client.workers())
+    why = why_waiting(client.pipeline(), client.workers(), client.lost())
     if why:
         sys.stderr.write(f"note: {why}\n")
 
@@ -56,10 +56,13 @@ def alone(strategy: str) -> None:
         )
 
 
-def why_waiting(record: Mapping[str, str], workers: Mapping[str, Mapping[str, Any]]) -> str:
+def why_waiting(
+    record: Mapping[str, str], workers: Mapping[str, Mapping[str, Any]], lost: Sequence[str]
+) -> str:
     """Why jobs of the pipeline of ``record`` wait, by its ``workers``, and what to do; or nothing.
 
     That it has no worker for a role, the scheduler first; or that its broker takes no writes.
+    ``lost``: roles that had a worker.
     """
     if full := full_of(workers):
         return f"jobs wait: {full}"
@@ -70,7 +73,9 @@ def why_waiting(record: Mapping[str, str], workers: Mapping[str, Mapping[str, An
         how = "`flowspec up`, or `python -m workers.scheduler` with the pipeline's models"
     else:
         how = f"`{command_of(missing[0])}`"
-    return f"{missing[0]} has no worker: jobs wait until it is started, by {how}"
+    if missing[0] in lost:
+        return f"{missing[0]} was lost: jobs wait until it is started again, by {how}"
+    return f"{missing[0]} is not started: jobs wait until it is, by {how}"
 
 
 def drafts_by_ngrams(target: str) -> None:

@@ -141,11 +141,13 @@ def status(url: str | None, *, as_json: bool) -> None:
     with Client(url_or_running(url)) as client:
         pipeline = client.pipeline()
         workers = client.workers()
+        lost = client.lost()
         (running_jobs, waiting) = client.load()
     if as_json:
         shown = {
             "pipeline": _values(pipeline),
             "workers": workers,
+            "lost": lost,
             "running": running_jobs,
             "waiting": waiting,
         }
@@ -171,8 +173,9 @@ def status(url: str | None, *, as_json: bool) -> None:
     for role in roles:
         info = workers.get(role, {})
         other = role != "scheduler" and info.get("setup") not in (None, setup_of(pipeline))
+        absent = "lost" if role in lost else "not started"
         cells = (
-            "other setup" if other else info.get("state", "missing"),
+            "other setup" if other else info.get("state", absent),
             info.get("host"),
             info.get("pid"),
             info.get("passes"),
@@ -188,7 +191,7 @@ def status(url: str | None, *, as_json: bool) -> None:
     links = _links(roles, workers)
     if links.row_count:
         screen.print(links)
-    if why := notes.why_waiting(pipeline, workers):
+    if why := notes.why_waiting(pipeline, workers, lost):
         raise ClusterError(why)
 
 

@@ -112,10 +112,10 @@ class Screen:
         sys.stdout.write(chunk.text)
         sys.stdout.flush()
 
-    def result(self, result: Result, *, streamed: bool = True, asked: int | None = None) -> None:
+    def result(self, result: Result, *, streamed: bool = True) -> None:
         """Print a job's end: one JSON object, or the text (unless printed) and how fast it came.
 
-        ``streamed``: whether its output went through ``streaming``. ``asked``: as in ``summary``.
+        ``streamed``: whether its output went through ``streaming``.
         """
         if self._json:
             sys.stdout.write(json.dumps(as_object(result)) + "\n")
@@ -124,7 +124,7 @@ class Screen:
         shown = streamed and not (self._live and sys.stdout.isatty())
         sys.stdout.write(("" if shown else result.text) + "\n")
         sys.stdout.flush()
-        self._errors.print(summary(result, asked), markup=False, soft_wrap=True)
+        self._errors.print(summary(result), markup=False, soft_wrap=True)
         if self._with_stats:
             self._errors.print(table(result))
 
@@ -213,11 +213,9 @@ def _scores(one: TokenLogprobs) -> dict[str, object]:
     return {"id": one.chosen.id, "logprob": one.chosen.logprob, "top": top}
 
 
-def summary(result: Result, asked: int | None = None) -> str:
-    """How a job ended and how fast it was, in one line.
-
-    ``asked``: the most tokens that were asked for; None: not known.
-    """
+def summary(result: Result) -> str:
+    """How a job ended and how fast it was, in one line."""
+    asked = result.max_new_tokens
     tokens = len(result.token_ids)
     ended = {"length": ", as many as asked for", "cancelled": " until it was cancelled"}
     why = ended.get(result.finish_reason, "")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -33,6 +35,28 @@ def test_wrong_usage_points_to_the_help_of_its_command(
     status, out, err = command(*arguments)
     assert (status, out) == (2, "")
     assert said in err and err.endswith(f"; see `{help_of} --help`\n") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("flowspec gen", "generate"),
+        ("flowspec submit --prio", "--priority"),
+        ("flowspec generate --strategy pipe", "pipedec"),
+    ],
+)
+def test_a_shell_completes_commands_flags_and_strategies(words: str, wanted: str) -> None:
+    asked = {
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(words.count(" ")),
+        "_FLOWSPEC_COMPLETE": "complete_bash",
+    }
+    program = Path(sys.executable).with_name("flowspec")
+    done = subprocess.run(
+        [program], env=os.environ | asked, capture_output=True, text=True, check=True
+    )
+    assert done.stderr == ""
+    assert wanted in done.stdout.split()
 
 
 @pytest.mark.parametrize("name", [("status",), ("generate", "hi"), ("submit", "hi")])

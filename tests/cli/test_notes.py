@@ -48,21 +48,24 @@ COMMANDS = {
 def test_the_first_role_without_a_worker_is_named_with_the_command_that_starts_it() -> None:
     record = {"stages": "2", "middles": '["medium"]'}
     workers: dict[str, dict[str, object]] = {role: {} for role in COMMANDS}
-    assert why_waiting(record, workers) == ""
+    assert why_waiting(record, workers, []) == ""
     for role, command in reversed(COMMANDS.items()):
         del workers[role]
-        assert why_waiting(record, workers) == (
-            f"{role} has no worker: jobs wait until it is started, by {command}"
+        assert why_waiting(record, workers, []) == (
+            f"{role} is not started: jobs wait until it is, by {command}"
+        )
+        assert why_waiting(record, workers, [role]) == (
+            f"{role} was lost: jobs wait until it is started again, by {command}"
         )
 
 
 def test_a_broker_that_takes_no_writes_is_named_before_workers_that_it_has_cost() -> None:
     full = "the broker at h is out of memory; raise maxmemory or wait for jobs to end"
     workers = {"scheduler": {BROKER_FULL: full}}
-    assert why_waiting({"stages": "2"}, workers) == f"jobs wait: {full}"
+    assert why_waiting({"stages": "2"}, workers, []) == f"jobs wait: {full}"
     for odd in (7, "two\nlines", ""):
         workers = {"scheduler": {BROKER_FULL: odd}}
-        assert why_waiting({"stages": "2"}, workers).startswith("draft has no worker"), odd
+        assert why_waiting({"stages": "2"}, workers, []).startswith("draft is not started"), odd
 
 
 QUICK = ("--profile", "laptop-cpu", "--stages", "2")

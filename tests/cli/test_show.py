@@ -8,7 +8,7 @@ from rich.console import Console
 
 from flowspec.cli.show import summary, table
 from flowspec.core.session.stats import Tally
-from flowspec.results import Result
+from flowspec.results import Result, Stats
 
 
 def shown(decisions: list[dict[str, Any]], tally: Tally | None = None) -> dict[str, str]:
@@ -38,7 +38,8 @@ def test_it_says_which_draft_was_used_for_how_many_tokens() -> None:
 def test_one_line_says_how_a_job_ended_and_how_fast_it_was() -> None:
     def said(tokens: int, reason: str, asked: int | None = None, **stats: Any) -> str:
         ids = tuple(range(tokens))
-        return summary(Result("j", (), ids, "", "auto", reason, {**stats}), asked)  # type: ignore[typeddict-item]
+        found = Result("j", (), ids, "", "auto", reason, Stats(**stats), max_new_tokens=asked)
+        return summary(found)
 
     fast = {"tokens_per_second": 51.64, "hit_rate": 0.916}
     assert said(38, "eos", **fast) == "38 tokens; 51.6 tokens/s, hit rate 0.92"

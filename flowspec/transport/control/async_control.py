@@ -12,6 +12,7 @@ from flowspec.transport.control.output_reader import OutputReader
 from flowspec.transport.control.replies import (
     Claims,
     claims_of,
+    lost_of,
     recording_lines,
     texts,
 )
@@ -72,6 +73,14 @@ class AsyncRedisControl:
             ("MGET", *map(self._keys.claim, roles)), ("HGETALL", self._keys.generations)
         )
         return claims_of(roles, values, generations)
+
+    async def lost(self) -> list[str]:
+        """Roles without a lease, of which the latest holder did not say that it leaves."""
+        roles = ["scheduler", *roles_of(await self.pipeline())]
+        values, generations = await self._client.run(
+            ("MGET", *map(self._keys.claim, roles)), ("HGETALL", self._keys.generations)
+        )
+        return lost_of(roles, values, generations)
 
     async def load(self) -> tuple[int, int]:
         """The numbers of running and of waiting jobs."""

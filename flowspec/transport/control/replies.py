@@ -42,6 +42,18 @@ def claims_of(
     return held
 
 
+def lost_of(
+    roles: Sequence[str], values: Sequence[bytes | None], generations: Mapping[bytes, bytes]
+) -> list[str]:
+    """The roles without a lease, of which the latest holder did not say that it leaves."""
+    known = texts(generations)
+    return [
+        role
+        for role, value in zip(roles, values, strict=True)
+        if value is None and role in known and known.get(f"left:{role}") != known[role]
+    ]
+
+
 def generation_of(role: str, token: str, generations: Mapping[str, str]) -> int:
     """The generation of ``token`` if it is the latest to have claimed ``role``; else 0."""
     number = generations.get(role, "")
