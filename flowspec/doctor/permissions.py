@@ -66,6 +66,10 @@ COMMANDS = (
     ("SMEMBERS", _KEY),
     ("SREM", _KEY, "member"),
     ("TYPE", _KEY),
+    ("ZADD", _KEY, "1", "member"),
+    ("ZRANGEBYSCORE", _KEY, "-inf", "1"),
+    ("ZREM", _KEY, "member"),
+    ("ZREMRANGEBYSCORE", _KEY, "-inf", "1"),
 )
 
 

@@ -71,6 +71,9 @@ class Breaking:
     def pipeline(self) -> dict[str, str]:
         return {"stages": "0"}
 
+    def lost(self) -> list[str]:
+        return []
+
     def workers(self) -> dict[str, dict[str, Any]]:
         return {"scheduler": {}, "draft": {}}
 

@@ -33,6 +33,9 @@ class Pipeline:
     def pipeline(self) -> dict[str, str]:
         return {"target": f"/models/{HOST}", "draft": "d", "stages": "2", "most_rows": "900"}
 
+    def lost(self) -> list[str]:
+        return []
+
     def workers(self) -> dict[str, dict[str, Any]]:
         facts = {"state": "ready", "host": HOST, "pid": 4194304, "passes": 10**9, "refused": 0}
         placed = {"precision": "nf4", "device": "cpu", "kernels": ["bitsandbytes", "onednn-w8a16"]}

@@ -49,13 +49,13 @@ def test_a_growth_as_deep_as_a_block_takes_one_pass() -> None:
     one.commit(nodes((1, 8)), tree.root, tree)
     assert not one.has_work, "context rows wait for a pass that answers"
     one.begin(StaticGrowth(tree, [2] * LEVELS), idle=False)
-    assert one.proceed(tree)
+    assert one.needs_drafter(tree)
     work = one.next_work(tree)
     assert work is not None
     assert (work.part.ids, work.part.context) == ((0, 1, tree.root), 2)
     assert work.rows == 2 + 1 + LEVELS
     one.done(answer(work), tree)
-    assert not one.proceed(tree)
+    assert not one.needs_drafter(tree)
     (segment,) = one.collect(tree)
     assert len(segment) == 2 ** (LEVELS + 1) - 1
     assert {tree[node].token // 10 for node in segment if node != tree.root} == {1, 2, 3, 4}
@@ -67,9 +67,9 @@ def test_deeper_nodes_are_asked_with_their_whole_path() -> None:
     tree = planted(2)
     one.commit(nodes((1, 8)), tree.root, tree)
     one.begin(path_of(tree, 6), idle=False)
-    assert one.proceed(tree)
+    assert one.needs_drafter(tree)
     one.done(answer(one.next_work(tree)), tree)
-    assert one.proceed(tree)
+    assert one.needs_drafter(tree)
     work = one.next_work(tree)
     assert work is not None
     tip = max(tree.nodes)
@@ -78,7 +78,7 @@ def test_deeper_nodes_are_asked_with_their_whole_path() -> None:
     assert work.part.context == 0
     assert work.rows == LEVELS + 1 + LEVELS
     one.done(answer(work), tree)
-    assert not one.proceed(tree)
+    assert not one.needs_drafter(tree)
     assert [tree[node].token // 10 for node in sorted(tree.nodes)[1:]] == [1, 2, 3, 4, 1, 2]
 
 
@@ -110,7 +110,7 @@ def test_a_verdict_during_a_pass_leaves_the_levels_below_the_new_root() -> None:
     grandchild = tree.add(child, 6, -0.1)
     tree.mark_waiting([child, grandchild])
     one.begin(path_of(tree, 6), idle=False)
-    assert one.proceed(tree)
+    assert one.needs_drafter(tree)
     work = one.next_work(tree)
     assert work is not None
     assert work.part.ids[-1] == old
@@ -129,7 +129,7 @@ def test_a_verdict_that_plants_a_root_voids_the_pass() -> None:
     tree = planted(2)
     one.commit(nodes((1, 8)), tree.root, tree)
     one.begin(path_of(tree, 6), idle=False)
-    assert one.proceed(tree)
+    assert one.needs_drafter(tree)
     work = one.next_work(tree)
     old = tree[tree.root]
     root = tree.plant(9, 3, old.id)
@@ -137,7 +137,7 @@ def test_a_verdict_that_plants_a_root_voids_the_pass() -> None:
     one.done(answer(work), tree)
     assert tree[root].expansion is None
     one.begin(path_of(tree, 2), idle=False)
-    assert one.proceed(tree)
+    assert one.needs_drafter(tree)
     again = one.next_work(tree)
     assert again is not None
     assert (again.part.ids, again.part.context) == ((old.id, root), 1)
@@ -148,9 +148,9 @@ def test_proposals_are_dropped_at_a_verdict_if_the_strategy_drafts_anew() -> Non
     tree = planted(2)
     one.commit(nodes((1, 8)), tree.root, tree)
     one.begin(StaticGrowth(tree, [1, 1]), idle=False)
-    assert one.proceed(tree)
+    assert one.needs_drafter(tree)
     one.done(answer(one.next_work(tree)), tree)
-    assert not one.proceed(tree)
+    assert not one.needs_drafter(tree)
     (segment,) = one.collect(tree)
     tree.mark_waiting(segment)
     accepted = [tree[tree.root]]
@@ -165,7 +165,7 @@ def test_a_level_is_the_source_of_its_candidates() -> None:
     tree = planted(2)
     one.commit(nodes((1, 8)), tree.root, tree)
     one.begin(path_of(tree, LEVELS), idle=False, drafter=1)
-    assert one.proceed(tree)
+    assert one.needs_drafter(tree)
     one.done(answer(one.next_work(tree)), tree)
     expansion = tree[tree.root].expansion
     for level in range(LEVELS):
