@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from flowspec.core.run.limits import CONTIGUOUS, TREE_ROWS
 from flowspec.errors import BrokerError, ClusterError, ConfigError, FlowSpecError
@@ -27,9 +28,11 @@ from flowspec.model.weights.directory import layer_ranges, local_path
 from flowspec.model.weights.precision import AUTO, check_device, check_dtype
 from flowspec.observe import NOTE
 from flowspec.plan.cluster_file import check_ranges, ranges_text
+from flowspec.plan.fit import gib
 from flowspec.rehearse.devices.setup import Emulation
 from flowspec.restarts import Restarts
 from flowspec.start.forks import StartedProcess, spawn, start
+from flowspec.transport.base import FREE, NEEDS
 from flowspec.transport.connections.server import PrivateBroker
 from flowspec.transport.control.redis_control import RedisControl
 from flowspec.transport.ways import AUTO as AUTO_ROWS
@@ -185,6 +188,7 @@ class Cluster:
         self._stopped = threading.Event()  # and may end, with which its processes end
         self._watcher: threading.Thread | None = None
         self._logs: Path | None = None
+        self._weighed = False
         self.url = url or ""
 
     def start(self, progress: Progress = lambda ready, of: None) -> None:
@@ -257,6 +261,7 @@ class Cluster:
                     if known.get("state") == "ready"
                     and known.get("pid") == self._processes[role].pid
                 ]
+                self._weigh([facts[role] for role in facts if role.startswith("verify-")])
                 progress(len(ready), len(self._processes))
                 if len(ready) == len(self._processes):
                     return
@@ -268,6 +273,24 @@ class Cluster:
                 time.sleep(0.05)
         finally:
             control.close()
+
+    def _weigh(self, stages: Sequence[Mapping[str, Any]]) -> None:
+        """Say once if stages on one device need more memory together than was free there."""
+        if self._weighed or len(stages) < self.setup.stages:
+            return
+        if not all(NEEDS in facts for facts in stages):
+            return
+        self._weighed = True
+        for device in sorted({facts["device"] for facts in stages}):
+            beside = [facts for facts in stages if facts["device"] == device]
+            needed = sum(facts[NEEDS] for facts in beside)
+            free = max(facts[FREE] for facts in beside)
+            if needed > free:
+                self._say(
+                    f"the stages on {device} need {gib(needed)} together, and {gib(free)} were "
+                    "free: the system may end one; a smaller --dtype, --context or --jobs needs "
+                    "less"
+                )
 
     def check(self) -> None:
         """ClusterError if the broker or a worker has stopped, with the last line of its log.

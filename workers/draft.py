@@ -21,7 +21,7 @@ from flowspec.rehearse.replay import header
 from flowspec.roles.lease import Lease
 from flowspec.roles.performers import DraftPerformer
 from flowspec.roles.text_process import TextProcess
-from flowspec.start.boot import Facts, Process, add_placing, make_worker, parser, run
+from flowspec.start.boot import Facts, Process, add_placing, make_worker, note, parser, run
 from flowspec.start.forks import can_fork
 from flowspec.start.models import check_fingerprint, context_of, kept_rows_of, open_target
 from flowspec.start.wiring import Wiring, add_rows, serve_wired
@@ -211,6 +211,7 @@ def _load_models(
     target = open_target(given.target or record["target"], record, target_needs(draft))
     dtype = given.dtype or record["draft_dtype"]
     device = given.device or record["draft_device"]
+    note(f"loading the drafter {draft}")
     return target, load(draft, target, dtype, device)
 
 

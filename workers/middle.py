@@ -14,7 +14,7 @@ from flowspec.model.weights.precision import of_all
 from flowspec.observe import logger
 from flowspec.roles.lease import Lease
 from flowspec.roles.performers import VerifyPerformer
-from flowspec.start.boot import Facts, Process, add_placing, make_worker, parser, run
+from flowspec.start.boot import Facts, Process, add_placing, make_worker, note, parser, run
 from flowspec.start.models import open_middle
 from flowspec.start.wiring import Wiring, add_rows, serve_wired
 from flowspec.transport.base import middles_of
@@ -72,6 +72,7 @@ def _load(
         given.device or of_all(record["device"]),
         directory.config,
     )
+    note(f"loading {directory.path} in {placing.precision}")
     executor = load_stage(directory, range(directory.layers), placing=placing)
     known = executor.facts()
     facts.know(known)

@@ -17,8 +17,10 @@ from flowspec.model.base import HasFacts, HasRoom, StageExecutor, placed
 from flowspec.model.empty_stage import PassingStage
 from flowspec.model.layers.taps import Taps
 from flowspec.model.weights.directory import ModelDirectory, layer_range, open_directory
-from flowspec.model.weights.precision import of_stage
+from flowspec.model.weights.precision import PRECISIONS, of_stage
 from flowspec.observe import logger
+from flowspec.plan.fit import gib
+from flowspec.plan.needs import StageNeeds
 from flowspec.roles.lease import Lease
 from flowspec.roles.performers import VerifyPerformer
 from flowspec.start.boot import (
@@ -32,9 +34,9 @@ from flowspec.start.boot import (
     run,
     stage_number,
 )
-from flowspec.start.models import kept_rows_of, open_stage, open_tapping
+from flowspec.start.models import context_of, kept_rows_of, open_stage, open_tapping
 from flowspec.start.wiring import Wiring, add_rows, serve_wired
-from flowspec.transport.base import role_of
+from flowspec.transport.base import FREE, NEEDS, role_of
 
 #: A prefix no tensor has: a stage without layers reads none.
 NO_WEIGHTS = "none"
@@ -166,7 +168,7 @@ def _load(
     """The stage's performer and the CPU seconds in its model; ``facts`` learns what it runs on."""
     layers = layer_range(record["layers"], stage)
     taps = Taps.read(record["taps"]) if "taps" in record else None
-    target, executor, model_seconds = _load_stage(load, given, record, stage, taps)
+    target, executor, model_seconds = _load_stage(load, given, record, stage, taps, facts)
     if isinstance(executor, HasFacts):
         known = executor.facts()
         facts.know(known)
@@ -214,6 +216,7 @@ def _load_stage(
     record: Mapping[str, str],
     stage: int,
     taps: Taps | None,
+    facts: Facts,
 ) -> tuple[ModelDirectory, StageExecutor, Callable[[], float] | None]:
     """The target's folder, checked against the record, and what ``load`` gives for the stage."""
     name = given.target or record["target"]
@@ -228,8 +231,30 @@ def _load_stage(
     blocks = 0
     if (given.kv or record.get("kv", CONTIGUOUS)) == PAGED:
         blocks = int(record["most_rows"]) // BLOCK_ROWS + most_blocks(kept_rows_of(record, target))
+    if layers:
+        facts.know(_memory(target, layers, (dtype, device), record))
     loaded = load(target, layers, (dtype, device), (taps, tapping), blocks)
     return target, *loaded
+
+
+def _memory(
+    target: ModelDirectory, layers: range, wanted: tuple[str, str], record: Mapping[str, str]
+) -> dict[str, object]:
+    """Bytes that the stage will need, and that are free before it loads anything; says so."""
+    from flowspec.model.layers.placing import place
+    from flowspec.model.memory import available_bytes
+    from flowspec.model.weights.shapes import shapes_of
+
+    placing = place(*wanted, target.config)
+    rows = int(record["most_rows"]) + kept_rows_of(record, target)
+    needs = StageNeeds(shapes_of(target), PRECISIONS[placing.precision], context_of(record, target))
+    needed, free = needs.stage(layers, rows), available_bytes(str(placing.device))
+    note(
+        f"loading layers {layers.start}-{layers.stop} of {target.path} in {placing.precision}: "
+        f"needs {gib(needed)}, {gib(free)} are free"
+        + ("" if needed <= free else "; the system may end it for want of memory")
+    )
+    return {NEEDS: needed, FREE: free, "device": str(placing.device)}
 
 
 def _check_place(layers: range, name: str, dtype: str, device: str) -> None:

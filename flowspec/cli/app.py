@@ -158,7 +158,7 @@ def generate(
     private = models.given or (rows, kv) != ("auto", CONTIGUOUS)
     run(
         Request(
-            setup=replace(setup_of(models), rows=rows, jobs=jobs, kv=kv),
+            setup=replace(setup_of(models, strategy), rows=rows, jobs=jobs, kv=kv),
             sampling=Sampling(*astuple(sampling)),
             strategy=strategy,
             max_new_tokens=max_new_tokens,
@@ -258,7 +258,7 @@ def chat(
     check_alone(redis_url, models)
     chat(
         ChatFlags(
-            setup_of(models),
+            setup_of(models, strategy),
             Sampling(*astuple(sampling)),
             strategy,
             max_new_tokens,

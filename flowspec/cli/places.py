@@ -13,12 +13,14 @@ from pathlib import Path
 from flowspec.cli import notes
 from flowspec.cli.groups import ModelFlags
 from flowspec.cluster import Places, Setup
+from flowspec.core.run.fields import DEFAULT_STRATEGY
 from flowspec.errors import ConfigError
 from flowspec.model.drafters.kinds import NGRAM
 from flowspec.model.drafters.sources import open_models
 from flowspec.model.weights.directory import default_pair
 from flowspec.model.weights.precision import AUTO
 from flowspec.plan.cluster_file import ClusterFile, read_cluster
+from flowspec.strategies import build
 
 #: Verify stages of a pipeline if no number is given.
 DEFAULT_STAGES = 4
@@ -35,22 +37,26 @@ def check_alone(url: str | None, flags: ModelFlags) -> None:
         )
 
 
-def draft_for(target: str | None, draft: str | None, packaged: str) -> str:
+def draft_for(
+    target: str | None, draft: str | None, packaged: str, strategy: str = DEFAULT_STRATEGY
+) -> str:
     """``draft`` if given; else ``packaged`` for the packaged target, and n-grams for any other.
 
-    Before n-grams are chosen, ``target`` is checked (ModelError) and a note goes to stderr.
+    Before n-grams are chosen, ``target`` is checked (ModelError), and a note goes to stderr if
+    ``strategy`` drafts.
     """
     if draft is not None:
         return draft
     if target is None:
         return packaged
     open_models(target, NGRAM)
-    notes.drafts_by_ngrams(target)
+    if build(strategy, 1).draft_width:
+        notes.drafts_by_ngrams(target)
     return NGRAM
 
 
-def setup_of(flags: ModelFlags) -> Setup:
-    """The setup for these flags.
+def setup_of(flags: ModelFlags, strategy: str = DEFAULT_STRATEGY) -> Setup:
+    """The setup for these flags; ``strategy``: what will be decoded with.
 
     ``models``: the draft, any middle models and the target, smallest first, joined by commas.
     ``cluster``: a cluster file, instead of all others but what the drafters run on.
@@ -79,7 +85,7 @@ def setup_of(flags: ModelFlags) -> Setup:
                 f"--models is {models!r}; expected at least DRAFT,TARGET, smallest first"
             )
         return Setup(names[-1], names[0], count, tuple(names[1:-1]), places=places)
-    drafts = draft_for(target, draft, packaged_draft)
+    drafts = draft_for(target, draft, packaged_draft, strategy)
     return Setup(target or packaged_target, drafts, count, places=places)
 
 

@@ -30,9 +30,10 @@ from flowspec.core.protocol.addresses import DRAFT, Address
 from flowspec.errors import ClusterError, ConfigError, FlowSpecError, WireError
 from flowspec.model.base import placed
 from flowspec.plan.cluster_file import parse_ranges
-from flowspec.transport.base import ENDS, role_of, roles_of, setup_of
+from flowspec.transport.base import ENDS, FREE, NEEDS, role_of, roles_of, setup_of
 
 _STOP_SECONDS = 15.0
+_GIB = 1 << 30
 #: The numbers in a pipeline's record.
 _COUNTS = frozenset({"stages", "context", "most_rows", "kept_rows"})
 
@@ -164,27 +165,8 @@ def status(url: str | None, *, as_json: bool) -> None:
         f"{pipeline['target']} on {counted(int(pipeline['stages']), 'stage')}; "
         f"{running_jobs} running{of}, {waiting} waiting; room for {pipeline['most_rows']} KV rows"
     )
-    table = Table(
-        *("worker", "state", "host", "process", "passes", "refused", "KV blocks", "runs on"),
-        box=None,
-        pad_edge=False,
-    )
     roles = ("scheduler", *roles_of(pipeline))
-    for role in roles:
-        info = workers.get(role, {})
-        other = role != "scheduler" and info.get("setup") not in (None, setup_of(pipeline))
-        absent = "lost" if role in lost else "not started"
-        cells = (
-            "other setup" if other else info.get("state", absent),
-            info.get("host"),
-            info.get("pid"),
-            info.get("passes"),
-            info.get("refused"),
-            _blocks(info),
-            placed(info),
-        )
-        table.add_row(role, *("-" if cell is None else str(cell) for cell in cells))
-    screen.print(table)
+    screen.print(_workers(roles, workers, lost, setup_of(pipeline)))
     ends = workers.get(role_of(DRAFT), {}).get(ENDS)
     if ends is not None:
         screen.print(f"texts end at {' '.join(ends) or 'their length alone'}", markup=False)
@@ -193,6 +175,43 @@ def status(url: str | None, *, as_json: bool) -> None:
         screen.print(links)
     if why := notes.why_waiting(pipeline, workers, lost):
         raise ClusterError(why)
+
+
+def _workers(
+    roles: Sequence[str],
+    workers: Mapping[str, Mapping[str, Any]],
+    lost: Sequence[str],
+    setup: str,
+) -> Table:
+    """A row for each role; columns in which nobody has anything, or more than 0, are left out."""
+    columns: dict[str, list[object]] = {"worker": [*roles]}
+    for role in roles:
+        info = workers.get(role, {})
+        other = role != "scheduler" and info.get("setup") not in (None, setup)
+        absent = "lost" if role in lost else "not started"
+        cells = {
+            "state": "other setup" if other else info.get("state", absent),
+            "host": info.get("host"),
+            "process": info.get("pid"),
+            "passes": info.get("passes"),
+            "refused": info.get("refused"),
+            "KV blocks": _blocks(info),
+            "memory": _memory(info),
+            "runs on": placed(info),
+        }
+        for name, cell in cells.items():
+            columns.setdefault(name, []).append(cell)
+    kept = {name: cells for name, cells in columns.items() if any(cells)}
+    table = Table(*kept, box=None, pad_edge=False)
+    for row in zip(*kept.values(), strict=True):
+        table.add_row(*("-" if cell is None else str(cell) for cell in row))
+    return table
+
+
+def _memory(info: Mapping[str, Any]) -> str | None:
+    """What a stage needs, and what was free before it loaded; None: it does not say."""
+    needs, free = info.get(NEEDS), info.get(FREE)
+    return f"{needs / _GIB:.1f} of {free / _GIB:.1f} GiB" if needs and free else None
 
 
 def _values(record: Mapping[str, str]) -> dict[str, Any]:

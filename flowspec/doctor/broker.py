@@ -46,7 +46,8 @@ class BrokerFacts:
     ``refused``: commands that it does not let this user run. ``info``: fields of INFO. ``config``:
     its settings, None if they may not be read. ``default_restricted``: its default user is off or
     may not run every command. ``local``: on this machine. ``encrypted``: over TLS. ``password``:
-    the URL holds one. ``private``: started for this check.
+    the URL holds one. ``private``: started for this check. ``nodes``: of its cluster; 0: it does
+    not say.
     """
 
     kind: str
@@ -62,6 +63,7 @@ class BrokerFacts:
     encrypted: bool = False
     password: bool = True
     private: bool = False
+    nodes: int = 1
 
     def number(self, name: str) -> int:
         """A field of INFO; 0 if the server does not give it."""
@@ -107,7 +109,16 @@ def _ask(client: redis.Redis, url: str, private: bool) -> BrokerFacts:
         encrypted=parts.scheme in ("rediss", "valkeys"),
         password=bool(parts.password or parse_qs(parts.query).get("password")),
         private=private,
+        nodes=_nodes(client) if info.get("redis_mode") == "cluster" else 1,
     )
+
+
+def _nodes(client: redis.Redis) -> int:
+    try:
+        answer: Any = client.execute_command("CLUSTER INFO")
+    except redis.ResponseError:
+        return 0
+    return int(answer["cluster_known_nodes"])
 
 
 def _version(info: Mapping[str, object]) -> Version:
@@ -199,7 +210,13 @@ def _version_of(facts: BrokerFacts) -> Iterator[Finding]:
 
 
 def _role(facts: BrokerFacts) -> Iterator[Finding]:
-    if facts.mode == "cluster":
+    if facts.mode == "cluster" and facts.nodes == 1:
+        yield note(
+            SUBJECT,
+            "the server is a cluster's only node, so it has all keys",
+            "add no other node: workers do not follow redirections",
+        )
+    elif facts.mode == "cluster":
         yield error(
             SUBJECT,
             "the server is in cluster mode, and workers do not follow redirections",

@@ -74,11 +74,18 @@ class StageNeeds:
         And of the rows that are kept for other jobs.
         """
         rows = (self.context + TREE_ROWS) * self.jobs + default_kept_rows(self.context)
-        return len(layers) * rows * self.shapes.kv_values * self.precision.row_bytes("cpu")
+        return self._rows(layers, rows)
 
-    def stage(self, layers: range) -> int:
-        """Bytes of the whole worker process, with its working margin."""
-        return BARE_BYTES + math.ceil(LOADED * self.weights(layers)) + self.rows(layers)
+    def _rows(self, layers: range, count: int) -> int:
+        return len(layers) * count * self.shapes.kv_values * self.precision.row_bytes("cpu")
+
+    def stage(self, layers: range, rows: int | None = None) -> int:
+        """Bytes of the whole worker process, with its working margin.
+
+        ``rows``: the most KV rows that it holds; None: as ``rows`` counts them.
+        """
+        held = self.rows(layers) if rows is None else self._rows(layers, rows)
+        return BARE_BYTES + math.ceil(LOADED * self.weights(layers)) + held
 
 
 def drafter_bytes(shapes: ModelShapes, precision: Precision, context: int) -> int:

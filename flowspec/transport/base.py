@@ -49,6 +49,9 @@ FOLLOWED_MS = 10_000
 CONTEXT = "context"
 CHAT_TEMPLATE = "chat_template"
 ENDS = "ends"
+#: Facts of a stage's lease: bytes that it needs, and that were free before it loaded anything.
+NEEDS = "needs_bytes"
+FREE = "free_bytes"
 #: Fact of the scheduler's lease: why the broker takes no writes, one line.
 BROKER_FULL = "broker_full"
 

@@ -36,6 +36,8 @@ def test_any_other_target_without_a_draft_drafts_by_its_n_grams_and_says_so(
     assert said.out == ""
     assert said.err.startswith("note: no --draft is given for medium: drafting with n-grams")
     assert said.err.count("\n") == 1
+    assert draft_for("medium", None, "draft", "autoregressive") == "ngram"
+    assert capsys.readouterr() == ("", ""), "nothing is drafted"
     setup = setup_of(ModelFlags(target="medium"))
     assert (setup.target, setup.draft) == ("medium", "ngram")
 

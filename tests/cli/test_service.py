@@ -40,6 +40,7 @@ class Pipeline:
         facts = {"state": "ready", "host": HOST, "pid": 4194304, "passes": 10**9, "refused": 0}
         placed = {"precision": "nf4", "device": "cpu", "kernels": ["bitsandbytes", "onednn-w8a16"]}
         stages = {f"verify-{stage}": facts | placed for stage in (1, 2)}
+        stages["verify-1"] |= {"refused": 3, "needs_bytes": 3 << 30, "free_bytes": 22 << 30}
         stages["verify-2"]["kv"] = {"store": "paged", "blocks": 90, "free": 71, "shared": 4}
         return dict.fromkeys(("scheduler", "draft"), facts) | stages
 
@@ -59,15 +60,22 @@ def test_piped_output_is_not_wrapped(
     first, head, *rows = out.splitlines()
     assert first == f"/models/{HOST} on 2 stages; 1 running, 2 waiting; room for 900 KV rows"
     names = ["worker", "state", "host", "process", "passes", "refused"]
-    assert head.split() == [*names, "KV", "blocks", "runs", "on"]
-    counts = ["ready", HOST, "4194304", "1000000000", "0"]
+    assert head.split() == [*names, "KV", "blocks", "memory", "runs", "on"]
+    counts = ["ready", HOST, "4194304", "1000000000"]
     runs_on = ["nf4", "on", "cpu", "by", "bitsandbytes+onednn-w8a16"]
     assert [row.split() for row in rows] == [
-        *([role, *counts, "-", "-"] for role in ("scheduler", "draft")),
-        ["verify-1", *counts, "-", *runs_on],
-        ["verify-2", *counts, "19", "of", "90,", "4", "shared", *runs_on],
+        *([role, *counts, "0", "-", "-", "-"] for role in ("scheduler", "draft")),
+        ["verify-1", *counts, "3", "-", *["3.0", "of", "22.0", "GiB"], *runs_on],
+        ["verify-2", *counts, "0", "19", "of", "90,", "4", "shared", "-", *runs_on],
     ]
     assert max(map(len, out.splitlines())) < 200
+
+
+def test_columns_that_say_nothing_are_left_out() -> None:
+    workers = {"scheduler": {"state": "ready", "refused": 0}, "verify-1": {"state": "joining"}}
+    shown = service._workers(("scheduler", "draft", "verify-1", "verify-2"), workers, ["draft"], "")
+    assert [column.header for column in shown.columns] == ["worker", "state"]
+    assert [*shown.columns[1].cells] == ["ready", "lost", "joining", "not started"]
 
 
 def test_a_second_up_says_that_one_is_starting_and_touches_nothing(

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
-from flowspec.doctor.broker import check, gather
+from flowspec.doctor.broker import BrokerFacts, check, gather
 from flowspec.doctor.finding import Severity
 from flowspec.errors import BrokerUnreachable
 from flowspec.transport.connections.connection import connect
-from flowspec.transport.connections.server import PrivateBroker
+from flowspec.transport.connections.server import PrivateBroker, find_server
 from tests.doctor.brokers import GOOD, changed, troubles
+from tests.waiting import until
 
 
 def test_a_good_broker_needs_nothing() -> None:
@@ -23,7 +27,9 @@ def test_a_good_broker_needs_nothing() -> None:
     ("changes", "level", "found", "remedy"),
     [
         ({"mode": "sentinel"}, Severity.ERROR, "a sentinel", "the server that it watches"),
-        ({"mode": "cluster"}, Severity.ERROR, "cluster mode", "cluster-enabled no"),
+        ({"mode": "cluster", "nodes": 3}, Severity.ERROR, "cluster mode", "cluster-enabled no"),
+        ({"mode": "cluster", "nodes": 0}, Severity.ERROR, "cluster mode", "cluster-enabled no"),
+        ({"mode": "cluster", "nodes": 1}, Severity.NOTE, "only node", "add no other node"),
         ({"info": {"role": "slave"}}, Severity.ERROR, "refuses writes", "its primary"),
         (
             {"kind": "Redis", "version": (5, 0, 7)},
@@ -136,3 +142,27 @@ def test_a_default_user_that_is_off() -> None:
             assert gather(f"unix://admin:word@{path}").default_restricted
         finally:
             client.close()
+
+
+def test_a_real_cluster_of_one_node(tmp_path: Path) -> None:
+    with socket.socket() as own, socket.socket() as bus:
+        for found in (own, bus):
+            found.bind(("127.0.0.1", 0))
+        port, bus_port = (str(found.getsockname()[1]) for found in (own, bus))
+
+    def asked() -> BrokerFacts | None:
+        try:
+            return gather(f"redis://127.0.0.1:{port}")
+        except BrokerUnreachable:
+            return None
+
+    words = ("--port", port, "--cluster-port", bus_port, "--save", "", "--dir", str(tmp_path))
+    with subprocess.Popen(
+        [str(find_server()), *words, "--bind", "127.0.0.1", "--cluster-enabled", "yes"],
+        stdout=subprocess.DEVNULL,
+    ) as server:
+        try:
+            facts = until(asked)
+        finally:
+            server.kill()
+    assert (facts.mode, facts.nodes) == ("cluster", 1)

@@ -9,14 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flowspec.cluster import Cluster, Setup
 from flowspec.core.run.limits import MOST_KEPT_ROWS, TREE_ROWS
+from flowspec.model import memory
 from flowspec.model.layers.block import LayerBlock
 from flowspec.model.layers.placing import Placing
 from flowspec.model.weights.directory import default_pair, open_directory
 from flowspec.model.weights.precision import PRECISIONS
 from flowspec.model.weights.shapes import LayerShapes, ModelShapes, shapes_of
 from flowspec.plan.needs import BARE_BYTES, HEAD, StageNeeds, drafter_bytes
+from flowspec.transport.base import FREE, NEEDS
 from tests.precisions import SERVED
+from workers import verify
 
 LAYER = LayerShapes(((64, 64), (256, 64), (64, 256)), 130)
 EXPERTS = LayerShapes(((4, 256, 64), (4, 64, 128)), 130)
@@ -80,3 +84,38 @@ def test_a_drafter_holds_the_whole_small_model() -> None:
     precision = PRECISIONS["float32"]
     whole = StageNeeds(model, precision, 10).weights(range(6))
     assert drafter_bytes(model, precision, 10) > whole
+
+
+@pytest.mark.parametrize(("free", "warns"), [(8 << 30, False), (1 << 20, True)])
+def test_a_stage_says_what_it_needs_before_it_loads_anything(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], free: int, warns: bool
+) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda device: free)
+    target = open_directory(default_pair()[0])
+    record = {"most_rows": "2500", "context": "1024", "kept_rows": "100"}
+    found = verify._memory(target, range(4, 8), ("float32", "cpu"), record)
+    shapes = shapes_of(target)
+    needs = StageNeeds(shapes, PRECISIONS["float32"], 1024).stage(range(4, 8), 2600)
+    assert found == {NEEDS: needs, FREE: free, "device": "cpu"}
+    rows = 4 * 2600 * shapes.kv_values * 4
+    assert needs == StageNeeds(shapes, PRECISIONS["float32"], 0).stage(range(4, 8), 0) + rows
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "loading layers 4-8 of" in said
+    assert ("the system may end it" in said) == warns
+
+
+def test_stages_that_need_more_together_than_is_free_are_told_once() -> None:
+    said: list[str] = []
+    cluster = Cluster(Setup("target", "ngram", 3), say=said.append)
+    stages = [{NEEDS: 3 << 30, FREE: 8 << 30, "device": "cpu"} for _ in range(3)]
+    cluster._weigh(stages[:2])
+    cluster._weigh([*stages[:2], {}])
+    assert said == []
+    for _ in range(2):
+        cluster._weigh(stages)
+    (line,) = said
+    assert line.startswith("the stages on cpu need 9.0 GiB together, and 8.0 GiB were free: ")
+    elsewhere = Cluster(Setup("target", "ngram", 3), say=said.append)
+    elsewhere._weigh([*stages[:2], {**stages[2], "device": "cuda:0"}])
+    assert said == [line]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from flowspec.core.run.fields import shown
 from flowspec.errors import ConfigError
 from flowspec.rehearse.devices.profile import LinkShape, Profile, Times
 from flowspec.rehearse.devices.way import NO_BROKER, Way
@@ -85,11 +86,11 @@ def _profile(name: str, table: Mapping[str, Any]) -> Profile:
     link = _link(table["link"])
     return Profile(
         name,
-        table["summary"],
-        table["source"],
-        int(target["layers"]),
-        int(target["hidden"]),
-        int(target["value_bytes"]),
+        _text("summary", table["summary"]),
+        _text("source", table["source"]),
+        _whole("target.layers", target["layers"]),
+        _whole("target.hidden", target["hidden"]),
+        _whole("target.value_bytes", target["value_bytes"]),
         _times("target.layer_ms", target["layer_ms"]),
         _times("target.head_ms", target["head_ms"]),
         {
@@ -97,22 +98,22 @@ def _profile(name: str, table: Mapping[str, Any]) -> Profile:
             for source, points in table["drafters"].items()
         },
         link,
-        tuple(map(int, table["stages"])),
+        tuple(_whole("stages", count) for count in table["stages"]),
         tuple(
             _times(f"middles.{model}", points) for model, points in table.get("middles", {}).items()
         ),
-        {key: float(value) for key, value in table.get("anchors", {}).items()},
-        tuple(map(float, table.get("speeds", ()))),
+        {key: _number(f"anchors.{key}", value) for key, value in table.get("anchors", {}).items()},
+        tuple(_number("speeds", speed) for speed in table.get("speeds", ())),
         _switch("even_split", table.get("even_split", False)),
         way=_way(table.get("broker"), link),
-        hop=float(table.get("software", {}).get("hop_ms", 0.0)) / 1e3,
+        hop=_milliseconds("software.hop_ms", table.get("software", {}).get("hop_ms", 0.0)),
     )
 
 
 def _link(entries: Mapping[str, Any]) -> LinkShape:
     return LinkShape(
-        float(entries["latency_ms"]) / 1e3,
-        float(entries["mbit"]) * _MEGABIT,
+        _milliseconds("link.latency_ms", entries["latency_ms"]),
+        _bandwidth("link.mbit", entries["mbit"]),
         _switch("link.exclusive", entries.get("exclusive", False)),
     )
 
@@ -124,6 +125,40 @@ def _way(entries: Mapping[str, str] | None, link: LinkShape) -> Way:
         return Way(**entries)
     except ConfigError as error:
         raise ConfigError(f"broker.{error}") from None
+
+
+def _text(place: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise ConfigError(f"{place} is {shown(value)}; expected text")
+    return value
+
+
+def _whole(place: str, value: object) -> int:
+    if type(value) is not int:
+        raise ConfigError(f"{place} is {shown(value)}; expected a whole number")
+    return value
+
+
+def _number(place: str, value: object) -> float:
+    if type(value) is not int and type(value) is not float:
+        raise ConfigError(f"{place} is {shown(value)}; expected a number")
+    return float(value)
+
+
+def _milliseconds(place: str, value: object) -> float:
+    """``value`` in seconds."""
+    found = _number(place, value)
+    if not 0 <= found < 1e6:
+        raise ConfigError(f"{place} is {shown(value)}; expected 0 to below 1000000")
+    return found / 1e3
+
+
+def _bandwidth(place: str, value: object) -> float:
+    """Megabits in bytes, each per second."""
+    found = _number(place, value)
+    if not found > 0:
+        raise ConfigError(f"{place} is {shown(value)}; expected a number above 0")
+    return found * _MEGABIT
 
 
 def _switch(place: str, value: object) -> bool:
@@ -138,7 +173,8 @@ def _times(place: str, points: Mapping[str, float]) -> Times:
     ``place``: the entry's name in the file, for the ConfigError.
     """
     try:
-        return Times(tuple(sorted((int(rows), float(ms) / 1e3) for rows, ms in points.items())))
+        times = ((int(rows), _number(place, ms) / 1e3) for rows, ms in points.items())
+        return Times(tuple(sorted(times)))
     except (ConfigError, TypeError, ValueError, AttributeError):
         raise ConfigError(
             f"{place} is {str(points)[:200]}; "
